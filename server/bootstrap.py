@@ -33,6 +33,7 @@ from executors.contract import (
     ExecutorMemoryConfig,
     ModelInfo,
     OptimizationConfig,
+    ParallelConfig,
     ProgressCallback,
 )
 from executors.process import connect
@@ -486,8 +487,10 @@ def reasoning_fields(chosen: str) -> tuple[str, ...]:
 
 def executor_config(settings: Settings, model_dir: Path, draft: Path | None = None) -> ExecutorConfig:
     """The executor's configuration; `draft`: the directory of a draft model."""
+    parallel = ParallelConfig(settings.tensor_parallel_size, settings.pipeline_parallel_size)
     return ExecutorConfig(
         executor=settings.executor,
+        executor_type=parallel.executor_type,
         model=str(model_dir),
         tokenizer=settings.tokenizer or "",
         load_format=settings.load_format,
@@ -514,6 +517,7 @@ def executor_config(settings: Settings, model_dir: Path, draft: Path | None = No
             max_loras=settings.max_loras + 1 if uses_adapters(settings) else 0,
             max_lora_rank=settings.max_lora_rank,
         ),
+        parallel=parallel,
         options=dict(settings.executor_option),
     )
 

@@ -46,6 +46,7 @@ from executors.contract.config import (
     ExecutorMemoryConfig,
     ExecutorType,
     OptimizationConfig,
+    ParallelConfig,
 )
 from executors.contract.errors import (
     ConfigError,
@@ -101,8 +102,8 @@ __all__ = [
     "ExecutorMemoryConfig", "ExecutorMetrics", "ExecutorState", "ExecutorStatus", "ExecutorType", "Int32Array",
     "InvalidInput", "ItemFault", "ItemOutput", "KvCacheHandle", "KvLayout", "LogitsMode", "MemoryRequirements", "MemoryStatus",
     "ModelExecutor", "ModelExecutorFactory", "ModelInfo", "NotReady", "OptimizationConfig", "OutOfMemory",
-    "Pace", "PrefillInput", "PrefillOutput", "ProgressCallback", "SampledToken", "SamplingParams", "SequenceStart", "Skipped",
-    "SlotTable", "SnapshotValue", "SpeculativeDecodeOutput", "SpeculativeExecutor", "StepFailed", "TableUpdates",
-    "Tensor", "UnifiedBatch", "UnifiedOutput", "Unsupported",
+    "Pace", "ParallelConfig", "PrefillInput", "PrefillOutput", "ProgressCallback", "SampledToken", "SamplingParams",
+    "SequenceStart", "Skipped", "SlotTable", "SnapshotValue", "SpeculativeDecodeOutput", "SpeculativeExecutor", "StepFailed",
+    "TableUpdates", "Tensor", "UnifiedBatch", "UnifiedOutput", "Unsupported",
     "check_output", "from_kind", "interpolated", "replace",
 ]  # fmt: skip

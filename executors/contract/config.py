@@ -66,6 +66,47 @@ class OptimizationConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ParallelConfig:
+    """How many executor processes (ranks) compute one model, and which of them this one is.
+
+    Ranks are numbered stage by stage: `rank` = stage x tensor_parallel_size + place within the stage. Rank 0 samples and
+    answers.
+    """
+
+    tensor_parallel_size: int = 1
+    """Ranks that share each layer."""
+    pipeline_parallel_size: int = 1
+    """Stages, each of which has some of the layers."""
+    rank: int = 0
+    rendezvous: str = ""
+    """File in a private directory by which the ranks of one life find each other; set by what starts them."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def executor_type(self) -> ExecutorType:
+        """Type of executor that these sizes need."""
+        if self.pipeline_parallel_size > 1:
+            return ExecutorType.PIPELINE_PARALLEL
+        return (
+            ExecutorType.TENSOR_PARALLEL if self.tensor_parallel_size > 1 else ExecutorType.CONTINUOUS_BATCH
+        )
+
+    @property
+    def tensor_rank(self) -> int:
+        """Place within the stage."""
+        return self.rank % self.tensor_parallel_size
+
+    @property
+    def stage(self) -> int:
+        """Number of the stage."""
+        return self.rank // self.tensor_parallel_size
+
+
+@dataclass(frozen=True, slots=True)
 class ExecutorConfig:
     """Everything an executor needs to start; plain data, sent to the child process unchanged.
 
@@ -92,4 +133,5 @@ class ExecutorConfig:
     attention: ExecutorAttentionConfig = field(default_factory=ExecutorAttentionConfig)
     memory: ExecutorMemoryConfig = field(default_factory=ExecutorMemoryConfig)
     optimization: OptimizationConfig = field(default_factory=OptimizationConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
     options: dict[str, str | int | float | bool] = field(default_factory=dict)

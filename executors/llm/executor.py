@@ -79,6 +79,7 @@ from executors.llm.step.direct import DirectRunner
 from executors.llm.step.idle import IdleWork
 from executors.llm.step.pending_steps import StepQueue
 from executors.llm.step.runner import ModelRunner
+from executors.llm.step.unified import UnifiedRunner
 
 Load = Callable[[ProgressCallback], LoadedModel]
 _NO_HEAD = "this model has no lm_head: it computes hidden states and no logits"
@@ -188,7 +189,7 @@ class LlmExecutor(BatchModelExecutor):
             self._runtime = self._build(source, load_draft(self.config, source.info, self._progress))
             try:
                 self._runtime.try_out(self._progress)
-                self._runtime.measure(self.config)
+                self._runtime.measure(self.config, self._clock)
             except StepFailed as error:
                 raise explained(error, self.config) from error
         except BaseException:
@@ -199,6 +200,9 @@ class LlmExecutor(BatchModelExecutor):
         self._runtime.touch_kv()
         if self._runtime.unified.can_capture:
             self._idle.start()
+
+    _clock: Callable[[], float] = staticmethod(time.perf_counter)
+    """Function that returns seconds, by which the pace is measured."""
 
     def _check(self, source: LoadedModel) -> None:
         """Raise ConfigError if this executor cannot run the loaded model. `LlmExecutor` accepts any model."""
@@ -213,22 +217,28 @@ class LlmExecutor(BatchModelExecutor):
         self._check(source)
         spec = source.model.kv_spec
         # From here on these are the limits: a second life must not find others, whatever else takes memory then.
-        self.config = config = replace(
-            sizing.fitting(self.config, source, free_bytes(spec.device, self.config)[0]), shrink_batch=False
-        )
+        self.config = config = replace(self._fitting(source), shrink_batch=False)
         memory = self._device_memory(spec.device)
         if memory is not None:
             assemble = partial(self._assemble, source)
             return DeviceSizing(
                 source, config, memory, assemble, ExecutorRuntime.run_alone, ExecutorRuntime.close
             ).make()
-        plan = plan_kv(
-            spec, config, source.info.max_model_len, sizing.claims(config, source), beside=sizing.kv_bytes_beside(draft)
-        )  # fmt: skip
-        runtime = self._assemble(source, plan)
+        runtime = self._assemble(source, self._planned(source, draft))
         if draft is not None:
             runtime.draft, runtime.companion = draft, self._companion(runtime, draft)
         return runtime
+
+    def _fitting(self, source: LoadedModel) -> ExecutorConfig:
+        """Return the configuration with batch limits that this machine supports."""
+        free, _ = free_bytes(source.model.kv_spec.device, self.config)
+        return sizing.fitting(self.config, source, free)
+
+    def _planned(self, source: LoadedModel, draft: LoadedModel | None) -> KvPlan:
+        """Plan the KV memory."""
+        spec, config = source.model.kv_spec, self.config
+        claims, beside = sizing.claims(config, source), sizing.kv_bytes_beside(draft)
+        return plan_kv(spec, config, source.info.max_model_len, claims, beside=beside)
 
     def _device_memory(self, device: torch.device) -> DeviceMemory | None:
         """Return the device's own memory, or None if the device uses the machine's memory."""
@@ -244,15 +254,24 @@ class LlmExecutor(BatchModelExecutor):
         sizing.check_slots(config, info.max_model_len)
         cache = KvCache(spec, plan.layout.num_blocks, plan.layout.block_size)
         runner = self._runner(source.model, cache)
-        unified = unified_runner(
-            runner, source, config, info.max_model_len, self._grammars(width), self._step_device(spec.device)
-        )
+        unified = self._unified(runner, source, info.max_model_len, self._grammars(width))
         unified.memory = self._device_memory(spec.device)
         unified.label_width = info.label_width
-        direct = DirectRunner(runner, info.max_model_len, width)
+        direct = self._direct(runner, info.max_model_len, width)
         unified.adapters = direct.adapters = self._adapters(source.model, unified.slots.num_slots)
         unified.report = lambda stage, done, total: self._progress(stage, done, total)
         return ExecutorRuntime(source, info, plan, runner, unified, direct)
+
+    def _unified(
+        self, runner: ModelRunner, source: LoadedModel, max_model_len: int, compiler: GrammarCompiler
+    ) -> UnifiedRunner:
+        """Make what runs steps."""
+        device = self._step_device(runner.device)
+        return unified_runner(runner, source, self.config, max_model_len, compiler, device)
+
+    def _direct(self, runner: ModelRunner, max_model_len: int, width: int) -> DirectRunner:
+        """Make what runs calls on single sequences."""
+        return DirectRunner(runner, max_model_len, width)
 
     def _companion(self, runtime: ExecutorRuntime, draft: LoadedModel) -> DraftCompanion:
         """Make what runs the draft model, with KV in the blocks of the model's, and let steps use it."""

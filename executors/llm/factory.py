@@ -6,7 +6,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from executors.contract import ConfigError, ExecutorConfig, ExecutorType, ModelExecutorFactory
+from executors.contract import (
+    ConfigError,
+    ExecutorConfig,
+    ExecutorType,
+    ModelExecutorFactory,
+)
 from executors.kernels import ATTENTION_BACKENDS, CPU_ISAS
 from executors.llm.model.config import DTYPES, check_length, read_config
 
@@ -19,6 +24,9 @@ STORED = ("gptq", "awq", "compressed-tensors", "gptq_marlin", "awq_marlin")
 """What other servers ask for by that setting and is a checkpoint's own format here."""
 KV_CACHE_DTYPES = ("auto", "int8", "fp8", "fp8_e4m3")
 """Accepted values of `kv_cache_dtype`. "fp8" and "fp8_e4m3" are the same."""
+MAX_RANKS = 64
+"""Largest number of ranks that share a layer, and of stages."""
+_OF_ONE_PROCESS = (ExecutorType.CONTINUOUS_BATCH, ExecutorType.BATCH, ExecutorType.SEQUENTIAL)
 _MOST = {"max_num_seqs": 1 << 16, "max_num_batched_tokens": (1 << 31) - 1}
 """Upper limits, far above what any machine computes at once, checked before the weights are loaded. The limit that memory
 sets is known only after loading (`sizing.py`). Offsets within a step are int32."""
@@ -33,6 +41,12 @@ class LlmFactory(ModelExecutorFactory):
         # Read when torch loads its OpenMP. By default idle threads spin while they wait for each other; with another
         # process on the same cores each such wait lasts a scheduler slice (measured: a decode step of 130 ms, not 1.4).
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        if config.parallel.world_size > 1:
+            from executors.llm.rank_executor import RankAdapterExecutor, RankExecutor
+
+            return (RankAdapterExecutor if config.optimization.max_loras else RankExecutor).from_config(
+                config
+            )
         if config.optimization.max_loras:
             return self.adapter_executor_class().from_config(config)
         return self.executor_class().from_config(config)
@@ -51,13 +65,14 @@ class LlmFactory(ModelExecutorFactory):
 
     def supported_types(self) -> tuple[ExecutorType, ...]:
         """Return the executor types that this executor serves. It always uses continuous batching."""
-        return (ExecutorType.CONTINUOUS_BATCH, ExecutorType.BATCH, ExecutorType.SEQUENTIAL)
+        return (*_OF_ONE_PROCESS, ExecutorType.TENSOR_PARALLEL, ExecutorType.PIPELINE_PARALLEL)
 
     def validate_config(self, config: ExecutorConfig) -> None:
         """Check the options and the contents of config.json. Raises ConfigError."""
         super().validate_config(config)
         _check_choices(config)
         _check_numbers(config)
+        _check_parallel(config)
         directory = Path(config.model)
         if not config.model or not directory.is_dir():
             raise ConfigError(
@@ -100,6 +115,35 @@ def _check_choices(config: ExecutorConfig) -> None:
         raise ConfigError(
             f"option {min(config.options)!r} is unknown; {config.executor} has no options of its own"
         )
+
+
+def _check_parallel(config: ExecutorConfig) -> None:
+    """Raise ConfigError for sizes that do not fit the executor's type, and for what ranks do not do."""
+    parallel, kind = config.parallel, config.executor_type
+    sizes = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
+    for name, size in zip(("tensor_parallel_size", "pipeline_parallel_size"), sizes, strict=True):
+        if not 1 <= size <= MAX_RANKS:
+            raise ConfigError(f"{name} is {size}; 1 to {MAX_RANKS} are supported")
+    wanted = parallel.executor_type
+    if (kind in _OF_ONE_PROCESS) != (wanted in _OF_ONE_PROCESS) or (
+        kind != wanted and wanted not in _OF_ONE_PROCESS
+    ):
+        raise ConfigError(
+            f"executor_type {kind} does not fit tensor_parallel_size {sizes[0]} and pipeline_parallel_size {sizes[1]}"
+        )
+    if wanted in _OF_ONE_PROCESS:
+        return
+    where = f"tensor_parallel_size {sizes[0]}, pipeline_parallel_size {sizes[1]}"
+    if config.optimization.deterministic:
+        raise ConfigError(
+            f"{where}: not with deterministic: sums over ranks are added in an order that depends on the step's size"
+        )
+    if config.optimization.draft_model:
+        raise ConfigError(
+            f"{where}: not with a draft model, which would need ranks of its own; drafts by ngram work"
+        )
+    if config.optimization.quantization == "fp8" or config.memory.kv_cache_dtype in ("fp8", "fp8_e4m3"):
+        raise ConfigError(f"{where}: not with fp8, whose scales belong to whole tensors; take int8 on a CPU")
 
 
 def _check_numbers(config: ExecutorConfig) -> None:

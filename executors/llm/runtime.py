@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -130,8 +131,8 @@ class ExecutorRuntime:
         self.runner.forwards = 0
         progress("warmup", 1, 1)
 
-    def measure(self, config: ExecutorConfig) -> None:
-        """Measure how fast steps are.
+    def measure(self, config: ExecutorConfig, clock: Callable[[], float] = time.perf_counter) -> None:
+        """Measure how fast steps are, by `clock` in seconds.
 
         `pace` stays None if memory does not allow these steps, and on devices that compute steps asynchronously: those
         capture graphs for frequent steps, and measured steps would count as frequent.
@@ -148,6 +149,7 @@ class ExecutorRuntime:
                 layout.block_size,
                 layout.num_blocks,
                 self.info.generates,
+                clock,
             )
             if self.companion is not None:
                 self.pace = replace(self.pace, draft_steps=self._draft_pace(self.companion, config))

@@ -1,6 +1,7 @@
 """The executor as a child process: client, child and wire format. `connect` is the way in.
 
     connect -> RemoteExecutor (client.py) -> Life (life.py: Popen, futures, death) -> MessageStream -> socketpair
+                    or -> RankGroup (group.py: several of them as one)                                      |
                                               HangWatch (watch.py)                                        |
     child.py: I/O thread -> main thread -> StepGuard (guard.py) -> the executor       messages.py over wire.py
 
@@ -11,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
+
+from executors.contract import ConfigError
 
 if TYPE_CHECKING:
     from executors.contract import ExecutorConfig, ExecutorDied
@@ -26,13 +29,15 @@ def connect(
 ) -> RemoteExecutor | InlineExecutor:
     """The executor that `config` names, in a child process or on a thread of this one; nothing is started before warmup.
 
-    Raises ValueError for another mode.
+    Raises ValueError for another mode, ConfigError for several ranks inline.
     """
     if mode == "process":
         from executors.process.client import RemoteExecutor
 
         return RemoteExecutor(config, on_death=on_death)
     if mode == "inline":
+        if config.parallel.world_size > 1:
+            raise ConfigError("executor_mode inline: several ranks need a process each; take process")
         from executors.process.inline import InlineExecutor
 
         return InlineExecutor(config, on_death=on_death)

@@ -33,7 +33,7 @@ from executors.process.memory_watch import MemoryWatch
 from executors.process.wire import Decoder, WireError, encode
 from executors.process.worker import Worker
 
-TITLE = "cohort: executor rank 0"
+TITLE = "cohort: executor rank {}"
 EXIT_PARENT_GONE, EXIT_FAILED, EXIT_GARBAGE = 0, 1, 3
 _PR_SET_PDEATHSIG, _PR_SET_TIMERSLACK = 1, 29
 _READ_BYTES = 1 << 18
@@ -144,6 +144,7 @@ async def serve(channel: Channel) -> int:
     first = await inbox.get()
     if not isinstance(first, m.Load):
         raise WireError(f"the first message is {type(first).__name__}, not Load")
+    setproctitle.setproctitle(TITLE.format(first.config.parallel.rank))
     if not await worker.load(first.config):
         return EXIT_FAILED
     gc.collect()
@@ -191,7 +192,7 @@ def _prepare_process() -> None:
     # that are still open need this process while the server drains.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    setproctitle.setproctitle(TITLE)
+    setproctitle.setproctitle(TITLE.format(0))
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # `kill -USR1 PID`: where does it hang?
     try:

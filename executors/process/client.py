@@ -40,6 +40,7 @@ from executors.contract import (
     replace,
 )
 from executors.process import messages as m
+from executors.process.group import RankGroup
 from executors.process.life import Command, Life, Listener, child_command
 from executors.process.watch import Limits, TokenCost
 
@@ -74,7 +75,7 @@ class RemoteExecutor(BatchModelExecutor):
         self._command = command
         self._cost = TokenCost()
         self._report: ProgressCallback | None = None
-        self._life: Life | None = None
+        self._life: Life | RankGroup | None = None
         self._ending: asyncio.Task[None] | None = None
         self._closed = False
         self._facts: m.Ready | None = None
@@ -151,6 +152,13 @@ class RemoteExecutor(BatchModelExecutor):
         """The process id of the child, dead or alive; None before the first."""
         return self._life.pid if self._life else None
 
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids of all ranks, dead or alive; () before the first."""
+        if self._life is None:
+            return ()
+        return self._life.pids if isinstance(self._life, RankGroup) else (self._life.pid,)
+
     # -- life ----------------------------------------------------------------------------------------------------------
 
     def set_progress(self, report: ProgressCallback) -> None:
@@ -181,7 +189,8 @@ class RemoteExecutor(BatchModelExecutor):
             self.restarts[self._life.death.cause] += 1
         listener = Listener(self._progressed, self._beaten, self._became_ready, self._died)
         try:
-            self._life = Life(
+            start = RankGroup if self.config.parallel.world_size > 1 else Life
+            self._life = start(
                 self.config,
                 self._limits,
                 self._cost,
@@ -296,7 +305,7 @@ class RemoteExecutor(BatchModelExecutor):
             raise ExecutorDied(str(life.death), "closed")
         return cast(A, answer)
 
-    def _ready_life(self) -> Life:
+    def _ready_life(self) -> Life | RankGroup:
         """The child that accepts calls. Raises NotReady or ExecutorDied."""
         life = self._life
         if self._closed:

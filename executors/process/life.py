@@ -147,6 +147,11 @@ class Life:
         """True if the child is loaded and alive."""
         return self.death is None and self._ready.done()
 
+    @property
+    def load_error(self) -> ExecutorError | None:
+        """Why it could not be loaded, if it said so and had not died."""
+        return self._load_error
+
     async def ready(self) -> None:
         """Wait until it is loaded. Raises the typed error of a failed load."""
         await asyncio.shield(self._ready)
@@ -169,8 +174,11 @@ class Life:
         Raises InvalidInput, with nothing sent, for a message that cannot be encoded. The future may be cancelled at any time.
         """
         if self.death is not None:
-            raise self._fresh(self.death)
-        frame = _frame(message)
+            raise self.fresh(self.death)
+        return self.call_frame(frame_of(message), message, tokens)
+
+    def call_frame(self, frame: bytearray, message: Call, tokens: int | None) -> asyncio.Future[Answer]:
+        """Do the same as `call` with the frame of the message, which may be sent to several processes."""
         self._last_call = message.call
         future: asyncio.Future[Answer] = self._loop.create_future()
         self._waiting.append(_Waiting(message.call, future))
@@ -188,9 +196,9 @@ class Life:
 
     async def _prepare(self, make: Callable[[int], Prepare]) -> None:
         if self.death is not None:
-            raise self._fresh(self.death)
+            raise self.fresh(self.death)
         self._last_prepare = number = self._last_prepare + 1
-        self._stream.send(_frame(make(number)))
+        self._stream.send(frame_of(make(number)))
         self._preparing[number] = future = self._loop.create_future()
         try:
             await future
@@ -200,7 +208,17 @@ class Life:
     def tell(self, message: Release | Truncate | ReleaseMemory) -> None:
         """Send a message that has no answer."""
         if self.death is None:
-            self._stream.send(_frame(message))
+            self._stream.send(frame_of(message))
+
+    def tell_frame(self, frame: bytearray) -> None:
+        """Do the same as `tell` with the frame of a message."""
+        if self.death is None:
+            self._stream.send(frame)
+
+    def look(self) -> None:
+        """Notice at once if the process has ended."""
+        if self.death is None:
+            self._exited()
 
     def kill(self, cause: str, reason: str, *, from_outside: bool = False) -> None:
         """Pass the verdict and end the process."""
@@ -337,21 +355,21 @@ class Life:
         if self._process.returncode is None:
             self._kill_group()
         if loading:
-            self._ready.set_exception(self._load_error or self._fresh(death))
+            self._ready.set_exception(self._load_error or self.fresh(death))
             self._ready.exception()  # perhaps no task waits: avoid the warning
         for waiting in self._waiting:
             if not waiting.future.done():
-                waiting.future.set_exception(self._fresh(death))
+                waiting.future.set_exception(self.fresh(death))
         self._waiting.clear()
         for preparing in self._preparing.values():
             if not preparing.done():
-                preparing.set_exception(self._fresh(death))
+                preparing.set_exception(self.fresh(death))
         self._preparing.clear()
         self._dead.set_result(None)
         if not self._stopping:
             self._listener.died(death)
 
-    def _fresh(self, death: ExecutorDied) -> ExecutorError:
+    def fresh(self, death: ExecutorDied) -> ExecutorError:
         """A new error instance for one raise: the traceback of a shared one would grow."""
         if self._stopping:
             return NotReady("the executor was shut down")
@@ -362,7 +380,8 @@ class Life:
             os.killpg(self.pid, signal.SIGKILL)
 
 
-def _frame(message: msgspec.Struct) -> bytearray:
+def frame_of(message: msgspec.Struct) -> bytearray:
+    """The frame of a message. Raises InvalidInput if it cannot be encoded."""
     try:
         return encode(message)
     except WireError as error:

@@ -48,6 +48,7 @@ class Worker:
         self._snapshot_at = 0.0
         self._reported_at = 0.0
         self._preparing: set[asyncio.Task[None]] = set()
+        self._rank = 0
         self._overlaps = False
         """Whether the executor accepts a step while it computes another."""
         self._out: deque[asyncio.Task[None]] = deque()
@@ -59,6 +60,7 @@ class Worker:
     async def load(self, config: ExecutorConfig) -> bool:
         """Import, create and warm up the executor, and send Ready. False, after sending LoadFailed, if that failed."""
         try:
+            self._rank = config.parallel.rank
             self._progress("importing", 0, 0)
             executor = registry.create(config)
             executor.set_progress(self._progress)
@@ -136,7 +138,7 @@ class Worker:
         answer: m.Answer
         failure: ExecutorError | None = None
         try:
-            answer = await _run(self._guard, step)
+            answer = self._own(await _run(self._guard, step))
         except (Exception, asyncio.CancelledError) as error:
             failure = typed(error)
             answer = m.Failed(step.call, 0.0, failure.kind, _text(str(failure)))
@@ -169,7 +171,7 @@ class Worker:
         assert self._guard is not None
         began = self._running_since = time.monotonic()
         try:
-            answer = await _run(self._guard, call)
+            answer = self._own(await _run(self._guard, call))
             answer.seconds = time.monotonic() - began
             self._send(answer)
             return True
@@ -184,6 +186,10 @@ class Worker:
             self._stage = ""
             if time.monotonic() - self._snapshot_at >= _SNAPSHOT_EVERY_S:
                 self.beat()
+
+    def _own(self, answer: m.Answer) -> m.Answer:
+        """Return what this rank answers: those behind rank 0 say that they are done."""
+        return answer if self._rank == 0 else m.Done(answer.call, answer.seconds)
 
     async def _prepare(self, asked: m.Prepare) -> None:
         """Compile a grammar or read an adapter concurrently with the calls, on a thread of the executor's own."""

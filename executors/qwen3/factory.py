@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from executors.contract import ConfigError, ExecutorConfig
+from executors.contract import ConfigError, ExecutorConfig, ExecutorType
 from executors.llm.factory import LlmFactory
 from executors.llm.model.config import read_config
 from executors.llm.model.gguf_source import config_path
@@ -27,6 +27,10 @@ class Qwen3Factory(LlmFactory):
     def adapter_executor_class(self) -> type[LlmExecutor]:
         """See `LlmFactory`. Raises ConfigError: this executor has no adapters."""
         raise ConfigError("max_loras: the executor qwen3 has no LoRA adapters; take the executor llm")
+
+    def supported_types(self) -> tuple[ExecutorType, ...]:
+        """See the contract. Its decode runner is for one process; the executor llm serves a Qwen3 on several ranks."""
+        return (ExecutorType.CONTINUOUS_BATCH, ExecutorType.BATCH, ExecutorType.SEQUENTIAL)
 
     def validate_config(self, config: ExecutorConfig) -> None:
         """See `LlmFactory`; also check that the model is a Qwen3. Raises ConfigError that names the architecture of another

@@ -62,7 +62,7 @@ def version() -> None:
     help="Start the server. A setting is a flag (--max-num-seqs), an environment variable (COHORT_MAX_NUM_SEQS) or a key of "
     "a YAML file (max_num_seqs in --config). Flags take precedence over the environment, and the environment over the file.",
 )
-@with_settings((*TABLE, CONFIG.name))
+@with_settings((*TABLE, CONFIG.name), short={"tensor_parallel_size": "-tp", "pipeline_parallel_size": "-pp"})
 def serve(model_dir: ModelArgument = None, **flags: Any) -> None:
     """Start the server."""
     named = flags["model"]

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 @with_settings(
     (
         "revision", "download_dir", "dtype", "quantization", "device", "max_model_len", "max_num_seqs",
-        "max_num_batched_tokens", "block_size", "kv_cache_memory_bytes", "kv_cache_dtype", "gpu_memory_utilization", "config",
+        "max_num_batched_tokens", "block_size", "kv_cache_memory_bytes", "kv_cache_dtype", "gpu_memory_utilization",
+        "tensor_parallel_size", "pipeline_parallel_size", "config",
     ),
-    short={"quantization": "-q"},
+    short={"quantization": "-q", "tensor_parallel_size": "-tp", "pipeline_parallel_size": "-pp"},
 )  # fmt: skip
 def info(
     model: ModelArgument = None,
@@ -194,9 +195,24 @@ def _memory_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     blocks = f"{memory['num_blocks']:,} blocks of {memory['block_size']}"
     lines = [
         ("device", facts["device"]),
+        *_rank_lines(facts),
         ("KV cache", f"{memory['capacity_tokens']:,} tokens ({blocks})"),
     ]
     return lines + ([("note", memory["note"])] if memory["note"] else [])
+
+
+def _rank_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """Each rank's part, in ranges."""
+    ranks = facts["ranks"]
+    if not ranks:
+        return []
+
+    def span(name: str) -> str:
+        least, most = (size(pick(rank[name] for rank in ranks)) for pick in (min, max))
+        return most if least == most else f"{least} to {most}"
+
+    each = f"{span('loaded_bytes')} of weights, {span('kv_bytes_per_token')} of KV a token"
+    return [("ranks", f"{len(ranks)} processes, each with {each}")]
 
 
 def _sequences(facts: dict[str, Any]) -> Table:

@@ -30,7 +30,8 @@ SGLANG: dict[str, str] = {
     "--disable-cuda-graph": "--enforce-eager",
     "--speculative-num-draft-tokens": "--num-speculative-tokens", "--speculative-algorithm": "--speculative-config",
     "--speculative-draft-model-path": "--speculative-config", "--lora-paths": "--lora-modules",
-    "--max-loras-per-batch": "--max-loras",
+    "--max-loras-per-batch": "--max-loras", "--tp": "--tensor-parallel-size", "--tp-size": "--tensor-parallel-size",
+    "--pp": "--pipeline-parallel-size", "--pp-size": "--pipeline-parallel-size",
 }  # fmt: skip
 
 LLAMA_CPP: dict[str, str] = {
@@ -75,7 +76,6 @@ ALWAYS_ON: dict[str, str] = {
 
 NOT_YET = frozenset(
     {
-        "--tensor-parallel-size", "-tp", "--tp", "--tp-size", "--pipeline-parallel-size", "-pp", "--pp", "--pp-size",
         "--data-parallel-size", "-dp", "--dp", "--dp-size", "--enable-expert-parallel", "--calculate-kv-scales",
         "--tokenizer-revision",
         "--api-server-count",

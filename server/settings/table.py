@@ -222,6 +222,18 @@ class Settings:
         "Instruction set of the CPU kernels: avx512_bf16, avx512_vnni, avx512 or avx2.",
         shown="the best that this CPU has",
     )
+    tensor_parallel_size: int = integer(
+        1,
+        "Number of executor processes, each with a GPU or a share of the CPUs, that share every layer of the model.",
+        low=1,
+        high=64,
+    )
+    pipeline_parallel_size: int = integer(
+        1,
+        "Number of stages that the layers are divided into. With --tensor-parallel-size, each stage has as many processes.",
+        low=1,
+        high=64,
+    )
     max_in_flight: int | None = integer(
         None,
         "Maximum number of steps in flight, submitted but not finished; with 1, each step waits for the one before.",

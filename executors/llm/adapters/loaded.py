@@ -6,11 +6,13 @@ import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from executors.contract.errors import ConfigError
 from executors.kernels import lora as structs
+from executors.llm.model.cuts import Cut
 from executors.llm.model.decoder import Decoder
 from executors.llm.model.layer import Layer
 from executors.llm.model.linear import Linear
@@ -45,7 +47,8 @@ class LoadedAdapter:
     """The parts by linear layer, and the structures that the CPU kernels read."""
 
     def __init__(self, decoder: Decoder, file: AdapterFile) -> None:
-        """Read a file. Raises ConfigError for modules that the model does not have, or has in other sizes."""
+        """Read a file, of which a rank keeps its part. Raises ConfigError for modules that the model does not have, or has in
+        other sizes."""
         self.rank = file.rank
         self._parts: dict[int, list[Part]] = {}
         places = {name.removesuffix(".weight"): place for name, place in decoder.places().items()}
@@ -53,11 +56,17 @@ class LoadedAdapter:
         usual = {name: usual_name(decoder.config.family, name, places) for name in file.names}
         if len(set(usual.values())) < len(usual):
             raise ConfigError(f"{file.path.name}: it names a weight twice, with different prefixes")
-        targets = {name: _target(places.get(usual[name]), served, file, name) for name in file.names}
+        cuts = {name: decoder.cuts.get(f"{usual[name]}.weight") for name in file.names}
+        targets = {
+            name: _target(places.get(usual[name]), cuts[name], served, file, name)
+            for name in file.names
+            if f"{usual[name]}.weight" not in decoder.elsewhere
+        }
         for module in file.modules():
-            place = targets[module.name]
+            if (place := targets.get(module.name)) is None:
+                continue
             assert place.linear is not None
-            part = _part(module, place, decoder.dtype, decoder.fused)
+            part = _part(module, place, cuts[module.name], decoder.dtype, decoder.fused)
             self._parts.setdefault(id(place.linear), []).append(part)
         self.num_bytes = sum(
             part.a.nbytes + part.b.nbytes for parts in self._parts.values() for part in parts
@@ -92,7 +101,9 @@ class LoadedAdapter:
         return made
 
 
-def _target(place: Place | None, served: Mapping[int, Linear], file: AdapterFile, name: str) -> Place:
+def _target(
+    place: Place | None, cut: Cut | None, served: Mapping[int, Linear], file: AdapterFile, name: str
+) -> Place:
     where = f"{file.path.name}: {name[:200]}"
     if place is None:
         raise ConfigError(f"{where}: the model has no such weight")
@@ -100,6 +111,8 @@ def _target(place: Place | None, served: Mapping[int, Linear], file: AdapterFile
         raise ConfigError(f"{where}: adapters of this weight are not supported")
     outputs, inputs, _ = file.shapes(name)
     rows, columns = place.tensor.T.shape if place.turned else place.tensor.shape
+    if cut is not None:
+        rows, columns = cut.of
     if (outputs, inputs) != (rows, columns):
         raise ConfigError(
             f"{where} is for a weight of {outputs} x {inputs}; the model's has {rows} x {columns}"
@@ -107,8 +120,13 @@ def _target(place: Place | None, served: Mapping[int, Linear], file: AdapterFile
     return place
 
 
-def _part(module: Module, place: Place, dtype: torch.dtype, grouped: bool) -> Part:
-    a, b = (torch.from_numpy(one.copy()).to(dtype) for one in (module.a, module.b))
+def _part(module: Module, place: Place, cut: Cut | None, dtype: torch.dtype, grouped: bool) -> Part:
+    of_a, of_b = module.a, module.b
+    if cut is not None and cut.columns is not None:
+        of_a = of_a[:, slice(*cut.columns)]
+    if cut is not None and cut.rows is not None:
+        of_b = np.concatenate([of_b[begin:end] for begin, end in cut.rows])
+    a, b = (torch.from_numpy(one.copy()).to(dtype) for one in (of_a, of_b))
     if not (a.isfinite().all() and b.isfinite().all()):
         raise ConfigError(f"{module.name[:200]}: its numbers do not fit into {dtype}")
     outputs, turned = len(b), b.T

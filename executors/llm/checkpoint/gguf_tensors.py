@@ -15,7 +15,8 @@ import torch
 from executors.contract.errors import ConfigError
 from executors.gguf.types import BY_NAME
 from executors.llm.checkpoint.gguf_blocks import DEQUANTIZED, dequantize
-from executors.llm.checkpoint.tensor_file import PIECE, ROWS, TensorFile, beyond_float16
+from executors.llm.checkpoint.tensor_file import PIECE, ROWS, TensorFile, beyond_float16, lies_outside
+from executors.llm.model.cuts import Range
 from executors.llm.model.gguf_names import Stored
 
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -117,16 +118,18 @@ class GgufTensors(TensorFile):
         flat = torch.frombuffer(self._map, dtype=dtype, count=length // dtype.itemsize, offset=begin)
         return flat.view(self.shape(name))
 
-    def rows(self, name: str, turned: bool) -> Iterator[tuple[int, torch.Tensor]]:
+    def rows(
+        self, name: str, turned: bool, within: Range | None = None
+    ) -> Iterator[tuple[int, torch.Tensor]]:
         """See `TensorFile`. Plain numbers come in their dtype, blocks in float32."""
         if turned == self._stored[name].turned:
-            yield from self._pieces(name)
+            yield from self._pieces(name, within)
             return
         whole = torch.empty(self.shape(name), dtype=self.dtype(name))
         self.copy_into(name, whole)
         yield 0, whole.T.contiguous() if turned else whole
 
-    def raw_rows(self, name: str) -> Iterator[tuple[int, torch.Tensor]]:
+    def raw_rows(self, name: str, within: Range | None = None) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield (first row, uint8 [count, bytes of a row]) of a tensor as it is stored, whole rows in the usual order, in pieces.
 
         A vector is one row, unless the rows of its matrix are in another order: then each element is one. A piece is valid
@@ -144,6 +147,8 @@ class GgufTensors(TensorFile):
         count = max(1, PIECE // wide // group) * group
         for first in range(0, height, count):
             number = min(count, height - first)
+            if lies_outside(first, number, within):
+                continue
             at = begin + first * size
             piece = torch.frombuffer(self._map, dtype=torch.uint8, count=number * size, offset=at).view(
                 number, size
@@ -166,11 +171,11 @@ class GgufTensors(TensorFile):
         raw = torch.frombuffer(self._map, dtype=torch.uint8, count=length, offset=begin)
         return raw.view(one.shape[0], -1)
 
-    def _pieces(self, name: str) -> Iterator[tuple[int, torch.Tensor]]:
+    def _pieces(self, name: str, within: Range | None = None) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield (first row, rows) of the tensor as it is stored, a vector as one piece without rows."""
         one, dtype = self._stored[name], self.dtype(name)
         vectors: list[torch.Tensor] = []
-        for first, raw in self.raw_rows(name):
+        for first, raw in self.raw_rows(name, None if len(one.shape) == 1 else within):
             piece = self._numbers(raw, one)
             if len(one.shape) == 1:
                 vectors.append(piece.flatten().clone())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -39,14 +39,17 @@ from executors.llm.model.config import DTYPES, DecoderConfig, check_length, read
 from executors.llm.model.decoder import Decoder
 from executors.llm.model.gguf_source import config_path, is_gguf, read_source
 from executors.llm.model.linear import StoredFormat, kernels_support
+from executors.llm.parallel.decoder import ParallelDecoder
+from executors.llm.parallel.ranks import Ranks
+from executors.llm.parallel.shard import plan_shard
 
 _log = logging.getLogger(__name__)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DTYPE_NAMES = {value: name for name, value in _DTYPES.items()}
 
 
-def load_model(config: ExecutorConfig, progress: Progress) -> LoadedModel:
-    """Load the checkpoint that `config.model` names. Raises ConfigError, OutOfMemory."""
+def load_model(config: ExecutorConfig, progress: Progress, ranks: Ranks | None = None) -> LoadedModel:
+    """Load the checkpoint that `config.model` names; with `ranks`, the part of this rank. Raises ConfigError, OutOfMemory."""
     directory = Path(config.model)
     decoder_config = read_config(directory)
     if config.load_format != "dummy":
@@ -71,9 +74,13 @@ def load_model(config: ExecutorConfig, progress: Progress) -> LoadedModel:
     each_layer = None if plan is None else partial(hold, plan=plan)
     if on_device:
         each_layer = partial(keep, stored=on_device)
+    make: Callable[..., Decoder] = partial(Decoder, decoder_config)
+    if ranks is not None:
+        refuse_for_ranks(decoder_config, plan)
+        shard = plan_shard(decoder_config, config.parallel, kept or on_device, whole_numbers(config))
+        make = partial(ParallelDecoder, shard, ranks)
     try:
-        decoder = Decoder(
-            decoder_config,
+        decoder = make(
             dtype,
             device,
             kernels,
@@ -120,6 +127,15 @@ def load_model(config: ExecutorConfig, progress: Progress) -> LoadedModel:
         warnings,
         per_rank,
     )
+
+
+def refuse_for_ranks(decoder: DecoderConfig, plan: fp8.Fp8Plan | None) -> None:
+    """Raise ConfigError for a model that ranks cannot share."""
+    if decoder.fp8 is not None or plan is not None:
+        raise ConfigError(
+            "tensor_parallel_size, pipeline_parallel_size: weights in FP8 are not cut: a block of 128 x 128 has one scale; "
+            "take a checkpoint in bfloat16 or in whole numbers"
+        )
 
 
 def refuse_without_kernels(
@@ -406,7 +422,7 @@ def activation_bytes(decoder: Decoder, kernels: CpuKernels | None) -> int:
 
 def model_info(config: ExecutorConfig, decoder: Decoder, max_model_len: int) -> ModelInfo:
     """Return the facts about a model that the contract defines."""
-    c = decoder.config
+    c = decoder.whole
     return ModelInfo(
         name=Path(config.model).resolve().name,
         family=c.family.name,

@@ -30,7 +30,8 @@ import torch
 from executors.contract.errors import ConfigError
 from executors.kernels.cpu import BLOCK
 from executors.llm.checkpoint.safetensors_file import SafetensorsFile
-from executors.llm.checkpoint.tensor_file import PIECE, ROWS, TensorFile, beyond_float16
+from executors.llm.checkpoint.tensor_file import PIECE, ROWS, TensorFile, beyond_float16, lies_outside
+from executors.llm.model.cuts import Range
 from executors.llm.model.quantization import IntScheme
 
 FileOf = Callable[[str], SafetensorsFile | None]
@@ -458,7 +459,9 @@ class QuantizedTensors(TensorFile):
         """See `TensorFile`."""
         raise NotImplementedError
 
-    def rows(self, name: str, turned: bool) -> Iterator[tuple[int, torch.Tensor]]:
+    def rows(
+        self, name: str, turned: bool, within: Range | None = None
+    ) -> Iterator[tuple[int, torch.Tensor]]:
         """See `TensorFile`."""
         if turned:
             whole = torch.empty(self.shape(name))
@@ -467,7 +470,8 @@ class QuantizedTensors(TensorFile):
             return
         weight = self._weights[name]
         for begin, end in _pieces(weight):
-            yield begin, weight.dequantized(begin, end)
+            if not lies_outside(begin, end - begin, within):
+                yield begin, weight.dequantized(begin, end)
         weight.release()
 
     def stored_kind(self, name: str) -> str | None:
@@ -481,7 +485,7 @@ class QuantizedTensors(TensorFile):
         form = self._form(name)
         return None if form is None else form.order
 
-    def raw_rows(self, name: str) -> Iterator[tuple[int, torch.Tensor]]:
+    def raw_rows(self, name: str, within: Range | None = None) -> Iterator[tuple[int, torch.Tensor]]:
         """See `TensorFile`. The rows are those of layouts.h: for every group of `size` columns the scale, the zero if it is of
         its own, and the codes."""
         weight, form = self._weights[name], self._form(name)
@@ -491,6 +495,8 @@ class QuantizedTensors(TensorFile):
         eight = weight.bits == 8
         scale_dtype = torch.float32 if form.wide else torch.float16
         for begin, end in _pieces(weight):
+            if lies_outside(begin, end - begin, within):
+                continue
             parts = [weight.scales[begin:end, group].to(scale_dtype)[:, :, None].view(torch.uint8)]
             if form.zeros:
                 zeros = weight.zeros.expand(weight.rows, weight.groups)[begin:end, group]

@@ -20,7 +20,8 @@ from pathlib import Path
 import torch
 
 from executors.contract.errors import ConfigError
-from executors.llm.checkpoint.tensor_file import PIECE, ROWS, TensorFile, beyond_float16
+from executors.llm.checkpoint.tensor_file import PIECE, ROWS, TensorFile, beyond_float16, lies_outside
+from executors.llm.model.cuts import Range
 
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
            "F8_E4M3": torch.float8_e4m3fn}  # fmt: skip
@@ -157,7 +158,9 @@ class SafetensorsFile(TensorFile):
         flat = torch.frombuffer(self._map, dtype=dtype, count=count, offset=self._data + entry.begin)
         return flat.view(entry.shape)
 
-    def rows(self, name: str, turned: bool) -> Iterator[tuple[int, torch.Tensor]]:
+    def rows(
+        self, name: str, turned: bool, within: Range | None = None
+    ) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield (first row, rows [count, columns]) of a matrix in pieces and release the file's pages after each. With
         `turned`, yield the transpose in one piece."""
         entry = self._entries[name]
@@ -170,6 +173,8 @@ class SafetensorsFile(TensorFile):
         count = max(ROWS, PIECE // row // ROWS * ROWS)
         for first in range(0, len(source), count):
             piece = source[first : first + count]
+            if lies_outside(first, len(piece), within):
+                continue
             yield first, piece
             self._give_back(begin + first * row, begin + first * row + piece.nbytes)
 

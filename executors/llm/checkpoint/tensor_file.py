@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from executors.contract.errors import ConfigError
+from executors.llm.model.cuts import Range
 
 PIECE = 8 << 20
 """Tensors are read in pieces of about this many bytes, so that only one piece is resident beside the copy. A whole embedding
@@ -91,17 +92,20 @@ class TensorFile(ABC):
         """Return the tensor as a view of the file, which stays open for it. Pages are read on first access."""
 
     @abstractmethod
-    def rows(self, name: str, turned: bool) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield (first row, rows [count, columns]) of a matrix in pieces; with `turned`, those of its transpose."""
+    def rows(
+        self, name: str, turned: bool, within: Range | None = None
+    ) -> Iterator[tuple[int, torch.Tensor]]:
+        """Yield (first row, rows [count, columns]) of a matrix in pieces; with `turned`, those of its transpose. Pieces that have
+        no row of `within` may be left out."""
 
     def stored_kind(self, name: str) -> str | None:
         """Return the format of a matrix whose rows the file holds quantized and `raw_rows` returns, such as Q4_K; None for
         others."""
         return None
 
-    def raw_rows(self, name: str) -> Iterator[tuple[int, torch.Tensor]]:
+    def raw_rows(self, name: str, within: Range | None = None) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield (first row, uint8 [count, bytes of a row]) of a matrix with a `stored_kind`, in pieces, in the usual order. A
-        piece is valid until the next is asked for."""
+        piece is valid until the next is asked for. Pieces that have no row of `within` may be left out."""
         raise NotImplementedError
 
     def stored_order(self, name: str) -> torch.Tensor | None:
@@ -134,6 +138,11 @@ class TensorFile(ABC):
         """Unmap the file. If a tensor still refers to it, the file is unmapped when that tensor is freed."""
         if not self._kept:
             self._map.close()
+
+
+def lies_outside(first: int, count: int, within: Range | None) -> bool:
+    """Return whether none of `count` rows from the `first` on is within the range."""
+    return within is not None and (first >= within[1] or first + count <= within[0])
 
 
 def beyond_float16(path: Path, name: str) -> ConfigError:

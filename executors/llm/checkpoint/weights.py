@@ -10,15 +10,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 from executors.contract.errors import ConfigError
+from executors.llm.checkpoint.cut_tensors import CutTensors, selected_rows
 from executors.llm.checkpoint.device_blocks import device_rows
 from executors.llm.checkpoint.files import Checkpoint
 from executors.llm.checkpoint.fp8_scales import CheckpointScales
 from executors.llm.checkpoint.tensor_file import TensorFile
 from executors.llm.model.config import DecoderConfig, read_config
+from executors.llm.model.cuts import Cut
 from executors.llm.model.decoder import Decoder
 from executors.llm.model.families import Family
 from executors.llm.model.fp8 import widened
@@ -28,6 +31,7 @@ from executors.llm.model.names import WrittenNames
 from executors.llm.model.parameters import Place
 
 Progress = Callable[[str, int, int], None]
+T = TypeVar("T")
 
 
 def checkpoint_dtype(directory: Path, family: Family) -> torch.dtype:
@@ -137,20 +141,25 @@ def load_weights(decoder: Decoder, directory: Path, progress: Progress) -> str |
     try:
         targets = _targets(decoder, checkpoint)
         scales = CheckpointScales(decoder, checkpoint, targets)
-        _check(decoder, checkpoint, targets)
-        left_out = _left_out(decoder, checkpoint, targets, scales.names)
+        # A rank has to find the whole model in the files, though it loads a part.
+        whole = decoder if decoder.alone else Decoder(decoder.whole, torch.float32, torch.device("meta"))
+        needed = targets if decoder.alone else _targets(whole, checkpoint)
+        _check(whole, checkpoint, needed)
+        left_out = _left_out(whole, checkpoint, needed, scales.names)
+        cuts = _written_cuts(decoder, checkpoint)
         decoder.kv_scales = scales.of_kv()
         # In the order of the files, so that a disk reads ahead.
         total = sum(checkpoint.file_of(name).num_bytes(name) for name in targets)
         done = 0
         progress("weights", 0, total)
         for file in checkpoint.files.values():
+            part = CutTensors(file, cuts) if cuts else file
             for name in file.names():
                 if name in targets and checkpoint.file_of(name) is file:
                     if file.is_fp8(name):
                         _load_fp8(file, name, targets[name], scales.of(name))
                     else:
-                        _load(decoder, file, name, targets[name])
+                        _load(decoder, part, name, targets[name])
                     done += file.num_bytes(name)
                     progress("weights", done, total)
     finally:
@@ -205,13 +214,22 @@ def _load_fp8(file: TensorFile, name: str, place: Place, scales: torch.Tensor) -
 
 def _targets(decoder: Decoder, checkpoint: Checkpoint) -> dict[str, Place]:
     """Return the decoder's parameters by the names that this checkpoint uses."""
+    return _written(decoder, checkpoint, decoder.places())
+
+
+def _written_cuts(decoder: Decoder, checkpoint: Checkpoint) -> dict[str, Cut]:
+    """Return the decoder's cuts by the names that this checkpoint uses."""
+    return _written(decoder, checkpoint, decoder.cuts)
+
+
+def _written(decoder: Decoder, checkpoint: Checkpoint, by_name: Mapping[str, T]) -> dict[str, T]:
     names, listed = WrittenNames(decoder.config.family, checkpoint.listed()), checkpoint.listed()
-    targets = {names.written(name): place for name, place in decoder.places().items()}
+    found = {names.written(name): one for name, one in by_name.items()}
     of = decoder.config.family.names
     embed, head = names.written(f"{of.embed}.weight"), names.written(f"{of.lm_head}.weight")
-    if decoder.config.tied and embed not in listed and head in listed:
-        targets[head] = targets.pop(embed)  # of two names for one tensor some savers keep the head's
-    return targets
+    if decoder.config.tied and embed in found and embed not in listed and head in listed:
+        found[head] = found.pop(embed)  # of two names for one tensor some savers keep the head's
+    return found
 
 
 def _missing(config: DecoderConfig, checkpoint: Checkpoint, targets: dict[str, Place]) -> str | None:
@@ -291,34 +309,52 @@ _DUMMY_ROWS = 4096
 
 
 def fill_dummy(decoder: Decoder, seed: int, progress: Progress) -> None:
-    """Fill in random weights, the same for the same seed: norms 1, biases 0, all others normal with standard deviation 0.02."""
-    head_norms = decoder.head_norms()
+    """Fill in random weights, the same for the same seed: norms 1, biases 0, all others normal with standard deviation 0.02. A
+    rank has its part of them."""
     generator = torch.Generator(device=decoder.device).manual_seed(seed)
     places = decoder.places()
+    whole = decoder if decoder.alone else Decoder(decoder.whole, torch.float32, torch.device("meta"))
+    head_norms = whole.head_norms()
     total = sum(place.tensor.numel() * place.tensor.element_size() for place in places.values())
     done = 0
-    for name, place in places.items():
+    for name, of_whole in whole.places().items():
+        vector = of_whole.tensor.dim() == 1 or name in head_norms
+        if (place := places.get(name)) is None:
+            if not vector:
+                _draw(of_whole, decoder.dtype, generator, lambda begin, rows: None)
+            continue
         target = place.tensor
-        if name.endswith(".bias"):
-            target.zero_()
-        elif target.dim() == 1 or name in head_norms:
-            target.fill_(1.0)
+        if vector:
+            target.fill_(0.0 if name.endswith(".bias") else 1.0)
         else:
-            _fill_rows(place, generator)
+            _fill_rows(place, of_whole, decoder.cuts.get(name), decoder.dtype, generator)
         done += target.numel() * target.element_size()
         progress("dummy weights", done, total)
     decoder.finish()
 
 
-def _fill_rows(place: Place, generator: torch.Generator) -> None:
+def _fill_rows(
+    place: Place, whole: Place, cut: Cut | None, dtype: torch.dtype, generator: torch.Generator
+) -> None:  # fmt: skip
+    def take(begin: int, rows: torch.Tensor) -> None:
+        if cut is not None and cut.columns is not None:
+            rows = rows[:, slice(*cut.columns)]
+        for first, kept in selected_rows([(begin, rows)], None if cut is None else cut.rows):
+            if place.packed:
+                assert place.linear is not None
+                place.linear.fill(kept, place.begin + first)
+            if place.tensor.device.type != "meta":
+                target = place.tensor.T if place.turned else place.tensor
+                target[first : first + len(kept)] = kept
+
+    _draw(whole, dtype, generator, take)
+
+
+def _draw(
+    place: Place, dtype: torch.dtype, generator: torch.Generator, take: Callable[[int, torch.Tensor], None]
+) -> None:
     rows, columns = place.tensor.T.shape if place.turned else place.tensor.shape
     for begin in range(0, rows, _DUMMY_ROWS):
         count = min(_DUMMY_ROWS, rows - begin)
-        part = torch.empty(count, columns, dtype=place.tensor.dtype, device=generator.device)
-        part.normal_(0.0, 0.02, generator=generator)
-        if place.packed:
-            assert place.linear is not None
-            place.linear.fill(part, place.begin + begin)
-        if place.tensor.device.type != "meta":
-            target = place.tensor.T if place.turned else place.tensor
-            target[begin : begin + count] = part
+        part = torch.empty(count, columns, dtype=dtype, device=generator.device)
+        take(begin, part.normal_(0.0, 0.02, generator=generator))

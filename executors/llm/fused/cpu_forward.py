@@ -93,6 +93,7 @@ def why_not(decoder: Decoder) -> str | None:
     config = decoder.config
     family = config.family
     reasons = {
+        "several ranks": not decoder.alone,
         "LayerNorm": family.norm == "layer",
         "no norm before attention": not family.names.attn_norm or not family.names.mlp_norm,
         "scaled sublayers": config.residual_scale != 1.0,

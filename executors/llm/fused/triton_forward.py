@@ -47,6 +47,7 @@ def why_not(decoder: Decoder) -> str | None:
     config = decoder.config
     family = config.family
     reasons = {
+        "several ranks": not decoder.alone,
         "LayerNorm": family.norm == "layer",
         "no norm before attention": not family.names.attn_norm or not family.names.mlp_norm,
         "an ungated MLP": config.moe is None and not family.names.gate and not family.names.gate_up,

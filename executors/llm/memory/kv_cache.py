@@ -238,7 +238,9 @@ def free_bytes(device: torch.device, config: ExecutorConfig) -> tuple[int, float
     memory = device_memory(device)
     if memory is not None:
         return look(memory, config).usable, 1.0
-    available = memory_limit().available
+    # Ranks on CPUs have equal shares of one machine's memory.
+    ranks = config.parallel.world_size
+    available = memory_limit().available // ranks
     if config.memory.memory_limit_bytes is not None:
-        available = min(available, config.memory.memory_limit_bytes - resident_bytes())
+        available = min(available, config.memory.memory_limit_bytes // ranks - resident_bytes())
     return available, CPU_SHARE

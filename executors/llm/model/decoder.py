@@ -18,6 +18,7 @@ from executors.kernels.cpu import ACTIVATIONS, BLOCK, STORED_KINDS, CpuKernels, 
 from executors.llm.model import parameters as naming
 from executors.llm.model.api import ForwardInput, FusedForward, KvSpec
 from executors.llm.model.config import DecoderConfig
+from executors.llm.model.cuts import Cut
 from executors.llm.model.fp8 import Fp8Plan
 from executors.llm.model.layer import Layer
 from executors.llm.model.linear import (
@@ -32,6 +33,7 @@ from executors.llm.model.linear import (
 from executors.llm.model.modules import Norm
 from executors.llm.model.rope import rotary_table, rotate
 from executors.llm.model.stored_weight import StoredEmbedding
+from executors.llm.row_adapters import RowAdapters
 
 
 class Decoder:
@@ -47,6 +49,15 @@ class Decoder:
     `stored` maps checkpoint names to the formats in which the file holds them quantized. With `kernels` and without
     `quantization`, the linear layers keep these formats, and so does the embedding (`stored_embed`), which stays in its file.
     """
+
+    alone = True
+    """Whether this is the whole model, which one call may compute; False for a rank's part."""
+    first_layer = 0
+    """Number of the first layer in the whole model."""
+    cuts: Mapping[str, Cut] = {}
+    """Parts of tensors, by checkpoint names, that are loaded instead of the whole."""
+    elsewhere: Container[str] = ()
+    """Checkpoint names of tensors of the whole model that other stages have."""
 
     def __init__(
         self, config: DecoderConfig, dtype: torch.dtype, device: torch.device, kernels: CpuKernels | None = None,
@@ -202,6 +213,11 @@ class Decoder:
         return self._fused is not None
 
     @property
+    def whole(self) -> DecoderConfig:
+        """Configuration of the whole model, of which this may be a part."""
+        return self.config
+
+    @property
     def kv_spec(self) -> KvSpec:
         """KV that the model's attention needs."""
         c = self.config
@@ -220,20 +236,32 @@ class Decoder:
             # Once here rather than in every linear. The rows behind the last token are anybody's: nothing reads them.
             inputs = _padded(inputs, wanted)
         rotary = [table.index_select(0, inputs.positions) for table in self.rotary]
-        x = self.look_up(inputs.token_ids)
-        if self.embed_scale != 1.0:
-            x = x * self.embed_scale
-        if self.position_embed is not None:
-            x = x + self.position_embed.index_select(0, inputs.positions)
+        x = self._embedded(inputs)
         for index, layer in enumerate(self.layers):
             normed = x if layer.attn_norm is None else layer.attn_norm(x)
             turn = None if layer.config.rope is None else rotary[layer.config.rope]
             out = self._attention(index, layer, normed, turn, inputs)
             x = x + self._scaled(out if layer.attn_post_norm is None else layer.attn_post_norm(out))
             normed = x if layer.mlp_norm is None else layer.mlp_norm(x)
-            out = layer.mlp(normed, inputs.adapters)
+            out = self._mlp(layer, normed, inputs.adapters)
             x = x + self._scaled(out if layer.mlp_post_norm is None else layer.mlp_post_norm(out))
-        return self.final_norm(x[:tokens])
+        return self._finished(x[:tokens])
+
+    def _embedded(self, inputs: ForwardInput) -> torch.Tensor:
+        """Return what the first layer gets, [T, hidden]."""
+        x = self.look_up(inputs.token_ids)
+        if self.embed_scale != 1.0:
+            x = x * self.embed_scale
+        if self.position_embed is not None:
+            x = x + self.position_embed.index_select(0, inputs.positions)
+        return x
+
+    def _mlp(self, layer: Layer, x: torch.Tensor, adapters: RowAdapters | None) -> torch.Tensor:
+        return layer.mlp(x, adapters)
+
+    def _finished(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the hidden states, given what the last layer returned."""
+        return self.final_norm(x)
 
     def look_up(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Return the embeddings [n, hidden] of tokens [n], in the model's dtype."""
@@ -296,9 +324,7 @@ class Decoder:
     ) -> torch.Tensor:
         c, adapters = self.config, inputs.adapters
         qkv = layer.qkv(x, None if adapters is None else adapters.extra(layer.qkv, x))
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q, k, v = qkv.split((c.q_size, c.kv_size, c.kv_size), -1)
-            qkv = torch.cat((layer.q_norm(q), layer.k_norm(k), v), -1)
+        qkv = self._norm_qk(layer, qkv)
         heads = qkv.view(-1, c.num_heads + 2 * c.num_kv_heads, c.head_dim)
         qk, v = heads[:, : -c.num_kv_heads], heads[:, -c.num_kv_heads :]
         if layer.qk_norm is not None:
@@ -306,6 +332,17 @@ class Decoder:
         if rotary is not None:
             qk = rotate(qk, rotary)
         out = inputs.attend(index, qk[:, : c.num_heads], qk[:, c.num_heads :], v).reshape(-1, c.q_size)
+        return self._project(layer, out, adapters)
+
+    def _norm_qk(self, layer: Layer, qkv: torch.Tensor) -> torch.Tensor:
+        """Apply norms over all heads of queries and of keys, if the family has them."""
+        if layer.q_norm is None or layer.k_norm is None:
+            return qkv
+        c = self.config
+        q, k, v = qkv.split((c.q_size, c.kv_size, c.kv_size), -1)
+        return torch.cat((layer.q_norm(q), layer.k_norm(k), v), -1)
+
+    def _project(self, layer: Layer, out: torch.Tensor, adapters: RowAdapters | None) -> torch.Tensor:
         return layer.o(out, None if adapters is None else adapters.extra(layer.o, out))
 
     def norm_heads(self, qk: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -107,6 +107,11 @@ class Mlp:
 
     def __call__(self, x: torch.Tensor, adapters: RowAdapters | None = None) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]."""
+        inside = self.inside(x, adapters)
+        return self.down(inside, None if adapters is None else adapters.extra(self.down, inside))
+
+    def inside(self, x: torch.Tensor, adapters: RowAdapters | None = None) -> torch.Tensor:
+        """Compute what `down` gets: [T, hidden] -> [T, inner]."""
         extra = None if adapters is None else adapters.extra(self.gate_up, x)
         inner = self.gate_up.gated(x, self.activation, extra) if self.gated else None
         if inner is None:
@@ -116,7 +121,7 @@ class Mlp:
                 inner = self.act(gate) * up
             else:
                 inner = self.act(inner)
-        return self.down(inner, None if adapters is None else adapters.extra(self.down, inner))
+        return inner
 
     def be_steady(self) -> None:
         """Make a row's result the same in any batch, bit for bit. Costs a few extra passes if torch computes the activation."""

@@ -38,6 +38,7 @@ class DecoderParts(Protocol):
     """The parts of a `Decoder` that have parameters."""
 
     config: DecoderConfig
+    first_layer: int
     embed: torch.Tensor
     position_embed: torch.Tensor | None
     layers: list[Layer]
@@ -93,7 +94,7 @@ def of_layer(decoder: DecoderParts, index: int, layer: Layer) -> Named:
     for name, place in _of_layer(decoder, layer):
         if transposed and place.tensor.dim() == 2 and name.endswith(".weight"):
             place = Place(place.tensor.T, place.linear, place.begin, turned=True)
-        yield name.replace("{i}", str(index)), place
+        yield name.replace("{i}", str(decoder.first_layer + index)), place
 
 
 def _of_norm(norm: Norm, name: str) -> Named:
@@ -107,7 +108,7 @@ def head_norms(decoder: DecoderParts) -> frozenset[str]:
     if decoder.config.family.qk_norm != "head":
         return frozenset()
     return frozenset(
-        f"{name}.weight".replace("{i}", str(i))
+        f"{name}.weight".replace("{i}", str(decoder.first_layer + i))
         for i in range(len(decoder.layers))
         for name in (names.q_norm, names.k_norm)
     )

@@ -28,7 +28,7 @@ class NoTokenSampled(StepFailed):
 
 
 @dataclass
-class _Item:
+class DirectItem:
     """One sequence's share of a direct forward. `logits_from`: the first of its rows that needs logits."""
 
     token_ids: np.ndarray
@@ -44,7 +44,7 @@ class _Item:
 
 
 @dataclass
-class _Result:
+class DirectResult:
     """`logits` [rows, V] or None, `sampled` for the last rows if requested, `hidden` [len, hidden]."""
 
     hidden: torch.Tensor
@@ -69,7 +69,7 @@ class DirectRunner:
         Raises InvalidInput, Unsupported, StepFailed.
         """
         items = [self._prefill_item(one) for one in inputs]
-        results: dict[int, _Result] = {}
+        results: dict[int, DirectResult] = {}
         for kept in (True, False):
             chosen = [i for i, one in enumerate(inputs) if (one.kv_cache is not None) == kept]
             if chosen:
@@ -93,13 +93,13 @@ class DirectRunner:
             if one.pos_offset != first.pos_offset + i or one.kv_cache.cache_id != first.kv_cache.cache_id:
                 raise InvalidInput("forward_verify takes consecutive tokens of one sequence")
         ids = np.concatenate([item.token_ids for item in items])
-        joined = _Item(ids, first.pos_offset, last.kv_cache, 0, first.sampling, adapter=first.adapter)
+        joined = DirectItem(ids, first.pos_offset, last.kv_cache, 0, first.sampling, adapter=first.adapter)
         result = self._run([joined], self.runner.cache)[0]
         return [_decode_output(one, result, i) for i, one in enumerate(inputs)]
 
     # -- checks ----------------------------------------------------------------------------------------------------------
 
-    def _prefill_item(self, one: PrefillInput) -> _Item:
+    def _prefill_item(self, one: PrefillInput) -> DirectItem:
         if one.want_attention_weights:
             raise Unsupported("attention weights are unavailable: the kernels never hold a whole row of them")
         self._check_adapter(one.adapter)
@@ -120,16 +120,18 @@ class DirectRunner:
         self._check_sampling(one.sampling)
         wants = one.logits is not LogitsMode.NONE or one.sampling is not None
         first = 0 if one.logits is LogitsMode.ALL else len(ids) - 1 if wants else len(ids)
-        return _Item(ids, one.pos_offset, one.kv_cache, first, one.sampling, rotary, one.adapter)
+        return DirectItem(ids, one.pos_offset, one.kv_cache, first, one.sampling, rotary, one.adapter)
 
-    def _decode_item(self, one: DecodeInput) -> _Item:
+    def _decode_item(self, one: DecodeInput) -> DirectItem:
         self._check_adapter(one.adapter)
         ids = self._ids(one.input_ids, one.pos_offset)
         if len(ids) != 1:
             raise InvalidInput("decode takes one token: input_ids [1, 1]")
         self._check_sampling(one.sampling)
         wants = one.logits is not LogitsMode.NONE or one.sampling is not None
-        return _Item(ids, one.pos_offset, one.kv_cache, 0 if wants else 1, one.sampling, adapter=one.adapter)
+        return DirectItem(
+            ids, one.pos_offset, one.kv_cache, 0 if wants else 1, one.sampling, adapter=one.adapter
+        )
 
     def _check_adapter(self, adapter: str | None) -> None:
         if self.adapters is not None:
@@ -158,7 +160,7 @@ class DirectRunner:
 
     # -- the forward -----------------------------------------------------------------------------------------------------
 
-    def _scratch(self, items: list[_Item]) -> KvCache:
+    def _scratch(self, items: list[DirectItem]) -> KvCache:
         """Allocate KV for these items alone, in their order; it is freed with the call."""
         size = self.runner.cache.block_size
         begin = 0
@@ -168,7 +170,7 @@ class DirectRunner:
             begin += count
         return KvCache(self.runner.model.kv_spec, begin, size)
 
-    def _run(self, items: list[_Item], cache: KvCache) -> list[_Result]:
+    def _run(self, items: list[DirectItem], cache: KvCache) -> list[DirectResult]:
         step = self._step(items, cache)
         hidden = self.runner.forward(step, cache=cache)
         starts = step.q_starts.tolist()
@@ -176,17 +178,17 @@ class DirectRunner:
             [np.arange(s + item.logits_from, s + len(item)) for s, item in zip(starts, items, strict=True)]
         )
         logits = self.runner.logits(hidden, rows) if len(rows) else None
-        results: list[_Result] = []
+        results: list[DirectResult] = []
         begin = 0
         for start, item in zip(starts, items, strict=True):
             count = len(item) - item.logits_from
             part = logits[begin : begin + count] if logits is not None and count else None
-            results.append(_Result(hidden[start : start + len(item)], part, []))
+            results.append(DirectResult(hidden[start : start + len(item)], part, []))
             begin += count
         self._sample(items, results)
         return results
 
-    def _step(self, items: list[_Item], cache: KvCache) -> StepArrays:
+    def _step(self, items: list[DirectItem], cache: KvCache) -> StepArrays:
         tables, lengths = [], []
         for item in items:
             if item.handle is None or len(item.handle.block_tables) != 1:
@@ -213,7 +215,7 @@ class DirectRunner:
             adapters=adapters,
         )
 
-    def _sample(self, items: list[_Item], results: list[_Result]) -> None:
+    def _sample(self, items: list[DirectItem], results: list[DirectResult]) -> None:
         """Sample the last row of each item that has sampling set, or all rows of a verification."""
         drawn = [i for i, item in enumerate(items) if item.sampling is not None]
         if not drawn:
@@ -257,7 +259,7 @@ def _moved(handle: KvCacheHandle, num_tokens: int) -> KvCacheHandle:
     return replace(handle, num_tokens=num_tokens)
 
 
-def _prefill_output(one: PrefillInput, result: _Result) -> PrefillOutput:
+def _prefill_output(one: PrefillInput, result: DirectResult) -> PrefillOutput:
     logits = None if one.logits is LogitsMode.NONE or result.logits is None else _tensor(result.logits)
     handle = one.kv_cache
     if handle is not None:
@@ -266,7 +268,7 @@ def _prefill_output(one: PrefillInput, result: _Result) -> PrefillOutput:
     return PrefillOutput(logits, handle, hidden, None, result.sampled[-1] if result.sampled else None)
 
 
-def _decode_output(one: DecodeInput, result: _Result, row: int) -> DecodeOutput:
+def _decode_output(one: DecodeInput, result: DirectResult, row: int) -> DecodeOutput:
     logits = None
     if one.logits is not LogitsMode.NONE and result.logits is not None:
         logits = _tensor(result.logits[row : row + 1])

@@ -35,7 +35,7 @@ from executors.llm.step.runner import LOGITS_CHUNK, ModelRunner
 from executors.llm.step_arrays import StepArrays
 
 
-class _SampledRows(NamedTuple):
+class SampledRows(NamedTuple):
     """Rows of a step that are sampled.
 
     Per item, int64 [n]: `drafts`, `counts` of rows, and `starts`, the first of those rows. Per row, int64: its `item`, its
@@ -283,7 +283,7 @@ class UnifiedRunner:
             ids[self.runner.to_device(rows)] = self.pool.view(-1).index_select(0, index).long()
         return ids
 
-    def _sampled_rows(self, batch: UnifiedBatch, step: StepArrays) -> _SampledRows:
+    def _sampled_rows(self, batch: UnifiedBatch, step: StepArrays) -> SampledRows:
         """Find the sampled rows of final items, drafts included.
 
         inputs of an item    t5  t6  d7  d8      drafts = 2, pos_offset = 5
@@ -295,7 +295,7 @@ class UnifiedRunner:
         starts = np.cumsum(counts) - counts
         place = np.arange(len(item)) - starts[item]
         rows = (step.q_starts + step.q_lens - 1 - drafts)[item] + place
-        return _SampledRows(drafts, counts, starts, item, place, rows, self._start_masks(batch, step, counts))
+        return SampledRows(drafts, counts, starts, item, place, rows, self._start_masks(batch, step, counts))
 
     def _start_masks(
         self, batch: UnifiedBatch, step: StepArrays, counts: np.ndarray
@@ -308,17 +308,23 @@ class UnifiedRunner:
         return self.grammars.start({i: (slots[i], _inputs(batch, step, i)) for i in items}) if items else None
 
     def _sample(
-        self, batch: UnifiedBatch, step: StepArrays, hidden: torch.Tensor, where: _SampledRows
+        self, batch: UnifiedBatch, step: StepArrays, hidden: torch.Tensor, where: SampledRows
     ) -> UnifiedOutput:
         """Sample, and keep of each item the tokens that verification accepts. In the example d7 is accepted iff r0 = d7, and
         d8 iff r1 = d8 as well; the item keeps the accepted tokens and one more."""
+        if not len(where.item):
+            return UnifiedOutput(np.zeros(len(batch), np.int32), np.empty(0, np.int32))
+        logits, maxima = retried(self.memory, lambda: self.runner.logits_for_sampling(hidden, where.rows))
+        return self._sample_from(batch, step, where, logits, maxima)
+
+    def _sample_from(
+        self, batch: UnifiedBatch, step: StepArrays, where: SampledRows, logits: torch.Tensor, maxima: torch.Tensor | None
+    ) -> UnifiedOutput:  # fmt: skip
+        """Sample from the logits of a step's sampled rows, of which there are some."""
         n = len(batch)
         drafts, counts, starts, item, place, rows, masks_to_come = where
-        if not len(item):
-            return UnifiedOutput(np.zeros(n, np.int32), np.empty(0, np.int32))
         slots, positions = batch.slots[item], step.positions[rows] + 1
         shaped = self.shapers.items(batch.slots, counts) if self.shapers else []
-        logits, maxima = retried(self.memory, lambda: self.runner.logits_for_sampling(hidden, rows))
         masks = {} if masks_to_come is None else masks_to_come.result()
         settings = self.sampling.rows(slots, positions)
         edits = self._edits(batch, step, shaped, starts, masks) if shaped else None
@@ -405,8 +411,6 @@ class UnifiedRunner:
         slot = int(batch.slots[i])
         start = self.slots.start_of(slot)
         before = output[i] or ItemOutput()
-        if before.error:
-            return
         prompt_logprobs = pooled = None
         if start.prompt_logprobs is not None:
             prompt_logprobs = self._prompt_logprobs(step, hidden, start, i)
@@ -414,6 +418,9 @@ class UnifiedRunner:
             pooled = before.pooled
         elif start.pooling is not None:
             pooled = self._pool(start, step, hidden, i, bool(batch.is_final_chunk[i]))
+        # Last, for ranks compute logits together, and only one of them knows of the error.
+        if before.error:
+            return
         if prompt_logprobs is not None or pooled is not None:
             output.details[i] = ItemOutput(before.tokens, prompt_logprobs, pooled)
 

@@ -35,6 +35,8 @@ from executors.llm.model.api import KvSpec, LoadedModel
 from executors.llm.model.config import DecoderConfig, read_config, read_json
 from executors.llm.model.decoder import Decoder
 from executors.llm.model.linear import can_pack_onednn
+from executors.llm.parallel.decoder import ParallelDecoder
+from executors.llm.parallel.shard import plan_shard
 
 SERVER_BYTES = 120 << 20
 """Memory of the serving process beside the executor's, in bytes: 90 MiB resident with the embedded model when idle, plus a
@@ -60,6 +62,7 @@ def describe(config: ExecutorConfig, memory: int | None = None) -> dict[str, Any
     device = loader.resolve_device(config.device)
     stored, shape = checkpoint_facts(directory, shape)
     sketch = sketch_model(config, shape, device, stored["dtype"], stored["problem"] is None)
+    parts = _sketch_ranks(config, shape, device, stored)
     spec = sketch.model.kv_spec
     # What the files hold, when they are not here: as many parameters, in the dtype that config.json names.
     dtype = stored["dtype"] or shape.dtype or sketch.info.dtype
@@ -89,15 +92,41 @@ def describe(config: ExecutorConfig, memory: int | None = None) -> dict[str, Any
         "context_length": shape.context_length,
         "max_context_length": shape.max_context_length,
         "kv": _kv_facts(spec),
-        "memory": _memory_facts(config, sketch, memory),
+        "ranks": [
+            {"loaded_bytes": part.parameter_bytes, "kv_bytes_per_token": part.model.kv_spec.bytes_per_token()}
+            for part in parts
+        ],
+        "memory": _least_memory(config, parts or [sketch], memory),
         "max_num_seqs": config.max_num_seqs,
     }
 
 
+def _sketch_ranks(
+    config: ExecutorConfig, shape: DecoderConfig, device: torch.device, stored: dict[str, Any]
+) -> list[LoadedModel]:
+    """Return what each rank would load; [] for one process."""
+    if config.parallel.world_size == 1:
+        return []
+    here = stored["problem"] is None
+    of_ranks = (replace(config.parallel, rank=rank) for rank in range(config.parallel.world_size))
+    return [
+        sketch_model(replace(config, parallel=one), shape, device, stored["dtype"], here, part=True)
+        for one in of_ranks
+    ]
+
+
+def _least_memory(config: ExecutorConfig, parts: list[LoadedModel], memory: int | None) -> dict[str, Any]:
+    """Return the facts of the rank with the least room: the others have no more blocks."""
+    found = [_memory_facts(config, part, memory) for part in parts]
+    return min(found, key=lambda facts: facts["num_blocks"] if facts["problem"] is None else -1)
+
+
 def sketch_model(
-    config: ExecutorConfig, shape: DecoderConfig, device: torch.device, stored_dtype: str | None, here: bool
-) -> LoadedModel:
-    """Return what `load_model` would return, with a model that only has a KV shape. `here`: whether all weights are."""
+    config: ExecutorConfig, shape: DecoderConfig, device: torch.device, stored_dtype: str | None, here: bool,
+    part: bool = False,
+) -> LoadedModel:  # fmt: skip
+    """Return what `load_model` would return, with a model that only has a KV shape. `here`: whether all weights are; `part`:
+    only what the rank that `config` names has of the model."""
     directory = Path(config.model)
     if config.dtype == "auto" and shape.dtype is None and not stored_dtype:
         config = replace(config, dtype="float32")
@@ -106,8 +135,16 @@ def sketch_model(
     # Without rotary tables, which the executor makes once KV is planned.
     # As if all linears were FP8 where the checkpoint's are: its files need not be there.
     plan, _ = loader.fp8_plan(replace(config, load_format="dummy"), shape, device, directory)
-    decoder = Decoder(
-        shape,
+    kernels, missing = loader.choose_kernels(config, dtype, device)
+    if kernels is None:
+        loader.refuse_without_kernels(config, dtype, device, missing)
+    make: Callable[..., Decoder] = partial(Decoder, shape)
+    if part:
+        loader.refuse_for_ranks(shape, plan)
+        kept = loader.kept_formats(config, shape, kernels, directory) if here else {}
+        shard = plan_shard(shape, config.parallel, kept, loader.whole_numbers(config))
+        make = partial(ParallelDecoder, shard, None)
+    decoder = make(
         dtype,
         torch.device("meta"),
         fp8=plan,
@@ -115,9 +152,6 @@ def sketch_model(
     )
     decoder.kv_dtype = loader.kv_dtype(config, device)
     spec = replace(decoder.kv_spec, device=device)
-    kernels, missing = loader.choose_kernels(config, dtype, device)
-    if kernels is None:
-        loader.refuse_without_kernels(config, dtype, device, missing)
     loader.refuse_unreadable_kv(spec)
     num_bytes = _bytes_when_loaded(config, decoder, device, kernels, here)
     info = replace(loader.model_info(config, decoder, max_len), device=str(device))
@@ -279,16 +313,17 @@ def free_after_loading(config: ExecutorConfig, sketch: LoadedModel, memory: int 
     For `memory` bytes in all, the processes themselves count too: torch and its libraries are loaded in this one.
     """
     device, weights = sketch.model.kv_spec.device, sketch.parameter_bytes
+    ranks = config.parallel.world_size
     if device.type == "cuda":
         room = look(CudaMemory(device), config)
         if memory is not None:
             room = Room(memory, memory - CONTEXT_BYTES, CONTEXT_BYTES, room.share, margin(memory))
         return room.usable - weights - graph_bytes(config), 1.0
     if memory is not None:
-        return memory - resident_bytes() - SERVER_BYTES - weights, CPU_SHARE
-    available = memory_limit().available
+        return (memory - SERVER_BYTES) // ranks - resident_bytes() - weights, CPU_SHARE
+    available = memory_limit().available // ranks
     if config.memory.memory_limit_bytes is not None:
-        available = min(available, config.memory.memory_limit_bytes - resident_bytes())
+        available = min(available, config.memory.memory_limit_bytes // ranks - resident_bytes())
     return available - weights, CPU_SHARE
 
 

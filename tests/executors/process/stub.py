@@ -56,6 +56,8 @@ class Stub(BatchModelExecutor):
 
     def __init__(self, config: ExecutorConfig) -> None:
         self.options = config.options
+        self.acts = config.options.get("rank", config.parallel.rank) == config.parallel.rank
+        """Whether it misbehaves: with the option `rank`, that rank alone does."""
         self.log: list[str] = []
         self.report: ProgressCallback = lambda stage, done, total: None
 
@@ -63,7 +65,7 @@ class Stub(BatchModelExecutor):
         self.report = report
 
     async def warmup(self) -> None:
-        match self.options.get("load"):
+        match self.options.get("load") if self.acts else None:
             case "config":
                 raise ConfigError("model: no such\nfolder")
             case "crash":
@@ -126,7 +128,9 @@ class Stub(BatchModelExecutor):
     async def unified_decode(self, batch: UnifiedBatch) -> UnifiedOutput:
         self.log.append(f"step{batch.step_id}")
         action = ACTIONS.get(int(batch.token_ids[0]))
-        if action is not None:
+        if action is not None and not self.acts and self.options.get("others") == "wait":
+            sleep_long()
+        if action is not None and self.acts:
             result = action(self)
             if result is not None:
                 await result
@@ -199,4 +203,4 @@ class Factory(ModelExecutorFactory):
         return LoadsAdapters(config) if config.options.get("adapters") else Stub(config)
 
     def supported_types(self) -> tuple[ExecutorType, ...]:
-        return (ExecutorType.CONTINUOUS_BATCH,)
+        return (ExecutorType.CONTINUOUS_BATCH, ExecutorType.TENSOR_PARALLEL)

@@ -53,7 +53,8 @@ def test_every_field_is_a_row_and_every_row_a_flag_in_its_order() -> None:
 def test_help_says_what_the_row_says(row: Setting) -> None:
     option = SERVE[row.name]
     assert option.help == row.help_line
-    assert option.opts == [row.flag]
+    short = {"tensor_parallel_size": ["-tp"], "pipeline_parallel_size": ["-pp"]}.get(row.name, [])
+    assert option.opts == [row.flag, *short]
     assert option.secondary_opts == ([f"--no-{row.flag[2:]}"] if row.is_switch else [])
     assert row.help.endswith(".") and row.help[0].isupper() and "[" not in row.help.replace("[flash]", "")
     assert row.default_text or row.name in ("override_generation_config", "executor_option")

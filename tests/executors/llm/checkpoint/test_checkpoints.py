@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from executors import registry
-from executors.contract import ConfigError, ExecutorType, PrefillInput, Tensor, replace
+from executors.contract import ConfigError, ExecutorType, ParallelConfig, PrefillInput, Tensor, replace
 from executors.contract.config import ExecutorAttentionConfig, ExecutorMemoryConfig, OptimizationConfig
 from executors.llm.checkpoint import loader
 from executors.llm.memory import cgroup
@@ -327,6 +327,11 @@ async def test_tables_that_the_system_refuses_name_the_setting(qwen3, monkeypatc
         await start(qwen3)
 
 
+def ranked(**changes):
+    """Changes of a configuration for two ranks."""
+    return {"parallel": ParallelConfig(2), "executor_type": ExecutorType.TENSOR_PARALLEL, **changes}
+
+
 @pytest.mark.parametrize(("changes", "words"), [
     ({"max_num_seqs": 1_000_000}, ["max_num_seqs", "1000000", "65536"]),
     ({"max_num_batched_tokens": 1 << 31}, ["max_num_batched_tokens", "2147483648"]),
@@ -335,7 +340,14 @@ async def test_tables_that_the_system_refuses_name_the_setting(qwen3, monkeypatc
     ({"load_format": "pt"}, ["load_format", "pt", "safetensors"]),
     ({"device": "tpu"}, ["device", "tpu", "cpu"]),
     ({"model": "/nonexistent"}, ["/nonexistent", "directory"]),
-    ({"executor_type": ExecutorType.PIPELINE_PARALLEL}, ["PipelineParallel", "ContinuousBatch"]),
+    ({"executor_type": ExecutorType.SPECULATIVE}, ["Speculative", "ContinuousBatch"]),
+    ({"executor_type": ExecutorType.PIPELINE_PARALLEL}, ["PipelineParallel", "pipeline_parallel_size 1"]),
+    ({"parallel": ParallelConfig(2)}, ["ContinuousBatch", "tensor_parallel_size 2"]),
+    ({"parallel": ParallelConfig(1, 65)}, ["pipeline_parallel_size", "65", "64"]),
+    (ranked(optimization=OptimizationConfig(deterministic=True)), ["tensor_parallel_size 2", "deterministic"]),
+    (ranked(optimization=OptimizationConfig(draft_model="/d")), ["tensor_parallel_size 2", "draft model", "ngram"]),
+    (ranked(optimization=OptimizationConfig(quantization="fp8")), ["tensor_parallel_size 2", "fp8", "int8"]),
+    (ranked(memory=ExecutorMemoryConfig(kv_cache_dtype="fp8")), ["tensor_parallel_size 2", "fp8"]),
     ({"options": {"fast": True}}, ["fast"]),
     ({"max_num_seqs": 0}, ["max_num_seqs"]),
     ({"attention": ExecutorAttentionConfig(backend="magic")}, ["backend", "magic", "torch"]),

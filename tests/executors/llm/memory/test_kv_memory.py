@@ -12,7 +12,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executors.contract import ConfigError, ExecutorConfig, ExecutorMemoryConfig, InvalidInput
+from executors.contract import (
+    ConfigError,
+    ExecutorConfig,
+    ExecutorMemoryConfig,
+    InvalidInput,
+    ParallelConfig,
+)
 from executors.llm.memory import kv_cache
 from executors.llm.memory.cgroup import resident_bytes
 from executors.llm.memory.kv_cache import KvCache, on_demand, plan_kv
@@ -157,3 +163,16 @@ def test_a_device_keeps_its_memory() -> None:
     cache = object.__new__(KvCache)
     cache.spec = SimpleNamespace(device=torch.device("cuda"))  # type: ignore[assignment]
     cache.give_back(np.arange(3, dtype=np.int32))
+
+
+def test_ranks_share_the_machines_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_cache, "memory_limit", lambda: SimpleNamespace(available=800 * MIB))
+    alone = configured()
+    of_four = replace(alone, parallel=ParallelConfig(2, 2, 3))
+    assert kv_cache.free_bytes(CPU, alone)[0] == 800 * MIB
+    assert kv_cache.free_bytes(CPU, of_four)[0] == 200 * MIB
+    blocks = [
+        plan_kv(spec(2, 64), replace(one, max_num_seqs=4096), 4096).layout.num_blocks
+        for one in (alone, of_four)
+    ]
+    assert blocks[0] // 4 == blocks[1]

@@ -1,0 +1,7 @@
+"""One model on several ranks: executor processes that each have a part of it.
+
+ranks.py     what ranks tell each other: sums, parts of rows, hidden states of stages
+shard.py     which heads, inner columns, tokens and layers a rank has
+decoder.py   the decoder of a rank
+unified.py   a step on a rank: all agree to compute it, rank 0 samples
+"""

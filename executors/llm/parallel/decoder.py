@@ -1,0 +1,192 @@
+"""`ParallelDecoder`: the part of a decoder that one rank has, which asks the other ranks for what it lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+
+from executors.kernels.cpu import BLOCK, CpuKernels
+from executors.llm.model import parameters as naming
+from executors.llm.model.api import ForwardInput
+from executors.llm.model.config import DecoderConfig
+from executors.llm.model.decoder import Decoder
+from executors.llm.model.fp8 import Fp8Plan
+from executors.llm.model.layer import Layer
+from executors.llm.model.linear import Linear, Packing, StoredFormat
+from executors.llm.model.modules import Experts
+from executors.llm.parallel.ranks import Ranks
+from executors.llm.parallel.shard import Shard
+from executors.llm.row_adapters import RowAdapters
+
+
+class ParallelDecoder(Decoder):
+    """Hidden states are the same on all ranks of a stage, after every sublayer. Only the first stage has logits; on others
+    `logits` are zeros, and hidden states those of the stage's last layer."""
+
+    alone = False
+
+    def __init__(
+        self, shard: Shard, ranks: Ranks | None, dtype: torch.dtype, device: torch.device, kernels: CpuKernels | None = None,
+        quantization: str | None = None, fp8: Fp8Plan | None = None,
+        each_layer: Callable[[Decoder, int, Layer], None] | None = None,
+        stored: Mapping[str, StoredFormat] | None = None,
+    ) -> None:  # fmt: skip
+        """`ranks` None: for its sizes only."""
+        self.shard = shard
+        self._ranks = ranks
+        self.cuts = shard.cuts
+        self.elsewhere = shard.elsewhere
+        self.first_layer = shard.first_layer
+
+        def sized(decoder: Decoder, index: int, layer: Layer) -> None:
+            self._give_whole_inputs(layer)
+            if each_layer is not None:
+                each_layer(decoder, index, layer)
+
+        super().__init__(shard.config, dtype, device, kernels, quantization, fp8, sized, stored)
+
+    def _give_whole_inputs(self, layer: Layer) -> None:
+        """Make the second matrices whose input is joined, which have the columns of all ranks."""
+        hidden = self.config.hidden_size
+        if self.shard.attention == "join":
+            layer.o = Linear(hidden, self.whole.q_size, self.config.o_bias, self.dtype, self.device)
+        if self.shard.mlp == "join" and not isinstance(layer.mlp, Experts):
+            inner = self.whole.intermediate_size
+            layer.mlp.down = Linear(hidden, inner, self.config.mlp_bias, self.dtype, self.device)
+
+    @property
+    def ranks(self) -> Ranks:
+        """The ranks that it asks."""
+        assert self._ranks is not None, "made without other ranks"
+        return self._ranks
+
+    @property
+    def whole(self) -> DecoderConfig:
+        """See `Decoder`."""
+        return self.shard.whole
+
+    def num_parameters(self) -> int:
+        """See `Decoder`; of the whole model."""
+        return self.shard.num_parameters
+
+    def places(self) -> dict[str, naming.Place]:
+        """See `Decoder`; only what this rank has."""
+        found = super().places()
+        if self.shard.is_first:
+            return found
+        names = self.config.family.names
+        ends = tuple(
+            f"{name}." for name in (names.embed, names.positions, names.lm_head, names.final_norm) if name
+        )
+        return {name: place for name, place in found.items() if not name.startswith(ends)}
+
+    def linears(self) -> list[Linear]:
+        """See `Decoder`."""
+        found = super().linears()
+        return found if self.shard.is_first else found[:-1]
+
+    def packing(self, quantization: str | None) -> Iterator[tuple[Linear, Packing]]:
+        """See `Decoder`. The whole matrix says whether its columns are no multiple of 32."""
+        odd = set()
+        if self.whole.intermediate_size % BLOCK:
+            odd = {id(layer.mlp.down) for layer in self.layers if not isinstance(layer.mlp, Experts)}
+        moe = self.whole.moe
+        if moe is not None and moe.intermediate_size % BLOCK:
+            mixed = [layer.mlp for layer in self.layers if isinstance(layer.mlp, Experts)]
+            odd |= {id(expert.down) for experts in mixed for expert in experts.experts}
+        for linear, how in super().packing(quantization):
+            yield linear, Packing("int8", how.gated) if how.kind == "int4" and id(linear) in odd else how
+
+    # -- the forward -----------------------------------------------------------------------------------------------------
+
+    def look_up(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """See `Decoder`. Each rank has the embeddings of some tokens."""
+        begin, end = self.shard.vocabulary
+        own = token_ids - begin
+        absent = (own < 0) | (own >= end - begin)
+        rows = super().look_up(own.clamp(0, end - begin - 1))
+        return self.ranks.sum(rows.masked_fill(absent[:, None], 0.0)).to(self.dtype)
+
+    def _embedded(self, inputs: ForwardInput) -> torch.Tensor:
+        if self.shard.is_first:
+            return super()._embedded(inputs)
+        like = torch.empty(
+            len(inputs.token_ids), self.config.hidden_size, dtype=self.dtype, device=self.device
+        )
+        return self.ranks.take_over(like)
+
+    def _finished(self, x: torch.Tensor) -> torch.Tensor:
+        if self.ranks.stages > 1:
+            self.ranks.pass_on(x)
+            if not self.shard.is_first:
+                return x
+            x = self.ranks.take_over(x)
+        return super()._finished(x)
+
+    def _norm_qk(self, layer: Layer, qkv: torch.Tensor) -> torch.Tensor:
+        """Norms over all heads: the ranks add up their squares."""
+        if layer.q_norm is None or layer.k_norm is None or self.shard.attention == "whole":
+            return super()._norm_qk(layer, qkv)
+        c = self.config
+        q, k, v = qkv.split((c.q_size, c.kv_size, c.kv_size), -1)
+        squares = torch.stack([part.float().square().sum(-1) for part in (q, k)], -1)
+        squares = self.ranks.sum(squares)
+        sizes = squares.new_tensor([self.whole.q_size, self.whole.kv_size * self.shard.kv_copies])
+        factors = torch.rsqrt(squares / sizes + c.norm_eps)
+        normed = [
+            (part.float() * factors[:, i : i + 1]).to(part.dtype) * norm.weight
+            for i, (part, norm) in enumerate(((q, layer.q_norm), (k, layer.k_norm)))
+        ]
+        return torch.cat((*normed, v), -1)
+
+    def _project(self, layer: Layer, out: torch.Tensor, adapters: RowAdapters | None) -> torch.Tensor:
+        if self.shard.attention == "whole":
+            return super()._project(layer, out, adapters)
+        joined = self.shard.attention == "join"
+        return self._second(layer.o, out, adapters, self.shard.head_widths if joined else None)
+
+    def _mlp(self, layer: Layer, x: torch.Tensor, adapters: RowAdapters | None) -> torch.Tensor:
+        mlp = layer.mlp
+        if isinstance(mlp, Experts):
+            out = mlp(x, adapters)
+            return out if self.shard.experts == "whole" else self.ranks.sum(out).to(x.dtype)
+        if self.shard.mlp == "whole":
+            return mlp(x, adapters)
+        joined = self.shard.mlp == "join"
+        inside = mlp.inside(x, adapters)
+        return self._second(mlp.down, inside, adapters, self.shard.inner_widths if joined else None)
+
+    def _second(
+        self, linear: Linear, x: torch.Tensor, adapters: RowAdapters | None, widths: tuple[int, ...] | None
+    ) -> torch.Tensor:
+        """Compute a sublayer's second matrix: from all columns of `widths` if given, else as a sum over ranks."""
+        if widths is not None:
+            x = self.ranks.join(x, widths)
+        extra = None if adapters is None else adapters.extra(linear, x)
+        if widths is not None:
+            return linear(x, extra)
+        # Rounded once, after the sum.
+        partial = linear(x, extra) if linear.packed is None else linear.packed(x, wide=True, extra=extra)
+        return self.ranks.sum(partial).to(x.dtype)
+
+    # -- logits ----------------------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """See `Decoder`; of all tokens, on all ranks of the first stage."""
+        if self.shard.is_first:
+            logits = self.ranks.join(super().logits(hidden), self.shard.vocabulary_widths)
+        else:
+            logits = hidden.new_zeros(len(hidden), self.whole.vocab_size)
+        return logits if out is None else out.copy_(logits)
+
+    @property
+    def writes_logits(self) -> bool:
+        """See `Decoder`."""
+        return False
+
+    @torch.inference_mode()
+    def logits_for_sampling(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """See `Decoder`."""
+        return self.logits(hidden), None

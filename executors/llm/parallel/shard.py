@@ -1,0 +1,304 @@
+"""`Shard`: the part of a model that one rank has, and the cuts by which its tensors are loaded.
+
+    queries, keys, values   by heads: KV heads are split, or shared by ranks if there are fewer of them than ranks
+    o, down                 by columns, summed over ranks. Blocks of quantized columns stay whole: where that is impossible each
+                            rank has the whole matrix, and its input is joined instead
+    gate, up                by rows
+    experts                 each expert as an MLP; whole on every rank if its blocks do not allow a cut. The router is whole
+    embedding, head         by tokens
+    norms, positions        whole
+    layers                  by stages; the first stage has the embedding, the last norm and the head
+
+Ranks need not have equal parts: the first ones have the larger.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+
+from executors.contract.config import ParallelConfig
+from executors.contract.errors import ConfigError
+from executors.gguf.types import BY_NAME
+from executors.kernels.cpu import BLOCK, STORED_KINDS
+from executors.llm.model import parameters as naming
+from executors.llm.model.config import DecoderConfig
+from executors.llm.model.cuts import Cut, Range
+from executors.llm.model.decoder import Decoder
+from executors.llm.model.linear import Linear, StoredFormat
+from executors.llm.model.modules import Experts
+
+Joining = Literal["whole", "sum", "join"]
+"""How a sublayer's second matrix is computed: by each rank alone with the whole sublayer, as a sum over ranks, or by each rank
+alone after its input was joined."""
+_ROWS = 64
+"""Rows of an embedding are cut at multiples of this number where there are enough of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """How the ranks of a stage share a dimension: a range for each."""
+
+    ranges: tuple[Range, ...]
+    joining: Joining
+
+    def widths(self, factor: int = 1) -> tuple[int, ...]:
+        return tuple(factor * (end - begin) for begin, end in self.ranges)
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The part of one rank. `config` describes the rank's decoder, `whole` the model. `cuts`: by usual names, for tensors that
+    are not loaded whole."""
+
+    config: DecoderConfig
+    whole: DecoderConfig
+    num_parameters: int
+    """Of the whole model."""
+    first_layer: int
+    is_first: bool
+    """Whether the rank belongs to the first stage, which has embedding, last norm and head."""
+    cuts: Mapping[str, Cut]
+    elsewhere: frozenset[str]
+    """Usual names of tensors that other stages have."""
+    attention: Joining
+    mlp: Joining
+    experts: Joining
+    head_widths: tuple[int, ...]
+    """Columns of queries of each rank of the stage."""
+    inner_widths: tuple[int, ...]
+    vocabulary: Range
+    vocabulary_widths: tuple[int, ...]
+    kv_copies: int
+    """Ranks of the stage that have the same KV head."""
+
+
+def plan_shard(
+    config: DecoderConfig, parallel: ParallelConfig, stored: Mapping[str, StoredFormat], quantization: str | None
+) -> Shard:  # fmt: skip
+    """Cut a model. `stored`: the formats that linear layers keep, by usual names; `quantization`: int8 or int4 if weights are
+    quantized at load. Raises ConfigError for a model that cannot be cut into that many parts."""
+    whole = Decoder(config, torch.float32, torch.device("meta"))
+    size, place = parallel.tensor_parallel_size, parallel.tensor_rank
+    if parallel.pipeline_parallel_size > config.num_layers:
+        raise ConfigError(
+            f"pipeline_parallel_size {parallel.pipeline_parallel_size}: the model has {config.num_layers} layers"
+        )
+    least = BLOCK if quantization else 1
+    blocks = _Blocks(whole, stored, least)
+    queries, keys, attention = _heads(config, size, blocks.of([layer.o for layer in whole.layers]))
+    dense = [layer.mlp for layer in whole.layers if not isinstance(layer.mlp, Experts)]
+    mixed = [layer.mlp for layer in whole.layers if isinstance(layer.mlp, Experts)]
+    inner = _inner(config.intermediate_size, size, blocks.of([mlp.down for mlp in dense]))
+    expert_downs = [expert.down for experts in mixed for expert in experts.experts]
+    of_expert = _inner(
+        config.moe.intermediate_size if config.moe else 0, size, blocks.of(expert_downs), joins=False
+    )
+    vocabulary = _ranges(config.vocab_size, size, _ROWS if config.vocab_size >= size * _ROWS else 1)
+    layers = _ranges(config.num_layers, parallel.pipeline_parallel_size, 1)[parallel.stage]
+    is_first = parallel.stage == 0
+    local = replace(
+        config,
+        vocab_size=vocabulary[place][1] - vocabulary[place][0] if is_first else 0,
+        num_heads=_length(queries[place]),
+        num_kv_heads=_length(keys[place]),
+        intermediate_size=_length(inner.ranges[place]),
+        moe=replace(config.moe, intermediate_size=_length(of_expert.ranges[place])) if config.moe else None,
+        layers=config.layers[slice(*layers)],
+    )
+    parts = _Parts(config, queries[place], keys[place], inner.ranges[place], of_expert.ranges[place])
+    cuts = parts.cuts(whole, vocabulary[place], attention, inner.joining, of_expert.joining, place)
+    own = (layers[0] <= i < layers[1] for i in range(config.num_layers))
+    elsewhere = frozenset(
+        name
+        for i, here in enumerate(own)
+        if not here
+        for name, _ in naming.of_layer(whole, i, whole.layers[i])
+    )
+    return Shard(
+        local, config, whole.num_parameters(), layers[0], is_first, cuts, elsewhere, attention, inner.joining, of_expert.joining,
+        tuple(config.head_dim * _length(one) for one in queries), inner.widths(), vocabulary[place],
+        tuple(map(_length, vocabulary)), max(1, size // config.num_kv_heads) if attention != "whole" else size,
+    )  # fmt: skip
+
+
+class _Blocks:
+    """How many columns of a linear layer belong to one block."""
+
+    def __init__(self, decoder: Decoder, stored: Mapping[str, StoredFormat], least: int) -> None:
+        self._of: dict[int, int | None] = {}
+        self._least = least
+        for name, place in decoder.places().items():
+            held = stored.get(name)
+            if place.linear is None or held is None or held.kind not in STORED_KINDS:
+                continue
+            known = self._of.get(id(place.linear), 1)
+            columns = _columns_of_block(held.kind)
+            whole = held.order is not None or known is None
+            self._of[id(place.linear)] = None if whole else math.lcm(known or 1, columns)
+
+    def of(self, linears: Sequence[Linear]) -> int | None:
+        """Return the number of columns at whose multiples all of these layers can be cut; None if one of them cannot be."""
+        found = [self._of.get(id(linear), self._least) for linear in linears]
+        sizes = [one for one in found if one is not None]
+        return math.lcm(*sizes) if len(sizes) == len(found) else None
+
+
+def _columns_of_block(kind: str) -> int:
+    """Return the columns of a block of one of STORED_KINDS."""
+    if kind in BY_NAME:
+        return BY_NAME[kind].values
+    size = kind.rpartition("-g")[2]
+    return int(size) if size.isdigit() else BLOCK
+
+
+def _heads(
+    config: DecoderConfig, size: int, block: int | None
+) -> tuple[tuple[Range, ...], tuple[Range, ...], Joining]:
+    """Return the query heads and the KV heads of each rank, and how the output is computed."""
+    heads, shared = config.num_heads, config.num_kv_heads
+    per_kv = heads // shared
+    if size > shared and (size % shared or per_kv < size // shared):
+        whole = ((0, heads),) * size, ((0, shared),) * size
+        return (*whole, "whole")
+    if size > shared:
+        copies = size // shared
+        within = _ranges(per_kv, copies, _unit(per_kv, copies, config.head_dim, block))
+        queries = [(per_kv * kv + begin, per_kv * kv + end) for kv in range(shared) for begin, end in within]
+        keys = [(kv, kv + 1) for kv in range(shared) for _ in within]
+    else:
+        keys = list(_ranges(shared, size, _unit(shared, size, per_kv * config.head_dim, block)))
+        queries = [(per_kv * begin, per_kv * end) for begin, end in keys]
+    fits = block is not None and all(begin * config.head_dim % block == 0 for begin, _ in queries)
+    return tuple(queries), tuple(keys), "sum" if fits else "join"
+
+
+def _unit(count: int, size: int, columns: int, block: int | None) -> int:
+    """Return how many of `count` groups of so many columns to keep together so that they are whole blocks; 1 if there are not
+    enough groups for that."""
+    unit = 1 if block is None else block // math.gcd(block, columns)
+    return unit if -(-count // unit) >= size else 1
+
+
+def _inner(total: int, size: int, block: int | None, joins: bool = True) -> _Split:
+    """Share the columns between the two matrices of an MLP."""
+    if not total:
+        return _Split(((0, 0),) * size, "whole")
+    if block is not None:
+        for unit in (math.lcm(BLOCK, block), block):
+            if -(-total // unit) >= size:
+                return _Split(_ranges(total, size, unit), "sum")
+    if joins and total >= size:
+        return _Split(_ranges(total, size, BLOCK if total >= size * BLOCK else 1), "join")
+    return _Split(((0, total),) * size, "whole")
+
+
+def _ranges(total: int, parts: int, unit: int) -> tuple[Range, ...]:
+    """Cut 0..total into parts at multiples of `unit`, as equal as these allow, the larger ones first."""
+    units, found, begin = -(-total // unit), [], 0
+    for i in range(parts):
+        end = begin + units // parts + (i < units % parts)
+        found.append((min(total, begin * unit), min(total, end * unit)))
+        begin = end
+    return tuple(found)
+
+
+def _length(one: Range) -> int:
+    return one[1] - one[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What a rank has of each kind of matrix."""
+
+    config: DecoderConfig
+    queries: Range
+    keys: Range
+    inner: Range
+    of_expert: Range
+
+    def cuts(
+        self, whole: Decoder, vocabulary: Range, attention: Joining, mlp: Joining, experts: Joining, place: int
+    ) -> dict[str, Cut]:  # fmt: skip
+        """Return the cuts by names; `place`: the rank's place in its stage."""
+        names = self.config.family.names
+        kept = self._of_linears(whole, attention, mlp, experts)
+        found: dict[str, Cut] = {}
+        biases: dict[str, Cut] = {}
+        present = whole.places()
+        for name, tensor in present.items():
+            shape = tuple(tensor.tensor.shape)
+            if name.startswith((f"{names.embed}.", f"{names.lm_head}.")):
+                found[name] = Cut(shape, (vocabulary,))
+                continue
+            if tensor.linear is None or id(tensor.linear) not in kept:
+                continue
+            rows, columns = kept[id(tensor.linear)]
+            shape = shape[::-1] if tensor.turned else shape
+            own = _within(rows, (tensor.begin, tensor.begin + shape[0]))
+            found[name] = Cut(shape, own, columns, tensor.turned)
+            bias = f"{name.removesuffix('.weight')}.bias"
+            biases[bias] = Cut(shape[:1], own, zeros=columns is not None and place > 0)
+        norms = self._of_norms() if attention != "whole" else {}
+        return found | {name: cut for name, cut in (biases | norms).items() if name in present}
+
+    def _of_linears(
+        self, whole: Decoder, attention: Joining, mlp: Joining, experts: Joining
+    ) -> dict[int, tuple[tuple[Range, ...] | None, Range | None]]:
+        """Return rows and columns of the layers that are cut, by their ids."""
+        c, d = self.config, self.config.head_dim
+        kept: dict[int, tuple[tuple[Range, ...] | None, Range | None]] = {}
+
+        def of_mlp(gate_up: Linear, down: Linear, inner: Range, total: int, joining: Joining) -> None:
+            if joining == "whole":
+                return
+            gated = gate_up.outputs > total
+            second = ((total + inner[0], total + inner[1]),) if gated else ()
+            kept[id(gate_up)] = (inner, *second), None
+            if joining == "sum":
+                kept[id(down)] = None, inner
+
+        for layer in whole.layers:
+            if attention != "whole":
+                q, k = (d * self.queries[0], d * self.queries[1]), (d * self.keys[0], d * self.keys[1])
+                values = c.q_size + c.kv_size
+                rows = (q, (c.q_size + k[0], c.q_size + k[1]), (values + k[0], values + k[1]))
+                kept[id(layer.qkv)] = rows, None
+                if attention == "sum":
+                    kept[id(layer.o)] = None, q
+            if isinstance(layer.mlp, Experts):
+                assert c.moe is not None
+                for expert in layer.mlp.experts:
+                    total = c.moe.intermediate_size
+                    of_mlp(expert.gate_up, expert.down, self.of_expert, total, experts)
+            else:
+                of_mlp(layer.mlp.gate_up, layer.mlp.down, self.inner, c.intermediate_size, mlp)
+        return kept
+
+    def _of_norms(self) -> dict[str, Cut]:
+        """Norms over all heads together have an element per column."""
+        names, d = self.config.family.names, self.config.head_dim
+        if self.config.family.qk_norm != "full":
+            return {}
+        kinds = (
+            (names.q_norm, self.config.q_size, self.queries),
+            (names.k_norm, self.config.kv_size, self.keys),
+        )
+        return {
+            f"{name}.weight".replace("{i}", str(i)): Cut((size,), ((d * heads[0], d * heads[1]),))
+            for i in range(self.config.num_layers)
+            for name, size, heads in kinds
+        }
+
+
+def _within(ranges: tuple[Range, ...] | None, part: Range) -> tuple[Range, ...] | None:
+    """Return what of `ranges` lies in `part`, counted from its beginning."""
+    if ranges is None:
+        return None
+    begin, end = part
+    shared = ((max(begin, first) - begin, min(end, last) - begin) for first, last in ranges)
+    return tuple((first, last) for first, last in shared if first < last)

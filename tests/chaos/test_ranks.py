@@ -1,0 +1,67 @@
+"""A rank of a model on two ranks is killed or stopped: all ranks are started again, and every stream goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from executors.tiny import weights_dir
+from tests.chaos.asked import kinds
+from tests.chaos.client import Stream, answers, open_client, reaches
+from tests.e2e.server_process import ServerProcess
+
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(400)]
+
+CAUSES = {signal.SIGKILL: "signal", signal.SIGSTOP: "hang"}
+
+
+def ranks_of(server: ServerProcess) -> dict[int, int]:
+    """Process ids of the ranks."""
+    found = {}
+    for pid in server.children():
+        title = Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0")
+        if title.startswith("cohort: executor rank "):
+            found[int(title.rpartition(" ")[2])] = pid
+    return found
+
+
+def words(streams: list[Stream]) -> list[Any]:
+    """What each choice said, without logprobs: those depend on the rest of a step in their last bits."""
+    return [
+        (
+            stream.error,
+            [(one.ids, one.text, one.calls, one.finish) for _, one in sorted(stream.choices.items())],
+        )
+        for stream in streams
+    ]
+
+
+@pytest.mark.parametrize("flags", [["-tp", "2"], ["-pp", "2"]], ids=["tp2", "pp2"])
+async def test_streams_survive_the_death_of_either_rank(flags: list[str], tmp_path: Path) -> None:
+    bodies = list(kinds().values())
+    model = ["--model", str(weights_dir()), "--dtype", "float32"]
+    with ServerProcess([*model, *flags], tmp_path, ready_within=120) as server:
+        server.wait_until_ready()
+        expected = words(await answers(server, bodies))
+        for number, cause in CAUSES.items():
+            for rank in (0, 1):
+                before = ranks_of(server)
+                assert sorted(before) == [0, 1]
+                streams = [Stream(body) for body in bodies]
+                async with open_client(server) as client:
+                    running = [asyncio.create_task(stream.run(client)) for stream in streams]
+                    await streams[0].reaches(5)
+                    os.kill(before[rank], number)
+                    await asyncio.gather(*running)
+                when = f"{number.name} of rank {rank}"
+                assert words(streams) == expected, when
+                metric = f'cohort_executor_restarts_total{{cause="{cause}"}}'
+                await reaches(server, metric, 1 + rank)
+                after = ranks_of(server)
+                assert not set(before.values()) & set(after.values()), f"{when}: both are new processes"
+        assert "never retrieved" not in server.log()

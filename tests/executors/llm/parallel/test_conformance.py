@@ -1,0 +1,40 @@
+"""The conformance kit over two ranks, through the client: what holds for one process holds for a group."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from executors.contract import ModelExecutor, OptimizationConfig, ParallelConfig, replace
+from executors.process import connect
+from executors.testing.conformance import check
+from tests.executors.checkpoints import QWEN3, write_checkpoint
+from tests.executors.grammar_tokenizers import write_tokenizer
+from tests.executors.llm.driver import config
+from tests.executors.llm.test_conformance import write_adapters
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+
+
+@pytest.mark.parametrize("sizes", [(2, 1), (1, 2)], ids=["tp2", "pp2"])
+async def test_conformance(sizes: tuple[int, int], tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path / "model", QWEN3)
+    parallel = ParallelConfig(*sizes)
+    settings = replace(
+        config(
+            model,
+            dtype="float32",
+            tokenizer=str(write_tokenizer(tmp_path, 200)),
+            optimization=OptimizationConfig(num_threads=1, max_loras=2),
+        ),
+        parallel=parallel,
+        executor_type=parallel.executor_type,
+    )
+
+    def make() -> ModelExecutor:
+        return connect(settings)
+
+    report = await check(make, tolerance=1e-3, adapters=write_adapters(model, tmp_path))
+    report.raise_for_failures()
+    assert len(report.passed) >= 34

@@ -5,7 +5,7 @@ import { count, duration, durationText, percent } from "../lib/format.js";
 import { colours } from "../lib/theme.js";
 
 const TILES = [
-  ["rate", "Output", "tokens/s"],
+  ["rate", "Output", "tok/s"],
   ["ttft", "First token", ""],
   ["itl", "Between tokens", ""],
   ["queue", "Sequences", ""],
@@ -39,7 +39,7 @@ export class Figures {
     if (frame === null) return;
     const { running, waiting, kv_blocks: blocks, prefix_queries: queries, prefix_hits: hits } = frame;
     const told = {
-      rate: [{ text: count(figures.rate), unit: "tokens/s" }, `step ${count(frame.num_steps)}`],
+      rate: [{ text: count(figures.rate), unit: "tok/s" }, `step ${count(frame.num_steps)}`],
       ttft: [duration(figures.ttft), figures.ttft === null ? "none for 30 s" : "median, 30 s"],
       itl: [duration(figures.itl), figures.itlHigh === null ? "none for 5 s" : `p95 ${durationText(figures.itlHigh)}`],
       queue: [{ text: count(running), unit: "running" }, waiting ? `${count(waiting)} waiting` : "none waiting"],

@@ -66,7 +66,7 @@ function account(told) {
     facts([
       ["Answer", told.id], ["Request", told.request_id], ["Client's id", told.client_request_id], ["Trace", told.trace_id],
       ["Route", told.route], ["Model", told.model], ["Key", told.key],
-      ["Received", new Date(told.received * 1000).toLocaleString()], ["Ended", ended],
+      ["Received", new Date(told.received * 1000).toLocaleString()], [told.outcome ? "Ended" : "State", ended],
       ["First token after", durationText(told.ttft_seconds)], ["In all", durationText(told.e2e_seconds)],
       ["Waited", list(told.waited_for)],
       ["Prompt", `${count(told.prompt_tokens)} tokens, ${count(told.cached_tokens)} from the cache`],

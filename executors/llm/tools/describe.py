@@ -135,6 +135,7 @@ def sketch_model(
     # Without rotary tables, which the executor makes once KV is planned.
     # As if all linears were FP8 where the checkpoint's are: its files need not be there.
     plan, _ = loader.fp8_plan(replace(config, load_format="dummy"), shape, device, directory)
+    kv = loader.kv_dtype(config, device)  # in the order of a load, so that the same setting is named
     kernels, missing = loader.choose_kernels(config, dtype, device)
     if kernels is None:
         loader.refuse_without_kernels(config, dtype, device, missing)
@@ -150,7 +151,7 @@ def sketch_model(
         fp8=plan,
         each_layer=None if plan is None else partial(hold, plan=plan),
     )
-    decoder.kv_dtype = loader.kv_dtype(config, device)
+    decoder.kv_dtype = kv
     spec = replace(decoder.kv_spec, device=device)
     loader.refuse_unreadable_kv(spec)
     num_bytes = _bytes_when_loaded(config, decoder, device, kernels, here)

@@ -120,7 +120,7 @@ async def test_answers_are_those_of_an_executor_that_measured_nothing(qwen3, mon
         return list((await driver.generate([sequence], 12))[0])
 
     measured = await answer()
-    monkeypatch.setattr(ExecutorRuntime, "measure", lambda self, config: None)
+    monkeypatch.setattr(ExecutorRuntime, "measure", lambda self, config, clock: None)
     assert await answer() == measured
 
 

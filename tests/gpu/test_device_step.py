@@ -36,6 +36,8 @@ from tests.executors.llm.driver import GREEDY, Driver, config
 from tests.gpu.device_fakes import FakeDevice, FakeDeviceExecutor, LateEvent, PagedTorch
 from tests.gpu.workloads import HOSTED, PLAIN, SHAPED, SMALL, Maker, play
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:

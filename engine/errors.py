@@ -22,7 +22,8 @@ class EngineError(Exception):
     """The same request would most likely fail again: clients are told not to send it once more by themselves."""
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
-        self._template = message
+        self.template = message
+        """The message before the field's name was put in."""
         self.message = message.replace(FIELD, param or "")
         super().__init__(self.message)
         self.param = param
@@ -33,7 +34,7 @@ class EngineError(Exception):
         """Name the field at fault as the client does, in `param` and in the message. None: no field of the client's is."""
         self.param = param
         if param is not None:
-            self.message = self._template.replace(FIELD, param)
+            self.message = self.template.replace(FIELD, param)
 
 
 class InvalidRequest(EngineError):

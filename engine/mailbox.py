@@ -1,10 +1,11 @@
-"""`Mailbox`: where a reader picks up what its sequences gained."""
+"""`Outlet`: what the engine gives deltas to. `Mailbox`: the outlet where a reader in this process picks them up."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Protocol
 
 from engine.errors import ReaderTooSlow
 from engine.request import TokenDelta
@@ -16,6 +17,13 @@ choice of a model with a context of 128k never gets there, however slowly its cl
 _AT_ONCE = 1024
 """Entries (tokens and their alternatives) that one `take` gives: what is made of them, text and JSON, is 50 times as large and
 exists outside of any bound but this one."""
+
+
+class Outlet(Protocol):
+    """Where the loop task puts the deltas of one call: a mailbox, or what sends them on to another process."""
+
+    def put(self, key: int, delta: TokenDelta) -> None:
+        """Take a delta; never blocks."""
 
 
 class Mailbox:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from engine.mailbox import Mailbox
+from engine.mailbox import Outlet
 from engine.request import FinishReason, Request, RequestContext
 from executors.contract import SampledToken, SequenceStart
 
@@ -40,7 +40,7 @@ class Sequence:
 
     seq_id: int
     request: Request
-    mailbox: Mailbox
+    mailbox: Outlet
     mailbox_key: int
     siblings: list[Sequence] = field(default_factory=list)
     """All choices of one prompt, this one included, which may share the prompt's KV; empty for an only one, and at its end:

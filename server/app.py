@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -11,14 +11,15 @@ from fastapi import FastAPI
 from server import __version__
 from server.console.assets import assets
 from server.console.feed import StepFeed
-from server.http.answer_counter import counter
+from server.http.answer_counter import AnswerCounter
 from server.http.auth import KeyAuth
 from server.http.cors import Cors
-from server.http.endpoints import Endpoints, paths_of
+from server.http.endpoints import Answered, Endpoints, paths_of
 from server.http.errors import install_handlers
-from server.http.hosts import HostCheck, Hosts
+from server.http.hosts import HostCheck, Hosts, hosts_of
 from server.http.keys import Keys
-from server.http.middleware import BodyLimit, RequestLogging, TrailingSlash, log_call
+from server.http.middleware import AnswerFailures, BodyLimit, RequestLogging, TrailingSlash, log_call
+from server.key_files import ServerKeys
 from server.routes import (
     adapters,
     chat,
@@ -31,12 +32,14 @@ from server.routes import (
     ollama,
     ollama_models,
     ops,
+    passed_on,
     requests,
     responses,
     scoring,
     settings,
     tokens,
 )
+from server.settings.table import Settings
 from server.state import ServerState
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
@@ -52,9 +55,12 @@ def create_app(
     hosts: Hosts | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
     kill_button: bool = False,
+    counting: Callable[[Endpoints], Answered] | None = None,
+    inner: bool = False,
 ) -> FastAPI:
     """An application over `state`. Without `hosts` it accepts every host name; without `admin_key` the administrator's paths are
-    404. `kill_button`: the admin may kill the executor."""
+    404. `kill_button`: the admin may kill the executor. `counting`: makes what counts answers, if not the metrics of `state`.
+    `inner`: it answers what API workers pass on, which have checked, counted and logged the request."""
     app = FastAPI(
         title="Cohort",
         version=__version__,
@@ -69,6 +75,8 @@ def create_app(
     state.stories.on_end(state.metrics.tell)
     app.state.step_feed = StepFeed(state, kill_button=kill_button)
     app.openapi = _document  # type: ignore[method-assign]
+    if state.elsewhere is not None:
+        app.include_router(passed_on.router)
     for module in (
         adapters,
         chat,
@@ -90,11 +98,13 @@ def create_app(
         app.include_router(module.router)
     endpoints = Endpoints(paths_of(app.routes))
     install_handlers(app, endpoints)
-    app.state.answered = answered = counter(state.metrics, endpoints)
+    answered = counting(endpoints) if counting is not None else AnswerCounter(state.metrics, endpoints)
+    app.state.answered = answered
     # The last one added is the outermost: ids, log and preflights first, then hosts, then keys, and only then is a body
     # looked at.
     app.add_middleware(TrailingSlash)
-    app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
+    if not inner:
+        app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
     admin_keys = Keys((admin_key,), label="admin") if isinstance(admin_key, str) else admin_key
     app.add_middleware(
         KeyAuth,
@@ -103,9 +113,41 @@ def create_app(
         admin_keys=admin_keys,
         open_paths=[f"/console/{name}" for name in assets()],
     )
+    if inner:
+        app.add_middleware(AnswerFailures)
+        return app
     app.add_middleware(HostCheck, hosts=hosts or Hosts())
     app.add_middleware(RequestLogging, cors=cors or Cors(), answered=answered)
     return app
+
+
+def app_of(
+    settings: Settings,
+    state: ServerState,
+    address: str,
+    keys: ServerKeys,
+    *,
+    counting: Callable[[Endpoints], Answered] | None = None,
+    inner: bool = False,
+) -> FastAPI:
+    """`create_app` with the settings of access. `address`: where the server listens."""
+    return create_app(
+        state,
+        api_keys=keys.api,
+        metrics_key=settings.metrics_key,
+        admin_key=keys.admin,
+        cors=Cors(
+            settings.allowed_origins,
+            settings.allowed_methods,
+            settings.allowed_headers,
+            settings.allow_credentials,
+        ),
+        hosts=hosts_of(settings.allowed_hosts, settings.host, address, keys=settings.needs_key),
+        max_body_bytes=settings.max_body_bytes,
+        kill_button=settings.enable_kill_button,
+        counting=counting,
+        inner=inner,
+    )
 
 
 @functools.cache

@@ -11,7 +11,7 @@ import atexit
 import hashlib
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +22,6 @@ import uvloop
 
 from engine.config import EngineConfig
 from engine.core.loop import EngineCore
-from engine.text.generation import TextEngine
 from engine.text.tokenizer import Tokenizer
 from executors import lora, registry, tiny
 from executors.contract import (
@@ -42,24 +41,18 @@ from server.adapters.modules import read_modules
 from server.adapters.registry import AdapterRegistry
 from server.adapters.start import load_modules, uses_adapters
 from server.adapters.store import AdapterStore
-from server.answer.notation import ModelNotation, model_notation
-from server.app import create_app
+from server.answer.notation import ModelNotation
+from server.app import app_of
 from server.grammar.validator import GrammarJudge
 from server.http import tls
-from server.http.cors import Cors
-from server.http.hosts import hosts_of
 from server.key_files import read_keys
-from server.lifecycle import EngineGone, Signals, serve
+from server.lifecycle import EngineGone, FrontEnd, HttpFrontEnd, Signals, serve_by
 from server.metrics import Metrics
-from server.model_defaults import generation_config
-from server.model_defaults.pooling import default_pooling
-from server.model_defaults.retrieval import embedding_prompts, scoring
 from server.model_defaults.sampling import SamplingDefaults
 from server.model_files import default_model
-from server.model_files.prepared import model_directory, model_file
+from server.model_files.prepared import model_directory
 from server.model_source import LocalModel, Source, find_source
 from server.pending_core import LateCore
-from server.prepare.chat_prompt import DEADLINE
 from server.responses.store import MemoryResponseStore
 from server.settings.load import SettingsError
 from server.settings.table import Settings
@@ -67,9 +60,10 @@ from server.speculation import check_vocabularies, draft_source, read_speculatio
 from server.state import Progress, ServedModel, ServerState
 from server.stories.ring import Stories
 from server.system import gc_tuning, logs
-from server.system.worker_threads import DeadlineExceeded
-from server.templates.pairs import QWEN3_MARKS, pair_prompt
-from server.templates.template import ChatTemplate, resolve_chat_template
+from server.templates.template import ChatTemplate
+from server.text_side import TextSide, adapter_text_side, detect_notation, read_text_side, served_model
+from server.workers.messages import AdapterFacts, Serve, Setup
+from server.workers.pool import WorkerPool, WorkersFailed
 
 if TYPE_CHECKING:
     from server.stories.traces import Traces
@@ -96,6 +90,9 @@ def run(settings: Settings, listener: socket.socket, notes: Sequence[str] = ()) 
     except EngineGone:
         _complain("the executor cannot be brought back; see the log above")
         return 3
+    except WorkersFailed as error:
+        _complain(str(error))
+        return 1
     except ExecutorError as error:
         _complain(f"the executor could not be started: {error}")
         return 1
@@ -122,10 +119,11 @@ class Bootstrap:
             draft_source(settings, self.speculation, embedded_directory()) if self.speculation.model else None
         )
         self.draft_dir: Path | None = None
+        self.pool: WorkerPool | None = None
+        """The API workers; None without any."""
+        self.adapters: AdapterRegistry | None = None
         self.model_dir: Path  # known once the hub's files are there, and with it
         self.config: ExecutorConfig
-        self._file_warnings: tuple[str, ...] = ()
-        """Warnings about settings in the tokenizer's files that are not used."""
         name = self.source.name if isinstance(self.source, LocalModel) else self.source.label
         self.names = tuple(settings.served_model_name) or (name,)
         self.aliases = model_aliases(settings, self.names)
@@ -149,26 +147,7 @@ class Bootstrap:
         if self.traces is not None:
             state.stories.on_end(self.traces.tell)
         core = LateCore()
-        app = create_app(
-            state,
-            api_keys=self.keys.api,
-            metrics_key=settings.metrics_key,
-            admin_key=self.keys.admin,
-            cors=Cors(
-                settings.allowed_origins,
-                settings.allowed_methods,
-                settings.allowed_headers,
-                settings.allow_credentials,
-            ),
-            hosts=hosts_of(
-                settings.allowed_hosts,
-                settings.host,
-                listener.getsockname()[0],
-                keys=settings.needs_key,
-            ),
-            max_body_bytes=settings.max_body_bytes,
-            kill_button=settings.enable_kill_button,
-        )
+        front = self._front_end(state, core, listener)
         secure = self.tls is not None
         url = banner.url_of(settings.host, listener.getsockname()[1], secure=secure)
         log.info(f"listening on {url}", model=self.names[0])
@@ -181,19 +160,29 @@ class Bootstrap:
             self._announce(core.core, model, url)
 
         try:
-            await serve(
-                app,
-                state,
-                listener,
-                core,
-                load,
-                drain_timeout=settings.drain_timeout,
-                signals=signals,
-                tls=self.tls,
-            )
+            await serve_by(front, state, core, load, drain_timeout=settings.drain_timeout, signals=signals)
         finally:
             if self.traces is not None:
                 await asyncio.to_thread(self.traces.close)
+
+    def _front_end(self, state: ServerState, core: LateCore, listener: socket.socket) -> FrontEnd:
+        """This process's HTTP server, or API workers."""
+        settings, address = self.settings, listener.getsockname()[0]
+        if not settings.api_server_count:
+            app = app_of(settings, state, address, self.keys)
+            return HttpFrontEnd(app, state, listener, self.tls)
+        app = app_of(settings, state, address, self.keys, inner=True)
+
+        def setup(number: int, patient: bool) -> Setup:
+            minted = self.keys.minted
+            return Setup(number, settings, self.names, self.aliases, minted, state.started, address, patient)
+
+        self.pool = pool = WorkerPool(
+            settings, setup, listener, state, lambda: core.known, app, app.state.answered
+        )
+        state.workers = pool
+        state.metrics.watch_workers(pool)
+        return pool
 
     async def load(self, state: ServerState, core: LateCore) -> ServedModel:
         """Find the model, start its executor, read its tokenizer and template, and put them into `state` and `core`.
@@ -209,25 +198,40 @@ class Bootstrap:
             )
             self.draft_dir = await asyncio.to_thread(model_directory, path)
         self.config = executor_config(self.settings, self.model_dir, self.draft_dir)
+        if self.pool is not None:
+            self.pool.model_at(str(self.model_dir), self._is_default)
         core.arrives(self._core(state))
         model = await self._load(core.core, state)
         tokenizer = Path(self.config.tokenizer or self.config.model)
         state.judge = GrammarJudge(tokenizer, model.info.logits_width)
         if uses_adapters(self.settings):
             await self._add_adapters(core.core, state, model)
+        if self.pool is not None:
+            await self.pool.serve(self._facts(state, core.core, model))
         state.model = model
         state.progress = None
         return model
+
+    def _facts(self, state: ServerState, core: EngineCore, model: ServedModel) -> Serve:
+        """What workers are told of the loaded model."""
+        return Serve(
+            model.info,
+            model.max_model_len,
+            model.fingerprint,
+            core.executor.capabilities(),
+            state.responses.enabled,
+            model.drafts,
+            self.settings.max_loras,
+            None if self.adapters is None else adapter_facts(self.adapters),
+        )
 
     async def _add_adapters(self, core: EngineCore, state: ServerState, model: ServedModel) -> None:
         settings, tokenizer = self.settings, model.tokenizer
         assert isinstance(tokenizer, Tokenizer)
 
-        async def text_side(source: str) -> tuple[ChatTemplate, ModelNotation]:
-            if settings.chat_template and model.template is not None:
-                return model.template, model.notation
-            template = ChatTemplate(source, tokenizer.special_tokens, "the adapter's chat template")
-            return template, await self._notation(state, tokenizer, template)
+        async def text_side(source: str) -> tuple[ChatTemplate | None, ModelNotation]:
+            base = model.template, model.notation
+            return await adapter_text_side(settings, state.threads, tokenizer, base, source)
 
         adapters = AdapterRegistry(
             core,
@@ -239,7 +243,9 @@ class Bootstrap:
             max_loras=settings.max_loras,
             root=None if settings.lora_root is None else Path(settings.lora_root),
             on_demand=settings.lora_on_demand,
+            changed=self._publish_adapters,
         )
+        self.adapters = adapters
         atexit.register(store.close)
 
         async def fetch(source: hub.HubModel) -> Path:
@@ -252,6 +258,11 @@ class Bootstrap:
             log.warning(
                 "adapters cannot be loaded over HTTP: there is no admin key (--admin-key or --admin-key-file)"
             )
+
+    async def _publish_adapters(self) -> None:
+        """The table of adapters has changed: API workers have copies of it."""
+        if self.pool is not None and self.adapters is not None:
+            await self.pool.publish(adapter_facts(self.adapters))
 
     def _core(self, state: ServerState) -> EngineCore:
         executor = connect(self.config, self.settings.executor_mode)
@@ -308,7 +319,7 @@ class Bootstrap:
                 if task.done():
                     task.result()
             await starting
-            tokenizer, template, defaults = await reading
+            text = await reading
         finally:
             display.close()
             for task in (starting, reading):
@@ -316,95 +327,42 @@ class Bootstrap:
             await asyncio.gather(starting, reading, return_exceptions=True)
         info = core.info()
         assert info is not None
-        notation = await self._notation(state, tokenizer, template)
-        return self._served(core, info, tokenizer, template, notation, defaults)
+        notation = await detect_notation(self.settings, state.threads, text.tokenizer, text.template)
+        return self._served(core, info, text, notation)
 
-    def _read_text_side(self) -> tuple[Tokenizer, ChatTemplate | None, SamplingDefaults]:
-        directory = Path(self.settings.tokenizer) if self.settings.tokenizer else self.model_dir
-        if not directory.is_dir():
-            raise ConfigError(f"--tokenizer {directory}: no such directory")
-        settings = self.settings
-        chosen = generation_config.choose(
-            settings.generation_config,
-            settings.override_generation_config,
-            self.model_dir,
-            default_model.SAMPLING if self._is_default else None,
-        )
-        tokenizer = Tokenizer.load(directory)
+    def _read_text_side(self) -> TextSide:
+        found = read_text_side(self.settings, self.model_dir, self._is_default)
         if self.draft_dir is not None:
-            check_vocabularies(tokenizer, self.draft_dir, self.speculation.model)
-        tokenizer.eos_token_ids |= chosen.end_tokens  # no other object holds it yet
-        told = {line.partition("eos_token_id")[2]: line for line in (*tokenizer.warnings, *chosen.warnings)}
-        self._file_warnings = tuple(told.values())  # both have read the same file
-        defaults = chosen.defaults
-        source: str | Mapping[str, str] | None = tokenizer.chat_template
-        origin = f"{model_file(directory) or directory}: chat template"
-        if settings.chat_template:
-            source, origin = resolve_chat_template(settings.chat_template, tokenizer.chat_template)
-        if source is None:
-            return tokenizer, None, defaults
-        return tokenizer, ChatTemplate(source, tokenizer.special_tokens, origin), defaults
+            check_vocabularies(found.tokenizer, self.draft_dir, self.speculation.model)
+        return found
 
     def _served(
-        self,
-        core: EngineCore,
-        info: ModelInfo,
-        tokenizer: Tokenizer,
-        template: ChatTemplate | None,
-        notation: ModelNotation,
-        defaults: SamplingDefaults,
+        self, core: EngineCore, info: ModelInfo, text: TextSide, notation: ModelNotation
     ) -> ServedModel:
+        tokenizer = text.tokenizer
         if tokenizer.vocab_size > info.logits_width:
             log.warning(
                 "the tokenizer has more ids than the model: some texts cannot be served",
                 tokenizer=tokenizer.vocab_size,
                 model=info.logits_width,
             )
-        for warning in self._file_warnings:
+        for warning in text.warnings:
             log.warning(warning)
-        if beyond := sorted(one for one in tokenizer.eos_token_ids if one >= info.logits_width):
+        if beyond := text.drop_end_tokens_beyond(info.logits_width):
             log.warning("end tokens beyond the model's vocabulary are ignored", ids=beyond[:4])
-            tokenizer.eos_token_ids -= set(beyond)
-        pooling = default_pooling(self.model_dir)
-        marks = all(mark in tokenizer.added_tokens for mark in QWEN3_MARKS)
         digest = hashlib.sha256(repr((__version__, self.config, info)).encode()).hexdigest()[:10]
-        return ServedModel(
-            engine=TextEngine(core, tokenizer),
-            tokenizer=tokenizer,
-            notation=notation,
-            info=info,
-            max_model_len=core.max_model_len,
-            template=template,
-            defaults=defaults,
-            pooling=pooling,
-            prompts=embedding_prompts(self.model_dir),
-            scoring=scoring(
-                self.model_dir,
-                (*self.names, self.settings.model or "", self.model_dir.name),
-                info,
-                pooling,
-                tokenizer.single_token,
-                self.settings.classifier_from_token,
-            ),
-            pairs=pair_prompt(template, marks),
-            fingerprint=f"cohort-{digest}",
-            salt_per_key=self.settings.cache_salt_per_key,
+        return served_model(
+            self.settings,
+            core,
+            text,
+            notation,
+            info,
+            core.max_model_len,
+            f"cohort-{digest}",
+            self.model_dir,
+            names=self.names,
             drafts=bool(self.speculation.num_tokens),
-            log_prompts=self.settings.log_prompts,
         )
-
-    async def _notation(
-        self, state: ServerState, tokenizer: Tokenizer, template: ChatTemplate | None
-    ) -> ModelNotation:
-        """Detect the notation. A template that renders without end prevents the detection for its model, and nothing else."""
-        named = (self.settings.tool_call_parser, self.settings.reasoning_parser)
-        generic = self.settings.generic_tools
-        try:
-            return await state.threads.run(
-                lambda: model_notation(tokenizer, template, *named, generic_tools=generic), DEADLINE
-            )
-        except DeadlineExceeded:
-            return model_notation(tokenizer, template, *named, asks=False)
 
     def _announce(self, core: EngineCore, model: ServedModel, url: str) -> None:
         for note in core.executor.status().notes:
@@ -466,6 +424,14 @@ def check_adapter_settings(settings: Settings) -> None:
         raise SettingsError("--lora-on-demand: it loads what lies below --lora-root, which is not given")
     if settings.lora_root is not None and not Path(settings.lora_root).is_dir():
         raise SettingsError(f"--lora-root {settings.lora_root}: no such directory")
+
+
+def adapter_facts(registry: AdapterRegistry) -> list[AdapterFacts]:
+    """All adapters as API workers know them, by name."""
+    return [
+        AdapterFacts(one.name, one.root, one.created, one.packed.digest, one.model.fingerprint, one.source)
+        for one in registry.all()
+    ]
 
 
 def model_aliases(settings: Settings, names: Sequence[str]) -> tuple[tuple[str, str], ...]:

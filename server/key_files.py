@@ -36,6 +36,17 @@ def read_keys(settings: Settings, *, terminal: bool) -> ServerKeys:
     )
 
 
+def worker_keys(settings: Settings, minted: str | None) -> ServerKeys:
+    """The keys of an API worker, whose server has the admin key `minted`. A file that cannot be read has no keys: a worker that
+    takes a dead one's place does not fail for it, since the server would not either."""
+    admin = settings.admin_key or minted
+    return ServerKeys(
+        Keys(settings.api_key, settings.api_key_file, checked=False),
+        Keys(() if admin is None else (admin,), settings.admin_key_file, label="admin", checked=False),
+        minted,
+    )
+
+
 def _keys(flag: str, given: tuple[str, ...], file: str | None, label: str) -> Keys:
     try:
         return Keys(given, file, label=label)

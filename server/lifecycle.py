@@ -83,6 +83,62 @@ class Signals:
         (self.second if self.first.is_set() else self.first).set()
 
 
+class FrontEnd(Protocol):
+    """What answers HTTP: the server of this process, or API workers."""
+
+    async def run(self) -> None:
+        """Serve until `stop`. Raises if it cannot go on."""
+
+    async def answered(self) -> None:
+        """Wait until no client waits for the rest of an answer."""
+
+    def stop(self) -> None:
+        """Take no more requests; `run` returns once the last bytes of answers have had time to reach their clients."""
+
+    def hurry(self) -> None:
+        """Do not wait for those."""
+
+
+class HttpFrontEnd:
+    """The HTTP server of this process."""
+
+    def __init__(
+        self, app: FastAPI, state: ServerState, listener: socket.socket, tls: ssl.SSLContext | None = None
+    ) -> None:
+        config = uvicorn.Config(
+            app,
+            http=bounded(state.write_timeout, most_connections(), app.state.answered),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            ssl_context_factory=None if tls is None else lambda *_: tls,
+            timeout_keep_alive=_KEEP_ALIVE,
+            timeout_graceful_shutdown=_LAST_BYTES_TIMEOUT,
+        )
+        self._http = _HttpServer(config)
+        self._listener = listener
+
+    async def run(self) -> None:
+        """Serve until `stop`."""
+        await self._http.serve(sockets=[self._listener])
+
+    async def answered(self) -> None:
+        """Wait until no client waits for the rest of an answer."""
+        while any(_owes(connection) for connection in self._http.server_state.connections):  # noqa: ASYNC110
+            await asyncio.sleep(_READING_INTERVAL)  # a transport has no event for "all is sent"
+
+    def stop(self) -> None:
+        """Take no more requests."""
+        self._http.should_exit = True
+
+    def hurry(self) -> None:
+        """Do not wait for the last bytes of responses."""
+        self._http.force_exit = True
+
+
 async def serve(
     app: FastAPI,
     state: ServerState,
@@ -94,39 +150,39 @@ async def serve(
     signals: Signals,
     tls: ssl.SSLContext | None = None,
 ) -> None:
+    """`serve_by` the HTTP server of this process."""
+    front = HttpFrontEnd(app, state, listener, tls)
+    await serve_by(front, state, core, load, drain_timeout=drain_timeout, signals=signals)
+
+
+async def serve_by(
+    front: FrontEnd,
+    state: ServerState,
+    core: Stoppable,
+    load: Callable[[], Awaitable[None]],
+    *,
+    drain_timeout: float,
+    signals: Signals,
+) -> None:
     """Serve until a signal comes. `load` fills `state.model`; what it raises ends the server and is raised here.
 
     Raises EngineGone when the engine gives up: `/live` is the only liveness probe, and a server without an engine must not
     pass it for ever.
     """
-    config = uvicorn.Config(
-        app,
-        http=bounded(state.write_timeout, most_connections(), app.state.answered),
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        ssl_context_factory=None if tls is None else lambda *_: tls,
-        timeout_keep_alive=_KEEP_ALIVE,
-        timeout_graceful_shutdown=_LAST_BYTES_TIMEOUT,
-    )
-    http = _HttpServer(config)
-    serving = asyncio.create_task(http.serve(sockets=[listener]), name="http")
+    serving = asyncio.create_task(front.run(), name="http")
     async with _background(state):
         try:
             await _until(signals.first, load(), serving)
             if not serving.done():
                 await _until(signals.first, _gone(core), serving)
-            await _drain(state, _finish(core, http, drain_timeout), drain_timeout, signals)
+            await _drain(state, _finish(core, front, drain_timeout), drain_timeout, signals)
         finally:
             await state.responses.close()
             await _stop(core)
             if state.judge is not None:
                 await state.judge.close()
-            http.should_exit = True
-            async with _in_a_hurry(http, signals):
+            front.stop()
+            async with _in_a_hurry(front, signals):
                 await serving
             state.threads.close()
 
@@ -151,14 +207,13 @@ async def _gone(core: Stoppable) -> None:
     raise EngineGone
 
 
-async def _finish(core: Stoppable, http: uvicorn.Server, timeout: float) -> bool:
+async def _finish(core: Stoppable, front: FrontEnd, timeout: float) -> bool:
     """Wait until running requests are computed and their answers are read. False if `timeout` seconds were not enough."""
     try:
         async with asyncio.timeout(timeout):
             if not await core.drain(timeout):
                 return False
-            while any(_owes(connection) for connection in http.server_state.connections):  # noqa: ASYNC110
-                await asyncio.sleep(_READING_INTERVAL)  # a transport has no event for "all is sent"
+            await front.answered()
     except TimeoutError:
         return False
     return True
@@ -186,12 +241,12 @@ async def _drain(
 
 
 @contextlib.asynccontextmanager
-async def _in_a_hurry(http: uvicorn.Server, signals: Signals) -> AsyncIterator[None]:
+async def _in_a_hurry(front: FrontEnd, signals: Signals) -> AsyncIterator[None]:
     """Do not wait for the last bytes of responses once there is a second signal, before or meanwhile."""
 
     async def force() -> None:
         await signals.second.wait()
-        http.force_exit = True
+        front.hurry()
 
     forcing = asyncio.create_task(force())
     try:

@@ -6,13 +6,21 @@ them, so that a hanging executor shows as old numbers and not as a hanging scrap
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
@@ -64,6 +72,24 @@ class _Adapters(Protocol):
     def moves(self) -> tuple[int, int]: ...
 
 
+class _WorkerUse(Protocol):
+    @property
+    def number(self) -> int: ...
+
+    @property
+    def cpu(self) -> float: ...
+
+    @property
+    def resident(self) -> int: ...
+
+
+class _Workers(Protocol):
+    @property
+    def restarts(self) -> int: ...
+
+    def uses(self) -> Sequence[_WorkerUse]: ...
+
+
 class Metrics(Observer):
     """All metrics of one server, in a registry of their own, so that two servers in one test process do not collide."""
 
@@ -72,7 +98,6 @@ class Metrics(Observer):
         self._model = model
         self._compat = compat
         self.registry = CollectorRegistry(auto_describe=False)
-        self.num_output_tokens = 0
         """Output tokens so far."""
         self._ttft = Histogram(
             "cohort_time_to_first_token_seconds",
@@ -80,24 +105,16 @@ class Metrics(Observer):
             buckets=_TTFT_BUCKETS,
             registry=self.registry,
         )
-        self._itl = Histogram(
-            "cohort_inter_token_latency_seconds",
-            "Seconds between two tokens of a sequence.",
-            buckets=_ITL_BUCKETS,
-            registry=self.registry,
-        )
+        self._itl = _Intervals()
+        self.registry.register(self._itl)
         self._e2e = Histogram(
             "cohort_e2e_request_latency_seconds",
             "Seconds from when a request's body is there to its end.",
             buckets=_E2E_BUCKETS,
             registry=self.registry,
         )
-        self._tokens = Counter(
-            "cohort_tokens",
-            "Output tokens as they come, and prompt tokens of requests that ended after they were started, once for all choices.",
-            ["kind"],
-            registry=self.registry,
-        )
+        self._tokens = _Tokens()
+        self.registry.register(self._tokens)
         self._make_part_histograms()
         self._requests = Counter(
             "cohort_requests",
@@ -165,8 +182,6 @@ class Metrics(Observer):
 
     def _start_counters(self) -> None:
         """Make all known labels: a rate over a counter that appears at its first event misses that event."""
-        self._prompt_tokens = self._tokens.labels("prompt")
-        self._output_tokens = self._tokens.labels("output")
         for outcome in ("stop", "length", "abort", "error"):
             self._requests.labels(outcome)
         for code in ("overloaded", "deadline_exceeded"):
@@ -201,6 +216,10 @@ class Metrics(Observer):
         """Export who uses which LoRA adapter."""
         self.registry.register(_AdapterCollector(adapters))
 
+    def watch_workers(self, workers: _Workers) -> None:
+        """Export what API workers use."""
+        self.registry.register(_WorkerCollector(workers))
+
     def watch_stage(self, stage: Callable[[], Stage]) -> None:
         """Export the server's stage, from before the engine exists."""
         self.registry.register(_StageCollector(stage))
@@ -234,20 +253,22 @@ class Metrics(Observer):
     def first_token(self, ttft: float) -> None:
         """See Observer."""
         self._ttft.observe(ttft)
-        self._output_tokens.inc()
-        self.num_output_tokens += 1
+        self._tokens.output += 1
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Output tokens so far."""
+        return self._tokens.output
 
     def tokens(self, count: int, inter_token: float) -> None:
         """See Observer. Tokens that arrive together share the time since the last one."""
-        self._output_tokens.inc(count)
-        self.num_output_tokens += count
-        for _ in range(count):
-            self._itl.observe(inter_token / count)
+        self._tokens.output += count
+        self._itl.observe(inter_token / count, count)
 
     def finished(self, outcome: str, prompt_tokens: int, output_tokens: int, e2e: float) -> None:
         """See Observer."""
         self._requests.labels(outcome).inc()
-        self._prompt_tokens.inc(prompt_tokens)
+        self._tokens.prompt += prompt_tokens
         self._e2e.observe(e2e)
 
     def used(self, key_name: str, prompt_tokens: int, output_tokens: int) -> None:
@@ -277,6 +298,51 @@ class Metrics(Observer):
         self._restarts.labels(cause).inc()
 
 
+class _Tokens(Collector):
+    """`cohort_tokens_total`, counted in plain integers: it is counted for every token. One writer: the event loop."""
+
+    def __init__(self) -> None:
+        self.prompt = 0
+        self.output = 0
+
+    def collect(self) -> Iterator[Metric]:
+        """The counter, by kind."""
+        family = CounterMetricFamily(
+            "cohort_tokens",
+            "Output tokens as they come, and prompt tokens of requests that ended after they were started, once for all choices.",
+            labels=["kind"],
+        )
+        family.add_metric(["prompt"], float(self.prompt))
+        family.add_metric(["output"], float(self.output))
+        yield family
+
+
+class _Intervals(Collector):
+    """`cohort_inter_token_latency_seconds`. One writer: the event loop. prometheus_client's own histogram takes 1 us for each
+    token, which is as long as the rest of its way through the engine's delivery."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(_ITL_BUCKETS) + 1)
+        self._sum = 0.0
+
+    def observe(self, seconds: float, count: int) -> None:
+        """Count so many intervals of this length."""
+        self._counts[bisect.bisect_left(_ITL_BUCKETS, seconds)] += count
+        self._sum += seconds * count
+
+    def collect(self) -> Iterator[Metric]:
+        """The histogram."""
+        family = HistogramMetricFamily(
+            "cohort_inter_token_latency_seconds", "Seconds between two tokens of a sequence.", labels=[]
+        )
+        bounds = [*(str(float(bound)) for bound in _ITL_BUCKETS), "+Inf"]
+        below = itertools.accumulate(self._counts)
+        family.add_metric(
+            [], [(bound, float(count)) for bound, count in zip(bounds, below, strict=True)], self._sum
+        )
+        yield family
+
+
 class _StageCollector(Collector):
     """Metrics that also exist while the server still downloads its model."""
 
@@ -293,6 +359,36 @@ class _StageCollector(Collector):
         yield InfoMetricFamily(
             "cohort_build", "Always 1; the version of the server.", {"version": __version__}
         )
+
+
+class _WorkerCollector(Collector):
+    """API workers. The metrics `process_*` describe the process that schedules."""
+
+    def __init__(self, workers: _Workers) -> None:
+        self._workers = workers
+
+    def collect(self) -> Iterator[Metric]:
+        """How many live, how many were replaced, and what each uses."""
+        uses = self._workers.uses()
+        yield _gauge("cohort_api_workers", "API workers that live, with --api-server-count.", len(uses))
+        yield _counter(
+            "cohort_api_worker_restarts", "API workers that took a dead one's place.", self._workers.restarts
+        )
+        cpu = CounterMetricFamily(
+            "cohort_api_worker_cpu_seconds",
+            "CPU time of an API worker's process; it begins anew with a new process.",
+            labels=["worker"],
+        )
+        resident = GaugeMetricFamily(
+            "cohort_api_worker_resident_memory_bytes",
+            "Resident memory of an API worker's process.",
+            labels=["worker"],
+        )
+        for use in uses:
+            cpu.add_metric([str(use.number)], use.cpu)
+            resident.add_metric([str(use.number)], float(use.resident))
+        yield cpu
+        yield resident
 
 
 class _AdapterCollector(Collector):

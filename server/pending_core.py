@@ -25,6 +25,11 @@ class LateCore:
         return self._core
 
     @property
+    def known(self) -> EngineCore | None:
+        """The engine, None before `arrives`."""
+        return self._core
+
+    @property
     def failed(self) -> asyncio.Event:
         """Event that is set once the engine has given up for good; unset while there is no engine."""
         return self._never if self._core is None else self._core.failed

@@ -9,7 +9,9 @@ from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
 import numpy as np
+from fastapi import Request
 from numpy.typing import NDArray
+from starlette.responses import Response
 
 from engine.core.step_watch import SequenceView, StepWatch
 from engine.errors import InvalidRequest, ModelNotFound, Unavailable
@@ -157,6 +159,20 @@ class AdaptersLike(Protocol):
         """Forget a name. Raises EngineError."""
 
 
+class Elsewhere(Protocol):
+    """Passes requests on to the process that they concern."""
+
+    def response(self, request: Request, body: bytes) -> Response:
+        """The answer that the other process gives to this request."""
+
+
+class WorkersLike(Protocol):
+    """The part of `server.workers.pool.WorkerPool` that routes use."""
+
+    async def sync(self, timeout: float) -> None:
+        """Wait, at most `timeout` seconds, until every worker has told what it counted."""
+
+
 class ExecutorsLike(Protocol):
     """The part of `executors.registry.ExecutorRegistry` that routes read."""
 
@@ -222,6 +238,10 @@ class ServerState:
     model: ServedModel | None = None
     judge: GrammarJudgeLike | None = None
     """Validator of grammars; set with the model."""
+    elsewhere: Elsewhere | None = None
+    """In an API worker: the way to the server's process. None in that process itself."""
+    workers: WorkersLike | None = None
+    """The API workers; None without any, and in a worker."""
     adapters: AdaptersLike | None = None
     """LoRA adapters; None: there are none. Set with the model."""
     progress: Progress | None = None

@@ -18,10 +18,11 @@ from prometheus_client.core import Metric
 from engine.core.adapters import AdapterUse
 from engine.request import DraftStats, EngineStats, Stage
 from executors.contract import KvLayout, MemoryStatus
-from server.http.answer_counter import counter
+from server.http.answer_counter import AnswerCounter
 from server.http.endpoints import Endpoints
 from server.metrics import Metrics
 from server.vllm_metrics import COPIES
+from server.workers.pool import WorkerUse
 from tools.settings_docs import escaped
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -38,6 +39,7 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Steps and drafts", ("cohort_step", "cohort_spec")),
     ("Stage and executor", ("cohort_stage", "cohort_build", "cohort_executor")),
     ("LoRA adapters", ("cohort_lora",)),
+    ("API workers", ("cohort_api",)),
     ("What the executor reports itself", ("cohort_cache",)),
 )  # fmt: skip
 """Headings, and beginnings of the names below each. The longest beginning counts."""
@@ -131,8 +133,9 @@ def exported() -> Metrics:
     metrics.watch(cast(Any, _Core()))
     metrics.watch_adapters(cast(Any, _Adapters()))
     metrics.watch_stage(lambda: Stage.READY)
+    metrics.watch_workers(_Workers())
     metrics.know_keys(["name"])
-    counter(metrics, Endpoints(["/v1/models"]))
+    AnswerCounter(metrics, Endpoints(["/v1/models"]))
     return metrics
 
 
@@ -155,6 +158,13 @@ class _Adapters:
 
     def uses(self) -> list[tuple[str, AdapterUse]]:
         return [("name", AdapterUse("digest", held=True, running=0, waiting=0))]
+
+
+class _Workers:
+    restarts = 0
+
+    def uses(self) -> list[WorkerUse]:
+        return [WorkerUse(0, 0.0, 0)]
 
 
 def _name(family: Metric) -> str:

@@ -36,7 +36,7 @@ from engine.core.spare_memory import SpareMemory
 from engine.core.step_watch import SequenceView, StepWatch, view_of
 from engine.core.steps import PendingStep, StepQueue
 from engine.errors import DeadlinePassed, EngineError, ExecutorFailed, InvalidRequest, Overloaded, Unavailable
-from engine.mailbox import Mailbox
+from engine.mailbox import Outlet
 from engine.request import DraftStats, EngineStats, FinishReason, Observer, Request, Stage
 from engine.sequence import Sequence, SequenceStatus
 from engine.waiting.admission import Admission
@@ -96,7 +96,7 @@ class EngineCore:
         self._recovery: Recovery | None = None
         self._spare_memory: SpareMemory | None = None
         self._seq_ids = itertools.count(1)
-        self._let_in: weakref.WeakSet[Mailbox] = weakref.WeakSet()
+        self._let_in: weakref.WeakSet[Outlet] = weakref.WeakSet()
         """Of calls that are queued, in part at least."""
         self._task: asyncio.Task[None] | None = None
         self._death: ExecutorDied | None = None
@@ -174,7 +174,7 @@ class EngineCore:
     # -- for callers --------------------------------------------------------------------------------------------------
 
     def submit(
-        self, request: Request, mailbox: Mailbox, key: int = 0, committed: SequenceOf[SampledToken] = (),
+        self, request: Request, mailbox: Outlet, key: int = 0, committed: SequenceOf[SampledToken] = (),
         accepted: bool = False,
     ) -> int:  # fmt: skip
         """Queue a request; its deltas arrive in `mailbox` under `key`. Returns the sequence id, minted here.
@@ -186,9 +186,7 @@ class EngineCore:
         """
         return self._submit([request], mailbox, key, committed, accepted)[0]
 
-    def submit_choices(
-        self, requests: SequenceOf[Request], mailbox: Mailbox, first_key: int = 0
-    ) -> list[int]:
+    def submit_choices(self, requests: SequenceOf[Request], mailbox: Outlet, first_key: int = 0) -> list[int]:
         """As `submit` for several requests with one prompt, all of them or none: they share the prompt's KV.
 
         Their deltas arrive under `first_key` and the keys after it.
@@ -202,7 +200,7 @@ class EngineCore:
     def _submit(
         self,
         requests: SequenceOf[Request],
-        mailbox: Mailbox,
+        mailbox: Outlet,
         key: int,
         committed: SequenceOf[SampledToken] = (),
         accepted: bool = False,
@@ -366,7 +364,7 @@ class EngineCore:
     def _look_after_waiting(self) -> None:
         """Apply queued commands, and drop sequences that have waited too long to be started."""
         self._inbox.apply()
-        calls: set[Mailbox] = set()
+        calls: set[Outlet] = set()
         not_started, now = self._waiting.not_started, self.clock()
         for seq in not_started.past_deadline(now):
             said = "the deadline passed before this request was started"
@@ -377,7 +375,7 @@ class EngineCore:
             )
             self._drop(seq, Overloaded(said, self._waiting.retry_after(seq.request)), calls)
 
-    def _drop(self, seq: Sequence, late: Overloaded, calls: set[Mailbox]) -> None:
+    def _drop(self, seq: Sequence, late: Overloaded, calls: set[Outlet]) -> None:
         """Refuse a sequence that waits. Of all those of a call one is counted; `calls` are those that were."""
         if seq.mailbox not in calls:
             calls.add(seq.mailbox)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.core.loop import EngineCore
 from engine.errors import EngineError, SequenceFailed
 from engine.mailbox import Mailbox
 from engine.request import FinishReason, Request, RequestContext, TokenDelta
+from engine.text.core import TextCore
 from executors.contract import SamplingParams
 
 _MOST_AT_ONCE = 64
@@ -35,7 +35,7 @@ class EmbeddingRequest:
 class Embedder:
     """One call in progress; if `run` ends early, its running sequences are aborted."""
 
-    def __init__(self, core: EngineCore, request: EmbeddingRequest) -> None:
+    def __init__(self, core: TextCore, request: EmbeddingRequest) -> None:
         self._core = core
         self._request = request
         self._mailbox = Mailbox()

@@ -16,11 +16,11 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.core.loop import EngineCore
 from engine.errors import EngineError, InvalidRequest, SequenceFailed
 from engine.mailbox import Mailbox
 from engine.request import FinishReason, Request, RequestContext, TokenDelta
 from engine.text.choice import Choice, ChoiceOptions, TextDelta, TokenText
+from engine.text.core import TextCore
 from engine.text.embedding import Embedder, EmbeddingRequest
 from engine.text.prompt_logprobs import prompt_texts
 from engine.text.tokenizer import Tokenizer
@@ -99,7 +99,7 @@ class Generation:
     raises `EngineError` when a choice fails; the other choices are aborted with it.
     """
 
-    def __init__(self, core: EngineCore, tokenizer: Tokenizer, request: TextRequest) -> None:
+    def __init__(self, core: TextCore, tokenizer: Tokenizer, request: TextRequest) -> None:
         self.request = request
         self.seed = secrets.randbits(_SEED_BITS) if request.seed is None else request.seed
         self.usage = Usage(prompt_tokens=sum(map(len, request.prompts)))
@@ -255,7 +255,7 @@ class Generation:
 class TextEngine:
     """Starts generations. Holds no state of its own beyond the core and the tokenizer."""
 
-    def __init__(self, core: EngineCore, tokenizer: Tokenizer) -> None:
+    def __init__(self, core: TextCore, tokenizer: Tokenizer) -> None:
         self.core = core
         self.tokenizer = tokenizer
 

@@ -7,7 +7,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterator
 
-from engine.mailbox import Mailbox
+from engine.mailbox import Outlet
 from engine.sequence import Sequence
 
 _SPARE = 64
@@ -32,7 +32,7 @@ class NotStarted:
         """A heap, which may have entries of sequences that no longer wait."""
         self._with_deadline: set[Sequence] = set()
         """Sequences of the heap that still wait."""
-        self._calls_started: weakref.WeakSet[Mailbox] = weakref.WeakSet()
+        self._calls_started: weakref.WeakSet[Outlet] = weakref.WeakSet()
         """Mailboxes of calls with at least one admitted sequence."""
 
     def add(self, seq: Sequence) -> None:

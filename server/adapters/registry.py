@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -76,13 +76,14 @@ class EngineLike(Protocol):
         """Loads and evictions so far."""
 
 
-TextSide = Callable[[str], Awaitable[tuple[ChatTemplate, ModelNotation]]]
+TextSide = Callable[[str], Awaitable[tuple[ChatTemplate | None, ModelNotation]]]
 """Compiles the source of an adapter's own chat template, and finds the notation that it brings. Raises ConfigError."""
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A name and what it stands for now. `root`: where it was loaded from, as it was said. `created`: Unix seconds."""
+    """A name and what it stands for now. `root`: where it was loaded from, as it was said. `created`: Unix seconds. `source`: of
+    its own chat template, None without one."""
 
     name: str
     root: str
@@ -90,6 +91,7 @@ class Adapter:
     model: ServedModel
     created: int
     on_demand: bool
+    source: str | None = None
 
 
 class AdapterRegistry:
@@ -107,9 +109,10 @@ class AdapterRegistry:
         max_loras: int,
         root: Path | None = None,
         on_demand: bool = False,
+        changed: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """`names` of the base model, which no adapter may have. `root`: what lies below it may be loaded over HTTP; None:
-        nothing. `on_demand`: also by being named in a request."""
+        nothing. `on_demand`: also by being named in a request. `changed` is awaited when names stand for something else."""
         self.max_loras = max_loras
         self._engine = engine
         self._model = model
@@ -119,6 +122,7 @@ class AdapterRegistry:
         self._text_side = text_side
         self._root = root
         self._on_demand = on_demand
+        self._changed = changed or _nobody_to_tell
         self._adapters: dict[str, Adapter] = {}
         """In order of their last use."""
         self._turn = asyncio.Lock()
@@ -212,9 +216,8 @@ class AdapterRegistry:
             fingerprint=f"{self._model.fingerprint}-{packed.digest[:10]}",
         )
         before = self._adapters.pop(name, None)
-        made = self._adapters[name] = Adapter(name, said, packed, model, int(time.time()), on_demand)
-        if before is not None:
-            self._let_go(before)
+        made = self._adapters[name] = Adapter(name, said, packed, model, int(time.time()), on_demand, source)
+        await self._told(() if before is None else (before,))
         log.info(f"adapter {name} loaded", path=said, rank=packed.rank, digest=packed.digest[:12])
         return made
 
@@ -234,8 +237,16 @@ class AdapterRegistry:
             found = self._adapters.pop(name, None)
             if found is None:
                 raise ModelNotFound(f"The LoRA adapter '{name[:200]}' is not loaded.", "lora_name")
-            self._let_go(found)
+            await self._told((found,))
         log.info(f"adapter {name} unloaded")
+
+    async def _told(self, replaced: Sequence[Adapter]) -> None:
+        """The table has changed: tell those who have a copy, then let go of what it replaced, so that nobody asks for that."""
+        try:
+            await self._changed()
+        finally:
+            for adapter in replaced:
+                self._let_go(adapter)
 
     def _let_go(self, adapter: Adapter) -> None:
         digest = adapter.packed.digest
@@ -264,9 +275,11 @@ class AdapterRegistry:
                 error.rename("model")
                 raise
             others = [one for one in self._adapters.values() if one.on_demand]
-            for one in others[: max(0, len(others) - MOST_ON_DEMAND)]:
+            surplus = others[: max(0, len(others) - MOST_ON_DEMAND)]
+            for one in surplus:
                 del self._adapters[one.name]
-                self._let_go(one)
+            if surplus:
+                await self._told(surplus)
         return found
 
     def _check_name(self, name: str) -> None:
@@ -285,3 +298,7 @@ class AdapterRegistry:
     def close(self) -> None:
         """Remove all copies."""
         self._store.close()
+
+
+async def _nobody_to_tell() -> None:
+    """No other process has a copy of the table."""

@@ -47,9 +47,11 @@ class Key:
 class Keys:
     """The keys that one kind of path accepts."""
 
-    def __init__(self, given: Iterable[str] = (), file: str | None = None, *, label: str = "key") -> None:
+    def __init__(
+        self, given: Iterable[str] = (), file: str | None = None, *, label: str = "key", checked: bool = True
+    ) -> None:
         """`given`: keys of flags or variables, named `LABEL-1`, `LABEL-2`, ... in the logs. Raises KeyFileFault if the file
-        cannot be read or holds no key."""
+        cannot be read or holds no key; without `checked` it is read with the first request."""
         self._label = label
         self._given = tuple(
             _unnamed(f"{label}-{number}", key.encode("utf-8", "surrogateescape"))
@@ -59,7 +61,7 @@ class Keys:
         self._seen: tuple[int, ...] | None = None
         self._from_file: tuple[Key, ...] = ()
         self._faults: list[str] = []
-        if self._path is not None:
+        if self._path is not None and checked:
             try:
                 self._seen = _signature(self._path)
                 self._from_file, faults = parse_keys(_read(self._path), label)

@@ -140,6 +140,39 @@ def client_request_id(scope: Scope) -> str | None:
     return value.encode("unicode_escape").decode("ascii")
 
 
+class AnswerFailures:
+    """Answers an unexpected exception with a 500 in the API's own form, and ends the story of a call, for an application without
+    `RequestLogging`."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run one request."""
+        status = 0
+
+        async def send_noting(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_noting)
+        except Exception as error:
+            log.exception("a request failed", exc_info=error, request_id=scope.get(REQUEST_ID))
+            if not status:
+                await internal_error_response()(scope, receive, send_noting)
+        finally:
+            story: CallStory | None = scope.get(STORY)
+            if story is not None:
+                refusal: Refusal | None = scope.get(REFUSAL)
+                if scope.get("cohort.disconnected") or not status:
+                    status = CLIENT_CLOSED_REQUEST
+                ended = refusal.status if refusal and status == 200 else status
+                story.answer(time.monotonic(), ended, refusal.code if refusal else None)
+
+
 def new_request_id() -> str:
     """The request's id, for `x-request-id` and the log."""
     return f"req_{secrets.token_hex(12)}"

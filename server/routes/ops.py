@@ -21,6 +21,9 @@ from server.state import Progress, ServerState
 
 router = APIRouter()
 
+_COUNTS_TIMEOUT = 0.05
+"""Seconds to wait for what API workers counted since they last told it; a scrape waits for none that hangs."""
+
 
 @router.api_route("/live", methods=READ)
 async def live(request: Request) -> Response:
@@ -75,5 +78,8 @@ async def version(request: Request) -> Response:
 
 @router.api_route("/metrics", methods=READ)
 async def metrics(request: Request) -> Response:
-    """Prometheus text."""
-    return Response(state_of(request).metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+    """Prometheus text, of all processes."""
+    state = state_of(request)
+    if state.workers is not None:
+        await state.workers.sync(_COUNTS_TIMEOUT)
+    return Response(state.metrics.render(), headers={"Content-Type": CONTENT_TYPE})

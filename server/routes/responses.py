@@ -74,6 +74,9 @@ async def create_response(request: Request) -> Response:
     state = state_of(request)
     body = await read(request, ResponsesRequest)
     body.check()
+    if body.background and state.elsewhere is not None:
+        # It outlives its client, and with it the worker that the client happened to meet.
+        return state.elsewhere.response(request, await request.body())
     model, name = await state.find(body.model, generating=True)
     inputs, placed = await _conversation(state, body)
     conversion = await run_off_loop_if_large(

@@ -78,7 +78,6 @@ NOT_YET = frozenset(
     {
         "--data-parallel-size", "-dp", "--dp", "--dp-size", "--enable-expert-parallel", "--calculate-kv-scales",
         "--tokenizer-revision",
-        "--api-server-count",
         "--enable-ssl-refresh", "--ssl-ciphers", "--ssl-keyfile-password", "--uds",
         "--guided-decoding-backend", "--structured-outputs-config", "--grammar-backend",
         "--runner", "--task", "--is-embedding", "--embedding", "--embeddings", "--rope-scaling",

@@ -359,6 +359,13 @@ class Settings:
     executor_option: Mapping[str, Scalar] = pairs(
         "Option of the executor; may be given several times.", shown=""
     )
+    api_server_count: int = integer(
+        0,
+        "Number of processes that speak HTTP, render templates, tokenize and write answers, beside the one that schedules. 0: "
+        "one process does both.",
+        low=0,
+        high=64,
+    )
     recovery_timeout: float = number(
         120.0,
         "Seconds that a recovery of the executor may take. If it takes longer, /health reports the failure and the server ends "

@@ -6,7 +6,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.request import Stage
-from server.http.answer_counter import counter
+from server.http.answer_counter import AnswerCounter
 from server.http.endpoints import Endpoints
 from server.metrics import Metrics
 from server.state import ServerState
@@ -120,7 +120,7 @@ def of_model(**options: str) -> House:
     house.state.metrics = Metrics(**options)
     house.state.metrics.watch(house.core)
     house.state.metrics.watch_stage(lambda: Stage.READY)
-    counter(house.state.metrics, Endpoints(["/v1/models"]))("/v1/models", 404)
+    AnswerCounter(house.state.metrics, Endpoints(["/v1/models"]))("/v1/models", 404)
     return house
 
 

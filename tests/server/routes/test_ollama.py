@@ -394,7 +394,7 @@ async def test_lines_break_a_silence(house: House, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(event_stream.EventStream.__init__, "__defaults__", (0.02, event_stream._OPENAI))
     first = asyncio.Event()
     house.engine.script = steps(first, TextDelta(0, "a", (7,), finish_reason="stop"))
-    asyncio.get_running_loop().call_later(0.1, first.set)
+    asyncio.get_running_loop().call_later(0.5, first.set)
     told = lines(await chat(house))
     assert [line["message"]["content"] for line in told[:2]] == ["", ""] and len(told) >= 4
     assert [line["message"]["content"] for line in told[-2:]] == ["a", ""]

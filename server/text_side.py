@@ -1,0 +1,139 @@
+"""What a process needs to turn requests into token ids and back: tokenizer, chat template, notation, sampling defaults.
+
+The server reads it at its start, and so does each API worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.text.core import TextCore
+from engine.text.generation import TextEngine
+from engine.text.tokenizer import Tokenizer
+from executors.contract import ConfigError, ModelInfo
+from server.answer.notation import ModelNotation, model_notation
+from server.model_defaults import generation_config
+from server.model_defaults.pooling import default_pooling
+from server.model_defaults.retrieval import embedding_prompts, scoring
+from server.model_defaults.sampling import SamplingDefaults
+from server.model_files import default_model
+from server.model_files.prepared import model_file
+from server.prepare.chat_prompt import DEADLINE
+from server.settings.table import Settings
+from server.state import ServedModel
+from server.system.worker_threads import DeadlineExceeded, FencedThreads
+from server.templates.pairs import QWEN3_MARKS, pair_prompt
+from server.templates.template import ChatTemplate, resolve_chat_template
+
+
+@dataclass(frozen=True, slots=True)
+class TextSide:
+    """One model's. `warnings`: about settings in the tokenizer's files that are not used."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    defaults: SamplingDefaults
+    warnings: tuple[str, ...]
+
+    def drop_end_tokens_beyond(self, width: int) -> list[int]:
+        """Ignore end tokens that have no logit among `width`; returns them."""
+        beyond = sorted(one for one in self.tokenizer.eos_token_ids if one >= width)
+        self.tokenizer.eos_token_ids -= set(beyond)
+        return beyond
+
+
+def read_text_side(settings: Settings, model_dir: Path, is_default: bool) -> TextSide:
+    """Read the files. Raises ConfigError, also for a chat template that does not compile."""
+    directory = Path(settings.tokenizer) if settings.tokenizer else model_dir
+    if not directory.is_dir():
+        raise ConfigError(f"--tokenizer {directory}: no such directory")
+    chosen = generation_config.choose(
+        settings.generation_config,
+        settings.override_generation_config,
+        model_dir,
+        default_model.SAMPLING if is_default else None,
+    )
+    tokenizer = Tokenizer.load(directory)
+    tokenizer.eos_token_ids |= chosen.end_tokens  # no other object holds it yet
+    told = {line.partition("eos_token_id")[2]: line for line in (*tokenizer.warnings, *chosen.warnings)}
+    warnings = tuple(told.values())  # both have read the same file
+    source: str | Mapping[str, str] | None = tokenizer.chat_template
+    origin = f"{model_file(directory) or directory}: chat template"
+    if settings.chat_template:
+        source, origin = resolve_chat_template(settings.chat_template, tokenizer.chat_template)
+    template = None if source is None else ChatTemplate(source, tokenizer.special_tokens, origin)
+    return TextSide(tokenizer, template, chosen.defaults, warnings)
+
+
+async def detect_notation(
+    settings: Settings, threads: FencedThreads, tokenizer: Tokenizer, template: ChatTemplate | None
+) -> ModelNotation:
+    """Detect the notation. A template that renders without end prevents the detection for its model, and nothing else."""
+    named = (settings.tool_call_parser, settings.reasoning_parser)
+    generic = settings.generic_tools
+    try:
+        return await threads.run(
+            lambda: model_notation(tokenizer, template, *named, generic_tools=generic), DEADLINE
+        )
+    except DeadlineExceeded:
+        return model_notation(tokenizer, template, *named, asks=False)
+
+
+async def adapter_text_side(
+    settings: Settings,
+    threads: FencedThreads,
+    tokenizer: Tokenizer,
+    base: tuple[ChatTemplate | None, ModelNotation],
+    source: str,
+) -> tuple[ChatTemplate | None, ModelNotation]:
+    """The template and the notation of an adapter that brings a chat template; `base`: the model's, which count if the operator
+    chose the template. Raises ConfigError."""
+    if settings.chat_template and base[0] is not None:
+        return base
+    template = ChatTemplate(source, tokenizer.special_tokens, "the adapter's chat template")
+    return template, await detect_notation(settings, threads, tokenizer, template)
+
+
+def served_model(
+    settings: Settings,
+    core: TextCore,
+    text: TextSide,
+    notation: ModelNotation,
+    info: ModelInfo,
+    max_model_len: int,
+    fingerprint: str,
+    model_dir: Path,
+    *,
+    names: Sequence[str],
+    drafts: bool,
+) -> ServedModel:
+    """The model that answers requests by `core`, under `names`. Raises ConfigError for files that declare a pooling and
+    cannot be read."""
+    tokenizer, pooling = text.tokenizer, default_pooling(model_dir)
+    marks = all(mark in tokenizer.added_tokens for mark in QWEN3_MARKS)
+    return ServedModel(
+        engine=TextEngine(core, tokenizer),
+        tokenizer=tokenizer,
+        notation=notation,
+        info=info,
+        max_model_len=max_model_len,
+        template=text.template,
+        defaults=text.defaults,
+        pooling=pooling,
+        prompts=embedding_prompts(model_dir),
+        scoring=scoring(
+            model_dir,
+            (*names, settings.model or "", model_dir.name),
+            info,
+            pooling,
+            tokenizer.single_token,
+            settings.classifier_from_token,
+        ),
+        pairs=pair_prompt(text.template, marks),
+        fingerprint=fingerprint,
+        salt_per_key=settings.cache_salt_per_key,
+        drafts=drafts,
+        log_prompts=settings.log_prompts,
+    )

@@ -1,0 +1,125 @@
+"""Requests that a worker passes on: the server's own application answers them, and the worker sends the answer to its client.
+
+They are those about state that belongs to this process: probes and metrics, adapters, stored and background responses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+from starlette.types import ASGIApp, Message, Scope
+
+from server.http.errors import REFUSAL, REQUEST_ID, Refusal
+from server.http.middleware import IGNORED, RESPONSE_ID
+from server.workers import messages as m
+from server.workers.link import Link
+
+log = structlog.get_logger("server")
+
+
+class Inner:
+    """The passed-on requests of one worker, a task each. One writer: the event loop."""
+
+    def __init__(self, app: ASGIApp, link: Link) -> None:
+        self._app = app
+        self._link = link
+        self._open: dict[int, _Exchange] = {}
+
+    def begin(self, asked: m.Forward) -> None:
+        """Answer a request."""
+        exchange = self._open[asked.number] = _Exchange(asked, self._link)
+        task = exchange.task = asyncio.create_task(exchange.run(self._app), name=f"passed on: {asked.path}")
+        task.add_done_callback(lambda _: self._open.pop(asked.number, None))
+
+    def gone(self, number: int) -> None:
+        """The client has disconnected."""
+        if (exchange := self._open.get(number)) is not None:
+            exchange.leave()
+
+    def taken(self, number: int) -> None:
+        """The client has what was sent."""
+        if (exchange := self._open.get(number)) is not None:
+            exchange.taken.set()
+
+    def close(self) -> None:
+        """The worker is gone, and its clients with it. What they asked for is finished as with any client that disconnects."""
+        for exchange in list(self._open.values()):
+            exchange.leave()
+
+
+class _Exchange:
+    """One request and its answer, as an ASGI server has them."""
+
+    def __init__(self, asked: m.Forward, link: Link) -> None:
+        self.taken = asyncio.Event()
+        self.task: asyncio.Task[None] | None = None
+        self._asked = asked
+        self._link = link
+        self._scope = _scope(asked)
+        self._left = asyncio.Event()
+        self._body_given = False
+        self._ended = False
+
+    def leave(self) -> None:
+        """The client is gone."""
+        self._left.set()
+        self.taken.set()
+
+    async def run(self, app: ASGIApp) -> None:
+        """Call the application."""
+        try:
+            await app(self._scope, self._receive, self._send)
+        except Exception as error:
+            log.exception("a request failed", exc_info=error, request_id=self._asked.request_id)
+        finally:
+            if not self._ended:
+                self._link.send(m.Body(self._asked.number, b"", False, failed=True))
+
+    async def _receive(self) -> Message:
+        if not self._body_given:
+            self._body_given = True
+            return {"type": "http.request", "body": self._asked.body, "more_body": False}
+        await self._left.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Message) -> None:
+        if self._left.is_set():
+            return
+        number = self._asked.number
+        if message["type"] == "http.response.start":
+            headers = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
+            ignored, response_id = self._scope.get(IGNORED), self._scope.get(RESPONSE_ID)
+            told = None if ignored is None else list(ignored)
+            self._link.send(m.Head(number, message["status"], headers, told, response_id))
+            return
+        body, more = bytes(message.get("body", b"")), message.get("more_body", False)
+        if not more:
+            refusal: Refusal | None = self._scope.get(REFUSAL)
+            self._ended = True
+            self._link.send(
+                m.Body(number, body, False, refusal and (refusal.status, refusal.code, refusal.param))
+            )
+        elif body:
+            self.taken.clear()
+            self._link.send(m.Body(number, body, True))
+            await self.taken.wait()
+
+
+def _scope(asked: m.Forward) -> Scope:
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": asked.http_version,
+        "method": asked.method,
+        "scheme": asked.scheme,
+        "path": asked.path,
+        "raw_path": asked.raw_path,
+        "query_string": asked.query,
+        "root_path": "",
+        "headers": asked.headers,
+        "client": asked.client,
+        "server": asked.server,
+        "state": {},
+        REQUEST_ID: asked.request_id,
+    }

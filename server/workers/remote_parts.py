@@ -1,0 +1,220 @@
+"""Parts of the server as a worker has them: the judge of grammars, the store of responses, the adapters."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from engine.errors import Unavailable
+from server.responses.store import StoredResponse
+from server.state import ServedModel
+from server.stories.record import CallStory
+from server.stories.ring import Stories
+from server.workers import messages as m
+from server.workers.link import Link
+from server.workers.stories import facts_of
+from server.workers.wire_errors import unpacked
+
+
+class Asker:
+    """Asks the server and waits for its answers. One writer: the event loop."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._numbers = itertools.count(1)
+        self._asked: dict[int, asyncio.Future[m.Reply]] = {}
+
+    async def ask(self, question: m.Question) -> m.Reply:
+        """The answer. Cancelling it withdraws the question. Raises EngineError, as the server did."""
+        number = next(self._numbers)
+        future = self._asked[number] = asyncio.get_running_loop().create_future()
+        self._link.send(m.Ask(number, question))
+        try:
+            reply: m.Reply = await future
+        except asyncio.CancelledError:
+            self._link.send(m.Cancel(number))
+            raise
+        finally:
+            self._asked.pop(number, None)
+        if reply.fault is not None:
+            raise unpacked(reply.fault)
+        return reply
+
+    def replied(self, reply: m.Reply) -> None:
+        """An answer came."""
+        future = self._asked.get(reply.number)
+        if future is not None and not future.done():
+            future.set_result(reply)
+
+    def unsendable(self, ask: m.Ask, reason: str) -> None:
+        """A question cannot travel."""
+        future = self._asked.get(ask.number)
+        if future is not None and not future.done():
+            future.set_exception(Unavailable(f"The request cannot be passed on: {reason}"))
+
+
+class RemoteJudge:
+    """See `server.grammar.validator.GrammarJudge`: there is one for all workers."""
+
+    def __init__(self, asker: Asker) -> None:
+        self._asker = asker
+
+    async def check(self, grammar: str, tenant: str = "") -> str:
+        """The validated text for the executor."""
+        reply = await self._asker.ask(m.CheckGrammar(grammar, tenant))
+        return grammar if reply.text is None else reply.text
+
+    async def close(self) -> None:
+        """The judge is the server's."""
+
+
+class _InProgress(StoredResponse):
+    """A response that the server still generates."""
+
+    __slots__ = ()
+
+    @property
+    def in_progress(self) -> bool:
+        """Always true."""
+        return True
+
+
+class RemoteResponseStore:
+    """See `server.responses.store.ResponseStore`. Background responses never come here: the server generates them itself."""
+
+    def __init__(self, asker: Asker, enabled: bool) -> None:
+        self._asker = asker
+        self._enabled = enabled
+
+    @property
+    def enabled(self) -> bool:
+        """Whether anything is kept."""
+        return self._enabled
+
+    async def put(self, response: StoredResponse) -> None:
+        """Keep a response that has ended. Raises StoreFull."""
+        stored = m.Stored(response.id, list(response.inputs), response.body, list(response.outputs), False)
+        await self._asker.ask(m.PutResponse(response.tenant, stored))
+
+    async def get(self, tenant: str, response_id: str) -> StoredResponse | None:
+        """The response of this id."""
+        stored = (await self._asker.ask(m.GetResponse(tenant, response_id))).stored
+        if stored is None:
+            return None
+        kind = _InProgress if stored.in_progress else StoredResponse
+        return kind(stored.id, tenant, stored.inputs, stored.body, stored.outputs)
+
+    async def delete(self, tenant: str, response_id: str) -> StoredResponse | None:
+        """Not used here: the server answers what deletes."""
+        raise NotImplementedError("responses are deleted in the server's process")
+
+    async def item(self, tenant: str, item_id: str) -> bytes | None:
+        """An output item of a stored response, as JSON."""
+        return (await self._asker.ask(m.GetItem(tenant, item_id))).item
+
+    async def close(self) -> None:
+        """The store is the server's."""
+
+
+class RemoteStories(Stories):
+    """Stories of the calls that this worker answers. None is kept, and listeners run in the server's process, where the whole
+    story is."""
+
+    def __init__(self, link: Link) -> None:
+        super().__init__(0)
+        self._link = link
+
+    def on_end(self, listener: Callable[[CallStory], None]) -> None:
+        """See `Stories`: it is the server's to call."""
+
+    def begin(
+        self, received: float, request_id: str, route: str, key: str, client_request_id: str | None
+    ) -> CallStory:
+        """The story of a call that has arrived."""
+        return CallStory(
+            received, request_id, route, key=key, client_request_id=client_request_id, over=self._tell
+        )
+
+    def _tell(self, story: CallStory) -> None:
+        """The call is answered."""
+        line = story.line
+        assert line is not None and story.answered is not None and story.status is not None
+        self._link.send(
+            m.CallAnswered(
+                facts_of(story), story.answered, story.status, story.code, line.event, dict(line.fields)
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteAdapter:
+    """An adapter of the table. `facts`: what the server told of it."""
+
+    facts: m.AdapterFacts
+    model: ServedModel
+
+    @property
+    def name(self) -> str:
+        """Name that requests give as `model`."""
+        return self.facts.name
+
+    @property
+    def root(self) -> str:
+        """Where it was loaded from."""
+        return self.facts.root
+
+    @property
+    def created(self) -> int:
+        """When it was loaded, in Unix seconds."""
+        return self.facts.created
+
+
+ServedBy = Callable[[m.AdapterFacts], Awaitable[ServedModel]]
+"""Makes the model that answers for an adapter."""
+
+
+class RemoteAdapters:
+    """The table of adapters, as the server last sent it. One writer: the worker's task that reads messages."""
+
+    def __init__(self, asker: Asker, served_by: ServedBy, max_loras: int, on_demand: bool) -> None:
+        self.max_loras = max_loras
+        self._asker = asker
+        self._served_by = served_by
+        self._on_demand = on_demand
+        self._adapters: dict[str, RemoteAdapter] = {}
+
+    async def replace(self, table: list[m.AdapterFacts]) -> None:
+        """Take over a table. Models of adapters that did not change stay."""
+        found: dict[str, RemoteAdapter] = {}
+        for facts in table:
+            before = self._adapters.get(facts.name)
+            same = before is not None and before.facts == facts
+            found[facts.name] = (
+                before if same and before else RemoteAdapter(facts, await self._served_by(facts))
+            )
+        self._adapters = found
+
+    def get(self, name: str) -> RemoteAdapter | None:
+        """The adapter of this name."""
+        return self._adapters.get(name)
+
+    def all(self) -> list[RemoteAdapter]:
+        """By name."""
+        return sorted(self._adapters.values(), key=lambda one: one.name)
+
+    async def find(self, name: str) -> RemoteAdapter | None:
+        """The adapter of this name, loaded if that is allowed. Where adapters are loaded on demand the server is always asked: it
+        unloads the one that was unused for longest. Raises EngineError."""
+        if self._on_demand:
+            await self._asker.ask(m.FindAdapter(name))
+        return self.get(name)
+
+    async def load_below_root(self, name: str, said: str, *, replaces: bool = True) -> None:
+        """Not used here: the server answers what loads."""
+        raise NotImplementedError("adapters are loaded in the server's process")
+
+    async def unload(self, name: str) -> None:
+        """Not used here: the server answers what unloads."""
+        raise NotImplementedError("adapters are unloaded in the server's process")

@@ -116,7 +116,11 @@ def _warn_of_context(client: Client, target: Target) -> None:
 def _become(path: str, client: Client, target: Target, arguments: Sequence[str]) -> NoReturn:
     """Replace this process by the client."""
     launched = client.launch(target)
-    kept = {name: value for name, value in os.environ.items() if name not in launched.removed}
+    # Agents run commands that a model writes: they get the key in use, and no other one of the server.
+    removed = {*launched.removed, "COHORT_API_KEY", "COHORT_ADMIN_KEY", "COHORT_METRICS_KEY"}
+    kept = {name: value for name, value in os.environ.items() if name not in removed}
+    if target.key is not None:
+        kept["COHORT_API_KEY"] = target.key
     print(f"cohort: {client.name} with {target.model} at {target.url}", file=sys.stderr)
     sys.stderr.flush()
     try:

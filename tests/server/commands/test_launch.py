@@ -123,6 +123,18 @@ async def test_opencode(running: Running, folder: Path, monkeypatch: pytest.Monk
     assert not files(folder, "*.json"), "no file is written"
 
 
+async def test_agents_get_no_other_key(
+    running: Running, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("API", "first, second"), ("ADMIN", "admin"), ("METRICS", "metrics")):
+        monkeypatch.setenv(f"COHORT_{name}_KEY", f"key-{value}")
+    for client in CLIENTS:
+        variables, words = await launched(running, folder, client)
+        told = " ".join((*variables.values(), *words))
+        assert "key-first" in told and variables["COHORT_API_KEY"] == "key-first"
+        assert not any(secret in told for secret in ("second", "key-admin", "key-metrics"))
+
+
 async def test_qwen(running: Running, folder: Path) -> None:
     variables, words = await launched(running, folder, "qwen", "-p", "hi")
     assert words == ["--auth-type", "openai", "--model", "fake", "-p", "hi"]

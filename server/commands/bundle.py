@@ -45,11 +45,13 @@ _NOT_SECRET = frozenset({"key"})
 """In stories and metrics `key` is the name of an API key."""
 _SECRETS = (
     re.compile(r"(?<=://)[^/@\s\"']+(?=@)"),
+    re.compile(r"(?i)(?<=[?&])[\w.-]*(?:key|token|secret|password|signature|sig)=[^&\s\"'\\]+"),
     re.compile(r"\b(?:hf|sk|pk|ghp|gho|glpat|xox[abp])[_-][A-Za-z0-9_-]{6,}"),
     re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+"),
     re.compile(r"(?i)(?<=bearer )[^\s\"'\\]+"),
 )
-"""User and password of an address, tokens of well-known services, JSON web tokens, and keys in headers."""
+"""User and password of an address, secrets among its parameters, tokens of well-known services, JSON web tokens, and keys in
+headers."""
 
 
 class Redactor:

@@ -11,6 +11,7 @@ answer is sent. Sampling, headers and the service's name follow the variables OT
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -39,7 +40,16 @@ _EXPORT_TIMEOUT = 5.0
 """Seconds for one export, and at most for the last one at the server's end."""
 _TOGETHER = 0.05
 """Seconds between interruptions of a call's choices that have one reason."""
-_OPERATIONS = {"/v1/completions": "text_completion", "/v1/embeddings": "embeddings"}
+_OPERATIONS = {
+    "/v1/completions": "text_completion",
+    **dict.fromkeys(("/v1/embeddings", "/api/embed", "/api/embeddings"), "embeddings"),
+    **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank"), "rerank"),
+    **dict.fromkeys(("/v1/score", "/score"), "score"),
+}
+"""What calls are, by route; all others are chats. The conventions have no name for rerank and score, and allow others."""
+_LOGGERS = (OTLPSpanExporter.__module__, "opentelemetry.exporter.otlp.common.http")
+"""Loggers that tell of failed exports, in the SDK's versions."""
+_IN_ADDRESS = re.compile(r"(?<=//)[^/?\s]*(?=@)|(?<=\?)[^\s()'\"]+")
 _CONTEXT = TraceContextTextMapPropagator()
 _SAMPLED, _UNSET = TraceFlags(TraceFlags.SAMPLED), Status(StatusCode.UNSET)
 
@@ -74,6 +84,8 @@ class Traces:
         self._scope = InstrumentationScope("cohort", __version__)
         # One line for each failed export is enough; the SDK's are at several levels.
         logging.getLogger("opentelemetry.sdk").setLevel(logging.ERROR)
+        for logger in _LOGGERS:
+            logging.getLogger(logger).addFilter(_without_secrets)
 
     def tell(self, story: CallStory) -> None:
         """Make the spans of a call that is over, if it is sampled."""
@@ -150,6 +162,12 @@ class Traces:
         """Send what is left. Waits at most some seconds; nothing is raised if the collector is gone."""
         self._processor.force_flush(int(_EXPORT_TIMEOUT * 1000))
         self._processor.shutdown()  # type: ignore[no-untyped-call]
+
+
+def _without_secrets(record: logging.LogRecord) -> bool:
+    """Take from a line what may be secret in the collector's address: user and password, and parameters."""
+    record.msg, record.args = _IN_ADDRESS.sub("(removed)", record.getMessage()), None
+    return True
 
 
 def _nanoseconds(story: CallStory, at: float) -> int:

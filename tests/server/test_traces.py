@@ -87,9 +87,11 @@ async def test_refusals_and_what_the_client_does_not_sample(house: House) -> Non
     assert story["trace_id"] == tree.span.trace
 
 
-async def test_a_collector_that_is_gone_costs_no_answer(house: House) -> None:
+async def test_a_collector_that_is_gone_costs_no_answer(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
     with Receiver() as receiver:
-        url = receiver.url
+        url = receiver.url.replace("//", "//user:a-secret@") + "?token=b-secret"
     traces = open_traces(url)
     assert traces is not None
     house.state.stories.on_end(traces.tell)
@@ -97,6 +99,20 @@ async def test_a_collector_that_is_gone_costs_no_answer(house: House) -> None:
     begun = time.monotonic()
     await asyncio.to_thread(traces.close)
     assert time.monotonic() - begun < 8
+    assert "/v1/traces?(removed)" in caplog.text and "-secret" not in caplog.text
+
+
+async def test_calls_that_are_no_chats_have_names_of_their_own(house: House) -> None:
+    calls = (("/v1/embeddings", "input"), ("/api/embed", "input"), ("/api/embeddings", "prompt"))
+    async with traced(house) as receiver:
+        async with house.client() as client:
+            for path, text in calls:
+                answer = await client.post(path, json={"model": "fake", text: "Hi"})
+                assert answer.status_code == 200, answer.text
+            await client.post("/v1/rerank", json={"model": "fake", "query": "q", "documents": ["d"]})
+            await client.post("/score", json={"model": "fake", "text_1": "a", "text_2": "b"})
+    names = [tree.span.name for tree in receiver.trees()]
+    assert names == [*["embeddings fake"] * len(calls), "rerank fake", "score fake"]
 
 
 def test_wrong_settings_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

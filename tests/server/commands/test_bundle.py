@@ -135,6 +135,7 @@ def test_an_existing_file_is_left_alone(tmp_path: Path) -> None:
         ("a hf_abcdefgh1234 b", "a (removed) b"),
         ("sk-proj-abcdefgh", "(removed)"),
         ("https://a:b@c/d", "https://(removed)@c/d"),
+        ("https://c/d?x=1&api_key=abc&y=2", "https://c/d?x=1&(removed)&y=2"),
         ("Authorization: Bearer x.y-z", "Authorization: Bearer (removed)"),
         ("risk-free hf_ml", "risk-free hf_ml"),
     ],

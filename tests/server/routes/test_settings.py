@@ -32,6 +32,17 @@ async def test_settings_of_a_server(house: House) -> None:
     json.dumps(body, allow_nan=False)
 
 
+async def test_an_address_shows_no_secret(house: House) -> None:
+    url = "https://user:a-secret@host:4318/v1/traces?api-key=b-secret&x=c-secret"
+    origins = ["https://app.example"]
+    house.state.settings = load({"model": "x", "otlp_traces_endpoint": url, "allowed_origins": origins}, {})[
+        0
+    ]
+    settings = (await house.get("/v1/settings")).json()["settings"]
+    assert settings["otlp_traces_endpoint"]["value"] == "https://(removed)@host:4318/v1/traces?(removed)"
+    assert settings["allowed_origins"]["value"] == origins
+
+
 async def test_settings_while_the_model_loads(house: House) -> None:
     house.state.model = None
     answer = await house.get("/v1/settings")

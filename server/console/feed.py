@@ -39,12 +39,13 @@ _RETRY_AFTER = 10
 
 
 class _Watcher:
-    """Frames for one client. Written by the feed's task, read by the client's."""
+    """Frames for one client. Written by the feed's task, read by the client's. `early`: its first frame came before the model."""
 
-    def __init__(self) -> None:
+    def __init__(self, early: bool) -> None:
         self._frames: deque[bytes] = deque(maxlen=_MAX_BEHIND)
         self._ended = False
         self._news = asyncio.Event()
+        self.early = early
 
     def put(self, frame: bytes) -> None:
         self._frames.append(frame)
@@ -88,7 +89,7 @@ class StepFeed:
         """Events for one client, until it leaves or the server drains. Raises Overloaded if too many watch."""
         if len(self._watchers) >= MAX_WATCHERS:
             raise Overloaded(f"{MAX_WATCHERS} clients watch the steps already", _RETRY_AFTER)
-        watcher = _Watcher()
+        watcher = _Watcher(early=self._state.model is None)
         watcher.put(self._encoded(self._frame() | {"skipped": 0, "steps": [], "server": self._server()}))
         self._watchers.append(watcher)
         self._subscribe()
@@ -117,8 +118,9 @@ class StepFeed:
                 now = self._state.stage(), bool(self._heard), self._num_sequences()
                 quiet = quiet + 1 if now == before and not self._heard and not now[2] else 0
                 before = now
-                if quiet % _IDLE_FRAMES == 0:
-                    event = self._encoded(self._frame() | self._told())
+                news = self._model_news()
+                if news or quiet % _IDLE_FRAMES == 0:
+                    event = self._encoded(self._frame() | self._told() | news)
                     for watcher in self._watchers:
                         watcher.put(event)
         except Exception:
@@ -126,6 +128,14 @@ class StepFeed:
         for watcher in self._watchers:
             watcher.end()
         self._stop()
+
+    def _model_news(self) -> dict[str, Any]:
+        """Once the model is loaded: what could not be told to the clients that came before."""
+        if self._state.model is None or not any(watcher.early for watcher in self._watchers):
+            return {}
+        for watcher in self._watchers:
+            watcher.early = False
+        return {"server": self._server()}
 
     def _stop(self) -> None:
         if self._leave is not None:
@@ -184,7 +194,7 @@ class StepFeed:
         return None if self._state.core is None else self._state.core.stats()
 
     def _server(self) -> dict[str, Any]:
-        """What does not change while the server runs; told once."""
+        """What does not change once the model is loaded; told to each client at first."""
         core, model = self._state.core, self._state.model
         executor = None if core is None else core.executor
         layout = None if model is None or executor is None else executor.kv_layout()

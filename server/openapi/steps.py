@@ -30,7 +30,7 @@ _SERVER = closed(
         "interval": NUMBER,
         "kill_button": BOOLEAN,
     },
-    description="What does not change; in the first frame only.",
+    description="What does not change: in the first frame, and if the model was loading then, once more when it is there.",
 )
 
 STEPS: dict[str, Schema] = {

@@ -79,8 +79,10 @@ async def kill_executor(request: Request) -> Response:
     feed: StepFeed = request.app.state.step_feed
     if not feed.kill_button:
         return http_error_response(404, "This server was started without --enable-kill-button.")
-    core = state_of(request).core
-    if core is None:
+    state = state_of(request)
+    core = state.core
+    # The end of the first executor before it is ready ends the server: there is nothing to recover yet.
+    if core is None or state.model is None:
         raise Unavailable("The model is still loading.")
     kill = getattr(core.executor, "kill", None)
     if not callable(kill):

@@ -182,6 +182,23 @@ async def test_while_the_model_loads_there_is_a_stage(house: House) -> None:
     assert first["stage"] == "loading" and "kv_blocks" not in first
 
 
+@pytest.mark.usefixtures("quick")
+async def test_who_watches_the_load_is_told_of_the_model() -> None:
+    house = House(options={"kill_button": True})
+    house.core.executor = Killable()
+    core, model = house.state.core, house.state.model
+    house.state.core = house.state.model = None
+    frames = house.app.state.step_feed.frames()
+    first = (await read(frames))["server"]
+    assert first["max_model_len"] is None and not first["kill_button"]
+    house.state.core, house.state.model = core, model
+    while "server" not in (frame := await read(frames)):
+        pass
+    assert frame["server"]["max_model_len"] == 512 and frame["server"]["kill_button"]
+    assert "server" not in await read(frames), "once"
+    await frames.aclose()
+
+
 # -- keys, hosts and the kill button ------------------------------------------------------------------------------------
 
 
@@ -221,6 +238,15 @@ async def test_the_kill_button_is_the_admins_and_only_if_offered() -> None:
             assert answer.status_code == 200 and answer.json() == {"killed": 4711}
             again = await client.post("/v1/kill_executor", headers={"Authorization": "Bearer admin"})
             assert again.status_code == 503
+
+
+async def test_an_executor_that_loads_is_not_killed() -> None:
+    house = House(options={"kill_button": True, "admin_key": "admin"})
+    house.core.executor = executor = Killable()
+    house.state.model = None
+    async with house.client() as client:
+        answer = await client.post("/v1/kill_executor", headers={"Authorization": "Bearer admin"})
+    assert answer.status_code == 503 and not executor.killed
 
 
 async def test_an_executor_without_a_process_is_not_killed() -> None:

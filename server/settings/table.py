@@ -291,7 +291,8 @@ class Settings:
     metrics_key: str | None = key(None, "Key that /metrics requires.")
     admin_key: str | None = key(
         None,
-        "Key for paths that change the server or show its settings: adapters, /v1/settings.",
+        "Key for paths that change the server or show what it does: adapters, /v1/settings, /v1/requests, the kill button and, "
+        "with API keys, /v1/steps.",
         shown="a new one at each start if stderr is a terminal, which shows it; otherwise these paths are 404",
     )
     admin_key_file: str | None = text(

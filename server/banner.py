@@ -76,9 +76,9 @@ class LoadingBar:
             self._progress.stop()
 
 
-def loading_display(stream: IO[Any] | None = None) -> LoadingLog | LoadingBar:
-    """A bar on a terminal, log lines anywhere else."""
-    return LoadingBar() if (stream or sys.stderr).isatty() else LoadingLog()
+def loading_display(stream: IO[Any] | None = None, log_format: str = "pretty") -> LoadingLog | LoadingBar:
+    """A bar on a terminal, log lines anywhere else, and where the log is JSON."""
+    return LoadingBar() if log_format != "json" and (stream or sys.stderr).isatty() else LoadingLog()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -111,7 +111,7 @@ class Bootstrap:
         self.source = model_source(settings)
         self.tls = tls.server_context(settings)
         self.modules = read_modules(settings.lora_modules)
-        self.keys = read_keys(settings, terminal=sys.stderr.isatty())
+        self.keys = read_keys(settings, terminal=logs.is_terminal(settings.log_format))
         check_adapter_settings(settings)
         self.traces = open_traces(settings.otlp_traces_endpoint)
         self.speculation = read_speculation(settings)
@@ -284,7 +284,7 @@ class Bootstrap:
         return await asyncio.to_thread(model_directory, path, not self.settings.tokenizer)
 
     async def _fetch(self, source: hub.HubModel, state: ServerState, check: bool = True) -> Path:
-        display = banner.loading_display()
+        display = banner.loading_display(log_format=self.settings.log_format)
         report = _reporter(display, state, "downloading")
 
         def progress(done: int, total: int) -> None:
@@ -309,7 +309,7 @@ class Bootstrap:
 
     async def _load(self, core: EngineCore, state: ServerState) -> ServedModel:
         """Load the executor and the tokenizer concurrently; the first error ends both."""
-        display = banner.loading_display()
+        display = banner.loading_display(log_format=self.settings.log_format)
         core.executor.set_progress(_reporter(display, state))
         starting = asyncio.create_task(core.start())
         reading = asyncio.create_task(asyncio.to_thread(self._read_text_side))
@@ -380,7 +380,7 @@ class Bootstrap:
             notes=self._notes_on_default(model.defaults) if self._is_default else {},
         )
         # A log file is read by others than who starts the server: there the key is not written.
-        if sys.stderr.isatty():
+        if logs.is_terminal(self.settings.log_format):
             banner.show(facts.text())
         else:
             facts.log()

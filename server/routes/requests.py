@@ -15,12 +15,17 @@ router = APIRouter()
 
 _DEFAULT_LIMIT, _MAX_LIMIT = 100, 1000
 _ORDERS = ("desc", "asc")
+_PARAMETERS = ("sort", "order", "outcome", "key", "model", "limit")
 
 
 @router.api_route("/v1/requests", methods=READ)
 async def list_requests(request: Request) -> Response:
     """Calls under way and the last ones that ended, sorted and chosen by the query."""
     query = request.query_params
+    for name in query:
+        if name not in _PARAMETERS:
+            message = f"Unknown query parameter '{name[:100]}'; there are {', '.join(_PARAMETERS)}."
+            raise InvalidRequest(message, name[:100], "unknown_parameter")
     outcomes = [one for value in query.getlist("outcome") for one in value.split(",") if one]
     for outcome in outcomes:
         _check("outcome", outcome, OUTCOMES)

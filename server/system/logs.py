@@ -84,3 +84,8 @@ def _json(fields: dict[str, Any], **_: Any) -> str:
         return msgspec.json.encode(fields, enc_hook=repr).decode()
     except UnicodeEncodeError:  # half a surrogate pair, in the message of a library
         return json.dumps(fields, default=repr)
+
+
+def is_terminal(log_format: str) -> bool:
+    """Whether a person reads stderr: a terminal, unless the log is JSON, which is written to be collected."""
+    return log_format != "json" and sys.stderr.isatty()

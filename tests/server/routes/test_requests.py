@@ -93,7 +93,7 @@ async def test_a_call_under_way_is_told_so_far() -> None:
 
 
 async def test_bad_queries_and_unknown_calls_are_refused(house: House) -> None:
-    for query in ("sort=speed", "order=up", "outcome=good", "limit=0", "limit=x"):
+    for query in ("sort=speed", "order=up", "outcome=good", "limit=0", "limit=x", "state=running"):
         response = await house.get(f"/v1/requests?{query}")
         assert response.status_code == 400 and error_of(response)["param"] == query.partition("=")[0]
     response = await house.get("/v1/requests/chatcmpl-none")

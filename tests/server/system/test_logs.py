@@ -4,6 +4,10 @@ import json
 import subprocess
 import sys
 
+import pytest
+
+from server.system import logs
+
 CODE = r"""
 import logging, structlog
 from server.system import logs
@@ -29,3 +33,9 @@ def test_each_line_is_an_object() -> None:
     assert second["level"] == "warning" and second["event"] == "half a pair: \ud800"
     assert "ValueError: boom" in third["exception"] and "secret" not in done.stderr
     assert "\x1b" not in done.stderr, "no line controls the terminal that shows it"
+
+
+def test_json_is_not_read_by_a_person(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container with a terminal (`docker run -t`) that logs JSON shows neither bars nor the admin key."""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert logs.is_terminal("pretty") and not logs.is_terminal("json")

@@ -43,6 +43,7 @@ WITHOUT_FIELD = {
     ("engine/core/loop.py", "prepare_grammar"),
     ("server/grammar/validator.py", "check"),
     ("server/routes/console.py", "kill_executor"),
+    ("server/workers/remote_core.py", "unsendable"),
 }
 """Where a 400 is raised that is about the call as a whole, or whose field the caller fills in."""
 

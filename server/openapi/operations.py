@@ -337,7 +337,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         "get", "/v1/requests", "listRequests", "Operation", "List the calls under way and the last ones that ended",
-        "RequestStoryList", (400, 401, 403, 431, 500), "Requires the admin key. `--stories` sets how many are kept.",
+        "RequestStoryList", (400, 401, 403, 404, 431, 500), "Requires the admin key. `--stories` sets how many are kept.",
         query=(
             ("sort", {"enum": list(SORTS)}, "What the list is sorted by. Default: received."),
             ("order", {"enum": ["desc", "asc"]}, "`desc` begins with the largest or latest. Default: desc."),

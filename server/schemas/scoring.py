@@ -149,4 +149,4 @@ class ScoreRequest(ScoreFields):
                 f"'{self.names[0]}' has {first} texts and '{self.names[1]}' {second}: give one text and several, or as many on "
                 "both sides."
             )
-            raise InvalidRequest(message, param=self.names[1], code="invalid_value")
+            raise InvalidRequest(message, param=self.names[0], code="invalid_value")

@@ -61,7 +61,8 @@ def test_a_terminal_shows_the_admin_key_of_its_start(tmp_path: Path) -> None:
         terminal.expect("\n")
         found = re.search(r"listening on (http://\S+)", terminal.shown)
         key = re.search(r"Admin key of this start: (\S+)", terminal.shown)
-        assert found is not None and key is not None and terminal.shown.count(key[1]) == 1
+        assert found is not None and key is not None
+        assert terminal.shown.count(key[1]) == 2, "once more in the console's address"
         url = f"{found[1]}/v1/settings"
         assert httpx.get(url).status_code == 401
         answer = httpx.get(url, headers=bearer(key[1]))

@@ -102,7 +102,7 @@ def test_qwen3_reranker(tmp_path: Path) -> None:
         return float(logits.softmax(0)[1])
 
     with started(folder, tmp_path) as server:
-        assert "scores of a reranker" in server.output() and "/v1/rerank" in server.output()
+        assert "scores of a reranker" in server.log()
         answer = server.post("/v1/rerank", {"query": QUERY, "documents": DOCUMENTS}).json()
         found = {one["index"]: one["relevance_score"] for one in answer["results"]}
         for index, document in enumerate(DOCUMENTS):
@@ -149,7 +149,7 @@ def test_a_reranker_with_a_classification_head(tmp_path: Path) -> None:
     folder.mkdir()
     raw, model = write_texts(folder), write_weights(folder, "ForSequenceClassification", num_labels=1)
     with started(folder, tmp_path) as server:
-        assert "scores only" in server.output()
+        assert "scores only" in server.log()
         body = {"text_1": QUERY, "text_2": DOCUMENTS[:3]}
         found = scores_of(server.post("/v1/score", body).json())
         raw_scores = scores_of(server.post("/v1/score", {**body, "use_activation": False}).json())
@@ -194,7 +194,6 @@ def test_qwen3_embedding(tmp_path: Path) -> None:
         return found
 
     with started(folder, tmp_path) as server:
-        assert "/v1/embeddings" in server.output()
 
         def embed(**body: Any) -> list[Any]:
             answer = server.post("/v1/embeddings", {"input": [QUERY], **body}).json()

@@ -386,7 +386,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         "get", "/v1/steps", "watchSteps", "Operation", "Watch every step, the sequences and the KV blocks", None,
-        (401, 403, 429, 431, 500),
+        (401, 403, 404, 429, 431, 500),
         "A stream of frames, five a second while anything runs, until the client leaves; the console draws it. The first frame "
         "has `server`. A step without `seq_ids` has the items of the step before it. Where clients have API keys, it requires "
         "the admin key.",

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from fastapi import Request
@@ -24,7 +24,7 @@ from server.metrics import Metrics
 from server.model_defaults.pooling import DefaultPooling
 from server.model_defaults.retrieval import EmbeddingPrompts, Scoring
 from server.model_defaults.sampling import SamplingDefaults
-from server.responses.store import MemoryResponseStore, ResponseStore
+from server.responses.store import MemoryResponseStore, SharedResponseStore
 from server.settings.table import DEFAULTS, Settings
 from server.stories.ring import Stories
 from server.system.worker_threads import FencedThreads
@@ -152,6 +152,11 @@ class AdaptersLike(Protocol):
     async def find(self, name: str) -> AdapterLike | None:
         """The adapter of this name, loaded if that is allowed. Raises EngineError."""
 
+
+@runtime_checkable
+class AdapterManager(AdaptersLike, Protocol):
+    """The same in the process that schedules, which alone changes the table."""
+
     async def load_below_root(self, name: str, said: str, *, replaces: bool = True) -> None:
         """Load an adapter. Raises EngineError."""
 
@@ -252,7 +257,7 @@ class ServerState:
     """Patterns of further names, and the served name or adapter that each stands for. The first match counts."""
     unread_parts: str = DEFAULTS.unread_parts
     """What happens to parts of messages that the model cannot read: `refuse` or `placeholder`."""
-    responses: ResponseStore = field(
+    responses: SharedResponseStore = field(
         default_factory=lambda: MemoryResponseStore(
             DEFAULTS.responses_store_entries, DEFAULTS.responses_store_bytes, DEFAULTS.responses_store_age
         )

@@ -23,6 +23,7 @@ from server.http.endpoints import Endpoints
 from server.metrics import Metrics
 from server.vllm_metrics import COPIES
 from server.workers.pool import WorkerUse
+from tools.generated_page import run, with_parts
 from tools.settings_docs import escaped
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -61,29 +62,12 @@ SNAPSHOTS = (
 
 def main(argv: Sequence[str]) -> int:
     """Write the tables into the page, or say that they are stale (exit code 1)."""
-    if list(argv) not in (["write"], ["check"]):
-        print("usage: python -m tools.metrics_docs write|check", file=sys.stderr)
-        return 2
-    old = PAGE.read_text("utf-8")
-    new = with_tables(old)
-    if list(argv) == ["write"]:
-        PAGE.write_text(new, "utf-8")
-    elif old != new:
-        print(f"{PAGE.relative_to(ROOT)} is stale: run `make api-docs`", file=sys.stderr)
-        return 1
-    return 0
+    return run("metrics_docs", argv, PAGE, with_tables)
 
 
 def with_tables(page: str) -> str:
     """The page with its generated parts rewritten. Raises ValueError if the markers of a part are missing."""
-    for name, text in (("metrics", metric_tables()), ("vllm", vllm_table())):
-        begin, end = f"<!-- {name}:begin -->\n", f"<!-- {name}:end -->\n"
-        head, found_begin, rest = page.partition(begin)
-        _, found_end, tail = rest.partition(end)
-        if not (found_begin and found_end):
-            raise ValueError(f"{PAGE.name}: no markers {begin.strip()} and {end.strip()}")
-        page = f"{head}{begin}{text}\n{end}{tail}"
-    return page
+    return with_parts(page, {"metrics": metric_tables(), "vllm": vllm_table()})
 
 
 def metric_tables() -> str:

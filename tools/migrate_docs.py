@@ -13,6 +13,7 @@ from pathlib import Path
 from server.http.foreign_paths import FOREIGN
 from server.openapi.operations import OPERATIONS
 from server.settings.foreign_flags import ALWAYS_ON, HABIT, LLAMA_CPP, NOT_YET, SGLANG, VLLM
+from tools.generated_page import run, with_parts
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "migrate.md"
@@ -20,17 +21,7 @@ PAGE = ROOT / "docs" / "migrate.md"
 
 def main(argv: Sequence[str]) -> int:
     """Write the tables into the page, or say that they are stale (exit code 1)."""
-    if list(argv) not in (["write"], ["check"]):
-        print("usage: python -m tools.migrate_docs write|check", file=sys.stderr)
-        return 2
-    old = PAGE.read_text("utf-8")
-    new = with_tables(old)
-    if list(argv) == ["write"]:
-        PAGE.write_text(new, "utf-8")
-    elif old != new:
-        print(f"{PAGE.relative_to(ROOT)} is stale: run `make api-docs`", file=sys.stderr)
-        return 1
-    return 0
+    return run("migrate_docs", argv, PAGE, with_tables)
 
 
 def tables() -> dict[str, str]:
@@ -47,18 +38,8 @@ def tables() -> dict[str, str]:
 
 
 def with_tables(page: str) -> str:
-    """The page with every generated part rewritten.
-
-    Raises ValueError if the markers of a part are missing.
-    """
-    for name, text in tables().items():
-        begin, end = f"<!-- {name}:begin -->\n", f"<!-- {name}:end -->\n"
-        head, found_begin, rest = page.partition(begin)
-        _, found_end, tail = rest.partition(end)
-        if not (found_begin and found_end):
-            raise ValueError(f"{PAGE.name}: no markers {begin.strip()} and {end.strip()}")
-        page = f"{head}{begin}{text}\n{end}{tail}"
-    return page
+    """The page with every generated part rewritten. Raises ValueError if the markers of a part are missing."""
+    return with_parts(page, tables())
 
 
 def replaced_by(flags: Mapping[str, str]) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from server.settings.kinds import Setting
 from server.settings.table import CONFIG, TABLE
+from tools.generated_page import run
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "settings.md"
@@ -42,16 +43,7 @@ do to a running server.
 
 def main(argv: Sequence[str]) -> int:
     """Write the page, or say that it is stale (exit code 1)."""
-    if list(argv) == ["write"]:
-        PAGE.write_text(page(), "utf-8")
-        return 0
-    if list(argv) != ["check"]:
-        print("usage: python -m tools.settings_docs write|check", file=sys.stderr)
-        return 2
-    if PAGE.exists() and PAGE.read_text("utf-8") == page():
-        return 0
-    print(f"{PAGE.relative_to(ROOT)} is stale: run `make api-docs`", file=sys.stderr)
-    return 1
+    return run("settings_docs", argv, PAGE, lambda old: page())
 
 
 def page() -> str:

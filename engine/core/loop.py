@@ -8,7 +8,7 @@ that an abort takes effect within one step.
     inbox.py      commands             steps.py     steps submitted          recovery.py  what follows a failure
     delivery.py   deltas to readers    health.py    state and counters
     adapters.py   LoRA adapters held by the executor     spare_memory.py   KV memory given back after a burst
-    step_watch.py what each step computed, for whoever subscribes
+    step_watch.py what each step computed, for subscribers
 """
 
 from __future__ import annotations

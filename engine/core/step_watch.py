@@ -125,17 +125,7 @@ class StepWatch:
     ) -> None:
         """A step's result was taken in at `now`, after `seconds`; `seqs` are its items' sequences, with their new tokens."""
         items, first_tokens = self._items(batch, output, seqs, now)
-        self._tell(
-            StepRecord(
-                batch.step_id,
-                batch.epoch,
-                now - seconds,
-                now,
-                items,
-                _started(batch, seqs),
-                first_tokens,
-            )
-        )
+        self._tell(_record(batch, seqs, seconds, now, items, first_tokens))
 
     def failed(
         self, batch: UnifiedBatch, seqs: SequenceOf[Sequence], seconds: float, now: float, error: str
@@ -143,17 +133,7 @@ class StepWatch:
         """A step failed, or died with its executor."""
         items = _all_items(batch, [0] * len(batch), seqs)
         self._last = self._last_ids = None
-        self._tell(
-            StepRecord(
-                batch.step_id,
-                batch.epoch,
-                now - seconds,
-                now,
-                items,
-                _started(batch, seqs),
-                error=error or "failed",
-            )
-        )
+        self._tell(_record(batch, seqs, seconds, now, items, error=error or "failed"))
 
     def _tell(self, record: StepRecord) -> None:
         for listener in tuple(self._listeners):
@@ -196,6 +176,20 @@ def _kind(seq: Sequence, count: int, drafts: int, begin: int, new: int) -> str:
     if begin >= seq.prompt_len and count == 1 + drafts:
         return VERIFY if drafts else DECODE
     return RECOMPUTE if len(seq.output_token_ids) > new else PREFILL
+
+
+def _record(
+    batch: UnifiedBatch,
+    seqs: SequenceOf[Sequence],
+    seconds: float,
+    now: float,
+    items: StepItems,
+    first_tokens: tuple[tuple[int, float], ...] = (),
+    error: str = "",
+) -> StepRecord:
+    """The record of a step whose result came at `now`, after `seconds`."""
+    started = _started(batch, seqs)
+    return StepRecord(batch.step_id, batch.epoch, now - seconds, now, items, started, first_tokens, error)
 
 
 def _started(batch: UnifiedBatch, seqs: SequenceOf[Sequence]) -> tuple[SequenceView, ...]:

@@ -122,7 +122,7 @@ class AdapterRegistry:
         self._text_side = text_side
         self._root = root
         self._on_demand = on_demand
-        self._changed = changed or _nobody_to_tell
+        self._changed = changed or _no_listener
         self._adapters: dict[str, Adapter] = {}
         """In order of their last use."""
         self._turn = asyncio.Lock()
@@ -241,7 +241,7 @@ class AdapterRegistry:
         log.info(f"adapter {name} unloaded")
 
     async def _told(self, replaced: Sequence[Adapter]) -> None:
-        """The table has changed: tell those who have a copy, then let go of what it replaced, so that nobody asks for that."""
+        """The table has changed: tell those who have a copy, then let go of what it replaced, so that no worker asks for that."""
         try:
             await self._changed()
         finally:
@@ -300,5 +300,5 @@ class AdapterRegistry:
         self._store.close()
 
 
-async def _nobody_to_tell() -> None:
+async def _no_listener() -> None:
     """No other process has a copy of the table."""

@@ -3,7 +3,7 @@
     StepWatch -> steps since the last frame -+
     EngineCore.stats, .sequences ------------+-> one frame, encoded once -> every watcher
 
-One task makes the frames while somebody watches, and none exists while nobody does. Everything is bounded: watchers, frames
+One task makes the frames for all watchers; without a watcher there is none. Everything is bounded: watchers, frames
 that wait for a slow one, steps and sequences in a frame.
 """
 

@@ -60,7 +60,7 @@ class KeyAuth:
         self._admin_keys = admin_keys or Keys()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or answer 401; 404 for a path of the administrator where nobody can be one."""
+        """Pass the request on, or answer 401; 404 for a path of the administrator on a server without an admin key."""
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})  # no route speaks it
             return

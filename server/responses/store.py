@@ -10,7 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from server.responses.errors import StoreFull
 from server.responses.run import BackgroundRun
@@ -50,8 +50,9 @@ class StoredResponse:
         return _ENTRY_BYTES + items + len(self.body) + events
 
 
-class ResponseStore(Protocol):
-    """Keeps responses. Each operation concerns the responses of one tenant, whose API key asks."""
+class SharedResponseStore(Protocol):
+    """Keeps responses; every process that answers uses this part. Each operation concerns the responses of one tenant, whose API
+    key asks."""
 
     @property
     def enabled(self) -> bool:
@@ -63,14 +64,19 @@ class ResponseStore(Protocol):
     async def get(self, tenant: str, response_id: str) -> StoredResponse | None:
         """The response of this id."""
 
-    async def delete(self, tenant: str, response_id: str) -> StoredResponse | None:
-        """Forget a response, and return it."""
-
     async def item(self, tenant: str, item_id: str) -> bytes | None:
         """An output item of a stored response, as JSON."""
 
     async def close(self) -> None:
         """End the responses in progress, and forget all."""
+
+
+@runtime_checkable
+class ResponseStore(SharedResponseStore, Protocol):
+    """The whole store, in the process that schedules: background responses run there."""
+
+    async def delete(self, tenant: str, response_id: str) -> StoredResponse | None:
+        """Forget a response, and return it."""
 
 
 class MemoryResponseStore:

@@ -30,7 +30,7 @@ async def list_requests(request: Request) -> Response:
     for outcome in outcomes:
         _check("outcome", outcome, OUTCOMES)
     sort, order = query.get("sort", "received"), query.get("order", "desc")
-    found, has_more = await state_of(request).stories.list(
+    found, has_more = state_of(request).stories.list(
         _check("sort", sort, SORTS),
         descending=_check("order", order, _ORDERS) == "desc",
         outcomes=frozenset(outcomes),
@@ -44,7 +44,7 @@ async def list_requests(request: Request) -> Response:
 @router.api_route("/v1/requests/{request_id}", methods=READ)
 async def get_request(request: Request, request_id: str) -> Response:
     """One call with its events, by the id of its answer or by its x-request-id."""
-    story = await state_of(request).stories.get(request_id)
+    story = state_of(request).stories.get(request_id)
     if story is None:
         message = f"No call '{request_id[:100]}': it is unknown, or too many have ended since (--stories)."
         raise RequestNotFound(message, "request_id")

@@ -24,7 +24,7 @@ from server.prepare.chat import PreparedChat, prepare_chat, prompt_ids
 from server.prepare.responses import ConvertedResponse, Placed, converted
 from server.responses.errors import ResponseNotFound, StoreFull
 from server.responses.run import BackgroundRun
-from server.responses.store import Item, ResponseStore, StoredResponse
+from server.responses.store import Item, ResponseStore, SharedResponseStore, StoredResponse
 from server.routes.answering import AnsweredCall
 from server.routes.common import READ, json_response, query_number, read, state_of, tell_ignored
 from server.schemas.chat import MAX_MESSAGES, ChatRequest
@@ -259,7 +259,9 @@ async def get_response(request: Request, response_id: str) -> Response:
 @router.delete("/v1/responses/{response_id}")
 async def delete_response(request: Request, response_id: str) -> Response:
     """Forget a response. One that is in progress ends."""
-    found = await state_of(request).responses.delete(TENANT.get(), response_id)
+    store = state_of(request).responses
+    assert isinstance(store, ResponseStore), "API workers pass this path on"
+    found = await store.delete(TENANT.get(), response_id)
     if found is None:
         raise _unknown(response_id)
     if found.run is not None:
@@ -345,7 +347,7 @@ async def _conversation(state: ServerState, body: ResponsesRequest) -> tuple[lis
     return await run_off_loop_if_large(state.threads, lambda: _items(earlier, own, referred))
 
 
-async def _earlier(store: ResponseStore, tenant: str, previous: str | None) -> list[Item]:
+async def _earlier(store: SharedResponseStore, tenant: str, previous: str | None) -> list[Item]:
     """The items of a stored response, and of those before it."""
     if previous is None:
         return []

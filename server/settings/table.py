@@ -300,7 +300,7 @@ class Settings:
     )
     enable_kill_button: bool = switch(
         False,
-        "Offer POST /v1/kill_executor, which kills the executor for whoever has the admin key, and its button in the console: "
+        "Offer POST /v1/kill_executor, which kills the executor and requires the admin key, and its button in the console: "
         "for demonstrations.",
     )
     allowed_origins: tuple[str, ...] = names(

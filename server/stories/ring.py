@@ -6,7 +6,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
@@ -43,25 +43,6 @@ class RequestNotFound(InvalidRequest):
 
     status = 404
     code = "request_not_found"
-
-
-class StoriesLike(Protocol):
-    """What routes read. Asynchronous, so that stories may be in another process: the one that schedules."""
-
-    async def list(
-        self,
-        sort: str = "received",
-        *,
-        descending: bool = True,
-        outcomes: Collection[str] = (),
-        key: str | None = None,
-        model: str | None = None,
-        limit: int = 100,
-    ) -> tuple[list[dict[str, Any]], bool]:
-        """Stories as plain data, without events, and whether there are more."""
-
-    async def get(self, id_: str) -> dict[str, Any] | None:
-        """A story with its events, by the id of the answer or of the request."""
 
 
 class Stories:
@@ -102,7 +83,7 @@ class Stories:
             except Exception:  # the caller may be the engine's loop
                 log.exception("a story was not told", request_id=story.request_id)
 
-    async def list(
+    def list(
         self,
         sort: str = "received",
         *,
@@ -112,7 +93,7 @@ class Stories:
         model: str | None = None,
         limit: int = 100,
     ) -> tuple[list[dict[str, Any]], bool]:
-        """See StoriesLike. Stories without a value to sort by come last."""
+        """Return stories as plain data, without events, and whether there are more. Those without the value come last."""
         now, value = self._clock(), SORTS[sort]
         found = [
             story
@@ -126,8 +107,8 @@ class Stories:
         ordered = [story for _, story in ranked] + [story for story in found if value(story, now) is None]
         return [summary(story, now) for story in ordered[:limit]], len(ordered) > limit
 
-    async def get(self, id_: str) -> dict[str, Any] | None:
-        """See StoriesLike."""
+    def get(self, id_: str) -> dict[str, Any] | None:
+        """Return a story with its events, by the id of the answer or of the request."""
         story = self._active.get(id_) or self._ended.get(id_)
         if story is None:
             kept = chain(self._active.values(), reversed(self._ended.values()))

@@ -285,21 +285,21 @@ class PrepareGrammar(msgspec.Struct, tag=2, array_like=True):
 
 
 class PutResponse(msgspec.Struct, tag=3, array_like=True):
-    """`ResponseStore.put`, of a response that has ended."""
+    """`SharedResponseStore.put`, of a response that has ended."""
 
     tenant: str
     response: Stored
 
 
 class GetResponse(msgspec.Struct, tag=4, array_like=True):
-    """`ResponseStore.get`."""
+    """`SharedResponseStore.get`."""
 
     tenant: str
     id: str
 
 
 class GetItem(msgspec.Struct, tag=5, array_like=True):
-    """`ResponseStore.item`."""
+    """`SharedResponseStore.item`."""
 
     tenant: str
     id: str

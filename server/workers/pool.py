@@ -52,7 +52,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class WorkersFailed(Exception):
-    """API workers die before they serve: nobody would answer."""
+    """API workers die before they serve, so no request would be answered."""
 
 
 @dataclass(frozen=True, slots=True)

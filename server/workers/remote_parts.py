@@ -82,7 +82,7 @@ class _InProgress(StoredResponse):
 
 
 class RemoteResponseStore:
-    """See `server.responses.store.ResponseStore`. Background responses never come here: the server generates them itself."""
+    """See `server.responses.store.SharedResponseStore`. The server generates background responses itself."""
 
     def __init__(self, asker: Asker, enabled: bool) -> None:
         self._asker = asker
@@ -105,10 +105,6 @@ class RemoteResponseStore:
             return None
         kind = _InProgress if stored.in_progress else StoredResponse
         return kind(stored.id, tenant, stored.inputs, stored.body, stored.outputs)
-
-    async def delete(self, tenant: str, response_id: str) -> StoredResponse | None:
-        """Not used here: the server answers what deletes."""
-        raise NotImplementedError("responses are deleted in the server's process")
 
     async def item(self, tenant: str, item_id: str) -> bytes | None:
         """An output item of a stored response, as JSON."""
@@ -210,11 +206,3 @@ class RemoteAdapters:
         if self._on_demand:
             await self._asker.ask(m.FindAdapter(name))
         return self.get(name)
-
-    async def load_below_root(self, name: str, said: str, *, replaces: bool = True) -> None:
-        """Not used here: the server answers what loads."""
-        raise NotImplementedError("adapters are loaded in the server's process")
-
-    async def unload(self, name: str) -> None:
-        """Not used here: the server answers what unloads."""
-        raise NotImplementedError("adapters are unloaded in the server's process")

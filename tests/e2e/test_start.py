@@ -103,7 +103,7 @@ def test_the_log_tells_what_is_served_in_one_line(echo_server: ServerProcess) ->
 
 
 def test_loading_is_shown(echo_server: ServerProcess, tokenizer_dir: Path, tmp_path: Path) -> None:
-    """Log lines where nobody watches; on a terminal a bar, and then the banner."""
+    """Log lines without a terminal; on a terminal a bar, and then the banner."""
     assert "loading the executor" in echo_server.log()
     main, terminal = pty.openpty()
     command = [

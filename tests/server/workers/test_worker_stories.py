@@ -39,7 +39,7 @@ async def test_a_story_is_told_in_both_processes() -> None:
         story.answer(story.ended, 200, None, line)
         await until(lambda: lines, pair)
         assert lines == [line]
-        told = await pair.stories.get("req_1")
+        told = pair.stories.get("req_1")
         assert told is not None
         assert (told["outcome"], told["key"], told["client_request_id"]) == ("length", "alice", "mine")
         assert (told["prompt_tokens"], told["output_tokens"], told["choices"]) == (22, 11, 3)
@@ -50,8 +50,8 @@ async def test_a_dead_workers_calls_are_over() -> None:
     async with paired() as pair:
         _, mailbox = begin(pair, 5000)
         await mailbox.take()
-        assert (await pair.stories.list())[0][0]["state"] == "running"
+        assert pair.stories.list()[0][0]["state"] == "running"
         pair.worker.close()
         await until(lambda: pair.core.stats().running == 0, pair)
-        [told], _ = await pair.stories.list()
+        [told], _ = pair.stories.list()
         assert (told["state"], told["outcome"], told["status"]) == ("ended", "abort", 499)

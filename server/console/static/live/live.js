@@ -103,7 +103,7 @@ export function startLive({ model, askForKeys }) {
   }
 
   document.addEventListener("visibilitychange", () => {
-    if (document.hidden) abort?.abort(); // nobody watches: the server need not tell
+    if (document.hidden) abort?.abort(); // not visible: the server need not tell
     else reconnect();
   });
   byId("span").addEventListener("change", (event) => {

@@ -273,11 +273,11 @@ def test_health_check_of_the_compose_file(prometheus: Prometheus) -> None:
 
 
 def test_every_metric_is_documented(prometheus: Prometheus, server: ServerProcess) -> None:
-    """docs/metrics.md names each metric that the server exports, and no other."""
+    """docs/metrics.md names each metric that the server exports, and besides only those of API workers."""
     exported = set(re.findall(r"^# TYPE (cohort_\w+)", server.get("/metrics").text, re.M))
     page = (ROOT / "docs/metrics.md").read_text("utf-8")
     documented = set(re.findall(r"^\| `(cohort_\w+)", page, re.M))
-    assert exported == documented
+    assert exported == {name for name in documented if not name.startswith("cohort_api_worker")}
 
 
 def _promtool(*arguments: str, stdin: str = "") -> None:

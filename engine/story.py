@@ -129,6 +129,9 @@ class Story:
         """How often a sequence went on after a failed step or a restart."""
         self.waited: dict[WaitReason, float] = {}
         """Seconds before the first admission of the sequence that was admitted first, by reason."""
+        self.paused: dict[WaitReason, float] = {}
+        """Seconds that sequences lost after they had begun, until their next token: of all choices, by reason (`KV_BLOCKS`:
+        preempted)."""
         self.prefix: PrefixMatch | None = None
         """Of the first prompt."""
         self.finish_reasons: dict[int, str] = {}
@@ -140,6 +143,8 @@ class Story:
         self._ended_tokens = 0
         self._interrupted: set[int] = set()
         """Choices that were rolled back by a failure and do not run again yet."""
+        self._paused_at: dict[int, tuple[float, WaitReason]] = {}
+        """When and why each choice was rolled back that has given no token since."""
 
     @property
     def output_tokens(self) -> int:
@@ -190,15 +195,18 @@ class Story:
     def preempt(self, now: float, choice: int, output_tokens: int) -> None:
         """A sequence was rolled back for want of KV blocks."""
         self.preempted += 1
+        self._pause(now, choice, WaitReason.KV_BLOCKS)
         self.tell(now, "preempted", choice, output_tokens=output_tokens)
 
     def interrupt(self, now: float, choice: int, cause: str, output_tokens: int) -> None:
         """A running sequence was rolled back by a failure."""
         self._interrupted.add(choice)
+        self._pause(now, choice, WaitReason.RECOVERY)
         self.tell(now, "restart", choice, cause=cause, output_tokens=output_tokens)
 
     def resume(self, now: float, choice: int) -> None:
         """A sequence that was rolled back gave its next token."""
+        self._go_on(now, choice)
         self.tell(now, "resumed", choice)
 
     def give_up(self, waited: dict[WaitReason, float]) -> None:
@@ -212,6 +220,7 @@ class Story:
         self._ended_tokens += output_tokens
         self.parts.pop(choice, None)
         self._interrupted.discard(choice)
+        self._go_on(now, choice)
         self.finish_reasons[choice] = reason
         self.tell(now, "finished", choice, reason=reason, output_tokens=output_tokens)
 
@@ -219,6 +228,15 @@ class Story:
         """A sequence ended, or is about to end, in an error."""
         if self.error is None:
             self.error = code
+
+    def _pause(self, now: float, choice: int, reason: WaitReason) -> None:
+        self._go_on(now, choice)  # it may be rolled back again before its next token
+        self._paused_at[choice] = now, reason
+
+    def _go_on(self, now: float, choice: int) -> None:
+        if (paused := self._paused_at.pop(choice, None)) is not None:
+            began, reason = paused
+            self.paused[reason] = self.paused.get(reason, 0.0) + max(0.0, now - began)
 
     # -- durations, in seconds; those under way count up to `now` -------------------------------------------------------
 

@@ -344,13 +344,15 @@ OPERATIONS: tuple[Operation, ...] = (
             ("outcome", {"type": "string"}, f"Outcomes, separated by commas: {', '.join(OUTCOMES)}. Default: all."),
             ("key", {"type": "string"}, "Name of the API key. Default: all."),
             ("model", {"type": "string"}, "Name of the model. Default: all."),
+            ("client_request_id", {"type": "string"}, "The `x-request-id` that the client sent. Default: all."),
             ("limit", {"type": "integer", "minimum": 1, "maximum": 1000}, "Most calls that are listed. Default: 100."),
         ),
     ),
     Operation(
         "get", "/v1/requests/{request_id}", "getRequest", "Operation", "Tell the story of one call", "RequestStory",
         (401, 403, 404, 431, 500),
-        "Requires the admin key. The identifier is that of the answer or its `x-request-id`.",
+        "Requires the admin key. The identifier is that of the answer, its `x-request-id`, or the `x-request-id` that the client "
+        "sent: of several calls the latest one is told.",
     ),
     Operation(
         "get", "/v1/settings", "getSettings", "Operation", "Return the server's settings, without secrets", "Settings",

@@ -50,6 +50,11 @@ _SUMMARY: Schema = {
     "decode_seconds": _SECONDS,
     "e2e_seconds": _SECONDS,
     "waited_for": {**_WAITED, "description": "Seconds of `queue_seconds` by reason."},
+    "paused_for": {
+        **_WAITED,
+        "description": "Seconds that sequences were rolled back until their next token, of all choices together: by preemptions "
+        "(`kv_blocks`) and restarts (`recovery`).",
+    },
     "prompt_tokens": COUNT,
     "cached_tokens": COUNT,
     "output_tokens": COUNT,

@@ -15,7 +15,7 @@ router = APIRouter()
 
 _DEFAULT_LIMIT, _MAX_LIMIT = 100, 1000
 _ORDERS = ("desc", "asc")
-_PARAMETERS = ("sort", "order", "outcome", "key", "model", "limit")
+_PARAMETERS = ("sort", "order", "outcome", "key", "model", "client_request_id", "limit")
 
 
 @router.api_route("/v1/requests", methods=READ)
@@ -36,6 +36,7 @@ async def list_requests(request: Request) -> Response:
         outcomes=frozenset(outcomes),
         key=query.get("key"),
         model=query.get("model"),
+        client_request_id=query.get("client_request_id"),
         limit=query_number(request, "limit", _DEFAULT_LIMIT, least=1, most=_MAX_LIMIT),
     )
     return json_response({"object": "list", "data": found, "has_more": has_more})
@@ -43,10 +44,10 @@ async def list_requests(request: Request) -> Response:
 
 @router.api_route("/v1/requests/{request_id}", methods=READ)
 async def get_request(request: Request, request_id: str) -> Response:
-    """One call with its events, by the id of its answer or by its x-request-id."""
+    """One call with its events, by the id of its answer or by its x-request-id: the answer's, or the one that the client sent."""
     story = state_of(request).stories.get(request_id)
     if story is None:
-        message = f"No call '{request_id[:100]}': it is unknown, or too many have ended since (--stories)."
+        message = f"No call '{request_id[:100]}': no such id is known, or too many calls have ended since (--stories)."
         raise RequestNotFound(message, "request_id")
     return json_response(story)
 

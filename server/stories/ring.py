@@ -91,6 +91,7 @@ class Stories:
         outcomes: Collection[str] = (),
         key: str | None = None,
         model: str | None = None,
+        client_request_id: str | None = None,
         limit: int = 100,
     ) -> tuple[list[dict[str, Any]], bool]:
         """Return stories as plain data, without events, and whether there are more. Those without the value come last."""
@@ -101,6 +102,7 @@ class Stories:
             if (not outcomes or (story.outcome or ACTIVE) in outcomes)
             and (key is None or story.key == key)
             and (model is None or story.model == model)
+            and (client_request_id is None or story.client_request_id == client_request_id)
         ]
         ranked = [(one, story) for story in found if (one := value(story, now)) is not None]
         ranked.sort(key=lambda pair: pair[0], reverse=descending)
@@ -108,9 +110,11 @@ class Stories:
         return [summary(story, now) for story in ordered[:limit]], len(ordered) > limit
 
     def get(self, id_: str) -> dict[str, Any] | None:
-        """Return a story with its events, by the id of the answer or of the request."""
+        """Return a story with its events, by the id of the answer or of the request, or else the latest one by the id that the
+        client sent."""
         story = self._active.get(id_) or self._ended.get(id_)
         if story is None:
-            kept = chain(self._active.values(), reversed(self._ended.values()))
+            kept = [*reversed(self._active.values()), *reversed(self._ended.values())]
             story = next((one for one in kept if one.id == id_), None)
+            story = story or next((one for one in kept if one.client_request_id == id_), None)
         return None if story is None else whole(story, self._clock())

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
-from engine.story import Event, Story
+from engine.story import Event, Story, WaitReason
 from server.stories.record import CallStory
 
 _DIGITS = 6
@@ -37,7 +38,8 @@ def summary(story: CallStory, now: float) -> dict[str, Any]:
         "ttft_seconds": _seconds(story.ttft_seconds()),
         "decode_seconds": _seconds(story.decode_seconds(now)),
         "e2e_seconds": _seconds(story.e2e_seconds(now)),
-        "waited_for": {reason.value: _seconds(seconds) for reason, seconds in story.waited.items()},
+        "waited_for": _by_reason(story.waited),
+        "paused_for": _by_reason(story.paused),
         "prompt_tokens": story.prompt_tokens,
         "cached_tokens": story.cached_tokens,
         "output_tokens": story.output_tokens,
@@ -114,16 +116,16 @@ def _prefix(story: CallStory) -> dict[str, Any] | None:
     }
 
 
+def _by_reason(times: Mapping[WaitReason, float]) -> dict[str, float | None]:
+    return {reason.value: _seconds(seconds) for reason, seconds in times.items()}
+
+
 def _event(event: Event, received: float) -> dict[str, Any]:
     told: dict[str, Any] = {"at": _seconds(event.at - received), "event": event.name}
     if event.choice is not None:
         told["choice"] = event.choice
     for name, value in event.details.items():
-        told[name] = (
-            {reason: _seconds(seconds) for reason, seconds in value.items()}
-            if isinstance(value, dict)
-            else value
-        )
+        told[name] = _by_reason(value) if isinstance(value, dict) else value
     return told
 
 

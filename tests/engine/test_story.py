@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -111,6 +112,7 @@ async def test_a_restart_is_told_with_its_cause_and_the_next_token() -> None:
     assert restart.details == {"cause": "executor_died:fake", "output_tokens": 3}
     assert WaitReason.RECOVERY in again.details["waited"]  # type: ignore[operator]
     assert (story.resumed, story.preempted, story.output_tokens) == (1, 0, 8)
+    assert story.paused == {WaitReason.RECOVERY: pytest.approx(story.events[5].at - restart.at)}
 
 
 async def test_a_preemption_is_told() -> None:
@@ -121,6 +123,23 @@ async def test_a_preemption_is_told() -> None:
     for story in preempted:
         assert names(story).count("preempted") == story.preempted == names(story).count("resumed")
         assert story.resumed == 0 and story.output_tokens == 37
+        back = [event.at for event in story.events if event.name == "resumed"]
+        away = [event.at for event in story.events if event.name == "preempted"]
+        assert story.paused == {WaitReason.KV_BLOCKS: pytest.approx(sum(back) - sum(away))}
+
+
+async def test_a_pause_ends_with_its_sequence() -> None:
+    """One that is rolled back twice before its next token, or ends without one, was paused once from the first to the end."""
+    story, part = Story(), SimpleNamespace(output_token_ids=[1], paused=True)
+    for choice in range(2):
+        story.queue(0.0, choice, part, 1)
+    story.interrupt(1.0, 0, "executor_died", 1)
+    story.preempt(2.5, 1, 1)
+    story.preempt(3.0, 0, 1)
+    story.finish(7.0, 0, "abort", 1)
+    assert story.paused == {WaitReason.RECOVERY: 2.0, WaitReason.KV_BLOCKS: 4.0}
+    story.resume(8.0, 1)
+    assert story.paused == {WaitReason.RECOVERY: 2.0, WaitReason.KV_BLOCKS: 9.5}
 
 
 async def test_events_are_bounded() -> None:

@@ -56,6 +56,19 @@ async def test_a_call_is_found_by_both_ids_with_its_numbers(tmp_path: Path) -> N
     ]  # fmt: skip
 
 
+async def test_a_call_is_found_by_the_id_that_its_client_sent(tmp_path: Path) -> None:
+    async with serving(tmp_path) as house:
+        for name, count in (("shop-1", 3), ("shop-2", 4), ("shop-1", 5)):
+            async with house.client() as client:
+                body = {"model": "fake", "prompt": PROMPT, "max_tokens": count}
+                await client.post("/v1/completions", json=body, headers={"x-request-id": name})
+        assert (await story_of(house, "shop-2"))["output_tokens"] == 4
+        assert (await story_of(house, "shop-1"))["output_tokens"] == 5, "the latest of that name"
+        found = await stories(house, "?client_request_id=shop-1&sort=output_tokens")
+        assert [story["output_tokens"] for story in found] == [5, 3]
+        assert await stories(house, "?client_request_id=shop") == []
+
+
 async def test_stories_are_sorted_and_chosen(tmp_path: Path) -> None:
     async with serving(tmp_path) as house:
         for count in (3, 9, 6):

@@ -68,7 +68,7 @@ function account(told) {
       ["Route", told.route], ["Model", told.model], ["Key", told.key],
       ["Received", new Date(told.received * 1000).toLocaleString()], [told.outcome ? "Ended" : "State", ended],
       ["First token after", durationText(told.ttft_seconds)], ["In all", durationText(told.e2e_seconds)],
-      ["Waited", list(told.waited_for)],
+      ["Waited", list(told.waited_for)], ["Paused", list(told.paused_for)],
       ["Prompt", `${count(told.prompt_tokens)} tokens, ${count(told.cached_tokens)} from the cache`],
       ["Prefix cache", prefix(told.prefix)],
       ["Output", `${count(told.output_tokens)} tokens${told.choices > 1 ? ` in ${told.choices} choices` : ""}`],

@@ -37,7 +37,7 @@ from tools.neutral_paths import neutral
 _SETTLE = 6.0
 """Seconds after a workload: traces are sent up to five seconds after their calls."""
 _START_WITHIN = 120.0
-_TOKENS = re.compile(r'^cohort_tokens_total\{kind="output"\} (\S+)$', re.MULTILINE)
+_TOKENS = re.compile(r'^cohort_tokens_total\{[^}]*kind="output"[^}]*\} (\S+)$', re.M)
 
 
 def main() -> None:

@@ -32,6 +32,7 @@ FAST_WITHOUT := server/http/test_protocol server/http/test_connections server/ht
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 REPORT := .reports/junit.xml
 REPORT_LONG := .reports/junit-long.xml
+REPORT_LONG_CI := .reports/junit-long-ci.xml
 # Finds faults of accessibility in a page; for tests of the console alone.
 AXE_VERSION := 4.14.1
 AXE := .reports/axe/node_modules/axe-core/axe.min.js
@@ -46,7 +47,7 @@ KUBERNETES_TOOL := .reports/kubernetes-venv/bin/kubernetes-validate
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install dev serve demo test test-fast test-long test-sweeps sim chaos soak soak-ci hostile test-clients test-clients-ci test-agents test-real test-real-ci test-ops test-ops-ci test-console check api-docs fuzz bench bench-peers parity format promises lock gpu-check gpu-compile gpu-wheels clean
+.PHONY: help install dev serve demo test test-fast test-long test-long-ci test-sweeps sim chaos soak soak-ci hostile test-clients test-clients-ci test-agents test-real test-real-ci test-ops test-ops-ci test-console check api-docs fuzz bench bench-peers parity format promises lock gpu-check gpu-compile gpu-wheels clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -71,6 +72,9 @@ test-fast: $(DEV)  ## unit tests of server, engine and contract, without the fil
 
 test-long: $(DEV) $(TRITON)  ## the other end-to-end tests: commands, starts and ends, deaths, overload, hostile inputs; the longest others
 	$(BIN)/python -m pytest -m "long and not slow and not gpu" -n $(TEST_JOBS) --dist loadfile --junitxml=$(REPORT_LONG) $(ARGS)
+
+test-long-ci: $(DEV) $(TRITON)  ## the same without what is marked `extended`: other layouts, shapes, dtypes and APIs of what runs
+	$(BIN)/python -m pytest --short -m "long and not slow and not gpu" -n $(TEST_JOBS) --dist loadfile --junitxml=$(REPORT_LONG_CI) $(ARGS)
 
 test-sweeps: $(DEV) $(TRITON)  ## every case of the tests of which the other targets run each n-th: kernels by shape and layout, texts by format
 	$(BIN)/python -m pytest --sweeps -m "not slow" -n $(TEST_JOBS) --dist loadfile $(ARGS)

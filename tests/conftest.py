@@ -43,30 +43,41 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run all cases of the tests that are marked `sweep`, and nothing else",
     )
+    parser.addoption(
+        "--short",
+        action="store_true",
+        help="leave out the tests and cases that are marked `extended`",
+    )
 
 
-def _short_form(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Return `items` with every `every`-th case of each function marked `sweep`, its first one included."""
+def _every_nth(items: list[pytest.Item], marker: str) -> list[pytest.Item]:
+    """Return `items` with every `every`-th case of each function that has `marker`, its first one included; without `every`
+    no case of it."""
     kept, seen = [], Counter[str]()
     for item in items:
-        sweep = item.get_closest_marker("sweep")
-        if sweep is not None:
+        found = item.get_closest_marker(marker)
+        if found is not None:
             function = item.nodeid.partition("[")[0]
+            every = found.kwargs.get("every")
+            number = seen[function]
             seen[function] += 1
-            if (seen[function] - 1) % sweep.kwargs["every"]:
+            if every is None or number % every:
                 continue
         kept.append(item)
     return kept
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.option.collectonly or any(Path("/dev").glob("nvidia[0-9]*")):
+    chooses = config.option.sweeps or config.option.short
+    if (config.option.collectonly and not chooses) or any(Path("/dev").glob("nvidia[0-9]*")):
         return
     kept = [item for item in items if item.get_closest_marker("gpu") is None]
     if config.option.sweeps:
         kept = [item for item in kept if item.get_closest_marker("sweep")]
     elif not any("::" in word for word in config.args):
-        kept = _short_form(kept)
+        kept = _every_nth(kept, "sweep")
+        if config.option.short:
+            kept = _every_nth(kept, "extended")
     chosen = set(kept)
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = kept

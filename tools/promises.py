@@ -20,8 +20,8 @@ import yaml
 
 from tools import skips
 
-REPORTS = ("junit.xml", "junit-long.xml")
-"""Of `make test` and `make test-long`, in .reports/."""
+REPORTS = ("junit.xml", "junit-long.xml", "junit-long-ci.xml")
+"""Of `make test`, `make test-long` and its short form, in .reports/."""
 PAGE = "docs/promises.md"
 BEGIN, END = "<!-- features:begin -->", "<!-- features:end -->"
 

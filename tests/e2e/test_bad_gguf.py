@@ -85,6 +85,7 @@ def _type_of(data: bytes, old: int, new: int) -> tuple[bytes, bytes, int]:
     return entry, entry[:-4] + struct.pack("<I", new), 1
 
 
+@pytest.mark.extended(every=3)
 @pytest.mark.parametrize("case", CHANGES)
 def test_damaged_files(case: str, small: Path, tmp_path: Path) -> None:
     change, words = CHANGES[case]
@@ -94,6 +95,7 @@ def test_damaged_files(case: str, small: Path, tmp_path: Path) -> None:
     assert str(model) in line and words in line, line
 
 
+@pytest.mark.extended(every=3)
 @pytest.mark.parametrize("case", METADATA)
 def test_metadata_that_cannot_be_served(case: str, tmp_path: Path) -> None:
     changes, words = METADATA[case]

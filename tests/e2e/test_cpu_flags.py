@@ -28,6 +28,7 @@ def test_int8_on_the_least_instructions_answers_and_says_so(isa: str, tmp_path: 
     assert [note for note in notes if f"executor: {note}" not in log] == []
 
 
+@pytest.mark.extended(every=4)
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

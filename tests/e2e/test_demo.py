@@ -97,6 +97,7 @@ def test_a_terminal_sees_the_streams_wait_and_go_on(tmp_path: Path) -> None:
         assert terminal.wait() == 0
 
 
+@pytest.mark.extended(every=3)
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)]
 )
@@ -125,6 +126,7 @@ def test_whatever_ends_it_ends_all(tmp_path: Path, number: signal.Signals, code:
         free.bind(("127.0.0.1", port))
 
 
+@pytest.mark.extended(every=2)
 @pytest.mark.parametrize(
     ("args", "code", "line"),
     [

@@ -213,6 +213,7 @@ async def test_drafts_of_a_model_change_no_token(draft_model: Path) -> None:
     await _compare(draft_model, 24, kills=1)
 
 
+@pytest.mark.extended
 @pytest.mark.sweep(every=2)
 @pytest.mark.long
 @pytest.mark.parametrize("method", ["draft_model", "ngram"])

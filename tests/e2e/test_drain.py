@@ -128,6 +128,7 @@ async def test_what_outlasts_the_drain_ends_with_a_typed_error(tokenizer_dir: Pa
         assert "the drain timeout has passed" in server.log()
 
 
+@pytest.mark.extended(every=2)
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
 async def test_a_second_signal_ends_it_now(
     tokenizer_dir: Path, tmp_path: Path, second: signal.Signals

@@ -242,7 +242,8 @@ def fuzz(server: ServerProcess, examples: int, first_seed: int = 0) -> Fuzzer:
     return fuzzer
 
 
-@pytest.mark.parametrize("name", ["echo", "tiny"])
+@pytest.mark.extended(every=2)
+@pytest.mark.parametrize("name", ["tiny", "echo"])
 def test_short(serve: Serve, name: str) -> None:
     with serve(name) as server:
         fuzzer = fuzz(server, examples=8)

@@ -134,6 +134,7 @@ def test_from_an_empty_cache_to_tokens(hub: FakeHub, env: dict[str, str], tmp_pa
         assert answer(third, "mine")["finish_reason"] == "stop"
 
 
+@pytest.mark.extended(every=4)
 @pytest.mark.parametrize(
     ("args", "more", "words"),
     [
@@ -160,6 +161,7 @@ def test_what_cannot_be_fetched_is_one_line(
     assert server.output() == ""
 
 
+@pytest.mark.extended(every=4)
 @pytest.mark.parametrize(
     ("config", "args", "words"),
     [

@@ -131,6 +131,7 @@ def test_adapters_answer_differently_and_are_listed(server: ServerProcess) -> No
     assert server.metric("cohort_lora_evictions_total") >= 2  # two at a time
 
 
+@pytest.mark.extended
 def test_streams_survive_kills_and_reloads(server: ServerProcess, root: Path) -> None:
     write(root / "changing", 20)
     assert load(server, "changing", "changing").status_code == 200
@@ -305,6 +306,7 @@ def test_many_loads_leave_memory_flat(server: ServerProcess, root: Path, count: 
     assert sizes[1] - sizes[0] < 8 * 1024, sizes  # KiB
 
 
+@pytest.mark.extended(every=5)
 @pytest.mark.parametrize(
     ("args", "why"),
     [

@@ -244,6 +244,7 @@ def test_close_ends_the_executor_process() -> None:
         llm.generate("a")
 
 
+@pytest.mark.extended(every=2)
 @pytest.mark.parametrize("guard", ['if __name__ == "__main__":', "if True:"])
 def test_a_script_without_close_leaves_nothing(guard: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"

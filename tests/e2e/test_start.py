@@ -222,6 +222,7 @@ def test_port_in_use(echo_server: ServerProcess, tokenizer_dir: Path, tmp_path: 
     assert re.fullmatch(r"cohort: error: cannot listen on 127\.0\.0\.1:\d+: address already in use; .*", line)
 
 
+@pytest.mark.extended(every=2)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_lets_running_requests_finish(
     tokenizer_dir: Path, tmp_path: Path, number: signal.Signals

@@ -226,6 +226,7 @@ def test_info_says_what_the_server_says(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.extended(every=3)
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -286,6 +287,7 @@ def test_verify_cohort_tiny(tmp_path: Path) -> None:
     assert done.stdout.count("12 of 12") == 2 and "Equal.\n" in done.stdout
 
 
+@pytest.mark.extended
 def test_verify_something_else(tokenizer_dir: Path, tmp_path: Path) -> None:
     """A reference that is no model is one line, not a report."""
     done = run(tmp_path, "verify", "cohort-tiny", "--reference", str(tokenizer_dir), "--json")

@@ -33,6 +33,7 @@ def test_a_file_computes_what_transformers_computes(tmp_path: Path) -> None:
     ] * 4
 
 
+@pytest.mark.extended
 def test_another_base_of_the_rotation_is_seen(tmp_path: Path) -> None:
     write_small_gguf(tmp_path / "small.gguf")
     other = model_directory(write_small_gguf(tmp_path / "other.gguf", **{"rope.freq_base": 500.0}))

@@ -39,6 +39,7 @@ LONG = ("tiles of 128", "float32, a window")
 """Interpreted, each takes half a minute."""
 
 
+@pytest.mark.extended(every=4)
 @pytest.mark.sweep(every=5)
 @pytest.mark.parametrize("splits", SPLITS)
 @pytest.mark.parametrize(

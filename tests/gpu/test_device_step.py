@@ -59,6 +59,7 @@ async def faked(path: Path, device: FakeDevice, packed: bool = True) -> FakeDevi
     return executor
 
 
+@pytest.mark.extended(every=4)
 @pytest.mark.parametrize(
     "settings",
     [PLAIN, PLAIN + SHAPED, SHAPED + HOSTED, PLAIN + SHAPED + HOSTED],

@@ -80,6 +80,7 @@ async def heard(
     return found, executor
 
 
+@pytest.mark.extended(every=2)
 @pytest.mark.sweep(every=3)
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_triton_gives_what_torch_gives(family: str, tmp_path: Path) -> None:

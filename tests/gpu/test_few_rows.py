@@ -116,6 +116,7 @@ def test_a_norm_before(outputs: int, columns: int, bias: bool, plus_one: bool, d
     close(found, expected if added is None else expected + added.double(), dtype)
 
 
+@pytest.mark.extended(every=3)
 @pytest.mark.sweep(every=5)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("activation", sorted(KINDS))
@@ -133,6 +134,7 @@ def test_a_norm_before_and_an_activation_behind(
     close(found, ACTIVATIONS[activation](gate) * up, dtype)
 
 
+@pytest.mark.extended(every=3)
 @pytest.mark.sweep(every=7)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [1, 5, 16])
@@ -235,6 +237,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.extended(every=3)
 @pytest.mark.sweep(every=3)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -323,6 +326,7 @@ def forgetful(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrong
 
 
+@pytest.mark.extended(every=3)
 @pytest.mark.parametrize(
     ("name", "mutant", "where"),
     [
@@ -384,6 +388,7 @@ async def heard(executor: LlmExecutor) -> list[tuple[int, float]]:
     return found
 
 
+@pytest.mark.extended
 @pytest.mark.sweep(every=4)
 @pytest.mark.long
 @pytest.mark.interpreted

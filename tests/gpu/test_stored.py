@@ -68,6 +68,7 @@ def test_rows_are_looked_up_exactly(kind: str) -> None:
         assert torch.allclose(found, exact[ids.cpu()], rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.extended(every=4)
 @pytest.mark.sweep(every=5)
 @pytest.mark.parametrize(
     ("kind", "rows"),
@@ -94,6 +95,7 @@ def test_products(kind: str, rows: int) -> None:
     assert (out[:, :2] == -7).all() and (out[:, 47:] == -7).all()
 
 
+@pytest.mark.extended(every=3)
 @pytest.mark.sweep(every=4)
 @pytest.mark.parametrize("rows", [40, 100, 130])
 @pytest.mark.parametrize("kind", ["Q4_0", "Q6_K", "uint8-f32"])
@@ -179,6 +181,7 @@ def test_columns_that_are_no_whole_blocks() -> None:
         DeviceRows.empty("Q4_K", 4, 288, torch.device("cpu"))
 
 
+@pytest.mark.extended(every=2)
 @pytest.mark.sweep(every=3)
 @pytest.mark.parametrize("kind", ["Q4_0", "Q5_K", "Q6_K", "IQ4_XS", "uint4-g128", "uint8-f32"])
 def test_the_check_before_serving_sees_a_wrong_kernel(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,6 +206,7 @@ def test_the_torch_backend_widens(device: str) -> None:
     assert stored_support.why_not(torch.device(device), "torch") == "attention backend torch is set"
 
 
+@pytest.mark.extended(every=2)
 @pytest.mark.sweep(every=3)
 @pytest.mark.usefixtures("large_tiles")
 @pytest.mark.parametrize("form", ["gptq-act-order", "gptq-8-zeros", "awq-32", "packed-float32"])
@@ -240,6 +244,7 @@ FORMATS = {
 }  # fmt: skip
 
 
+@pytest.mark.extended(every=2)
 @pytest.mark.usefixtures("large_tiles")
 @pytest.mark.parametrize("tied", [True, False])
 async def test_a_file_is_served_as_it_is_stored(tmp_path: Path, tied: bool) -> None:

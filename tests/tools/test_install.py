@@ -67,6 +67,7 @@ def test_targets_ask_for_what_they_need() -> None:
         "test",
         "test-fast",
         "test-long",
+        "test-long-ci",
         "test-sweeps",
         "check",
         "format",

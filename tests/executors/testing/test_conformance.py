@@ -20,6 +20,7 @@ async def test_fakes_conform(subject: str, case: str) -> None:
         assert reason == "the executor owns its KV"
 
 
+@pytest.mark.extended(every=5)
 @pytest.mark.sweep(every=2)
 @pytest.mark.long
 @pytest.mark.parametrize("subject", SUBJECTS)

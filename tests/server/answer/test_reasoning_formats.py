@@ -159,6 +159,7 @@ def test_pieces_do_not_matter(kind: str, place: Place, data: st.DataObject) -> N
     check_cuts(kind, place, data)
 
 
+@pytest.mark.extended(every=4)
 @pytest.mark.sweep(every=4)
 @pytest.mark.long
 @pytest.mark.timeout(300)

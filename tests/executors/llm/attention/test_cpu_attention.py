@@ -117,6 +117,7 @@ def test_scores_of_any_size(isa: str, dtype: torch.dtype) -> None:
         assert torch.allclose(got.float(), seqs.expected(items), atol=0.03 if dtype is BF16 else 2e-3)
 
 
+@pytest.mark.extended(every=8)
 @pytest.mark.long
 @every_isa
 @both_dtypes

@@ -38,6 +38,7 @@ def check(got: torch.Tensor, expected: torch.Tensor) -> None:
     )
 
 
+@pytest.mark.extended(every=8)
 @pytest.mark.sweep(every=4)
 @pytest.mark.long
 @every_isa
@@ -48,6 +49,7 @@ def test_head_sizes(isa: str, dtype: torch.dtype, head_dim: int) -> None:
     check(seqs.run(mixed_items(), kernel(isa)), seqs.expected(mixed_items()))
 
 
+@pytest.mark.extended(every=8)
 @pytest.mark.long
 @every_isa
 @both_dtypes
@@ -68,6 +70,7 @@ def test_block_sizes(isa: str, block_size: int) -> None:
     check(seqs.run(mixed_items(), kernel(isa)), seqs.expected(mixed_items()))
 
 
+@pytest.mark.extended(every=5)
 @pytest.mark.sweep(every=4)
 @pytest.mark.long
 @every_isa

@@ -125,7 +125,15 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
     return jobs(tmp_path_factory.mktemp("models"))
 
 
-@pytest.mark.parametrize("sizes", [(2, 1), (1, 2), (3, 1), (2, 2)], ids=["tp2", "pp2", "tp3", "tp2-pp2"])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        pytest.param((2, 1), id="tp2"),
+        pytest.param((1, 2), id="pp2"),
+        pytest.param((3, 1), id="tp3", marks=pytest.mark.extended),
+        pytest.param((2, 2), id="tp2-pp2", marks=pytest.mark.extended),
+    ],
+)
 async def test_logits_are_those_of_one_process(
     sizes: tuple[int, int], models: dict[str, Job], tmp_path: Path
 ) -> None:

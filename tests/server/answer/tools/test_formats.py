@@ -167,6 +167,7 @@ def test_pieces_do_not_matter(kind: str, data: st.DataObject) -> None:
     check_cuts(kind, data)
 
 
+@pytest.mark.extended(every=4)
 @pytest.mark.sweep(every=6)
 @pytest.mark.long
 @pytest.mark.timeout(300)

@@ -18,6 +18,7 @@ access. If others have access or the folder is not writable, a temporary directo
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import hashlib
 import logging
@@ -31,6 +32,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -116,13 +118,15 @@ def compiled(source: Path, isa: Isa) -> Path:
     target = cache_folder() / _name(source, isa, _version(command))
     if not target.exists():
         began = time.perf_counter()
-        _compile(command, source, isa, target)
+        with _written_whole(target) as made:
+            _compile(command, source, isa, made)
         _log.info("compiled %s for %s in %.1f s", source.name, isa.name, time.perf_counter() - began)
     return target
 
 
 def prebuild(source: Path, folder: Path) -> list[Path]:
-    """Return the paths of all variants in `folder`, for machines without a compiler; missing variants are compiled.
+    """Return the paths of all variants in `folder`, for machines without a compiler. Missing variants are copied from the
+    cache, where the same compiler left what it would make again, or compiled.
 
     Raises KernelUnavailable.
     """
@@ -130,7 +134,13 @@ def prebuild(source: Path, folder: Path) -> list[Path]:
     targets = [folder / _name(source, isa) for isa in ISAS]
     for isa, target in zip(ISAS, targets, strict=True):
         if not target.exists():
-            _compile(find_compiler(), source, isa, target)
+            command = find_compiler()
+            cached = cache_folder() / _name(source, isa, _version(command))
+            with _written_whole(target) as made:
+                if cached.exists():
+                    shutil.copyfile(cached, made)
+                else:
+                    _compile(command, source, isa, made)
             target.chmod(0o644)
     return targets
 
@@ -141,14 +151,21 @@ def _name(source: Path, isa: Isa, version: str = "") -> str:
     return f"{source.stem}-{isa.name}-{hashlib.sha256(key).hexdigest()[:24]}.so"
 
 
-def _compile(command: list[str], source: Path, isa: Isa, target: Path) -> None:
-    handle, made = tempfile.mkstemp(suffix=".tmp", prefix=target.name, dir=target.parent)
+@contextlib.contextmanager
+def _written_whole(target: Path) -> Iterator[Path]:
+    """A file to write, which becomes `target` unless the block fails."""
+    handle, name = tempfile.mkstemp(suffix=".tmp", prefix=target.name, dir=target.parent)
     os.close(handle)
+    made = Path(name)
     try:
-        _run([*command, *_FLAGS, *isa.flags, str(source), "-o", made])
-        Path(made).replace(target)
+        yield made
+        made.replace(target)
     finally:
-        Path(made).unlink(missing_ok=True)
+        made.unlink(missing_ok=True)
+
+
+def _compile(command: list[str], source: Path, isa: Isa, made: Path) -> None:
+    _run([*command, *_FLAGS, *isa.flags, str(source), "-o", str(made)])
 
 
 def find_compiler() -> list[str]:

@@ -133,7 +133,7 @@ class Download:
         if CONFIG not in sizes:
             raise HubError(f"{self.name} has no {CONFIG}: it is no model that can be served; take another")
         small = small_files(sizes)
-        self._snapshot(commit, small)
+        self._link(folder, commit, small)
         if before_weights is None:
             return folder
         wanted = weight_files(self.name, sizes, self._index(folder))
@@ -155,7 +155,7 @@ class Download:
             raise HubError(
                 f"{self.name} has no {missing}: it is no LoRA adapter that can be loaded; take another"
             )
-        self._snapshot(commit, [file for file in ADAPTER_FILES if file in sizes])
+        self._link(folder, commit, [file for file in ADAPTER_FILES if file in sizes])
         self._large(folder, commit, [ADAPTER_WEIGHTS], _Meter(sizes[ADAPTER_WEIGHTS], self.report))
         return folder
 
@@ -166,11 +166,17 @@ class Download:
         return folder / files[0]
 
     def _large(self, folder: Path, commit: str, files: Sequence[str], meter: _Meter) -> None:
-        """Fetch the files that are not there yet, and have the library link all of them."""
+        """Fetch the files that are not there yet, and have the library link them."""
         there = [file for file in files if (folder / file).exists()]
         meter.update(sum((folder / file).stat().st_size for file in there))
         self._weights(folder, commit, [file for file in files if file not in there], meter)
-        self._snapshot(commit, files)
+        self._link(folder, commit, files)
+
+    def _link(self, folder: Path, commit: str, files: Sequence[str]) -> None:
+        """Have the library put the files of `commit` into `folder`. It is not asked for files that are there: where it has no
+        list of the repository and no network, it would try for 23 s to get one."""
+        if not all((folder / file).exists() for file in files):
+            self._snapshot(commit, files)
 
     def _make_cache(self) -> None:
         try:

@@ -17,6 +17,7 @@ from executors.gguf.file import read_gguf
 from executors.llm.checkpoint import weights
 from executors.llm.model.config import read_config
 from server.model_files.prepared import model_directory
+from tests.compiled_kernels import bring_kernels
 from tests.e2e.checkpoints import write_model
 from tests.e2e.server_process import ServerProcess, run_until_exit
 from tests.executors.llm.checkpoint.test_gguf_mutations import damaged
@@ -36,14 +37,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Servers keep their compiled kernels where they are."""
-    folder = tmp_path / "cache" / "cohort"
-    folder.mkdir(parents=True)
-    kernels = Path("~/.cache/cohort/kernels").expanduser()
-    if kernels.is_dir():
-        (folder / "kernels").mkdir(mode=0o700)
-        for file in kernels.glob("*.so"):
-            shutil.copy(file, folder / "kernels")
+    """Each server prepares its file anew."""
+    bring_kernels(tmp_path / "cache")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 

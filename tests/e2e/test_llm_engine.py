@@ -114,7 +114,6 @@ async def test_a_warm_prefix_gives_the_tokens_of_a_cold_one(tmp_path: Path) -> N
     assert [ids for ids, _ in warm] == [ids for ids, _ in cold] == [ids for ids, _ in again]
 
 
-@pytest.mark.extended
 async def test_choices_drafts_and_overlap_change_no_token(tmp_path: Path) -> None:
     prompt = [1, 2, 3, 1, 2, 3, 1, 2, 3, 4, 5] * 3
     asked = [ask(prompt, 30, temperature=0.7, seed=4, choice=choice) for choice in range(3)]

@@ -47,7 +47,6 @@ def test_own_model(tmp_path: Path) -> None:
         assert server.post("/detokenize", {"tokens": tokens}).json() == {"prompt": "Grüße"}
 
 
-@pytest.mark.extended
 @pytest.mark.long
 def test_a_body_alone_serves_embeddings(tmp_path: Path) -> None:
     """As base models are saved: no head, no beginning before the names, no architecture; and odd end tokens."""

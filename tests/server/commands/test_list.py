@@ -14,6 +14,7 @@ import pytest
 
 from executors import tiny
 from server.commands.list.folders import Found, find, roots
+from tests.compiled_kernels import bring_kernels
 from tests.small_gguf import CONTEXT, write_small_gguf
 
 COHORT = str(Path(sys.executable).with_name("cohort"))
@@ -155,6 +156,7 @@ def test_the_command(tmp_path: Path) -> None:
     put(wrong / "config.json", {"architectures": ["NoSuchModel"]})
     put(tmp_path / "cache" / "llama.cpp" / "big-Q4_0.gguf", b"x")
     small = write_small_gguf(tmp_path / "cache" / "llama.cpp" / "small-Q8_0.gguf")
+    bring_kernels(tmp_path / "cache")
     env = {**os.environ, "HF_HUB_CACHE": str(tmp_path / "hub"), "XDG_CACHE_HOME": str(tmp_path / "cache"),
            "HOME": str(tmp_path), "COLUMNS": "160"}  # fmt: skip
     done = subprocess.run(

@@ -25,7 +25,7 @@ from tests.small_gguf import CONTEXT, write_small_gguf
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
-MUTATIONS = 30
+MUTATIONS = 8
 SIDE_BY_SIDE = 2
 Change = Callable[[bytes], bytes]
 
@@ -148,7 +148,7 @@ def _is_refused(path: Path) -> bool:
 
 
 @pytest.mark.timeout(300)
-def test_thirty_mutations(small: Path, tmp_path: Path) -> None:
+def test_random_mutations(small: Path, tmp_path: Path) -> None:
     """Of random mutations those that the checks refuse, through the server."""
     whole, header, rng = small.read_bytes(), read_gguf(small).data_offset, random.Random(32)
     models: list[Path] = []
@@ -162,4 +162,4 @@ def test_thirty_mutations(small: Path, tmp_path: Path) -> None:
     for path, line in zip(models, lines, strict=True):
         assert str(path) in line or "gguf.json" in line, line
         assert len(line) < 1000 and line.isprintable()
-    assert len({line.partition(".gguf: ")[2][:20] for line in lines}) > 5, "many kinds of faults"
+    assert len({line.partition(".gguf: ")[2][:20] for line in lines}) > 2, "many kinds of faults"

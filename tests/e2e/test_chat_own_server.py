@@ -51,6 +51,7 @@ def test_a_pipe_gets_the_answer_alone(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "3, 4, 5, 6, 7, 8, 9\n", "")
 
 
+@pytest.mark.extended
 def test_what_the_server_is_told_reaches_it(tmp_path: Path) -> None:
     done = chat(tmp_path, "cohort-tiny", "--max-model-len", "24", stdin="Tell me a story. " * 20)
     assert done.returncode == 1 and "24 tokens" in done.stderr, done.stderr

@@ -74,6 +74,7 @@ def test_nothing_is_lost(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir()), "it leaves no file"
 
 
+@pytest.mark.extended
 def test_a_terminal_sees_the_streams_wait_and_go_on(tmp_path: Path) -> None:
     command = [
         "/usr/bin/env",

@@ -178,7 +178,7 @@ async def _same_in_every_way(kind: str) -> None:
         assert core.stats().preemptions > 0
 
 
-@pytest.mark.extended(every=3)
+@pytest.mark.extended(every=5)
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "gguf", "int8-kv"])
 async def test_a_request_is_the_same_alone_in_a_batch_found_forked_and_preempted(kind: str) -> None:
     try:

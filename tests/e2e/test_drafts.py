@@ -237,6 +237,7 @@ def test_a_server_with_a_draft_model(draft_model: Path, tmp_path: Path) -> None:
     assert 'cohort_spec_decode_num_accepted_tokens_per_pos_total{position="2"}' in metrics
 
 
+@pytest.mark.extended
 @pytest.mark.long
 def test_a_draft_model_of_another_vocabulary_ends_the_start(tmp_path: Path) -> None:
     folder = tmp_path / "other"

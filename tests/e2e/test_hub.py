@@ -186,6 +186,7 @@ def test_no_weights_are_fetched_for_what_cannot_be_served(
     assert not any(path.startswith("/cdn/") for _, path, _ in hub.requests)
 
 
+@pytest.mark.extended
 def test_a_bar_on_a_terminal(hub: FakeHub, env: dict[str, str], tmp_path: Path) -> None:
     hub.hold_after = MIB
     main, terminal = pty.openpty()

@@ -26,6 +26,8 @@ pytestmark = [
 ]
 
 MIB = 1 << 20
+BURST = 28
+"""Streams: what they write is more than what is kept, with all that is not counted."""
 SHAPE = {"num_hidden_layers": 4, "num_key_value_heads": 8, "num_attention_heads": 8, "head_dim": 128}
 BYTES_PER_TOKEN = 2 * 4 * 8 * 128 * 4
 """Keys and values of four layers in float32: 32 KiB. 64 sequences of 512 tokens: 1 GiB."""
@@ -84,8 +86,8 @@ def test_memory_is_taken_by_a_burst_and_given_back_after_it(server: ServerProces
     assert f"kv_bytes={1 << 30}" in server.log() and "taken as it is used" in server.log()
     assert server.metric("cohort_executor_memory_allocated_bytes") >= 1 << 30, "the guard counts all of it"
 
-    texts = asyncio.run(burst(server.url, 40))
-    written = 40 * 464 * BYTES_PER_TOKEN
+    texts = asyncio.run(burst(server.url, BURST))
+    written = BURST * 464 * BYTES_PER_TOKEN
     assert resident(server) - start > 0.9 * written
     deadline = time.monotonic() + 60
     most = start + KEPT + SPAN + 64 * MIB  # and what allocators keep of a full step
@@ -96,7 +98,7 @@ def test_memory_is_taken_by_a_burst_and_given_back_after_it(server: ServerProces
     assert resident(server) > start + KEPT // 2, "some of it is kept for the next request"
 
     # The last ones' prefixes are found, the first ones' are gone, and all are computed as before.
-    assert asyncio.run(burst(server.url, 40)) == texts
+    assert asyncio.run(burst(server.url, BURST)) == texts
     assert server.metric("cohort_kv_blocks_used") == 0
     assert server.get("/health").json() == {"status": "ready"}
 

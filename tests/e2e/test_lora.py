@@ -284,6 +284,7 @@ def test_without_the_admin_key(server: ServerProcess) -> None:
     assert answer.status_code == 401
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "count", [120, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
 )

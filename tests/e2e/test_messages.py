@@ -77,6 +77,7 @@ def test_a_session_finds_its_prompts_again(server: ServerProcess) -> None:
     assert before > 1000, "the session is long enough to tell"
 
 
+@pytest.mark.extended
 def test_a_chat_finds_the_prompt_of_a_message(server: ServerProcess) -> None:
     """Both endpoints make the same tokens."""
     header = "x-anthropic-billing-header: cc_version=2.1.197; cch=%05x;"
@@ -109,6 +110,7 @@ def _events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
             yield json.loads(line.removeprefix("data: "))
 
 
+@pytest.mark.extended
 def test_a_killed_executor_costs_a_message_nothing(server: ServerProcess) -> None:
     with httpx.Client(base_url=server.url, timeout=60) as client:
         with client.stream("POST", "/v1/messages", json=COUNT) as response:

@@ -214,6 +214,7 @@ def test_ctrl_c_ends_the_call_and_nothing_else(tmp_path: Path) -> None:
     assert tokens == 3 and not is_alive(pid)
 
 
+@pytest.mark.extended
 def test_a_killed_executor_loses_no_answer() -> None:
     params = SamplingParams(temperature=1, seed=3, max_tokens=400, ignore_eos=True)
     with LLM("cohort-tiny", max_num_seqs=4) as llm:

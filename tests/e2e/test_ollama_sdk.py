@@ -100,6 +100,7 @@ def test_vectors_and_names(client: ollama.Client) -> None:
     assert loaded.size > 100_000 and loaded.context_length > 0
 
 
+@pytest.mark.extended
 def test_a_killed_executor_costs_a_stream_nothing(server: ServerProcess, client: ollama.Client) -> None:
     asked: dict[str, Any] = {"model": MODEL, "messages": COUNT, "options": {**GREEDY, "num_predict": 60}}
     expected = client.chat(**asked).message.content

@@ -197,7 +197,7 @@ def test_reasoning_and_parallel_calls(scripted: openai.OpenAI) -> None:
 
 
 @pytest.mark.long
-def test_a_failure_and_a_silence(scripted: openai.OpenAI) -> None:
+def test_a_failure(scripted: openai.OpenAI) -> None:
     events = list(scripted.responses.create(model="fake", input="play failure.", stream=True))
     last = events[-1]
     assert last.type == "response.failed" and last.response.error is not None
@@ -205,6 +205,12 @@ def test_a_failure_and_a_silence(scripted: openai.OpenAI) -> None:
     assert scripted.responses.retrieve(last.response.id).status == "failed"
     with pytest.raises(openai.InternalServerError):
         scripted.responses.create(model="fake", input="play failure.")
+
+
+@pytest.mark.extended
+@pytest.mark.long
+def test_a_silence_is_filled(scripted: openai.OpenAI) -> None:
+    """Clients wait 10.3 s for a byte, and the model is silent for longer."""
     begun = time.monotonic()
     events = list(scripted.responses.create(model="fake", input="play silence.", stream=True, timeout=10.3))
     assert time.monotonic() - begun > 10

@@ -144,6 +144,7 @@ async def _leaves(server: ServerProcess) -> None:
     assert server.metric("cohort_kv_cache_usage_ratio") == 0.0
 
 
+@pytest.mark.extended
 def test_a_reranker_with_a_classification_head(tmp_path: Path) -> None:
     folder = tmp_path / "converted"
     folder.mkdir()

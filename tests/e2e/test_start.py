@@ -245,6 +245,7 @@ def test_a_signal_lets_running_requests_finish(
         assert server.process.wait(10) == 0
 
 
+@pytest.mark.extended(every=2)
 @pytest.mark.parametrize("how", ["timeout", "second signal"])
 def test_a_drain_ends_in_time(tokenizer_dir: Path, tmp_path: Path, how: str) -> None:
     args = [str(tokenizer_dir), *ECHO, "--executor-option", "step_delay_ms=20"]
@@ -280,6 +281,6 @@ def test_an_idle_server_uses_almost_no_cpu(tmp_path: Path) -> None:
         for _ in range(20):
             if used_in(1) < 0.03:
                 break
-        used = used_in(8)
-    print(f"{used:.2f} s of CPU time in 8 s")
-    assert used < 0.08, used
+        used = used_in(5)
+    print(f"{used:.2f} s of CPU time in 5 s")
+    assert used < 0.05, used

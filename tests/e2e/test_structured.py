@@ -247,6 +247,7 @@ async def hold_to_schemas(server: ServerProcess, seed: int, count: int) -> Count
     return ends
 
 
+@pytest.mark.extended
 async def test_random_schemas(tiny_server: ServerProcess) -> None:
     ends = await hold_to_schemas(tiny_server, seed=1, count=60)
     assert ends["stop"] >= 40, ends

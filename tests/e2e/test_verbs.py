@@ -116,6 +116,7 @@ def test_chat_remembers(endless_server: ServerProcess, tmp_path: Path) -> None:
     assert roles == ["user", "assistant"] * 3
 
 
+@pytest.mark.extended
 def test_chat_takes_lines_that_go_on(tiny_server: ServerProcess, tmp_path: Path) -> None:
     with Terminal([COHORT, "chat", "--url", tiny_server.url], tmp_path) as terminal:
         terminal.expect(">>> ")

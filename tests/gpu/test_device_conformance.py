@@ -60,7 +60,7 @@ def injecting(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str, int], None
     return inject
 
 
-@pytest.mark.extended(every=3)
+@pytest.mark.extended(every=6)
 @pytest.mark.sweep(every=2)
 @pytest.mark.parametrize("captures", [True, False])
 @pytest.mark.parametrize("case", CASES)

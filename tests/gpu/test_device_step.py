@@ -80,6 +80,7 @@ async def test_eager_steps_give_what_the_host_gives(
     assert len(heard) > 5 and ours.capabilities().max_in_flight == 2
 
 
+@pytest.mark.extended
 async def test_two_steps_are_out_and_the_loop_turns(path: Path) -> None:
     executor = await faked(path, FakeDevice(lateness=50))
     driver = Driver(executor)

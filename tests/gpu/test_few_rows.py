@@ -439,6 +439,7 @@ class Nodes(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.extended
 @pytest.mark.sweep(every=3)
 @pytest.mark.interpreted
 @pytest.mark.parametrize(("few", "rows"), [(False, 4), (True, 4), (True, 1)])

@@ -289,7 +289,7 @@ async def _logits(path: Path, backend: str, device: str, kv: str) -> torch.Tenso
     return torch.cat(parts).float()
 
 
-@pytest.mark.extended(every=2)
+@pytest.mark.extended
 @pytest.mark.parametrize(("form", "kv"), [("blocks", "fp8"), ("rows", "auto")])
 async def test_an_fp8_model_over_triton_gives_what_torch_gives(form: str, kv: str, tmp_path: Path) -> None:
     """Linears in e4m3, and KV in it."""

@@ -233,7 +233,7 @@ def test_attention_that_is_wrong_in_so_many_splits_only_is_named(
     assert f"triton is not used: {named}: {WRONG}" in caplog.text
 
 
-@pytest.mark.extended(every=2)
+@pytest.mark.extended
 @pytest.mark.parametrize("listed", [False, True])
 def test_attention_that_is_wrong_for_listed_items_only_is_named(listed: bool, tried: Patch) -> None:
     right = triton_attention.decode_attention
@@ -359,7 +359,7 @@ def test_one_row_may_lie_next_to_a_border(rows: int) -> None:
     assert fault(0) is None and fault(1) is None and str(fault(2)).startswith(f"sampler: {WRONG}")
 
 
-@pytest.mark.extended(every=3)
+@pytest.mark.extended(every=2)
 @pytest.mark.parametrize("name", ["quantize", "block_matmul", "block_gated"])
 def test_wrong_products_in_e4m3_are_named(name: str, tried: Patch, caplog: pytest.LogCaptureFixture) -> None:
     right = getattr(kernel_check.fp8_kernels, name)

@@ -244,7 +244,7 @@ FORMATS = {
 }  # fmt: skip
 
 
-@pytest.mark.extended(every=2)
+@pytest.mark.extended
 @pytest.mark.usefixtures("large_tiles")
 @pytest.mark.parametrize("tied", [True, False])
 async def test_a_file_is_served_as_it_is_stored(tmp_path: Path, tied: bool) -> None:

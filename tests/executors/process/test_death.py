@@ -304,6 +304,7 @@ async def test_a_program_that_does_not_exist_cannot_be_started(remote: Make) -> 
     assert open_files() == before
 
 
+@pytest.mark.extended
 async def test_twenty_restarts_leave_nothing_behind(remote: Make) -> None:
     executor = remote()
     await executor.warmup()

@@ -120,6 +120,7 @@ def test_a_conversation_is_among_the_prompts() -> None:
     )
 
 
+@pytest.mark.extended
 def test_a_narrower_dtype_may_lose_what_transformers_loses() -> None:
     report = compared(weights_dir(), dtype="bfloat16")
     assert report["equal"], report

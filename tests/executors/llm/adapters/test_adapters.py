@@ -117,6 +117,7 @@ async def with_adapters(
     return executor, made
 
 
+@pytest.mark.extended(every=5)
 @pytest.mark.long
 @pytest.mark.parametrize("backend", ["torch", *ISAS])
 @pytest.mark.parametrize("fields", [{}, ASKEW], ids=["even", "askew"])

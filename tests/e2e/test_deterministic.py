@@ -188,7 +188,7 @@ async def test_a_request_is_the_same_alone_in_a_batch_found_forked_and_preempted
         assert "needs Cohort's own kernels" in str(error)
 
 
-@pytest.mark.extended(every=3)
+@pytest.mark.extended
 @pytest.mark.parametrize("kind", ["bfloat16", "gguf", "int8-kv"])
 async def test_a_request_is_the_same_after_a_death(kind: str) -> None:
     try:

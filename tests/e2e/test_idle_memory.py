@@ -112,6 +112,7 @@ def test_the_next_life_of_the_executor_takes_memory_on_demand_too(server: Server
     assert resident(server) < 512 * MIB
 
 
+@pytest.mark.extended
 def test_a_pool_of_a_given_size_is_taken_at_the_start(model: Path, tmp_path: Path) -> None:
     args = [str(model), *LEAST, "--kv-cache-memory-bytes", "600MiB"]
     with ServerProcess(args, tmp_path) as server:

@@ -25,6 +25,7 @@ def verify(folder: Path, *args: str) -> tuple[int, dict[str, dict[str, str]]]:
     return done.returncode, json.loads(done.stdout)
 
 
+@pytest.mark.extended
 def test_a_file_computes_what_transformers_computes(tmp_path: Path) -> None:
     code, report = verify(tmp_path, str(write_small_gguf(tmp_path / "small.gguf", "Q4_0")))
     assert code == 0, report

@@ -182,6 +182,7 @@ def test_wheel_serves_beside_foreign_packages_and_without_a_compiler(
     assert {path.name for path in folder.iterdir()} == {*ROOMS, "server.log"}
 
 
+@pytest.mark.extended
 @pytest.mark.e2e
 def test_wheel_generates_offline_beside_foreign_packages(installed: Path, tmp_path: Path) -> None:
     folder = _foreign(tmp_path / "work")

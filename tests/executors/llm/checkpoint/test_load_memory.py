@@ -103,7 +103,7 @@ def _check(directory: Path, wanted: str) -> None:
     assert ratio <= 1.3, numbers
 
 
-@pytest.mark.extended(every=2)
+@pytest.mark.extended
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("wanted", ["bfloat16", "float32"])
 def test_resident_memory_while_loading_a_gguf(tmp_path: Path, wanted: str) -> None:

@@ -57,6 +57,7 @@ def test_a_piece_has_no_more_than_was_asked_for() -> None:
     assert rest == [token(i) for i in range(11, 700)]
 
 
+@pytest.mark.long
 def test_a_token_with_20_alternatives_takes_less_than_300_bytes() -> None:
     count = 20_000
     packed = PendingTokens()

@@ -87,6 +87,7 @@ async def test_refusals_and_what_the_client_does_not_sample(house: House) -> Non
     assert story["trace_id"] == tree.span.trace
 
 
+@pytest.mark.long
 async def test_a_collector_that_is_gone_costs_no_answer(
     house: House, caplog: pytest.LogCaptureFixture
 ) -> None:

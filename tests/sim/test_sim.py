@@ -11,7 +11,7 @@ from tests.sim.scenario import simulate
 SEEDS, CHUNK = 500, 25
 
 
-@pytest.mark.sweep(every=3)
+@pytest.mark.sweep(every=6)
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
 def test_seeds(first: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "cohort.engine")

@@ -33,6 +33,7 @@ def test_changes_are_seen(tmp_path: Path) -> None:
     assert changed(before, snapshot([tmp_path])) == sorted([written, gone, tmp_path / "new.py"])
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 @pytest.mark.timeout(90)
 def test_serves_and_starts_again(tmp_path: Path) -> None:

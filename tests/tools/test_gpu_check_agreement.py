@@ -235,6 +235,7 @@ def over_fakes(monkeypatch: pytest.MonkeyPatch) -> Callable[[], dict[str, Any]]:
     return run
 
 
+@pytest.mark.long
 def test_graphs_are_compared_and_named(over_fakes: Callable[[], dict[str, Any]]) -> None:
     found = over_fakes()
     assert "failed" not in found and found["largest_logprob_difference"] < 1e-4

@@ -399,6 +399,7 @@ def refused_at_once(metadata: Values, key: str) -> None:
     assert "\n" not in message and len(message) < 500
 
 
+@pytest.mark.long
 def test_a_large_vocabulary_is_ready_in_seconds(tmp_path: Path) -> None:
     """262,144 pieces of up to 14 characters, as many cuts as Gemma 3 has. Measured: 1.6 s of processor time on two cores."""
     draw = np.random.default_rng(0)

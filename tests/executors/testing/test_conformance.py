@@ -21,7 +21,7 @@ async def test_fakes_conform(subject: str, case: str) -> None:
 
 
 @pytest.mark.extended(every=5)
-@pytest.mark.sweep(every=2)
+@pytest.mark.sweep(every=4)
 @pytest.mark.long
 @pytest.mark.parametrize("subject", SUBJECTS)
 async def test_fakes_conform_with_a_tolerance(subject: str) -> None:

@@ -121,6 +121,7 @@ def test_memory_counts_what_it_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(memory.entries) == [b"2", b"3"] and memory.size == 5
 
 
+@pytest.mark.long
 async def test_a_bomb_is_refused_and_those_behind_it_are_served(make: MakeJudge, notes: Path) -> None:
     """Each has its own time, from its own turn: two bombs in a row take more than one deadline."""
     judge = make(deadline=1.0)
@@ -173,6 +174,7 @@ async def test_somebody_else_kills_it(make: MakeJudge, notes: Path) -> None:
     await somebody_else_kills_it(make(), notes)
 
 
+@pytest.mark.long
 def test_the_same_on_the_servers_event_loop(notes: Path) -> None:
     """It sees the ends of processes and pipes in another order than asyncio's own."""
 

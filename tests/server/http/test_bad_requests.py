@@ -304,6 +304,7 @@ PATHS = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 @settings(max_examples=400)
 @given(body=BODIES, path=st.sampled_from(PATHS))
 async def test_fuzz_never_fails_inside(body: dict[str, Any], path: str) -> None:

@@ -136,6 +136,7 @@ async def test_a_chunked_body(running: Running) -> None:
 # -- the budget for bodies -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 async def test_unfinished_bodies_share_a_budget(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is above it stays with its client, and gets its answer once those who hold the budget are refused."""
     monkeypatch.setattr(protocol, "BODY_WINDOW", 1.0)

@@ -111,6 +111,7 @@ json.dump(found, sys.stdout)
 """
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_each_is_refused_in_little_time_and_memory() -> None:
     """In a process of its own, whose peak of resident memory is its own: all together stay below the bound."""

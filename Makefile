@@ -18,17 +18,8 @@ DEV := $(VENV)/.workshop-torch-$(TORCH_VERSION)
 # Interprets the GPU kernels in tests. CUDA builds of torch bring it along, CPU builds have no use for it otherwise.
 TRITON_VERSION ?= 3.6.0
 TRITON := $(VENV)/.triton-$(TRITON_VERSION)
-FAST := tests/engine tests/server tests/executors/contract
-FAST_WITHOUT := server/http/test_protocol server/http/test_connections server/http/test_bad_requests server/http/test_head \
-	server/http/test_upgrade server/grammar/test_validator server/templates/test_template_shapes \
-	server/templates/test_sandbox_attacks server/answer/tools/test_detect server/answer/tools/test_formats \
-	engine/text/test_gguf_tokenizer engine/text/test_gguf_tokenizer_mutations server/routes/test_stored_responses server/settings/test_table \
-	server/answer/tools/test_chat_formats server/answer/test_responses_encoder engine/test_out_of_memory server/adapters/test_adapters_api \
-	engine/test_cancellation server/answer/tools/test_parsers \
-	server/answer/tools/test_format_grammars server/answer/test_messages_encoder server/answer/test_ollama_encoder server/commands/test_launch server/answer/test_json_object server/settings/test_settings \
-	server/prepare/test_called_history server/commands/test_info server/test_lifecycle engine/waiting/test_wait_estimate \
-	server/routes/test_garbage server/http/test_streamed server/prepare/test_sampling_settings engine/test_mailbox engine/waiting/test_fair \
-	engine/test_grammars engine/test_core engine/text/test_garbage engine/text/test_slow_readers engine/text/test_special_tokens
+# Files of unit tests that take less than a second or so and import no torch, from each room of server, engine and contract.
+FAST := tests/fast.txt
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 REPORT := .reports/junit.xml
 REPORT_LONG := .reports/junit-long.xml
@@ -67,8 +58,8 @@ demo: $(STAMP)  ## kill the executor under 32 live streams and compare each answ
 test: $(DEV) $(TRITON)  ## unit and simulation tests, and the first of the end-to-end tests
 	$(BIN)/python -m pytest -m "not slow and not gpu and not long" -n $(TEST_JOBS) --dist loadfile --junitxml=$(REPORT) $(ARGS)
 
-test-fast: $(DEV)  ## unit tests of server, engine and contract, without the files that take seconds: under 30 s on two cores
-	$(BIN)/python -m pytest -q -m "not slow and not gpu and not long" -n $(TEST_JOBS) --dist loadfile $(FAST) $(FAST_WITHOUT:%=--ignore=tests/%.py) $(ARGS)
+test-fast: $(DEV)  ## the unit tests of server, engine and contract that tests/fast.txt names: under 30 s on two cores
+	$(BIN)/python -m pytest -q -m "not slow and not gpu and not long" -n $(TEST_JOBS) --dist loadfile @$(FAST) $(ARGS)
 
 test-long: $(DEV) $(TRITON)  ## the other end-to-end tests: commands, starts and ends, deaths, overload, hostile inputs; the longest others
 	$(BIN)/python -m pytest -m "long and not slow and not gpu" -n $(TEST_JOBS) --dist loadfile --junitxml=$(REPORT_LONG) $(ARGS)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+from executors.kernels import compiler
 from executors.kernels.compiler import KernelUnavailable, cache_folder, compiled, usable_isas
-from executors.kernels.cpu import SOURCE
+
+SOURCE = Path(compiler.__file__).with_name("cohort_cpu.cpp")
 
 
 def bring_kernels(cache: Path) -> None:

@@ -41,7 +41,6 @@ def words(streams: list[Stream]) -> list[Any]:
     ]
 
 
-@pytest.mark.extended(every=2)
 @pytest.mark.parametrize("flags", [["-tp", "2"], ["-pp", "2"]], ids=["tp2", "pp2"])
 async def test_streams_survive_the_death_of_either_rank(flags: list[str], tmp_path: Path) -> None:
     bodies = list(kinds().values())

@@ -35,8 +35,7 @@ _KINDS = {"cohort: server": "server", "cohort: executor": "executor", "cohort: a
 
 
 def _cpu_seconds(pid: int) -> float:
-    """CPU time of all threads that a process has, as the scheduler counts it. Times in /proc/PID/stat are mostly counted by the
-    timer tick: a process that works right behind a timer, as these do, is counted wrongly by half."""
+    """CPU seconds of all threads that a process has, to the nanosecond; /proc/PID/stat counts hundredths."""
     threads = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
 

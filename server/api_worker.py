@@ -14,7 +14,6 @@ import signal
 import socket
 import sys
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,23 +21,23 @@ import setproctitle
 import structlog
 import uvloop
 
-from executors.contract import ConfigError, ExecutorCapabilities, ModelInfo
+from executors.contract import ConfigError, ModelInfo
 from server.app import app_of
-from server.bootstrap import engine_config, reasoning_fields
+from server.bootstrap import engine_config, models_of_adapters, reasoning_fields
 from server.http import tls
 from server.http.endpoints import Answered, Endpoints
 from server.key_files import worker_keys
 from server.lifecycle import HttpFrontEnd
 from server.metrics import Metrics
 from server.settings.load import SettingsError
-from server.state import ServedModel, ServerState
+from server.state import ServerState
 from server.system import gc_tuning, logs
-from server.text_side import TextSide, adapter_text_side, detect_notation, read_text_side, served_model
+from server.text_side import TextSide, detect_notation, read_text_side, served_model
 from server.workers import messages as m
 from server.workers.forwarding import Forwarding
 from server.workers.link import Link
 from server.workers.remote_core import RemoteCore
-from server.workers.remote_parts import Asker, RemoteAdapters, RemoteJudge, RemoteResponseStore, RemoteStories
+from server.workers.remote_parts import Asker, DeclaredExecutor, RemoteAdapters, RemoteJudge, RemoteResponseStore, RemoteStories
 
 log = structlog.get_logger("server")
 
@@ -88,22 +87,11 @@ class Counts(Metrics):
             self._telling = asyncio.get_running_loop().call_later(_COUNT_INTERVAL, self.report)
 
 
-class _Declared:
-    """The executor as a worker knows it."""
-
-    def __init__(self, capabilities: ExecutorCapabilities) -> None:
-        self._capabilities = capabilities
-
-    def capabilities(self) -> ExecutorCapabilities:
-        """What it declared when it was loaded."""
-        return self._capabilities
-
-
 class _Known:
     """The engine as a worker's routes read it. All else about it is answered by the server's process."""
 
     def __init__(self, facts: m.Serve) -> None:
-        self.executor = _Declared(facts.capabilities)
+        self.executor = DeclaredExecutor(facts.capabilities)
         self._info = facts.info
 
     def stats(self) -> None:
@@ -251,30 +239,10 @@ class ApiWorker:
         state.core = _Known(facts)  # type: ignore[assignment]  # the routes of a worker read no more of it
         state.judge = RemoteJudge(self._asker)
         if facts.adapters is not None:
-            state.adapters = RemoteAdapters(
-                self._asker, self._served_by(model, text), facts.max_loras, settings.lora_on_demand
-            )
+            served_by = models_of_adapters(settings, state.threads, text, model)
+            state.adapters = RemoteAdapters(self._asker, served_by, facts.max_loras, settings.lora_on_demand)
             await state.adapters.replace(facts.adapters)
         state.model = model
-
-    def _served_by(self, model: ServedModel, text: TextSide) -> Any:
-        base = model.template, model.notation
-
-        async def served_by(facts: m.AdapterFacts) -> ServedModel:
-            template, notation = base
-            if facts.template is not None:
-                template, notation = await adapter_text_side(
-                    self._settings.settings, self.state.threads, text.tokenizer, base, facts.template
-                )
-            return replace(
-                model,
-                adapter=facts.digest,
-                template=template,
-                notation=notation,
-                fingerprint=facts.fingerprint,
-            )
-
-        return served_by
 
     async def _replace_adapters(self, table: list[m.AdapterFacts]) -> None:
         if isinstance(self.state.adapters, RemoteAdapters):

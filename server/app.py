@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 
 from server import __version__
 from server.console.assets import assets
@@ -57,10 +57,12 @@ def create_app(
     kill_button: bool = False,
     counting: Callable[[Endpoints], Answered] | None = None,
     inner: bool = False,
+    first: Sequence[APIRouter] = (),
 ) -> FastAPI:
     """An application over `state`. Without `hosts` it accepts every host name; without `admin_key` the administrator's paths are
     404. `kill_button`: the admin may kill the executor. `counting`: makes what counts answers, if not the metrics of `state`.
-    `inner`: it answers what API workers pass on, which have checked, counted and logged the request."""
+    `inner`: it answers what API workers pass on, which have checked, counted and logged the request. `first`: routes that come
+    before all others."""
     app = FastAPI(
         title="Cohort",
         version=__version__,
@@ -75,6 +77,8 @@ def create_app(
     state.stories.on_end(state.metrics.tell)
     app.state.step_feed = StepFeed(state, kill_button=kill_button)
     app.openapi = _document  # type: ignore[method-assign]
+    for router in first:
+        app.include_router(router)
     if state.elsewhere is not None:
         app.include_router(passed_on.router)
     for module in (
@@ -129,6 +133,7 @@ def app_of(
     *,
     counting: Callable[[Endpoints], Answered] | None = None,
     inner: bool = False,
+    first: Sequence[APIRouter] = (),
 ) -> FastAPI:
     """`create_app` with the settings of access. `address`: where the server listens."""
     return create_app(
@@ -147,6 +152,7 @@ def app_of(
         kill_button=settings.enable_kill_button,
         counting=counting,
         inner=inner,
+        first=first,
     )
 
 

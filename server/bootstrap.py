@@ -11,8 +11,8 @@ import atexit
 import hashlib
 import socket
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,6 +60,7 @@ from server.speculation import check_vocabularies, draft_source, read_speculatio
 from server.state import Progress, ServedModel, ServerState
 from server.stories.ring import Stories
 from server.system import gc_tuning, logs
+from server.system.worker_threads import FencedThreads
 from server.templates.template import ChatTemplate
 from server.text_side import TextSide, adapter_text_side, detect_notation, read_text_side, served_model
 from server.workers.messages import AdapterFacts, Serve, Setup
@@ -135,17 +136,7 @@ class Bootstrap:
         signals.install()
         metrics = Metrics(model=self.names[0], compat=settings.metrics_compat)
         metrics.know_keys(key.name for key in self.keys.api.current())
-        state = ServerState(self.names, metrics, settings, recovery_timeout=settings.recovery_timeout)
-        state.write_timeout = settings.write_timeout
-        state.reasoning_fields = reasoning_fields(settings.reasoning_field)
-        state.aliases = self.aliases
-        state.unread_parts = settings.unread_parts
-        state.responses = MemoryResponseStore(
-            settings.responses_store_entries, settings.responses_store_bytes, settings.responses_store_age
-        )
-        state.stories = Stories(settings.stories)
-        if self.traces is not None:
-            state.stories.on_end(self.traces.tell)
+        state = new_state(settings, self.names, self.aliases, metrics, self.traces)
         core = LateCore()
         front = self._front_end(state, core, listener)
         secure = self.tls is not None
@@ -189,7 +180,7 @@ class Bootstrap:
 
         Raises ConfigError, ExecutorError or HubError.
         """
-        self.model_dir = await self._find_model(state)
+        self.model_dir = await self.find_model(state)
         if self.draft is not None:
             path = (
                 self.draft.path
@@ -199,7 +190,7 @@ class Bootstrap:
             self.draft_dir = await asyncio.to_thread(model_directory, path)
         self.config = executor_config(self.settings, self.model_dir, self.draft_dir)
         if self.pool is not None:
-            self.pool.model_at(str(self.model_dir), self._is_default)
+            self.pool.model_at(str(self.model_dir), self.is_default)
         core.arrives(self._core(state))
         model = await self._load(core.core, state)
         tokenizer = Path(self.config.tokenizer or self.config.model)
@@ -207,13 +198,13 @@ class Bootstrap:
         if uses_adapters(self.settings):
             await self._add_adapters(core.core, state, model)
         if self.pool is not None:
-            await self.pool.serve(self._facts(state, core.core, model))
+            await self.pool.serve(self.facts(state, core.core, model))
         state.model = model
         state.progress = None
         return model
 
-    def _facts(self, state: ServerState, core: EngineCore, model: ServedModel) -> Serve:
-        """What workers are told of the loaded model."""
+    def facts(self, state: ServerState, core: EngineCore, model: ServedModel) -> Serve:
+        """What other front ends are told of the loaded model."""
         return Serve(
             model.info,
             model.max_model_len,
@@ -276,7 +267,7 @@ class Bootstrap:
         state.metrics.watch(core)
         return core
 
-    async def _find_model(self, state: ServerState) -> Path:
+    async def find_model(self, state: ServerState) -> Path:
         """The model's directory; a hub model is downloaded first, while the port answers, and a GGUF file gets its directory."""
         path = (
             self.source.path if isinstance(self.source, LocalModel) else await self._fetch(self.source, state)
@@ -331,7 +322,7 @@ class Bootstrap:
         return self._served(core, info, text, notation)
 
     def _read_text_side(self) -> TextSide:
-        found = read_text_side(self.settings, self.model_dir, self._is_default)
+        found = read_text_side(self.settings, self.model_dir, self.is_default)
         if self.draft_dir is not None:
             check_vocabularies(found.tokenizer, self.draft_dir, self.speculation.model)
         return found
@@ -377,7 +368,7 @@ class Bootstrap:
             max_model_len=model.max_model_len,
             needs_key=self.settings.needs_key,
             admin_key=self.keys.minted,
-            notes=self._notes_on_default(model.defaults) if self._is_default else {},
+            notes=self._notes_on_default(model.defaults) if self.is_default else {},
         )
         # A log file is read by others than who starts the server: there the key is not written.
         if logs.is_terminal(self.settings.log_format):
@@ -388,7 +379,8 @@ class Bootstrap:
             banner.show_admin_key(self.keys.minted)
 
     @property
-    def _is_default(self) -> bool:
+    def is_default(self) -> bool:
+        """Whether it serves the default model because none was named."""
         return isinstance(self.source, LocalModel) and self.source.is_default
 
     def _notes_on_default(self, defaults: SamplingDefaults) -> dict[str, str]:
@@ -400,6 +392,47 @@ class Bootstrap:
             "about": f"{default_model.SHOWN}; next: {default_model.NEXT}",
             "sampling": f"{given}, unless a request says otherwise",
         }
+
+
+def new_state(
+    settings: Settings,
+    names: tuple[str, ...],
+    aliases: tuple[tuple[str, str], ...],
+    metrics: Metrics,
+    traces: Traces | None,
+) -> ServerState:
+    """The state of a process that answers clients and keeps stories and responses, before there is a model."""
+    state = ServerState(names, metrics, settings, recovery_timeout=settings.recovery_timeout)
+    state.write_timeout = settings.write_timeout
+    state.reasoning_fields = reasoning_fields(settings.reasoning_field)
+    state.aliases = aliases
+    state.unread_parts = settings.unread_parts
+    state.responses = MemoryResponseStore(
+        settings.responses_store_entries, settings.responses_store_bytes, settings.responses_store_age
+    )
+    state.stories = Stories(settings.stories)
+    if traces is not None:
+        state.stories.on_end(traces.tell)
+    return state
+
+
+def models_of_adapters(
+    settings: Settings, threads: FencedThreads, text: TextSide, model: ServedModel
+) -> Callable[[AdapterFacts], Awaitable[ServedModel]]:
+    """Returns what makes the model that answers for an adapter, in a process that knows adapters by their facts."""
+    base = model.template, model.notation
+
+    async def served_by(facts: AdapterFacts) -> ServedModel:
+        template, notation = base
+        if facts.template is not None:
+            template, notation = await adapter_text_side(
+                settings, threads, text.tokenizer, base, facts.template
+            )
+        return replace(
+            model, adapter=facts.digest, template=template, notation=notation, fingerprint=facts.fingerprint
+        )
+
+    return served_by
 
 
 def open_traces(endpoint: str | None) -> Traces | None:

@@ -6,6 +6,7 @@ worker side                               server side
 remote_core.py    the engine core         desk.py      one worker's calls, given to the engine
 remote_parts.py   judge, store, adapters  questions.py its questions, answered by judge, store and adapters
 forwarding.py     requests passed on      inner.py     requests that only the server can answer
+                                          served.py    all of these for one worker
                                           pool.py      starts workers, replaces dead ones, drains and stops them
 both: link.py (frames), messages.py, wire_errors.py
 """

@@ -15,6 +15,7 @@ from engine.core.loop import EngineCore
 from engine.errors import EngineError, Unavailable
 from engine.request import FinishReason, Request, TokenDelta
 from engine.story import Story
+from executors.contract import SampledToken
 from server.workers import messages as m
 from server.workers.link import Link
 from server.workers.stories import WorkerStories, times_of
@@ -76,7 +77,8 @@ class Desk:
 
     def submit(self, asked: m.Submit) -> None:
         """Give requests to the engine. A refusal is the first delta of each."""
-        story = None if asked.story is None else self._stories.of(asked.story)
+        # Without facts it is told elsewhere: what the engine writes into the empty one are the times that go back.
+        story = asked.requests[0].context.story if asked.story is None else self._stories.of(asked.story)
         outlet, count = self._outlets.get(asked.call) or (_Outlet(self, story), 0)
         requests = asked.requests if outlet.story is None else _with_story(asked.requests, outlet.story)
         keys = range(asked.first_key, asked.first_key + len(asked.requests))
@@ -92,7 +94,8 @@ class Desk:
                 raise Unavailable("The model is still loading.")
             if asked.accepted:
                 [request] = requests
-                seq_ids = [core.submit(request, outlet, asked.choice, accepted=True)]
+                committed = [SampledToken(token_id) for token_id in asked.committed or ()]
+                seq_ids = [core.submit(request, outlet, asked.choice, committed, accepted=True)]
             else:
                 seq_ids = core.submit_choices(requests, outlet, asked.choice)
         except EngineError as error:

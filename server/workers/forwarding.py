@@ -37,6 +37,11 @@ class Forwarding:
         if (pieces := self._open.get(piece.number)) is not None:
             pieces.put_nowait(piece)
 
+    def close(self) -> None:
+        """The other process is gone: what it has not answered has no answer."""
+        for number, pieces in self._open.items():
+            pieces.put_nowait(m.Body(number, b"", False, failed=True))
+
     async def exchange(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
         """Pass a request on and send what comes back, until the end or until the client disconnects."""
         number = next(self._numbers)

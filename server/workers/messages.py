@@ -225,7 +225,8 @@ class NotServing(msgspec.Struct, tag=2, array_like=True):
 class Submit(msgspec.Struct, tag=3, array_like=True):
     """Requests with one prompt, whose sequences the worker calls `first_key` and the numbers after it, and their reader `choice`
     and the numbers after it. `call`: which API call they are a part of. `story`: with the call's first part what is known of it,
-    with others the id of its story."""
+    with others the id of its story; None: it is told where the call is answered. `committed`: output that a single request has
+    already, see `EngineCore.submit`."""
 
     call: int
     first_key: int
@@ -233,6 +234,7 @@ class Submit(msgspec.Struct, tag=3, array_like=True):
     requests: list[Request]
     accepted: bool
     story: StoryFacts | str | None = None
+    committed: list[int] | None = None
 
 
 class CallAnswered(msgspec.Struct, tag=16, array_like=True):

@@ -27,11 +27,9 @@ from server.http.answer_counter import AnswerCounter
 from server.settings.table import Settings
 from server.state import ServerState
 from server.workers import messages as m
-from server.workers.desk import CoreOf, Desk
-from server.workers.inner import Inner
+from server.workers.desk import CoreOf
 from server.workers.link import Link
-from server.workers.questions import Questions
-from server.workers.stories import WorkerStories
+from server.workers.served import ServedFront
 
 log = structlog.get_logger("server")
 
@@ -81,10 +79,7 @@ class _Worker:
         self.missed = 0
         self.syncs: dict[int, asyncio.Future[None]] = {}
         self.link: Link
-        self.desk: Desk
-        self.stories: WorkerStories
-        self.questions: Questions
-        self.inner: Inner
+        self.served: ServedFront
 
     def sync(self, number: int) -> asyncio.Future[None]:
         """A future that is done when the worker has answered, or is gone."""
@@ -99,9 +94,7 @@ class _Worker:
             if not future.done():
                 future.set_result(None)
         self.syncs.clear()
-        self.desk.close()
-        self.questions.close()
-        self.inner.close()
+        self.served.close()
 
 
 class WorkerPool:
@@ -268,10 +261,7 @@ class WorkerPool:
             ours.close()
             process.kill()
             raise
-        worker.link, worker.stories = link, WorkerStories(self._state.stories)
-        worker.desk = Desk(self._core, link, worker.stories)
-        worker.questions = Questions(self._state, self._core, link)
-        worker.inner = Inner(self._app, link)
+        worker.link, worker.served = link, ServedFront(self._state, self._core, self._app, link)
         self._workers[number] = worker
         link.send(self._setup(number, self._served[number].is_set()))
         for message in (self._model_at, self._serve):
@@ -307,28 +297,6 @@ class WorkerPool:
 
     def _received(self, worker: _Worker, message: m.ToServer) -> None:
         match message:
-            case m.Submit():
-                worker.desk.submit(message)
-            case m.CallAnswered():
-                worker.stories.answered(message)
-            case m.Abort():
-                worker.desk.abort(message.key)
-            case m.Finish():
-                worker.desk.finish(message.key, message.num_tokens)
-            case m.CallBegins():
-                worker.desk.begin_call(message.number)
-            case m.CallEnds():
-                worker.desk.end_call(message.number)
-            case m.Ask():
-                worker.questions.ask(message)
-            case m.Cancel():
-                worker.questions.cancel(message.number)
-            case m.Forward():
-                worker.inner.begin(message)
-            case m.Gone():
-                worker.inner.gone(message.number)
-            case m.Taken():
-                worker.inner.taken(message.number)
             case m.Counts():
                 self._add_counts(message)
             case m.Synced():
@@ -342,6 +310,8 @@ class WorkerPool:
                 self._served[worker.number].set()
             case m.NotServing():
                 self._not_serving(worker, message)
+            case _:
+                worker.served.received(message)
 
     def _not_serving(self, worker: _Worker, message: m.NotServing) -> None:
         log.error(f"api worker {worker.number} cannot serve: {message.reason}")

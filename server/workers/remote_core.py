@@ -11,7 +11,7 @@ import msgspec
 
 from engine.config import EngineConfig
 from engine.errors import InvalidRequest
-from engine.mailbox import Mailbox
+from engine.mailbox import Mailbox, Outlet
 from engine.request import FinishReason, Request, TokenDelta
 from engine.story import Story
 from executors.contract import SampledToken
@@ -34,8 +34,8 @@ class RemoteCore:
         self._keys = itertools.count(1)
         self._numbers = itertools.count(1)
         """Of calls."""
-        self._calls: weakref.WeakKeyDictionary[Mailbox, int] = weakref.WeakKeyDictionary()
-        self._readers: dict[int, tuple[Mailbox, int, Story]] = {}
+        self._calls: weakref.WeakKeyDictionary[Outlet, int] = weakref.WeakKeyDictionary()
+        self._readers: dict[int, tuple[Outlet, int, Story]] = {}
         """By sequence: the mailbox of its reader, the reader's own key, and the story of the call."""
         self._told: weakref.WeakSet[Story] = weakref.WeakSet()
         """Stories that the server has heard of."""
@@ -44,11 +44,11 @@ class RemoteCore:
 
     def submit(self, request: Request, mailbox: Mailbox, key: int = 0, *, accepted: bool = False) -> int:
         """See `TextCore`."""
-        return self._submit([request], mailbox, key, accepted)[0]
+        return self.give([request], mailbox, key, accepted)[0]
 
     def submit_choices(self, requests: Sequence[Request], mailbox: Mailbox, first_key: int = 0) -> list[int]:
         """See `TextCore`."""
-        return self._submit(requests, mailbox, first_key, False)
+        return self.give(requests, mailbox, first_key, False)
 
     @contextlib.contextmanager
     def call(self) -> Iterator[None]:
@@ -74,9 +74,15 @@ class RemoteCore:
         """See `TextCore`."""
         await self._asker.ask(m.PrepareGrammar(grammar))
 
-    def _submit(
-        self, requests: Sequence[Request], mailbox: Mailbox, first_key: int, accepted: bool
+    def give(
+        self,
+        requests: Sequence[Request],
+        mailbox: Outlet,
+        first_key: int,
+        accepted: bool,
+        committed: Sequence[int] = (),
     ) -> list[int]:
+        """Send requests with one prompt; returns the ids of their sequences. `committed`: output that a single one has already."""
         call = self._calls.get(mailbox)
         if call is None:
             call = self._calls[mailbox] = next(self._numbers)
@@ -84,7 +90,8 @@ class RemoteCore:
         for number, seq_id in enumerate(ids):
             self._readers[seq_id] = mailbox, first_key + number, requests[number].context.story
         told = self._tell(requests[0].context.story)
-        self._link.send(m.Submit(call, ids[0], first_key, list(requests), accepted, told))
+        known = list(committed) if committed else None
+        self._link.send(m.Submit(call, ids[0], first_key, list(requests), accepted, told, known))
         return ids
 
     def _tell(self, story: Story) -> m.StoryFacts | str | None:

@@ -7,7 +7,8 @@ import itertools
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from engine.errors import Unavailable
+from engine.errors import EngineError, Unavailable
+from executors.contract import ExecutorCapabilities
 from server.responses.store import StoredResponse
 from server.state import ServedModel
 from server.stories.record import CallStory
@@ -48,11 +49,28 @@ class Asker:
         if future is not None and not future.done():
             future.set_result(reply)
 
+    def close(self, error: EngineError) -> None:
+        """The server is gone: its answers are this error."""
+        for future in self._asked.values():
+            if not future.done():
+                future.set_exception(error)
+
     def unsendable(self, ask: m.Ask, reason: str) -> None:
         """A question cannot travel."""
         future = self._asked.get(ask.number)
         if future is not None and not future.done():
             future.set_exception(Unavailable(f"The request cannot be passed on: {reason}"))
+
+
+class DeclaredExecutor:
+    """The executor as a process knows it that does not schedule."""
+
+    def __init__(self, capabilities: ExecutorCapabilities) -> None:
+        self._capabilities = capabilities
+
+    def capabilities(self) -> ExecutorCapabilities:
+        """What it declared when it was loaded."""
+        return self._capabilities
 
 
 class RemoteJudge:

@@ -1,0 +1,16 @@
+"""Several engines behind one front end: `cohort ray serve`, and the same as a Ray Serve application.
+
+clients --HTTP--> ingress (HTTP, templates, tokenizer, text, journal, router) --Ray--> replica (scheduler, KV, executor)
+
+ingress                                    replica
+ingress.py  puts the ingress together      engine.py   an engine, and a door for each ingress
+core.py     the engine core: places        (the rest is what API workers talk to: desk.py, questions.py, inner.py)
+            sequences, keeps the journal
+journal.py  what a sequence needs to go on elsewhere
+router.py   which replica comes first: no Ray, no I/O
+fleet.py    the replicas there are, and a link to each
+figures.py  /metrics of all of them        routes.py   paths that concern replicas
+
+both: messages.py (what is said beyond `server.workers.messages`), pipe.py (a link whose bytes Ray carries)
+ray_side.py: the only module that imports Ray
+"""

@@ -1,0 +1,160 @@
+"""`ReplicaEngine`: an engine without HTTP, and a door for each ingress that uses it.
+
+What comes through a door is what an API worker says to its server, and is answered by the same code. An ingress that goes away
+closes its door: its sequences are dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import structlog
+
+from engine.errors import Unavailable
+from engine.request import Stage
+from server.app import create_app
+from server.bootstrap import Bootstrap
+from server.metrics import Metrics
+from server.pending_core import LateCore
+from server.replicas.messages import Report, ToReplica, Welcome
+from server.replicas.pipe import Pipe, pipe_link
+from server.settings.table import Settings
+from server.state import ServerState
+from server.system import gc_tuning, logs
+from server.workers.link import Link
+from server.workers.served import ServedFront
+
+log = structlog.get_logger("server")
+
+PASSED_ON = "passed-on"
+"""The administrator's key of a replica's own application. It is no secret: the application has no port, and the ingress has checked
+the client's key."""
+REPORT_INTERVAL = 0.5
+"""Seconds between two reports, and most seconds until a new stage is told."""
+_LOOK_INTERVAL = 0.1
+
+
+def boot_id() -> str:
+    """What the kernel calls this start of the machine; "" where it does not say."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
+
+
+def without_keys(settings: Settings) -> Settings:
+    """The settings as a replica gets them: keys stay with the ingress."""
+    return replace(
+        settings,
+        api_key=(),
+        api_key_file=None,
+        admin_key=None,
+        admin_key_file=None,
+        metrics_key=None,
+        api_server_count=0,
+    )
+
+
+class _Door:
+    """One ingress."""
+
+    def __init__(self, link: Link, pipe: Pipe, served: ServedFront) -> None:
+        self.link, self.pipe, self.served = link, pipe, served
+
+
+class ReplicaEngine:
+    """One replica, from its load to its end. All of it belongs to the event loop that calls `start`."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Raises SettingsError or ConfigError for settings that cannot be served."""
+        self._settings = settings
+        self._core = LateCore()
+        self._doors: dict[str, _Door] = {}
+        self._bootstrap = Bootstrap(settings)
+        names = self._bootstrap.names
+        self._state = ServerState(
+            names,
+            Metrics(model=names[0], compat=settings.metrics_compat),
+            settings,
+            recovery_timeout=settings.recovery_timeout,
+        )
+        self._app = create_app(
+            self._state, admin_key=PASSED_ON, kill_button=settings.enable_kill_button, inner=True
+        )
+        self._reporting: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Load the model. Raises ConfigError, ExecutorError, HubError or SettingsError."""
+        logs.configure(self._settings.log_level, self._settings.log_format)
+        await self._bootstrap.load(self._state, self._core)
+        gc_tuning.freeze_after_load()
+        self._reporting = asyncio.create_task(self._report(), name="reports of a replica")
+
+    async def stop(self) -> None:
+        """End everything. Idempotent."""
+        if self._reporting is not None:
+            self._reporting.cancel()
+            await asyncio.gather(self._reporting, return_exceptions=True)
+            self._reporting = None
+        for door in list(self._doors.values()):
+            door.link.close()
+        await self._core.stop()
+        if self._state.judge is not None:
+            await self._state.judge.close()
+        self._state.threads.close()
+
+    @property
+    def failed(self) -> bool:
+        """Whether the engine has given up for good."""
+        return self._core.failed.is_set()
+
+    async def drain(self, timeout: float) -> None:
+        """Wait at most so many seconds for what runs."""
+        await self._core.drain(timeout)
+
+    async def talk(self, door: str) -> AsyncIterator[bytes]:
+        """All that is said to an ingress through a door of this name, as it comes, until the ingress leaves or the replica stops."""
+        link, pipe = pipe_link(ToReplica, lambda message: self._doors[door].served.received(message), _ignore)
+        served = ServedFront(self._state, lambda: self._core.known, self._app, link)
+        self._doors[door] = _Door(link, pipe, served)
+        link.send(self._welcome())
+        link.send(Report(self._core.core.stats()))
+        try:
+            while data := await pipe.take():
+                yield data
+        finally:
+            del self._doors[door]
+            link.close()
+            served.close()
+
+    def hear(self, door: str, data: bytes) -> None:
+        """What an ingress says. Raises Unavailable for a door that is closed."""
+        if (found := self._doors.get(door)) is None:
+            raise Unavailable("this replica does not know this ingress any more")
+        found.link.data_received(data)
+
+    def _welcome(self) -> Welcome:
+        core, model = self._core.core, self._state.model
+        assert model is not None
+        facts = self._bootstrap.facts(self._state, core, model)
+        return Welcome(facts, boot_id(), time.monotonic(), core.executor.kv_layout())
+
+    async def _report(self) -> None:
+        """Tell the gauges to every ingress."""
+        before, since = Stage.LOADING, 0.0
+        while True:
+            stats = self._core.core.stats()
+            since += _LOOK_INTERVAL
+            if stats.stage is not before or since >= REPORT_INTERVAL:
+                before, since = stats.stage, 0.0
+                for door in self._doors.values():
+                    door.link.send(Report(stats))
+            await asyncio.sleep(_LOOK_INTERVAL)
+
+
+def _ignore(reason: str) -> None:
+    """The end of a link is seen where its bytes are taken."""

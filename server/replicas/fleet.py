@@ -1,0 +1,307 @@
+"""`Fleet`: the replicas that Ray says there are, and a link to each.
+
+    transport.names() --> one keeper per name --> Member (one life of a link) --> joined, reported, left
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any, Protocol
+
+import structlog
+from starlette.types import Message, Scope
+
+from engine.config import EngineConfig
+from engine.errors import Unavailable
+from engine.mailbox import Outlet
+from engine.request import EngineStats, Request, RequestContext, Stage
+from server.http.errors import REQUEST_ID
+from server.replicas.engine import PASSED_ON, boot_id
+from server.replicas.messages import Report, ToIngress, Welcome
+from server.replicas.pipe import pipe_link
+from server.workers import messages as m
+from server.workers.forwarding import Forwarding, PassedOnFailed
+from server.workers.remote_core import RemoteCore
+from server.workers.remote_parts import Asker
+
+log = structlog.get_logger("server")
+
+SILENCE = 15.0
+"""Seconds without a message after which a replica is lost. It reports twice a second."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
+"""Seconds before a link that broke is made again; the pause doubles."""
+_LOOK_INTERVAL = 0.5
+"""Seconds between looks at replicas that are to leave."""
+
+
+class Transport(Protocol):
+    """What carries bytes between ingress and replicas."""
+
+    def names(self) -> set[str]:
+        """The replicas that can be talked to."""
+
+    def listen(self, changed: Callable[[], None]) -> None:
+        """Call `changed` on this event loop whenever `names` may be different."""
+
+    def talk(self, replica: str, door: str) -> AsyncGenerator[bytes, None]:
+        """Open a door: what the replica says, until it ends. Raises whatever shows that the replica is gone."""
+
+    async def hear(self, replica: str, door: str, data: bytes) -> None:
+        """Say something through a door; returns once the replica has it. Raises as `talk`."""
+
+
+class Member:
+    """A replica, for as long as one link to it lasts. One writer: the event loop."""
+
+    def __init__(
+        self,
+        name: str,
+        config: EngineConfig,
+        joined: Callable[[Member], None],
+        reported: Callable[[Member], None],
+    ) -> None:
+        self.name = name
+        self.welcome: Welcome | None = None
+        self.stats: EngineStats | None = None
+        self.clock_offset = 0.0
+        """Seconds by which the replica's clock is ahead of this process's."""
+        self.why_not = ""
+        """Why it is given no sequences although it is there."""
+        self._door = uuid.uuid4().hex
+        self._joined, self._reported = joined, reported
+        self._link, self._pipe = pipe_link(ToIngress, self._received, lambda _: None)
+        self._link.unsendable = self._unsendable
+        self.asker, self.forwarding = Asker(self._link), Forwarding(self._link)
+        self._core = RemoteCore(self._link, self.asker, config, 0)
+        self._opened = 0.0
+        self._leaving = asyncio.Event()
+
+    # -- Engine, for FleetCore -----------------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        requests: Sequence[Request],
+        outlet: Outlet,
+        first_key: int,
+        accepted: bool,
+        committed: Sequence[int],
+    ) -> list[int]:
+        """See `server.replicas.core.Engine`."""
+        context = self._in_its_time(requests[0].context)
+        sent = [replace(request, context=context) for request in requests]
+        return self._core.give(sent, outlet, first_key, accepted, committed)
+
+    def abort(self, remote_id: int) -> None:
+        """See `server.replicas.core.Engine`."""
+        self._core.abort(remote_id)
+
+    def finish(self, remote_id: int, num_tokens: int) -> None:
+        """See `server.replicas.core.Engine`."""
+        self._core.finish(remote_id, num_tokens)
+
+    async def prepare_grammar(self, grammar: str) -> None:
+        """See `server.replicas.core.Engine`."""
+        await self._core.prepare_grammar(grammar)
+
+    def _in_its_time(self, context: RequestContext) -> RequestContext:
+        """The context with times of the replica's clock."""
+        if not (ahead := self.clock_offset):
+            return context
+        deadline = None if context.deadline is None else context.deadline + ahead
+        return replace(context, arrival_time=context.arrival_time + ahead, deadline=deadline)
+
+    # -- for views -----------------------------------------------------------------------------------------------------
+
+    @property
+    def stage(self) -> Stage:
+        """The stage of its engine."""
+        return Stage.LOADING if self.stats is None else self.stats.stage
+
+    async def fetch(self, path: str, timeout: float) -> bytes:
+        """The body of what its own application answers to a GET. Raises TimeoutError or, without an answer, LookupError."""
+        status, body = 0, bytearray()
+
+        async def send(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            body.extend(message.get("body", b""))
+
+        async def never() -> Message:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        scope: Scope = {
+            "method": "GET",
+            "path": path,
+            "headers": [(b"authorization", f"Bearer {PASSED_ON}".encode())],
+            REQUEST_ID: "",
+        }
+        async with asyncio.timeout(timeout):
+            try:
+                await self.forwarding.exchange(scope, b"", never, send)
+            except PassedOnFailed as error:
+                raise LookupError(str(error)) from None
+        if status != 200:
+            raise LookupError(f"{path}: {status}")
+        return bytes(body)
+
+    # -- life ----------------------------------------------------------------------------------------------------------
+
+    async def run(self, transport: Transport) -> str:
+        """Hold the link until it breaks, or until `close`. Returns why it ended."""
+        self._opened = time.monotonic()
+        work = [
+            asyncio.create_task(self._receive(transport), name=f"from {self.name}"),
+            asyncio.create_task(self._send(transport), name=f"to {self.name}"),
+            asyncio.create_task(self._leave(), name=f"leaves {self.name}"),
+        ]
+        try:
+            done, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+            return next(task.result() for task in work if task in done)
+        finally:
+            for task in work:
+                task.cancel()
+            await asyncio.gather(*work, return_exceptions=True)
+            self._link.give_up("")
+            self.forwarding.close()
+            self.asker.close(Unavailable("the replica is gone"))
+
+    def close(self) -> None:
+        """End the link."""
+        self._leaving.set()
+
+    async def _leave(self) -> str:
+        await self._leaving.wait()
+        return "it leaves"
+
+    async def _receive(self, transport: Transport) -> str:
+        try:
+            async with aclosing(transport.talk(self.name, self._door)) as pieces:
+                while True:
+                    async with asyncio.timeout(SILENCE):
+                        data = await anext(pieces, None)
+                    if data is None:
+                        return "it has ended"
+                    self._link.data_received(data)
+                    if not self._link.open:
+                        return "it sent what is no message"
+        except TimeoutError:
+            return f"no sign of life for {SILENCE:g} s"
+        except Exception as error:
+            return _first_line(error)
+
+    async def _send(self, transport: Transport) -> str:
+        """One call at a time, for calls may overtake each other; what comes meanwhile goes with the next one."""
+        try:
+            while data := await self._pipe.take():
+                await transport.hear(self.name, self._door, data)
+        except Exception as error:
+            return _first_line(error)
+        return "the link is closed"
+
+    # -- messages ------------------------------------------------------------------------------------------------------
+
+    def _received(self, message: Any) -> None:
+        match message:
+            case m.Deltas():
+                self._core.deliver(message)
+            case m.Reply():
+                self.asker.replied(message)
+            case m.Head() | m.Body():
+                self.forwarding.received(message)
+            case Report():
+                self.stats = message.stats
+                self._reported(self)
+            case Welcome():
+                self._take_welcome(message)
+
+    def _take_welcome(self, welcome: Welcome) -> None:
+        if welcome.boot != boot_id() or not welcome.boot:
+            # Made somewhere between the call and now.
+            self.clock_offset = welcome.clock - (self._opened + time.monotonic()) / 2
+        self.welcome = welcome
+        self._joined(self)
+
+    def _unsendable(self, message: Any, reason: str) -> None:
+        if isinstance(message, m.Ask):
+            self.asker.unsendable(message, reason)
+        else:
+            self._core.unsendable(message, reason)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:300]
+
+
+class Fleet:
+    """The members there are, by name. One writer: the event loop."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        config: EngineConfig,
+        joined: Callable[[Member], None],
+        reported: Callable[[Member], None],
+        left: Callable[[Member, str], None],
+        busy: Callable[[str], int],
+    ) -> None:
+        """`joined` hears of a replica that says what it serves, `left` of the end of its link; `busy`: unfinished sequences of a
+        replica, which one that is to leave may finish."""
+        self.members: dict[str, Member] = {}
+        self._transport, self._config = transport, config
+        self._joined, self._reported, self._left, self._busy = joined, reported, left, busy
+        self._keepers: dict[str, asyncio.Task[None]] = {}
+        self._changed = asyncio.Event()
+
+    @property
+    def present(self) -> list[Member]:
+        """Members that have said what they serve, by name."""
+        return [self.members[name] for name in sorted(self.members) if self.members[name].welcome]
+
+    def is_leaving(self, name: str) -> bool:
+        """Whether Ray is about to end a replica: it finishes what it has."""
+        return name not in self._transport.names()
+
+    async def run(self) -> None:
+        """Keep a link to every replica, until cancelled."""
+        self._transport.listen(self._changed.set)
+        try:
+            while True:
+                self._changed.clear()
+                names = self._transport.names()
+                for name in names - self._keepers.keys():
+                    task = self._keepers[name] = asyncio.create_task(self._keep(name), name=f"replica {name}")
+                    task.add_done_callback(lambda _, name=name: self._keepers.pop(name, None))
+                for member in self.members.values():
+                    if member.name not in names:
+                        self._reported(member)
+                        if not self._busy(member.name):
+                            member.close()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_LOOK_INTERVAL):
+                        await self._changed.wait()
+        finally:
+            keepers = list(self._keepers.values())
+            for task in keepers:
+                task.cancel()
+            await asyncio.gather(*keepers, return_exceptions=True)
+
+    async def _keep(self, name: str) -> None:
+        """Make a link, and another one when it breaks, while there is such a replica."""
+        pause = _FIRST_PAUSE
+        while name in self._transport.names():
+            member = self.members[name] = Member(name, self._config, self._joined, self._reported)
+            try:
+                why = await member.run(self._transport)
+            finally:
+                del self.members[name]
+            self._left(member, why)
+            pause = _FIRST_PAUSE if member.welcome else min(2 * pause, _LONGEST_PAUSE)
+            await asyncio.sleep(pause)

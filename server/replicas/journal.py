@@ -1,0 +1,79 @@
+"""The ingress's journal: what each unfinished sequence needs to go on at another replica, or at the same one in its next life."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from engine.errors import Overloaded
+from engine.mailbox import Mailbox
+from engine.request import Request, RequestContext, TokenDelta
+from engine.story import Story
+
+MOST_LIVES = 5
+"""Replicas in a row that a sequence may lose without a token in between. Then it is failed: it may be what kills them."""
+
+
+class Tap:
+    """What one replica, in one of its lives, gives the deltas of a call to. A sequence that has moved on has another one, so
+    that what comes late is dropped."""
+
+    __slots__ = ("__weakref__", "call", "replica", "took")
+
+    def __init__(self, call: Call, replica: str, took: Callable[[Tap, int, TokenDelta], None]) -> None:
+        self.call = call
+        self.replica = replica
+        self.took = took
+
+    def put(self, choice: int, delta: TokenDelta) -> None:
+        """See `engine.mailbox.Outlet`."""
+        self.took(self, choice, delta)
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One API call: all sequences that answer to one mailbox. `entries`: those that have not ended, by choice."""
+
+    context: RequestContext
+    """As replicas get it. Its story is empty but for the times that a replica tells: the call's own is told here."""
+    entries: dict[int, Entry] = field(default_factory=dict)
+    taps: dict[str, Tap] = field(default_factory=dict)
+    """By replica."""
+    home: str | None = None
+    """The replica that got its first prompt."""
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One sequence. One writer: `FleetCore`."""
+
+    seq_id: int
+    call: Call
+    mailbox: Mailbox
+    """Kept here and not in the call: the core finds calls by their mailboxes, weakly."""
+    choice: int
+    request: Request
+    """As the replica gets it."""
+    story: Story
+    keys: list[bytes]
+    """Of its prompt's blocks."""
+    siblings: list[Entry] = field(default_factory=list)
+    """Sequences of one prompt that were submitted together, itself included; they are refused together."""
+    output_token_ids: list[int] = field(default_factory=list)
+    """Committed tokens: those that the reader has been given."""
+    paused: bool = False
+    """Whether its replica was lost and it has given no token since."""
+    cached_tokens: int | None = None
+    """Prompt tokens found in the prefix cache of the first replica that gave a token; None before."""
+    tap: Tap | None = None
+    """Where its deltas come from; None while no replica has it."""
+    remote_id: int = 0
+    """Its id at that replica's core."""
+    lives: int = 0
+    """Replicas lost since its last token."""
+    refused_by: set[str] = field(default_factory=set)
+    """Replicas, in their present lives, that do not take it."""
+    refusal: Overloaded | None = None
+    """The refusal with the shortest wait."""
+    waits_since: float | None = None
+    """When it began to wait for a replica, in seconds of the engine's clock; None while one has it."""

@@ -1,0 +1,80 @@
+"""Replicas in the test's own process: real engines on the echo executor, over a transport that can lose them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
+
+from server.replicas.engine import ReplicaEngine
+from server.settings.table import Settings
+
+
+class Lost(Exception):
+    """The replica is gone."""
+
+
+class LocalTransport:
+    """See `server.replicas.fleet.Transport`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.engines: dict[str, ReplicaEngine] = {}
+        self.gone: dict[str, asyncio.Event] = {}
+        self.listed: set[str] | None = None
+        """What Ray is said to list; None: all."""
+        self._changed: Callable[[], None] = lambda: None
+
+    async def start(self, name: str, **different: object) -> None:
+        engine = ReplicaEngine(replace(self.settings, **different))  # type: ignore[arg-type]
+        await engine.start()
+        self.gone[name] = asyncio.Event()
+        self.engines[name] = engine
+        self._changed()
+
+    async def kill(self, name: str) -> None:
+        """From one moment to the next nothing more is heard of it."""
+        engine = self.engines.pop(name)
+        self.gone[name].set()
+        self._changed()
+        await asyncio.sleep(0)
+        await engine.stop()
+
+    async def close(self) -> None:
+        for name in list(self.engines):
+            await self.kill(name)
+
+    # -- Transport -----------------------------------------------------------------------------------------------------
+
+    def names(self) -> set[str]:
+        return set(self.engines) if self.listed is None else self.listed
+
+    def listen(self, changed: Callable[[], None]) -> None:
+        self._changed = changed
+
+    async def talk(self, replica: str, door: str) -> AsyncGenerator[bytes, None]:
+        engine, gone = self._of(replica), asyncio.create_task(self.gone[replica].wait())
+        pieces = engine.talk(door)
+        try:
+            while True:
+                piece = asyncio.ensure_future(anext(pieces, b""))
+                await asyncio.wait((piece, gone), return_when=asyncio.FIRST_COMPLETED)
+                if gone.done():
+                    piece.cancel()
+                    await asyncio.gather(piece, return_exceptions=True)
+                    raise Lost(replica)
+                if not (data := piece.result()):
+                    return
+                yield data
+        finally:
+            gone.cancel()
+            await pieces.aclose()  # type: ignore[attr-defined]
+
+    async def hear(self, replica: str, door: str, data: bytes) -> None:
+        await asyncio.sleep(0)
+        self._of(replica).hear(door, data)
+
+    def _of(self, replica: str) -> ReplicaEngine:
+        if replica not in self.engines:
+            raise Lost(replica)
+        return self.engines[replica]

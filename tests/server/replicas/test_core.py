@@ -1,0 +1,281 @@
+"""An ingress over engines in this process: placing, refusals, and replicas that are lost in mid-stream."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.errors import EngineError, ExecutorFailed, InvalidRequest, Overloaded, Unavailable
+from engine.mailbox import Mailbox
+from engine.request import FinishReason, Request, RequestContext, Stage, TokenDelta
+from executors.contract import SampledToken, SamplingParams
+from server.replicas.core import FleetCore
+from server.replicas.ingress import Ingress
+from server.settings.load import load
+from server.stories.record import CallStory
+from tests.e2e.checkpoints import VOCAB_SIZE, write_tokenizer
+from tests.server.replicas.local import LocalTransport
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@dataclass
+class World:
+    ingress: Ingress
+    transport: LocalTransport
+
+    @property
+    def core(self) -> FleetCore:
+        assert self.ingress.core is not None
+        return self.ingress.core
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tokenizer(tmp_path_factory.mktemp("echo-model"))
+
+
+@asynccontextmanager
+async def world(model_dir: Path, count: int = 2, delay: float = 0.5, **flags: Any) -> AsyncIterator[World]:
+    given: dict[str, Any] = {
+        "model": str(model_dir),
+        "executor": "echo",
+        "executor_mode": "inline",
+        "executor_option": [f"vocab_size={VOCAB_SIZE}", f"step_delay_ms={delay}"],
+        **flags,
+    }
+    settings, _ = load(given, {})
+    transport = LocalTransport(settings)
+    ingress = Ingress(settings, transport)
+    loading = asyncio.create_task(ingress.load())
+    try:
+        for number in range(count):
+            await transport.start(f"r{number}")
+        await loading
+        await until(lambda: len(ingress.fleet.present) == count)
+        yield World(ingress, transport)
+    finally:
+        await ingress.stop()
+        await transport.close()
+        if ingress.state.judge is not None:
+            await ingress.state.judge.close()
+        ingress.state.threads.close()
+
+
+async def until(true: Callable[[], object], within: float = 20.0) -> None:
+    async with asyncio.timeout(within):
+        while not true():
+            await asyncio.sleep(0.005)
+
+
+_IDS = itertools.count()
+
+
+def asked(count: int = 40, prompt: tuple[int, ...] = (1, 2, 3), logprobs: int | None = None, **fields: Any) -> Request:
+    sampling = SamplingParams(temperature=0.0, logprobs=logprobs)
+    story = CallStory(0.0, f"r{next(_IDS)}", "/v1/completions")
+    context = RequestContext(story.request_id, 0.0, story=story, deadline=fields.pop("deadline", None))
+    return Request(context, np.array(prompt, np.int32), sampling, count, **fields)
+
+
+@dataclass
+class Stream:
+    """What one reader has been given."""
+
+    tokens: dict[int, list[SampledToken]]
+    ends: dict[int, TokenDelta]
+
+
+async def read(mailbox: Mailbox, keys: int, on_token: Callable[[Stream], None] = lambda _: None) -> Stream:
+    found = Stream({}, {})
+    while len(found.ends) < keys:
+        for key, delta in (await mailbox.take()).items():
+            found.tokens.setdefault(key, []).extend(delta.tokens)
+            if delta.finish_reason is not None:
+                found.ends[key] = delta
+        on_token(found)
+    return found
+
+
+def ids(stream: Stream, key: int = 0) -> list[int]:
+    return [token.token_id for token in stream.tokens[key]]
+
+
+async def whole(core: FleetCore, request: Request) -> list[int]:
+    mailbox = Mailbox()
+    core.submit(request, mailbox)
+    return ids(await read(mailbox, 1))
+
+
+def holder(w: World) -> str:
+    """The one replica that has sequences."""
+    [name] = [name for name in w.core.router.names if w.core.router.load(name)]
+    return name
+
+
+@pytest.mark.parametrize("logprobs", [None, 3])
+async def test_a_lost_replica_loses_nothing(model_dir: Path, logprobs: int | None) -> None:
+    """Choices of a call in mid-stream go on elsewhere: the same tokens and logprobs, none twice, none missing; the story says so."""
+    async with world(model_dir) as w:
+        requests = [asked(60, logprobs=logprobs) for _ in range(3)]
+        whole_one = await whole(w.core, asked(60, logprobs=logprobs))
+        context = requests[0].context
+        requests = [Request(context, one.prompt_token_ids, one.sampling, 60) for one in requests]
+        mailbox, killed = Mailbox(), asyncio.Event()
+        w.core.submit_choices(requests, mailbox)
+
+        def look(found: Stream) -> None:
+            if len(found.tokens.get(2, ())) >= 10 and not killed.is_set():
+                killed.set()
+
+        reading = asyncio.create_task(read(mailbox, 3, look))
+        await killed.wait()
+        first = holder(w)
+        await w.transport.kill(first)
+        stream = await reading
+        assert [ids(stream, key) for key in range(3)] == [whole_one] * 3
+        assert {end.finish_reason for end in stream.ends.values()} == {FinishReason.LENGTH}
+        if logprobs is not None:
+            assert all(len(token.top) == 3 for token in stream.tokens[0])
+        story = context.story
+        assert story.resumed == 0 and story.output_tokens == 180 and not story.parts
+        names = [event.name for event in story.events]
+        assert names.count("restart") == 3 and names.count("resumed") == 3
+        assert w.core.moved == 3 and w.core.lost == 1
+        assert w.core.router.names == [name for name in ("r0", "r1") if name != first]
+
+
+async def test_all_lost_wait_until_one_is_back(model_dir: Path) -> None:
+    async with world(model_dir) as w:
+        expected = await whole(w.core, asked(80))
+        mailboxes = [Mailbox() for _ in range(4)]
+        for mailbox in mailboxes:
+            w.core.submit(asked(80), mailbox)
+        streams = [asyncio.create_task(read(mailbox, 1)) for mailbox in mailboxes]
+        await until(lambda: all(entry.output_token_ids for entry in w.core._entries.values()))
+        await w.transport.kill("r0")
+        await w.transport.kill("r1")
+        await until(lambda: w.core.num_homeless == 4)
+        assert w.ingress.state.stage()[0] is Stage.RECOVERING
+        late = Mailbox()
+        w.core.submit(asked(80), late)
+        await w.transport.start("r2")
+        for stream in streams:
+            assert ids(await stream) == expected
+        assert ids(await read(late, 1)) == expected
+        assert w.ingress.state.stage()[0] is Stage.READY
+
+
+async def test_too_long_without_a_replica(model_dir: Path) -> None:
+    """What was begun waits for the recovery's time, what was not for the queue's, or for its own deadline."""
+    async with world(model_dir, 1, recovery_timeout="1", max_queue_wait="2", max_queued_seqs="3") as w:
+        begun, fresh, hurried = Mailbox(), Mailbox(), Mailbox()
+        w.core.submit(asked(500), begun)
+        await until(lambda: all(entry.output_token_ids for entry in w.core._entries.values()))
+        await w.transport.kill("r0")
+        await until(lambda: w.core.num_homeless == 1)
+        w.core.submit(asked(5), fresh)
+        w.core.submit(asked(5, deadline=w.core._clock() + 0.1), hurried)
+        with pytest.raises(Overloaded):
+            w.core.submit(asked(5), Mailbox())
+        assert str((await read(hurried, 1)).ends[0].error) == "the deadline passed before this request was started"
+        error = (await read(begun, 1)).ends[0].error
+        assert isinstance(error, ExecutorFailed)
+        assert isinstance((await read(fresh, 1)).ends[0].error, Overloaded)
+
+
+async def test_refused_by_one_taken_by_the_other(model_dir: Path) -> None:
+    """A full queue at one replica is not the client's to know while another one has room; when none has, it is a 429."""
+    async with world(model_dir, max_num_seqs="1", max_queued_seqs="1", delay=5) as w:
+        w.core.router._load_factor = 100.0  # affinity alone: everything goes to one replica first
+        mailboxes = [Mailbox() for _ in range(4)]
+        for mailbox in mailboxes:
+            w.core.submit(asked(60), mailbox)
+            await asyncio.sleep(0.05)
+        assert {w.core.router.load("r0"), w.core.router.load("r1")} == {2}
+        refused = Mailbox()
+        w.core.submit_choices([asked(60), asked(60)], refused)
+        ends = (await read(refused, 2)).ends
+        assert all(isinstance(end.error, Overloaded) and end.error.retry_after >= 1 for end in ends.values())
+        texts = [ids(await read(mailbox, 1)) for mailbox in mailboxes]
+        assert texts == [texts[0]] * 4 and len(texts[0]) == 60
+
+
+async def test_errors_of_the_request_stay_with_it(model_dir: Path) -> None:
+    async with world(model_dir) as w:
+        mailbox = Mailbox()
+        w.core.submit(asked(40, prompt=(VOCAB_SIZE + 7,)), mailbox)
+        error = (await read(mailbox, 1)).ends[0].error
+        assert isinstance(error, InvalidRequest) and w.core.moved == 0
+        with pytest.raises(EngineError):
+            await w.core.prepare_grammar("nonsense")
+
+
+async def test_what_kills_every_replica_is_failed(model_dir: Path) -> None:
+    """A sequence that loses one replica after the other without a token in between does not get a sixth one."""
+    async with world(model_dir, 1, delay=10_000) as w:
+        mailbox = Mailbox()
+        w.core.submit(asked(5), mailbox)
+        reading = asyncio.create_task(read(mailbox, 1))
+        for number in range(5):
+            name = f"r{number}"
+            await until(lambda name=name: w.core.router.load(name) == 1)
+            if number < 4:
+                await w.transport.start(f"r{number + 1}")
+                await until(lambda: len(w.core.router.names) == 2)
+            await w.transport.kill(name)
+        error = (await reading).ends[0].error
+        assert isinstance(error, ExecutorFailed) and error.repeats
+
+
+async def test_abort_finish_and_drain(model_dir: Path) -> None:
+    async with world(model_dir) as w:
+        aborted, finished, kept = Mailbox(), Mailbox(), Mailbox()
+        number = w.core.submit(asked(5000), aborted)
+        other = w.core.submit(request := asked(5000), finished)
+        w.core.submit(asked(100), kept)
+        await until(lambda: all(len(entry.output_token_ids) > 5 for entry in w.core._entries.values()))
+        w.core.abort(number)
+        w.core.finish(other, 3)
+        assert request.context.story.output_tokens == 3
+        assert await w.core.drain(20)
+        assert len(ids(await read(kept, 1))) == 100
+        with pytest.raises(Unavailable):
+            w.core.submit(asked(5), Mailbox())
+        engines = [engine._core.core for engine in w.transport.engines.values()]
+        await until(lambda: not any(core.stats().running or core.num_waiting for core in engines))
+
+
+async def test_a_replica_that_serves_something_else_gets_nothing(model_dir: Path) -> None:
+    async with world(model_dir, 1) as w:
+        await w.transport.start("other", max_model_len=512)
+        await until(lambda: len(w.ingress.fleet.present) == 2)
+        assert w.core.router.names == ["r0"]
+        assert "another model" in w.ingress.fleet.members["other"].why_not
+
+
+async def test_a_replica_that_is_to_leave_finishes_what_it_has(model_dir: Path) -> None:
+    """Ray takes a replica from its list before it ends it: no new requests, and the link ends with its last sequence."""
+    async with world(model_dir) as w:
+        mailbox = Mailbox()
+        w.core.submit(asked(200), mailbox)
+        reading = asyncio.create_task(read(mailbox, 1))
+        await until(lambda: any(w.core.router.load(name) for name in w.core.router.names))
+        name = holder(w)
+        engine = w.transport.engines.pop(name)
+        w.transport.listed = set(w.transport.engines)
+        w.transport.engines[name] = engine
+        w.transport._changed()
+        await asyncio.sleep(0.05)
+        assert len(await whole(w.core, asked(20))) == 20
+        assert w.core.router.load(name) == 1
+        assert len(ids(await reading)) == 200 and w.core.moved == 0
+        await until(lambda: name not in w.ingress.fleet.members)

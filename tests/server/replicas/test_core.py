@@ -144,7 +144,7 @@ async def test_a_lost_replica_loses_nothing(model_dir: Path, logprobs: int | Non
         assert [ids(stream, key) for key in range(3)] == [whole_one] * 3
         assert {end.finish_reason for end in stream.ends.values()} == {FinishReason.LENGTH}
         if logprobs is not None:
-            assert all(len(token.top) == 3 for token in stream.tokens[0])
+            assert all(token.logprob is not None for token in stream.tokens[0])
         story = context.story
         assert story.resumed == 0 and story.output_tokens == 180 and not story.parts
         names = [event.name for event in story.events]
@@ -239,8 +239,8 @@ async def test_what_kills_every_replica_is_failed(model_dir: Path) -> None:
 async def test_abort_finish_and_drain(model_dir: Path) -> None:
     async with world(model_dir) as w:
         aborted, finished, kept = Mailbox(), Mailbox(), Mailbox()
-        number = w.core.submit(asked(5000), aborted)
-        other = w.core.submit(request := asked(5000), finished)
+        number = w.core.submit(asked(2000), aborted)
+        other = w.core.submit(request := asked(2000), finished)
         w.core.submit(asked(100), kept)
         await until(lambda: all(len(entry.output_token_ids) > 5 for entry in w.core._entries.values()))
         w.core.abort(number)

@@ -11,7 +11,7 @@ import atexit
 import hashlib
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -73,7 +73,14 @@ log = structlog.get_logger("server")
 
 
 def run(settings: Settings, listener: socket.socket, notes: Sequence[str] = ()) -> int:
-    """Serve on `listener` until told to stop.
+    """Serve on `listener` until told to stop. Returns the exit code, see `run_server`."""
+    return run_server(settings, notes, lambda: Bootstrap(settings).serve(listener))
+
+
+def run_server(
+    settings: Settings, notes: Sequence[str], serve: Callable[[], Coroutine[None, None, None]]
+) -> int:
+    """Run a server's coroutine in this process.
 
     Returns the exit code: 0 after a drain, 2 for an error that the operator can correct, 3 when the engine gave up after
     `recovery_timeout` (a supervisor may restart the server), 1 otherwise.
@@ -84,23 +91,24 @@ def run(settings: Settings, listener: socket.socket, notes: Sequence[str] = ()) 
         log.info(note)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(Bootstrap(settings).serve(listener))
+            runner.run(serve())
     except (SettingsError, ConfigError, hub.HubError) as error:
-        _complain(str(error))
+        complain(str(error))
         return 2
     except EngineGone:
-        _complain("the executor cannot be brought back; see the log above")
+        complain("the executor cannot be brought back; see the log above")
         return 3
     except WorkersFailed as error:
-        _complain(str(error))
+        complain(str(error))
         return 1
     except ExecutorError as error:
-        _complain(f"the executor could not be started: {error}")
+        complain(f"the executor could not be started: {error}")
         return 1
     return 0
 
 
-def _complain(message: str) -> None:
+def complain(message: str) -> None:
+    """Write one line about why the server ends."""
     print(f"cohort: error: {' '.join(message.split())}", file=sys.stderr, flush=True)
 
 

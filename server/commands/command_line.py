@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from typing import Annotated, Any, NoReturn
@@ -20,6 +21,7 @@ from server.commands.info import info
 from server.commands.launch.command import launch
 from server.commands.list.command import list_models
 from server.commands.options import ModelArgument, with_settings
+from server.commands.ray import app as ray_app
 from server.commands.verify.command import verify
 from server.settings.foreign_flags import complaint
 from server.settings.table import CONFIG, TABLE
@@ -92,6 +94,7 @@ for _verb in (chat, launch, info, verify, doctor, demo):
 app.command(name="list")(list_models)
 app.command(name="fetch-default")(fetch_default)
 app.command(cls=BenchCommand)(bench)
+app.add_typer(ray_app)
 
 
 def main() -> None:
@@ -99,10 +102,13 @@ def main() -> None:
     argv = _each_named(sys.argv[1:])
     _limit_to(argv[0] if argv else None)
     command: Any = typer.main.get_command(app)
-    verb = command.commands.get(argv[0]) if argv else None
     # What other servers call their flags is of no use to the other verbs: Typer answers there.
-    if argv[:1] == ["serve"] and (message := complaint(argv[1:], known_options(verb))):
-        fail(message)
+    for words in (["serve"], ["ray", "serve"]):
+        if argv[: len(words)] != words:
+            continue
+        verb = functools.reduce(lambda group, word: group.commands[word], words, command)
+        if message := complaint(argv[len(words) :], known_options(verb)):
+            fail(message)
     if not argv:
         app()  # the help
     try:
@@ -111,7 +117,7 @@ def main() -> None:
         _refuse(error)
     except OSError as error:
         # Of the other verbs, which have told what is wrong with their files, it is stdout's.
-        if argv[0] == "serve":
+        if argv[0] == "serve" or argv[:2] == ["ray", "serve"]:
             raise
         lost_output(error)
     try:
@@ -143,6 +149,11 @@ def _limit_to(word: str | None) -> None:
     names = {
         verb.name or str(getattr(verb.callback, "__name__", "")): verb for verb in app.registered_commands
     }
+    if word == "ray":
+        app.registered_commands = []
+        return
+    for verb in ray_app.registered_commands:
+        verb.callback = _nothing
     if word in names:
         app.registered_commands = [names[word]]
         return

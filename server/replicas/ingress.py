@@ -8,7 +8,7 @@ import asyncio
 import dataclasses
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
 
@@ -119,6 +119,8 @@ class Ingress:
         self._facts: Serve | None = None
         self._first: asyncio.Future[Member] = asyncio.get_running_loop().create_future()
         self._fleeting: asyncio.Task[None] | None = None
+        self._starting: asyncio.Task[None] | None = None
+        self._never = asyncio.Event()
 
     def app(self, address: str) -> FastAPI:
         """The application. `address`: where clients reach it."""
@@ -131,7 +133,7 @@ class Ingress:
     @property
     def failed(self) -> asyncio.Event:
         """Never set."""
-        return asyncio.Event() if self.core is None else self.core.failed
+        return self._never if self.core is None else self.core.failed
 
     async def drain(self, timeout: float) -> bool:
         """See `EngineCore.drain`."""
@@ -141,19 +143,21 @@ class Ingress:
         """End all sequences and all links."""
         if self.core is not None:
             await self.core.stop()
-        if self._fleeting is not None:
-            self._fleeting.cancel()
-            await asyncio.gather(self._fleeting, return_exceptions=True)
+        tasks = [task for task in (self._fleeting, self._starting) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     # -- load ----------------------------------------------------------------------------------------------------------
 
-    async def load(self) -> ServedModel:
-        """Read the model's text side, and wait for the first replica. Raises ConfigError or HubError."""
+    async def load(self, starting: Coroutine[None, None, None] | None = None) -> ServedModel:
+        """Read the model's text side, and wait for the first replica. `starting` raises if there will be none. Raises ConfigError or
+        HubError."""
         self._fleeting = asyncio.create_task(self.fleet.run(), name="fleet")
         settings, parts, state = self.settings, self.parts, self.state
         directory = await parts.find_model(state)
         text = await asyncio.to_thread(read_text_side, settings, directory, parts.is_default)
-        member = await self._first
+        member = await self._first_member(starting)
         assert member.welcome is not None and self.core is not None
         facts = member.welcome.serve
         text.drop_end_tokens_beyond(facts.info.logits_width)
@@ -179,6 +183,14 @@ class Ingress:
         state.model = model
         state.progress = None
         return model
+
+    async def _first_member(self, starting: Coroutine[None, None, None] | None) -> Member:
+        if starting is not None:
+            self._starting = asyncio.create_task(starting, name="start of the replicas")
+            await asyncio.wait((self._first, self._starting), return_when=asyncio.FIRST_COMPLETED)
+            if not self._first.done():
+                self._starting.result()
+        return await self._first
 
     def _joined(self, member: Member) -> None:
         """A replica says what it serves."""
@@ -222,8 +234,14 @@ def _difference(first: Serve, other: Serve) -> str:
     return f"it lacks the adapters {', '.join(sorted(name for name, _ in missing))}" if missing else ""
 
 
-async def serve(settings: Settings, transport: Transport, listener: socket.socket, replicas: int) -> None:
-    """Answer HTTP on `listener` until a signal comes. `replicas`: how many were asked for."""
+async def serve(
+    settings: Settings,
+    transport: Transport,
+    listener: socket.socket,
+    replicas: int,
+    starting: Coroutine[None, None, None],
+) -> None:
+    """Answer HTTP on `listener` until a signal comes. `replicas`: how many were asked for; `starting` raises if none will come."""
     signals = Signals()
     signals.install()
     ingress = Ingress(settings, transport)
@@ -234,7 +252,7 @@ async def serve(settings: Settings, transport: Transport, listener: socket.socke
     log.info(f"listening on {url}", model=parts.names[0])
 
     async def load() -> None:
-        model = await ingress.load()
+        model = await ingress.load(starting)
         gc_tuning.freeze_after_load()
         _announce(ingress, model, url, replicas)
 

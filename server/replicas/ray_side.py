@@ -61,7 +61,7 @@ def placing_of(settings: Settings, replicas: int, cpus: float | None, cluster_gp
     """What the replicas of these settings need. `cpus` None: one for each rank; `cluster_gpus`: GPUs that Ray knows."""
     ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size
     on_gpu = (
-        settings.device.startswith("cuda") if settings.device not in (None, "auto") else cluster_gpus > 0
+        cluster_gpus > 0 if settings.device in ("", "auto") else settings.device.startswith("cuda")
     )
     return Placing(replicas, float(ranks) if cpus is None else cpus, ranks if on_gpu else 0)
 

@@ -1,0 +1,122 @@
+"""`cohort ray serve`: several replicas of a model behind one server, started and watched by Ray."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from server.commands.common import fail
+from server.commands.options import ModelArgument, flag, with_settings
+from server.settings.table import CONFIG, TABLE
+
+if TYPE_CHECKING:
+    import socket
+
+    from server.settings.table import Settings
+
+MISSING = "cohort ray serve needs Ray: pip install 'cohort-server[ray]'"
+
+app = typer.Typer(
+    name="ray",
+    help="Serve a model from several replicas, with Ray.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings={"default_map": {"help": False}},
+)
+
+
+@app.callback()
+def _ray() -> None:
+    pass
+
+
+@app.command(
+    name="serve",
+    help="Start several replicas of a model with Ray, and a server in front of them. A request goes to the replica that holds most "
+    "of its prefix. If a replica ends, its streams go on at another one. Settings are those of `cohort serve`.",
+)
+@with_settings((*TABLE, CONFIG.name), short={"tensor_parallel_size": "-tp", "pipeline_parallel_size": "-pp"})
+def ray_serve(
+    model_dir: ModelArgument = None,
+    replicas: Annotated[int, flag("Number of replicas [default: 2]", "--replicas")] = 2,
+    ray_address: Annotated[
+        str | None,
+        flag("Ray cluster to join, HOST:PORT or auto [default: a Ray of its own, on this machine]", "--ray-address"),
+    ] = None,
+    cpus_per_replica: Annotated[
+        float | None,
+        flag("CPUs that Ray reserves for a replica [default: one for each rank]", "--cpus-per-replica"),
+    ] = None,
+    ray_app: Annotated[str, flag("Name of the Serve application [default: cohort]", "--ray-app")] = "cohort",
+    **flags: Any,
+) -> None:
+    """Start replicas and the server in front of them."""
+    named = flags["model"]
+    if model_dir is not None and named is not None and model_dir != named:
+        fail(f"two models are named: {model_dir} and --model {named}")
+    flags["model"] = named if model_dir is None else model_dir
+    if replicas < 1:
+        fail(f"--replicas: a whole number of at least 1 (not {replicas})")
+    if cpus_per_replica is not None and cpus_per_replica < 0:
+        fail(f"--cpus-per-replica: at least 0 (not {cpus_per_replica:g})")
+
+    from importlib.util import find_spec
+
+    from server.http.listener import listen
+    from server.settings.load import SettingsError, load
+
+    if find_spec("ray") is None:
+        fail(MISSING)
+    try:
+        chosen, notes = load(flags, os.environ)
+        listener = listen(chosen.host, chosen.port, chosen.write_timeout)
+    except SettingsError as error:
+        fail(str(error))
+    # Before Ray is imported anywhere: this server tells nobody that it is used, and neither does what it starts.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    sys.exit(_run(chosen, listener, notes, _Deployment(replicas, ray_address, cpus_per_replica, ray_app)))
+
+
+class _Deployment:
+    """What the command line says of replicas."""
+
+    def __init__(self, replicas: int, address: str | None, cpus: float | None, app: str) -> None:
+        self.replicas, self.address, self.cpus, self.app = replicas, address, cpus, app
+
+
+def _run(settings: Settings, listener: socket.socket, notes: list[str], asked: _Deployment) -> int:
+    """Returns the exit code."""
+    import asyncio
+
+    try:
+        from cohort_server import ray_app
+        from server.replicas import ray_side
+    except ModuleNotFoundError as error:
+        fail(f"{MISSING} (there is no {error.name})")
+    from executors.contract import ConfigError
+    from server import bootstrap
+    from server.replicas import ingress
+    from server.settings.load import SettingsError
+
+    async def serve() -> None:
+        placing = ray_side.placing_of(settings, asked.replicas, asked.cpus, ray_side.cluster_gpus())
+        handle = await asyncio.to_thread(ray_side.deploy, ray_app.engines(settings, placing), asked.app)
+        transport = ray_side.RayTransport(handle)
+        await ingress.serve(
+            settings, transport, listener, asked.replicas, ray_side.watch_deployment(asked.app)
+        )
+
+    own = False
+    try:
+        ingress.check_settings(settings)
+        needed = ray_side.placing_of(settings, asked.replicas, asked.cpus, 0.0)
+        own = ray_side.connect(asked.address, needed.cpus * asked.replicas)
+        return bootstrap.run_server(settings, notes, serve)
+    except (SettingsError, ConfigError) as error:
+        bootstrap.complain(str(error))
+        return 2
+    finally:
+        ray_side.take_down(asked.app, own)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -75,9 +76,19 @@ def ray_serve(
         listener = listen(chosen.host, chosen.port, chosen.write_timeout)
     except SettingsError as error:
         fail(str(error))
-    # Before Ray is imported anywhere: this server tells nobody that it is used, and neither does what it starts.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    _set_environment(own=ray_address is None)
     sys.exit(_run(chosen, listener, notes, _Deployment(replicas, ray_address, cpus_per_replica, ray_app)))
+
+
+def _set_environment(*, own: bool) -> None:
+    """What Ray reads when it is imported. This server tells nobody that it is used, and neither does what it starts. A Ray of its
+    own listens on loopback alone, and asks for a token that only its processes know."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if own:
+        # The name is that of other systems, where it is off by default; it decides which address a node has.
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 
 
 class _Deployment:

@@ -163,6 +163,11 @@ class FleetCore:
         return self._failed
 
     @property
+    def draining(self) -> bool:
+        """Whether nothing more is admitted."""
+        return self._draining
+
+    @property
     def num_placed(self) -> int:
         """Unfinished sequences that a replica has."""
         return len(self._entries) - self.num_homeless

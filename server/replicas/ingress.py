@@ -81,8 +81,8 @@ class FleetView:
         }
         numbers["waiting"] += homeless
         return EngineStats(
-            stage=Stage.READY if usable else Stage.RECOVERING,
-            detail="" if usable else "no replica is ready",
+            stage=Stage.DRAINING if self._core.draining else Stage.READY if usable else Stage.RECOVERING,
+            detail="" if usable or self._core.draining else "no replica is ready",
             oldest_wait=max((one.oldest_wait for one in known), default=0.0),
             **numbers,
         )

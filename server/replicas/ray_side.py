@@ -213,9 +213,8 @@ class RayTransport:
 
 
 def connect(address: str | None, num_cpus: float) -> bool:
-    """Start a Ray of this process's own, or join the one at `address`. Returns whether it is our own. A Ray of our own listens on
-    loopback alone, has no dashboard and tells nobody that it is used. Raises ConfigError."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    """Start a Ray of this process's own, without a dashboard, or join the one at `address`. Returns whether it is our own. Raises
+    ConfigError."""
     quiet: dict[str, Any] = {"logging_level": "warning", "log_to_driver": True, "namespace": "cohort"}
     try:
         if address is not None:
@@ -226,7 +225,6 @@ def connect(address: str | None, num_cpus: float) -> bool:
             num_cpus=max(os.cpu_count() or 1, int(num_cpus + 0.999)),
             include_dashboard=False,
             object_store_memory=OBJECT_STORE_BYTES,
-            _node_ip_address="127.0.0.1",
             **quiet,
         )
     except (ConnectionError, ValueError, RuntimeError) as error:

@@ -39,6 +39,7 @@ class ServerProcess:
         ready_within: float = 60,
         enter: Callable[[], None] | None = None,
         verify: ssl.SSLContext | bool = True,
+        verb: Sequence[str] = ("serve",),
     ) -> None:
         """`verify`: what its certificate is checked with, and which one it is shown, where it speaks TLS."""
         self._verify = verify
@@ -46,7 +47,7 @@ class ServerProcess:
         self._ready_within = ready_within
         self._out, self._err = folder / "server.out", folder / "server.err"
         port = [] if "--port" in args else ["--port", "0"]
-        command = [str(Path(sys.executable).with_name("cohort")), "serve", *args, *port]
+        command = [str(Path(sys.executable).with_name("cohort")), *verb, *args, *port]
         with self._out.open("wb") as out, self._err.open("wb") as err:
             # A session of its own: a signal to the test run does not reach it before the fixture stops it.
             self.process = subprocess.Popen(

@@ -30,6 +30,7 @@ AXE := .reports/axe/node_modules/axe-core/axe.min.js
 # Carries the Compose specification's schema; apart from .venv, which has other versions of what it needs.
 SCHEMA_VERSION := 0.39.0
 SCHEMA_TOOL := .reports/schema-venv-$(SCHEMA_VERSION)/bin/check-jsonschema
+RAY_PYTHON := .reports/ray-venv/bin/python
 # Kubernetes' schemas, apart for the same reason.
 KUBERNETES_VERSION := 1.37.0
 KUBERNETES_TOOL := .reports/kubernetes-venv/bin/kubernetes-validate
@@ -38,7 +39,7 @@ KUBERNETES_TOOL := .reports/kubernetes-venv/bin/kubernetes-validate
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install dev serve demo test test-fast test-long test-long-ci test-sweeps sim chaos soak soak-ci hostile test-clients test-clients-ci test-agents test-real test-real-ci test-ops test-ops-ci test-console check api-docs fuzz bench bench-peers parity format promises lock gpu-check gpu-compile gpu-wheels clean
+.PHONY: help install dev serve demo test test-fast test-long test-long-ci test-sweeps sim chaos soak soak-ci hostile test-clients test-clients-ci test-agents test-real test-real-ci test-ops test-ops-ci test-ray test-ray-ci test-console check api-docs fuzz bench bench-peers parity format promises lock gpu-check gpu-compile gpu-wheels clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -109,6 +110,14 @@ test-ops-ci: $(DEV) $(SCHEMA_TOOL) $(KUBERNETES_TOOL)  ## the quick part: Promet
 	$(BIN)/python -m tools.ops.helm .reports/helm
 	$(SCHEMA_TOOL) --builtin-schema vendor.compose-spec docker-compose.yml
 	$(BIN)/python -m pytest -m slow tests/ops
+
+test-ray: $(DEV)  ## replicas on a real Ray, in an environment of its own: streams, killed replicas, the commands; 0.3 GB the first time
+	$(BIN)/python -m tests.ray.environment
+	$(RAY_PYTHON) -m pytest -s -m slow tests/ray $(ARGS)
+
+test-ray-ci: $(DEV)  ## the first of them: equal streams, a killed replica, keys
+	$(BIN)/python -m tests.ray.environment
+	$(RAY_PYTHON) -m pytest -s -m slow tests/ray/test_ray_streams.py -k "one_server or killed_replica or key"
 
 test-console: $(DEV) $(AXE)  ## the console in Debian's Chromium: chat, kill, stories, accessibility, pages of others; needs npm
 	tools/ops/packages.sh chromium

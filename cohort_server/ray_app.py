@@ -1,7 +1,7 @@
 """Cohort as a Ray Serve application: `import_path: cohort_server.ray_app:build`.
 
-Ray's processes find classes by their module's name, and `server` is such a name only once `rooms.enter` has run. So the deployments
-are declared here.
+Ray's processes find classes by their module's name, and `server` is such a name only once `rooms.enter` has run. So the
+deployments are declared here.
 """
 
 from __future__ import annotations
@@ -42,6 +42,6 @@ def engines(settings: Settings, placing: ray_side.Placing) -> serve.Application:
 
 
 def build(args: Mapping[str, Any]) -> serve.Application:
-    """The whole application, for `serve deploy` and KubeRay. `args`: settings of `cohort serve` by their names in a YAML file, and
-    `replicas`, `cpus_per_replica`, `ingresses`. Raises SettingsError."""
+    """The whole application, for `serve deploy` and KubeRay. `args`: settings of `cohort serve` by their names in a YAML file,
+    and `replicas`, `cpus_per_replica`, `ingresses`. Raises SettingsError."""
     return serve_app.application(args, engines, Ingress)

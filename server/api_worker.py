@@ -37,7 +37,14 @@ from server.workers import messages as m
 from server.workers.forwarding import Forwarding
 from server.workers.link import Link
 from server.workers.remote_core import RemoteCore
-from server.workers.remote_parts import Asker, DeclaredExecutor, RemoteAdapters, RemoteJudge, RemoteResponseStore, RemoteStories
+from server.workers.remote_parts import (
+    Asker,
+    DeclaredExecutor,
+    RemoteAdapters,
+    RemoteJudge,
+    RemoteResponseStore,
+    RemoteStories,
+)
 
 log = structlog.get_logger("server")
 

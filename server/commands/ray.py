@@ -36,8 +36,8 @@ def _ray() -> None:
 
 @app.command(
     name="serve",
-    help="Start several replicas of a model with Ray, and a server in front of them. A request goes to the replica that holds most "
-    "of its prefix. If a replica ends, its streams go on at another one. Settings are those of `cohort serve`.",
+    help="Start several replicas of a model with Ray, and a server in front of them. A request goes to the replica that holds "
+    "most of its prefix. If a replica ends, its streams go on at another one. Settings are those of `cohort serve`.",
 )
 @with_settings((*TABLE, CONFIG.name), short={"tensor_parallel_size": "-tp", "pipeline_parallel_size": "-pp"})
 def ray_serve(
@@ -45,7 +45,10 @@ def ray_serve(
     replicas: Annotated[int, flag("Number of replicas [default: 2]", "--replicas")] = 2,
     ray_address: Annotated[
         str | None,
-        flag("Ray cluster to join, HOST:PORT or auto [default: a Ray of its own, on this machine]", "--ray-address"),
+        flag(
+            "Ray cluster to join, HOST:PORT or auto [default: a Ray of its own, on this machine]",
+            "--ray-address",
+        ),
     ] = None,
     cpus_per_replica: Annotated[
         float | None,

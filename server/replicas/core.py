@@ -224,7 +224,9 @@ class FleetCore:
         now, theirs = self._clock(), [one for one in self._entries.values() if _is_at(one, name)]
         if theirs:
             self.lost += 1
-            log.error(f"replica {name} is lost: its sequences go on elsewhere", sequences=len(theirs), reason=why)
+            log.error(
+                f"replica {name} is lost: its sequences go on elsewhere", sequences=len(theirs), reason=why
+            )
         for entry in theirs:
             entry.call.taps.pop(name, None)
             self._unplace(entry, now, "replica")
@@ -332,7 +334,9 @@ class FleetCore:
     def _wait(self) -> bool:
         """A sequence waits for a replica: look after it."""
         if self._ticking is None or self._ticking.done():
-            self._ticking = asyncio.create_task(self._look_after_homeless(), name="sequences without a replica")
+            self._ticking = asyncio.create_task(
+                self._look_after_homeless(), name="sequences without a replica"
+            )
         return False
 
     def _place_homeless(self) -> None:
@@ -344,7 +348,9 @@ class FleetCore:
             if entry.paused:
                 self._go_on(entry)
             else:
-                self._place([one for one in entry.siblings if one.tap is None and one.seq_id in self._entries])
+                self._place(
+                    [one for one in entry.siblings if one.tap is None and one.seq_id in self._entries]
+                )
 
     async def _look_after_homeless(self) -> None:
         """End what has waited too long, until nothing waits."""
@@ -402,7 +408,9 @@ class FleetCore:
         admitted = now if told.admitted is None else told.admitted - ahead
         entry.story.admit(admitted, entry.choice, {}, delta.num_cached_tokens if is_first else None)
         if delta.tokens:
-            entry.story.start_output(now if told.first_token is None else told.first_token - ahead, entry.choice)
+            entry.story.start_output(
+                now if told.first_token is None else told.first_token - ahead, entry.choice
+            )
 
     def _moves_on(self, entry: Entry, error: EngineError) -> bool:
         """Whether a sequence that a replica ended with this error has been given to another one, or waits for one, or its whole

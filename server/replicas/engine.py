@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -32,8 +32,8 @@ from server.workers.served import ServedFront
 log = structlog.get_logger("server")
 
 PASSED_ON = "passed-on"
-"""The administrator's key of a replica's own application. It is no secret: the application has no port, and the ingress has checked
-the client's key."""
+"""The administrator's key of a replica's own application. It is no secret: the application has no port, and the ingress has
+checked the client's key."""
 REPORT_INTERVAL = 0.5
 """Seconds between two reports, and most seconds until a new stage is told."""
 _LOOK_INTERVAL = 0.1
@@ -116,8 +116,9 @@ class ReplicaEngine:
         """Wait at most so many seconds for what runs."""
         await self._core.drain(timeout)
 
-    async def talk(self, door: str) -> AsyncIterator[bytes]:
-        """All that is said to an ingress through a door of this name, as it comes, until the ingress leaves or the replica stops."""
+    async def talk(self, door: str) -> AsyncGenerator[bytes, None]:
+        """All that is said to an ingress through a door of this name, as it comes, until the ingress leaves or the replica
+        stops."""
         link, pipe = pipe_link(ToReplica, lambda message: self._doors[door].served.received(message), _ignore)
         served = ServedFront(self._state, lambda: self._core.known, self._app, link)
         self._doors[door] = _Door(link, pipe, served)

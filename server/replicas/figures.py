@@ -35,7 +35,7 @@ _PARTS = ("cohort_request_", "cohort_http_requests", "cohort_build")
 
 
 class IngressMetrics(Metrics):
-    """Metrics of an ingress. `watch_fleet` comes before the first scrape that shows replicas."""
+    """Metrics of an ingress. `watch_fleet` comes before the first scrape."""
 
     def __init__(self, model: str, compat: str) -> None:
         super().__init__(model=model, compat=compat)
@@ -48,8 +48,8 @@ class IngressMetrics(Metrics):
         self.registry.register(_FleetCollector(fleet, core))
 
     async def sync(self, timeout: float) -> None:
-        """Fetch the replicas' figures; see `server.state.WorkersLike`. It may take longer than `timeout`, for they may be on other
-        machines."""
+        """Fetch the replicas' figures; see `server.state.WorkersLike`. It may take longer than `timeout`, for they may be on
+        other machines."""
 
         async def fetch(member: Member) -> tuple[str, str | None]:
             try:
@@ -115,8 +115,8 @@ class _FleetCollector(Collector):
         )
         routed = CounterMetricFamily(
             "cohort_replica_routed",
-            "Prompts given to a replica, by why to that one: prefix, hash, adapter, or load where the first choice had more than its "
-            "share.",
+            "Prompts given to a replica, by why to that one: prefix, hash, adapter, or load where the first choice had more "
+            "than its share.",
             labels=["reason"],
         )
         for reason, count in core.router.decisions.items():

@@ -1,6 +1,6 @@
 """`Fleet`: the replicas that Ray says there are, and a link to each.
 
-    transport.names() --> one keeper per name --> Member (one life of a link) --> joined, reported, left
+transport.names() --> one keeper per name --> Member (one life of a link) --> joined, reported, left
 """
 
 from __future__ import annotations
@@ -277,8 +277,7 @@ class Fleet:
                 self._changed.clear()
                 names = self._transport.names()
                 for name in names - self._keepers.keys():
-                    task = self._keepers[name] = asyncio.create_task(self._keep(name), name=f"replica {name}")
-                    task.add_done_callback(lambda _, name=name: self._keepers.pop(name, None))
+                    self._keepers[name] = asyncio.create_task(self._keep(name), name=f"replica {name}")
                 for member in self.members.values():
                     if member.name not in names:
                         self._reported(member)
@@ -305,3 +304,4 @@ class Fleet:
             self._left(member, why)
             pause = _FIRST_PAUSE if member.welcome else min(2 * pause, _LONGEST_PAUSE)
             await asyncio.sleep(pause)
+        del self._keepers[name]

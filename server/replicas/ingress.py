@@ -1,5 +1,5 @@
-"""`Ingress`: a server whose engines are elsewhere. It has everything of a server but the engine: HTTP, templates, tokenizer, text,
-grammar judge, stored responses, stories.
+"""`Ingress`: a server whose engines are elsewhere. It has everything of a server but the engine: HTTP, templates, tokenizer,
+text, grammar judge, stored responses, stories.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fastapi import FastAPI
 from engine.core.step_watch import SequenceView, StepWatch
 from engine.request import EngineStats, Stage
 from executors.contract import ModelInfo
-from server import banner
+from server import banner, hub
 from server.app import app_of
 from server.bootstrap import Bootstrap, engine_config, models_of_adapters, new_state
 from server.grammar.validator import GrammarJudge
@@ -41,7 +41,9 @@ log = structlog.get_logger("server")
 def check_settings(settings: Settings) -> None:
     """Raises SettingsError for settings that mean nothing with several replicas, or would differ between them."""
     if settings.api_server_count:
-        raise SettingsError("--api-server-count: an ingress is one process; start several behind a load balancer")
+        raise SettingsError(
+            "--api-server-count: an ingress is one process; start several behind a load balancer"
+        )
     if settings.lora_root is not None or settings.lora_on_demand:
         raise SettingsError(
             "--lora-root: with several replicas adapters are named at the start (--lora-modules), so that all have the same ones"
@@ -96,8 +98,8 @@ class Ingress:
         self.settings = settings
         self.parts = Bootstrap(settings)
         source = self.parts.source
-        if not hasattr(source, "path"):
-            self.parts.source = replace(source, weights=False)  # type: ignore[arg-type]  # a model of the hub
+        if isinstance(source, hub.HubModel):  # replicas fetch the weights
+            self.parts.source = replace(source, weights=False)
         names = self.parts.names
         self.metrics = IngressMetrics(names[0], settings.metrics_compat)
         self.metrics.know_keys(key.name for key in self.parts.keys.api.current())
@@ -124,9 +126,7 @@ class Ingress:
 
     def app(self, address: str) -> FastAPI:
         """The application. `address`: where clients reach it."""
-        return app_of(
-            self.settings, self.state, address, self.parts.keys, first=[router_of(self.fleet)]
-        )
+        return app_of(self.settings, self.state, address, self.parts.keys, first=[router_of(self.fleet)])
 
     # -- Stoppable, for lifecycle --------------------------------------------------------------------------------------
 
@@ -151,8 +151,8 @@ class Ingress:
     # -- load ----------------------------------------------------------------------------------------------------------
 
     async def load(self, starting: Coroutine[None, None, None] | None = None) -> ServedModel:
-        """Read the model's text side, and wait for the first replica. `starting` raises if there will be none. Raises ConfigError or
-        HubError."""
+        """Read the model's text side, and wait for the first replica. `starting` raises if there will be none. Raises ConfigError
+        or HubError."""
         self._fleeting = asyncio.create_task(self.fleet.run(), name="fleet")
         settings, parts, state = self.settings, self.parts, self.state
         directory = await parts.find_model(state)
@@ -199,9 +199,13 @@ class Ingress:
         if self._facts is None or self.core is None:
             self._facts = facts
             self.core = FleetCore(
-                self.config, facts.max_model_len, facts.fingerprint, member.welcome.layout.block_size, self.metrics
+                self.config,
+                facts.max_model_len,
+                facts.fingerprint,
+                member.welcome.layout.block_size,
+                self.metrics,
             )
-            self.state.core = FleetView(self.fleet, facts, self.core)  # type: ignore[assignment]  # routes of an ingress read no more of it
+            self.state.core = FleetView(self.fleet, facts, self.core)  # type: ignore[assignment]  # its routes read no more
         member.why_not = _difference(self._facts, facts)
         if member.why_not:
             log.error(f"replica {member.name} gets no requests: {member.why_not}")
@@ -226,7 +230,9 @@ class Ingress:
 def _difference(first: Serve, other: Serve) -> str:
     """Why a replica cannot stand in for the first one; "" if it can."""
     if other.fingerprint != first.fingerprint:
-        return f"it serves another model, or with other settings ({other.fingerprint}, not {first.fingerprint})"
+        return (
+            f"it serves another model, or with other settings ({other.fingerprint}, not {first.fingerprint})"
+        )
     if other.max_model_len < first.max_model_len:
         return f"its sequences may have {other.max_model_len} tokens, not {first.max_model_len}"
     theirs = {(one.name, one.digest) for one in other.adapters or ()}
@@ -241,7 +247,8 @@ async def serve(
     replicas: int,
     starting: Coroutine[None, None, None],
 ) -> None:
-    """Answer HTTP on `listener` until a signal comes. `replicas`: how many were asked for; `starting` raises if none will come."""
+    """Answer HTTP on `listener` until a signal comes. `replicas`: how many were asked for; `starting` raises if none will
+    come."""
     signals = Signals()
     signals.install()
     ingress = Ingress(settings, transport)
@@ -285,4 +292,3 @@ def _announce(ingress: Ingress, model: ServedModel, url: str, replicas: int) -> 
         facts.log()
     if parts.keys.minted is not None:
         banner.show_admin_key(parts.keys.minted)
-

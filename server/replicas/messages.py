@@ -1,7 +1,7 @@
 """What ingress and replica say beyond what an API worker and its server say (`server.workers.messages`).
 
-    ingress -> replica   Submit, Abort, Finish, CallBegins, CallEnds; Ask, Cancel; Forward, Gone, Taken
-    replica -> ingress   Welcome; Deltas; Reply; Head, Body; Report
+ingress -> replica   Submit, Abort, Finish, CallBegins, CallEnds; Ask, Cancel; Forward, Gone, Taken
+replica -> ingress   Welcome; Deltas; Reply; Head, Body; Report
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from server.workers import messages as m
 
 
 class Welcome(msgspec.Struct, tag=20, array_like=True):
-    """The first message of a replica. `boot`: id of the machine's start, for the clock is the machine's; `clock`: the engine's clock
-    as the message was made, in seconds."""
+    """The first message of a replica. `boot`: id of the machine's start, for the clock is the machine's; `clock`: the engine's
+    clock as the message was made, in seconds."""
 
     serve: m.Serve
     boot: str

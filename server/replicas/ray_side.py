@@ -1,7 +1,7 @@
 """What of the replicas is Ray's: the deployment, the router that finds a replica by its name, and the transport.
 
-Ray Serve starts, places, watches and replaces the replicas. An ingress holds one call to each (`talk`, a streaming generator, which
-carries what the replica says) and says what it has to say by others (`hear`). The only module that imports Ray; the deployments
+Ray Serve starts, places, watches and replaces the replicas. An ingress holds one call to each (`talk`, a streaming generator,
+which carries what the replica says) and says what it has to say by others (`hear`). The only module that imports Ray; the deployments
 themselves are in `cohort_server.ray_app`, which every process can import by name.
 """
 
@@ -60,18 +60,16 @@ class Placing:
 def placing_of(settings: Settings, replicas: int, cpus: float | None, cluster_gpus: float) -> Placing:
     """What the replicas of these settings need. `cpus` None: one for each rank; `cluster_gpus`: GPUs that Ray knows."""
     ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size
-    on_gpu = (
-        cluster_gpus > 0 if settings.device in ("", "auto") else settings.device.startswith("cuda")
-    )
+    on_gpu = cluster_gpus > 0 if settings.device in ("", "auto") else settings.device.startswith("cuda")
     return Placing(replicas, float(ranks) if cpus is None else cpus, ranks if on_gpu else 0)
 
 
 class EngineReplica:
     """What a Serve replica does. Raises ConfigError or ExecutorError at its start."""
 
-    async def __init__(self, settings: bytes) -> None:
+    async def __init__(self, settings: bytes) -> None:  # type: ignore[misc]  # Serve awaits it
         """`settings`: as JSON, so that no class of the application is unpickled before its folder is known."""
-        self.name = serve.get_replica_context().replica_id.unique_id
+        self.name: str = serve.get_replica_context().replica_id.unique_id
         self._engine = ReplicaEngine(msgspec.json.decode(settings, type=Settings))
         await self._engine.start()
 
@@ -102,9 +100,9 @@ class EngineReplica:
         await self._engine.stop()
 
 
-class ByName(RequestRouter):
-    """Sends a call to the replica that its first argument names, or to any if that is empty. Which replica a request is for has been
-    decided before (`server.replicas.router`). It also tells the process which replicas there are."""
+class ByName(RequestRouter):  # type: ignore[misc]  # without Ray it counts as Any
+    """Sends a call to the replica that its first argument names, or to any if that is empty. Which replica a request is for has
+    been decided before (`server.replicas.router`). It also tells the process which replicas there are."""
 
     seen: ClassVar[dict[tuple[str, str], frozenset[str]]] = {}
     """Names of replicas, by application and deployment. Written by Serve's router thread, read by any."""
@@ -137,8 +135,8 @@ class ByName(RequestRouter):
 
 
 def engine_deployment(replica: type, router: str, settings: Settings, placing: Placing) -> serve.Deployment:
-    """The deployment of replicas. `router`: import path of ByName. One bundle with all that a replica needs: its ranks are processes of
-    one machine, and Ray shows the replica's process all of its GPUs."""
+    """The deployment of replicas. `router`: import path of ByName. One bundle with all that a replica needs: its ranks are
+    processes of one machine, and Ray shows the replica's process all of its GPUs."""
     needs = {"CPU": placing.cpus} if placing.cpus else {}
     if placing.gpus:
         needs["GPU"] = float(placing.gpus)
@@ -228,13 +226,17 @@ def connect(address: str | None, num_cpus: float) -> bool:
             **quiet,
         )
     except (ConnectionError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"Ray cannot be {'joined at ' + address if address else 'started'}: {error}") from None
+        raise ConfigError(
+            f"Ray cannot be {'joined at ' + address if address else 'started'}: {error}"
+        ) from None
     return True
 
 
 def deploy(application: serve.Application, name: str) -> DeploymentHandle:
     """Deploy, and return a handle before replicas are there. Nothing listens: the ingress is this process."""
-    serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING", "enable_access_log": False})
+    serve.start(
+        proxy_location="Disabled", logging_config={"log_level": "WARNING", "enable_access_log": False}
+    )
     [handle] = serve.run_many(
         [serve.RunTarget(application, name=name, route_prefix=None)],
         wait_for_ingress_deployment_creation=True,

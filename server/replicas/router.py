@@ -112,8 +112,8 @@ class Router:
         allowed: Collection[str] | None = None,
     ) -> str | None:
         """The replica for a request of `count` sequences, or None if there is none. `keys`: of the prompt's blocks; `otherwise`:
-        the key of one without any; `adapter`: digest, so that one adapter is at few replicas; `allowed`: the only ones that may be
-        chosen. The caller reports with `begin` and `remember` what it does."""
+        the key of one without any; `adapter`: digest, so that one adapter is at few replicas; `allowed`: the only ones that
+        may be chosen. The caller reports with `begin` and `remember` what it does."""
         names = self.names if allowed is None else [one for one in self.names if one in allowed]
         if not names:
             return None

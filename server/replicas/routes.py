@@ -17,6 +17,7 @@ from server.routes.common import READ, json_response, state_of
 _TIMEOUT = 2.0
 """Seconds to wait for a replica's answer."""
 
+
 def router_of(fleet: Fleet) -> APIRouter:
     """These paths over a fleet; they come before the ones of a server that has one engine."""
     router = APIRouter()

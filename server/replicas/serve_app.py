@@ -114,9 +114,7 @@ def application(
     settings, _ = load({name: value for name, value in args.items() if name not in _OWN}, {})
     check_settings(settings)
     read_keys(settings, terminal=False)
-    placing = ray_side.placing_of(
-        settings, own["replicas"], own["cpus_per_replica"], ray_side.cluster_gpus()
-    )
+    placing = ray_side.placing_of(settings, own["replicas"], own["cpus_per_replica"], ray_side.cluster_gpus())
     deployment = serve.deployment(
         serve.ingress(_application)(ingress),
         name=INGRESS,

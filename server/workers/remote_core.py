@@ -82,7 +82,7 @@ class RemoteCore:
         accepted: bool,
         committed: Sequence[int] = (),
     ) -> list[int]:
-        """Send requests with one prompt; returns the ids of their sequences. `committed`: output that a single one has already."""
+        """Send requests with one prompt; returns the ids of their sequences. `committed`: output that a single one has."""
         call = self._calls.get(mailbox)
         if call is None:
             call = self._calls[mailbox] = next(self._numbers)

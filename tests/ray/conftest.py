@@ -48,7 +48,9 @@ class RayServer(ServerProcess):
         answer = self.get("/v1/executors", timeout=20)
         return answer.json()["data"] if answer.status_code == 200 else []
 
-    def wait_for_replicas(self, count: int, besides: Sequence[int] = (), within: float = READY_WITHIN) -> dict[str, int]:
+    def wait_for_replicas(
+        self, count: int, besides: Sequence[int] = (), within: float = READY_WITHIN
+    ) -> dict[str, int]:
         """Process ids of replicas by their names, once there are so many, none of them of `besides`."""
         deadline = time.monotonic() + within
         while True:
@@ -94,7 +96,7 @@ def kill(pid: int) -> float:
 async def until_gone(pids: Sequence[int], within: float = 20.0) -> None:
     """Wait until none of these processes is left."""
     async with asyncio.timeout(within):
-        while any(alive(pid) for pid in pids):
+        while any(alive(pid) for pid in pids):  # noqa: ASYNC110  # other processes
             await asyncio.sleep(0.05)
 
 
@@ -104,6 +106,19 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
+
+
+def listeners(pid: int) -> list[tuple[str, int]]:
+    """Address and port of each TCP socket on which a process listens."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        connections = psutil.Process(pid).net_connections("tcp")
+        return [(one.laddr.ip, one.laddr.port) for one in connections if one.status == psutil.CONN_LISTEN]
+    return []
 
 
 @pytest.fixture(scope="session")
@@ -123,6 +138,8 @@ def nothing_is_left() -> Iterator[None]:
     """Ray's processes end with the servers that started them."""
     yield
     deadline = time.monotonic() + 20
-    while left := subprocess.run(["pgrep", "-f", str(Path(__file__).parents[2]) + ".*raylet"], capture_output=True).stdout:
+    while left := subprocess.run(
+        ["pgrep", "-f", str(Path(__file__).parents[2]) + ".*raylet"], capture_output=True
+    ).stdout:
         assert time.monotonic() < deadline, left
         time.sleep(0.5)

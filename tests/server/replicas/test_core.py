@@ -72,14 +72,16 @@ async def world(model_dir: Path, count: int = 2, delay: float = 0.5, **flags: An
 
 async def until(true: Callable[[], object], within: float = 20.0) -> None:
     async with asyncio.timeout(within):
-        while not true():
+        while not true():  # noqa: ASYNC110  # what it waits for has no event
             await asyncio.sleep(0.005)
 
 
 _IDS = itertools.count()
 
 
-def asked(count: int = 40, prompt: tuple[int, ...] = (1, 2, 3), logprobs: int | None = None, **fields: Any) -> Request:
+def asked(
+    count: int = 40, prompt: tuple[int, ...] = (1, 2, 3), logprobs: int | None = None, **fields: Any
+) -> Request:
     sampling = SamplingParams(temperature=0.0, logprobs=logprobs)
     story = CallStory(0.0, f"r{next(_IDS)}", "/v1/completions")
     context = RequestContext(story.request_id, 0.0, story=story, deadline=fields.pop("deadline", None))
@@ -123,7 +125,7 @@ def holder(w: World) -> str:
 
 @pytest.mark.parametrize("logprobs", [None, 3])
 async def test_a_lost_replica_loses_nothing(model_dir: Path, logprobs: int | None) -> None:
-    """Choices of a call in mid-stream go on elsewhere: the same tokens and logprobs, none twice, none missing; the story says so."""
+    """Choices of a call in mid-stream go on elsewhere: the same tokens, none twice, none missing. The story says so."""
     async with world(model_dir) as w:
         requests = [asked(60, logprobs=logprobs) for _ in range(3)]
         whole_one = await whole(w.core, asked(60, logprobs=logprobs))
@@ -186,7 +188,10 @@ async def test_too_long_without_a_replica(model_dir: Path) -> None:
         w.core.submit(asked(5, deadline=w.core._clock() + 0.1), hurried)
         with pytest.raises(Overloaded):
             w.core.submit(asked(5), Mailbox())
-        assert str((await read(hurried, 1)).ends[0].error) == "the deadline passed before this request was started"
+        assert (
+            str((await read(hurried, 1)).ends[0].error)
+            == "the deadline passed before this request was started"
+        )
         error = (await read(begun, 1)).ends[0].error
         assert isinstance(error, ExecutorFailed)
         assert isinstance((await read(fresh, 1)).ends[0].error, Overloaded)

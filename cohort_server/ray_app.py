@@ -43,5 +43,5 @@ def engines(settings: Settings, placing: ray_side.Placing) -> serve.Application:
 
 def build(args: Mapping[str, Any]) -> serve.Application:
     """The whole application, for `serve deploy` and KubeRay. `args`: settings of `cohort serve` by their names in a YAML file,
-    and `replicas`, `cpus_per_replica`, `ingresses`. Raises SettingsError."""
+    and `replicas`, `cpus_per_replica`, `ingresses`; the environment counts as well. Raises SettingsError."""
     return serve_app.application(args, engines, Ingress)

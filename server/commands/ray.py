@@ -123,9 +123,10 @@ def _run(settings: Settings, listener: socket.socket, notes: list[str], asked: _
             settings, transport, listener, asked.replicas, ray_side.watch_deployment(asked.app)
         )
 
-    own = False
+    own: bool | None = None
     try:
         ingress.check_settings(settings)
+        bootstrap.Bootstrap(settings)  # what cannot be served is told before Ray starts
         needed = ray_side.placing_of(settings, asked.replicas, asked.cpus, 0.0)
         own = ray_side.connect(asked.address, needed.cpus * asked.replicas)
         return bootstrap.run_server(settings, notes, serve)
@@ -133,4 +134,5 @@ def _run(settings: Settings, listener: socket.socket, notes: list[str], asked: _
         bootstrap.complain(str(error))
         return 2
     finally:
-        ray_side.take_down(asked.app, own)
+        if own is not None:
+            ray_side.take_down(asked.app, own)

@@ -1,8 +1,8 @@
 """What of the replicas is Ray's: the deployment, the router that finds a replica by its name, and the transport.
 
 Ray Serve starts, places, watches and replaces the replicas. An ingress holds one call to each (`talk`, a streaming generator,
-which carries what the replica says) and says what it has to say by others (`hear`). The only module that imports Ray; the deployments
-themselves are in `cohort_server.ray_app`, which every process can import by name.
+which carries what the replica says) and says what it has to say by others (`hear`). Only this module and `serve_app.py` import
+Ray; the deployments themselves are in `cohort_server.ray_app`, which every process can import by name.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import structlog
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.config import RequestRouterConfig
+from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 from ray.serve.schema import ApplicationStatus
@@ -259,8 +260,8 @@ async def watch_deployment(name: str) -> None:
 
 def take_down(name: str, own: bool) -> None:
     """End the replicas, and Ray if it is our own."""
-    with contextlib.suppress(RayError, RuntimeError, ValueError, TimeoutError):
-        serve.shutdown() if own else serve.delete(name, _blocking=True)
+    with contextlib.suppress(RayError, RayServeException, RuntimeError, ValueError, TimeoutError):
+        serve.shutdown() if own else serve.delete(name)
     ray.shutdown()
 
 

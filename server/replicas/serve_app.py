@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -111,7 +112,7 @@ def application(
     for name in ("replicas", "ingresses"):
         if not isinstance(own[name], int) or own[name] < 1:
             raise SettingsError(f"{name}: a whole number of at least 1 (not {own[name]!r})")
-    settings, _ = load({name: value for name, value in args.items() if name not in _OWN}, {})
+    settings, _ = load({name: value for name, value in args.items() if name not in _OWN}, os.environ)
     check_settings(settings)
     read_keys(settings, terminal=False)
     placing = ray_side.placing_of(settings, own["replicas"], own["cpus_per_replica"], ray_side.cluster_gpus())

@@ -226,7 +226,7 @@ async def test_errors_of_the_request_stay_with_it(model_dir: Path) -> None:
 
 async def test_what_kills_every_replica_is_failed(model_dir: Path) -> None:
     """A sequence that loses one replica after the other without a token in between does not get a sixth one."""
-    async with world(model_dir, 1, delay=10_000) as w:
+    async with world(model_dir, 1, delay=600) as w:
         mailbox = Mailbox()
         w.core.submit(asked(5), mailbox)
         reading = asyncio.create_task(read(mailbox, 1))

@@ -60,7 +60,7 @@ def test_shares_of_keys_are_even() -> None:
 def test_no_replica_has_more_than_its_share(
     names: set[str], calls: list[tuple[int, int]], rng: random.Random
 ) -> None:
-    """However few the prefixes are: with all that is unfinished, at most LOAD_FACTOR times the mean, rounded up, unless one call is
+    """However few the prefixes are: at most LOAD_FACTOR times the mean of what is unfinished, rounded up, unless one call is
     larger than a share."""
     one, open_ = router(names), list[tuple[str, int]]()
     for prompt, count in calls:

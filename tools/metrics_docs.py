@@ -21,6 +21,8 @@ from executors.contract import KvLayout, MemoryStatus
 from server.http.answer_counter import AnswerCounter
 from server.http.endpoints import Endpoints
 from server.metrics import Metrics
+from server.replicas.figures import FleetCollector
+from server.replicas.router import Router
 from server.vllm_metrics import COPIES
 from server.workers.pool import WorkerUse
 from tools.generated_page import run, with_parts
@@ -41,6 +43,7 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Stage and executor", ("cohort_stage", "cohort_build", "cohort_executor")),
     ("LoRA adapters", ("cohort_lora",)),
     ("API workers", ("cohort_api",)),
+    ("Replicas, at their ingress", ("cohort_replica",)),
     ("What the executor reports itself", ("cohort_cache",)),
 )  # fmt: skip
 """Headings, and beginnings of the names below each. The longest beginning counts."""
@@ -118,6 +121,7 @@ def exported() -> Metrics:
     metrics.watch_adapters(cast(Any, _Adapters()))
     metrics.watch_stage(lambda: Stage.READY)
     metrics.watch_workers(_Workers())
+    metrics.registry.register(FleetCollector(cast(Any, _Fleet()), lambda: cast(Any, _FleetCore())))
     metrics.know_keys(["name"])
     AnswerCounter(metrics, Endpoints(["/v1/models"]))
     return metrics
@@ -149,6 +153,16 @@ class _Workers:
 
     def uses(self) -> list[WorkerUse]:
         return [WorkerUse(0, 0.0, 0)]
+
+
+class _Fleet:
+    present = ()
+
+
+class _FleetCore:
+    num_homeless = lost = moved = 0
+    router = Router()
+    router.join("name")
 
 
 def _name(family: Metric) -> str:

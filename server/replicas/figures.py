@@ -45,7 +45,7 @@ class IngressMetrics(Metrics):
     def watch_fleet(self, fleet: Fleet, core: Callable[[], FleetCore | None]) -> None:
         """Export replicas, and what the router did."""
         self._fleet = fleet
-        self.registry.register(_FleetCollector(fleet, core))
+        self.registry.register(FleetCollector(fleet, core))
 
     async def sync(self, timeout: float) -> None:
         """Fetch the replicas' figures; see `server.state.WorkersLike`. It may take longer than `timeout`, for they may be on
@@ -84,7 +84,7 @@ def _add(families: dict[str, Metric], theirs: Metric, replica: str) -> None:
         family.samples = [*family.samples, *samples]
 
 
-class _FleetCollector(Collector):
+class FleetCollector(Collector):
     """Replicas, and where requests went."""
 
     def __init__(self, fleet: Fleet, core: Callable[[], FleetCore | None]) -> None:

@@ -26,6 +26,7 @@ from server.lifecycle import HttpFrontEnd, Signals, serve_by
 from server.replicas.core import FleetCore
 from server.replicas.figures import IngressMetrics
 from server.replicas.fleet import Fleet, Member, Transport
+from server.replicas.router import Router
 from server.replicas.routes import router_of
 from server.settings.load import SettingsError
 from server.settings.table import Settings
@@ -93,7 +94,7 @@ class FleetView:
 class Ingress:
     """Builds one ingress from its settings. Raises SettingsError or ConfigError if these cannot be served."""
 
-    def __init__(self, settings: Settings, transport: Transport) -> None:
+    def __init__(self, settings: Settings, transport: Transport, router: Router | None = None) -> None:
         check_settings(settings)
         self.settings = settings
         self.parts = Bootstrap(settings)
@@ -108,6 +109,7 @@ class Ingress:
         )
         self.config = engine_config(settings)
         self.core: FleetCore | None = None
+        self._router = router
         self.fleet = Fleet(
             transport,
             self.config,
@@ -204,6 +206,7 @@ class Ingress:
                 facts.fingerprint,
                 member.welcome.layout.block_size,
                 self.metrics,
+                self._router,
             )
             self.state.core = FleetView(self.fleet, facts, self.core)  # type: ignore[assignment]  # its routes read no more
         member.why_not = _difference(self._facts, facts)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ CHART = ROOT / "configs/helm/cohort"
 HELM = ROOT / ".reports/helm/helm"
 VALIDATE = ROOT / ".reports/kubernetes-venv/bin/kubernetes-validate"
 VERSIONS = ("1.25", "1.31", "1.35")
-CUSTOM = {"ServiceMonitor", "ScaledObject"}
+CUSTOM = {"ServiceMonitor", "ScaledObject", "RayService"}
 """Kinds that operators define; Kubernetes' schemas do not have them."""
 
 EVERYTHING = {
@@ -59,6 +60,7 @@ EVERYTHING = {
     "imagePullSecrets": [{"name": "registry"}],
 }  # fmt: skip
 HPA = {"autoscaling": {"hpa": {"enabled": True}}}
+RAY = {"ray": {"enabled": True, "gpusPerReplica": 2}, "replicas": 3}
 KEDA = {"autoscaling": {"keda": {"enabled": True}}}
 
 
@@ -235,3 +237,60 @@ def test_the_chart_knows_which_settings_it_sets_itself() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text("utf-8"))
     own = set(schema["properties"]["settings"]["propertyNames"]["not"]["enum"])
     assert own <= set(TABLE)
+
+
+@pytest.mark.parametrize(
+    "values", [RAY, EVERYTHING | RAY | {"metrics": {"existingSecret": "scrape"}}], ids=["plain", "all"]
+)
+def test_ray_takes_the_deployment_s_place(tmp_path: Path, values: dict[str, Any]) -> None:
+    """A RayService whose pods fit Kubernetes' schema, whose application is one that the server takes, and that is not open."""
+    objects = rendered(tmp_path, values)
+    assert not {"Deployment", "Service", "PodDisruptionBudget"} & objects.keys()
+    lint = helm("lint", "--strict", str(CHART), "--values", str(tmp_path / "values-0.yaml"))
+    assert lint.returncode == 0, lint.stdout + lint.stderr
+    spec = objects["RayService"]["spec"]
+    cluster = spec["rayClusterConfig"]
+    assert cluster["authOptions"] == {"mode": "token"} and cluster["rayVersion"] == ray_version()
+    pods = [
+        cluster["headGroupSpec"]["template"],
+        *(group["template"] for group in cluster["workerGroupSpecs"]),
+    ]
+    policy = objects["NetworkPolicy"]["spec"]
+    for number, pod in enumerate(pods):
+        file = tmp_path / f"pod-{number}.yaml"
+        whole = {"apiVersion": "v1", "kind": "Pod", **pod, "metadata": {**pod["metadata"], "name": "one"}}
+        file.write_text(yaml.safe_dump(whole))
+        for version in VERSIONS:
+            check = subprocess.run(
+                [str(VALIDATE), "--strict", "--kubernetes-version", version, str(file)],
+                capture_output=True, text=True, timeout=60,
+            )  # fmt: skip
+            assert check.returncode == 0, check.stdout + check.stderr
+        assert policy["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+        [one] = pod["spec"]["containers"]
+        assert {"name": "RAY_USAGE_STATS_ENABLED", "value": "0"} in one["env"]
+        assert one["securityContext"]["readOnlyRootFilesystem"] is True
+    config = yaml.safe_load(spec["serveConfigV2"])
+    [application] = config["applications"]
+    assert application["import_path"] == "cohort_server.ray_app:build"
+    args = application["args"]
+    assert (args.pop("replicas"), args.pop("ingresses"), args.pop("cpus_per_replica")) == (3, 1, 1)
+    found, _ = settings.load(args, {})
+    assert found.tensor_parallel_size == 2 and found.drain_timeout == 120
+    if "auth" in values:
+        assert found.api_key_file == "/etc/cohort/keys/api-keys" and found.max_num_seqs == 32
+        assert found.served_model_name == ("one", "two") and found.kv_cache_memory_bytes == 4 << 30
+        assert "scrape" not in spec["serveConfigV2"]
+
+
+@pytest.mark.parametrize("other", ["autoscaling.hpa.enabled", "metrics.serviceMonitor.enabled"])
+def test_what_ray_does_itself(other: str) -> None:
+    both = helm("template", "t", str(CHART), "--set", f"ray.enabled=true,{other}=true")
+    assert both.returncode != 0 and "ray.enabled" in both.stderr
+
+
+def ray_version() -> str:
+    """The version that the extra pins."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    [wanted] = project["optional-dependencies"]["ray"]
+    return str(wanted.partition("==")[2])

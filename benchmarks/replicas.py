@@ -6,7 +6,7 @@ Needs Ray: `make test-ray` makes that environment. Two replicas share the machin
 
 prefix   40 conversations of 6 turns, interleaved, 8 calls at once, with cohort-tiny. A replica's KV pool holds two thirds of all
          conversations at their end: two replicas hold each of them once and not twice. The share of prompt tokens that was
-         found in a prefix cache, by affinity, at random, and by the least load; rounds alternate, each with a cache salt of its own.
+         found in a prefix cache, by affinity, at random, and by the least load; rounds alternate, each with its own cache salt.
 events   microseconds of CPU per token on its way to a client, by process: `cohort serve`, and `cohort ray serve` with one
          and two replicas. Echo executor, 64 streams. See `benchmarks.front_ends`, which counts in the same way.
 deaths   seconds from SIGKILL to a replica under 16 streams to the next token of each of its streams, and until Ray has brought

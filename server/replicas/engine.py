@@ -123,7 +123,7 @@ class ReplicaEngine:
         served = ServedFront(self._state, lambda: self._core.known, self._app, link)
         self._doors[door] = _Door(link, pipe, served)
         link.send(self._welcome())
-        link.send(Report(self._core.core.stats()))
+        link.send(Report(self._core.core.stats(), time.monotonic()))
         try:
             while data := await pipe.take():
                 yield data
@@ -142,7 +142,7 @@ class ReplicaEngine:
         core, model = self._core.core, self._state.model
         assert model is not None
         facts = self._bootstrap.facts(self._state, core, model)
-        return Welcome(facts, boot_id(), time.monotonic(), core.executor.kv_layout())
+        return Welcome(facts, boot_id(), core.executor.kv_layout())
 
     async def _report(self) -> None:
         """Tell the gauges to every ingress."""
@@ -153,7 +153,7 @@ class ReplicaEngine:
             if stats.stage is not before or since >= REPORT_INTERVAL:
                 before, since = stats.stage, 0.0
                 for door in self._doors.values():
-                    door.link.send(Report(stats))
+                    door.link.send(Report(stats, time.monotonic()))
             await asyncio.sleep(_LOOK_INTERVAL)
 
 

@@ -79,7 +79,6 @@ class Member:
         self._link.unsendable = self._unsendable
         self.asker, self.forwarding = Asker(self._link), Forwarding(self._link)
         self._core = RemoteCore(self._link, self.asker, config, 0)
-        self._opened = 0.0
         self._leaving = asyncio.Event()
 
     # -- Engine, for FleetCore -----------------------------------------------------------------------------------------
@@ -155,7 +154,6 @@ class Member:
 
     async def run(self, transport: Transport) -> str:
         """Hold the link until it breaks, or until `close`. Returns why it ended."""
-        self._opened = time.monotonic()
         work = [
             asyncio.create_task(self._receive(transport), name=f"from {self.name}"),
             asyncio.create_task(self._send(transport), name=f"to {self.name}"),
@@ -217,16 +215,21 @@ class Member:
                 self.forwarding.received(message)
             case Report():
                 self.stats = message.stats
+                self._compare_clocks(message.clock)
                 self._reported(self)
             case Welcome():
                 self._take_welcome(message)
 
     def _take_welcome(self, welcome: Welcome) -> None:
-        if welcome.boot != boot_id() or not welcome.boot:
-            # Made somewhere between the call and now.
-            self.clock_offset = welcome.clock - (self._opened + time.monotonic()) / 2
         self.welcome = welcome
         self._joined(self)
+
+    def _compare_clocks(self, theirs: float) -> None:
+        """The offset is what the quickest of all reports shows, too small by the time that one took."""
+        if self.welcome is not None and self.welcome.boot and self.welcome.boot == boot_id():
+            return  # one machine, one clock
+        ahead = theirs - time.monotonic()
+        self.clock_offset = max(self.clock_offset, ahead) if self.clock_offset else ahead
 
     def _unsendable(self, message: Any, reason: str) -> None:
         if isinstance(message, m.Ask):

@@ -14,19 +14,18 @@ from server.workers import messages as m
 
 
 class Welcome(msgspec.Struct, tag=20, array_like=True):
-    """The first message of a replica. `boot`: id of the machine's start, for the clock is the machine's; `clock`: the engine's
-    clock as the message was made, in seconds."""
+    """The first message of a replica. `boot`: id of the machine's start, for the engine's clock is the machine's."""
 
     serve: m.Serve
     boot: str
-    clock: float
     layout: KvLayout
 
 
 class Report(msgspec.Struct, tag=21, array_like=True):
-    """The engine's gauges, sent often: a replica that sends none is lost."""
+    """The engine's gauges, and its clock in seconds, sent often: a replica that sends none is lost."""
 
     stats: EngineStats
+    clock: float
 
 
 ToReplica = (

@@ -226,7 +226,7 @@ def connect(address: str | None, num_cpus: float) -> bool:
             object_store_memory=OBJECT_STORE_BYTES,
             **quiet,
         )
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (ConnectionError, RayError, RuntimeError, ValueError) as error:
         raise ConfigError(
             f"Ray cannot be {'joined at ' + address if address else 'started'}: {error}"
         ) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -43,9 +44,10 @@ def test_keys_queues_and_the_end(tokenizer_dir: Path, tmp_path: Path) -> None:
     args = [str(tokenizer_dir), *ECHO, "--executor-option", "step_delay_ms=10", "--served-model-name", "echo"]
     args += ["--max-num-seqs", "1", "--max-queued-seqs", "1", "--api-key", KEY, "--admin-key", ADMIN]
     server = RayServer([*args, "--enable-kill-button"], tmp_path, replicas=2)
+    clients = contextlib.ExitStack()
     try:
         ServerProcess.wait_until_ready(server)
-        url, client = server.url, httpx.Client(timeout=60)
+        url, client = server.url, clients.enter_context(httpx.Client(timeout=60))
         assert client.post(f"{url}/v1/completions", json=body(3)).status_code == 401
         admin = {"Authorization": f"Bearer {ADMIN}"}
         deadline = time.monotonic() + READY_WITHIN
@@ -93,6 +95,7 @@ def test_keys_queues_and_the_end(tokenizer_dir: Path, tmp_path: Path) -> None:
             assert time.monotonic() < deadline, [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left]
             time.sleep(0.2)
     finally:
+        clients.close()
         if server.process.poll() is None:
             kill(server.pid)
 
@@ -195,7 +198,11 @@ def free_port() -> int:
 
 def test_the_serve_application(application: str) -> None:
     """Streams, keys and operators' paths through Serve's proxy; a stream goes on while its replica is killed."""
-    url, client = application, httpx.Client(timeout=60)
+    with httpx.Client(timeout=60) as client:
+        talk_to(application, client)
+
+
+def talk_to(url: str, client: httpx.Client) -> None:
     deadline = time.monotonic() + READY_WITHIN
     while client.get(f"{url}/ready").status_code != 200:
         assert time.monotonic() < deadline
@@ -239,6 +246,7 @@ def busy(client: httpx.Client, url: str, names: dict[str, int]) -> str:
     raise AssertionError("no replica has the sequence")
 
 
+@pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`")  # in Ray's own schema
 def test_serve_yaml_fits_ray_s_schema() -> None:
     from ray.serve.schema import ServeDeploySchema
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from engine.errors import EngineError, ExecutorFailed, InvalidRequest, Overloaded, Unavailable
+from engine.errors import DeadlinePassed, EngineError, ExecutorFailed, InvalidRequest, Overloaded, Unavailable
 from engine.mailbox import Mailbox
 from engine.request import FinishReason, Request, RequestContext, Stage, TokenDelta
 from executors.contract import SampledToken, SamplingParams
@@ -284,3 +286,23 @@ async def test_a_replica_that_is_to_leave_finishes_what_it_has(model_dir: Path) 
         assert w.core.router.load(name) == 1
         assert len(ids(await reading)) == 200 and w.core.moved == 0
         await until(lambda: name not in w.ingress.fleet.members)
+
+
+async def test_another_machine_s_clock(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica on a machine whose clock is 1,000 s ahead: deadlines reach it in its time, and times come back in ours."""
+    ahead, here = 1000.0, time.monotonic
+    monkeypatch.setattr("server.replicas.fleet.boot_id", lambda: "another")
+    monkeypatch.setattr("server.replicas.fleet.time", SimpleNamespace(monotonic=lambda: here() - ahead))
+    async with world(model_dir, 1, delay=5) as w:
+        w.core._clock = lambda: here() - ahead
+        [member] = w.ingress.fleet.present
+        assert ahead - 1 < member.clock_offset <= ahead
+        request = asked(20, deadline=w.core._clock() + 5)
+        begun = w.core._clock()
+        assert len(await whole(w.core, request)) == 20
+        story = request.context.story
+        assert story.queued is not None and story.admitted is not None and story.first_token is not None
+        assert begun <= story.queued <= story.admitted + 0.1 <= story.first_token + 0.2 <= begun + 5
+        late = Mailbox()
+        w.core.submit(asked(5, deadline=w.core._clock() - 0.5), late)
+        assert isinstance((await read(late, 1)).ends[0].error, DeadlinePassed)

@@ -37,9 +37,9 @@ class NotStarted:
 
     def add(self, seq: Sequence) -> None:
         """Record that a sequence waits."""
-        # A sequence with output (a resumed stream) was started elsewhere.
-        if not seq.output_token_ids:
-            self._came[seq] = self._since[seq] = self._clock()
+        if seq.output_token_ids:
+            return  # a resumed stream: it was started elsewhere
+        self._came[seq] = self._since[seq] = self._clock()
         if seq.context.deadline is not None:
             heapq.heappush(self._deadlines, (seq.context.deadline, seq.seq_id, seq))
             self._with_deadline.add(seq)

@@ -178,6 +178,19 @@ async def test_all_lost_wait_until_one_is_back(model_dir: Path) -> None:
         assert w.ingress.state.stage()[0] is Stage.READY
 
 
+async def test_a_deadline_is_one_for_the_start(model_dir: Path) -> None:
+    """A stream that was begun in time goes on elsewhere, although its deadline has passed by then."""
+    async with world(model_dir, delay=5) as w:
+        mailbox = Mailbox()
+        w.core.submit(asked(200, deadline=w.core._clock() + 0.4), mailbox)
+        reading = asyncio.create_task(read(mailbox, 1))
+        await until(lambda: any(len(entry.output_token_ids) > 5 for entry in w.core._entries.values()))
+        await asyncio.sleep(0.5)
+        await w.transport.kill(holder(w))
+        stream = await reading
+        assert len(ids(stream)) == 200 and w.core.moved == 1, stream.ends
+
+
 async def test_too_long_without_a_replica(model_dir: Path) -> None:
     """What was begun waits for the recovery's time, what was not for the queue's, or for its own deadline."""
     async with world(model_dir, 1, recovery_timeout="1", max_queue_wait="2", max_queued_seqs="3") as w:

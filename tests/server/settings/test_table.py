@@ -99,7 +99,9 @@ def test_the_table_is_read_without_pydantic_and_yaml() -> None:
     assert done.stdout == "set()\n", done
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["serve", "--help"], ["info", "--help"]])
+@pytest.mark.parametrize(
+    "argv", [["--help"], ["serve", "--help"], ["info", "--help"], ["ray", "serve", "--help"]]
+)
 def test_help_is_shown_without_pydantic(argv: list[str]) -> None:
     code = (
         "import sys, atexit; from server.commands import command_line; sys.argv[0] = 'cohort'\n"

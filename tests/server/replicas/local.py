@@ -21,6 +21,7 @@ class LocalTransport:
         self.settings = settings
         self.engines: dict[str, ReplicaEngine] = {}
         self.gone: dict[str, asyncio.Event] = {}
+        self._stopping: list[asyncio.Task[None]] = []
         self.listed: set[str] | None = None
         """What Ray is said to list; None: all."""
         self._changed: Callable[[], None] = lambda: None
@@ -32,17 +33,21 @@ class LocalTransport:
         self.engines[name] = engine
         self._changed()
 
-    async def kill(self, name: str) -> None:
-        """From one moment to the next nothing more is heard of it."""
+    async def kill(self, name: str, *, wait: bool = True) -> None:
+        """From one moment to the next nothing more is heard of it. `wait`: until its executor has ended its step."""
         engine = self.engines.pop(name)
         self.gone[name].set()
         self._changed()
         await asyncio.sleep(0)
-        await engine.stop()
+        stopping = asyncio.create_task(engine.stop())
+        self._stopping.append(stopping)
+        if wait:
+            await stopping
 
     async def close(self) -> None:
         for name in list(self.engines):
             await self.kill(name)
+        await asyncio.gather(*self._stopping)
 
     # -- Transport -----------------------------------------------------------------------------------------------------
 

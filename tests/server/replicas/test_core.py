@@ -241,7 +241,7 @@ async def test_errors_of_the_request_stay_with_it(model_dir: Path) -> None:
 
 async def test_what_kills_every_replica_is_failed(model_dir: Path) -> None:
     """A sequence that loses one replica after the other without a token in between does not get a sixth one."""
-    async with world(model_dir, 1, delay=600) as w:
+    async with world(model_dir, 1, delay=3000) as w:
         mailbox = Mailbox()
         w.core.submit(asked(5), mailbox)
         reading = asyncio.create_task(read(mailbox, 1))
@@ -251,7 +251,7 @@ async def test_what_kills_every_replica_is_failed(model_dir: Path) -> None:
             if number < 4:
                 await w.transport.start(f"r{number + 1}")
                 await until(lambda: len(w.core.router.names) == 2)
-            await w.transport.kill(name)
+            await w.transport.kill(name, wait=False)
         error = (await reading).ends[0].error
         assert isinstance(error, ExecutorFailed) and error.repeats
 

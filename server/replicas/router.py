@@ -25,6 +25,9 @@ from executors.contract import Int32Array
 LOAD_FACTOR = 1.25
 """A replica may have so many times the mean of unfinished sequences before requests pass it over. Lower values move more requests
 away from their KV; at 1.25 the most loaded replica makes its streams at most a quarter slower than an even spread would."""
+SLACK = 2
+"""Sequences that a replica may have besides: where few run, a quarter of the mean is less than one, and a step takes hardly longer
+for one row more."""
 FIRST_BLOCKS = 16
 """Blocks of a prompt that its rendezvous key covers. Turns of a conversation that is longer than that have one key, also at an
 ingress that has not seen the conversation before."""
@@ -149,7 +152,7 @@ class Router:
     def _limit(self, names: Collection[str], count: int) -> int:
         """Sequences that a replica may have with the new ones."""
         total = sum(self._loads[name] for name in names) + count
-        return math.ceil(self._load_factor * total / len(names))
+        return math.ceil(self._load_factor * total / len(names)) + SLACK
 
     def remember(self, keys: Sequence[bytes], name: str) -> None:
         """A request with these keys was sent to a replica: the blocks will be in its prefix cache."""

@@ -46,7 +46,7 @@ class Transport(Protocol):
     def names(self) -> set[str]:
         """The replicas that can be talked to."""
 
-    def listen(self, changed: Callable[[], None]) -> None:
+    def on_change(self, changed: Callable[[], None]) -> None:
         """Call `changed` on this event loop whenever `names` may be different."""
 
     def talk(self, replica: str, door: str) -> AsyncGenerator[bytes, None]:
@@ -274,7 +274,7 @@ class Fleet:
 
     async def run(self) -> None:
         """Keep a link to every replica, until cancelled."""
-        self._transport.listen(self._changed.set)
+        self._transport.on_change(self._changed.set)
         try:
             while True:
                 self._changed.clear()

@@ -164,7 +164,7 @@ def settings_bytes(settings: Settings) -> bytes:
 
 
 class RayTransport:
-    """See `server.replicas.fleet.Transport`. One writer: the event loop that listens."""
+    """See `server.replicas.fleet.Transport`. One writer: the event loop."""
 
     def __init__(self, handle: DeploymentHandle) -> None:
         self._handle = handle
@@ -175,7 +175,7 @@ class RayTransport:
         """See Transport."""
         return set(ByName.seen.get(self._key, ()))
 
-    def listen(self, changed: Callable[[], None]) -> None:
+    def on_change(self, changed: Callable[[], None]) -> None:
         """See Transport."""
         loop = asyncio.get_running_loop()
 

@@ -26,8 +26,8 @@ LOAD_FACTOR = 1.25
 """A replica may have so many times the mean of unfinished sequences before requests pass it over. Lower values move more requests
 away from their KV; at 1.25 the most loaded replica makes its streams at most a quarter slower than an even spread would."""
 SLACK = 2
-"""Sequences that a replica may have besides: where few run, a quarter of the mean is less than one, and a step takes hardly longer
-for one row more."""
+"""Sequences that a replica may have besides: where few run, a quarter of the mean is less than one, and one row more costs a step
+little."""
 FIRST_BLOCKS = 16
 """Blocks of a prompt that its rendezvous key covers. Turns of a conversation that is longer than that have one key, also at an
 ingress that has not seen the conversation before."""

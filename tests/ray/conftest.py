@@ -75,12 +75,12 @@ class RayServer(ServerProcess):
         return [card["pid"] for card in self.cards()]
 
     def descendants(self) -> list[int]:
-        """All processes below this one, Ray's included."""
+        """This process and all below it, Ray's included."""
         parents = {}
         for stat in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(OSError):
                 parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
-        found, more = set[int](), {self.pid}
+        found, more = {self.pid}, {self.pid}
         while more:
             more = {pid for pid, parent in parents.items() if parent in more}
             found |= more

@@ -54,7 +54,7 @@ class LocalTransport:
     def names(self) -> set[str]:
         return set(self.engines) if self.listed is None else self.listed
 
-    def listen(self, changed: Callable[[], None]) -> None:
+    def on_change(self, changed: Callable[[], None]) -> None:
         self._changed = changed
 
     async def talk(self, replica: str, door: str) -> AsyncGenerator[bytes, None]:

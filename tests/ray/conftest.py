@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,12 @@ READY_WITHIN = 150.0
 class RayServer(ServerProcess):
     """`cohort ray serve`. A signal to a replica goes to the process that holds its engine, Ray's worker."""
 
-    def __init__(self, args: Sequence[str], folder: Path, replicas: int = 2) -> None:
+    def __init__(
+        self, args: Sequence[str], folder: Path, replicas: int = 2, env: Mapping[str, str] | None = None
+    ) -> None:
         self.replicas = replicas
         given = [*args, "--replicas", str(replicas)]
-        super().__init__(given, folder, ready_within=READY_WITHIN, verb=("ray", "serve"))
+        super().__init__(given, folder, env=env, ready_within=READY_WITHIN, verb=("ray", "serve"))
 
     def wait_until_ready(self) -> float:
         seconds = super().wait_until_ready()

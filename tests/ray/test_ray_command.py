@@ -130,6 +130,49 @@ def cohort(*words: str, folder: Path, within: float = 150) -> subprocess.Complet
     return subprocess.run(command, capture_output=True, text=True, timeout=within, cwd=folder)
 
 
+CLUSTER = """
+import sys, ray
+ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=200_000_000)
+print(ray.get_runtime_context().gcs_address, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_cluster_that_is_joined_stays(tokenizer_dir: Path, tmp_path: Path) -> None:
+    """The command deploys on a Ray that was there, with its token, and leaves it there without the application."""
+    env = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "a-token-of-the-test-that-is-long-enough"}
+    cluster = subprocess.Popen(
+        [sys.executable, "-c", CLUSTER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, **env},
+        cwd=tmp_path,
+        text=True,
+    )
+    try:
+        assert cluster.stdin is not None and cluster.stdout is not None
+        address = cluster.stdout.readline().strip()
+        args = [str(tokenizer_dir), *ECHO, "--served-model-name", "echo", "--ray-address", address]
+        server = RayServer([*args, "--ray-app", "echo"], tmp_path, replicas=1, env=env)
+        with server:
+            answer = server.post("/v1/completions", body(5))
+            assert answer.status_code == 200, answer.text
+            assert not [pid for pid in server.descendants() if pid != server.pid], "they are the cluster's"
+            [pid] = server.pids().values()
+        deadline = time.monotonic() + 30
+        while alive(pid):
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        assert cluster.poll() is None
+        cluster.stdin.close()
+        assert cluster.wait(60) == 0
+    finally:
+        if cluster.poll() is None:
+            cluster.kill()
+        cluster.stdout.close()
+
+
 APPLICATION = """
 import signal, sys, threading
 from cohort_server import rooms

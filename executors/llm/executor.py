@@ -56,7 +56,7 @@ from executors.contract import (
     Unsupported,
 )
 from executors.contract.stats import StepStats
-from executors.llm.adapters.table import AdapterTable, adapter_loader
+from executors.llm.adapters.table import AdapterTable
 from executors.llm.attention.backend import AttentionBackend
 from executors.llm.checkpoint.draft import load_draft
 from executors.llm.checkpoint.loader import load_model
@@ -65,7 +65,8 @@ from executors.llm.finite import explained
 from executors.llm.gpu.assembly import step_device, unified_runner
 from executors.llm.gpu.device_sizing import DeviceSizing
 from executors.llm.gpu.graphs import StepDevice
-from executors.llm.kernel_choice import choose_attention, fuse
+from executors.llm.gpu.unified import DeviceUnifiedRunner
+from executors.llm.kernel_choice import choose_adapters, choose_attention, fuse
 from executors.llm.memory import sizing
 from executors.llm.memory.cgroup import PressureGauge, cpu_threads
 from executors.llm.memory.device_memory import DeviceMemory, device_memory
@@ -258,7 +259,9 @@ class LlmExecutor(BatchModelExecutor):
         unified.memory = self._device_memory(spec.device)
         unified.label_width = info.label_width
         direct = self._direct(runner, info.max_model_len, width)
-        unified.adapters = direct.adapters = self._adapters(source.model, unified.slots.num_slots)
+        if (adapters := self._adapters(source.model, runner, unified)) is not None:
+            unified.use_adapters(adapters)
+            direct.adapters = adapters
         unified.report = lambda stage, done, total: self._progress(stage, done, total)
         return ExecutorRuntime(source, info, plan, runner, unified, direct)
 
@@ -289,19 +292,19 @@ class LlmExecutor(BatchModelExecutor):
         unified.companion = companion
         return companion
 
-    def _adapters(self, model: DecoderOnlyLLM, num_slots: int) -> AdapterTable | None:
+    def _adapters(
+        self, model: DecoderOnlyLLM, runner: ModelRunner, unified: UnifiedRunner
+    ) -> AdapterTable | None:
         """Make room for LoRA adapters, if the configuration asks for it. Raises ConfigError for a model that has no place for
         them."""
-        most = self.config.optimization.max_loras
-        if not most:
+        wanted = self.config.optimization
+        if not wanted.max_loras:
             return None
         if not isinstance(model, Decoder):
             raise ConfigError("max_loras: this model has no place for LoRA adapters")
-        if model.device.type != "cpu":
-            raise ConfigError(
-                f"max_loras: LoRA adapters are computed on a CPU only, and this model is on {model.device}"
-            )
-        return AdapterTable(adapter_loader(model), most, num_slots)
+        on_device = isinstance(unified, DeviceUnifiedRunner)
+        weights = choose_adapters(model, runner.attention, wanted.max_loras, wanted.max_lora_rank, on_device)
+        return AdapterTable(weights, wanted.max_loras, unified.slots.num_slots)
 
     def _grammars(self, width: int) -> GrammarCompiler:
         directory = self.config.tokenizer or self.config.model

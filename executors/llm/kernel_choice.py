@@ -20,6 +20,9 @@ import torch
 
 from executors.contract.errors import ConfigError
 from executors.kernels import triton_build
+from executors.llm.adapters.device import DeviceWeights
+from executors.llm.adapters.host import HostWeights
+from executors.llm.adapters.table import AdapterWeights
 from executors.llm.attention import cpu_attention
 from executors.llm.attention.backend import TRITON, AttentionBackend
 from executors.llm.attention.check import fault
@@ -154,6 +157,31 @@ def own_attention(spec: KvSpec, deterministic: bool = False) -> TritonAttention:
         kind = str(spec.dtype).removeprefix("torch.")
         raise Unsuitable(f"Triton kernels have no code for {kind} and heads of {spec.head_dim}")
     return triton_attention.TritonAttention(spec, deterministic)
+
+
+def choose_adapters(
+    model: Decoder, backend: AttentionBackend, most: int, max_rank: int, on_device: bool = False
+) -> AdapterWeights:
+    """Choose where `most` LoRA adapters of rank `max_rank` lie and what computes them. Call it after `fuse`.
+
+    On a CPU, unless steps run `on_device` or by Triton kernels: the machine's memory, and the CPU kernels or torch. Else: the
+    device's memory, and the Triton kernels if they pass their check, or torch.
+    """
+    if model.device.type == "cpu" and not on_device and backend.name != TRITON:
+        return HostWeights(model)
+    lacking = triton_build.missing()
+    if lacking is None and model.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        lacking = "they need a GPU; the device is cpu"
+    if lacking is not None:
+        return DeviceWeights(model, most, max_rank, why=lacking)
+    from executors.kernels.triton.lora import add_lora
+    from executors.llm.gpu import kernel_check
+
+    made = DeviceWeights(model, most, max_rank, add_lora)
+    if kernel_check.wanted(model.device) and (wrong := kernel_check.adapters_fault(made, model)) is not None:
+        _log.warning("adapters: torch, which is slower than Cohort's Triton kernels: %s", wrong)
+        made.use_torch(wrong)
+    return made
 
 
 def fuse(backend: AttentionBackend, model: object) -> None:

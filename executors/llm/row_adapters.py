@@ -1,4 +1,4 @@
-"""`RowAdapters`: what a forward has to know of the LoRA adapters of its rows. `adapters/table.py` has the class."""
+"""`RowAdapters`: what a forward has to know of the LoRA adapters of its rows. `adapters/` has the classes."""
 
 from __future__ import annotations
 
@@ -20,6 +20,26 @@ class Product(Protocol):
 class RowAdapters(Protocol):
     """Adapters of the rows of a step."""
 
+    def extra(self, linear: Product, x: torch.Tensor) -> torch.Tensor | None:
+        """What is added to a linear layer's result for rows x [T, inputs]: float32 [T, outputs], None for nothing."""
+
+    def add(self, linear: Product, x: torch.Tensor, out: torch.Tensor) -> None:
+        """Add to a linear layer's result `out` [T, outputs], of any float dtype, in place."""
+
+    def padded(self, rows: int) -> RowAdapters:
+        """With rows that have none behind them, `rows` in all."""
+
+
+class StepAdapters(RowAdapters, Protocol):
+    """Those of a step that the host describes."""
+
+    def subset(self, rows: np.ndarray) -> StepAdapters:
+        """Of some rows, int64, in that order."""
+
+
+class KernelAdapters(RowAdapters, Protocol):
+    """Those that Cohort's CPU kernels read."""
+
     @property
     def of_row(self) -> torch.Tensor:
         """int64 [T]: the place of each row's adapter among those of the step, -1 for none."""
@@ -27,12 +47,3 @@ class RowAdapters(Protocol):
     @property
     def addresses(self) -> Sequence[int]:
         """Of each adapter of the step: its layers, `LoraLayer` of lora.h."""
-
-    def extra(self, linear: Product, x: torch.Tensor) -> torch.Tensor | None:
-        """What is added to a linear layer's result for rows x [T, inputs]: float32 [T, outputs], None for nothing."""
-
-    def subset(self, rows: np.ndarray) -> RowAdapters:
-        """Of some rows, int64, in that order."""
-
-    def padded(self, rows: int) -> RowAdapters:
-        """With rows that have none behind them, `rows` in all."""

@@ -172,10 +172,11 @@ class ExecutorRuntime:
 
     def run_alone(self, batch: UnifiedBatch) -> None:
         """Compute a step whose sequences are unknown before and after it. Raises as `UnifiedRunner.run`."""
-        try:
-            self.unified.run(batch)
-        finally:
-            self.unified.clear()
+        with self.unified.trial():
+            try:
+                self.unified.run(batch)
+            finally:
+                self.unified.clear()
 
     def close(self) -> None:
         """Stop background work; nothing is computed after this call."""

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from executors.contract.errors import InvalidInput
-from executors.llm.row_adapters import RowAdapters
+from executors.llm.row_adapters import StepAdapters
 
 
 @dataclass
@@ -26,7 +26,7 @@ class StepArrays:
     tables: np.ndarray
     rotary_positions: np.ndarray | None = None
     wanted: np.ndarray | None = None
-    adapters: RowAdapters | None = None
+    adapters: StepAdapters | None = None
 
     def __len__(self) -> int:
         return len(self.q_lens)

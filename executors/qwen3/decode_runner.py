@@ -17,6 +17,7 @@ import torch
 
 from executors.llm.memory.kv_cache import KvCache
 from executors.llm.model.api import Attend
+from executors.llm.row_adapters import RowAdapters
 from executors.llm.step.runner import ModelRunner
 from executors.llm.step_arrays import StepArrays
 
@@ -79,12 +80,12 @@ class Qwen3Runner(ModelRunner):
         return self.decode_runner.decode(step, token_ids)
 
     def forward_packed(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend
-    ) -> torch.Tensor:
+        self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend, adapters: RowAdapters | None = None
+    ) -> torch.Tensor:  # fmt: skip
         """See `ModelRunner.forward_packed`. Graphs are captured of this call."""
         if self.decode_runner is None:
             self.decode_runner = decode_runner_class(self.device)(super().forward)
-        return super().forward_packed(token_ids, positions, attend)
+        return super().forward_packed(token_ids, positions, attend, adapters)
 
     @property
     def note(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from executors.llm.model.linear import Linear
 from executors.llm.model.names import usual_name
 from executors.llm.model.parameters import Place
 from executors.llm.row_adapters import Product
-from executors.lora import AdapterFile, Module
+from executors.lora import AdapterFile, Module, read_adapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +47,10 @@ class Part:
 class LoadedAdapter:
     """The parts by linear layer, and the structures that the CPU kernels read."""
 
-    def __init__(self, decoder: Decoder, file: AdapterFile) -> None:
-        """Read a file, of which a rank keeps its part. Raises ConfigError for modules that the model does not have, or has in
-        other sizes."""
+    def __init__(self, decoder: Decoder, file: AdapterFile, grouped: bool | None = None) -> None:
+        """Read a file, of which a rank keeps its part. `grouped`: B lies as the CPU kernels read it; by default if one call
+        computes the decoder. Raises ConfigError for modules that the model does not have, or has in other sizes."""
+        grouped = decoder.fused if grouped is None else grouped
         self.rank = file.rank
         self._parts: dict[int, list[Part]] = {}
         places = {name.removesuffix(".weight"): place for name, place in decoder.places().items()}
@@ -66,13 +68,13 @@ class LoadedAdapter:
             if (place := targets.get(module.name)) is None:
                 continue
             assert place.linear is not None
-            part = _part(module, place, cuts[module.name], decoder.dtype, decoder.fused)
+            part = _part(module, place, cuts[module.name], decoder.dtype, grouped)
             self._parts.setdefault(id(place.linear), []).append(part)
         self.num_bytes = sum(
             part.a.nbytes + part.b.nbytes for parts in self._parts.values() for part in parts
         )
         self._kept: list[object] = []
-        layers = map(self._layer, decoder.layers) if decoder.fused else ()
+        layers = map(self._layer, decoder.layers) if grouped else ()
         self._layers = (structs.LoraLayer * len(decoder.layers))(*layers)
         self.address = ctypes.addressof(self._layers)
 
@@ -99,6 +101,11 @@ class LoadedAdapter:
             self._kept.append(array)
             made.weights[where] = structs.LoraWeight(array, len(parts), at)
         return made
+
+
+def load_adapter(decoder: Decoder, path: Path, digest: str, grouped: bool | None = None) -> LoadedAdapter:
+    """Load a file for this decoder and check its digest; see `LoadedAdapter`."""
+    return LoadedAdapter(decoder, read_adapter(path, digest), grouped)
 
 
 def _target(

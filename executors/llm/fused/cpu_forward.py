@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from executors.llm.model.api import Attend, ForwardInput
     from executors.llm.model.decoder import Decoder
     from executors.llm.model.layer import Layer
+    from executors.llm.row_adapters import KernelAdapters
 
 _FLOAT = ctypes.c_float
 
@@ -189,7 +190,7 @@ class CpuForward:
         elif embed.dtype is not self._dtype:  # as the file has it
             embed, token_ids = embed.index_select(0, token_ids).to(self._dtype), torch.arange(tokens)
         out = torch.empty((tokens, self._hidden), dtype=self._dtype)
-        adapters, loras = inputs.adapters, None
+        adapters, loras = cast("KernelAdapters | None", inputs.adapters), None
         if adapters is not None:
             loras = (POINTER * len(adapters.addresses))(*adapters.addresses)
         call = _Call(

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from executors.llm.model.api import Attend, ForwardInput
     from executors.llm.model.decoder import Decoder
     from executors.llm.model.layer import Layer
+    from executors.llm.model.linear import Linear
     from executors.llm.model.modules import Norm
+    from executors.llm.row_adapters import RowAdapters
 
 
 @runtime_checkable
@@ -87,16 +89,21 @@ class TritonForward:
         residual = decoder.look_up(inputs.token_ids)
         if decoder.embed_scale != 1.0:
             residual *= decoder.embed_scale
-        if self.few is not None and self.few.takes(len(residual)):
+        adapters = inputs.adapters
+        # What adapters add belongs between the products and what is fused with them there.
+        if self.few is not None and adapters is None and self.few.takes(len(residual)):
             return self._few(self.few, residual, inputs.positions, attend)
         x: torch.Tensor | None = None
         for index, layer in enumerate(decoder.layers):
             assert layer.attn_norm is not None and layer.mlp_norm is not None
             normed = self._norm(layer.attn_norm, x, residual)
-            x = self._attention(index, layer, normed, inputs.positions, attend)
+            found = self._attend(
+                index, layer, _product(layer.qkv, normed, adapters), inputs.positions, attend
+            )
+            x = _product(layer.o, found, adapters)
             if layer.attn_post_norm is not None:
                 x = self._norm(layer.attn_post_norm, None, x)
-            x = self._mlp(index, self._norm(layer.mlp_norm, self._scaled(x), residual))
+            x = self._mlp(index, self._norm(layer.mlp_norm, self._scaled(x), residual), adapters)
             if layer.mlp_post_norm is not None:
                 x = self._norm(layer.mlp_post_norm, None, x)
             x = self._scaled(x)
@@ -123,11 +130,6 @@ class TritonForward:
             return rms_norm(residual, norm.weight, norm.eps, plus_one=self._plus_one)
         return rms_norm(x, norm.weight, norm.eps, residual=residual, plus_one=self._plus_one)
 
-    def _attention(
-        self, index: int, layer: Layer, x: torch.Tensor, positions: torch.Tensor, attend: PagedAttend
-    ) -> torch.Tensor:
-        return layer.o(self._attend(index, layer, layer.qkv(x), positions, attend))
-
     def _attend(
         self, index: int, layer: Layer, qkv: torch.Tensor, positions: torch.Tensor, attend: PagedAttend
     ) -> torch.Tensor:
@@ -140,11 +142,21 @@ class TritonForward:
         )  # fmt: skip
         return attend.attend(index, q).view(len(q), -1)
 
-    def _mlp(self, index: int, x: torch.Tensor) -> torch.Tensor:
+    def _mlp(self, index: int, x: torch.Tensor, adapters: RowAdapters | None) -> torch.Tensor:
         mlp = self._mlps[index]
         if not isinstance(mlp, Mlp):
             return mlp(x)
         gate_up, down = mlp.linears
         activation = self._decoder.config.activation
-        inner = gate_up.gated(x, activation)
-        return down(gated(gate_up(x), activation) if inner is None else inner)
+        inner = None if adapters is not None else gate_up.gated(x, activation)
+        return _product(
+            down, gated(_product(gate_up, x, adapters), activation) if inner is None else inner, adapters
+        )
+
+
+def _product(linear: Linear, x: torch.Tensor, adapters: RowAdapters | None) -> torch.Tensor:
+    """Compute a linear layer with the adapters of the rows."""
+    out = linear(x)
+    if adapters is not None:
+        adapters.add(linear, x, out)
+    return out

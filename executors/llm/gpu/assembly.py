@@ -43,7 +43,7 @@ def unified_runner(
         made = DeviceUnifiedRunner(
             runner, slots, rows, max_model_len, compiler, device, sampler,
             max_tokens=config.max_num_batched_tokens, eager=config.optimization.enforce_eager,
-            shaping=_shaping_bytes(runner.device),
+            shaping=_shaping_bytes(runner.device), max_adapters=config.optimization.max_loras,
         )  # fmt: skip
     except MemoryError:  # a limit on address space
         raise sizing.slots_do_not_fit(config, max_model_len) from None

@@ -22,7 +22,7 @@ from executors.contract.errors import ConfigError
 from executors.contract.faults import no_memory
 from executors.contract.status import KvLayout
 from executors.llm.gpu.full_steps import full_steps
-from executors.llm.gpu.graphs import decode_shapes, mixed_shapes
+from executors.llm.gpu.graphs import adapted_shapes, decode_shapes, mixed_shapes
 from executors.llm.memory.device_memory import DeviceMemory, Room, give_back, look
 from executors.llm.memory.kv_cache import KvPlan, plan_kv
 from executors.llm.model.api import LoadedModel
@@ -184,4 +184,5 @@ def graph_bytes(config: ExecutorConfig) -> int:
     if config.optimization.enforce_eager:
         return 0
     rows, tokens = config.max_num_seqs, config.max_num_batched_tokens
-    return GRAPH_BYTES * (len(decode_shapes(rows)) + len(mixed_shapes(rows, tokens, queries_per_tile=1)))
+    shapes = [*decode_shapes(rows), *mixed_shapes(rows, tokens, queries_per_tile=1)]
+    return GRAPH_BYTES * (len(shapes) + len(adapted_shapes(shapes, config.optimization.max_loras)))

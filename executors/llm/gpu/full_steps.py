@@ -10,6 +10,7 @@ import numpy as np
 
 from executors.contract.batch import SamplingParams, SequenceStart, TableUpdates, UnifiedBatch
 from executors.contract.config import ExecutorConfig
+from executors.llm.adapters.table import blank_name
 
 _Settings = tuple[SamplingParams, ...]
 _PLAIN: _Settings = (
@@ -36,7 +37,8 @@ def full_steps(
         as many decodes, each at the end of a sequence as long as `most_tokens` in all and the model allow
         the last chunk of one sequence that long
 
-    The first two have settings that need little memory, much memory, and the host's help.
+    The first two have settings that need little memory, much memory, and the host's help. If there may be LoRA adapters, all rows
+    have some: those of `blank_name`.
 
     All blocks are among the first `num_blocks`; they are overwritten several times and their contents are meaningless.
     `most_tokens` exceeds what KV will ever hold.
@@ -51,12 +53,14 @@ def full_steps(
     steps = [(sizes, settings) for sizes in (first, then) for settings in (_PLAIN, _DESCRIBED, _HOSTED)]
     last = (alone - chunk, np.full(1, chunk)), _PLAIN
     for number, ((past, queries), settings) in enumerate((*steps, last), 1):
-        yield _step(number, past, queries.astype(np.int32), size, num_blocks, settings)
+        yield _step(
+            number, past, queries.astype(np.int32), size, num_blocks, settings, config.optimization.max_loras
+        )
 
 
 def _step(
-    number: int, past: int, queries: np.ndarray, block_size: int, num_blocks: int, settings: _Settings
-) -> UnifiedBatch:
+    number: int, past: int, queries: np.ndarray, block_size: int, num_blocks: int, settings: _Settings, adapters: int
+) -> UnifiedBatch:  # fmt: skip
     """Make a step of sequences that compute `queries` int32 [n] tokens after `past` others each; one token is sampled for
     each."""
     count, longest = len(queries), past + int(queries.max())
@@ -76,7 +80,10 @@ def _step(
         num_draft_tokens=np.zeros(count, np.int32),
         token_ids=np.zeros(queries.sum(), np.int32),
         starts=tuple(
-            SequenceStart(slot + 1, slot, prompt, none, settings[slot % len(settings)])
+            SequenceStart(
+                slot + 1, slot, prompt, none, settings[slot % len(settings)],
+                adapter=blank_name(slot % adapters) if adapters else None,
+            )
             for slot in slots.tolist()
         ),
         tables=TableUpdates(

@@ -3,6 +3,7 @@
     decode  1, 2, 4, 8, 16, ... 256, 320, ...   items of one token each, in order, every row sampled
     mixed   16, 32, 64, ... 512, 640, ... 2048  chunks and decode steps; the last token is always padding
 
+With LoRA adapters some of these shapes exist a second time, for steps in which a row has an adapter: see `adapted_shapes`.
 Padding is computed: up to 512 tokens that costs less than the calls of a step without a graph, which take the host 3.5 to 4
 ms. Larger graphs are spaced more closely and take only steps that fill three quarters of them.
 
@@ -18,7 +19,7 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from time import monotonic
 from typing import Protocol
@@ -26,6 +27,7 @@ from typing import Protocol
 import torch
 
 from executors.contract.faults import no_device_memory
+from executors.kernels.lora_tiles import most_tiles
 from executors.llm.gpu.inputs import Event, StepShape
 
 _log = logging.getLogger(__name__)
@@ -47,6 +49,8 @@ LARGE_ROWS = (320, 384, 448, 512, 640, 768, 896, 1024)
 """Rows of decode graphs above 256. A graph takes the driver's memory, so there are few."""
 MIXED_TOKENS = (16, 32, 64, 128, 256, 512, 640, 768, 1024, 1280, 1536, 2048)
 """Tokens of mixed steps that get a graph: common lengths of prompts and budgets."""
+ADAPTED_ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048)
+"""Rows of decode graphs, and tokens of mixed ones, that exist for steps with LoRA adapters as well."""
 _PADDING = 8
 """Additional tokens of a mixed graph: padding needs one, and eight give products a number of rows that suits cuBLAS."""
 _CHUNKS = 32
@@ -159,7 +163,7 @@ class CudaDevice:
 @dataclass(frozen=True, slots=True)
 class StepFacts:
     """Figures that decide which graph a step fits: its tokens and items, tiles of queries of its chunks, numbers of single
-    tokens and of sampled items, and pieces of the single tokens' keys."""
+    tokens and of sampled items, pieces of the single tokens' keys, and whether a row has a LoRA adapter."""
 
     tokens: int
     items: int
@@ -167,6 +171,7 @@ class StepFacts:
     decodes: int
     samples: int
     pieces: int = 0
+    adapted: bool = False
 
 
 Pieces = Callable[[int], int]
@@ -198,6 +203,17 @@ def mixed_shapes(
     return shapes
 
 
+def adapted_shapes(shapes: Sequence[StepShape], adapters: int) -> list[StepShape]:
+    """Return the shapes of steps with up to so many LoRA adapters: those of `shapes` with common numbers of rows, and the largest
+    decode shape. There are few, because each graph takes memory."""
+    decodes = [shape for shape in shapes if not shape.listed]
+    chosen = [
+        shape for shape in shapes
+        if shape.tokens - _PADDING * shape.listed in ADAPTED_ROWS or shape is decodes[-1]
+    ]  # fmt: skip
+    return [replace(shape, lora_tiles=most_tiles(shape.tokens, adapters)) for shape in chosen if adapters]
+
+
 def affordable(
     shapes: Sequence[StepShape], num_bytes: Callable[[StepShape], int], most: int
 ) -> list[StepShape]:
@@ -209,6 +225,9 @@ def affordable(
 def fits(shape: StepShape, facts: StepFacts) -> bool:
     """Return whether a step can be padded to this shape and gains from it."""
     if shape.tokens > CLOSE_TO + _PADDING and 4 * facts.tokens < 3 * (shape.tokens - _PADDING * shape.listed):
+        return False
+    # Launches for adapters are not free, and a shape that has them has tiles for as many adapters as there may be.
+    if facts.adapted != bool(shape.lora_tiles):
         return False
     # A row of padding has a piece as well, which writes its zeros.
     if facts.pieces and facts.pieces + shape.decodes - facts.decodes > shape.pieces:
@@ -235,7 +254,7 @@ class StepGraphs:
         self._prepare = prepare
         self._graphs: dict[StepShape, Graph] = {}
         # Chunks last among shapes of one size: whoever decodes comes back every step.
-        self.shapes = sorted(shapes, key=lambda shape: (shape.tokens, shape.listed))
+        self.shapes = sorted(shapes, key=lambda shape: (shape.tokens, shape.listed, shape.lora_tiles))
         self._wanted = lru_cache(maxsize=1024)(self._best)
         self._misses: Counter[StepShape] = Counter()
         self.failure = ""

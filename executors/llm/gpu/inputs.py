@@ -18,6 +18,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from executors.kernels.lora_tiles import tile_rows
 from executors.llm.attention.key_pieces import WORDS
 
 _MERGED = 64
@@ -46,7 +47,7 @@ class Event(Protocol):
 class StepShape:
     """Sizes of a step's arrays, padding included. `listed`: decode items are listed, because there are chunks beside them;
     otherwise the items are one token each, in order, and every row is sampled. `pieces` of the decode items' keys: see
-    `key_pieces.py`."""
+    `key_pieces.py`. `lora_tiles` of rows with LoRA adapters: see `lora_tiles.py`; 0: no row has one."""
 
     tokens: int
     items: int
@@ -55,6 +56,7 @@ class StepShape:
     decodes: int = 0
     listed: bool = False
     pieces: int = 0
+    lora_tiles: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,8 @@ def layout(shape: StepShape) -> dict[str, Section]:
         "slots": shape.items, "lengths": shape.items, "q_starts": chunks, "q_lens": chunks, "pos_offsets": chunks,
         "tiles": 2 * shape.tiles, "decodes": 2 * shape.decodes if shape.listed else 0, "pieces": WORDS * shape.pieces,
         "rows": shape.samples if shape.listed else 0, "dest": shape.samples, "shaped": shape.samples,
-        "ends": shape.samples, "temperature": shape.samples,
+        "ends": shape.samples, "lora_rows": shape.lora_tiles * tile_rows(shape.tokens), "lora_owners": shape.lora_tiles,
+        "temperature": shape.samples,
         "top_k": shape.samples, "top_p": shape.samples, "min_p": shape.samples, "u": shape.samples,
     }  # fmt: skip
     sections, begin = {}, 0

@@ -18,6 +18,7 @@ import torch
 
 from executors.kernels.device_layouts import DeviceRows, table_of
 from executors.kernels.device_layouts import widened as widened_rows
+from executors.kernels.lora_tiles import LoraTiles, in_tiles, tile_rows
 from executors.kernels.shaping_layout import (
     BIASES,
     ENTRY_SHIFT,
@@ -34,6 +35,7 @@ from executors.kernels.triton import stored as stored_kernels
 from executors.kernels.triton.activation import gated
 from executors.kernels.triton.norms import rms_norm
 from executors.kernels.triton.rotary import rotate_and_store
+from executors.llm.adapters.device import DeviceWeights, add_by_torch, of_place, part_of
 from executors.llm.attention.check import CHUNKS, LIMITS, PAST, Problem, verdict
 from executors.llm.attention.key_pieces import PieceRule
 from executors.llm.attention.packed import StepMeta
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from executors.llm.model.api import KvSpec
     from executors.llm.model.decoder import Decoder
     from executors.llm.model.layer import Layer
+    from executors.llm.model.linear import Linear
 
 _ROWS = 5
 _FEW = (1, 3, 16)
@@ -404,6 +407,63 @@ def _shaping(draw: _Draw, rows: int, width: int) -> RowShaping:
     lengths = torch.full((rows,), 7, dtype=torch.int32)
     inputs = torch.randint(0, width, (rows,), generator=draw.noise).int()
     return RowShaping(*(one.to(draw.device) for one in (table, named, lengths, inputs)))
+
+
+# -- LoRA adapters -------------------------------------------------------------------------------------------------------
+
+
+def adapters_fault(weights: DeviceWeights, decoder: Decoder) -> str | None:
+    """Check what adapters add to the products of a layer, in small and in large tiles. No adapter is loaded yet; what is written
+    meanwhile is not read afterwards."""
+    layers = [layer for layer in decoder.layers if isinstance(layer.mlp, Mlp)] or decoder.layers
+    linears = layers[0].adapted_linears()
+    found = first_fault(
+        {
+            f"lora of {name}": (partial(_added_by_adapters, weights, decoder, linear), LIMITS[decoder.dtype])
+            for name, linear in zip(("qkv", "o", "gate and up", "down"), linears, strict=False)
+        }
+    )
+    for linear in linears:
+        for place in range(_LORA_PLACES):
+            of_place(weights.matrix(linear), place)[0].zero_()
+    return found
+
+
+_LORA_PLACES = 2
+_LORA_ROWS = (1, 40, 600)
+"""Numbers of rows: one, some, and enough for large tiles."""
+
+
+def _added_by_adapters(weights: DeviceWeights, decoder: Decoder, linear: Linear) -> float:
+    """The error for rows of two adapters, of the highest rank and of others, and rows without one."""
+    draw, matrix = _Draw.of(decoder.dtype, decoder.device), weights.matrix(linear)
+    count = min(_LORA_PLACES, -(-matrix.a.numel() // matrix.stride))
+    for place in range(count):
+        ranks, scales = of_place(matrix, place)
+        for which in range(len(matrix.begins)):
+            ranks[which] = matrix.most if place == 0 else 1 + which * (matrix.most - 1) // 2
+            scales[which] = 0.5 + which
+            for part in part_of(matrix, place, which):
+                part.copy_(draw(*part.shape) / matrix.inputs**0.5)
+    worst = 0.0
+    for tokens in _LORA_ROWS:
+        places = torch.randint(-1, count, (tokens,), generator=draw.noise).numpy()
+        size = tile_rows(tokens)
+        rows, owners = (torch.from_numpy(one).to(decoder.device) for one in in_tiles(places, size))
+        # Behind those that are used there are others in a graph.
+        tiles = LoraTiles(
+            torch.nn.functional.pad(rows, (0, size), value=-1),
+            torch.nn.functional.pad(owners, (0, 1), value=-1),
+            size,
+        )
+        x = draw(tokens, matrix.inputs)
+        found, wanted = (
+            torch.zeros(tokens, matrix.outputs, dtype=decoder.dtype, device=decoder.device) for _ in "ab"
+        )
+        weights.add(linear, tiles, x, found)
+        add_by_torch(matrix, tiles, x, wanted)
+        worst = max(worst, distance(found, wanted))
+    return worst
 
 
 # -- FP8 -----------------------------------------------------------------------------------------------------------------

@@ -6,10 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from executors.kernels.lora_tiles import in_tiles, most_tiles, tile_rows
 from executors.llm.attention.key_pieces import with_idle
 from executors.llm.gpu.graphs import StepFacts
 from executors.llm.gpu.inputs import StepShape
 from executors.llm.step_arrays import StepArrays
+
+_NO_TILES = np.empty(0, np.int32), np.empty(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +21,8 @@ class DevicePlan:
 
     `tiles` int32 [m, 2]; `decodes` int64: items of one token, those with most keys first, so that none of them starts when
     all others have ended; `pieces` int32 [k, WORDS] of their keys, whose rows are places in `decodes`; `sampled` bool [n];
-    `needed`: columns of the block tables.
+    `needed`: columns of the block tables; `places` int32 [n] of the items' LoRA adapters, -1 for none, or None if no item has
+    one.
     """
 
     step: StepArrays
@@ -28,6 +32,7 @@ class DevicePlan:
     sampled: np.ndarray
     needed: int
     facts: StepFacts
+    places: np.ndarray | None = None
 
     @property
     def order(self) -> np.ndarray:
@@ -40,8 +45,16 @@ class DevicePlan:
         facts = self.facts
         listed = bool(facts.tiles) or facts.decodes < facts.items or facts.samples < facts.items
         return StepShape(
-            facts.tokens, facts.items, facts.samples, facts.tiles, facts.decodes, listed, facts.pieces
-        )
+            facts.tokens, facts.items, facts.samples, facts.tiles, facts.decodes, listed, facts.pieces,
+            0 if self.places is None else most_tiles(facts.tokens, len(np.unique(self.places[self.places >= 0]))),
+        )  # fmt: skip
+
+    def lora_tiles_of(self, shape: StepShape) -> tuple[np.ndarray, np.ndarray]:
+        """int32: rows and owners of the tiles of LoRA adapters in a shape that has room for them; empty if no item has one."""
+        if self.places is None:
+            return _NO_TILES
+        of_row = self.places[self.step.item_of_row] if shape.listed else self.places[self.order]
+        return in_tiles(of_row, tile_rows(shape.tokens))
 
     def pieces_of(self, shape: StepShape) -> np.ndarray:
         """int32 [k, WORDS]: pieces for a shape that has more rows; each additional row has length 0. The rest of the shape's

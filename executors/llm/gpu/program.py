@@ -11,6 +11,8 @@ from collections.abc import Callable
 
 import torch
 
+from executors.kernels.lora_tiles import LoraTiles, tile_rows
+from executors.llm.adapters.device import DeviceRows, DeviceWeights
 from executors.llm.attention.key_pieces import idle_pieces
 from executors.llm.attention.packed import PackedAttention, StepMeta
 from executors.llm.gpu.inputs import (
@@ -46,6 +48,8 @@ class DeviceProgram:
         self.pool = pool
         self.nobody = nobody
         self.shaping = shaping
+        self.adapters: DeviceWeights | None = None
+        """LoRA adapters, if the executor has any."""
         self.inputs = torch.zeros(0, dtype=torch.int32, device=runner.device)
         self.result = torch.zeros(0, dtype=torch.int32, device=runner.device)
         self._logits: torch.Tensor | None = None
@@ -70,7 +74,9 @@ class DeviceProgram:
         columns of the block tables to read."""
         shape = step.shape
         ids = self._token_ids(step)
-        hidden = self.runner.forward_packed(ids, step["positions"], attend or self._attend(step, blocks))
+        hidden = self.runner.forward_packed(
+            ids, step["positions"], attend or self._attend(step, blocks), self._adapters(step)
+        )
         if not shape.samples:
             return
         if shape.listed:
@@ -118,6 +124,8 @@ class DeviceProgram:
         step["dest"].fill_(self.nobody)
         step["rows"].fill_(shape.tokens - 1)
         step["shaped"].fill_(-1)
+        step["lora_rows"].fill_(-1)
+        step["lora_owners"].fill_(-1)
         step["temperature"].fill_(PADDING)
         step["top_p"].fill_(1.0)
         if shape.pieces:
@@ -133,6 +141,14 @@ class DeviceProgram:
         source = step["source"]
         pending = self.pool.index_select(0, source.clamp_min(0))
         return torch.where(source >= 0, pending, step["token_ids"]).clamp_(0, self._width - 1)
+
+    def _adapters(self, step: DeviceStep) -> DeviceRows | None:
+        if not step.shape.lora_tiles:
+            return None
+        assert self.adapters is not None
+        return self.adapters.bind(
+            LoraTiles(step["lora_rows"], step["lora_owners"], tile_rows(step.shape.tokens))
+        )
 
     def _attend(self, step: DeviceStep, blocks: int) -> Attend:
         assert self.packed is not None

@@ -26,8 +26,9 @@ from executors.llm.sampling.shaped_slots import Following, ShapedSlots
 
 MOVING = ("token_ids", "source", "positions", "cells", "lengths", "pieces", "dest", "ends", "u")
 """Sections that are rewritten in every step."""
-STAYING = ("slots", "shaped", "temperature", "top_k", "top_p", "min_p")
-"""Sections that depend only on the step's sequences. A step that repeats has no other sections."""
+STAYING = ("slots", "shaped", "lora_rows", "lora_owners", "temperature", "top_k", "top_p", "min_p")
+"""Sections that depend only on the step's sequences; an adapter keeps its place as long as a sequence has it. A step that repeats
+has no other sections."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -20,6 +21,9 @@ from executors.contract import noise
 from executors.contract.batch import SequenceStart, UnifiedBatch, UnifiedOutput
 from executors.contract.checks import check_blocks
 from executors.contract.faults import no_device_memory, no_memory
+from executors.kernels.lora_tiles import most_tiles
+from executors.llm.adapters.device import DeviceWeights
+from executors.llm.adapters.table import AdapterTable
 from executors.llm.attention.key_pieces import WORDS, with_idle
 from executors.llm.attention.packed import PackedAttention
 from executors.llm.gpu.graphs import (
@@ -28,6 +32,7 @@ from executors.llm.gpu.graphs import (
     StepDevice,
     StepFacts,
     StepGraphs,
+    adapted_shapes,
     decode_shapes,
     mixed_shapes,
 )
@@ -77,11 +82,14 @@ class DeviceUnifiedRunner(UnifiedRunner):
     def __init__(
         self, runner: ModelRunner, num_slots: int, max_batch_size: int, max_model_len: int, compiler: GrammarCompiler,
         device: StepDevice, sampler: DeviceSampler, *, max_tokens: int, eager: bool = False, shaping: int = TABLE_BYTES,
+        max_adapters: int = 0,
     ) -> None:  # fmt: skip
-        """`max_tokens`: of a step; `eager`: no graphs; `shaping`: largest size of the table of shaped slots in bytes."""
+        """`max_tokens`: of a step; `eager`: no graphs; `shaping`: largest size of the table of shaped slots in bytes;
+        `max_adapters`: most LoRA adapters of a step."""
         super().__init__(runner, num_slots, max_batch_size, max_model_len, compiler)
         self._device = device
         self._max_tokens = max_tokens
+        self._max_adapters = max_adapters
         self._slow = np.zeros(num_slots, np.bool_)
         """Marks slots whose tokens need the host to choose them."""
         self._tables = DeviceTables(self.slots.block_tables[0], runner.device)
@@ -97,7 +105,7 @@ class DeviceUnifiedRunner(UnifiedRunner):
         shapes.append(
             StepShape(
                 max_tokens, max_batch_size, max_batch_size, max_tokens, max_batch_size, True,
-                self._most_pieces(max_batch_size),
+                self._most_pieces(max_batch_size), most_tiles(max_tokens, max_adapters),
             )
         )  # fmt: skip
         self._words = max(num_words(shape) for shape in shapes) + 3 * _CHANGES
@@ -122,7 +130,8 @@ class DeviceUnifiedRunner(UnifiedRunner):
     def _padded_shapes(self, packed: PackedAttention) -> list[StepShape]:
         rows, pieces = self.max_batch_size, self._most_pieces
         mixed = mixed_shapes(rows, self._max_tokens, packed.queries_per_tile, pieces)
-        return [*decode_shapes(rows, pieces), *mixed]
+        shapes = [*decode_shapes(rows, pieces), *mixed]
+        return [*shapes, *adapted_shapes(shapes, self._max_adapters)]
 
     def _most_pieces(self, rows: int) -> int:
         packed = self.program.packed
@@ -158,6 +167,7 @@ class DeviceUnifiedRunner(UnifiedRunner):
             return
         pieces = min(1, self._most_pieces(1))
         alone = StepShape(1, 1, 1, decodes=1, pieces=pieces), StepShape(4, 3, 1, 1, 1, True, pieces)
+        alone = (*alone, *(replace(one, lora_tiles=1) for one in alone if self._max_adapters))
         wanted = [*alone, *self._padded_shapes(packed)]
         for number, shape in enumerate(wanted):
             self.report("kernels", number, len(wanted))
@@ -201,9 +211,22 @@ class DeviceUnifiedRunner(UnifiedRunner):
     def notes(self) -> tuple[str, ...]:
         """Notes for `status()`."""
         graphs = "graphs: none" if self.graphs is None else self.graphs.note
-        return (graphs, f"sampling: on the device, {self.program.sampler.name}")
+        adapters = () if self.program.adapters is None else (self.program.adapters.note,)
+        return (graphs, f"sampling: on the device, {self.program.sampler.name}", *adapters)
 
     # -- state ---------------------------------------------------------------------------------------------------------
+
+    def use_adapters(self, table: AdapterTable) -> None:
+        """See `UnifiedRunner`."""
+        super().use_adapters(table)
+        assert isinstance(table.weights, DeviceWeights)
+        self.program.adapters = table.weights
+
+    def trial(self) -> contextlib.AbstractContextManager[None]:
+        """See `UnifiedRunner`."""
+        if self.adapters is None or self.program.adapters is None:
+            return super().trial()
+        return self.adapters.blanks(self.program.adapters.blank)
 
     def _begin(self, start: SequenceStart) -> None:
         slot, asked = start.slot, start.sampling
@@ -321,15 +344,14 @@ class DeviceUnifiedRunner(UnifiedRunner):
             pieces = packed.pieces(step.pos_offsets[decodes] + 1)
             if len(chunks):
                 tiles = packed.tiles(step.q_lens, step.pos_offsets, chunks)
+        places = None if self.adapters is None else self.adapters.places(batch.slots)
+        if places is not None and (places < 0).all():
+            places = None
         facts = StepFacts(
-            len(step.token_ids),
-            len(batch),
-            len(tiles),
-            len(decodes),
-            int(np.count_nonzero(sampled)),
-            len(pieces),
-        )
-        return DevicePlan(step, tiles, decodes, pieces, sampled, needed, facts)
+            len(step.token_ids), len(batch), len(tiles), len(decodes), int(np.count_nonzero(sampled)), len(pieces),
+            places is not None,
+        )  # fmt: skip
+        return DevicePlan(step, tiles, decodes, pieces, sampled, needed, facts, places)
 
     def _put(
         self, batch: UnifiedBatch, plan: DevicePlan, found: tuple[StepShape, Graph] | None
@@ -467,6 +489,8 @@ class DeviceUnifiedRunner(UnifiedRunner):
         host.put("slots", batch.slots[order], self._tables.nobody)
         host.put("lengths", lengths[order])
         host.put("pieces", plan.pieces_of(shape).ravel(), -1)
+        for name, values in zip(("lora_rows", "lora_owners"), plan.lora_tiles_of(shape), strict=True):
+            host.put(name, values, -1)
         if shape.listed:
             host.put("q_starts", step.q_starts)
             host.put("q_lens", step.q_lens)

@@ -17,6 +17,7 @@ from executors.llm.model.api import (
     SamplingModel,
     UnifiedModel,
 )
+from executors.llm.row_adapters import RowAdapters
 from executors.llm.step_arrays import StepArrays
 
 LOGITS_CHUNK = 256
@@ -63,13 +64,13 @@ class ModelRunner:
         return self._unified is not None
 
     def forward_packed(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend
-    ) -> torch.Tensor:
+        self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend, adapters: RowAdapters | None = None
+    ) -> torch.Tensor:  # fmt: skip
         """Compute hidden states [T, hidden] of tokens on the device, `token_ids` and `positions` int [T], without
-        synchronising with the host. `attend` writes the KV."""
+        synchronising with the host. `attend` writes the KV; `adapters` of the rows, None if no row has one."""
         assert self._unified is not None
         self.forwards += 1
-        return self._unified.unified_forward(ForwardInput(token_ids, positions, attend))
+        return self._unified.unified_forward(ForwardInput(token_ids, positions, attend, adapters=adapters))
 
     def _forward_split(self, step: StepArrays, ids: torch.Tensor, cache: KvCache) -> torch.Tensor:
         """Run a model without a unified forward: prefills one by one, then all decodes together."""

@@ -5,6 +5,7 @@ The stages of a step: check, take in what is new, forward, sample, pack.
 
 from __future__ import annotations
 
+import contextlib
 from concurrent.futures import Future
 from typing import NamedTuple, Protocol
 
@@ -132,6 +133,14 @@ class UnifiedRunner:
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
+    def use_adapters(self, table: AdapterTable) -> None:
+        """Use LoRA adapters. Called once, before the first step."""
+        self.adapters = table
+
+    def trial(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context for steps that are tried out before the executor serves."""
+        return contextlib.nullcontext()
+
     def release(self, seq_id: int) -> None:
         """Forget a sequence."""
         slot = self.slots.release(seq_id)
@@ -250,7 +259,7 @@ class UnifiedRunner:
         q_lens, pos_offsets = batch.num_q_tokens.astype(np.int64), batch.pos_offsets.astype(np.int64)
         adapters = None
         if self.adapters is not None:
-            adapters = self.adapters.rows(self.adapters.of_slots(batch.slots), q_lens)
+            adapters = self.adapters.rows_of_slots(batch.slots, q_lens)
         return StepArrays(batch.token_ids.astype(np.int64), q_lens, pos_offsets, tables, adapters=adapters)
 
     def _tables_of(self, batch: UnifiedBatch, needed: int) -> np.ndarray:

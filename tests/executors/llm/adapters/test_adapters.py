@@ -25,7 +25,7 @@ from executors.contract import (
     PrefillInput,
     Tensor,
 )
-from executors.llm.adapters import table
+from executors.llm.adapters import loaded
 from executors.llm.adapters.loaded import LoadedAdapter
 from executors.llm.checkpoint.loader import load_model
 from executors.llm.executor import LlmExecutor
@@ -302,7 +302,7 @@ async def test_steps_run_on_while_an_adapter_is_read(
         assert may_read.wait(30)
         return read_adapter(file, digest)
 
-    monkeypatch.setattr(table, "read_adapter", slowly)
+    monkeypatch.setattr(loaded, "read_adapter", slowly)
     loading = asyncio.create_task(executor.load_adapter("a1", str(packed.path), packed.digest))
     try:
         assert await asyncio.to_thread(reading.wait, 30)
@@ -339,8 +339,8 @@ async def test_memory_for_adapters_is_kept_free_of_kv(tmp_path: Path, model: Pat
     write_peft(tmp_path / "a", shapes(model), rank=16)
     packed = pack(tmp_path / "a", tmp_path / "packed", 16)
     assert isinstance(source.model, Decoder)
-    loaded = LoadedAdapter(source.model, read_adapter(packed.path))
-    assert claim.num_bytes == 3 * loaded.num_bytes
+    one = LoadedAdapter(source.model, read_adapter(packed.path))
+    assert claim.num_bytes == 3 * one.num_bytes
     without = replace(config, optimization=replace(optimization, max_loras=0))
     assert sum(one.num_bytes for one in claims(config, source)) == claim.num_bytes + sum(
         one.num_bytes for one in claims(without, source)

@@ -11,7 +11,7 @@ import importlib
 import pkgutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -22,11 +22,14 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction
 
 from executors.kernels import triton as package
+from executors.kernels.lora_tiles import most_tiles
 from executors.kernels.shaping_layout import row_words
+from executors.kernels.triton.lora import add_lora
+from executors.llm.adapters.device import DeviceWeights
 from executors.llm.attention.triton_attention import TritonAttention, piece_rule
 from executors.llm.checkpoint.device_layers import keep, keep_head
 from executors.llm.checkpoint.fp8_layers import hold
-from executors.llm.gpu.graphs import MIXED_TOKENS, decode_shapes, mixed_shapes
+from executors.llm.gpu.graphs import MIXED_TOKENS, adapted_shapes, decode_shapes, mixed_shapes
 from executors.llm.gpu.inputs import DeviceStep, DeviceTables, StepShape, num_words
 from executors.llm.gpu.program import DeviceProgram
 from executors.llm.kernel_choice import fuse
@@ -44,6 +47,8 @@ PROCESSORS = 132
 """Multiprocessors of an H200: they decide how keys are cut."""
 META = torch.device("meta")
 MAX_LEN, MAX_ROWS, MAX_TOKENS = 40_960, 256, 8192
+_LORAS = 9
+"""LoRA adapters that a step may have: eight and one more, as a server reserves memory for."""
 _SMALL: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"], "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 1,
     "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "rms_norm_eps": 1e-6,
@@ -87,7 +92,7 @@ _MOE = _SMALL | {
 class Case:
     """A model as it is served. `fields` of its config.json; `fp8`: "rows" or "blocks" of its weights share a scale; `stored`:
     formats of its weights as a file holds them, in turn; `narrow`: KV in e4m3. `every`: all steps that have a graph, else
-    those that differ most."""
+    those that differ most. `lora_rank`: highest rank of LoRA adapters, 0: there are none."""
 
     name: str
     fields: dict[str, Any]
@@ -98,6 +103,7 @@ class Case:
     narrow: bool = False
     steady: bool = False
     every: bool = False
+    lora_rank: int = 0
 
 
 def _heads(base: dict[str, Any], heads: int, kv_heads: int, dim: int, **more: Any) -> dict[str, Any]:
@@ -142,6 +148,14 @@ CASES = (
     Case("96 / 5, fp16", _heads(_MISTRAL, 40, 8, 96), _FP16, 32),
     Case("112 / 6, e4m3 KV", _heads(_SMALL, 48, 8, 112), _BF16, 16, narrow=True),
     Case("192 / 7, capped", _heads(_GEMMA, 28, 4, 192), _BF16, 64),
+    # LoRA adapters: merged matrices of three parts, two and one, over every base.
+    Case("Qwen3-0.6B, adapters", _SMALL, every=True, lora_rank=64),
+    Case("Qwen3-8B, adapters of rank 256", _LARGE, lora_rank=256),
+    Case("Qwen3-8B, e4m3 blocks, adapters", _LARGE, fp8="blocks", lora_rank=16),
+    Case("Qwen3-8B, Q4_K_M, adapters", _LARGE, stored=("Q4_K", "Q4_K", "Q6_K"), lora_rank=32),
+    Case("Qwen2.5-7B, adapters, fp16", _QWEN2, _FP16, lora_rank=8),
+    Case("Gemma-2-9B, adapters", _GEMMA, lora_rank=64),
+    Case("Qwen3-0.6B, adapters, fp32", _SMALL, _FP32, lora_rank=128),
     Case("experts, fp16", _MOE, _FP16),
     Case("experts, fp32", _MOE, _FP32),
 )
@@ -260,6 +274,12 @@ def _serve(case: Case) -> None:
         *mixed_shapes(MAX_ROWS, MAX_TOKENS, attention.queries_per_tile, pieces),
         StepShape(MAX_TOKENS, MAX_ROWS, MAX_ROWS, MAX_TOKENS, MAX_ROWS - 1, True, pieces(MAX_ROWS - 1)),
     ]
+    if case.lora_rank:
+        program.adapters = DeviceWeights(model, _LORAS, case.lora_rank, add_lora)
+        shapes = [
+            *adapted_shapes(shapes, _LORAS),
+            replace(shapes[-1], lora_tiles=most_tiles(MAX_TOKENS, _LORAS)),
+        ]
     if not case.every:
         shapes = [shape for shape in shapes if shape.tokens in (1, 32, 64, MAX_ROWS, MAX_TOKENS)]
     program.reserve(max(map(num_words, shapes)), MAX_ROWS, max(shape.pieces for shape in shapes))

@@ -19,6 +19,8 @@ SHARED_LIMIT = 227 * 1024
 """Bytes that a program may have."""
 MULTIPLYING = ("_split_kernel", "_extend_kernel", "_product_kernel", "_few_rows_kernel")
 """Kernels that multiply matrices of any of the types, with what comes next on its way."""
+LORA = ("_shrink_kernel", "_expand_kernel")
+"""Those of adapters, which multiply matrices as well."""
 Found = dict[str, Any]
 
 
@@ -39,7 +41,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Found:
 
 def wide(one: Found) -> bool:
     """Whether matrices of float32 are multiplied: no instruction does that exactly, and threads hold what they multiply."""
-    return one["kernel"] in MULTIPLYING and one["products"] == "-"
+    return one["kernel"] in (*MULTIPLYING, *LORA) and one["products"] == "-"
 
 
 def test_every_kernel_is_launched(compiled: Found) -> None:
@@ -106,6 +108,18 @@ def test_matrices_are_multiplied_by_matrix_instructions(compiled: Found) -> None
     for one in compiled["kernels"]:
         if one["kernel"] == "_block_kernel":
             assert one["products"] != "-", one
+
+
+def test_products_of_adapters(compiled: Found) -> None:
+    """Tiles of 16 rows by the smallest matrix instruction, those of 64 by Hopper's own; A and x are loaded ahead, 16 bytes a
+    thread."""
+    products = [one for one in compiled["kernels"] if one["kernel"] in LORA and not wide(one)]
+    assert {one["kernel"] for one in products} == set(LORA)
+    for one in products:
+        assert one["products"] == ("wgmma" if one["constants"]["TILE_ROWS"] >= 64 else "mma.sync"), one
+        assert one["resident"] >= 2, one
+        if one["kernel"] == "_shrink_kernel":
+            assert one["copies"] > 0 and one["ahead"] > 0, one
 
 
 def test_programs_share_a_multiprocessor(compiled: Found) -> None:

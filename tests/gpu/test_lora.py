@@ -103,7 +103,7 @@ def test_outputs_of_parts_begin_and_end_anywhere(
 def test_programs_share_the_depth(inputs: int) -> None:
     matrix = lora_matrix([(4, 0), (9, 2)], inputs, (0, 16), 32, 16, torch.float32, DEVICE)
     tiles = tiles_of(places_of(6, 2), DEVICE)
-    assert splits_of(tiles.count, 2, inputs) > 1
+    assert splits_of(tiles.count, 2, inputs, True) > 1
     check(matrix, places_of(6, 2), torch.float32, tiles)
 
 
@@ -226,6 +226,6 @@ def test_a_wrong_one_is_caught(mutant: Callable[..., None]) -> None:
 def test_a_kernel_that_is_compiled_wrong_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The parts of the depth are added up, all of them."""
     matrix = lora_matrix([(4, 2)], 1024, (0, 20), 40, 16, torch.float32, DEVICE)
-    monkeypatch.setattr(lora, "_MOST_SPLITS", 1)
-    assert splits_of(1, 1, 4096) == 1
+    monkeypatch.setattr(lora, "_FEW_SPLITS", 1)
+    assert splits_of(1, 1, 4096, True) == 1
     check(matrix, places_of(9, 1), torch.float32)

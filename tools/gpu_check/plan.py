@@ -80,6 +80,13 @@ PARTS = (
     Part("single-0.6b", f"{_HERE}.check_engine:single_small", 100.0, 30.0, "one sequence, Qwen3-0.6B"),
     Part("cohort", f"{_HERE}.check_engine:cohort", 160.0, 45.0, "32 prompts together, Qwen3-0.6B"),
     Part("steps", f"{_HERE}.check_steps:run", 200.0, 55.0, "a step's time, by kernel, at batch 256 and 1"),
+    Part(
+        "adapters",
+        f"{_HERE}.check_adapters:run",
+        260.0,
+        80.0,
+        "eight LoRA adapters against merged models; their cost",
+    ),
     Part("offline-8b", f"{_HERE}.check_engine:offline_large", 260.0, 90.0, "256 sequences, Qwen3-8B"),
     Part("single-8b", f"{_HERE}.check_engine:single_large", 100.0, 30.0, "one sequence, Qwen3-8B"),
     Part("peer", f"{_HERE}.check_peer:run", 480.0, 300.0, "transformers' continuous batching, Qwen3-0.6B"),

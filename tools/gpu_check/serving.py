@@ -42,6 +42,10 @@ class Setup:
     """Of attention."""
     executor: str | None = None
     """In place of the one that the options name."""
+    model: Path | None = None
+    """A checkpoint in place of the shape's random weights."""
+    max_loras: int = 0
+    max_lora_rank: int = 64
 
 
 @asynccontextmanager
@@ -51,10 +55,11 @@ async def engine(options: Options, setup: Setup) -> AsyncIterator[EngineCore]:
     Raises Failed if its executor died or was reset meanwhile: streams go on after that, and nothing else would tell.
     """
     with tempfile.TemporaryDirectory() as folder:
-        config = executor_config(options, setup, shapes.write(setup.shape, Path(folder)))
+        model = setup.model or shapes.write(setup.shape, Path(folder))
+        config = executor_config(options, setup, model)
         limits = EngineConfig(
             max_num_seqs=setup.max_num_seqs, max_num_batched_tokens=setup.max_num_batched_tokens, target_itl=0.0,
-            max_queue_wait=1e6, prefix_caching=setup.prefix_caching,
+            max_queue_wait=1e6, prefix_caching=setup.prefix_caching, max_loras=max(0, setup.max_loras - 1),
         )  # fmt: skip
         core = EngineCore(connect(config, "inline" if options.mode == "inline" else "process"), limits)
         await core.start()
@@ -72,9 +77,9 @@ async def engine(options: Options, setup: Setup) -> AsyncIterator[EngineCore]:
 
 
 def executor_config(options: Options, setup: Setup, model: Path) -> ExecutorConfig:
-    """Random weights of the shape on the device that was asked for."""
+    """Random weights of the shape, or those of the setup's model, on the device that was asked for."""
     config = ExecutorConfig(
-        setup.executor or options.executor, str(model), load_format="dummy", device=options.device,
+        setup.executor or options.executor, str(model), load_format="auto" if setup.model else "dummy", device=options.device,
         max_num_seqs=setup.max_num_seqs, max_num_batched_tokens=setup.max_num_batched_tokens,
         max_model_len=setup.max_model_len,
     )  # fmt: skip
@@ -89,7 +94,9 @@ def executor_config(options: Options, setup: Setup, model: Path) -> ExecutorConf
         memory = replace(memory, kv_cache_memory_bytes=_TINY_KV)
     if options.tiny:
         speed = replace(speed, num_threads=1)
-    speed = replace(speed, enforce_eager=setup.enforce_eager)
+    speed = replace(
+        speed, enforce_eager=setup.enforce_eager, max_loras=setup.max_loras, max_lora_rank=setup.max_lora_rank
+    )
     return replace(config, attention=attention, memory=memory, optimization=speed)
 
 
@@ -110,9 +117,10 @@ class Crowd:
     _open: int = 0
 
     def ask(
-        self, prompts: Sequence[Sequence[int]], outputs: Sequence[int], temperatures: Sequence[float] | None = None
+        self, prompts: Sequence[Sequence[int]], outputs: Sequence[int], temperatures: Sequence[float] | None = None,
+        adapters: Sequence[str | None] | None = None,
     ) -> None:  # fmt: skip
-        """Submit them; sampled at TEMPERATURE unless told otherwise, whatever ends a text included."""
+        """Submit them; sampled at TEMPERATURE unless told otherwise, whatever ends a text included; `adapters`: digests."""
         count = len(prompts)
         temperatures = temperatures or [TEMPERATURE] * count
         self.tokens = [[] for _ in range(count)]
@@ -125,6 +133,7 @@ class Crowd:
                 np.array(prompt, np.int32),
                 sampling,
                 tokens,
+                adapter=adapters[key] if adapters else None,
             )
             self.seq_ids.append(self.core.submit(request, self._mailbox, key))
 

@@ -21,10 +21,13 @@ from executors.kernels.lora_tiles import FEW_ROWS, LoraMatrix, LoraTiles
 
 _PROCESSORS = 132
 """Smallest number of programs of `shrink`: the multiprocessors of an H100 or H200."""
-_MOST_SPLITS, _LEAST_DEPTH = 8, 256
-"""Most programs that share the depth, since every program of `expand` reads the parts of all, and the least depth of each."""
+_FEW_SPLITS, _MANY_SPLITS, _LEAST_DEPTH = 8, 2, 256
+"""Most programs that share the depth with small tiles and with large ones, since every program of `expand` reads the parts of all,
+and the least depth of each."""
 _FEW_RANKS, _MANY_RANKS = 16, 64
 """Sums of a program of `shrink`: programs beyond an adapter's rank exit at once, and with many rows x is read less often."""
+_EXPANDED_RANKS = 32
+"""Sums that `expand` multiplies at once, a divisor of the above: more would take too many registers."""
 
 
 @triton.jit
@@ -114,9 +117,10 @@ def _expand_kernel(
     tl.store(at, result.to(out.dtype.element_ty), mask=there)
 
 
-def splits_of(tiles: int, parts: int, columns: int) -> int:
-    """Return how many programs share the depth of `shrink`: a power of two, with which there are enough programs to read A."""
-    wanted = min(_MOST_SPLITS, columns // _LEAST_DEPTH, triton.cdiv(_PROCESSORS, tiles * parts))
+def splits_of(tiles: int, parts: int, columns: int, few: bool) -> int:
+    """Return how many programs share the depth of `shrink`: a power of two, with which there are enough programs to read A. `few`:
+    tiles are small."""
+    wanted = min(_FEW_SPLITS if few else _MANY_SPLITS, columns // _LEAST_DEPTH, triton.cdiv(_PROCESSORS, tiles * parts))
     return 1 << max(0, wanted.bit_length() - 1)
 
 
@@ -134,7 +138,7 @@ def add_lora(
     wide, few = x.dtype == torch.float32, tiles.tile_rows == FEW_ROWS
     ranks = min(_FEW_RANKS if few else _MANY_RANKS, max(16, triton.next_power_of_2(matrix.most)))
     padded = triton.cdiv(matrix.most, ranks) * ranks
-    splits = splits_of(count, parts, columns)
+    splits = splits_of(count, parts, columns, few)
     deep = (32 if wide else 128) if few else (16 if wide else 64)
     steps = triton.cdiv(triton.cdiv(columns, splits), deep)
     room = splits, count * tiles.tile_rows, parts * padded
@@ -155,5 +159,6 @@ def add_lora(
     )
     _expand_kernel[(count, blocks)](
         sums, matrix.b, matrix.ranks, matrix.scales, tiles.rows, tiles.owners, out, factor,
-        OUTPUTS=matrix.outputs, SECOND=second, THIRD=third, SPLITS=splits, TILE_N=tile_n, num_stages=2, **shared,
+        OUTPUTS=matrix.outputs, SECOND=second, THIRD=third, SPLITS=splits, TILE_N=tile_n, num_stages=2,
+        **{**shared, "TILE_RANKS": min(ranks, _EXPANDED_RANKS)},
     )  # fmt: skip

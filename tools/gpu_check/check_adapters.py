@@ -1,0 +1,201 @@
+"""LoRA adapters on the device: eight of them and the model alone in one batch against each merged model, and what they cost.
+
+Agreement is of a small model in float32: the engine with graphs, overlap and mixed batches against eager forwards of the merged
+models over torch's attention. Costs are of Qwen3-0.6B with random weights: tokens a second of 32 streams without LoRA, with eight
+adapters loaded of which none is used, and with all of them used in turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from engine.core.loop import EngineCore
+from executors.llm.model.config import read_config
+from executors.llm.model.decoder import Decoder
+from executors.lora import PackedAdapter, pack
+from tools.gpu_check import shapes
+from tools.gpu_check.check_agreement import compare
+from tools.gpu_check.check_engine import check_counts, facts, limits_of, random_prompts
+from tools.gpu_check.part_process import Found
+from tools.gpu_check.plan import Failed, Options
+from tools.gpu_check.serving import Crowd, Setup, engine, settled
+
+ADAPTERS = 8
+RANKS = (1, 8, 16, 64, 3, 32, 2, 16)
+"""Of the agreement; the costs are of RANK alone."""
+RANK = 16
+LEAST_ACTIVE, LEAST_IDLE = 0.85, 0.98
+"""Shares of the speed without LoRA that are to be reached, with all adapters used and with none."""
+NOTE = "adapters: cohort-triton"
+_SCALE = 2.0
+_ROUNDS = 4
+"""The first is not counted: kernels are compiled in it."""
+Matrices = dict[str, tuple[torch.Tensor, torch.Tensor]]
+
+
+def run(options: Options, found: Found) -> None:
+    """Raises Failed where tokens differ, or where torch computes in place of the kernels."""
+    with tempfile.TemporaryDirectory() as folder:
+        found(asyncio.run(_agreement(options, Path(folder))))
+    with tempfile.TemporaryDirectory() as folder:
+        found(asyncio.run(_costs(options, Path(folder))))
+
+
+# -- agreement ---------------------------------------------------------------------------------------------------------------
+
+
+async def _agreement(options: Options, folder: Path) -> dict[str, Any]:
+    count, tokens = (3, 4) if options.tiny else (ADAPTERS, 60)
+    base = folder / "base"
+    weights = write_model(base)
+    made = [adapter(base, folder / f"a{i}", rank, i) for i, rank in enumerate(RANKS[:count])]
+    order = [*range(count), None, 0, *range(count), None]
+    prompts = random_prompts(len(order), 9 if options.tiny else 40, 1, shapes.TINY)
+    setup = Setup(shapes.TINY, max_num_seqs=24, model=base, max_loras=count + 1)
+    async with engine(options, setup) as core:
+        digests = [await known(core, packed) for packed, _ in made]
+        await settled(core)
+        asked = [None if i is None else digests[i] for i in order]
+        fast = await _tokens(core, prompts, tokens, asked)
+        notes = list(core.executor.status().notes)
+    if options.device != "cpu" and NOTE not in notes:
+        raise Failed(f"no note of the executor is {NOTE!r}: {'; '.join(notes)}")
+    expected: dict[int, list[int]] = {}
+    for which in (None, *range(count)):
+        path = base if which is None else folder / f"merged{which}"
+        if which is not None:
+            _write(path, merged(weights, made[which][1]))
+        plain = Setup(shapes.TINY, max_num_seqs=24, enforce_eager=True, backend="torch", model=path)
+        rows = [row for row, one in enumerate(order) if one == which]
+        async with engine(replace(options, mode="inline"), plain) as core:
+            alone = await _tokens(core, [prompts[row] for row in rows], tokens, [None] * len(rows))
+        expected |= dict(zip(rows, alone, strict=True))
+    return {"adapter_notes": notes, **compare(fast, [expected[row] for row in range(len(order))])}
+
+
+async def _tokens(
+    core: EngineCore, prompts: Sequence[Sequence[int]], tokens: int, adapters: Sequence[str | None]
+) -> list[list[int]]:
+    crowd = Crowd(core, keep=True)
+    crowd.ask(prompts, [tokens] * len(prompts), [0.0] * len(prompts), adapters)
+    await crowd.read()
+    return crowd.tokens
+
+
+async def known(core: EngineCore, packed: PackedAdapter) -> str:
+    """Make an adapter known to the engine; its digest."""
+    await core.add_adapter(packed.digest, str(packed.path))
+    return packed.digest
+
+
+def write_model(folder: Path) -> dict[str, torch.Tensor]:
+    """A checkpoint of the smallest shape with random weights in float32; its tensors."""
+    folder.mkdir()
+    decoder = Decoder(read_config(shapes.write(shapes.TINY, folder)), torch.float32, torch.device("meta"))
+    drawn, shared = torch.Generator().manual_seed(0), decoder.head_norms()
+    made = {}
+    for name, target in decoder.parameters().items():
+        size = tuple(target.shape[1:] if name in shared else target.shape)
+        numbers = torch.randn(size, generator=drawn)
+        made[name] = 1 + 0.1 * numbers if len(size) == 1 else numbers * 1.5 / size[-1] ** 0.5
+    save_file(made, folder / "model.safetensors", {"format": "pt"})
+    return made
+
+
+def _write(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
+    folder.mkdir()
+    shapes.write(shapes.TINY, folder)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def merged(weights: dict[str, torch.Tensor], matrices: Matrices) -> dict[str, torch.Tensor]:
+    """The model's tensors with an adapter in them."""
+    added = {f"{name}.weight": _SCALE * (b @ a) for name, (a, b) in matrices.items()}
+    return {name: tensor + added.get(name, 0.0) for name, tensor in weights.items()}
+
+
+def adapter(
+    model: Path, folder: Path, rank: int, seed: int, dtype: torch.dtype = torch.float32
+) -> tuple[PackedAdapter, Matrices]:
+    """A random adapter of all linear layers of the model whose config.json is in `model`, packed, and its A and B by module."""
+    decoder, drawn = (
+        Decoder(read_config(model), torch.float32, torch.device("meta")),
+        torch.Generator().manual_seed(seed),
+    )
+    served = {id(linear) for layer in decoder.layers for linear in layer.adapted_linears()}
+    made, tensors = {}, {}
+    for name, place in decoder.places().items():
+        if place.linear is None or id(place.linear) not in served or not name.endswith(".weight"):
+            continue
+        outputs, inputs = place.tensor.shape
+        a = (torch.randn(rank, inputs, generator=drawn) / inputs**0.5).to(dtype)
+        b = (torch.randn(outputs, rank, generator=drawn) / rank**0.5).to(dtype)
+        module = name.removesuffix(".weight")
+        made[module] = a, b
+        tensors |= {
+            f"base_model.model.{module}.lora_{part}.weight": one
+            for part, one in zip("AB", (a, b), strict=True)
+        }
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
+    fields = {"peft_type": "LORA", "r": rank, "lora_alpha": _SCALE * rank, "target_modules": sorted(made)}
+    (folder / "adapter_config.json").write_text(json.dumps(fields), "utf-8")
+    return pack(folder, folder, rank), made
+
+
+# -- costs -------------------------------------------------------------------------------------------------------------------
+
+
+async def _costs(options: Options, folder: Path) -> dict[str, Any]:
+    shape = shapes.TINY if options.tiny else shapes.SMALL
+    streams, tokens = (4, 4) if options.tiny else (32, 256)
+    limits = limits_of(options)
+    base = folder / "base"
+    base.mkdir()
+    shapes.write(shape, base)
+    dtype = torch.float32 if options.tiny else torch.bfloat16
+    made = [
+        adapter(base, folder / f"a{i}", RANK, i, dtype)[0] for i in range(2 if options.tiny else ADAPTERS)
+    ]
+    setup = Setup(shape, max_num_seqs=streams, prefix_caching=False)
+    async with engine(options, setup) as core:
+        await settled(core)
+        off = await _rates(core, shape, streams, tokens, [None])
+    async with engine(options, replace(setup, max_loras=len(made) + 1, max_lora_rank=RANK)) as core:
+        digests = [await known(core, packed) for packed in made]
+        seconds = await settled(core)
+        idle = await _rates(core, shape, streams, tokens, [None])
+        active = await _rates(core, shape, streams, tokens, digests)
+        about = facts(core, limits)
+    shares = active / off, idle / off
+    return {
+        "streams": streams, "adapters": len(made), "rank": RANK, "capture_seconds": seconds,
+        "tokens_per_s_without_lora": off, "tokens_per_s_idle": idle, "tokens_per_s_active": active,
+        "active_share": shares[0], "idle_share_of_speed": shares[1],
+        "reached": shares[0] >= LEAST_ACTIVE and shares[1] >= LEAST_IDLE, **about,
+    }  # fmt: skip
+
+
+async def _rates(
+    core: EngineCore, shape: str, streams: int, tokens: int, digests: Sequence[str | None]
+) -> float:
+    """Median of output tokens a second, from the last of the first tokens to the end; streams have the adapters in turn."""
+    adapters = [digests[i % len(digests)] for i in range(streams)]
+    rates = []
+    for number in range(_ROUNDS):
+        crowd = Crowd(core)
+        crowd.ask(random_prompts(streams, 32, number, shape), [tokens] * streams, None, adapters)
+        await crowd.read()
+        check_counts(crowd, [tokens] * streams)
+        rates.append(streams * (tokens - 1) / max(max(crowd.last) - max(crowd.first), 1e-9))
+    return statistics.median(rates[1:])

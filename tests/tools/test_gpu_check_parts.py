@@ -130,6 +130,7 @@ SAYS = {
     "cohort": {"together_ms", "limit_ms", "reached", "factor_over_serial", "factor_over_serial_eager"},
     "steps": {"step_ms", "engine_ms_per_step", "one_sequence"},
     "adapters": {"identical", "adapter_notes", "active_share", "idle_share_of_speed", "reached", "executor_notes"},
+    "drafts": {"identical", "drafts_verified", "drafts_accepted"},
     "offline-8b": {"output_tokens_per_s"},
     "single-8b": {"tokens_per_s"},
     "peer": {"output_tokens_per_s", "transformers"},

@@ -6,7 +6,7 @@
     wheels      packages for machines without a network               evidence  logs of what did not pass
 
     check_device  check_tests  check_agreement  check_agreement_bf16  check_kernels  check_sampling
-    check_engine  check_steps  check_adapters  check_peer
+    check_engine  check_steps  check_adapters  check_drafts  check_peer
     timing  shapes  serving  profiled  interpreted                    what these parts share
 
 Beside torch, triton, NumPy and safetensors it needs what `make gpu-wheels` brings along. Only processes of parts import any

@@ -87,6 +87,9 @@ PARTS = (
         80.0,
         "eight LoRA adapters against merged models; their cost",
     ),
+    Part(
+        "drafts", f"{_HERE}.check_drafts:run", 100.0, 40.0, "tokens with drafts from n-grams against without"
+    ),
     Part("offline-8b", f"{_HERE}.check_engine:offline_large", 260.0, 90.0, "256 sequences, Qwen3-8B"),
     Part("single-8b", f"{_HERE}.check_engine:single_large", 100.0, 30.0, "one sequence, Qwen3-8B"),
     Part("peer", f"{_HERE}.check_peer:run", 480.0, 300.0, "transformers' continuous batching, Qwen3-0.6B"),

@@ -35,6 +35,7 @@ _HEADLINES = {
     "engine_ms_per_step": "engine {:.2f} ms a step",
     "idle_share_between_steps": "device idle {:.1%} between steps",
     "idle_share_by_events": "idle {:.1%} between steps by events",
+    "drafts_accepted": "{:,} drafts accepted",
     "active_share": "{:.0%} of the speed with adapters in use",
     "idle_share_of_speed": "{:.1%} with adapters idle",
 }

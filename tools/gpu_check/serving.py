@@ -44,6 +44,8 @@ class Setup:
     """In place of the one that the options name."""
     model: Path | None = None
     """A checkpoint in place of the shape's random weights."""
+    drafts: int = 0
+    """From n-grams, in a step."""
     max_loras: int = 0
     max_lora_rank: int = 64
 
@@ -60,6 +62,7 @@ async def engine(options: Options, setup: Setup) -> AsyncIterator[EngineCore]:
         limits = EngineConfig(
             max_num_seqs=setup.max_num_seqs, max_num_batched_tokens=setup.max_num_batched_tokens, target_itl=0.0,
             max_queue_wait=1e6, prefix_caching=setup.prefix_caching, max_loras=max(0, setup.max_loras - 1),
+            num_speculative_tokens=setup.drafts,
         )  # fmt: skip
         core = EngineCore(connect(config, "inline" if options.mode == "inline" else "process"), limits)
         await core.start()

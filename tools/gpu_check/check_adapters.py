@@ -133,7 +133,8 @@ def adapter(
         torch.Generator().manual_seed(seed),
     )
     served = {id(linear) for layer in decoder.layers for linear in layer.adapted_linears()}
-    made, tensors = {}, {}
+    made: Matrices = {}
+    tensors: dict[str, torch.Tensor] = {}
     for name, place in decoder.places().items():
         if place.linear is None or id(place.linear) not in served or not name.endswith(".weight"):
             continue

@@ -166,8 +166,8 @@ class DeviceUnifiedRunner(UnifiedRunner):
         if packed is None:
             return
         pieces = min(1, self._most_pieces(1))
-        alone = StepShape(1, 1, 1, decodes=1, pieces=pieces), StepShape(4, 3, 1, 1, 1, True, pieces)
-        alone = (*alone, *(replace(one, lora_tiles=1) for one in alone if self._max_adapters))
+        alone = [StepShape(1, 1, 1, decodes=1, pieces=pieces), StepShape(4, 3, 1, 1, 1, True, pieces)]
+        alone += [replace(one, lora_tiles=1) for one in alone if self._max_adapters]
         wanted = [*alone, *self._padded_shapes(packed)]
         for number, shape in enumerate(wanted):
             self.report("kernels", number, len(wanted))

@@ -45,9 +45,7 @@ def tiles_of(places: np.ndarray, device: torch.device, idle: int = 0, size: int 
     return LoraTiles(torch.from_numpy(rows).to(device), torch.from_numpy(owners).to(device), size)
 
 
-def expected(
-    matrix: LoraMatrix, places: np.ndarray, x: torch.Tensor, out: torch.Tensor, factor: float = 1.0
-) -> torch.Tensor:
+def expected(matrix: LoraMatrix, places: np.ndarray, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     """float64 [T, outputs], row by row."""
     found, x = out.cpu().double(), x.cpu().double()
     for row, place in enumerate(places.tolist()):
@@ -56,5 +54,5 @@ def expected(
         ranks, scales = of_place(matrix, place)
         for which, (begin, end) in enumerate(zip(matrix.begins, matrix.ends, strict=True)):
             a, b = (part[: int(ranks[which])].cpu().double() for part in part_of(matrix, place, which))
-            found[row, begin:end] += factor * float(scales[which]) * ((a @ x[row]) @ b)
+            found[row, begin:end] += float(scales[which]) * ((a @ x[row]) @ b)
     return found

@@ -43,6 +43,7 @@ from executors.llm.gpu.unified import DeviceUnifiedRunner
 from executors.lora import PackedAdapter, pack
 from executors.testing.conformance import CASES, run_case
 from tests.executors.checkpoints import write_checkpoint
+from tests.executors.gguf_files import converted_checkpoint, prepared, sizes, write_gguf
 from tests.executors.grammar_tokenizers import write_tokenizer
 from tests.executors.llm.adapters.test_adapters import merged
 from tests.executors.llm.checkpoint.quantized_checkpoints import FORMS, write_quantized
@@ -55,6 +56,7 @@ from tests.executors.llm.test_conformance import write_adapters
 from tests.executors.lora.peft_files import write_peft
 from tests.gpu.device_fakes import FakeDevice, FakeDeviceExecutor
 from tests.gpu.test_executor import FAMILIES
+from tests.gpu.test_stored import CONFIG, FORMATS
 from tests.gpu.workloads import SMALL
 
 pytestmark = [
@@ -260,16 +262,28 @@ async def test_families(family: str, tmp_path: Path) -> None:
     same(*found)
 
 
+def write_file(folder: Path) -> tuple[Path, Path]:
+    """A checkpoint, and a GGUF file of it in several formats as it is served."""
+    source = write_checkpoint(folder / "hf", CONFIG)
+    fields = {**sizes(CONFIG), "rope.dimension_count": 64}
+    tensors = converted_checkpoint(source, "llama")
+    file = write_gguf(folder / "m.gguf", "llama", fields, tensors, lambda name: FORMATS[name.split(".")[-2]])
+    return source, prepared(folder / "served", file)
+
+
 @pytest.mark.usefixtures("large_tiles")
-@pytest.mark.parametrize("base", ["awq-32", "gptq-8-zeros", "fp8 blocks", "fp8 rows"])
+@pytest.mark.parametrize("base", ["awq-32", "gptq-8-zeros", "gguf", "fp8 blocks", "fp8 rows"])
 async def test_over_quantized_models(base: str, tmp_path: Path) -> None:
     """What it adds is what it adds over the same numbers in float32."""
     if base.startswith("fp8"):
         source = write_checkpoint(tmp_path / "source", {**FP8_SMALL, "num_hidden_layers": 1})
         quantized, wide = write_fp8(source, tmp_path, base.partition(" ")[2])
+    elif base == "gguf":
+        source, quantized = write_file(tmp_path)
+        wide = quantized  # which torch's attention widens
     else:
         quantized, wide = write_quantized(tmp_path, FORMS[base])
-    packed, _ = adapters_of(wide, tmp_path, (8,))
+    packed, _ = adapters_of(source if base == "gguf" else wide, tmp_path, (8,))
     results = []
     for path, backend in ((quantized, "triton"), (wide, "torch")):
         given = settings(path, 1, backend, kv_bytes=1 << 20, max_model_len=64)
@@ -317,7 +331,9 @@ async def test_torch_computes_where_the_kernels_cannot_be_used(
         monkeypatch.setattr(kernel_check, "wanted", lambda device: True)
         monkeypatch.setattr(kernel_check, "_LORA_ROWS", (1, 40))
         real = lora.add_lora
-        monkeypatch.setattr(lora, "add_lora", lambda m, t, x, out: real(m, t, x, out, 1.1))
+        monkeypatch.setattr(
+            lora, "add_lora", lambda m, t, x, out: real(replace(m, scales=1.1 * m.scales), t, x, out)
+        )
     with caplog.at_level(logging.WARNING):
         executor = await started(OnDevice, settings(model, 8), packed)
     [note] = [note for note in executor.status().notes if note.startswith("adapters: torch, which is slower")]
@@ -570,6 +586,7 @@ async def test_an_adapter_is_read_beside_steps_and_never_over_one_in_use(
     await executor.shutdown()
 
 
+@pytest.mark.interpreted
 async def test_a_rank_above_the_highest_is_refused(model: Path, tmp_path: Path) -> None:
     packed, _ = adapters_of(model, tmp_path, (65,))
     executor: Any = await started(OnDevice, settings(model, 1))

@@ -73,7 +73,7 @@ def _shrink_kernel(
 
 @triton.jit
 def _expand_kernel(
-    sums, b, ranks, scales, rows, owners, out, factor,
+    sums, b, ranks, scales, rows, owners, out,
     OUTPUTS: tl.constexpr, SECOND: tl.constexpr, THIRD: tl.constexpr, STRIDE: tl.constexpr, WORDS: tl.constexpr,
     MOST: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr, SPLITS: tl.constexpr, TILE_ROWS: tl.constexpr,
     TILE_N: tl.constexpr, TILE_RANKS: tl.constexpr,
@@ -110,7 +110,7 @@ def _expand_kernel(
         is_rank = first + ranked < rank
         right = tl.load(b_at + first * (end - begin), mask=is_rank[:, None] & is_output[None, :], other=0.0)
         total = tl.dot(left.to(right.dtype), right, total, input_precision="ieee")
-    scale = tl.load(scales + owner * WORDS + part) * factor
+    scale = tl.load(scales + owner * WORDS + part)
     at = out + row.to(tl.int64)[:, None] * OUTPUTS + (begin + output)[None, :]
     there = (row >= 0)[:, None] & is_output[None, :]
     result = tl.load(at, mask=there, other=0.0).to(tl.float32) + scale * total
@@ -126,10 +126,8 @@ def splits_of(tiles: int, parts: int, columns: int, few: bool) -> int:
     return 1 << max(0, wanted.bit_length() - 1)
 
 
-def add_lora(
-    matrix: LoraMatrix, tiles: LoraTiles, x: torch.Tensor, out: torch.Tensor, factor: float = 1.0
-) -> None:
-    """Add factor * scale * B (A x) to the rows of `out` [T, outputs] that have an adapter, in place.
+def add_lora(matrix: LoraMatrix, tiles: LoraTiles, x: torch.Tensor, out: torch.Tensor) -> None:
+    """Add scale * B (A x) to the rows of `out` [T, outputs] that have an adapter, in place.
 
     `x` [T, inputs] in the dtype of the adapters; `out` in that dtype or float32; both contiguous. The sums A x are rounded to the
     dtype of B; results are added in float32 and rounded once.
@@ -160,7 +158,7 @@ def add_lora(
         triton.cdiv(end - begin, tile_n) for begin, end in zip(matrix.begins, matrix.ends, strict=True)
     )
     _expand_kernel[(count, blocks)](
-        sums, matrix.b, matrix.ranks, matrix.scales, tiles.rows, tiles.owners, out, factor,
+        sums, matrix.b, matrix.ranks, matrix.scales, tiles.rows, tiles.owners, out,
         OUTPUTS=matrix.outputs, SECOND=second, THIRD=third, SPLITS=splits, TILE_N=tile_n, num_stages=2,
         **{**shared, "TILE_RANKS": min(ranks, _EXPANDED_RANKS)},
     )  # fmt: skip

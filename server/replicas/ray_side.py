@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -42,6 +43,7 @@ _MOST_CALLS = 10_000
 _HEALTH_PERIOD, _HEALTH_TIMEOUT = 2.0, 20.0
 _POLL = 0.5
 _PING_TIMEOUT = 10.0
+_REACH_TIMEOUT = 5.0
 
 
 class DeployFailed(ConfigError):
@@ -217,6 +219,7 @@ def connect(address: str | None, num_cpus: float) -> bool:
     quiet: dict[str, Any] = {"logging_level": "warning", "log_to_driver": True, "namespace": "cohort"}
     try:
         if address is not None:
+            _check_reachable(address)
             ray.init(address=address, **quiet)
             return False
         ray.init(
@@ -226,11 +229,18 @@ def connect(address: str | None, num_cpus: float) -> bool:
             object_store_memory=OBJECT_STORE_BYTES,
             **quiet,
         )
-    except (ConnectionError, RayError, RuntimeError, ValueError) as error:
+    except (OSError, RayError, RuntimeError, ValueError) as error:
         raise ConfigError(
             f"Ray cannot be {'joined at ' + address if address else 'started'}: {error}"
         ) from None
     return True
+
+
+def _check_reachable(address: str) -> None:
+    """Raises OSError where nothing listens: Ray itself tries for minutes."""
+    host, _, port = address.rpartition(":")
+    if port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), _REACH_TIMEOUT).close()
 
 
 def deploy(application: serve.Application, name: str) -> DeploymentHandle:

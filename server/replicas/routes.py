@@ -44,7 +44,7 @@ def router_of(fleet: Fleet) -> APIRouter:
     async def adapters_are_fixed(request: Request) -> Response:
         """Refused: an adapter must be the same at all replicas, those of later included."""
         message = "Adapters of several replicas are named at the start (--lora-modules): every replica loads the same ones."
-        raise InvalidRequest(message, code="unsupported_value")
+        raise InvalidRequest(message, "lora_name", "unsupported_value")
 
     return router
 

@@ -246,6 +246,7 @@ def _shapes(decoder: Decoder) -> dict[int, _Shape]:
     found = {}
     for linear, sizes in parts.items():
         begins = tuple(sorted(sizes))
-        assert begins[0] == 0 and len(begins) <= MOST_PARTS
+        if begins[0] or len(begins) > MOST_PARTS:
+            raise RuntimeError(f"parts that begin at {begins}: the kernel takes {MOST_PARTS}, the first at 0")
         found[linear] = _Shape(sizes[0][1], begins[-1] + sizes[begins[-1]][0], begins)
     return found

@@ -95,7 +95,8 @@ class AdapterTable:
     def blanks(self, make: Callable[[int], Adapter]) -> Iterator[None]:
         """While none is loaded: within, there are as many as there may be, named by `blank_name`, for steps that are tried out.
         `make` returns the one at a place."""
-        assert not self._loaded, "adapters are loaded"
+        if self._loaded:
+            raise RuntimeError("adapters are loaded")
         self._loaded = {blank_name(place): (place, make(place)) for place in range(self.most)}
         try:
             yield

@@ -20,6 +20,8 @@ _LEAST_TOKENS, _LEAST_SEQS = 128, 4
 """Lower limits of shrinking: a smaller step does not help a model that does not fit."""
 _RUNTIME_BYTES = 16 << 20
 """Memory that every model takes, in bytes: kernels that oneDNN compiles, scratch memory of threads, tables of slots."""
+_ADAPTERS = "max_loras"
+"""The setting whose memory the batch limits do not change."""
 _SETTINGS_BYTES = 72
 """Memory per slot in bytes: the sampling settings and the entries of lists and small arrays."""
 
@@ -50,15 +52,15 @@ def claims(config: ExecutorConfig, source: LoadedModel) -> tuple[Claim, ...]:
     return (
         Claim("max_num_batched_tokens", tokens, tokens * source.activation_bytes_per_token),
         Claim("max_num_seqs", seqs, per_seq),
-        *([Claim("max_loras", most, most * rank * source.adapter_bytes_per_rank)] if most else ()),
+        *([Claim(_ADAPTERS, most, most * rank * source.adapter_bytes_per_rank)] if most else ()),
     )
 
 
 def fitting(config: ExecutorConfig, source: LoadedModel, free: int) -> ExecutorConfig:
     """Return `config` with batch limits that this machine supports, if no limits were requested (`shrink_batch`).
 
-    The limits are halved until a full step leaves three quarters of the `free` bytes to KV. On a CPU a step has at most 512
-    tokens per thread: more do not make it faster, and running streams wait for it.
+    The limits are halved until a full step leaves to KV three quarters of the `free` bytes that adapters do not take. On a CPU a
+    step has at most 512 tokens per thread: more do not make it faster, and running streams wait for it.
     """
     if not config.shrink_batch:
         return config
@@ -68,8 +70,11 @@ def fitting(config: ExecutorConfig, source: LoadedModel, free: int) -> ExecutorC
             tokens, max(seqs, _TOKENS_PER_THREAD * (config.optimization.num_threads or cpu_threads()))
         )
 
+    # Adapters take the same with any limits.
+    free -= sum(claim.num_bytes for claim in claims(config, source) if claim.setting == _ADAPTERS)
+
     def needed(at: ExecutorConfig) -> int:
-        return sum(claim.num_bytes for claim in claims(at, source))
+        return sum(claim.num_bytes for claim in claims(at, source) if claim.setting != _ADAPTERS)
 
     chosen = replace(config, max_num_seqs=seqs, max_num_batched_tokens=tokens)
     while 4 * needed(chosen) > free and (tokens > _LEAST_TOKENS or seqs > _LEAST_SEQS):

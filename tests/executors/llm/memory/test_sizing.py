@@ -20,13 +20,15 @@ def source(vocabulary: int = 1000, per_token: int = 10_000, device: str = "cpu")
     spec = SimpleNamespace(device=torch.device(device))
     info = SimpleNamespace(logits_width=vocabulary, max_model_len=2048)
     return SimpleNamespace(
-        model=SimpleNamespace(kv_spec=spec), info=info, activation_bytes_per_token=per_token
-    )
+        model=SimpleNamespace(kv_spec=spec), info=info, activation_bytes_per_token=per_token,
+        adapter_bytes_per_rank=MIB,
+    )  # fmt: skip
 
 
-def limits(free: int, model: Any, threads: int = 4, **changes: Any) -> tuple[int, int]:
+def limits(free: int, model: Any, threads: int = 4, loras: int = 0, **changes: Any) -> tuple[int, int]:
     settings = {"shrink_batch": True, **changes}
-    config = ExecutorConfig("llm", optimization=OptimizationConfig(num_threads=threads), **settings)
+    optimization = OptimizationConfig(num_threads=threads, max_loras=loras, max_lora_rank=16)
+    config = ExecutorConfig("llm", optimization=optimization, **settings)
     chosen = sizing.fitting(config, model, free)
     return chosen.max_num_seqs, chosen.max_num_batched_tokens
 
@@ -48,6 +50,12 @@ def test_short_memory_halves_both_until_a_step_takes_a_quarter_at_most():
     # Logits of 64 rows: 152,000 x 8 x 64 = 77.8 MB; activations of 2,048 tokens: 20.5 MB. A quarter of 200 MiB is 52.4 MB.
     assert limits(200 * MIB, source(vocabulary=152_000)) == (32, 1024)
     assert limits(60 * MIB, source(vocabulary=152_000)) == (8, 256)
+
+
+def test_memory_of_adapters_does_not_shrink_what_fits_beside_it():
+    # 128 of 328 MiB are the adapters', of 16 MiB each: over a quarter, and no limit would make it less.
+    assert limits(328 * MIB, source(), loras=8) == (64, 2048)
+    assert limits(328 * MIB, source(vocabulary=152_000), loras=8) == (32, 1024)
 
 
 def test_what_was_asked_for_is_kept():

@@ -236,7 +236,10 @@ class Adapters:
             async with self._turn:
                 lives = self._lives
                 await self._unload_lost()
-                if digest is not None and digest in self._known and lives == self._lives:
+                if digest is None or digest not in self._known or lives != self._lives:
+                    return
+                # An `add` that had its turn first may have taken the room; then the next `look` makes room again.
+                if len(self._held) < self.most:
                     await self._load(digest, lives)
         except ExecutorError as error:
             # Dead or away: the loop recovers, and what is wanted then is loaded again.

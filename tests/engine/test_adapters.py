@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -112,6 +114,30 @@ async def test_one_that_waits_for_its_adapter_holds_up_nobody() -> None:
         assert not waits.done() and core.stats().waiting == 1
         release.set()
         assert await waits == expected("b", 8)
+
+
+async def test_additions_that_take_the_room_of_a_load_have_it() -> None:
+    """A load that was decided on before two additions had their turn comes after them, and finds no room."""
+    made = fake(max_adapters=3)
+    await made.warmup()
+    table = adapters.Adapters(made, 2, lambda: 0.0, lambda: None, lambda digest, error: None)
+    for digest in "ab":
+        await table.add(digest, f"/{digest}")
+    table.lose_all()
+    waits: Any = SimpleNamespace(
+        request=with_adapter("a"), slot=None, context=SimpleNamespace(arrival_time=0.0)
+    )
+    additions = [asyncio.create_task(table.add(digest, f"/{digest}")) for digest in "cd"]
+    for expected_held in ("cd", "ad"):
+        table.begin_step()
+        assert not table.ready(waits)
+        table.look(tuple, [])
+        await asyncio.gather(*additions)
+        await until(lambda: table._task is None)
+        assert {use.digest for use in table.uses([], []) if use.held} == set(expected_held)
+    assert table.ready(waits)
+    assert await table.add("e", "/e"), "there is still room to try one"
+    await made.shutdown()
 
 
 async def test_a_busy_adapter_gives_way_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -374,6 +374,22 @@ def test_shapes_with_adapters() -> None:
         assert fits(shape, replace(facts, adapted=True)) is bool(shape.lora_tiles)
 
 
+@pytest.mark.parametrize("chunks", [0, 1])
+def test_steps_with_adapters_have_a_graph_where_others_have_one(chunks: int) -> None:
+    plain = mixed_shapes(256, 8192, 16) if chunks else decode_shapes(1024)
+    adapted = adapted_shapes(decode_shapes(256) + plain if chunks else plain, 8)
+    lacking = []
+    for tokens in range(1, 2100):
+        items, tiles = (2, -(-tokens // 16) + 1) if chunks else (tokens, 0)
+        facts = StepFacts(tokens, items, tiles, items - chunks, 1)
+        there = [any(fits(shape, one) for shape in shapes) for shapes, one in (
+            (plain, facts), (adapted, replace(facts, adapted=True)),
+        )]  # fmt: skip
+        if there[0] != there[1]:
+            lacking.append(tokens)
+    assert not lacking
+
+
 @pytest.mark.interpreted
 @pytest.mark.usefixtures("quickly")
 async def test_rows_without_an_adapter_cost_nothing(

@@ -49,8 +49,9 @@ LARGE_ROWS = (320, 384, 448, 512, 640, 768, 896, 1024)
 """Rows of decode graphs above 256. A graph takes the driver's memory, so there are few."""
 MIXED_TOKENS = (16, 32, 64, 128, 256, 512, 640, 768, 1024, 1280, 1536, 2048)
 """Tokens of mixed steps that get a graph: common lengths of prompts and budgets."""
-ADAPTED_ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048)
-"""Rows of decode graphs, and tokens of mixed ones, that exist for steps with LoRA adapters as well."""
+ADAPTED_ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 2048)
+"""Rows of decode graphs, and tokens of mixed ones, that exist for steps with LoRA adapters as well. Above `CLOSE_TO` they are so
+close that any step with a graph has one with adapters, too."""
 _PADDING = 8
 """Additional tokens of a mixed graph: padding needs one, and eight give products a number of rows that suits cuBLAS."""
 _CHUNKS = 32

@@ -32,7 +32,9 @@ from executors.llm.executor import LlmAdapterExecutor, LlmExecutor
 from executors.llm.gpu import kernel_check
 from executors.llm.gpu.graphs import (
     ADAPTED_ROWS,
+    AT_START,
     StepFacts,
+    StepGraphs,
     adapted_shapes,
     decode_shapes,
     fits,
@@ -388,6 +390,18 @@ def test_steps_with_adapters_have_a_graph_where_others_have_one(chunks: int) -> 
         if there[0] != there[1]:
             lacking.append(tokens)
     assert not lacking
+
+
+def test_graphs_of_the_start_are_those_without_adapters() -> None:
+    """The requests that come first have none, and who has one finds a graph soon after."""
+    plain = decode_shapes(16)
+    graphs = StepGraphs(FakeDevice(), [*plain, *adapted_shapes(plain, 8)], lambda shape: lambda: None)
+    order: list[StepShape] = []
+    while (shape := graphs.missing) is not None:
+        graphs.capture(shape)
+        order.append(shape)
+    assert order[:AT_START] == plain[:AT_START]
+    assert order[AT_START:] == [shape for shape in graphs.shapes if shape not in order[:AT_START]]
 
 
 @pytest.mark.interpreted

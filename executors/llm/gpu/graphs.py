@@ -7,10 +7,10 @@ With LoRA adapters some of these shapes exist a second time, for steps in which 
 Padding is computed: up to 512 tokens that costs less than the calls of a step without a graph, which take the host 3.5 to 4
 ms. Larger graphs are spaced more closely and take only steps that fill three quarters of them.
 
-Small graphs are captured first. The first few exist when the executor is ready. The others follow one at a time while the
-device is idle. If it is never idle, a graph is captured between two steps once its shape has been missed often enough,
-together with one or two more that have been missed: each time the steps in flight must end first. No graph is captured within
-a step.
+Small graphs are captured first. The first few, none of them for adapters, exist when the executor is ready. The others follow
+one at a time while the device is idle. If it is never idle, a graph is captured between two steps once its shape has been
+missed often enough, together with one or two more that have been missed: each time the steps in flight must end first. No
+graph is captured within a step.
 """
 
 from __future__ import annotations
@@ -274,10 +274,11 @@ class StepGraphs:
 
     @property
     def missing(self) -> StepShape | None:
-        """Smallest shape that is still to be captured."""
+        """Next shape to capture: the smallest few without adapters, then the smallest of all."""
         if self.failure:
             return None
-        return next((shape for shape in self.shapes if shape not in self._graphs), None)
+        plain = [shape for shape in self.shapes if not shape.lora_tiles][:AT_START]
+        return next((shape for shape in (*plain, *self.shapes) if shape not in self._graphs), None)
 
     @property
     def wait(self) -> float:

@@ -341,6 +341,8 @@ async def test_torch_computes_where_the_kernels_cannot_be_used(
     [note] = [note for note in executor.status().notes if note.startswith("adapters: torch, which is slower")]
     assert ("lora of qkv: its results are wrong here" in note) is (why != "no triton")
     assert ("adapters: torch" in caplog.text) is (why != "no triton")
+    graphs = executor.unified.graphs  # type: ignore[attr-defined]
+    assert graphs.shapes and not any(shape.lora_tiles for shape in graphs.shapes), "launches for all places"
     same(await heard(executor, MIXED), expected)
     await executor.shutdown()
 

@@ -78,9 +78,14 @@ class DeviceWeights:
         )  # fmt: skip
 
     @property
+    def by_torch(self) -> bool:
+        """Whether torch computes: some launches for each part of each matrix at each place, whoever uses them."""
+        return self._add is add_by_torch
+
+    @property
     def note(self) -> str:
         """For `status()`."""
-        if self._add is add_by_torch:
+        if self.by_torch:
             return f"adapters: torch, which is slower than Cohort's kernels: {self._why}"
         return "adapters: cohort-triton"
 

@@ -89,7 +89,8 @@ class DeviceUnifiedRunner(UnifiedRunner):
         super().__init__(runner, num_slots, max_batch_size, max_model_len, compiler)
         self._device = device
         self._max_tokens = max_tokens
-        self._max_adapters = max_adapters
+        self._graph_adapters = max_adapters
+        """Most LoRA adapters of a step with a graph."""
         self._slow = np.zeros(num_slots, np.bool_)
         """Marks slots whose tokens need the host to choose them."""
         self._tables = DeviceTables(self.slots.block_tables[0], runner.device)
@@ -131,7 +132,7 @@ class DeviceUnifiedRunner(UnifiedRunner):
         rows, pieces = self.max_batch_size, self._most_pieces
         mixed = mixed_shapes(rows, self._max_tokens, packed.queries_per_tile, pieces)
         shapes = [*decode_shapes(rows, pieces), *mixed]
-        return [*shapes, *adapted_shapes(shapes, self._max_adapters)]
+        return [*shapes, *adapted_shapes(shapes, self._graph_adapters)]
 
     def _most_pieces(self, rows: int) -> int:
         packed = self.program.packed
@@ -167,7 +168,7 @@ class DeviceUnifiedRunner(UnifiedRunner):
             return
         pieces = min(1, self._most_pieces(1))
         alone = [StepShape(1, 1, 1, decodes=1, pieces=pieces), StepShape(4, 3, 1, 1, 1, True, pieces)]
-        alone += [replace(one, lora_tiles=1) for one in alone if self._max_adapters]
+        alone += [replace(one, lora_tiles=1) for one in alone if self._graph_adapters]
         wanted = [*alone, *self._padded_shapes(packed)]
         for number, shape in enumerate(wanted):
             self.report("kernels", number, len(wanted))
@@ -221,6 +222,11 @@ class DeviceUnifiedRunner(UnifiedRunner):
         super().use_adapters(table)
         assert isinstance(table.weights, DeviceWeights)
         self.program.adapters = table.weights
+        if table.weights.by_torch:
+            # Each such graph would hold launches for all places, hundreds a layer.
+            self._graph_adapters = 0
+            if self.graphs is not None:
+                self.graphs.shapes = [shape for shape in self.graphs.shapes if not shape.lora_tiles]
 
     def trial(self) -> contextlib.AbstractContextManager[None]:
         """See `UnifiedRunner`."""

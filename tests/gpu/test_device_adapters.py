@@ -259,6 +259,8 @@ async def test_families(family: str, tmp_path: Path) -> None:
         table = executor._ready().unified.adapters
         assert table is not None
         assert isinstance(table.weights, DeviceWeights if backend == "triton" else HostWeights)
+        # Steps that the host packs, as with several ranks, say what computes as well.
+        assert ("adapters: cohort-triton" in executor.status().notes) is (backend == "triton")
         found.append(await heard(executor, asked, 2))
         await executor.shutdown()
     same(*found)

@@ -212,8 +212,7 @@ class DeviceUnifiedRunner(UnifiedRunner):
     def notes(self) -> tuple[str, ...]:
         """Notes for `status()`."""
         graphs = "graphs: none" if self.graphs is None else self.graphs.note
-        adapters = () if self.program.adapters is None else (self.program.adapters.note,)
-        return (graphs, f"sampling: on the device, {self.program.sampler.name}", *adapters)
+        return (graphs, f"sampling: on the device, {self.program.sampler.name}", *super().notes)
 
     # -- state ---------------------------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from executors.contract.batch import (
 from executors.contract.checks import check_arrays, check_blocks, check_limits, check_pooling
 from executors.contract.errors import InvalidInput, ItemFault
 from executors.contract.slots import SlotTable
+from executors.llm.adapters.device import DeviceWeights
 from executors.llm.adapters.table import AdapterTable
 from executors.llm.memory.device_memory import DeviceMemory, retried
 from executors.llm.memory.kv_cache import lazy_zeros
@@ -109,7 +110,8 @@ class UnifiedRunner:
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes for `status()`."""
-        return ()
+        weights = None if self.adapters is None else self.adapters.weights
+        return (weights.note,) if isinstance(weights, DeviceWeights) else ()
 
     @property
     def can_capture(self) -> bool:

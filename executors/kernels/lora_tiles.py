@@ -19,8 +19,9 @@ PART_WORDS = 4
 """Numbers of an adapter's matrix in `ranks` and in `scales`: one for each part, and one more so that each begins at 16 bytes."""
 FEW_ROWS, MANY_ROWS = 16, 64
 """Rows of a tile: those of the smallest matrix instruction, and of Hopper's own."""
-FEW_TOKENS = 512
-"""Most tokens of a step with small tiles. Above, reading A and B once per 16 rows would cost more than idle rows of a tile."""
+FEW_TOKENS = 520
+"""Most tokens of a step with small tiles: those of the mixed graph of 512, padding included. Above, reading A and B once per 16
+rows would cost more than idle rows of a tile."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from executors.contract.config import (
     OptimizationConfig,
 )
 from executors.kernels import triton_build
+from executors.kernels.lora_tiles import FEW_ROWS, tile_rows
 from executors.kernels.triton import lora, stored
 from executors.llm.adapters.device import DeviceWeights, add_by_torch
 from executors.llm.adapters.host import HostWeights
@@ -33,6 +34,7 @@ from executors.llm.gpu import kernel_check
 from executors.llm.gpu.graphs import (
     ADAPTED_ROWS,
     AT_START,
+    CLOSE_TO,
     StepFacts,
     StepGraphs,
     adapted_shapes,
@@ -394,6 +396,13 @@ def test_steps_with_adapters_have_a_graph_where_others_have_one(chunks: int) -> 
         if there[0] != there[1]:
             lacking.append(tokens)
     assert not lacking
+
+
+def test_graphs_of_up_to_512_tokens_have_small_tiles() -> None:
+    """With their padding."""
+    shapes = adapted_shapes([*decode_shapes(1024), *mixed_shapes(64, 8192, 16)], 8)
+    few = {shape for shape in shapes if shape.tokens <= CLOSE_TO + 8 * shape.listed}
+    assert {shape for shape in shapes if tile_rows(shape.tokens) == FEW_ROWS} == few
 
 
 def test_graphs_of_the_start_are_those_without_adapters() -> None:

@@ -24,8 +24,9 @@ from executors.contract.config import (
     OptimizationConfig,
 )
 from executors.kernels import triton_build
-from executors.kernels.lora_tiles import FEW_ROWS, tile_rows
+from executors.kernels.lora_tiles import FEW_ROWS, LoraMatrix, LoraTiles, tile_rows
 from executors.kernels.triton import lora, stored
+from executors.kernels.triton.lora import splits_of
 from executors.llm.adapters.device import DeviceWeights, add_by_torch
 from executors.llm.adapters.host import HostWeights
 from executors.llm.adapters.loaded import LoadedAdapter
@@ -348,6 +349,29 @@ async def test_torch_computes_where_the_kernels_cannot_be_used(
     graphs = executor.unified.graphs  # type: ignore[attr-defined]
     assert graphs.shapes and not any(shape.lora_tiles for shape in graphs.shapes), "launches for all places"
     same(await heard(executor, MIXED), expected)
+    await executor.shutdown()
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("splits", [1, 2, 4])
+async def test_each_way_to_share_the_depth_is_checked(
+    splits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is compiled on its own, and how many tiles a graph has decides which it gets."""
+
+    def wrong(matrix: LoraMatrix, tiles: LoraTiles, x: torch.Tensor, out: torch.Tensor) -> None:
+        few = tiles.tile_rows == FEW_ROWS
+        if splits_of(tiles.count, len(matrix.begins), matrix.inputs, few) == splits and matrix.inputs == 1024:
+            matrix = replace(matrix, scales=1.1 * matrix.scales)
+        add_by_torch(matrix, tiles, x, out)
+
+    path = write_checkpoint(tmp_path / "model", {**MODEL, "intermediate_size": 1024, "num_hidden_layers": 1})
+    monkeypatch.setattr(kernel_check, "wanted", lambda device: True)
+    monkeypatch.setattr(kernel_check, "_LORA_ROWS", (1,))
+    monkeypatch.setattr(lora, "add_lora", wrong)
+    executor = await started(OnDevice, settings(path, 2))
+    [note] = [note for note in executor.status().notes if note.startswith("adapters: ")]
+    assert "lora of down: its results are wrong here" in note
     await executor.shutdown()
 
 

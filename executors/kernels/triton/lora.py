@@ -19,7 +19,7 @@ import triton.language as tl
 
 from executors.kernels.lora_tiles import FEW_ROWS, LoraMatrix, LoraTiles
 
-_PROCESSORS = 132
+PROCESSORS = 132
 """Smallest number of programs of `shrink`: the multiprocessors of an H100 or H200."""
 _FEW_SPLITS, _MANY_SPLITS, _LEAST_DEPTH = 8, 2, 256
 """Most programs that share the depth with small tiles and with large ones, since every program of `expand` reads the parts of
@@ -121,7 +121,7 @@ def splits_of(tiles: int, parts: int, columns: int, few: bool) -> int:
     """Return how many programs share the depth of `shrink`: a power of two, with which there are enough programs to read A.
     `few`: tiles are small."""
     wanted = min(
-        _FEW_SPLITS if few else _MANY_SPLITS, columns // _LEAST_DEPTH, triton.cdiv(_PROCESSORS, tiles * parts)
+        _FEW_SPLITS if few else _MANY_SPLITS, columns // _LEAST_DEPTH, triton.cdiv(PROCESSORS, tiles * parts)
     )
     return 1 << max(0, wanted.bit_length() - 1)
 

@@ -18,7 +18,7 @@ import torch
 
 from executors.kernels.device_layouts import DeviceRows, table_of
 from executors.kernels.device_layouts import widened as widened_rows
-from executors.kernels.lora_tiles import LoraTiles, in_tiles, tile_rows
+from executors.kernels.lora_tiles import FEW_ROWS, LoraMatrix, LoraTiles, in_tiles, tile_rows
 from executors.kernels.shaping_layout import (
     BIASES,
     ENTRY_SHIFT,
@@ -33,6 +33,7 @@ from executors.kernels.shaping_layout import (
 from executors.kernels.triton import fp8 as fp8_kernels
 from executors.kernels.triton import stored as stored_kernels
 from executors.kernels.triton.activation import gated
+from executors.kernels.triton.lora import PROCESSORS, splits_of
 from executors.kernels.triton.norms import rms_norm
 from executors.kernels.triton.rotary import rotate_and_store
 from executors.llm.adapters.device import DeviceWeights, add_by_torch, of_place, part_of
@@ -450,20 +451,29 @@ def _added_by_adapters(weights: DeviceWeights, decoder: Decoder, linear: Linear)
         places = torch.randint(-1, count, (tokens,), generator=draw.noise).numpy()
         size = tile_rows(tokens)
         rows, owners = (torch.from_numpy(one).to(decoder.device) for one in in_tiles(places, size))
-        # Behind those that are used there are others in a graph.
-        tiles = LoraTiles(
-            torch.nn.functional.pad(rows, (0, size), value=-1),
-            torch.nn.functional.pad(owners, (0, 1), value=-1),
-            size,
-        )
         x = draw(tokens, matrix.inputs)
-        found, wanted = (
-            torch.zeros(tokens, matrix.outputs, dtype=decoder.dtype, device=decoder.device) for _ in "ab"
-        )
-        weights.add(linear, tiles, x, found)
-        add_by_torch(matrix, tiles, x, wanted)
-        worst = max(worst, distance(found, wanted))
+        wanted = torch.zeros(tokens, matrix.outputs, dtype=decoder.dtype, device=decoder.device)
+        add_by_torch(matrix, LoraTiles(rows, owners, size), x, wanted)
+        for idle in _idle_tiles(matrix, len(owners), size):
+            tiles = LoraTiles(
+                torch.nn.functional.pad(rows, (0, idle * size), value=-1),
+                torch.nn.functional.pad(owners, (0, idle), value=-1),
+                size,
+            )
+            found = torch.zeros_like(wanted)
+            weights.add(linear, tiles, x, found)
+            worst = max(worst, distance(found, wanted))
     return worst
+
+
+def _idle_tiles(matrix: LoraMatrix, used: int, size: int) -> list[int]:
+    """Numbers of tiles behind those that are used, as in a graph: one at least, and one number for each way to share the depth,
+    because each is compiled on its own."""
+    found: dict[int, int] = {}
+    for idle in range(1, PROCESSORS + 1):
+        splits = splits_of(used + idle, len(matrix.begins), matrix.inputs, size == FEW_ROWS)
+        found.setdefault(splits, idle)
+    return list(found.values())
 
 
 # -- FP8 -----------------------------------------------------------------------------------------------------------------

@@ -129,7 +129,9 @@ SAYS = {
     "single-0.6b": {"tokens_per_s", "share_of_roofline", "ttft_ms"},
     "cohort": {"together_ms", "limit_ms", "reached", "factor_over_serial", "factor_over_serial_eager"},
     "steps": {"step_ms", "engine_ms_per_step", "one_sequence"},
-    "adapters": {"identical", "adapter_notes", "active_share", "idle_share_of_speed", "reached", "executor_notes"},
+    "adapters": {
+        "identical", "adapter_notes", "active_share", "idle_share_of_speed", "one_active_share", "reached", "executor_notes",
+    },
     "drafts": {"identical", "drafts_verified", "drafts_accepted"},
     "offline-8b": {"output_tokens_per_s"},
     "single-8b": {"tokens_per_s"},

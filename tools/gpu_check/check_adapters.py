@@ -2,7 +2,7 @@
 
 Agreement is of a small model in float32: the engine with graphs, overlap and mixed batches against eager forwards of the merged
 models over torch's attention. Costs are of Qwen3-0.6B with random weights: tokens a second of 32 streams without LoRA, with eight
-adapters loaded of which none is used, and with all of them used in turn.
+adapters loaded of which none is used, and with all of them used in turn; and of one stream without LoRA and with an adapter.
 """
 
 from __future__ import annotations
@@ -172,17 +172,20 @@ async def _costs(options: Options, folder: Path) -> dict[str, Any]:
     async with engine(options, setup) as core:
         await settled(core)
         off = await _rates(core, shape, streams, tokens, [None])
+        off_alone = await _rates(core, shape, 1, tokens, [None])
     async with engine(options, replace(setup, max_loras=len(made) + 1, max_lora_rank=RANK)) as core:
         digests = [await known(core, packed) for packed in made]
         seconds = await settled(core)
         idle = await _rates(core, shape, streams, tokens, [None])
         active = await _rates(core, shape, streams, tokens, digests)
+        alone = await _rates(core, shape, 1, tokens, digests)
         about = facts(core, limits)
     shares = active / off, idle / off
     return {
         "streams": streams, "adapters": len(made), "rank": RANK, "capture_seconds": seconds,
         "tokens_per_s_without_lora": off, "tokens_per_s_idle": idle, "tokens_per_s_active": active,
-        "active_share": shares[0], "idle_share_of_speed": shares[1],
+        "tokens_per_s_of_one_without_lora": off_alone, "tokens_per_s_of_one_active": alone,
+        "active_share": shares[0], "idle_share_of_speed": shares[1], "one_active_share": alone / off_alone,
         "reached": shares[0] >= LEAST_ACTIVE and shares[1] >= LEAST_IDLE, **about,
     }  # fmt: skip
 

@@ -38,6 +38,7 @@ _HEADLINES = {
     "drafts_accepted": "{:,} drafts accepted",
     "active_share": "{:.0%} of the speed with adapters in use",
     "idle_share_of_speed": "{:.1%} with adapters idle",
+    "one_active_share": "{:.0%} of the speed of one stream with its adapter",
 }
 COMMIT_VARIABLE = "GPU_CHECK_COMMIT"
 _LIMITS = ("copy_gb_per_s", "bf16_tflops")

@@ -77,8 +77,8 @@ sim: $(DEV)  ## 10,000 seeds of the deterministic simulation; ARGS="--seeds N --
 test-clients: $(DEV)  ## real clients, each in its own environment, against a live server; ARGS="litellm lm-eval"
 	$(BIN)/python -m tests.clients $(ARGS)
 
-test-clients-ci: $(DEV)  ## the same without the three that install torch: vLLM's, guidellm, lm-eval
-	$(BIN)/python -m tests.clients --without vllm-bench --without guidellm --without lm-eval $(ARGS)
+test-clients-ci: $(DEV)  ## the same without those that install torch (vLLM's, guidellm, lm-eval), anthropic 0 and langchain
+	$(BIN)/python -m tests.clients --without vllm-bench --without guidellm --without lm-eval --without anthropic-0 --without langchain $(ARGS)
 
 test-agents: $(DEV)  ## Codex, Claude Code, OpenCode and Qwen Code against a scripted model; needs npm, and fetches 1.3 GB the first time; ARGS="-k codex"
 	$(BIN)/python -m pytest -m slow tests/agents $(ARGS)

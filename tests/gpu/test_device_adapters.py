@@ -219,14 +219,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.interpreted
+@pytest.mark.extended(every=2)
 @pytest.mark.parametrize(
     ("kind", "graphs", "asked"),
     [
-        (OnDevice, True, MIXED),
         (OnTriton, True, MIXED[2:4] + MIXED[8:9]),
         (OnTriton, False, MIXED[2:4] + MIXED[8:]),
+        (OnDevice, True, MIXED),
     ],
-    ids=["layer by layer, graphs", "fused, graphs", "fused"],
+    ids=["fused, graphs", "fused", "layer by layer, graphs"],
 )
 async def test_adapters_and_the_base_in_one_batch_equal_each_merged_model(
     kind: type[OnDevice], graphs: bool, asked: list[tuple[int, str | None]], model: Path, tmp_path: Path

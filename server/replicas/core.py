@@ -320,7 +320,7 @@ class FleetCore:
 
     def _candidates(self, entry: Entry) -> set[str]:
         """Replicas that a sequence can be given to. Those that rest only where there is no other."""
-        willing = self._engines.keys() - entry.refused_by
+        willing = self._engines.keys() - entry.refused_by.keys()
         return willing - self._resting or willing
 
     def _ready(self) -> list[Engine]:
@@ -344,7 +344,8 @@ class FleetCore:
         for entry in list(self._entries.values()):
             if entry.tap is not None or entry.seq_id not in self._entries:
                 continue
-            entry.refused_by &= self._engines.keys()
+            for name in entry.refused_by.keys() - self._engines.keys():
+                del entry.refused_by[name]
             if entry.paused:
                 self._go_on(entry)
             else:
@@ -391,6 +392,7 @@ class FleetCore:
         if delta.tokens:
             entry.output_token_ids += [token.token_id for token in delta.tokens]
             entry.lives = 0
+            entry.forget_refusals()
             if entry.paused:
                 entry.paused = False
                 entry.story.resume(now, choice)
@@ -422,10 +424,8 @@ class FleetCore:
             if any(one.output_token_ids or one.paused for one in group):
                 return False
             for one in group:
-                if one.refusal is None or error.retry_after < one.refusal.retry_after:
-                    one.refusal = error
                 self._take_back(one, now)
-                one.refused_by.add(name)
+                one.refused_by[name] = error
             if entry.call.home == name:
                 entry.call.home = None
             if self._candidates(entry):
@@ -438,7 +438,7 @@ class FleetCore:
             isinstance(error, ExecutorFailed) and not isinstance(error, BrokeExecutor)
         ):
             self._unplace(entry, now, "replica")
-            entry.refused_by.add(name)
+            entry.refused_by[name] = error
             if entry.seq_id in self._entries:
                 self._go_on(entry)
             return True
@@ -447,6 +447,7 @@ class FleetCore:
     def _unplace(self, entry: Entry, now: float, cause: str) -> None:
         """A sequence's replica is lost."""
         self._take_back(entry, now)
+        entry.forget_refusals()
         entry.paused = True
         entry.lives += 1
         entry.story.interrupt(now, entry.choice, cause, len(entry.output_token_ids))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from engine.errors import Overloaded
+from engine.errors import EngineError, Overloaded
 from engine.mailbox import Mailbox
 from engine.request import Request, RequestContext, TokenDelta
 from engine.story import Story
@@ -71,9 +71,18 @@ class Entry:
     """Its id at that replica's core."""
     lives: int = 0
     """Replicas lost since its last token."""
-    refused_by: set[str] = field(default_factory=set)
-    """Replicas, in their present lives, that do not take it."""
-    refusal: Overloaded | None = None
-    """The refusal with the shortest wait."""
+    refused_by: dict[str, EngineError] = field(default_factory=dict)
+    """What replicas that do not take it said, in their present lives."""
     waits_since: float | None = None
     """When it began to wait for a replica, in seconds of the engine's clock; None while one has it."""
+
+    @property
+    def refusal(self) -> Overloaded | None:
+        """The refusal with the shortest wait."""
+        refusals = [one for one in self.refused_by.values() if isinstance(one, Overloaded)]
+        return min(refusals, key=lambda one: one.retry_after, default=None)
+
+    def forget_refusals(self) -> None:
+        """Refusals of a full queue concern the moment they were made: a sequence that was let in since may go anywhere."""
+        for name in [name for name, said in self.refused_by.items() if isinstance(said, Overloaded)]:
+            del self.refused_by[name]

@@ -229,6 +229,24 @@ async def test_refused_by_one_taken_by_the_other(model_dir: Path) -> None:
         assert texts == [texts[0]] * 4 and len(texts[0]) == 60
 
 
+async def test_an_early_refusal_does_not_bind_a_stream(model_dir: Path) -> None:
+    """The replica that refused it is the only one left when the other dies: there it goes on."""
+    async with world(model_dir, max_num_seqs="1", max_queued_seqs="1", delay=5) as w:
+        w.core.router._load_factor = 100.0
+        streams = []
+        for _ in range(3):
+            w.core.submit(asked(100), mailbox := Mailbox())
+            streams.append(asyncio.create_task(read(mailbox, 1)))
+            await asyncio.sleep(0.05)
+        [refused] = [entry for entry in w.core._entries.values() if entry.seq_id == 3]
+        await until(lambda: refused.output_token_ids)
+        assert refused.tap is not None
+        await w.transport.kill(refused.tap.replica)
+        async with asyncio.timeout(10):
+            texts = [ids(await stream) for stream in streams]
+        assert texts == [texts[0]] * 3 and len(texts[0]) == 100 and w.core.moved == 1
+
+
 async def test_errors_of_the_request_stay_with_it(model_dir: Path) -> None:
     async with world(model_dir) as w:
         mailbox = Mailbox()

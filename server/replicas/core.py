@@ -41,6 +41,9 @@ log = structlog.get_logger("server")
 
 _TICK = 0.25
 """Seconds between looks at the sequences that wait for a replica."""
+_UNTIL_RETIRED = 1.0
+"""Seconds after which a replica that is to leave loses what has given nothing. One that died is off the list as well, and its link
+breaks before that: then each of its sequences has lost a life."""
 
 
 class Engine(Protocol):
@@ -101,7 +104,9 @@ class FleetCore:
         self._ids = itertools.count(1)
         self._engines: dict[str, Engine] = {}
         self._resting: set[str] = set()
-        """Replicas that get no new sequences: their executors are being restarted, or they are about to leave."""
+        """Replicas that get new sequences only where there is no other: their executors are being restarted."""
+        self._leaving: dict[str, float] = {}
+        """Replicas that hear nothing any more, and since when by the clock. They finish what they have."""
         self._calls: weakref.WeakKeyDictionary[Mailbox, Call] = weakref.WeakKeyDictionary()
         self._entries: dict[int, Entry] = {}
         """Unfinished sequences, by id."""
@@ -204,6 +209,7 @@ class FleetCore:
         """A replica can be given sequences. Those that wait for one come first."""
         self._engines[engine.name] = engine
         self._resting.discard(engine.name)
+        self._leaving.pop(engine.name, None)
         self.router.join(engine.name)
         self._place_homeless()
 
@@ -215,11 +221,25 @@ class FleetCore:
             self._resting.discard(name)
             self._place_homeless()
 
+    def retire(self, name: str) -> None:
+        """A replica is about to leave and hears nothing any more; said again and again until it has left. It finishes what it has; a
+        sequence that has given nothing since it was placed there may never have arrived, so it goes elsewhere, or waits."""
+        now = self._clock()
+        if name not in self._engines or now < self._leaving.setdefault(name, now) + _UNTIL_RETIRED:
+            return
+        for entry in [one for one in self._entries.values() if _is_at(one, name)]:
+            if entry.call.home == name:
+                entry.call.home = None
+            if entry.paused or entry.cached_tokens is None:
+                self._take_back(entry, now)
+        self._place_homeless()
+
     def leave(self, name: str, why: str) -> None:
         """A replica is gone. Its sequences go on elsewhere, or wait."""
         if self._engines.pop(name, None) is None:
             return
         self._resting.discard(name)
+        self._leaving.pop(name, None)
         self.router.leave(name)
         now, theirs = self._clock(), [one for one in self._entries.values() if _is_at(one, name)]
         if theirs:
@@ -295,7 +315,7 @@ class FleetCore:
             return self._wait()
         if entry.output_token_ids and entry.request.prompt_logprobs is not None:
             entry.request = replace(entry.request, prompt_logprobs=None)  # its reader has them
-        self.moved += 1
+        self.moved += entry.paused
         self._give(name, [entry], True, entry.output_token_ids)
         return True
 
@@ -319,14 +339,14 @@ class FleetCore:
         return self.router.choose(entry.keys, short, request.adapter, count, self._candidates(entry))
 
     def _candidates(self, entry: Entry) -> set[str]:
-        """Replicas that a sequence can be given to. Those that rest only where there is no other."""
-        willing = self._engines.keys() - entry.refused_by.keys()
+        """Replicas that a sequence can be given to. Those that rest only where there is no other, those that leave never."""
+        willing = self._engines.keys() - entry.refused_by.keys() - self._leaving.keys()
         return willing - self._resting or willing
 
     def _ready(self) -> list[Engine]:
-        return [engine for name, engine in self._engines.items() if name not in self._resting] or list(
-            self._engines.values()
-        )
+        hearing = {name: one for name, one in self._engines.items() if name not in self._leaving}
+        ready = [one for name, one in hearing.items() if name not in self._resting]
+        return ready or list(hearing.values())
 
     def _engine_of(self, entry: Entry) -> Engine | None:
         return None if entry.tap is None else self._engines.get(entry.tap.replica)
@@ -346,7 +366,7 @@ class FleetCore:
                 continue
             for name in entry.refused_by.keys() - self._engines.keys():
                 del entry.refused_by[name]
-            if entry.paused:
+            if entry.paused or entry.call.begun:
                 self._go_on(entry)
             else:
                 self._place(
@@ -367,7 +387,7 @@ class FleetCore:
     def _too_late(self, entry: Entry, now: float) -> EngineError | None:
         """Why a sequence waits no longer for a replica; None if it does."""
         waited, deadline = now - (entry.waits_since or now), entry.request.context.deadline
-        if entry.paused:
+        if entry.paused or entry.call.begun:
             limit = self.config.recovery_timeout
             return ExecutorFailed(f"no replica was ready within {limit:g} s") if waited > limit else None
         if deadline is not None and now >= deadline:
@@ -406,6 +426,7 @@ class FleetCore:
         """The first delta of a sequence: with it came the times of its call by the replica's clock."""
         told, engine = entry.call.context.story, self._engine_of(entry)
         ahead = 0.0 if engine is None else engine.clock_offset
+        entry.call.begun = True
         entry.cached_tokens, is_first = delta.num_cached_tokens, entry.siblings[0] is entry
         admitted = now if told.admitted is None else told.admitted - ahead
         entry.story.admit(admitted, entry.choice, {}, delta.num_cached_tokens if is_first else None)

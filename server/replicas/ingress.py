@@ -219,9 +219,12 @@ class Ingress:
             self._first.set_result(member)
 
     def _reported(self, member: Member) -> None:
-        if self.core is not None and not member.why_not:
-            resting = member.stage is not Stage.READY or self.fleet.is_leaving(member.name)
-            self.core.rest(member.name, resting)
+        if self.core is None or member.why_not:
+            return
+        if self.fleet.is_leaving(member.name):
+            self.core.retire(member.name)
+        else:
+            self.core.rest(member.name, member.stage is not Stage.READY)
 
     def _left(self, member: Member, why: str) -> None:
         if member.welcome is not None:

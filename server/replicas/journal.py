@@ -41,6 +41,8 @@ class Call:
     """By replica."""
     home: str | None = None
     """The replica that got its first prompt."""
+    begun: bool = False
+    """Whether one of its sequences has given something: then none of them is refused or late any more."""
 
 
 @dataclass(slots=True, eq=False)

@@ -23,7 +23,7 @@ class LocalTransport:
         self.gone: dict[str, asyncio.Event] = {}
         self._stopping: list[asyncio.Task[None]] = []
         self.listed: set[str] | None = None
-        """What Ray is said to list; None: all."""
+        """What Ray is said to list; None: all. Others hear nothing: Serve's router looks for them for ever."""
         self._changed: Callable[[], None] = lambda: None
 
     async def start(self, name: str, **different: object) -> None:
@@ -77,6 +77,8 @@ class LocalTransport:
 
     async def hear(self, replica: str, door: str, data: bytes) -> None:
         await asyncio.sleep(0)
+        while replica in self.engines and replica not in self.names():
+            await asyncio.sleep(0.02)
         self._of(replica).hear(door, data)
 
     def _of(self, replica: str) -> ReplicaEngine:

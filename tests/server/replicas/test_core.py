@@ -302,11 +302,11 @@ async def test_a_replica_that_serves_something_else_gets_nothing(model_dir: Path
 
 async def test_a_replica_that_is_to_leave_finishes_what_it_has(model_dir: Path) -> None:
     """Ray takes a replica from its list before it ends it: no new requests, and the link ends with its last sequence."""
-    async with world(model_dir) as w:
+    async with world(model_dir, delay=2) as w:
         mailbox = Mailbox()
         w.core.submit(asked(200), mailbox)
         reading = asyncio.create_task(read(mailbox, 1))
-        await until(lambda: any(w.core.router.load(name) for name in w.core.router.names))
+        await until(lambda: any(entry.output_token_ids for entry in w.core._entries.values()))
         name = holder(w)
         engine = w.transport.engines.pop(name)
         w.transport.listed = set(w.transport.engines)
@@ -317,6 +317,31 @@ async def test_a_replica_that_is_to_leave_finishes_what_it_has(model_dir: Path) 
         assert w.core.router.load(name) == 1
         assert len(ids(await reading)) == 200 and w.core.moved == 0
         await until(lambda: name not in w.ingress.fleet.members)
+
+
+async def test_what_a_leaving_replica_has_not_heard_waits_for_another(model_dir: Path) -> None:
+    """A single replica leaves: its stream ends there, what comes then and what it has queued waits for the next one."""
+    async with world(model_dir, 1, delay=15, max_num_seqs="1", recovery_timeout="20") as w:
+        w.core.submit(asked(150), running := Mailbox())
+        await until(lambda: any(entry.output_token_ids for entry in w.core._entries.values()))
+        w.core.submit(asked(20), queued := Mailbox())
+        await until(lambda: w.transport.engines["r0"]._core.core.num_waiting == 1)
+        w.transport.listed = set()
+        w.transport._changed()
+        await until(lambda: "r0" in w.core._leaving)
+        w.core.submit(asked(20), late := Mailbox())
+        w.core.submit(asked(20), aborted := Mailbox())
+        await until(lambda: w.core.num_homeless == 3)
+        assert w.core.num_placed == 1
+        w.core.abort(max(w.core._entries))
+        await w.core.prepare_grammar("nonsense")  # nobody is asked
+        await w.transport.start("r1")
+        w.transport.listed = {"r1"}
+        w.transport._changed()
+        texts = [ids(await read(mailbox, 1)) for mailbox in (queued, late)]
+        assert [len(text) for text in texts] == [20, 20] and aborted is not None
+        assert len(ids(await read(running, 1))) == 150 and w.core.moved == 0
+        await until(lambda: "r0" not in w.ingress.fleet.members)
 
 
 async def test_another_machine_s_clock(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -175,15 +175,17 @@ class EngineCore:
 
     def submit(
         self, request: Request, mailbox: Outlet, key: int = 0, committed: SequenceOf[SampledToken] = (),
-        accepted: bool = False,
+        accepted: bool = False, begun: bool = False,
     ) -> int:  # fmt: skip
         """Queue a request; its deltas arrive in `mailbox` under `key`. Returns the sequence id, minted here.
 
         `committed` are tokens that exist already (resume): they are part of the output and not sent again; where they end it,
         the end is all that comes. `accepted`: a later part of a call that was taken in; neither a full queue nor a drain
-        refuses it.
+        refuses it. `begun`: the call was begun elsewhere, so no wait is too long for it.
         Raises InvalidRequest, ContextLengthExceeded, Overloaded or Unavailable; nothing is queued then.
         """
+        if begun:
+            self._waiting.not_started.call_started(mailbox)
         return self._submit([request], mailbox, key, committed, accepted)[0]
 
     def submit_choices(self, requests: SequenceOf[Request], mailbox: Outlet, first_key: int = 0) -> list[int]:

@@ -44,9 +44,13 @@ class NotStarted:
             heapq.heappush(self._deadlines, (seq.context.deadline, seq.seq_id, seq))
             self._with_deadline.add(seq)
 
+    def call_started(self, mailbox: Outlet) -> None:
+        """Record that a sequence of this call was admitted, here or elsewhere: the call's others may wait for any time."""
+        self._calls_started.add(mailbox)
+
     def start(self, seq: Sequence) -> None:
         """Record that a sequence was admitted, after `add`."""
-        self._calls_started.add(seq.mailbox)
+        self.call_started(seq.mailbox)
         self.remove(seq)
 
     def remove(self, seq: Sequence) -> None:

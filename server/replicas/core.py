@@ -63,9 +63,10 @@ class Engine(Protocol):
         outlet: Outlet,
         first_key: int,
         accepted: bool,
-        committed: Sequence[int],
+        committed: Sequence[int] | None,
     ) -> list[int]:
-        """Give it requests with one prompt; returns its ids for their sequences."""
+        """Give it requests with one prompt; returns its ids for their sequences. `committed`: output of a single one whose call was
+        begun elsewhere; it may wait for any time. None: it begins here."""
 
     def abort(self, remote_id: int) -> None:
         """Drop a sequence."""
@@ -306,7 +307,7 @@ class FleetCore:
             return self._wait()
         call = entries[0].call
         call.home = call.home or name
-        self._give(name, entries, accepted, ())
+        self._give(name, entries, accepted, None)
         return True
 
     def _go_on(self, entry: Entry) -> bool:
@@ -315,11 +316,18 @@ class FleetCore:
             return self._wait()
         if entry.output_token_ids and entry.request.prompt_logprobs is not None:
             entry.request = replace(entry.request, prompt_logprobs=None)  # its reader has them
+        if entry.request.context.deadline is not None:
+            # A deadline is one for the start.
+            entry.request = replace(
+                entry.request, context=replace(entry.request.context, deadline=None)
+            )
         self.moved += entry.paused
         self._give(name, [entry], True, entry.output_token_ids)
         return True
 
-    def _give(self, name: str, entries: list[Entry], accepted: bool, committed: Sequence[int]) -> None:
+    def _give(
+        self, name: str, entries: list[Entry], accepted: bool, committed: Sequence[int] | None
+    ) -> None:
         engine, call = self._engines[name], entries[0].call
         if (tap := call.taps.get(name)) is None:
             tap = call.taps[name] = Tap(call, name, self._took)

@@ -89,12 +89,13 @@ class Member:
         outlet: Outlet,
         first_key: int,
         accepted: bool,
-        committed: Sequence[int],
+        committed: Sequence[int] | None,
     ) -> list[int]:
         """See `server.replicas.core.Engine`."""
         context = self._in_its_time(requests[0].context)
         sent = [replace(request, context=context) for request in requests]
-        return self._core.give(sent, outlet, first_key, accepted, committed)
+        begun = committed is not None
+        return self._core.give(sent, outlet, first_key, accepted, committed or (), begun)
 
     def abort(self, remote_id: int) -> None:
         """See `server.replicas.core.Engine`."""

@@ -95,7 +95,7 @@ class Desk:
             if asked.accepted:
                 [request] = requests
                 committed = [SampledToken(token_id) for token_id in asked.committed or ()]
-                seq_ids = [core.submit(request, outlet, asked.choice, committed, accepted=True)]
+                seq_ids = [core.submit(request, outlet, asked.choice, committed, True, asked.begun)]
             else:
                 seq_ids = core.submit_choices(requests, outlet, asked.choice)
         except EngineError as error:

@@ -226,7 +226,7 @@ class Submit(msgspec.Struct, tag=3, array_like=True):
     """Requests with one prompt, whose sequences the worker calls `first_key` and the numbers after it, and their reader `choice`
     and the numbers after it. `call`: which API call they are a part of. `story`: with the call's first part what is known of it,
     with others the id of its story; None: it is told where the call is answered. `committed`: output that a single request has
-    already, see `EngineCore.submit`."""
+    already, and `begun`, see `EngineCore.submit`."""
 
     call: int
     first_key: int
@@ -235,6 +235,7 @@ class Submit(msgspec.Struct, tag=3, array_like=True):
     accepted: bool
     story: StoryFacts | str | None = None
     committed: list[int] | None = None
+    begun: bool = False
 
 
 class CallAnswered(msgspec.Struct, tag=16, array_like=True):

@@ -81,8 +81,10 @@ class RemoteCore:
         first_key: int,
         accepted: bool,
         committed: Sequence[int] = (),
+        begun: bool = False,
     ) -> list[int]:
-        """Send requests with one prompt; returns the ids of their sequences. `committed`: output that a single one has."""
+        """Send requests with one prompt; returns the ids of their sequences. `committed`: output that a single one has; `begun`: its
+        call was begun elsewhere."""
         call = self._calls.get(mailbox)
         if call is None:
             call = self._calls[mailbox] = next(self._numbers)
@@ -91,7 +93,7 @@ class RemoteCore:
             self._readers[seq_id] = mailbox, first_key + number, requests[number].context.story
         told = self._tell(requests[0].context.story)
         known = list(committed) if committed else None
-        self._link.send(m.Submit(call, ids[0], first_key, list(requests), accepted, told, known))
+        self._link.send(m.Submit(call, ids[0], first_key, list(requests), accepted, told, known, begun))
         return ids
 
     def _tell(self, story: Story) -> m.StoryFacts | str | None:

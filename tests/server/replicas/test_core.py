@@ -191,6 +191,31 @@ async def test_a_deadline_is_one_for_the_start(model_dir: Path) -> None:
         assert len(ids(stream)) == 200 and w.core.moved == 1, stream.ends
 
 
+@pytest.mark.parametrize("limit", ["deadline", "patience"])
+async def test_what_moves_is_never_late(model_dir: Path, limit: str) -> None:
+    """Of two choices one has tokens, the other one waits; its replica dies. No limit for its start applies at the next one."""
+    flags = {"max_queue_wait": "2"} if limit == "patience" else {}
+    async with world(model_dir, delay=10, max_num_seqs="1", **flags) as w:
+        deadline = w.core._clock() + 0.3 if limit == "deadline" else None
+        first = asked(150, deadline=deadline)
+        requests = [first, Request(first.context, first.prompt_token_ids, first.sampling, 20)]
+        w.core.submit_choices(requests, mailbox := Mailbox())
+        reading = asyncio.create_task(read(mailbox, 2))
+        await until(lambda: any(len(entry.output_token_ids) > 5 for entry in w.core._entries.values()))
+        taken = w.core._entries[2].tap
+        assert taken is not None
+        other = next(name for name in w.core.router.names if name != taken.replica)
+        w.core.router.begin(taken.replica, 1000)
+        w.core.submit(asked(250), busy := Mailbox())  # at the other one: what moves has to wait
+        await until(lambda: w.core.router.load(other) == 1)
+        await asyncio.sleep(0.4)
+        await w.transport.kill(taken.replica)
+        found = await reading
+        assert [end.error for end in found.ends.values()] == [None, None]
+        assert [len(ids(found, key)) for key in (0, 1)] == [150, 20] and w.core.moved == 2
+        await read(busy, 1)
+
+
 async def test_too_long_without_a_replica(model_dir: Path) -> None:
     """What was begun waits for the recovery's time, what was not for the queue's, or for its own deadline."""
     async with world(model_dir, 1, recovery_timeout="1", max_queue_wait="2", max_queued_seqs="3") as w:

@@ -42,8 +42,8 @@ log = structlog.get_logger("server")
 _TICK = 0.25
 """Seconds between looks at the sequences that wait for a replica."""
 _UNTIL_RETIRED = 1.0
-"""Seconds after which a replica that is to leave loses what has given nothing. One that died is off the list as well, and its link
-breaks before that: then each of its sequences has lost a life."""
+"""Seconds after which a replica that is to leave loses what has given nothing. One that died is off the list as well, and its
+link breaks before that: then each of its sequences has lost a life."""
 
 
 class Engine(Protocol):
@@ -65,8 +65,8 @@ class Engine(Protocol):
         accepted: bool,
         committed: Sequence[int] | None,
     ) -> list[int]:
-        """Give it requests with one prompt; returns its ids for their sequences. `committed`: output of a single one whose call was
-        begun elsewhere; it may wait for any time. None: it begins here."""
+        """Give it requests with one prompt; returns its ids for their sequences. `committed`: output of a single one whose call
+        was begun elsewhere; it may wait for any time. None: it begins here."""
 
     def abort(self, remote_id: int) -> None:
         """Drop a sequence."""
@@ -223,8 +223,8 @@ class FleetCore:
             self._place_homeless()
 
     def retire(self, name: str) -> None:
-        """A replica is about to leave and hears nothing any more; said again and again until it has left. It finishes what it has; a
-        sequence that has given nothing since it was placed there may never have arrived, so it goes elsewhere, or waits."""
+        """A replica is about to leave and hears nothing any more; said again and again until it has left. It finishes what it has;
+        a sequence that has given nothing since it was placed there may never have arrived, so it goes elsewhere, or waits."""
         now = self._clock()
         if name not in self._engines or now < self._leaving.setdefault(name, now) + _UNTIL_RETIRED:
             return
@@ -318,16 +318,12 @@ class FleetCore:
             entry.request = replace(entry.request, prompt_logprobs=None)  # its reader has them
         if entry.request.context.deadline is not None:
             # A deadline is one for the start.
-            entry.request = replace(
-                entry.request, context=replace(entry.request.context, deadline=None)
-            )
+            entry.request = replace(entry.request, context=replace(entry.request.context, deadline=None))
         self.moved += entry.paused
         self._give(name, [entry], True, entry.output_token_ids)
         return True
 
-    def _give(
-        self, name: str, entries: list[Entry], accepted: bool, committed: Sequence[int] | None
-    ) -> None:
+    def _give(self, name: str, entries: list[Entry], accepted: bool, committed: Sequence[int] | None) -> None:
         engine, call = self._engines[name], entries[0].call
         if (tap := call.taps.get(name)) is None:
             tap = call.taps[name] = Tap(call, name, self._took)

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import structlog
 
 from engine.errors import Unavailable
@@ -37,6 +38,8 @@ checked the client's key."""
 REPORT_INTERVAL = 0.5
 """Seconds between two reports, and most seconds until a new stage is told."""
 _LOOK_INTERVAL = 0.1
+_MOST_DRAIN = 30 * 86_400.0
+"""Seconds after which Ray ends a replica that still has sequences, where the settings say never."""
 
 
 def boot_id() -> str:
@@ -57,6 +60,21 @@ def without_keys(settings: Settings) -> Settings:
         metrics_key=None,
         api_server_count=0,
     )
+
+
+def pack_settings(settings: Settings) -> bytes:
+    """Settings on their way to another process. As JSON infinite times would be null."""
+    return msgspec.msgpack.encode(settings)
+
+
+def unpack_settings(data: bytes) -> Settings:
+    """What `pack_settings` made."""
+    return msgspec.msgpack.decode(data, type=Settings)
+
+
+def drain_limit(settings: Settings) -> float:
+    """Seconds that Ray gives a replica or an ingress for its end; finite."""
+    return min(settings.drain_timeout, _MOST_DRAIN)
 
 
 class _Door:

@@ -15,7 +15,6 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import msgspec
 import ray
 import structlog
 from ray import serve
@@ -27,7 +26,7 @@ from ray.serve.request_router import PendingRequest, RequestRouter, RunningRepli
 from ray.serve.schema import ApplicationStatus
 
 from executors.contract import ConfigError
-from server.replicas.engine import ReplicaEngine, without_keys
+from server.replicas.engine import ReplicaEngine, drain_limit, pack_settings, unpack_settings, without_keys
 from server.settings.table import Settings
 
 log = structlog.get_logger("server")
@@ -71,9 +70,9 @@ class EngineReplica:
     """What a Serve replica does. Raises ConfigError or ExecutorError at its start."""
 
     async def __init__(self, settings: bytes) -> None:  # type: ignore[misc]  # Serve awaits it
-        """`settings`: as JSON, so that no class of the application is unpickled before its folder is known."""
+        """`settings`: as bytes, so that no class of the application is unpickled before its folder is known."""
         self.name: str = serve.get_replica_context().replica_id.unique_id
-        self._engine = ReplicaEngine(msgspec.json.decode(settings, type=Settings))
+        self._engine = ReplicaEngine(unpack_settings(settings))
         await self._engine.start()
 
     async def ping(self, replica: str) -> str:
@@ -150,7 +149,7 @@ def engine_deployment(replica: type, router: str, settings: Settings, placing: P
         ray_actor_options={"num_cpus": placing.cpus, "num_gpus": placing.gpus},
         **({"placement_group_bundles": [needs], "placement_group_strategy": "STRICT_PACK"} if needs else {}),
         max_ongoing_requests=_MOST_CALLS,
-        graceful_shutdown_timeout_s=settings.drain_timeout,
+        graceful_shutdown_timeout_s=drain_limit(settings),
         graceful_shutdown_wait_loop_s=0.2,
         health_check_period_s=_HEALTH_PERIOD,
         health_check_timeout_s=_HEALTH_TIMEOUT,
@@ -162,7 +161,7 @@ def engine_deployment(replica: type, router: str, settings: Settings, placing: P
 
 def settings_bytes(settings: Settings) -> bytes:
     """Settings as an engine replica takes them, without keys."""
-    return msgspec.json.encode(without_keys(settings))
+    return pack_settings(without_keys(settings))
 
 
 class RayTransport:

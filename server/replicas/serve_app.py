@@ -9,7 +9,6 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import msgspec
 import structlog
 from ray import serve
 from ray.serve.handle import DeploymentHandle
@@ -17,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.key_files import read_keys
 from server.replicas import ray_side
+from server.replicas.engine import drain_limit, pack_settings, unpack_settings
 from server.replicas.ingress import Ingress, check_settings
 from server.settings.load import SettingsError, load
 from server.settings.table import Settings
@@ -35,8 +35,8 @@ class ServeIngress:
     """An ingress in a Serve replica. The application begins with Serve's lifespan event, on the event loop that answers."""
 
     def __init__(self, settings: bytes, engines: DeploymentHandle) -> None:
-        """`settings`: as JSON, with keys."""
-        _LATEST.append(_Application(msgspec.json.decode(settings, type=Settings), engines))
+        """`settings`: as bytes, with keys."""
+        _LATEST.append(_Application(unpack_settings(settings), engines))
 
     async def check_health(self) -> None:
         """It is well while its event loop answers: replicas that are gone come back, and until then /ready says so."""
@@ -121,7 +121,7 @@ def application(
         name=INGRESS,
         num_replicas=own["ingresses"],
         max_ongoing_requests=_MOST_REQUESTS,
-        graceful_shutdown_timeout_s=settings.drain_timeout,
+        graceful_shutdown_timeout_s=drain_limit(settings),
         logging_config={"enable_access_log": False, "log_level": "WARNING"},
     )
-    return deployment.bind(msgspec.json.encode(settings), engines(settings, placing))
+    return deployment.bind(pack_settings(settings), engines(settings, placing))

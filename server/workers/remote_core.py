@@ -83,8 +83,8 @@ class RemoteCore:
         committed: Sequence[int] = (),
         begun: bool = False,
     ) -> list[int]:
-        """Send requests with one prompt; returns the ids of their sequences. `committed`: output that a single one has; `begun`: its
-        call was begun elsewhere."""
+        """Send requests with one prompt; returns the ids of their sequences. `committed`: output that a single one has; `begun`:
+        its call was begun elsewhere."""
         call = self._calls.get(mailbox)
         if call is None:
             call = self._calls[mailbox] = next(self._numbers)

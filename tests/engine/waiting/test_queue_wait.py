@@ -373,7 +373,9 @@ def test_a_call_that_was_begun_elsewhere_is_never_late() -> None:
     waiters = Waiters(5.0)
     moved = waiters.add(1, at=1.0, deadline=2.0)
     waiters.not_started.call_started(moved.mailbox)
-    assert list(waiters.not_started.past_deadline(9.0)) == list(waiters.not_started.out_of_patience(9.0)) == []
+    assert (
+        list(waiters.not_started.past_deadline(9.0)) == list(waiters.not_started.out_of_patience(9.0)) == []
+    )
 
 
 def test_the_age_of_the_oldest_that_waits() -> None:

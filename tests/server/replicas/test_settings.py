@@ -1,0 +1,39 @@
+"""Settings on their way to replicas."""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.replicas.engine import drain_limit, pack_settings, unpack_settings
+from server.settings.load import SettingsError, load
+from server.settings.table import TABLE
+
+
+def infinite() -> list[str]:
+    """Settings that take inf."""
+    found = []
+    for name in TABLE:
+        with suppress(SettingsError):
+            if getattr(load({"model": "m", name: "inf"}, {})[0], name) == math.inf:
+                found.append(name)
+    return found
+
+
+def test_infinite_times_arrive() -> None:
+    names = infinite()
+    assert {"recovery_timeout", "drain_timeout", "responses_store_age"} <= set(names)
+    settings, _ = load({"model": "m", **dict.fromkeys(names, "inf")}, {})
+    arrived = unpack_settings(pack_settings(settings))
+    assert arrived == settings and all(getattr(arrived, name) == math.inf for name in names)
+    assert math.isfinite(drain_limit(settings))
+
+
+@pytest.mark.parametrize("given", [{"executor_option": ["a=1", "b=x", "c=true"]}, {"api_key": ["k"]}])
+def test_others_arrive_as_they_are(given: dict[str, Any], tmp_path: Path) -> None:
+    settings, _ = load({"model": str(tmp_path), "drain_timeout": "3", **given}, {})
+    assert unpack_settings(pack_settings(settings)) == settings and drain_limit(settings) == 3

@@ -11,6 +11,7 @@ import typer
 
 from server.commands.common import fail
 from server.commands.options import ModelArgument, flag, with_settings
+from server.settings.kinds import ENV_PREFIX
 from server.settings.table import CONFIG, TABLE
 
 if TYPE_CHECKING:
@@ -85,7 +86,10 @@ def ray_serve(
 
 def _set_environment(*, own: bool) -> None:
     """What Ray reads when it is imported. This server tells nobody that it is used, and neither does what it starts. A Ray of its
-    own listens on loopback alone, and asks for a token that only its processes know."""
+    own listens on loopback alone, and asks for a token that only its processes know. Settings have been read: Ray's processes
+    inherit the rest, and keys are not for them."""
+    for name in [name for name in os.environ if name.startswith(ENV_PREFIX)]:
+        del os.environ[name]
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if own:
         # The name is that of other systems, where it is off by default; it decides which address a node has.

@@ -223,8 +223,8 @@ class FleetCore:
             self._place_homeless()
 
     def retire(self, name: str) -> None:
-        """A replica is about to leave and hears nothing any more; said again and again until it has left. It finishes what it has;
-        a sequence that has given nothing since it was placed there may never have arrived, so it goes elsewhere, or waits."""
+        """A replica is about to leave and hears nothing any more; said again and again until it has left. It finishes what it
+        has. A sequence that has given nothing since it was placed there may never have arrived: it goes elsewhere, or waits."""
         now = self._clock()
         if name not in self._engines or now < self._leaving.setdefault(name, now) + _UNTIL_RETIRED:
             return

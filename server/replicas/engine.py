@@ -50,9 +50,14 @@ def boot_id() -> str:
 
 
 def without_keys(settings: Settings) -> Settings:
-    """The settings as a replica gets them: keys stay with the ingress."""
+    """The settings as a replica gets them: keys, TLS and traces stay with the ingress, and a replica's node lacks their files."""
     return replace(
         settings,
+        ssl_keyfile=None,
+        ssl_certfile=None,
+        ssl_ca_certs=None,
+        ssl_cert_reqs=0,
+        otlp_traces_endpoint=None,
         api_key=(),
         api_key_file=None,
         admin_key=None,

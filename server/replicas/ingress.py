@@ -51,6 +51,15 @@ def check_settings(settings: Settings) -> None:
         )
 
 
+def check_behind_proxy(settings: Settings) -> None:
+    """Raises SettingsError for settings that mean nothing where Serve's proxies speak with clients."""
+    for name in ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs"):
+        if getattr(settings, name):
+            raise SettingsError(
+                f"{name}: clients speak with Ray Serve's proxies, which know nothing of it; end TLS before them"
+            )
+
+
 class FleetView:
     """The fleet as routes, the stage and the log's line of figures see one engine. See `server.state.CoreLike`."""
 

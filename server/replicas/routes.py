@@ -14,6 +14,10 @@ from server.replicas.engine import PASSED_ON
 from server.replicas.fleet import Fleet, Member
 from server.routes.common import READ, json_response, state_of
 
+_PASSED_HEADERS = frozenset(
+    {b"accept", b"content-length", b"content-type", b"last-event-id", b"x-request-id"}
+)
+"""What a replica is told of a client's headers: no key, whatever header it came in."""
 _TIMEOUT = 2.0
 """Seconds to wait for a replica's answer."""
 
@@ -79,7 +83,7 @@ async def _pass_on(fleet: Fleet, request: Request) -> Response:
     if not present:
         raise Unavailable("No replica is ready.")
     chosen = next((one for one in present if one.name == name), None) or max(present, key=_running)
-    headers = [(key, value) for key, value in request.scope["headers"] if key != b"authorization"]
+    headers = [(key, value) for key, value in request.scope["headers"] if key in _PASSED_HEADERS]
     request.scope["headers"] = [*headers, (b"authorization", f"Bearer {PASSED_ON}".encode())]
     return chosen.forwarding.response(request, await request.body())
 

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from server.key_files import read_keys
 from server.replicas import ray_side
 from server.replicas.engine import drain_limit, pack_settings, unpack_settings
-from server.replicas.ingress import Ingress, check_settings
+from server.replicas.ingress import Ingress, check_behind_proxy, check_settings
 from server.settings.load import SettingsError, load
 from server.settings.table import Settings
 from server.system import gc_tuning, logs
@@ -114,6 +114,7 @@ def application(
             raise SettingsError(f"{name}: a whole number of at least 1 (not {own[name]!r})")
     settings, _ = load({name: value for name, value in args.items() if name not in _OWN}, os.environ)
     check_settings(settings)
+    check_behind_proxy(settings)
     read_keys(settings, terminal=False)
     placing = ray_side.placing_of(settings, own["replicas"], own["cpus_per_replica"], ray_side.cluster_gpus())
     deployment = serve.deployment(

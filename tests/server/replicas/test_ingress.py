@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from server.replicas.ingress import check_settings
 from server.settings.load import SettingsError, load
 from tests.e2e.checkpoints import write_tokenizer
+from tests.server.replicas.local import LocalTransport
 from tests.server.replicas.test_core import World, until, world
 
 pytestmark = pytest.mark.timeout(60)
@@ -84,6 +85,25 @@ async def test_what_concerns_one_replica(model_dir: Path) -> None:
         for word in ("load", "unload"):
             answer = await client.post(f"/v1/{word}_lora_adapter", json={"lora_name": "a"}, headers=ADMIN)
             assert answer.status_code == 400 and "--lora-modules" in answer.json()["error"]["message"]
+
+
+async def test_no_key_of_a_client_reaches_a_replica(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In whatever header it comes."""
+    sent: list[bytes] = []
+
+    async def hear(self: LocalTransport, replica: str, door: str, data: bytes) -> None:
+        sent.append(data)
+        await plain(self, replica, door, data)
+
+    plain = LocalTransport.hear
+    monkeypatch.setattr(LocalTransport, "hear", hear)
+    async with served(model_dir, 1, enable_kill_button=True) as (_, client):
+        for headers in (ADMIN, {"X-Api-Key": "admin"}):
+            more = {"Cookie": "session=cookie", "Proxy-Authorization": "proxy", "X-Request-Id": "mine"}
+            answer = await client.post("/v1/kill_executor", headers={**headers, **more})
+            assert answer.status_code == 400 and "inline" in answer.json()["error"]["message"]
+        said = b"".join(sent)
+        assert b"mine" in said and not any(one in said for one in (b"admin", b"cookie", b"proxy"))
 
 
 async def test_without_a_replica(model_dir: Path) -> None:

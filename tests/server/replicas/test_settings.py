@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from server.replicas.engine import drain_limit, pack_settings, unpack_settings
+from server.replicas.engine import drain_limit, pack_settings, unpack_settings, without_keys
+from server.replicas.ingress import check_behind_proxy
 from server.settings.load import SettingsError, load
 from server.settings.table import TABLE
 
@@ -37,3 +39,22 @@ def test_infinite_times_arrive() -> None:
 def test_others_arrive_as_they_are(given: dict[str, Any], tmp_path: Path) -> None:
     settings, _ = load({"model": str(tmp_path), "drain_timeout": "3", **given}, {})
     assert unpack_settings(pack_settings(settings)) == settings and drain_limit(settings) == 3
+
+
+TLS = {"ssl_certfile": "/c.pem", "ssl_keyfile": "/k.pem", "ssl_ca_certs": "/a.pem", "ssl_cert_reqs": "2"}
+
+
+def test_what_stays_with_the_ingress() -> None:
+    keys = {"api_key": ["secret"], "admin_key": "secret", "metrics_key": "secret", "api_key_file": "/secret"}
+    traces = {"otlp_traces_endpoint": "http://secret:4318/v1/traces"}
+    settings, _ = load({"model": "m", "admin_key_file": "/secret", **TLS, **keys, **traces}, {})
+    sent = pack_settings(without_keys(settings))
+    assert b"secret" not in sent and b".pem" not in sent
+    assert replace(unpack_settings(sent), given=frozenset({"model"})) == load({"model": "m"}, {})[0]
+
+
+@pytest.mark.parametrize("name", TLS)
+def test_tls_is_refused_behind_the_proxies_of_serve(name: str) -> None:
+    with pytest.raises(SettingsError, match=name):
+        check_behind_proxy(load({"model": "m", name: TLS[name]}, {})[0])
+    check_behind_proxy(load({"model": "m"}, {})[0])

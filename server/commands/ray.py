@@ -81,7 +81,8 @@ def ray_serve(
     except SettingsError as error:
         fail(str(error))
     _set_environment(own=ray_address is None)
-    sys.exit(_run(chosen, listener, notes, _Deployment(replicas, ray_address, cpus_per_replica, ray_app)))
+    with listener:
+        sys.exit(_run(chosen, listener, notes, _Deployment(replicas, ray_address, cpus_per_replica, ray_app)))
 
 
 def _set_environment(*, own: bool) -> None:
@@ -103,6 +104,8 @@ class _Deployment:
 
     def __init__(self, replicas: int, address: str | None, cpus: float | None, app: str) -> None:
         self.replicas, self.address, self.cpus, self.app = replicas, address, cpus, app
+        self.is_ours = False
+        """Whether this process has deployed the application."""
 
 
 def _run(settings: Settings, listener: socket.socket, notes: list[str], asked: _Deployment) -> int:
@@ -121,6 +124,8 @@ def _run(settings: Settings, listener: socket.socket, notes: list[str], asked: _
 
     async def serve() -> None:
         placing = ray_side.placing_of(settings, asked.replicas, asked.cpus, ray_side.cluster_gpus())
+        await asyncio.to_thread(ray_side.check_free, asked.app)
+        asked.is_ours = True
         handle = await asyncio.to_thread(ray_side.deploy, ray_app.engines(settings, placing), asked.app)
         transport = ray_side.RayTransport(handle)
         await ingress.serve(
@@ -139,4 +144,4 @@ def _run(settings: Settings, listener: socket.socket, notes: list[str], asked: _
         return 2
     finally:
         if own is not None:
-            ray_side.take_down(asked.app, own)
+            ray_side.take_down(asked.app if asked.is_ours else None, own)

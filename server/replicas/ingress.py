@@ -43,7 +43,7 @@ def check_settings(settings: Settings) -> None:
     """Raises SettingsError for settings that mean nothing with several replicas, or would differ between them."""
     if settings.api_server_count:
         raise SettingsError(
-            "--api-server-count: an ingress is one process; start several behind a load balancer"
+            "--api-server-count: an ingress is one process; the Ray Serve application can have several (`ingresses`)"
         )
     if settings.lora_root is not None or settings.lora_on_demand:
         raise SettingsError(

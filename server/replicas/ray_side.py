@@ -242,6 +242,14 @@ def _check_reachable(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), _REACH_TIMEOUT).close()
 
 
+def check_free(name: str) -> None:
+    """Raises ConfigError if the cluster has an application of this name: to deploy would replace it."""
+    if name in serve.status().applications:
+        raise ConfigError(
+            f"the cluster has a Serve application {name!r} already, perhaps another ingress's: choose another --ray-app"
+        )
+
+
 def deploy(application: serve.Application, name: str) -> DeploymentHandle:
     """Deploy, and return a handle before replicas are there. Nothing listens: the ingress is this process."""
     serve.start(
@@ -267,10 +275,13 @@ async def watch_deployment(name: str) -> None:
         await asyncio.sleep(_POLL)
 
 
-def take_down(name: str, own: bool) -> None:
-    """End the replicas, and Ray if it is our own."""
+def take_down(name: str | None, own: bool) -> None:
+    """End the replicas of the application that this process has deployed, None if it has not, and Ray if it is our own."""
     with contextlib.suppress(RayError, RayServeException, RuntimeError, ValueError, TimeoutError):
-        serve.shutdown() if own else serve.delete(name)
+        if own:
+            serve.shutdown()
+        elif name is not None:
+            serve.delete(name)
     ray.shutdown()
 
 

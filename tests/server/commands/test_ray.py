@@ -6,13 +6,20 @@ import importlib.util
 import os
 import socket
 import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
+import cohort_server
+from executors.contract import ConfigError
+from server import replicas
 from server.commands import command_line
 from server.commands import ray as command
 from server.commands.ray import MISSING
+from server.replicas import ingress
 from server.settings.table import Settings
+from tests.e2e.checkpoints import write_tokenizer
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int | str | None:
@@ -45,6 +52,58 @@ def test_keys_are_not_in_the_environment_of_what_it_starts(monkeypatch: pytest.M
     [(settings, environ)] = found
     assert (settings.api_key, settings.admin_key, settings.metrics_key) == (("client",), "admin", "metrics")
     assert not set(secrets.values()) & set(environ.values())
+
+
+class Cluster(ModuleType):
+    """What the command uses of a Ray cluster that it joins, on which there may be an application already."""
+
+    def __init__(self, *applications: str) -> None:
+        super().__init__("server.replicas.ray_side")
+        self.applications = list(applications)
+        self.watch_deployment = lambda name: None
+        self.cluster_gpus = lambda: 0.0
+        self.placing_of = lambda *_: SimpleNamespace(cpus=1.0)
+        self.connect = lambda address, cpus: False
+        self.RayTransport = lambda handle: handle
+
+    def check_free(self, name: str) -> None:
+        if name in self.applications:
+            raise ConfigError(f"there is {name}")
+
+    def deploy(self, application: object, name: str) -> None:
+        self.applications.append(name)
+
+    def take_down(self, name: str | None, own: bool) -> None:
+        assert not own
+        if name is not None:
+            self.applications.remove(name)
+
+
+@pytest.mark.parametrize("name, code", [("cohort", 2), ("second", 0)])
+def test_an_application_of_others_stays(
+    name: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A second command on one cluster neither replaces nor ends the first one's replicas."""
+    cluster, served = Cluster("cohort"), []
+
+    async def serve(*_: object) -> None:
+        served.append(list(cluster.applications))
+
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setitem(sys.modules, "server.replicas.ray_side", cluster)
+    monkeypatch.setattr(replicas, "ray_side", cluster, raising=False)
+    application = ModuleType("cohort_server.ray_app")
+    application.engines = lambda *_: None  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "cohort_server.ray_app", application)
+    monkeypatch.setattr(cohort_server, "ray_app", application, raising=False)
+    monkeypatch.setattr(ingress, "serve", serve)
+    model = write_tokenizer(tmp_path)
+    words = [str(model), "--executor", "echo", "--ray-address", "auto", "--ray-app", name, "--port", "0"]
+    assert run(monkeypatch, *words) == code
+    assert cluster.applications == ["cohort"]
+    assert served == ([["cohort", "second"]] if code == 0 else [])
+    assert ("there is cohort" in capsys.readouterr().err) == (code == 2)
 
 
 @pytest.mark.parametrize(

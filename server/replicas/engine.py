@@ -165,7 +165,7 @@ class ReplicaEngine:
         core, model = self._core.core, self._state.model
         assert model is not None
         facts = self._bootstrap.facts(self._state, core, model)
-        return Welcome(facts, boot_id(), core.executor.kv_layout())
+        return Welcome(facts, boot_id(), core.executor.kv_layout(), time.monotonic())
 
     async def _report(self) -> None:
         """Tell the gauges to every ingress."""

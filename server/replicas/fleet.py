@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import time
 import uuid
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -36,6 +37,8 @@ SILENCE = 15.0
 """Seconds without a message after which a replica is lost. It reports twice a second."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 """Seconds before a link that broke is made again; the pause doubles."""
+_RECENT = 120
+"""Reports by which clocks are compared: those of a minute."""
 _LOOK_INTERVAL = 0.5
 """Seconds between looks at replicas that are to leave."""
 
@@ -71,6 +74,7 @@ class Member:
         self.stats: EngineStats | None = None
         self.clock_offset = 0.0
         """Seconds by which the replica's clock is ahead of this process's."""
+        self._offsets: deque[float] = deque(maxlen=_RECENT)
         self.why_not = ""
         """Why it is given no sequences although it is there."""
         self._door = uuid.uuid4().hex
@@ -223,14 +227,16 @@ class Member:
 
     def _take_welcome(self, welcome: Welcome) -> None:
         self.welcome = welcome
+        self._compare_clocks(welcome.clock)
         self._joined(self)
 
     def _compare_clocks(self, theirs: float) -> None:
-        """The offset is what the quickest of all reports shows, too small by the time that one took."""
+        """The offset is what the quickest of recent reports shows, too small by the time that one took. Clocks drift apart, so
+        older ones count no more."""
         if self.welcome is not None and self.welcome.boot and self.welcome.boot == boot_id():
             return  # one machine, one clock
-        ahead = theirs - time.monotonic()
-        self.clock_offset = max(self.clock_offset, ahead) if self.clock_offset else ahead
+        self._offsets.append(theirs - time.monotonic())
+        self.clock_offset = max(self._offsets)
 
     def _unsendable(self, message: Any, reason: str) -> None:
         if isinstance(message, m.Ask):

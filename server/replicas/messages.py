@@ -14,11 +14,13 @@ from server.workers import messages as m
 
 
 class Welcome(msgspec.Struct, tag=20, array_like=True):
-    """The first message of a replica. `boot`: id of the machine's start, for the engine's clock is the machine's."""
+    """The first message of a replica. `boot`: id of the machine's start, for the engine's clock is the machine's.
+    `clock`: that clock in seconds, for sequences may be given to the replica before it reports."""
 
     serve: m.Serve
     boot: str
     layout: KvLayout
+    clock: float
 
 
 class Report(msgspec.Struct, tag=21, array_like=True):

@@ -15,11 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engine.config import EngineConfig
 from engine.errors import DeadlinePassed, EngineError, ExecutorFailed, InvalidRequest, Overloaded, Unavailable
 from engine.mailbox import Mailbox
 from engine.request import FinishReason, Request, RequestContext, Stage, TokenDelta
 from executors.contract import SampledToken, SamplingParams
 from server.replicas.core import FleetCore
+from server.replicas.fleet import Member
 from server.replicas.ingress import Ingress
 from server.settings.load import load
 from server.stories.record import CallStory
@@ -387,3 +389,17 @@ async def test_another_machine_s_clock(model_dir: Path, monkeypatch: pytest.Monk
         late = Mailbox()
         w.core.submit(asked(5, deadline=w.core._clock() - 0.5), late)
         assert isinstance((await read(late, 1)).ends[0].error, DeadlinePassed)
+        await w.transport.kill("r0")
+        await until(lambda: not w.core.router.names)
+        waiting = asked(5, deadline=w.core._clock() + 5)
+        w.core.submit(waiting, mailbox := Mailbox())
+        await w.transport.start("r1")
+        assert len(ids(await read(mailbox, 1))) == 5, "what waits is placed before the replica reports"
+
+
+async def test_a_clock_that_falls_behind_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.replicas.fleet.time", SimpleNamespace(monotonic=lambda: 0.0))
+    member = Member("r", EngineConfig(), lambda _: None, lambda _: None)
+    for number in range(500):
+        member._compare_clocks(1000.0 - number * 0.001 - (0.05 if number % 10 else 0.0))
+    assert 999.5 <= member.clock_offset < 999.63

@@ -144,6 +144,7 @@ def prefix(rounds: int) -> dict[str, Any]:
     _set_environment(own=True)
     from cohort_server import ray_app
     from server.replicas import ray_side
+    from server.replicas.placing import placing_of
     from server.settings.load import load
     from server.system import logs
 
@@ -156,7 +157,7 @@ def prefix(rounds: int) -> dict[str, Any]:
         {},
     )
     logs.configure("warning")
-    placing = ray_side.placing_of(settings, 2, None, 0.0)
+    placing = placing_of(settings, 2, None, None, 0.0)
     ray_side.connect(None, 2)
     found: dict[str, list[dict[str, float]]] = {}
     try:

@@ -18,6 +18,7 @@ from ray import serve  # noqa: E402  # after the application's folder is the fir
 from server.replicas import ray_side, serve_app  # noqa: E402
 
 if TYPE_CHECKING:
+    from server.replicas.placing import Placing
     from server.settings.table import Settings
 
 ROUTER = "cohort_server.ray_app:ByName"
@@ -35,7 +36,7 @@ class Ingress(serve_app.ServeIngress):
     """See `server.replicas.serve_app`."""
 
 
-def engines(settings: Settings, placing: ray_side.Placing) -> serve.Application:
+def engines(settings: Settings, placing: Placing) -> serve.Application:
     """The replicas alone: the ingress is another process, that of `cohort ray serve`."""
     deployment = ray_side.engine_deployment(Engine, ROUTER, settings, placing)
     return deployment.bind(ray_side.settings_bytes(settings))
@@ -43,5 +44,5 @@ def engines(settings: Settings, placing: ray_side.Placing) -> serve.Application:
 
 def build(args: Mapping[str, Any]) -> serve.Application:
     """The whole application, for `serve deploy` and KubeRay. `args`: settings of `cohort serve` by their names in a YAML file,
-    and `replicas`, `cpus_per_replica`, `ingresses`; the environment counts as well. Raises SettingsError."""
+    and `replicas`, `cpus_per_replica`, `gpus_per_replica`, `ingresses`; the environment counts as well. Raises SettingsError."""
     return serve_app.application(args, engines, Ingress)

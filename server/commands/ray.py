@@ -55,6 +55,13 @@ def ray_serve(
         float | None,
         flag("CPUs that Ray reserves for a replica [default: one for each rank]", "--cpus-per-replica"),
     ] = None,
+    gpus_per_replica: Annotated[
+        int | None,
+        flag(
+            "GPUs that Ray reserves for a replica [default: one for each rank, if the cluster has GPUs at the start]",
+            "--gpus-per-replica",
+        ),
+    ] = None,
     ray_app: Annotated[str, flag("Name of the Serve application [default: cohort]", "--ray-app")] = "cohort",
     **flags: Any,
 ) -> None:
@@ -67,6 +74,9 @@ def ray_serve(
         fail(f"--replicas: a whole number of at least 1 (not {replicas})")
     if cpus_per_replica is not None and cpus_per_replica < 0:
         fail(f"--cpus-per-replica: at least 0 (not {cpus_per_replica:g})")
+
+    if gpus_per_replica is not None and gpus_per_replica < 0:
+        fail(f"--gpus-per-replica: at least 0 (not {gpus_per_replica})")
 
     from importlib.util import find_spec
 
@@ -82,7 +92,14 @@ def ray_serve(
         fail(str(error))
     _set_environment(own=ray_address is None)
     with listener:
-        sys.exit(_run(chosen, listener, notes, _Deployment(replicas, ray_address, cpus_per_replica, ray_app)))
+        sys.exit(
+            _run(
+                chosen,
+                listener,
+                notes,
+                _Deployment(replicas, ray_address, cpus_per_replica, gpus_per_replica, ray_app),
+            )
+        )
 
 
 def _set_environment(*, own: bool) -> None:
@@ -102,8 +119,10 @@ def _set_environment(*, own: bool) -> None:
 class _Deployment:
     """What the command line says of replicas."""
 
-    def __init__(self, replicas: int, address: str | None, cpus: float | None, app: str) -> None:
-        self.replicas, self.address, self.cpus, self.app = replicas, address, cpus, app
+    def __init__(
+        self, replicas: int, address: str | None, cpus: float | None, gpus: int | None, app: str
+    ) -> None:
+        self.replicas, self.address, self.cpus, self.gpus, self.app = replicas, address, cpus, gpus, app
         self.is_ours = False
         """Whether this process has deployed the application."""
 
@@ -120,10 +139,11 @@ def _run(settings: Settings, listener: socket.socket, notes: list[str], asked: _
     from executors.contract import ConfigError
     from server import bootstrap
     from server.replicas import ingress
+    from server.replicas.placing import placing_of
     from server.settings.load import SettingsError
 
     async def serve() -> None:
-        placing = ray_side.placing_of(settings, asked.replicas, asked.cpus, ray_side.cluster_gpus())
+        placing = placing_of(settings, asked.replicas, asked.cpus, asked.gpus, ray_side.cluster_gpus())
         await asyncio.to_thread(ray_side.check_free, asked.app)
         asked.is_ours = True
         handle = await asyncio.to_thread(ray_side.deploy, ray_app.engines(settings, placing), asked.app)
@@ -136,7 +156,7 @@ def _run(settings: Settings, listener: socket.socket, notes: list[str], asked: _
     try:
         ingress.check_settings(settings)
         bootstrap.Bootstrap(settings)  # what cannot be served is told before Ray starts
-        needed = ray_side.placing_of(settings, asked.replicas, asked.cpus, 0.0)
+        needed = placing_of(settings, asked.replicas, asked.cpus, asked.gpus, 0.0)
         own = ray_side.connect(asked.address, needed.cpus * asked.replicas)
         return bootstrap.run_server(settings, notes, serve)
     except (SettingsError, ConfigError) as error:

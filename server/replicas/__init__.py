@@ -12,5 +12,5 @@ fleet.py    the replicas there are, and a link to each
 figures.py  /metrics of all of them        routes.py   paths that concern replicas
 
 both: messages.py (what is said beyond `server.workers.messages`), pipe.py (a link whose bytes Ray carries)
-ray_side.py: the only module that imports Ray
+placing.py: what Ray reserves. ray_side.py and serve_app.py: the only modules that import Ray
 """

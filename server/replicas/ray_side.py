@@ -12,7 +12,6 @@ import contextlib
 import os
 import socket
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import ray
@@ -27,6 +26,7 @@ from ray.serve.schema import ApplicationStatus
 
 from executors.contract import ConfigError
 from server.replicas.engine import ReplicaEngine, drain_limit, pack_settings, unpack_settings, without_keys
+from server.replicas.placing import Placing
 from server.settings.table import Settings
 
 log = structlog.get_logger("server")
@@ -47,23 +47,6 @@ _REACH_TIMEOUT = 5.0
 
 class DeployFailed(ConfigError):
     """Ray Serve cannot start the replicas."""
-
-
-@dataclass(frozen=True, slots=True)
-class Placing:
-    """Where replicas go. `cpus`, `gpus`: what Ray reserves for each, on one node, ranks included."""
-
-    replicas: int
-    cpus: float
-    gpus: int
-    max_per_node: int | None = None
-
-
-def placing_of(settings: Settings, replicas: int, cpus: float | None, cluster_gpus: float) -> Placing:
-    """What the replicas of these settings need. `cpus` None: one for each rank; `cluster_gpus`: GPUs that Ray knows."""
-    ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size
-    on_gpu = cluster_gpus > 0 if settings.device in ("", "auto") else settings.device.startswith("cuda")
-    return Placing(replicas, float(ranks) if cpus is None else cpus, ranks if on_gpu else 0)
 
 
 class EngineReplica:

@@ -18,6 +18,7 @@ from server.key_files import read_keys
 from server.replicas import ray_side
 from server.replicas.engine import drain_limit, pack_settings, unpack_settings
 from server.replicas.ingress import Ingress, check_behind_proxy, check_settings
+from server.replicas.placing import Placing, placing_of
 from server.settings.load import SettingsError, load
 from server.settings.table import Settings
 from server.system import gc_tuning, logs
@@ -27,7 +28,7 @@ log = structlog.get_logger("server")
 INGRESS = "ingress"
 _MOST_REQUESTS = 10_000
 """Requests that an ingress may have open: its engines refuse long before."""
-_OWN = {"replicas": 2, "ingresses": 1, "cpus_per_replica": None}
+_OWN = {"replicas": 2, "ingresses": 1, "cpus_per_replica": None, "gpus_per_replica": None}
 """What `build` takes beside settings."""
 
 
@@ -104,7 +105,7 @@ def _application() -> ASGIApp:
 
 def application(
     args: Mapping[str, Any],
-    engines: Callable[[Settings, ray_side.Placing], serve.Application],
+    engines: Callable[[Settings, Placing], serve.Application],
     ingress: type[ServeIngress],
 ) -> serve.Application:
     """See `cohort_server.ray_app.build`."""
@@ -116,7 +117,10 @@ def application(
     check_settings(settings)
     check_behind_proxy(settings)
     read_keys(settings, terminal=False)
-    placing = ray_side.placing_of(settings, own["replicas"], own["cpus_per_replica"], ray_side.cluster_gpus())
+    cpus, gpus = own["cpus_per_replica"], own["gpus_per_replica"]
+    if gpus is not None and (not isinstance(gpus, int) or gpus < 0):
+        raise SettingsError(f"gpus_per_replica: a whole number of at least 0 (not {gpus!r})")
+    placing = placing_of(settings, own["replicas"], cpus, gpus, ray_side.cluster_gpus())
     deployment = serve.deployment(
         serve.ingress(_application)(ingress),
         name=INGRESS,

@@ -275,6 +275,7 @@ def test_ray_takes_the_deployment_s_place(tmp_path: Path, values: dict[str, Any]
     assert application["import_path"] == "cohort_server.ray_app:build"
     args = application["args"]
     assert (args.pop("replicas"), args.pop("ingresses"), args.pop("cpus_per_replica")) == (3, 1, 1)
+    assert args.pop("gpus_per_replica") == 2
     found, _ = settings.load(args, {})
     assert found.tensor_parallel_size == 2 and found.drain_timeout == 120
     if "auth" in values:

@@ -299,4 +299,6 @@ def test_serve_yaml_fits_ray_s_schema() -> None:
     found = ServeDeploySchema(**config)
     [application] = found.applications
     assert application.import_path == "cohort_server.ray_app:build"
-    assert set(application.args) - {"replicas", "ingresses", "cpus_per_replica"} <= set(TABLE)
+    assert set(application.args) - {"replicas", "ingresses", "cpus_per_replica", "gpus_per_replica"} <= set(
+        TABLE
+    )

@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
 
@@ -62,7 +62,6 @@ class Cluster(ModuleType):
         self.applications = list(applications)
         self.watch_deployment = lambda name: None
         self.cluster_gpus = lambda: 0.0
-        self.placing_of = lambda *_: SimpleNamespace(cpus=1.0)
         self.connect = lambda address, cpus: False
         self.RayTransport = lambda handle: handle
 
@@ -111,6 +110,7 @@ def test_an_application_of_others_stays(
     [
         (["--replicas", "0"], "--replicas: a whole number of at least 1 (not 0)"),
         (["--cpus-per-replica", "-1"], "--cpus-per-replica: at least 0 (not -1)"),
+        (["--gpus-per-replica", "-1"], "--gpus-per-replica: at least 0 (not -1)"),
         (["one", "--model", "two"], "two models are named: one and --model two"),
         (["--max-model-length", "3"], "did you mean --max-model-len?"),
         (["--replica", "3"], "did you mean --replicas?"),

@@ -12,6 +12,7 @@ import pytest
 
 from server.replicas.engine import drain_limit, pack_settings, unpack_settings, without_keys
 from server.replicas.ingress import check_behind_proxy
+from server.replicas.placing import placing_of
 from server.settings.load import SettingsError, load
 from server.settings.table import TABLE
 
@@ -58,3 +59,29 @@ def test_tls_is_refused_behind_the_proxies_of_serve(name: str) -> None:
     with pytest.raises(SettingsError, match=name):
         check_behind_proxy(load({"model": "m", name: TLS[name]}, {})[0])
     check_behind_proxy(load({"model": "m"}, {})[0])
+
+
+@pytest.mark.parametrize(
+    "device, gpus, cluster, reserved",
+    [
+        ("auto", None, 0.0, 0),
+        ("auto", None, 8.0, 2),
+        ("cuda", None, 0.0, 2),
+        ("auto", 2, 0.0, 2),
+        ("auto", 4, 0.0, 4),
+        ("auto", 0, 8.0, 0),
+        ("cpu", None, 8.0, 0),
+    ],
+)
+def test_what_is_asked_for_wins_over_what_the_cluster_has_now(
+    device: str, gpus: int | None, cluster: float, reserved: int
+) -> None:
+    settings, _ = load({"model": "m", "device": device, "tensor_parallel_size": "2"}, {})
+    assert placing_of(settings, 3, None, gpus, cluster).gpus == reserved
+    with pytest.raises(SettingsError, match="2 ranks"):
+        placing_of(settings, 3, None, 1, cluster)
+
+
+def test_a_replica_on_a_gpu_needs_one() -> None:
+    with pytest.raises(SettingsError, match="cuda"):
+        placing_of(load({"model": "m", "device": "cuda"}, {})[0], 3, None, 0, 8.0)

@@ -37,6 +37,9 @@ PASSED_ON = "passed-on"
 checked the client's key."""
 REPORT_INTERVAL = 0.5
 """Seconds between two reports, and most seconds until a new stage is told."""
+DOOR_SILENCE = 30.0
+"""Seconds for which an ingress may say nothing, besides those of a drain: a replica that is to leave hears nothing any more.
+An ingress gives a sign of life (`fleet.LIFE_SIGN`), so one that is silent has died or hangs, and nobody reads its streams."""
 _LOOK_INTERVAL = 0.1
 _MOST_DRAIN = 30 * 86_400.0
 """Seconds after which Ray ends a replica that still has sequences, where the settings say never."""
@@ -87,6 +90,13 @@ class _Door:
 
     def __init__(self, link: Link, pipe: Pipe, served: ServedFront) -> None:
         self.link, self.pipe, self.served = link, pipe, served
+        self.heard = time.monotonic()
+        """When it said something last."""
+
+    def close(self) -> None:
+        """The ingress is gone: its sequences are dropped."""
+        self.link.close()
+        self.served.close()
 
 
 class ReplicaEngine:
@@ -109,6 +119,7 @@ class ReplicaEngine:
             self._state, admin_key=PASSED_ON, kill_button=settings.enable_kill_button, inner=True
         )
         self._reporting: asyncio.Task[None] | None = None
+        self._silence = DOOR_SILENCE + drain_limit(settings)
 
     async def start(self) -> None:
         """Load the model. Raises ConfigError, ExecutorError, HubError or SettingsError."""
@@ -151,15 +162,29 @@ class ReplicaEngine:
             while data := await pipe.take():
                 yield data
         finally:
-            del self._doors[door]
-            link.close()
-            served.close()
+            self._close(door)
 
     def hear(self, door: str, data: bytes) -> None:
-        """What an ingress says. Raises Unavailable for a door that is closed."""
+        """What an ingress says; nothing is a sign of life. Raises Unavailable for a door that is closed."""
         if (found := self._doors.get(door)) is None:
             raise Unavailable("this replica does not know this ingress any more")
-        found.link.data_received(data)
+        found.heard = time.monotonic()
+        if data:
+            found.link.data_received(data)
+
+    def _close(self, name: str) -> None:
+        if (door := self._doors.pop(name, None)) is not None:
+            door.close()
+
+    def _close_silent(self) -> None:
+        """Close the doors of ingresses that are gone without Ray having ended their calls."""
+        limit = time.monotonic() - self._silence
+        for name in [name for name, door in self._doors.items() if door.heard < limit]:
+            count = self._doors[name].served.desk.num_sequences
+            log.warning(
+                f"an ingress has said nothing for {self._silence:g} s: its door is closed", sequences=count
+            )
+            self._close(name)
 
     def _welcome(self) -> Welcome:
         core, model = self._core.core, self._state.model
@@ -168,9 +193,10 @@ class ReplicaEngine:
         return Welcome(facts, boot_id(), core.executor.kv_layout(), time.monotonic())
 
     async def _report(self) -> None:
-        """Tell the gauges to every ingress."""
+        """Tell the gauges to every ingress, and look after those that are silent."""
         before, since = Stage.LOADING, 0.0
         while True:
+            self._close_silent()
             stats = self._core.core.stats()
             since += _LOOK_INTERVAL
             if stats.stage is not before or since >= REPORT_INTERVAL:

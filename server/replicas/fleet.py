@@ -35,6 +35,8 @@ log = structlog.get_logger("server")
 
 SILENCE = 15.0
 """Seconds without a message after which a replica is lost. It reports twice a second."""
+LIFE_SIGN = 5.0
+"""Seconds after which an ingress that has nothing to say gives a sign of life."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 """Seconds before a link that broke is made again; the pause doubles."""
 _RECENT = 120
@@ -202,11 +204,19 @@ class Member:
     async def _send(self, transport: Transport) -> str:
         """One call at a time, for calls may overtake each other; what comes meanwhile goes with the next one."""
         try:
-            while data := await self._pipe.take():
+            while (data := await self._next_piece()) is not None:
                 await transport.hear(self.name, self._door, data)
         except Exception as error:
             return _first_line(error)
         return "the link is closed"
+
+    async def _next_piece(self) -> bytes | None:
+        """What there is to say, b"" as a sign of life, None at the end."""
+        try:
+            async with asyncio.timeout(LIFE_SIGN):
+                return await self._pipe.take() or None
+        except TimeoutError:
+            return b""
 
     # -- messages ------------------------------------------------------------------------------------------------------
 

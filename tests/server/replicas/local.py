@@ -25,6 +25,8 @@ class LocalTransport:
         self.listed: set[str] | None = None
         """What Ray is said to list; None: all. Others hear nothing: Serve's router looks for them for ever."""
         self._changed: Callable[[], None] = lambda: None
+        self.ingress_hangs = False
+        """Whether the ingress neither reads nor says anything, and nobody ends its calls."""
 
     async def start(self, name: str, **different: object) -> None:
         engine = ReplicaEngine(replace(self.settings, **different))  # type: ignore[arg-type]
@@ -70,6 +72,8 @@ class LocalTransport:
                     raise Lost(replica)
                 if not (data := piece.result()):
                     return
+                while self.ingress_hangs:  # noqa: ASYNC110  # it has no end
+                    await asyncio.sleep(0.02)
                 yield data
         finally:
             gone.cancel()
@@ -77,7 +81,7 @@ class LocalTransport:
 
     async def hear(self, replica: str, door: str, data: bytes) -> None:
         await asyncio.sleep(0)
-        while replica in self.engines and replica not in self.names():  # noqa: ASYNC110  # as Serve's router does
+        while self.ingress_hangs or (replica in self.engines and replica not in self.names()):  # noqa: ASYNC110  # as Serve's router does
             await asyncio.sleep(0.02)
         self._of(replica).hear(door, data)
 

@@ -371,6 +371,29 @@ async def test_what_a_leaving_replica_has_not_heard_waits_for_another(model_dir:
         await until(lambda: "r0" not in w.ingress.fleet.members)
 
 
+async def test_the_door_of_a_silent_ingress_is_closed(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call of an ingress that was killed may stay open for ever: its sequences do not. An ingress that is well and has nothing
+    to say keeps its door; one that was asleep gets a new one, and its stream goes on."""
+    monkeypatch.setattr("server.replicas.engine.DOOR_SILENCE", 0.4)
+    monkeypatch.setattr("server.replicas.fleet.LIFE_SIGN", 0.1)
+    async with world(model_dir, 1, delay=10, drain_timeout="0") as w:
+        [engine] = w.transport.engines.values()
+        [member] = w.ingress.fleet.present
+        await asyncio.sleep(0.8)
+        assert list(engine._doors) == [member._door]
+        w.core.submit(asked(300), mailbox := Mailbox())
+        reading = asyncio.create_task(read(mailbox, 1))
+        await until(lambda: any(len(entry.output_token_ids) > 5 for entry in w.core._entries.values()))
+        w.transport.ingress_hangs = True
+        await until(lambda: not engine._doors, within=2)
+        await until(lambda: not engine._core.core.stats().running, within=1)
+        w.transport.ingress_hangs = False
+        assert len(ids(await reading)) == 300 and w.core.moved == 1
+        assert len(engine._doors) == 1 and member._door not in engine._doors
+
+
 async def test_another_machine_s_clock(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A replica on a machine whose clock is 1,000 s ahead: deadlines reach it in its time, and times come back in ours."""
     ahead, here = 1000.0, time.monotonic

@@ -229,7 +229,8 @@ def check_free(name: str) -> None:
     """Raises ConfigError if the cluster has an application of this name: to deploy would replace it."""
     if name in serve.status().applications:
         raise ConfigError(
-            f"the cluster has a Serve application {name!r} already, perhaps another ingress's: choose another --ray-app"
+            f"the cluster has a Serve application {name!r} already: choose another --ray-app, or end it with "
+            f"ray.serve.delete({name!r}) if the command that deployed it has died"
         )
 
 

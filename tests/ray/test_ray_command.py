@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -125,9 +125,13 @@ def test_replicas_that_cannot_load(tokenizer_dir: Path, tmp_path: Path) -> None:
     assert "the replicas cannot be started" in line and "ConfigError" in line, line
 
 
-def cohort(*words: str, folder: Path, within: float = 150) -> subprocess.CompletedProcess[str]:
+def cohort(
+    *words: str, folder: Path, within: float = 150, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     command = [str(Path(sys.executable).with_name("cohort")), *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=within, cwd=folder)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=within, cwd=folder, env={**os.environ, **(env or {})}
+    )
 
 
 CLUSTER = """
@@ -160,6 +164,11 @@ def test_a_cluster_that_is_joined_stays(tokenizer_dir: Path, tmp_path: Path) -> 
             assert answer.status_code == 200, answer.text
             assert not [pid for pid in server.descendants() if pid != server.pid], "they are the cluster's"
             [pid] = server.pids().values()
+            again = cohort(
+                "ray", "serve", *args, "--ray-app", "echo", "--port", "0", folder=tmp_path, env=env
+            )
+            assert again.returncode == 2 and "application 'echo' already" in again.stderr, again.stderr
+            assert server.post("/v1/completions", body(5)).status_code == 200, "it runs on"
         deadline = time.monotonic() + 30
         while alive(pid):
             assert time.monotonic() < deadline

@@ -103,7 +103,7 @@ def ray_serve(
 
 
 def _set_environment(*, own: bool) -> None:
-    """What Ray reads when it is imported. This server tells nobody that it is used, and neither does what it starts. A Ray of its
+    """What Ray reads when it is imported. This server sends no usage data, and neither does what it starts. A Ray of its
     own listens on loopback alone, and asks for a token that only its processes know. Settings have been read: Ray's processes
     inherit the rest, and keys are not for them."""
     for name in [name for name in os.environ if name.startswith(ENV_PREFIX)]:

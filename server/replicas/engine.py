@@ -39,7 +39,7 @@ REPORT_INTERVAL = 0.5
 """Seconds between two reports, and most seconds until a new stage is told."""
 DOOR_SILENCE = 30.0
 """Seconds for which an ingress may say nothing, besides those of a drain: a replica that is to leave hears nothing any more.
-An ingress gives a sign of life (`fleet.LIFE_SIGN`), so one that is silent has died or hangs, and nobody reads its streams."""
+An ingress gives a sign of life (`fleet.LIFE_SIGN`), so one that is silent has died or hangs, and its streams have no reader."""
 _LOOK_INTERVAL = 0.1
 _MOST_DRAIN = 30 * 86_400.0
 """Seconds after which Ray ends a replica that still has sequences, where the settings say never."""

@@ -1,4 +1,4 @@
-"""A `Link` whose bytes somebody else carries: here they wait until they are fetched."""
+"""A `Link` whose bytes are carried by other code: here they wait until they are fetched."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Pipe(asyncio.Transport):
         self._news.set()
 
     def get_write_buffer_size(self) -> int:
-        """Bytes that nobody has fetched."""
+        """Bytes that were not fetched yet."""
         return len(self._waiting)
 
     async def take(self) -> bytes:

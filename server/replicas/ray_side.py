@@ -164,7 +164,7 @@ class RayTransport:
         loop = asyncio.get_running_loop()
 
         def tell() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed: there is no listener any more
                 loop.call_soon_threadsafe(changed)
 
         ByName.listeners.append(tell)

@@ -124,7 +124,7 @@ class Router:
         limit = self._limit(names, count)
         fitting = next((name for name in order if self._loads[name] + count <= limit), None)
         if fitting is None:
-            # A call of more sequences than a share: nobody has room for it, so it goes where there is most.
+            # A call of more sequences than a share: no replica has room for it, so it goes where there is most.
             fitting = min(order, key=lambda name: self._loads[name])
         self.decisions["load" if fitting != order[0] else reason] += 1
         return fitting

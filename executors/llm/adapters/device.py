@@ -79,7 +79,7 @@ class DeviceWeights:
 
     @property
     def by_torch(self) -> bool:
-        """Whether torch computes: some launches for each part of each matrix at each place, whoever uses them."""
+        """Whether torch computes: some launches for each part of each matrix at each place, whether or not a row uses it."""
         return self._add is add_by_torch
 
     @property

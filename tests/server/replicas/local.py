@@ -26,7 +26,7 @@ class LocalTransport:
         """What Ray is said to list; None: all. Others hear nothing: Serve's router looks for them for ever."""
         self._changed: Callable[[], None] = lambda: None
         self.ingress_hangs = False
-        """Whether the ingress neither reads nor says anything, and nobody ends its calls."""
+        """Whether the ingress neither reads nor says anything, and its calls do not end."""
 
     async def start(self, name: str, **different: object) -> None:
         engine = ReplicaEngine(replace(self.settings, **different))  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as RawTokenizer
 
+from engine.text import tokenizer_classes as classes
 from engine.text import tokenizer_files as files
 from engine.text.decoding import CLEANUPS, StreamDecoder
 from engine.text.stages import fallback_byte
@@ -67,11 +68,15 @@ class Tokenizer:
         raw.no_truncation()
         config = files.read_tokenizer_config(directory)
         model_config = files.read_json(directory / "config.json")
-        files.rebuild_llama(raw, config, model_config)
+        name = classes.class_of(raw, config, model_config)
+        raw, config = classes.rebuild(raw, config, name)
         files.add_tokens(raw, config, str(directory / "tokenizer_config.json"))
+        classes.finish(raw, config, name, has_file=True)
         raw.encode_special_tokens = config.get("split_special_tokens") is True
         generation = files.read_json(directory / "generation_config.json")
         eos, warnings = files.eos_ids(raw, config, generation, model_config)
+        if name in classes.OTHERS:
+            warnings.append(f"tokenizer_config.json: tokenizer_class {name} not used: tokenizer.json decides")
         templates = files.chat_templates(directory, config)
         only = templates[files.DEFAULT] if list(templates) == [files.DEFAULT] else templates or None
         return Tokenizer(raw, config, eos, generation, only, warnings)

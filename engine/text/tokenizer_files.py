@@ -1,9 +1,10 @@
 """The files beside tokenizer.json in a checkpoint: special tokens, end tokens, chat templates.
 
 The rules are those of transformers 5 for its generic fast tokenizer (`TokenizersBackend`), which takes tokenizer.json
-unchanged and then adds the tokens of tokenizer_config.json. Only the post-processor of tokenizer.json adds tokens around a
-text: `add_bos_token` and `add_eos_token` refer to the slow tokenizers from which these files were converted. transformers 5
-ignores them if there is a tokenizer.json, and applying them could only add a second BOS or lose the first.
+unchanged and then adds the tokens of tokenizer_config.json (`engine.text.tokenizer_classes` has the other classes). Only the
+post-processor of tokenizer.json adds tokens around a text: `add_bos_token` and `add_eos_token` refer to the slow tokenizers from
+which these files were converted. transformers 5 ignores them if there is a tokenizer.json, and applying them could only add a
+second BOS or lose the first.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, decoders, pre_tokenizers
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as RawTokenizer
 
 from executors.contract import ConfigError
@@ -37,10 +38,12 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_tokenizer_config(directory: Path) -> dict[str, Any]:
-    """tokenizer_config.json; older checkpoints keep the special tokens in special_tokens_map.json."""
+    """tokenizer_config.json; older checkpoints keep the special tokens in special_tokens_map.json, and other added tokens in
+    added_tokens.json, which becomes `added_tokens`: ids by text."""
     config = read_json(directory / "tokenizer_config.json")
     if "added_tokens_decoder" not in config:
         config.update(read_json(directory / "special_tokens_map.json"))
+        config["added_tokens"] = read_json(directory / "added_tokens.json")
     return config
 
 
@@ -56,15 +59,21 @@ def add_tokens(raw: RawTokenizer, config: Mapping[str, Any], where: str) -> None
 
     Modifies `raw`. Raises ConfigError for entries that are not tokens.
     """
-    known = {repr(token) for token in raw.get_added_tokens_decoder().values()}
-    texts = {token.content for token in raw.get_added_tokens_decoder().values()}
+    own = raw.get_added_tokens_decoder()
+    known = {repr(token) for token in own.values()}
+    texts = {token.content for token in own.values()}
     decoder = config.get("added_tokens_decoder") or {}
     try:
         listed = [_added(entry) for _, entry in sorted((int(i), entry) for i, entry in decoder.items())]
         special = [_added(value) for value in _special_values(config)]
+        listed += [token for i, token in sorted(older_tokens(config).items()) if i not in own]
     except (TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"{where}: not a list of tokens: {one_line(error)}") from error
     new = [token for token in listed if repr(token) not in known]
+    named = set(special_tokens(config).values())
+    for token in new:
+        if token.content in named:
+            token.special = True
     texts |= {token.content for token in new}
     for token in special:
         if token.content not in texts:
@@ -73,29 +82,13 @@ def add_tokens(raw: RawTokenizer, config: Mapping[str, Any], where: str) -> None
     raw.add_tokens(new)
 
 
-def rebuild_llama(raw: RawTokenizer, config: Mapping[str, Any], model: Mapping[str, Any]) -> None:
-    """Set up a Llama model's SentencePiece tokenizer that names the class LlamaTokenizer as that class does.
-
-    transformers 5 takes only vocabulary and merges from such a tokenizer.json. The difference is the space before a text:
-    old converted files add one after every special token too (`<s>[INST]` becomes `<s> [INST]`), the class only at the
-    beginning of the text, unless tokenizer_config.json says `legacy`. Other model types (Mistral, Phi-3) and byte-level
-    files keep the settings of tokenizer.json, there and here. Modifies `raw`.
-    """
-    named = str(config.get("tokenizer_class")).removesuffix("Fast") == "LlamaTokenizer"
-    parts = repr((raw.pre_tokenizer, raw.decoder))
-    is_bpe = type(raw.model).__name__ == "BPE"
-    if not named or not is_bpe or "ByteLevel" in parts or model.get("model_type") not in (None, "llama"):
-        return
-    steps: list[Any] = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
-    scheme = "always" if config.get("legacy") else "first"
-    if config.get("add_prefix_space") is False:
-        scheme = "never"
-    else:
-        steps.append(decoders.Strip(" ", 1, 0))
-    raw.normalizer = None
-    raw.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
-    raw.decoder = decoders.Sequence(steps)
-    raw.model.fuse_unk = raw.model.byte_fallback = True
+def older_tokens(config: Mapping[str, Any]) -> dict[int, AddedToken]:
+    """The tokens of added_tokens.json by id. Raises TypeError or ValueError for ids that are none."""
+    special = {token_text(value) for value in _special_values(config)}
+    return {
+        int(i): AddedToken(text, normalized=text not in special, special=text in special)
+        for text, i in (config.get("added_tokens") or {}).items()
+    }
 
 
 def eos_ids(
@@ -145,27 +138,39 @@ def end_tokens(value: Any, where: str, width: int | None = None) -> tuple[frozen
 def chat_templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Chat templates by name; empty if there are none.
 
-    chat_template.jinja and the files `additional_chat_templates/NAME.jinja` take precedence over tokenizer_config.json (one
-    template, or a list of named ones); chat_template.json, which older multimodal checkpoints use, comes last.
+    The precedence is that of transformers 5: chat_template.jinja and the files `additional_chat_templates/NAME.jinja` replace
+    all templates of tokenizer_config.json (a text, a list of objects with `name` and `template`, or an object of texts by name);
+    only where these files hold no default template does that of tokenizer_config.json stay. Processors' files come last:
+    chat_template.json, then processor_config.json.
     """
-    templates = _configured(read_json(directory / "chat_template.json").get("chat_template"))
-    templates |= _configured(config.get("chat_template"))
     files = {DEFAULT: directory / "chat_template.jinja"}
     files |= {path.stem: path for path in sorted(directory.glob("additional_chat_templates/*.jinja"))}
-    for name, path in files.items():
-        if path.is_file():
-            try:
-                templates[name] = path.read_text("utf-8")
-            except (OSError, UnicodeDecodeError) as error:
-                raise ConfigError(f"{path}: not readable as UTF-8 text: {one_line(error)}") from error
+    templates = {name: _template_text(path) for name, path in files.items() if path.is_file()}
+    configured = _configured(config.get("chat_template"))
+    if not templates:
+        templates = configured
+    elif DEFAULT not in templates and DEFAULT in configured:
+        templates[DEFAULT] = configured[DEFAULT]
+    for name in ("chat_template.json", "processor_config.json"):
+        templates = templates or _configured(read_json(directory / name).get("chat_template"))
     return templates
+
+
+def _template_text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not readable as UTF-8 text: {one_line(error)}") from error
 
 
 def _configured(value: Any) -> dict[str, str]:
     if isinstance(value, str):
         return {DEFAULT: value}
-    entries = [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
-    named = {entry.get("name"): entry.get("template") for entry in entries}
+    if isinstance(value, dict):
+        named = value
+    else:
+        entries = [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
+        named = {entry.get("name"): entry.get("template") for entry in entries}
     return {n: t for n, t in named.items() if isinstance(n, str) and isinstance(t, str)}
 
 

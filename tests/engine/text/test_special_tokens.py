@@ -164,11 +164,43 @@ def test_chat_templates_of_every_place(tmp_path: Path) -> None:
     named = [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}, {"name": 5}]
     write(tmp_path, raw, {"chat_template": named})
     assert Tokenizer.load(tmp_path).chat_template == {"default": "d", "tool_use": "t"}
-    (tmp_path / "chat_template.jinja").write_text("from file")
+    write(tmp_path, raw, {"chat_template": {"default": "d", "rag": "r"}})
+    assert Tokenizer.load(tmp_path).chat_template == {"default": "d", "rag": "r"}
+
+
+ONE: Any = "one"
+LIST = [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}]
+OBJECT = {"default": "d2", "rag": "r"}
+
+
+@pytest.mark.parametrize("files", [{}, {"default": "f"}, {"default": "f", "rag": "r2"}, {"rag": "r2"}])
+@pytest.mark.parametrize("configured", [None, ONE, LIST, OBJECT])
+def test_templates_in_every_form(tmp_path: Path, configured: Any, files: dict[str, str]) -> None:
+    """Files replace what tokenizer_config.json has. The one difference: its default stays where the files have none."""
     (tmp_path / "additional_chat_templates").mkdir()
-    (tmp_path / "additional_chat_templates" / "rag.jinja").write_text("r")
-    expected = {"default": "from file", "tool_use": "t", "rag": "r"}
-    assert Tokenizer.load(tmp_path).chat_template == expected
+    for name, text in files.items():
+        where = "chat_template" if name == "default" else f"additional_chat_templates/{name}"
+        (tmp_path / f"{where}.jinja").write_text(text)
+    config = {} if configured is None else {"chat_template": configured}
+    ours, theirs = both(tmp_path, RawTokenizer.from_str(trained("byte_level")), config)
+    expected = theirs.chat_template
+    if files == {"rag": "r2"} and configured is not None:
+        expected = {
+            "rag": "r2",
+            "default": {ONE: "one"}.get(str(configured), "d" if configured is LIST else "d2"),
+        }
+    assert ours.chat_template == expected
+
+
+@pytest.mark.parametrize("value", ["p", {"default": "p", "rag": "q"}])
+@pytest.mark.parametrize("name", ["chat_template.json", "processor_config.json"])
+def test_templates_of_processors_come_last(tmp_path: Path, name: str, value: Any) -> None:
+    (tmp_path / name).write_text(json.dumps({"chat_template": value}))
+    raw = RawTokenizer.from_str(trained("byte_level"))
+    write(tmp_path, raw, {})
+    assert Tokenizer.load(tmp_path).chat_template == value
+    write(tmp_path, raw, {"chat_template": LIST})
+    assert Tokenizer.load(tmp_path).chat_template == {"default": "d", "tool_use": "t"}
 
 
 @pytest.mark.parametrize("model_type", [None, "llama", "mistral", "phi3"])

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from engine.text.gguf.kind import byte_level
 from engine.text.gguf.merges import MERGES, listed_merges, merges_by_score
 from engine.text.gguf.metadata import Metadata
-from engine.text.gguf.pre_tokenizers import PRE, byte_level, kind_named
+from engine.text.gguf.pre_tokenizers import PRE, kind_named
 from engine.text.gguf.vocabulary import NORMAL, Vocabulary
 from executors.contract import ConfigError
 
@@ -21,23 +22,27 @@ MARK = "▁"
 
 
 def byte_level_bpe(metadata: Metadata, vocabulary: Vocabulary) -> dict[str, Any]:
-    """Model `gpt2`: the file lists the merges and names the way texts are cut into words. Raises ConfigError."""
-    kind = kind_named(metadata.text(PRE))
+    """Model `gpt2`: the file lists the merges and names the way texts are cut into words. Raises ConfigError.
+
+    Model `gemma4` is the same with one way to cut, whatever the file names.
+    """
+    is_gemma4 = metadata.text("tokenizer.ggml.model") == "gemma4"
+    kind = kind_named("gemma4" if is_gemma4 else metadata.text(PRE))
     ids = vocabulary.index()
     merges = listed_merges(metadata, ids)
     if merges is None:
         raise ConfigError(f"{MERGES}: missing; a tokenizer of model gpt2 needs them")
     add_bos = metadata.flag(ADD_BOS)
-    around = _template(
-        vocabulary, kind.adds_bos if add_bos is None else add_bos, metadata.flag(ADD_EOS) is True
-    )
+    if add_bos is None or (kind.marks and kind.adds_bos):  # llama.cpp overrides what files of Gemma 4 say
+        add_bos = kind.adds_bos
+    around = _template(vocabulary, add_bos, metadata.flag(ADD_EOS) is True)
     return _tokenizer(
         added_tokens=vocabulary.added_tokens(strip_right=False),
         normalizer=kind.normalizer(),
         pre_tokenizer=kind.pre_tokenizer(),
-        post_processor=around or byte_level(),
-        decoder=byte_level(),
-        model=_bpe(ids, merges, ignore_merges=kind.ignore_merges),
+        post_processor=around or (None if kind.marks else byte_level()),
+        decoder=kind.decoder(),
+        model=_bpe(ids, merges, ignore_merges=kind.ignore_merges, byte_fallback=kind.marks),
     )
 
 
@@ -121,7 +126,7 @@ def wordpiece(metadata: Metadata, vocabulary: Vocabulary) -> dict[str, Any]:
     )
 
 
-MODELS = {"gpt2": byte_level_bpe, "llama": sentencepiece, "bert": wordpiece}
+MODELS = {"gpt2": byte_level_bpe, "gemma4": byte_level_bpe, "llama": sentencepiece, "bert": wordpiece}
 """What makes tokenizer.json, by `tokenizer.ggml.model`."""
 
 

@@ -15,8 +15,8 @@ from engine.text.tokenizer import Tokenizer
 from executors.contract import ConfigError, ModelInfo
 from server.answer.notation import ModelNotation, model_notation
 from server.model_defaults import generation_config
-from server.model_defaults.pooling import default_pooling
-from server.model_defaults.retrieval import embedding_prompts, scoring
+from server.model_defaults.pooling import DefaultPooling, default_pooling
+from server.model_defaults.retrieval import EmbeddingPrompts, Scoring, embedding_prompts, scoring
 from server.model_defaults.sampling import SamplingDefaults
 from server.model_files import default_model
 from server.model_files.prepared import model_file
@@ -96,6 +96,21 @@ async def adapter_text_side(
     return template, await detect_notation(settings, threads, tokenizer, template)
 
 
+def retrieval_side(
+    settings: Settings, tokenizer: Tokenizer, info: ModelInfo, model_dir: Path, names: Sequence[str]
+) -> tuple[DefaultPooling, EmbeddingPrompts, Scoring]:
+    """How a model of these `names` makes embeddings and scores. Raises ConfigError for files that declare it and cannot be
+    read."""
+    pooling = default_pooling(model_dir)
+    known = (*names, settings.model or "", model_dir.name)
+    single, chosen = tokenizer.single_token, settings.classifier_from_token
+    return (
+        pooling,
+        embedding_prompts(model_dir),
+        scoring(model_dir, known, info, pooling, single, chosen),
+    )
+
+
 def served_model(
     settings: Settings,
     core: TextCore,
@@ -111,7 +126,8 @@ def served_model(
 ) -> ServedModel:
     """The model that answers requests by `core`, under `names`. Raises ConfigError for files that declare a pooling and
     cannot be read."""
-    tokenizer, pooling = text.tokenizer, default_pooling(model_dir)
+    tokenizer = text.tokenizer
+    pooling, prompts, how = retrieval_side(settings, tokenizer, info, model_dir, names)
     marks = all(mark in tokenizer.added_tokens for mark in QWEN3_MARKS)
     return ServedModel(
         engine=TextEngine(core, tokenizer),
@@ -122,15 +138,8 @@ def served_model(
         template=text.template,
         defaults=text.defaults,
         pooling=pooling,
-        prompts=embedding_prompts(model_dir),
-        scoring=scoring(
-            model_dir,
-            (*names, settings.model or "", model_dir.name),
-            info,
-            pooling,
-            tokenizer.single_token,
-            settings.classifier_from_token,
-        ),
+        prompts=prompts,
+        scoring=how,
         pairs=pair_prompt(text.template, marks),
         fingerprint=fingerprint,
         salt_per_key=settings.cache_salt_per_key,

@@ -30,6 +30,10 @@ class ToolError(Exception):
     """A tool's answer was an error, or there was none. One sentence."""
 
 
+class ToolRefusal(ToolError):
+    """A tool's answer was an error: what is wrong with its job."""
+
+
 def fail(message: str, code: int = 2) -> NoReturn:
     """One line on stderr; exit code 2 is for what a person can put right."""
     print(f"cohort: error: {' '.join(message.split())}", file=sys.stderr)
@@ -95,7 +99,7 @@ def ask(tool: str, job: Mapping[str, Any], stage: Stage | None = None) -> Any:
                 case {"result": result}:
                     return result
                 case {"error": str(sentence)}:
-                    raise ToolError(sentence)
+                    raise ToolRefusal(sentence)
         code = process.wait()
         reader.join(2)
         raise ToolError(_last_words(complaints, code))

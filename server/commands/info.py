@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 from server.commands.common import as_bytes, console, count, fail, find_model, print_json, size
@@ -11,6 +12,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rich.table import Table
+
+    from executors.contract import ModelInfo
+
+REFUSED = "cannot be served"
+"""Label of the reason why `cohort serve` would not start."""
 
 
 @with_settings(
@@ -37,7 +43,8 @@ def info(
     """Show the memory that a model needs.
 
     Reports the size of the model and of its KV cache, and the number of sequences that fit into memory, without loading
-    weights. Flags, environment and file have the same meaning as for `cohort serve`.
+    weights. Flags, environment and file have the same meaning as for `cohort serve`. For a model that `cohort serve` would
+    refuse it gives the same reason, and exit code 2.
     """
     given = as_bytes(memory, "--memory")
     if given is not None and flags["kv_cache_memory_bytes"] is not None:
@@ -48,24 +55,55 @@ def info(
         print_json(facts)
     else:
         _show(facts)
+    if facts["refused"] is not None:
+        sys.stdout.flush()
+        fail(_refusal(name, facts["refused"]))
+
+
+def _refusal(name: str, sentence: str) -> str:
+    return f"{sentence} ({name} {REFUSED})"
 
 
 def _facts(settings: Any, name: str, directory: Path, memory: int | None) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from server.bootstrap import executor_config
-    from server.commands.common import ToolError, ask
+    from executors.contract import ModelInfo
+    from server.bootstrap import executor_config, model_source
+    from server.commands.common import ToolError, ToolRefusal, ask
     from server.model_files.prepared import model_file
+    from server.model_source import LocalModel
 
     executor = executor_config(settings, directory)
     try:
         facts: dict[str, Any] = ask("describe", {"config": asdict(executor), "memory": memory})
+    except ToolRefusal as error:
+        fail(_refusal(name, str(error)))
     except ToolError as error:
         fail(str(error))
     file = model_file(directory)
     facts["name"] = name if settings.model is None else settings.model
     where = {"directory": str(directory), "file": None if file is None else str(file)}
-    return {**facts, **where, "text": text_facts(directory)}
+    stored, served = facts["checkpoint"], ModelInfo(**facts.pop("info"))
+    # What a download would bring is no fault of the model.
+    refused = (
+        stored["problem"] if stored["fetched"] or isinstance(model_source(settings), LocalModel) else None
+    )
+    refused = refused or text_refusal(settings, name, directory, served)
+    return {**facts, **where, "text": text_facts(directory), "refused": refused}
+
+
+def text_refusal(settings: Any, name: str, directory: Path, served: ModelInfo) -> str | None:
+    """The error with which a server would refuse the tokenizer, the chat template, the sampling defaults or the pooling; None if
+    it would serve them."""
+    from executors.contract import ConfigError
+    from server.text_side import read_text_side, retrieval_side
+
+    try:
+        text = read_text_side(settings, directory, settings.model is None)
+        retrieval_side(settings, text.tokenizer, served, directory, (name,))
+    except ConfigError as error:
+        return str(error)
+    return None
 
 
 def text_facts(directory: Path) -> dict[str, Any]:
@@ -154,7 +192,8 @@ def _model_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("file", facts.get("file") or ""),
         ("weights", weights),
         ("formats", formats),
-        ("", f"not here: {stored['problem']}" if stored["problem"] else ""),
+        (REFUSED, facts.get("refused") or ""),
+        ("", f"not here: {stored['problem']}" if stored["problem"] and not facts.get("refused") else ""),
         ("context", context),
         ("vocabulary", f"{facts['vocab_size']:,} ids" + (f", {text['tokens']:,} in the tokenizer" if text["tokens"] else "")),
         ("chat template", template),

@@ -7,7 +7,7 @@ beside them (`model/quantization.py` lists the formats); they are stored unchang
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TypeVar
@@ -139,14 +139,8 @@ def load_weights(decoder: Decoder, directory: Path, progress: Progress) -> str |
     """
     checkpoint = Checkpoint(directory)
     try:
-        targets = _targets(decoder, checkpoint)
-        scales = CheckpointScales(decoder, checkpoint, targets)
-        # A rank has to find the whole model in the files, though it loads a part.
-        whole = decoder if decoder.alone else Decoder(decoder.whole, torch.float32, torch.device("meta"))
-        needed = targets if decoder.alone else _targets(whole, checkpoint)
-        _check(whole, checkpoint, needed)
-        left_out = _left_out(whole, checkpoint, needed, scales.names)
-        cuts = _written_cuts(decoder, checkpoint)
+        plan = _plan(decoder, checkpoint)
+        targets, scales, cuts = plan.targets, plan.scales, plan.cuts
         decoder.kv_scales = scales.of_kv()
         # In the order of the files, so that a disk reads ahead.
         total = sum(checkpoint.file_of(name).num_bytes(name) for name in targets)
@@ -165,7 +159,40 @@ def load_weights(decoder: Decoder, directory: Path, progress: Progress) -> str |
     finally:
         checkpoint.close()
     decoder.finish()
-    return left_out
+    return plan.left_out
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What of a checkpoint goes where: `targets` and `cuts` by the checkpoint's names, the `scales` of tensors in FP8, and
+    `left_out`, a sentence on tensors that are not used, or None."""
+
+    targets: dict[str, Place]
+    scales: CheckpointScales
+    cuts: dict[str, Cut]
+    left_out: str | None
+
+
+def _plan(decoder: Decoder, checkpoint: Checkpoint) -> _Plan:
+    """Check what can be checked before weights are read. Raises ConfigError."""
+    targets = _targets(decoder, checkpoint)
+    scales = CheckpointScales(decoder, checkpoint, targets)
+    # A rank has to find the whole model in the files, though it loads a part.
+    whole = decoder if decoder.alone else Decoder(decoder.whole, torch.float32, torch.device("meta"))
+    needed = targets if decoder.alone else _targets(whole, checkpoint)
+    _check(whole, checkpoint, needed)
+    left_out = _left_out(whole, checkpoint, needed, scales.names)
+    return _Plan(targets, scales, _written_cuts(decoder, checkpoint), left_out)
+
+
+def check_load(decoder: Decoder, directory: Path) -> str | None:
+    """Raise the ConfigError that `load_weights` would raise before it reads weights; return its sentence on tensors that are left
+    out. `decoder` may be on torch's meta device. Reads headers, and the scales of quantized weights."""
+    checkpoint = Checkpoint(directory)
+    try:
+        return _plan(decoder, checkpoint).left_out
+    finally:
+        checkpoint.close()
 
 
 def _load(decoder: Decoder, file: TensorFile, name: str, place: Place) -> None:

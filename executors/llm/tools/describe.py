@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,9 +24,10 @@ from executors.kernels.cpu import CpuKernels, packed_bytes
 from executors.llm.checkpoint import loader
 from executors.llm.checkpoint.files import INDEX, Checkpoint
 from executors.llm.checkpoint.fp8_layers import hold
-from executors.llm.checkpoint.weights import embedding_stays, lacks, settle_head
+from executors.llm.checkpoint.weights import check_load, embedding_stays, lacks, settle_head
 from executors.llm.factory import LlmFactory
 from executors.llm.gpu.device_sizing import graph_bytes
+from executors.llm.kernel_choice import choose_attention
 from executors.llm.memory import sizing
 from executors.llm.memory.cgroup import memory_limit, resident_bytes
 from executors.llm.memory.device_memory import CONTEXT_BYTES, CudaMemory, Room, look, margin
@@ -34,6 +35,7 @@ from executors.llm.memory.kv_cache import CPU_SHARE, KvPlan, plan_kv
 from executors.llm.model.api import KvSpec, LoadedModel
 from executors.llm.model.config import DecoderConfig, read_config, read_json
 from executors.llm.model.decoder import Decoder
+from executors.llm.model.gguf_source import is_gguf
 from executors.llm.model.linear import can_pack_onednn
 from executors.llm.parallel.decoder import ParallelDecoder
 from executors.llm.parallel.shard import plan_shard
@@ -48,8 +50,8 @@ LENGTHS = tuple(512 * 4**n for n in range(12))
 def run(job: dict[str, Any], stage: Callable[[str], None]) -> dict[str, Any]:
     """`job`: `config`, an ExecutorConfig as plain data; `memory`, bytes the server may use, or None for this machine's.
 
-    Raises ConfigError for a checkpoint that cannot be served. Missing weights and insufficient memory are reported in the
-    result.
+    Raises ConfigError for a checkpoint that cannot be served, with the sentence that a load would raise before it reads weights.
+    Missing weights (`checkpoint`: `problem`) and insufficient memory are reported in the result.
     """
     return describe(msgspec.convert(job["config"], ExecutorConfig), job.get("memory"))
 
@@ -61,7 +63,10 @@ def describe(config: ExecutorConfig, memory: int | None = None) -> dict[str, Any
     shape = read_config(directory)
     device = loader.resolve_device(config.device)
     stored, shape = checkpoint_facts(directory, shape)
-    sketch = sketch_model(config, shape, device, stored["dtype"], stored["problem"] is None)
+    here = stored["problem"] is None
+    sketch = sketch_model(config, shape, device, stored["dtype"], here)
+    if here:
+        stored["left_out"] = refuse_unloadable(config, shape, device, sketch)
     parts = _sketch_ranks(config, shape, device, stored)
     spec = sketch.model.kv_spec
     # What the files hold, when they are not here: as many parameters, in the dtype that config.json names.
@@ -74,7 +79,7 @@ def describe(config: ExecutorConfig, memory: int | None = None) -> dict[str, Any
         "text_only": bool(shape.family.nested),
         "generates": not shape.headless,
         "labels": shape.num_labels,
-        "warnings": list(shape.notes),
+        "warnings": [*shape.notes, *([stored["left_out"]] if stored["left_out"] else [])],
         "parameters": sketch.info.num_parameters,
         "checkpoint": {**stored, "bytes": size, "dtype": dtype},
         "dtype": sketch.info.dtype,
@@ -98,7 +103,28 @@ def describe(config: ExecutorConfig, memory: int | None = None) -> dict[str, Any
         ],
         "memory": _least_memory(config, parts or [sketch], memory),
         "max_num_seqs": config.max_num_seqs,
+        "info": asdict(sketch.info),
     }
+
+
+def refuse_unloadable(
+    config: ExecutorConfig, shape: DecoderConfig, device: torch.device, sketch: LoadedModel
+) -> str | None:
+    """Raise the ConfigError that `load_model` and a start after it would raise from headers alone, by the functions that they
+    call. Return a note on tensors that are not used, or None. The files must be there."""
+    directory = Path(config.model)
+    plan, _ = loader.fp8_plan(config, shape, device, directory)
+    loader.formats_on_device(config, shape, device, directory, plan)
+    left_out = None
+    if config.load_format != "dummy":
+        dtype = getattr(torch, sketch.info.dtype)
+        left_out = check_load(Decoder(shape, dtype, torch.device("meta")), directory)
+    if device.type == "cpu":  # on a GPU the choice runs kernels
+        choose_attention(
+            sketch.model.kv_spec, config.attention.backend, config.optimization.deterministic, config.optimization.cpu_isa,
+            config.attention.block_size,
+        )  # fmt: skip
+    return left_out
 
 
 def _sketch_ranks(
@@ -191,19 +217,24 @@ def _bytes_when_loaded(
 
 def checkpoint_facts(directory: Path, shape: DecoderConfig) -> tuple[dict[str, Any], DecoderConfig]:
     """Return facts from the headers of the weight files, or from the index alone if only the index was downloaded, and
-    `shape` with the head that the checkpoint has."""
-    facts: dict[str, Any] = {"bytes": None, "dtype": None, "formats": {}, "files": 0, "problem": None}
+    `shape` with the head that the checkpoint has. `problem`: why there are no weights to load, and `fetched`: whether that is so
+    although all files that the checkpoint should have are there."""
+    facts: dict[str, Any] = {
+        "bytes": None, "dtype": None, "formats": {}, "files": 0, "problem": None, "fetched": True, "left_out": None,
+    }  # fmt: skip
     try:
         checkpoint = Checkpoint(directory)
     except ConfigError as error:
         facts["problem"] = str(error)
         facts["bytes"] = _indexed_bytes(directory)
+        facts["fetched"] = any(directory.glob("*.safetensors")) or is_gguf(directory)
         return facts, shape
     try:
         shape = settle_head(shape, directory)
         facts["problem"] = lacks(shape, checkpoint)
         if facts["problem"] is not None:
             facts["bytes"] = _indexed_bytes(directory)
+            facts["fetched"] = not checkpoint.absent
             return facts, shape
         by_dtype: Counter[str] = Counter()
         for file in checkpoint.files.values():

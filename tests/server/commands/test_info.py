@@ -135,6 +135,8 @@ def test_what_it_says_of_the_checkpoint(tmp_path: Path) -> None:
         "formats": {"float32": 4 * elements},
         "files": 1,
         "problem": None,
+        "fetched": True,
+        "left_out": None,
     }
     assert describe.describe(config(tmp_path, dtype="float16"))["weight_bytes"] == 2 * elements
     assert facts["kv"]["windows"] == [{"tokens": 17, "layers": 3}]

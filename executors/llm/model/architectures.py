@@ -6,6 +6,7 @@ from typing import Any
 
 from executors.contract.errors import ConfigError
 from executors.llm.model.families import FAMILIES, Family, family_of, supported_architectures
+from executors.llm.model.nearest import advice
 
 CLASSIFIER = "ForSequenceClassification"
 """Ending of the name of a model whose head, one linear layer, gives the last token's hidden state a score for each label."""
@@ -29,7 +30,10 @@ def find_family(values: dict[str, Any], where: str) -> tuple[str, Family, list[s
         family = _of_type(model_type)
         if family is None:
             told = "is missing" if model_type is None else f"names nothing, and model_type is {model_type!r}"
-            raise ConfigError(f"{where}: field architectures {told}; supported: {supported_architectures()}")
+            beside = "" if model_type is None else f"; {advice(str(model_type))}"
+            raise ConfigError(
+                f"{where}: field architectures {told}; supported: {supported_architectures()}{beside}"
+            )
         return family.architectures[0], family, []
     if not isinstance(named, list):
         raise ConfigError(f"{where}: architectures is {str(named)[:80]!r}; a list of names is needed")
@@ -39,7 +43,7 @@ def find_family(values: dict[str, Any], where: str) -> tuple[str, Family, list[s
             keeps_name = architecture in family.architectures or is_classifier(architecture)
             served = architecture if keeps_name else family.architectures[0]
             return served, family, _mismatch(served, family, model_type)
-    raise ConfigError(f"{where}: {_refusal(named[0])}; supported: {supported_architectures()}")
+    raise ConfigError(_refusal(str(named[0])[:80], where))
 
 
 def is_classifier(architecture: str) -> bool:
@@ -69,14 +73,14 @@ def _mismatch(architecture: str, family: Family, model_type: object) -> list[str
     ]
 
 
-def _refusal(architecture: object) -> str:
-    name = str(architecture)[:80]
+def _refusal(name: str, where: str) -> str:
+    supported = supported_architectures()
     for ending in (CLASSIFIER, *_OTHER_HEADS):
         stem = name.removesuffix(ending)
         family = next((one for one in FAMILIES if one.body == f"{stem}Model"), None)
         if stem != name and family is not None:
             return (
-                f"architecture {name!r} has the head of another task, which is not supported; its body serves embeddings "
-                f'where architectures is ["{family.architectures[0]}"]'
+                f"{where}: architecture {name!r} has the head of another task, which is not supported; its body serves "
+                f'embeddings where architectures is ["{family.architectures[0]}"]; supported: {supported}'
             )
-    return f"architecture {name!r} is not supported"
+    return f"{where}: architecture {name!r} is not supported; supported: {supported}; {advice(name)}"

@@ -20,6 +20,7 @@ from executors.contract.errors import ConfigError
 from executors.gguf.file import GgufFile
 from executors.llm.model.families import Family, family_of
 from executors.llm.model.fields import Fields
+from executors.llm.model.nearest import advice
 
 _EMBED, _HEAD = "token_embd.weight", "output.weight"
 _ROPE_FACTORS, _LONG, _SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
@@ -144,7 +145,7 @@ def _refuse_architecture(gguf: GgufFile, arch: object) -> None:
         )
     known = ", ".join(_ROWS)
     raise ConfigError(
-        f"{gguf.path}: general.architecture {_told(arch)!r} is not supported; supported: {known}"
+        f"{gguf.path}: general.architecture {_told(arch)!r} is not supported; supported: {known}; {advice(str(arch))}"
     )
 
 

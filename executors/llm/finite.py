@@ -38,7 +38,7 @@ def not_finite(directory: Path) -> tuple[Path, str] | None:
                 if file.float_dtype(name) is None and not file.is_fp8(name):
                     continue  # a mask or the like
                 if name in present and checkpoint.file_of(name) is file and not file.is_finite(name):
-                    return file.path, name
+                    return file.path, file.own_name(name)
     finally:
         checkpoint.close()
     return None

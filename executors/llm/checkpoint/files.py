@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from executors.contract.errors import ConfigError
+from executors.llm.checkpoint.fused_tensors import divide_fused
 from executors.llm.checkpoint.gguf_tensors import GgufTensors
 from executors.llm.checkpoint.quantized_tensors import QuantizedTensors, quantized_tensors
 from executors.llm.checkpoint.safetensors_file import SafetensorsFile
@@ -44,10 +45,13 @@ class Checkpoint:
             self._open_gguf(directory)
             return
         shards, index = _shards(directory)
-        for shard in shards:
-            if index and not (directory / shard).is_file():
-                continue
-            file = SafetensorsFile(directory / shard)
+        opened = {
+            shard: SafetensorsFile(directory / shard)
+            for shard in shards
+            if not index or (directory / shard).is_file()
+        }
+        index = divide_fused(directory, opened.values(), index)
+        for shard, file in opened.items():
             self.files[shard] = file
             self._of.update(dict.fromkeys(file.names(), file))
         for name, shard in index.items():

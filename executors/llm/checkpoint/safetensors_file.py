@@ -13,8 +13,8 @@ from __future__ import annotations
 import json
 import math
 import mmap
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -38,6 +38,16 @@ class _Entry:
     shape: tuple[int, ...]
     begin: int
     end: int
+    whole: str = ""
+    """Name of the file's tensor that this is a part of, "" for a whole one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Neighbouring elements of a tensor as a tensor of its own: the first one's index in the order of the file, and the shape."""
+
+    first: int
+    shape: tuple[int, ...]
 
 
 class SafetensorsFile(TensorFile):
@@ -54,9 +64,32 @@ class SafetensorsFile(TensorFile):
     def __contains__(self, name: object) -> bool:
         return name in self._entries
 
+    def divide(self, parts: Mapping[str, Mapping[str, Part]]) -> None:
+        """Replace tensors by parts of them: by a tensor's name its parts by theirs, which lie within it. Nothing is copied, and
+        the parts take the place of the whole in the order of the file. Raises ConfigError for a dtype of unknown size."""
+        entries: dict[str, _Entry] = {}
+        for name, entry in self._entries.items():
+            for part, one in parts[name].items() if name in parts else ():
+                size = _ITEM_SIZES.get(entry.dtype)
+                if size is None:
+                    raise ConfigError(
+                        f"{self.path}: tensor {name} has dtype {entry.dtype}; supported: {', '.join(_DTYPES)}"
+                    )
+                begin = entry.begin + one.first * size
+                end = begin + math.prod(one.shape) * size
+                assert entry.begin <= begin <= end <= entry.end
+                entries[part] = replace(entry, shape=one.shape, begin=begin, end=end, whole=name)
+            if name not in parts:
+                entries[name] = entry
+        self._entries = entries
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor."""
         return self._entries[name].shape
+
+    def own_name(self, name: str) -> str:
+        """Return the name that the file has for a tensor, or for what it is a part of."""
+        return self._entries[name].whole or name
 
     def dtype(self, name: str) -> torch.dtype:
         """Dtype of a tensor. Raises ConfigError for one that is neither a plain float nor e4m3."""
@@ -64,7 +97,7 @@ class SafetensorsFile(TensorFile):
         if dtype is None:
             found = self._entries[name].dtype
             raise ConfigError(
-                f"{self.path}: tensor {name} has dtype {found}; supported: {', '.join(_DTYPES)}"
+                f"{self.path}: tensor {self.own_name(name)} has dtype {found}; supported: {', '.join(_DTYPES)}"
             )
         return dtype
 
@@ -114,7 +147,7 @@ class SafetensorsFile(TensorFile):
         for to, piece in _pieces(target, source):
             to.copy_(piece)
             if narrows and not torch.isfinite(to).all():
-                raise beyond_float16(self.path, name)
+                raise beyond_float16(self.path, self.own_name(name))
             self._give_back(at, at + piece.nbytes)
             at += piece.nbytes
 

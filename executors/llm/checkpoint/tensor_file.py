@@ -44,6 +44,10 @@ class TensorFile(ABC):
     @abstractmethod
     def __contains__(self, name: object) -> bool: ...
 
+    def own_name(self, name: str) -> str:
+        """Return the name that the file itself has for a tensor, for messages."""
+        return name
+
     @abstractmethod
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor."""

@@ -19,6 +19,7 @@ from executors.llm.checkpoint.cut_tensors import CutTensors, selected_rows
 from executors.llm.checkpoint.device_blocks import device_rows
 from executors.llm.checkpoint.files import Checkpoint
 from executors.llm.checkpoint.fp8_scales import CheckpointScales
+from executors.llm.checkpoint.fused_tensors import apart
 from executors.llm.checkpoint.tensor_file import TensorFile
 from executors.llm.model.config import DecoderConfig, read_config
 from executors.llm.model.cuts import Cut
@@ -91,16 +92,18 @@ def embedding_stays(directory: Path, kept: Mapping[str, StoredFormat]) -> bool:
 
 
 def settle_head(config: DecoderConfig, directory: Path) -> DecoderConfig:
-    """Return `config` with the head that the files contain. Raises ConfigError.
+    """Return `config` with the head that the files contain, and the names of q, k and v as they have them. Raises ConfigError.
 
     A head that differs from the embedding is not tied to it, whatever config.json says. transformers 5 does the same; the
     field is wrong in files that were saved again. A model that is not tied and has no head only makes embeddings.
     """
-    if config.num_labels:
-        return config
     checkpoint = Checkpoint(directory)
     try:
-        listed, family = checkpoint.listed(), config.family
+        listed = checkpoint.listed()
+        config = config if checkpoint.exact else apart(config, listed)
+        if config.num_labels:
+            return config
+        family = config.family
         names = WrittenNames(family, listed)
         head, embed = (names.written(f"{name}.weight") for name in (family.names.lm_head, family.names.embed))
         if head not in listed:

@@ -73,12 +73,17 @@ class ReferenceModel:
             # By its name: the automatic choice does not know all that hold more than a decoder.
             named = read_config(directory).architecture
             kind = getattr(transformers, named, transformers.AutoModelForCausalLM)
-            model = kind.from_pretrained(
+            model, loaded = kind.from_pretrained(
                 directory, dtype=dtype, attn_implementation="eager", experts_implementation="eager",
-                local_files_only=True,
+                local_files_only=True, output_loading_info=True,
             )  # fmt: skip
         except Exception as error:
             raise ConfigError(f"transformers cannot load the model: {_one_line(error)}") from error
+        if missing := sorted(loaded["missing_keys"]):
+            raise ConfigError(
+                f"{directory}: transformers does not find {len(missing)} tensors ({missing[0]}, ...) by its names and would make "
+                "random ones, so there is nothing to compare with"
+            )
         if lora is not None:
             model = _with_adapter(model, lora, dtype)
         self._model = model.eval()

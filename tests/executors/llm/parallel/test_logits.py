@@ -15,6 +15,7 @@ from executors.lora import pack
 from executors.tiny import weights_dir
 from tests.executors.checkpoints import LLAMA, QWEN3, write_checkpoint
 from tests.executors.gguf_files import converted_checkpoint, prepared, sizes, write_gguf
+from tests.executors.llm.checkpoint.fused_layouts import experts_in_one, linears_in_one
 from tests.executors.llm.checkpoint.quantized_checkpoints import FORMS, write_quantized
 from tests.executors.llm.driver import config
 from tests.executors.llm.parallel.rank_process import logits_of, on_ranks
@@ -77,6 +78,14 @@ def jobs(folder: Path) -> dict[str, Job]:
         "one KV head on all ranks, biases": (written("biases", BIASES), ()),
         "norms over all heads": (written("olmo2", OLMO2), ()),
         "experts and dense layers": (written("moe", MOE), ()),
+        "experts in one tensor": (
+            config(experts_in_one(folder / "moe", folder / "experts-in-one"), **FLOAT32),
+            (),
+        ),
+        "q, k and v in one tensor": (
+            config(linears_in_one(folder / "biases", folder / "linears-in-one"), **FLOAT32),
+            (),
+        ),
         "fewer heads than ranks": (
             written("narrow", {**QWEN3, "num_attention_heads": 1, "num_key_value_heads": 1}),
             (),

@@ -1,0 +1,232 @@
+"""Tensors of a safetensors checkpoint that hold what the family has as several, by the usual names of these.
+
+    mlp.experts.gate_up_proj [experts, 2 * inner, hidden]   gate and up of every expert, gate first; transformers 5 writes them so
+    mlp.experts.down_proj [experts, hidden, inner]          for `save_original_format=False`
+    self_attn.qkv_proj.weight, mlp.gate_up_proj.weight      of a dense model, as Phi-3 has them; vLLM loads them in every family
+
+Rows of a part follow each other in the file, so that a part is a range of the file and nothing is copied. A bias and the scales
+of FP8 (`..._scale_inv` [experts, rows / 128, columns / 128] and the like) are divided as their weight is.
+
+transformers 5 calls Mixtral's `block_sparse_moe` `mlp`. The reverse, q, k and v apart in a family whose reference has them in
+one, needs no division: `apart`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from executors.contract.errors import ConfigError
+from executors.llm.checkpoint.safetensors_file import Part, SafetensorsFile
+from executors.llm.model.config import DecoderConfig, read_config
+from executors.llm.model.families import Family, TensorNames
+from executors.llm.model.fp8 import GROUP
+
+_OF_LAYER = re.compile(r"(?P<layer>(?:.*\.)?layers\.\d+\.)(?P<own>.+)")
+_SIGNS = ("experts.gate_up_proj", "experts.down_proj", ".qkv_proj.", ".mlp.gate_up_proj.", ".mlp.gate.")
+"""What is in the names of checkpoints that may have something to divide or to rename."""
+_NEW_BLOCK, _OLD_BLOCK = "mlp.", "block_sparse_moe."
+_SCALES = ("weight_scale_inv", "weight_scale", "input_scale", "weight_zero_point")
+_EXPERT_SCALES = ("scale_inv", "scale")
+_UNUSED = ("activation_scale", "input_scale")
+"""Static scales of activations, which are quantized dynamically."""
+
+
+def divide_fused(
+    directory: Path, files: Iterable[SafetensorsFile], index: Mapping[str, str]
+) -> dict[str, str]:
+    """Divide the fused tensors of the files, and give tensors the names of the family. Return the `index`, the file of each
+    tensor, with the names of parts. Raises ConfigError for one in a form that cannot be divided.
+
+    config.json is only read if a name looks like it.
+    """
+    files = list(files)
+    present = {name for file in files for name in file.names()} | set(index)
+    text = "\n".join(present)
+    signs = [sign for sign in _SIGNS if sign in text]
+    if not signs or not (directory / "config.json").is_file():
+        return dict(index)
+    config = read_config(directory)
+    if signs == [".mlp.gate."] and not _old_block(config.family):
+        return dict(index)  # the usual name of a router
+    fused = _Fused(config, present)
+    for file in files:
+        parts = {name: fused.divided(file, name) for name in file.names() if fused.part_names(name)}
+        if parts:
+            file.divide(parts)
+    return {part: shard for name, shard in index.items() for part in fused.part_names(name) or (name,)}
+
+
+def apart(config: DecoderConfig, present: Collection[str]) -> DecoderConfig:
+    """Return `config` with the names of q, k and v, or of gate and up, apart, where the family has one tensor for them and the
+    checkpoint, whose names are `present`, has them apart. vLLM loads such checkpoints of Phi-3."""
+    names, usual = config.family.names, TensorNames()
+    text = "\n".join(present)
+    for role, own in (("qkv", usual.q), ("gate_up", usual.gate)):
+        fused = _below_layer(getattr(names, role))
+        if fused and f".{fused}." not in text and f".{_below_layer(own)}." in text:
+            names = replace(names, **{role: ""})
+    return (
+        config
+        if names is config.family.names
+        else replace(config, family=replace(config.family, names=names))
+    )
+
+
+class _Fused:
+    """What the names in one checkpoint stand for. `present`: all names in it."""
+
+    def __init__(self, config: DecoderConfig, present: set[str]) -> None:
+        self._config = config
+        self._family = config.family
+        self._present = present
+        self._dense = _dense_parts(config)
+        self._found: dict[str, tuple[str, ...]] = {}
+
+    def part_names(self, name: str) -> tuple[str, ...]:
+        """Return the names of the parts of a tensor, or its one other name; () if it stays as it is. A fused tensor beside the
+        parts themselves stays."""
+        if name not in self._found:
+            match = _OF_LAYER.fullmatch(name)
+            own = self._own_names(match["own"]) if match else ()
+            parts = tuple(f"{match['layer']}{one}" for one in own) if match else ()
+            self._found[name] = () if self._present.intersection(parts) else parts
+        return self._found[name]
+
+    def _own_names(self, own: str) -> tuple[str, ...]:
+        """Return the names below the layer."""
+        stem, _, suffix = own.rpartition(".")
+        if stem in self._dense:
+            return tuple(f"{part}.{suffix}" for part, _ in self._dense[stem])
+        if self._config.moe is None:
+            return ()
+        for role in ("gate_up_proj", "down_proj"):
+            block, matched, rest = own.partition(f"experts.{role}")
+            if matched and block in (_NEW_BLOCK, _OLD_BLOCK) and rest[1:] not in _UNUSED:
+                end = f".weight_{rest[1:]}" if rest[1:] in _EXPERT_SCALES else ".weight"
+                names = _expert_names(self._family, role)
+                every = range(self._config.moe.num_experts)
+                return tuple(f"{one}{end}".replace("{e}", str(e)) for e in every for one in names)
+        renamed = _old_block(self._family) and own.startswith((f"{_NEW_BLOCK}experts.", f"{_NEW_BLOCK}gate."))
+        return (_OLD_BLOCK + own.removeprefix(_NEW_BLOCK),) if renamed else ()
+
+    def divided(self, file: SafetensorsFile, name: str) -> dict[str, Part]:
+        """Return where in a tensor the parts are. Raises ConfigError."""
+        names, shape = self.part_names(name), file.shape(name)
+        match = _OF_LAYER.fullmatch(name)
+        assert match is not None
+        own = match["own"]
+        stem, _, suffix = own.rpartition(".")
+        if stem in self._dense:
+            sizes = [rows for _, rows in self._dense[stem]]
+            if suffix not in ("weight", "bias", *_SCALES):
+                raise _refused(file, name, "plain numbers, FP8 and int8")
+            found = _by_rows(shape, sizes, scale=suffix in _SCALES)
+            return _checked(found, file, name, names, [sum(sizes), "..."])
+        if len(names) == 1 and names[0].partition(_OLD_BLOCK)[2] == own.removeprefix(_NEW_BLOCK):
+            return {names[0]: Part(0, shape)}
+        return self._of_experts(file, name, names, own)
+
+    def _of_experts(
+        self, file: SafetensorsFile, name: str, names: tuple[str, ...], own: str
+    ) -> dict[str, Part]:
+        moe, hidden = self._config.moe, self._config.hidden_size
+        assert moe is not None
+        gated, inner = "gate_up_proj" in own, moe.intermediate_size
+        rest = own.rpartition("_proj")[2]
+        sizes = [inner, inner] if gated else [hidden]
+        needed = [moe.num_experts, sum(sizes), hidden if gated else inner]
+        if rest and rest[1:] not in _EXPERT_SCALES:
+            raise _refused(file, name, "plain numbers and FP8 with scale_inv")
+        shape = file.shape(name)
+        if (not rest and list(shape) != needed) or not shape or shape[0] != moe.num_experts:
+            raise _misshapen(file, name, needed)
+        found = _by_rows(shape[1:], sizes, scale=bool(rest))
+        count = math.prod(shape[1:])
+        every = found and [
+            Part(e * count + one.first, one.shape) for e in range(moe.num_experts) for one in found
+        ]
+        return _checked(every, file, name, names, needed)
+
+
+def _dense_parts(config: DecoderConfig) -> dict[str, tuple[tuple[str, int], ...]]:
+    """Return, by the names of fused modules that the family has apart, the modules' names and numbers of rows."""
+    names = config.family.names
+    found: dict[str, tuple[tuple[str, int], ...]] = {}
+    if not names.qkv:
+        q, k, v = (_below_layer(one) for one in (names.q, names.k, names.v))
+        sizes = ((q, config.q_size), (k, config.kv_size), (v, config.kv_size))
+        found[f"{q.rpartition('.')[0]}.qkv_proj"] = sizes
+    if names.gate and not names.gate_up:
+        gate, up = _below_layer(names.gate), _below_layer(names.up)
+        inner = config.intermediate_size
+        found[f"{gate.rpartition('.')[0]}.gate_up_proj"] = ((gate, inner), (up, inner))
+    return found
+
+
+def _expert_names(family: Family, role: str) -> tuple[str, ...]:
+    names = family.names
+    whole = (names.expert_gate, names.expert_up) if role == "gate_up_proj" else (names.expert_down,)
+    return tuple(map(_below_layer, whole))
+
+
+def _old_block(family: Family) -> bool:
+    return _below_layer(family.names.router).startswith(_OLD_BLOCK)
+
+
+def _below_layer(template: str) -> str:
+    return template.partition("{i}.")[2]
+
+
+def _by_rows(shape: tuple[int, ...], sizes: list[int], scale: bool) -> list[Part] | None:
+    """Divide the rows of a tensor into parts of these sizes; None if it has another number of rows. A scale may be one number
+    for all parts, or one for each, or have a row for each block of rows."""
+    total, count = sum(sizes), math.prod(shape)
+    if shape and shape[0] == total:
+        return _cut(shape, sizes)
+    if not scale:
+        return None
+    if count == 1 or shape[0] == 1:
+        return [Part(0, shape)] * len(sizes)
+    if shape == (len(sizes),):
+        return _cut(shape, [1] * len(sizes))
+    if len(shape) == 2 and shape[0] == -(-total // GROUP) and not any(size % GROUP for size in sizes[:-1]):
+        return _cut(shape, [-(-size // GROUP) for size in sizes])
+    return None
+
+
+def _cut(shape: tuple[int, ...], sizes: list[int]) -> list[Part]:
+    row, begin, found = math.prod(shape[1:]), 0, []
+    for size in sizes:
+        found.append(Part(begin * row, (size, *shape[1:])))
+        begin += size
+    return found
+
+
+def _checked(
+    found: list[Part] | None,
+    file: SafetensorsFile,
+    name: str,
+    names: tuple[str, ...],
+    needed: Sequence[object],
+) -> dict[str, Part]:
+    if found is None:
+        raise _misshapen(file, name, needed)
+    return dict(zip(names, found, strict=True))
+
+
+def _misshapen(file: SafetensorsFile, name: str, needed: Sequence[object]) -> ConfigError:
+    shown = str(needed).replace("'", "")
+    return ConfigError(
+        f"{file.path}: tensor {name} has shape {list(file.shape(name))}; {shown} fits config.json, or scales of such a weight"
+    )
+
+
+def _refused(file: SafetensorsFile, name: str, supported: str) -> ConfigError:
+    return ConfigError(
+        f"{file.path}: tensor {name} holds several weights in one in a form that is not supported; supported: {supported}; save "
+        "the weights apart"
+    )

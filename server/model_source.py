@@ -13,10 +13,12 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from executors.weight_files import has_weights
 from server import hub
 from server.model_files import default_model, ollama
 from server.model_files.candidates import candidates, choose, model_stem
 from server.model_files.prepared import is_gguf, model_file
+from server.model_files.subfolders import refuse_without_model
 from server.settings.load import SettingsError
 from server.settings.table import Settings
 
@@ -49,7 +51,7 @@ def find_source(settings: Settings, embedded: Path) -> Source:
         return _local(settings, _default(settings, embedded))
     path = Path(name).expanduser()
     if path.is_dir():
-        return _local(settings, _in_directory(path.resolve(), name))
+        return _local(settings, _in_directory(settings, path.resolve(), name))
     if path.exists():
         if not is_gguf(path):
             raise SettingsError(
@@ -85,13 +87,16 @@ def _default(settings: Settings, embedded: Path) -> LocalModel:
     return LocalModel(path, default_model.NAME, is_default=True)
 
 
-def _in_directory(directory: Path, name: str) -> LocalModel:
+def _in_directory(settings: Settings, directory: Path, name: str) -> LocalModel:
     """A checkpoint, a prepared directory of a GGUF file, or the GGUF file of a directory that holds nothing else to serve."""
     if (file := model_file(directory)) is not None:
         return LocalModel(directory, model_stem(file.name))
-    checkpoint = (directory / "config.json").exists() and any(directory.glob("*.safetensors"))
+    config = (directory / "config.json").exists()
+    checkpoint = config and has_weights([path.name for path in directory.glob("*.safetensors*")])
     sizes = {path.name: path.stat().st_size for path in directory.glob("*.gguf") if path.is_file()}
     found = candidates(sizes)
+    if not checkpoint and not found and not (config and settings.load_format == "dummy"):
+        refuse_without_model(directory, name)
     if checkpoint or not found:
         return LocalModel(directory, directory.name)
     chosen = choose(name, found, None, lambda one: one.name)

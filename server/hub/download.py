@@ -32,16 +32,17 @@ from huggingface_hub.errors import CachedRepoTreeNotFoundError
 from huggingface_hub.file_download import http_get, repo_folder_name
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # documented, only not in __all__
 
+from executors.weight_files import INDEX
 from server.hub.files import (
     ADAPTER_CONFIG,
     ADAPTER_FILES,
     ADAPTER_WEIGHTS,
     CONFIG,
-    INDEX,
-    SINGLE,
     HubError,
     gguf_files,
+    index_name,
     small_files,
+    takes_gguf,
     weight_files,
 )
 
@@ -136,7 +137,7 @@ class Download:
         self._link(folder, commit, small)
         if before_weights is None:
             return folder
-        wanted = weight_files(self.name, sizes, self._index(folder))
+        wanted = weight_files(self.name, sizes, self._index(folder, sizes))
         before_weights(folder)
         meter = _Meter(sum(sizes[file] for file in (*small, *wanted)), self.report)
         meter.update(sum(sizes[file] for file in small))
@@ -145,8 +146,7 @@ class Download:
 
     def _takes_gguf(self, sizes: Mapping[str, int]) -> bool:
         """Whether a GGUF file is wanted: it is named, or the repository has no safetensors beside a configuration."""
-        safetensors = CONFIG in sizes and (SINGLE in sizes or INDEX in sizes)
-        return self.gguf is not None or (not safetensors and any(file.endswith(".gguf") for file in sizes))
+        return self.gguf is not None or takes_gguf(sizes)
 
     def _adapter(self, folder: Path, commit: str, sizes: Mapping[str, int]) -> Path:
         """Fetch a LoRA adapter and return its folder."""
@@ -206,20 +206,23 @@ class Download:
                 if self._takes_gguf(there):
                     gguf_files(self.name, there, self.gguf)
                 else:
-                    weight_files(self.name, there, self._index(folder))
+                    weight_files(self.name, there, self._index(folder, there))
                 return there
             raise
 
-    def _index(self, folder: Path) -> Any:
+    def _index(self, folder: Path, sizes: Mapping[str, int]) -> Any:
+        name = index_name(self.name, sizes)
+        if name is None:
+            return None
         try:
-            index = json.loads((folder / INDEX).read_text("utf-8"))
+            index = json.loads((folder / name).read_text("utf-8"))
             if not isinstance(index, dict):
                 raise ValueError("no object")
             return index
         except FileNotFoundError:
             return None
         except (ValueError, RecursionError):
-            raise HubError(f"{self.name}: its {INDEX} is no JSON: take another revision") from None
+            raise HubError(f"{self.name}: its {name} is no JSON: take another revision") from None
 
     def _weights(self, folder: Path, commit: str, files: Sequence[str], meter: _Meter) -> None:
         """Put the blobs of `files` into the cache."""

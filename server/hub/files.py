@@ -7,11 +7,11 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from executors.contract import ConfigError
+from executors.weight_files import INDEX, SINGLE, has_weights, index_of, is_second_copy
+from executors.weight_files import weight_files as choose_weights
 from server.model_files.candidates import Candidate, candidates, choose
 
 CONFIG = "config.json"
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 ADAPTER_FILES = (ADAPTER_CONFIG, "chat_template.jinja", "tokenizer_config.json")
 """Of a LoRA adapter, beside its weights."""
@@ -19,8 +19,8 @@ ADAPTER_FILES = (ADAPTER_CONFIG, "chat_template.jinja", "tokenizer_config.json")
 _SMALL_SUFFIXES = (".json", ".jinja")
 _TOKENIZERS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.txt", "merges.txt")
 _TEMPLATES = "additional_chat_templates"
-_MODULES = frozenset(map(PurePosixPath, ("1_Pooling/config.json", "1_LogitScore/config.json")))
-"""Configurations of the steps behind a model of sentence-transformers."""
+_MODULES = "modules.json"
+_MISTRALS_CONFIG = "params.json"
 _LEFT_OUT = frozenset({
     "vision_tower", "vision_model", "visual", "multi_modal_projector", "audio_tower", "mtp", "score", "classifier", "qa_outputs",
     "v_head", "inv_freq", "masked_bias", "position_ids",
@@ -34,44 +34,67 @@ class HubError(Exception):
 
 
 def small_files(paths: Iterable[str]) -> list[str]:
-    """Configuration, tokenizer and templates. Folders such as onnx/ and original/ hold the same model in other forms."""
-    return sorted(path for path in paths if _is_small(PurePosixPath(path)))
+    """Configuration, tokenizer and templates. Folders such as onnx/ and original/ hold the same model in other forms.
+
+    Where modules.json lists the steps of a model of sentence-transformers, their configurations lie in folders of any name.
+    """
+    present = list(paths)
+    steps = _MODULES in present
+    return sorted(path for path in present if _is_small(PurePosixPath(path), steps))
 
 
-def _is_small(path: PurePosixPath) -> bool:
+def _is_small(path: PurePosixPath, steps: bool) -> bool:
     if len(path.parts) == 1:
         other_weights = path.name.endswith(tuple(f"{suffix}.index.json" for suffix in _PICKLED))
         return not other_weights and (path.suffix in _SMALL_SUFFIXES or path.name in _TOKENIZERS)
-    if path in _MODULES:
+    if steps and len(path.parts) == 2 and path.name == CONFIG:
         return True
     return path.parent == PurePosixPath(_TEMPLATES) and path.suffix == ".jinja"
 
 
+def takes_gguf(paths: Iterable[str]) -> bool:
+    """Whether a repository has GGUF files, and no safetensors beside a configuration."""
+    present = set(paths)
+    top = [path for path in present if "/" not in path]
+    return not (CONFIG in present and has_weights(top)) and any(path.endswith(".gguf") for path in present)
+
+
+def index_name(name: str, paths: Iterable[str]) -> str | None:
+    """The index of the weights, None if there is none. Raises HubError for `name` if there are several."""
+    try:
+        return index_of([path for path in paths if "/" not in path])
+    except ConfigError as error:
+        raise HubError(f"{name}: {error}") from None
+
+
 def weight_files(name: str, paths: Iterable[str], index: Mapping[str, Any] | None) -> list[str]:
-    """The safetensors files that the loader will open: those of the index if there is one, else the single file.
+    """The safetensors files that the loader will open, see executors/weight_files.py.
 
     Other safetensors files (a second copy under another name, another precision) are left where they are. `index` is
-    the content of INDEX. Raises HubError for `name` when there are none.
+    the content of the index. Raises HubError for `name` when there are none.
     """
-    present = set(paths)
-    if INDEX in present:
-        shards = (index or {}).get("weight_map")
-        if not isinstance(shards, dict) or not shards:
-            raise HubError(f"{name}: its {INDEX} has no weight_map: the repository is broken; take another")
-        wanted = sorted(set(map(str, shards.values())))
-        if SINGLE in present and not present.issuperset(wanted):
-            return [SINGLE]  # the shards were joined, and their index stayed
-        missing = [shard for shard in wanted if shard not in present and _is_needed(shard, shards)]
-        if missing:
-            raise HubError(
-                f"{name}: {missing[0]} is missing, though its {INDEX} names it: the upload is not complete; "
-                "take another revision with --revision"
-            )
-        return [shard for shard in wanted if shard in present]
-    if SINGLE in present:
-        return [SINGLE]
+    present = {path for path in paths if "/" not in path}
+    named = index_name(name, present)
+    try:
+        chosen = choose_weights(present, named, index)
+    except ConfigError as error:
+        raise HubError(
+            f"{name}: {error}: the repository is broken; take another revision or repository"
+        ) from None
+    if chosen.files and _MISTRALS_CONFIG in present and all(map(is_second_copy, chosen.files)):
+        raise HubError(
+            f"{name} has weights in Mistral's own layout only ({_MISTRALS_CONFIG}); take a repository in Hugging Face's layout"
+        )
+    missing = [shard for shard in chosen.files if shard not in present and _is_needed(shard, chosen.index)]
+    if missing:
+        raise HubError(
+            f"{name}: {missing[0]} is missing, though its {chosen.index_name} names it: the upload is not complete; "
+            "take another revision with --revision"
+        )
+    if chosen.files:
+        return [shard for shard in chosen.files if shard in present]
     raise HubError(
-        f"{name} has {_other_weights(present)}; needed: {SINGLE} or {INDEX}; take another repository"
+        f"{name} has {_other_weights(set(paths))}; needed: {SINGLE} or {INDEX}; take another repository"
     )
 
 

@@ -67,6 +67,63 @@ def test_a_checkpoint_comes_before_gguf_files(tmp_path: Path) -> None:
     assert find(str(tmp_path / "m")) == LocalModel(tmp_path / "m", "m")
 
 
+def checkpoint(path: Path, weights: str = "model.safetensors") -> Path:
+    path.mkdir(parents=True)
+    for name in ("config.json", weights):
+        (path / name).touch()
+    return path
+
+
+@pytest.mark.parametrize(
+    "weights", ["foo.safetensors", "model-00001-of-00002.safetensors", "x.safetensors.index.json"]
+)
+def test_a_checkpoint_whatever_its_weights_are_called(tmp_path: Path, weights: str) -> None:
+    path = checkpoint(tmp_path / "m", weights)
+    gguf(path / "a.gguf")
+    assert find(str(path)) == LocalModel(path, "m")
+
+
+def test_an_adapter_beside_a_gguf_file_is_no_checkpoint(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path / "m", "adapter_model.safetensors")
+    assert find(str(path)) == LocalModel(path, "m")  # its fault is told where it is loaded
+    file = gguf(path / "a.gguf")
+    assert find(str(path)) == LocalModel(file, "a")
+
+
+def test_models_in_the_folders_of_a_directory_are_named(tmp_path: Path) -> None:
+    top = tmp_path / "m"
+    gguf(top / "Q4" / "small-Q4_K_M.gguf")
+    gguf(top / "Q8" / "big-00001-of-00002.gguf")
+    gguf(top / "Q8" / "big-00002-of-00002.gguf")
+    gguf(top / "Q8" / "mmproj-F16.gguf")
+    gguf(top / ".cache" / "hidden.gguf")
+    checkpoint(top / "checkpoint-500", "foo.safetensors")
+    with pytest.raises(ConfigError) as error:
+        find(str(top))
+    assert str(error.value) == (
+        f"{top}: no model lies in the directory itself; name one of those below it: {top}/Q4/small-Q4_K_M.gguf, "
+        f"{top}/Q8/big-00001-of-00002.gguf, {top}/checkpoint-500"
+    )
+    assert find(str(top / "checkpoint-500")) == LocalModel(top / "checkpoint-500", "checkpoint-500")
+    file = gguf(top / "own.gguf")
+    assert find(str(top)) == LocalModel(file, "own")
+
+
+def test_the_one_model_of_a_parent_directory_is_named(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path / "models--a--b" / "snapshots" / "abc")
+    with pytest.raises(ConfigError, match=f"name one of those below it: {path}$"):
+        find(str(tmp_path / "models--a--b"))
+    (tmp_path / "models--a--b" / "config.json").touch()  # for random weights
+    assert find(str(tmp_path / "models--a--b"), load_format="dummy").name == "models--a--b"
+
+
+def test_an_adapter_is_no_model(tmp_path: Path) -> None:
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (tmp_path / name).touch()
+    with pytest.raises(ConfigError, match=r"a LoRA adapter .*, no model; serve .* --lora-modules NAME="):
+        find(str(tmp_path))
+
+
 def test_a_prepared_directory_has_its_files_name(tmp_path: Path) -> None:
     (tmp_path / "gguf.json").write_text(json.dumps({"files": ["/m/Small-Q4_0.gguf"], "header": ""}))
     assert find(str(tmp_path)) == LocalModel(tmp_path, "Small-Q4_0")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -17,9 +17,11 @@ from executors.llm.model.gguf_config import gguf_config
 from executors.llm.model.gguf_names import file_name, stored_tensors
 from executors.llm.model.gguf_source import config_path, is_gguf, read_source
 from executors.llm.model.quantization import IntScheme, parse_quantization
+from executors.weight_files import INDEX, SINGLE, WeightFiles, index_of, is_second_copy, weight_files
 
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
+__all__ = ["INDEX", "SINGLE", "Checkpoint", "index_path"]
+
+_MISTRALS_EMBEDDING = "tok_embeddings.weight"
 
 
 class Checkpoint:
@@ -44,21 +46,23 @@ class Checkpoint:
         if self.exact:
             self._open_gguf(directory)
             return
-        shards, index = _shards(directory)
+        chosen = _weights(directory)
         opened = {
             shard: SafetensorsFile(directory / shard)
-            for shard in shards
-            if not index or (directory / shard).is_file()
+            for shard in chosen.files
+            if not chosen.index or (directory / shard).is_file()
         }
-        index = divide_fused(directory, opened.values(), index)
+        if not chosen.index:
+            _refuse_second_copies(opened)
+        index = divide_fused(directory, opened.values(), chosen.index)
         for shard, file in opened.items():
             self.files[shard] = file
             self._of.update(dict.fromkeys(file.names(), file))
         for name, shard in index.items():
             if shard not in self.files:
-                why = f"{directory / shard}: no such file, though {INDEX} names it"
+                why = f"{directory / shard}: no such file, though {chosen.index_name} names it"
             elif name not in self.files[shard]:
-                why = f"{directory / shard}: tensor {name} is missing, though {INDEX} lists it"
+                why = f"{directory / shard}: tensor {name} is missing, though {chosen.index_name} lists it"
             else:
                 self._of[name] = self.files[shard]  # of two copies the one that the index names
                 continue
@@ -146,26 +150,50 @@ def _int_scheme(directory: Path) -> IntScheme | None:
     return scheme if isinstance(scheme, IntScheme) else None
 
 
-def _shards(directory: Path) -> tuple[list[str], dict[str, str]]:
-    """Return the file names to open, and the file of each tensor according to the index (empty for a single file)."""
-    if (directory / INDEX).exists():
-        index = read_json(directory / INDEX).get("weight_map")
-        if not isinstance(index, dict) or not index or not all(isinstance(v, str) for v in index.values()):
-            raise ConfigError(
-                f"{directory / INDEX}: field weight_map is missing or not a map from tensors to files"
-            )
-        shards = sorted(set(index.values()))
-        for shard in shards:
-            if Path(shard).name != shard:
-                raise ConfigError(f"{directory / INDEX}: {shard!r} is not a file name in the same directory")
-        left_behind = SINGLE not in shards and (directory / SINGLE).is_file()
-        if left_behind and not all((directory / shard).is_file() for shard in shards):
-            return [SINGLE], {}  # the shards were joined, and their index stayed
-        return shards, index
-    if (directory / SINGLE).is_file():
-        return [SINGLE], {}
-    if any(directory.glob("*.bin")) or any(directory.glob("*.pt")) or any(directory.glob("*.pth")):
+def index_path(directory: Path) -> Path | None:
+    """Return the index of a directory's weights, None if there is none. Raises ConfigError."""
+    name = index_of(_names(directory))
+    return None if name is None else directory / name
+
+
+def _names(directory: Path) -> set[str]:
+    try:
+        return {path.name for path in directory.iterdir() if path.is_file()}
+    except OSError as error:
+        raise ConfigError(f"{directory}: cannot be read ({error.strerror})") from None
+
+
+def _weights(directory: Path) -> WeightFiles:
+    """Choose the files of a directory. Raises ConfigError if there are none that can be loaded."""
+    names = _names(directory)
+    try:
+        index = index_of(names)
+        chosen = weight_files(names, index, None if index is None else read_json(directory / index))
+    except ConfigError as error:
+        text = str(error)
+        raise ConfigError(text if text.startswith(str(directory)) else f"{directory / text}") from None
+    if chosen.files:
+        return chosen
+    if any(name.endswith((".bin", ".pt", ".pth")) for name in names):
         raise ConfigError(
             f"{directory} contains only pickled weights; supported: safetensors ({SINGLE} or {INDEX})"
         )
     raise ConfigError(f"{directory}: no weights; supported: safetensors ({SINGLE} or {INDEX})")
+
+
+def _refuse_second_copies(files: Mapping[str, SafetensorsFile]) -> None:
+    """Raise ConfigError if a tensor is in two files and no index says which one counts."""
+    of: dict[str, str] = {}
+    for name, file in files.items():
+        for tensor in file.names():
+            if tensor in of:
+                raise ConfigError(
+                    f"{file.path}: tensor {tensor} is in {of[tensor]}, too, and no index says which one counts; keep one of the "
+                    "files here"
+                )
+            of[tensor] = name
+    if files and all(map(is_second_copy, files)) and _MISTRALS_EMBEDDING in of:
+        raise ConfigError(
+            f"{next(iter(files.values())).path}: its tensors ({_MISTRALS_EMBEDDING}, ...) have the names of Mistral's own layout "
+            f"(params.json); take the checkpoint in Hugging Face's layout ({SINGLE} or {INDEX})"
+        )

@@ -22,7 +22,7 @@ from executors.contract.config import ExecutorConfig
 from executors.contract.errors import ConfigError
 from executors.kernels.cpu import CpuKernels, packed_bytes
 from executors.llm.checkpoint import loader
-from executors.llm.checkpoint.files import INDEX, Checkpoint
+from executors.llm.checkpoint.files import Checkpoint, index_path
 from executors.llm.checkpoint.fp8_layers import hold
 from executors.llm.checkpoint.weights import check_load, embedding_stays, lacks, settle_head
 from executors.llm.factory import LlmFactory
@@ -257,9 +257,11 @@ def checkpoint_facts(directory: Path, shape: DecoderConfig) -> tuple[dict[str, A
 
 
 def _indexed_bytes(directory: Path) -> int | None:
-    if not (directory / INDEX).is_file():
-        return None
-    metadata = read_json(directory / INDEX).get("metadata")
+    try:
+        path = index_path(directory)
+    except ConfigError:
+        return None  # which the problem says
+    metadata = None if path is None else read_json(path).get("metadata")
     size = metadata.get("total_size") if isinstance(metadata, dict) else None
     return size if isinstance(size, int) and size > 0 else None
 

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from executors.contract import ConfigError
+from executors.weight_files import has_weights, index_of, weight_files
 from server.model_files import ollama
 from server.model_files.candidates import PART, candidates
 from server.model_files.ollama import listed, store
@@ -84,9 +86,9 @@ def _hub(root: Path, source: str) -> Iterator[Found]:
             yield Found(name, "?", 0, folder, source, "nothing of it was fetched")
             continue
         files = [path for path in listed(snapshot) if path.is_file()]
-        weights = [path for path in files if path.suffix == ".safetensors"]
+        weights = has_weights([path.name for path in files])
         if weights:
-            yield _checkpoint(name, snapshot, weights, source)
+            yield _checkpoint(name, snapshot, files, source)
         yield from _gguf(files, source, lambda path, name=name: f"{name}/{path.name}")
         if not weights and not any(path.suffix == ".gguf" for path in files):
             yield Found(name, "?", 0, snapshot, source, "neither safetensors nor GGUF is here")
@@ -104,14 +106,19 @@ def _snapshot(folder: Path) -> Path | None:
     return max(there, key=_changed, default=None)
 
 
-def _checkpoint(name: str, folder: Path, weights: list[Path], source: str) -> Found:
+def _checkpoint(name: str, folder: Path, files: list[Path], source: str) -> Found:
     config = _json(folder / "config.json")
     problem = None if config else "config.json is missing or no JSON object"
-    index = _json(folder / "model.safetensors.index.json").get("weight_map")
-    if isinstance(index, dict):
-        absent = {str(part) for part in index.values()} - {path.name for path in weights}
-        if absent:
-            problem = f"{len(absent)} of {len(set(index.values()))} weight files are missing"
+    by_name = {path.name: path for path in files}
+    weights: list[Path] = []
+    try:
+        index = index_of(by_name)
+        chosen = weight_files(by_name, index, None if index is None else _json(folder / index))
+        weights = [by_name[part] for part in chosen.files if part in by_name]
+        if absent := len(chosen.files) - len(weights):
+            problem = f"{absent} of {len(chosen.files)} weight files are missing"
+    except ConfigError as error:
+        problem = str(error)
     dtype = next((config[key] for key in _DTYPES if isinstance(config.get(key), str)), "")
     quantized = config.get("quantization_config")
     method = quantized.get("quant_method") if isinstance(quantized, dict) else None
@@ -121,9 +128,8 @@ def _checkpoint(name: str, folder: Path, weights: list[Path], source: str) -> Fo
 
 def _lm_studio(root: Path, source: str, depth: int = MAX_DEPTH) -> Iterator[Found]:
     files = [path for path in listed(root) if path.is_file()]
-    weights = [path for path in files if path.suffix == ".safetensors"]
-    if weights:
-        yield _checkpoint(str(root), root, weights, source)
+    if has_weights([path.name for path in files]):
+        yield _checkpoint(str(root), root, files, source)
     yield from _gguf(files, source, str)
     for folder in listed(root) if depth else ():
         if folder.is_dir() and not folder.is_symlink():

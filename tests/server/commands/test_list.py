@@ -83,6 +83,27 @@ def test_what_is_broken_is_named(tmp_path: Path) -> None:
     }
 
 
+def test_weights_of_other_names(tmp_path: Path) -> None:
+    config = {"architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16"}
+    for name, files in {
+        "other": ("foo.safetensors", "optimizer.safetensors"),
+        "shards": ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"),
+        "gap": ("model-00002-of-00002.safetensors",),
+        "adapter": ("adapter_model.safetensors",),
+    }.items():
+        snapshot = repository(tmp_path, f"acme/{name}")
+        put(snapshot / "config.json", config)
+        for file in files:
+            put(snapshot / file, b"xx")
+    rows = found(tmp_path, "Hugging Face")
+    assert {name: (row.size, row.problem) for name, row in rows.items()} == {
+        "acme/other": (2, None),
+        "acme/shards": (4, None),
+        "acme/gap": (0, "model-00001-of-00002.safetensors is missing: there are 1 of 2 shards and no index"),
+        "acme/adapter": (0, "neither safetensors nor GGUF is here"),
+    }
+
+
 def test_gguf_in_parts_is_one_model(tmp_path: Path) -> None:
     for part in (1, 2, 3):
         put(tmp_path / f"big-IQ4_XS-0000{part}-of-00003.gguf", b"x" * 10)

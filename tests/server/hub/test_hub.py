@@ -22,6 +22,7 @@ pytestmark = pytest.mark.long
 
 NAME = "acme/random-1m"
 SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+INDEX = "model.safetensors.index.json"
 SMALL = ["chat_template.jinja", "config.json", "model.safetensors.index.json", "tokenizer.json"]
 OTHERS = [
     "README.md", "pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.safetensors", "model.gguf",
@@ -276,9 +277,17 @@ async def test_a_cache_that_cannot_be_written(url: str, tmp_path: Path) -> None:
     [
         ({"config.json": None, "model.gguf": None}, "has no config.json"),
         ({"model.safetensors.index.json": b"["}, "is no JSON"),
-        ({"model.safetensors.index.json": b"{}"}, "has no weight_map"),
+        ({"model.safetensors.index.json": b"{}"}, "weight_map is missing"),
         ({SHARDS[1]: None}, f"{SHARDS[1]} is missing"),
-        ({"model.safetensors.index.json": None, "model.gguf": None}, "has only pickled weights (model.pth)"),
+        (
+            dict.fromkeys((INDEX, "model.gguf", "consolidated.safetensors", *SHARDS)),
+            "has only pickled weights (model.pth)",
+        ),
+        ({INDEX: None, SHARDS[0]: None}, f"{SHARDS[0]} is missing: there are 1 of 2 shards and no index"),
+        (
+            {"foo.safetensors.index.json": b"{}", "bar.safetensors.index.json": b"{}", INDEX: None},
+            "are two indexes",
+        ),
     ],
 )
 async def test_repositories_that_cannot_be_served(
@@ -291,6 +300,28 @@ async def test_repositories_that_cannot_be_served(
     assert NAME in message
     assert words in message
     assert not [name for name in hub.fetched() if name.endswith(".safetensors")]
+
+
+@pytest.mark.parametrize(
+    ("names", "index"),
+    [
+        ((SHARDS[0], SHARDS[1]), None),
+        (("foo.safetensors",), None),
+        (("one.safetensors", "two.safetensors"), None),
+        (("a.safetensors", "b.safetensors"), "pytorch_model.safetensors.index.json"),
+    ],
+)  # fmt: skip
+async def test_weights_of_other_names(
+    hub: FakeHub, url: str, cache: Path, names: tuple[str, ...], index: str | None
+) -> None:
+    for name in (INDEX, *SHARDS):
+        (hub.folder / name).unlink()
+    for name in (*names, "adapter_model.safetensors", "optimizer.safetensors"):
+        (hub.folder / name).write_bytes(name.encode() * 1000)
+    if index is not None:
+        (hub.folder / index).write_text(json.dumps({"weight_map": {name: name for name in names}}))
+    small = {*SMALL, *([] if index is None else [index])} - {INDEX}
+    assert names_in(await get(cache)) == {*small, *names}
 
 
 async def test_a_check_before_the_weights(hub: FakeHub, url: str, cache: Path) -> None:
@@ -315,7 +346,14 @@ def test_which_files() -> None:
         "a/config.json",
         "2_Dense/config.json",
     ]
-    assert small_files([*SMALL, *OTHERS, *files]) == sorted([*SMALL, *files[:3]])
+    assert small_files([*SMALL, *OTHERS, *files]) == sorted([*SMALL, *files[1:3]])
+    steps = ["modules.json", "onnx/config.json", files[0], *files[4:]]
+    assert small_files([*SMALL, *OTHERS, *files, "modules.json"]) == sorted([*SMALL, *files[1:3], *steps])
+    assert weight_files("a/b", ["foo.safetensors", "optimizer.safetensors", "vae/x.safetensors"], None) == [
+        "foo.safetensors"
+    ]
+    with pytest.raises(HubError, match="Mistral's own layout"):
+        weight_files("a/b", ["consolidated.safetensors", "params.json"], None)
     assert weight_files("a/b", ["model.safetensors", "consolidated.safetensors"], None) == [
         "model.safetensors"
     ]

@@ -1,0 +1,53 @@
+"""Models in the folders below a directory that holds none itself, for a message that names them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from executors.contract import ConfigError
+from executors.weight_files import has_weights
+from server.model_files.candidates import candidates
+from server.model_files.ollama import listed
+
+_MAX_DEPTH = 3
+_MOST_FOLDERS = 500
+_MOST_NAMED = 12
+_ADAPTER = "adapter_config.json"
+
+
+def refuse_without_model(directory: Path, name: str) -> None:
+    """Raise ConfigError for a directory without a model, given as `name`, that has models in its folders or is a LoRA adapter."""
+    if (directory / _ADAPTER).is_file() and not (directory / "config.json").is_file():
+        raise ConfigError(
+            f"{name}: a LoRA adapter ({_ADAPTER}), no model; serve the model that it was trained for, with --lora-modules "
+            f"NAME={name}"
+        )
+    found = sorted(models_below(directory))
+    if not found:
+        return
+    more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+    paths = ", ".join(f"{name.rstrip('/')}/{path}" for path in found[:_MOST_NAMED])
+    raise ConfigError(
+        f"{name}: no model lies in the directory itself; name one of those below it: {paths}{more}"
+    )
+
+
+def models_below(directory: Path) -> Iterator[str]:
+    """Yield the paths, relative to the directory, of GGUF models and of checkpoints in its folders, hidden ones left out. Looks
+    through a limited number of folders."""
+    folders = [(directory, 0)]
+    for number, (folder, depth) in enumerate(folders):
+        if number > _MOST_FOLDERS:
+            return
+        entries = listed(folder)
+        if depth:
+            names = {path.name: path for path in entries if path.is_file()}
+            relative = folder.relative_to(directory)
+            if "config.json" in names and has_weights(names):
+                yield relative.as_posix()
+            sizes = {name: path.stat().st_size for name, path in names.items()}
+            yield from ((relative / one.name).as_posix() for one in candidates(sizes))
+        if depth < _MAX_DEPTH:
+            below = (path for path in entries if path.is_dir() and not path.name.startswith("."))
+            folders.extend((path, depth + 1) for path in below)

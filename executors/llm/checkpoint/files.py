@@ -16,7 +16,7 @@ from executors.llm.model.config import parse_config, read_json
 from executors.llm.model.gguf_config import gguf_config
 from executors.llm.model.gguf_names import file_name, stored_tensors
 from executors.llm.model.gguf_source import config_path, is_gguf, read_source
-from executors.llm.model.quantization import IntScheme, parse_quantization
+from executors.llm.model.quantization import IntSchemes, parse_quantization
 from executors.weight_files import INDEX, SINGLE, WeightFiles, index_of, is_second_copy, weight_files
 
 __all__ = ["INDEX", "SINGLE", "Checkpoint", "index_path"]
@@ -68,11 +68,11 @@ class Checkpoint:
                 continue
             if name not in self._of:
                 self.absent[name] = why
-        scheme = _int_scheme(directory)
-        if scheme is not None:
-            self._find_quantized(scheme)
+        schemes = _int_schemes(directory)
+        if schemes is not None:
+            self._find_quantized(schemes)
 
-    def _find_quantized(self, scheme: IntScheme) -> None:
+    def _find_quantized(self, schemes: IntSchemes) -> None:
         """Put weights in the place of the tensors that they are made of."""
         plain = {name: file for name, file in self.files.items() if isinstance(file, SafetensorsFile)}
         listed = dict(self._of)
@@ -83,7 +83,7 @@ class Checkpoint:
             file = listed.get(name)
             return file if isinstance(file, SafetensorsFile) else None
 
-        found, parts = quantized_tensors(scheme, plain, file_of)
+        found, parts = quantized_tensors(schemes, plain, file_of)
         for name in parts:
             del self._of[name]
         for file in found:
@@ -136,7 +136,7 @@ class Checkpoint:
             file.close()
 
 
-def _int_scheme(directory: Path) -> IntScheme | None:
+def _int_schemes(directory: Path) -> IntSchemes | None:
     """Return how config.json says that weights are quantized, None if they are not, or not to whole numbers."""
     path = directory / "config.json"
     if not path.is_file():
@@ -146,8 +146,8 @@ def _int_scheme(directory: Path) -> IntScheme | None:
     value = values.get("quantization_config")
     if value is None and isinstance(inner, dict):
         value = inner.get("quantization_config")
-    scheme = parse_quantization(value, str(path))
-    return scheme if isinstance(scheme, IntScheme) else None
+    found = parse_quantization(value, str(path))
+    return None if found is None else found.integers
 
 
 def index_path(directory: Path) -> Path | None:

@@ -1,8 +1,8 @@
 """Linear layers that a safetensors checkpoint holds in whole numbers, as tensors of the usual names: `X.weight` [rows, columns].
 
     gptq             qweight int32 [columns / n, rows], qzeros int32 [groups, rows / n], scales [groups, rows], g_idx int32
-                     [columns] (optional): n = 32 / bits numbers in a word, the first in the lowest bits. A zero is what is
-                     stored plus 1 (without for checkpoint_format gptq_v2).
+                     [columns] (optional): n = 32 / bits numbers in a word, the first in the lowest bits. See
+                     `IntScheme` for zeros
     awq              qweight int32 [columns, rows / 8], qzeros int32 [groups, rows / 8], scales [groups, rows]: a word has rows
                      0, 2, 4, 6, 1, 3, 5, 7 of eight
     pack-quantized   weight_packed int32 [rows, columns / n rounded up], weight_shape [2], weight_scale [rows, groups],
@@ -32,7 +32,7 @@ from executors.kernels.cpu import BLOCK
 from executors.llm.checkpoint.safetensors_file import SafetensorsFile
 from executors.llm.checkpoint.tensor_file import PIECE, ROWS, TensorFile, beyond_float16, lies_outside
 from executors.llm.model.cuts import Range
-from executors.llm.model.quantization import IntScheme
+from executors.llm.model.quantization import IntScheme, IntSchemes
 
 FileOf = Callable[[str], SafetensorsFile | None]
 """Returns the file that holds a tensor, None if there is none."""
@@ -213,8 +213,13 @@ class _Gptq(QuantizedWeight):
 
     @cached_property
     def zeros(self) -> torch.Tensor:
-        found = _unpacked(self._tensor(self._zeros), self.bits)[:, : self.rows].T
-        return _one_if_equal(found.to(torch.int16) + self._scheme.zero_offset)
+        if self._scheme.zeros == "half":
+            return torch.full((1, 1), self.half, dtype=torch.int16)
+        words = self._tensor(self._zeros)
+        if self._scheme.zeros == "plus_one":
+            # Savers subtract this from the word: a zero of 0 borrows from the number above it, and the carry gives it back.
+            words = words + sum(1 << at for at in range(0, 32, self.bits))  # int32, modulo 2**32
+        return _one_if_equal(_unpacked(words, self.bits)[:, : self.rows].T.to(torch.int16))
 
     @property
     def _scales_name(self) -> str:
@@ -368,6 +373,9 @@ _FORMS: dict[str, tuple[str, type[QuantizedWeight]]] = {
     "int-quantized": ("weight", _IntQuantized),
 }  # fmt: skip
 """By `IntScheme.form`: the tensor by which a weight is found, and how it is read."""
+
+
+_SUFFIXES = frozenset(suffix for suffix, _ in _FORMS.values())
 
 
 def _unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
@@ -555,22 +563,40 @@ def _pieces(weight: QuantizedWeight) -> Iterator[tuple[int, int]]:
 
 
 def quantized_tensors(
-    scheme: IntScheme, files: dict[str, SafetensorsFile], file_of: FileOf
+    schemes: IntSchemes, files: dict[str, SafetensorsFile], file_of: FileOf
 ) -> tuple[list[QuantizedTensors], set[str]]:
     """Find the weights of a checkpoint that are quantized: by file, with the names of the tensors that they are made of. Raises
     ConfigError."""
-    suffix, kind = _FORMS[scheme.form]
     found, parts = [], set[str]()
     for file in files.values():
         weights = {}
         for name in file.names():
-            stem, _, last = name.rpartition(".")
-            if last != suffix or file_of(name) is not file:
+            if file_of(name) is not file or (kind := _kind_of(schemes, file, name)) is None:
                 continue
-            if scheme.form == "int-quantized" and file.type_name(name) != "I8":
-                continue
-            weight = weights[f"{stem}.weight"] = kind(stem, file_of, scheme)
+            stem = name.rpartition(".")[0]
+            scheme, read = kind
+            weight = weights[f"{stem}.weight"] = read(stem, file_of, scheme)
             parts |= weight.parts
         if weights:
             found.append(QuantizedTensors(file.path, weights))
     return found, parts
+
+
+def _kind_of(
+    schemes: IntSchemes, file: SafetensorsFile, name: str
+) -> tuple[IntScheme, type[QuantizedWeight]] | None:
+    """Return how to read the weight whose numbers the tensor is; None if it is another tensor. Raises ConfigError."""
+    stem, _, suffix = name.rpartition(".")
+    if suffix not in _SUFFIXES or (suffix == "weight" and file.type_name(name) != "I8"):
+        return None
+    scheme = schemes.of(stem)
+    if scheme is None or _FORMS[scheme.form][0] != suffix:
+        others = [one for one in schemes.all() if _FORMS[one.form][0] == suffix]
+        if not others:
+            return None
+        if not schemes.by_tensors:
+            raise ConfigError(
+                f"{file.path}: tensor {name} is quantized; quantization_config leaves {stem} wide"
+            )
+        scheme = others[0]
+    return scheme, _FORMS[scheme.form][1]

@@ -16,7 +16,7 @@ from executors.llm.model.families import Family
 from executors.llm.model.fields import Fields, read_json
 from executors.llm.model.gguf_config import gguf_config
 from executors.llm.model.gguf_source import config_path, is_gguf, read_source
-from executors.llm.model.quantization import Fp8Scheme, IntScheme, parse_quantization
+from executors.llm.model.quantization import Fp8Scheme, IntSchemes, Quantization, parse_quantization
 from executors.llm.model.rope_config import RopeConfig, Ropes, context_lengths, parse_ropes
 
 __all__ = [
@@ -101,10 +101,8 @@ class DecoderConfig:
     mlp_bias: bool
     dtype: str | None
     """Dtype that the checkpoint names; None if it names none."""
-    fp8: Fp8Scheme | None = None
-    """How the checkpoint's linear layers are quantized to FP8; None if they are not."""
-    integers: IntScheme | None = None
-    """How they are quantized to whole numbers; None if they are not."""
+    quantization: Quantization | None = None
+    """How the checkpoint's linear layers are quantized; None if they are not."""
     embed_scale: float = 1.0
     """Factor of the embeddings."""
     residual_scale: float = 1.0
@@ -118,6 +116,16 @@ class DecoderConfig:
     """Number of labels of its classification head; 0: it has none."""
     notes: tuple[str, ...] = field(default=(), compare=False)
     """Keys of config.json that would change the output of other families and are not used, one sentence each."""
+
+    @property
+    def fp8(self) -> Fp8Scheme | None:
+        """How linear layers are quantized to FP8; None if none is."""
+        return None if self.quantization is None else self.quantization.fp8
+
+    @property
+    def integers(self) -> IntSchemes | None:
+        """How linear layers are quantized to whole numbers; None if none is."""
+        return None if self.quantization is None else self.quantization.integers
 
     @property
     def num_layers(self) -> int:
@@ -189,7 +197,7 @@ def parse_config(values: dict[str, Any], where: str = "config.json") -> DecoderC
     moe = _moe(fields, family) if family.experts else None
     layers = _layers(fields, family, len(ropes), notes)
     dense = not all(layer.sparse for layer in layers)
-    scheme = parse_quantization(fields.get("quantization_config"), whole)
+    quantization = parse_quantization(fields.get("quantization_config"), whole)
     num_labels = _num_labels(fields) if is_classifier(architecture) else 0
     return DecoderConfig(
         family=family,
@@ -215,8 +223,7 @@ def parse_config(values: dict[str, Any], where: str = "config.json") -> DecoderC
         o_bias=fields.switch(family.o_bias),
         mlp_bias=fields.switch(family.mlp_bias),
         dtype=_dtype(fields, whole),
-        fp8=scheme if isinstance(scheme, Fp8Scheme) else None,
-        integers=scheme if isinstance(scheme, IntScheme) else None,
+        quantization=quantization,
         embed_scale=hidden_size**0.5 if family.embed_scaled else _factor(fields, family.embed_multiplier),
         residual_scale=_factor(fields, family.residual_multiplier),
         logits_divisor=_factor(fields, family.logits_divisor),

@@ -85,14 +85,21 @@ def gptq(bits: int, size: int, zeros: int | None = None, act_order: bool = False
     return make
 
 
-def of_gptq(stored: Tensors, bits: int, plus: int) -> np.ndarray:
+def of_gptq(stored: Tensors, bits: int, zero: str = "plus") -> np.ndarray:
+    """`zero`: "plus" (each word plus 1 of every number), "stored" or "half"."""
     per = 32 // bits
     columns, rows = len(stored["qweight"]) * per, stored["qweight"].shape[1]
     count = len(stored["scales"])
     i, o = np.arange(columns), np.arange(rows)
     group = stored["g_idx"].numpy().astype(np.int64) if "g_idx" in stored else i // (columns // count)
     numbers = field(stored["qweight"][i // per], bits, (i % per)[:, None])
-    zeros = field(stored["qzeros"][:, o // per], bits, o % per) + plus
+    stored_zeros = stored["qzeros"].numpy().view(np.uint32).astype(np.uint64)
+    if zero == "plus":
+        stored_zeros += sum(1 << (bits * i) for i in range(per))
+    held = torch.from_numpy((stored_zeros % 2**32).astype(np.uint32).view(np.int32))
+    zeros = field(held[:, o // per], bits, o % per)
+    if zero == "half":
+        zeros = np.full_like(zeros, 1 << (bits - 1))
     wide = stored["scales"].float().numpy()[group] * (numbers - zeros[group]).astype(np.float32)
     return np.ascontiguousarray(wide.T)
 
@@ -207,6 +214,7 @@ def compressed(form: str, bits: int, strategy: str = "group") -> dict[str, Any]:
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}
 V2 = {**GPTQ, "checkpoint_format": "gptq_v2"}
 EIGHT = {**GPTQ, "bits": 8}
+ASYM, V2_ASYM, EIGHT_ASYM = ({**one, "sym": False} for one in (GPTQ, V2, EIGHT))
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}
 FOUR, PACKED8, INT8 = (
     compressed("pack-quantized", 4),
@@ -220,16 +228,16 @@ FORMS: dict[str, Form] = {
     "gptq-64": Form(GPTQ, gptq(4, 64, zeros=7, index=False), "int4-g64"),
     "gptq-32": Form(GPTQ, gptq(4, 32, zeros=7), "Q4_0"),
     "gptq-rows": Form(GPTQ, gptq(4, -1, zeros=7), "int4-g128"),
-    "gptq-zeros-128": Form(GPTQ, gptq(4, 128), "uint4-g128"),
-    "gptq-zeros-64": Form(GPTQ, gptq(4, 64), "uint4-g64"),
-    "gptq-zeros-32": Form(GPTQ, gptq(4, 32), "uint4-g32"),
-    "gptq-zero-of-16": Form(GPTQ, gptq(4, 128, zeros=15), "uint4-g128"),
-    "gptq-act-order": Form({**GPTQ, "desc_act": True}, gptq(4, 128, act_order=True), "uint4-g128"),
+    "gptq-zeros-128": Form(ASYM, gptq(4, 128), "uint4-g128"),
+    "gptq-zeros-64": Form(ASYM, gptq(4, 64), "uint4-g64"),
+    "gptq-zeros-32": Form(ASYM, gptq(4, 32), "uint4-g32"),
+    "gptq-zero-of-0": Form(ASYM, gptq(4, 128, zeros=15), "uint4-g128"),
+    "gptq-act-order": Form({**ASYM, "desc_act": True}, gptq(4, 128, act_order=True), "uint4-g128"),
     "gptq-v2": Form(V2, gptq(4, 128, zeros=8), "int4-g128"),
-    "gptq-v2-zeros": Form(V2, gptq(4, 32), "uint4-g32"),
+    "gptq-v2-zeros": Form(V2_ASYM, gptq(4, 32), "uint4-g32"),
     "gptq-8": Form(EIGHT, gptq(8, 128, zeros=127), "Q8_0"),
-    "gptq-8-zeros": Form(EIGHT, gptq(8, 32), "uint8-f32"),
-    "gptq-8-zero-of-256": Form(EIGHT, gptq(8, 32, zeros=255), "uint8-f32"),
+    "gptq-8-zeros": Form(EIGHT_ASYM, gptq(8, 32), "uint8-f32"),
+    "gptq-8-zero-of-0": Form(EIGHT_ASYM, gptq(8, 32, zeros=255), "uint8-f32"),
     "awq-32": Form(AWQ, awq(32), "uint4-g32"),
     "awq-128": Form(AWQ, awq(128), "uint4-g128"),
     "packed-128": Form(FOUR, packed(4, 128, BF16), "int4-g128"),
@@ -246,11 +254,24 @@ FORMS: dict[str, Form] = {
     "int8-one-scale": Form(compressed("int-quantized", 8, "tensor"), whole(-1, one=True), "Q8_0"),
 }
 
+ZEROS: dict[str, Form] = {
+    "unsaid": Form({"quant_method": "gptq", "bits": 4}, gptq(4, 128), "uint4-g128"),
+    "sym, 8 stored": Form(GPTQ, gptq(4, 128, zeros=8), "int4-g128"),
+    "sym, any stored": Form(GPTQ, gptq(4, 32), "Q4_0"),
+    "sym of gptq_v2, 7 stored": Form(V2, gptq(4, 128, zeros=7), "int4-g128"),
+    "sym of 8 bits, any stored": Form(EIGHT, gptq(8, 32), "Q8_0"),
+    "15 stored beside others": Form(ASYM, gptq(4, 64, zeros=15), "uint4-g64"),
+}  # fmt: skip
+"""What the zeros of GPTQ are beside what is stored."""
+
 
 def exact_weight(scheme: dict[str, Any], stored: Tensors) -> np.ndarray:
     """float32 [rows, columns], by the definition of the format."""
     if scheme["quant_method"] == "gptq":
-        return of_gptq(stored, scheme["bits"], 0 if scheme.get("checkpoint_format") == "gptq_v2" else 1)
+        second = scheme.get("checkpoint_format") == "gptq_v2"
+        return of_gptq(
+            stored, scheme["bits"], "half" if scheme.get("sym") else "stored" if second else "plus"
+        )
     if scheme["quant_method"] == "awq":
         return of_awq(stored)
     [group] = scheme["config_groups"].values()

@@ -283,7 +283,8 @@ def test_what_is_not_supported_is_one_line(case: str) -> None:
 
 def test_block_sizes_may_be_written_as_text() -> None:
     value = _compressed("float-quantized", "block", block_structure="128x128")
-    assert parse_quantization(value, "x") == Fp8Scheme(blocks=True)
+    found = parse_quantization(value, "x")
+    assert found is not None and found.fp8 == Fp8Scheme(blocks=True)
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,10 @@ from tests.executors.llm.checkpoint.quantized_checkpoints import (
     AWQ,
     FORMS,
     GPTQ,
+    ZEROS,
     Form,
     compressed,
+    exact_weight,
     gptq,
     of_gptq,
     write_quantized,
@@ -66,6 +68,21 @@ def test_weights_are_those_of_the_definition(form: str, checkpoints: dict[str, t
         assert begin == 0 and torch.equal(turned.T, expected)
     checkpoint.close()
     assert not_finite(quantized) is None
+
+
+@pytest.mark.parametrize("case", ZEROS)
+def test_zeros_of_gptq(case: str, tmp_path: Path) -> None:
+    """Those of symmetric weights are half of the range; others are a word plus 1 of every number, carries included."""
+    form = ZEROS[case]
+    made = form.make(16, 128, np.random.default_rng(3), np.arange(128))
+    save_file({f"a.{suffix}": tensor for suffix, tensor in made.items()}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": form.scheme}))
+    checkpoint = Checkpoint(tmp_path)
+    file, found = checkpoint.file_of("a.weight"), torch.empty(16, 128)
+    file.copy_into("a.weight", found)
+    assert torch.equal(found, torch.from_numpy(exact_weight(form.scheme, made)))
+    assert file.stored_kind("a.weight") == form.kind
+    checkpoint.close()
 
 
 @every_form
@@ -179,7 +196,7 @@ async def test_a_quantized_head_and_a_split_checkpoint(tmp_path: Path) -> None:
     tensors, exact = load_file(quantized / "model.safetensors"), load_file(wide / "model.safetensors")
     del tensors["lm_head.weight"]
     tensors |= {f"lm_head.{suffix}": tensor for suffix, tensor in made.items()}
-    exact["lm_head.weight"] = torch.from_numpy(of_gptq(made, 4, 1))
+    exact["lm_head.weight"] = torch.from_numpy(of_gptq(made, 4))
     save_file(exact, wide / "model.safetensors")
     (quantized / "model.safetensors").unlink()
     parts = {"a.safetensors": "scales", "b.safetensors": ""}
@@ -364,7 +381,10 @@ def test_what_is_not_supported_is_named(case: str) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_schemes(form: str) -> None:
     scheme = FORMS[form].scheme
-    found = parse_quantization(scheme, "x")
+    read = parse_quantization(scheme, "x")
+    assert read is not None and read.integers is not None
+    found = read.integers.of("model.layers.0.mlp.up_proj")
     assert isinstance(found, IntScheme)
     assert found.bits == scheme.get("bits") and found.form in (scheme["quant_method"], scheme.get("format"))
-    assert found.zero_offset == (scheme["quant_method"] == "gptq" and "checkpoint_format" not in scheme)
+    plus = "stored" if "checkpoint_format" in scheme else "plus_one"
+    assert scheme["quant_method"] != "gptq" or found.zeros == ("half" if scheme.get("sym") else plus)

@@ -16,7 +16,7 @@ from executors.llm.model.config import parse_config, read_json
 from executors.llm.model.gguf_config import gguf_config
 from executors.llm.model.gguf_names import file_name, stored_tensors
 from executors.llm.model.gguf_source import config_path, is_gguf, read_source
-from executors.llm.model.quantization import IntSchemes, parse_quantization
+from executors.llm.model.quantization import IntSchemes, quantization_of
 from executors.weight_files import INDEX, SINGLE, WeightFiles, index_of, is_second_copy, weight_files
 
 __all__ = ["INDEX", "SINGLE", "Checkpoint", "index_path"]
@@ -137,16 +137,11 @@ class Checkpoint:
 
 
 def _int_schemes(directory: Path) -> IntSchemes | None:
-    """Return how config.json says that weights are quantized, None if they are not, or not to whole numbers."""
+    """Return how the directory says that weights are quantized, None if they are not, or not to whole numbers."""
     path = directory / "config.json"
     if not path.is_file():
         return None
-    values = read_json(path)
-    inner = values.get("text_config")
-    value = values.get("quantization_config")
-    if value is None and isinstance(inner, dict):
-        value = inner.get("quantization_config")
-    found = parse_quantization(value, str(path))
+    found = quantization_of(directory, read_json(path), str(path))
     return None if found is None else found.integers
 
 

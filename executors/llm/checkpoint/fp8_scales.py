@@ -33,7 +33,7 @@ class CheckpointScales:
 
     def __init__(self, decoder: Decoder, checkpoint: Checkpoint, targets: dict[str, Place]) -> None:
         self._decoder, self._checkpoint, self._targets = decoder, checkpoint, targets
-        self._present = checkpoint.names() if decoder.config.fp8 is not None else set()
+        self._present = checkpoint.names() if decoder.config.quantization is not None else set()
         self._of: dict[str, torch.Tensor] = {}
         kv = [name for layer in self._kv_candidates() for names in layer for name in names]
         found = {name for name in kv if name in self._present}
@@ -71,6 +71,8 @@ class CheckpointScales:
             )
         rows, columns = shape
         scales = self._read(name)
+        if scales.dim() == 4 and scales.shape[1] == scales.shape[3] == 1:
+            scales = scales[:, 0, :, 0]  # as Model Optimizer writes those of blocks
         if self._decoder.config.fp8.blocks and scales.shape == (-(-rows // GROUP), -(-columns // GROUP)):
             return scales.repeat_interleave(GROUP, 0)[:rows]
         if tuple(scales.shape) in ((rows,), (rows, 1)):

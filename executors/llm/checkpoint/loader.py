@@ -17,6 +17,7 @@ from executors.contract.status import ModelInfo
 from executors.kernels.compiler import KernelUnavailable
 from executors.kernels.cpu import CpuKernels, MergedWeight, cpu_kernels, operand_bytes, use_kernels
 from executors.llm.attention.cpu_attention import INT8_BLOCK, supports
+from executors.llm.checkpoint.claims import refuse_claim
 from executors.llm.checkpoint.device_layers import keep, keep_head
 from executors.llm.checkpoint.fp8_layers import hold
 from executors.llm.checkpoint.weights import (
@@ -54,6 +55,7 @@ def load_model(config: ExecutorConfig, progress: Progress, ranks: Ranks | None =
     decoder_config = read_config(directory)
     if config.load_format != "dummy":
         decoder_config = settle_head(decoder_config, directory)
+    refuse_claim(decoder_config.quantization)
     warnings = decoder_config.notes
     for note in warnings:
         _log.warning("%s: %s", config_path(directory), note)

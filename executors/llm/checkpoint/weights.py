@@ -15,6 +15,7 @@ from typing import TypeVar
 import torch
 
 from executors.contract.errors import ConfigError
+from executors.llm.checkpoint.claims import quantized_instead, settle_quantization, unreadable_numbers
 from executors.llm.checkpoint.cut_tensors import CutTensors, selected_rows
 from executors.llm.checkpoint.device_blocks import device_rows
 from executors.llm.checkpoint.files import Checkpoint
@@ -92,7 +93,8 @@ def embedding_stays(directory: Path, kept: Mapping[str, StoredFormat]) -> bool:
 
 
 def settle_head(config: DecoderConfig, directory: Path) -> DecoderConfig:
-    """Return `config` with the head that the files contain, and the names of q, k and v as they have them. Raises ConfigError.
+    """Return `config` with the head and the quantization that the files contain, and the names of q, k and v as they have them.
+    Raises ConfigError.
 
     A head that differs from the embedding is not tied to it, whatever config.json says. transformers 5 does the same; the
     field is wrong in files that were saved again. A model that is not tied and has no head only makes embeddings.
@@ -100,7 +102,7 @@ def settle_head(config: DecoderConfig, directory: Path) -> DecoderConfig:
     checkpoint = Checkpoint(directory)
     try:
         listed = checkpoint.listed()
-        config = config if checkpoint.exact else apart(config, listed)
+        config = settle_quantization(config if checkpoint.exact else apart(config, listed), checkpoint)
         if config.num_labels:
             return config
         family = config.family
@@ -267,6 +269,8 @@ def _missing(config: DecoderConfig, checkpoint: Checkpoint, targets: dict[str, P
     if not missing:
         return None
     known = next((checkpoint.absent[name] for name in missing if name in checkpoint.absent), None)
+    if known is None and (known := quantized_instead(config, checkpoint, missing[0])) is not None:
+        return known
     if known is None and not checkpoint.files:
         known = next(iter(checkpoint.absent.values()), None)
     needs = f"{_some([checkpoint.told(name) for name in missing])} missing; {config.architecture} needs {len(targets)} tensors"
@@ -284,6 +288,8 @@ def _check(decoder: Decoder, checkpoint: Checkpoint, targets: dict[str, Place]) 
     head_norms = {names.written(name) for name in decoder.head_norms()}
     for name, place in targets.items():
         file = checkpoint.file_of(name)
+        if (error := unreadable_numbers(decoder.config, checkpoint, name)) is not None:
+            raise error
         expected = tuple(place.tensor.shape[1:] if name in head_norms else place.tensor.shape)
         if file.shape(name) != expected:
             found = list(file.shape(name))

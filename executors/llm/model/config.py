@@ -16,7 +16,7 @@ from executors.llm.model.families import Family
 from executors.llm.model.fields import Fields, read_json
 from executors.llm.model.gguf_config import gguf_config
 from executors.llm.model.gguf_source import config_path, is_gguf, read_source
-from executors.llm.model.quantization import Fp8Scheme, IntSchemes, Quantization, parse_quantization
+from executors.llm.model.quantization import Fp8Scheme, IntSchemes, Quantization, quantization_of
 from executors.llm.model.rope_config import RopeConfig, Ropes, context_lengths, parse_ropes
 
 __all__ = [
@@ -151,7 +151,7 @@ def read_config(directory: Path) -> DecoderConfig:
         config = parse_config(derived.values, str(gguf.path))
         return replace(config, notes=(*derived.notes, *config.notes))
     path = directory / "config.json"
-    return parse_config(read_json(path), str(path))
+    return parse_config(read_json(path), str(path), directory)
 
 
 def check_length(wanted: int | None, config: DecoderConfig, directory: Path) -> None:
@@ -164,10 +164,13 @@ def check_length(wanted: int | None, config: DecoderConfig, directory: Path) -> 
         )
 
 
-def parse_config(values: dict[str, Any], where: str = "config.json") -> DecoderConfig:
-    """Do the same as `read_config`, given the parsed JSON; `where` is the name used in messages."""
+def parse_config(
+    values: dict[str, Any], where: str = "config.json", directory: Path | None = None
+) -> DecoderConfig:
+    """Do the same as `read_config`, given the parsed JSON; `where` is the name used in messages, `directory` the folder whose
+    other files may say how weights are quantized."""
     architecture, family, notes = find_family(values, where)
-    whole = where
+    quantization, whole = quantization_of(directory, values, where), where
     if family.nested:
         outer = values
         values, where = _nested(values, family.nested, where), f"{where}: {family.nested}"
@@ -197,7 +200,6 @@ def parse_config(values: dict[str, Any], where: str = "config.json") -> DecoderC
     moe = _moe(fields, family) if family.experts else None
     layers = _layers(fields, family, len(ropes), notes)
     dense = not all(layer.sparse for layer in layers)
-    quantization = parse_quantization(fields.get("quantization_config"), whole)
     num_labels = _num_labels(fields) if is_classifier(architecture) else 0
     return DecoderConfig(
         family=family,
@@ -229,7 +231,11 @@ def parse_config(values: dict[str, Any], where: str = "config.json") -> DecoderC
         logits_divisor=_factor(fields, family.logits_divisor),
         headless=num_labels > 0,
         num_labels=num_labels,
-        notes=(*notes, *(() if rotation is None else rotation.notes)),
+        notes=(
+            *notes,
+            *(() if rotation is None else rotation.notes),
+            *(() if quantization is None else quantization.notes),
+        ),
     )
 
 

@@ -22,6 +22,7 @@ from executors.contract.config import ExecutorConfig
 from executors.contract.errors import ConfigError
 from executors.kernels.cpu import CpuKernels, packed_bytes
 from executors.llm.checkpoint import loader
+from executors.llm.checkpoint.claims import refuse_claim
 from executors.llm.checkpoint.files import Checkpoint, index_path
 from executors.llm.checkpoint.fp8_layers import hold
 from executors.llm.checkpoint.weights import check_load, embedding_stays, lacks, settle_head
@@ -63,6 +64,7 @@ def describe(config: ExecutorConfig, memory: int | None = None) -> dict[str, Any
     shape = read_config(directory)
     device = loader.resolve_device(config.device)
     stored, shape = checkpoint_facts(directory, shape)
+    refuse_claim(shape.quantization)
     here = stored["problem"] is None
     sketch = sketch_model(config, shape, device, stored["dtype"], here)
     if here:

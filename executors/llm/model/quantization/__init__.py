@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from executors.llm.model.quantization.methods import SUPPORTED, parse_quantization
 from executors.llm.model.quantization.schemes import Fp8Scheme, IntScheme, IntSchemes, Quantization, Rule
+from executors.llm.model.quantization.sources import FILES, quantization_of
 
 __all__ = [
-    "SUPPORTED", "Fp8Scheme", "IntScheme", "IntSchemes", "Quantization", "Rule", "parse_quantization",
+    "FILES", "SUPPORTED", "Fp8Scheme", "IntScheme", "IntSchemes", "Quantization", "Rule", "parse_quantization", "quantization_of",
 ]  # fmt: skip

@@ -1,65 +1,189 @@
-"""`quant_method` "compressed-tensors": weights in FP8 or in whole numbers."""
+"""`quant_method` "compressed-tensors": weights in FP8 or in whole numbers, in groups of modules with a format each.
+
+The tensors of a weight show how it is stored; the groups say what their numbers mean, and what is not supported.
+"""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from executors.contract.errors import ConfigError
 from executors.llm.model.quantization.fp8 import is_block
-from executors.llm.model.quantization.refusals import refused
-from executors.llm.model.quantization.schemes import Fp8Scheme, IntScheme, IntSchemes, Quantization
+from executors.llm.model.quantization.gptq import checked_pattern
+from executors.llm.model.quantization.keys import (
+    CALIBRATION,
+    KERNELS,
+    OF_TENSORS,
+    ORIGIN,
+    check_keys,
+    keys,
+    short,
+)
+from executors.llm.model.quantization.refusals import kv_note, refused
+from executors.llm.model.quantization.schemes import Fp8Scheme, IntScheme, IntSchemes, Quantization, Rule
 
+KEYS = keys(
+    (
+        "quant_method", "format", "config_groups", "sparsity_config", "kv_cache_scheme",
+        "transform_config",  # read elsewhere
+    ),
+    OF_TENSORS,
+    ORIGIN,
+    KERNELS,
+)  # fmt: skip
+GROUP = keys(
+    ("weights", "input_activations", "output_activations", "format", "targets"),
+)
+WEIGHTS = keys(
+    ("num_bits", "type", "symmetric", "strategy", "block_structure", "dynamic"), OF_TENSORS, CALIBRATION
+)
+"""Keys of the settings of weights, activations, and keys and values."""
+SPARSITY = keys(
+    ("format",),
+    {"of a format that is not supported": ("targets", "ignore", "global_sparsity", "sparsity_structure",
+                                           "registry_requires_subclass")},
+)  # fmt: skip
+_WIDE = ("dense", "fakequant")
 _FLOATS = ("float-quantized", "naive-quantized")
 _FORMATS = (*_FLOATS, "pack-quantized", "int-quantized")
+_MIXED = "mixed-precision"
 _STRATEGIES = ("tensor", "channel", "block")
 _INT_STRATEGIES = ("tensor", "channel", "group")
 _METHOD = "compressed-tensors"
+_CLASSES = ("Linear", "LinearBase")
+Scheme = Fp8Scheme | IntScheme
 
 
 def read_compressed(value: dict[str, Any], where: str) -> Quantization:
     """Read the schemes. Raises ConfigError."""
-    if (form := value.get("format")) not in _FORMATS:
-        raise refused(where, f"format {form!r}", ", ".join(_FORMATS))
-    sparse = value.get("sparsity_config")
-    if isinstance(sparse, dict) and (kind := sparse.get("format") or "dense") != "dense":
-        raise refused(where, f"sparsity_config with format {kind!r}", "dense")
-    groups = value.get("config_groups")
-    if (
-        not isinstance(groups, dict)
-        or not groups
-        or not all(isinstance(one, dict) for one in groups.values())
-    ):
-        raise ConfigError(f"{where}: quantization_config: config_groups is missing or not a map of groups")
-    weights = [one.get("weights") for one in groups.values()]
-    if not all(isinstance(one, dict) for one in weights):
-        raise ConfigError(f"{where}: quantization_config: a group has no weights")
-    whole = [one.get("type") == "int" for one in weights]
-    if form not in _FLOATS or (form == "naive-quantized" and all(whole)):
-        packed = form == "pack-quantized"
-        for one in weights:
-            _check_int(one, form, (4, 8) if packed else (8,), where)
-        scheme = IntScheme("pack-quantized" if packed else "int-quantized")
-        return Quantization(_METHOD, where, integers=IntSchemes(scheme, by_tensors=True))
-    schemes = {_group(one, where) for one in weights}
-    if len(schemes) > 1:
+    check_keys(value, KEYS, where)
+    _check_sparsity(value.get("sparsity_config"), where)
+    notes = [kv_note("kv_cache_scheme")] if value.get("kv_cache_scheme") else []
+    form, groups = value.get("format"), value.get("config_groups")
+    if groups is None and (notes or form in _WIDE or "sparsity_config" in value):
+        groups = {}
+    if not isinstance(groups, dict):
+        raise ConfigError(f"{where}: config_groups is missing or not a map of groups")
+    if groups and form not in (*_FORMATS, *_WIDE, _MIXED):
+        raise refused(where, f"format {form!r}", ", ".join((*_FORMATS, _MIXED)))
+    if not groups and form in _FORMATS:
+        raise ConfigError(f"{where}: config_groups is missing or not a map of groups")
+    found: list[tuple[dict[str, Any], Scheme]] = []
+    for name, group in groups.items():
+        at = f"{where}: config_groups {short(name)}"
+        if not isinstance(group, dict):
+            raise ConfigError(f"{at}: {short(group)} is not a map of settings")
+        check_keys(group, GROUP, at)
+        notes += _activation_notes(group, at)
+        scheme = None if form in _WIDE else _scheme(group, form, where)
+        if scheme is not None:
+            found.append((group, scheme))
+    wide = {scheme for _, scheme in found if isinstance(scheme, Fp8Scheme)}
+    if len(wide) > 1:
         raise refused(where, "groups with and without blocks", "one of them")
-    return Quantization(_METHOD, where, fp8=schemes.pop())
+    whole = [(group, scheme) for group, scheme in found if isinstance(scheme, IntScheme)]
+    return Quantization(
+        _METHOD,
+        where,
+        fp8=wide.pop() if wide else None,
+        integers=_of_targets(whole, where) if whole else None,
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def _check_sparsity(sparse: object, where: str) -> None:
+    if not isinstance(sparse, dict):
+        return
+    check_keys(sparse, SPARSITY, f"{where}: sparsity_config")
+    if (kind := sparse.get("format") or "dense") != "dense":
+        raise refused(where, f"sparsity_config with format {kind!r}", "dense")
+
+
+def _activation_notes(group: dict[str, Any], at: str) -> list[str]:
+    """Return notes on activations that are not quantized as the group says: here they have more bits."""
+    notes = []
+    for name in ("input_activations", "output_activations"):
+        settings = group.get(name)
+        if not settings:
+            continue
+        if not isinstance(settings, dict):
+            raise ConfigError(f"{at}: {name} {short(settings)} is not a map of settings")
+        check_keys(settings, WEIGHTS, f"{at}: {name}")
+        bits = settings.get("num_bits", 8)
+        if name == "output_activations" or bits != 8:
+            notes.append(f"{name} of {bits} bits are not applied: values keep more bits, which is more exact")
+    return notes
+
+
+def _scheme(group: dict[str, Any], form: str | None, where: str) -> Scheme | None:
+    """Return the scheme of a group's weights; None if they are wide."""
+    weights = group.get("weights")
+    if weights is None and (group.get("input_activations") or group.get("output_activations")):
+        return None
+    if not isinstance(weights, dict):
+        raise ConfigError(f"{where}: a group has no weights")
+    check_keys(weights, WEIGHTS, f"{where}: weights")
+    whole = weights.get("type", "int") == "int"
+    own = group.get("format") or (form if form != _MIXED else None) or _inferred(group, whole)
+    if own not in _FORMATS:
+        raise refused(where, f"format {own!r}", ", ".join((*_FORMATS, _MIXED)))
+    if own not in _FLOATS or (own == "naive-quantized" and weights.get("type") == "int"):
+        packed = own == "pack-quantized"
+        _check_int(weights, own, (4, 8) if packed else (8,), where)
+        return IntScheme("pack-quantized" if packed else "int-quantized")
+    return _fp8(weights, where)
+
+
+def _inferred(group: dict[str, Any], whole: bool) -> str:
+    """Return the format that the library gives to a group that names none."""
+    if not whole:
+        return "float-quantized"
+    return "int-quantized" if group.get("input_activations") else "pack-quantized"
+
+
+def _of_targets(groups: list[tuple[dict[str, Any], IntScheme]], where: str) -> IntSchemes:
+    """Return the schemes by the groups' targets: names before expressions ("re:...") before classes of modules."""
+    exact, found, rest = [], [], None
+    for group, scheme in groups:
+        targets = group.get("targets") or []
+        if not isinstance(targets, list) or not all(isinstance(one, str) for one in targets):
+            raise ConfigError(f"{where}: targets {short(targets)} is not a list of names")
+        for target in targets:
+            if target.startswith("re:"):
+                pattern = checked_pattern(target[3:], f"{where}: targets {short(target)}")
+                found.append(Rule(pattern, scheme))
+            elif target in _CLASSES:
+                rest = rest or scheme
+            else:
+                exact.append(Rule(re.escape(target) + r"\Z", scheme))
+    if rest is None and not exact and not found:
+        rest = groups[0][1]
+    return IntSchemes(rest, (*exact, *found), by_tensors=True)
 
 
 def _check_int(weights: dict[str, Any], form: str, bits: tuple[int, ...], where: str) -> None:
     for field, allowed in (("num_bits", bits), ("type", ("int",)), ("dynamic", (False,))):
-        if weights.get(field, allowed[-1]) not in allowed:
+        if weights.get(field) is not None and weights[field] not in allowed:
             known = ", ".join(str(one).lower() for one in allowed)
             raise refused(where, f"{form} weights with {field} {weights[field]!r}", known)
-    if (strategy := weights.get("strategy")) not in _INT_STRATEGIES:
+    if (strategy := _strategy(weights)) not in _INT_STRATEGIES:
         raise refused(where, f"{form} weights with strategy {strategy!r}", ", ".join(_INT_STRATEGIES))
 
 
-def _group(weights: dict[str, Any], where: str) -> Fp8Scheme:
+def _strategy(weights: dict[str, Any]) -> Any:
+    """Return what scales belong to; where it is not said, the size of groups says it, as in the library."""
+    if (named := weights.get("strategy")) is not None:
+        return named
+    size = weights.get("group_size")
+    return "tensor" if size is None else "channel" if size == -1 else "group"
+
+
+def _fp8(weights: dict[str, Any], where: str) -> Fp8Scheme:
     for field, needed in (("num_bits", 8), ("type", "float"), ("symmetric", True), ("dynamic", False)):
-        if weights.get(field, needed) != needed:
+        if weights.get(field) is not None and weights[field] != needed:
             raise refused(where, f"weights with {field} {weights[field]!r}", str(needed).lower())
-    if (strategy := weights.get("strategy")) not in _STRATEGIES:
+    if (strategy := _strategy(weights)) not in _STRATEGIES:
         raise refused(where, f"weights with strategy {strategy!r}", ", ".join(_STRATEGIES))
     structure = weights.get("block_structure")
     if strategy == "block" and structure is None:

@@ -15,6 +15,7 @@ from executors.contract import ConfigError
 from executors.contract.config import ExecutorAttentionConfig, ExecutorMemoryConfig, OptimizationConfig
 from executors.kernels import CPU_ISAS
 from executors.kernels.cpu import PackedWeight, cpu_kernels
+from executors.llm.checkpoint.claims import refuse_claim
 from executors.llm.checkpoint.files import Checkpoint
 from executors.llm.checkpoint.loader import load_model
 from executors.llm.finite import not_finite
@@ -371,7 +372,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 def test_what_is_not_supported_is_named(case: str) -> None:
     value, words = REFUSED[case]
     with pytest.raises(ConfigError) as caught:
-        parse_quantization(value, "a/config.json")
+        refuse_claim(parse_quantization(value, "a/config.json"))
     message = str(caught.value)
     assert (
         message.startswith("a/config.json: quantization_config") and words in message and "\n" not in message

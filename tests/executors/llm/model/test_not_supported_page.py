@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from executors.contract.errors import ConfigError
+from executors.llm.checkpoint.claims import refuse_claim
 from executors.llm.model.architectures import find_family
 from executors.llm.model.quantization import parse_quantization
 
@@ -30,7 +31,7 @@ def row(model: str) -> str:
 )
 def test_quantized_checkpoints(model: str, value: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as error:
-        parse_quantization(value, "config.json")
+        refuse_claim(parse_quantization(value, "config.json"))
     assert str(error.value) == row(model)
 
 

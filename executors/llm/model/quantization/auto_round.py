@@ -1,0 +1,127 @@
+"""`quant_method` "auto-round": weights in whole numbers, packed as GPTQ or AWQ packs them; `packing_format` says how.
+
+    auto_round:auto_gptq, auto_round:gptq                    GPTQ, a zero is the stored one plus 1
+    auto_round, auto_round:gptqmodel, auto_round:exllamav2, auto_round:tritonv2      GPTQ, a zero is the stored one
+    auto_round:auto_awq, auto_round:awq                      AWQ, for its kernel "gemm"
+    auto_round:fp8_static, data_type "fp"                    FP8, a scale for each row or for all
+
+Zeros of symmetric weights are half of the range, as for GPTQ. `extra_config` has settings of single modules, by their name or by
+a regular expression that is found in it; 16 bits: the module is wide. Source: auto-round, `inference/backend.py` and
+`export/export_to_autoround`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from executors.contract.errors import ConfigError
+from executors.llm.model.quantization.gptq import checked_pattern, gptq_scheme, refuse_other_numbers
+from executors.llm.model.quantization.keys import (
+    CALIBRATION,
+    KERNELS,
+    OF_TENSORS,
+    ORIGIN,
+    check_keys,
+    keys,
+    short,
+)
+from executors.llm.model.quantization.refusals import kv_note, refuse_set, refused, whole_bits
+from executors.llm.model.quantization.schemes import (
+    Fp8Scheme,
+    IntScheme,
+    IntSchemes,
+    Quantization,
+    Rule,
+    ZeroRule,
+)
+
+_ACTIVATIONS = {
+    "how activations of fewer than 16 bits are quantized": ("act_group_size", "act_sym", "act_data_type", "act_dynamic"),
+}  # fmt: skip
+KEYS = keys(
+    (
+        "quant_method", "packing_format", "backend", "bits", "sym", "data_type", "act_bits", "super_bits", "rotation_config",
+        "rotation_configs", "extra_config", "dynamic", "regex_config", "static_kv_dtype", "static_attention_dtype",
+    ),
+    OF_TENSORS,
+    ORIGIN,
+    KERNELS,
+    CALIBRATION,
+    _ACTIVATIONS,
+    {"of keys that are not applied": ("static_kv_granularity", "static_attention_granularity")},
+)  # fmt: skip
+MODULE = keys(
+    ("bits", "sym", "data_type", "act_bits", "super_bits", "rotation_config"),
+    OF_TENSORS,
+    CALIBRATION,
+    _ACTIVATIONS,
+)
+"""Keys of the settings of one module in `extra_config`."""
+CHANGING = {
+    "rotation_config": "inputs would have to be rotated", "rotation_configs": "inputs would have to be rotated",
+    "super_bits": "scales would have to be dequantized", "dynamic": "extra_config is what auto-round writes",
+    "regex_config": "extra_config is what auto-round writes",
+    "static_attention_dtype": "attention would have to be computed in it",
+}  # fmt: skip
+"""Keys that change the computation, and how."""
+_PLUS_ONE = ("auto_round:auto_gptq", "auto_round:gptq", "auto")
+_STORED = ("auto_round", "auto_round:gptqmodel", "auto_round:exllamav2", "auto_round:tritonv2")
+_AWQ = ("auto_round:auto_awq", "auto_round:awq")
+_FP8 = "auto_round:fp8_static"
+PACKINGS = (*_PLUS_ONE[:2], *_STORED, *_AWQ, _FP8)
+
+
+def read_auto_round(value: dict[str, Any], where: str) -> Quantization:
+    """Read the schemes. Raises ConfigError."""
+    check_keys(value, KEYS, where)
+    refuse_set(value, CHANGING, where)
+    packing = value.get("packing_format") or _older_packing(value.get("backend")) or _PLUS_ONE[0]
+    if packing not in (*PACKINGS, *_PLUS_ONE):
+        raise refused(where, f"auto-round with packing_format {packing!r}", ", ".join(PACKINGS))
+    notes = (kv_note("static_kv_dtype"),) if value.get("static_kv_dtype") else ()
+    if packing == _FP8:
+        if value.get("data_type") not in ("fp", "fp8", "fp8_e4m3") or whole_bits(value.get("bits")) != 8:
+            raise refused(where, f"{packing} with data_type {value.get('data_type')!r}", "fp of 8 bits")
+        return Quantization("auto-round", where, fp8=Fp8Scheme(False), notes=notes)
+    refuse_other_numbers(value, "auto-round", where)
+    zeros: ZeroRule | None = None if packing in _AWQ else "plus_one" if packing in _PLUS_ONE else "stored"
+    schemes = IntSchemes(_scheme(value, zeros, where), tuple(_modules(value, zeros, where)))
+    return Quantization("auto-round", where, integers=schemes, notes=notes)
+
+
+def _older_packing(backend: object) -> str | None:
+    """Return the packing that older files name as their backend."""
+    found = str(backend).replace("autoround", "auto_round") if isinstance(backend, str) else ""
+    if not found.startswith("auto_round"):
+        return None
+    return _PLUS_ONE[0] if found.startswith(("auto_round:gptq:", "auto_round:auto_gptq:")) else found
+
+
+def _scheme(settings: dict[str, Any], zeros: ZeroRule | None, where: str) -> IntScheme:
+    """`zeros`: None for AWQ."""
+    if zeros is not None:
+        return gptq_scheme({"bits": 4, **settings}, zeros, "auto-round", where)
+    if (bits := whole_bits(settings.get("bits", 4))) != 4:
+        raise refused(where, f"auto-round packed as awq with bits {bits!r}", "4")
+    return IntScheme("awq", 4)
+
+
+def _modules(value: dict[str, Any], zeros: ZeroRule | None, where: str) -> list[Rule]:
+    extra = value.get("extra_config") or {}
+    if not isinstance(extra, dict) or not all(isinstance(one, dict) for one in extra.values()):
+        raise ConfigError(f"{where}: extra_config {short(extra)} is not a map from modules to settings")
+    exact, found = [], []
+    for name, settings in extra.items():
+        at = f"{where}: extra_config {short(name)}"
+        check_keys(settings, MODULE, at)
+        refuse_set(settings, CHANGING, at)
+        wide = (whole_bits(settings.get("bits", value.get("bits", 4))) or 0) > 8
+        if not wide:
+            refuse_other_numbers(settings, "auto-round", at)
+        scheme = None if wide else _scheme({**value, **settings}, zeros, at)
+        exact.append(Rule(re.escape(name) + r"\Z", scheme))
+        if not re.fullmatch(r"[\w.]+", name):
+            found.append(Rule(f"(?s:.*?)(?:{checked_pattern(name, at)})", scheme))
+    # A module's own name counts before any expression.
+    return [*exact, *found]

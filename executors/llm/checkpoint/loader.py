@@ -133,6 +133,11 @@ def load_model(config: ExecutorConfig, progress: Progress, ranks: Ranks | None =
 
 def refuse_for_ranks(decoder: DecoderConfig, plan: fp8.Fp8Plan | None) -> None:
     """Raise ConfigError for a model that ranks cannot share."""
+    if decoder.transforms is not None:
+        raise ConfigError(
+            f"{decoder.transforms.where}: transform_config: online transforms are of whole rows and are not "
+            "cut; take tensor_parallel_size 1 and pipeline_parallel_size 1"
+        )
     if decoder.fp8 is not None or plan is not None:
         raise ConfigError(
             "tensor_parallel_size, pipeline_parallel_size: weights in FP8 are not cut: a block of 128 x 128 has one scale; "

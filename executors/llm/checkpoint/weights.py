@@ -22,6 +22,7 @@ from executors.llm.checkpoint.files import Checkpoint
 from executors.llm.checkpoint.fp8_scales import CheckpointScales
 from executors.llm.checkpoint.fused_tensors import apart
 from executors.llm.checkpoint.tensor_file import TensorFile
+from executors.llm.checkpoint.transform_tensors import transform_tensors
 from executors.llm.model.config import DecoderConfig, read_config
 from executors.llm.model.cuts import Cut
 from executors.llm.model.decoder import Decoder
@@ -119,8 +120,10 @@ def settle_head(config: DecoderConfig, directory: Path) -> DecoderConfig:
 
 
 def lacks(config: DecoderConfig, checkpoint: Checkpoint) -> str | None:
-    """Return a sentence that names what the model needs and the checkpoint lacks; None if nothing is missing."""
+    """Return a sentence that names what the model needs and the checkpoint lacks; None if nothing is missing. Raises ConfigError
+    for transforms that are not supported."""
     decoder = Decoder(config, torch.float32, torch.device("meta"))
+    transform_tensors(config.transforms, checkpoint)
     return _missing(config, checkpoint, _targets(decoder, checkpoint))
 
 
@@ -186,7 +189,8 @@ def _plan(decoder: Decoder, checkpoint: Checkpoint) -> _Plan:
     whole = decoder if decoder.alone else Decoder(decoder.whole, torch.float32, torch.device("meta"))
     needed = targets if decoder.alone else _targets(whole, checkpoint)
     _check(whole, checkpoint, needed)
-    left_out = _left_out(whole, checkpoint, needed, scales.names)
+    beside = scales.names | transform_tensors(decoder.config.transforms, checkpoint)
+    left_out = _left_out(whole, checkpoint, needed, beside)
     return _Plan(targets, scales, _written_cuts(decoder, checkpoint), left_out)
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from executors.llm.model.api import Attend, ForwardInput
     from executors.llm.model.decoder import Decoder
     from executors.llm.model.layer import Layer
+    from executors.llm.model.linear import Linear
     from executors.llm.row_adapters import KernelAdapters
 
 _FLOAT = ctypes.c_float
@@ -111,14 +112,18 @@ def why_not(decoder: Decoder) -> str | None:
             for layer in decoder.layers
             for linear in layer.mlp.linears
         ),
+        "Hadamard transforms": any(linear.rotation is not None for linear in _linears(decoder)),
         "several rotary tables": len({rope.dim for rope in config.ropes}) > 1,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 def _mixed(decoder: Decoder) -> bool:
-    linears = [linear for layer in decoder.layers for linear in (layer.qkv, layer.o, *layer.mlp.linears)]
-    return len({linear.blocks for linear in linears}) > 1
+    return len({linear.blocks for linear in _linears(decoder)}) > 1
+
+
+def _linears(decoder: Decoder) -> list[Linear]:
+    return [linear for layer in decoder.layers for linear in (layer.qkv, layer.o, *layer.mlp.linears)]
 
 
 class CpuForward:

@@ -18,6 +18,7 @@ from executors.llm.model.gguf_config import gguf_config
 from executors.llm.model.gguf_source import config_path, is_gguf, read_source
 from executors.llm.model.quantization import Fp8Scheme, IntSchemes, Quantization, quantization_of
 from executors.llm.model.rope_config import RopeConfig, Ropes, context_lengths, parse_ropes
+from executors.llm.model.transforms import Transforms
 
 __all__ = [
     "DTYPES",
@@ -126,6 +127,11 @@ class DecoderConfig:
     def integers(self) -> IntSchemes | None:
         """How linear layers are quantized to whole numbers; None if none is."""
         return None if self.quantization is None else self.quantization.integers
+
+    @property
+    def transforms(self) -> Transforms | None:
+        """Hadamard products around linear layers; None if there are none."""
+        return None if self.quantization is None else self.quantization.transforms
 
     @property
     def num_layers(self) -> int:

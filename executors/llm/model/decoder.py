@@ -32,6 +32,7 @@ from executors.llm.model.linear import (
 )
 from executors.llm.model.modules import Norm
 from executors.llm.model.rope import rotary_table, rotate
+from executors.llm.model.rotated_linears import rotate_linears
 from executors.llm.model.stored_weight import StoredEmbedding
 from executors.llm.row_adapters import RowAdapters
 
@@ -104,6 +105,8 @@ class Decoder:
             self.classifier = torch.empty(config.num_labels, config.hidden_size, dtype=dtype, device=device)
         self._onednn = False
         self.rotary: list[torch.Tensor] = []
+        if config.transforms is not None:
+            rotate_linears(self, config.transforms)
         if kernels is not None:
             self._reserve(kernels, stored if stored and self.keeps_stored else {})
 
@@ -156,6 +159,9 @@ class Decoder:
         layers and attention must run on Cohort's kernels for that. Torch's norms, softmax and sums treat rows independently."""
         for layer in self.layers:
             layer.mlp.be_steady()
+        for linear in self.linears():
+            if linear.rotation is not None:
+                linear.rotation.be_steady()
 
     def keep_embedding(self, raw: torch.Tensor, kind: str) -> None:
         """Look up embeddings in `raw`, uint8 [vocabulary, bytes of a row] in a format of STORED_KINDS, such as a view of a
@@ -288,8 +294,7 @@ class Decoder:
         if out is not None and self.writes_logits:
             assert self.lm_head.weight is not None
             return torch.mm(hidden, self.lm_head.weight.t(), out=out)
-        packed = self.lm_head.packed
-        logits = self.lm_head(hidden) if packed is None else packed(hidden, wide=True)
+        logits = self.lm_head.wide(hidden)
         cap, divisor = self.config.final_softcap, self.config.logits_divisor
         logits = logits if divisor == 1.0 else logits / divisor
         logits = logits if cap is None else torch.tanh(logits / cap) * cap
@@ -313,11 +318,12 @@ class Decoder:
     def logits_for_sampling(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Compute the same as `logits`, valid until the next call. Where they cost nothing extra, also return the maxima of
         blocks of each row, float32 [rows, blocks]; all blocks but the last have the same size."""
-        c = self.config
-        if self.lm_head.packed is None or c.final_softcap is not None or c.logits_divisor != 1.0:
+        c, head = self.config, self.lm_head
+        altered = c.final_softcap is not None or c.logits_divisor != 1.0 or head.rotation is not None
+        if head.packed is None or altered:
             return self.logits(hidden), None
-        assert isinstance(self.lm_head.packed, PackedWeight)
-        return self.lm_head.packed.with_maxima(hidden)
+        assert isinstance(head.packed, PackedWeight)
+        return head.packed.with_maxima(hidden)
 
     def _attention(
         self, index: int, layer: Layer, x: torch.Tensor, rotary: torch.Tensor | None, inputs: ForwardInput

@@ -8,6 +8,7 @@ passes the rows on as it reads them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +23,9 @@ from executors.kernels.cpu import (
 )
 from executors.llm.model.fp8 import Fp8Weight
 from executors.llm.model.stored_weight import StoredWeight
+
+if TYPE_CHECKING:
+    from executors.llm.model.rotation import Rotation
 
 KIND_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 """Default format of a weight by its dtype: one of `KINDS`."""
@@ -81,10 +85,10 @@ class Linear:
     """`weight` [out, in], `bias` [out] or None: allocated here, filled by the loader.
 
     `packed`, `fp8` or `on_device` replaces the weight: then `weight` is a shape without memory ("meta"), or None after packing
-    for oneDNN.
+    for oneDNN. With a `rotation`, the layer is more than that product, see `rotation.py`.
     """
 
-    __slots__ = ("_onednn", "_rows", "bias", "fp8", "on_device", "packed", "stored", "weight")
+    __slots__ = ("_onednn", "_rows", "bias", "fp8", "on_device", "packed", "rotation", "stored", "weight")
 
     def __init__(self, rows: int, columns: int, bias: bool, dtype: torch.dtype, device: torch.device) -> None:
         self.weight: torch.Tensor | None = torch.empty(rows, columns, dtype=dtype, device=device)
@@ -97,13 +101,31 @@ class Linear:
         self.on_device: StoredWeight | None = None
         """The weight as a file holds it, in the memory of a GPU."""
         self._onednn: torch.Tensor | None = None
+        self.rotation: Rotation | None = None
 
     def __call__(self, x: torch.Tensor, extra: torch.Tensor | None = None) -> torch.Tensor:
         """[m, in] -> [m, out]; `extra`, float32 [m, out], is added."""
+        return self._product(x, extra) if self.rotation is None else self._rotated(x, extra, wide=False)
+
+    def wide(self, x: torch.Tensor, extra: torch.Tensor | None = None) -> torch.Tensor:
+        """Compute the same in float32, not rounded to the dtype of x, if the layer is packed for the kernels."""
+        if self.rotation is None:
+            return self._product(x, extra, wide=True)
+        return self._rotated(x, extra, wide=True)
+
+    def _rotated(self, x: torch.Tensor, extra: torch.Tensor | None, wide: bool) -> torch.Tensor:
+        rotation = self.rotation
+        assert rotation is not None
+        x = rotation.enter(x)
+        if not rotation.after:
+            return self._product(x, extra, wide)
+        return rotation.leave(self._product(x, None, wide), extra)
+
+    def _product(self, x: torch.Tensor, extra: torch.Tensor | None, wide: bool = False) -> torch.Tensor:
         if self.packed is not None:
-            return self.packed(x, extra=extra)
+            return self.packed(x, wide=wide, extra=extra)
         if extra is not None:
-            return (self(x).float() + extra).to(x.dtype)
+            return (self._product(x, None).float() + extra).to(x.dtype)
         if self.fp8 is not None:
             return self.fp8(x, self.bias)
         if self.on_device is not None:
@@ -120,11 +142,21 @@ class Linear:
     ) -> torch.Tensor | None:
         """Compute act(gate) * up in one call; return None if the layer is not packed that way and its format has no such
         kernel. `extra`, float32 [m, out], is added to gate and up."""
+        if self.turns_output:
+            return None
         if self.fp8 is not None:
-            return None if extra is not None else self.fp8.gated(x, self.bias, activation)
+            return None if extra is not None else self.fp8.gated(self._entered(x), self.bias, activation)
         if self.packed is None or not self.packed.struct.form:
             return None
-        return self.packed(x, ACTIVATIONS[activation], extra=extra)
+        return self.packed(self._entered(x), ACTIVATIONS[activation], extra=extra)
+
+    def _entered(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self.rotation is None else self.rotation.enter(x)
+
+    @property
+    def turns_output(self) -> bool:
+        """Whether the product is transformed before it is used, so that nothing can be fused with it."""
+        return self.rotation is not None and bool(self.rotation.after)
 
     def _compute(self, x: torch.Tensor) -> torch.Tensor:
         return torch.ops.mkldnn._linear_pointwise(x, self._onednn, self.bias, "none", [], "")
@@ -181,8 +213,8 @@ class Linear:
 
     @property
     def plain(self) -> bool:
-        """Whether the product uses `weight` itself."""
-        return not self.given_up and self._onednn is None
+        """Whether the layer is a product with `weight` itself."""
+        return not self.given_up and self._onednn is None and self.rotation is None
 
     @property
     def given_up(self) -> bool:

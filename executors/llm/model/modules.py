@@ -134,7 +134,7 @@ class Mlp:
 
     def packing(self, kind: str, plain: str, fused: bool) -> Iterator[tuple[Linear, Packing]]:
         """Yield the layout of each linear layer for the kernels; `fused`: the kernels compute the activation."""
-        yield self.gate_up, Packing(kind, gated=self.gated and fused)
+        yield self.gate_up, Packing(kind, gated=self.gated and fused and not self.gate_up.turns_output)
         yield self.down, Packing(kind)
 
 
@@ -194,7 +194,9 @@ class Experts:
 
     def stacked(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Return all experts' weights as [experts, 2 * inner, hidden], gate before up, and [experts, hidden, inner], as
-        views; None if linear layers store them in other formats."""
+        views; None if linear layers store them in other formats or are more than products with them."""
+        if any(linear.rotation is not None for expert in self.experts for linear in expert.linears):
+            return None
         gate_up = _whole([expert.gate_up.weight for expert in self.experts])
         down = _whole([expert.down.weight for expert in self.experts])
         return None if gate_up is None or down is None else (gate_up, down)

@@ -167,8 +167,7 @@ class ParallelDecoder(Decoder):
         if widths is not None:
             return linear(x, extra)
         # Rounded once, after the sum.
-        partial = linear(x, extra) if linear.packed is None else linear.packed(x, wide=True, extra=extra)
-        return self.ranks.sum(partial).to(x.dtype)
+        return self.ranks.sum(linear.wide(x, extra)).to(x.dtype)
 
     # -- logits ----------------------------------------------------------------------------------------------------------
 

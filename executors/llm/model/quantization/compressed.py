@@ -22,16 +22,14 @@ from executors.llm.model.quantization.keys import (
 )
 from executors.llm.model.quantization.refusals import kv_note, refused
 from executors.llm.model.quantization.schemes import Fp8Scheme, IntScheme, IntSchemes, Quantization, Rule
+from executors.llm.model.transforms import parse_transforms
 
 KEYS = keys(
-    (
-        "quant_method", "format", "config_groups", "sparsity_config", "kv_cache_scheme",
-        "transform_config",  # read elsewhere
-    ),
+    ("quant_method", "format", "config_groups", "sparsity_config", "kv_cache_scheme", "transform_config"),
     OF_TENSORS,
     ORIGIN,
     KERNELS,
-)  # fmt: skip
+)
 GROUP = keys(
     ("weights", "input_activations", "output_activations", "format", "targets"),
 )
@@ -60,9 +58,10 @@ def read_compressed(value: dict[str, Any], where: str) -> Quantization:
     check_keys(value, KEYS, where)
     _check_sparsity(value.get("sparsity_config"), where)
     notes = [kv_note("kv_cache_scheme")] if value.get("kv_cache_scheme") else []
+    transforms = parse_transforms(value, where)
     form, groups = value.get("format"), value.get("config_groups")
-    if groups is None and (notes or form in _WIDE or "sparsity_config" in value):
-        groups = {}
+    if not groups and (notes or form in _WIDE or "sparsity_config" in value or transforms is not None):
+        groups, form = {}, "dense"
     if not isinstance(groups, dict):
         raise ConfigError(f"{where}: config_groups is missing or not a map of groups")
     if groups and form not in (*_FORMATS, *_WIDE, _MIXED):
@@ -88,6 +87,7 @@ def read_compressed(value: dict[str, Any], where: str) -> Quantization:
         where,
         fp8=wide.pop() if wide else None,
         integers=_of_targets(whole, where) if whole else None,
+        transforms=transforms,
         notes=tuple(dict.fromkeys(notes)),
     )
 

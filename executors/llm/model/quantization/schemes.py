@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from executors.llm.model.transforms import Transforms
+
 ZeroRule = Literal["stored", "plus_one", "half"]
 
 
@@ -78,12 +80,14 @@ class Quantization:
     """What a checkpoint says about its quantization.
 
     `method`: its name in the file `where`. `fp8` and `integers`: of weights in FP8 and in whole numbers, None if there are none.
-    `refusal`: why it is not supported, which holds unless the weights prove to be wide. `notes`: sentences on what is not used.
+    `transforms`: Hadamard products around linear layers, None if there are none. `refusal`: why it is not supported, which holds
+    unless the weights prove to be wide. `notes`: sentences on what is not used.
     """
 
     method: str
     where: str
     fp8: Fp8Scheme | None = None
     integers: IntSchemes | None = None
+    transforms: Transforms | None = None
     refusal: str | None = None
     notes: tuple[str, ...] = field(default=(), compare=False)

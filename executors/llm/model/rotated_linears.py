@@ -1,0 +1,137 @@
+"""Hadamard products around the linear layers of a decoder, as `transforms.py` describes them.
+
+q, k and v, and gate and up, are one linear layer here with one input: its parts have to have the same transform of it. Their
+outputs have a transform each. A LoRA adapter adds to the layer as a whole: it gets the input before the transform, and what it
+adds comes after that of the output, as PEFT does it around a module with hooks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+
+from executors.llm.model import parameters as naming
+from executors.llm.model.hadamard import Hadamard
+from executors.llm.model.linear import Linear
+from executors.llm.model.names import BEGINNINGS
+from executors.llm.model.rotation import Rotation
+from executors.llm.model.transforms import Location, OnlineTransform, Transforms
+
+
+class RotatedParts(naming.DecoderParts, Protocol):
+    """The parts of a `Decoder` that may be rotated."""
+
+    device: torch.device
+
+    def linears(self) -> list[Linear]:
+        """All linear layers, the head last."""
+
+
+def rotate_linears(decoder: RotatedParts, transforms: Transforms) -> None:
+    """Give the linear layers their rotations. Raises ConfigError for transforms that cannot be computed."""
+    if decoder.config.family.transposed:
+        raise transforms.refused(f"a {decoder.config.family.name} model", "families of nn.Linear layers")
+    parts, of_head = naming.linear_parts(decoder), decoder.config.family.names.lm_head
+    head = decoder.lm_head
+    if decoder.config.headless:
+        parts.pop(id(head), None)
+        of_head = decoder.config.family.names.classifier if decoder.classifier is not None else ""
+    known = {}
+    for place, named in parts.items():
+        # A head that is tied goes by the embedding's name there.
+        stems = [name.removesuffix(".weight") for name, _ in named] if place != id(head) else [of_head]
+        known[place] = [(stem, rows) for stem, (_, rows) in zip(stems, named, strict=True)]
+    _check_targets(decoder, transforms, [stem for named in known.values() for stem, _ in named], of_head)
+    made: dict[int, Hadamard] = {}
+    for linear in decoder.linears():
+        if id(linear) in known:
+            linear.rotation = _rotation(linear, known[id(linear)], transforms, decoder.device, made)
+
+
+def _rotation(
+    linear: Linear,
+    named: list[tuple[str, int]],
+    transforms: Transforms,
+    device: torch.device,
+    made: dict[int, Hadamard],
+) -> Rotation | None:
+    assert linear.weight is not None
+    columns = linear.weight.shape[1]
+
+    def of(stem: str, location: Location, size: int) -> Hadamard | None:
+        found = [one for one in transforms.online if one.location == location and one.covers(_names(stem))]
+        if len(found) > 1:
+            what = f"{found[0].name} and {found[1].name} both at the {location} of {stem}"
+            raise transforms.refused(what, "one transform there")
+        if not found:
+            return None
+        block = _checked_block(found[0], stem, size, transforms)
+        if block not in made:
+            made[block] = Hadamard(block, device)
+        return made[block]
+
+    befores = [of(stem, "input", columns) for stem, _ in named]
+    if any(one is not befores[0] for one in befores):
+        stems = ", ".join(stem for stem, _ in named)
+        raise transforms.refused(f"different transforms of the one input of {stems}", "the same for all")
+    after, begin = [], 0
+    for stem, rows in named:
+        if (one := of(stem, "output", rows)) is not None:
+            after.append((begin, begin + rows, one))
+        begin += rows
+    return Rotation(befores[0], tuple(after)) if befores[0] is not None or after else None
+
+
+def _checked_block(one: OnlineTransform, stem: str, size: int, transforms: Transforms) -> int:
+    block = one.block or size
+    if size % block:
+        raise transforms.refused(
+            f"{one.name}: head_dim {block} for {size} columns at the {one.location} of {stem}", "divisors"
+        )
+    if block & (block - 1):
+        raise transforms.refused(
+            f"{one.name}: a Hadamard matrix of size {block} at the {one.location} of {stem}",
+            "powers of two (head_dim names the size of blocks)",
+        )
+    return block
+
+
+def _check_targets(decoder: RotatedParts, transforms: Transforms, linears: list[str], of_head: str) -> None:
+    """Raise ConfigError for a target that is, or may be, something else than a linear layer of the decoder."""
+    family = decoder.config.family
+    known = {name for stem in linears for name in _names(stem)}
+    others = set(_containers(linears))
+    others |= {
+        name.rpartition(".")[0]
+        for name, place in naming.places(decoder).items()
+        if place.linear is None or name.startswith(f"{family.names.embed}.")
+    }
+    others -= {*linears, of_head}
+    for one in transforms.online:
+        for target in one.targets:
+            if not target.startswith("re:") and target != "Linear" and target not in known:
+                raise transforms.refused(f"{one.name}: target {target!r} at {one.location}", "linear layers")
+        for name in sorted(others):
+            if any(one.reaches(form) for form in _names(name)):
+                raise transforms.refused(f"{one.name}: {name} as a target at {one.location}", "linear layers")
+    if decoder.classifier is not None and any(one.covers((of_head,)) for one in transforms.online):
+        raise transforms.refused(f"the head {of_head} as a target", "linear layers of the body")
+
+
+def _containers(linears: list[str]) -> Iterator[str]:
+    """Yield the modules that the linear layers are in."""
+    for stem in linears:
+        parts = stem.split(".")
+        yield from (".".join(parts[:count]) for count in range(1, len(parts)))
+
+
+def _names(stem: str) -> tuple[str, ...]:
+    """Return the names that a module may have in a configuration: with each prefix that savers use."""
+    begin = next((one for one in BEGINNINGS if one and stem.startswith(one)), "")
+    return (
+        (stem, *(one + stem[len(begin) :] for one in BEGINNINGS if one and one != begin))
+        if begin
+        else (stem,)
+    )

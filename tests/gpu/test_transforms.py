@@ -1,0 +1,20 @@
+"""Hadamard products around the kernels' linear layers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.executors.checkpoints import write_checkpoint
+from tests.executors.llm.checkpoint.test_fp8_weights import distance, logits
+from tests.executors.llm.checkpoint.test_transforms import GROUPS, PLAIN, copied, with_transforms
+
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:overflow encountered in exp")]
+
+
+@pytest.mark.parametrize("name", ["merged inputs", "both sides"])
+async def test_a_transformed_model_is_the_plain_one(name: str, tmp_path: Path) -> None:
+    plain = write_checkpoint(tmp_path / "plain", {**PLAIN, "tie_word_embeddings": False, "vocab_size": 212})
+    path = with_transforms(copied(plain, tmp_path / "turned"), GROUPS[name])
+    assert distance((await logits(path, "triton"))[0], (await logits(plain, "triton"))[0]) < 1e-5

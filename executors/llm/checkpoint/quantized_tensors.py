@@ -11,7 +11,7 @@
     int-quantized    weight int8 [rows, columns], weight_scale and weight_zero_point int8 [rows, groups] or a single number
 
 A weight is scale * (number - zero) with the scale and zero of its column's group: `g_idx` names it, without there are groups of
-equal size. Here all numbers count from 0; the zero that is not stored is half of their range.
+equal size. Here all numbers count from 0; the zero that is not stored is half of their range. `fp4_weights.py` has those in FP4.
 
 The formats are those that AutoGPTQ, AutoAWQ and compressed-tensors write and read.
 """
@@ -19,181 +19,26 @@ The formats are those that AutoGPTQ, AutoAWQ and compressed-tensors write and re
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
 import torch
 
 from executors.contract.errors import ConfigError
-from executors.kernels.cpu import BLOCK
+from executors.llm.checkpoint.fp4_weights import ModelOptFp4Weight, MxFp4Weight, NvFp4Weight
+from executors.llm.checkpoint.quantized_weight import FileOf, IntWeight, QuantizedWeight, StoredForm
 from executors.llm.checkpoint.safetensors_file import SafetensorsFile
 from executors.llm.checkpoint.tensor_file import PIECE, ROWS, TensorFile, beyond_float16, lies_outside
 from executors.llm.model.cuts import Range
 from executors.llm.model.quantization import IntScheme, IntSchemes
 
-FileOf = Callable[[str], SafetensorsFile | None]
-"""Returns the file that holds a tensor, None if there is none."""
+_FLOATS = ("F16", "BF16", "F32")
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where in a word of AWQ each of eight rows is."""
 
 
-class QuantizedWeight(ABC):
-    """One weight: shape, numbers, scales and zeros. The constructors check names, dtypes and shapes; reading checks values.
-    Raises ConfigError, which names file and tensor."""
-
-    bits: int
-    rows: int
-    columns: int
-
-    def __init__(self, stem: str, file_of: FileOf, scheme: IntScheme) -> None:
-        self._stem, self._file_of, self._scheme = stem, file_of, scheme
-        self.parts: set[str] = set()
-        """Names of the tensors that the weight is made of."""
-
-    @abstractmethod
-    def numbers(self, begin: int, end: int) -> torch.Tensor:
-        """Return rows `begin` to `end`, multiples of `ROWS` except for the last: uint8 [end - begin, columns]."""
-
-    @cached_property
-    def scales(self) -> torch.Tensor:
-        """[rows, groups], of a plain float dtype."""
-        name = self._scales_name
-        found = self._tensor(name)
-        if not torch.isfinite(found).all():
-            raise ConfigError(f"{self._path(name)}: tensor {name} has numbers that are not finite")
-        return self._by_rows(found)
-
-    @property
-    def half(self) -> int:
-        """The zero of numbers that have none of their own."""
-        return 1 << (self.bits - 1)
-
-    @property
-    @abstractmethod
-    def zeros(self) -> torch.Tensor:
-        """int16 [rows, groups], or [1, 1] if all are the same."""
-
-    @cached_property
-    def group_of(self) -> torch.Tensor | None:
-        """int64 [columns]: the group of each column; None if groups have the same size and follow each other."""
-        name = self._group_name
-        if name is None:
-            return None
-        found = self._tensor(name).long()
-        if len(found) and bool((found == -1).all()):
-            return None  # never set
-        if len(found) and not (int(found.min()) >= 0 and int(found.max()) < self.groups):
-            raise ConfigError(
-                f"{self._path(name)}: tensor {name} names groups beyond the {self.groups} that there are"
-            )
-        size = self.columns // self.groups
-        equal = self.columns % self.groups == 0 and torch.equal(found, torch.arange(self.columns) // size)
-        return None if equal else found
-
-    @property
-    def groups(self) -> int:
-        """Number of groups."""
-        return self._groups
-
-    def release(self) -> None:
-        """Give back what was read."""
-        for name in ("scales", "zeros", "group_of"):
-            self.__dict__.pop(name, None)
-        for name in self.parts:
-            self._file(name).release(name)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of its tensors that are no floats: those are counted as what they are."""
-        files = ((self._file(name), name) for name in self.parts)
-        return sum(file.num_bytes(name) for file, name in files if file.float_dtype(name) is None)
-
-    def dequantized(self, begin: int, end: int) -> torch.Tensor:
-        """Return rows `begin` to `end` (see `numbers`), float32 [end - begin, columns]."""
-        group_of = self.group_of
-        if group_of is None:
-            group_of = torch.arange(self.columns) // (self.columns // self.groups)
-        zeros = self.zeros if len(self.zeros) == 1 else self.zeros[begin:end, group_of]
-        return (self.numbers(begin, end) - zeros).float() * self.scales[begin:end, group_of].float()
-
-    @property
-    @abstractmethod
-    def _scales_name(self) -> str: ...
-
-    @property
-    def _group_name(self) -> str | None:
-        return None
-
-    def _by_rows(self, found: torch.Tensor) -> torch.Tensor:
-        """Turn a tensor of the file's shape of scales into [rows, groups]."""
-        return found
-
-    def _settle(self, groups: int, indexed: bool) -> None:
-        """Note the number of groups, which divides the columns unless they are `indexed`."""
-        self._groups = groups
-        # Static scales of activations are not used, because activations are quantized dynamically.
-        self.parts |= {f"{self._stem}.{one}" for one in _OF_INPUT if self._has(one)}
-        if min(self.rows, self.columns) < 1:
-            raise ConfigError(f"{self._path(self._scales_name)}: {self._stem}.weight has no elements")
-        if groups < 1 or (not indexed and self.columns % groups):
-            raise ConfigError(
-                f"{self._path(self._scales_name)}: tensor {self._scales_name} has scales for {groups} groups, "
-                f"into which {self.columns} columns cannot be divided"
-            )
-
-    def _part(self, suffix: str, dtypes: tuple[str, ...], shape: tuple[int | None, ...] | None = None) -> str:
-        """Return the name of a tensor after checking it. `shape`: None stands for any size."""
-        name = f"{self._stem}.{suffix}"
-        file = self._file_of(name)
-        if file is None:
-            beside = next((self._path(one) for one in sorted(self.parts)), Path("the checkpoint"))
-            raise ConfigError(
-                f"{beside}: tensor {name} is missing; {self._scheme.form} needs it for {self._stem}.weight"
-            )
-        if file.type_name(name) not in dtypes:
-            raise ConfigError(
-                f"{file.path}: tensor {name} has dtype {file.type_name(name)}; {self._scheme.form} has {', '.join(dtypes)}"
-            )
-        found = file.shape(name)
-        if shape is not None and (
-            len(found) != len(shape)
-            or any(n is not None and n != m for n, m in zip(shape, found, strict=True))
-        ):
-            wanted = ["any" if n is None else n for n in shape]
-            raise ConfigError(
-                f"{file.path}: tensor {name} has shape {list(found)}; {wanted} fits the others".replace(
-                    "'", ""
-                )
-            )
-        self.parts.add(name)
-        return name
-
-    def _has(self, suffix: str) -> bool:
-        return self._file_of(f"{self._stem}.{suffix}") is not None
-
-    def _file(self, name: str) -> SafetensorsFile:
-        file = self._file_of(name)
-        assert file is not None
-        return file
-
-    def _path(self, name: str) -> Path:
-        return self._file(name).path
-
-    def _shape(self, name: str) -> tuple[int, ...]:
-        return self._file(name).shape(name)
-
-    def _tensor(self, name: str) -> torch.Tensor:
-        return self._file(name).view(name)
-
-
-_FLOATS = ("F16", "BF16", "F32")
-_OF_INPUT = ("input_scale", "input_zero_point")
-
-
-class _Gptq(QuantizedWeight):
+class _Gptq(IntWeight):
     def __init__(self, stem: str, file_of: FileOf, scheme: IntScheme) -> None:
         super().__init__(stem, file_of, scheme)
         assert scheme.bits is not None
@@ -233,7 +78,7 @@ class _Gptq(QuantizedWeight):
         return found.T.contiguous()
 
 
-class _Awq(QuantizedWeight):
+class _Awq(IntWeight):
     bits = 4
 
     def __init__(self, stem: str, file_of: FileOf, scheme: IntScheme) -> None:
@@ -267,7 +112,7 @@ class _Awq(QuantizedWeight):
         return found.T.contiguous()
 
 
-class _Compressed(QuantizedWeight):
+class _Compressed(IntWeight):
     """What "pack-quantized" and "int-quantized" have in common."""
 
     def _read_scales(self, indexed: bool) -> None:
@@ -370,7 +215,8 @@ class _IntQuantized(_Compressed):
 
 _FORMS: dict[str, tuple[str, type[QuantizedWeight]]] = {
     "gptq": ("qweight", _Gptq), "awq": ("qweight", _Awq), "pack-quantized": ("weight_packed", _PackQuantized),
-    "int-quantized": ("weight", _IntQuantized),
+    "int-quantized": ("weight", _IntQuantized), "mxfp4-pack-quantized": ("weight_packed", MxFp4Weight),
+    "nvfp4-pack-quantized": ("weight_packed", NvFp4Weight), "modelopt-nvfp4": ("weight", ModelOptFp4Weight),
 }  # fmt: skip
 """By `IntScheme.form`: the tensor by which a weight is found, and how it is read."""
 
@@ -389,25 +235,13 @@ def _one_if_equal(zeros: torch.Tensor) -> torch.Tensor:
     return first if bool((zeros == first).all()) else zeros.contiguous()
 
 
-@dataclass(frozen=True, slots=True)
-class _Form:
-    """How the kernels take a weight: `kind` of STORED_KINDS, in groups of `size` columns; `order`: the columns that have been
-    put side by side, int64 [columns], or None."""
-
-    kind: str
-    size: int
-    wide: bool
-    zeros: bool
-    order: torch.Tensor | None
-
-
 class QuantizedTensors(TensorFile):
     """The weights whose numbers lie in the file `path`; scales and the like may lie in others."""
 
     def __init__(self, path: Path, weights: dict[str, QuantizedWeight]) -> None:
         self.path = path  # nothing is mapped beside what the safetensors files map
         self._weights = weights
-        self._forms: dict[str, _Form | None] = {}
+        self._forms: dict[str, StoredForm | None] = {}
 
     def names(self) -> list[str]:
         """Names of all tensors."""
@@ -430,7 +264,7 @@ class QuantizedTensors(TensorFile):
 
     def stored_as(self, name: str) -> str | None:
         """See `TensorFile`."""
-        return f"int{self._weights[name].bits}"
+        return self._weights[name].stored_as
 
     def is_fp8(self, name: str) -> bool:
         """Whether the tensor is e4m3: never."""
@@ -494,65 +328,23 @@ class QuantizedTensors(TensorFile):
         return None if form is None else form.order
 
     def raw_rows(self, name: str, within: Range | None = None) -> Iterator[tuple[int, torch.Tensor]]:
-        """See `TensorFile`. The rows are those of layouts.h: for every group of `size` columns the scale, the zero if it is of
-        its own, and the codes."""
+        """See `TensorFile`."""
         weight, form = self._weights[name], self._form(name)
         assert form is not None
-        count = weight.columns // form.size
-        group = torch.arange(count) * form.size // (weight.columns // weight.groups)
-        eight = weight.bits == 8
-        scale_dtype = torch.float32 if form.wide else torch.float16
         for begin, end in _pieces(weight):
-            if lies_outside(begin, end - begin, within):
-                continue
-            parts = [weight.scales[begin:end, group].to(scale_dtype)[:, :, None].view(torch.uint8)]
-            if form.zeros:
-                zeros = weight.zeros.expand(weight.rows, weight.groups)[begin:end, group]
-                zeros = (zeros - (128 if eight else 0)).to(torch.float16)
-                parts.append(zeros[:, :, None].contiguous().view(torch.uint8))
-            numbers = weight.numbers(begin, end)
-            if form.order is not None:
-                numbers = numbers.index_select(1, form.order)
-            if eight:
-                codes = (numbers ^ 0x80).view(end - begin, count, -1)
-            else:
-                halves = numbers.contiguous().view(end - begin, count, -1, 2, BLOCK // 2)
-                codes = (halves[:, :, :, 0] | halves[:, :, :, 1] << 4).flatten(2)
-            yield begin, torch.cat([*parts, codes], 2).flatten(1).contiguous()
+            if not lies_outside(begin, end - begin, within):
+                yield begin, weight.raw(begin, end, form)
         weight.release()
 
-    def _form(self, name: str) -> _Form | None:
+    def _form(self, name: str) -> StoredForm | None:
         if name not in self._forms:
             weight = self._weights[name]
-            self._forms[name] = _form_of(weight)
+            self._forms[name] = weight.form()
             weight.release()
         return self._forms[name]
 
     def close(self) -> None:
         """Nothing to unmap."""
-
-
-def _form_of(weight: QuantizedWeight) -> _Form | None:
-    if weight.columns % weight.groups:
-        return None
-    size, group_of, order = weight.columns // weight.groups, weight.group_of, None
-    if size % BLOCK:
-        return None
-    if group_of is not None:
-        if not bool((torch.bincount(group_of, minlength=weight.groups) == size).all()):
-            return None
-        order = group_of.argsort(stable=True)
-    scales = weight.scales
-    wide = not torch.equal(scales.to(torch.float16).float(), scales.float())
-    zeros = len(weight.zeros) > 1 or int(weight.zeros) != weight.half
-    if weight.bits == 8:
-        plain = not wide and not zeros
-        return _Form("Q8_0" if plain else "uint8-f32", BLOCK, not plain, not plain, order)
-    if wide:
-        return _Form("uint4-f32", BLOCK, True, True, order)
-    most = next(one for one in (4 * BLOCK, 2 * BLOCK, BLOCK) if size % one == 0)
-    kind = f"uint4-g{most}" if zeros else "Q4_0" if most == BLOCK else f"int4-g{most}"
-    return _Form(kind, most, False, zeros, order)
 
 
 def _pieces(weight: QuantizedWeight) -> Iterator[tuple[int, int]]:
@@ -587,7 +379,7 @@ def _kind_of(
 ) -> tuple[IntScheme, type[QuantizedWeight]] | None:
     """Return how to read the weight whose numbers the tensor is; None if it is another tensor. Raises ConfigError."""
     stem, _, suffix = name.rpartition(".")
-    if suffix not in _SUFFIXES or (suffix == "weight" and file.type_name(name) != "I8"):
+    if suffix not in _SUFFIXES or (suffix == "weight" and file.type_name(name) not in ("I8", "U8")):
         return None
     scheme = schemes.of(stem)
     if scheme is None or _FORMS[scheme.form][0] != suffix:

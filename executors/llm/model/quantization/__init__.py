@@ -5,6 +5,7 @@
     quant_method "compressed-tensors"   format "float-quantized" or "naive-quantized", weights of 8 bits, type float:
                                         `X.weight_scale` by strategy: tensor [1], channel [rows, 1], block
                                         format "pack-quantized", 4 or 8 bits, or "int-quantized", 8 bits, type int
+                                        format "nvfp4-pack-quantized" or "mxfp4-pack-quantized", see fp4.py
     quant_method "gptq"                 4 or 8 bits
     quant_method "awq"                  4 bits, version "gemm"
 

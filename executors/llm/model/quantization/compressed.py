@@ -9,6 +9,7 @@ import re
 from typing import Any
 
 from executors.contract.errors import ConfigError
+from executors.llm.model.fp4 import COMPRESSED_FP4, fp4_form, unsupported_fp4
 from executors.llm.model.quantization.fp8 import is_block
 from executors.llm.model.quantization.gptq import checked_pattern
 from executors.llm.model.quantization.keys import (
@@ -44,7 +45,7 @@ SPARSITY = keys(
 )  # fmt: skip
 _WIDE = ("dense", "fakequant")
 _FLOATS = ("float-quantized", "naive-quantized")
-_FORMATS = (*_FLOATS, "pack-quantized", "int-quantized")
+_FORMATS = (*_FLOATS, "pack-quantized", "int-quantized", *COMPRESSED_FP4)
 _MIXED = "mixed-precision"
 _STRATEGIES = ("tensor", "channel", "block")
 _INT_STRATEGIES = ("tensor", "channel", "group")
@@ -128,6 +129,10 @@ def _scheme(group: dict[str, Any], form: str | None, where: str) -> Scheme | Non
     own = group.get("format") or (form if form != _MIXED else None) or _inferred(group, whole)
     if own not in _FORMATS:
         raise refused(where, f"format {own!r}", ", ".join((*_FORMATS, _MIXED)))
+    if (fp4 := fp4_form(own)) is not None:
+        for what, known in unsupported_fp4(weights, fp4):
+            raise refused(where, what, known)
+        return IntScheme(fp4)
     if own not in _FLOATS or (own == "naive-quantized" and weights.get("type") == "int"):
         packed = own == "pack-quantized"
         _check_int(weights, own, (4, 8) if packed else (8,), where)

@@ -1,8 +1,9 @@
-"""`quant_method` "modelopt", and `hf_quant_config.json`: what NVIDIA's Model Optimizer writes. FP8 is read.
+"""`quant_method` "modelopt", and `hf_quant_config.json`: what NVIDIA's Model Optimizer writes.
 
     FP8                         `X.weight_scale`, one number
     FP8_PER_CHANNEL_PER_TOKEN   `X.weight_scale` [rows]
     FP8_PB_WO                   `X.weight_scale` [rows / 128, 1, columns / 128, 1]
+    NVFP4, W4A16_NVFP4          see fp4.py
 
 The file has `quantization: {quant_algo, kv_cache_quant_algo, exclude_modules}`; config.json has the same in one object, with
 `kv_cache_scheme` and `ignore`. Without a `quant_algo` only keys and values are quantized.
@@ -13,9 +14,10 @@ from __future__ import annotations
 from typing import Any
 
 from executors.contract.errors import ConfigError
+from executors.llm.model.fp4 import MODELOPT_FP4
 from executors.llm.model.quantization.keys import OF_TENSORS, ORIGIN, check_keys, keys, short
 from executors.llm.model.quantization.refusals import kv_note, refused
-from executors.llm.model.quantization.schemes import Fp8Scheme, Quantization
+from executors.llm.model.quantization.schemes import Fp8Scheme, IntScheme, IntSchemes, Quantization
 
 KEYS = keys(
     (
@@ -26,7 +28,8 @@ KEYS = keys(
     {"quant_algo says the same": ("config_groups",)},
 )  # fmt: skip
 ALGORITHMS = {"FP8": False, "FP8_PER_CHANNEL_PER_TOKEN": False, "FP8_PB_WO": True}
-"""Whether blocks have scales, by name."""
+"""Algorithms of FP8 by name: whether blocks have scales."""
+_KNOWN = ", ".join((*ALGORITHMS, *MODELOPT_FP4))
 _MIXED = "MIXED_PRECISION"
 _WIDE = ("UNQUANTIZED", "NONE")
 
@@ -45,16 +48,23 @@ def read_modelopt(value: dict[str, Any], where: str) -> Quantization:
     algorithm = str(value.get("quant_algo") or "").upper()
     if algorithm in ("", *_WIDE):
         if not kv and not algorithm:
-            raise refused(where, "modelopt without a quant_algo", ", ".join(ALGORITHMS))
+            raise refused(where, "modelopt without a quant_algo", _KNOWN)
         return Quantization("modelopt", where, notes=notes)
     names = _layers(value, where) if algorithm == _MIXED else [algorithm]
     for name in names:
-        if name not in ALGORITHMS:
-            raise refused(where, f"modelopt with quant_algo {name!r}", ", ".join(ALGORITHMS))
-    blocks = {ALGORITHMS[name] for name in names}
+        if name not in (*ALGORITHMS, *MODELOPT_FP4):
+            raise refused(where, f"modelopt with quant_algo {name!r}", _KNOWN)
+    blocks = {ALGORITHMS[name] for name in names if name in ALGORITHMS}
+    fp4 = any(name in MODELOPT_FP4 for name in names)
     if len(blocks) > 1:
         raise refused(where, "layers with and without blocks", "one of them")
-    return Quantization("modelopt", where, fp8=Fp8Scheme(blocks.pop()) if blocks else None, notes=notes)
+    return Quantization(
+        "modelopt",
+        where,
+        fp8=Fp8Scheme(blocks.pop()) if blocks else None,
+        integers=IntSchemes(IntScheme("modelopt-nvfp4"), by_tensors=True) if fp4 else None,
+        notes=notes,
+    )
 
 
 def _layers(value: dict[str, Any], where: str) -> list[str]:

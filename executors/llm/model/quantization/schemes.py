@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from executors.llm.model.fp4 import Fp4Form
 from executors.llm.model.transforms import Transforms
 
 ZeroRule = Literal["stored", "plus_one", "half"]
@@ -21,13 +22,13 @@ class Fp8Scheme:
 
 @dataclass(frozen=True, slots=True)
 class IntScheme:
-    """Weights in whole numbers of 4 or 8 bits with scales, and zeros, of groups of columns.
+    """Weights in whole numbers of 4 or 8 bits with scales, and zeros, of groups of columns; or in FP4.
 
     `bits`: None where the shapes of the tensors say it. `zeros`: the zero of a group is the stored one; or that of the word plus
     0x11111111 (of 4 bits; 0x01010101 of 8), modulo 2**32; or half of the range, whatever is stored.
     """
 
-    form: Literal["gptq", "awq", "pack-quantized", "int-quantized"]
+    form: Literal["gptq", "awq", "pack-quantized", "int-quantized"] | Fp4Form
     bits: int | None = None
     zeros: ZeroRule = "stored"
 

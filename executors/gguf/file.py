@@ -44,6 +44,8 @@ _MOST_ALIGNMENT = 1 << 20
 _MOST_PARTS = 10_000
 _SHORT = 1024
 _TOKENS = "tokenizer.ggml.tokens"
+_TOKENIZER = "tokenizer."
+_ESCAPED = "backslashreplace"
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 
 
@@ -81,7 +83,9 @@ def read_gguf(path: Path, arrays: bool = True) -> GgufFile:
     Without `arrays`, arrays of more than 1,024 elements are skipped without being decoded and their keys are absent: a
     tokenizer's lists are most of a header.
 
-    Strings must be UTF-8. Only the list of tokens may hold others, whose odd bytes become surrogates (`surrogateescape`).
+    Strings of the tokenizer must be UTF-8; in its list of tokens odd bytes become surrogates (`surrogateescape`). In other keys
+    and strings, which describe the file or name a thing from a list, they become backslash escapes. A truth value is true if it
+    is not 0, as in llama.cpp.
 
     Raises ConfigError, one line that names the file and the field, for everything else that the format forbids.
     """
@@ -164,11 +168,11 @@ class _Cursor:
     def scalar(self, form: struct.Struct, what: str) -> Any:
         return form.unpack_from(self.data, self.take(form.size, what))[0]
 
-    def string(self, what: str) -> str:
+    def string(self, what: str, errors: str = "strict") -> str:
         length = self.scalar(_U64, what)
         begin = self.take(length, what)
         try:
-            return str(self.data[begin : begin + length], "utf-8")
+            return str(self.data[begin : begin + length], "utf-8", errors)
         except UnicodeDecodeError:
             self.fail(f"{what} is not UTF-8")
 
@@ -200,7 +204,7 @@ def _metadata(cursor: _Cursor, count: int, arrays: bool) -> dict[str, Any]:
     found: dict[str, Any] = {}
     seen: set[str] = set()
     for _ in range(count):
-        key = cursor.string("a metadata key")
+        key = cursor.string("a metadata key", _ESCAPED)
         if not key:
             cursor.fail(f"corrupt: a metadata key before byte {cursor.at} is empty")
         what = f"metadata {_shown(key)}"
@@ -208,37 +212,38 @@ def _metadata(cursor: _Cursor, count: int, arrays: bool) -> dict[str, Any]:
             cursor.fail(f"{what} occurs twice")
         seen.add(key)
         kind = cursor.scalar(_U32, what)
+        errors = "strict" if key.startswith(_TOKENIZER) else _ESCAPED
         if kind != _ARRAY:
-            found[key] = _value(cursor, kind, what)
+            found[key] = _value(cursor, kind, what, errors)
             continue
-        value = _array(cursor, what, arrays, key == _TOKENS, _MOST_NESTED)
+        value = _array(cursor, what, arrays, "surrogateescape" if key == _TOKENS else errors, _MOST_NESTED)
         if value is not None:
             found[key] = value
     return found
 
 
-def _value(cursor: _Cursor, kind: int, what: str) -> Any:
+def _value(cursor: _Cursor, kind: int, what: str, errors: str) -> Any:
     if kind == _STRING:
-        return cursor.string(what)
+        return cursor.string(what, errors)
     if kind not in _SCALARS:
         cursor.fail(f"{what} has values of the unknown kind {kind}")
     if kind == _BOOL:
-        return bool(_checked_bools(cursor, np.array([cursor.scalar(_SCALARS[0], what)]), what)[0])
+        return cursor.scalar(_SCALARS[0], what) != 0
     return cursor.scalar(_SCALARS[kind], what)
 
 
-def _array(cursor: _Cursor, what: str, arrays: bool, tokens: bool, depth: int) -> Any:
+def _array(cursor: _Cursor, what: str, arrays: bool, errors: str, depth: int) -> Any:
     """Read an array; return None for one that is to be skipped."""
     kind = cursor.scalar(_U32, what)
     count = cursor.scalar(_U64, what)
     wanted = arrays or count <= _SHORT
     if kind == _STRING:
-        return _strings(cursor, count, what, wanted, tokens)
+        return _strings(cursor, count, what, wanted, errors)
     if kind == _ARRAY:
         if depth <= 1:
             cursor.fail(f"{what} has arrays nested more than {_MOST_NESTED} deep")
         _fits(cursor, count, 12, what)
-        inner = [_array(cursor, what, arrays, False, depth - 1) for _ in range(count)]
+        inner = [_array(cursor, what, arrays, errors, depth - 1) for _ in range(count)]
         return inner if wanted and all(one is not None for one in inner) else None
     if kind not in _DTYPES:
         cursor.fail(f"{what} has values of the unknown kind {kind}")
@@ -248,13 +253,7 @@ def _array(cursor: _Cursor, what: str, arrays: bool, tokens: bool, depth: int) -
     if not wanted:
         return None
     raw = np.frombuffer(cursor.data[begin : cursor.at], np.uint8 if kind == _BOOL else dtype)
-    return _checked_bools(cursor, raw, what) if kind == _BOOL else raw.astype(dtype.newbyteorder("="))
-
-
-def _checked_bools(cursor: _Cursor, raw: np.ndarray, what: str) -> np.ndarray:
-    if len(raw) and raw.max() > 1:
-        cursor.fail(f"{what} is a truth value of {raw.max()}")
-    return raw.astype(bool)
+    return raw.astype(bool) if kind == _BOOL else raw.astype(dtype.newbyteorder("="))
 
 
 def _fits(cursor: _Cursor, count: int, least: int, what: str) -> None:
@@ -263,11 +262,10 @@ def _fits(cursor: _Cursor, count: int, least: int, what: str) -> None:
         cursor.fail(f"truncated: {what} has {count} elements, {cursor.size - cursor.at} bytes are left")
 
 
-def _strings(cursor: _Cursor, count: int, what: str, wanted: bool, tokens: bool) -> list[str] | None:
+def _strings(cursor: _Cursor, count: int, what: str, wanted: bool, errors: str) -> list[str] | None:
     _fits(cursor, count, 8, what)
     # A tokenizer has 262,144 of them: the loop has names of its own for all that it uses.
     data, size, at, length_at = cursor.data, cursor.size, cursor.at, _U64.unpack_from
-    errors = "surrogateescape" if tokens else "strict"
     found: list[str] = []
     try:
         for _ in range(count):

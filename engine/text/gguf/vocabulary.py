@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from engine.text.gguf.metadata import MAX_TEMPLATE_CHARS, MAX_TOKEN_CHARS, MAX_TOKENS, Metadata
+from engine.text.gguf.ends import answer_ends
+from engine.text.gguf.metadata import MAX_TOKEN_CHARS, MAX_TOKENS, Metadata
 from executors.contract import ConfigError
 
 TOKENS = "tokenizer.ggml.tokens"
@@ -34,13 +35,6 @@ _LLAMA_IDS = {"unk": 0, "bos": 1, "eos": 2}
 _BERT_TEXTS = {"unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "pad": "[PAD]", "mask": "[MASK]"}
 """Texts that BERT gives these tokens; files of model `bert` may leave out their ids."""
 
-END_TEXTS = frozenset(
-    "<|im_end|> <|eot_id|> <|eom_id|> <|end|> <|return|> <|call|> <end_of_turn> <turn|> <|endoftext|> <|end_of_text|> <EOT>"
-    " _<EOT> [EOT] <end_of_utterance> <｜end▁of▁sentence｜>".split()
-)
-"""Texts that end an answer. llama.cpp ends a generation at these, too; it also ends one at `</s>`, `<eos>` and the markers of
-files in code (`<|file_sep|>`, `<|repo_name|>`), which end an answer only where the file itself names them."""
-
 _VISIBLE = re.compile(
     r"<unused\d+>|<mask>|<2mass>|\[@BOS@\]|<\|(fim_(prefix|middle|suffix|pad)|repo_name|file_sep)\|>"
     r"|<｜(fim▁(begin|hole|end)|tool▁[a-z▁]+|User|Assistant)｜>"
@@ -59,7 +53,7 @@ class Vocabulary:
     roles: dict[str, int]
     """Ids by role: bos, eos, eot, eom, unk, sep, pad, mask, cls; only those that the file has."""
     ends: tuple[int, ...]
-    """Ids that end an answer, first the file's eos, eot and eom, then those of END_TEXTS that are not ordinary text."""
+    """Ids that end an answer, see `answer_ends`."""
     padding: frozenset[int]
     """Ids that only fill the embedding matrix up to a round size: the original vocabulary does not have them."""
 
@@ -142,17 +136,6 @@ def read_vocabulary(metadata: Metadata, model: str) -> Vocabulary:
 def _ends(
     metadata: Metadata, texts: list[str], types: np.ndarray[Any, np.dtype[Any]], roles: dict[str, int]
 ) -> tuple[int, ...]:
-    """Ids that end an answer: the file's eos, eot and eom, and the tokens of END_TEXTS.
-
-    Files of old converters type such a token as ordinary text; it counts where the chat template writes it. In a vocabulary
-    with `<|return|>` and `<|call|>` (harmony), `<|end|>` ends only a part of an answer.
-    """
-    template = metadata.text(TEMPLATE, MAX_TEMPLATE_CHARS) or ""
-    kinds = types.tolist()
-    found = [
-        i for i, text in enumerate(texts) if text in END_TEXTS and (kinds[i] != NORMAL or text in template)
-    ]
-    if {"<|return|>", "<|call|>"} <= {texts[i] for i in found}:
-        found = [i for i in found if texts[i] != "<|end|>"]
+    """Ids that end an answer, see `answer_ends`."""
     named = [roles[role] for role in ("eos", "eot", "eom") if role in roles]
-    return tuple(dict.fromkeys([*named, *found]))
+    return answer_ends(metadata, texts, types.tolist(), named)

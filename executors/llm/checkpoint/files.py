@@ -12,7 +12,7 @@ from executors.llm.checkpoint.gguf_tensors import GgufTensors
 from executors.llm.checkpoint.quantized_tensors import QuantizedTensors, quantized_tensors
 from executors.llm.checkpoint.safetensors_file import SafetensorsFile
 from executors.llm.checkpoint.tensor_file import TensorFile
-from executors.llm.model.config import parse_config, read_json
+from executors.llm.model.config import config_of_gguf, read_json
 from executors.llm.model.gguf_config import gguf_config
 from executors.llm.model.gguf_names import file_name, stored_tensors
 from executors.llm.model.gguf_source import config_path, is_gguf, read_source
@@ -94,7 +94,7 @@ class Checkpoint:
         gguf = read_source(directory)
         derived = gguf_config(gguf)
         self.source = gguf.path
-        config = parse_config(derived.values, str(gguf.path))
+        config = config_of_gguf(gguf, derived)
         self._told = partial(file_name, family=config.family)
         stored = stored_tensors(gguf, config, derived.row)
         for path in gguf.parts:

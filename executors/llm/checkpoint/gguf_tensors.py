@@ -1,7 +1,8 @@
 """The tensors of one GGUF file under a family's usual names, memory-mapped, in the order and form of a Hugging Face checkpoint.
 
 Quantized tensors are read as float32, dequantized by rows. The rows of a model whose file has them in another order are put
-into the usual one: block types quantize each row alone, so that the same holds for rows of blocks as they are stored.
+into the usual one, and those of merged tensors are taken apart: block types quantize each row alone, so that the same holds for
+rows of blocks as they are stored.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class GgufTensors(TensorFile):
         one = self._stored[name]
         kind = one.tensor.type
         alone = BY_NAME[kind].values == 1
-        if kind not in SUPPORTED or (one.heads and len(one.shape) == 1 and not alone):
+        in_parts = one.heads or one.rows is not None
+        if kind not in SUPPORTED or (in_parts and len(one.shape) == 1 and not alone):
             supported = SUPPORTED if kind not in SUPPORTED else _PLAIN
             raise ConfigError(
                 f"{self.path}: tensor {one.tensor.name} has type {kind}; supported: {', '.join(supported)}"
@@ -198,10 +200,15 @@ class GgufTensors(TensorFile):
     def _span(self, name: str) -> tuple[int, int]:
         """Return where the data begin, and their length in bytes."""
         one = self._stored[name]
-        if one.expert is None:
-            return one.tensor.offset, one.tensor.num_bytes
-        length = one.tensor.num_bytes // one.tensor.shape[0]
-        return one.tensor.offset + one.expert * length, length
+        begin, length = one.tensor.offset, one.tensor.num_bytes
+        height = one.tensor.shape[0]
+        if one.expert is not None:
+            length, height = length // height, one.tensor.shape[1]
+            begin += one.expert * length
+        if one.rows is not None:
+            row = length // height
+            begin, length = begin + one.rows[0] * row, (one.rows[1] - one.rows[0]) * row
+        return begin, length
 
     @staticmethod
     def _form(one: Stored) -> tuple[object, ...]:

@@ -15,6 +15,7 @@ from typing import TypeVar
 import torch
 
 from executors.contract.errors import ConfigError
+from executors.llm.checkpoint.absent_biases import absent_biases, note_on
 from executors.llm.checkpoint.claims import quantized_instead, settle_quantization, unreadable_numbers
 from executors.llm.checkpoint.cut_tensors import CutTensors, selected_rows
 from executors.llm.checkpoint.device_blocks import device_rows
@@ -149,6 +150,8 @@ def load_weights(decoder: Decoder, directory: Path, progress: Progress) -> str |
     try:
         plan = _plan(decoder, checkpoint)
         targets, scales, cuts = plan.targets, plan.scales, plan.cuts
+        for place in plan.zeros:
+            place.tensor.zero_()
         decoder.kv_scales = scales.of_kv()
         # In the order of the files, so that a disk reads ahead.
         total = sum(checkpoint.file_of(name).num_bytes(name) for name in targets)
@@ -172,10 +175,11 @@ def load_weights(decoder: Decoder, directory: Path, progress: Progress) -> str |
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What of a checkpoint goes where: `targets` and `cuts` by the checkpoint's names, the `scales` of tensors in FP8, and
-    `left_out`, a sentence on tensors that are not used, or None."""
+    """What of a checkpoint goes where: `targets` and `cuts` by the checkpoint's names, the `scales` of tensors in FP8, the places of
+    biases that are `zeros`, and `left_out`, a sentence on these and on tensors that are not used, or None."""
 
     targets: dict[str, Place]
+    zeros: list[Place]
     scales: CheckpointScales
     cuts: dict[str, Cut]
     left_out: str | None
@@ -184,14 +188,16 @@ class _Plan:
 def _plan(decoder: Decoder, checkpoint: Checkpoint) -> _Plan:
     """Check what can be checked before weights are read. Raises ConfigError."""
     targets = _targets(decoder, checkpoint)
+    absent = _absent(decoder, checkpoint, targets)
+    zeros = [targets.pop(name) for name in absent]
     scales = CheckpointScales(decoder, checkpoint, targets)
     # A rank has to find the whole model in the files, though it loads a part.
     whole = decoder if decoder.alone else Decoder(decoder.whole, torch.float32, torch.device("meta"))
     needed = targets if decoder.alone else _targets(whole, checkpoint)
     _check(whole, checkpoint, needed)
     beside = scales.names | transform_tensors(decoder.config.transforms, checkpoint)
-    left_out = _left_out(whole, checkpoint, needed, beside)
-    return _Plan(targets, scales, _written_cuts(decoder, checkpoint), left_out)
+    notes = filter(None, (_left_out(whole, checkpoint, needed, beside), note_on(absent)))
+    return _Plan(targets, zeros, scales, _written_cuts(decoder, checkpoint), "; ".join(notes) or None)
 
 
 def check_load(decoder: Decoder, directory: Path) -> str | None:
@@ -268,8 +274,14 @@ def _written(decoder: Decoder, checkpoint: Checkpoint, by_name: Mapping[str, T])
     return found
 
 
+def _absent(decoder: Decoder, checkpoint: Checkpoint, targets: Mapping[str, Place]) -> frozenset[str]:
+    """Return the names of biases that the checkpoint lacks and that are zeros."""
+    return absent_biases(decoder.config.family, targets, checkpoint.listed(), checkpoint.exact)
+
+
 def _missing(config: DecoderConfig, checkpoint: Checkpoint, targets: dict[str, Place]) -> str | None:
-    missing = sorted(set(targets) - checkpoint.names())
+    absent = absent_biases(config.family, targets, checkpoint.listed(), checkpoint.exact)
+    missing = sorted(set(targets) - checkpoint.names() - absent)
     if not missing:
         return None
     known = next((checkpoint.absent[name] for name in missing if name in checkpoint.absent), None)
@@ -290,7 +302,10 @@ def _check(decoder: Decoder, checkpoint: Checkpoint, targets: dict[str, Place]) 
         raise ConfigError(why)
     names = WrittenNames(decoder.config.family, checkpoint.names())
     head_norms = {names.written(name) for name in decoder.head_norms()}
+    present = checkpoint.names()
     for name, place in targets.items():
+        if name not in present:
+            continue  # a bias of zeros
         file = checkpoint.file_of(name)
         if (error := unreadable_numbers(decoder.config, checkpoint, name)) is not None:
             raise error

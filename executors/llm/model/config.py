@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from executors.contract.errors import ConfigError
+from executors.gguf.file import GgufFile
 from executors.llm.model.architectures import find_family, is_classifier
 from executors.llm.model.config_keys import misplaced_notes, unread_notes
 from executors.llm.model.families import Family
 from executors.llm.model.fields import Fields, read_json
-from executors.llm.model.gguf_config import gguf_config
+from executors.llm.model.gguf_config import GgufConfig, gguf_config
 from executors.llm.model.gguf_source import config_path, is_gguf, read_source
 from executors.llm.model.quantization import Fp8Scheme, IntSchemes, Quantization, quantization_of
 from executors.llm.model.rope_config import RopeConfig, Ropes, context_lengths, parse_ropes
@@ -27,6 +28,7 @@ __all__ = [
     "MoeConfig",
     "RopeConfig",
     "check_length",
+    "config_of_gguf",
     "parse_config",
     "read_config",
     "read_json",
@@ -153,11 +155,19 @@ def read_config(directory: Path) -> DecoderConfig:
     """Read the checkpoint's configuration, from config.json or the metadata of a GGUF file. Raises ConfigError."""
     if is_gguf(directory):
         gguf = read_source(directory)
-        derived = gguf_config(gguf)
-        config = parse_config(derived.values, str(gguf.path))
-        return replace(config, notes=(*derived.notes, *config.notes))
+        return config_of_gguf(gguf, gguf_config(gguf))
     path = directory / "config.json"
     return parse_config(read_json(path), str(path), directory)
+
+
+def config_of_gguf(gguf: GgufFile, derived: GgufConfig) -> DecoderConfig:
+    """Return the configuration of a GGUF file whose metadata are `derived`: its tensors decide which biases there are. Raises
+    ConfigError."""
+    config = parse_config(derived.values, str(gguf.path))
+    biases, notes = derived.biases, (*derived.notes, *config.notes)
+    return replace(
+        config, family=derived.family, qkv_bias=biases.qkv, o_bias=biases.o, mlp_bias=biases.mlp, notes=notes
+    )  # fmt: skip
 
 
 def check_length(wanted: int | None, config: DecoderConfig, directory: Path) -> None:

@@ -1,25 +1,25 @@
 """Makes of a GGUF file's metadata what config.json of the same model would hold. No torch here.
 
-A key below the architecture's prefix (`llama.block_count`) is read; or known to have no effect; or has an effect that this
-architecture does not support, which is refused unless the value has none; or is unknown, which a note tells.
-
 Metadata leave out what llama.cpp has as constants of an architecture: the pattern of windows, the scale of scores, layers without
-rotation. The rows of `_ROWS` have them.
+rotation. The rows of `_ROWS` have them. What a missing key stands for is what it stands for in llama.cpp, and in files that
+Ollama's converters wrote what it stands for there.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from executors.contract.errors import ConfigError
-from executors.gguf.file import GgufFile
+from executors.gguf.file import GgufFile, GgufTensor
 from executors.llm.model.families import Family, family_of
-from executors.llm.model.fields import Fields
+from executors.llm.model.gguf_key_table import OTHER_TENSORS
+from executors.llm.model.gguf_keys import Keys, check_outside, shown
 from executors.llm.model.nearest import advice
 
 _EMBED, _HEAD = "token_embd.weight", "output.weight"
@@ -27,6 +27,11 @@ _ROPE_FACTORS, _LONG, _SHORT = "rope_freqs.weight", "rope_factors_long.weight", 
 ROPE_TENSORS = frozenset({_ROPE_FACTORS, _LONG, _SHORT})
 """Tensors that the configuration takes its rotation from."""
 _MOST_FACTORS = 4096
+ARCHITECTURE_NAMES: Mapping[str, str] = {
+    "gptoss": "gpt-oss", "qwen25vl": "qwen2vl", "deepseekocr": "deepseek2-ocr", "glmocr": "glm4", "glm4moelite": "deepseek2",
+    "nemotron_h_omni": "nemotron_h", "gemma3-embedding": "gemma-embedding", "embeddinggemma": "gemma-embedding",
+}  # fmt: skip
+"""Names of architectures that Ollama's converters write or wrote, and llama.cpp's for the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,106 +39,93 @@ class Row:
     """One architecture of GGUF. `served`: the Hugging Face architecture that computes it.
 
     `interleaved`: rows of queries and keys are in the order for a rotation of neighbours, not of halves. `plus_one`: the norms
-    are stored plus one. `fill(keys, values)` reads the keys that only this architecture has.
+    are stored plus one. `complete(keys)` sets what missing keys stand for. `fill(keys, values)` reads the keys that only this
+    architecture has.
     """
 
     served: str
     interleaved: bool = False
     plus_one: bool = False
+    complete: Callable[[Keys], None] | None = None
     fill: Callable[[Keys, dict[str, Any]], None] | None = None
     constants: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class GgufConfig:
-    """`values`: the fields of config.json; `row`: how the file differs from a Hugging Face checkpoint; `notes`: sentences on
-    metadata that are not used."""
+    """`values`: the fields of config.json; `row`: how the file differs from a Hugging Face checkpoint; `biases`: the layers'
+    linear modules of which some tensor has one; `family`: the family with the names that the file's tensors get; `notes`:
+    sentences on what is not used."""
 
     values: dict[str, Any]
     row: Row
+    biases: Biases
+    family: Family
     notes: tuple[str, ...]
 
 
-class Keys(Fields):
-    """The metadata below an architecture's prefix, and which of them have been read."""
+@dataclass(frozen=True, slots=True)
+class Biases:
+    """Which linear modules have a bias in a file: of queries, keys and values; of attention's output; of the MLP. A module has
+    one if any layer's part has one: other parts have zeros then."""
 
-    def __init__(self, gguf: GgufFile, arch: str) -> None:
-        prefix = f"{arch}."
-        plain = {key: _plain(value) for key, value in gguf.metadata.items() if key.startswith(prefix)}
-        super().__init__(str(gguf.path), plain)
-        self.gguf, self.arch, self.prefix = gguf, arch, prefix
-        self.read: set[str] = set()
-
-    def name(self, name: str) -> str:
-        """Return the whole key."""
-        self.read.add(self.prefix + name)
-        return self.prefix + name
-
-    def has(self, name: str) -> bool:
-        """Return whether the key is there."""
-        return self.get(name) is not None
-
-    def one(self, name: str, default: int | None = None) -> int:
-        """Return a positive integer that may be written once for each layer."""
-        value = self.get(name)
-        if isinstance(value, list):
-            if not value or any(one != value[0] for one in value):
-                raise ConfigError(
-                    f"{self.where}: {self.name(name)} differs between layers, which is not supported"
-                )
-            self.values = {**self.values, self.name(name): value[0]}
-        return self.natural(name, default)
-
-    def refuse(self, name: str, supported: str) -> None:
-        """Raise ConfigError for a value that is not supported."""
-        raise ConfigError(
-            f"{self.where}: {self.name(name)} {_told(self.get(name))} is not supported; supported: {supported}"
-        )
-
-
-def _plain(value: Any) -> Any:
-    """Return an array as a list, and a number that is a float32's nearest as the shortest decimal for it: 1e-06, not
-    9.999999974752427e-07."""
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    if (
-        isinstance(value, float)
-        and math.isfinite(value)
-        and abs(value) < 3e38
-        and float(np.float32(value)) == value
-    ):
-        return float(str(np.float32(value)))
-    return value
+    qkv: bool
+    o: bool
+    mlp: bool
 
 
 def gguf_config(gguf: GgufFile) -> GgufConfig:
     """Return the configuration of a GGUF file. Raises ConfigError, which names the file and the key."""
-    arch = gguf.metadata.get("general.architecture")
+    notes = check_outside(gguf)
+    arch = _architecture(gguf)
     row = _ROWS.get(arch) if isinstance(arch, str) else None
     if row is None:
         _refuse_architecture(gguf, arch)
     assert row is not None
     keys = Keys(gguf, str(arch))
+    if row.complete is not None:
+        row.complete(keys)
     if arch in ("llama", "mistral3"):
         row = _kind_of_llama(keys, row)
     family = family_of(row.served)
     assert family is not None
+    biases = _biases(gguf)
     values: dict[str, Any] = {
         "architectures": [row.served],
         "model_type": family.model_types[0],
-        "dtype": "float32" if all(one.type == "F32" for one in gguf.tensors.values()) else "bfloat16",
+        "dtype": "float32" if all(one.type == "F32" for one in _own(gguf)) else "bfloat16",
         "tie_word_embeddings": _HEAD not in gguf.tensors,
         **row.constants,
     }
     values.update(_sizes(keys, family))
-    values.update(_biases(keys, family))
+    values.update(_bias_fields(biases, family))
     if family.experts:
         values.update(_experts(keys, family))
     if not family.names.positions:
         values.update(_rotation(keys, family, values))
     if row.fill is not None:
         row.fill(keys, values)
-    return GgufConfig(values, row, _unread(keys))
+    keys.check_unread(family.activations)
+    return GgufConfig(values, row, biases, _as_written(family, gguf), (*notes, *_left_out(gguf)))
+
+
+def _architecture(gguf: GgufFile) -> object:
+    """Return the architecture by llama.cpp's name."""
+    arch = gguf.metadata.get("general.architecture")
+    if arch == "gemma3" and "dense.0.weight" in gguf.tensors:
+        return "gemma-embedding"  # Ollama's name for it is that of the model it was made from
+    return ARCHITECTURE_NAMES.get(arch, arch) if isinstance(arch, str) else arch
+
+
+def _own(gguf: GgufFile) -> list[GgufTensor]:
+    """Return the tensors of the decoder."""
+    return [one for one in gguf.tensors.values() if OTHER_TENSORS.fullmatch(one.name) is None]
+
+
+def _left_out(gguf: GgufFile) -> tuple[str, ...]:
+    """Return a note on tensors of parts that are not loaded, if there are any."""
+    others = len(gguf.tensors) - len(_own(gguf))
+    return (f"text only: {others} tensors of other parts (v.*, mm.*) are left out",) if others else ()
 
 
 def _refuse_architecture(gguf: GgufFile, arch: object) -> None:
@@ -145,14 +137,8 @@ def _refuse_architecture(gguf: GgufFile, arch: object) -> None:
         )
     known = ", ".join(_ROWS)
     raise ConfigError(
-        f"{gguf.path}: general.architecture {_told(arch)!r} is not supported; supported: {known}; {advice(str(arch))}"
+        f"{gguf.path}: general.architecture {shown(arch)!r} is not supported; supported: {known}; {advice(str(arch))}"
     )
-
-
-def _told(value: object) -> str:
-    text = str(value).lower() if isinstance(value, bool) else str(value)
-    text = text if len(text) <= 60 else text[:57] + "..."
-    return text if text.isprintable() else ascii(text)
 
 
 def _sizes(keys: Keys, family: Family) -> dict[str, Any]:
@@ -172,7 +158,7 @@ def _sizes(keys: Keys, family: Family) -> dict[str, Any]:
         raise ConfigError(
             f"{keys.where}: {keys.name('block_count')} is {layers}; no tensor of blk.{layers - 1} is there"
         )
-    head_dim = keys.natural("attention.key_length", hidden // heads or None)
+    head_dim = keys.natural("attention.key_length", _head_dim(keys, heads) or hidden // heads or None)
     if keys.natural("attention.value_length", head_dim) != head_dim:
         keys.refuse("attention.value_length", f"{keys.name('attention.key_length')}, which is {head_dim}")
     eps = "attention.layer_norm_epsilon" if family.norm == "layer" else "attention.layer_norm_rms_epsilon"
@@ -196,18 +182,48 @@ def _sizes(keys: Keys, family: Family) -> dict[str, Any]:
     return {family.fields.get(name, name): value for name, value in values.items()}
 
 
-def _biases(keys: Keys, family: Family) -> dict[str, Any]:
-    """Return the switches that a field of config.json sets: whether the tensors are there."""
-    found = {}
-    for switch, stem in ((family.qkv_bias, "attn_q"), (family.mlp_bias, "ffn_up")):
+def _head_dim(keys: Keys, heads: int) -> int | None:
+    """Return how many rows of queries a head has, None if no tensor tells."""
+    queries = keys.gguf.tensors.get("blk.0.attn_q.weight")
+    return queries.shape[0] // heads if queries is not None and queries.shape[0] % heads == 0 else None
+
+
+_BIAS = re.compile(
+    r"blk\.\d+\.(?:(?P<qkv>attn_(?:q|k|v|qkv))|(?P<o>attn_output)|(?P<mlp>ffn_(?:gate|up|down|gate_up)))\.bias"
+)
+
+
+def _biases(gguf: GgufFile) -> Biases:
+    modules = {match.lastgroup for name in gguf.tensors if (match := _BIAS.fullmatch(name))}
+    return Biases("qkv" in modules, "o" in modules, "mlp" in modules)
+
+
+def _bias_fields(biases: Biases, family: Family) -> dict[str, Any]:
+    """Return the fields of config.json that switch biases on, of which one may stand for several modules."""
+    present = ((family.qkv_bias, biases.qkv), (family.o_bias, biases.o), (family.mlp_bias, biases.mlp))
+    fields: dict[str, Any] = {}
+    for switch, there in present:
         if isinstance(switch, str):
-            found[switch] = f"blk.0.{stem}.bias" in keys.gguf.tensors
-    return found
+            fields[switch] = there or fields.get(switch, False)
+    return fields
+
+
+def _as_written(family: Family, gguf: GgufFile) -> Family:
+    """Return the family with the names of separate tensors where it has merged ones and the file has not."""
+    names, stems = family.names, {name.split(".")[2] for name in gguf.tensors if name.startswith("blk.")}
+    if names.qkv and stems & {"attn_q", "attn_k", "attn_v"}:
+        place = names.qkv.rpartition(".")[0]
+        names = replace(names, qkv="", q=f"{place}.q_proj", k=f"{place}.k_proj", v=f"{place}.v_proj")
+    if names.gate_up and "ffn_gate" in stems:
+        place = names.gate_up.rpartition(".")[0]
+        names = replace(names, gate_up="", gate=f"{place}.gate_proj", up=f"{place}.up_proj")
+    return family if names is family.names else replace(family, names=names)
 
 
 def _experts(keys: Keys, family: Family) -> dict[str, Any]:
     count, used = keys.natural("expert_count"), keys.natural("expert_used_count")
-    merged = keys.gguf.tensors.get("blk.0.ffn_gate_exps.weight")
+    tensors = keys.gguf.tensors
+    merged = tensors.get("blk.0.ffn_gate_exps.weight") or tensors.get("blk.0.ffn_gate_up_exps.weight")
     if merged is not None and merged.shape[0] != count:
         raise ConfigError(
             f"{keys.where}: {keys.name('expert_count')} is {count}; {merged.name} has {merged.shape[0]} experts"
@@ -216,7 +232,10 @@ def _experts(keys: Keys, family: Family) -> dict[str, Any]:
         raise ConfigError(
             f"{keys.where}: {keys.name('expert_count')} is {count}; tensors of so many experts are missing"
         )
-    inner = keys.one("expert_feed_forward_length", keys.get("feed_forward_length"))
+    down = tensors.get("blk.0.ffn_down_exps.weight")
+    inner = keys.one(
+        "expert_feed_forward_length", down.shape[-1] if down else keys.get("feed_forward_length")
+    )
     name = family.fields.get("moe_intermediate_size", "moe_intermediate_size")
     counted = family.fields.get("num_experts", "num_experts")
     values = {counted: count, "num_experts_per_tok": used, name: inner}
@@ -248,9 +267,21 @@ def _rotation(keys: Keys, family: Family, values: Mapping[str, Any]) -> dict[str
     return found | ({"rope_scaling": scaling} if scaling else {})
 
 
+_SCALINGS = {"": "none", "default": "none", "su": "longrope"}
+"""Other names of kinds of scaling, which converters copied from config.json."""
+
+
+def _inverse(keys: Keys, name: str) -> float:
+    """Return one divided by a number; 1 if it is missing or 0."""
+    return 1.0 / (keys.real(name, 0.0) or 1.0)
+
+
 def _scaling(keys: Keys, family: Family, dim: int, context: int) -> dict[str, Any]:
-    factor = keys.real("rope.scaling.factor", keys.real("rope.scale_linear", 1.0))
+    factor = keys.real(
+        "rope.scaling.factor", keys.real("rope.scale_linear", _inverse(keys, "rope.freq_scale"))
+    )
     kind = keys.get("rope.scaling.type", "linear" if factor not in (0.0, 1.0) else "none")
+    kind = _SCALINGS.get(kind, kind) if isinstance(kind, str) else kind
     original = keys.natural("rope.scaling.original_context_length", context)
     attention = keys.real("rope.scaling.attn_factor", 1.0)
     tensors = keys.gguf.tensors
@@ -304,7 +335,7 @@ def _yarn(keys: Keys, factor: float, original: int, attention: float) -> dict[st
     if scale:
         if attention != 1.0:
             keys.refuse("rope.scaling.yarn_attn_factor", "1 beside yarn_log_multiplier")
-        return found | {"mscale": 1.0, "mscale_all_dim": scale}
+        return found | {"mscale": keys.real("rope.scaling.mscale", 1.0), "mscale_all_dim": scale}
     if attention != 1.0:  # a factor of the usual one
         found["attention_factor"] = attention * (0.1 * math.log(factor) + 1.0 if factor > 1.0 else 1.0)
     return found
@@ -346,6 +377,9 @@ def _window_if_given(keys: Keys, values: dict[str, Any]) -> None:
 
 def _gemma2(keys: Keys, values: dict[str, Any]) -> None:
     values["sliding_window"] = keys.natural("attention.sliding_window", 4096)
+    pattern = keys.get("attention.sliding_window_pattern", 2)
+    if pattern not in (2, [i % 2 == 0 for i in range(values["num_hidden_layers"])]):
+        keys.refuse("attention.sliding_window_pattern", "2: every second layer from the first on")
     for name, default in (("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0)):
         values[name] = keys.real(name, default) or None
     # The metadata do not have the scale of the 27B model's scores, which is not its head's.
@@ -363,6 +397,32 @@ def _query_scale(keys: Keys, values: dict[str, Any], wide: int) -> int:
     if values["num_hidden_layers"] == wide:
         return max(1, values["hidden_size"] // values["num_attention_heads"])
     return int(values["head_dim"])
+
+
+_LONG_CONTEXT, _LONG_FACTOR = 131_072, 8.0
+
+
+def _complete_gemma3(keys: Keys) -> None:
+    """Set what Ollama's Gemma 3 files leave out: its own constants, of which llama.cpp's converter writes all.
+
+    The models of 131,072 tokens have their rotation stretched. Files of Ollama's converters do not say so; other files without
+    the key mean none. https://github.com/ollama/ollama (llama/compat) tells them apart by the same marks.
+    """
+    tensors, metadata = keys.gguf.tensors, keys.gguf.metadata
+    marks = ("gemma3.mm.tokens_per_image", "gemma3.rope.global.freq_base", "gemma3.rope.local.freq_base",
+             "tokenizer.ggml.add_padding_token", "tokenizer.ggml.add_unknown_token")  # fmt: skip
+    by_ollama = (
+        any(mark in metadata for mark in marks)
+        or not keys.has("attention.layer_norm_rms_epsilon")
+        or any(name.startswith(("v.", "mm.")) for name in tensors)
+    )
+    keys.supply("attention.layer_norm_rms_epsilon", 1e-6)
+    keys.supply("rope.freq_base", 1_000_000.0)
+    keys.supply("rope.freq_base_swa", 10_000.0)
+    context = keys.get("context_length")
+    if by_ollama and isinstance(context, int) and context >= _LONG_CONTEXT:
+        keys.supply("rope.scaling.type", "linear")
+        keys.supply("rope.scaling.factor", _LONG_FACTOR)
 
 
 def _gemma3(keys: Keys, values: dict[str, Any]) -> None:
@@ -393,54 +453,6 @@ def _granite(keys: Keys, values: dict[str, Any]) -> None:
         keys.refuse("rope.scaling.finetuned", "true")
 
 
-def _neutral(*values: object) -> Callable[[Any], bool]:
-    return lambda value: any(value == one for one in values)
-
-
-_WITHOUT_EFFECT = frozenset({
-    "vocab_size", "rope.scaling.finetuned", "tensor_data_layout", "attention.layer_norm_epsilon", "attention.causal",
-    "attention.layer_norm_rms_epsilon", "rope.scaling.original_context_length", "rope.scaling.factor", "feed_forward_length",
-    "rope.dimension_count", "rope.freq_base", "embedding_length_out",
-})  # fmt: skip
-"""Keys that change nothing where an architecture does not read them."""
-_REFUSED: Mapping[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("logit_scale", "embedding_scale", "residual_scale", "attention.output_scale"), _neutral(0, 1)),
-    **dict.fromkeys(("attention.scale", "attention.temperature_scale", "attention.temperature_length"), _neutral(0)),
-    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "router_logit_softcapping"), _neutral(0)),
-    **dict.fromkeys(("attention.clamp_kqv", "attention.max_alibi_bias", "use_parallel_residual", "swin_norm"), _neutral(0)),
-    **dict.fromkeys(("expert_shared_count", "expert_shared_feed_forward_length", "expert_group_count"), _neutral(0)),
-    **dict.fromkeys(("leading_dense_block_count", "nextn_predict_layers", "attention.shared_kv_layers"),
-                    _neutral(0)),
-    **dict.fromkeys(("expert_count", "expert_used_count", "n_deepstack_layers", "attention.q_lora_rank"), _neutral(0)),
-    **dict.fromkeys(("attention.kv_lora_rank", "embedding_length_per_layer_input", "full_attention_interval"), _neutral(0)),
-    **dict.fromkeys(("attention.sliding_window", "attention.sliding_window_pattern", "rope.freq_base_swa"), _neutral(0)),
-    **dict.fromkeys(("rope.dimension_sections", "rope.scaling.alpha", "rope.scaling.yarn_log_multiplier"), _neutral(0)),
-    **dict.fromkeys(("interleave_moe_layer_step", "moe_every_n_layers"), _neutral(0, 1)),
-}  # fmt: skip
-"""Keys that change the result where they are not read, with a test for values that do not."""
-
-
-def _unread(keys: Keys) -> tuple[str, ...]:
-    """Return a note on unknown keys. Raises ConfigError for one that would change the result."""
-    unknown = []
-    for key, value in keys.values.items():
-        name = key.removeprefix(keys.prefix)
-        if name == "attention.causal" and value is False:
-            keys.refuse(name, "true")
-        if key in keys.read or name in _WITHOUT_EFFECT:
-            continue
-        neutral = _REFUSED.get(name)
-        if neutral is None:
-            unknown.append(f"{_told(key)} {_told(value)}")
-        elif not neutral(value):
-            raise ConfigError(
-                f"{keys.where}: {key} {_told(value)} is not supported for architecture {keys.arch}"
-            )
-    if not unknown:
-        return ()
-    return (f"metadata not used: {', '.join(unknown[:6])}{', ...' if unknown[6:] else ''}",)
-
-
 _ROWS: Mapping[str, Row] = {
     "llama": Row("LlamaForCausalLM", interleaved=True),
     "mistral3": Row("MistralForCausalLM", interleaved=True, fill=_window_if_given),
@@ -449,7 +461,7 @@ _ROWS: Mapping[str, Row] = {
     "qwen3moe": Row("Qwen3MoeForCausalLM"),
     "gemma": Row("GemmaForCausalLM", plus_one=True),
     "gemma2": Row("Gemma2ForCausalLM", plus_one=True, fill=_gemma2),
-    "gemma3": Row("Gemma3ForCausalLM", plus_one=True, fill=_gemma3),
+    "gemma3": Row("Gemma3ForCausalLM", plus_one=True, complete=_complete_gemma3, fill=_gemma3),
     "phi3": Row("Phi3ForCausalLM", fill=_window_if_given),
     "olmo2": Row("Olmo2ForCausalLM"),
     "olmoe": Row("OlmoeForCausalLM"),

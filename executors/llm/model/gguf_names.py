@@ -8,16 +8,21 @@ from dataclasses import dataclass
 from executors.contract.errors import ConfigError
 from executors.gguf.file import GgufFile, GgufTensor
 from executors.llm.model.config import DecoderConfig
+from executors.llm.model.cuts import Range
 from executors.llm.model.families import Family
 from executors.llm.model.gguf_config import ROPE_TENSORS, Row
+from executors.llm.model.gguf_key_table import OTHER_TENSORS
 
 _LAYER_ROLES = {
     "attn_norm": "attn_norm", "post_attention_norm": "attn_post_norm", "attn_qkv": "qkv", "attn_q": "q", "attn_k": "k",
     "attn_v": "v", "attn_output": "o", "attn_q_norm": "q_norm", "attn_k_norm": "k_norm", "ffn_norm": "mlp_norm",
     "post_ffw_norm": "mlp_post_norm", "ffn_gate": "gate", "ffn_up": "up", "ffn_down": "down", "ffn_gate_inp": "router",
+    "ffn_gate_up": "gate_up",
 }  # fmt: skip
 """Role in `TensorNames` by the middle of a name, `blk.0.attn_norm.weight`."""
 _EXPERT_ROLES = {"ffn_gate": "expert_gate", "ffn_up": "expert_up", "ffn_down": "expert_down"}
+_MERGED = "ffn_gate_up"
+"""Stem of a tensor whose first half of rows is the gate's and whose second half is up's, of an MLP or of all experts."""
 _ROLES = {
     "token_embd": "embed",
     "position_embd": "positions",
@@ -36,6 +41,7 @@ class Stored:
     """A family's tensor in a GGUF file.
 
     `shape`: the shape under the usual name. `expert`: which part of a tensor of all experts, [experts, rows, columns], it is.
+    `rows`: which of the rows it is, of a tensor or of an expert, where the file has several tensors merged into one.
     `heads`: of so many heads the rows are in the order for a rotation of neighbours: row h * n + 2 j + p in the file is row
     h * n + p * n / 2 + j under the usual name (n rows a head); 0 if the order is the usual one. `plus_one`: the numbers are
     stored plus one. `turned`: the file has the transpose.
@@ -44,6 +50,7 @@ class Stored:
     tensor: GgufTensor
     shape: tuple[int, ...]
     expert: int | None = None
+    rows: Range | None = None
     heads: int = 0
     plus_one: bool = False
     turned: bool = False
@@ -54,9 +61,9 @@ def stored_tensors(gguf: GgufFile, config: DecoderConfig, row: Row) -> dict[str,
     architecture does not know, because llama.cpp would compute with it."""
     found: dict[str, Stored] = {}
     for tensor in sorted(gguf.tensors.values(), key=lambda one: (gguf.parts.index(one.path), one.offset)):
-        if tensor.name in ROPE_TENSORS:
+        if tensor.name in ROPE_TENSORS or OTHER_TENSORS.fullmatch(tensor.name):
             continue
-        named = _named(tensor, config, row)
+        named = _named(tensor, config, row, gguf)
         if not named or found.keys() & named.keys():
             shown = tensor.name if tensor.name.isprintable() else ascii(tensor.name)
             why = "stands for what another one is" if named else "is not supported"
@@ -86,8 +93,8 @@ def file_name(usual: str, family: Family) -> str:
     return usual
 
 
-def _named(tensor: GgufTensor, config: DecoderConfig, row: Row) -> dict[str, Stored]:
-    """Return what a tensor of the file is, {} if nothing. One of all experts is as many tensors."""
+def _named(tensor: GgufTensor, config: DecoderConfig, row: Row, gguf: GgufFile) -> dict[str, Stored]:
+    """Return what a tensor of the file is, {} if nothing. One of all experts is as many tensors, and a merged one its parts."""
     family = config.family
     match = _OF_LAYER.fullmatch(tensor.name)
     if match is None:
@@ -101,16 +108,50 @@ def _named(tensor: GgufTensor, config: DecoderConfig, row: Row) -> dict[str, Sto
     if match["all"] or match["expert"]:
         return _experts(tensor, config, match) if part == "weight" else {}
     role = _LAYER_ROLES.get(stem, "")
-    if role == "up" and family.names.gate_up:
+    if role == "up" and (family.names.gate_up or _holds_gate(tensor, config, gguf, layer)):
         role = "gate_up"
-    name = getattr(family.names, role).replace("{i}", str(layer)) if role in _used_roles(family) else ""
-    if not name:
-        return {}
-    heads = {"q": config.num_heads, "k": config.num_kv_heads}.get(role, 0) if row.interleaved else 0
-    if heads and (tensor.shape[0] % heads or tensor.shape[0] // heads % 2):
-        raise ConfigError(f"{tensor.path}: tensor {tensor.name} has {tensor.shape[0]} rows for {heads} heads")
+    roles = [role] if role in _used_roles(family) else _parts_of(role, config)
     turned = family.transposed and len(tensor.shape) == 2
-    return {f"{name}.{part}": _one(tensor, role, row, heads, turned)}
+    found: dict[str, Stored] = {}
+    first = 0
+    for one in roles:
+        name = getattr(family.names, one).replace("{i}", str(layer))
+        if not name:
+            return {}
+        rows = None
+        if one != role:
+            rows = (first, first + _rows(one, config))
+            first = rows[1]
+        heads = {"q": config.num_heads, "k": config.num_kv_heads}.get(one, 0) if row.interleaved else 0
+        found[f"{name}.{part}"] = _one(tensor, one, row, rows, heads, turned)
+    if first and first != tensor.shape[0]:
+        raise ConfigError(
+            f"{tensor.path}: tensor {tensor.name} has shape {list(tensor.shape)}; {first} rows, of {', '.join(roles)}, are needed"
+        )
+    return found
+
+
+def _holds_gate(tensor: GgufTensor, config: DecoderConfig, gguf: GgufFile, layer: int) -> bool:
+    """Return whether a tensor named for the up projection is gate and up, as Phi-3's is: without a gate beside it, and twice as
+    high."""
+    alone = f"blk.{layer}.ffn_gate.{tensor.name.rpartition('.')[2]}" not in gguf.tensors
+    return bool(config.family.names.gate) and alone and tensor.shape[0] == 2 * config.intermediate_size
+
+
+def _parts_of(role: str, config: DecoderConfig) -> list[str]:
+    """Return the roles of the parts of a merged tensor, in their order, where the family has them apart."""
+    names = config.family.names
+    if role == "qkv" and not names.qkv:
+        return ["q", "k", "v"]
+    if role == "gate_up" and not names.gate_up and names.gate:
+        return ["gate", "up"]
+    return []
+
+
+def _rows(role: str, config: DecoderConfig) -> int:
+    if role in ("q", "k", "v"):
+        return config.q_size if role == "q" else config.kv_size
+    return config.intermediate_size
 
 
 def _used_roles(family: Family) -> set[str]:
@@ -126,28 +167,51 @@ def _used_roles(family: Family) -> set[str]:
     return roles
 
 
-def _one(tensor: GgufTensor, role: str, row: Row, heads: int = 0, turned: bool = False) -> Stored:
-    shape = tensor.shape[::-1] if turned else tensor.shape
-    return Stored(tensor, shape, heads=heads, plus_one=row.plus_one and role in _NORMS, turned=turned)
+def _one(
+    tensor: GgufTensor, role: str, row: Row, rows: Range | None = None, heads: int = 0, turned: bool = False
+) -> Stored:
+    height = tensor.shape[0] if rows is None else rows[1] - rows[0]
+    if heads and (height % heads or height // heads % 2):
+        raise ConfigError(f"{tensor.path}: tensor {tensor.name} has {height} rows for {heads} heads")
+    shape = (height, *tensor.shape[1:])
+    return Stored(
+        tensor,
+        shape[::-1] if turned else shape,
+        rows=rows,
+        heads=heads,
+        plus_one=row.plus_one and role in _NORMS,
+        turned=turned,
+    )
 
 
 def _experts(tensor: GgufTensor, config: DecoderConfig, match: re.Match[str]) -> dict[str, Stored]:
-    role, experts = _EXPERT_ROLES.get(match["stem"], ""), config.moe.num_experts if config.moe else 0
-    if not role or not experts:
+    roles = [_EXPERT_ROLES[match["stem"]]] if match["stem"] in _EXPERT_ROLES else []
+    if match["stem"] == _MERGED:
+        roles = ["expert_gate", "expert_up"]
+    experts = config.moe.num_experts if config.moe else 0
+    if not roles or not experts:
         return {}
-    name = getattr(config.family.names, role).replace("{i}", match["layer"])
     if match["expert"]:
-        number = int(match["expert"])
-        return (
-            {f"{name}.weight".replace("{e}", str(number)): Stored(tensor, tensor.shape)}
-            if number < experts
-            else {}
-        )
-    if len(tensor.shape) != 3 or tensor.shape[0] != experts:
+        numbers = [int(match["expert"])]
+        if numbers[0] >= experts:
+            return {}
+    else:
+        numbers = list(range(experts))
+        if len(tensor.shape) != 3 or tensor.shape[0] != experts:
+            raise ConfigError(
+                f"{tensor.path}: tensor {tensor.name} has shape {list(tensor.shape)}; the weights of {experts} experts are needed"
+            )
+    height, columns = tensor.shape[-2:]
+    if height % len(roles):
         raise ConfigError(
-            f"{tensor.path}: tensor {tensor.name} has shape {list(tensor.shape)}; the weights of {experts} experts are needed"
+            f"{tensor.path}: tensor {tensor.name} has {height} rows, of which no half is the gate's"
         )
-    return {
-        f"{name}.weight".replace("{e}", str(e)): Stored(tensor, tensor.shape[1:], expert=e)
-        for e in range(experts)
-    }
+    height //= len(roles)
+    found = {}
+    for place, role in enumerate(roles):
+        rows = (place * height, (place + 1) * height) if len(roles) > 1 else None
+        name = f"{getattr(config.family.names, role).replace('{i}', match['layer'])}.weight"
+        for e in numbers:
+            expert = None if match["expert"] else e
+            found[name.replace("{e}", str(e))] = Stored(tensor, (height, columns), expert=expert, rows=rows)
+    return found

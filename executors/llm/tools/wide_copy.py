@@ -13,7 +13,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from executors.contract.errors import ConfigError
 from executors.llm.checkpoint.files import SINGLE, Checkpoint
+from executors.llm.model.config import DecoderConfig, config_of_gguf, parse_config
+from executors.llm.model.decoder import Decoder
+from executors.llm.model.families import Family
 from executors.llm.model.gguf_config import gguf_config
 from executors.llm.model.gguf_source import read_source
 
@@ -24,7 +28,20 @@ def write_wide_copy(directory: Path, target: Path) -> None:
     Takes 4 bytes per parameter in memory and on the disk. Raises ConfigError.
     """
     target.mkdir()
-    values = {**gguf_config(read_source(directory)).values, "dtype": "float32"}
+    gguf = read_source(directory)
+    derived = gguf_config(gguf)
+    values = {**derived.values, "dtype": "float32"}
+    config, usual = config_of_gguf(gguf, derived), parse_config(values, str(gguf.path))
+    extra = [
+        name
+        for name in ("qkv_bias", "o_bias", "mlp_bias")
+        if getattr(config, name) and not getattr(usual, name)
+    ]
+    if extra:
+        raise ConfigError(
+            f"{gguf.path}: biases of {', '.join(one.removesuffix('_bias') for one in extra)}, which transformers does not have "
+            f"for {usual.architecture}: nothing to compare with"
+        )
     (target / "config.json").write_text(json.dumps(values))
     checkpoint = Checkpoint(directory)
     tensors: dict[str, torch.Tensor] = {}
@@ -35,8 +52,32 @@ def write_wide_copy(directory: Path, target: Path) -> None:
             file.copy_into(name, tensors[name])
     finally:
         checkpoint.close()
+    _merge(tensors, config.family, usual)
+    whole = Decoder(usual, torch.float32, torch.device("meta"))
+    for name, tensor in whole.parameters().items():
+        if name.endswith(".bias") and name not in tensors:
+            tensors[name] = torch.zeros(tuple(tensor.shape))
     save_file(tensors, target / SINGLE, {"format": "pt"})
     for path in directory.glob("*token*.json"):
         shutil.copy(path, target)
     if (directory / "generation_config.json").is_file():
         shutil.copy(directory / "generation_config.json", target)
+
+
+def _merge(tensors: dict[str, torch.Tensor], written: Family, usual: DecoderConfig) -> None:
+    """Merge in place what the family has in one tensor and the file has apart."""
+    names, apart = usual.family.names, written.names
+    merged = (
+        (names.qkv, (apart.q, apart.k, apart.v), apart.qkv),
+        (names.gate_up, (apart.gate, apart.up), apart.gate_up),
+    )
+    for whole, parts, same in merged:
+        if not whole or same:
+            continue
+        for layer in range(usual.num_layers):
+            for part in ("weight", "bias"):
+                found = [tensors.pop(f"{one}.{part}".replace("{i}", str(layer)), None) for one in parts]
+                there = [one for one in found if one is not None]
+                if len(there) == len(parts):
+                    along = 1 if usual.family.transposed and part == "weight" else 0
+                    tensors[f"{whole}.{part}".replace("{i}", str(layer))] = torch.cat(there, along)

@@ -561,7 +561,7 @@ TENSOR_FAULTS: dict[str, tuple[Any, str]] = {
     "missing": (lambda t: t.pop("blk.1.attn_q.weight"), "m.gguf: tensor blk.1.attn_q.weight is missing"),
     "no embedding": (lambda t: t.pop("token_embd.weight"), "tensor token_embd.weight is missing"),
     "unknown": (lambda t: t.update({"blk.1.attn_sinks.weight": torch.ones(4)}), "blk.1.attn_sinks.weight is not supported"),
-    "bias": (lambda t: t.update({"blk.1.attn_output.bias": torch.ones(48)}), "tensor blk.1.attn_output.bias is not supported"),
+    "bias of a norm": (lambda t: t.update({"blk.1.attn_norm.bias": torch.ones(48)}), "blk.1.attn_norm.bias is not supported"),
     "layer too many": (lambda t: t.update({"blk.7.attn_norm.weight": torch.ones(4)}), "blk.7.attn_norm.weight is not"),
     "shape": (lambda t: t.update({"blk.1.ffn_up.weight": torch.ones(3, 48)}), "tensor blk.1.ffn_up.weight has shape [3, 48]"),
     "heads": (lambda t: t.update({"blk.1.attn_q.weight": torch.ones(3, 48)}), "blk.1.attn_q.weight has 3 rows for 4 heads"),
@@ -591,10 +591,12 @@ def test_an_unsupported_type_is_named(tmp_path: Path):
         _loads(prepared(tmp_path / "p", file))
 
 
-def test_an_unknown_key_is_noted_and_one_without_effect_is_not(tmp_path: Path):
-    noted = _faulty(tmp_path, "llama", **{"attention.novelty": 3, "expert_count": 0, "logit_scale": 1.0})
-
-    assert read_config(noted).notes == ("metadata not used: llama.attention.novelty 3",)
+def test_an_unknown_key_is_refused_and_one_without_effect_is_not(tmp_path: Path):
+    assert (
+        read_config(_faulty(tmp_path / "a", "llama", **{"expert_count": 0, "logit_scale": 1.0})).notes == ()
+    )
+    with pytest.raises(ConfigError, match=r"llama.attention.novelty 3 is an unknown key"):
+        read_config(_faulty(tmp_path / "b", "llama", **{"attention.novelty": 3}))
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from tests.executors.kernels.blocks import dequantized, random_rows
 
 Metadata = dict[str, Any]
 """Values below the architecture's prefix; a float is a float32, an int a uint32."""
+Tensors = dict[str, torch.Tensor]
 
 _STEMS = {
     "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
@@ -81,6 +82,27 @@ def converted(
         found[new] = tensor.contiguous()
     found.update({name: torch.stack([parts[i] for i in sorted(parts)]) for name, parts in experts.items()})
     return found
+
+
+def merge_qkv(tensors: Tensors) -> None:
+    """As llama.cpp's converter does with --fuse-qkv: the rows of q, k and v, as the file has them."""
+    for name in [name for name in tensors if ".attn_q." in name]:
+        parts = [tensors.pop(name.replace("attn_q", stem)) for stem in ("attn_q", "attn_k", "attn_v")]
+        tensors[name.replace("attn_q", "attn_qkv")] = torch.cat(parts)
+
+
+def merge_gate_up(tensors: Tensors, into: str = "ffn_gate_up") -> None:
+    """Gate first, of an MLP or of all experts [experts, rows, columns]."""
+    for name in [name for name in tensors if ".ffn_gate." in name or ".ffn_gate_exps." in name]:
+        parts = [tensors.pop(name), tensors.pop(name.replace("ffn_gate", "ffn_up"))]
+        tensors[name.replace("ffn_gate", into)] = torch.cat(
+            parts, dim=parts[0].dim() - 2 if parts[0].dim() > 1 else 0
+        )
+
+
+def merge_all(tensors: Tensors) -> None:
+    merge_qkv(tensors)
+    merge_gate_up(tensors)
 
 
 def _quantized(array: np.ndarray, kind: str) -> np.ndarray:

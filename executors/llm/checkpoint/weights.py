@@ -175,8 +175,8 @@ def load_weights(decoder: Decoder, directory: Path, progress: Progress) -> str |
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What of a checkpoint goes where: `targets` and `cuts` by the checkpoint's names, the `scales` of tensors in FP8, the places of
-    biases that are `zeros`, and `left_out`, a sentence on these and on tensors that are not used, or None."""
+    """What of a checkpoint goes where: `targets` and `cuts` by the checkpoint's names, the `scales` of tensors in FP8, the places
+    of biases that are `zeros`, and `left_out`, a sentence on these and on tensors that are not used, or None."""
 
     targets: dict[str, Place]
     zeros: list[Place]

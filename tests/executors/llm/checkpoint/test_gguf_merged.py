@@ -19,7 +19,17 @@ from executors.llm.checkpoint.files import Checkpoint
 from executors.llm.model.config import read_config
 from executors.llm.model.cuts import Cut
 from executors.llm.tools.wide_copy import write_wide_copy
-from tests.executors.gguf_files import converted_checkpoint, prepared, sizes, write_gguf
+from tests.executors.gguf_files import (
+    Tensors,
+    converted,
+    converted_checkpoint,
+    merge_all,
+    merge_gate_up,
+    merge_qkv,
+    prepared,
+    sizes,
+    write_gguf,
+)
 from tests.executors.llm.checkpoint.test_gguf_models import (
     GPT2,
     GPT2_METADATA,
@@ -28,29 +38,6 @@ from tests.executors.llm.checkpoint.test_gguf_models import (
     _checkpoint,
     _logits,
 )  # fmt: skip
-
-Tensors = dict[str, torch.Tensor]
-
-
-def merge_qkv(tensors: Tensors) -> None:
-    """As llama.cpp's converter does with --fuse-qkv: the rows of q, k and v, as the file has them."""
-    for name in [name for name in tensors if ".attn_q." in name]:
-        parts = [tensors.pop(name.replace("attn_q", stem)) for stem in ("attn_q", "attn_k", "attn_v")]
-        tensors[name.replace("attn_q", "attn_qkv")] = torch.cat(parts)
-
-
-def merge_gate_up(tensors: Tensors, into: str = "ffn_gate_up") -> None:
-    """Gate first, of an MLP or of all experts [experts, rows, columns]."""
-    for name in [name for name in tensors if ".ffn_gate." in name or ".ffn_gate_exps." in name]:
-        parts = [tensors.pop(name), tensors.pop(name.replace("ffn_gate", "ffn_up"))]
-        tensors[name.replace("ffn_gate", into)] = torch.cat(
-            parts, dim=parts[0].dim() - 2 if parts[0].dim() > 1 else 0
-        )
-
-
-def merge_all(tensors: Tensors) -> None:
-    merge_qkv(tensors)
-    merge_gate_up(tensors)
 
 
 def merge_like_phi3(tensors: Tensors) -> None:
@@ -202,8 +189,6 @@ async def test_biases_that_the_family_does_not_have_in_transformers(tmp_path: Pa
     llama = {**MODELS["llama-tied-biases"][1], "mlp_bias": False}
     hf = _checkpoint(tmp_path / "hf", llama)
     tensors = load_file(hf / "model.safetensors")
-    from tests.executors.gguf_files import converted
-
     renamed = converted(tensors, "qwen2", 4, 2)
     gguf = prepared(tmp_path / "p", write_gguf(tmp_path / "m.gguf", "qwen2", sizes(llama), renamed))
 

@@ -14,7 +14,7 @@ from executors.contract import ExecutorAttentionConfig, ExecutorConfig, Optimiza
 from executors.lora import pack
 from executors.tiny import weights_dir
 from tests.executors.checkpoints import LLAMA, QWEN3, write_checkpoint
-from tests.executors.gguf_files import converted_checkpoint, prepared, sizes, write_gguf
+from tests.executors.gguf_files import converted_checkpoint, merge_all, prepared, sizes, write_gguf
 from tests.executors.llm.checkpoint.fused_layouts import experts_in_one, linears_in_one
 from tests.executors.llm.checkpoint.quantized_checkpoints import FORMS, write_quantized
 from tests.executors.llm.driver import config
@@ -63,9 +63,11 @@ def jobs(folder: Path) -> dict[str, Job]:
         path, _ = write_quantized(folder / f"{form}-{shape}-{backend}", FORMS[form], shape)
         return config(path, **FLOAT32, attention=ExecutorAttentionConfig(4, backend))
 
-    def of_gguf(kind: str, backend: str = "auto") -> ExecutorConfig:
+    def of_gguf(kind: str, backend: str = "auto", merged: bool = False) -> ExecutorConfig:
         tensors = converted_checkpoint(folder / "llama", "llama")
-        name = f"{kind}-{backend}"
+        if merged:
+            merge_all(tensors)
+        name = f"{kind}-{backend}-{merged}"
         file = write_gguf(folder / f"{name}.gguf", "llama", sizes(GGUF), tensors, lambda _: kind)
         path = prepared(folder / name, file)
         return config(path, **FLOAT32, attention=ExecutorAttentionConfig(4, backend))
@@ -98,6 +100,7 @@ def jobs(folder: Path) -> dict[str, Job]:
         "GPTQ in another order, float activations": (quantized("gptq-act-order", backend="torch"), ()),
         "experts in 4 bits, float activations": (quantized("packed-zeros", "experts", "torch"), ()),
         "GGUF": (of_gguf("Q8_0"), ()),
+        "GGUF of merged tensors": (of_gguf("Q8_0", merged=True), ()),
         "GGUF of other blocks, float activations": (of_gguf("Q5_1", "torch"), ()),
         "int8": (config(wide, **_quantized("int8")), ()),
         "int4": (config(wide, **_quantized("int4")), ()),

@@ -1,12 +1,35 @@
-"""LoRA adapters (Hu et al., 2021) as files: read in PEFT's form, checked, and written as one file that is named by its content.
+"""LoRA adapters (Hu et al., 2021) as files: read as PEFT and llama.cpp write them, checked, and written as one file that is
+named by its content.
 
     adapter_file.py   the one file: what an executor loads
-    peft.py           a folder of PEFT's into it
+    peft.py           a folder of PEFT's into it          peft_config.py   the keys of its configuration
+    gguf_adapter.py   a GGUF file into it
+    other_parts.py    parts of models that are not served base_weights.py  embeddings that equal the model's
 
 Nothing here needs torch: the server packs adapters, and an executor's process reads them.
 """
 
-from executors.lora.adapter_file import AdapterFile, Module, PackedAdapter, read_adapter
-from executors.lora.peft import pack
+from __future__ import annotations
 
-__all__ = ["AdapterFile", "Module", "PackedAdapter", "pack", "read_adapter"]
+from pathlib import Path
+
+from executors.lora.adapter_file import AdapterFile, Module, PackedAdapter, read_adapter
+from executors.lora.gguf_adapter import GGUF, gguf_rank, pack_gguf
+from executors.lora.peft import WEIGHTS, pack_folder
+
+__all__ = ["AdapterFile", "Module", "PackedAdapter", "gguf_rank", "pack", "read_adapter"]
+
+
+def pack(
+    source: Path, target: Path, max_rank: int, shown: str | None = None, base: Path | None = None
+) -> PackedAdapter:
+    """Check an adapter and write it to `target`, a folder, as `<digest>.safetensors`.
+
+    `source`: a GGUF file, a folder that has one of the name `GGUF`, or a folder in PEFT's format. `shown`: the name of the file
+    with the weights in messages. `base`: the directory of the model that it is for. Raises ConfigError, and OSError if the target
+    cannot be written.
+    """
+    file = source if source.is_file() else source / GGUF
+    if file.is_file():
+        return pack_gguf(file, target, max_rank, shown)
+    return pack_folder(source, target, max_rank, shown or WEIGHTS, base)

@@ -1,7 +1,8 @@
 """One file for one adapter: `<digest>.safetensors`, where the digest is the SHA-256 of what it computes.
 
 Tensors `MODULE.A` [rank, inputs] and `MODULE.B` [outputs, rank], where MODULE is the checkpoint's name of a weight without its
-`.weight`; the metadata has the scales: y = W x + scale * B (A x).
+`.weight`; the metadata has the scales: y = W x + scale * B (A x). With `architecture` in the metadata the names, and the order of
+B's rows, are those of GGUF files of that architecture (`blk.0.attn_q`); `source` is the name of the file that people know.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,18 +21,20 @@ from numpy.typing import NDArray
 from executors.contract.errors import ConfigError
 from executors.lora.safetensors_header import SIZES, Entry, read_header
 
-_SCALES = "scales"
+_SCALES, _ARCHITECTURE, _SOURCE = "scales", "architecture", "source"
 MOST_MODULES = 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class PackedAdapter:
-    """An adapter in its file. `rank`: the highest of its modules; `base_model`: what it is said to be for."""
+    """An adapter in its file. `rank`: the highest of its modules; `base_model`: what it is said to be for; `notes`: a sentence
+    for each thing in its files that is not used."""
 
     path: Path
     digest: str
     rank: int
     base_model: str | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +49,14 @@ class Module:
 
 @dataclass(frozen=True, slots=True)
 class AdapterFile:
-    """The shapes of an adapter, and its modules one after the other."""
+    """The shapes of an adapter, and its modules one after the other. `architecture`: that of GGUF whose names it has, None for
+    a checkpoint's; `shown`: the name of its file in messages."""
 
     path: Path
     entries: dict[str, Entry]
     scales: dict[str, float]
+    architecture: str | None = None
+    shown: str = ""
 
     @property
     def names(self) -> list[str]:
@@ -75,16 +82,16 @@ class AdapterFile:
 
     def _numbers(self, file: object, name: str) -> NDArray[np.float32]:
         entry = self.entries[name]
-        raw = read_exactly(file, entry, self.path, name)
+        raw = read_exactly(file, entry, self.path.name, name)
         return widened(raw, entry.dtype).reshape(entry.shape)
 
 
-def read_exactly(file: object, entry: Entry, path: Path, name: str) -> bytes:
-    """Return a tensor's bytes. Raises ConfigError if they are not all there."""
+def read_exactly(file: object, entry: Entry, shown: str, name: str) -> bytes:
+    """Return a tensor's bytes. Raises ConfigError, which calls the file `shown`, if they are not all there."""
     file.seek(entry.begin)  # type: ignore[attr-defined]
     raw: bytes = file.read(entry.num_bytes)  # type: ignore[attr-defined]
     if len(raw) != entry.num_bytes:
-        raise ConfigError(f"{path.name}: tensor {name} is cut off")
+        raise ConfigError(f"{shown}: tensor {name} is cut off")
     return raw
 
 
@@ -106,7 +113,8 @@ def read_adapter(path: Path, digest: str | None = None) -> AdapterFile:
         with path.open("rb") as file:
             entries, metadata = read_header(file, path, path.stat().st_size)
             scales = _scales(path, entries, metadata)
-            found = AdapterFile(path, entries, scales)
+            architecture, shown = metadata.get(_ARCHITECTURE), metadata.get(_SOURCE) or path.name
+            found = AdapterFile(path, entries, scales, architecture, shown)
             if digest is not None and _digest(file, found) != digest:
                 raise ConfigError(f"{path.name}: its content is not what was loaded before")
             return found
@@ -132,20 +140,23 @@ def _scales(path: Path, entries: dict[str, Entry], metadata: dict[str, str]) -> 
 
 
 def _digest(file: object, adapter: AdapterFile) -> str:
-    made = Digest()
+    made = Digest(adapter.architecture)
     for name in adapter.names:
         made.add_module(name, adapter.scales[name])
         for part in "AB":
             entry = adapter.entries[f"{name}.{part}"]
-            made.add_tensor(entry, read_exactly(file, entry, adapter.path, f"{name}.{part}"))
+            made.add_tensor(entry, read_exactly(file, entry, adapter.path.name, f"{name}.{part}"))
     return made.value
 
 
 class Digest:
-    """SHA-256 over modules in order of their names: name, scale, and each tensor's type, shape and numbers."""
+    """SHA-256 over modules in order of their names: name, scale, and each tensor's type, shape and numbers; before them the
+    architecture whose names they are, if there is one."""
 
-    def __init__(self) -> None:
+    def __init__(self, architecture: str | None = None) -> None:
         self._hash = hashlib.sha256()
+        if architecture is not None:
+            self._hash.update(json.dumps({_ARCHITECTURE: architecture}).encode() + b"\0")
 
     def add_module(self, name: str, scale: float) -> None:
         """Begin a module."""
@@ -161,22 +172,66 @@ class Digest:
         return self._hash.hexdigest()
 
 
-def header_of(
-    shapes: dict[str, tuple[str, tuple[int, ...]]], scales: dict[str, float]
-) -> tuple[bytes, dict[str, Entry]]:
-    """Return the bytes before the data of a file with these tensors, (dtype, shape) by name in the order of their data, and
-    where each lies."""
-    at = 0
-    described: dict[str, object] = {"__metadata__": {_SCALES: json.dumps(scales)}}
-    for name, (dtype, shape) in shapes.items():
-        size = SIZES[dtype] * math.prod(shape)
-        described[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + size]}
-        at += size
+@dataclass(frozen=True, slots=True)
+class PackedTensor:
+    """A tensor to write: its name in messages, its type, one of SIZES, its shape, and what reads its bytes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    read: Callable[[], bytes]
+
+
+def write_adapter(
+    target: Path,
+    pairs: Mapping[str, tuple[PackedTensor, PackedTensor]],
+    scales: dict[str, float],
+    source: str,
+    architecture: str | None = None,
+) -> tuple[Path, str]:
+    """Write A and B of each module into the folder `target`; see the head of this file. Returns the path and the digest.
+
+    `pairs` in order of the modules' names. Raises what their `read` raises, and OSError if the target cannot be written."""
+    metadata = {_SCALES: json.dumps(scales), _SOURCE: source}
+    if architecture is not None:
+        metadata[_ARCHITECTURE] = architecture
+    digest, at = Digest(architecture), 0
+    described: dict[str, object] = {"__metadata__": metadata}
+    for name, pair in pairs.items():
+        for part, tensor in zip("AB", pair, strict=True):
+            size = SIZES[tensor.dtype] * math.prod(tensor.shape)
+            described[f"{name}.{part}"] = {
+                "dtype": tensor.dtype,
+                "shape": list(tensor.shape),
+                "data_offsets": [at, at + size],
+            }
+            at += size
     text = json.dumps(described).encode()
     text += b" " * (-len(text) % 8)
-    begin = 8 + len(text)
-    entries, at = {}, begin
-    for name, (dtype, shape) in shapes.items():
-        entries[name] = Entry(dtype, shape, at)
-        at += entries[name].num_bytes
-    return len(text).to_bytes(8, "little") + text, entries
+    with tempfile.NamedTemporaryFile(dir=target, prefix="packing-", delete=False) as made:
+        try:
+            made.write(len(text).to_bytes(8, "little") + text)
+            for name, pair in pairs.items():
+                digest.add_module(name, scales[name])
+                for tensor in pair:
+                    raw = tensor.read()
+                    _check_finite(source, tensor, raw)
+                    digest.add_tensor(Entry(tensor.dtype, tensor.shape, 0), raw)
+                    made.write(raw)
+            made.flush()
+            final = target / f"{digest.value}.safetensors"
+            Path(made.name).replace(final)
+        except BaseException:
+            Path(made.name).unlink(missing_ok=True)
+            raise
+    return final, digest.value
+
+
+_EXPONENTS = {"F32": (np.uint32, 0x7F800000), "F16": (np.uint16, 0x7C00), "BF16": (np.uint16, 0x7F80)}
+"""Bits that are all set in NaN and infinity."""
+
+
+def _check_finite(source: str, tensor: PackedTensor, raw: bytes) -> None:
+    kind, exponent = _EXPONENTS[tensor.dtype]
+    if bool(((np.frombuffer(raw, kind) & exponent) == exponent).any()):
+        raise ConfigError(f"{source}: tensor {tensor.name[:200]} holds NaN or infinity")

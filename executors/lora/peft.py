@@ -1,200 +1,172 @@
 """A folder of PEFT's (adapter_config.json, adapter_model.safetensors) as one file: see `adapter_file.py`.
 
 What changes the result and is not supported is refused by its name: other kinds of adapters, DoRA, trained biases and whole
-modules, layers that are repeated, embeddings, and initialisations that also change the model's own weights.
+modules, layers that are repeated, embeddings, and initialisations that also change the model's own weights. Two kinds of tensors
+are left out with a note: those of parts that no model here loads, and embeddings and heads that equal the model's, as PEFT writes
+them when it finds a vocabulary that was resized.
 """
 
 from __future__ import annotations
 
-import json
-import math
+import functools
 import re
-import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from executors.contract.errors import ConfigError
-from executors.lora.adapter_file import MOST_MODULES, Digest, PackedAdapter, header_of, read_exactly
+from executors.lora import other_parts
+from executors.lora.adapter_file import MOST_MODULES, PackedAdapter, PackedTensor, read_exactly, write_adapter
+from executors.lora.base_weights import BaseWeights
+from executors.lora.peft_config import CONFIG, rank_of, read_config, scale_of
 from executors.lora.safetensors_header import Entry, read_header
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_MOST_CONFIG = 1 << 20
+WEIGHTS = "adapter_model.safetensors"
 _TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<part>[AB])(?:\.[\w-]+)?\.weight")
-_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "use_dora": (False, None),
-    "bias": ("none", None),
-    "lora_bias": (False, None),
-    "modules_to_save": (None, []),
-    "layer_replication": (None, []),
-    "target_parameters": (None, []),
-    "trainable_token_indices": (None, [], {}),
-    "alora_invocation_tokens": (None, []),
-    "use_qalora": (False, None),
-    "megatron_config": (None,),
-    "ensure_weight_tying": (False, None),
-}
-"""Fields of adapter_config.json, and the values at which they change nothing."""
-_CHANGES_BASE = ("pissa", "olora", "corda", "loftq")
-"""Values of `init_lora_weights` with which the model's own weights were changed, too."""
-EXPONENTS = {"F32": (np.uint32, 0x7F800000), "F16": (np.uint16, 0x7C00), "BF16": (np.uint16, 0x7F80)}
-"""Bits that are all set in NaN and infinity."""
+_WHOLE = re.compile(
+    r"(?:.+\.)?(?P<module>embed_tokens|wte|lm_head)(?:\.modules_to_save(?:\.[\w-]+)?|\.base_layer)?\.weight"
+)
+"""Names of whole embeddings and heads."""
+_HEAD = "lm_head"
 
 
-def pack(folder: Path, target: Path, max_rank: int) -> PackedAdapter:
+def pack_folder(
+    folder: Path, target: Path, max_rank: int, shown: str = WEIGHTS, base: Path | None = None
+) -> PackedAdapter:
     """Check the adapter in `folder` and write it to `target`, a folder, as `<digest>.safetensors`.
 
-    Raises ConfigError naming the file and the field or tensor, OSError if the target cannot be written.
+    `shown`: the name of its weights in messages. `base`: the directory of the model, for comparisons; without it whole tensors
+    are refused. Raises ConfigError naming the file and the field or tensor, OSError if the target cannot be written.
     """
-    config = _config(folder / CONFIG)
+    config = read_config(folder / CONFIG)
     path = folder / WEIGHTS
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
             entries, _ = read_header(file, path, size)
-            pairs = _pairs(path, entries)
-            scales = {name: _scale(config, path, name, pair, max_rank) for name, pair in pairs.items()}
-            return _write(file, path, target, pairs, scales, config)
+            parts = _sorted_out(shown, entries)
+            _check_whole(config, parts, shown)
+            pairs = _pairs(shown, parts.pairs)
+            scales = {name: _scale(config, shown, name, pair, max_rank) for name, pair in pairs.items()}
+            notes = _notes(parts, BaseWeights(base), path, shown)
+            tensors = {
+                name: tuple(
+                    PackedTensor(
+                        of, one.dtype, one.shape, functools.partial(read_exactly, file, one, shown, of)
+                    )
+                    for of, one in pair
+                )
+                for name, pair in pairs.items()
+            }
+            final, digest = write_adapter(target, tensors, scales, shown)  # type: ignore[arg-type]  # each has two
     except FileNotFoundError:
         raise ConfigError(f"the adapter has no {WEIGHTS}") from None
-
-
-def _config(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as file:
-            raw = file.read(_MOST_CONFIG + 1)
-    except FileNotFoundError:
-        raise ConfigError(f"the adapter has no {CONFIG}") from None
-    try:
-        config = json.loads(raw.decode("utf-8")) if len(raw) <= _MOST_CONFIG else None
-    except (ValueError, RecursionError):
-        config = None
-    if not isinstance(config, dict):
-        raise ConfigError(f"{CONFIG}: it is not a JSON object")
-    kind = config.get("peft_type", "LORA")
-    if kind != "LORA":
-        raise ConfigError(f"{CONFIG}: peft_type {str(kind)[:60]!r} is not supported; supported: LORA")
-    for field, harmless in _UNSUPPORTED.items():
-        value = config.get(field)
-        if value not in harmless:
-            raise ConfigError(f"{CONFIG}: {field} {str(value)[:100]!r} is not supported")
-    start = config.get("init_lora_weights", True)
-    if isinstance(start, str) and start.lower().startswith(_CHANGES_BASE):
-        raise ConfigError(
-            f"{CONFIG}: init_lora_weights {start[:40]!r} changes the model's own weights, too: save the adapter converted to "
-            "plain LoRA"
-        )
-    return config
+    named = config.get("base_model_name_or_path")
+    rank = max(pair[0][1].shape[0] for pair in pairs.values())
+    return PackedAdapter(final, digest, rank, named if isinstance(named, str) else None, notes)
 
 
 Pair = tuple[tuple[str, Entry], tuple[str, Entry]]
 """Names and entries of A and B."""
 
 
-def _pairs(path: Path, entries: dict[str, Entry]) -> dict[str, Pair]:
+@dataclass(slots=True)
+class _Parts:
+    """Tensors by what they are: those of pairs, whole embeddings and heads, and names of tensors of other parts."""
+
+    pairs: dict[str, Entry] = field(default_factory=dict)
+    whole: dict[str, Entry] = field(default_factory=dict)
+    others: list[str] = field(default_factory=list)
+
+
+def _sorted_out(shown: str, entries: dict[str, Entry]) -> _Parts:
+    parts = _Parts()
+    for name, entry in entries.items():
+        if other_parts.is_of_other_part(name):
+            parts.others.append(name)
+        elif _WHOLE.fullmatch(name):
+            parts.whole[name] = entry
+        else:
+            parts.pairs[name] = entry
+    if parts.others and not parts.pairs:
+        raise ConfigError(
+            f"{shown}: nothing of it is for the text model: {other_parts.note_on(parts.others)}"
+        )
+    return parts
+
+
+def _check_whole(config: dict[str, Any], parts: _Parts, shown: str) -> None:
+    """Raise ConfigError for a module to save of which no tensor is compared or left out."""
+    modules = config.get("modules_to_save") or ()
+    for module in (modules,) if isinstance(modules, str) else modules:
+        if not _is_named(str(module), (*parts.whole, *parts.others)):
+            raise ConfigError(
+                f"{CONFIG}: modules_to_save {str(module)[:100]!r} is not supported: merge the adapter into the model "
+                "(merge_and_unload of PEFT) and serve that"
+            )
+
+
+def _is_named(module: str, names: Iterable[str]) -> bool:
+    return any(f".{module}." in f".{name}" for name in names)
+
+
+def _notes(parts: _Parts, base: BaseWeights, path: Path, shown: str) -> tuple[str, ...]:
+    """Return what is left out. Raises ConfigError for a whole tensor that differs from the model's."""
+    notes = [other_parts.note_on(parts.others)] if parts.others else []
+    for name, entry in parts.whole.items():
+        match = _WHOLE.fullmatch(name)
+        assert match is not None
+        why = base.difference(path, entry, head=match["module"] == _HEAD)
+        if why:
+            raise ConfigError(
+                f"{shown}: tensor {name[:200]} {why}: trained embeddings and heads are not supported; merge the adapter into the "
+                "model (merge_and_unload of PEFT) and serve that"
+            )
+    if parts.whole:
+        notes.append(f"{', '.join(sorted(parts.whole))} equal the model's and are left out")
+    return tuple(notes)
+
+
+def _pairs(shown: str, entries: dict[str, Entry]) -> dict[str, Pair]:
     """The two tensors of each module, by the checkpoint's name of the weight."""
     parts: dict[str, dict[str, tuple[str, Entry]]] = {}
     for name, entry in entries.items():
-        found = _TENSOR.fullmatch(name)
-        if found is None:
-            raise ConfigError(f"{path.name}: tensor {name[:200]} is no lora_A or lora_B of a linear layer")
-        pair = parts.setdefault(found["module"], {})
-        if found["part"] in pair:
+        match = _TENSOR.fullmatch(name)
+        if match is None:
+            raise ConfigError(f"{shown}: tensor {name[:200]} is no lora_A or lora_B of a linear layer")
+        pair = parts.setdefault(match["module"], {})
+        if match["part"] in pair:
             raise ConfigError(
-                f"{path.name}: there are two tensors for lora_{found['part']} of {found['module'][:200]}"
+                f"{shown}: there are two tensors for lora_{match['part']} of {match['module'][:200]}"
             )
-        pair[found["part"]] = name, entry
+        pair[match["part"]] = name, entry
     if not parts:
-        raise ConfigError(f"{path.name}: it has no tensors")
+        raise ConfigError(f"{shown}: it has no tensors")
     if len(parts) > MOST_MODULES:
-        raise ConfigError(f"{path.name}: it has {len(parts)} modules; at most {MOST_MODULES} are read")
+        raise ConfigError(f"{shown}: it has {len(parts)} modules; at most {MOST_MODULES} are read")
     pairs = {}
     for module in sorted(parts):
         lacking = next((part for part in "AB" if part not in parts[module]), None)
         if lacking is not None:
-            raise ConfigError(f"{path.name}: lora_{lacking} of {module[:200]} is missing")
+            raise ConfigError(f"{shown}: lora_{lacking} of {module[:200]} is missing")
         pairs[module] = parts[module]["A"], parts[module]["B"]
     return pairs
 
 
-def _scale(config: dict[str, Any], path: Path, module: str, pair: Pair, max_rank: int) -> float:
+def _scale(config: dict[str, Any], shown: str, module: str, pair: Pair, max_rank: int) -> float:
     """The factor of a module, from its alpha and rank, which its tensors must have."""
     (name_a, a), (name_b, b) = pair
     for name, entry in pair:
         if len(entry.shape) != 2 or not all(entry.shape):
             raise ConfigError(
-                f"{path.name}: tensor {name[:200]} has shape {list(entry.shape)}; two sizes are needed"
+                f"{shown}: tensor {name[:200]} has shape {list(entry.shape)}; two sizes are needed"
             )
-    rank = _number(config, "rank_pattern", "r", module)
-    if not isinstance(rank, int) or rank < 1:
-        raise ConfigError(
-            f"{CONFIG}: the rank of {module[:200]} is {str(rank)[:40]}; a whole number from 1 on is needed"
-        )
+    rank = rank_of(config, module)
     if a.shape[0] != rank or b.shape[1] != rank:
         raise ConfigError(
-            f"{path.name}: {name_a[:200]} has shape {list(a.shape)} and {name_b[:200]} {list(b.shape)}; {CONFIG} says rank {rank}"
+            f"{shown}: {name_a[:200]} has shape {list(a.shape)} and {name_b[:200]} {list(b.shape)}; {CONFIG} says rank {rank}"
         )
     if rank > max_rank:
         raise ConfigError(f"{CONFIG}: rank {rank} is more than this server's --max-lora-rank {max_rank}")
-    alpha = _number(config, "alpha_pattern", "lora_alpha", module)
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
-        raise ConfigError(f"{CONFIG}: lora_alpha of {module[:200]} is {str(alpha)[:40]}; a number is needed")
-    return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
-
-
-def _number(config: dict[str, Any], pattern: str, plain: str, module: str) -> Any:
-    """A module's own number where a pattern names it, as PEFT finds it: by the end of its name."""
-    patterns = config.get(pattern) or {}
-    if not isinstance(patterns, dict):
-        raise ConfigError(f"{CONFIG}: {pattern} is not an object")
-    for key, value in patterns.items():
-        try:
-            matches = re.match(rf"(.*\.)?({key})$", module) is not None if len(key) < 1000 else False
-        except re.error:
-            raise ConfigError(f"{CONFIG}: {pattern}: {key[:100]!r} is no regular expression") from None
-        if matches:
-            return value
-    return config.get(plain, 8)
-
-
-def _write(
-    file: object,
-    path: Path,
-    target: Path,
-    pairs: dict[str, Pair],
-    scales: dict[str, float],
-    config: dict[str, Any],
-) -> PackedAdapter:
-    shapes = {
-        f"{module}.{part}": (entry.dtype, entry.shape)
-        for module, pair in pairs.items()
-        for part, (_, entry) in zip("AB", pair, strict=True)
-    }
-    header, _ = header_of(shapes, scales)
-    digest = Digest()
-    with tempfile.NamedTemporaryFile(dir=target, prefix="packing-", delete=False) as made:
-        try:
-            made.write(header)
-            for module, pair in pairs.items():
-                digest.add_module(module, scales[module])
-                for name, entry in pair:
-                    raw = read_exactly(file, entry, path, name)
-                    _check_finite(path, name, entry, raw)
-                    digest.add_tensor(entry, raw)
-                    made.write(raw)
-            made.flush()
-            final = target / f"{digest.value}.safetensors"
-            Path(made.name).replace(final)
-        except BaseException:
-            Path(made.name).unlink(missing_ok=True)
-            raise
-    base = config.get("base_model_name_or_path")
-    rank = max(pair[0][1].shape[0] for pair in pairs.values())
-    return PackedAdapter(final, digest.value, rank, base if isinstance(base, str) else None)
-
-
-def _check_finite(path: Path, name: str, entry: Entry, raw: bytes) -> None:
-    kind, exponent = EXPONENTS[entry.dtype]
-    if bool(((np.frombuffer(raw, kind) & exponent) == exponent).any()):
-        raise ConfigError(f"{path.name}: tensor {name[:200]} holds NaN or infinity")
+    return scale_of(config, module, rank)

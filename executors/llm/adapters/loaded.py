@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,11 +13,12 @@ import torch.nn.functional as F
 
 from executors.contract.errors import ConfigError
 from executors.kernels import lora as structs
+from executors.llm.adapters.gguf_modules import gguf_modules
 from executors.llm.model.cuts import Cut
 from executors.llm.model.decoder import Decoder
 from executors.llm.model.layer import Layer
 from executors.llm.model.linear import Linear
-from executors.llm.model.names import usual_name
+from executors.llm.model.names import wrapped_name
 from executors.llm.model.parameters import Place
 from executors.llm.row_adapters import Product
 from executors.lora import AdapterFile, Module, read_adapter
@@ -55,9 +56,10 @@ class LoadedAdapter:
         self._parts: dict[int, list[Part]] = {}
         places = {name.removesuffix(".weight"): place for name, place in decoder.places().items()}
         served = {id(linear): linear for layer in decoder.layers for linear in layer.adapted_linears()}
-        usual = {name: usual_name(decoder.config.family, name, places) for name in file.names}
+        gguf = None if file.architecture is None else gguf_modules(file, decoder.config)
+        usual = _usual_names(decoder, file, places) if gguf is None else gguf.usual
         if len(set(usual.values())) < len(usual):
-            raise ConfigError(f"{file.path.name}: it names a weight twice, with different prefixes")
+            raise ConfigError(f"{file.shown}: it names a weight twice, with different prefixes")
         cuts = {name: decoder.cuts.get(f"{usual[name]}.weight") for name in file.names}
         targets = {
             name: _target(places.get(usual[name]), cuts[name], served, file, name)
@@ -68,6 +70,7 @@ class LoadedAdapter:
             if (place := targets.get(module.name)) is None:
                 continue
             assert place.linear is not None
+            module = module if gguf is None else gguf.in_usual_order(module)
             part = _part(module, place, cuts[module.name], decoder.dtype, grouped)
             self._parts.setdefault(id(place.linear), []).append(part)
         self.num_bytes = sum(
@@ -108,10 +111,14 @@ def load_adapter(decoder: Decoder, path: Path, digest: str, grouped: bool | None
     return LoadedAdapter(decoder, read_adapter(path, digest), grouped)
 
 
+def _usual_names(decoder: Decoder, file: AdapterFile, places: Container[str]) -> dict[str, str]:
+    return {name: wrapped_name(decoder.config.family, name, places) for name in file.names}
+
+
 def _target(
     place: Place | None, cut: Cut | None, served: Mapping[int, Linear], file: AdapterFile, name: str
 ) -> Place:
-    where = f"{file.path.name}: {name[:200]}"
+    where = f"{file.shown}: {name[:200]}"
     if place is None:
         raise ConfigError(f"{where}: the model has no such weight")
     if place.linear is None or id(place.linear) not in served:

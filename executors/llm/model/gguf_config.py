@@ -470,3 +470,8 @@ _ROWS: Mapping[str, Row] = {
     "gpt2": Row("GPT2LMHeadModel", constants={"activation_function": "gelu_new"}),
 }
 """The architectures by the value of `general.architecture`."""
+
+
+def served_by(architecture: str) -> Row | None:
+    """Return the row of an architecture of GGUF, None if it is not served."""
+    return _ROWS.get(architecture)

@@ -215,3 +215,8 @@ def _experts(tensor: GgufTensor, config: DecoderConfig, match: re.Match[str]) ->
             expert = None if match["expert"] else e
             found[name.replace("{e}", str(e))] = Stored(tensor, (height, columns), expert=expert, rows=rows)
     return found
+
+
+def names_of_weight(tensor: GgufTensor, config: DecoderConfig, row: Row) -> dict[str, Stored]:
+    """Return what a weight is by the usual names, {} if nothing: for files that hold changes of weights, such as adapters."""
+    return _named(tensor, config, row)

@@ -85,6 +85,28 @@ def usual_name(family: Family, name: str, usual: Container[str]) -> str:
     return next((found for found in begun if found in usual), name)
 
 
+_WRAPPERS = (
+    "base_model",
+    "model",
+    "module",
+    "_orig_mod",
+    "language_model",
+    "text_model",
+    "llm",
+    "transformer",
+)
+"""Modules that models are put into: multimodal ones, training, compilation."""
+
+
+def wrapped_name(family: Family, name: str, usual: Container[str]) -> str:
+    """Return `usual_name` also for a name with any wrappers before it; `name` itself if there is none."""
+    found, rest = usual_name(family, name, usual), name
+    while found not in usual and rest.partition(".")[0] in _WRAPPERS:
+        rest = rest.partition(".")[2]
+        found = usual_name(family, rest, usual)
+    return found if found in usual else name
+
+
 def _is_of(module: str, name: str) -> bool:
     return name == module or name.startswith(f"{module}.")
 

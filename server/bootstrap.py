@@ -237,7 +237,9 @@ class Bootstrap:
             model,
             self.names,
             store := AdapterStore(),
-            lambda folder, target: lora.pack(folder, target, settings.max_lora_rank),
+            lambda folder, target, shown: lora.pack(
+                folder, target, settings.max_lora_rank, shown, self.model_dir
+            ),
             text_side,
             max_loras=settings.max_loras,
             root=None if settings.lora_root is None else Path(settings.lora_root),
@@ -470,7 +472,15 @@ def check_adapter_settings(settings: Settings) -> None:
 def adapter_facts(registry: AdapterRegistry) -> list[AdapterFacts]:
     """All adapters as API workers know them, by name."""
     return [
-        AdapterFacts(one.name, one.root, one.created, one.packed.digest, one.model.fingerprint, one.source)
+        AdapterFacts(
+            one.name,
+            one.root,
+            one.created,
+            one.packed.digest,
+            one.model.fingerprint,
+            one.source,
+            list(one.notes),
+        )
         for one in registry.all()
     ]
 

@@ -134,6 +134,10 @@ class AdapterLike(Protocol):
         """When it was loaded, in Unix seconds."""
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """A sentence for each thing in its files that is not used."""
+
+    @property
     def model(self) -> ServedModel:
         """The model that answers under this name."""
 

@@ -1,4 +1,7 @@
-"""The files of a PEFT adapter: found below a root without leaving it, and copied by what was opened, not by name."""
+"""The files of an adapter: found below a root without leaving it, and copied by what was opened, not by name.
+
+An adapter is a folder in PEFT's format, a GGUF file, or a folder with one GGUF file and nothing in PEFT's format.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ from engine.errors import InvalidRequest, ModelNotFound
 from executors.contract import ConfigError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+GGUF = "adapter.gguf"
+"""Name of the copy of a GGUF file."""
 TEXT_FILES = ("chat_template.jinja", "tokenizer_config.json")
 """Files that may hold the adapter's own chat template."""
 MOST_TEXT = 4 << 20
@@ -20,10 +25,10 @@ _PICKLES = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
 
 
 def below(root: Path, said: str, param: str = "lora_path") -> Path:
-    """Return the folder that a client means: a path relative to `root`, or one below it.
+    """Return the folder or GGUF file that a client means: a path relative to `root`, or one below it.
 
     Raises InvalidRequest for a path that leads out of the root, by its name or by a link, and ModelNotFound if there is no
-    such folder.
+    such folder or file.
     """
     outside = InvalidRequest(f"'{param}' must name a folder below the server's --lora-root.", param)
     if "\0" in said or not said.strip():
@@ -32,29 +37,53 @@ def below(root: Path, said: str, param: str = "lora_path") -> Path:
     folder = Path(os.path.realpath(base / said))
     if folder == base or not folder.is_relative_to(base):
         raise outside
-    if not folder.is_dir():
+    if not (folder.is_dir() or _is_gguf_file(folder)):
         raise ModelNotFound(f"There is no adapter at '{said[:200]}' below the server's --lora-root.", param)
     return folder
 
 
 def copy_files(folder: Path, target: Path, most_bytes: int, root: Path | None) -> None:
-    """Copy an adapter's files to the new folder `target`. Nothing else of the folder is read.
+    """Copy an adapter's files to the new folder `target`. Nothing else of the folder is read. `folder` may be a GGUF file.
 
     `root`: the files have to lie below it, whatever links the folder holds; None: they may lie anywhere. A file is opened once,
     and where it lies is asked of what was opened: a link put in its place meanwhile changes nothing. `most_bytes`: of weights.
     Raises InvalidRequest naming the file, OSError if the target cannot be written.
     """
     target.mkdir(mode=0o700)
+    if (file := weights_file(folder)).suffix == ".gguf":
+        if not _copy(file, target / GGUF, most_bytes, root):
+            raise InvalidRequest(f"The adapter has no {file.name}.", "lora_path")
+        return
     pickled = next((name for name in _PICKLES if (folder / name).exists()), None)
     if pickled is not None and not (folder / WEIGHTS).exists():
         raise InvalidRequest(
-            f"{pickled}: pickled weights are not read; save the adapter as {WEIGHTS}.", "lora_path"
+            f"{pickled}: pickled weights are not read; save the adapter as {WEIGHTS} "
+            "(save_pretrained of PEFT, with safe_serialization left at True).",
+            "lora_path",
         )
     for name, most in ((CONFIG, MOST_TEXT), (WEIGHTS, most_bytes)):
         if not _copy(folder / name, target / name, most, root):
             raise InvalidRequest(f"The adapter has no {name}.", "lora_path")
     for name in TEXT_FILES:
         _copy(folder / name, target / name, MOST_TEXT, root)
+
+
+def weights_file(folder: Path) -> Path:
+    """Return the file with an adapter's weights: `folder` itself if it is a GGUF file. Raises InvalidRequest for a folder with
+    several GGUF files and nothing else to load."""
+    if _is_gguf_file(folder):
+        return folder
+    files = sorted(folder.glob("*.gguf"))
+    if not files or (folder / CONFIG).exists() or (folder / WEIGHTS).exists():
+        return folder / WEIGHTS
+    if len(files) > 1:
+        listed = ", ".join(one.name for one in files[:8])
+        raise InvalidRequest(f"The folder has {len(files)} GGUF files: name one of {listed}.", "lora_path")
+    return files[0]
+
+
+def _is_gguf_file(path: Path) -> bool:
+    return path.suffix == ".gguf" and path.is_file()
 
 
 def _copy(source: Path, target: Path, most: int, root: Path | None) -> bool:

@@ -20,7 +20,16 @@ import structlog
 from engine.core.adapters import AdapterUse
 from engine.errors import InvalidRequest, ModelNotFound, Unavailable
 from executors.contract import ConfigError
-from server.adapters.files import CONFIG, TEXT_FILES, WEIGHTS, below, copy_files, own_template
+from server.adapters.files import (
+    CONFIG,
+    GGUF,
+    TEXT_FILES,
+    WEIGHTS,
+    below,
+    copy_files,
+    own_template,
+    weights_file,
+)
 from server.adapters.store import AdapterStore
 from server.answer.notation import ModelNotation
 from server.state import ServedModel
@@ -54,9 +63,14 @@ class PackedAdapter(Protocol):
     def base_model(self) -> str | None:
         """The base model that it is said to be for."""
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """A sentence for each thing in its files that is not used."""
 
-Pack = Callable[[Path, Path], PackedAdapter]
-"""Reads the adapter in a folder and writes it as one file into another. Raises ConfigError."""
+
+Pack = Callable[[Path, Path, str], PackedAdapter]
+"""Reads the adapter in a folder and writes it as one file into another; the text is the name of its weights in messages. Raises
+ConfigError."""
 
 
 class EngineLike(Protocol):
@@ -92,6 +106,11 @@ class Adapter:
     created: int
     on_demand: bool
     source: str | None = None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """A sentence for each thing in its files that is not used."""
+        return self.packed.notes
 
 
 class AdapterRegistry:
@@ -194,7 +213,7 @@ class AdapterRegistry:
         place = self._store.place()
         kept = False
         try:
-            packed, source = await asyncio.to_thread(self._read, folder, place, root)
+            packed, source = await asyncio.to_thread(self._read, folder, place, root, said)
             text = None if source is None else await self._text_side(source)
             kept = await self._engine.add_adapter(
                 packed.digest, str(packed.path), functools.partial(self._store.remove, place)
@@ -218,15 +237,20 @@ class AdapterRegistry:
         before = self._adapters.pop(name, None)
         made = self._adapters[name] = Adapter(name, said, packed, model, int(time.time()), on_demand, source)
         await self._told(() if before is None else (before,))
+        for note in packed.notes:
+            log.warning(f"adapter {name}: {note}")
         log.info(f"adapter {name} loaded", path=said, rank=packed.rank, digest=packed.digest[:12])
         return made
 
-    def _read(self, folder: Path, place: Path, root: Path | None) -> tuple[PackedAdapter, str | None]:
+    def _read(
+        self, folder: Path, place: Path, root: Path | None, said: str
+    ) -> tuple[PackedAdapter, str | None]:
         """Copy and check the files, and find the adapter's own chat template. Copies of what is read once are removed."""
         copy_files(folder, place, MOST_BYTES, root)
-        packed = self._pack(place, place)
+        file = weights_file(folder)
+        packed = self._pack(place, place, said if file == folder else f"{said.rstrip('/')}/{file.name}")
         source = own_template(place)
-        for name in (CONFIG, WEIGHTS, *TEXT_FILES):
+        for name in (CONFIG, WEIGHTS, GGUF, *TEXT_FILES):
             with suppress(FileNotFoundError):
                 (place / name).unlink()
         return packed, source

@@ -21,7 +21,7 @@ def uses_adapters(settings: Settings) -> bool:
 
 def _folder(path: str) -> Path | None:
     folder = Path(path).expanduser()
-    return folder if folder.is_dir() else None
+    return folder if folder.is_dir() or folder.is_file() else None
 
 
 async def load_modules(
@@ -34,6 +34,10 @@ async def load_modules(
     loaded, HubError."""
     for module in modules:
         folder = await asyncio.to_thread(_folder, module.path)
+        if folder is not None and folder.is_file() and folder.suffix != ".gguf":
+            raise ConfigError(
+                f"--lora-modules {module.name}={module.path}: a folder in PEFT's format or a file NAME.gguf is needed"
+            )
         if folder is None:
             named = hub_name(module.path)
             if named is None or named.repository.startswith((".", "/")):

@@ -387,7 +387,8 @@ ANSWERS: dict[str, Schema] = {
             "parent": nullable(STRING),
             "max_model_len": nullable(COUNT),
             "generates": nullable(BOOLEAN),
-        }
+        },
+        {"notes": array(STRING)},
     ),
     "ModelList": {
         "anyOf": [

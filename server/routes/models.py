@@ -58,9 +58,11 @@ def _card(state: ServerState, name: str) -> dict[str, Any]:
 
 
 def _adapter_card(state: ServerState, adapter: AdapterLike) -> dict[str, Any]:
-    """vLLM's form: `parent` is the model that the adapter changes, `root` where it was loaded from."""
+    """vLLM's form: `parent` is the model that the adapter changes, `root` where it was loaded from. `notes`, if any, say what of
+    its files is not used."""
     base = _card(state, adapter.name)
-    return {**base, "created": adapter.created, "root": adapter.root, "parent": state.names[0]}
+    card = {**base, "created": adapter.created, "root": adapter.root, "parent": state.names[0]}
+    return card | ({"notes": list(adapter.notes)} if adapter.notes else {})
 
 
 def _anthropic_card(card: dict[str, Any]) -> dict[str, Any]:

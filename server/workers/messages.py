@@ -47,7 +47,8 @@ class WireFault(msgspec.Struct, array_like=True):
 
 
 class AdapterFacts(msgspec.Struct, array_like=True):
-    """An adapter and what answers under its name. `template`: the source of its own chat template."""
+    """An adapter and what answers under its name. `template`: the source of its own chat template; `notes`: what of its files is
+    not used."""
 
     name: str
     root: str
@@ -55,6 +56,7 @@ class AdapterFacts(msgspec.Struct, array_like=True):
     digest: str
     fingerprint: str
     template: str | None
+    notes: list[str] = []
 
 
 # -- server -> worker ----------------------------------------------------------------------------------------------------

@@ -184,6 +184,11 @@ class RemoteAdapter:
         """When it was loaded, in Unix seconds."""
         return self.facts.created
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """A sentence for each thing in its files that is not used."""
+        return tuple(self.facts.notes)
+
 
 ServedBy = Callable[[m.AdapterFacts], Awaitable[ServedModel]]
 """Makes the model that answers for an adapter."""

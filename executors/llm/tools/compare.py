@@ -113,7 +113,7 @@ def _compare(job: dict[str, Any], stage: Stage) -> dict[str, Any]:
         packed = None
         if lora is not None:
             answer["peft"] = peft_version()
-            packed = pack(lora, Path(scratch), _HIGHEST_RANK)
+            packed = pack(lora, Path(scratch), _HIGHEST_RANK, base=directory)
         exact, greedy, bound = _reference(
             _Wanted(directory, lora, job["dtype"]), job["tolerance"], prompts, count, stage
         )

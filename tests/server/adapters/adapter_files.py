@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from executors.contract import ConfigError
-from server.adapters.files import CONFIG, WEIGHTS
+from server.adapters.files import CONFIG, GGUF, WEIGHTS
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,7 @@ class Packed:
     digest: str
     rank: int = 8
     base_model: str | None = "org/fake-1"
+    notes: tuple[str, ...] = ()
 
 
 def write_adapter(folder: Path, content: str = "a", template: str | None = None) -> Path:
@@ -28,12 +29,13 @@ def write_adapter(folder: Path, content: str = "a", template: str | None = None)
     return folder
 
 
-def pack(folder: Path, target: Path) -> Packed:
+def pack(folder: Path, target: Path, shown: str) -> Packed:
     """Raises ConfigError for a content that says "broken"."""
-    content = (folder / WEIGHTS).read_bytes()
+    file = folder / GGUF if (folder / GGUF).exists() else folder / WEIGHTS
+    content = file.read_bytes()
     if b"broken" in content:
-        raise ConfigError(f"{WEIGHTS}: it is broken")
+        raise ConfigError(f"{shown}: it is broken")
     digest = hashlib.sha256(content).hexdigest()
     path = target / f"{digest}.safetensors"
     path.write_bytes(content)
-    return Packed(path, digest)
+    return Packed(path, digest, notes=("a part is left out",) if b"vision" in content else ())

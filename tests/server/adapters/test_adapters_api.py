@@ -358,3 +358,17 @@ async def test_thousands_of_loads_leave_nothing(serving: Serving, monkeypatch: p
     assert await serving.text("a")
     shutil.rmtree(folder)
     assert await serving.text("a"), "the files of the folder are not needed any more"
+
+
+async def test_a_gguf_file_and_what_is_left_out(tmp_path: Path) -> None:
+    async with opened(tmp_path) as serving:
+        serving.root.mkdir(exist_ok=True)
+        (serving.root / "sql.gguf").write_text("pairs for vision")
+        (serving.root / "bad.gguf").write_text("broken")
+        assert (await serving.load("sql", "sql.gguf")).status_code == 200
+        cards = {one["id"]: one for one in (await serving.house.get("/v1/models")).json()["data"]}
+        assert cards["sql"]["notes"] == ["a part is left out"] and cards["sql"]["root"] == "sql.gguf"
+        assert "notes" not in cards[serving.house.state.names[0]]
+        refused = await serving.load("bad", "bad.gguf")
+        assert refused.status_code == 400 and "bad.gguf: it is broken" in refused.text
+        assert "bad.gguf" in refused.text and str(serving.root) not in refused.text

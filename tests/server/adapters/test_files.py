@@ -9,7 +9,7 @@ import pytest
 
 from engine.errors import InvalidRequest, ModelNotFound
 from executors.contract import ConfigError
-from server.adapters.files import CONFIG, WEIGHTS, below, copy_files, own_template
+from server.adapters.files import CONFIG, GGUF, WEIGHTS, below, copy_files, own_template, weights_file
 from tests.server.adapters.adapter_files import write_adapter
 
 
@@ -115,3 +115,36 @@ def test_the_template_that_an_adapter_brings(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text("{" * 10)
     with pytest.raises(ConfigError, match=r"tokenizer_config.json is not JSON"):
         own_template(tmp_path)
+
+
+def test_a_gguf_file_below_the_root(root: Path) -> None:
+    (root / "sql.gguf").write_text("gguf")
+    (root / "text.txt").write_text("text")
+    assert below(root, "sql.gguf") == root / "sql.gguf" == weights_file(root / "sql.gguf")
+    copy_files(root / "sql.gguf", root.parent / "copy", 1000, root)
+    assert [one.name for one in (root.parent / "copy").iterdir()] == [GGUF]
+    with pytest.raises(ModelNotFound):
+        below(root, "text.txt")
+    (root / "link.gguf").symlink_to(root.parent / "outside" / "secret" / WEIGHTS)
+    with pytest.raises(InvalidRequest, match="below the server's --lora-root"):
+        below(root, "link.gguf")
+
+
+def test_a_folder_with_a_gguf_file(root: Path) -> None:
+    folder = root / "gguf"
+    folder.mkdir()
+    (folder / "one.gguf").write_text("gguf")
+    assert weights_file(folder) == folder / "one.gguf"
+    copy_files(folder, root.parent / "copy", 1000, root)
+    assert (root.parent / "copy" / GGUF).read_text() == "gguf"
+    (folder / "two.gguf").write_text("gguf")
+    with pytest.raises(InvalidRequest, match=r"2 GGUF files: name one of one.gguf, two.gguf"):
+        weights_file(folder)
+    write_adapter(folder)  # PEFT's form counts before files of other programs
+    assert weights_file(folder) == folder / WEIGHTS
+
+
+def test_pickled_weights_name_the_cure(root: Path) -> None:
+    (root / "one" / WEIGHTS).rename(root / "one" / "adapter_model.bin")
+    with pytest.raises(InvalidRequest, match=r"adapter_model.bin: .*save_pretrained"):
+        copy_files(root / "one", root.parent / "copy", 1000, root)

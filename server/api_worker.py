@@ -242,6 +242,7 @@ class ApiWorker:
             directory,
             names=self._settings.names,
             drafts=facts.drafts,
+            adapter=facts.own_adapter,
         )
         state.core = _Known(facts)  # type: ignore[assignment]  # the routes of a worker read no more of it
         state.judge = RemoteJudge(self._asker)

@@ -38,8 +38,9 @@ from executors.contract import (
 from executors.process import connect
 from server import __version__, banner, hub
 from server.adapters.modules import read_modules
+from server.adapters.own import load_own_adapter, with_own_adapter
 from server.adapters.registry import AdapterRegistry
-from server.adapters.start import load_modules, uses_adapters
+from server.adapters.start import check_adapter_settings, load_modules, uses_adapters
 from server.adapters.store import AdapterStore
 from server.answer.notation import ModelNotation
 from server.app import app_of
@@ -50,8 +51,9 @@ from server.lifecycle import EngineGone, FrontEnd, HttpFrontEnd, Signals, serve_
 from server.metrics import Metrics
 from server.model_defaults.sampling import SamplingDefaults
 from server.model_files import default_model
+from server.model_files.ollama_package import Package
 from server.model_files.prepared import model_directory
-from server.model_source import LocalModel, Source, find_source
+from server.model_source import LocalModel, Source, find_source, tagged_names, with_context
 from server.pending_core import LateCore
 from server.responses.store import MemoryResponseStore
 from server.settings.load import SettingsError
@@ -116,8 +118,8 @@ class Bootstrap:
     """Builds one server from its settings. Raises SettingsError or ConfigError if these cannot be served."""
 
     def __init__(self, settings: Settings) -> None:
-        self.settings = settings
         self.source = model_source(settings)
+        settings = self.settings = settings_for(settings, self.source)
         self.tls = tls.server_context(settings)
         self.modules = read_modules(settings.lora_modules)
         self.keys = read_keys(settings, terminal=logs.is_terminal(settings.log_format))
@@ -135,7 +137,7 @@ class Bootstrap:
         self.config: ExecutorConfig
         name = self.source.name if isinstance(self.source, LocalModel) else self.source.label
         self.names = tuple(settings.served_model_name) or (name,)
-        self.aliases = model_aliases(settings, self.names)
+        self.aliases = (*model_aliases(settings, self.names), *tagged_names(self.source, self.names))
 
     async def serve(self, listener: socket.socket) -> None:
         """Answer HTTP at once, load meanwhile, serve, drain."""
@@ -203,7 +205,9 @@ class Bootstrap:
         model = await self._load(core.core, state)
         tokenizer = Path(self.config.tokenizer or self.config.model)
         state.judge = GrammarJudge(tokenizer, model.info.logits_width)
-        if uses_adapters(self.settings):
+        if self.package is not None and self.package.adapter is not None:
+            model = await load_own_adapter(core.core, self.package, model, self._pack)
+        elif uses_adapters(self.settings):
             await self._add_adapters(core.core, state, model)
         if self.pool is not None:
             await self.pool.serve(self.facts(state, core.core, model))
@@ -222,7 +226,11 @@ class Bootstrap:
             model.drafts,
             self.settings.max_loras,
             None if self.adapters is None else adapter_facts(self.adapters),
+            model.adapter,
         )
+
+    def _pack(self, source: Path, target: Path, shown: str) -> lora.PackedAdapter:
+        return lora.pack(source, target, self.settings.max_lora_rank, shown, self.model_dir)
 
     async def _add_adapters(self, core: EngineCore, state: ServerState, model: ServedModel) -> None:
         settings, tokenizer = self.settings, model.tokenizer
@@ -237,9 +245,7 @@ class Bootstrap:
             model,
             self.names,
             store := AdapterStore(),
-            lambda folder, target, shown: lora.pack(
-                folder, target, settings.max_lora_rank, shown, self.model_dir
-            ),
+            self._pack,
             text_side,
             max_loras=settings.max_loras,
             root=None if settings.lora_root is None else Path(settings.lora_root),
@@ -282,7 +288,7 @@ class Bootstrap:
         path = (
             self.source.path if isinstance(self.source, LocalModel) else await self._fetch(self.source, state)
         )
-        return await asyncio.to_thread(model_directory, path, not self.settings.tokenizer)
+        return await asyncio.to_thread(model_directory, path, not self.settings.tokenizer, self.package)
 
     async def _fetch(self, source: hub.HubModel, state: ServerState, check: bool = True) -> Path:
         display = banner.loading_display(log_format=self.settings.log_format)
@@ -389,6 +395,11 @@ class Bootstrap:
             banner.show_admin_key(self.keys.minted)
 
     @property
+    def package(self) -> Package | None:
+        """What a manifest of Ollama's store names beside the model."""
+        return self.source.package if isinstance(self.source, LocalModel) else None
+
+    @property
     def is_default(self) -> bool:
         """Whether it serves the default model because none was named."""
         return isinstance(self.source, LocalModel) and self.source.is_default
@@ -461,14 +472,6 @@ def open_traces(endpoint: str | None) -> Traces | None:
     return Traces(endpoint)
 
 
-def check_adapter_settings(settings: Settings) -> None:
-    """Raises SettingsError for settings of adapters that contradict each other, or name no folder."""
-    if settings.lora_on_demand and settings.lora_root is None:
-        raise SettingsError("--lora-on-demand: it loads what lies below --lora-root, which is not given")
-    if settings.lora_root is not None and not Path(settings.lora_root).is_dir():
-        raise SettingsError(f"--lora-root {settings.lora_root}: no such directory")
-
-
 def adapter_facts(registry: AdapterRegistry) -> list[AdapterFacts]:
     """All adapters as API workers know them, by name."""
     return [
@@ -483,6 +486,15 @@ def adapter_facts(registry: AdapterRegistry) -> list[AdapterFacts]:
         )
         for one in registry.all()
     ]
+
+
+def settings_for(settings: Settings, source: Source) -> Settings:
+    """The settings with what the source says where the operator says nothing: the length of the context, and room for an adapter
+    that is part of the model. Raises ConfigError or SettingsError."""
+    package = source.package if isinstance(source, LocalModel) else None
+    if package is None or settings.executor != "llm":
+        return settings
+    return with_own_adapter(with_context(settings, source), package, lora.gguf_rank)
 
 
 def model_aliases(settings: Settings, names: Sequence[str]) -> tuple[tuple[str, str], ...]:
@@ -514,6 +526,8 @@ def executor_config(settings: Settings, model_dir: Path, draft: Path | None = No
         dtype=settings.dtype,
         device=settings.device,
         max_model_len=settings.max_model_len,
+        # A length that is not given is that of the model's package.
+        shrink_length=settings.max_model_len is not None and "max_model_len" not in settings.given,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         shrink_batch=not {"max_num_seqs", "max_num_batched_tokens"} & settings.given,

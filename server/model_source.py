@@ -10,14 +10,17 @@ ORG/NAME, ORG/NAME:Q4_K_M      the hub; see server/hub/names.py
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from executors.weight_files import has_weights
 from server import hub
+from server.model_defaults.ollama_params import read_params
 from server.model_files import default_model, ollama
 from server.model_files.candidates import candidates, choose, model_stem
-from server.model_files.prepared import is_gguf, model_file
+from server.model_files.ollama_package import Package, read_package
+from server.model_files.prepared import context_length, is_gguf, model_file
 from server.model_files.subfolders import refuse_without_model
 from server.settings.load import SettingsError
 from server.settings.table import Settings
@@ -36,6 +39,8 @@ class LocalModel:
     is_default: bool = False
     note: str | None = None
     """What the operator should know about the choice."""
+    package: Package | None = None
+    """What a manifest of Ollama's store names beside the file."""
 
 
 Source = LocalModel | hub.HubModel
@@ -44,7 +49,8 @@ Source = LocalModel | hub.HubModel
 def find_source(settings: Settings, embedded: Path) -> Source:
     """Return what to serve. `embedded`: the directory of the model that is part of this package.
 
-    Raises SettingsError if the name is none of the above, ConfigError if a directory holds several GGUF models.
+    Raises SettingsError if the name is none of the above, ConfigError if a directory holds several GGUF models or a manifest of
+    Ollama's names what is not supported.
     """
     name = settings.model
     if name is None:
@@ -64,8 +70,9 @@ def find_source(settings: Settings, embedded: Path) -> Source:
         if (file := default_model.find()) is None:
             raise SettingsError(f"{name} is not here: {default_model.HOW}")
         return _local(settings, LocalModel(file, name, is_default=True))
-    if (":" in name or "/" not in name) and (blob := ollama.find(name)) is not None:
-        return _local(settings, LocalModel(blob, name))
+    if (":" in name or "/" not in name) and (found := ollama.find(name)) is not None:
+        assert found.path is not None
+        return _local(settings, LocalModel(found.path, name, package=found.package()))
     if (named := hub.hub_name(name)) is not None:
         return _on_hub(settings, named)
     if _TAGGED.fullmatch(name):
@@ -74,6 +81,29 @@ def find_source(settings: Settings, embedded: Path) -> Source:
             "and ORG/NAME:Q4_K_M names a GGUF file of it"
         )
     raise SettingsError(f"{name}: no such directory or file, and not a hub name, which is {_GENERAL}")
+
+
+def with_context(settings: Settings, source: Source) -> Settings:
+    """Return the settings with the length of the context that a package asks for, unless the operator names one or it is no
+    shorter than the model's own. Raises ConfigError."""
+    if not isinstance(source, LocalModel) or source.package is None or settings.max_model_len is not None:
+        return settings
+    wanted = read_params(source.package).context
+    if wanted is None:
+        return settings
+    own = context_length(model_file(source.path) or source.path)
+    return settings if own is not None and wanted >= own else replace(settings, max_model_len=wanted)
+
+
+def tagged_names(source: Source, names: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Return the other form of the name of a model of Ollama's, with or without the tag that is meant where none is said, and the
+    name that it stands for."""
+    name = names[0]
+    if not isinstance(source, LocalModel) or source.package is None or name != source.package.name:
+        return ()
+    if name.endswith(f":{ollama.LATEST}"):
+        return ((name.removesuffix(f":{ollama.LATEST}"), name),)
+    return () if ":" in name else ((f"{name}:{ollama.LATEST}", name),)
 
 
 def _default(settings: Settings, embedded: Path) -> LocalModel:
@@ -90,7 +120,7 @@ def _default(settings: Settings, embedded: Path) -> LocalModel:
 def _in_directory(settings: Settings, directory: Path, name: str) -> LocalModel:
     """A checkpoint, a prepared directory of a GGUF file, or the GGUF file of a directory that holds nothing else to serve."""
     if (file := model_file(directory)) is not None:
-        return LocalModel(directory, model_stem(file.name))
+        return LocalModel(directory, model_stem(file.name), package=read_package(directory))
     config = (directory / "config.json").exists()
     checkpoint = config and has_weights([path.name for path in directory.glob("*.safetensors*")])
     sizes = {path.name: path.stat().st_size for path in directory.glob("*.gguf") if path.is_file()}

@@ -22,6 +22,7 @@ from executors.contract import ModelExecutor, ModelInfo
 from server.answer.notation import ModelNotation
 from server.metrics import Metrics
 from server.model_defaults.pooling import DefaultPooling
+from server.model_defaults.preset import Preset
 from server.model_defaults.retrieval import EmbeddingPrompts, Scoring
 from server.model_defaults.sampling import SamplingDefaults
 from server.responses.store import MemoryResponseStore, SharedResponseStore
@@ -202,6 +203,7 @@ class ServedModel:
     max_model_len: int
     template: ChatTemplate | None = None
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+    preset: Preset = field(default_factory=Preset)
     pooling: DefaultPooling = field(default_factory=DefaultPooling)
     prompts: EmbeddingPrompts = field(default_factory=EmbeddingPrompts)
     scoring: Scoring = field(default_factory=Scoring)

@@ -6,7 +6,7 @@ The server reads it at its start, and so does each API worker.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine.text.core import TextCore
@@ -15,10 +15,13 @@ from engine.text.tokenizer import Tokenizer
 from executors.contract import ConfigError, ModelInfo
 from server.answer.notation import ModelNotation, model_notation
 from server.model_defaults import generation_config
+from server.model_defaults.ollama_params import read_params
 from server.model_defaults.pooling import DefaultPooling, default_pooling
+from server.model_defaults.preset import Preset
 from server.model_defaults.retrieval import EmbeddingPrompts, Scoring, embedding_prompts, scoring
 from server.model_defaults.sampling import SamplingDefaults
 from server.model_files import default_model
+from server.model_files.ollama_package import read_package
 from server.model_files.prepared import model_file
 from server.prepare.chat_prompt import DEADLINE
 from server.settings.table import Settings
@@ -30,12 +33,13 @@ from server.templates.template import ChatTemplate, resolve_chat_template
 
 @dataclass(frozen=True, slots=True)
 class TextSide:
-    """One model's. `warnings`: about settings in the tokenizer's files that are not used."""
+    """One model's. `warnings`: about settings in the tokenizer's files that are not used. `preset`: what a package brings."""
 
     tokenizer: Tokenizer
     template: ChatTemplate | None
     defaults: SamplingDefaults
     warnings: tuple[str, ...]
+    preset: Preset = field(default_factory=Preset)
 
     def drop_end_tokens_beyond(self, width: int) -> list[int]:
         """Ignore end tokens that have no logit among `width`; returns them."""
@@ -49,11 +53,18 @@ def read_text_side(settings: Settings, model_dir: Path, is_default: bool) -> Tex
     directory = Path(settings.tokenizer) if settings.tokenizer else model_dir
     if not directory.is_dir():
         raise ConfigError(f"--tokenizer {directory}: no such directory")
+    package = read_package(model_dir)
+    params = (
+        None
+        if package is None or settings.generation_config != generation_config.AUTO
+        else read_params(package)
+    )
     chosen = generation_config.choose(
         settings.generation_config,
         settings.override_generation_config,
         model_dir,
         default_model.SAMPLING if is_default else None,
+        None if params is None else params.sampling,
     )
     tokenizer = Tokenizer.load(directory)
     tokenizer.eos_token_ids |= chosen.end_tokens  # no other object holds it yet
@@ -64,7 +75,12 @@ def read_text_side(settings: Settings, model_dir: Path, is_default: bool) -> Tex
     if settings.chat_template:
         source, origin = resolve_chat_template(settings.chat_template, tokenizer.chat_template)
     template = None if source is None else ChatTemplate(source, tokenizer.special_tokens, origin)
-    return TextSide(tokenizer, template, chosen.defaults, warnings)
+    if package is None:
+        return TextSide(tokenizer, template, chosen.defaults, warnings)
+    warnings += package.notes + (() if params is None else params.notes)
+    if package.template and template is not None and not settings.chat_template:
+        warnings += (f"{package.where}: its template, in Go's language, is not used: its GGUF file's own is",)
+    return TextSide(tokenizer, template, chosen.defaults, warnings, Preset.of(package, params))
 
 
 async def detect_notation(
@@ -123,9 +139,10 @@ def served_model(
     *,
     names: Sequence[str],
     drafts: bool,
+    adapter: str | None = None,
 ) -> ServedModel:
-    """The model that answers requests by `core`, under `names`. Raises ConfigError for files that declare a pooling and
-    cannot be read."""
+    """The model that answers requests by `core`, under `names`. `adapter`: digest of the one that is part of it. Raises
+    ConfigError for files that declare a pooling and cannot be read."""
     tokenizer = text.tokenizer
     pooling, prompts, how = retrieval_side(settings, tokenizer, info, model_dir, names)
     marks = all(mark in tokenizer.added_tokens for mark in QWEN3_MARKS)
@@ -137,6 +154,7 @@ def served_model(
         max_model_len=max_model_len,
         template=text.template,
         defaults=text.defaults,
+        preset=text.preset,
         pooling=pooling,
         prompts=prompts,
         scoring=how,
@@ -145,4 +163,5 @@ def served_model(
         salt_per_key=settings.cache_salt_per_key,
         drafts=drafts,
         log_prompts=settings.log_prompts,
+        adapter=adapter,
     )

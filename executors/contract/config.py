@@ -124,6 +124,8 @@ class ExecutorConfig:
     dtype: str = "auto"
     device: str = "auto"
     max_model_len: int | None = None
+    shrink_length: bool = False
+    """Whether `max_model_len` is a default, which the executor may lower to fit its memory, as it may the model's own."""
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
     shrink_batch: bool = False

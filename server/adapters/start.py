@@ -11,12 +11,21 @@ from executors.contract import ConfigError
 from server.adapters.modules import LoraModule
 from server.adapters.registry import AdapterRegistry
 from server.hub import HubModel, hub_name
+from server.settings.load import SettingsError
 from server.settings.table import Settings
 
 
 def uses_adapters(settings: Settings) -> bool:
     """Whether the server has LoRA adapters."""
     return settings.enable_lora or bool(settings.lora_modules) or settings.lora_root is not None
+
+
+def check_adapter_settings(settings: Settings) -> None:
+    """Raises SettingsError for settings of adapters that contradict each other, or name no folder."""
+    if settings.lora_on_demand and settings.lora_root is None:
+        raise SettingsError("--lora-on-demand: it loads what lies below --lora-root, which is not given")
+    if settings.lora_root is not None and not Path(settings.lora_root).is_dir():
+        raise SettingsError(f"--lora-root {settings.lora_root}: no such directory")
 
 
 def _folder(path: str) -> Path | None:

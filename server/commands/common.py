@@ -139,8 +139,9 @@ def find_model(flags: Mapping[str, Any], *, weights: bool = True) -> tuple[Setti
     try:
         chosen, _ = load(flags, os.environ)
         source = bootstrap.model_source(chosen)
+        chosen = bootstrap.settings_for(chosen, source)
         if isinstance(source, LocalModel):
-            return chosen, source.name, model_directory(source.path)
+            return chosen, source.name, model_directory(source.path, package=source.package)
         display = banner.loading_display() if sys.stderr.isatty() else None
         name = source.label
 

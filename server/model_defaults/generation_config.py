@@ -1,6 +1,7 @@
 """Sources of sampling defaults: `--generation-config` and `--override-generation-config`, with vLLM's meanings.
 
-    auto            generation_config.json of the model, if it has one; for the default model, values that come with this server
+    auto            generation_config.json of the model, if it has one; for the default model, values that come with this server;
+                    for a model of Ollama's store, its parameters, which count before the file's
     none, vllm      neutral defaults: OpenAI's
     a directory     generation_config.json there; its end tokens count beside the model's own
 
@@ -49,9 +50,14 @@ class GenerationConfig:
 
 
 def choose(
-    choice: str, override: Mapping[str, Any], model_dir: Path, shipped: Mapping[str, Any] | None = None
+    choice: str,
+    override: Mapping[str, Any],
+    model_dir: Path,
+    shipped: Mapping[str, Any] | None = None,
+    packaged: Mapping[str, Any] | None = None,
 ) -> GenerationConfig:
-    """Read the defaults that the two flags select. `shipped`: values that this server adds to the model's own where it has none.
+    """Read the defaults that the two flags select. `shipped`: values that this server adds to the model's own where it has none;
+    `packaged`: values of the model's package, which replace those of its file.
 
     Raises ConfigError with one line that names the file or the flag."""
     models = model_dir / FILE
@@ -60,6 +66,8 @@ def choose(
     if choice == AUTO:
         file = model_file(model_dir)
         values, origin = {**(shipped or {}), **own}, str(models if file is None else file)
+        if packaged:
+            values = {**_sampled(values, packaged), **packaged}
     elif choice in NEUTRAL:
         values, origin = {}, f"--generation-config {choice}"
     else:
@@ -93,7 +101,9 @@ def _defaults(values: Mapping[str, Any], origin: str, override: Mapping[str, Any
     if not override:
         return SamplingDefaults.of(values, origin)
     SamplingDefaults.of(override, _OVERRIDE)  # faults of the flag are named as such
-    if "temperature" in override:
-        # A file's `do_sample: false` would make it 0 again.
-        values = {name: value for name, value in values.items() if name != "do_sample"}
-    return SamplingDefaults.of({**values, **override}, origin)
+    return SamplingDefaults.of({**_sampled(values, override), **override}, origin)
+
+
+def _sampled(values: Mapping[str, Any], by: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a file beside others: a `do_sample: false` of the file would make a temperature of theirs 0 again."""
+    return {name: value for name, value in values.items() if name != "do_sample" or "temperature" not in by}

@@ -24,7 +24,9 @@ class SamplingDefaults:
     min_p: float = 0.0
     typical_p: float = 1.0
     frequency_penalty: float = 0.0
-    """Not one of transformers' settings: a person's own file, --override-generation-config or the default model may set it."""
+    """Not one of transformers' settings, like the next one: a person's own file, --override-generation-config, the default model
+    or a model of Ollama's may set it."""
+    presence_penalty: float = 0.0
 
     @classmethod
     def of(cls, generation_config: Mapping[str, Any], origin: str = FILE) -> SamplingDefaults:
@@ -43,6 +45,7 @@ class SamplingDefaults:
         min_p = _number(generation_config, "min_p", 0, 1, origin)
         typical_p = _number(generation_config, "typical_p", 0, 1, origin)
         frequency = _number(generation_config, "frequency_penalty", -2, 2, origin)
+        presence = _number(generation_config, "presence_penalty", -2, 2, origin)
         do_sample = generation_config.get("do_sample")
         if do_sample is not None and not isinstance(do_sample, bool):
             raise ConfigError(f"{origin}: do_sample: it should be true or false, not {str(do_sample)[:50]!r}")
@@ -59,6 +62,7 @@ class SamplingDefaults:
             min_p=0.0 if min_p is None else float(min_p),
             typical_p=1.0 if typical_p is None else float(typical_p),
             frequency_penalty=0.0 if frequency is None else float(frequency),
+            presence_penalty=0.0 if presence is None else float(presence),
         )
 
 

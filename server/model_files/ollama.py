@@ -14,20 +14,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from server.model_files.ollama_package import MODEL, PREFIX, Package, package_of
+
 MAX_MANIFEST_BYTES = 4 << 20
+LATEST = "latest"
+"""Tag of a name without one."""
 OFFICIAL = ("registry.ollama.ai", "library")
-_MODEL = "application/vnd.ollama.image.model"
 _NAME = re.compile(r"(?:(?P<organisation>[\w.-]+)/)?(?P<model>[\w.-]+)(?::(?P<tag>[\w.-]+))?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """A model of the store. `path`: its GGUF file, which may be missing; None if the manifest names no model. `kind`: its
-    quantization."""
+    quantization. `root`: the store; `layers`: all layers of the manifest."""
 
     name: str
     path: Path | None
     kind: str | None
+    root: Path = Path()
+    layers: tuple[Mapping[str, Any], ...] = ()
+
+    def package(self) -> Package:
+        """Read what the manifest names beside the model. Raises ConfigError naming the model and the layer."""
+        return package_of(self.name, list(self.layers), lambda layer: _blob(self.root, layer))
 
 
 def store(environ: Mapping[str, str], home: Path) -> Path:
@@ -35,22 +44,25 @@ def store(environ: Mapping[str, str], home: Path) -> Path:
     return Path(environ.get("OLLAMA_MODELS") or home / ".ollama" / "models")
 
 
-def find(name: str, root: Path | None = None) -> Path | None:
-    """Return the GGUF file of a model by its name in Ollama; None if the store does not have it."""
+def find(name: str, root: Path | None = None) -> Manifest | None:
+    """Return a model by its name in Ollama, with a GGUF file that is there; None if the store does not have it. Raises
+    ConfigError for a manifest that names a model in another form."""
     match = _NAME.fullmatch(name)
     if match is None or ".." in name:
         return None
     root = store(os.environ, Path.home()) if root is None else root
-    tag = match["tag"] or "latest"
+    tag = match["tag"] or LATEST
     if match["organisation"] is None:
         paths = [root.joinpath("manifests", *OFFICIAL, match["model"], tag)]
     else:
         hosts = listed(root / "manifests")
         paths = [host / match["organisation"] / match["model"] / tag for host in hosts]
     for path in paths:
-        blob = read(root, path, name).path if path.is_file() else None
-        if blob is not None and blob.is_file():
-            return blob
+        found = read(root, path, name) if path.is_file() else None
+        if found is not None and found.path is None:
+            found.package()  # raises if it is a model of another form
+        if found is not None and found.path is not None and found.path.is_file():
+            return found
     return None
 
 
@@ -68,17 +80,18 @@ def manifests(root: Path) -> Iterator[tuple[Path, Manifest]]:
 def read(root: Path, path: Path, name: str) -> Manifest:
     """Read one manifest. Anything that is none names no model."""
     manifest = _json(path)
-    layers = manifest.get("layers")
-    models = [
+    listed_layers = manifest.get("layers")
+    layers = tuple(
         layer
-        for layer in (layers if isinstance(layers, list) else ())
-        if isinstance(layer, dict) and layer.get("mediaType") == _MODEL
-    ]
+        for layer in (listed_layers if isinstance(listed_layers, list) else ())
+        if isinstance(layer, dict) and layer
+    )
+    models = [layer for layer in layers if layer.get("mediaType") == PREFIX + MODEL]
     if not models:
-        return Manifest(name, None, None)
+        return Manifest(name, None, None, root, layers)
     config = manifest.get("config")
     kind = _json(_blob(root, config)).get("file_type") if isinstance(config, dict) else None
-    return Manifest(name, _blob(root, models[0]), kind if isinstance(kind, str) else None)
+    return Manifest(name, _blob(root, models[0]), kind if isinstance(kind, str) else None, root, layers)
 
 
 def listed(folder: Path) -> list[Path]:

@@ -1,9 +1,10 @@
 """The directory that a GGUF file is served from: its tokenizer's files, and `gguf.json`, which says where the weights are.
 
-    <cache>/gguf/<digest>/    tokenizer.json  tokenizer_config.json  generation_config.json  gguf.json
+    <cache>/gguf/<digest>/    tokenizer.json  tokenizer_config.json  generation_config.json  gguf.json  [ollama.json]
 
-The digest is that of the file's header, the places and sizes of its parts, and the code that reads tokenizers: a file that was
-changed, cut or moved gets a directory of its own. A directory appears complete or not at all.
+The digest is that of the file's header, the places and sizes of its parts, what Ollama's manifest names beside it, and the code
+that reads tokenizers: a file that was changed, cut or moved gets a directory of its own. A directory appears complete or not at
+all.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ import engine.text.gguf
 from engine.text import gguf_tokenizer
 from executors.contract import ConfigError
 from executors.gguf.file import GgufFile, read_gguf
+from server.model_files.ollama_package import FILE as package_file
+from server.model_files.ollama_package import Package
 from server.model_files.private_cache import private_folder
 
 log = structlog.get_logger("server")
@@ -41,8 +44,9 @@ def is_gguf(path: Path) -> bool:
     return False
 
 
-def model_directory(path: Path, own_tokenizer: bool = True) -> Path:
-    """Return the directory to serve `path` from: itself, or for a GGUF file the prepared one, made if necessary.
+def model_directory(path: Path, own_tokenizer: bool = True, package: Package | None = None) -> Path:
+    """Return the directory to serve `path` from: itself, or for a GGUF file the prepared one, made if necessary. `package`: what
+    is served with a GGUF file of Ollama's store.
 
     Without `own_tokenizer`, which another directory replaces, a tokenizer that cannot be read is left out. Raises ConfigError,
     one line that names the file and the field.
@@ -53,7 +57,9 @@ def model_directory(path: Path, own_tokenizer: bool = True) -> Path:
     index = read_gguf(path, arrays=False)
     header = _header_digest(index)
     folder = private_folder(_FOLDER)
-    made = _existing(folder / _digest(index, header))
+    extra = {} if package is None else {package_file: package.to_json()}
+    more = [hashlib.sha256(content).hexdigest() for content in extra.values()]
+    made = _existing(folder / _digest(index, header, *more))
     if made is not None:
         return made
     try:
@@ -63,9 +69,9 @@ def model_directory(path: Path, own_tokenizer: bool = True) -> Path:
             raise ConfigError(f"{path}: {error}; or name another tokenizer with --tokenizer") from None
         log.warning(f"{path}: {error}")
         files = {}
-    name = _digest(index, header, *([] if files else ["without tokenizer"]))
+    name = _digest(index, header, *more, *([] if files else ["without tokenizer"]))
     _forget_gone(folder)
-    return _made(folder / name, {**files, SOURCE: _source(index, header)})
+    return _made(folder / name, {**files, **extra, SOURCE: _source(index, header)})
 
 
 def write_source(path: Path, directory: Path) -> Path:
@@ -85,6 +91,13 @@ def model_file(directory: Path) -> Path | None:
         return Path(json.loads((directory / SOURCE).read_bytes())["files"][0])
     except (OSError, ValueError, LookupError, TypeError):
         return None
+
+
+def context_length(path: Path) -> int | None:
+    """Return the context of a GGUF model in tokens, None if the file does not say it. Raises ConfigError."""
+    metadata = read_gguf(path, arrays=False).metadata
+    length = metadata.get(f"{metadata.get('general.architecture')}.context_length")
+    return length if isinstance(length, int) else None
 
 
 def _source(gguf: GgufFile, header: str) -> bytes:

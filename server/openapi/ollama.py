@@ -104,6 +104,12 @@ OLLAMA: dict[str, Schema] = {
             "model_info": {"type": "object"},
             "capabilities": array(one_of("completion", "tools", "thinking", "insert", "embedding")),
             "modified_at": STRING,
-        }
+        },
+        {
+            "system": STRING,
+            "messages": array(closed({"role": one_of("system", "user", "assistant"), "content": STRING})),
+            "license": STRING,
+            "adapter": STRING,
+        },
     ),
 }

@@ -59,6 +59,11 @@ async def chat_prompt(
         message = (
             "This model has no chat template: use /v1/completions, or start the server with --chat-template."
         )
+        if model.preset.template:
+            message = (
+                "This model has no chat template in Jinja: its template in Ollama's store is in Go's language, which is not "
+                "supported. Use /v1/completions, or start the server with --chat-template."
+            )
         raise InvalidRequest(message, param="messages", code="no_chat_template")
     if tools and not template.reads_tools:
         message = "'tools' are not supported by this model: its chat template does not show them to it."
@@ -68,7 +73,8 @@ async def chat_prompt(
         _check_arguments(messages)
         plain = [_plain_message(index, one, state.unread_parts) for index, one in enumerate(messages)]
         try:
-            text = template.prompt(plain, tools, add_generation_prompt, extra, continue_final_message)
+            whole = model.preset.before(plain)
+            text = template.prompt(whole, tools, add_generation_prompt, extra, continue_final_message)
         except TookTooMuch:
             raise
         except InvalidRequest as refusal:

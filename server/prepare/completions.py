@@ -41,7 +41,8 @@ async def prepare_completion(
         grammar=None if grammar is None else grammar.text,
         prompt_logprobs=body.num_prompt_logprobs,
     )
-    request = replace(request, n=body.num_generated, default_tokens=DEFAULT_MAX_TOKENS)
+    default = model.preset.max_tokens or DEFAULT_MAX_TOKENS
+    request = replace(request, n=body.num_generated, default_tokens=default)
     if body.suffix and not body.ignore_eos:
         marks = fill_in_middle(model.tokenizer).end_ids
         request = replace(request, stop_token_ids=(*request.stop_token_ids, *marks))

@@ -75,7 +75,7 @@ def text_request(
     Raises InvalidRequest for token ids the model does not have, for min_tokens above max_tokens, for a `do_sample` that the
     temperature contradicts, and for drafts that the server does not make.
     """
-    defaults = model.defaults
+    defaults, preset = model.defaults, model.preset
     top_k = defaults.top_k if fields.top_k is None else fields.top_k
     check_ids(fields, model.info.logits_width)
     temperature = defaults.temperature if fields.temperature is None else fields.temperature
@@ -98,7 +98,9 @@ def text_request(
         repetition_penalty=(
             defaults.repetition_penalty if fields.repetition_penalty is None else fields.repetition_penalty
         ),
-        presence_penalty=fields.presence_penalty or 0.0,
+        presence_penalty=(
+            defaults.presence_penalty if fields.presence_penalty is None else fields.presence_penalty
+        ),
         frequency_penalty=(
             defaults.frequency_penalty if fields.frequency_penalty is None else fields.frequency_penalty
         ),
@@ -109,6 +111,7 @@ def text_request(
     )
     if isinstance(context.story, CallStory):
         _tell(context.story, fields, model, prompts)
+    seed = preset.seed if fields.seed is None else fields.seed
     return TextRequest(
         context=context,
         adapter=model.adapter,
@@ -118,8 +121,9 @@ def text_request(
         n=fields.n or 1,
         max_tokens=max_tokens,
         sampling=sampling,
-        seed=None if fields.seed == -1 else fields.seed,  # vLLM's and llama.cpp's word for none
-        stop=fields.stops,
+        default_tokens=preset.max_tokens if fields.min_tokens is None else None,
+        seed=None if seed == -1 else seed,  # vLLM's and llama.cpp's word for none
+        stop=preset.stop if fields.stop is None else fields.stops,
         stop_token_ids=tuple(fields.stop_token_ids or ()),
         include_stop_str_in_output=bool(fields.include_stop_str_in_output),
         ignore_eos=bool(fields.ignore_eos),

@@ -184,6 +184,7 @@ class Ingress:
             directory,
             names=parts.names,
             drafts=facts.drafts,
+            adapter=facts.own_adapter,
         )
         state.judge = GrammarJudge(Path(settings.tokenizer or directory), facts.info.logits_width)
         if facts.adapters is not None:

@@ -154,7 +154,7 @@ async def _prepared_text(state: ServerState, model: ServedModel, body: OllamaGen
     with naming_fields("prompt"):
         prepared = await prepare_completion(state, model, completion_of(body))
     reading = Reading(ModelNotation(tools=None), ToolChoice(), Place.AFTER, model.tokenizer.token_bytes)
-    asked = replace(prepared.request, default_tokens=None)
+    asked = replace(prepared.request, default_tokens=model.preset.max_tokens)
     return PreparedChat(asked, reading, prepared.grammar_param)
 
 

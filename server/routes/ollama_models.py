@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -11,6 +12,7 @@ from starlette.responses import Response
 from engine.errors import InvalidRequest
 from executors.contract import ExecutorError
 from server.answer.ollama_encoder import written_time
+from server.model_defaults.preset import Preset
 from server.prepare.fill_in_middle import fill_in_middle
 from server.routes.common import READ, json_response, read, state_of
 from server.routes.ollama import find_model, without_tag
@@ -67,10 +69,10 @@ async def show(request: Request) -> Response:
     model = await find_model(state, name)
     name = without_tag(state, name)
     parameters = _parameters(model)
-    lines = [f"FROM {name}", *(f"PARAMETER {line}" for line in parameters)]
     return json_response(
         {
-            "modelfile": "\n".join(lines) + "\n",
+            **_packaged(model.preset),
+            "modelfile": _modelfile(name, model, parameters),
             "parameters": "\n".join(parameters),
             "template": _template(model),
             "details": _details(state, name),
@@ -159,8 +161,37 @@ def _parameters(model: ServedModel) -> list[str]:
         "typical_p": defaults.typical_p,
         "repeat_penalty": defaults.repetition_penalty,
         "frequency_penalty": defaults.frequency_penalty,
+        "presence_penalty": defaults.presence_penalty,
     }
-    return [f"{name} {value:g}" for name, value in values.items()]
+    preset, lines = model.preset, [f"{name} {value:g}" for name, value in values.items()]
+    numbers = {"seed": preset.seed, "num_predict": preset.max_tokens}
+    lines += [f"{name} {value}" for name, value in numbers.items() if value is not None]
+    if preset.context is not None:
+        lines.append(f"num_ctx {model.max_model_len}")
+    return lines + [f"stop {json.dumps(one, ensure_ascii=False)}" for one in preset.stop]
+
+
+def _packaged(preset: Preset) -> dict[str, Any]:
+    """What the model's package brings, without what it does not."""
+    facts = {
+        "system": preset.system,
+        "messages": [dict(one) for one in preset.messages],
+        "license": "\n".join(preset.licenses),
+        "adapter": preset.adapter,
+    }
+    return {name: value for name, value in facts.items() if value}
+
+
+def _modelfile(name: str, model: ServedModel, parameters: list[str]) -> str:
+    """The model as a Modelfile says it."""
+    preset, quotes = model.preset, '"""'
+    lines = [f"FROM {name}", *([f"ADAPTER {preset.adapter}"] if preset.adapter else ())]
+    lines += [f"PARAMETER {line}" for line in parameters]
+    if preset.system:
+        lines.append(f"SYSTEM {quotes}{preset.system}{quotes}")
+    lines += [f"MESSAGE {one['role']} {quotes}{one['content']}{quotes}" for one in preset.messages]
+    lines += [f"LICENSE {quotes}{one}{quotes}" for one in preset.licenses]
+    return "\n".join(lines) + "\n"
 
 
 def _template(model: ServedModel) -> str:

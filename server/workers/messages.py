@@ -84,7 +84,8 @@ class ModelAt(msgspec.Struct, tag=2, array_like=True):
 
 
 class Serve(msgspec.Struct, tag=3, array_like=True):
-    """The executor is loaded. `stores`: whether there is a store of responses; `adapters`: None without any."""
+    """The executor is loaded. `stores`: whether there is a store of responses; `adapters`: None without any.
+    `own_adapter`: digest of the adapter that is part of the model."""
 
     info: ModelInfo
     max_model_len: int
@@ -94,6 +95,7 @@ class Serve(msgspec.Struct, tag=3, array_like=True):
     drafts: bool
     max_loras: int
     adapters: list[AdapterFacts] | None
+    own_adapter: str | None = None
 
 
 class StoryFacts(msgspec.Struct, array_like=True):

@@ -13,6 +13,7 @@ from executors.contract import ConfigError
 from server import model_source
 from server.hub import HubModel
 from server.model_files import default_model
+from server.model_files.ollama_package import Package
 from server.model_source import LocalModel, find_source
 from server.settings.load import SettingsError
 from server.settings.table import DEFAULTS
@@ -159,7 +160,7 @@ def test_ollamas_store(tmp_path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"layers": [layer]}))
     for name in ("llama3.2:1b", "phi", "phi:latest", "acme/x:q8"):
-        assert find(name) == LocalModel(blob, name)
+        assert find(name) == LocalModel(blob, name, package=Package(name))
     with pytest.raises(SettingsError) as error:
         find("llama3.2:3b")
     assert str(error.value).startswith(

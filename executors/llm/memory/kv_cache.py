@@ -199,7 +199,8 @@ def plan_kv(
     if fitting < per_sequence:
         if fitting < 1 and reserved and int(free * share) >= bytes_per_block:
             raise ConfigError(_claims_too_much(claims, free, bytes_per_block))
-        if explicit is not None or config.max_model_len is not None or fitting < 1:
+        fixed = config.max_model_len is not None and not config.shrink_length
+        if explicit is not None or fixed or fitting < 1:
             message = _does_not_fit(
                 explicit, allowed, max_len, per_sequence * bytes_per_block, fitting * block_size
             )

@@ -93,8 +93,11 @@ def file_name(usual: str, family: Family) -> str:
     return usual
 
 
-def _named(tensor: GgufTensor, config: DecoderConfig, row: Row, gguf: GgufFile) -> dict[str, Stored]:
-    """Return what a tensor of the file is, {} if nothing. One of all experts is as many tensors, and a merged one its parts."""
+def _named(
+    tensor: GgufTensor, config: DecoderConfig, row: Row, gguf: GgufFile | None = None
+) -> dict[str, Stored]:
+    """Return what a tensor of the file is, {} if nothing. One of all experts is as many tensors, and a merged one its parts.
+    `gguf`: the model's file, None for a change of one weight."""
     family = config.family
     match = _OF_LAYER.fullmatch(tensor.name)
     if match is None:
@@ -131,9 +134,11 @@ def _named(tensor: GgufTensor, config: DecoderConfig, row: Row, gguf: GgufFile) 
     return found
 
 
-def _holds_gate(tensor: GgufTensor, config: DecoderConfig, gguf: GgufFile, layer: int) -> bool:
+def _holds_gate(tensor: GgufTensor, config: DecoderConfig, gguf: GgufFile | None, layer: int) -> bool:
     """Return whether a tensor named for the up projection is gate and up, as Phi-3's is: without a gate beside it, and twice as
     high."""
+    if gguf is None:
+        return False
     alone = f"blk.{layer}.ffn_gate.{tensor.name.rpartition('.')[2]}" not in gguf.tensors
     return bool(config.family.names.gate) and alone and tensor.shape[0] == 2 * config.intermediate_size
 

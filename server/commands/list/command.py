@@ -81,9 +81,15 @@ def _rows(models: list[Found]) -> list[dict[str, Any]]:
             fail(str(error), 1)
     unknown = ({"context": None, "problem": one.problem} for one in models)
     return [
-        {**asdict(one), "path": str(one.path), **fits.get(number, fit)}
+        {**_facts(one), **fits.get(number, fit)}
         for number, (one, fit) in enumerate(zip(models, unknown, strict=True))
     ]
+
+
+def _facts(model: Found) -> dict[str, Any]:
+    return {name: value for name, value in asdict(model).items() if name != "package"} | {
+        "path": str(model.path)
+    }
 
 
 def _show(rows: list[dict[str, Any]]) -> None:

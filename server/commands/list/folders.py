@@ -42,6 +42,8 @@ class Found:
     source: str
     """The program whose folder it is."""
     problem: str | None = None
+    package: str = ""
+    """Digest of what is served with the file; two packages of one file are two models."""
 
     @property
     def is_gguf(self) -> bool:
@@ -66,11 +68,11 @@ def roots(environ: Mapping[str, str], home: Path) -> dict[str, list[Path]]:
 def find(folders: Mapping[str, Iterable[Path]]) -> Iterator[Found]:
     """All models below `folders` (see `roots`), each once. A folder that cannot be read is passed over."""
     look = {"Ollama": _ollama, "LM Studio": _lm_studio, "llama.cpp": _files}
-    seen: set[Path] = set()
+    seen: set[tuple[Path, str]] = set()
     for source, paths in folders.items():
         for root in paths:
             for found in sorted(look.get(source, _hub)(root, source), key=lambda one: one.name.lower()):
-                real = found.path.resolve()
+                real = found.path.resolve(), found.package
                 if real not in seen:
                     seen.add(real)
                     yield found
@@ -156,10 +158,17 @@ def _ollama(root: Path, source: str) -> Iterator[Found]:
         if one.path is None:
             yield Found(one.name, "?", 0, manifest, source, "its manifest names no model")
             continue
-        problem = None if one.path.is_file() else "its file is missing"
-        yield Found(
-            one.name, f"GGUF {one.kind}" if one.kind else "GGUF", _size(one.path), one.path, source, problem
-        )
+        problem, package = _package(one) if one.path.is_file() else ("its file is missing", "")
+        kind = f"GGUF {one.kind}" if one.kind else "GGUF"
+        yield Found(one.name, kind, _size(one.path), one.path, source, problem, package)
+
+
+def _package(manifest: ollama.Manifest) -> tuple[str | None, str]:
+    """Why a model of Ollama's store cannot be used, by what its manifest names beside the file, and the digest of that."""
+    try:
+        return None, manifest.package().digest
+    except ConfigError as error:
+        return str(error), manifest.name
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from tests.executors.llm.checkpoint.test_gguf_models import IDS, MODELS, _checkp
 
 GEMMA3 = {
     **MODELS["gemma3"][1], "model_type": "gemma3_text", "rope_theta": 1_000_000.0, "rope_local_base_freq": 10_000.0,
-    "rope_scaling": None,    "rms_norm_eps": 1e-6, "num_hidden_layers": 6, "sliding_window": 16, "query_pre_attn_scalar": 20, "hidden_activation":
-    "gelu_pytorch_tanh",
+    "rope_scaling": None, "rms_norm_eps": 1e-6, "num_hidden_layers": 6, "sliding_window": 16, "query_pre_attn_scalar": 20,
+    "hidden_activation": "gelu_pytorch_tanh",
 }  # fmt: skip
 SIZES = {**sizes(GEMMA3), "attention.sliding_window": 16}
 

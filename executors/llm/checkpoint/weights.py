@@ -285,8 +285,9 @@ def _missing(config: DecoderConfig, checkpoint: Checkpoint, targets: dict[str, P
     if not missing:
         return None
     known = next((checkpoint.absent[name] for name in missing if name in checkpoint.absent), None)
-    if known is None and (known := quantized_instead(config, checkpoint, missing[0])) is not None:
-        return known
+    told = (quantized_instead(config, checkpoint, name) for name in missing)
+    if known is None and (instead := next(filter(None, told), None)) is not None:
+        return instead
     if known is None and not checkpoint.files:
         known = next(iter(checkpoint.absent.values()), None)
     needs = f"{_some([checkpoint.told(name) for name in missing])} missing; {config.architecture} needs {len(targets)} tensors"

@@ -3,7 +3,7 @@
     auto_round:auto_gptq, auto_round:gptq                    GPTQ, a zero is the stored one plus 1
     auto_round, auto_round:gptqmodel, auto_round:exllamav2, auto_round:tritonv2      GPTQ, a zero is the stored one
     auto_round:auto_awq, auto_round:awq                      AWQ, for its kernel "gemm"
-    auto_round:fp8_static, data_type "fp"                    FP8, a scale for each row or for all
+    auto_round:fp8_static, data_type "fp"                    FP8, a scale for each row, for all, or (group_size [128, 128]) blocks
 
 Zeros of symmetric weights are half of the range, as for GPTQ. `extra_config` has settings of single modules, by their name or by
 a regular expression that is found in it; 16 bits: the module is wide. Source: auto-round, `inference/backend.py` and
@@ -16,6 +16,7 @@ import re
 from typing import Any
 
 from executors.contract.errors import ConfigError
+from executors.llm.model.quantization.fp8 import is_block
 from executors.llm.model.quantization.gptq import checked_pattern, gptq_scheme, refuse_other_numbers
 from executors.llm.model.quantization.keys import (
     CALIBRATION,
@@ -83,7 +84,9 @@ def read_auto_round(value: dict[str, Any], where: str) -> Quantization:
     if packing == _FP8:
         if value.get("data_type") not in ("fp", "fp8", "fp8_e4m3") or whole_bits(value.get("bits")) != 8:
             raise refused(where, f"{packing} with data_type {value.get('data_type')!r}", "fp of 8 bits")
-        return Quantization("auto-round", where, fp8=Fp8Scheme(False), notes=notes)
+        size = value.get("group_size")
+        blocks = isinstance(size, list) and is_block(size, where, "group_size")
+        return Quantization("auto-round", where, fp8=Fp8Scheme(blocks), notes=notes)
     refuse_other_numbers(value, "auto-round", where)
     zeros: ZeroRule | None = None if packing in _AWQ else "plus_one" if packing in _PLUS_ONE else "stored"
     schemes = IntSchemes(_scheme(value, zeros, where), tuple(_modules(value, zeros, where)))

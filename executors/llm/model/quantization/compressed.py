@@ -67,7 +67,7 @@ def read_compressed(value: dict[str, Any], where: str) -> Quantization:
         raise ConfigError(f"{where}: config_groups is missing or not a map of groups")
     if groups and form not in (*_FORMATS, *_WIDE, _MIXED):
         raise refused(where, f"format {form!r}", ", ".join((*_FORMATS, _MIXED)))
-    if not groups and form in _FORMATS:
+    if not groups and form in _FORMATS and not notes:
         raise ConfigError(f"{where}: config_groups is missing or not a map of groups")
     found: list[tuple[dict[str, Any], Scheme]] = []
     for name, group in groups.items():
@@ -76,7 +76,7 @@ def read_compressed(value: dict[str, Any], where: str) -> Quantization:
             raise ConfigError(f"{at}: {short(group)} is not a map of settings")
         check_keys(group, GROUP, at)
         notes += _activation_notes(group, at)
-        scheme = None if form in _WIDE else _scheme(group, form, where)
+        scheme = None if form in _WIDE else _scheme(group, form, where, at)
         if scheme is not None:
             found.append((group, scheme))
     wide = {scheme for _, scheme in found if isinstance(scheme, Fp8Scheme)}
@@ -117,14 +117,14 @@ def _activation_notes(group: dict[str, Any], at: str) -> list[str]:
     return notes
 
 
-def _scheme(group: dict[str, Any], form: str | None, where: str) -> Scheme | None:
-    """Return the scheme of a group's weights; None if they are wide."""
+def _scheme(group: dict[str, Any], form: str | None, where: str, at: str) -> Scheme | None:
+    """Return the scheme of the weights of the group `at`; None if they are wide."""
     weights = group.get("weights")
     if weights is None and (group.get("input_activations") or group.get("output_activations")):
         return None
     if not isinstance(weights, dict):
         raise ConfigError(f"{where}: a group has no weights")
-    check_keys(weights, WEIGHTS, f"{where}: weights")
+    check_keys(weights, WEIGHTS, f"{at}: weights")
     whole = weights.get("type", "int") == "int"
     own = group.get("format") or (form if form != _MIXED else None) or _inferred(group, whole)
     if own not in _FORMATS:

@@ -19,7 +19,7 @@ from executors.llm.model.quantization.schemes import Fp8Scheme, Quantization
 KEYS = keys(
     (
         "quant_method", "method", "fmt", "weight_format", "format", "checkpoint_format", "weight_block_size", "scale_fmt",
-        "expert_dtype", "store_dtype", "bits", "pack_dtype", "rotation", "adapter", "dynamic", "weight_scale_semantics",
+        "expert_dtype", "store_dtype", "bits", "rotation", "adapter", "dynamic", "weight_scale_semantics",
         "kv_cache_scheme", "kv_cache_quant_method",
     ),
     OF_TENSORS,
@@ -28,6 +28,7 @@ KEYS = keys(
     CALIBRATION,
     ACTIVATIONS,
     {"the shapes of the scales show it": ("weight_scale_method", "sym", "linear_class", "weight_per_tensor")},
+    {"numbers in e4m3 are not packed": ("pack_dtype",)},
 )  # fmt: skip
 _BLOCK = [128, 128]
 _E4M3 = ("e4m3", "float8_e4m3fn")

@@ -61,6 +61,8 @@ def _method(value: dict[str, Any], unnamed: str | None) -> Any:
     named = value.get("quant_method") or value.get("method")
     if named is not None:
         named = named.lower() if isinstance(named, str) else named
+        if isinstance(named, str) and named.startswith("modelopt_"):
+            return "modelopt"
         return _ALIASES.get(named, named) if isinstance(named, str) else named
     if value.get("load_in_4bit") or value.get("load_in_8bit"):
         return "bitsandbytes"

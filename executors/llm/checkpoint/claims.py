@@ -8,6 +8,7 @@ from executors.contract.errors import ConfigError
 from executors.llm.checkpoint.files import Checkpoint
 from executors.llm.checkpoint.quantized_tensors import QuantizedTensors
 from executors.llm.checkpoint.safetensors_file import SafetensorsFile
+from executors.llm.checkpoint.tensor_file import TensorFile
 from executors.llm.model.config import DecoderConfig
 from executors.llm.model.quantization import FILES, SUPPORTED, Quantization
 
@@ -16,7 +17,9 @@ _PARTS = (
 )  # fmt: skip
 """Tensors that a quantized weight is made of, in the formats that are common."""
 _BITSANDBYTES = (".absmax", ".quant_map", ".SCB")
-"""Ends of names of tensors beside a weight of bitsandbytes."""
+"""Ends of names of tensors beside a weight of bitsandbytes, which may lie in words of a float dtype."""
+_MASKS = (".bias", ".masked_bias")
+"""Ends of names of causal masks, which old files hold in bytes."""
 
 
 def settle_quantization(config: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
@@ -55,8 +58,13 @@ def _all_wide(checkpoint: Checkpoint) -> bool:
     names = checkpoint.names()
     if any(name.endswith(_BITSANDBYTES) or ".quant_state." in name for name in names):
         return False
-    weights = (name for name in names if name.endswith(".weight"))
-    return all(checkpoint.file_of(name).float_dtype(name) is not None for name in weights)
+    return not any(_is_narrow(checkpoint.file_of(name), name) for name in names if not name.endswith(_MASKS))
+
+
+def _is_narrow(file: TensorFile, name: str) -> bool:
+    """Return whether a tensor may be numbers of a quantized weight: indices are integers of 64 bits."""
+    plain = file.float_dtype(name) is not None
+    return not plain and isinstance(file, SafetensorsFile) and file.type_name(name) not in ("I64", "BOOL")
 
 
 def quantized_instead(config: DecoderConfig, checkpoint: Checkpoint, name: str) -> str | None:

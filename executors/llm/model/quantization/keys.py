@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from executors.contract.errors import ConfigError
@@ -16,6 +17,7 @@ class Keys:
     read: frozenset[str]
     harmless: Mapping[str, tuple[str, ...]]
 
+    @cached_property
     def known(self) -> frozenset[str]:
         """All of them."""
         return self.read.union(*self.harmless.values())
@@ -32,7 +34,7 @@ def keys(read: Iterable[str], *harmless: Mapping[str, tuple[str, ...]]) -> Keys:
 
 def check_keys(values: Mapping[str, Any], known: Keys, where: str) -> None:
     """Raise ConfigError for a key of the object `where` that is not known, unless its value is null, false or empty."""
-    names = known.known()
+    names = known.known
     for name, value in values.items():
         if name not in names and not _is_empty(value):
             raise ConfigError(

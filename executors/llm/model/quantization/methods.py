@@ -33,6 +33,9 @@ _GPTQ_KEYS = {
     "wbits",
     "is_marlin_format",
 }
+_AT_LOAD = ("bitsandbytes", "hqq", "eetq", "quanto", "torchao")
+"""Methods that round wide weights as they are loaded, for training: their entry stays in the config.json of weights that were
+merged and saved wide."""
 _WIDE_CURE = (
     ": serve the wide checkpoint that it was made from, with --quantization int4 or int8 if memory is short"
 )
@@ -50,9 +53,9 @@ def parse_quantization(
     if isinstance(value, dict) and isinstance(method, str) and method in READERS:
         return READERS[method](value, where)
     told = f"{where} ({str(method)[:120]}) is not supported"
-    if isinstance(method, str) and (method == "bitsandbytes" or method.startswith("bitsandbytes_")):
-        # Trainers leave this entry in the config.json of weights that they merged and saved wide.
-        return Quantization(method, where, refusal=f"{told}{_WIDE_CURE}; supported: {SUPPORTED}")
+    if isinstance(method, str) and method.startswith(_AT_LOAD):
+        cure = _WIDE_CURE if method.startswith("bitsandbytes") else ""
+        return Quantization(method, where, refusal=f"{told}{cure}; supported: {SUPPORTED}")
     raise ConfigError(f"{told}; supported: {SUPPORTED}")
 
 

@@ -31,7 +31,7 @@ ALGORITHMS = {"FP8": False, "FP8_PER_CHANNEL_PER_TOKEN": False, "FP8_PB_WO": Tru
 """Algorithms of FP8 by name: whether blocks have scales."""
 _KNOWN = ", ".join((*ALGORITHMS, *MODELOPT_FP4))
 _MIXED = "MIXED_PRECISION"
-_WIDE = ("UNQUANTIZED", "NONE")
+_WIDE = ("", "UNQUANTIZED", "NONE", "NO_QUANT")
 
 
 def read_modelopt(value: dict[str, Any], where: str) -> Quantization:
@@ -46,9 +46,7 @@ def read_modelopt(value: dict[str, Any], where: str) -> Quantization:
     kv = [key for key in ("kv_cache_quant_algo", "kv_cache_scheme") if value.get(key)]
     notes = tuple(kv_note(key) for key in kv)
     algorithm = str(value.get("quant_algo") or "").upper()
-    if algorithm in ("", *_WIDE):
-        if not kv and not algorithm:
-            raise refused(where, "modelopt without a quant_algo", _KNOWN)
+    if algorithm in _WIDE:
         return Quantization("modelopt", where, notes=notes)
     names = _layers(value, where) if algorithm == _MIXED else [algorithm]
     for name in names:

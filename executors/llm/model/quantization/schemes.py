@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 from executors.llm.model.fp4 import Fp4Form
@@ -46,7 +47,17 @@ class Rule:
     scheme: IntScheme | None
 
 
-@dataclass(frozen=True, slots=True)
+def only_match(pattern: str) -> str | None:
+    """Return the only text that a regular expression matches, None if there may be several: `a\\.b$` matches `a.b`."""
+    body = pattern.removeprefix("^")
+    if not body.endswith(("$", r"\Z")) or body.endswith(r"\$"):
+        return None
+    body = body[:-1] if body.endswith("$") else body[:-2]
+    plain = re.sub(r"\\([^\w\s])", r"\1", body)
+    return plain if re.fullmatch(r"(?:[\w-]|\\[^\w\s])*", body) else None
+
+
+@dataclass(frozen=True)
 class IntSchemes:
     """The schemes of a checkpoint. The first of the `rules` that matches a module's name wins; the others have the scheme `rest`
     (None: they are wide).
@@ -60,10 +71,23 @@ class IntSchemes:
 
     def of(self, stem: str) -> IntScheme | None:
         """Return the scheme of the module `stem`, such as `model.layers.0.mlp.up_proj`; None if it is wide."""
-        for rule in self.rules:
-            if re.match(rule.pattern, stem):
-                return rule.scheme
-        return self.rest
+        named, others = self._lookup
+        place = named.get(stem, len(self.rules))
+        first = next((i for i, pattern in others if i < place and pattern.match(stem)), place)
+        return self.rest if first == len(self.rules) else self.rules[first].scheme
+
+    @cached_property
+    def _lookup(self) -> tuple[dict[str, int], list[tuple[int, re.Pattern[str]]]]:
+        """Places of the rules that match one name, by that name, and of the others. A file may have a rule for each of its
+        modules, which are tens of thousands with experts."""
+        named: dict[str, int] = {}
+        others = []
+        for i, rule in enumerate(self.rules):
+            if (name := only_match(rule.pattern)) is not None:
+                named.setdefault(name, i)
+            else:
+                others.append((i, re.compile(rule.pattern)))
+        return named, others
 
     def all(self) -> Iterator[IntScheme]:
         """Yield each scheme that a module may have, once."""

@@ -338,6 +338,7 @@ STALE: dict[str, tuple[dict[str, Any], str]] = {
                                  "bnb_4bit_quant_type": "nf4", "llm_int8_threshold": 6.0}},
         "says bitsandbytes, but all weights are wide",
     ),
+    "hqq": ({"quantization_config": {"quant_method": "hqq", "quant_config": {}}}, "says hqq, but all weights are wide"),
     "bitsandbytes without its name": ({"quantization_config": {"load_in_8bit": True}}, "says bitsandbytes"),
     "gptq": ({"quantization_config": GPTQ}, "quantization_config says gptq, but all weights are wide"),
     "awq": ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "says awq, but all weights are wide"),

@@ -29,11 +29,13 @@ STORED_KINDS = {
     name: FIRST_STORED + i for i, name in enumerate((
         "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4",
         "int4-g64", "int4-g128", "uint4-g32", "uint4-g64", "uint4-g128", "uint4-f32", "uint8-f32",
+        "lut4-iq2", "lut4-iq3xxs", "lut4-iq3s", "lut4-fp4",
     ))
 }  # fmt: skip
 """Formats of weights that are packed as a file has them, `with_layout` of layouts.h: by GGUF's names for its blocks, then
 groups of 64 or 128 4-bit codes with the zero 8, and groups with zeros of their own: of 32, 64 or 128 codes with a float16
-scale, or of 32 codes of 4 or 8 bits with a float32 scale."""
+scale, or of 32 codes of 4 or 8 bits with a float32 scale; then codes of 4 bits that stand for values in a table, with a scale for
+each 16: a byte, times a float32 for 256, or ("lut4-fp4") a float32."""
 KINDS = {"float32": 0, "bfloat16": 1, "int8": 2}
 """Formats of weights that are packed from floats: `Kind` of operands.h. "int4" is another, which fills Q4_1."""
 INT4_ROW = 20

@@ -8,8 +8,8 @@ rounded again. Three parts of a code lie apart:
     high    int32 [rows, columns / 32]    the fifth bits of 32 columns, column i in bit i
             int32 [rows, columns / 16]    bits 5 and 6 of 16 columns, column i in bits 2i and 2i + 1
 
-Scales, minima and zeros are [rows, columns / group]. Nested ones are a small whole number each, times a float16 for every 256
-columns. Codes of 2 and 3 bits take 4 here.
+Scales, minima and zeros are [rows, columns / group]. Nested ones are a small whole number each, times a float16 (or float32) for
+every 256 columns. Codes of 2 and 3 bits take 4 here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ NEST = 256
 """Columns that share the factor of nested scales."""
 IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""Values of a code of IQ4_NL and IQ4_XS, and of MXFP4 (twice e2m1)."""
+"""Values of a code of IQ4_NL and IQ4_XS, and of MXFP4 and NVFP4 (twice e2m1)."""
+IQ2 = (8, 25, 43, 1, 7, 9, 0, 0, -8, -25, -43, -1, -7, -9, 0, 0)
+IQ3_XXS = (4, 12, 20, 28, 36, 44, 52, 62, -4, -12, -20, -28, -36, -44, -52, -62)
+IQ3_S = (1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15)
+"""Values of IQ2's types and (the middle three) of IQ1's, and of IQ3's: sizes, and then the same negated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,7 @@ class DeviceLayout:
     extra: Literal["", "minimum", "zero"] = ""
     table: tuple[int, ...] = ()
     scale_dtype: torch.dtype = torch.float16
+    factor_dtype: torch.dtype = torch.float16
 
     @property
     def small_dtype(self) -> torch.dtype:
@@ -67,6 +72,10 @@ LAYOUTS: dict[str, DeviceLayout] = {
     "uint4-g128": DeviceLayout(4, 128, extra="zero"),
     "uint4-f32": DeviceLayout(4, 32, extra="zero", scale_dtype=torch.float32),
     "uint8-f32": DeviceLayout(8, 32, extra="zero", scale_dtype=torch.float32),
+    "lut4-iq2": DeviceLayout(4, 16, nested=True, table=IQ2, factor_dtype=torch.float32),
+    "lut4-iq3xxs": DeviceLayout(4, 16, nested=True, table=IQ3_XXS, factor_dtype=torch.float32),
+    "lut4-iq3s": DeviceLayout(4, 16, nested=True, table=IQ3_S, factor_dtype=torch.float32),
+    "lut4-fp4": DeviceLayout(4, 16, table=FP4, scale_dtype=torch.float32),
 }
 """By the names of STORED_KINDS (executors/kernels/cpu.py)."""
 
@@ -80,7 +89,7 @@ class DeviceRows:
     high: torch.Tensor | None
     scales: torch.Tensor
     factors: torch.Tensor | None
-    """float16 [rows, columns / 256], of nested scales."""
+    """[rows, columns / 256] of the layout's `factor_dtype`, of nested scales."""
     extras: torch.Tensor | None
     """Minima or zeros."""
     extra_factors: torch.Tensor | None
@@ -106,7 +115,7 @@ class DeviceRows:
             codes,
             made(columns // BLOCK * (how.bits - 4), torch.int32) if how.bits in (5, 6) else None,
             made(groups, how.small_dtype if how.nested else how.scale_dtype),
-            made(nests, torch.float16) if how.nested else None,
+            made(nests, how.factor_dtype) if how.nested else None,
             extras,
             made(nests, torch.float16) if how.nested and how.extra else None,
         )

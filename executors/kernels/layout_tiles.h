@@ -124,9 +124,10 @@ inline F scale_of_part(const uint8_t* head, const uint8_t* block, int part, int 
   if (L::SCALES == GROUP) return load_halves(head + group * W * 2);
   if (L::SCALES == GROUP_F32) return load((const float*)head + group * W);
   const uint8_t* at = block + L::CODE_WORDS * 4;
+  if (L::SCALES == PART_F32) return load((const float*)at + part * NR + group * W);
   if (L::SCALES == POWER) return load_some((const uint16_t*)at + group * W, W);
   if (L::SCALES == FLAT) return load_halves(at + group * W * 2);
-  F top = load_halves(head + group * W * 2);
+  F top = L::WIDE_HEAD ? load((const float*)head + group * W) : load_halves(head + group * W * 2);
   if (L::SCALES == TWO_WIDE) return mul(top, load_shorts(at + group * W * 2));
   at += part * NR + group * W;
   return mul(top, L::SIGNED ? load_signed_bytes(at) : load_bytes(at));

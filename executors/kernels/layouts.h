@@ -12,6 +12,8 @@
 //            POWER     bf16 [NR], a power of two
 //            TWO       [scales of a block][NR] bytes, then as many minima; the head before 8 blocks: float16 [NR] (and [NR])
 //            TWO_WIDE  int16 [NR]; the head as for TWO
+//            TWO_F32   [scales of a block][NR] bytes; the head before 8 blocks: float32 [NR]
+//            PART_F32  [scales of a block][NR] float32
 //            GROUP     none; the head before 1, 2 or 4 blocks: float16 [NR], with zeros float16 [NR] more
 //            GROUP_F32 the same, the scales as float32
 //
@@ -27,28 +29,35 @@
 namespace {
 
 enum Codes { U2, U4, U5, U6, LUT4, S8 };
-enum Scales { FLAT, POWER, TWO, TWO_WIDE, GROUP, GROUP_F32 };
+enum Scales { FLAT, POWER, TWO, TWO_WIDE, TWO_F32, PART_F32, GROUP, GROUP_F32 };
+enum Table { OF_IQ4, OF_FP4, OF_IQ2, OF_IQ3_XXS, OF_IQ3_S };
 
 // `PARTS`: scales of a block of 32. `MINIMUM`: whether there is one. `SIGNED`: scales of the second level. `ZEROS`: whether
-// groups have zeros of their own.
+// groups have zeros of their own. `VALUES`: of the codes of LUT4.
 template <Codes C, Scales S, int ZERO_, int PARTS_ = 1, bool MINIMUM_ = false, bool SIGNED_ = false, int BLOCKS_ = 1,
-          bool ZEROS_ = false>
+          bool ZEROS_ = false, Table VALUES_ = OF_IQ4>
 struct LayoutOf {
   static constexpr Codes CODES = C;
   static constexpr Scales SCALES = S;
   static constexpr int ZERO = ZERO_, PARTS = PARTS_;
   static constexpr bool MINIMUM = MINIMUM_, SIGNED = SIGNED_, ZEROS = ZEROS_;
-  static constexpr bool TWO_LEVELS = S == TWO || S == TWO_WIDE, GROUPED = S == GROUP || S == GROUP_F32;
+  static constexpr Table VALUES = VALUES_;
+  static constexpr bool BYTES = S == TWO || S == TWO_F32;  // scales of the second level
+  static constexpr bool TWO_LEVELS = BYTES || S == TWO_WIDE, GROUPED = S == GROUP || S == GROUP_F32;
+  static constexpr bool WIDE_HEAD = S == TWO_F32 || S == GROUP_F32;
   static constexpr int BLOCKS = TWO_LEVELS ? 8 : BLOCKS_;  // that share a head
   static constexpr int CODE_WORDS = NR * (C == S8 ? 8 : C == U6 ? 6 : C == U5 ? 5 : C == U2 ? 2 : 4);
-  static constexpr int SCALE_BYTES = GROUPED ? 0 : NR * (S == TWO ? PARTS * (MINIMUM ? 2 : 1) : MINIMUM ? 4 : 2);
+  static constexpr int COLUMN_SCALES = BYTES ? PARTS * (MINIMUM ? 2 : 1) : S == PART_F32 ? 4 * PARTS : MINIMUM ? 4 : 2;  // bytes
+  static constexpr int SCALE_BYTES = GROUPED ? 0 : NR * COLUMN_SCALES;
   static constexpr int BLOCK_BYTES = CODE_WORDS * 4 + SCALE_BYTES;
-  static constexpr int HEAD_SCALE = S == GROUP_F32 ? 4 : 2;  // bytes
+  static constexpr int HEAD_SCALE = WIDE_HEAD ? 4 : 2;  // bytes
   static constexpr int HEAD_BYTES = TWO_LEVELS || GROUPED ? NR * (HEAD_SCALE + (MINIMUM || ZEROS ? 2 : 0)) : 0;
 };
 
 template <Codes C, int BLOCKS, int ZERO = 0, Scales S = GROUP>
 using Grouped = LayoutOf<C, S, ZERO, 1, false, false, BLOCKS, ZERO == 0>;
+template <Table VALUES>
+using Looked = LayoutOf<LUT4, TWO_F32, 0, 2, false, true, 1, false, VALUES>;
 
 // The order is that of `STORED_KINDS` in cpu.py.
 using Q4_0 = LayoutOf<U4, FLAT, 8>;
@@ -63,7 +72,7 @@ using Q5_K = LayoutOf<U5, TWO, 0, 1, true>;
 using Q6_K = LayoutOf<U6, TWO, 32, 2, false, true>;
 using IQ4_NL = LayoutOf<LUT4, FLAT, 0>;
 using IQ4_XS = LayoutOf<LUT4, TWO_WIDE, 0, 1, false, true>;
-using MXFP4 = LayoutOf<LUT4, POWER, 0>;
+using MXFP4 = LayoutOf<LUT4, POWER, 0, 1, false, false, 1, false, OF_FP4>;
 using Int4G64 = Grouped<U4, 2, 8>;  // the zero is 8
 using Int4G128 = Grouped<U4, 4, 8>;
 using UInt4G32 = Grouped<U4, 1>;
@@ -71,6 +80,10 @@ using UInt4G64 = Grouped<U4, 2>;
 using UInt4G128 = Grouped<U4, 4>;
 using UInt4F32 = Grouped<U4, 1, 0, GROUP_F32>;
 using UInt8F32 = Grouped<S8, 1, 0, GROUP_F32>;
+using Lut4IQ2 = Looked<OF_IQ2>;
+using Lut4IQ3XXS = Looked<OF_IQ3_XXS>;
+using Lut4IQ3S = Looked<OF_IQ3_S>;
+using Lut4FP4 = LayoutOf<LUT4, PART_F32, 0, 2, false, false, 1, false, OF_FP4>;
 
 // Words of a panel of that kind.
 template <class L>
@@ -101,7 +114,11 @@ inline auto with_layout(int64_t kind, Use use) {
     case 16: return use(UInt4G64());
     case 17: return use(UInt4G128());
     case 18: return use(UInt4F32());
-    default: return use(UInt8F32());
+    case 19: return use(UInt8F32());
+    case 20: return use(Lut4IQ2());
+    case 21: return use(Lut4IQ3XXS());
+    case 22: return use(Lut4IQ3S());
+    default: return use(Lut4FP4());
   }
 }
 
@@ -113,9 +130,14 @@ inline int64_t Linear::panel_words() const {
 constexpr int8_t IQ4_VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 // Twice the values of FP4 (e2m1), whose scale is halved for it.
 constexpr int8_t FP4_VALUES[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+// Points of IQ2 (three sizes) and of IQ1 (eight times -1, 0 or 1, plus or less 1); sizes and then the same negated.
+constexpr int8_t IQ2_VALUES[16] = {8, 25, 43, 1, 7, 9, 0, 0, -8, -25, -43, -1, -7, -9, 0, 0};
+constexpr int8_t IQ3_XXS_VALUES[16] = {4, 12, 20, 28, 36, 44, 52, 62, -4, -12, -20, -28, -36, -44, -52, -62};
+constexpr int8_t IQ3_S_VALUES[16] = {1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15};
 template <class L>
 inline const int8_t* lookup_table() {
-  return L::SCALES == POWER ? FP4_VALUES : IQ4_VALUES;
+  constexpr const int8_t* TABLES[] = {IQ4_VALUES, FP4_VALUES, IQ2_VALUES, IQ3_XXS_VALUES, IQ3_S_VALUES};
+  return TABLES[L::VALUES];
 }
 
 // ---- from a file's blocks to panels --------------------------------------------------------------------------------
@@ -130,7 +152,8 @@ inline uint16_t u16_at(const uint8_t* p) {
 struct Unpacked {
   uint8_t codes[256];
   uint16_t scale, minimum;  // float16: of the block, or of the head; POWER: bf16. With zeros: the zero in place of a minimum
-  float wide;               // GROUP_F32: the scale
+  float wide;               // GROUP_F32: the scale; TWO_F32: the one of the head
+  float parts[2];           // PART_F32: the scales
   int16_t scales[16];       // of the second level, PARTS for each block
   uint8_t minima[16];
 };
@@ -264,6 +287,21 @@ inline const uint8_t* unpack(LayoutOf<C, S, ZERO, 1, false, false, BLOCKS, ZEROS
   return in;
 }
 
+// 8 blocks: their scale as float32, 16 scales of the second level, the codes as in Q4_0.
+template <Table VALUES>
+inline const uint8_t* unpack(Looked<VALUES>, const uint8_t* in, Unpacked& to) {
+  memcpy(&to.wide, in, 4);
+  for (int i = 0; i < 16; i++) to.scales[i] = (int8_t)in[4 + i];
+  for (int i = 0; i < 8; i++) halves(in + 20 + 16 * i, to.codes + 32 * i);
+  return in + 148;
+}
+// A block: the scales of its halves as float32, the codes as in Q4_0.
+inline const uint8_t* unpack(Lut4FP4, const uint8_t* in, Unpacked& to) {
+  memcpy(to.parts, in, 8);
+  halves(in + 8, to.codes);
+  return in + 24;
+}
+
 inline float half_to_float(uint16_t a) { return _cvtsh_ss(a); }
 
 // Bytes of a row in a file.
@@ -282,13 +320,13 @@ void dequantize_row(const uint8_t* in, float* out, int64_t columns) {
   for (int64_t begin = 0; begin < columns; begin += BLOCK * L::BLOCKS) {
     in = unpack(L(), in, row);
     float top = L::SCALES == POWER ? to_float(row.scale) : half_to_float(row.scale);
-    if (L::SCALES == GROUP_F32) top = row.wide;
+    if (L::WIDE_HEAD) top = row.wide;
     float least = L::MINIMUM || L::ZEROS ? half_to_float(row.minimum) : 0.0f;
     for (int i = 0; i < BLOCK * L::BLOCKS; i++) {
       int part = i * L::PARTS / BLOCK, code = row.codes[i] - L::ZERO;
       if (L::CODES == S8) code = (int8_t)row.codes[i];
       if (L::CODES == LUT4) code = table[row.codes[i]];
-      float scale = L::TWO_LEVELS ? top * row.scales[part] : top;
+      float scale = L::TWO_LEVELS ? top * row.scales[part] : L::SCALES == PART_F32 ? row.parts[part] : top;
       float minimum = L::TWO_LEVELS && L::MINIMUM ? -(least * row.minima[part]) : least;
       out[begin + i] = L::MINIMUM ? scale * code + minimum : L::ZEROS ? scale * (code - least) : scale * code;
     }
@@ -309,7 +347,7 @@ inline void put_pair(uint8_t* pairs, int step, int bits) {
 template <class L>
 inline void put_unpacked(uint8_t* panel, int column, const Unpacked& from) {
   if constexpr (L::HEAD_BYTES > 0) {
-    const void* scale = L::SCALES == GROUP_F32 ? (const void*)&from.wide : (const void*)&from.scale;
+    const void* scale = L::WIDE_HEAD ? (const void*)&from.wide : (const void*)&from.scale;
     memcpy(panel + column * L::HEAD_SCALE, scale, L::HEAD_SCALE);
     if (L::MINIMUM || L::ZEROS) memcpy(panel + NR * L::HEAD_SCALE + column * 2, &from.minimum, 2);
   }
@@ -338,11 +376,13 @@ inline void put_unpacked(uint8_t* panel, int column, const Unpacked& from) {
     }
     if (L::GROUPED) continue;
     uint8_t* scales = block + L::CODE_WORDS * 4;
-    if (L::SCALES == TWO) {
+    if (L::BYTES) {
       for (int p = 0; p < L::PARTS; p++) {
         scales[p * NR + column] = (uint8_t)from.scales[b * L::PARTS + p];
         if (L::MINIMUM) scales[(L::PARTS + p) * NR + column] = from.minima[b * L::PARTS + p];
       }
+    } else if (L::SCALES == PART_F32) {
+      for (int p = 0; p < L::PARTS; p++) memcpy(scales + (p * NR + column) * 4, &from.parts[p], 4);
     } else {
       const void* scale = L::SCALES == TWO_WIDE ? (const void*)&from.scales[b] : (const void*)&from.scale;
       memcpy(scales + column * 2, scale, 2);

@@ -151,6 +151,14 @@ def write_gguf(
     return path
 
 
+def retyped(file: Path, name: str, dimensions: int, number: int) -> Path:
+    """Change a tensor's type in the header; the types' sizes have to be equal."""
+    raw = file.read_bytes()
+    at = raw.index(name.encode()) + len(name) + 4 + 8 * dimensions
+    file.write_bytes(raw[:at] + number.to_bytes(4, "little") + raw[at + 4 :])
+    return file
+
+
 def prepared(directory: Path, path: Path) -> Path:
     """A directory that serves a GGUF file."""
     directory.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,9 @@ _FACTORS = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q
 
 def device_rows(raw: torch.Tensor, kind: str) -> DeviceRows:
     """Return rows, uint8 [count, bytes of a row] in a format of STORED_KINDS, in its layout, on the CPU."""
-    return _groups(raw, kind) if kind not in BY_NAME else _blocks(raw, kind)
+    if kind in BY_NAME:
+        return _blocks(raw, kind)
+    return _looked_up(raw, kind) if kind.startswith("lut4-") else _groups(raw, kind)
 
 
 def _blocks(raw: torch.Tensor, kind: str) -> DeviceRows:
@@ -57,6 +59,19 @@ def _groups(raw: torch.Tensor, kind: str) -> DeviceRows:
     if how.bits == 8:
         codes = codes.view(torch.int8)
     return DeviceRows(how, codes, None, scales, None, zeros, None)
+
+
+def _looked_up(raw: torch.Tensor, kind: str) -> DeviceRows:
+    """Codes of layouts.h that stand for values: the scales, and the codes."""
+    how, rows = LAYOUTS[kind], len(raw)
+    if how.nested:  # for 256 columns: a float32, 16 bytes, codes 128
+        blocks = raw.reshape(-1, 148)
+        factors = blocks[:, :4].contiguous().view(torch.float32).view(rows, -1)
+        scales = blocks[:, 4:20].contiguous().view(torch.int8).view(rows, -1)
+        return DeviceRows(how, blocks[:, 20:].contiguous().view(rows, -1), None, scales, factors, None, None)
+    blocks = raw.reshape(-1, 24)  # for 32 columns: two float32, codes 16
+    scales = blocks[:, :8].contiguous().view(torch.float32).view(rows, -1)
+    return DeviceRows(how, blocks[:, 8:].contiguous().view(rows, -1), None, scales, None, None, None)
 
 
 def _numbers(codes: torch.Tensor, how: DeviceLayout) -> torch.Tensor:

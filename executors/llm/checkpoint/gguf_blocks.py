@@ -1,8 +1,9 @@
 """Dequantizes the blocks of GGUF tensors: uint8 [blocks, bytes of a block] to float32 [blocks, values of a block].
 
-Every value equals that of the format's reference, the Python package `gguf`, bit for bit (a NaN may be another NaN): integers are
-exact in float32, and the few products and sums are done in the reference's order. Layouts are those of ggml's `block_*` structs;
-the drawings below show a block's fields with their bytes. `d` and `m` are float16.
+Every value equals that of the format's reference, the Python package `gguf` (of Q1_0 ggml), bit for bit (a NaN may be another
+NaN). Integers are exact in float32, and the few products and sums are done in the reference's order. Layouts are those of ggml's
+`block_*` structs. The drawings below show a block's fields with their bytes; `d` and `m` are float16. `gguf_lookup.py` has the
+types whose codes name points of a grid, and other small ones.
 
 A block unpacks to integer codes of at most eight bits, a scale for each group of codes, and in some types a minimum:
 value = scale * code - minimum.
@@ -11,10 +12,12 @@ value = scale * code - minimum.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from executors.gguf.types import BY_NAME
+from executors.llm.checkpoint import gguf_lookup
 
 _CHUNK = 1 << 18
 """Values dequantized at a time: the steps' results stay in a core's cache."""
@@ -229,6 +232,7 @@ def _mxfp4(blocks: torch.Tensor) -> Unpacked:
 _UNPACK: dict[str, Callable[[torch.Tensor], Unpacked]] = {
     "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0, "Q2_K": _q2_k, "Q3_K": _q3_k, "Q4_K": _q4_k,
     "Q5_K": _q5_k, "Q6_K": _q6_k, "IQ4_NL": _iq4_nl, "IQ4_XS": _iq4_xs, "MXFP4": _mxfp4,
+    **{kind: partial(gguf_lookup.unpacked, kind=kind) for kind in gguf_lookup.ROW_KINDS},
 }  # fmt: skip
 
 DEQUANTIZED = tuple(_UNPACK)

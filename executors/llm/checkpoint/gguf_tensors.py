@@ -16,6 +16,7 @@ import torch
 from executors.contract.errors import ConfigError
 from executors.gguf.types import BY_NAME
 from executors.llm.checkpoint.gguf_blocks import DEQUANTIZED, dequantize
+from executors.llm.checkpoint.gguf_lookup import ROW_KINDS, kernel_rows
 from executors.llm.checkpoint.tensor_file import PIECE, ROWS, TensorFile, beyond_float16, lies_outside
 from executors.llm.model.cuts import Range
 from executors.llm.model.gguf_names import Stored
@@ -132,6 +133,12 @@ class GgufTensors(TensorFile):
         yield 0, whole.T.contiguous() if turned else whole
 
     def raw_rows(self, name: str, within: Range | None = None) -> Iterator[tuple[int, torch.Tensor]]:
+        """See `TensorFile`. Rows of types that the kernels do not take as they are come in the kind that `stored_kind` names."""
+        kind = self.block_type(name)
+        for first, piece in self._file_rows(name, within):
+            yield first, kernel_rows(piece, kind) if kind in ROW_KINDS else piece
+
+    def _file_rows(self, name: str, within: Range | None = None) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield (first row, uint8 [count, bytes of a row]) of a tensor as it is stored, whole rows in the usual order, in pieces.
 
         A vector is one row, unless the rows of its matrix are in another order: then each element is one. A piece is valid
@@ -161,12 +168,18 @@ class GgufTensors(TensorFile):
     def stored_kind(self, name: str) -> str | None:
         """See `TensorFile`."""
         one = self._stored[name]
-        return one.tensor.type if len(one.shape) == 2 and one.tensor.type in DEQUANTIZED else None
+        kind = one.tensor.type
+        return ROW_KINDS.get(kind, kind) if len(one.shape) == 2 and kind in DEQUANTIZED else None
+
+    def maps_rows(self, name: str) -> bool:
+        """See `TensorFile`."""
+        one = self._stored[name]
+        return self.stored_kind(name) == one.tensor.type and not one.heads and not one.turned
 
     def mapped_rows(self, name: str) -> torch.Tensor | None:
         """See `TensorFile`."""
         one = self._stored[name]
-        if one.heads or one.turned:
+        if not self.maps_rows(name):
             return None
         self._kept = True
         begin, length = self._span(name)
@@ -177,7 +190,7 @@ class GgufTensors(TensorFile):
         """Yield (first row, rows) of the tensor as it is stored, a vector as one piece without rows."""
         one, dtype = self._stored[name], self.dtype(name)
         vectors: list[torch.Tensor] = []
-        for first, raw in self.raw_rows(name, None if len(one.shape) == 1 else within):
+        for first, raw in self._file_rows(name, None if len(one.shape) == 1 else within):
             piece = self._numbers(raw, one)
             if len(one.shape) == 1:
                 vectors.append(piece.flatten().clone())

@@ -116,8 +116,13 @@ class TensorFile(ABC):
         """Return which column of the matrix each column of `raw_rows` is, int64 [columns]; None if they are in order."""
         return None
 
+    def maps_rows(self, name: str) -> bool:
+        """Whether `mapped_rows` is possible: the file has the rows as `raw_rows` has them."""
+        return False
+
     def mapped_rows(self, name: str) -> torch.Tensor | None:
-        """Return all of `raw_rows` as a view of the file, which stays open for it; None if the file has another order."""
+        """Return all of `raw_rows` as a view of the file, which stays open for it; None if the file has them in another order or
+        form."""
         return None
 
     def _give_back(self, begin: int, end: int) -> None:

@@ -89,7 +89,8 @@ def embedding_stays(directory: Path, kept: Mapping[str, StoredFormat]) -> bool:
     checkpoint = Checkpoint(directory)
     try:
         name = f"{read_config(directory).family.names.embed}.weight"
-        return name in kept or checkpoint.file_of(name).can_map(name)
+        file = checkpoint.file_of(name)
+        return (name in kept and file.maps_rows(name)) or file.can_map(name)
     finally:
         checkpoint.close()
 

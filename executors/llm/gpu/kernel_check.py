@@ -519,6 +519,8 @@ _STORED = (
     "MXFP4",
     "uint4-g128",
     "uint8-f32",
+    "lut4-iq2",
+    "lut4-fp4",
 )
 """Formats whose layouts differ, each of them compiled in its own way."""
 

@@ -25,6 +25,7 @@ from executors.contract.config import ParallelConfig
 from executors.contract.errors import ConfigError
 from executors.gguf.types import BY_NAME
 from executors.kernels.cpu import BLOCK, STORED_KINDS
+from executors.kernels.device_layouts import LAYOUTS, NEST
 from executors.llm.model import parameters as naming
 from executors.llm.model.config import DecoderConfig
 from executors.llm.model.cuts import Cut, Range
@@ -152,6 +153,8 @@ def _columns_of_block(kind: str) -> int:
     """Return the columns of a block of one of STORED_KINDS."""
     if kind in BY_NAME:
         return BY_NAME[kind].values
+    if kind in LAYOUTS and LAYOUTS[kind].nested:
+        return NEST
     size = kind.rpartition("-g")[2]
     return int(size) if size.isdigit() else BLOCK
 

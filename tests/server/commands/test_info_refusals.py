@@ -22,7 +22,7 @@ from server.commands import info as verb
 from server.settings.load import load
 from server.text_side import read_text_side, retrieval_side
 from tests.executors.checkpoints import write_checkpoint
-from tests.executors.gguf_files import converted_checkpoint, prepared, sizes, write_gguf
+from tests.executors.gguf_files import converted_checkpoint, prepared, retyped, sizes, write_gguf
 
 FIELDS: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "vocab_size": 131, "hidden_size": 256, "num_hidden_layers": 1, "dtype": "float32",
@@ -171,12 +171,8 @@ def test_a_gguf_file_that_the_loader_refuses(
     GGUF.get(fault, lambda tensors: None)(tensors)
     arch = "qwen35" if fault == "architecture" else "llama"
     file = write_gguf(tmp_path / "m.gguf", arch, sizes(FIELDS), tensors)
-    if (
-        fault == "type"
-    ):  # the number behind name, dimensions and their count: of F32 that of Q8_1's blocks, of equal size
-        raw = file.read_bytes()
-        at = raw.index(b"blk.0.attn_norm.weight") + len(b"blk.0.attn_norm.weight") + 4 + 8
-        file.write_bytes(raw[:at] + (26).to_bytes(4, "little") + raw[at + 4 :])
+    if fault == "type":  # I32
+        retyped(file, "blk.0.ffn_down.weight", 2, 26)
     folder = prepared(tmp_path / "served", file)
     _with_tokenizer(folder)
 

@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType, quants
 
 from executors.gguf.types import BY_NAME
 from executors.llm.checkpoint.gguf_blocks import DEQUANTIZED, dequantize
+from tests.executors.kernels.blocks import dequantized
 
 
 def _reference(raw: np.ndarray, kind: str) -> np.ndarray:
     with np.errstate(all="ignore"):
-        return quants.dequantize(raw, GGMLQuantizationType[kind])
+        return dequantized(kind, raw)
 
 
 def _same(mine: np.ndarray, theirs: np.ndarray) -> bool:

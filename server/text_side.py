@@ -68,7 +68,9 @@ def read_text_side(settings: Settings, model_dir: Path, is_default: bool) -> Tex
     )
     tokenizer = Tokenizer.load(directory)
     tokenizer.eos_token_ids |= chosen.end_tokens  # no other object holds it yet
-    told = {line.partition("eos_token_id")[2]: line for line in (*tokenizer.warnings, *chosen.warnings)}
+    told = {
+        line.partition("eos_token_id")[2] or line: line for line in (*tokenizer.warnings, *chosen.warnings)
+    }
     warnings = tuple(told.values())  # both have read the same file
     source: str | Mapping[str, str] | None = tokenizer.chat_template
     origin = f"{model_file(directory) or directory}: chat template"

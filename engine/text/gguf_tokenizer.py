@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from engine.text.gguf.metadata import MAX_TEMPLATE_CHARS, Metadata, wrong
 from engine.text.gguf.models import ADD_BOS, ADD_EOS, MODELS
 from engine.text.gguf.vocabulary import TEMPLATE, Vocabulary, read_vocabulary
-from engine.text.tokenizer_files import DEFAULT
+from engine.text.tokenizer_files import DEFAULT, NOTES
 from executors.contract import ConfigError
 
 MODEL = "tokenizer.ggml.model"
@@ -35,7 +36,8 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
     text, its chat templates, the ids that end an answer, and the sampling settings. The format does not hold whether added tokens
     strip the white space around them, and marks some added tokens as special that were not (`Vocabulary.added_tokens`).
 
-    Raises ConfigError, one line that names the metadata key, for what is missing, malformed or not supported.
+    Raises ConfigError, one line that names the metadata key, for what is missing, malformed or not supported. Values that are
+    wrong and that a start does not need become notes in tokenizer_config.json (NOTES).
     """
     values = Metadata(metadata)
     model = values.text(MODEL)
@@ -45,10 +47,14 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
         raise ConfigError(f"{MODEL}: {said}; supported are {', '.join(MODELS)}")
     vocabulary = read_vocabulary(values, model)
     tokenizer = make(values, vocabulary)
+    config = _tokenizer_config(values, vocabulary, cleanup=model == "bert")
+    generation = _generation_config(values, vocabulary)
+    if values.notes:
+        config[NOTES] = values.notes
     files = {
         "tokenizer.json": tokenizer,
-        "tokenizer_config.json": _tokenizer_config(values, vocabulary, cleanup=model == "bert"),
-        "generation_config.json": _generation_config(values, vocabulary),
+        "tokenizer_config.json": config,
+        "generation_config.json": generation,
     }
     return {name: json.dumps(content, ensure_ascii=False).encode() for name, content in files.items()}
 
@@ -62,7 +68,8 @@ def _tokenizer_config(values: Metadata, vocabulary: Vocabulary, cleanup: bool) -
     for key in (ADD_BOS, ADD_EOS):
         if (flag := values.flag(key)) is not None:
             config[key.rpartition(".")[2]] = flag
-    context = values.integer(f"{values.text('general.architecture')}.context_length")
+    length = f"{values.text('general.architecture')}.context_length"
+    context = values.unless_wrong(lambda: values.integer(length))
     if context is not None:
         config["model_max_length"] = context
     templates = _chat_templates(values)
@@ -93,10 +100,15 @@ def _generation_config(values: Metadata, vocabulary: Vocabulary) -> dict[str, An
         if role in vocabulary.roles:
             config[f"{role}_token_id"] = vocabulary.roles[role]
     for name, ours in _SAMPLING.items():
-        key = f"general.sampling.{name}"
-        number = values.number(key)
+        number = values.unless_wrong(partial(_sampling_number, values, name))
         if number is not None:
-            if number < 0 and name != "top_k":
-                raise wrong(key, "a number from 0", number)
             config[ours] = number
     return config
+
+
+def _sampling_number(values: Metadata, name: str) -> float | int | None:
+    key = f"general.sampling.{name}"
+    number = values.number(key)
+    if number is not None and number < 0 and name != "top_k":
+        raise wrong(key, "a number from 0", number)
+    return number

@@ -77,6 +77,11 @@ class Tokenizer:
         eos, warnings = files.eos_ids(raw, config, generation, model_config)
         if name in classes.OTHERS:
             warnings.append(f"tokenizer_config.json: tokenizer_class {name} not used: tokenizer.json decides")
+        notes = config.get(files.NOTES)
+        warnings = [
+            *(note for note in (notes if isinstance(notes, list) else []) if isinstance(note, str)),
+            *warnings,
+        ]
         templates = files.chat_templates(directory, config)
         only = templates[files.DEFAULT] if list(templates) == [files.DEFAULT] else templates or None
         return Tokenizer(raw, config, eos, generation, only, warnings)

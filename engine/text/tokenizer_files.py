@@ -21,6 +21,8 @@ from executors.contract import ConfigError
 
 DEFAULT = "default"
 """Name of the default template."""
+NOTES = "conversion_notes"
+"""Key of a converted tokenizer_config.json: sentences about what the conversion left out."""
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 

@@ -43,9 +43,8 @@ _MOST_NESTED = 4
 _MOST_ALIGNMENT = 1 << 20
 _MOST_PARTS = 10_000
 _SHORT = 1024
-_TOKENS = "tokenizer.ggml.tokens"
 _TOKENIZER = "tokenizer."
-_ESCAPED = "backslashreplace"
+_SURROGATES, _ESCAPED = "surrogateescape", "backslashreplace"
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 
 
@@ -83,9 +82,9 @@ def read_gguf(path: Path, arrays: bool = True) -> GgufFile:
     Without `arrays`, arrays of more than 1,024 elements are skipped without being decoded and their keys are absent: a
     tokenizer's lists are most of a header.
 
-    Strings of the tokenizer must be UTF-8; in its list of tokens odd bytes become surrogates (`surrogateescape`). In other keys
-    and strings, which describe the file or name a thing from a list, they become backslash escapes. A truth value is true if it
-    is not 0, as in llama.cpp.
+    Odd bytes in strings of the tokenizer, which are no UTF-8, become surrogates (`surrogateescape`). In other keys and strings,
+    which describe the file or name a thing from a list, they become backslash escapes. A truth value is true if it is not 0, as
+    in llama.cpp.
 
     Raises ConfigError, one line that names the file and the field, for everything else that the format forbids.
     """
@@ -212,11 +211,11 @@ def _metadata(cursor: _Cursor, count: int, arrays: bool) -> dict[str, Any]:
             cursor.fail(f"{what} occurs twice")
         seen.add(key)
         kind = cursor.scalar(_U32, what)
-        errors = "strict" if key.startswith(_TOKENIZER) else _ESCAPED
+        errors = _SURROGATES if key.startswith(_TOKENIZER) else _ESCAPED
         if kind != _ARRAY:
             found[key] = _value(cursor, kind, what, errors)
             continue
-        value = _array(cursor, what, arrays, "surrogateescape" if key == _TOKENS else errors, _MOST_NESTED)
+        value = _array(cursor, what, arrays, errors, _MOST_NESTED)
         if value is not None:
             found[key] = value
     return found

@@ -107,17 +107,24 @@ def text_refusal(settings: Any, name: str, directory: Path, served: ModelInfo) -
 
 
 def text_facts(directory: Path) -> dict[str, Any]:
-    """Tokenizer and chat template: whether they are there, and what they know. `problem`: why not."""
+    """Tokenizer and chat template: whether they are there, and what they know. `problem`: why not; `notes`: what in the files is
+    not used."""
     from engine.text.tokenizer import Tokenizer
     from executors.contract import ConfigError
     from server.templates.template import ChatTemplate
 
-    facts: dict[str, Any] = {"tokens": None, "chat_template": False, "tools": False, "problem": None}
+    facts: dict[str, Any] = {
+        "tokens": None,
+        "chat_template": False,
+        "tools": False,
+        "problem": None,
+        "notes": [],
+    }
     if not (directory / "tokenizer.json").is_file():
         return {**facts, "problem": "there is no tokenizer.json"}
     try:
         tokenizer = Tokenizer.load(directory)
-        facts["tokens"] = tokenizer.vocab_size
+        facts |= {"tokens": tokenizer.vocab_size, "notes": list(tokenizer.warnings)}
         if tokenizer.chat_template is not None:
             template = ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens)
             facts |= {"chat_template": True, "tools": template.shows_tools}
@@ -198,6 +205,7 @@ def _model_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("vocabulary", f"{facts['vocab_size']:,} ids" + (f", {text['tokens']:,} in the tokenizer" if text["tokens"] else "")),
         ("chat template", template),
         ("tokenizer", f"none: {text['problem']}" if text["problem"] else ""),
+        *(("note", note) for note in text.get("notes", ())),
     ]  # fmt: skip
     return [line for line in lines if line[1]]
 

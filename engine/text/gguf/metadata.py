@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,18 +18,51 @@ MAX_TOKEN_CHARS = 1024
 MAX_TEMPLATE_CHARS = 1 << 20
 """Longest chat template; the longest known ones have 30,000 characters."""
 
+_TEMPLATE = "tokenizer.chat_template"
+_SURROGATE = re.compile("[\ud800-\udfff]")
+Read = TypeVar("Read")
+
 
 class Metadata:
     """Metadata values by key. Scalars are Python's or NumPy's, arrays are NumPy's, lists or tuples.
 
-    A key that is missing gives None, a value of another type a ConfigError.
+    A key that is missing gives None, a value of another type a ConfigError. What a start does not need gives None, too, and a
+    note: an id that is no token's, a chat template that is not text.
     """
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.values = values
+        self._notes: dict[str, None] = {}
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences about values that are not used."""
+        return list(self._notes)
+
+    def note(self, sentence: str) -> None:
+        """Keep a sentence about a value that is not used."""
+        self._notes[sentence] = None
+
+    def unless_wrong(self, read: Callable[[], Read]) -> Read | None:
+        """What `read` returns; for a value that it refuses None and a note."""
+        try:
+            return read()
+        except ConfigError as error:
+            self.note(f"{error}: not used")
+            return None
 
     def text(self, key: str, longest: int = MAX_TOKEN_CHARS) -> str | None:
-        """A string of at most `longest` characters."""
+        """A string of at most `longest` characters. A chat template may be anything: what is no text of that length gives None,
+        and bytes that are not UTF-8 are replaced."""
+        if not key.startswith(_TEMPLATE):
+            return self._text(key, longest)
+        text = self.unless_wrong(lambda: self._text(key, longest, checked=False))
+        if text is not None and (whole := as_unicode(text)) != text:
+            self.note(f"{key}: bytes that are not UTF-8 are replaced")
+            return whole
+        return text
+
+    def _text(self, key: str, longest: int, checked: bool = True) -> str | None:
         value = self.values.get(key)
         if value is None:
             return None
@@ -36,7 +70,8 @@ class Metadata:
             raise wrong(key, "a string", value)
         if len(value) > longest:
             raise ConfigError(f"{key}: {len(value)} characters; at most {longest} are read")
-        _check_unicode(key, value)
+        if checked and as_unicode(value) != value:
+            raise ConfigError(f"{key}: not valid Unicode text")
         return value
 
     def flag(self, key: str) -> bool | None:
@@ -71,14 +106,16 @@ class Metadata:
         return value.item() if isinstance(value, np.generic) else value
 
     def token_id(self, key: str, num_tokens: int) -> int | None:
-        """A token's id, below `num_tokens`."""
+        """A token's id, below `num_tokens`; None and a note for another number."""
         value = self.integer(key)
-        if value is not None and not 0 <= value < num_tokens:
-            raise ConfigError(f"{key}: {value} is no token's id; the file has {num_tokens} tokens")
-        return value
+        if value is None or 0 <= value < num_tokens:
+            return value
+        self.note(f"{key}: {str(value)[:20]} is no token's id: not used; the file has {num_tokens} tokens")
+        return None
 
     def texts(self, key: str, most: int) -> list[str] | None:
-        """At most `most` strings of at most MAX_TOKEN_CHARS characters each (twice as many for a pair of tokens)."""
+        """At most `most` strings of at most MAX_TOKEN_CHARS characters each (twice as many for a pair of tokens). Bytes that are
+        not UTF-8 are replaced."""
         value = self.values.get(key)
         if value is None:
             return None
@@ -92,26 +129,32 @@ class Metadata:
         if texts and max(map(len, texts)) > 2 * MAX_TOKEN_CHARS + 1:
             at = next(i for i, one in enumerate(texts) if len(one) > 2 * MAX_TOKEN_CHARS + 1)
             raise ConfigError(f"{key}[{at}]: {len(texts[at])} characters; at most {MAX_TOKEN_CHARS} are read")
-        _check_unicode(key, "".join(texts))
-        return texts
+        whole = "".join(texts)
+        return texts if as_unicode(whole) == whole else list(map(as_unicode, texts))
 
-    def numbers(self, key: str, length: int) -> np.ndarray[Any, np.dtype[Any]] | None:
-        """One number per token, shape (length,), integers or floats; none is NaN."""
+    def numbers(
+        self, key: str, length: int, missing: int | None = None
+    ) -> np.ndarray[Any, np.dtype[Any]] | None:
+        """One number per token, shape (length,), integers or floats; none is NaN. Numbers beyond `length` are left out, with a
+        note; `missing` stands for those that the list does not have, None: they are refused."""
         value = self.values.get(key)
         if value is None:
             return None
         _check_array(key, value, "a list of numbers")
-        if len(value) != length:
+        if len(value) < length and missing is None:
             raise ConfigError(f"{key}: {len(value)} entries for {length} tokens")
+        if len(value) != length:
+            self.note(f"{key}: {len(value)} entries for {length} tokens")
         try:
-            array = np.asarray(value)
+            array = np.asarray(value)[:length]
         except (ValueError, OverflowError):
             array = np.empty(0, dtype=object)
         if array.ndim != 1 or array.dtype.kind not in "iuf":
             raise ConfigError(f"{key}: a list of numbers is expected, this one holds something else")
         if np.isnan(array).any():
             raise ConfigError(f"{key}: entry {int(np.isnan(array).argmax())} is not a number (NaN)")
-        return array
+        more = length - len(array)
+        return np.concatenate([array, np.full(more, missing, array.dtype)]) if more else array
 
 
 def wrong(key: str, expected: str, value: object) -> ConfigError:
@@ -129,8 +172,10 @@ def _check_array(key: str, value: object, expected: str) -> None:
         raise wrong(key, expected, value)
 
 
-def _check_unicode(key: str, text: str) -> None:
+def as_unicode(text: str) -> str:
+    """The text with a replacement character for each byte that was not UTF-8, and for each half of a pair of surrogates."""
     try:
         text.encode()
-    except UnicodeEncodeError as error:
-        raise ConfigError(f"{key}: not valid Unicode text: {error.reason}") from error
+    except UnicodeEncodeError:
+        return _SURROGATE.sub("\ufffd", text)
+    return text

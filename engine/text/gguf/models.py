@@ -35,7 +35,7 @@ def byte_level_bpe(metadata: Metadata, vocabulary: Vocabulary) -> dict[str, Any]
     add_bos = metadata.flag(ADD_BOS)
     if add_bos is None or (kind.marks and kind.adds_bos):  # llama.cpp overrides what files of Gemma 4 say
         add_bos = kind.adds_bos
-    around = _template(vocabulary, add_bos, metadata.flag(ADD_EOS) is True)
+    around = _template(metadata, vocabulary, add_bos)
     return _tokenizer(
         added_tokens=vocabulary.added_tokens(strip_right=False),
         normalizer=kind.normalizer(),
@@ -72,7 +72,7 @@ def sentencepiece(metadata: Metadata, vocabulary: Vocabulary) -> dict[str, Any]:
         added_tokens=vocabulary.added_tokens(strip_right=is_phi3),
         normalizer={"type": "Sequence", "normalizers": [prepend, space_to_mark]} if prefix else space_to_mark,
         pre_tokenizer=None,
-        post_processor=_template(vocabulary, add_bos is not False, metadata.flag(ADD_EOS) is True),
+        post_processor=_template(metadata, vocabulary, add_bos is not False),
         decoder={"type": "Sequence", "decoders": decoders},
         model=_bpe(ids, merges, unk_token=vocabulary.role_text("unk"), fuse_unk=True, byte_fallback=True),
     )
@@ -147,8 +147,12 @@ def _bpe(ids: dict[str, int], merges: Any, **settings: Any) -> dict[str, Any]:
     return {"type": "BPE", **neutral, **settings, "vocab": ids, "merges": merges}
 
 
-def _template(vocabulary: Vocabulary, bos: bool, eos: bool) -> dict[str, Any] | None:
+def _template(metadata: Metadata, vocabulary: Vocabulary, bos: bool) -> dict[str, Any] | None:
     """The post-processor that puts bos before and eos behind a text; None if there is nothing to put."""
+    eos = metadata.flag(ADD_EOS) is True
+    for role, key, adds in (("bos", ADD_BOS, bos), ("eos", ADD_EOS, eos)):
+        if adds and role not in vocabulary.roles:
+            metadata.note(f"{key}: not used: the file names no {role} token")
     first = vocabulary.roles.get("bos") if bos else None
     last = vocabulary.roles.get("eos") if eos else None
     return _around(vocabulary, first, last)

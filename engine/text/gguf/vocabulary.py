@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from engine.text.gguf.ends import answer_ends
-from engine.text.gguf.metadata import MAX_TOKEN_CHARS, MAX_TOKENS, Metadata
+from engine.text.gguf.metadata import MAX_TOKEN_CHARS, MAX_TOKENS, Metadata, as_unicode
 from executors.contract import ConfigError
 
 TOKENS = "tokenizer.ggml.tokens"
@@ -107,14 +107,9 @@ def read_vocabulary(metadata: Metadata, model: str) -> Vocabulary:
         raise ConfigError(f"{TOKENS}[{at}]: {len(texts[at])} characters; at most {MAX_TOKEN_CHARS} are read")
     for i in [i for i, text in enumerate(texts) if not text][1:]:
         texts[i] = f"[EMPTY_{i}]"  # as llama.cpp does; texts have to differ, and no text has these
-    types = metadata.numbers(TYPES, len(texts))
-    if types is None:
-        types = np.full(len(texts), NORMAL)
-    known = np.isin(types, range(NORMAL, BYTE + 1))
-    if not known.all():
-        at = int(np.flatnonzero(~known)[0])
-        raise ConfigError(f"{TYPES}: entry {at} is {types[at]}; types are numbers from {NORMAL} to {BYTE}")
-    types = types.astype(np.int64)
+    types = _types(metadata, len(texts))
+    for i in _not_text(metadata):
+        texts[i], types[i] = f"[INVALID_{i}]", NORMAL
     named = {role: metadata.token_id(key, len(texts)) for role, key in _ROLE_KEYS.items()}
     roles = {role: i for role, i in named.items() if i is not None}
     if model == "llama":
@@ -131,6 +126,31 @@ def read_vocabulary(metadata: Metadata, model: str) -> Vocabulary:
         for i in spaces:  # conversion wrote such pieces as they look in a text
             texts[i] = texts[i].replace(" ", "▁")
     return Vocabulary(texts, types, roles, _ends(metadata, texts, types, roles), frozenset(padding))
+
+
+def _types(metadata: Metadata, count: int) -> np.ndarray[Any, np.dtype[Any]]:
+    """The type of each token; NORMAL for one whose type is missing or unknown."""
+    types = metadata.numbers(TYPES, count, missing=NORMAL)
+    if types is None:
+        return np.full(count, NORMAL)
+    known = np.isin(types, range(NORMAL, BYTE + 1))
+    if not known.all():
+        at = int(np.flatnonzero(~known)[0])
+        number = int((~known).sum())
+        metadata.note(
+            f"{TYPES}: {number} are unknown, the first is {types[at]} of token {at}: taken as ordinary text"
+        )
+    return np.where(known, types, NORMAL).astype(np.int64)
+
+
+def _not_text(metadata: Metadata) -> list[int]:
+    """Ids of the tokens that are not UTF-8, which no text has."""
+    found = [i for i, text in enumerate(metadata.values[TOKENS]) if as_unicode(text) != text]
+    if found:
+        metadata.note(
+            f"{TOKENS}: {len(found)} are not UTF-8, the first is token {found[0]}: no text has them"
+        )
+    return found
 
 
 def _ends(

@@ -320,11 +320,8 @@ LONG = 10 << 20
         ("gpt2", "tokens", np.zeros(4)),
         ("gpt2", "tokens", np.zeros((2, 2))),
         ("gpt2", "tokens", lambda old: [*old[:-1], old[0]]),
-        ("gpt2", "tokens", lambda old: [*old[:-1], "\ud800"]),
         ("gpt2", "tokens", lambda old: [*old[:-1], "x" * LONG]),
         ("gpt2", "tokens", ["x"] * (1 << 20) + ["y"]),
-        ("gpt2", "token_type", [1, 2, 3]),
-        ("gpt2", "token_type", lambda old: [*old[:-1], 9]),
         ("gpt2", "token_type", lambda old: [*old[:-1], float("nan")]),
         ("gpt2", "token_type", lambda old: [*old[:-1], "1"]),
         ("gpt2", "token_type", lambda old: [*old[:-1], None]),
@@ -341,13 +338,10 @@ LONG = 10 << 20
         ("gpt2", "merges", [["a", "b"]]),
         ("gpt2", "merges", [f"q {'q' * i}" for i in range(20, 40)]),
         ("gpt2", "merges", lambda old: old * 3000),
-        ("gpt2", "bos_token_id", 1 << 31),
-        ("gpt2", "eos_token_id", -1),
         ("gpt2", "eos_token_id", "2"),
         ("gpt2", "eos_token_id", 2.0),
         ("gpt2", "eos_token_id", True),
         ("gpt2", "eot_token_id", [2]),
-        ("gpt2", "padding_token_id", np.int64(1 << 40)),
         ("gpt2", "add_bos_token", "yes"),
         ("gpt2", "add_eos_token", 1),
         ("llama2", "scores", None),
@@ -357,9 +351,7 @@ LONG = 10 << 20
         ("llama2", "scores", lambda old: [*old[:-1], "0"]),
         ("llama2", "scores", lambda old: np.stack([old, old], 1)),
         ("llama2", "add_space_prefix", "no"),
-        ("llama2", "unknown_token_id", 1 << 20),
         ("llama2", "tokens", lambda old: [*old[:-1], old[-2]]),
-        ("bert", "unknown_token_id", 99),
         ("bert", "tokens", lambda old: [*old[:-1], old[-2]]),
         ("bert", "normalizer.lowercase", 1),
     ],
@@ -370,22 +362,78 @@ def test_bad_values_are_refused_by_key(family: str, key: str, value: Any) -> Non
     refused_at_once(metadata, T + key)
 
 
+def test_an_architecture_that_is_no_text_is_refused() -> None:
+    refused_at_once(metadata_of("gpt2") | {"general.architecture": 4}, "general.architecture")
+
+
 @pytest.mark.parametrize(
-    ("key", "value"),
+    ("family", "key", "value"),
     [
-        ("tokenizer.chat_template", "x" * LONG),
-        ("tokenizer.chat_template", ["x"]),
-        ("tokenizer.chat_template", "\udcff"),
-        ("tokenizer.chat_template.tools", 4),
-        ("general.architecture", 4),
-        ("llama.context_length", "long"),
-        ("general.sampling.temp", "hot"),
-        ("general.sampling.temp", -1.0),
-        ("general.sampling.top_p", float("inf")),
+        ("gpt2", T + "tokens", lambda old: [*old[:-1], "\ud800"]),
+        ("gpt2", T + "tokens", lambda old: ["\udcff", *old[1:]]),
+        ("llama2", T + "tokens", lambda old: [*old[:-1], "x\udc80"]),
+        ("gpt2", T + "token_type", [1, 2, 3]),
+        ("gpt2", T + "token_type", lambda old: [*old, 1, 1]),
+        ("gpt2", T + "token_type", lambda old: [*old[:-1], 9]),
+        ("llama2", T + "token_type", lambda old: [0, *old[1:]]),
+        ("llama2", T + "scores", lambda old: [*old, 0.0]),
+        *(
+            ("gpt2", T + f"{role}_token_id", 0xFFFFFFFF)
+            for role in ("bos", "eos", "eot", "eom", "unknown", "seperator", "padding", "mask", "cls")
+        ),
+        ("gpt2", T + "eos_token_id", -1),
+        ("llama2", T + "eos_token_id", np.int64(1 << 40)),
+        ("llama2", T + "unknown_token_id", 1 << 20),
+        ("bert", T + "unknown_token_id", 99),
+        ("gpt2", T + "add_eos_token", True),
+        ("gpt2", "tokenizer.chat_template", "x" * LONG),
+        ("gpt2", "tokenizer.chat_template", ["x"]),
+        ("gpt2", "tokenizer.chat_template", "\udcff"),
+        ("gpt2", "tokenizer.chat_template.tools", 4),
+        ("gpt2", "llama.context_length", "long"),
+        ("gpt2", "general.sampling.temp", "hot"),
+        ("gpt2", "general.sampling.temp", -1.0),
+        ("gpt2", "general.sampling.top_p", float("inf")),
     ],
 )
-def test_bad_values_beside_the_tokens_are_refused_by_key(key: str, value: Any) -> None:
-    refused_at_once(metadata_of("gpt2") | {key: value}, key)
+def test_values_that_a_start_does_not_need_are_noted(
+    family: str, key: str, value: Any, tmp_path: Path
+) -> None:
+    metadata = convert(*bert(True), "default") if family == "bert" else metadata_of(family)
+    plain = made(metadata, tmp_path)
+    metadata[key] = value(list(metadata[key])) if callable(value) else value
+    if key.endswith("add_eos_token"):
+        del metadata[T + "eos_token_id"]
+    start = time.thread_time()
+    tokenizer = made(metadata, tmp_path)
+    assert time.thread_time() - start < 1
+    note, *others = tokenizer.warnings  # without its bos, the file's add_bos_token is noted, too
+    assert len(others) == (key == T + "bos_token_id")
+    assert note.startswith(key) and "\n" not in note and len(note) < 300, note
+    if key != T + "bos_token_id":
+        assert tokenizer.encode("some text") == plain.encode("some text")
+    role = key.removeprefix(T).removesuffix("_token_id")
+    if role in ("bos", "eos", "mask") and family == "gpt2":
+        assert f"{role}_token" not in tokenizer.special_tokens
+
+
+def test_a_role_that_is_left_out_falls_back_to_what_sentencepiece_has(tmp_path: Path) -> None:
+    wrong = {T + f"{role}_token_id": 0xFFFFFFFF for role in ("bos", "eos", "unknown")}
+    tokenizer = made(metadata_of("llama2") | wrong, tmp_path)
+    assert tokenizer.special_tokens["bos_token"] == "<s>" and tokenizer.encode("a")[0] == 1
+    assert len(tokenizer.warnings) == 3
+
+
+def test_tokens_that_are_not_utf8_keep_the_others(tmp_path: Path) -> None:
+    metadata = metadata_of("gpt2")
+    size = len(metadata[T + "tokens"])
+    metadata[T + "tokens"] = [*metadata[T + "tokens"], "\udcff", "\udcff", "\udc80\udc81"]
+    metadata[T + "token_type"] = [*metadata[T + "token_type"], NORMAL, CONTROL, USER_DEFINED]
+    metadata[T + "merges"] = [*metadata[T + "merges"], "a \udc80"]
+    tokenizer, plain = made(metadata, tmp_path), made(metadata_of("gpt2"), tmp_path)
+    assert tokenizer.vocab_size == size + 3
+    assert [tokenizer.encode(text) for text in STRINGS[:80]] == [plain.encode(text) for text in STRINGS[:80]]
+    assert tokenizer.encode(f"[INVALID_{size + 1}]") == plain.encode(f"[INVALID_{size + 1}]")
 
 
 def refused_at_once(metadata: Values, key: str) -> None:

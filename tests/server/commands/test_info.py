@@ -231,12 +231,16 @@ def test_no_model(tmp_path: Path) -> None:
 def test_text_facts(tmp_path: Path) -> None:
     assert verb.text_facts(weights_dir()) == {
         "tokens": Tokenizer.load(weights_dir()).vocab_size, "chat_template": True, "tools": True, "problem": None,
+        "notes": [],
     }  # fmt: skip
     assert "tokenizer.json" in verb.text_facts(tmp_path)["problem"]
     copy = Path(shutil.copytree(weights_dir(), tmp_path / "copy"))
     (copy / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     facts = verb.text_facts(copy)
     assert facts["chat_template"] and not facts["tools"]
+    fields = json.loads((copy / "tokenizer_config.json").read_text())
+    (copy / "tokenizer_config.json").write_text(json.dumps({**fields, "conversion_notes": ["one note"]}))
+    assert verb.text_facts(copy)["notes"] == ["one note"]
 
 
 @pytest.mark.parametrize("width", [80, 140])

@@ -1,21 +1,28 @@
 """The default pooling: which of a prompt's hidden states make its embedding if the request does not say.
 
-Models of sentence-transformers declare it: modules.json lists their steps, and 1_Pooling/config.json has a switch for each
-kind of pooling. A model without these files uses its last token's state, which has attended to all the others.
+Models of sentence-transformers declare it: modules.json lists their steps, and config.json in the folder of the step Pooling
+names its kind, in `pooling_mode` or in a switch for each kind. GGUF files declare it in `ARCH.pooling_type`. A model without
+these uses its last token's state, which has attended to all the others.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from executors.contract import ConfigError
+from server.model_files.gguf_pooling import RANK, gguf_pooling
 
 _KINDS = {"mean_tokens": "mean", "mean": "mean", "lasttoken": "last", "last": "last"}
-_MODULES = ("Transformer", "Pooling", "Normalize")
-"""Steps of a model that are supported, by the last part of their types."""
+_SWITCH = "pooling_mode"
+_DEFAULT_MODE = "mean"
+"""Of sentence-transformers, where the step's configuration names no kind."""
+_MODULES = ("Transformer", "Pooling", "Normalize", "Dropout")
+"""Steps of a model that are supported, by the last part of their types. Dropout changes nothing outside of training."""
+_FOLDER = "1_Pooling"
+"""Where the step's configuration lies in a model without modules.json."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,34 +39,60 @@ class DefaultPooling:
 
 def default_pooling(directory: Path) -> DefaultPooling:
     """The pooling that a model directory declares. Raises ConfigError, naming the file, if a file cannot be read."""
+    if (kind := gguf_pooling(directory)) is not None:
+        return _of_gguf(kind)
     steps = modules(directory)
     if other := [name for name in steps if name not in _MODULES]:
         return DefaultPooling(None, f"the model ends with a module '{other[0]}'")
-    config = read_file(directory / "1_Pooling" / "config.json", dict)
-    if config is None:
-        return DefaultPooling()
-    kinds = [
-        name.removeprefix("pooling_mode_")
-        for name, value in config.items()
-        if value is True and name.startswith("pooling_mode_")
-    ]
-    if isinstance(named := config.get("pooling_mode"), str):
-        kinds = [named]
     declared = "Pooling" in steps
+    folder = steps.get("Pooling", _FOLDER)
+    config = read_file(directory / folder / "config.json", dict)
+    if config is None:
+        missing = f"{folder}/config.json, which modules.json names, is missing"
+        return DefaultPooling(None, missing, declared) if declared else DefaultPooling()
+    texts = read_file(directory / steps.get("Transformer", "") / "sentence_bert_config.json", dict) or {}
+    if texts.get("do_lower_case") is True:
+        return DefaultPooling(None, "the model's texts are in lower case (do_lower_case)", declared)
+    kinds = _kinds(config)
     if len(kinds) == 1 and kinds[0] in _KINDS:
         return DefaultPooling(_KINDS[kinds[0]], "", declared, config.get("include_prompt") is not False)
-    return DefaultPooling(None, f"the model's own pooling is {' and '.join(kinds) or 'none'}", declared)
+    return DefaultPooling(None, f"the model's own pooling is {' and '.join(kinds)}", declared)
+
+
+def _of_gguf(kind: str) -> DefaultPooling:
+    if kind in _KINDS:
+        return DefaultPooling(_KINDS[kind], "", declared=True)
+    reason = "the model is a reranker" if kind == RANK else f"the model's own pooling is {kind}"
+    return DefaultPooling(None, reason, declared=kind not in (RANK, "none"))
+
+
+def _kinds(config: dict[str, Any]) -> list[str]:
+    """The kinds of pooling in a step's configuration, whose vectors sentence-transformers puts side by side."""
+    named = config.get(_SWITCH)
+    if isinstance(named, str | list) and named:
+        return [named] if isinstance(named, str) else [str(one) for one in named]
+    prefix = f"{_SWITCH}_"
+    switched = [
+        name.removeprefix(prefix) for name, on in config.items() if on is True and name.startswith(prefix)
+    ]
+    return switched or [_DEFAULT_MODE]
 
 
 def modules(directory: Path) -> dict[str, str]:
     """The steps of a model of sentence-transformers, by the last part of their types, each with the folder of its files; empty
-    for other models. Raises ConfigError."""
-    steps = read_file(directory / "modules.json", list) or ()
-    return {
-        str(one.get("type")).rpartition(".")[2]: str(one.get("path") or "")
-        for one in steps
-        if isinstance(one, dict)
-    }
+    for other models. Raises ConfigError, also for a step that is there twice or whose folder lies elsewhere."""
+    path = directory / "modules.json"
+    found: dict[str, str] = {}
+    for one in read_file(path, list) or ():
+        if not isinstance(one, dict):
+            continue
+        name, folder = str(one.get("type")).rpartition(".")[2], str(one.get("path") or "")
+        if name in found and name in _MODULES:
+            raise ConfigError(f"{path}: two modules '{name}' are not supported")
+        if folder.startswith("/") or ".." in PurePosixPath(folder).parts:
+            raise ConfigError(f"{path}: module '{name}' has path {folder!r}; a folder of the model is needed")
+        found[name] = folder
+    return found
 
 
 def read_file(path: Path, kind: type) -> Any:

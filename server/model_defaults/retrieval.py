@@ -3,7 +3,8 @@
 An embedding model of sentence-transformers lists its prompts in config_sentence_transformers.json. A reranker says what it is
 in one of these ways, the first of which counts:
 
-    a classification head              architectures ["...ForSequenceClassification"], whose one logit is the score
+    a classification head              architectures ["...ForSequenceClassification"], whose one logit is the score, or of a GGUF
+                                       file cls.output.weight, with one logit or two, of which the first is for yes
     --classifier-from-token NO,YES     the logits of two tokens, chosen by the operator
     a module LogitScore                true_token_id and false_token_id in its config.json (sentence-transformers)
     classifier_from_token              in config.json, as vLLM reads it
@@ -88,7 +89,7 @@ def scoring(
     if info.num_labels:
         if tokens is not None:
             raise ConfigError("--classifier-from-token: this model has a classification head; leave it out")
-        return Scoring((0,))
+        return Scoring(tuple(range(info.num_labels)))
     if tokens is not None:
         if not info.generates:
             raise ConfigError("--classifier-from-token: this model has no lm_head, so no logits of tokens")

@@ -85,6 +85,24 @@ def write_source(path: Path, directory: Path) -> Path:
     return directory
 
 
+def pooling_type(directory: Path) -> int | None:
+    """Return `ARCH.pooling_type` of the GGUF file that a prepared directory serves; None if it has none, and for any other
+    directory. Raises ConfigError for a file that cannot be read."""
+    path = model_file(directory)
+    if path is None:
+        return None
+    source = json.loads((directory / SOURCE).read_bytes())
+    if "pooling" not in source:  # made by an earlier version
+        return _pooling_type(read_gguf(path, arrays=False))
+    value = source["pooling"]
+    return value if isinstance(value, int) else None
+
+
+def _pooling_type(gguf: GgufFile) -> int | None:
+    value = gguf.metadata.get(f"{gguf.metadata.get('general.architecture')}.pooling_type")
+    return value if isinstance(value, int) else None
+
+
 def model_file(directory: Path) -> Path | None:
     """Return the GGUF file that a prepared directory serves; None for any other directory."""
     try:
@@ -101,7 +119,8 @@ def context_length(path: Path) -> int | None:
 
 
 def _source(gguf: GgufFile, header: str) -> bytes:
-    return json.dumps({"files": [str(part) for part in gguf.parts], "header": header}).encode()
+    files = [str(part) for part in gguf.parts]
+    return json.dumps({"files": files, "header": header, "pooling": _pooling_type(gguf)}).encode()
 
 
 def _existing(directory: Path) -> Path | None:

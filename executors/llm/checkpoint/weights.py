@@ -319,7 +319,10 @@ def _check(decoder: Decoder, checkpoint: Checkpoint, targets: dict[str, Place]) 
                 f"{checkpoint.source.name} makes it {list(expected)}"
             )
         file.dtype(name)
-    surplus = _surplus(decoder.config, checkpoint, set(targets)) if checkpoint.exact else []
+    known = set(targets)
+    if decoder.config.num_labels:  # a head that is not computed
+        known.add(f"{decoder.config.family.names.lm_head}.weight")
+    surplus = _surplus(decoder.config, checkpoint, known) if checkpoint.exact else []
     if surplus:
         architecture = decoder.config.architecture
         raise ConfigError(

@@ -166,7 +166,8 @@ def config_of_gguf(gguf: GgufFile, derived: GgufConfig) -> DecoderConfig:
     config = parse_config(derived.values, str(gguf.path))
     biases, notes = derived.biases, (*derived.notes, *config.notes)
     return replace(
-        config, family=derived.family, qkv_bias=biases.qkv, o_bias=biases.o, mlp_bias=biases.mlp, notes=notes
+        config, family=derived.family, qkv_bias=biases.qkv, o_bias=biases.o, mlp_bias=biases.mlp, notes=notes,
+        num_labels=derived.labels,
     )  # fmt: skip
 
 

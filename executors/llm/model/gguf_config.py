@@ -24,6 +24,8 @@ from executors.llm.model.nearest import advice
 
 _EMBED, _HEAD = "token_embd.weight", "output.weight"
 _ROPE_FACTORS, _LONG, _SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
+CLASSIFIER_TENSOR = "cls.output.weight"
+"""The head of a reranker, [labels, hidden]."""
 ROPE_TENSORS = frozenset({_ROPE_FACTORS, _LONG, _SHORT})
 """Tensors that the configuration takes its rotation from."""
 _MOST_FACTORS = 4096
@@ -62,6 +64,8 @@ class GgufConfig:
     biases: Biases
     family: Family
     notes: tuple[str, ...]
+    labels: int = 0
+    """Number of labels of a reranker's head; 0: the file has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +110,8 @@ def gguf_config(gguf: GgufFile) -> GgufConfig:
     if row.fill is not None:
         row.fill(keys, values)
     keys.check_unread(family.activations)
-    return GgufConfig(values, row, biases, _as_written(family, gguf), (*notes, *_left_out(gguf)))
+    named = _as_written(family, gguf)
+    return GgufConfig(values, row, biases, named, (*notes, *_left_out(gguf)), _reranker(keys, family, values))
 
 
 def _architecture(gguf: GgufFile) -> object:
@@ -126,6 +131,29 @@ def _left_out(gguf: GgufFile) -> tuple[str, ...]:
     """Return a note on tensors of parts that are not loaded, if there are any."""
     others = len(gguf.tensors) - len(_own(gguf))
     return (f"text only: {others} tensors of other parts (v.*, mm.*) are left out",) if others else ()
+
+
+def _reranker(keys: Keys, family: Family, values: dict[str, Any]) -> int:
+    """Return the number of labels of a reranker's head, whose architecture and head `values` get; 0 for other files.
+
+    llama.cpp writes such files with `pooling_type` 4 and the names of the labels in `classifier.output_labels`: the score is the
+    first label's logit, or its softmax over two. How hidden states are pooled is for the server to read.
+    """
+    head = keys.gguf.tensors.get(CLASSIFIER_TENSOR)
+    if head is None:
+        return 0
+    if len(head.shape) != 2 or head.shape[0] not in (1, 2) or head.shape[1] != values[_width(family)]:
+        raise ConfigError(
+            f"{keys.where}: tensor {head.name} has shape {list(head.shape)}; supported: one label or two, of "
+            f"{values[_width(family)]} columns"
+        )
+    values["architectures"] = [f"{family.body.removesuffix('Model')}ForSequenceClassification"]
+    values["num_labels"] = 1
+    return head.shape[0]
+
+
+def _width(family: Family) -> str:
+    return family.fields.get("hidden_size", "hidden_size")
 
 
 def _refuse_architecture(gguf: GgufFile, arch: object) -> None:

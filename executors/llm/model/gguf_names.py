@@ -10,7 +10,7 @@ from executors.gguf.file import GgufFile, GgufTensor
 from executors.llm.model.config import DecoderConfig
 from executors.llm.model.cuts import Range
 from executors.llm.model.families import Family
-from executors.llm.model.gguf_config import ROPE_TENSORS, Row
+from executors.llm.model.gguf_config import CLASSIFIER_TENSOR, ROPE_TENSORS, Row
 from executors.llm.model.gguf_key_table import OTHER_TENSORS
 
 _LAYER_ROLES = {
@@ -77,6 +77,8 @@ def stored_tensors(gguf: GgufFile, config: DecoderConfig, row: Row) -> dict[str,
 def file_name(usual: str, family: Family) -> str:
     """Return the name in a GGUF file of the tensor with this usual name, for messages."""
     stem, _, part = usual.rpartition(".")
+    if stem == family.names.classifier:
+        return CLASSIFIER_TENSOR
     for own, role in _ROLES.items():
         if getattr(family.names, role) == stem:
             return f"{own}.{part}"
@@ -99,6 +101,8 @@ def _named(
     """Return what a tensor of the file is, {} if nothing. One of all experts is as many tensors, and a merged one its parts.
     `gguf`: the model's file, None for a change of one weight."""
     family = config.family
+    if tensor.name == CLASSIFIER_TENSOR and config.num_labels:
+        return {f"{family.names.classifier}.weight": Stored(tensor, tensor.shape)}
     match = _OF_LAYER.fullmatch(tensor.name)
     if match is None:
         match = _OTHER.fullmatch(tensor.name)

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from executors.contract import ConfigError
 from server.model_defaults.pooling import DefaultPooling, default_pooling
 from server.model_defaults.retrieval import Scoring, embedding_prompts, scoring
+from tests.executors.gguf_files import write_gguf
 from tests.server.fakes import INFO
 
 IDS = {"yes": 9, "no": 7}
@@ -60,6 +62,86 @@ def test_embedding_models_compare_vectors(tmp_path: Path) -> None:
     assert found(tmp_path, "mine").kind == "embedding"
     write(tmp_path, **{"1_Pooling__config": {"pooling_mode_cls_token": True}})
     assert found(tmp_path) == Scoring(reason="the model's own pooling is cls_token")
+
+
+MODES: list[tuple[dict[str, Any], str | None, str]] = [
+    ({"pooling_mode_lasttoken": True}, "last", ""),
+    ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}, "mean", ""),
+    ({"pooling_mode": "mean"}, "mean", ""),
+    ({"pooling_mode": "lasttoken", "pooling_mode_mean_tokens": True}, "last", ""),  # the later key wins there
+    ({"pooling_mode": ["mean"]}, "mean", ""),
+    ({}, "mean", ""),
+    ({"pooling_mode_lasttoken": False}, "mean", ""),
+    ({"pooling_mode": "cls"}, None, "cls"),
+    ({"pooling_mode_cls_token": True}, None, "cls_token"),
+    ({"pooling_mode_max_tokens": True}, None, "max_tokens"),
+    ({"pooling_mode_weightedmean_tokens": True}, None, "weightedmean_tokens"),
+    ({"pooling_mode": "weightedmean"}, None, "weightedmean"),
+    ({"pooling_mode_mean_sqrt_len_tokens": True}, None, "mean_sqrt_len_tokens"),
+    ({"pooling_mode": ["cls", "mean"]}, None, "cls and mean"),
+    ({"pooling_mode_mean_tokens": True, "pooling_mode_lasttoken": True}, None, "mean_tokens and lasttoken"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("folder", ["1_Pooling", "2_Pooling", "pooling"])
+@pytest.mark.parametrize(("config", "kind", "named"), MODES)
+def test_the_pooling_of_the_folder_that_modules_json_names(
+    tmp_path: Path, folder: str, config: dict[str, Any], kind: str | None, named: str
+) -> None:
+    listed = [
+        {"type": "sentence_transformers.models.Transformer", "path": ""},
+        {"type": "sentence_transformers.models.Pooling", "path": folder},
+    ]
+    write(tmp_path, modules=listed, **{f"{folder}__config": {"word_embedding_dimension": 8, **config}})
+    reason = f"the model's own pooling is {named}" if kind is None else ""
+    assert default_pooling(tmp_path) == DefaultPooling(kind, reason, declared=True)
+
+
+def test_what_sentence_transformers_does_beside_pooling(tmp_path: Path) -> None:
+    write(tmp_path, modules=steps("Transformer", "Pooling", "Dropout", "Normalize"))
+    assert default_pooling(tmp_path) == DefaultPooling(
+        None, "1_Pooling/config.json, which modules.json names, is missing", True
+    )
+    write(tmp_path, **{"1_Pooling__config": {"pooling_mode": "mean", "include_prompt": False}})
+    assert default_pooling(tmp_path) == DefaultPooling("mean", "", True, False)
+    write(tmp_path, sentence_bert_config={"max_seq_length": 512, "do_lower_case": True})
+    assert "lower case" in default_pooling(tmp_path).reason
+    write(tmp_path, sentence_bert_config={"max_seq_length": 512, "do_lower_case": False})
+    for other in ("Dense", "LayerNorm", "WeightedLayerPooling"):
+        write(tmp_path, modules=steps("Transformer", "Pooling", other, other, "Normalize"))
+        assert default_pooling(tmp_path) == DefaultPooling(None, f"the model ends with a module '{other}'")
+    for listed, said in (
+        (steps("Transformer", "Pooling", "Pooling"), "two modules 'Pooling'"),
+        ([{"type": "x.Pooling", "path": "../1_Pooling"}], "path '../1_Pooling'"),
+    ):
+        write(tmp_path, modules=listed)
+        with pytest.raises(ConfigError, match=said):
+            default_pooling(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [
+        (None, DefaultPooling()),
+        (0, DefaultPooling(None, "the model's own pooling is none")),
+        (1, DefaultPooling("mean", "", True)),
+        (2, DefaultPooling(None, "the model's own pooling is cls", True)),
+        (3, DefaultPooling("last", "", True)),
+        (4, DefaultPooling(None, "the model is a reranker")),
+        (9, DefaultPooling(None, "the model's own pooling is pooling_type 9", True)),
+    ],
+)
+def test_the_pooling_of_a_gguf_file(tmp_path: Path, number: int | None, expected: DefaultPooling) -> None:
+    named = {} if number is None else {"pooling_type": number}
+    file = write_gguf(tmp_path / "a.gguf", "qwen3", named, {"token_embd.weight": torch.zeros(4, 4)})
+    source = {"files": [str(file)], "header": ""}
+    (tmp_path / "gguf.json").write_text(json.dumps(source))
+    assert default_pooling(tmp_path) == expected, "a directory that an earlier version made"
+    file.unlink()
+    (tmp_path / "gguf.json").write_text(json.dumps(source | {"pooling": number}))
+    assert default_pooling(tmp_path) == expected
+    assert found(tmp_path, "mine").by_vectors is (number in (1, 3))
+    assert found(tmp_path, "mine", generates=False, num_labels=2).label_ids == (0, 1)
 
 
 @pytest.mark.parametrize(

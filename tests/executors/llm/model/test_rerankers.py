@@ -9,7 +9,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from executors.contract import ConfigError, InvalidInput
+from executors.llm.checkpoint.weights import settle_head
 from executors.llm.model.config import read_config
+from tests.executors.checkpoints import LLAMA, QWEN3, write_checkpoint
+from tests.executors.gguf_files import converted_checkpoint, prepared, sizes, write_gguf
 from tests.executors.llm.driver import Driver, start
 from tests.executors.llm.models import SHAPES
 
@@ -92,6 +95,63 @@ async def test_a_classifier_has_facts_and_no_vocabulary(tmp_path):
         seq = driver.add([1, 2], None, pooling="logits", label_ids=label_ids)
         with pytest.raises(InvalidInput, match="label_ids"):
             await driver.step([(seq, [1, 2], True, 0)])
+
+
+def gguf_reranker(folder: Path, num_labels: int, kind: str = "F32", arch: str = "qwen3", **more) -> Path:
+    """A file as llama.cpp's converter writes rerankers: the rows of yes and no of the head as a head of their own."""
+    source = write_checkpoint(folder / "source", QWEN3 if arch == "qwen3" else LLAMA)
+    tensors = converted_checkpoint(source, arch)
+    tensors.pop("output.weight", None)
+    metadata = sizes(json.loads((source / "config.json").read_text()))
+    plain = write_gguf(folder / "plain.gguf", arch, metadata, tensors)
+    tensors["cls.output.weight"] = torch.randn(num_labels, tensors["token_embd.weight"].shape[1]) / 4
+    labels = {"pooling_type": 4, "classifier.output_labels": ["yes", "no"][:num_labels]}
+    write_gguf(
+        folder / "rank.gguf", arch, metadata | labels | more, tensors,
+        lambda name: kind if name == "cls.output.weight" else "F32",
+    )  # fmt: skip
+    prepared(folder / "plain", plain)
+    prepared(folder / "rank", folder / "rank.gguf")
+    torch.save(tensors["cls.output.weight"], folder / "head.pt")
+    return folder
+
+
+@pytest.mark.parametrize(("num_labels", "arch"), [(2, "qwen3"), (1, "qwen3"), (2, "llama")])
+async def test_the_head_of_a_gguf_reranker(num_labels, arch, tmp_path):
+    """Its labels' logits are its rows times the last hidden state, which the same file without it gives."""
+    gguf_reranker(tmp_path, num_labels, arch=arch)
+    asked = prompts(100)
+    states = await pooled(tmp_path / "plain", asked, 9, pooling="last")
+    found = await pooled(tmp_path / "rank", asked, 9, pooling="logits", label_ids=tuple(range(num_labels)))
+    head = torch.load(tmp_path / "head.pt").numpy()
+    for state, logits in zip(states, found, strict=True):
+        np.testing.assert_allclose(logits, head @ state, atol=TOLERANCE)
+        assert logits.shape == (num_labels,)
+    config = read_config(tmp_path / "rank")
+    assert (config.num_labels, config.headless) == (num_labels, True)
+    assert not any("pooling_type" in note or "classifier" in note for note in config.notes)
+
+
+@pytest.mark.parametrize("shape", [(3, 48), (2, 47), (48,)])
+def test_another_head_of_a_gguf_reranker_is_refused(shape, tmp_path):
+    source = write_checkpoint(tmp_path / "source", QWEN3)
+    tensors = converted_checkpoint(source, "qwen3") | {"cls.output.weight": torch.zeros(shape)}
+    metadata = sizes(json.loads((source / "config.json").read_text())) | {"pooling_type": 4}
+    prepared(tmp_path / "rank", write_gguf(tmp_path / "rank.gguf", "qwen3", metadata, tensors))
+    with pytest.raises(ConfigError, match=r"rank\.gguf: tensor cls\.output\.weight has shape"):
+        read_config(tmp_path / "rank")
+
+
+def test_a_dense_layer_before_the_head_of_a_gguf_reranker_is_refused(tmp_path):
+    source = write_checkpoint(tmp_path / "source", QWEN3)
+    tensors = converted_checkpoint(source, "qwen3") | {
+        "cls.output.weight": torch.zeros(1, 48),
+        "cls.weight": torch.zeros(48, 48),
+    }
+    metadata = sizes(json.loads((source / "config.json").read_text())) | {"pooling_type": 4}
+    prepared(tmp_path / "rank", write_gguf(tmp_path / "rank.gguf", "qwen3", metadata, tensors))
+    with pytest.raises(ConfigError, match=r"tensor cls\.weight is not supported"):
+        settle_head(read_config(tmp_path / "rank"), tmp_path / "rank")
 
 
 def test_several_labels_are_refused(tmp_path):

@@ -18,6 +18,8 @@ _PARTS = (
 """Tensors that a quantized weight is made of, in the formats that are common."""
 _BITSANDBYTES = (".absmax", ".quant_map", ".SCB")
 """Ends of names of tensors beside a weight of bitsandbytes, which may lie in words of a float dtype."""
+_WORDS = ("I8", "U8", "I16", "U16", "I32", "U32")
+"""Dtypes of numbers, or of words of them."""
 _MASKS = (".bias", ".masked_bias")
 """Ends of names of causal masks, which old files hold in bytes."""
 
@@ -63,8 +65,7 @@ def _all_wide(checkpoint: Checkpoint) -> bool:
 
 def _is_narrow(file: TensorFile, name: str) -> bool:
     """Return whether a tensor may be numbers of a quantized weight: indices are integers of 64 bits."""
-    plain = file.float_dtype(name) is not None
-    return not plain and isinstance(file, SafetensorsFile) and file.type_name(name) not in ("I64", "BOOL")
+    return file.is_fp8(name) or (isinstance(file, SafetensorsFile) and file.type_name(name) in _WORDS)
 
 
 def quantized_instead(config: DecoderConfig, checkpoint: Checkpoint, name: str) -> str | None:
@@ -80,9 +81,13 @@ def quantized_instead(config: DecoderConfig, checkpoint: Checkpoint, name: str) 
 
 
 def unreadable_numbers(config: DecoderConfig, checkpoint: Checkpoint, name: str) -> ConfigError | None:
-    """Return the error for a weight whose numbers are no floats; None for others."""
+    """Return the error for a matrix of whole numbers; None for others."""
     file = checkpoint.file_of(name)
-    if not isinstance(file, SafetensorsFile) or file.float_dtype(name) is not None or file.is_fp8(name):
+    if (
+        not isinstance(file, SafetensorsFile)
+        or file.type_name(name) not in _WORDS
+        or len(file.shape(name)) != 2
+    ):
         return None
     return ConfigError(
         f"{file.path}: tensor {name} has dtype {file.type_name(name)}, so it is quantized, "

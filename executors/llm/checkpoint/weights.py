@@ -1,7 +1,7 @@
 """Copies a checkpoint directory into a decoder's memory: one safetensors file or several with an index, or dummy weights.
 
 Everything is checked before the first byte is copied; each fault is a ConfigError of one line. Weights in FP8 have a scale
-beside them (`model/quantization.py` lists the formats); they are stored unchanged, or widened on the way.
+beside them (`model/quantization/` lists the formats); they are stored unchanged, or widened on the way.
 """
 
 from __future__ import annotations

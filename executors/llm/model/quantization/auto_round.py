@@ -6,8 +6,7 @@
     auto_round:fp8_static, data_type "fp"                    FP8, a scale for each row, for all, or (group_size [128, 128]) blocks
 
 Zeros of symmetric weights are half of the range, as for GPTQ. `extra_config` has settings of single modules, by their name or by
-a regular expression that is found in it; 16 bits: the module is wide. Source: auto-round, `inference/backend.py` and
-`export/export_to_autoround`.
+a regular expression that is found in it; 16 bits: the module is wide. Source: auto-round's exporters and backends for inference.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ import re
 from typing import Any
 
 from executors.contract.errors import ConfigError
+from executors.llm.model.quantization.awq import awq_scheme
 from executors.llm.model.quantization.fp8 import is_block
-from executors.llm.model.quantization.gptq import checked_pattern, gptq_scheme, refuse_other_numbers
 from executors.llm.model.quantization.keys import (
     CALIBRATION,
     KERNELS,
@@ -36,6 +35,7 @@ from executors.llm.model.quantization.schemes import (
     Rule,
     ZeroRule,
 )
+from executors.llm.model.quantization.settings import checked_pattern, gptq_scheme, refuse_other_numbers
 
 _ACTIVATIONS = {
     "how activations of fewer than 16 bits are quantized": ("act_group_size", "act_sym", "act_data_type", "act_dynamic"),
@@ -105,9 +105,7 @@ def _scheme(settings: dict[str, Any], zeros: ZeroRule | None, where: str) -> Int
     """`zeros`: None for AWQ."""
     if zeros is not None:
         return gptq_scheme({"bits": 4, **settings}, zeros, "auto-round", where)
-    if (bits := whole_bits(settings.get("bits", 4))) != 4:
-        raise refused(where, f"auto-round packed as awq with bits {bits!r}", "4")
-    return IntScheme("awq", 4)
+    return awq_scheme({"bits": 4, **settings}, "auto-round packed as awq", where)
 
 
 def _modules(value: dict[str, Any], zeros: ZeroRule | None, where: str) -> list[Rule]:

@@ -1,48 +1,63 @@
-"""`quant_method` "awq": weights of 4 bits with zeros, as AutoAWQ packs them for its kernel "gemm"."""
+"""`quant_method` "awq": weights of 4 bits, as AutoAWQ packs them for its kernel "gemm". Zeros are the stored ones, also of
+weights that are symmetric (`zero_point` false)."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from executors.llm.model.quantization.keys import CALIBRATION, KERNELS, OF_TENSORS, ORIGIN, check_keys, keys
+from executors.llm.model.quantization.keys import (
+    ACTIVATIONS,
+    CALIBRATION,
+    KERNELS,
+    OF_TENSORS,
+    ORIGIN,
+    check_keys,
+    keys,
+    without,
+)
 from executors.llm.model.quantization.refusals import refuse_set, refused, whole_bits
 from executors.llm.model.quantization.schemes import IntScheme, IntSchemes, Quantization
+from executors.llm.model.quantization.settings import CHANGING, dynamic_rules, refuse_other_numbers
 
+_FORMAT_KEYS = ("version", "format", "checkpoint_format")
+_ZEROS = {"zeros are read as they are stored": ("sym", "zero_point")}
 KEYS = keys(
     (
-        "quant_method", "method", "bits", "w_bit", "version", "format", "checkpoint_format", "zero_point", "backend",
-        "pack_dtype", "dynamic", "rotation", "adapter", "krot",
+        "quant_method", "method", "bits", "w_bit", *_FORMAT_KEYS, "backend", "dynamic", "rotation", "krot", "adapter",
+        "data_type", "act_bits", "super_bits", "pack_dtype",
     ),
     OF_TENSORS,
-    {one: tuple(name for name in names if name != "version") for one, names in ORIGIN.items()},
+    without(ORIGIN, "version"),
     KERNELS,
     CALIBRATION,
-    {"zeros are read as they are stored": ("sym",)},
+    _ZEROS,
+    without(ACTIVATIONS, "act_bits"),
 )  # fmt: skip
-CHANGING = {
-    "dynamic": "layers of other bits in AWQ", "rotation": "inputs would have to be rotated",
-    "adapter": "it would have to be added to each layer", "krot": "inputs would have to be rotated",
-}  # fmt: skip
-"""Keys that change the computation, and how."""
-_FORMAT_KEYS = ("version", "format", "checkpoint_format")
+OVERRIDES = keys(("bits", "pack_dtype", "adapter"), OF_TENSORS, CALIBRATION, _ZEROS)
+"""Keys of the settings of one expression of `dynamic`."""
 
 
 def read_awq(value: dict[str, Any], where: str) -> Quantization:
-    """Read the scheme. Raises ConfigError."""
+    """Read the schemes. Raises ConfigError."""
     check_keys(value, KEYS, where)
     refuse_set(value, CHANGING, where)
-    forms = [(key, str(value[key]).lower()) for key in _FORMAT_KEYS if value.get(key) is not None]
-    zeros = value.get("zero_point")
-    for field, found, needed in (
-        ("bits", whole_bits(value.get("bits", value.get("w_bit"))), 4),
-        *((key, form, "gemm") for key, form in forms),
-        ("zero_point", True if zeros is None else zeros, True),
-    ):
-        if found != needed:
-            shown = value.get("bits", value.get("w_bit")) if field == "bits" else found
-            raise refused(where, f"awq with {field} {shown!r}", str(needed).lower())
+    for key in _FORMAT_KEYS:
+        if (form := str(value.get(key) or "gemm").lower()) != "gemm":
+            raise refused(where, f"awq with {key} {form!r}", "gemm")
     if value.get("backend") == "llm-awq":
         raise refused(where, "awq with backend 'llm-awq', which packs its words otherwise,", "autoawq")
-    if (packed := value.get("pack_dtype") or "int32") != "int32":
-        raise refused(where, f"awq with pack_dtype {packed!r}", "int32")
-    return Quantization("awq", where, integers=IntSchemes(IntScheme("awq", 4)))
+    base = {**value, "bits": value.get("bits") if value.get("bits") is not None else value.get("w_bit")}
+    schemes = IntSchemes(awq_scheme(base, "awq", where), dynamic_rules(base, OVERRIDES, _scheme, where))
+    return Quantization("awq", where, integers=schemes)
+
+
+def _scheme(settings: dict[str, Any], where: str) -> IntScheme:
+    return awq_scheme(settings, "awq", where)
+
+
+def awq_scheme(settings: dict[str, Any], method: str, where: str) -> IntScheme:
+    """Return the scheme of settings with `bits`. Raises ConfigError."""
+    if whole_bits(settings.get("bits")) != 4:
+        raise refused(where, f"{method} with bits {settings.get('bits')!r}", "4")
+    refuse_other_numbers(settings, method, where)
+    return IntScheme("awq", 4)

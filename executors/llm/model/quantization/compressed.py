@@ -11,7 +11,6 @@ from typing import Any
 from executors.contract.errors import ConfigError
 from executors.llm.model.fp4 import COMPRESSED_FP4, fp4_form, unsupported_fp4
 from executors.llm.model.quantization.fp8 import is_block
-from executors.llm.model.quantization.gptq import checked_pattern
 from executors.llm.model.quantization.keys import (
     CALIBRATION,
     KERNELS,
@@ -23,6 +22,7 @@ from executors.llm.model.quantization.keys import (
 )
 from executors.llm.model.quantization.refusals import kv_note, refused
 from executors.llm.model.quantization.schemes import Fp8Scheme, IntScheme, IntSchemes, Quantization, Rule
+from executors.llm.model.quantization.settings import checked_pattern
 from executors.llm.model.transforms import parse_transforms
 
 KEYS = keys(

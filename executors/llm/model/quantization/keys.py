@@ -32,6 +32,11 @@ def keys(read: Iterable[str], *harmless: Mapping[str, tuple[str, ...]]) -> Keys:
     return Keys(frozenset(read), merged)
 
 
+def without(table: Mapping[str, tuple[str, ...]], *names: str) -> dict[str, tuple[str, ...]]:
+    """Return a table of harmless keys without some of them, which a method reads."""
+    return {reason: tuple(one for one in found if one not in names) for reason, found in table.items()}
+
+
 def check_keys(values: Mapping[str, Any], known: Keys, where: str) -> None:
     """Raise ConfigError for a key of the object `where` that is not known, unless its value is null, false or empty."""
     names = known.known

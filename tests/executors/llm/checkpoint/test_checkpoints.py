@@ -240,7 +240,7 @@ FAULTS = {
     "rope mscale": (_of_rope(mscale=-50, mscale_all_dim=1), ["rope_parameters: mscale", "at least 0"]),
     "rope is a list": (_of_config(rope_parameters=[1]), ["rope_parameters", "object"]),
     "dtype": (_of_config(dtype="float8"), ["dtype", "float8", "bfloat16"]),
-    "quantization": (_of_config(quantization_config={"quant_method": "hqq"}), ["quantization_config", "hqq"]),
+    "quantization": (_of_config(quantization_config={"quant_method": "aqlm"}), ["quantization_config", "aqlm"]),
     "missing and surplus": (_of_tensors(_rename), ["model.norm.weight", "missing"]),
     "missing many": (_of_config(num_hidden_layers=5), ["22 tensors", "model.layers.3", "missing"]),
     "wrong shape": (_of_tensors(_transpose), ["gate_proj", "[48, 72]", "[72, 48]"]),

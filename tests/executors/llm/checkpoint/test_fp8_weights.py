@@ -251,7 +251,7 @@ async def test_blocks_of_fp8_are_copied(source: Path) -> None:
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
-    "another method": ({"quant_method": "hqq", "bits": 4}, "(hqq)"),
+    "another method": ({"quant_method": "aqlm", "bits": 4}, "(aqlm)"),
     "no object": ("fp8", "fp8"),
     "other blocks": ({"quant_method": "fp8", "weight_block_size": [64, 64]}, "[64, 64]"),
     "blocks in words": ({"quant_method": "fp8", "weight_block_size": "128x"}, "128x"),

@@ -114,6 +114,19 @@ def test_dynamic_of_gptq(dynamic: Any, up: Any, down: Any, tmp_path: Path) -> No
     check_weights(tmp_path, {**GPTQ, "dynamic": dynamic}, modules)
 
 
+def test_awq_of_symmetric_weights_has_its_zeros_too(tmp_path: Path) -> None:
+    """As AutoRound and GPTQModel write it."""
+    settings = {
+        "quant_method": "awq",
+        "bits": 4,
+        "zero_point": False,
+        "sym": True,
+        "version": "gemm",
+        "data_type": "int",
+    }
+    check_weights(tmp_path, {**settings, "dynamic": {"-:.*q_proj": {}}}, {UP: made_awq(), Q: WIDE})
+
+
 def test_dynamic_leaves_modules_wide(tmp_path: Path) -> None:
     dynamic = {"-:.*q_proj": {}, "+:.*": {"bits": 8}}
     check_weights(tmp_path, {**GPTQ, "dynamic": dynamic}, {UP: made_gptq(8, 64, "plus"), Q: WIDE})

@@ -180,7 +180,7 @@ def test_ties_are_said_in_either_place(outer: bool | None, inner: bool | None, t
         (_config(hidden_size=0), "text_config: hidden_size"),
         ({**_config(), "text_config": None}, "field text_config is missing or not an object"),
         ({**_config(), "text_config": [1]}, "field text_config is missing or not an object"),
-        ({**_config(), "quantization_config": {"quant_method": "hqq"}}, r"^config.json: quantization_config \(hqq\)"),
+        ({**_config(), "quantization_config": {"quant_method": "aqlm"}}, r"^config.json: quantization_config \(aqlm\)"),
         ({**_config(), "torch_dtype": "int4"}, "^config.json: dtype 'int4'"),
     ],
 )  # fmt: skip

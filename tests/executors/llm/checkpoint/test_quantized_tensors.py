@@ -347,7 +347,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "other words": ({**GPTQ, "pack_dtype": "int16"}, "pack_dtype 'int16'"),
     "gemv": ({**AWQ, "version": "GEMV"}, "awq with version 'gemv' is not supported; supported: gemm"),
     "3 bits of awq": ({**AWQ, "bits": 3}, "awq with bits 3"),
-    "no zeros": ({**AWQ, "zero_point": False}, "zero_point False is not supported; supported: true"),
     "bitsandbytes": (
         {"quant_method": "bitsandbytes", "load_in_4bit": True},
         "(bitsandbytes) is not supported: serve the wide checkpoint that it was made from, with --quantization int4 or "

@@ -54,6 +54,7 @@ TABLES: dict[str, tuple[Keys, str, tuple[str, ...]]] = {
     "gptq": (gptq.KEYS, "gptq", ()),
     "gptq, dynamic": (gptq.OVERRIDES, "gptq", ("dynamic", "x")),
     "awq": (awq.KEYS, "awq", ()),
+    "awq, dynamic": (awq.OVERRIDES, "awq", ("dynamic", "x")),
     "auto-round": (auto_round.KEYS, "auto-round", ()),
     "auto-round, extra_config": (auto_round.MODULE, "auto-round", ("extra_config", "x")),
     "modelopt": (modelopt.KEYS, "modelopt", ()),
@@ -80,6 +81,7 @@ OTHER: dict[str, Any] = {
 """Another value of a key that counts; of others it is a word that nobody knows."""
 WITH: dict[tuple[str, str], dict[str, Any]] = {
     ("awq", "bits"): {"bits": 3},
+    ("awq", "dynamic"): {"dynamic": {"-:x": {}}},
     ("awq", "backend"): {"backend": "llm-awq"},
     ("awq", "w_bit"): {"bits": None, "w_bit": 3},
     ("awq", "method"): {"quant_method": None, "method": "hqq"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from executors.contract.errors import ConfigError
 from executors.llm.checkpoint.files import Checkpoint
@@ -35,7 +36,8 @@ def settle_quantization(config: DecoderConfig, checkpoint: Checkpoint) -> Decode
             raise ConfigError(claim.refusal)
     elif (claim.fp8 is None and claim.integers is None) or _has_quantized(checkpoint):
         return config
-    note = f"{claim.where} says {claim.method}, but all weights are wide: they are computed as they are"
+    place = Path(claim.where.rpartition(": ")[2]).name
+    note = f"{place} says {claim.method}, but all weights are wide: they are computed as they are"
     return replace(
         config,
         quantization=replace(claim, fp8=None, integers=None, refusal=None),

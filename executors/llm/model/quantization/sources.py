@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from executors.contract.errors import ConfigError
 from executors.llm.model.fields import read_json
 from executors.llm.model.quantization.methods import parse_quantization
 from executors.llm.model.quantization.schemes import Quantization
@@ -32,11 +33,18 @@ def quantization_of(directory: Path | None, values: dict[str, Any], where: str) 
         return None
     for name, method in FILES.items():
         path = directory / name
-        if path.is_file():
-            found = parse_quantization(_unwrapped(read_json(path)), str(path), "", method)
-            if found is not None:
-                return found
+        if path.is_file() and (found := _of_file(path, method)) is not None:
+            return found
     return None
+
+
+def _of_file(path: Path, method: str | None) -> Quantization | None:
+    """Return what a file beside config.json says. Other programs have files of these names, too: what is not supported matters
+    only if the weights are quantized."""
+    try:
+        return parse_quantization(_unwrapped(read_json(path)), str(path), "", method)
+    except ConfigError as error:
+        return Quantization("what is not supported", str(path), refusal=str(error))
 
 
 def _unwrapped(value: Any) -> Any:

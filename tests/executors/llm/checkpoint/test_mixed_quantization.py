@@ -370,7 +370,17 @@ STALE: dict[str, tuple[dict[str, Any], str]] = {
             "group_0": {"targets": ["re:.*k_proj", "re:.*v_proj"], "weights": None, "output_activations": KV}}}},
         "output_activations of 8 bits are not applied",
     ),
-    "keys and values alone, in the file of Model Optimizer": ({}, "kv_cache_quant_algo is not applied"),
+    "keys and values alone, in the file of Model Optimizer": (
+        {"hf_quant_config": {"producer": {}, "quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}},
+        "kv_cache_quant_algo is not applied",
+    ),
+    "a file of gptq": ({"quantize_config": SIDE}, "quantize_config.json says gptq, but all weights are wide"),
+    "a file of another program": (
+        {"quant_config": {"dataset": "x", "target": "npu"}}, "quant_config.json says what is not supported, but all",
+    ),
+    "a file that is no object": (
+        {"quantization_config.json": [1]}, "quantization_config.json says what is not supported, but all weights are wide",
+    ),
 }  # fmt: skip
 
 
@@ -392,16 +402,27 @@ def test_wide_weights_are_computed_as_they_are(case: str, plain: Any, tmp_path: 
         tensors |= {f"{attention}.{name}_scale": torch.tensor([0.02]) for name in "kv"}
     save_file(tensors, tmp_path / "model.safetensors")
     config_json = json.loads((source / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config_json, **fields}))
-    if not fields:
-        said = {
-            "producer": {"name": "modelopt"},
-            "quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"},
-        }
-        (tmp_path / "hf_quant_config.json").write_text(json.dumps(said))
+    settings = {name: value for name, value in fields.items() if name == "quantization_config"}
+    (tmp_path / "config.json").write_text(json.dumps({**config_json, **settings}))
+    for name in fields.keys() - {"quantization_config"}:
+        (tmp_path / f"{name.removesuffix('.json')}.json").write_text(json.dumps(fields[name]))
     found, notes = await_logits(tmp_path)
     assert torch.equal(found, expected)
     assert len(notes) == 1 and note in notes[0]
+
+
+async def test_scales_of_keys_and_values_over_wide_weights(plain: Any, tmp_path: Path) -> None:
+    """Used where KV is stored in FP8."""
+    source, expected = plain
+    tensors = load_file(source / "model.safetensors")
+    tensors |= {f"model.layers.0.self_attn.{one}_scale": torch.tensor([0.03]) for one in "kv"}
+    save_file(tensors, tmp_path / "model.safetensors")
+    settings = {"quantization_config": compressed("dense", [], kv_cache_scheme=KV)}
+    fields = json.loads((source / "config.json").read_text()) | settings
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    found, executor = await logits(tmp_path, "torch", kv="fp8")
+    assert executor._ready().runner.cache.spec.kv_scales == ((pytest.approx(0.03), pytest.approx(0.03)),)
+    assert 1e-4 < distance(found, expected) < 0.08
 
 
 BNB = {"quant_method": "bitsandbytes", "load_in_4bit": True}
@@ -418,6 +439,10 @@ UNSAID: dict[str, tuple[Any, Tensors, tuple[str, ...]]] = {
     "mlx": (
         None, {"weight": torch.zeros(128, 16, dtype=torch.uint32), "scales": torch.ones(128, 2), "biases": torch.ones(128, 2)},
         ("o_proj.weight has dtype U32", "nothing says how"),
+    ),
+    "another file": (
+        {"quant_config": {"quant_method": "aqlm"}}, made_gptq(4, 128, "plus")[0],
+        ("quant_config.json (aqlm) is not supported; supported: fp8",),
     ),
     "mlx that says so": ({"group_size": 64, "bits": 4}, {"weight": torch.zeros(128, 16, dtype=torch.uint32)},
                          ("quantization_config (no quant_method, as MLX writes it) is not supported",)),
@@ -442,9 +467,11 @@ async def test_quantized_tensors_that_nothing_explains(case: str, plain: Any, tm
     tensors |= {f"{stem}.{suffix}": tensor for suffix, tensor in stored.items()}
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
     config_json = json.loads((plain[0] / "config.json").read_text())
-    (tmp_path / "config.json").write_text(
-        json.dumps(config_json | ({} if settings is None else {"quantization_config": settings}))
-    )
+    if settings is not None and "quant_config" in settings:
+        (tmp_path / "quant_config.json").write_text(json.dumps(settings["quant_config"]))
+    elif settings is not None:
+        config_json |= {"quantization_config": settings}
+    (tmp_path / "config.json").write_text(json.dumps(config_json))
     with pytest.raises(ConfigError) as caught:
         await start(tmp_path)
     message = str(caught.value)

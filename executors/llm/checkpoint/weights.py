@@ -23,7 +23,7 @@ from executors.llm.checkpoint.files import Checkpoint
 from executors.llm.checkpoint.fp8_scales import CheckpointScales
 from executors.llm.checkpoint.fused_tensors import apart
 from executors.llm.checkpoint.tensor_file import TensorFile
-from executors.llm.checkpoint.transform_tensors import transform_tensors
+from executors.llm.checkpoint.transform_tensors import load_transforms, transform_tensors
 from executors.llm.model.config import DecoderConfig, read_config
 from executors.llm.model.cuts import Cut
 from executors.llm.model.decoder import Decoder
@@ -125,7 +125,7 @@ def lacks(config: DecoderConfig, checkpoint: Checkpoint) -> str | None:
     """Return a sentence that names what the model needs and the checkpoint lacks; None if nothing is missing. Raises ConfigError
     for transforms that are not supported."""
     decoder = Decoder(config, torch.float32, torch.device("meta"))
-    transform_tensors(config.transforms, checkpoint)
+    transform_tensors(decoder, checkpoint)
     return _missing(config, checkpoint, _targets(decoder, checkpoint))
 
 
@@ -154,6 +154,7 @@ def load_weights(decoder: Decoder, directory: Path, progress: Progress) -> str |
         for place in plan.zeros:
             place.tensor.zero_()
         decoder.kv_scales = scales.of_kv()
+        load_transforms(decoder.matrices, checkpoint)
         # In the order of the files, so that a disk reads ahead.
         total = sum(checkpoint.file_of(name).num_bytes(name) for name in targets)
         done = 0
@@ -196,7 +197,7 @@ def _plan(decoder: Decoder, checkpoint: Checkpoint) -> _Plan:
     whole = decoder if decoder.alone else Decoder(decoder.whole, torch.float32, torch.device("meta"))
     needed = targets if decoder.alone else _targets(whole, checkpoint)
     _check(whole, checkpoint, needed)
-    beside = scales.names | transform_tensors(decoder.config.transforms, checkpoint)
+    beside = scales.names | transform_tensors(decoder, checkpoint)
     notes = filter(None, (_left_out(whole, checkpoint, needed, beside), note_on(absent)))
     return _Plan(targets, zeros, scales, _written_cuts(decoder, checkpoint), "; ".join(notes) or None)
 
@@ -390,6 +391,8 @@ def fill_dummy(decoder: Decoder, seed: int, progress: Progress) -> None:
             _fill_rows(place, of_whole, decoder.cuts.get(name), decoder.dtype, generator)
         done += target.numel() * target.element_size()
         progress("dummy weights", done, total)
+    for stored in decoder.matrices:
+        stored.fill(torch.eye(stored.size), None)
     decoder.finish()
 
 

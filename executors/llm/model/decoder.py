@@ -33,6 +33,7 @@ from executors.llm.model.linear import (
 from executors.llm.model.modules import Norm
 from executors.llm.model.rope import rotary_table, rotate
 from executors.llm.model.rotated_linears import rotate_linears
+from executors.llm.model.stored_transform import StoredMatrix
 from executors.llm.model.stored_weight import StoredEmbedding
 from executors.llm.row_adapters import RowAdapters
 
@@ -105,8 +106,10 @@ class Decoder:
             self.classifier = torch.empty(config.num_labels, config.hidden_size, dtype=dtype, device=device)
         self._onednn = False
         self.rotary: list[torch.Tensor] = []
+        self.matrices: list[StoredMatrix] = []
+        """Those of transforms around linear layers that the checkpoint has."""
         if config.transforms is not None:
-            rotate_linears(self, config.transforms)
+            self.matrices = rotate_linears(self, config.transforms)
         if kernels is not None:
             self._reserve(kernels, stored if stored and self.keeps_stored else {})
 
@@ -390,7 +393,8 @@ class Decoder:
         alone = [place.tensor for place in self.places().values() if place.linear is None]
         # A tied embedding that is in memory, beside the packed head that it is.
         embedded = self.config.tied and self.kernels is not None and not self.embed_mapped
-        tensors = [*alone, *self.rotary, *([self.embed] if embedded else [])]
+        matrices = [one.matrix for one in self.matrices]
+        tensors = [*alone, *self.rotary, *matrices, *([self.embed] if embedded else [])]
         if self.embed_mapped:
             tensors = [tensor for tensor in tensors if tensor is not self.embed]
         held = sum(tensor.numel() * tensor.element_size() for tensor in tensors)

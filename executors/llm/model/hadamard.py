@@ -8,6 +8,7 @@ factors take two dense products, which are few launches on a GPU.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 
@@ -21,8 +22,9 @@ class Hadamard:
     __slots__ = ("_factors", "size")
 
     def __init__(self, size: int, device: torch.device, by_factors: bool | None = None) -> None:
-        """`by_factors`: by two dense products; by default on anything but a CPU."""
-        assert size > 0 and size & (size - 1) == 0, "Sylvester's matrices have powers of two"
+        """`by_factors`: by two dense products; by default on anything but a CPU. Raises ValueError for other sizes."""
+        if size < 1 or size & (size - 1):
+            raise ValueError(f"Sylvester's matrices have powers of two, not {size}")
         self.size = size
         self._factors: tuple[torch.Tensor, torch.Tensor] | None = None
         if by_factors is None:
@@ -37,15 +39,11 @@ class Hadamard:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[m, columns] -> the same, in the dtype of x; columns are a multiple of `size`."""
-        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        together = _TOGETHER * (1 if x.device.type == "cpu" else 8)
-        step = max(1, together // max(1, x.shape[1]))
-        for begin in range(0, len(x), step):
-            part = x[begin : begin + step]
-            blocks = part.float().reshape(-1, self.size)
-            product = self._by_sums(blocks) if self._factors is None else self._by_factors(blocks)
-            out[begin : begin + step] = product.view(part.shape).div_(math.sqrt(self.size))
-        return out
+        return in_blocks(x, self.size, self._product)
+
+    def _product(self, blocks: torch.Tensor) -> torch.Tensor:
+        product = self._by_sums(blocks) if self._factors is None else self._by_factors(blocks)
+        return product.view(blocks.shape).div_(math.sqrt(self.size))
 
     def _by_sums(self, x: torch.Tensor) -> torch.Tensor:
         half = 1
@@ -61,6 +59,17 @@ class Hadamard:
         assert self._factors is not None
         outer, inner = self._factors
         return outer @ (x.view(-1, len(outer), len(inner)) @ inner)
+
+
+def in_blocks(x: torch.Tensor, size: int, product: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Apply `product`, float32 [n, size] -> [n, size], to each `size` columns of x [m, columns]; return the dtype of x."""
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    together = _TOGETHER * (1 if x.device.type == "cpu" else 8)
+    step = max(1, together // max(1, x.shape[1]))
+    for begin in range(0, len(x), step):
+        part = x[begin : begin + step]
+        out[begin : begin + step] = product(part.float().reshape(-1, size)).view(part.shape)
+    return out
 
 
 def matrix(size: int, device: torch.device) -> torch.Tensor:

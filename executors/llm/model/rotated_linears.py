@@ -1,4 +1,4 @@
-"""Hadamard products around the linear layers of a decoder, as `transforms.py` describes them.
+"""Products around the linear layers of a decoder, as `transforms.py` describes them.
 
 q, k and v, and gate and up, are one linear layer here with one input: its parts have to have the same transform of it. Their
 outputs have a transform each. A LoRA adapter adds to the layer as a whole: it gets the input before the transform, and what it
@@ -16,7 +16,8 @@ from executors.llm.model import parameters as naming
 from executors.llm.model.hadamard import Hadamard
 from executors.llm.model.linear import Linear
 from executors.llm.model.names import BEGINNINGS
-from executors.llm.model.rotation import Rotation
+from executors.llm.model.rotation import Rotation, Transform
+from executors.llm.model.stored_transform import StoredMatrix, StoredTransform
 from executors.llm.model.transforms import Location, OnlineTransform, Transforms
 
 
@@ -29,8 +30,9 @@ class RotatedParts(naming.DecoderParts, Protocol):
         """All linear layers, the head last."""
 
 
-def rotate_linears(decoder: RotatedParts, transforms: Transforms) -> None:
-    """Give the linear layers their rotations. Raises ConfigError for transforms that cannot be computed."""
+def rotate_linears(decoder: RotatedParts, transforms: Transforms) -> list[StoredMatrix]:
+    """Give the linear layers their rotations, and return the matrices that are still to be filled. Raises ConfigError for
+    transforms that cannot be computed."""
     if decoder.config.family.transposed:
         raise transforms.refused(f"a {decoder.config.family.name} model", "families of nn.Linear layers")
     parts, of_head = naming.linear_parts(decoder), decoder.config.family.names.lm_head
@@ -44,58 +46,73 @@ def rotate_linears(decoder: RotatedParts, transforms: Transforms) -> None:
         stems = [name.removesuffix(".weight") for name, _ in named] if place != id(head) else [of_head]
         known[place] = [(stem, rows) for stem, (_, rows) in zip(stems, named, strict=True)]
     _check_targets(decoder, transforms, [stem for named in known.values() for stem, _ in named], of_head)
-    made: dict[int, Hadamard] = {}
+    made = _Made(transforms, decoder.device)
     for linear in decoder.linears():
         if id(linear) in known:
-            linear.rotation = _rotation(linear, known[id(linear)], transforms, decoder.device, made)
+            linear.rotation = _rotation(linear, known[id(linear)], made)
+    return list(made.matrices.values())
 
 
-def _rotation(
-    linear: Linear,
-    named: list[tuple[str, int]],
-    transforms: Transforms,
-    device: torch.device,
-    made: dict[int, Hadamard],
-) -> Rotation | None:
-    assert linear.weight is not None
-    columns = linear.weight.shape[1]
+class _Made:
+    """The transforms of a decoder, each once."""
 
-    def of(stem: str, location: Location, size: int) -> Hadamard | None:
+    def __init__(self, transforms: Transforms, device: torch.device) -> None:
+        self.transforms, self._device = transforms, device
+        self._sylvester: dict[int, Hadamard] = {}
+        self._stored: dict[tuple[str, int, bool], StoredTransform] = {}
+        self.matrices: dict[tuple[str, int], StoredMatrix] = {}
+
+    def of(self, stem: str, location: Location, size: int) -> Transform | None:
+        """Return the transform of `size` columns at a side of a linear layer, None if there is none. Raises ConfigError."""
+        transforms = self.transforms
         found = [one for one in transforms.online if one.location == location and one.covers(_names(stem))]
         if len(found) > 1:
             what = f"{found[0].name} and {found[1].name} both at the {location} of {stem}"
             raise transforms.refused(what, "one transform there")
         if not found:
             return None
-        block = _checked_block(found[0], stem, size, transforms)
-        if block not in made:
-            made[block] = Hadamard(block, device)
-        return made[block]
+        [one] = found
+        block = one.block or size
+        if size % block:
+            what = f"{one.name}: head_dim {block} for {size} columns at the {location} of {stem}"
+            raise transforms.refused(what, "divisors")
+        if one.stored:
+            return self._of_file(one, block)
+        if block & (block - 1):
+            what = f"{one.name}: a Hadamard matrix of size {block} at the {location} of {stem}"
+            raise transforms.refused(what, "powers of two (head_dim names the size of blocks)")
+        if block not in self._sylvester:
+            self._sylvester[block] = Hadamard(block, self._device)
+        return self._sylvester[block]
 
-    befores = [of(stem, "input", columns) for stem, _ in named]
+    def _of_file(self, one: OnlineTransform, size: int) -> StoredTransform:
+        if (one.name, size) not in self.matrices:
+            memory = torch.empty(size, size, dtype=torch.float32, device=self._device)
+            scaled = one.kind != "random-matrix"
+            self.matrices[one.name, size] = StoredMatrix(
+                one.name, size, scaled, one.permuted and scaled, memory
+            )
+        matrix = self.matrices[one.name, size]
+        matrix.locations.add(one.location)
+        turned = one.inverse and matrix.scaled
+        if (one.name, size, turned) not in self._stored:
+            self._stored[one.name, size, turned] = StoredTransform(matrix, turned)
+        return self._stored[one.name, size, turned]
+
+
+def _rotation(linear: Linear, named: list[tuple[str, int]], made: _Made) -> Rotation | None:
+    assert linear.weight is not None
+    columns = linear.weight.shape[1]
+    befores = [made.of(stem, "input", columns) for stem, _ in named]
     if any(one is not befores[0] for one in befores):
         stems = ", ".join(stem for stem, _ in named)
-        raise transforms.refused(f"different transforms of the one input of {stems}", "the same for all")
+        raise made.transforms.refused(f"different transforms of the one input of {stems}", "the same for all")
     after, begin = [], 0
     for stem, rows in named:
-        if (one := of(stem, "output", rows)) is not None:
+        if (one := made.of(stem, "output", rows)) is not None:
             after.append((begin, begin + rows, one))
         begin += rows
     return Rotation(befores[0], tuple(after)) if befores[0] is not None or after else None
-
-
-def _checked_block(one: OnlineTransform, stem: str, size: int, transforms: Transforms) -> int:
-    block = one.block or size
-    if size % block:
-        raise transforms.refused(
-            f"{one.name}: head_dim {block} for {size} columns at the {one.location} of {stem}", "divisors"
-        )
-    if block & (block - 1):
-        raise transforms.refused(
-            f"{one.name}: a Hadamard matrix of size {block} at the {one.location} of {stem}",
-            "powers of two (head_dim names the size of blocks)",
-        )
-    return block
 
 
 def _check_targets(decoder: RotatedParts, transforms: Transforms, linears: list[str], of_head: str) -> None:

@@ -1,4 +1,5 @@
-"""`transform_config` of a compressed-tensors checkpoint: Hadamard products around linear layers. No torch here.
+"""`transform_config` of a compressed-tensors checkpoint: products around linear layers, most with Hadamard matrices. No torch
+here.
 
     {"config_groups": {NAME: {"type": "hadamard", "head_dim": null, "randomize": false, "precision": "torch.float32",
                               "requires_grad": false,
@@ -8,11 +9,17 @@
     input, output                 online: a linear layer multiplies H x, or returns H y (after its bias)
     q_attn, k_cache               online: on rotated queries and keys; together they leave each score as it is
 
-H is Sylvester's matrix over the square root of its size n: H(1) = 1, H(2n) = [[H, H], [H, -H]]. It is symmetric and its own
-inverse, so `inverse` changes nothing. `head_dim` makes it block-diagonal, with blocks of that size; without, n is all columns.
+    hadamard           H is Sylvester's matrix over the square root of its size n: H(1) = 1, H(2n) = [[H, H], [H, -H]]. It is
+                       symmetric and its own inverse, so `inverse` changes nothing
+    random-hadamard    H is a matrix in the files, over the square root of its size; its inverse is its transpose
+    random-matrix      H is a matrix in the files, and so is the inverse, if that is meant
+
+`randomize` puts rows and columns of the first two in an order that is in the files. A file has a matrix, and an order, once for
+all modules of a size, as `MODULE.NAME_input.weight` (and `.perm`) of one of them. `head_dim` makes H block-diagonal, with blocks
+of that size; without, n is all columns.
 `targets` and `ignore` name modules, classes of modules, or match names with "re:" from their beginning on, as `re.match` does.
 
-The format is that of compressed-tensors 0.20 (`transform/`). Types with random matrices, which lie in the files, are refused.
+The format is that of compressed-tensors 0.20 (`transform/`).
 """
 
 from __future__ import annotations
@@ -35,18 +42,30 @@ _APPLY_KEYS = ("targets", "location", "inverse", "ignore")
 _LINEAR = frozenset(("Linear", "Module"))
 """Classes of a linear layer's module."""
 
+_KINDS = (*_ROTATIONS, "random-matrix")
+
 Location = Literal["input", "output"]
+Kind = Literal["hadamard", "random-hadamard", "random-matrix"]
 
 
 @dataclass(frozen=True, slots=True)
 class OnlineTransform:
-    """A product with H at one side of some linear layers. `block`: its `head_dim`, None for all columns."""
+    """A product with H at one side of some linear layers. `block`: its `head_dim`, None for all columns. `permuted`: its
+    `randomize`."""
 
     name: str
+    kind: Kind
     location: Location
+    inverse: bool
     block: int | None
+    permuted: bool
     targets: tuple[str, ...]
     ignore: tuple[str, ...]
+
+    @property
+    def stored(self) -> bool:
+        """Whether the matrix is in the files."""
+        return self.kind != "hadamard" or self.permuted
 
     def covers(self, names: Collection[str]) -> bool:
         """Return whether it applies to a linear layer that has these names, of which a file uses one."""
@@ -105,29 +124,31 @@ def _of_scheme(
         if location in _SCORES:
             scores.append(part)
             continue
+        _check_online(name, scheme, location, where)
         yield OnlineTransform(
-            name, location, _block(name, scheme, location, where), *_names_of(name, part, where)
-        )
+            name, scheme["type"], location, bool(part.get("inverse")), scheme.get("head_dim"), bool(scheme.get("randomize")),
+            *_names_of(name, part, where),
+        )  # fmt: skip
     if scores:
         _check_scores(name, scheme, scores, value, where)
 
 
-def _block(name: str, scheme: dict[str, Any], location: str, where: str) -> int | None:
-    """Return the `head_dim` of a scheme that is used online. Raises ConfigError for matrices that are not H."""
-    fixed = "hadamard, or transforms of weights alone (weight_input, weight_output)"
-    if (kind := scheme.get("type")) != "hadamard":
-        raise _refused(where, f"{name}: type {kind!r} at {location}", fixed)
-    for key in ("randomize", "requires_grad"):
-        if scheme.get(key):
-            raise _refused(where, f"{name}: {key} {scheme[key]!r} at {location}", "false")
-    # The product is computed in float32, which loses no less than what is asked for.
+def _check_online(name: str, scheme: dict[str, Any], location: str, where: str) -> None:
+    """Raise ConfigError for a scheme that cannot be computed online."""
+    if (kind := scheme.get("type")) not in _KINDS:
+        raise _refused(where, f"{name}: type {kind!r} at {location}", ", ".join(_KINDS))
+    if scheme.get("requires_grad"):
+        raise _refused(where, f"{name}: requires_grad {scheme['requires_grad']!r} at {location}", "false")
+    # The product is computed in float32, which loses no more than what is asked for.
     precision = str(scheme.get("precision", "float32")).removeprefix("torch.")
     if precision not in _PRECISIONS:
         raise _refused(where, f"{name}: precision {precision!r}", ", ".join(_PRECISIONS))
     block = scheme.get("head_dim")
     if block is not None and (type(block) is not int or block < 1):
         raise _refused(where, f"{name}: head_dim {block!r}", "a positive number of columns")
-    return block
+    ways = {bool(one.get("inverse")) for one in scheme["apply"] if one.get("location") in _ONLINE}
+    if kind == "random-matrix" and len(ways) > 1:
+        raise _refused(where, f"{name}: random-matrix and its inverse, both online", "one of them")
 
 
 def _check_scores(

@@ -219,6 +219,80 @@ async def test_adapters_get_what_the_module_gets(plain: Path, tmp_path: Path) ->
     )
 
 
+def of_file(kind: str, size: int, permuted: bool, seed: int) -> tuple[dict[str, torch.Tensor], np.ndarray]:
+    """Tensors of a transform by suffixes, and the matrix by which rows are multiplied."""
+    rng = np.random.default_rng(seed)
+    if kind == "random-matrix":
+        found = rng.normal(0.0, size**-0.5, (size, size)).astype(np.float32)
+        return {"weight": torch.from_numpy(found)}, found
+    signs = hadamard(size) * size**0.5
+    if kind == "random-hadamard":
+        signs = signs[rng.permutation(size)] * rng.choice((-1, 1), size)
+    tensors = {"weight": torch.from_numpy(np.ascontiguousarray(signs)).round().double()}
+    if permuted:
+        order = rng.permutation(size)
+        tensors["perm"] = torch.from_numpy(order)
+        signs = signs[order][:, order]
+    return tensors, signs / size**0.5
+
+
+@pytest.mark.parametrize(
+    ("kind", "permuted"),
+    [("random-hadamard", False), ("random-hadamard", True), ("random-matrix", False), ("hadamard", True)],
+)
+async def test_matrices_of_the_files(kind: str, permuted: bool, plain: Path, tmp_path: Path) -> None:
+    """Once at an input, and turned at outputs: each in the file of one module for all of a size."""
+    groups = {
+        "v": group("re:.*(q|k|v)_proj$", type=kind, randomize=permuted),
+        "u": group("re:.*(v|down)_proj$", type=kind, randomize=permuted, location="output", head_dim=32),
+    }
+    groups["u"]["apply"][0]["inverse"] = True
+    tensors = load_file(plain / "model.safetensors")
+    stored, exact = dict(tensors), dict(tensors)
+    of_v, v = of_file(kind, 64, permuted, 1)
+    of_u, u = of_file(kind, 32, permuted, 2)
+    stored |= {f"model.layers.1.self_attn.k_proj.v_input.{suffix}": one for suffix, one in of_v.items()}
+    stored |= {f"model.layers.0.mlp.down_proj.u_output.{suffix}": one for suffix, one in of_u.items()}
+    back = u if kind == "random-matrix" else u.T
+    for name, weight in tensors.items():
+        if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):
+            exact[name] = exact[name] @ torch.from_numpy(v.T.copy()).float()
+        if name.endswith(("v_proj.weight", "down_proj.weight")):
+            blocks = np.kron(np.eye(len(weight) // 32), back)
+            exact[name] = torch.from_numpy(blocks.T.copy()).float() @ exact[name]
+    path, wide = (copied(plain, tmp_path / name) for name in ("stored", "wide"))
+    save_file(stored, path / "model.safetensors")
+    save_file({name: one.contiguous() for name, one in exact.items()}, wide / "model.safetensors")
+    with_transforms(path, groups, weights=False)
+    expected, _ = await logits(wide)
+    found, executor = await logits(path)
+    assert distance(found, expected) < 1e-5
+    assert not any("not used" in note for note in executor.status().notes)
+    assert distance((await logits(path, "torch"))[0], expected) < 1e-5
+    assert describe(config(path))["checkpoint"]["problem"] is None
+    steady = OptimizationConfig(num_threads=1, deterministic=True)
+    with pytest.raises(ConfigError, match="deterministic: transform_config: the matrix of"):
+        load_model(config(path, optimization=steady), lambda stage, done, total: None)
+
+    def problem() -> str:
+        save_file(stored, path / "model.safetensors")
+        with pytest.raises(ConfigError) as caught:
+            load_model(config(path), lambda stage, done, total: None)
+        return str(caught.value)
+
+    stored["model.layers.0.self_attn.q_proj.v_input.weight"] = (
+        stored["model.layers.1.self_attn.k_proj.v_input.weight"] * 2
+    )
+    assert (
+        "q_proj.v_input.weight differs from" in problem() or "k_proj.v_input.weight differs from" in problem()
+    )
+    del stored["model.layers.0.self_attn.q_proj.v_input.weight"]
+    del stored[f"model.layers.0.mlp.down_proj.u_output.{'perm' if permuted else 'weight'}"]
+    missing = problem()
+    assert "there is no tensor MODULE.u_output." in missing
+    assert describe(config(path))["checkpoint"]["problem"] == missing
+
+
 def refusal(path: Path) -> str:
     """What a start says, and `cohort info` too."""
     with pytest.raises(ConfigError) as of_start:
@@ -233,9 +307,13 @@ def refusal(path: Path) -> str:
 @pytest.mark.parametrize(
     ("groups", "words"),
     [
-        ({"R": group("re:.*down_proj$", type="random-hadamard")}, ["R: type 'random-hadamard' at input", "hadamard"]),
-        ({"R": group("re:.*down_proj$", type="random-matrix")}, ["type 'random-matrix'"]),
-        ({"R": group("re:.*down_proj$", randomize=True)}, ["randomize True"]),
+        ({"R": group("re:.*down_proj$", type="dct")}, ["R: type 'dct' at input", "random-hadamard"]),
+        (
+            {"R": {"type": "random-matrix", "apply": [
+                {"targets": ["lm_head"], "location": "input"}, {"targets": ["re:.*o_proj"], "location": "input", "inverse": True},
+            ]}},
+            ["R: random-matrix and its inverse, both online"],
+        ),
         ({"R": group("re:.*down_proj$", requires_grad=True)}, ["requires_grad True"]),
         ({"R": group("re:.*down_proj$", precision="torch.int8")}, ["precision 'int8'"]),
         ({"R": group("re:.*down_proj$", head_dim=48)}, ["head_dim 48 for 128 columns"]),

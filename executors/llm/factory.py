@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 QUANTIZATIONS = ("int8", "int4", "fp8")
-STORED = ("gptq", "awq", "compressed-tensors", "gptq_marlin", "awq_marlin")
+STORED = ("gptq", "awq", "compressed-tensors", "gptq_marlin", "awq_marlin", "modelopt", "modelopt_fp4")
 """What other servers ask for by that setting and is a checkpoint's own format here."""
 KV_CACHE_DTYPES = ("auto", "int8", "fp8", "fp8_e4m3")
 """Accepted values of `kv_cache_dtype`. "fp8" and "fp8_e4m3" are the same."""

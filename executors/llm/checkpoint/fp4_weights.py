@@ -72,12 +72,12 @@ class _Fp4Weight(QuantizedWeight):
     @cached_property
     def scales(self) -> torch.Tensor:
         """float32 [rows, groups]."""
-        found = self._wide_scales()
-        if not torch.isfinite(found).all():
+        scales = self._wide_scales()
+        if not torch.isfinite(scales).all():
             raise ConfigError(
                 f"{self._path(self._scales)}: tensor {self._scales} has numbers that are not finite"
             )
-        return found
+        return scales
 
     @abstractmethod
     def _wide_scales(self) -> torch.Tensor: ...

@@ -24,8 +24,8 @@ def transform_tensors(decoder: Decoder, checkpoint: Checkpoint) -> set[str]:
     if transforms is None:
         return set()
     ends = tuple({f".{one.name}_{one.location}.weight" for one in transforms.online if not one.stored})
-    found = {name for name in checkpoint.names() if ends and name.endswith(ends)}
-    for name in found:
+    matrices = {name for name in checkpoint.names() if ends and name.endswith(ends)}
+    for name in matrices:
         file = checkpoint.file_of(name)
         if isinstance(file, SafetensorsFile) and not _is_sylvester(file, name):
             raise ConfigError(
@@ -33,8 +33,8 @@ def transform_tensors(decoder: Decoder, checkpoint: Checkpoint) -> set[str]:
                 "of type random-hadamard"
             )
     for stored in decoder.matrices:
-        found |= {*_matrices(stored, checkpoint), *_orders(stored, checkpoint)}
-    return found
+        matrices |= {*_matrices(stored, checkpoint), *_orders(stored, checkpoint)}
+    return matrices
 
 
 def load_transforms(matrices: Iterable[StoredMatrix], checkpoint: Checkpoint) -> None:
@@ -67,16 +67,16 @@ def _orders(stored: StoredMatrix, checkpoint: Checkpoint) -> list[str]:
 def _named(stored: StoredMatrix, checkpoint: Checkpoint, suffix: str, shape: tuple[int, ...]) -> list[str]:
     """Return the tensors of that shape, which are copies of one. Raises ConfigError if there is none."""
     ends = [f"{stored.name}_{location}.{suffix}" for location in sorted(stored.locations)]
-    found = sorted(
+    names = sorted(
         name
         for name in checkpoint.names()
         if name.endswith(tuple(f".{end}" for end in ends)) and checkpoint.file_of(name).shape(name) == shape
     )
-    if not found:
+    if not names:
         raise ConfigError(
             f"{checkpoint.directory}: there is no tensor MODULE.{ends[0]} of shape {list(shape)}, which transform_config needs"
         )
-    return found
+    return names
 
 
 def _one(names: list[str], checkpoint: Checkpoint) -> str:

@@ -34,6 +34,6 @@ def unsupported_fp4(weights: dict[str, Any], form: Fp4Form) -> Iterator[tuple[st
         "num_bits": 4, "type": "float", "symmetric": True, "dynamic": False, "group_size": size, "strategy": strategy,
     }  # fmt: skip
     for field, value in needed.items():
-        found = weights.get(field)
-        if found is not None and found != value:
-            yield f"{form} weights with {field} {found!r}", str(value).lower()
+        stored = weights.get(field)
+        if stored is not None and stored != value:
+            yield f"{form} weights with {field} {stored!r}", str(value).lower()

@@ -74,7 +74,7 @@ def in_blocks(x: torch.Tensor, size: int, product: Callable[[torch.Tensor], torc
 
 def matrix(size: int, device: torch.device) -> torch.Tensor:
     """Return Sylvester's matrix of ones and minus ones, float32 [size, size]."""
-    found = torch.ones(1, 1)
-    while len(found) < size:
-        found = torch.cat((torch.cat((found, found), 1), torch.cat((found, -found), 1)))
-    return found.to(device)
+    signs = torch.ones(1, 1)
+    while len(signs) < size:
+        signs = torch.cat((torch.cat((signs, signs), 1), torch.cat((signs, -signs), 1)))
+    return signs.to(device)

@@ -46,14 +46,14 @@ def rotate_linears(decoder: RotatedParts, transforms: Transforms) -> list[Stored
         stems = [name.removesuffix(".weight") for name, _ in named] if place != id(head) else [of_head]
         known[place] = [(stem, rows) for stem, (_, rows) in zip(stems, named, strict=True)]
     _check_targets(decoder, transforms, [stem for named in known.values() for stem, _ in named], of_head)
-    made = _Made(transforms, decoder.device)
+    pool = _Pool(transforms, decoder.device)
     for linear in decoder.linears():
         if id(linear) in known:
-            linear.rotation = _rotation(linear, known[id(linear)], made)
-    return list(made.matrices.values())
+            linear.rotation = _rotation(linear, known[id(linear)], pool)
+    return list(pool.matrices.values())
 
 
-class _Made:
+class _Pool:
     """The transforms of a decoder, each once."""
 
     def __init__(self, transforms: Transforms, device: torch.device) -> None:
@@ -65,13 +65,13 @@ class _Made:
     def of(self, stem: str, location: Location, size: int) -> Transform | None:
         """Return the transform of `size` columns at a side of a linear layer, None if there is none. Raises ConfigError."""
         transforms = self.transforms
-        found = [one for one in transforms.online if one.location == location and one.covers(_names(stem))]
-        if len(found) > 1:
-            what = f"{found[0].name} and {found[1].name} both at the {location} of {stem}"
+        matches = [one for one in transforms.online if one.location == location and one.covers(_names(stem))]
+        if len(matches) > 1:
+            what = f"{matches[0].name} and {matches[1].name} both at the {location} of {stem}"
             raise transforms.refused(what, "one transform there")
-        if not found:
+        if not matches:
             return None
-        [one] = found
+        [one] = matches
         block = one.block or size
         if size % block:
             what = f"{one.name}: head_dim {block} for {size} columns at the {location} of {stem}"
@@ -100,16 +100,16 @@ class _Made:
         return self._stored[one.name, size, turned]
 
 
-def _rotation(linear: Linear, named: list[tuple[str, int]], made: _Made) -> Rotation | None:
+def _rotation(linear: Linear, named: list[tuple[str, int]], pool: _Pool) -> Rotation | None:
     assert linear.weight is not None
     columns = linear.weight.shape[1]
-    befores = [made.of(stem, "input", columns) for stem, _ in named]
+    befores = [pool.of(stem, "input", columns) for stem, _ in named]
     if any(one is not befores[0] for one in befores):
         stems = ", ".join(stem for stem, _ in named)
-        raise made.transforms.refused(f"different transforms of the one input of {stems}", "the same for all")
+        raise pool.transforms.refused(f"different transforms of the one input of {stems}", "the same for all")
     after, begin = [], 0
     for stem, rows in named:
-        if (one := made.of(stem, "output", rows)) is not None:
+        if (one := pool.of(stem, "output", rows)) is not None:
             after.append((begin, begin + rows, one))
         begin += rows
     return Rotation(befores[0], tuple(after)) if befores[0] is not None or after else None
@@ -127,6 +127,10 @@ def _check_targets(decoder: RotatedParts, transforms: Transforms, linears: list[
     }
     others -= {*linears, of_head}
     for one in transforms.online:
+        # The parts of a nested checkpoint that are left out have names, too.
+        if not family.nested and not any(one.covers(_names(stem)) for stem in linears):
+            what = f"{one.name}: {', '.join(one.targets)} as targets at {one.location}, which no linear layer matches,"
+            raise transforms.refused(what, "linear layers")
         for target in one.targets:
             if not target.startswith("re:") and target != "Linear" and target not in known:
                 raise transforms.refused(f"{one.name}: target {target!r} at {one.location}", "linear layers")

@@ -97,12 +97,12 @@ def parse_transforms(value: Any, where: str) -> Transforms | None:
     if not isinstance(config, dict) or not isinstance(config.get("config_groups"), dict):
         raise ConfigError(f"{where}: transform_config has no map of config_groups")
     _known(config, ("config_groups",), "transform_config", where)
-    found: list[OnlineTransform] = []
+    online: list[OnlineTransform] = []
     for name, scheme in config["config_groups"].items():
         if not isinstance(scheme, dict):
             raise ConfigError(f"{where}: transform_config: {name[:80]} is not an object")
-        found += _of_scheme(name, scheme, value, where)
-    return Transforms(where, tuple(found)) if found else None
+        online += _of_scheme(name, scheme, value, where)
+    return Transforms(where, tuple(online)) if online else None
 
 
 def _of_scheme(
@@ -139,7 +139,7 @@ def _check_online(name: str, scheme: dict[str, Any], location: str, where: str) 
         raise _refused(where, f"{name}: type {kind!r} at {location}", ", ".join(_KINDS))
     if scheme.get("requires_grad"):
         raise _refused(where, f"{name}: requires_grad {scheme['requires_grad']!r} at {location}", "false")
-    # The product is computed in float32, which loses no more than what is asked for.
+    # The product is computed in float32, which loses no more than any of these.
     precision = str(scheme.get("precision", "float32")).removeprefix("torch.")
     if precision not in _PRECISIONS:
         raise _refused(where, f"{name}: precision {precision!r}", ", ".join(_PRECISIONS))
@@ -171,7 +171,7 @@ def _check_scores(
 
 def _names_of(name: str, part: dict[str, Any], where: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return targets and ignored ones."""
-    found = []
+    lists = []
     for key in ("targets", "ignore"):
         value = part.get(key) or []
         value = [value] if isinstance(value, str) else value
@@ -179,8 +179,8 @@ def _names_of(name: str, part: dict[str, Any], where: str) -> tuple[tuple[str, .
             raise ConfigError(f"{where}: transform_config: {name[:80]}: {key} is not a list of names")
         for one in value:
             _check_pattern(name, one, where)
-        found.append(tuple(value))
-    return found[0], found[1]
+        lists.append(tuple(value))
+    return lists[0], lists[1]
 
 
 def _check_pattern(name: str, target: str, where: str) -> None:

@@ -62,9 +62,9 @@ def mxfp4(rows: int, columns: int, rng: np.random.Generator) -> Tensors:
     }
 
 
-def of_mxfp4(made: Tensors) -> np.ndarray:
-    scales = np.ldexp(np.float32(1), made["weight_scale"].numpy().astype(np.int32) - 127)
-    return np.asarray(numbers(made["weight_packed"]) * np.repeat(scales, 32, 1), np.float32)
+def of_mxfp4(tensors: Tensors) -> np.ndarray:
+    scales = np.ldexp(np.float32(1), tensors["weight_scale"].numpy().astype(np.int32) - 127)
+    return np.asarray(numbers(tensors["weight_packed"]) * np.repeat(scales, 32, 1), np.float32)
 
 
 def nvfp4(rows: int, columns: int, rng: np.random.Generator) -> Tensors:
@@ -77,22 +77,27 @@ def nvfp4(rows: int, columns: int, rng: np.random.Generator) -> Tensors:
     }
 
 
-def of_nvfp4(made: Tensors) -> np.ndarray:
-    scales = E4M3_VALUES[made["weight_scale"].view(torch.uint8).numpy()] / made["weight_global_scale"].numpy()
-    return np.asarray(numbers(made["weight_packed"]) * np.repeat(scales, 16, 1))
+def of_nvfp4(tensors: Tensors) -> np.ndarray:
+    scales = (
+        E4M3_VALUES[tensors["weight_scale"].view(torch.uint8).numpy()]
+        / tensors["weight_global_scale"].numpy()
+    )
+    return np.asarray(numbers(tensors["weight_packed"]) * np.repeat(scales, 16, 1))
 
 
 def modelopt(rows: int, columns: int, rng: np.random.Generator) -> Tensors:
-    made = nvfp4(rows, columns, rng)
+    tensors = nvfp4(rows, columns, rng)
     return {
-        "weight": made["weight_packed"], "weight_scale": made["weight_scale"],
-        "weight_scale_2": (1 / made["weight_global_scale"]).reshape(()), "input_scale": torch.tensor(0.1),
+        "weight": tensors["weight_packed"], "weight_scale": tensors["weight_scale"],
+        "weight_scale_2": (1 / tensors["weight_global_scale"]).reshape(()), "input_scale": torch.tensor(0.1),
     }  # fmt: skip
 
 
-def of_modelopt(made: Tensors) -> np.ndarray:
-    scales = E4M3_VALUES[made["weight_scale"].view(torch.uint8).numpy()] * made["weight_scale_2"].numpy()
-    return np.asarray(numbers(made["weight"]) * np.repeat(scales, 16, 1))
+def of_modelopt(tensors: Tensors) -> np.ndarray:
+    scales = (
+        E4M3_VALUES[tensors["weight_scale"].view(torch.uint8).numpy()] * tensors["weight_scale_2"].numpy()
+    )
+    return np.asarray(numbers(tensors["weight"]) * np.repeat(scales, 16, 1))
 
 
 def compressed(form: str, size: int, strategy: str, scale: str, activations: Any = None) -> dict[str, Any]:
@@ -137,10 +142,10 @@ def write(folder: Path, form: Form, shape: str = "llama", **fields: Any) -> tupl
     for name, tensor in list(stored.items()):
         exact[name] = tensor
         if name.endswith("_proj.weight"):
-            made = form.make(*tensor.shape, rng)
+            tensors = form.make(*tensor.shape, rng)
             del stored[name]
-            stored |= {f"{name.removesuffix('weight')}{suffix}": one for suffix, one in made.items()}
-            exact[name] = torch.from_numpy(form.exact(made))
+            stored |= {f"{name.removesuffix('weight')}{suffix}": one for suffix, one in tensors.items()}
+            exact[name] = torch.from_numpy(form.exact(tensors))
     save_file(exact, wide / "model.safetensors")
     path = folder / "fp4"
     path.mkdir()
@@ -166,9 +171,9 @@ def test_numbers_are_those_of_the_definition(form: str, checkpoints: dict[str, t
     for name, expected in exact.items():
         if name.endswith("_proj.weight"):
             file = checkpoint.file_of(name)
-            found = torch.empty(expected.shape)
-            file.copy_into(name, found)
-            assert torch.equal(found, expected), name
+            ours = torch.empty(expected.shape)
+            file.copy_into(name, ours)
+            assert torch.equal(ours, expected), name
             assert file.stored_as(name) == "fp4" and file.stored_kind(name) == FORMS[form].kind
     checkpoint.close()
     assert not_finite(path) is None
@@ -179,15 +184,15 @@ async def test_logits(form: str, checkpoints: dict[str, tuple[Path, Path]]) -> N
     """Beside the same weights in float32: kept, up to the rounding of activations; widened, exactly."""
     path, wide = checkpoints[form]
     expected, plain = await logits(wide)
-    found, executor = await logits(path)
+    ours, executor = await logits(path)
     notes = executor.status().notes
     assert executor.info().quantization == FORMS[form].kind
     if FORMS[form].kind is None:
-        assert distance(found, expected) < 1e-5
+        assert distance(ours, expected) < 1e-5
         label = {"nvfp4": "nvfp4-pack-quantized", "modelopt": "modelopt-nvfp4"}[form]
         assert any(f"the checkpoint's {label} weights were widened: their groups" in one for one in notes)
     else:
-        assert 5e-5 < distance(found, expected) < INT8_ERROR
+        assert 5e-5 < distance(ours, expected) < INT8_ERROR
         assert any("in one call" in one for one in notes)
         needed = [one.capabilities().memory.parameter_memory for one in (executor, plain)]
         assert needed[0] < 0.4 * needed[1]
@@ -215,16 +220,16 @@ def test_kernels_hold_the_same_weights(isa: str, checkpoints: dict[str, tuple[Pa
 async def test_experts(tmp_path: Path) -> None:
     for form in ("mxfp4", "modelopt"):
         path, wide = write(tmp_path / form, FORMS[form], "experts")
-        found, expected = (await logits(path))[0], (await logits(wide))[0]
-        assert distance(found, expected) < (INT8_ERROR if FORMS[form].kind else 1e-5)
+        ours, expected = (await logits(path))[0], (await logits(wide))[0]
+        assert distance(ours, expected) < (INT8_ERROR if FORMS[form].kind else 1e-5)
 
 
 async def test_a_setting_quantizes_them_anew(checkpoints: dict[str, tuple[Path, Path]]) -> None:
     path, wide = checkpoints["nvfp4"]
     setting = OptimizationConfig(num_threads=1, quantization="int8")
-    found, executor = await logits(path, optimization=setting)
+    ours, executor = await logits(path, optimization=setting)
     assert executor.info().quantization == "int8"
-    assert 1e-4 < distance(found, (await logits(wide))[0]) < 0.1
+    assert 1e-4 < distance(ours, (await logits(wide))[0]) < 0.1
 
 
 def test_exponents_may_have_a_dtype_of_their_own(tmp_path: Path) -> None:
@@ -238,10 +243,10 @@ def test_exponents_may_have_a_dtype_of_their_own(tmp_path: Path) -> None:
     text = json.dumps(header).encode()
     (path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + length :])
     name = "model.layers.0.mlp.up_proj.weight"
-    found = torch.empty(load_file(wide / "model.safetensors")[name].shape)
+    ours = torch.empty(load_file(wide / "model.safetensors")[name].shape)
     checkpoint = Checkpoint(path)
-    checkpoint.file_of(name).copy_into(name, found)
-    assert torch.equal(found, load_file(wide / "model.safetensors")[name])
+    checkpoint.file_of(name).copy_into(name, ours)
+    assert torch.equal(ours, load_file(wide / "model.safetensors")[name])
     checkpoint.close()
 
 
@@ -302,13 +307,14 @@ def test_files_that_do_not_fit_are_refused(name: str, tmp_path: Path) -> None:
     tensors = load_file(path / "model.safetensors")
     change(tensors)
     save_file(tensors, path / "model.safetensors")
-    said = start_error(path)
+    message = start_error(path)
     assert (
-        "model.safetensors: tensor model.layers.0.mlp.up_proj.weight" in said or "pre_quant_scale" in said
-    ), said
-    assert all(word in said for word in words), said
+        "model.safetensors: tensor model.layers.0.mlp.up_proj.weight" in message
+        or "pre_quant_scale" in message
+    ), message
+    assert all(word in message for word in words), message
     if name != "other sizes":  # which are compared with config.json at the start
-        assert describe(config(path))["checkpoint"]["problem"] == said
+        assert describe(config(path))["checkpoint"]["problem"] == message
 
 
 @pytest.mark.parametrize(("form", "code"), [("mxfp4", 255), ("nvfp4", 0x7F)])

@@ -72,10 +72,10 @@ def hadamard(size: int) -> np.ndarray:
 def turned(tensors: dict[str, torch.Tensor], groups: dict[str, Any]) -> dict[str, torch.Tensor]:
     """The weights that make up for the transforms: W H for an input, and H W for an output."""
 
-    found = dict(tensors)
+    ours = dict(tensors)
     for scheme in groups.values():
         for part in scheme["apply"]:
-            for name, weight in found.items():
+            for name, weight in ours.items():
                 stem = name.removesuffix(".weight")
                 linear = stem.endswith("_proj") or stem == "lm_head"
                 hits = [
@@ -91,8 +91,8 @@ def turned(tensors: dict[str, torch.Tensor], groups: dict[str, Any]) -> dict[str
                 h = torch.from_numpy(
                     np.kron(np.eye(weight.shape[part["location"] == "input"] // size), hadamard(size))
                 ).float()
-                found[name] = weight @ h if part["location"] == "input" else h @ weight
-    return found
+                ours[name] = weight @ h if part["location"] == "input" else h @ weight
+    return ours
 
 
 def with_transforms(path: Path, groups: dict[str, Any], weights: bool = True) -> Path:
@@ -125,8 +125,8 @@ def copied(path: Path, to: Path) -> Path:
 async def test_a_transformed_model_is_the_plain_one(name: str, plain: Path, tmp_path: Path) -> None:
     path = with_transforms(copied(plain, tmp_path / "turned"), GROUPS[name])
     expected, _ = await logits(plain)
-    found, executor = await logits(path)
-    assert distance(found, expected) < 1e-5
+    ours, executor = await logits(path)
+    assert distance(ours, expected) < 1e-5
     slow = any("Hadamard transforms" in note for note in executor.status().notes)
     assert slow is (name in COMPUTED and name != "head")
     if name in COMPUTED:
@@ -205,14 +205,14 @@ async def test_adapters_get_what_the_module_gets(plain: Path, tmp_path: Path) ->
     packed = pack(tmp_path / "adapter", tmp_path, 256)
     executor: Any = await start(path, 1)
     await executor.load_adapter("one", str(packed.path), packed.digest)
-    found = await last_logits(executor, [(prompt(1), "one"), (prompt(2), None)])
+    ours = await last_logits(executor, [(prompt(1), "one"), (prompt(2), None)])
     scale = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     whole = merged(plain, made, scale["lora_alpha"] / scale["r"], tmp_path / "merged")
     expected = [
         (await last_logits(await start(model), [(prompt(number), None)]))[0]
         for number, model in ((1, whole), (2, plain))
     ]
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(ours, expected, strict=True):
         assert np.allclose(one, other, atol=2e-4)
     assert not np.allclose(
         expected[0], (await last_logits(await start(plain), [(prompt(1), None)]))[0], atol=0.05
@@ -223,8 +223,8 @@ def of_file(kind: str, size: int, permuted: bool, seed: int) -> tuple[dict[str, 
     """Tensors of a transform by suffixes, and the matrix by which rows are multiplied."""
     rng = np.random.default_rng(seed)
     if kind == "random-matrix":
-        found = rng.normal(0.0, size**-0.5, (size, size)).astype(np.float32)
-        return {"weight": torch.from_numpy(found)}, found
+        ours = rng.normal(0.0, size**-0.5, (size, size)).astype(np.float32)
+        return {"weight": torch.from_numpy(ours)}, ours
     signs = hadamard(size) * size**0.5
     if kind == "random-hadamard":
         signs = signs[rng.permutation(size)] * rng.choice((-1, 1), size)
@@ -265,8 +265,8 @@ async def test_matrices_of_the_files(kind: str, permuted: bool, plain: Path, tmp
     save_file({name: one.contiguous() for name, one in exact.items()}, wide / "model.safetensors")
     with_transforms(path, groups, weights=False)
     expected, _ = await logits(wide)
-    found, executor = await logits(path)
-    assert distance(found, expected) < 1e-5
+    ours, executor = await logits(path)
+    assert distance(ours, expected) < 1e-5
     assert not any("not used" in note for note in executor.status().notes)
     assert distance((await logits(path, "torch"))[0], expected) < 1e-5
     assert describe(config(path))["checkpoint"]["problem"] is None
@@ -322,8 +322,9 @@ def refusal(path: Path) -> str:
         ({"R": group("re:.*q_proj$")}, ["different transforms of the one input", "v_proj"]),
         ({"R": group("re:.*down_proj$"), "S": group("re:.*down_proj$")}, ["R and S both at the input"]),
         ({"R": group("re:.*self_attn", head_dim=16)}, ["model.layers.0.self_attn as a target"]),
-        ({"R": group("LlamaMLP", head_dim=16)}, ["target 'LlamaMLP' at input"]),
-        ({"R": group("re:.*embed_tokens$", location="output")}, ["model.embed_tokens as a target"]),
+        ({"R": group("LlamaMLP", "lm_head", head_dim=16)}, ["target 'LlamaMLP' at input"]),
+        ({"R": group("re:.*_proj$|.*embed_tokens$", location="output", head_dim=32)}, ["model.embed_tokens as a target"]),
+        ({"R": group("re:.*act_fn$", location="output", head_dim=16)}, ["re:.*act_fn$ as targets at output", "no linear"]),
         ({"R": group("re:.*self_attn$", location="k_cache")}, ["location 'k_cache' in this form"]),
         ({"R": group("re:.*down_proj$", location="weight")}, ["location 'weight'"]),
         ({"R": group("re:(", location="input")}, ["is no regular expression"]),
@@ -332,16 +333,16 @@ def refusal(path: Path) -> str:
 def test_what_is_not_computed_is_refused(
     groups: dict[str, Any], words: list[str], plain: Path, tmp_path: Path
 ) -> None:
-    said = refusal(with_transforms(copied(plain, tmp_path / "turned"), groups, weights=False))
-    assert "config.json: quantization_config: transform_config: " in said
-    assert all(word in said for word in words), said
+    message = refusal(with_transforms(copied(plain, tmp_path / "turned"), groups, weights=False))
+    assert "config.json: quantization_config: transform_config: " in message
+    assert all(word in message for word in words), message
 
 
 def test_sizes_that_are_no_powers_of_two_are_refused(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path, {**PLAIN, "intermediate_size": 96})
-    said = refusal(with_transforms(path, GROUPS["down"], weights=False))
-    assert "R4: a Hadamard matrix of size 96 at the input of model.layers.0.mlp.down_proj" in said
-    assert "powers of two" in said
+    message = refusal(with_transforms(path, GROUPS["down"], weights=False))
+    assert "R4: a Hadamard matrix of size 96 at the input of model.layers.0.mlp.down_proj" in message
+    assert "powers of two" in message
 
 
 def test_ranks_are_refused(plain: Path, tmp_path: Path) -> None:
@@ -363,8 +364,8 @@ async def test_matrices_in_the_files_are_compared(plain: Path, tmp_path: Path) -
     for factor in (128**0.5, 1.0):
         tensors[name] = torch.from_numpy(hadamard(128)) * factor
         save_file(tensors, path / "model.safetensors")
-        found, executor = await logits(path)
-        assert distance(found, (await logits(plain))[0]) < 1e-5
+        ours, executor = await logits(path)
+        assert distance(ours, (await logits(plain))[0]) < 1e-5
         assert not any("R4_input" in note for note in executor.status().notes)
     tensors[name] = tensors[name][
         :, torch.randperm(128, generator=torch.Generator().manual_seed(0))

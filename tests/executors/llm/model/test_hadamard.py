@@ -25,10 +25,10 @@ def test_products(size: int, by_factors: bool) -> None:
     x = torch.randn(5, 2 * max(size, 8), generator=torch.Generator().manual_seed(size))
     transform = Hadamard(size, CPU, by_factors)
     before = x.clone()
-    found = transform(x)
+    ours = transform(x)
     assert torch.equal(x, before), "the input must stay"
-    assert torch.allclose(found.double(), product(x, size), atol=1e-5)
-    assert torch.allclose(transform(found), x, atol=1e-5), "it is its own inverse"
+    assert torch.allclose(ours.double(), product(x, size), atol=1e-5)
+    assert torch.allclose(transform(ours), x, atol=1e-5), "it is its own inverse"
     narrow = transform(x.bfloat16())
     assert narrow.dtype is torch.bfloat16
     assert torch.equal(narrow, product(x.bfloat16(), size).bfloat16()) or size > 1

@@ -1,7 +1,7 @@
 """The tokens that end an answer, by the keys of a GGUF file and by the texts of its vocabulary.
 
 The keys are those of llama.cpp and the lists that Ollama's converters write; the texts are those at which llama.cpp ends a
-generation (src/llama-vocab.cpp), but for the markers of files in code, which end an answer only where a key names them.
+generation (in its vocabulary), but for the markers of files in code, which end an answer only where a key names them.
 """
 
 from __future__ import annotations

@@ -93,11 +93,11 @@ def gguf_config(gguf: GgufFile) -> GgufConfig:
         row = _kind_of_llama(keys, row)
     family = family_of(row.served)
     assert family is not None
-    biases = _biases(gguf)
+    biases, own = _biases(gguf), _own(gguf)
     values: dict[str, Any] = {
         "architectures": [row.served],
         "model_type": family.model_types[0],
-        "dtype": "float32" if all(one.type == "F32" for one in _own(gguf)) else "bfloat16",
+        "dtype": "float32" if all(one.type == "F32" for one in own) else "bfloat16",
         "tie_word_embeddings": _HEAD not in gguf.tensors,
         **row.constants,
     }
@@ -111,7 +111,9 @@ def gguf_config(gguf: GgufFile) -> GgufConfig:
         row.fill(keys, values)
     keys.check_unread(family.activations)
     named = _as_written(family, gguf)
-    return GgufConfig(values, row, biases, named, (*notes, *_left_out(gguf)), _reranker(keys, family, values))
+    return GgufConfig(
+        values, row, biases, named, (*notes, *_left_out(gguf, own)), _reranker(keys, family, values)
+    )
 
 
 def _architecture(gguf: GgufFile) -> object:
@@ -127,9 +129,9 @@ def _own(gguf: GgufFile) -> list[GgufTensor]:
     return [one for one in gguf.tensors.values() if OTHER_TENSORS.fullmatch(one.name) is None]
 
 
-def _left_out(gguf: GgufFile) -> tuple[str, ...]:
+def _left_out(gguf: GgufFile, own: list[GgufTensor]) -> tuple[str, ...]:
     """Return a note on tensors of parts that are not loaded, if there are any."""
-    others = len(gguf.tensors) - len(_own(gguf))
+    others = len(gguf.tensors) - len(own)
     return (f"text only: {others} tensors of other parts (v.*, mm.*) are left out",) if others else ()
 
 

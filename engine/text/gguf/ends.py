@@ -16,7 +16,7 @@ _TEMPLATE = "tokenizer.chat_template"
 _NORMAL, _CONTROL = 1, 3
 """Values of `tokenizer.ggml.token_type`."""
 _ONE = ("fim_pad", "fim_rep", "fim_sep")
-_SEVERAL = ("eos", "eot", "eom")
+_SEVERAL = ("eos", "eot", "eom", "eog")
 _MOST = 1024
 """Longest list of ids that is read."""
 

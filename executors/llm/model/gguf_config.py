@@ -109,7 +109,7 @@ def gguf_config(gguf: GgufFile) -> GgufConfig:
         values.update(_rotation(keys, family, values))
     if row.fill is not None:
         row.fill(keys, values)
-    keys.check_unread(family.activations)
+    keys.check_unread(values.get(family.activation, family.activations[0]))
     named = _as_written(family, gguf)
     return GgufConfig(
         values, row, biases, named, (*notes, *_left_out(gguf, own)), _reranker(keys, family, values)
@@ -361,11 +361,12 @@ def _yarn(keys: Keys, factor: float, original: int, attention: float) -> dict[st
         "beta_fast": keys.real("rope.scaling.yarn_beta_fast", 32.0), "beta_slow": keys.real("rope.scaling.yarn_beta_slow", 1.0),
     }  # fmt: skip
     attention *= keys.real("rope.scaling.yarn_attn_factor", 1.0)
+    mscale = keys.real("rope.scaling.mscale", 1.0)  # which counts beside the other one alone
     scale = keys.real("rope.scaling.yarn_log_multiplier", 0.0)
     if scale:
         if attention != 1.0:
             keys.refuse("rope.scaling.yarn_attn_factor", "1 beside yarn_log_multiplier")
-        return found | {"mscale": keys.real("rope.scaling.mscale", 1.0), "mscale_all_dim": scale}
+        return found | {"mscale": mscale, "mscale_all_dim": scale}
     if attention != 1.0:  # a factor of the usual one
         found["attention_factor"] = attention * (0.1 * math.log(factor) + 1.0 if factor > 1.0 else 1.0)
     return found

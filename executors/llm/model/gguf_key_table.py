@@ -61,7 +61,7 @@ HARMLESS: Final[Mapping[str, str]] = {
     **_reasons("the norms of this architecture are of the other kind",
                "attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon", "attention.group_norm_epsilon"),
     **_reasons(_OF_ROTATION, "rope.scaling.original_context_length", "rope.scaling.yarn_beta_fast",
-               "rope.scaling.yarn_beta_slow"),
+               "rope.scaling.yarn_beta_slow", "rope.scaling.mscale"),
     **_reasons("positions are learned, or the other names of the scaling hold it",
                "rope.dimension_count", "rope.freq_base", "rope.scaling.factor", "rope.scaling.type", "rope.scale_linear",
                "rope.freq_scale"),
@@ -87,7 +87,7 @@ REFUSED: Final[Mapping[str, Neutral]] = {
     **dict.fromkeys(("attention.output_scale", "attention.value_scale"), _UNIT),
     **dict.fromkeys(("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"), _UNIT),
     "rope.scaling.yarn_ext_factor": _only(0, -1),
-    **dict.fromkeys(("rope.scaling.alpha", "rope.scaling.yarn_log_multiplier", "rope.scaling.mscale"), _ZERO),
+    **dict.fromkeys(("rope.scaling.alpha", "rope.scaling.yarn_log_multiplier"), _ZERO),
     **dict.fromkeys(("attention.scale", "attention.temperature_scale", "attention.clamp_kqv"), _ZERO),
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "router_logit_softcapping"), _ZERO),
     **dict.fromkeys(("attention.max_alibi_bias", "swiglu_clamp_exp", "swiglu_clamp_shexp", "activation_sparsity_scale"), _ZERO),
@@ -139,6 +139,13 @@ SAME_AS: Final[Mapping[str, str]] = {
 }
 """Names of `REFUSED` that change nothing, either, where they repeat what another key says."""
 
+ACTIVATIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    "silu": ("silu", "swish", "swiglu"),
+    "gelu_pytorch_tanh": ("gelu_pytorch_tanh", "gelu_new", "gelu", "geglu"),
+    "gelu_new": ("gelu_new", "gelu_pytorch_tanh", "gelu"),
+}
+"""Values of `hidden_activation` that name the activation which is computed."""
+
 FILE_TYPES: Final[Mapping[str, str]] = {
     "adapter": "an adapter, not a model: serve its model, and name the adapter beside it",
     "mmproj": "the image encoder of a model, not the model; take the file beside it",
@@ -186,7 +193,7 @@ TOKENIZER: Final[Mapping[str, str]] = {
         "model", "pre", "tokens", "token_type", "scores", "merges", "bos_token_id", "eos_token_id", "eot_token_id",
         "eom_token_id", "unknown_token_id", "seperator_token_id", "padding_token_id", "mask_token_id", "cls_token_id",
         "add_bos_token", "add_eos_token", "add_space_prefix", "normalizer.lowercase", "normalizer.strip_accents", "eos_token_ids",
-        "eot_token_ids", "eom_token_ids", "fim_pad_token_id", "fim_rep_token_id", "fim_sep_token_id",
+        "eot_token_ids", "eom_token_ids", "eog_token_ids", "fim_pad_token_id", "fim_rep_token_id", "fim_sep_token_id",
     )},
     "tokenizer.chat_template": _BY_TOKENIZER,
     "tokenizer.chat_templates": "the names of the templates, which stand in their keys",
@@ -205,6 +212,8 @@ TOKENIZER: Final[Mapping[str, str]] = {
     **{f"tokenizer.ggml.add_{name}_token": "such a token is never added to a text" for name in (
         "unknown", "seperator", "padding", "mask", "cls", "eot", "eom", "pad", "unk",
     )},
+    "tokenizer.ggml.added_tokens": "they stand in the list of tokens, too",
+    "tokenizer.ggml.separator_token_id": "of BERT's tokenizers, whose key is spelled otherwise",
     "tokenizer.ggml.suppress_tokens": "llama.cpp applies it to Gemma 4 alone, which is not served",
     "tokenizer.ggml.pretokenizer": "the pattern, whose name is in tokenizer.ggml.pre",
     "tokenizer.huggingface.json": "the original tokenizer, which the lists beside it repeat",

@@ -76,16 +76,16 @@ class Keys(Fields):
             f"{self.where}: {self.name(name)} {shown(self.get(name))} is not supported; supported: {supported}"
         )
 
-    def check_unread(self, activations: tuple[str, ...]) -> None:
-        """Raise ConfigError for a key that was not read and would change the result, or that is unknown. `activations`: the
-        names of the activation that is computed."""
+    def check_unread(self, activation: str) -> None:
+        """Raise ConfigError for a key that was not read and would change the result, or that is unknown. `activation`: the one
+        that is computed."""
         newer = {older: name for name, older in self._written.items()}
         for key, value in self.values.items():
             written = key.removeprefix(self.prefix)
             name = newer.get(written, written)
             if key in self.read or table.OTHER_PARTS.fullmatch(name):
                 continue
-            if name == "hidden_activation" and value in activations:
+            if name == "hidden_activation" and value in table.ACTIVATIONS.get(activation, ()):
                 continue
             neutral = table.REFUSED.get(name)
             if neutral is not None:
@@ -126,13 +126,19 @@ def check_outside(gguf: GgufFile) -> tuple[str, ...]:
     for key, value in gguf.metadata.items():
         if key in table.OF_OTHERS and not table.OF_OTHERS[key](_plain(value)):
             raise ConfigError(f"{gguf.path}: {key} {shown(value)} is not supported")
-        if key.startswith("tokenizer.") and not (key in table.TOKENIZER or key.startswith(table.TEMPLATE)):
+        if key.startswith("tokenizer.") and not _is_known(key):
             raise ConfigError(
                 f"{gguf.path}: {shown(key)} is an unknown key, which may change the tokens; {_CURE} {shown(key)}"
             )
         if key in table.UNUSED_SAMPLING and not table.UNUSED_SAMPLING[key](_plain(value)):
             unused.append(f"{key} {shown(value)}")
     return (f"recommended sampling settings that are not served: {', '.join(unused)}",) if unused else ()
+
+
+def _is_known(key: str) -> bool:
+    """Return whether a key of the tokenizer is known."""
+    part = table.OTHER_PARTS.fullmatch(key.removeprefix("tokenizer.ggml."))
+    return key in table.TOKENIZER or key.startswith(table.TEMPLATE) or part is not None
 
 
 def shown(value: object) -> str:

@@ -156,6 +156,7 @@ BIASES = {
 }
 
 
+@pytest.mark.sweep(every=3)
 @pytest.mark.parametrize("layers", [(0, 1, 2), (1,)])
 @pytest.mark.parametrize("subset", BIASES)
 async def test_any_subset_of_biases(tmp_path: Path, subset: str, layers: tuple[int, ...]):

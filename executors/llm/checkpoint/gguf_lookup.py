@@ -238,9 +238,9 @@ def _halves(codes: torch.Tensor) -> torch.Tensor:
     return (pairs[:, :, 0] | pairs[:, :, 1] << 4).flatten(1)
 
 
-def kernel_rows(raw: torch.Tensor, kind: str) -> torch.Tensor:
+def kernel_rows(raw: torch.Tensor, kind: str, scale: float = 1.0) -> torch.Tensor:
     """Return rows, uint8 [count, bytes of a row in the file], of one of `ROW_KINDS` in the kind of rows that it names: uint8
-    [count, bytes of a row], contiguous."""
+    [count, bytes of a row], contiguous. `scale`: a factor of all numbers, of NVFP4 alone."""
     rows, width = len(raw), _BLOCK_BYTES[kind]
     blocks = raw.reshape(-1, width)
     if kind in _POINTS:
@@ -248,6 +248,7 @@ def kernel_rows(raw: torch.Tensor, kind: str) -> torch.Tensor:
         parts = [looked.scale.view(torch.uint8), looked.small.view(torch.uint8), _halves(looked.codes)]
     elif kind == "NVFP4":
         codes, scales = _nvfp4(blocks)
+        scales = scales * scale
         parts = [scales.view(-1, 2).view(torch.uint8), _halves(codes.view(-1, BLOCK))]
     elif kind == "Q1_0":
         parts = [blocks[:, :2], _halves(_signs(blocks) * 2 + 7)]

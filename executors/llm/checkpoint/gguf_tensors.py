@@ -134,9 +134,9 @@ class GgufTensors(TensorFile):
 
     def raw_rows(self, name: str, within: Range | None = None) -> Iterator[tuple[int, torch.Tensor]]:
         """See `TensorFile`. Rows of types that the kernels do not take as they are come in the kind that `stored_kind` names."""
-        kind = self.block_type(name)
+        kind, scale = self.block_type(name), self._stored[name].scale
         for first, piece in self._file_rows(name, within):
-            yield first, kernel_rows(piece, kind) if kind in ROW_KINDS else piece
+            yield first, kernel_rows(piece, kind, scale) if kind in ROW_KINDS else piece
 
     def _file_rows(self, name: str, within: Range | None = None) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield (first row, uint8 [count, bytes of a row]) of a tensor as it is stored, whole rows in the usual order, in pieces.
@@ -208,6 +208,8 @@ class GgufTensors(TensorFile):
             block = BY_NAME[one.tensor.type]
             numbers = torch.empty(len(raw), raw.shape[1] // block.num_bytes * block.values)
             dequantize(raw, one.tensor.type, numbers)
+            if one.scale != 1.0:
+                numbers *= one.scale
         return numbers.float() - 1.0 if one.plus_one else numbers
 
     def _span(self, name: str) -> tuple[int, int]:
@@ -225,7 +227,7 @@ class GgufTensors(TensorFile):
 
     @staticmethod
     def _form(one: Stored) -> tuple[object, ...]:
-        return one.tensor.type, one.shape, one.heads, one.plus_one, one.turned
+        return one.tensor.type, one.shape, one.heads, one.plus_one, one.turned, one.scale
 
 
 def _halves_apart(rows: torch.Tensor, head: int) -> torch.Tensor:

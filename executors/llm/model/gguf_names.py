@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from executors.contract.errors import ConfigError
 from executors.gguf.file import GgufFile, GgufTensor
@@ -12,6 +12,7 @@ from executors.llm.model.cuts import Range
 from executors.llm.model.families import Family
 from executors.llm.model.gguf_config import CLASSIFIER_TENSOR, ROPE_TENSORS, Row
 from executors.llm.model.gguf_key_table import OTHER_TENSORS
+from executors.llm.model.gguf_scales import weight_scales
 
 _LAYER_ROLES = {
     "attn_norm": "attn_norm", "post_attention_norm": "attn_post_norm", "attn_qkv": "qkv", "attn_q": "q", "attn_k": "k",
@@ -44,7 +45,7 @@ class Stored:
     `rows`: which of the rows it is, of a tensor or of an expert, where the file has several tensors merged into one.
     `heads`: of so many heads the rows are in the order for a rotation of neighbours: row h * n + 2 j + p in the file is row
     h * n + p * n / 2 + j under the usual name (n rows a head); 0 if the order is the usual one. `plus_one`: the numbers are
-    stored plus one. `turned`: the file has the transpose.
+    stored plus one. `turned`: the file has the transpose. `scale`: a factor of the numbers, which lies beside them.
     """
 
     tensor: GgufTensor
@@ -54,14 +55,16 @@ class Stored:
     heads: int = 0
     plus_one: bool = False
     turned: bool = False
+    scale: float = 1.0
 
 
 def stored_tensors(gguf: GgufFile, config: DecoderConfig, row: Row) -> dict[str, Stored]:
     """Return the tensors of a file by their usual names, in the order of the file. Raises ConfigError for one that the
     architecture does not know, because llama.cpp would compute with it."""
     found: dict[str, Stored] = {}
+    scales = weight_scales(gguf)
     for tensor in sorted(gguf.tensors.values(), key=lambda one: (gguf.parts.index(one.path), one.offset)):
-        if tensor.name in ROPE_TENSORS or OTHER_TENSORS.fullmatch(tensor.name):
+        if tensor.name in ROPE_TENSORS or tensor.name in scales.names or OTHER_TENSORS.fullmatch(tensor.name):
             continue
         named = _named(tensor, config, row, gguf)
         if not named or found.keys() & named.keys():
@@ -70,6 +73,8 @@ def stored_tensors(gguf: GgufFile, config: DecoderConfig, row: Row) -> dict[str,
             raise ConfigError(
                 f"{tensor.path}: tensor {shown} {why} for architecture {gguf.metadata['general.architecture']}"
             )
+        if (of := scales.of.get(tensor.name)) is not None:
+            named = {name: replace(one, scale=of[(one.expert or 0) % len(of)]) for name, one in named.items()}
         found.update(named)
     return found
 

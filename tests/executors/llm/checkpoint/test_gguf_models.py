@@ -472,6 +472,54 @@ async def test_blocks_that_are_kept_compute_what_their_weights_do(tmp_path: Path
     assert loaded.parameter_bytes == describe(config(gguf))["loaded_bytes"]
 
 
+@pytest.mark.parametrize("experts", [False, True])
+async def test_scales_beside_nvfp4_are_factors(tmp_path: Path, experts: bool):
+    """As converters of NVFP4 checkpoints write them: logits of the same weights, times the scales, in float32."""
+    moe = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
+    fields = {
+        **WIDE,
+        **({"architectures": ["Qwen3MoeForCausalLM"], "head_dim": 32, **moe} if experts else {}),
+    }
+    metadata: Metadata = sizes(fields)
+    if experts:
+        metadata |= {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 64}
+    arch = "qwen3moe" if experts else "llama"
+    tensors = converted_checkpoint(_checkpoint(tmp_path / "hf", fields), arch)
+    for i, name in enumerate(
+        [name for name in tensors if name.startswith("blk") and tensors[name].dim() > 1]
+    ):
+        if "gate_inp" not in name:
+            count = len(tensors[name]) if tensors[name].dim() == 3 else 1
+            tensors[name.replace(".weight", ".scale")] = torch.linspace(0.5, 2.0, count) + 0.1 * i
+            tensors[name.replace(".weight", ".input_scale")] = torch.ones(1)
+    file = write_gguf(
+        tmp_path / "m.gguf", arch, metadata, tensors, lambda name: "F32" if "gate_inp" in name else "NVFP4"
+    )
+    raw, wide = file.read_bytes(), {}
+    for name, held in read_gguf(file).tensors.items():
+        if held.type == "NVFP4":
+            blocks = np.frombuffer(raw, np.uint8, held.num_bytes, held.offset)
+            numbers = torch.from_numpy(quants.dequantize(blocks, GGMLQuantizationType.NVFP4)).view(held.shape)
+            scale = tensors.get(name.replace(".weight", ".scale"), torch.ones(1))
+            wide[name] = numbers * scale.view(-1, *[1] * (numbers.dim() - 1))
+        elif not name.endswith("scale"):
+            wide[name] = tensors[name]
+    exact = prepared(tmp_path / "w", write_gguf(tmp_path / "w.gguf", arch, metadata, wide))
+    served = prepared(tmp_path / "p", file)
+    wanted = await _logits(exact)
+
+    widened = await _logits(served, dtype="float32", attention=ExecutorAttentionConfig(backend="torch"))
+    assert np.abs(widened - wanted).max() < 1e-4 * np.abs(wanted).max()
+    kept = await _logits(served, dtype="float32")
+    assert 1e-6 < np.sqrt(np.mean((kept - wanted) ** 2) / np.mean(wanted**2)) < 0.05
+
+
+def test_a_scale_beside_another_type_is_refused(tmp_path: Path):
+    directory = _faulty(tmp_path, "llama", lambda t: t.update({"blk.0.attn_q.scale": torch.ones(1)}))
+    with pytest.raises(ConfigError, match=r"tensor blk\.0\.attn_q\.scale is not supported"):
+        _loads(directory)
+
+
 @pytest.mark.sweep(every=4)
 @pytest.mark.parametrize("case", [case for case in CASES if "grammar" not in case])
 async def test_conformance_of_mixed_formats(

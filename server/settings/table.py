@@ -260,7 +260,7 @@ class Settings:
     )
     lora_modules: tuple[str, ...] = modules(
         "Adapter to load at the start, as NAME=PATH or as a JSON object with name and path; may be given several times. The path "
-        "is a folder in PEFT's format or a hub name.",
+        "is a folder in PEFT's format, a GGUF file or a hub name.",
         shown="none",
     )
     max_loras: int = integer(

@@ -182,3 +182,10 @@ def test_info_and_list_see_the_same_model(store: Path) -> None:
     assert refused.returncode == 2 and "its adapter" in refused.stderr
     rows = {row["name"]: row for row in json.loads(cohort("list", "--json").stdout)}
     assert {"pirate:latest", "plain:latest"} <= rows.keys()
+
+
+def test_verify_compares_the_model_with_its_adapter(store: Path) -> None:
+    done = cohort("verify", "pirate", "--tokens", "4", "--json")
+    report = json.loads(done.stdout)
+    assert done.returncode == 0 and report["equal"] and report["peft"] is not None, done.stderr
+    assert report["logits"]["outcome"] == "equal"

@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gguf import GGUFWriter
 
 from executors.contract import ConfigError
 from server import model_source
 from server.hub import HubModel
 from server.model_files import default_model
 from server.model_files.ollama_package import Package
-from server.model_source import LocalModel, find_source
+from server.model_source import LocalModel, find_source, tagged_names, with_context
 from server.settings.load import SettingsError
 from server.settings.table import DEFAULTS
+from tests.server.model_files.ollama_store import write_model
 
 TINY = Path("/embedded")
 
@@ -188,3 +190,45 @@ def test_the_hub() -> None:
 def test_what_names_nothing(name: str) -> None:
     with pytest.raises(SettingsError, match="no such directory or file, and not a hub name"):
         find(name)
+
+
+def ollama_model(tmp_path: Path, name: str, params: dict[str, object]) -> LocalModel:
+    writer = GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_uint32("llama.context_length", 4096)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    write_model(
+        tmp_path / "ollama", name, [("model", (tmp_path / "m.gguf").read_bytes()), ("params", params)]
+    )
+    found = find(name)
+    assert isinstance(found, LocalModel)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("params", "given", "length"),
+    [
+        ({"num_ctx": 2048}, None, 2048),
+        ({"num_ctx": 2048}, 1000, 1000),
+        ({"num_ctx": 2048}, 3000, 3000),
+        ({"num_ctx": 4096}, None, None),
+        ({"num_ctx": 131072}, None, None),
+        ({}, None, None),
+    ],
+)
+def test_the_length_of_the_context_that_ollamas_model_asks_for(
+    tmp_path: Path, params: dict[str, object], given: int | None, length: int | None
+) -> None:
+    settings = dataclasses.replace(DEFAULTS, max_model_len=given)
+    assert with_context(settings, ollama_model(tmp_path, "m", params)).max_model_len == length
+
+
+@pytest.mark.parametrize(
+    ("name", "other"), [("m", ("m:latest", "m")), ("m:latest", ("m", "m:latest")), ("m:7b", None)]
+)
+def test_both_forms_of_a_name(tmp_path: Path, name: str, other: tuple[str, str] | None) -> None:
+    source = ollama_model(tmp_path, name, {})
+    assert tagged_names(source, (name,)) == (() if other is None else (other,))
+    assert tagged_names(source, ("served",)) == () == tagged_names(LocalModel(tmp_path, name), (name,))

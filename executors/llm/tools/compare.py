@@ -27,6 +27,7 @@ from executors.llm.checkpoint.weights import settle_head
 from executors.llm.factory import LlmFactory
 from executors.llm.model.config import read_config
 from executors.llm.model.gguf_source import is_gguf
+from executors.llm.tools.peft_copy import write_peft_copy
 from executors.llm.tools.reference import Greedy, ReferenceModel, ReferenceText, peft_version, version
 from executors.llm.tools.wide_copy import write_wide_copy
 from executors.lora import PackedAdapter, pack
@@ -79,8 +80,8 @@ class Bound:
 
 def run(job: dict[str, Any], stage: Stage) -> dict[str, Any]:
     """`job`: `model` and `reference` (directories), `dtype`, `device`, `tolerance` (None: see the module), `tokens` to generate,
-    `num_threads` (None: all), `lora` (folder of an adapter for both sides, or None), `has_tokenizer`, `conversations`,
-    `texts`, and `prompts` as lists of ids (None: random ones).
+    `num_threads` (None: all), `lora` (folder or GGUF file of an adapter for both sides, or None), `has_tokenizer`,
+    `conversations`, `texts`, and `prompts` as lists of ids (None: random ones).
 
     A GGUF file is widened to float32 first, for both sides; see wide_copy.py. Raises ConfigError when either side cannot load the
     checkpoint.
@@ -113,6 +114,8 @@ def _compare(job: dict[str, Any], stage: Stage) -> dict[str, Any]:
         packed = None
         if lora is not None:
             answer["peft"] = peft_version()
+            if lora.is_file():
+                lora = write_peft_copy(lora, directory, Path(scratch, "peft"), _HIGHEST_RANK)
             packed = pack(lora, Path(scratch), _HIGHEST_RANK, base=directory)
         exact, greedy, bound = _reference(
             _Wanted(directory, lora, job["dtype"]), job["tolerance"], prompts, count, stage

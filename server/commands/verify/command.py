@@ -7,7 +7,7 @@ process that has torch and transformers (executors/llm/tools/compare.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from server.commands.common import INTERRUPTED, fail, find_model, print_json, take_interrupts
@@ -55,7 +55,7 @@ def verify(
     lora: Annotated[
         Text,
         flag(
-            "Directory of a LoRA adapter, which PEFT adds to the reference. Needs PEFT.",
+            "Directory or GGUF file of a LoRA adapter, which PEFT adds to the reference. Needs PEFT.",
             "--lora",
             metavar="DIR",
         ),
@@ -82,6 +82,7 @@ def verify(
     """
     from server.commands.common import ToolError, ask, console
     from server.commands.verify import view
+    from server.model_files.ollama_package import read_package
 
     _check(tokens, dtype, tolerance)
     _require("transformers", "transformers")
@@ -89,10 +90,16 @@ def verify(
         _require("peft", "PEFT")
     options = Options(
         tokens, dtype, device, tolerance, _read_prompts(prompts),
-        lora=None if lora is None else _directory("--lora", lora),
+        lora=None if lora is None else _adapter(lora),
     )  # fmt: skip
     take_interrupts()
     _, name, directory = find_model({"model": model, **flags})
+    package = read_package(directory)
+    if package is not None and package.adapter is not None:
+        if lora is not None:
+            fail(f"--lora: {package.where} has an adapter of its own")
+        _require("peft", "PEFT")
+        options = replace(options, lora=package.adapter)
     other = directory if reference is None else _directory("--reference", reference)
     screen = console(stderr=True)
     try:
@@ -296,6 +303,13 @@ def _read_prompts(name: str | None) -> tuple[str, ...]:
     if not prompts:
         fail(f"--prompts {name}: there is no prompt in it")
     return prompts
+
+
+def _adapter(name: str) -> Path:
+    from pathlib import Path
+
+    path = Path(name).expanduser().resolve()
+    return path if path.suffix == ".gguf" and path.is_file() else _directory("--lora", name)
 
 
 def _directory(said: str, name: str) -> Path:

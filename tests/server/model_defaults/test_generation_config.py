@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,10 @@ import pytest
 from executors.contract import ConfigError
 from server.model_defaults.generation_config import NOT_USED, choose
 from server.model_defaults.sampling import SamplingDefaults
+from server.model_files.ollama_package import FILE, Package
+from server.settings.table import DEFAULTS
+from server.text_side import read_text_side
+from tests.engine.tokenizers_for_tests import byte_level, load
 
 OWN = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "do_sample": True, "eos_token_id": [7, 9]}
 
@@ -189,3 +194,33 @@ def test_shipped_values_count_where_the_model_has_none(model: Path, tmp_path: Pa
         0.8, frequency_penalty=0.3
     )
     assert choose("none", {}, model, shipped).defaults == SamplingDefaults()
+
+
+def test_values_of_a_package_are_between_the_flags_and_the_file(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.3, "top_k": 5, "do_sample": false}')
+    packaged = {"temperature": 0.1, "presence_penalty": 0.5}
+    defaults = choose("auto", {}, tmp_path, None, packaged).defaults
+    assert (defaults.temperature, defaults.top_k, defaults.presence_penalty) == (0.1, 5, 0.5)
+    assert choose("auto", {}, tmp_path, None, {"top_k": 6}).defaults.temperature == 0.0
+    over = choose("auto", {"temperature": 0.9}, tmp_path, None, packaged).defaults
+    assert (over.temperature, over.presence_penalty) == (0.9, 0.5)
+    assert choose("none", {}, tmp_path, None, packaged).defaults == SamplingDefaults()
+    with pytest.raises(ConfigError, match="presence_penalty"):
+        choose("auto", {}, tmp_path, None, {"presence_penalty": 9})
+
+
+def test_the_text_side_of_a_packaged_model(tmp_path: Path) -> None:
+    load(byte_level(), tmp_path)
+    params = {"temperature": 0.1, "stop": ["x"], "seed": 3, "tfs_z": 0.5}
+    package = Package(
+        "m", None, "Arr.", params, ({"role": "user", "content": "Hi"},), "{{ .Prompt }}", notes=("a note",)
+    )
+    (tmp_path / FILE).write_bytes(package.to_json())
+    text = read_text_side(DEFAULTS, tmp_path, False)
+    assert text.defaults.temperature == 0.1
+    assert (text.preset.system, text.preset.stop, text.preset.seed) == ("Arr.", ("x",), 3)
+    assert "a note" in text.warnings and any("tfs_z" in one for one in text.warnings)
+    neutral = read_text_side(replace(DEFAULTS, generation_config="none"), tmp_path, False)
+    assert neutral.defaults == SamplingDefaults() and neutral.preset.system == "Arr."
+    assert (neutral.preset.stop, neutral.preset.seed) == ((), None)
+    assert not any("tfs_z" in one for one in neutral.warnings)

@@ -492,7 +492,7 @@ def settings_for(settings: Settings, source: Source) -> Settings:
     """The settings with what the source says where the operator says nothing: the length of the context, and room for an adapter
     that is part of the model. Raises ConfigError or SettingsError."""
     package = source.package if isinstance(source, LocalModel) else None
-    if package is None or settings.executor != "llm":
+    if package is None:
         return settings
     return with_own_adapter(with_context(settings, source), package, lora.gguf_rank)
 

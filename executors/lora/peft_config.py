@@ -27,7 +27,10 @@ READ = frozenset(
 
 HARMLESS: dict[str, str] = {
     **dict.fromkeys(
-        ("task_type", "auto_mapping", "revision", "peft_version", "inference_mode", "_name_or_path", "library_name"),
+        (
+            "task_type", "auto_mapping", "revision", "peft_version", "inference_mode", "_name_or_path", "library_name",
+            "unsloth_version", "unsloth_fixed",
+        ),
         "says where the adapter comes from",
     ),
     **dict.fromkeys(("dtype", "torch_dtype", "lora_dtype"), "the tensors have types of their own"),

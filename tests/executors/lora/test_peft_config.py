@@ -15,9 +15,9 @@ from executors.lora.peft_config import CONFIG, HARMLESS, READ, REFUSED, rank_of,
 
 OTHERS = (
     "enable_lora", "merge_weights", "ephemeral_gpu_offload", "lora_dtype", "lorap_lr_ratio", "lorap_emb_lr",
-    "alora_invocation_string",
+    "alora_invocation_string", "unsloth_version", "unsloth_fixed",
 )  # fmt: skip
-"""Keys of older versions of PEFT, of ms-swift and of IBM's fork."""
+"""Keys of older versions of PEFT, of ms-swift, of Unsloth and of IBM's fork."""
 
 
 def read(tmp_path: Path, **config: Any) -> dict[str, Any]:

@@ -22,7 +22,7 @@ _DEFAULT_MODE = "mean"
 _MODULES = ("Transformer", "Pooling", "Normalize", "Dropout")
 """Steps of a model that are supported, by the last part of their types. Dropout changes nothing outside of training."""
 _FOLDER = "1_Pooling"
-"""Where the step's configuration lies in a model without modules.json."""
+"""Where the step's configuration lies if modules.json does not name a folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def default_pooling(directory: Path) -> DefaultPooling:
     if other := [name for name in steps if name not in _MODULES]:
         return DefaultPooling(None, f"the model ends with a module '{other[0]}'")
     declared = "Pooling" in steps
-    folder = steps.get("Pooling", _FOLDER)
+    folder = steps.get("Pooling") or _FOLDER
     config = read_file(directory / folder / "config.json", dict)
     if config is None:
         missing = f"{folder}/config.json, which modules.json names, is missing"

@@ -198,13 +198,13 @@ USUAL = ["Transformer", "Pooling", "Normalize"]
     ("pooling", "modules", "kind"),
     [
         (None, None, "last"),
-        (None, USUAL, "last"),
+        (None, USUAL, None),
         ({"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}, USUAL, "last"),
         ({"pooling_mode_mean_tokens": True, "include_prompt": True}, None, "mean"),
         ({"pooling_mode": "mean"}, USUAL, "mean"),
         ({"pooling_mode_cls_token": True}, USUAL, None),
         ({"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True}, USUAL, None),
-        ({"pooling_mode_mean_tokens": False}, USUAL, None),
+        ({"pooling_mode_mean_tokens": False}, USUAL, "mean"),
         ({"pooling_mode_mean_tokens": True}, ["Transformer", "Pooling", "Dense", "Normalize"], None),
     ],
 )

@@ -21,7 +21,7 @@ from executors.contract import ConfigError
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 SUFFIX, INDEX_SUFFIX = ".safetensors", ".safetensors.index.json"
-_SHARD = re.compile(r"(?P<stem>.+?)-(?P<number>\d+)-of-(?P<count>\d+)\.safetensors")
+_SHARD = re.compile(r"(?P<stem>.+?)[-_.]?(?P<number>\d+)[-_]of[-_](?P<count>\d+)\.safetensors")
 _SECOND_COPY = re.compile(r"consolidated[.-]")
 _OTHER_THINGS = re.compile(
     r"(adapter|adapters|adapter_model|optimizer|scheduler|training_args|trainer_state|rng_state|random_states)[-_.\d]|.*lora",
@@ -127,6 +127,6 @@ def _refuse_gap(name: str, match: re.Match[str], there: list[int]) -> None:
     first = 0 if 0 in there else 1  # some savers count from 0
     gap = next((number for number in range(first, first + count) if number not in there), None)
     if gap is not None:
-        width = len(match["number"])
-        absent = f"{match['stem']}-{gap:0{width}}-of-{match['count']}{SUFFIX}"
+        begin, end = match.span("number")
+        absent = f"{name[:begin]}{gap:0{end - begin}}{name[end:]}"
         raise ConfigError(f"{absent} is missing: there are {len(there)} of {count} shards and no index")

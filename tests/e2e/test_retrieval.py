@@ -20,6 +20,7 @@ from tokenizers import AddedToken, Tokenizer, processors
 
 from tests.e2e.checkpoints import TEMPLATE, write_tokenizer
 from tests.e2e.server_process import ServerProcess
+from tests.executors.gguf_files import converted_checkpoint, sizes, write_gguf
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
@@ -163,6 +164,50 @@ def test_a_reranker_with_a_classification_head(tmp_path: Path) -> None:
         refused = server.post("/v1/completions", {"prompt": "Hi"})
         assert refused.status_code == 400
         assert "It serves POST /v1/rerank" in refused.json()["error"]["message"]
+
+
+def _gguf(folder: Path, pooling_type: int, with_head: bool) -> Path:
+    """What llama.cpp's converter makes of the checkpoint: of a reranker the rows of yes and no are a head of their own."""
+    tensors = converted_checkpoint(folder, "qwen3")
+    metadata = {**sizes({**FIELDS, "rope_theta": 10000.0}), "pooling_type": pooling_type}
+    if with_head:
+        tensors["cls.output.weight"] = tensors["token_embd.weight"][[YES, NO]].clone()
+        metadata["classifier.output_labels"] = ["yes", "no"]
+    return write_gguf(folder / f"pooling-{pooling_type}.gguf", "qwen3", metadata, tensors)
+
+
+def test_a_gguf_reranker(tmp_path: Path) -> None:
+    folder = tmp_path / "converted"
+    folder.mkdir()
+    raw, model = write_texts(folder), write_weights(folder, "ForCausalLM")
+    file = _gguf(folder, 4, with_head=True)
+    with started(file, tmp_path, "--tokenizer", str(folder)) as server:
+        body = {"query": QUERY, "documents": DOCUMENTS}
+        answer = server.post("/v1/rerank", body).json()
+        found = {one["index"]: one["relevance_score"] for one in answer["results"]}
+        for index, document in enumerate(DOCUMENTS):
+            ids = raw.encode(prompt(document), add_special_tokens=False).ids
+            with torch.no_grad():
+                expected = float(model(torch.tensor([ids])).logits[0, -1, [NO, YES]].softmax(0)[1])
+            assert abs(found[index] - expected) < TOLERANCE, document
+        assert max(found.values()) - min(found.values()) > 0.1
+        assert server.post("/v1/completions", {"prompt": "Hi"}).status_code == 400
+        refused = server.post("/v1/embeddings", {"input": "Hi"}).json()["error"]["message"]
+        assert "the model is a reranker" in refused
+
+
+def test_a_gguf_embedding_model(tmp_path: Path) -> None:
+    """The mean, because the file says so, and not the last token's state."""
+    folder = tmp_path / "converted"
+    folder.mkdir()
+    raw, model = write_texts(folder), write_weights(folder, "ForCausalLM")
+    file = _gguf(folder, 1, with_head=False)
+    with started(file, tmp_path, "--tokenizer", str(folder)) as server:
+        ids = raw.encode(QUERY).ids
+        with torch.no_grad():
+            mean = model.model(torch.tensor([ids])).last_hidden_state[0].mean(0)
+        found = server.post("/v1/embeddings", {"input": [QUERY]}).json()["data"][0]["embedding"]
+        np.testing.assert_allclose(found, mean / mean.norm(), atol=TOLERANCE)
 
 
 def test_qwen3_embedding(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from executors.contract import ConfigError
@@ -54,6 +56,16 @@ def test_the_missing_shard_is_named(gap: int) -> None:
         ConfigError, match=rf"^{SHARDS[gap]} is missing: there are 2 of 3 shards and no index$"
     ):
         chosen(*there)
+
+
+@pytest.mark.parametrize(
+    "shard", ["model_{}_of_2", "model_0{}-of-02", "model.{}-of-2", "part{}_of_2", "a.fp16-0000{}-of-00002"]
+)
+def test_other_spellings_of_shards(shard: str) -> None:
+    one, two = (f"{shard.format(number)}.safetensors" for number in (1, 2))
+    assert chosen(one, two) == (one, two)
+    with pytest.raises(ConfigError, match=f"^{re.escape(one)} is missing: there are 1 of 2 shards"):
+        chosen(two)
 
 
 def test_an_index_decides() -> None:

@@ -17,6 +17,7 @@ import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from executors.contract.errors import ConfigError
@@ -90,11 +91,15 @@ class _Fused:
         """Return the names of the parts of a tensor, or its one other name; () if it stays as it is. A fused tensor beside the
         parts themselves stays."""
         if name not in self._found:
-            match = _OF_LAYER.fullmatch(name)
+            match = None if self._is_other(name) else _OF_LAYER.fullmatch(name)
             own = self._own_names(match["own"]) if match else ()
             parts = tuple(f"{match['layer']}{one}" for one in own) if match else ()
             self._found[name] = () if self._present.intersection(parts) else parts
         return self._found[name]
+
+    def _is_other(self, name: str) -> bool:
+        """Whether a tensor belongs to another part of a nested checkpoint, such as a vision tower."""
+        return any(fnmatchcase(name, pattern) for pattern in self._family.other_parts)
 
     def _own_names(self, own: str) -> tuple[str, ...]:
         """Return the names below the layer."""

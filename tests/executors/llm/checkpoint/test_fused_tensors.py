@@ -185,6 +185,17 @@ def test_a_joined_tensor_beside_the_parts_is_not_used(tmp_path: Path) -> None:
     assert torch.equal(target, joined[2])
 
 
+@pytest.mark.parametrize("shape", ["gemma3-beside-images", "mistral-beside-images"])
+async def test_linears_in_one_tensor_of_a_nested_decoder(reference: Any, tmp_path: Path, shape: str) -> None:
+    """Tensors of the image encoder may have the same names, and are not looked at."""
+    apart = reference(shape).path
+    joined = linears_in_one(apart, tmp_path / "joined")
+    names = load_file(joined / FILE)
+    assert any("language_model" in name and ".qkv_proj." in name for name in names)
+    assert shape.startswith("mistral") or any("vision" in name and ".qkv_proj." in name for name in names)
+    np.testing.assert_array_equal(await _logits(joined), await _logits(apart))
+
+
 @pytest.mark.long
 def test_verify_names_what_transformers_cannot_load(tmp_path: Path) -> None:
     """It would fill the missing weights with random numbers, and every comparison would fail."""

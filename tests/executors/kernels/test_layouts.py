@@ -22,7 +22,12 @@ from executors.kernels.cpu import (
 from tests.executors.kernels.blocks import block_bytes, block_size, dequantized, plain_bytes, random_rows
 from tests.executors.llm.attention.test_cpu_attention import BF16, FP32, both_dtypes, every_isa
 
-every_kind = pytest.mark.parametrize("kind", list(STORED_KINDS))
+# One kind with values from a table of each shape of scales runs in `make test`: the others differ in the table alone.
+_SAME_SHAPE = ("lut4-iq3xxs", "lut4-iq3s")
+every_kind = pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=pytest.mark.long if kind in _SAME_SHAPE else ()) for kind in STORED_KINDS],
+)
 ROWS = [1, 15, 32, 70]
 SIZES = [1, 2, 3, 4, 5, 6, 7, 8, 13, 29]
 
@@ -154,6 +159,7 @@ def test_a_row_does_not_depend_on_the_others(isa: str, kind: str) -> None:
         ("Q5_0", "Q8_0"),
         ("Q4_1", "IQ4_NL", "Q5_1"),
         ("uint4-g128", "int4-g64", "uint8-f32"),
+        ("lut4-iq2", "Q4_K", "lut4-iq3s"),
     ],
     ids=str,
 )

@@ -39,8 +39,8 @@ class GgufModules:
 
 
 def gguf_modules(file: AdapterFile, config: DecoderConfig) -> GgufModules:
-    """Map the modules of an adapter. Raises ConfigError for another architecture than the model's, and for a module that is no
-    single weight of it."""
+    """Map the modules of an adapter; `config`: of the whole model. Raises ConfigError for another architecture than the model's,
+    and for a module that is no single weight of it."""
     arch, family = str(file.architecture), config.family.name
     row = served_by(arch)
     served = None if row is None else family_of(row.served)

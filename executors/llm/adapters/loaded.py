@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,7 +56,7 @@ class LoadedAdapter:
         self._parts: dict[int, list[Part]] = {}
         places = {name.removesuffix(".weight"): place for name, place in decoder.places().items()}
         served = {id(linear): linear for layer in decoder.layers for linear in layer.adapted_linears()}
-        gguf = None if file.architecture is None else gguf_modules(file, decoder.config)
+        gguf = None if file.architecture is None else gguf_modules(file, decoder.whole)
         usual = _usual_names(decoder, file, places) if gguf is None else gguf.usual
         if len(set(usual.values())) < len(usual):
             raise ConfigError(f"{file.shown}: it names a weight twice, with different prefixes")
@@ -111,8 +111,10 @@ def load_adapter(decoder: Decoder, path: Path, digest: str, grouped: bool | None
     return LoadedAdapter(decoder, read_adapter(path, digest), grouped)
 
 
-def _usual_names(decoder: Decoder, file: AdapterFile, places: Container[str]) -> dict[str, str]:
-    return {name: wrapped_name(decoder.config.family, name, places) for name in file.names}
+def _usual_names(decoder: Decoder, file: AdapterFile, places: Collection[str]) -> dict[str, str]:
+    """Usual names of the modules, those of other stages included."""
+    known = {*places, *(name.removesuffix(".weight") for name in decoder.elsewhere)}
+    return {name: wrapped_name(decoder.config.family, name, known) for name in file.names}
 
 
 def _target(

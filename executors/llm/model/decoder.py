@@ -9,7 +9,7 @@ calls. The runner passes in attention as `attend`, which knows where the keys an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -58,7 +58,7 @@ class Decoder:
     """Number of the first layer in the whole model."""
     cuts: Mapping[str, Cut] = {}
     """Parts of tensors, by checkpoint names, that are loaded instead of the whole."""
-    elsewhere: Container[str] = ()
+    elsewhere: Collection[str] = ()
     """Checkpoint names of tensors of the whole model that other stages have."""
 
     def __init__(

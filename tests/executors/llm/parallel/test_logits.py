@@ -19,6 +19,7 @@ from tests.executors.llm.checkpoint.fused_layouts import experts_in_one, linears
 from tests.executors.llm.checkpoint.quantized_checkpoints import FORMS, write_quantized
 from tests.executors.llm.driver import config
 from tests.executors.llm.parallel.rank_process import logits_of, on_ranks
+from tests.executors.lora.gguf_adapters import write_gguf_adapter
 from tests.executors.lora.peft_files import write_peft
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
@@ -107,20 +108,28 @@ def jobs(folder: Path) -> dict[str, Job]:
         "int8, heads that are no blocks": (config(qwen3, **_quantized("int8")), ()),
         "random weights": (config(qwen3, load_format="dummy", **FLOAT32), ()),
         "adapter": (config(qwen3, **FLOAT32, optimization=lora), _adapter(qwen3, folder)),
+        "GGUF adapter": (
+            config(folder / "llama", **FLOAT32, optimization=lora),
+            _adapter(folder / "llama", folder, "llama"),
+        ),
         "tiny": (config(weights_dir(), **FLOAT32), ()),
     }
 
 
-def _adapter(model: Path, folder: Path) -> tuple[str, str, str]:
+def _adapter(model: Path, folder: Path, arch: str = "") -> tuple[str, str, str]:
     tensors = load_file(model / "model.safetensors")
+    # As wrappers write it; GGUF files have names of their own.
+    prefix = "model." if arch else "model.language_model."
     targets = {
-        name.removesuffix(".weight"): tuple(tensor.shape)
+        name.removesuffix(".weight").replace("model.", prefix, 1): tuple(tensor.shape)
         for name, tensor in tensors.items()
         if name.endswith("_proj.weight")
     }
-    write_peft(folder / "adapter", targets, rank=5, seed=3)
-    (folder / "packed").mkdir()
-    packed = pack(folder / "adapter", folder / "packed", 8)
+    made = write_peft(folder / "adapter", targets, rank=5, seed=3)
+    (folder / "packed").mkdir(exist_ok=True)
+    heads = GGUF["num_attention_heads"], GGUF["num_key_value_heads"]
+    file = write_gguf_adapter(folder / "a.gguf", made, arch, 10.0, heads) if arch else folder / "adapter"
+    packed = pack(file, folder / "packed", 8)
     return "a", str(packed.path), packed.digest
 
 

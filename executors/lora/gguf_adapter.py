@@ -1,4 +1,4 @@
-"""A GGUF file with an adapter, as llama.cpp's convert_lora_to_gguf.py and Ollama write it, as one file: see `adapter_file.py`.
+"""A GGUF file with an adapter, as llama.cpp's converter and Ollama write it, as one file: see `adapter_file.py`.
 
     general.type "adapter", adapter.type "lora", adapter.lora.alpha
     blk.0.attn_q.weight.lora_a [rank, inputs]    blk.0.attn_q.weight.lora_b [outputs, rank]

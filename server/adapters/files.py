@@ -5,6 +5,7 @@ An adapter is a folder in PEFT's format, a GGUF file, or a folder with one GGUF 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -37,7 +38,7 @@ def below(root: Path, said: str, param: str = "lora_path") -> Path:
     folder = Path(os.path.realpath(base / said))
     if folder == base or not folder.is_relative_to(base):
         raise outside
-    if not (folder.is_dir() or _is_gguf_file(folder)):
+    if not (folder.is_dir() or is_gguf_file(folder)):
         raise ModelNotFound(f"There is no adapter at '{said[:200]}' below the server's --lora-root.", param)
     return folder
 
@@ -50,7 +51,7 @@ def copy_files(folder: Path, target: Path, most_bytes: int, root: Path | None) -
     Raises InvalidRequest naming the file, OSError if the target cannot be written.
     """
     target.mkdir(mode=0o700)
-    if (file := weights_file(folder)).suffix == ".gguf":
+    if is_gguf_file(file := weights_file(folder)):
         if not _copy(file, target / GGUF, most_bytes, root):
             raise InvalidRequest(f"The adapter has no {file.name}.", "lora_path")
         return
@@ -71,7 +72,7 @@ def copy_files(folder: Path, target: Path, most_bytes: int, root: Path | None) -
 def weights_file(folder: Path) -> Path:
     """Return the file with an adapter's weights: `folder` itself if it is a GGUF file. Raises InvalidRequest for a folder with
     several GGUF files and nothing else to load."""
-    if _is_gguf_file(folder):
+    if is_gguf_file(folder):
         return folder
     files = sorted(folder.glob("*.gguf"))
     if not files or (folder / CONFIG).exists() or (folder / WEIGHTS).exists():
@@ -82,8 +83,15 @@ def weights_file(folder: Path) -> Path:
     return files[0]
 
 
-def _is_gguf_file(path: Path) -> bool:
-    return path.suffix == ".gguf" and path.is_file()
+def is_gguf_file(path: Path) -> bool:
+    """Return whether a path is a file to read as GGUF: by its name, or by its first bytes."""
+    if not path.is_file():
+        return False
+    if path.suffix == ".gguf":
+        return True
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        return file.read(4) == b"GGUF"
+    return False
 
 
 def _copy(source: Path, target: Path, most: int, root: Path | None) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from engine.errors import EngineError
 from executors.contract import ConfigError
+from server.adapters.files import is_gguf_file
 from server.adapters.modules import LoraModule
 from server.adapters.registry import AdapterRegistry
 from server.hub import HubModel, hub_name
@@ -43,9 +44,9 @@ async def load_modules(
     loaded, HubError."""
     for module in modules:
         folder = await asyncio.to_thread(_folder, module.path)
-        if folder is not None and folder.is_file() and folder.suffix != ".gguf":
+        if folder is not None and folder.is_file() and not is_gguf_file(folder):
             raise ConfigError(
-                f"--lora-modules {module.name}={module.path}: a folder in PEFT's format or a file NAME.gguf is needed"
+                f"--lora-modules {module.name}={module.path}: a folder in PEFT's format or a GGUF file is needed"
             )
         if folder is None:
             named = hub_name(module.path)

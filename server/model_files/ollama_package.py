@@ -17,6 +17,7 @@ from typing import Any
 from executors.contract import ConfigError
 
 FILE = "ollama.json"
+_PREPARED = "gguf.json"
 PREFIX = "application/vnd.ollama.image."
 MODEL = "model"
 _MOST_BYTES = 4 << 20
@@ -66,15 +67,17 @@ class Package:
 
 
 def read_package(directory: Path) -> Package | None:
-    """Return the package of a prepared directory, None for any other directory."""
+    """Return the package of a prepared directory, None for any other directory: what others wrote by that name is none."""
+    if not (directory / _PREPARED).is_file():
+        return None
     try:
         values = json.loads((directory / FILE).read_bytes())
-    except (OSError, ValueError):
+        adapter = values.pop("adapter")
+        for name in ("messages", "licenses", "notes"):
+            values[name] = tuple(values[name])
+        return Package(adapter=None if adapter is None else Path(adapter), **values)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
-    adapter = values.pop("adapter")
-    for name in ("messages", "licenses", "notes"):
-        values[name] = tuple(values[name])
-    return Package(adapter=None if adapter is None else Path(adapter), **values)
 
 
 def package_of(

@@ -117,6 +117,10 @@ async def test_kv_is_sized_from_what_the_box_allows(qwen3, monkeypatch):
     # Not when the length was asked for.
     with pytest.raises(ConfigError, match="free memory"):
         await LlmExecutor.from_config(replace(plain, max_model_len=512)).warmup()
+    # A default length may shrink as the model's own does.
+    executor = LlmExecutor.from_config(replace(plain, max_model_len=500, shrink_length=True))
+    await executor.warmup()
+    assert executor.info().max_model_len == reduced
 
 
 class WithoutUnifiedForward:

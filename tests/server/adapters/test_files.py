@@ -125,6 +125,8 @@ def test_a_gguf_file_below_the_root(root: Path) -> None:
     assert [one.name for one in (root.parent / "copy").iterdir()] == [GGUF]
     with pytest.raises(ModelNotFound):
         below(root, "text.txt")
+    (root / "sha256-aa").write_text("GGUF of Ollama's")
+    assert below(root, "sha256-aa") == weights_file(root / "sha256-aa")
     (root / "link.gguf").symlink_to(root.parent / "outside" / "secret" / WEIGHTS)
     with pytest.raises(InvalidRequest, match="below the server's --lora-root"):
         below(root, "link.gguf")

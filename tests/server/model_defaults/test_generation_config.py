@@ -216,6 +216,7 @@ def test_the_text_side_of_a_packaged_model(tmp_path: Path) -> None:
         "m", None, "Arr.", params, ({"role": "user", "content": "Hi"},), "{{ .Prompt }}", notes=("a note",)
     )
     (tmp_path / FILE).write_bytes(package.to_json())
+    (tmp_path / "gguf.json").write_text("{}")
     text = read_text_side(DEFAULTS, tmp_path, False)
     assert text.defaults.temperature == 0.1
     assert (text.preset.system, text.preset.stop, text.preset.seed) == ("Arr.", ("x",), 3)

@@ -38,7 +38,11 @@ def test_all_that_a_modelfile_says(tmp_path: Path) -> None:
     assert found.params == {"temperature": 0.1, "stop": ["<|x|>"]} and list(found.messages) == HI
     assert found.licenses == ("MIT", "and more") and found.notes == ()
     (tmp_path / FILE).write_bytes(found.to_json())
+    assert read_package(tmp_path) is None, "a checkpoint with a file of that name"
+    (tmp_path / "gguf.json").write_text("{}")
     assert read_package(tmp_path) == found
+    (tmp_path / FILE).write_text('{"system": 5}')
+    assert read_package(tmp_path) is None
 
 
 def test_a_model_alone(tmp_path: Path) -> None:

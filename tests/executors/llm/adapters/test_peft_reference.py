@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
 
 from executors.contract import ConfigError
 from executors.llm.tools.wide_copy import write_wide_copy
@@ -19,6 +20,7 @@ from executors.lora.peft import WEIGHTS
 from tests.executors.gguf_files import converted_checkpoint, prepared, sizes, write_gguf
 from tests.executors.llm.adapters.test_adapters import logits, prompt, start
 from tests.executors.llm.models import Reference
+from tests.executors.lora.gguf_adapters import write_gguf_adapter
 
 pytestmark = [
     pytest.mark.long,
@@ -219,3 +221,41 @@ async def test_what_peft_writes_and_changes_the_model_is_refused(
     peft.get_peft_model(copy.deepcopy(base.model), config).save_pretrained(tmp_path / "ia3")
     with pytest.raises(ConfigError, match="peft_type"):
         pack(tmp_path / "ia3", tmp_path / "packed", 256)
+
+
+@pytest.mark.extended(every=4)
+@pytest.mark.parametrize(
+    ("name", "arch"),
+    [
+        ("llama-biases-llama3-rope", "llama"),
+        ("qwen3-tied-gqa", "qwen3"),
+        ("gemma2-caps-alternating-windows", "gemma2"),
+        ("gemma3-two-ropes", "gemma3"),
+        ("phi3-window", "phi3"),
+        ("gpt2", "gpt2"),
+        ("granite", "granite"),
+        ("olmo2", "olmo2"),
+    ],
+)
+async def test_as_gguf_files(
+    reference: Callable[[str], Reference], tmp_path: Path, name: str, arch: str
+) -> None:
+    base = reference(name)
+    folder, expected = write(base.model, tmp_path / "peft", 2, "all-linear")
+    made: dict[str, list[torch.Tensor]] = {}
+    for key, tensor in sorted(load_file(folder / WEIGHTS).items()):  # A before B
+        made.setdefault(key.removeprefix("base_model.model.").partition(".lora_")[0], []).append(tensor)
+    config = base.model.config
+    heads = config.num_attention_heads, getattr(config, "num_key_value_heads", config.num_attention_heads)
+    pairs = {module: (a, b) for module, (a, b) in made.items()}
+    adapter = write_gguf_adapter(tmp_path / "a.gguf", pairs, arch, KINDS[2]["lora_alpha"], heads)
+    executor = await start(base.path, 1)
+    (tmp_path / "packed").mkdir()
+    try:
+        packed = pack(adapter, tmp_path / "packed", 256)
+        await executor.load_adapter("a", str(packed.path), packed.digest)  # type: ignore[attr-defined]
+        [found] = await logits(executor, [(asked(2), "a")])
+    finally:
+        await executor.shutdown()
+    check_equal(found, expected, name)
+    assert np.abs(expected - last_logits(base.model, asked(2))).max() > 0.01

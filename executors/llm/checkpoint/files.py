@@ -19,7 +19,7 @@ from executors.llm.model.gguf_source import config_path, is_gguf, read_source
 from executors.llm.model.quantization import IntSchemes, quantization_of
 from executors.weight_files import INDEX, SINGLE, WeightFiles, index_of, is_second_copy, weight_files
 
-__all__ = ["INDEX", "SINGLE", "Checkpoint", "index_path"]
+__all__ = ["INDEX", "SINGLE", "Checkpoint", "chosen_weights", "index_path"]
 
 _MISTRALS_EMBEDDING = "tok_embeddings.weight"
 
@@ -46,7 +46,7 @@ class Checkpoint:
         if self.exact:
             self._open_gguf(directory)
             return
-        chosen = _weights(directory)
+        chosen = chosen_weights(directory)
         opened = {
             shard: SafetensorsFile(directory / shard)
             for shard in chosen.files
@@ -158,7 +158,7 @@ def _names(directory: Path) -> set[str]:
         raise ConfigError(f"{directory}: cannot be read ({error.strerror})") from None
 
 
-def _weights(directory: Path) -> WeightFiles:
+def chosen_weights(directory: Path) -> WeightFiles:
     """Choose the files of a directory. Raises ConfigError if there are none that can be loaded."""
     names = _names(directory)
     try:

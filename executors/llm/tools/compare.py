@@ -29,6 +29,7 @@ from executors.llm.model.config import read_config
 from executors.llm.model.gguf_source import is_gguf
 from executors.llm.tools.peft_copy import write_peft_copy
 from executors.llm.tools.reference import Greedy, ReferenceModel, ReferenceText, peft_version, version
+from executors.llm.tools.usual_names import write_usual_names
 from executors.llm.tools.wide_copy import write_wide_copy
 from executors.lora import PackedAdapter, pack
 from executors.testing.driver import Driver, Feed
@@ -83,7 +84,8 @@ def run(job: dict[str, Any], stage: Stage) -> dict[str, Any]:
     `num_threads` (None: all), `lora` (folder or GGUF file of an adapter for both sides, or None), `has_tokenizer`,
     `conversations`, `texts`, and `prompts` as lists of ids (None: random ones).
 
-    A GGUF file is widened to float32 first, for both sides; see wide_copy.py. Raises ConfigError when either side cannot load the
+    A GGUF file is widened to float32 first, for both sides; see wide_copy.py. transformers gets weights by the names that it
+    knows; see usual_names.py. Raises ConfigError when either side cannot load the
     checkpoint.
     """
     with TemporaryDirectory(prefix="cohort-verify-") as scratch:
@@ -93,6 +95,9 @@ def run(job: dict[str, Any], stage: Stage) -> dict[str, Any]:
                 stage("dequantizing")
                 write_wide_copy(Path(name), copy := Path(scratch, str(number)))
                 wide |= {side: str(copy) for side in ("model", "reference") if job[side] == name}
+        usual = Path(scratch, "usual")
+        if wide["reference"] == job["reference"] and write_usual_names(Path(job["reference"]), usual):
+            wide["reference"] = str(usual)
         return _compare(wide, stage)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from executors.contract.errors import ConfigError
 from executors.llm.model.config import read_config
@@ -91,6 +92,19 @@ def test_random_models_are_equal(name: str, tmp_path: Path) -> None:
     greedy = report["greedy"]["prompts"][1]
     ids = compare._prompts({"model": str(tmp_path), "tokens": 8, "prompts": None})[1]
     assert greedy["theirs"] == greedy["ours"] == reference.greedy(ids, 8)
+
+
+@pytest.mark.parametrize("names", [("foo",), ("model-00001-of-00002", "model-00002-of-00002")])
+def test_weights_of_other_names_are_compared(names: tuple[str, ...], tmp_path: Path) -> None:
+    """transformers looks for two names only."""
+    build("llama-biases-llama3-rope", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    for number, name in enumerate(names):
+        part = {key: tensors[key] for key in sorted(tensors)[number :: len(names)]}
+        save_file(part, tmp_path / f"{name}.safetensors")
+    report = compared(tmp_path)
+    assert report["equal"], report
 
 
 def test_a_shape_of_every_family_is_verified() -> None:

@@ -2,7 +2,7 @@
 
 A chat template that knows the roles `query` and `document` writes them, as in vLLM and sentence-transformers; an instruction is
 a message of role `system` and the variable `instruction`. Qwen3-Reranker's published template is that of a chat model, so its
-format is written here.
+format is written here. GGUF files of rerankers have a template of the name `rerank`, a text with `{query}` and `{document}`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ _BEGIN = (
 )
 _END = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 _INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+_NAME = "rerank"
+_PLACE = re.compile(rf"\{{({QUERY}|{DOCUMENT})\}}")
 QWEN3_MARKS = ("<|im_start|>", "<|im_end|>", "<think>", "</think>")
 """Tokens that Qwen3-Reranker's format needs."""
 
@@ -65,10 +67,29 @@ class TemplatePairs:
         return text
 
 
+class PlaceholderPairs:
+    """A text in which the query and the document have their places, as llama.cpp writes and reads it."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+
+    def text(self, query: str, document: str, instruction: str | None) -> str:
+        """See `PairPrompt`. Raises InvalidRequest for an instruction, which has no place."""
+        if instruction is not None:
+            message = "'instruction' is not supported by this model: its file's template 'rerank' has no place for it."
+            raise InvalidRequest(message, param="instruction", code="unsupported_parameter")
+        values = {QUERY: query, DOCUMENT: document}
+        return _PLACE.sub(lambda match: values[match[1]], self._source)
+
+
 def pair_prompt(template: ChatTemplate | None, marks: bool) -> PairPrompt | None:
     """What writes a model's pairs; None if its format is unknown. `marks`: whether its vocabulary has QWEN3_MARKS."""
     if template is not None and knows_pairs(template):
         return TemplatePairs(template)
+    source = "" if template is None else template.sources.get(_NAME, "")
+    qwen3 = Qwen3Pairs().text("{query}", "{document}", None)
+    if source != qwen3 and {QUERY, DOCUMENT} <= set(_PLACE.findall(source)):
+        return PlaceholderPairs(source)
     return Qwen3Pairs() if marks else None
 
 

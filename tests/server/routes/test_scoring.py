@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engine.errors import InvalidRequest
 from server.model_defaults.pooling import DefaultPooling
 from server.model_defaults.retrieval import EmbeddingPrompts, Scoring
 from server.schemas.scoring import MAX_TOTAL_CHARACTERS
@@ -225,6 +226,22 @@ def test_qwen3s_own_format() -> None:
     assert "<Instruct>: Find it\n" in Qwen3Pairs().text("q", "d", "Find it")
     begin, _, end = text.partition("That.")
     assert Qwen3Pairs().text(begin, f"That.{end}", None) == text, "a client that writes the format itself"
+
+
+def test_the_template_of_a_gguf_reranker() -> None:
+    """One of the name `rerank`, whose places are filled in one pass."""
+    chat = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    template = ChatTemplate({"default": chat, "rerank": "Q: {query} D: {document}!"}, {}, "template")
+    pairs = pair_prompt(template, True)
+    assert pairs is not None
+    assert pairs.text("a {document}", "b {query}", None) == "Q: a {document} D: b {query}!"
+    with pytest.raises(InvalidRequest, match="has no place for it"):
+        pairs.text("a", "b", "Find it")
+    qwen3 = Qwen3Pairs().text("{query}", "{document}", None)
+    published = ChatTemplate({"default": chat, "rerank": qwen3}, {}, "template")
+    assert isinstance(pair_prompt(published, True), Qwen3Pairs)  # which takes instructions, too
+    without = ChatTemplate({"default": chat, "rerank": "Q: {query}"}, {}, "template")
+    assert pair_prompt(without, False) is None
 
 
 async def test_prompts_before_embedded_texts(embedder: House) -> None:

@@ -51,6 +51,7 @@ from server.lifecycle import EngineGone, FrontEnd, HttpFrontEnd, Signals, serve_
 from server.metrics import Metrics
 from server.model_defaults.sampling import SamplingDefaults
 from server.model_files import default_model
+from server.model_files.made_tokenizer import tokenizer_directory
 from server.model_files.ollama_package import Package
 from server.model_files.prepared import model_directory
 from server.model_source import LocalModel, Source, find_source, tagged_names, with_context
@@ -521,7 +522,7 @@ def executor_config(settings: Settings, model_dir: Path, draft: Path | None = No
         executor=settings.executor,
         executor_type=parallel.executor_type,
         model=str(model_dir),
-        tokenizer=settings.tokenizer or "",
+        tokenizer=_grammar_tokenizer(settings.tokenizer, model_dir),
         load_format=settings.load_format,
         dtype=settings.dtype,
         device=settings.device,
@@ -551,6 +552,12 @@ def executor_config(settings: Settings, model_dir: Path, draft: Path | None = No
         parallel=parallel,
         options=dict(settings.executor_option),
     )
+
+
+def _grammar_tokenizer(named: str | None, model_dir: Path) -> str:
+    """The directory of the tokenizer.json that grammars refer to; empty: the model's own."""
+    made = tokenizer_directory(Path(named) if named else model_dir)
+    return "" if made == model_dir else str(made)
 
 
 def engine_config(settings: Settings) -> EngineConfig:

@@ -13,6 +13,7 @@ from engine.text import tokenizer_classes as classes
 from engine.text import tokenizer_files as files
 from engine.text.decoding import CLEANUPS, StreamDecoder
 from engine.text.stages import fallback_byte
+from engine.text.vocabulary_files import missing, read_vocabulary_file, vocabulary_file
 from executors.contract import ConfigError
 
 
@@ -52,30 +53,34 @@ class Tokenizer:
 
     @staticmethod
     def load(directory: Path) -> Tokenizer:
-        """Read tokenizer.json and the files beside it: tokenizer_config.json (or special_tokens_map.json),
-        generation_config.json, config.json and the chat templates.
+        """Read tokenizer.json, or the vocabulary file that stands for it, and the files beside it: tokenizer_config.json (or
+        special_tokens_map.json), generation_config.json, config.json and the chat templates.
 
-        Raises ConfigError, one line naming the file, if there is no usable tokenizer.json.
+        Raises ConfigError, one line naming the file, if there is no usable tokenizer.
         """
         path = directory / "tokenizer.json"
-        if not path.is_file():
-            raise ConfigError(f"{path}: not found; a tokenizer.json (Hugging Face fast tokenizer) is needed")
-        try:
-            raw = RawTokenizer.from_file(str(path))
-        except Exception as error:  # the library raises bare Exception for every fault in the file
-            raise ConfigError(f"{path}: not a readable tokenizer: {files.one_line(error)}") from error
-        raw.no_padding()
-        raw.no_truncation()
+        found = _read_file(path) if path.is_file() else None
         config = files.read_tokenizer_config(directory)
         model_config = files.read_json(directory / "config.json")
-        name = classes.class_of(raw, config, model_config)
-        raw, config = classes.rebuild(raw, config, name)
+        name = classes.class_of(found, config, model_config)
+        if found is not None:
+            raw, config = classes.rebuild(found, config, name)
+        elif (source := vocabulary_file(directory)) is not None:
+            if source.name == "vocab.json":
+                name = classes.class_of_words(config, model_config)
+            raw, config, is_bare = read_vocabulary_file(source, config, name)
+            if is_bare:
+                raw, config = classes.rebuild(raw, config, name)
+            else:
+                config = classes.with_defaults(config, name)
+        else:
+            raise missing(directory)
         files.add_tokens(raw, config, str(directory / "tokenizer_config.json"))
-        classes.finish(raw, config, name, has_file=True)
+        classes.finish(raw, config, name, has_file=found is not None)
         raw.encode_special_tokens = config.get("split_special_tokens") is True
         generation = files.read_json(directory / "generation_config.json")
         eos, warnings = files.eos_ids(raw, config, generation, model_config)
-        if name in classes.OTHERS:
+        if name in classes.OTHERS and found is not None:
             warnings.append(f"tokenizer_config.json: tokenizer_class {name} not used: tokenizer.json decides")
         notes = config.get(files.NOTES)
         warnings = [
@@ -145,3 +150,18 @@ class Tokenizer:
     def fallback_byte(self, token_id: int) -> bytes | None:
         """The byte of a byte-fallback token such as `<0x41>`, None for every other token."""
         return fallback_byte(self.raw.id_to_token(token_id) or "") if self.decoder.byte_fallback else None
+
+
+def has_tokenizer(directory: Path) -> bool:
+    """Whether a directory has a file that `Tokenizer.load` reads a vocabulary from."""
+    return (directory / "tokenizer.json").is_file() or vocabulary_file(directory) is not None
+
+
+def _read_file(path: Path) -> RawTokenizer:
+    try:
+        raw = RawTokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception for every fault in the file
+        raise ConfigError(f"{path}: not a readable tokenizer: {files.one_line(error)}") from error
+    raw.no_padding()
+    raw.no_truncation()
+    return raw

@@ -57,46 +57,66 @@ class TokenizerClass:
     """Whether the class puts bos before a text, and nothing behind it; None: the post-processor of tokenizer.json stays."""
     plain_special: bool = False
     """Whether all special tokens lose their flags (`lstrip`, ...)."""
+    byte_level: bool = True
+    """Whether its tokens are bytes written as characters, as in vocab.json; else they are SentencePiece's pieces."""
 
 
-def class_of(raw: RawTokenizer, config: Mapping[str, Any], model: Mapping[str, Any]) -> str:
+def class_of(raw: RawTokenizer | None, config: Mapping[str, Any], model: Mapping[str, Any]) -> str:
     """The name of the class that `AutoTokenizer` selects, without `Fast`, or GENERIC.
 
-    `config` is tokenizer_config.json, `model` config.json.
+    `raw` is tokenizer.json, None without one; `config` is tokenizer_config.json, `model` config.json.
     """
-    hub = (_text(config.get("tokenizer_class")) or _text(model.get("tokenizer_class"))).removesuffix("Fast")
-    kind = _text(model.get("model_type"))
-    registered = REGISTERED.get(kind)
+    hub, kind, registered = _named(config, model)
     if (
         "auto_map" not in config
     ):  # code of the checkpoint's own, which is not run, switches these two checks off
-        parts = repr((raw.normalizer, raw.pre_tokenizer, raw.post_processor, raw.decoder))
-        if hub == "LlamaTokenizer" and "ByteLevel" in parts and kind not in DISTRUSTED:
+        parts = raw and repr((raw.normalizer, raw.pre_tokenizer, raw.post_processor, raw.decoder))
+        if parts and hub == "LlamaTokenizer" and "ByteLevel" in parts and kind not in DISTRUSTED:
             return GENERIC
         if hub and registered is not None and registered != hub:
             return GENERIC if registered == GENERIC else registered if kind in DISTRUSTED else hub
     return hub or registered or GENERIC
 
 
+def class_of_words(config: Mapping[str, Any], model: Mapping[str, Any]) -> str:
+    """The class that says how the words of a vocab.json are cut: the selected one, else one that the checkpoint names, else the
+    selected one. transformers 5 loads such files for the selected class alone."""
+    selected = class_of(None, config, model)
+    hub, _, registered = _named(config, model)
+    known = (name for name in (selected, hub, registered) if name in CLASSES and CLASSES[name].byte_level)
+    return next(known, None) or selected
+
+
+def _named(config: Mapping[str, Any], model: Mapping[str, Any]) -> tuple[str, str, str | None]:
+    """The class that the files name, `model_type`, and the class registered for that."""
+    hub = (_text(config.get("tokenizer_class")) or _text(model.get("tokenizer_class"))).removesuffix("Fast")
+    kind = _text(model.get("model_type"))
+    return hub, kind, REGISTERED.get(kind)
+
+
 def rebuild(raw: RawTokenizer, config: dict[str, Any], name: str) -> tuple[RawTokenizer, dict[str, Any]]:
     """A tokenizer with the vocabulary of `raw`, set up as the class `name` does it, and `config` with the class's defaults.
 
     `raw` and `config` themselves if no BPE class is meant. Modifies the model of `raw`. The added tokens are those of
-    `added_tokens_decoder` in `config`, else those of `raw`. A default token that the vocabulary does not have is left out:
-    transformers gives it an id beyond the model's embeddings.
+    `added_tokens_decoder` in `config`, else those of `raw`.
     """
     chosen = CLASSES.get(name)
     if chosen is None or not isinstance(raw.model, models.BPE):
         return raw, config
-    vocabulary = {role: text for role, text in chosen.special.items() if raw.token_to_id(text) is not None}
+    config_of_class = with_defaults(config, name)
     made = RawTokenizer(raw.model)
-    chosen.set_up(made, {**vocabulary, **config})
+    chosen.set_up(made, config_of_class)
     made.post_processor = raw.post_processor
     if "added_tokens_decoder" not in config:
         with contextlib.suppress(TypeError, ValueError):  # `add_tokens` says so
             tokens = older_tokens(config) | raw.get_added_tokens_decoder()
             made.add_tokens([token for _, token in sorted(tokens.items(), key=lambda one: one[0])])
-    return made, {**vocabulary, **config}
+    return made, config_of_class
+
+
+def with_defaults(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """`config` with the special tokens of the class `name`, which are added to a vocabulary that does not have them."""
+    return {**(CLASSES[name].special if name in CLASSES else {}), **config}
 
 
 def finish(raw: RawTokenizer, config: Mapping[str, Any], name: str, has_file: bool) -> None:
@@ -217,18 +237,20 @@ _GPT2_SPECIAL = {"unk_token": _END, "bos_token": _END, "eos_token": _END}
 _INFILL = {"prefix": "PRE", "middle": "MID", "suffix": "SUF", "eot": "EOT"}
 
 CLASSES = {
-    "LlamaTokenizer": TokenizerClass(_LLAMA_SPECIAL, _llama),
-    "Phi3Tokenizer": TokenizerClass(_LLAMA_SPECIAL, _llama),
+    "LlamaTokenizer": TokenizerClass(_LLAMA_SPECIAL, _llama, byte_level=False),
+    "Phi3Tokenizer": TokenizerClass(_LLAMA_SPECIAL, _llama, byte_level=False),
     "CodeLlamaTokenizer": TokenizerClass(
         _LLAMA_SPECIAL
         | {f"{role}_token": f"\u2581<{text}>" for role, text in _INFILL.items()}
         | {"fill_token": "<FILL_ME>"},
         _code_llama,
         around=True,
+        byte_level=False,
     ),
     "GemmaTokenizer": TokenizerClass(
         {"unk_token": "<unk>", "bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "mask_token": "<mask>"},
         _gemma,
+        byte_level=False,
     ),
     "Qwen2Tokenizer": TokenizerClass(_QWEN_SPECIAL, _qwen("qwen2"), plain_special=True),
     "Qwen3_5Tokenizer": TokenizerClass(_QWEN_SPECIAL, _qwen("qwen35")),

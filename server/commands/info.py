@@ -109,7 +109,7 @@ def text_refusal(settings: Any, name: str, directory: Path, served: ModelInfo) -
 def text_facts(directory: Path) -> dict[str, Any]:
     """Tokenizer and chat template: whether they are there, and what they know. `problem`: why not; `notes`: what in the files is
     not used."""
-    from engine.text.tokenizer import Tokenizer
+    from engine.text.tokenizer import Tokenizer, has_tokenizer
     from executors.contract import ConfigError
     from server.templates.template import ChatTemplate
 
@@ -120,7 +120,7 @@ def text_facts(directory: Path) -> dict[str, Any]:
         "problem": None,
         "notes": [],
     }
-    if not (directory / "tokenizer.json").is_file():
+    if not has_tokenizer(directory):
         return {**facts, "problem": "there is no tokenizer.json"}
     try:
         tokenizer = Tokenizer.load(directory)

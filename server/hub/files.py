@@ -17,7 +17,14 @@ ADAPTER_FILES = (ADAPTER_CONFIG, "chat_template.jinja", "tokenizer_config.json")
 """Of a LoRA adapter, beside its weights."""
 
 _SMALL_SUFFIXES = (".json", ".jinja")
-_TOKENIZERS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.txt", "merges.txt")
+_TOKENIZERS = (
+    "tokenizer.model",
+    "tiktoken.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "vocab.txt",
+    "merges.txt",
+)
 _TEMPLATES = "additional_chat_templates"
 _MODULES = "modules.json"
 _MISTRALS_CONFIG = "params.json"

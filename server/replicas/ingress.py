@@ -23,6 +23,7 @@ from server.app import app_of
 from server.bootstrap import Bootstrap, engine_config, models_of_adapters, new_state
 from server.grammar.validator import GrammarJudge
 from server.lifecycle import HttpFrontEnd, Signals, serve_by
+from server.model_files.made_tokenizer import tokenizer_directory
 from server.replicas.core import FleetCore
 from server.replicas.figures import IngressMetrics
 from server.replicas.fleet import Fleet, Member, Transport
@@ -186,7 +187,8 @@ class Ingress:
             drafts=facts.drafts,
             adapter=facts.own_adapter,
         )
-        state.judge = GrammarJudge(Path(settings.tokenizer or directory), facts.info.logits_width)
+        tokenizer = tokenizer_directory(Path(settings.tokenizer or directory))
+        state.judge = GrammarJudge(tokenizer, facts.info.logits_width)
         if facts.adapters is not None:
             served_by = models_of_adapters(settings, state.threads, text, model)
             adapters = RemoteAdapters(member.asker, served_by, facts.max_loras, False)

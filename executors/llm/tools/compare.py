@@ -108,7 +108,14 @@ def _compare(job: dict[str, Any], stage: Stage) -> dict[str, Any]:
     answer: dict[str, Any] = {"transformers": version(), "torch": torch.__version__}
     text = None
     if job["has_tokenizer"]:
-        text = ReferenceText(directory)
+        try:
+            text = ReferenceText(directory)
+        except ConfigError as error:
+            if (directory / "tokenizer.json").is_file():
+                raise
+            # It reads other vocabulary files with libraries that need not be here (sentencepiece).
+            answer["text_problem"] = str(error)
+    if text is not None:
         answer["templates"] = [text.render(conversation) for conversation in job["conversations"]]
         answer["ids"] = [text.encode(one) for one in job["texts"]]
     prompts = _prompts(job)

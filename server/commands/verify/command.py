@@ -149,6 +149,8 @@ def compare(directory: Path, reference: Path, options: Options, ask: Ask) -> dic
             "prompts": ids,
         }
     )
+    if "text_problem" in answer:
+        tokenizer, template, problem = None, None, f"text is not compared: {answer['text_problem']}"
     parts = {
         "templates": _templates(template, cases, answer),
         "token_ids": _token_ids(tokenizer, texts, answer),
@@ -168,11 +170,11 @@ def compare(directory: Path, reference: Path, options: Options, ask: Ask) -> dic
 
 def _text_side(directory: Path) -> tuple[Tokenizer | None, ChatTemplate | None, str | None]:
     """Tokenizer and template as the server reads them, and why there is none."""
-    from engine.text.tokenizer import Tokenizer
+    from engine.text.tokenizer import Tokenizer, has_tokenizer
     from executors.contract import ConfigError
     from server.templates.template import ChatTemplate
 
-    if not (directory / "tokenizer.json").is_file():
+    if not has_tokenizer(directory):
         return None, None, f"{directory} has no tokenizer.json"
     try:
         tokenizer = Tokenizer.load(directory)

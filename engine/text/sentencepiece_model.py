@@ -1,0 +1,166 @@
+"""The protobuf file of a SentencePiece model (`tokenizer.model`): pieces, scores, types, and what its trainer was told.
+
+The fields and their defaults are those of sentencepiece_model.proto in google/sentencepiece. Only those that decide about ids are
+read.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from executors.contract import ConfigError
+
+MAX_BYTES = 64 << 20
+"""Largest file; the largest known one, of 262,144 pieces, has 4.7 MB."""
+MAX_PIECES = 1 << 20
+MAX_PIECE_BYTES = 1 << 12
+UNIGRAM, BPE = 1, 2
+"""Values of `model_type`."""
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+"""Types of pieces."""
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_FLOAT = struct.Struct("<f")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One piece: its text, with a mark for each space, its score (for unigram models a logarithm) and its type."""
+
+    text: str
+    score: float = 0.0
+    type: int = NORMAL
+
+
+@dataclass(slots=True)
+class SentencePieceModel:
+    """A model's pieces in the order of their ids, and its settings. An id below 0 stands for none."""
+
+    pieces: list[Piece] = field(default_factory=list)
+    model_type: int = UNIGRAM
+    byte_fallback: bool = False
+    unk_id: int = 0
+    bos_id: int = 1
+    eos_id: int = 2
+    unk_piece: str = "<unk>"
+    bos_piece: str = "<s>"
+    eos_piece: str = "</s>"
+    charsmap: bytes = b""
+    """Normalization, compiled."""
+
+
+def read_model(data: bytes) -> SentencePieceModel:
+    """The model in the bytes of a file. Raises ConfigError, one line without the file's name, for bytes that are none."""
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"{len(data)} bytes; at most {MAX_BYTES} are read")
+    model = SentencePieceModel()
+    for number, value in _fields(data):
+        if number == 1:
+            if len(model.pieces) == MAX_PIECES:
+                raise ConfigError(f"more than {MAX_PIECES} pieces")
+            model.pieces.append(_piece(_message(value), len(model.pieces)))
+        elif number == 2:
+            _read_trainer(_message(value), model)
+        elif number == 3:
+            _read_normalizer(_message(value), model)
+    if not model.pieces:
+        raise ConfigError("not a SentencePiece model: it has no pieces")
+    texts: dict[str, int] = {}
+    for i, piece in enumerate(model.pieces):
+        if texts.setdefault(piece.text, i) != i:
+            raise ConfigError(f"pieces {texts[piece.text]} and {i} have the same text")
+    return model
+
+
+def _piece(data: bytes, at: int) -> Piece:
+    text, score, kind = "", 0.0, NORMAL
+    for number, value in _fields(data):
+        if number == 1:
+            text = _text(value, f"piece {at}")
+        elif number == 2:
+            (score,) = _FLOAT.unpack(_message(value, 4))
+        elif number == 3:
+            kind = _integer(value)
+    if not math.isfinite(score):
+        raise ConfigError(f"piece {at}: its score is {score}")
+    return Piece(text, score, kind)
+
+
+def _read_trainer(data: bytes, model: SentencePieceModel) -> None:
+    for number, value in _fields(data):
+        if number == 3:
+            model.model_type = _integer(value)
+        elif number == 35:
+            model.byte_fallback = bool(_integer(value))
+        elif number in _IDS:
+            setattr(model, _IDS[number], _integer(value))
+        elif number in _TEXTS:
+            setattr(model, _TEXTS[number], _text(value, _TEXTS[number]))
+
+
+_IDS = {40: "unk_id", 41: "bos_id", 42: "eos_id"}
+_TEXTS = {45: "unk_piece", 46: "bos_piece", 47: "eos_piece"}
+
+
+def _read_normalizer(data: bytes, model: SentencePieceModel) -> None:
+    for number, value in _fields(data):
+        if number == 2:
+            model.charsmap = _message(value)
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Numbers and values of a message's fields: integers, and the bytes of all other kinds."""
+    at, end = 0, len(data)
+    while at < end:
+        key, at = _varint(data, at)
+        kind = key & 7
+        if kind == _VARINT:
+            value, at = _varint(data, at)
+            yield key >> 3, value
+            continue
+        length = 8 if kind == _FIXED64 else 4
+        if kind == _BYTES:
+            length, at = _varint(data, at)
+        elif kind not in (_FIXED64, _FIXED32):
+            raise ConfigError(f"not a SentencePiece model: a field of kind {kind} at byte {at}")
+        if length > end - at:
+            raise ConfigError(f"not a SentencePiece model, or cut: {length} bytes at byte {at} of {end}")
+        yield key >> 3, data[at : at + length]
+        at += length
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """The integer at a place, and the place behind it."""
+    value = 0
+    for i, byte in enumerate(data[at : at + 10]):
+        value |= (byte & 127) << (7 * i)
+        if byte < 128:
+            return value, at + i + 1
+    raise ConfigError(f"not a SentencePiece model: no integer at byte {at}")
+
+
+def _message(value: int | bytes, length: int | None = None) -> bytes:
+    if isinstance(value, int) or (length is not None and len(value) != length):
+        raise ConfigError("not a SentencePiece model: a field is of another kind")
+    return value
+
+
+def _integer(value: int | bytes) -> int:
+    """A signed number of 32 bits."""
+    if not isinstance(value, int):
+        raise ConfigError("not a SentencePiece model: a field is of another kind")
+    value &= 0xFFFFFFFF
+    return value - (1 << 32) if value >> 31 else value
+
+
+def _text(value: int | bytes, what: str) -> str:
+    data = _message(value)
+    if len(data) > MAX_PIECE_BYTES:
+        raise ConfigError(f"{what}: {len(data)} bytes; at most {MAX_PIECE_BYTES} are read")
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise ConfigError(f"{what}: not UTF-8") from None

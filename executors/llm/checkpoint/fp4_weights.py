@@ -7,8 +7,8 @@
                            which scales are multiplied
 
 Byte i of a row has column 2i in its low half and 2i + 1 in its high half. A weight is scale * value; e8m0 is 2 to the exponent
-less 127, and 255 is not a number. The formats are those of compressed-tensors 0.20 and of NVIDIA's Model Optimizer. The kernels
-have groups of 32 with a power of two, as GGUF's MXFP4; others are widened.
+less 127, and 255 is not a number. The formats are those of compressed-tensors 0.20 and of NVIDIA's Model Optimizer. Groups
+of 32 with a power of two are kept as GGUF's MXFP4, groups of 16 where the kernels have a layout with a float32 for each.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from functools import cached_property
 import torch
 
 from executors.contract.errors import ConfigError
+from executors.kernels.cpu import BLOCK, STORED_KINDS
 from executors.kernels.device_layouts import FP4
 from executors.llm.checkpoint.quantized_weight import (
     FileOf,
@@ -33,6 +34,9 @@ _PAIRS = torch.tensor([[FP4[byte & 15] / 2, FP4[byte >> 4] / 2] for byte in rang
 ]
 """The two values of a byte, each a float32; int64 [256]."""
 _BYTES, _EXPONENTS, _E4M3, _WIDE = ("U8",), ("U8", "F8_E8M0"), ("F8_E4M3",), ("F32", "BF16", "F16")
+_BY_SIXTEEN = "lut4-fp4"
+"""The kind of STORED_KINDS with a scale for each 16 columns: of every 32 two scales, float32 and halved, because the table has the
+values twice, and 16 bytes of codes."""
 _FACTORS = ("pre_quant_scale", "weight_zero_point", "weight_g_idx")
 """Tensors that change a weight or its input, and are not computed."""
 
@@ -95,11 +99,20 @@ class _Fp4Weight(QuantizedWeight):
 
     def form(self) -> StoredForm | None:
         """See `QuantizedWeight`."""
-        return None
+        if self.columns % BLOCK or _BY_SIXTEEN not in STORED_KINDS:
+            return None
+        self.scales  # noqa: B018  checked, as the kernels do not
+        return StoredForm(_BY_SIXTEEN, BLOCK, True, False, None)
 
     def raw(self, begin: int, end: int, form: StoredForm) -> torch.Tensor:
-        """See `QuantizedWeight`."""
-        raise NotImplementedError
+        """Return rows (see `dequantized`) of _BY_SIXTEEN."""
+        scales = (self.scales[begin:end] / 2).view(end - begin, -1, 2).view(torch.uint8)
+        return torch.cat((scales, self._halves(begin, end)), 2).flatten(1)
+
+    def _halves(self, begin: int, end: int) -> torch.Tensor:
+        """Codes of rows as the kernels have them, uint8 [end - begin, columns / 32, 16]."""
+        packed = self._tensor(self._codes)[begin:end]
+        return halves_together(torch.stack((packed & 15, packed >> 4), 2).view(end - begin, -1, BLOCK))
 
     @property
     def _scales_name(self) -> str:
@@ -138,10 +151,8 @@ class MxFp4Weight(_Fp4Weight):
 
     def raw(self, begin: int, end: int, form: StoredForm) -> torch.Tensor:
         """Return rows (see `dequantized`) as GGUF's MXFP4: of each group the exponent, and 16 bytes of codes."""
-        packed = self._tensor(self._codes)[begin:end]
-        numbers = torch.stack((packed & 15, packed >> 4), 2).view(end - begin, self.groups, self.size)
         exponents = self._tensor(self._scales)[begin:end, :, None]
-        return torch.cat((exponents, halves_together(numbers)), 2).flatten(1)
+        return torch.cat((exponents, self._halves(begin, end)), 2).flatten(1)
 
 
 class NvFp4Weight(_Fp4Weight):

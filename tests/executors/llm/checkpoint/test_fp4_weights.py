@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from executors.contract import ConfigError
 from executors.contract.config import OptimizationConfig
 from executors.kernels import CPU_ISAS
-from executors.kernels.cpu import PackedWeight, cpu_kernels
+from executors.kernels.cpu import STORED_KINDS, PackedWeight, cpu_kernels
 from executors.llm.checkpoint.files import Checkpoint
 from executors.llm.checkpoint.loader import load_model
 from executors.llm.finite import not_finite
@@ -121,15 +121,16 @@ class Form:
     """In which the kernels hold them."""
 
 
+BY_16 = "lut4-fp4" if "lut4-fp4" in STORED_KINDS else None
 W4A4 = {"num_bits": 4, "type": "float", "dynamic": "local", "strategy": "tensor_group", "group_size": 16}
 FORMS = {
     "mxfp4": Form(compressed("mxfp4-pack-quantized", 32, "group", "torch.uint8"), mxfp4, of_mxfp4, "MXFP4"),
     "nvfp4": Form(
-        compressed("nvfp4-pack-quantized", 16, "tensor_group", "torch.float8_e4m3fn", W4A4), nvfp4, of_nvfp4, None
+        compressed("nvfp4-pack-quantized", 16, "tensor_group", "torch.float8_e4m3fn", W4A4), nvfp4, of_nvfp4, BY_16,
     ),
     "modelopt": Form(
         {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"], "producer": {"name": "modelopt"}},
-        modelopt, of_modelopt, None,
+        modelopt, of_modelopt, BY_16,
     ),
 }  # fmt: skip
 
@@ -202,14 +203,17 @@ async def test_logits(form: str, checkpoints: dict[str, tuple[Path, Path]]) -> N
     assert facts["checkpoint"]["bytes"] <= (path / "model.safetensors").stat().st_size
 
 
+@pytest.mark.parametrize("form", [name for name, form in FORMS.items() if form.kind is not None])
 @pytest.mark.parametrize("isa", CPU_ISAS)
-def test_kernels_hold_the_same_weights(isa: str, checkpoints: dict[str, tuple[Path, Path]]) -> None:
+def test_kernels_hold_the_same_weights(
+    isa: str, form: str, checkpoints: dict[str, tuple[Path, Path]]
+) -> None:
     """One weight at a time: 127 times it, over 127."""
-    path, wide = checkpoints["mxfp4"]
+    path, wide = checkpoints[form]
     checkpoint, exact = Checkpoint(path), load_file(wide / "model.safetensors")
     for name in ("model.layers.1.self_attn.k_proj.weight", "model.layers.0.mlp.down_proj.weight"):
         expected = exact[name]
-        weight = PackedWeight(cpu_kernels(isa), *expected.shape, "MXFP4")
+        weight = PackedWeight(cpu_kernels(isa), *expected.shape, FORMS[form].kind)
         for begin, rows in checkpoint.file_of(name).raw_rows(name):
             weight.fill_blocks(rows.numpy(), begin)
         got = weight(torch.eye(expected.shape[1]) * 127.0).T / 127.0

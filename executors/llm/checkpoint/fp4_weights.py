@@ -35,8 +35,8 @@ _PAIRS = torch.tensor([[FP4[byte & 15] / 2, FP4[byte >> 4] / 2] for byte in rang
 """The two values of a byte, each a float32; int64 [256]."""
 _BYTES, _EXPONENTS, _E4M3, _WIDE = ("U8",), ("U8", "F8_E8M0"), ("F8_E4M3",), ("F32", "BF16", "F16")
 _BY_SIXTEEN = "lut4-fp4"
-"""The kind of STORED_KINDS with a scale for each 16 columns: of every 32 two scales, float32 and halved, because the table has the
-values twice, and 16 bytes of codes."""
+"""The kind of STORED_KINDS with a scale for each 16 columns: of every 32 two scales, float32 and halved, because the table has
+the values twice, and 16 bytes of codes."""
 _FACTORS = ("pre_quant_scale", "weight_zero_point", "weight_g_idx")
 """Tensors that change a weight or its input, and are not computed."""
 

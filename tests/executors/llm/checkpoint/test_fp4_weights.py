@@ -222,10 +222,12 @@ def test_kernels_hold_the_same_weights(
 
 
 async def test_experts(tmp_path: Path) -> None:
+    """Kept, a token that two experts suit nearly as well may go to the other one."""
     for form in ("mxfp4", "modelopt"):
         path, wide = write(tmp_path / form, FORMS[form], "experts")
-        ours, expected = (await logits(path))[0], (await logits(wide))[0]
-        assert distance(ours, expected) < (INT8_ERROR if FORMS[form].kind else 1e-5)
+        expected, _ = await logits(wide)
+        assert distance((await logits(path, "torch"))[0], expected) < 1e-5
+        assert distance((await logits(path))[0], expected) < (0.15 if FORMS[form].kind else 1e-5)
 
 
 async def test_a_setting_quantizes_them_anew(checkpoints: dict[str, tuple[Path, Path]]) -> None:

@@ -78,7 +78,7 @@ class OnlineTransform:
 
 @dataclass(frozen=True, slots=True)
 class Transforms:
-    """The online transforms that the file `where` asks for."""
+    """The online transforms that the `quantization_config` called `where` asks for."""
 
     where: str
     online: tuple[OnlineTransform, ...]

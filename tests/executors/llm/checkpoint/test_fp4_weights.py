@@ -347,7 +347,12 @@ def test_numbers_that_are_not_finite_are_refused(form: str, code: int, tmp_path:
         ("nvfp4", "type", "int", "type 'int' is not supported; supported: float"),
         ("nvfp4", "strategy", "channel", "strategy 'channel' is not supported; supported: tensor_group"),
         ("modelopt", "quant_algo", "NVFP4_AWQ", "modelopt with quant_algo 'NVFP4_AWQ' is not supported"),
-        ("modelopt", "quant_algo", None, "modelopt without a quant_algo is not supported"),
+        (
+            "modelopt",
+            "quant_algo",
+            "W4A8_NVFP4_FP8",
+            "modelopt with quant_algo 'W4A8_NVFP4_FP8' is not supported",
+        ),
     ],
 )
 def test_settings_that_are_refused(

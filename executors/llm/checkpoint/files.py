@@ -9,7 +9,8 @@ from pathlib import Path
 from executors.contract.errors import ConfigError
 from executors.llm.checkpoint.fused_tensors import divide_fused
 from executors.llm.checkpoint.gguf_tensors import GgufTensors
-from executors.llm.checkpoint.quantized_tensors import QuantizedTensors, quantized_tensors
+from executors.llm.checkpoint.quantized_search import quantized_tensors
+from executors.llm.checkpoint.quantized_tensors import QuantizedTensors
 from executors.llm.checkpoint.safetensors_file import SafetensorsFile
 from executors.llm.checkpoint.tensor_file import TensorFile
 from executors.llm.model.config import config_of_gguf, read_json

@@ -322,8 +322,11 @@ def _widened(decoder: Decoder, missing: str) -> str | None:
     """Return a note if linear layers that the checkpoint has in whole numbers hold wider ones; `missing`: why there are no
     kernels."""
     scheme = decoder.config.integers
-    if scheme is None or decoder.quantization or decoder.fp8 is not None:
+    if scheme is None or decoder.quantization:
         return None
+    if decoder.fp8 is not None:
+        beside = decoder.config.fp8 is not None  # else --quantization asked for FP8
+        return f"the checkpoint's {scheme.label} weights were widened beside those in FP8" if beside else None
     if not decoder.keeps_stored and not any(linear.on_device for linear in decoder.linears()):
         return f"the checkpoint's {scheme.label} weights were widened: {missing or 'their groups are not supported'}"
     return None

@@ -28,10 +28,9 @@ import torch
 from executors.contract.errors import ConfigError
 from executors.llm.checkpoint.fp4_weights import ModelOptFp4Weight, MxFp4Weight, NvFp4Weight
 from executors.llm.checkpoint.quantized_weight import FileOf, IntWeight, QuantizedWeight, StoredForm
-from executors.llm.checkpoint.safetensors_file import SafetensorsFile
 from executors.llm.checkpoint.tensor_file import PIECE, ROWS, TensorFile, beyond_float16, lies_outside
 from executors.llm.model.cuts import Range
-from executors.llm.model.quantization import IntScheme, IntSchemes
+from executors.llm.model.quantization import IntScheme
 
 _FLOATS = ("F16", "BF16", "F32")
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -213,15 +212,12 @@ class _IntQuantized(_Compressed):
         return self._tensor(self._codes)[begin:end].view(torch.uint8) ^ 0x80
 
 
-_FORMS: dict[str, tuple[str, type[QuantizedWeight]]] = {
+FORMS: dict[str, tuple[str, type[QuantizedWeight]]] = {
     "gptq": ("qweight", _Gptq), "awq": ("qweight", _Awq), "pack-quantized": ("weight_packed", _PackQuantized),
     "int-quantized": ("weight", _IntQuantized), "mxfp4-pack-quantized": ("weight_packed", MxFp4Weight),
     "nvfp4-pack-quantized": ("weight_packed", NvFp4Weight), "modelopt-nvfp4": ("weight", ModelOptFp4Weight),
 }  # fmt: skip
 """By `IntScheme.form`: the tensor by which a weight is found, and how it is read."""
-
-
-_SUFFIXES = frozenset(suffix for suffix, _ in _FORMS.values())
 
 
 def _unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
@@ -352,43 +348,3 @@ def _pieces(weight: QuantizedWeight) -> Iterator[tuple[int, int]]:
     count = max(ROWS, PIECE // (4 * weight.columns) // ROWS * ROWS)
     for begin in range(0, weight.rows, count):
         yield begin, min(begin + count, weight.rows)
-
-
-def quantized_tensors(
-    schemes: IntSchemes, files: dict[str, SafetensorsFile], file_of: FileOf
-) -> tuple[list[QuantizedTensors], set[str]]:
-    """Find the weights of a checkpoint that are quantized: by file, with the names of the tensors that they are made of. Raises
-    ConfigError."""
-    found, parts = [], set[str]()
-    for file in files.values():
-        weights = {}
-        for name in file.names():
-            if file_of(name) is not file or (kind := _kind_of(schemes, file, name)) is None:
-                continue
-            stem = name.rpartition(".")[0]
-            scheme, read = kind
-            weight = weights[f"{stem}.weight"] = read(stem, file_of, scheme)
-            parts |= weight.parts
-        if weights:
-            found.append(QuantizedTensors(file.path, weights))
-    return found, parts
-
-
-def _kind_of(
-    schemes: IntSchemes, file: SafetensorsFile, name: str
-) -> tuple[IntScheme, type[QuantizedWeight]] | None:
-    """Return how to read the weight whose numbers the tensor is; None if it is another tensor. Raises ConfigError."""
-    stem, _, suffix = name.rpartition(".")
-    if suffix not in _SUFFIXES or (suffix == "weight" and file.type_name(name) not in ("I8", "U8")):
-        return None
-    scheme = schemes.of(stem)
-    if scheme is None or _FORMS[scheme.form][0] != suffix:
-        others = [one for one in schemes.all() if _FORMS[one.form][0] == suffix]
-        if not others:
-            return None
-        if not schemes.by_tensors:
-            raise ConfigError(
-                f"{file.path}: tensor {name} is quantized; quantization_config leaves {stem} wide"
-            )
-        scheme = others[0]
-    return scheme, _FORMS[scheme.form][1]

@@ -344,6 +344,38 @@ async def test_layers_of_several_formats_stay_as_they_are(mix: str, tmp_path: Pa
     assert abs(told["loaded_bytes"] - loaded) <= 4 * 64 * 512  # rotary tables
 
 
+async def test_fp8_beside_whole_numbers(tmp_path: Path) -> None:
+    """On a CPU FP8 is widened and whole numbers stay; where a GPU is stood in for, the other way round."""
+    quantized, wide = write_quantized(tmp_path, FORMS["packed-128"])
+    tensors, exact = load_file(quantized / "model.safetensors"), load_file(wide / "model.safetensors")
+    for name in [name for name in exact if name.endswith(("k_proj.weight", "down_proj.weight"))]:
+        stem, scale = name.removesuffix(".weight"), exact[name].abs().amax(1, keepdim=True) / 448
+        tensors = {one: tensor for one, tensor in tensors.items() if not one.startswith(f"{stem}.")}
+        data = (exact[name] / scale).to(E4M3)
+        tensors |= {name: data, f"{stem}.weight_scale": scale}
+        exact[name] = widened(data, scale)
+    save_file(tensors, quantized / "model.safetensors")
+    save_file(exact, wide / "model.safetensors")
+    settings = compressed("mixed-precision", [
+        group("float-quantized", ["re:.*k_proj", "re:.*down_proj"], num_bits=8, type="float", strategy="channel"),
+        group("pack-quantized", ["Linear"], group_size=128),
+    ])  # fmt: skip
+    fields = json.loads((quantized / "config.json").read_text()) | {"quantization_config": settings}
+    (quantized / "config.json").write_text(json.dumps(fields))
+    expected, _ = await logits(wide)
+    found, executor = await logits(quantized)
+    assert 1e-4 < distance(found, expected) < INT8_ERROR
+    assert executor.info().quantization == "int4-g128"
+    assert any("FP8 weights were widened" in note for note in executor.status().notes)
+    found, executor = await logits(quantized, "torch")
+    assert 1e-4 < distance(found, expected) < 0.08
+    notes = "; ".join(executor.status().notes)
+    assert (
+        "fp8: 2 of 9 linear layers" in notes
+        and "pack-quantized weights were widened beside those in FP8" in notes
+    )
+
+
 KV = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
 STALE: dict[str, tuple[dict[str, Any], str]] = {
     "bitsandbytes of 4 bits": (

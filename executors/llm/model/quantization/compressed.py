@@ -144,7 +144,8 @@ def _inferred(group: dict[str, Any], whole: bool) -> str:
     """Return the format that the library gives to a group that names none."""
     if not whole:
         return "float-quantized"
-    return "int-quantized" if group.get("input_activations") else "pack-quantized"
+    whole_bytes = group["weights"].get("num_bits", 8) == 8 and group.get("input_activations")
+    return "int-quantized" if whole_bytes else "pack-quantized"
 
 
 def _of_targets(groups: list[tuple[dict[str, Any], IntScheme]], where: str) -> IntSchemes:

@@ -16,7 +16,7 @@ from typing import Any
 
 from executors.contract.errors import ConfigError
 from executors.llm.model.quantization.awq import awq_scheme
-from executors.llm.model.quantization.fp8 import is_block
+from executors.llm.model.quantization.fp8 import FLOATS, is_block
 from executors.llm.model.quantization.keys import (
     CALIBRATION,
     KERNELS,
@@ -44,6 +44,7 @@ KEYS = keys(
     (
         "quant_method", "packing_format", "backend", "bits", "sym", "data_type", "act_bits", "super_bits", "rotation_config",
         "rotation_configs", "extra_config", "dynamic", "regex_config", "static_kv_dtype", "static_attention_dtype",
+        "fmt", "weight_block_size",
     ),
     OF_TENSORS,
     ORIGIN,
@@ -82,11 +83,16 @@ def read_auto_round(value: dict[str, Any], where: str) -> Quantization:
         raise refused(where, f"auto-round with packing_format {packing!r}", ", ".join(PACKINGS))
     notes = (kv_note("static_kv_dtype"),) if value.get("static_kv_dtype") else ()
     if packing == _FP8:
-        if value.get("data_type") not in ("fp", "fp8", "fp8_e4m3") or whole_bits(value.get("bits")) != 8:
-            raise refused(where, f"{packing} with data_type {value.get('data_type')!r}", "fp of 8 bits")
-        size = value.get("group_size")
-        blocks = isinstance(size, list) and is_block(size, where, "group_size")
+        for field, allowed in (("data_type", FLOATS), ("fmt", ("e4m3",))):
+            if value.get(field) and value[field] not in allowed:
+                raise refused(where, f"{packing} with {field} {value[field]!r}", ", ".join(allowed))
+        if whole_bits(value.get("bits")) != 8:
+            raise refused(where, f"{packing} with bits {value.get('bits')!r}", "8")
+        size = value.get("weight_block_size") or value.get("group_size")
+        blocks = isinstance(size, list) and is_block(size, where, "weight_block_size")
         return Quantization("auto-round", where, fp8=Fp8Scheme(blocks), notes=notes)
+    if (size := value.get("weight_block_size")) is not None:
+        raise refused(where, f"{packing} with weight_block_size {size!r}", "null")
     refuse_other_numbers(value, "auto-round", where)
     zeros: ZeroRule | None = None if packing in _AWQ else "plus_one" if packing in _PLUS_ONE else "stored"
     schemes = IntSchemes(_scheme(value, zeros, where), tuple(_modules(value, zeros, where)))

@@ -26,7 +26,15 @@ from executors.llm.model.quantization.settings import checked_pattern
 from executors.llm.model.transforms import parse_transforms
 
 KEYS = keys(
-    ("quant_method", "format", "config_groups", "sparsity_config", "kv_cache_scheme", "transform_config"),
+    (
+        "quant_method",
+        "format",
+        "config_groups",
+        "sparsity_config",
+        "kv_cache_scheme",
+        "transform_config",
+        "attention_input_activations",
+    ),
     OF_TENSORS,
     ORIGIN,
     KERNELS,
@@ -59,6 +67,10 @@ def read_compressed(value: dict[str, Any], where: str) -> Quantization:
     check_keys(value, KEYS, where)
     _check_sparsity(value.get("sparsity_config"), where)
     notes = [kv_note("kv_cache_scheme")] if value.get("kv_cache_scheme") else []
+    if value.get("attention_input_activations"):
+        notes.append(
+            "attention_input_activations is not applied: queries keep more bits, which is more exact"
+        )
     transforms = parse_transforms(value, where)
     form, groups = value.get("format"), value.get("config_groups")
     if not groups and (notes or form in _WIDE or "sparsity_config" in value or transforms is not None):

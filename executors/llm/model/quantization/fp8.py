@@ -20,7 +20,7 @@ KEYS = keys(
     (
         "quant_method", "method", "fmt", "weight_format", "format", "checkpoint_format", "weight_block_size", "scale_fmt",
         "expert_dtype", "store_dtype", "bits", "rotation", "adapter", "dynamic", "weight_scale_semantics",
-        "kv_cache_scheme", "kv_cache_quant_method",
+        "kv_cache_scheme", "kv_cache_quant_method", "data_type", "static_kv_dtype",
     ),
     OF_TENSORS,
     ORIGIN,
@@ -28,14 +28,17 @@ KEYS = keys(
     CALIBRATION,
     ACTIVATIONS,
     {"the shapes of the scales show it": ("weight_scale_method", "sym", "linear_class", "weight_per_tensor")},
+    {"the tensors show which modules are quantized": ("extra_config",)},
     {"numbers in e4m3 are not packed": ("pack_dtype",)},
 )  # fmt: skip
 _BLOCK = [128, 128]
 _E4M3 = ("e4m3", "float8_e4m3fn")
+FLOATS = ("fp", "fp8", "fp8_e4m3", "fp8_dynamic", "float")
+"""What AutoRound calls numbers in e4m3."""
 _ONLY: dict[str, tuple[Any, ...]] = {
     "fmt": _E4M3, "weight_format": _E4M3, "format": (*_E4M3, "fp8", "float-quantized"), "checkpoint_format": (*_E4M3, "fp8"),
     "scale_fmt": ("float", "ue8m0"), "expert_dtype": ("fp8",), "store_dtype": ("fp8", "e4m3"),
-    "weight_scale_semantics": ("inverse",), "rotation": (), "adapter": (), "dynamic": (),
+    "weight_scale_semantics": ("inverse",), "data_type": FLOATS, "rotation": (), "adapter": (), "dynamic": (),
 }  # fmt: skip
 """Values of keys that other values of would mean another computation; null and empty ones are fine."""
 
@@ -49,7 +52,11 @@ def read_fp8(value: dict[str, Any], where: str) -> Quantization:
     if "bits" in value and whole_bits(value["bits"]) != 8:
         raise refused(where, f"fp8 with bits {value['bits']!r}", "8")
     blocks = is_block(value.get("weight_block_size"), where, "weight_block_size")
-    notes = tuple(kv_note(key) for key in ("kv_cache_scheme", "kv_cache_quant_method") if value.get(key))
+    notes = tuple(
+        kv_note(key)
+        for key in ("kv_cache_scheme", "kv_cache_quant_method", "static_kv_dtype")
+        if value.get(key)
+    )
     return Quantization("fp8", where, fp8=Fp8Scheme(blocks), notes=notes)
 
 

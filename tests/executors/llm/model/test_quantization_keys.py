@@ -91,6 +91,8 @@ WITH: dict[tuple[str, str], dict[str, Any]] = {
     ("fp8", "method"): {"quant_method": None, "method": "hqq"},
     ("fp8", "bits"): {"bits": 4},
     ("fp8", "dynamic"): {"dynamic": {"x": {}}},
+    ("auto-round", "fmt"): {"bits": 8, "packing_format": "auto_round:fp8_static", "fmt": "e5m2"},
+    ("auto-round", "weight_block_size"): {"weight_block_size": [128, 128]},
     ("modelopt", "quantized_layers"): {
         "quant_algo": "MIXED_PRECISION", "quantized_layers": {"x": {"quant_algo": "NVFP4"}},
     },
@@ -311,6 +313,18 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "DeepSeek's FP8": {
         "activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "scale_fmt": "ue8m0", "weight_block_size": [128,
         128],
+    },
+    "AutoRound's FP8": {
+        "act_bits": 8, "act_data_type": "fp8", "act_dynamic": False, "act_group_size": 0, "act_sym": True,
+        "autoround_version": "0.16.1",
+        "bits": 8, "data_type": "fp8", "extra_config": {"lm_head": {"bits": 16}}, "fmt": "e4m3",
+        "group_size": [128, 128], "iters": 0,
+        "ignored_layers": ["lm_head"], "provider": "auto-round", "quant_method": "fp8", "sym": True,
+        "weight_block_size": [128, 128],
+    },
+    "AutoRound's FP8, static": {
+        "act_bits": 8, "act_data_type": "fp", "bits": 8, "data_type": "fp", "fmt": "e4m3", "group_size": -1, "sym": True,
+        "packing_format": "auto_round:fp8_static", "quant_method": "auto-round",
     },
     "Neural Magic's FP8": {
         "activation_scheme": "static", "ignored_layers": ["lm_head"], "quant_method": "fp8", "kv_cache_scheme": "static",

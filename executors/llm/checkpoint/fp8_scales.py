@@ -58,7 +58,13 @@ class CheckpointScales:
     def _weight(self, target: str, stem: str, place: Place) -> torch.Tensor:
         where = self._checkpoint.file_of(target).path
         if self._decoder.config.fp8 is None:
-            raise ConfigError(f"{where}: tensor {target} is in FP8, config.json has no quantization_config")
+            claim = self._decoder.config.quantization
+            unsaid = (
+                f"{claim.where} ({claim.method}) does not say how"
+                if claim is not None
+                else ("config.json has no quantization_config")
+            )
+            raise ConfigError(f"{where}: tensor {target} is in FP8, {unsaid}")
         name = next((f"{stem}.{one}" for one in _OF_WEIGHT if f"{stem}.{one}" in self._present), None)
         if name is None:
             raise ConfigError(

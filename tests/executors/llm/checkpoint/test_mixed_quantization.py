@@ -483,6 +483,10 @@ UNSAID: dict[str, tuple[Any, Tensors, tuple[str, ...]]] = {
               "weight.quant_state.bitsandbytes__nf4": torch.zeros(8, dtype=torch.uint8)},
         ("quantization_config (bitsandbytes) is not supported: serve the wide checkpoint",),
     ),
+    "fp8 that is called gptq": (
+        GPTQ, {"weight": torch.zeros(128, 128).to(E4M3), "weight_scale": torch.ones(128)},
+        ("o_proj.weight is in FP8", "quantization_config (gptq) does not say how"),
+    ),
     "bitsandbytes of 8 bits": (
         BNB, {"weight": torch.zeros(128, 128, dtype=torch.int8), "SCB": torch.ones(128)},
         ("quantization_config (bitsandbytes) is not supported",),
@@ -508,7 +512,7 @@ async def test_quantized_tensors_that_nothing_explains(case: str, plain: Any, tm
         await start(tmp_path)
     message = str(caught.value)
     assert "\n" not in message and all(word in message for word in words), message
-    if settings in (None, {"quant_method": "fp8"}):
+    if settings in (None, {"quant_method": "fp8"}, GPTQ):
         told = describe(config(tmp_path, memory=ExecutorMemoryConfig(kv_cache_memory_bytes=1 << 20)))
         if "missing" in message:
             assert told["checkpoint"]["problem"] == message

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from executors.llm.model.config import read_config
 from executors.llm.model.decoder import Decoder
@@ -310,3 +310,23 @@ def write_quantized(
     save_file(stored, quantized / "model.safetensors")
     save_file(numbers, exact / "model.safetensors")
     return quantized, exact
+
+
+def write_mixed(
+    folder: Path, settings: dict[str, Any], forms: dict[str, str], shape: str = "qwen3"
+) -> tuple[Path, Path]:
+    """A checkpoint whose modules have the form of FORMS under the end of their name, others the first one, and one with the same
+    numbers in float32."""
+    tensors, exact = Tensors(), Tensors()
+    for end, form in forms.items():
+        quantized, wide = write_quantized(folder / f"{end}-{form}", FORMS[form], shape)
+        if end:  # in the place of what the first form has
+            tensors = {name: tensor for name, tensor in tensors.items() if f"{end}." not in name}
+        for path, into in ((quantized, tensors), (wide, exact)):
+            found = load_file(path / "model.safetensors")
+            into |= {name: tensor for name, tensor in found.items() if not end or f"{end}." in name}
+    save_file(tensors, quantized / "model.safetensors")
+    save_file(exact, wide / "model.safetensors")
+    fields = json.loads((quantized / "config.json").read_text()) | {"quantization_config": settings}
+    (quantized / "config.json").write_text(json.dumps(fields))
+    return quantized, wide

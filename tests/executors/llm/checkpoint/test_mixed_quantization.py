@@ -31,6 +31,7 @@ from tests.executors.llm.checkpoint.quantized_checkpoints import (
     of_whole,
     packed,
     whole,
+    write_mixed,
     write_quantized,
 )
 from tests.executors.llm.checkpoint.test_fp8_weights import distance, logits
@@ -321,18 +322,7 @@ MIXES: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
 async def test_layers_of_several_formats_stay_as_they_are(mix: str, tmp_path: Path) -> None:
     """Multiplied by the kernels, near the exact weights; `cohort info` tells the memory that a start takes."""
     settings, forms, kind = MIXES[mix]
-    tensors, exact = Tensors(), Tensors()
-    for end, form in forms.items():
-        quantized, wide = write_quantized(tmp_path / f"{end}-{form}", FORMS[form])
-        if end:  # in the place of what the first form has
-            tensors = {name: tensor for name, tensor in tensors.items() if f"{end}." not in name}
-        for path, into in ((quantized, tensors), (wide, exact)):
-            found = load_file(path / "model.safetensors")
-            into |= {name: tensor for name, tensor in found.items() if not end or f"{end}." in name}
-    save_file(tensors, quantized / "model.safetensors")
-    save_file(exact, wide / "model.safetensors")
-    fields = json.loads((quantized / "config.json").read_text()) | {"quantization_config": settings}
-    (quantized / "config.json").write_text(json.dumps(fields))
+    quantized, wide = write_mixed(tmp_path, settings, forms)
     expected, _ = await logits(wide)
     found, executor = await logits(quantized)
     assert 1e-4 < distance(found, expected) < INT8_ERROR

@@ -16,7 +16,7 @@ from executors.tiny import weights_dir
 from tests.executors.checkpoints import LLAMA, QWEN3, write_checkpoint
 from tests.executors.gguf_files import converted_checkpoint, merge_all, prepared, sizes, write_gguf
 from tests.executors.llm.checkpoint.fused_layouts import experts_in_one, linears_in_one
-from tests.executors.llm.checkpoint.quantized_checkpoints import FORMS, write_quantized
+from tests.executors.llm.checkpoint.quantized_checkpoints import FORMS, GPTQ, write_mixed, write_quantized
 from tests.executors.llm.driver import config
 from tests.executors.llm.parallel.rank_process import logits_of, on_ranks
 from tests.executors.lora.gguf_adapters import write_gguf_adapter
@@ -32,7 +32,7 @@ MOE = {
 }  # fmt: skip
 OLMO2 = {**QWEN3, "architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2"}
 INTEGERS = (
-    "GGUF", "GPTQ", "GPTQ in another order of columns", "AWQ", "experts in 4 bits", "int8", "int4",
+    "GGUF", "GPTQ", "GPTQ in another order of columns", "GPTQ of 4 and 8 bits", "AWQ", "experts in 4 bits", "int8", "int4",
     "int8, heads that are no blocks",
 )  # fmt: skip
 """Models whose activations the kernels round to 8 bits."""
@@ -76,6 +76,9 @@ def jobs(folder: Path) -> dict[str, Job]:
     write_checkpoint(folder / "llama", GGUF)
     wide = write_checkpoint(folder / "wide", {**QWEN3, "intermediate_size": 200, "head_dim": 32})
     lora = OptimizationConfig(num_threads=1, max_loras=1)
+    dynamic = {"+:.*(down|k)_proj": {"bits": 8}}
+    forms = {"": "gptq-64", "down_proj": "gptq-8", "k_proj": "gptq-8"}
+    mixed, _ = write_mixed(folder / "mixed", {**GPTQ, "dynamic": dynamic}, forms)
     return {
         "heads split, tied": (config(qwen3, **FLOAT32), ()),
         "one KV head on all ranks, biases": (written("biases", BIASES), ()),
@@ -95,6 +98,7 @@ def jobs(folder: Path) -> dict[str, Job]:
         ),
         "GPTQ": (quantized("gptq-64"), ()),
         "GPTQ in another order of columns": (quantized("gptq-act-order"), ()),
+        "GPTQ of 4 and 8 bits": (config(mixed, **FLOAT32), ()),
         "AWQ": (quantized("awq-32"), ()),
         "experts in 4 bits": (quantized("packed-zeros", "experts"), ()),
         "GPTQ, float activations": (quantized("gptq-64", backend="torch"), ()),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from engine.text.gguf.completed import completed
 from engine.text.gguf.metadata import MAX_TEMPLATE_CHARS, Metadata, wrong
 from engine.text.gguf.models import ADD_BOS, ADD_EOS, MODELS
 from engine.text.gguf.vocabulary import TEMPLATE, Vocabulary, read_vocabulary
@@ -39,7 +40,7 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
     Raises ConfigError, one line that names the metadata key, for what is missing, malformed or not supported. Values that are
     wrong and that a start does not need become notes in tokenizer_config.json (NOTES).
     """
-    values = Metadata(metadata)
+    values = Metadata(completed(metadata))
     model = values.text(MODEL)
     make = MODELS.get(model or "")
     if model is None or make is None:

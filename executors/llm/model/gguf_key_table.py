@@ -45,6 +45,12 @@ OLDER: Final[Mapping[str, str]] = {
 }
 """Names that Ollama's converters write or wrote, and llama.cpp's for the same."""
 
+ZERO_IS_MISSING: Final = frozenset({
+    "attention.key_length", "attention.value_length", "rope.dimension_count", "rope.freq_base", "rope.freq_base_swa",
+    "rope.scaling.original_context_length",
+})  # fmt: skip
+"""Names for which Ollama's converters write 0 where config.json leaves the field out, and for which 0 means nothing else."""
+
 OTHER_PARTS: Final = re.compile(
     r"(vision|audio|image|video|mm|projector|clip)[._].+|spatial_merge_size|clip|has_vision_encoder"
 )

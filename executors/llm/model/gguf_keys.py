@@ -31,6 +31,9 @@ class Keys(Fields):
         super().__init__(str(gguf.path), plain)
         self.gguf, self.arch, self.prefix = gguf, arch, prefix
         self.read: set[str] = set()
+        for name in table.ZERO_IS_MISSING:
+            if plain.get(prefix + name) == 0:
+                del plain[prefix + name]
         self._written: dict[str, str] = {}
         for older, newer in table.OLDER.items():
             value = plain.get(prefix + older)

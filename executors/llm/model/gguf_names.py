@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from executors.contract.errors import ConfigError
@@ -66,7 +67,7 @@ def stored_tensors(gguf: GgufFile, config: DecoderConfig, row: Row) -> dict[str,
     for tensor in sorted(gguf.tensors.values(), key=lambda one: (gguf.parts.index(one.path), one.offset)):
         if tensor.name in ROPE_TENSORS or tensor.name in scales.names or OTHER_TENSORS.fullmatch(tensor.name):
             continue
-        named = _named(tensor, config, row, gguf)
+        named = _named(tensor, config, row, gguf.tensors)
         if not named or found.keys() & named.keys():
             shown = tensor.name if tensor.name.isprintable() else ascii(tensor.name)
             why = "stands for what another one is" if named else "is not supported"
@@ -101,10 +102,10 @@ def file_name(usual: str, family: Family) -> str:
 
 
 def _named(
-    tensor: GgufTensor, config: DecoderConfig, row: Row, gguf: GgufFile | None = None
+    tensor: GgufTensor, config: DecoderConfig, row: Row, beside: Collection[str] = ()
 ) -> dict[str, Stored]:
     """Return what a tensor of the file is, {} if nothing. One of all experts is as many tensors, and a merged one its parts.
-    `gguf`: the model's file, None for a change of one weight."""
+    `beside`: the names of all tensors of the file."""
     family = config.family
     if tensor.name == CLASSIFIER_TENSOR and config.num_labels:
         return {f"{family.names.classifier}.weight": Stored(tensor, tensor.shape)}
@@ -120,7 +121,7 @@ def _named(
     if match["all"] or match["expert"]:
         return _experts(tensor, config, match) if part == "weight" else {}
     role = _LAYER_ROLES.get(stem, "")
-    if role == "up" and (family.names.gate_up or _holds_gate(tensor, config, gguf, layer)):
+    if role == "up" and (family.names.gate_up or _holds_gate(tensor, config, beside, layer)):
         role = "gate_up"
     roles = [role] if role in _used_roles(family) else _parts_of(role, config)
     turned = family.transposed and len(tensor.shape) == 2
@@ -143,12 +144,11 @@ def _named(
     return found
 
 
-def _holds_gate(tensor: GgufTensor, config: DecoderConfig, gguf: GgufFile | None, layer: int) -> bool:
+def _holds_gate(tensor: GgufTensor, config: DecoderConfig, beside: Collection[str], layer: int) -> bool:
     """Return whether a tensor named for the up projection is gate and up, as Phi-3's is: without a gate beside it, and twice as
     high."""
-    if gguf is None:
-        return False
-    alone = f"blk.{layer}.ffn_gate.{tensor.name.rpartition('.')[2]}" not in gguf.tensors
+    gate = f"blk.{layer}.ffn_gate.{tensor.name.rpartition('.')[2]}"
+    alone = bool(beside) and gate not in beside
     return bool(config.family.names.gate) and alone and tensor.shape[0] == 2 * config.intermediate_size
 
 

@@ -106,6 +106,9 @@ YARN = {
         ("llama", {"head_dim": 16}, {"attention.key_length": ..., "attention.value_length": ...}),
         ("llama", {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}, {"rope.freq_scale": 0.25}),
         ("qwen2", {}, {"rope.mrope_section": [2, 2, 2]}),
+        ("qwen2", {"rope_theta": 10_000.0},
+         {"rope.freq_base": 0.0, "attention.key_length": 0, "attention.value_length": 0, "rope.dimension_count": 0,
+          "rope.scaling.original_context_length": 0}),
         ("olmo2", {}, {"attention.sliding_window": 256, "attention.sliding_window_pattern": [True, False, True]}),
     ],
 )  # fmt: skip

@@ -11,6 +11,8 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from executors.contract import ConfigError
 
 MAX_BYTES = 64 << 20
@@ -66,6 +68,7 @@ def read_model(data: bytes) -> SentencePieceModel:
             _read_trainer(_message(value), model)
         elif number == 3:
             _read_normalizer(_message(value), model)
+    _check_charsmap(model.charsmap)
     if not model.pieces:
         raise ConfigError("not a SentencePiece model: it has no pieces")
     texts: dict[str, int] = {}
@@ -77,6 +80,12 @@ def read_model(data: bytes) -> SentencePieceModel:
 
 def _piece(data: bytes, at: int) -> Piece:
     text, score, kind = "", 0.0, NORMAL
+    end = 2 + data[1] if data[:1] == b"\n" and len(data) > 1 and data[1] < 128 else len(data)
+    if (
+        data[end : end + 1] == b"\x15" and len(data) == end + 5
+    ):  # as almost all are written: a short text, a score
+        text, (score,) = _text(data[2:end], f"piece {at}"), _FLOAT.unpack_from(data, end + 1)
+        data = b""
     for number, value in _fields(data):
         if number == 1:
             text = _text(value, f"piece {at}")
@@ -111,6 +120,34 @@ def _read_normalizer(data: bytes, model: SentencePieceModel) -> None:
             model.charsmap = _message(value)
 
 
+def _check_charsmap(charsmap: bytes) -> None:
+    """Raise ConfigError for a map that would send the library beyond its end.
+
+    Layout: bytes of the trie (uint32), the trie (uint32 each), then texts that end in zero. A trie is a double array (Darts): a
+    unit names where its children lie, XOR the child's byte, and whether one of them is a leaf, which names a text.
+    """
+    if not charsmap:
+        return
+    size = int.from_bytes(charsmap[:4], "little")
+    if len(charsmap) < 4 or size % 1024 or not 0 < size <= len(charsmap) - 4:
+        raise ConfigError("its normalizer's map of characters is cut, or none")
+    units = np.frombuffer(charsmap, "<u4", size // 4, 4).astype(np.int64)
+    texts = charsmap[4 + size :]
+    try:
+        texts.decode()
+    except UnicodeDecodeError:
+        raise ConfigError("its normalizer's map of characters holds texts that are not UTF-8") from None
+    children = np.arange(len(units)) ^ ((units >> 10) << ((units & 512) >> 6))
+    inner = units < 1 << 31
+    leaves = children[inner & (units & 256 != 0)]
+    if (children[inner] >= len(units)).any():
+        raise ConfigError("its normalizer's map of characters points beyond its end")
+    starts = units[leaves] & 0x7FFFFFFF
+    begins = np.frombuffer(texts + b"\0", np.uint8) & 0xC0 != 0x80
+    if len(starts) and (starts.max() >= len(texts) or not begins[starts].all()):
+        raise ConfigError("its normalizer's map of characters names texts that it does not hold")
+
+
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
     """Numbers and values of a message's fields: integers, and the bytes of all other kinds."""
     at, end = 0, len(data)
@@ -134,6 +171,8 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
     """The integer at a place, and the place behind it."""
+    if at < len(data) and data[at] < 128:
+        return data[at], at + 1
     value = 0
     for i, byte in enumerate(data[at : at + 10]):
         value |= (byte & 127) << (7 * i)

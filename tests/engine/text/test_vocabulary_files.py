@@ -88,11 +88,15 @@ def test_fields_of_the_protobuf_file() -> None:
         + b"\x07"
     )
     model = read_model(
-        piece(b"a", -2.5, 3) + part(2, trainer + unknown) + part(3, part(2, b"map")) + unknown + part(1, b"")
+        piece(b"a", -2.5, 3)
+        + part(2, trainer + unknown)
+        + part(3, part(2, b"\0\4\0\0" + bytes(1024)))
+        + unknown
+        + part(1, b"")
     )
     assert [(one.text, one.score, one.type) for one in model.pieces] == [("a", -2.5, 3), ("", 0.0, 1)]
     assert (model.model_type, model.byte_fallback, model.bos_id, model.eos_id) == (2, True, -1, 2)
-    assert (model.unk_piece, model.bos_piece, model.charsmap) == ("<U>", "<s>", b"map")
+    assert (model.unk_piece, model.bos_piece, model.charsmap) == ("<U>", "<s>", b"\0\4\0\0" + bytes(1024))
     assert read_model(piece(b"a")).model_type == 1
 
 
@@ -113,6 +117,10 @@ def test_fields_of_the_protobuf_file() -> None:
         (part(1, part(1, b"x" * 5000)), "5000 bytes"),
         (piece(b"a") + varint(1 << 3 | 2) + varint(1 << 60), "bytes at byte"),
         (b"x" * (MAX_BYTES + 1), "at most"),
+        (piece(b"a") + part(3, part(2, b"\0\4\0\0")), "map of characters is cut"),
+        (piece(b"a") + part(3, part(2, b"\0\4\0\0" + b"\xff\x7f\0\0" * 256)), "points beyond its end"),
+        (piece(b"a") + part(3, part(2, b"\0\4\0\0" + b"\0\1\0\0" * 256)), "texts that it does not hold"),
+        (piece(b"a") + part(3, part(2, b"\0\4\0\0" + bytes(1024) + b"\xff")), "not UTF-8"),
         (b"<html>not a model</html>", "SentencePiece model"),
     ],
 )

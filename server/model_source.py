@@ -122,7 +122,7 @@ def _in_directory(settings: Settings, directory: Path, name: str) -> LocalModel:
     if (file := model_file(directory)) is not None:
         return LocalModel(directory, model_stem(file.name), package=read_package(directory))
     config = (directory / "config.json").exists()
-    checkpoint = config and has_weights([path.name for path in directory.glob("*.safetensors*")])
+    checkpoint = config and has_weights([path.name for path in directory.glob("*.safetensors")])
     sizes = {path.name: path.stat().st_size for path in directory.glob("*.gguf") if path.is_file()}
     found = candidates(sizes)
     if not checkpoint and not found and not (config and settings.load_format == "dummy"):

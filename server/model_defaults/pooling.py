@@ -62,7 +62,9 @@ def default_pooling(directory: Path) -> DefaultPooling:
 def _of_gguf(kind: str) -> DefaultPooling:
     if kind in _KINDS:
         return DefaultPooling(_KINDS[kind], "", declared=True)
-    reason = "the model is a reranker" if kind == RANK else f"the model's own pooling is {kind}"
+    reason = (
+        "its GGUF file names rank, a reranker's" if kind == RANK else f"the model's own pooling is {kind}"
+    )
     return DefaultPooling(None, reason, declared=kind not in (RANK, "none"))
 
 

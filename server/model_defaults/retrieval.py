@@ -106,7 +106,11 @@ def scoring(
         return _by_vectors(pooling)
     if any(map(_QWEN3_NAME.search, names)) and None not in (known := [*map(token_id, _QWEN3_TOKENS)]):
         return Scoring(tuple(one for one in reversed(known) if one is not None))
-    return Scoring()
+    return (
+        Scoring()
+        if pooling.kind is not None
+        else Scoring(reason=f"{pooling.reason}, and it has no head for labels")
+    )
 
 
 def _by_vectors(pooling: DefaultPooling) -> Scoring:

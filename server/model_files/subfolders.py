@@ -14,14 +14,21 @@ _MAX_DEPTH = 3
 _MOST_FOLDERS = 500
 _MOST_NAMED = 12
 _ADAPTER = "adapter_config.json"
+_MISTRALS_CONFIG = "params.json"
 
 
 def refuse_without_model(directory: Path, name: str) -> None:
-    """Raise ConfigError for a directory without a model, given as `name`, that has models in its folders or is a LoRA adapter."""
+    """Raise ConfigError for a directory without a model, given as `name`, that has models in its folders, is a LoRA adapter or
+    has another layout."""
     if (directory / _ADAPTER).is_file() and not (directory / "config.json").is_file():
         raise ConfigError(
             f"{name}: a LoRA adapter ({_ADAPTER}), no model; serve the model that it was trained for, with --lora-modules "
             f"NAME={name}"
+        )
+    if (directory / _MISTRALS_CONFIG).is_file() and not (directory / "config.json").is_file():
+        raise ConfigError(
+            f"{name}: a model in Mistral's own layout ({_MISTRALS_CONFIG}); take the checkpoint in Hugging Face's layout "
+            "(config.json)"
         )
     found = sorted(models_below(directory))
     if not found:

@@ -193,7 +193,7 @@ def test_a_gguf_reranker(tmp_path: Path) -> None:
         assert max(found.values()) - min(found.values()) > 0.1
         assert server.post("/v1/completions", {"prompt": "Hi"}).status_code == 400
         refused = server.post("/v1/embeddings", {"input": "Hi"}).json()["error"]["message"]
-        assert "the model is a reranker" in refused
+        assert "names rank, a reranker's" in refused
 
 
 def test_a_gguf_embedding_model(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def checkpoint(path: Path, weights: str = "model.safetensors") -> Path:
 
 
 @pytest.mark.parametrize(
-    "weights", ["foo.safetensors", "model-00001-of-00002.safetensors", "x.safetensors.index.json"]
+    "weights", ["foo.safetensors", "model-00001-of-00002.safetensors", "pytorch_model.safetensors"]
 )
 def test_a_checkpoint_whatever_its_weights_are_called(tmp_path: Path, weights: str) -> None:
     path = checkpoint(tmp_path / "m", weights)
@@ -118,6 +118,13 @@ def test_the_one_model_of_a_parent_directory_is_named(tmp_path: Path) -> None:
         find(str(tmp_path / "models--a--b"))
     (tmp_path / "models--a--b" / "config.json").touch()  # for random weights
     assert find(str(tmp_path / "models--a--b"), load_format="dummy").name == "models--a--b"
+
+
+def test_mistrals_own_layout_is_named(tmp_path: Path) -> None:
+    for name in ("params.json", "consolidated.safetensors", "tekken.json"):
+        (tmp_path / name).touch()
+    with pytest.raises(ConfigError, match=r"Mistral's own layout \(params.json\); take"):
+        find(str(tmp_path))
 
 
 def test_an_adapter_is_no_model(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_what_sentence_transformers_does_beside_pooling(tmp_path: Path) -> None:
         (1, DefaultPooling("mean", "", True)),
         (2, DefaultPooling(None, "the model's own pooling is cls", True)),
         (3, DefaultPooling("last", "", True)),
-        (4, DefaultPooling(None, "the model is a reranker")),
+        (4, DefaultPooling(None, "its GGUF file names rank, a reranker's")),
         (9, DefaultPooling(None, "the model's own pooling is pooling_type 9", True)),
     ],
 )
@@ -141,6 +141,9 @@ def test_the_pooling_of_a_gguf_file(tmp_path: Path, number: int | None, expected
     (tmp_path / "gguf.json").write_text(json.dumps(source | {"pooling": number}))
     assert default_pooling(tmp_path) == expected
     assert found(tmp_path, "mine").by_vectors is (number in (1, 3))
+    assert (
+        number != 4 or "rank, a reranker's, and it has no head for labels" in found(tmp_path, "mine").reason
+    )
     assert found(tmp_path, "mine", generates=False, num_labels=2).label_ids == (0, 1)
 
 

@@ -142,8 +142,8 @@ def _int_schemes(directory: Path) -> IntSchemes | None:
     path = directory / "config.json"
     if not path.is_file():
         return None
-    found = quantization_of(directory, read_json(path), str(path))
-    return None if found is None else found.integers
+    claim = quantization_of(directory, read_json(path), str(path))
+    return None if claim is None else claim.integers
 
 
 def index_path(directory: Path) -> Path | None:

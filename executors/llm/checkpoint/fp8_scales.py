@@ -59,12 +59,12 @@ class CheckpointScales:
         where = self._checkpoint.file_of(target).path
         if self._decoder.config.fp8 is None:
             claim = self._decoder.config.quantization
-            unsaid = (
+            fault = (
                 f"{claim.where} ({claim.method}) does not say how"
                 if claim is not None
                 else ("config.json has no quantization_config")
             )
-            raise ConfigError(f"{where}: tensor {target} is in FP8, {unsaid}")
+            raise ConfigError(f"{where}: tensor {target} is in FP8, {fault}")
         name = next((f"{stem}.{one}" for one in _OF_WEIGHT if f"{stem}.{one}" in self._present), None)
         if name is None:
             raise ConfigError(

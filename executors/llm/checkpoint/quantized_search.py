@@ -16,7 +16,7 @@ def quantized_tensors(
 ) -> tuple[list[QuantizedTensors], set[str]]:
     """Find the weights of a checkpoint that are quantized: by file, with the names of the tensors that they are made of. Raises
     ConfigError."""
-    found, parts = [], set[str]()
+    narrow, parts = [], set[str]()
     for file in files.values():
         weights = {}
         for name in file.names():
@@ -29,8 +29,8 @@ def quantized_tensors(
             weight = weights[f"{stem}.weight"] = read(stem, file_of, scheme)
             parts |= weight.parts
         if weights:
-            found.append(QuantizedTensors(file.path, weights))
-    return found, parts
+            narrow.append(QuantizedTensors(file.path, weights))
+    return narrow, parts
 
 
 def _kind_of(

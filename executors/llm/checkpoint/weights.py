@@ -287,8 +287,8 @@ def _missing(config: DecoderConfig, checkpoint: Checkpoint, targets: dict[str, P
     if not missing:
         return None
     known = next((checkpoint.absent[name] for name in missing if name in checkpoint.absent), None)
-    told = (quantized_instead(config, checkpoint, name) for name in missing)
-    if known is None and (instead := next(filter(None, told), None)) is not None:
+    sentences = (quantized_instead(config, checkpoint, name) for name in missing)
+    if known is None and (instead := next(filter(None, sentences), None)) is not None:
         return instead
     if known is None and not checkpoint.files:
         known = next(iter(checkpoint.absent.values()), None)

@@ -101,10 +101,10 @@ def read_auto_round(value: dict[str, Any], where: str) -> Quantization:
 
 def _older_packing(backend: object) -> str | None:
     """Return the packing that older files name as their backend."""
-    found = str(backend).replace("autoround", "auto_round") if isinstance(backend, str) else ""
-    if not found.startswith("auto_round"):
+    name = str(backend).replace("autoround", "auto_round") if isinstance(backend, str) else ""
+    if not name.startswith("auto_round"):
         return None
-    return _PLUS_ONE[0] if found.startswith(("auto_round:gptq:", "auto_round:auto_gptq:")) else found
+    return _PLUS_ONE[0] if name.startswith(("auto_round:gptq:", "auto_round:auto_gptq:")) else name
 
 
 def _scheme(settings: dict[str, Any], zeros: ZeroRule | None, where: str) -> IntScheme:
@@ -118,7 +118,7 @@ def _modules(value: dict[str, Any], zeros: ZeroRule | None, where: str) -> list[
     extra = value.get("extra_config") or {}
     if not isinstance(extra, dict) or not all(isinstance(one, dict) for one in extra.values()):
         raise ConfigError(f"{where}: extra_config {short(extra)} is not a map from modules to settings")
-    exact, found = [], []
+    exact, patterns = [], []
     for name, settings in extra.items():
         at = f"{where}: extra_config {short(name)}"
         check_keys(settings, MODULE, at)
@@ -129,6 +129,6 @@ def _modules(value: dict[str, Any], zeros: ZeroRule | None, where: str) -> list[
         scheme = None if wide else _scheme({**value, **settings}, zeros, at)
         exact.append(Rule(re.escape(name) + r"\Z", scheme))
         if not re.fullmatch(r"[\w.]+", name):
-            found.append(Rule(f"(?s:.*?)(?:{checked_pattern(name, at)})", scheme))
+            patterns.append(Rule(f"(?s:.*?)(?:{checked_pattern(name, at)})", scheme))
     # A module's own name counts before any expression.
-    return [*exact, *found]
+    return [*exact, *patterns]

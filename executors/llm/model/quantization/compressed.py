@@ -81,7 +81,7 @@ def read_compressed(value: dict[str, Any], where: str) -> Quantization:
         raise refused(where, f"format {form!r}", ", ".join((*_FORMATS, _MIXED)))
     if not groups and form in _FORMATS and not notes:
         raise ConfigError(f"{where}: config_groups is missing or not a map of groups")
-    found: list[tuple[dict[str, Any], Scheme]] = []
+    schemes: list[tuple[dict[str, Any], Scheme]] = []
     for name, group in groups.items():
         at = f"{where}: config_groups {short(name)}"
         if not isinstance(group, dict):
@@ -90,11 +90,11 @@ def read_compressed(value: dict[str, Any], where: str) -> Quantization:
         notes += _activation_notes(group, at)
         scheme = None if form in _WIDE else _scheme(group, form, where, at)
         if scheme is not None:
-            found.append((group, scheme))
-    wide = {scheme for _, scheme in found if isinstance(scheme, Fp8Scheme)}
+            schemes.append((group, scheme))
+    wide = {scheme for _, scheme in schemes if isinstance(scheme, Fp8Scheme)}
     if len(wide) > 1:
         raise refused(where, "groups with and without blocks", "one of them")
-    whole = [(group, scheme) for group, scheme in found if isinstance(scheme, IntScheme)]
+    whole = [(group, scheme) for group, scheme in schemes if isinstance(scheme, IntScheme)]
     return Quantization(
         _METHOD,
         where,
@@ -162,7 +162,7 @@ def _inferred(group: dict[str, Any], whole: bool) -> str:
 
 def _of_targets(groups: list[tuple[dict[str, Any], IntScheme]], where: str) -> IntSchemes:
     """Return the schemes by the groups' targets: names before expressions ("re:...") before classes of modules."""
-    exact, found, rest = [], [], None
+    exact, patterns, rest = [], [], None
     for group, scheme in groups:
         targets = group.get("targets") or []
         if not isinstance(targets, list) or not all(isinstance(one, str) for one in targets):
@@ -170,14 +170,14 @@ def _of_targets(groups: list[tuple[dict[str, Any], IntScheme]], where: str) -> I
         for target in targets:
             if target.startswith("re:"):
                 pattern = checked_pattern(target[3:], f"{where}: targets {short(target)}")
-                found.append(Rule(pattern, scheme))
+                patterns.append(Rule(pattern, scheme))
             elif target in _CLASSES:
                 rest = rest or scheme
             else:
                 exact.append(Rule(re.escape(target) + r"\Z", scheme))
-    if rest is None and not exact and not found:
+    if rest is None and not exact and not patterns:
         rest = groups[0][1]
-    return IntSchemes(rest, (*exact, *found), by_tensors=True)
+    return IntSchemes(rest, (*exact, *patterns), by_tensors=True)
 
 
 def _check_int(weights: dict[str, Any], form: str, bits: tuple[int, ...], where: str) -> None:

@@ -44,11 +44,11 @@ def read_gptq(value: dict[str, Any], where: str) -> Quantization:
     form = "marlin" if value.get("is_marlin_format") else " and ".join(sorted(forms)) or "gptq"
     if form not in _FORMS:
         raise refused(where, f"gptq with checkpoint_format {form!r}", ", ".join(_FORMS))
-    unsaid: ZeroRule = "plus_one" if form == "gptq" else "stored"
+    zeros: ZeroRule = "plus_one" if form == "gptq" else "stored"
     bits = next((value[key] for key in ("bits", "w_bit", "wbits") if value.get(key) is not None), None)
     base = {**value, "bits": bits}
     schemes = IntSchemes(
-        gptq_scheme(base, unsaid, "gptq", where),
-        dynamic_rules(base, OVERRIDES, lambda one, at: gptq_scheme(one, unsaid, "gptq", at), where),
+        gptq_scheme(base, zeros, "gptq", where),
+        dynamic_rules(base, OVERRIDES, lambda one, at: gptq_scheme(one, zeros, "gptq", at), where),
     )
     return Quantization("gptq", where, integers=schemes)

@@ -34,7 +34,7 @@ def keys(read: Iterable[str], *harmless: Mapping[str, tuple[str, ...]]) -> Keys:
 
 def without(table: Mapping[str, tuple[str, ...]], *names: str) -> dict[str, tuple[str, ...]]:
     """Return a table of harmless keys without some of them, which a method reads."""
-    return {reason: tuple(one for one in found if one not in names) for reason, found in table.items()}
+    return {reason: tuple(one for one in members if one not in names) for reason, members in table.items()}
 
 
 def check_keys(values: Mapping[str, Any], known: Keys, where: str) -> None:

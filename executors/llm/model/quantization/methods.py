@@ -52,11 +52,11 @@ def parse_quantization(
     method = _method(value, unnamed) if isinstance(value, dict) else value
     if isinstance(value, dict) and isinstance(method, str) and method in READERS:
         return READERS[method](value, where)
-    told = f"{where} ({str(method)[:120]}) is not supported"
+    refusal = f"{where} ({str(method)[:120]}) is not supported"
     if isinstance(method, str) and method.startswith(_AT_LOAD):
         cure = _WIDE_CURE if method.startswith("bitsandbytes") else ""
-        return Quantization(method, where, refusal=f"{told}{cure}; supported: {SUPPORTED}")
-    raise ConfigError(f"{told}; supported: {SUPPORTED}")
+        return Quantization(method, where, refusal=f"{refusal}{cure}; supported: {SUPPORTED}")
+    raise ConfigError(f"{refusal}; supported: {SUPPORTED}")
 
 
 def _method(value: dict[str, Any], unnamed: str | None) -> Any:

@@ -69,5 +69,5 @@ def _layers(value: dict[str, Any], where: str) -> list[str]:
     layers = value.get("quantized_layers")
     if not isinstance(layers, dict) or not all(isinstance(one, dict) for one in layers.values()):
         raise ConfigError(f"{where}: quantized_layers {short(layers)} is not a map from modules to settings")
-    found = {str(one.get("quant_algo")).upper() for one in layers.values()}
-    return sorted(found - set(_WIDE))
+    names = {str(one.get("quant_algo")).upper() for one in layers.values()}
+    return sorted(names - set(_WIDE))

@@ -18,8 +18,8 @@ CHANGING = {
 """Keys that change the computation, and how."""
 
 
-def gptq_scheme(settings: dict[str, Any], unsaid: ZeroRule, method: str, where: str) -> IntScheme:
-    """Return the scheme of settings with `bits` and `sym`; `unsaid`: what zeros are unless weights are symmetric.
+def gptq_scheme(settings: dict[str, Any], zeros: ZeroRule, method: str, where: str) -> IntScheme:
+    """Return the scheme of settings with `bits` and `sym`; `zeros`: what zeros are unless weights are symmetric.
 
     Kernels for symmetric weights read no zeros, and files whose stored ones are wrong have been published: then they are half of
     the range. Raises ConfigError.
@@ -29,7 +29,7 @@ def gptq_scheme(settings: dict[str, Any], unsaid: ZeroRule, method: str, where: 
     if (sym := settings.get("sym")) not in (None, True, False):
         raise refused(where, f"{method} with sym {sym!r}", "true, false")
     refuse_other_numbers(settings, method, where)
-    return IntScheme("gptq", bits, "half" if sym else unsaid)
+    return IntScheme("gptq", bits, "half" if sym else zeros)
 
 
 def refuse_other_numbers(settings: dict[str, Any], method: str, where: str) -> None:

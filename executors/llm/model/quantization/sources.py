@@ -33,8 +33,8 @@ def quantization_of(directory: Path | None, values: dict[str, Any], where: str) 
         return None
     for name, method in FILES.items():
         path = directory / name
-        if path.is_file() and (found := _of_file(path, method)) is not None:
-            return found
+        if path.is_file() and (claim := _of_file(path, method)) is not None:
+            return claim
     return None
 
 

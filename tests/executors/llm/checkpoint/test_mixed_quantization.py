@@ -3,6 +3,7 @@ each weight is the one of its format's definition."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -84,9 +85,9 @@ def check_weights(folder: Path, settings: Any, modules: dict[str, Made], **files
     checkpoint = Checkpoint(folder)
     assert checkpoint.names() == {f"{stem}.weight" for stem in modules}
     for stem, (_, expected) in modules.items():
-        found = torch.empty(expected.shape)
-        checkpoint.file_of(f"{stem}.weight").copy_into(f"{stem}.weight", found)
-        assert np.array_equal(found.numpy(), expected), stem
+        result = torch.empty(expected.shape)
+        checkpoint.file_of(f"{stem}.weight").copy_into(f"{stem}.weight", result)
+        assert np.array_equal(result.numpy(), expected), stem
     checkpoint.close()
 
 
@@ -175,9 +176,9 @@ def test_groups_of_formats_of_their_own(named: bool, tmp_path: Path) -> None:
         settings,
         {UP: made_packed(4, 64), DOWN: made_packed(8, -1), Q: made_whole(), "lm_head": WIDE},
     )
-    found = quantization_of(None, {"quantization_config": settings}, "x")
-    assert found is not None and found.fp8 is not None and found.integers is not None
-    assert [scheme.form for scheme in map(found.integers.of, (UP, DOWN, Q)) if scheme] == [
+    result = quantization_of(None, {"quantization_config": settings}, "x")
+    assert result is not None and result.fp8 is not None and result.integers is not None
+    assert [scheme.form for scheme in map(result.integers.of, (UP, DOWN, Q)) if scheme] == [
         "pack-quantized", "pack-quantized", "int-quantized",
     ]  # fmt: skip
 
@@ -276,11 +277,11 @@ def test_fp8_of_model_optimizer(algorithm: str, tmp_path: Path) -> None:
         save_file(
             {key: t.contiguous() for key, t in tensors.items()}, tmp_path / folder / "model.safetensors"
         )
-    said = {"producer": {"name": "modelopt", "version": "0.29.0"}, "quantization": claim}
-    (tmp_path / "fp8" / "hf_quant_config.json").write_text(json.dumps(said))
+    claims = {"producer": {"name": "modelopt", "version": "0.29.0"}, "quantization": claim}
+    (tmp_path / "fp8" / "hf_quant_config.json").write_text(json.dumps(claims))
     expected, _ = await_logits(tmp_path / "wide")
-    found, notes = await_logits(tmp_path / "fp8")
-    assert distance(found, expected) < 1e-5
+    result, notes = await_logits(tmp_path / "fp8")
+    assert distance(result, expected) < 1e-5
     assert any("kv_cache_quant_algo is not applied" in note for note in notes)
     assert distance(expected, await_logits(source)[0]) > 1e-3, "the scales must count"
 
@@ -293,13 +294,11 @@ SMALL: dict[str, Any] = {
 
 def await_logits(path: Path) -> tuple[torch.Tensor, tuple[str, ...]]:
     """Logits and the warnings of the start; those of `cohort info` are the same."""
-    import asyncio
-
-    found, _ = asyncio.run(logits(path))
+    result, _ = asyncio.run(logits(path))
     started = load_model(config(path), lambda *_: None).warnings
-    told = describe(config(path, memory=ExecutorMemoryConfig(kv_cache_memory_bytes=1 << 20)))
-    assert told["checkpoint"]["problem"] is None and tuple(told["warnings"]) == started
-    return found, started
+    facts = describe(config(path, memory=ExecutorMemoryConfig(kv_cache_memory_bytes=1 << 20)))
+    assert facts["checkpoint"]["problem"] is None and tuple(facts["warnings"]) == started
+    return result, started
 
 
 MIXES: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
@@ -324,14 +323,14 @@ async def test_layers_of_several_formats_stay_as_they_are(mix: str, tmp_path: Pa
     settings, forms, kind = MIXES[mix]
     quantized, wide = write_mixed(tmp_path, settings, forms)
     expected, _ = await logits(wide)
-    found, executor = await logits(quantized)
-    assert 1e-4 < distance(found, expected) < INT8_ERROR
+    result, executor = await logits(quantized)
+    assert 1e-4 < distance(result, expected) < INT8_ERROR
     assert executor.info().quantization == kind
     assert not any("widened" in note for note in executor.status().notes)
     assert distance((await logits(quantized, "torch"))[0], expected) < 1e-5
-    told = describe(config(quantized, memory=ExecutorMemoryConfig(kv_cache_memory_bytes=1 << 20)))
+    facts = describe(config(quantized, memory=ExecutorMemoryConfig(kv_cache_memory_bytes=1 << 20)))
     loaded = (await start(quantized)).capabilities().memory.parameter_memory
-    assert abs(told["loaded_bytes"] - loaded) <= 4 * 64 * 512  # rotary tables
+    assert abs(facts["loaded_bytes"] - loaded) <= 4 * 64 * 512  # rotary tables
 
 
 async def test_fp8_beside_whole_numbers(tmp_path: Path) -> None:
@@ -353,12 +352,12 @@ async def test_fp8_beside_whole_numbers(tmp_path: Path) -> None:
     fields = json.loads((quantized / "config.json").read_text()) | {"quantization_config": settings}
     (quantized / "config.json").write_text(json.dumps(fields))
     expected, _ = await logits(wide)
-    found, executor = await logits(quantized)
-    assert 1e-4 < distance(found, expected) < INT8_ERROR
+    result, executor = await logits(quantized)
+    assert 1e-4 < distance(result, expected) < INT8_ERROR
     assert executor.info().quantization == "int4-g128"
     assert any("FP8 weights were widened" in note for note in executor.status().notes)
-    found, executor = await logits(quantized, "torch")
-    assert 1e-4 < distance(found, expected) < 0.08
+    result, executor = await logits(quantized, "torch")
+    assert 1e-4 < distance(result, expected) < 0.08
     notes = "; ".join(executor.status().notes)
     assert (
         "fp8: 2 of 9 linear layers" in notes
@@ -428,8 +427,8 @@ def test_wide_weights_are_computed_as_they_are(case: str, plain: Any, tmp_path: 
     (tmp_path / "config.json").write_text(json.dumps({**config_json, **settings}))
     for name in fields.keys() - {"quantization_config"}:
         (tmp_path / f"{name.removesuffix('.json')}.json").write_text(json.dumps(fields[name]))
-    found, notes = await_logits(tmp_path)
-    assert torch.equal(found, expected)
+    result, notes = await_logits(tmp_path)
+    assert torch.equal(result, expected)
     assert len(notes) == 1 and note in notes[0]
 
 
@@ -442,9 +441,9 @@ async def test_scales_of_keys_and_values_over_wide_weights(plain: Any, tmp_path:
     settings = {"quantization_config": compressed("dense", [], kv_cache_scheme=KV)}
     fields = json.loads((source / "config.json").read_text()) | settings
     (tmp_path / "config.json").write_text(json.dumps(fields))
-    found, executor = await logits(tmp_path, "torch", kv="fp8")
+    result, executor = await logits(tmp_path, "torch", kv="fp8")
     assert executor._ready().runner.cache.spec.kv_scales == ((pytest.approx(0.03), pytest.approx(0.03)),)
-    assert 1e-4 < distance(found, expected) < 0.08
+    assert 1e-4 < distance(result, expected) < 0.08
 
 
 BNB = {"quant_method": "bitsandbytes", "load_in_4bit": True}
@@ -503,9 +502,9 @@ async def test_quantized_tensors_that_nothing_explains(case: str, plain: Any, tm
     message = str(caught.value)
     assert "\n" not in message and all(word in message for word in words), message
     if settings in (None, {"quant_method": "fp8"}, GPTQ):
-        told = describe(config(tmp_path, memory=ExecutorMemoryConfig(kv_cache_memory_bytes=1 << 20)))
+        facts = describe(config(tmp_path, memory=ExecutorMemoryConfig(kv_cache_memory_bytes=1 << 20)))
         if "missing" in message:
-            assert told["checkpoint"]["problem"] == message
+            assert facts["checkpoint"]["problem"] == message
     else:
         with pytest.raises(ConfigError):
             describe(config(tmp_path))

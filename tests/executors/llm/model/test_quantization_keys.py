@@ -137,11 +137,11 @@ def outcome(base: dict[str, Any], place: tuple[str, ...], values: dict[str, Any]
         return {**at, path[0]: put(at.get(path[0]) or {}, path[1:])}
 
     try:
-        found = parse_quantization(put(base, place), "x")
+        result = parse_quantization(put(base, place), "x")
     except ConfigError as error:
         return str(error)
-    assert isinstance(found, Quantization)
-    return found, found.notes
+    assert isinstance(result, Quantization)
+    return result, result.notes
 
 
 @pytest.mark.parametrize("table", TABLES)
@@ -153,10 +153,10 @@ def test_keys_that_are_read_count(table: str) -> None:
         if (table, key) in SHOWN_ELSEWHERE or (table in ACTIVATIONS and key != "num_bits"):
             continue  # of activations only the bits make a note
         values = WITH.get((table, key), {key: OTHER.get(key, "something else")})
-        found = outcome(base(table), place, values)
-        assert found != plain, f"{key} is said to count and does not"
-        if isinstance(found, str):
-            assert key in found or SAID_AS[key] in found, found
+        result = outcome(base(table), place, values)
+        assert result != plain, f"{key} is said to count and does not"
+        if isinstance(result, str):
+            assert key in result or SAID_AS[key] in result, result
 
 
 @pytest.mark.parametrize("table", TABLES)
@@ -188,8 +188,8 @@ def test_other_keys_are_refused_unless_they_say_nothing(table: str) -> None:
 def _parameters(name: str) -> set[str]:
     import transformers
 
-    found = inspect.signature(getattr(transformers, name).__init__).parameters
-    return {one for one in found if one not in ("self", "kwargs")}
+    result = inspect.signature(getattr(transformers, name).__init__).parameters
+    return {one for one in result if one not in ("self", "kwargs")}
 
 
 @pytest.mark.parametrize(
@@ -360,9 +360,9 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", PUBLISHED)
 def test_published_settings_are_read(case: str) -> None:
-    found = parse_quantization(PUBLISHED[case], "config.json")
-    assert found is not None and found.refusal is None
-    assert (found.fp8 is None) != (found.integers is None)
+    result = parse_quantization(PUBLISHED[case], "config.json")
+    assert result is not None and result.refusal is None
+    assert (result.fp8 is None) != (result.integers is None)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -461,11 +461,11 @@ def test_a_rule_for_each_of_many_modules_takes_no_square_of_time() -> None:
     ]
     dynamic = {f"+:^{re.escape(name)}$": {"bits": 4 + 4 * (i % 2)} for i, name in enumerate(names)}
     started = time.process_time()
-    found = parse_quantization({**BASES["gptq"], "dynamic": dynamic}, "x")
-    assert found is not None and found.integers is not None
-    assert [found.integers.of(name) for name in names[:2]] == [
+    result = parse_quantization({**BASES["gptq"], "dynamic": dynamic}, "x")
+    assert result is not None and result.integers is not None
+    assert [result.integers.of(name) for name in names[:2]] == [
         IntScheme("gptq", 4, "plus_one"),
         IntScheme("gptq", 8, "plus_one"),
     ]
-    assert all(found.integers.of(name) is not None for name in names)
+    assert all(result.integers.of(name) is not None for name in names)
     assert time.process_time() - started < 5

@@ -6,8 +6,14 @@
                                         `X.weight_scale` by strategy: tensor [1], channel [rows, 1], block
                                         format "pack-quantized", 4 or 8 bits, or "int-quantized", 8 bits, type int
                                         format "nvfp4-pack-quantized" or "mxfp4-pack-quantized", see fp4.py
-    quant_method "gptq"                 4 or 8 bits
+                                        format "mixed-precision": groups with a format each
+    quant_method "gptq"                 4 or 8 bits, `dynamic` for layers of others
     quant_method "awq"                  4 bits, version "gemm"
+    quant_method "auto-round"           packed as gptq or awq, or FP8
+    quant_method "modelopt"             FP8 and NVFP4
+
+A file beside config.json may say the same (`sources.py`). A key that no table knows is refused (`keys.py`). What is said counts
+only if the tensors are quantized (`checkpoint/claims.py`).
 
 A weight in FP8 is its e4m3 number times the scale, whatever the name of the scale; `checkpoint/quantized_tensors.py` says what
 the others are. Activations are always quantized dynamically, per token and group: the static scale `X.input_scale` is not needed.

@@ -19,9 +19,16 @@ _LLAMA3 = {128_006: "<|start_header_id|>", 128_009: "<|eot_id|>"}
 
 def completed(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the metadata with the name of the pre-tokenizer where the file leaves it out and it is known."""
-    if metadata.get(PRE, "") not in _UNNAMED or metadata.get("tokenizer.ggml.model") != "gpt2":
+    name, model, architecture = (
+        one if isinstance(one, str) else None
+        for one in (
+            metadata.get(PRE, ""),
+            metadata.get("tokenizer.ggml.model"),
+            metadata.get("general.architecture"),
+        )
+    )
+    if name not in _UNNAMED or model != "gpt2":
         return metadata
-    architecture = metadata.get("general.architecture")
     if architecture == "mistral3":
         return {**metadata, PRE: "tekken"}
     if architecture == "llama" and _is_llama3(metadata.get(_TOKENS)):

@@ -82,7 +82,7 @@ def gguf_config(gguf: GgufFile) -> GgufConfig:
     """Return the configuration of a GGUF file. Raises ConfigError, which names the file and the key."""
     notes = check_outside(gguf)
     arch = _architecture(gguf)
-    row = _ROWS.get(arch) if isinstance(arch, str) else None
+    row = None if arch is None else _ROWS.get(arch)
     if row is None:
         _refuse_architecture(gguf, arch)
     assert row is not None
@@ -116,12 +116,14 @@ def gguf_config(gguf: GgufFile) -> GgufConfig:
     )
 
 
-def _architecture(gguf: GgufFile) -> object:
-    """Return the architecture by llama.cpp's name."""
+def _architecture(gguf: GgufFile) -> str | None:
+    """Return the architecture by llama.cpp's name, as text; None if the file names none."""
     arch = gguf.metadata.get("general.architecture")
+    if not isinstance(arch, str):
+        return arch if arch is None else shown(arch)
     if arch == "gemma3" and "dense.0.weight" in gguf.tensors:
         return "gemma-embedding"  # Ollama's name for it is that of the model it was made from
-    return ARCHITECTURE_NAMES.get(arch, arch) if isinstance(arch, str) else arch
+    return ARCHITECTURE_NAMES.get(arch, arch)
 
 
 def _own(gguf: GgufFile) -> list[GgufTensor]:

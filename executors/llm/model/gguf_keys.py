@@ -32,14 +32,14 @@ class Keys(Fields):
         self.gguf, self.arch, self.prefix = gguf, arch, prefix
         self.read: set[str] = set()
         for name in table.ZERO_IS_MISSING:
-            if plain.get(prefix + name) == 0:
+            if (value := plain.get(prefix + name)) == 0 and type(value) in (int, float):
                 del plain[prefix + name]
         self._written: dict[str, str] = {}
         for older, newer in table.OLDER.items():
             value = plain.get(prefix + older)
             if value is None:
                 continue
-            if plain.get(prefix + newer, value) != value:
+            if prefix + newer in plain and plain[prefix + newer] != value:
                 raise ConfigError(
                     f"{self.where}: {prefix}{older} {shown(value)} and {prefix}{newer} {shown(plain[prefix + newer])} say "
                     "the same differently; remove one of the two"
@@ -116,7 +116,7 @@ class Keys(Fields):
 def check_outside(gguf: GgufFile) -> tuple[str, ...]:
     """Return notes on keys outside the architecture's prefix. Raises ConfigError for a file that is not a model and for a key
     that changes the result of others."""
-    kind = gguf.metadata.get("general.type", "model")
+    kind = _plain(gguf.metadata.get("general.type", "model"))
     if kind != "model":
         what = table.FILE_TYPES.get(str(kind), "not supported; supported: model")
         raise ConfigError(f"{gguf.path}: general.type {shown(kind)}: {what}")
@@ -156,6 +156,12 @@ def _plain(value: Any) -> Any:
     9.999999974752427e-07."""
     if isinstance(value, np.ndarray):
         return value.tolist()
+    if isinstance(value, list):
+        return (
+            [_plain(one) for one in value]
+            if any(isinstance(one, np.ndarray | list) for one in value)
+            else value
+        )
     if (
         isinstance(value, float)
         and math.isfinite(value)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from gguf import constants
 
@@ -125,6 +127,16 @@ def test_every_known_key_outside_the_prefix_is_named(arch: str):
         assert named or namespace or key == "tokenizer.chat_template.{name}", key
         error = _outcome(arch, {key: "odd"})
         assert not error or key in error or key == "general.architecture", error
+
+
+@pytest.mark.parametrize(
+    "value", [np.empty(0), np.array([1, 2]), [np.array([1, 2])], ["a"], math.nan, True, ""]
+)
+def test_a_value_of_any_kind_has_an_outcome(value: Any):
+    """No key makes another exception than ConfigError."""
+    keys = [key for key in _known(inside=False) if "{" not in key]
+    for key in [*keys, *(f"gemma3.{name}" for name in (*_known(inside=True), *LLAMA_CPP, *OLLAMA))]:
+        _outcome("gemma3", {key: value})
 
 
 @pytest.mark.parametrize(

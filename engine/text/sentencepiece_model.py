@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -37,11 +38,11 @@ class Piece:
     type: int = NORMAL
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class SentencePieceModel:
     """A model's pieces in the order of their ids, and its settings. An id below 0 stands for none."""
 
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[Piece]
     model_type: int = UNIGRAM
     byte_fallback: bool = False
     unk_id: int = 0
@@ -58,16 +59,18 @@ def read_model(data: bytes) -> SentencePieceModel:
     """The model in the bytes of a file. Raises ConfigError, one line without the file's name, for bytes that are none."""
     if len(data) > MAX_BYTES:
         raise ConfigError(f"{len(data)} bytes; at most {MAX_BYTES} are read")
-    model = SentencePieceModel()
+    pieces: list[Piece] = []
+    settings: dict[str, Any] = {}
     for number, value in _fields(data):
         if number == 1:
-            if len(model.pieces) == MAX_PIECES:
+            if len(pieces) == MAX_PIECES:
                 raise ConfigError(f"more than {MAX_PIECES} pieces")
-            model.pieces.append(_piece(_message(value), len(model.pieces)))
+            pieces.append(_piece(_message(value), len(pieces)))
         elif number == 2:
-            _read_trainer(_message(value), model)
+            settings |= _trainer(_message(value))
         elif number == 3:
-            _read_normalizer(_message(value), model)
+            settings |= _normalizer(_message(value))
+    model = SentencePieceModel(pieces, **settings)
     _check_charsmap(model.charsmap)
     if not model.pieces:
         raise ConfigError("not a SentencePiece model: it has no pieces")
@@ -98,26 +101,26 @@ def _piece(data: bytes, at: int) -> Piece:
     return Piece(text, score, kind)
 
 
-def _read_trainer(data: bytes, model: SentencePieceModel) -> None:
-    for number, value in _fields(data):
-        if number == 3:
-            model.model_type = _integer(value)
-        elif number == 35:
-            model.byte_fallback = bool(_integer(value))
-        elif number in _IDS:
-            setattr(model, _IDS[number], _integer(value))
-        elif number in _TEXTS:
-            setattr(model, _TEXTS[number], _text(value, _TEXTS[number]))
-
-
-_IDS = {40: "unk_id", 41: "bos_id", 42: "eos_id"}
+_INTEGERS = {3: "model_type", 40: "unk_id", 41: "bos_id", 42: "eos_id"}
 _TEXTS = {45: "unk_piece", 46: "bos_piece", 47: "eos_piece"}
 
 
-def _read_normalizer(data: bytes, model: SentencePieceModel) -> None:
+def _trainer(data: bytes) -> dict[str, Any]:
+    """Fields of SentencePieceModel that the trainer's settings hold."""
+    found: dict[str, Any] = {}
     for number, value in _fields(data):
-        if number == 2:
-            model.charsmap = _message(value)
+        if number == 35:
+            found["byte_fallback"] = bool(_integer(value))
+        elif number in _INTEGERS:
+            found[_INTEGERS[number]] = _integer(value)
+        elif number in _TEXTS:
+            found[_TEXTS[number]] = _text(value, _TEXTS[number])
+    return found
+
+
+def _normalizer(data: bytes) -> dict[str, Any]:
+    maps = [_message(value) for number, value in _fields(data) if number == 2]
+    return {"charsmap": maps[-1]} if maps else {}
 
 
 def _check_charsmap(charsmap: bytes) -> None:

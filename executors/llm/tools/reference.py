@@ -40,7 +40,7 @@ class ReferenceText:
             # Where older checkpoints that read images keep it: transformers looks there for processors only.
             path = directory / "chat_template.json"
             found = read_json(path).get("chat_template") if path.is_file() else None
-            self._tokenizer.chat_template = found if isinstance(found, str) else None
+            self._tokenizer.chat_template = found if isinstance(found, str | dict) else None
 
     def render(self, conversation: Mapping[str, Any]) -> dict[str, str]:
         """{"text": ...} of messages, tools and generation_prompt, or {"refused": REASON}."""

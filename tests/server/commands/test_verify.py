@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import importlib.util
 import json
 import shutil
@@ -213,6 +214,19 @@ def test_another_tokenizer_differs(tiny_copy: Path) -> None:
     report = compared(weights_dir(), tiny_copy)
     assert report["token_ids"]["outcome"] == "different" and not report["equal"]
     assert report["logits"]["outcome"] == "equal", "both get the ids made here"
+
+
+@pytest.mark.long
+def test_a_vocabulary_that_transformers_cannot_read_here(tiny_copy: Path) -> None:
+    """It needs libraries for SentencePiece's files, which the server reads without them."""
+    data = json.loads(
+        (Path(__file__).parents[2] / "engine" / "text" / "sentencepiece_models.json").read_text("utf-8")
+    )
+    (tiny_copy / "tokenizer.json").unlink()
+    (tiny_copy / "tokenizer.model").write_bytes(base64.b64decode(data["models"]["bpe"]))
+    report = compared(tiny_copy)
+    assert report["token_ids"]["outcome"] == "not there" and report["logits"]["outcome"] == "equal"
+    assert "transformers cannot load the tokenizer" in report["note"]
 
 
 def test_a_tie_may_go_either_way() -> None:

@@ -74,7 +74,7 @@ async def show(request: Request) -> Response:
             **_packaged(model.preset),
             "modelfile": _modelfile(name, model, parameters),
             "parameters": "\n".join(parameters),
-            "template": _template(model),
+            "template": _template(model) or model.preset.template,
             "details": _details(state, name),
             "model_info": _model_info(model),
             "capabilities": _capabilities(model),
@@ -187,6 +187,8 @@ def _modelfile(name: str, model: ServedModel, parameters: list[str]) -> str:
     preset, quotes = model.preset, '"""'
     lines = [f"FROM {name}", *([f"ADAPTER {preset.adapter}"] if preset.adapter else ())]
     lines += [f"PARAMETER {line}" for line in parameters]
+    if preset.template:
+        lines.append(f"TEMPLATE {quotes}{preset.template}{quotes}")
     if preset.system:
         lines.append(f"SYSTEM {quotes}{preset.system}{quotes}")
     lines += [f"MESSAGE {one['role']} {quotes}{one['content']}{quotes}" for one in preset.messages]

@@ -131,4 +131,6 @@ async def test_a_template_in_gos_language_alone() -> None:
     answer = await house.chat()
     assert answer.status_code == 400 and "Go's language" in error_of(answer)["message"]
     assert "--chat-template" in error_of(answer)["message"]
+    shown = (await house.post("/api/show", {"model": "fake"})).json()
+    assert shown["template"] == "{{ .Prompt }}" and 'TEMPLATE """{{ .Prompt }}"""' in shown["modelfile"]
     assert (await house.complete()).status_code == 200

@@ -153,7 +153,7 @@ def test_what_the_package_says(server: ServerProcess) -> None:
 
 def cohort(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [str(Path(sys.executable).with_name("cohort")), *args], capture_output=True, text=True, timeout=60
+        [str(Path(sys.executable).with_name("cohort")), *args], capture_output=True, text=True, timeout=150
     )
 
 

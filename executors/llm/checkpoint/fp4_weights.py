@@ -19,7 +19,7 @@ from functools import cached_property
 import torch
 
 from executors.contract.errors import ConfigError
-from executors.kernels.cpu import BLOCK, STORED_KINDS
+from executors.kernels.cpu import BLOCK
 from executors.kernels.device_layouts import FP4
 from executors.llm.checkpoint.quantized_weight import (
     FileOf,
@@ -99,7 +99,7 @@ class _Fp4Weight(QuantizedWeight):
 
     def form(self) -> StoredForm | None:
         """See `QuantizedWeight`."""
-        if self.columns % BLOCK or _BY_SIXTEEN not in STORED_KINDS:
+        if self.columns % BLOCK:
             return None
         self.scales  # noqa: B018  checked, as the kernels do not
         return StoredForm(_BY_SIXTEEN, BLOCK, True, False, None)

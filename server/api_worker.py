@@ -23,7 +23,8 @@ import uvloop
 
 from executors.contract import ConfigError, ModelInfo
 from server.app import app_of
-from server.bootstrap import engine_config, models_of_adapters, reasoning_fields
+from server.bootstrap import models_of_adapters, reasoning_fields
+from server.core_configs import engine_config
 from server.http import tls
 from server.http.endpoints import Answered, Endpoints
 from server.key_files import worker_keys

@@ -68,8 +68,9 @@ def _facts(settings: Any, name: str, directory: Path, memory: int | None) -> dic
     from dataclasses import asdict
 
     from executors.contract import ModelInfo
-    from server.bootstrap import executor_config, model_source
+    from server.bootstrap import model_source
     from server.commands.common import ToolError, ToolRefusal, ask
+    from server.core_configs import executor_config
     from server.model_files.prepared import model_file
     from server.model_source import LocalModel
 

@@ -20,7 +20,8 @@ from engine.request import EngineStats, Stage
 from executors.contract import ModelInfo
 from server import banner, hub
 from server.app import app_of
-from server.bootstrap import Bootstrap, engine_config, models_of_adapters, new_state
+from server.bootstrap import Bootstrap, models_of_adapters, new_state
+from server.core_configs import engine_config
 from server.grammar.validator import GrammarJudge
 from server.lifecycle import HttpFrontEnd, Signals, serve_by
 from server.model_files.made_tokenizer import tokenizer_directory

@@ -13,7 +13,7 @@ import pytest
 from engine.text.tokenizer import Tokenizer
 from executors.contract import ConfigError
 from executors.tiny import weights_dir
-from server.bootstrap import engine_config
+from server.core_configs import engine_config
 from server.settings.load import SettingsError, load
 from server.speculation import Speculation, check_vocabularies, read_speculation
 from tests.server.fakes import House

@@ -57,7 +57,7 @@ def _rows(models: list[Found]) -> list[dict[str, Any]]:
     from tempfile import TemporaryDirectory
 
     from executors.contract import ConfigError
-    from server.bootstrap import executor_config
+    from server.core_configs import executor_config
     from server.model_files.prepared import write_source
     from server.settings.load import load
 

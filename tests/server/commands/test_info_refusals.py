@@ -16,9 +16,9 @@ from executors.contract import ConfigError, ExecutorConfig
 from executors.llm.checkpoint.loader import load_model
 from executors.llm.tools import describe
 from executors.tiny import weights_dir
-from server.bootstrap import executor_config
 from server.commands import common
 from server.commands import info as verb
+from server.core_configs import executor_config
 from server.settings.load import load
 from server.text_side import read_text_side, retrieval_side
 from tests.executors.checkpoints import write_checkpoint

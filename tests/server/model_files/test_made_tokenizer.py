@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.text.tokenizer import Tokenizer
-from server.bootstrap import executor_config
+from server.core_configs import executor_config
 from server.model_files.made_tokenizer import tokenizer_directory
 from server.settings.table import DEFAULTS
 from tests.engine.text.gguf_strings import SENTENCES

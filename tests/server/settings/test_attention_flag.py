@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from server.bootstrap import executor_config
+from server.core_configs import executor_config
 from server.settings.load import load
 
 

@@ -9,7 +9,7 @@ import pytest
 from executors.contract import ConfigError
 from executors.llm.factory import LlmFactory
 from executors.tiny import weights_dir
-from server.bootstrap import executor_config
+from server.core_configs import executor_config
 from server.settings.load import load
 
 

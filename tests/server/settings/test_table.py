@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from engine.config import EngineConfig
 from executors.contract import ExecutorConfig
 from server import healthcheck
-from server.bootstrap import engine_config, executor_config
 from server.commands.command_line import app
+from server.core_configs import engine_config, executor_config
 from server.settings.kinds import Setting
 from server.settings.load import SettingsError, load
 from server.settings.table import CONFIG, DEFAULTS, TABLE, Settings

@@ -82,7 +82,13 @@ def read_text_side(settings: Settings, model_dir: Path, is_default: bool) -> Tex
     warnings += package.notes + (() if params is None else params.notes)
     if package.template and template is not None and not settings.chat_template:
         warnings += (f"{package.where}: its template, in Go's language, is not used: its GGUF file's own is",)
-    return TextSide(tokenizer, template, chosen.defaults, warnings, Preset.of(package, params))
+    # Its end tokens count as such: a client may ask to ignore them.
+    hidden = {
+        text: one
+        for text, one in tokenizer.added_tokens.items()
+        if tokenizer.is_special(one) and one not in tokenizer.eos_token_ids
+    }
+    return TextSide(tokenizer, template, chosen.defaults, warnings, Preset.of(package, params, hidden))
 
 
 async def detect_notation(

@@ -18,12 +18,14 @@ _SYSTEM_ROLES = ("system", "developer")
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """`stop`, `seed` and `max_tokens`: for requests without them; `context`: the length that the package asks for. `template`, in
-    Go's language, is only shown, as are `licenses`. `adapter`: the name of the adapter's file, "" without one."""
+    """`stop`, `seed` and `max_tokens`: for requests without them; `stop_token_ids`: texts of `stop` that are special tokens,
+    which never reach the text of an answer. `context`: the length that the package asks for. `template`, in Go's language, is
+    only shown, as are `licenses`. `adapter`: the name of the adapter's file, "" without one."""
 
     system: str = ""
     messages: tuple[Mapping[str, str], ...] = ()
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
     seed: int | None = None
     max_tokens: int | None = None
     context: int | None = None
@@ -32,19 +34,20 @@ class Preset:
     adapter: str = ""
 
     @classmethod
-    def of(cls, package: Package, params: OllamaParams | None) -> Preset:
-        """`params`: None if the operator chose other defaults."""
+    def of(cls, package: Package, params: OllamaParams | None, hidden: Mapping[str, int]) -> Preset:
+        """`params`: None if the operator chose other defaults. `hidden`: ids of the tokens that answers do not show, by text."""
         chosen = params or OllamaParams({})
         return cls(
-            package.system,
-            package.messages,
-            chosen.stop,
-            chosen.seed,
-            chosen.max_tokens,
-            chosen.context,
-            package.template,
-            package.licenses,
-            "" if package.adapter is None else package.adapter.name,
+            system=package.system,
+            messages=package.messages,
+            stop=chosen.stop,
+            stop_token_ids=tuple(hidden[text] for text in chosen.stop if text in hidden),
+            seed=chosen.seed,
+            max_tokens=chosen.max_tokens,
+            context=chosen.context,
+            template=package.template,
+            licenses=package.licenses,
+            adapter="" if package.adapter is None else package.adapter.name,
         )
 
     def before(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -112,6 +112,8 @@ def text_request(
     if isinstance(context.story, CallStory):
         _tell(context.story, fields, model, prompts)
     seed = preset.seed if fields.seed is None else fields.seed
+    width = model.info.logits_width
+    own_stops = [one for one in preset.stop_token_ids if one < width] if fields.stop is None else []
     return TextRequest(
         context=context,
         adapter=model.adapter,
@@ -124,7 +126,7 @@ def text_request(
         default_tokens=preset.max_tokens if fields.min_tokens is None else None,
         seed=None if seed == -1 else seed,  # vLLM's and llama.cpp's word for none
         stop=preset.stop if fields.stop is None else fields.stops,
-        stop_token_ids=tuple(fields.stop_token_ids or ()),
+        stop_token_ids=(*(fields.stop_token_ids or ()), *own_stops),
         include_stop_str_in_output=bool(fields.include_stop_str_in_output),
         ignore_eos=bool(fields.ignore_eos),
         skip_special_tokens=fields.skip_special_tokens is not False,

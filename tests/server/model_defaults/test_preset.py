@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from server.model_defaults.ollama_params import read_params
 from server.model_defaults.preset import Preset
 from server.model_defaults.sampling import SamplingDefaults
+from server.model_files.ollama_package import Package
 from tests.server.api_schema import check_answer
 from tests.server.fakes import BOS, House, error_of
 
@@ -101,6 +103,24 @@ async def test_defaults_of_requests_that_say_nothing(path: str) -> None:
     given = {"stop": [], "seed": -1}
     await prompt(house, path, **body, **stream, **({"options": given} if stream else given))
     assert house.engine.requests[-1].seed is None
+
+
+async def test_a_stop_string_that_is_a_special_token_ends_the_answer() -> None:
+    """The text of an answer never has it: Ollama's models name such tokens, which the GGUF file may not list as its ends."""
+    house = packaged(replace(PIRATE, stop_token_ids=(BOS, 10**6)))
+    await prompt(house, "/v1/completions", prompt="Hi")
+    assert house.engine.requests[-1].stop_token_ids == (BOS,)
+    await prompt(house, "/v1/completions", prompt="Hi", stop_token_ids=[7])
+    assert house.engine.requests[-1].stop_token_ids == (7, BOS)
+    await prompt(house, "/v1/completions", prompt="Hi", stop=["own"])
+    assert house.engine.requests[-1].stop_token_ids == ()
+
+
+def test_which_stop_strings_are_special_tokens() -> None:
+    package = Package("pirate", params={"stop": ["<|eot|>", "User:"]})
+    preset = Preset.of(package, read_params(package), {"<|eot|>": 9, "<|other|>": 8})
+    assert (preset.stop, preset.stop_token_ids) == (("<|eot|>", "User:"), (9,))
+    assert Preset.of(package, None, {"<|eot|>": 9}).stop_token_ids == ()
 
 
 async def test_what_show_says() -> None:

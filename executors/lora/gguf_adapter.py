@@ -26,6 +26,8 @@ GGUF = "adapter.gguf"
 _TENSOR = re.compile(r"(?P<module>.+)\.weight\.lora_(?P<part>[ab])")
 _TYPES = ("F32", "F16", "BF16", "Q8_0")
 _OLD_MAGICS = (b"ggla", b"algg")
+_EMBEDDING = "token_embd"
+_MERGE = "merge the adapter into the model (llama-export-lora of llama.cpp) and serve that"
 _INVOCATION = "adapter.alora.invocation_tokens"
 
 READ = frozenset(
@@ -137,7 +139,7 @@ def _pairs(gguf: GgufFile, shown: str) -> dict[str, tuple[GgufTensor, GgufTensor
     for name, tensor in gguf.tensors.items():
         match = _TENSOR.fullmatch(name)
         if match is None:
-            raise ConfigError(f"{shown}: tensor {_told(name)} is no lora_a or lora_b of a weight")
+            raise ConfigError(f"{shown}: tensor {_told(name)} is no lora_a or lora_b of a weight; {_MERGE}")
         if tensor.type not in _TYPES:
             raise ConfigError(
                 f"{shown}: tensor {_told(name)} has type {tensor.type}; supported in adapters: {', '.join(_TYPES)}"
@@ -154,7 +156,9 @@ def _pairs(gguf: GgufFile, shown: str) -> dict[str, tuple[GgufTensor, GgufTensor
 
 def _check_shapes(pairs: dict[str, tuple[GgufTensor, GgufTensor]], shown: str) -> int:
     """Return the highest rank. Raises ConfigError for tensors that do not fit each other."""
-    for a, b in pairs.values():
+    for module, (a, b) in pairs.items():
+        if module == _EMBEDDING:
+            raise ConfigError(f"{shown}: {_told(a.name)}: adapters of embeddings are not supported; {_MERGE}")
         if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[0] != b.shape[1] or not all(a.shape + b.shape):
             raise ConfigError(
                 f"{shown}: {_told(a.name)} has shape {list(a.shape)} and {_told(b.name)} {list(b.shape)}, which are no pair"

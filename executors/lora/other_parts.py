@@ -12,7 +12,8 @@ PARTS = frozenset(
     {
         "vision_tower", "vision_model", "vision_encoder", "vision_embed_tokens", "vision_projection", "visual",
         "image_encoder", "image_projection", "img_processor", "multi_modal_projector", "mm_projector", "embed_vision",
-        "patch_merger", "audio_tower", "audio_model", "audio_encoder", "audio_projector", "audio_projection", "embed_audio",
+        "patch_merger", "vision_backbone", "vision_adapter", "vision_resampler", "vision_language_adapter", "modality_projection",
+        "img_projection", "audio_tower", "audio_model", "audio_encoder", "audio_projector", "audio_projection", "embed_audio",
         "speech_encoder", "speech_projector",
     }
 )  # fmt: skip

@@ -19,7 +19,7 @@ from executors.contract.errors import ConfigError
 from executors.lora import other_parts
 from executors.lora.adapter_file import MOST_MODULES, PackedAdapter, PackedTensor, read_exactly, write_adapter
 from executors.lora.base_weights import BaseWeights
-from executors.lora.peft_config import CONFIG, rank_of, read_config, scale_of
+from executors.lora.peft_config import CONFIG, MERGE, rank_of, read_config, scale_of
 from executors.lora.safetensors_header import Entry, read_header
 
 WEIGHTS = "adapter_model.safetensors"
@@ -101,10 +101,7 @@ def _check_whole(config: dict[str, Any], parts: _Parts, shown: str) -> None:
     modules = config.get("modules_to_save") or ()
     for module in (modules,) if isinstance(modules, str) else modules:
         if not _is_named(str(module), (*parts.whole, *parts.others)):
-            raise ConfigError(
-                f"{CONFIG}: modules_to_save {str(module)[:100]!r} is not supported: merge the adapter into the model "
-                "(merge_and_unload of PEFT) and serve that"
-            )
+            raise ConfigError(f"{CONFIG}: modules_to_save {str(module)[:100]!r} is not supported: {MERGE}")
 
 
 def _is_named(module: str, names: Iterable[str]) -> bool:
@@ -120,8 +117,7 @@ def _notes(parts: _Parts, base: BaseWeights, path: Path, shown: str) -> tuple[st
         why = base.difference(path, entry, head=match["module"] == _HEAD)
         if why:
             raise ConfigError(
-                f"{shown}: tensor {name[:200]} {why}: trained embeddings and heads are not supported; merge the adapter into the "
-                "model (merge_and_unload of PEFT) and serve that"
+                f"{shown}: tensor {name[:200]} {why}: trained embeddings and heads are not supported; {MERGE}"
             )
     if parts.whole:
         notes.append(f"{', '.join(sorted(parts.whole))} equal the model's and are left out")
@@ -134,7 +130,9 @@ def _pairs(shown: str, entries: dict[str, Entry]) -> dict[str, Pair]:
     for name, entry in entries.items():
         match = _TENSOR.fullmatch(name)
         if match is None:
-            raise ConfigError(f"{shown}: tensor {name[:200]} is no lora_A or lora_B of a linear layer")
+            raise ConfigError(
+                f"{shown}: tensor {name[:200]} is no lora_A or lora_B of a linear layer; for others {MERGE}"
+            )
         pair = parts.setdefault(match["module"], {})
         if match["part"] in pair:
             raise ConfigError(

@@ -15,6 +15,8 @@ from typing import Any
 from executors.contract.errors import ConfigError
 
 CONFIG = "adapter_config.json"
+MERGE = "merge the adapter into the model (merge_and_unload of PEFT) and serve that"
+"""The cure for what only PEFT computes."""
 _MOST_CONFIG = 1 << 20
 
 READ = frozenset(
@@ -77,6 +79,10 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 }
 """Keys that change what is computed, and the values at which they do not."""
 
+_NOT_MERGED = frozenset(
+    {"alora_invocation_tokens", "alora_invocation_string", "invocation_string", "arrow_config"}
+)
+"""What depends on the text, so that no merged model computes it."""
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga", "mica")
 """Values of `init_lora_weights` with which the model's own weights were changed, too."""
 _NEUTRAL: tuple[Any, ...] = (None, False, "", [], {})
@@ -110,7 +116,8 @@ def _check(config: dict[str, Any]) -> None:
             value is one or (type(value) is type(one) and value == one) for one in REFUSED.get(key, _NEUTRAL)
         ):
             what = "is not supported" if key in REFUSED else "is unknown here and may change the result"
-            raise ConfigError(f"{CONFIG}: {key[:60]} {str(value)[:100]!r} {what}")
+            cure = "" if key in _NOT_MERGED else f": {MERGE}"
+            raise ConfigError(f"{CONFIG}: {key[:60]} {str(value)[:100]!r} {what}{cure}")
     start = config.get("init_lora_weights", True)
     if isinstance(start, str) and start.lower().startswith(_CHANGES_BASE):
         raise ConfigError(

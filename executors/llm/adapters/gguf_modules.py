@@ -55,7 +55,10 @@ def gguf_modules(file: AdapterFile, config: DecoderConfig) -> GgufModules:
         weight = GgufTensor(f"{name}.weight", "F32", (outputs, inputs), 0, 0, file.path)
         named = names_of_weight(weight, config, row)
         if len(named) != 1:
-            raise ConfigError(f"{file.shown}: {name[:200]}: adapters of this weight are not supported")
+            raise ConfigError(
+                f"{file.shown}: {name[:200]}: adapters of this weight are not supported; merge the adapter into the model and "
+                "serve that"
+            )
         [(whole, stored)] = named.items()
         usual[name], heads[name] = whole.removesuffix(".weight"), stored.heads
     return GgufModules(usual, heads)

@@ -124,7 +124,9 @@ def _target(
     if place is None:
         raise ConfigError(f"{where}: the model has no such weight")
     if place.linear is None or id(place.linear) not in served:
-        raise ConfigError(f"{where}: adapters of this weight are not supported")
+        raise ConfigError(
+            f"{where}: adapters of this weight are not supported; merge the adapter into the model and serve that"
+        )
     outputs, inputs, _ = file.shapes(name)
     rows, columns = place.tensor.T.shape if place.turned else place.tensor.shape
     if cut is not None:

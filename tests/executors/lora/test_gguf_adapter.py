@@ -112,6 +112,14 @@ def test_every_key_of_the_format_has_a_place() -> None:
             },
             "holds NaN",
         ),
+        (
+            {
+                "token_embd.weight.lora_a": np.ones((288, 4), np.float32),
+                "token_embd.weight.lora_b": np.ones((64, 4), np.float32),
+            },
+            "adapters of embeddings are not supported; merge",
+        ),
+        ({"blk.0.attn_norm.weight": np.ones(64, np.float32)}, "no lora_a or lora_b of a weight; merge"),
     ],
 )
 def test_tensors_that_are_refused(tmp_path: Path, tensors: dict[str, np.ndarray], why: str) -> None:

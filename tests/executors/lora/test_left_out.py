@@ -61,6 +61,8 @@ def test_every_part_that_a_family_leaves_out_is_known() -> None:
         "model.multi_modal_projector.linear_1",
         "model.audio_tower.layers.0.self_attn.q_proj",
         "visual.blocks.0.attn.qkv",
+        "vision_language_adapter.w_in",
+        "model.connector.modality_projection.proj",
     ],
 )
 def test_pairs_of_other_parts_change_nothing(tmp_path: Path, module: str) -> None:

@@ -71,6 +71,22 @@ def test_a_key_that_changes_the_result_or_is_unknown(tmp_path: Path, key: str) -
 
 
 @pytest.mark.parametrize(
+    ("key", "value", "merged"),
+    [
+        ("use_dora", True, True),
+        ("bias", "all", True),
+        ("of_tomorrow", 1, True),
+        ("alora_invocation_tokens", [1], False),
+    ],
+)
+def test_a_refusal_names_the_cure(tmp_path: Path, key: str, value: Any, merged: bool) -> None:
+    """An adapter that begins in the middle of a text has no merged form."""
+    with pytest.raises(ConfigError) as refusal:
+        read(tmp_path, **{key: value})
+    assert ("merge_and_unload" in str(refusal.value)) is merged
+
+
+@pytest.mark.parametrize(
     "start", ["pissa", "pissa_niter_4", "olora", "OLoRA", "corda", "loftq", "lora_ga", "mica"]
 )
 def test_starts_that_change_the_model(tmp_path: Path, start: str) -> None:

@@ -18,6 +18,10 @@ BEGINNINGS = (
 decoder saved alone; and in a body saved alone."""
 
 
+_HEAD = "lm_head"
+"""The head's name in most families."""
+
+
 class WrittenNames:
     """The names in one checkpoint: those of the family's `TensorNames`, after the prefix that the checkpoint uses.
 
@@ -105,6 +109,17 @@ def wrapped_name(family: Family, name: str, usual: Container[str]) -> str:
         rest = rest.partition(".")[2]
         found = usual_name(family, rest, usual)
     return found if found in usual else name
+
+
+def names_in_settings(stem: str) -> tuple[str, ...]:
+    """Return the names that the module `stem` of a checkpoint may have in settings, its own first: with each prefix that savers
+    use. They name modules of the model as it was loaded, and the files have the names of an older form of it."""
+    begin = max((one for one in BEGINNINGS if stem.startswith(one)), key=len)
+    rest = stem[len(begin) :]
+    if not begin and rest != _HEAD:
+        return (stem,)
+    others = (one for one in BEGINNINGS if one != begin and (one or rest == _HEAD))
+    return (stem, *(one + rest for one in others))
 
 
 def _is_of(module: str, name: str) -> bool:

@@ -15,7 +15,7 @@ import torch
 from executors.llm.model import parameters as naming
 from executors.llm.model.hadamard import Hadamard
 from executors.llm.model.linear import Linear
-from executors.llm.model.names import BEGINNINGS
+from executors.llm.model.names import names_in_settings
 from executors.llm.model.rotation import Rotation, Transform
 from executors.llm.model.stored_transform import StoredMatrix, StoredTransform
 from executors.llm.model.transforms import Location, OnlineTransform, Transforms
@@ -65,7 +65,11 @@ class _Pool:
     def of(self, stem: str, location: Location, size: int) -> Transform | None:
         """Return the transform of `size` columns at a side of a linear layer, None if there is none. Raises ConfigError."""
         transforms = self.transforms
-        matches = [one for one in transforms.online if one.location == location and one.covers(_names(stem))]
+        matches = [
+            one
+            for one in transforms.online
+            if one.location == location and one.covers(names_in_settings(stem))
+        ]
         if len(matches) > 1:
             what = f"{matches[0].name} and {matches[1].name} both at the {location} of {stem}"
             raise transforms.refused(what, "one transform there")
@@ -118,7 +122,7 @@ def _rotation(linear: Linear, named: list[tuple[str, int]], pool: _Pool) -> Rota
 def _check_targets(decoder: RotatedParts, transforms: Transforms, linears: list[str], of_head: str) -> None:
     """Raise ConfigError for a target that is, or may be, something else than a linear layer of the decoder."""
     family = decoder.config.family
-    known = {name for stem in linears for name in _names(stem)}
+    known = {name for stem in linears for name in names_in_settings(stem)}
     others = set(_containers(linears))
     others |= {
         name.rpartition(".")[0]
@@ -128,14 +132,14 @@ def _check_targets(decoder: RotatedParts, transforms: Transforms, linears: list[
     others -= {*linears, of_head}
     for one in transforms.online:
         # The parts of a nested checkpoint that are left out have names, too.
-        if not family.nested and not any(one.covers(_names(stem)) for stem in linears):
+        if not family.nested and not any(one.covers(names_in_settings(stem)) for stem in linears):
             what = f"{one.name}: {', '.join(one.targets)} as targets at {one.location}, which no linear layer matches,"
             raise transforms.refused(what, "linear layers")
         for target in one.targets:
             if not target.startswith("re:") and target != "Linear" and target not in known:
                 raise transforms.refused(f"{one.name}: target {target!r} at {one.location}", "linear layers")
         for name in sorted(others):
-            if any(one.reaches(form) for form in _names(name)):
+            if any(one.reaches(form) for form in names_in_settings(name)):
                 raise transforms.refused(f"{one.name}: {name} as a target at {one.location}", "linear layers")
     if decoder.classifier is not None and any(one.covers((of_head,)) for one in transforms.online):
         raise transforms.refused(f"the head {of_head} as a target", "linear layers of the body")
@@ -146,13 +150,3 @@ def _containers(linears: list[str]) -> Iterator[str]:
     for stem in linears:
         parts = stem.split(".")
         yield from (".".join(parts[:count]) for count in range(1, len(parts)))
-
-
-def _names(stem: str) -> tuple[str, ...]:
-    """Return the names that a module may have in a configuration: with each prefix that savers use."""
-    begin = next((one for one in BEGINNINGS if one and stem.startswith(one)), "")
-    return (
-        (stem, *(one + stem[len(begin) :] for one in BEGINNINGS if one and one != begin))
-        if begin
-        else (stem,)
-    )

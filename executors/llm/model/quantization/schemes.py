@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Literal
 
 from executors.llm.model.fp4 import Fp4Form
+from executors.llm.model.names import names_in_settings
 from executors.llm.model.transforms import Transforms
 
 ZeroRule = Literal["stored", "plus_one", "half"]
@@ -70,10 +71,14 @@ class IntSchemes:
     by_tensors: bool = False
 
     def of(self, stem: str) -> IntScheme | None:
-        """Return the scheme of the module `stem`, such as `model.layers.0.mlp.up_proj`; None if it is wide."""
+        """Return the scheme of the module `stem`, such as `model.layers.0.mlp.up_proj`; None if it is wide. A rule may name
+        it with another of the prefixes that savers use."""
+        if not self.rules:
+            return self.rest
         named, others = self._lookup
-        place = named.get(stem, len(self.rules))
-        first = next((i for i, pattern in others if i < place and pattern.match(stem)), place)
+        names = names_in_settings(stem)
+        place = min(named.get(name, len(self.rules)) for name in names)
+        first = next((i for i, one in others if i < place and any(map(one.match, names))), place)
         return self.rest if first == len(self.rules) else self.rules[first].scheme
 
     @cached_property

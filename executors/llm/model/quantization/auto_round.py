@@ -4,6 +4,7 @@
     auto_round, auto_round:gptqmodel, auto_round:exllamav2, auto_round:tritonv2      GPTQ, a zero is the stored one
     auto_round:auto_awq, auto_round:awq                      AWQ, for its kernel "gemm"
     auto_round:fp8_static, data_type "fp"                    FP8, a scale for each row, for all, or (group_size [128, 128]) blocks
+    auto_round:llm_compressor, data_type "mx_fp", "nv_fp"    FP4, see fp4.py: as compressed-tensors writes it
 
 Zeros of symmetric weights are half of the range, as for GPTQ. `extra_config` has settings of single modules, by their name or by
 a regular expression that is found in it; 16 bits: the module is wide. Source: auto-round's exporters and backends for inference.
@@ -12,9 +13,12 @@ a regular expression that is found in it; 16 bits: the module is wide. Source: a
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from executors.contract.errors import ConfigError
+from executors.llm.model.fp4 import Fp4Form
 from executors.llm.model.quantization.awq import awq_scheme
 from executors.llm.model.quantization.fp8 import FLOATS, is_block
 from executors.llm.model.quantization.keys import (
@@ -35,7 +39,7 @@ from executors.llm.model.quantization.schemes import (
     Rule,
     ZeroRule,
 )
-from executors.llm.model.quantization.settings import checked_pattern, gptq_scheme, refuse_other_numbers
+from executors.llm.model.quantization.settings import checked_pattern, gptq_scheme
 
 _ACTIVATIONS = {
     "how activations of fewer than 16 bits are quantized": ("act_group_size", "act_sym", "act_data_type", "act_dynamic"),
@@ -71,7 +75,10 @@ _PLUS_ONE = ("auto_round:auto_gptq", "auto_round:gptq", "auto")
 _STORED = ("auto_round", "auto_round:gptqmodel", "auto_round:exllamav2", "auto_round:tritonv2")
 _AWQ = ("auto_round:auto_awq", "auto_round:awq")
 _FP8 = "auto_round:fp8_static"
-PACKINGS = (*_PLUS_ONE[:2], *_STORED, *_AWQ, _FP8)
+_FP4 = "auto_round:llm_compressor"
+_FP4_FORMS: dict[str, Fp4Form] = {"mx_fp": "mxfp4-pack-quantized", "nv_fp": "nvfp4-pack-quantized"}
+"""Formats in FP4 by the beginning of data_type."""
+PACKINGS = (*_PLUS_ONE[:2], *_STORED, *_AWQ, _FP8, _FP4)
 
 
 def read_auto_round(value: dict[str, Any], where: str) -> Quantization:
@@ -93,9 +100,11 @@ def read_auto_round(value: dict[str, Any], where: str) -> Quantization:
         return Quantization("auto-round", where, fp8=Fp8Scheme(blocks), notes=notes)
     if (size := value.get("weight_block_size")) is not None:
         raise refused(where, f"{packing} with weight_block_size {size!r}", "null")
-    refuse_other_numbers(value, "auto-round", where)
     zeros: ZeroRule | None = None if packing in _AWQ else "plus_one" if packing in _PLUS_ONE else "stored"
-    schemes = IntSchemes(_scheme(value, zeros, where), tuple(_modules(value, zeros, where)))
+    make = _fp4_scheme if packing == _FP4 else partial(_scheme, zeros)
+    if packing == _FP4 and (whole_bits(bits := value.get("act_bits")) or 16) < 16:
+        notes = (*notes, f"act_bits {bits} is not applied: values keep more bits, which is more exact")
+    schemes = IntSchemes(make(value, where), tuple(_modules(value, make, where)))
     return Quantization("auto-round", where, integers=schemes, notes=notes)
 
 
@@ -107,14 +116,27 @@ def _older_packing(backend: object) -> str | None:
     return _PLUS_ONE[0] if name.startswith(("auto_round:gptq:", "auto_round:auto_gptq:")) else name
 
 
-def _scheme(settings: dict[str, Any], zeros: ZeroRule | None, where: str) -> IntScheme:
+def _fp4_scheme(settings: dict[str, Any], where: str) -> IntScheme:
+    kind = str(settings.get("data_type"))
+    form = next((form for begin, form in _FP4_FORMS.items() if kind.startswith(begin)), None)
+    if form is None:
+        raise refused(where, f"{_FP4} with data_type {kind!r}", ", ".join(_FP4_FORMS))
+    for key, known in (("bits", (4, "4")), ("sym", (True,))):
+        if settings.get(key) is not None and settings[key] not in known:
+            raise refused(where, f"{_FP4} with {key} {settings[key]!r}", str(known[0]).lower())
+    return IntScheme(form)
+
+
+def _scheme(zeros: ZeroRule | None, settings: dict[str, Any], where: str) -> IntScheme:
     """`zeros`: None for AWQ."""
     if zeros is not None:
         return gptq_scheme({"bits": 4, **settings}, zeros, "auto-round", where)
     return awq_scheme({"bits": 4, **settings}, "auto-round packed as awq", where)
 
 
-def _modules(value: dict[str, Any], zeros: ZeroRule | None, where: str) -> list[Rule]:
+def _modules(
+    value: dict[str, Any], make: Callable[[dict[str, Any], str], IntScheme], where: str
+) -> list[Rule]:
     extra = value.get("extra_config") or {}
     if not isinstance(extra, dict) or not all(isinstance(one, dict) for one in extra.values()):
         raise ConfigError(f"{where}: extra_config {short(extra)} is not a map from modules to settings")
@@ -124,9 +146,7 @@ def _modules(value: dict[str, Any], zeros: ZeroRule | None, where: str) -> list[
         check_keys(settings, MODULE, at)
         refuse_set(settings, CHANGING, at)
         wide = (whole_bits(settings.get("bits", value.get("bits", 4))) or 0) > 8
-        if not wide:
-            refuse_other_numbers(settings, "auto-round", at)
-        scheme = None if wide else _scheme({**value, **settings}, zeros, at)
+        scheme = None if wide else make({**value, **settings}, at)
         exact.append(Rule(re.escape(name) + r"\Z", scheme))
         if not re.fullmatch(r"[\w.]+", name):
             patterns.append(Rule(f"(?s:.*?)(?:{checked_pattern(name, at)})", scheme))

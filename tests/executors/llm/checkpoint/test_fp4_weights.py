@@ -20,6 +20,7 @@ from executors.kernels.cpu import STORED_KINDS, PackedWeight, cpu_kernels
 from executors.llm.checkpoint.files import Checkpoint
 from executors.llm.checkpoint.loader import load_model
 from executors.llm.finite import not_finite
+from executors.llm.model.quantization import parse_quantization
 from executors.llm.tools.describe import describe
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.llm.checkpoint.quantized_checkpoints import SHAPES, Tensors
@@ -161,7 +162,50 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Pat
     return {name: write(tmp_path_factory.mktemp(name), form) for name, form in FORMS.items()}
 
 
+def auto_round(kind: str, size: int) -> dict[str, Any]:
+    return {
+        "quant_method": "auto-round", "packing_format": "auto_round:llm_compressor", "bits": 4, "data_type": kind, "sym": True,
+        "group_size": size, "act_bits": 4, "act_data_type": f"{kind}_rceil", "act_dynamic": True, "act_group_size": size,
+        "act_sym": True, "autoround_version": "0.9", "iters": 200, "low_gpu_mem_usage": True,
+        "extra_config": {"model.layers.0.mlp.gate": {"bits": 16, "data_type": "float"}},
+    }  # fmt: skip
+
+
 every_form = pytest.mark.parametrize("form", FORMS)
+
+
+@pytest.mark.parametrize(("form", "kind", "size"), [("mxfp4", "mx_fp", 32), ("nvfp4", "nv_fp", 16)])
+def test_auto_round_writes_fp4_as_compressed_tensors_does(
+    form: str, kind: str, size: int, checkpoints: dict[str, tuple[Path, Path]], tmp_path: Path
+) -> None:
+    path, wide = checkpoints[form]
+    fields = json.loads((path / "config.json").read_text()) | {"quantization_config": auto_round(kind, size)}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    (tmp_path / "model.safetensors").symlink_to(path / "model.safetensors")
+    claim = parse_quantization(auto_round(kind, size), "config.json")
+    assert claim is not None and "act_bits 4 is not applied" in claim.notes[0]
+    checkpoint, exact = Checkpoint(tmp_path), load_file(wide / "model.safetensors")
+    assert checkpoint.names() == set(exact)
+    for name, expected in exact.items():
+        result = torch.empty(expected.shape)
+        checkpoint.file_of(name).copy_into(name, result)
+        assert torch.equal(result, expected), name
+    checkpoint.close()
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"bits": 8}, "auto_round:llm_compressor with bits 8 is not supported; supported: 4"),
+        ({"data_type": "int"}, "with data_type 'int' is not supported; supported: mx_fp, nv_fp"),
+        ({"sym": False}, "with sym False is not supported; supported: true"),
+        ({"extra_config": {"lm_head": {"bits": 8}}}, "extra_config 'lm_head': auto_round:llm_compressor with bits 8 is"),
+    ],
+)  # fmt: skip
+def test_other_numbers_of_auto_round_are_refused(more: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_quantization(auto_round("mx_fp", 32) | more, "config.json")
+    assert words in str(caught.value)
 
 
 @every_form

@@ -4,7 +4,7 @@
                                         without: `X.weight_scale`, one number (or one per row)
     quant_method "compressed-tensors"   format "float-quantized" or "naive-quantized", weights of 8 bits, type float:
                                         `X.weight_scale` by strategy: tensor [1], channel [rows, 1], block
-                                        format "pack-quantized", 4 or 8 bits, or "int-quantized", 8 bits, type int
+                                        format "pack-quantized", 4 or 8 bits, or "int-quantized", up to 8 bits, type int
                                         format "nvfp4-pack-quantized" or "mxfp4-pack-quantized", see fp4.py
                                         format "mixed-precision": groups with a format each
     quant_method "gptq"                 4 or 8 bits, `dynamic` for layers of others

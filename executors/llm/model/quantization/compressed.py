@@ -58,6 +58,8 @@ _MIXED = "mixed-precision"
 _STRATEGIES = ("tensor", "channel", "block")
 _INT_STRATEGIES = ("tensor", "channel", "group")
 _METHOD = "compressed-tensors"
+_WHOLE_BITS = tuple(range(2, 9))
+"""Bits of numbers that are stored as int8, each in a byte of its own, whatever they need."""
 _CLASSES = ("Linear", "LinearBase")
 Scheme = Fp8Scheme | IntScheme
 
@@ -147,7 +149,7 @@ def _scheme(group: dict[str, Any], form: str | None, where: str, at: str) -> Sch
         return IntScheme(fp4)
     if own not in _FLOATS or (own == "naive-quantized" and weights.get("type") == "int"):
         packed = own == "pack-quantized"
-        _check_int(weights, own, (4, 8) if packed else (8,), where)
+        _check_int(weights, own, (4, 8) if packed else _WHOLE_BITS, where)
         return IntScheme("pack-quantized" if packed else "int-quantized")
     return _fp8(weights, where)
 

@@ -1,4 +1,4 @@
-"""`quant_method` "fp8": weights in e4m3, with a scale for each block of 128 x 128, each row or all."""
+"""`quant_method` "fp8", or "fbgemm_fp8": weights in e4m3, with a scale for each block of 128 x 128, each row or all."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ KEYS = keys(
         "quant_method", "method", "fmt", "weight_format", "format", "checkpoint_format", "weight_block_size", "scale_fmt",
         "expert_dtype", "store_dtype", "bits", "rotation", "adapter", "dynamic", "weight_scale_semantics",
         "kv_cache_scheme", "kv_cache_quant_method", "data_type", "static_kv_dtype",
+        "activation_scale_ub",
     ),
     OF_TENSORS,
     ORIGIN,
@@ -57,6 +58,11 @@ def read_fp8(value: dict[str, Any], where: str) -> Quantization:
         for key in ("kv_cache_scheme", "kv_cache_quant_method", "static_kv_dtype")
         if value.get(key)
     )
+    if value.get("activation_scale_ub"):
+        notes = (
+            *notes,
+            "activation_scale_ub is not applied: larger values are not cut off, which is more exact",
+        )
     return Quantization("fp8", where, fp8=Fp8Scheme(blocks), notes=notes)
 
 

@@ -20,7 +20,10 @@ READERS: dict[str, Reader] = {
     "auto-round": read_auto_round, "modelopt": read_modelopt,
 }  # fmt: skip
 SUPPORTED = ", ".join(READERS)
-_ALIASES = {"intel/auto-round": "auto-round", "auto_round": "auto-round", "auto-gptq": "gptq"}
+_ALIASES = {
+    "intel/auto-round": "auto-round", "auto_round": "auto-round", "auto-gptq": "gptq", "fbgemm_fp8": "fp8",
+    "compressed_tensors": "compressed-tensors", "sparseml": "compressed-tensors",
+}  # fmt: skip
 """Other names of methods in published files."""
 _AWQ_KEYS = {"w_bit", "q_group_size", "zero_point", "version"}
 """Keys that tell AWQ's settings from GPTQ's where neither names its method."""

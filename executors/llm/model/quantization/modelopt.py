@@ -16,12 +16,13 @@ from typing import Any
 from executors.contract.errors import ConfigError
 from executors.llm.model.fp4 import MODELOPT_FP4
 from executors.llm.model.quantization.keys import OF_TENSORS, ORIGIN, check_keys, keys, short
-from executors.llm.model.quantization.refusals import kv_note, refused
+from executors.llm.model.quantization.refusals import kv_note, refuse_set, refused
 from executors.llm.model.quantization.schemes import Fp8Scheme, IntScheme, IntSchemes, Quantization
 
 KEYS = keys(
     (
         "quant_method", "quantization", "quant_algo", "kv_cache_quant_algo", "kv_cache_scheme", "quantized_layers",
+        "pre_quant_scale", "has_zero_point",
     ),
     OF_TENSORS,
     ORIGIN,
@@ -31,6 +32,10 @@ ALGORITHMS = {"FP8": False, "FP8_PER_CHANNEL_PER_TOKEN": False, "FP8_PB_WO": Tru
 """Algorithms of FP8 by name: whether blocks have scales."""
 _KNOWN = ", ".join((*ALGORITHMS, *MODELOPT_FP4))
 _MIXED = "MIXED_PRECISION"
+_CHANGING = {
+    "pre_quant_scale": "inputs would have to be multiplied by it", "has_zero_point": "zeros would have to be subtracted",
+}  # fmt: skip
+"""Keys that change the computation, and how."""
 _WIDE = ("", "UNQUANTIZED", "NONE", "NO_QUANT")
 
 
@@ -52,6 +57,7 @@ def read_modelopt(value: dict[str, Any], where: str) -> Quantization:
     for name in names:
         if name not in (*ALGORITHMS, *MODELOPT_FP4):
             raise refused(where, f"modelopt with quant_algo {name!r}", _KNOWN)
+    refuse_set(value, _CHANGING, where)
     blocks = {ALGORITHMS[name] for name in names if name in ALGORITHMS}
     fp4 = any(name in MODELOPT_FP4 for name in names)
     if len(blocks) > 1:

@@ -178,6 +178,14 @@ def compressed(form: str, groups: list[dict[str, Any]], **more: Any) -> dict[str
     }
 
 
+def test_numbers_of_4_bits_in_bytes(tmp_path: Path) -> None:
+    """As compressed-tensors stores them where inputs are quantized, too."""
+    stored, _ = made_whole()
+    stored = {**stored, "weight": stored["weight"] >> 4}
+    settings = compressed("int-quantized", [group(None, ["Linear"], strategy="channel")])
+    check_weights(tmp_path, settings, {UP: (stored, of_whole(stored))})
+
+
 @pytest.mark.parametrize("named", [True, False])
 def test_groups_of_formats_of_their_own(named: bool, tmp_path: Path) -> None:
     eight = {"num_bits": 8, "strategy": "channel"}

@@ -349,6 +349,10 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "to_quant_block_names": None, "packing_format": "auto_round:auto_gptq", "extra_config": {"lm_head": {"bits": 16,
         "data_type": "float"}},
     },
+    "4 bits in bytes, for inputs of 8": {**CT, "format": "int-quantized", "config_groups": {"group_0": {
+        "input_activations": {**STATIC, "type": "int", "dynamic": True, "strategy": "token"}, "output_activations": None,
+        "targets": ["Linear"], "weights": {**STATIC, "type": "int", "num_bits": 4, "strategy": "group", "group_size": 128}}}},
+    "Meta's FP8": {"activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"], "quant_method": "fbgemm_fp8"},
     "Model Optimizer": {
         "config_groups": {"group_0": {"input_activations": {"dynamic": False, "num_bits": 8, "type": "float"},
                                       "weights": {"dynamic": False, "num_bits": 8, "type": "float"}, "targets": ["Linear"]}},
@@ -356,6 +360,34 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "producer": {"name": "modelopt", "version": "0.33.0"}, "quant_method": "modelopt",
     },
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "base"),
+    [
+        ("compressed_tensors", "compressed-tensors"), ("sparseml", "compressed-tensors"), ("fbgemm_fp8", "fp8"),
+        ("intel/auto-round", "auto-round"), ("modelopt_fp4", "modelopt"),
+    ],
+)  # fmt: skip
+def test_methods_have_other_names(name: str, base: str) -> None:
+    assert parse_quantization({**BASES[base], "quant_method": name}, "x") == parse_quantization(
+        BASES[base], "x"
+    )
+
+
+def test_model_optimizers_awq_is_refused_by_its_algorithm() -> None:
+    settings = {
+        "quant_algo": "W4A16_AWQ",
+        "has_zero_point": False,
+        "pre_quant_scale": True,
+        "group_size": 128,
+    }
+    for algorithm, word in (
+        ("W4A16_AWQ", "quant_algo 'W4A16_AWQ'"),
+        ("FP8", "pre_quant_scale True is not supported"),
+    ):
+        with pytest.raises(ConfigError, match=word):
+            parse_quantization({"quantization": {**settings, "quant_algo": algorithm}}, "x")
 
 
 @pytest.mark.parametrize("case", PUBLISHED)

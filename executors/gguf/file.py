@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from executors.contract.errors import ConfigError
-from executors.gguf.types import BY_ID, WITHDRAWN
+from executors.gguf.types import BY_ID, unknown_type
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -336,8 +336,7 @@ def _entry(cursor: _Cursor) -> _Entry:
     begin = cursor.scalar(_U64, what)
     block = BY_ID.get(number)
     if block is None:
-        known = f" ({WITHDRAWN[number]}, which the format no longer has)" if number in WITHDRAWN else ""
-        cursor.fail(f"{what} has the unknown type {number}{known}")
+        cursor.fail(f"{what} has the unknown type {unknown_type(number)}")
     if 0 in sizes:
         cursor.fail(f"{what} has the shape {sizes[::-1]}")
     if sizes[0] % block.values:

@@ -34,3 +34,23 @@ WITHDRAWN = {
     4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8",
 }  # fmt: skip
 """Types that the format no longer has, by number."""
+
+FORKED = {
+    133: "Q6_0", 134: "IQ1_BN", 135: "IQ2_BN", 137: "IQ2_K", 138: "IQ3_K", 139: "IQ4_K", 140: "IQ5_K", 141: "IQ6_K",
+    144: "IQ4_KS", 145: "IQ2_KS", 146: "IQ4_KSS", 152: "IQ5_KS", 153: "IQ2_KT", 154: "IQ3_KT", 155: "IQ4_KT", 156: "IQ3_KS",
+    157: "IQ2_KL", 158: "IQ1_KT",
+}  # fmt: skip
+"""Types of the fork https://github.com/ikawrakow/ik_llama.cpp, by number."""
+_IN_ROWS = range(200, 400)
+"""Numbers of the fork's types whose blocks are those of several rows in turn."""
+
+
+def unknown_type(number: int) -> str:
+    """Return what the number of a type that is not here is known to be, and which file to take instead."""
+    if number in WITHDRAWN:
+        cure = "take the Q4_0 file" if WITHDRAWN[number].startswith("Q4_0") else "take a file of another type"
+        return f"{number} ({WITHDRAWN[number]}, which the format no longer has); {cure}"
+    name = FORKED.get(number, "a type" if number in _IN_ROWS else "")
+    if name:
+        return f"{number} ({name} of ik_llama.cpp); take a file of a type that llama.cpp has, such as Q4_K"
+    return f"{number}; take a file of a type that is known, such as Q4_K or Q8_0"

@@ -99,8 +99,13 @@ def pooling_type(directory: Path) -> int | None:
 
 
 def _pooling_type(gguf: GgufFile) -> int | None:
-    value = gguf.metadata.get(f"{gguf.metadata.get('general.architecture')}.pooling_type")
-    return value if isinstance(value, int) else None
+    key = f"{gguf.metadata.get('general.architecture')}.pooling_type"
+    value = gguf.metadata.get(key)
+    if value is not None and type(value) is not int:
+        raise ConfigError(
+            f"{gguf.path}: {key} is {str(value)[:40]!r}; a number is needed, such as 1 (mean) or 3 (last)"
+        )
+    return value
 
 
 def model_file(directory: Path) -> Path | None:

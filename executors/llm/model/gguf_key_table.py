@@ -61,6 +61,9 @@ OTHER_TENSORS: Final = re.compile(r"(v|mm|a|vision|audio|mmproj)\..+")
 
 _STANDS_IN_TENSORS = "the tensors say it"
 _OF_ROTATION = "rotation of another kind does not use it"
+_OF_TENSORS = (
+    "describes tensors, which are refused by their names; dense files of Granite 4 have the keys without them"
+)
 _OF_EXPERTS = "counts only where expert_count is above 1, which is refused"
 HARMLESS: Final[Mapping[str, str]] = {
     **_reasons(_STANDS_IN_TENSORS, "vocab_size", "tensor_data_layout"),
@@ -71,7 +74,9 @@ HARMLESS: Final[Mapping[str, str]] = {
     **_reasons("positions are learned, or the other names of the scaling hold it",
                "rope.dimension_count", "rope.freq_base", "rope.scaling.factor", "rope.scaling.type", "rope.scale_linear",
                "rope.freq_scale"),
-    **_reasons("says how the model was made", "rope.scaling.finetuned"),
+    **_reasons("says how the model was made", "rope.scaling.finetuned", "source_quantization", "source_fp8_tensors"),
+    **_reasons(_OF_TENSORS, "expert_shared_feed_forward_length", "ssm.conv_kernel", "ssm.inner_size", "ssm.state_size",
+               "ssm.time_step_rank", "ssm.group_count"),
     **_reasons("all axes of a text's positions are the same", "rope.dimension_sections"),
     **_reasons("the experts have a size of their own", "feed_forward_length"),
     **_reasons(_OF_EXPERTS, "expert_feed_forward_length", "expert_weights_scale", "expert_weights_norm", "expert_gating_func",
@@ -115,15 +120,14 @@ REFUSED: Final[Mapping[str, Neutral]] = {
                      "attention.compress_ratios", "attention.compress_rope_freq_base"), _ZERO),
     # layers and experts of other kinds
     **dict.fromkeys(("expert_count", "expert_used_count", "expert_shared_count", "expert_group_count"), _ZERO),
-    **dict.fromkeys(("expert_shared_feed_forward_length", "expert_chunk_feed_forward_length", "moe_latent_size"), _ZERO),
+    **dict.fromkeys(("expert_chunk_feed_forward_length", "moe_latent_size"), _ZERO),
     **dict.fromkeys(("interleave_moe_layer_step", "moe_every_n_layers", "decoder_sparse_step"), _UNIT),
     **dict.fromkeys(("leading_dense_block_count", "nextn_predict_layers", "n_deepstack_layers", "deepstack_mapping",
                      "hash_layer_count", "dense_layers"), _ZERO),
     **dict.fromkeys(("use_parallel_residual", "swin_norm", "norm_before_residual", "rescale_every_n_layers"), _ZERO),
     **dict.fromkeys(("hyper_connection.count", "hyper_connection.sinkhorn_iterations", "hyper_connection.epsilon"), _ZERO),
     **dict.fromkeys(("altup.active_idx", "altup.num_inputs", "altup.correct_scale", "altup.lr_multiplier"), _ZERO),
-    **dict.fromkeys(("ssm.conv_kernel", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank", "ssm.group_count",
-                     "ssm.dt_b_c_rms"), _ZERO),
+    "ssm.dt_b_c_rms": _ZERO,
     **dict.fromkeys(("wkv.head_size", "kda.head_dim", "shortconv.l_cache", "token_shift_count", "time_mix_extra_dim",
                      "time_decay_extra_dim"), _ZERO),
     # other inputs and outputs

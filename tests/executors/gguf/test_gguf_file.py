@@ -14,7 +14,7 @@ from gguf.constants import GGML_QUANT_SIZES
 
 from executors.contract.errors import ConfigError
 from executors.gguf.file import GgufTensor, read_gguf
-from executors.gguf.types import BY_ID, BY_NAME, WITHDRAWN
+from executors.gguf.types import BY_ID, BY_NAME, FORKED, WITHDRAWN
 from tests.executors.gguf.gguf_bytes import (
     ARRAY,
     BOOL,
@@ -44,7 +44,7 @@ def test_every_type_of_the_gguf_package_has_its_sizes():
     assert {(one.value, one.name, *GGML_QUANT_SIZES[one]) for one in GGMLQuantizationType} == {
         (number, one.name, one.values, one.num_bytes) for number, one in BY_ID.items()
     }
-    assert not WITHDRAWN.keys() & BY_ID.keys()
+    assert not (WITHDRAWN.keys() | FORKED.keys()) & BY_ID.keys()
     assert BY_NAME["Q4_K"].num_bytes == 144
 
 
@@ -193,8 +193,10 @@ FAULTS = {
     "2^31 dimensions": (gguf((), [tensor("t", (1,), 0, 0, 1 << 31)], _F), "tensor t has 2147483648 dimensions"),
     "size 0": (gguf((), [tensor("t", (4, 0), 0, 0)], _F), "tensor t has the shape [0, 4]"),
     "huge shape": (gguf((), [tensor("t", (1 << 63, 1 << 63), 0, 0)], _F), "truncated: tensor t ends at byte"),
-    "type": (gguf((), [tensor("t", (4,), 99, 0)], _F), "tensor t has the unknown type 99"),
-    "old type": (gguf((), [tensor("t", (4,), 31, 0)], _F), "the unknown type 31 (Q4_0_4_4, which the format no"),
+    "type": (gguf((), [tensor("t", (4,), 99, 0)], _F), "tensor t has the unknown type 99; take a file of a"),
+    "old type": (gguf((), [tensor("t", (4,), 31, 0)], _F), "31 (Q4_0_4_4, which the format no longer has); take the Q4_0 file"),
+    "type of a fork": (gguf((), [tensor("t", (4,), 139, 0)], _F), "the unknown type 139 (IQ4_K of ik_llama.cpp); take a file"),
+    "type of a fork in rows": (gguf((), [tensor("t", (4,), 339, 0)], _F), "type 339 (a type of ik_llama.cpp); take a file"),
     "row": (gguf((), [tensor("t", (48, 2), 2, 0)], _F), "rows of 48 values, no multiple of the 32 of a Q4_0 block"),
     "offset": (gguf((), [tensor("t", (4,), 0, 16)], _F), "tensor t begins at byte 16 of the data, no multiple of 32"),
     "overlap": (

@@ -13,6 +13,7 @@ import torch
 from executors.contract import ConfigError
 from server.model_defaults.pooling import DefaultPooling, default_pooling
 from server.model_defaults.retrieval import Scoring, embedding_prompts, scoring
+from server.model_files.prepared import write_source
 from tests.executors.gguf_files import write_gguf
 from tests.server.fakes import INFO
 
@@ -123,6 +124,7 @@ def test_what_sentence_transformers_does_beside_pooling(tmp_path: Path) -> None:
     ("number", "expected"),
     [
         (None, DefaultPooling()),
+        (0xFFFF_FFFF, DefaultPooling()),  # -1, unspecified, written without a sign
         (0, DefaultPooling(None, "the model's own pooling is none")),
         (1, DefaultPooling("mean", "", True)),
         (2, DefaultPooling(None, "the model's own pooling is cls", True)),
@@ -145,6 +147,16 @@ def test_the_pooling_of_a_gguf_file(tmp_path: Path, number: int | None, expected
         number != 4 or "rank, a reranker's, and it has no head for labels" in found(tmp_path, "mine").reason
     )
     assert found(tmp_path, "mine", generates=False, num_labels=2).label_ids == (0, 1)
+
+
+def test_a_pooling_type_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    file = write_gguf(
+        tmp_path / "a.gguf", "qwen3", {"pooling_type": "mean"}, {"token_embd.weight": torch.zeros(4, 4)}
+    )
+    with pytest.raises(
+        ConfigError, match=r"a\.gguf: qwen3\.pooling_type is 'mean'; a number is needed, such as"
+    ):
+        write_source(file, tmp_path / "made")
 
 
 @pytest.mark.parametrize(

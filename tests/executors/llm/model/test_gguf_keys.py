@@ -31,7 +31,7 @@ mm.projector_bias mm.projector_hidden_act mm.tokens_per_image norm_top_k_prob no
 rope.freq_scale rope.global.freq_base rope.local.freq_base rope.mrope_section rope.scaling.beta_fast rope.scaling.beta_slow
 rope.scaling.extrapolation_factor rope.scaling.mscale rope.scaling.mscale_all_dim rope.scaling_beta rope.swa.freq_base
 spatial_merge_size use_qk_norm video_token_id vision.attention.head_count vision.block_count vision.image_size
-vision_start_token_id
+source_fp8_tensors source_quantization vision_start_token_id
 """.split()
 """Keys that Ollama's converters write or wrote below the prefix (convert/convert_*.go)."""
 ARCHITECTURES = tuple(gguf_config._ROWS)
@@ -180,8 +180,16 @@ def test_what_changes_the_result_is_refused(more: dict[str, Any], message: str):
         {"qwen3.attention.sliding_window": 64, "general.architecture": "qwen3"},
         {"llama.attention.sliding_window": 8, "llama.attention.sliding_window_pattern": [True, True]},
         {"qwen3.attention.sliding_window_pattern": [True, False], "general.architecture": "qwen3"},
+        {"llama.source_quantization": "hf_fp8", "llama.source_fp8_tensors": ["blk.0.attn_q.weight"]},
+        # Granite 4 of dense layers alone, which the converter of the hybrid ones writes.
+        {
+            "general.architecture": "granite", "granite.attention.head_count_kv": [HEADS, HEADS], "granite.expert_count": 0,
+            "granite.expert_used_count": 0, "granite.expert_shared_feed_forward_length": 48, "granite.ssm.conv_kernel": 4,
+            "granite.ssm.state_size": 128, "granite.ssm.group_count": 1, "granite.ssm.inner_size": 64,
+            "granite.ssm.time_step_rank": 48, "granite.rope.scaling.finetuned": True, "granite.rope.dimension_count": 16,
+        },
     ],
-)
+)  # fmt: skip
 def test_what_changes_nothing_is_taken(more: dict[str, Any]):
     arch = more.get("general.architecture", "llama")
     assert _outcome(arch, more) == ""

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from executors.gguf.not_whole import put_together
 from executors.weight_files import has_weights
 from server import hub
 from server.model_defaults.ollama_params import read_params
@@ -61,7 +62,7 @@ def find_source(settings: Settings, embedded: Path) -> Source:
     if path.exists():
         if not is_gguf(path):
             raise SettingsError(
-                f"{name}: this is a file and no GGUF file; a model is a GGUF file or a directory"
+                f"{name}: this is a file and no GGUF file{put_together(path.name)}; a model is a GGUF file or a directory"
             )
         return _local(settings, LocalModel(path, model_stem(path.name)))
     if name == EMBEDDED_NAME:

@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from executors.contract.errors import ConfigError
+from executors.gguf.not_whole import fetch_first, put_together
 from executors.gguf.types import BY_ID, unknown_type
 
 _MAGIC = b"GGUF"
@@ -180,7 +181,8 @@ def _counts(cursor: _Cursor) -> tuple[int, int]:
     """Return the numbers of tensors and of metadata entries."""
     magic = cursor.data[:4]
     if magic != _MAGIC:
-        cursor.fail(f"not a GGUF file: it begins with {magic!r}, not {_MAGIC!r}")
+        cure = put_together(cursor.path.name) or fetch_first(cursor.data[:64])
+        cursor.fail(f"not a GGUF file: it begins with {magic!r}, not {_MAGIC!r}{cure}")
     cursor.at = 4
     version = cursor.scalar(_U32, "the version")
     if version not in _VERSIONS:
@@ -317,7 +319,8 @@ def _index(cursor: _Cursor, count: int, metadata: dict[str, Any]) -> GgufFile:
             cursor.fail(f"{what} begins at byte {entry.begin} of the data, within tensor {_shown(before)}")
         end, before = entry.begin + entry.num_bytes, entry.name
         if data + end > cursor.size:
-            cursor.fail(f"truncated: {what} ends at byte {data + end} of {cursor.size}")
+            cure = put_together(cursor.path.name)
+            cursor.fail(f"truncated: {what} ends at byte {data + end} of {cursor.size}{cure}")
     tensors = {
         name: GgufTensor(name, one.type, one.shape, data + one.begin, one.num_bytes, cursor.path)
         for name, one in entries.items()

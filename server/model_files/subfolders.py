@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from executors.contract import ConfigError
+from executors.gguf.not_whole import put_together
 from executors.weight_files import has_weights
 from server.model_files.candidates import candidates
 from server.model_files.ollama import listed
@@ -30,6 +31,9 @@ def refuse_without_model(directory: Path, name: str) -> None:
             f"{name}: a model in Mistral's own layout ({_MISTRALS_CONFIG}); take the checkpoint in Hugging Face's layout "
             "(config.json)"
         )
+    for path in listed(directory):
+        if cure := put_together(path.name):
+            raise ConfigError(f"{name.rstrip('/')}/{path.name}: no GGUF file{cure}")
     found = sorted(models_below(directory))
     if not found:
         return

@@ -49,6 +49,16 @@ def test_a_file_by_its_name_or_its_first_bytes(tmp_path: Path) -> None:
         find(str(file), revision="v1")
 
 
+def test_parts_of_a_file_that_was_cut_by_bytes(tmp_path: Path) -> None:
+    parts = [tmp_path / f"big.Q6_K.gguf.part{number}of2" for number in (1, 2)]
+    gguf(parts[0]), parts[1].write_bytes(b"more")
+    cure = r"it is a part of a file that was cut: put the parts together first, cat big\.Q6_K\.gguf\.part\* > big\.Q6_K\.gguf"
+    with pytest.raises(SettingsError, match=rf"part2of2: this is a file and no GGUF file; {cure}"):
+        find(str(parts[1]))
+    with pytest.raises(ConfigError, match=rf"part1of2: no GGUF file; {cure}$"):
+        find(str(tmp_path))
+
+
 def test_a_directory_with_gguf_files(tmp_path: Path) -> None:
     one = gguf(tmp_path / "m" / "Small-Q4_0.gguf")
     gguf(tmp_path / "m" / "mmproj-F16.gguf")

@@ -140,6 +140,15 @@ REFUSED: Final[Mapping[str, Neutral]] = {
 """Names whose values change the result where an architecture does not read them, with a test for values that do not. A window of
 the whole context and a pattern without a window change nothing, either (`gguf_keys.py`)."""
 
+OTHER_MODELS: Final[Mapping[tuple[str, str], str]] = {
+    ("olmo2", "attention.sliding_window"): "olmo3",
+    ("olmo2", "attention.sliding_window_pattern"): "olmo3",
+    ("mistral3", "attention.temperature_scale"): "ministral3",
+    ("", "attention.causal"): "bert",
+}
+"""Models that converters write under the name of another architecture, by that name ("": any) and a refused key that only they
+have."""
+
 SAME_AS: Final[Mapping[str, str]] = {
     "embedding_length_out": "embedding_length",
     "attention.key_length_swa": "attention.key_length",

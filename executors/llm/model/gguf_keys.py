@@ -16,6 +16,7 @@ from executors.contract.errors import ConfigError
 from executors.gguf.file import GgufFile
 from executors.llm.model import gguf_key_table as table
 from executors.llm.model.fields import Fields
+from executors.llm.model.nearest import advice
 
 _WINDOW, _PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
 _CURE = "if it does not, remove it: gguf-new-metadata --remove-metadata"
@@ -94,13 +95,18 @@ class Keys(Fields):
             if neutral is not None:
                 if not neutral(value) and not self._repeats(name, value):
                     raise ConfigError(
-                        f"{self.where}: {key} {shown(value)} is not supported for architecture {self.arch}"
+                        f"{self.where}: {key} {shown(value)} is not supported for architecture {self.arch}{self._model_of(name)}"
                     )
             elif name not in table.HARMLESS:
                 raise ConfigError(
                     f"{self.where}: {shown(key)} {shown(value)} is an unknown key, which may change the result; {_CURE} "
                     f"{shown(key)}"
                 )
+
+    def _model_of(self, name: str) -> str:
+        """Return the end of a sentence that refuses a key: what another model that has this architecture's name needs."""
+        model = table.OTHER_MODELS.get((self.arch, name)) or table.OTHER_MODELS.get(("", name))
+        return f": {advice(model)}" if model else ""
 
     def _repeats(self, name: str, value: object) -> bool:
         """Return whether a key that is not read says only what holds in any case."""

@@ -166,6 +166,7 @@ _F = bytes(64)
 FAULTS = {
     "empty": (b"", "cannot be read"),
     "magic": (b"GGML" + bytes(60), "not a GGUF file: it begins with b'GGML'"),
+    "pointer": (b"version https://git-lfs.github.com/spec/v1\noid", "it is a Git LFS pointer in place of the file: git lfs"),
     "cut in the magic": (b"GG", "not a GGUF file"),
     "cut in the version": (b"GGUF\x03", "truncated: the version needs 4 bytes"),
     "version 1": (gguf(version=1), "GGUF version 1 is not supported; supported: version 2 and 3"),

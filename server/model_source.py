@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from executors.gguf.not_whole import put_together
 from executors.weight_files import has_weights
 from server import hub
 from server.model_defaults.ollama_params import read_params
@@ -22,7 +21,7 @@ from server.model_files import default_model, ollama
 from server.model_files.candidates import candidates, choose, model_stem
 from server.model_files.ollama_package import Package, read_package
 from server.model_files.prepared import context_length, is_gguf, model_file
-from server.model_files.subfolders import refuse_without_model
+from server.model_files.subfolders import refuse_without_model, why_no_model
 from server.settings.load import SettingsError
 from server.settings.table import Settings
 
@@ -61,9 +60,7 @@ def find_source(settings: Settings, embedded: Path) -> Source:
         return _local(settings, _in_directory(settings, path.resolve(), name))
     if path.exists():
         if not is_gguf(path):
-            raise SettingsError(
-                f"{name}: this is a file and no GGUF file{put_together(path.name)}; a model is a GGUF file or a directory"
-            )
+            raise SettingsError(why_no_model(path, name))
         return _local(settings, LocalModel(path, model_stem(path.name)))
     if name == EMBEDDED_NAME:
         return _local(settings, LocalModel(embedded, EMBEDDED_NAME))

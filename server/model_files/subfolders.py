@@ -18,6 +18,11 @@ _ADAPTER = "adapter_config.json"
 _MISTRALS_CONFIG = "params.json"
 
 
+def why_no_model(path: Path, name: str) -> str:
+    """Return the sentence that refuses a file, given as `name`, which is no GGUF file."""
+    return f"{name}: this is a file and no GGUF file{put_together(path.name)}; a model is a GGUF file or a directory"
+
+
 def refuse_without_model(directory: Path, name: str) -> None:
     """Raise ConfigError for a directory without a model, given as `name`, that has models in its folders, is a LoRA adapter or
     has another layout."""

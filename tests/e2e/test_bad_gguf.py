@@ -10,7 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from executors.contract import ConfigError
 from executors.gguf.file import read_gguf
@@ -130,6 +132,11 @@ def test_bitsandbytes(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     write_model(folder, quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
+    name = "model.layers.0.self_attn.q_proj.weight"
+    save_file(
+        {name: np.zeros((8, 1), np.uint8), f"{name}.absmax": np.ones(1, np.float32)},
+        folder / "model.safetensors",
+    )
     line = refusal(folder, tmp_path / "run")
     assert (
         "config.json: quantization_config (bitsandbytes) is not supported: serve the wide checkpoint" in line
@@ -150,7 +157,7 @@ def _is_refused(path: Path) -> bool:
 @pytest.mark.timeout(300)
 def test_random_mutations(small: Path, tmp_path: Path) -> None:
     """Of random mutations those that the checks refuse, through the server."""
-    whole, header, rng = small.read_bytes(), read_gguf(small).data_offset, random.Random(32)
+    whole, header, rng = small.read_bytes(), read_gguf(small).data_offset, random.Random(35)
     models: list[Path] = []
     while len(models) < MUTATIONS:
         path = tmp_path / f"mutation-{len(models)}.gguf"

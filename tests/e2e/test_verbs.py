@@ -223,7 +223,7 @@ def test_info_says_what_the_server_says(tmp_path: Path) -> None:
     facts = json.loads(run(tmp_path, "info", *flags, "--json").stdout)
     assert facts["memory"]["capacity_tokens"] == int(capacity)
     assert facts["text"] == {
-        "tokens": facts["vocab_size"], "chat_template": True, "tools": True, "problem": None,
+        "tokens": facts["vocab_size"], "chat_template": True, "tools": True, "problem": None, "notes": [],
     }  # fmt: skip
 
 

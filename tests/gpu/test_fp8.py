@@ -112,8 +112,8 @@ def test_block_matmul(rows: int, outputs: int, columns: int, per_scale: int, bia
 def test_the_activation_in_a_block_product(
     rows: int, outputs: int, columns: int, per_scale: int, bias: bool, activation: str
 ) -> None:
-    """Its sums are those of the product alone: in float32 the result is the same bits, in bf16 it is rounded once in place of
-    twice. 33 and 49 columns of a half: tiles that lie across its end."""
+    """Its sums are those of the product alone: in float32 the results differ in their last bits at most, in bf16 they are rounded
+    once in place of twice. 33 and 49 columns of a half: tiles that lie across its end."""
     torch.manual_seed(columns)
     x, x_scales = quantized(torch.randn(rows, columns) * 3, True)
     weight = (torch.randn(outputs, columns) * 50).to(E4M3)
@@ -123,9 +123,13 @@ def test_the_activation_in_a_block_product(
     apart = gated(block_matmul(*given, torch.float32, added), activation)
     found = block_gated(*given, torch.float32, activation, added)
     assert found.shape == (rows, outputs // 2) and found.isfinite().all()
-    # On a GPU a tile of other rows may be another instruction.
+    # On a GPU a tile of other rows may be another instruction; interpreted it is another call of NumPy's BLAS, which chooses the
+    # order of its sums by shape, processor and number of threads.
     torch.testing.assert_close(
-        found, apart, rtol=1e-4 if DEVICE.type == "cuda" else 0.0, atol=1e-5 if DEVICE.type == "cuda" else 0.0
+        found,
+        apart,
+        rtol=1e-4 if DEVICE.type == "cuda" else 1e-5,
+        atol=1e-5 if DEVICE.type == "cuda" else 1e-6,
     )
     narrow = block_gated(*given, torch.bfloat16, activation, added).float()
     assert (narrow - apart).norm() < 2**-7 * apart.norm()

@@ -336,7 +336,7 @@ def test_another_adapter_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     build("llama-biases-llama3-rope", tmp_path / "model")
     adapter = write_adapter(tmp_path / "model", tmp_path / "adapter", 1)
     other = write_adapter(tmp_path / "model", tmp_path / "other", 2)
-    monkeypatch.setattr(compare, "pack", lambda folder, to, rank: pack(other, to, rank))
+    monkeypatch.setattr(compare, "pack", lambda folder, to, rank, **more: pack(other, to, rank, **more))
     report = compared(tmp_path / "model", lora=adapter)
     assert report["logits"]["outcome"] == "different", report
 

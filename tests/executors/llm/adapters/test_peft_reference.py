@@ -204,7 +204,7 @@ async def test_what_peft_writes_and_changes_the_model_is_refused(
     for number, (fields, why) in enumerate(
         (
             ({"use_dora": True}, "use_dora"),
-            ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+            ({"modules_to_save": ["lm_head"]}, "lm_head.weight has nothing in the model's files"),
             ({"bias": "lora_only"}, "bias"),
             ({"init_lora_weights": "pissa"}, "changes the model's own weights"),
             ({"trainable_token_indices": [1]}, "trainable_token_indices"),

@@ -27,6 +27,7 @@ from executors.llm.checkpoint.quantized_weight import (
     StoredForm,
     halves_together,
 )
+from executors.llm.model.fp8 import from_e8m0
 from executors.llm.model.quantization import IntScheme
 
 _PAIRS = torch.tensor([[FP4[byte & 15] / 2, FP4[byte >> 4] / 2] for byte in range(256)]).view(torch.int64)[
@@ -140,9 +141,7 @@ class MxFp4Weight(_Fp4Weight):
     def _find_factor(self) -> None: ...
 
     def _wide_scales(self) -> torch.Tensor:
-        exponents = self._tensor(self._scales).int()
-        # 0 is below the normal numbers; 255 becomes infinite, and is refused.
-        return torch.where(exponents == 0, 1 << 22, exponents << 23).view(torch.float32)
+        return from_e8m0(self._tensor(self._scales))
 
     def form(self) -> StoredForm | None:
         """See `QuantizedWeight`."""

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from executors.contract.errors import ConfigError
-from executors.llm.model.fp8 import E4M3, GROUP
+from executors.llm.checkpoint.safetensors_file import SafetensorsFile
+from executors.llm.model.fp8 import E4M3, GROUP, from_e8m0
 from executors.llm.model.names import WrittenNames
 
 if TYPE_CHECKING:
@@ -91,8 +92,11 @@ class CheckpointScales:
 
     def _read(self, name: str) -> torch.Tensor:
         file = self._checkpoint.file_of(name)
-        scales = torch.empty(file.shape(name), dtype=torch.float32)
-        file.copy_into(name, scales)
+        if isinstance(file, SafetensorsFile) and file.type_name(name) == "F8_E8M0":
+            scales = from_e8m0(file.view(name))
+        else:
+            scales = torch.empty(file.shape(name), dtype=torch.float32)
+            file.copy_into(name, scales)
         if not torch.isfinite(scales).all():
             raise ConfigError(f"{file.path}: {name} has numbers that are not finite")
         return scales

@@ -59,6 +59,12 @@ def quantized(x: torch.Tensor, blocks: bool = False) -> tuple[torch.Tensor, torc
     return scaled.clamp(-LARGEST, LARGEST).to(E4M3), peak / LARGEST
 
 
+def from_e8m0(exponents: torch.Tensor) -> torch.Tensor:
+    """Return the powers of two that bytes in e8m0 are, float32; 255, which is not a number, becomes infinite."""
+    bits = exponents.int()
+    return torch.where(bits == 0, 1 << 22, bits << 23).view(torch.float32)  # 0 is below the normal numbers
+
+
 def widened(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """Return e4m3 `x` [rows, columns] with `scales` [rows, 1], or [rows, columns / 128], as float32."""
     if scales.shape[1] > 1:

@@ -64,6 +64,13 @@ def _by_blocks(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return data.clamp(-448, 448).to(E4M3), scales
 
 
+def _by_blocks_of_powers(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales in e8m0, as transformers writes them for scale_fmt ue8m0."""
+    scales = torch.exp2(_by_blocks(weight)[1].log2().ceil())
+    wide = scales.repeat_interleave(GROUP, 0).repeat_interleave(GROUP, 1)[: len(weight), : weight.shape[1]]
+    return (weight / wide).to(E4M3), scales.to(torch.float8_e8m0fnu)
+
+
 def _by_tensor(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     scale = weight.abs().max() / 448
     return (weight / scale).clamp(-448, 448).to(E4M3), scale
@@ -74,6 +81,10 @@ FORMS: dict[str, tuple[dict[str, Any], str, Rounded]] = {
     "blocks": (
         {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128],
          "modules_to_not_convert": ["lm_head"]}, "weight_scale_inv", _by_blocks,
+    ),
+    "blocks with powers of two": (
+        {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128], "scale_fmt": "ue8m0"},
+        "weight_scale_inv", _by_blocks_of_powers,
     ),
     "one number": (
         {"quant_method": "fp8", "activation_scheme": "static"}, "weight_scale", _by_tensor,
@@ -101,6 +112,7 @@ def write_fp8(source: Path, target: Path, form: str, **extra: torch.Tensor) -> t
             stored[name], stored[f"{name.removesuffix('weight')}{suffix}"] = data, scales.contiguous()
             if scheme.get("activation_scheme") == "static":
                 stored[f"{name.removesuffix('weight')}input_scale"] = torch.tensor(0.02)
+            scales = scales.float()
             rows = scales.repeat_interleave(GROUP, 0)[: len(data)] if "blocks" in form else scales
             exact[name] = widened(data, rows.reshape(1, 1) if rows.numel() == 1 else rows)
     fields = json.loads((source / "config.json").read_text())

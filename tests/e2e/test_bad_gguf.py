@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
+import torch
+from safetensors.torch import save_file
 
 from executors.contract import ConfigError
 from executors.gguf.file import read_gguf
@@ -132,11 +132,9 @@ def test_bitsandbytes(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     write_model(folder, quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
-    name = "model.layers.0.self_attn.q_proj.weight"
-    save_file(
-        {name: np.zeros((8, 1), np.uint8), f"{name}.absmax": np.ones(1, np.float32)},
-        folder / "model.safetensors",
-    )
+    matrix = "model.layers.0.self_attn.o_proj.weight"
+    stored = {matrix: torch.zeros(64, 1, dtype=torch.uint8), f"{matrix}.absmax": torch.ones(4)}
+    save_file(stored, folder / "model.safetensors")
     line = refusal(folder, tmp_path / "run")
     assert (
         "config.json: quantization_config (bitsandbytes) is not supported: serve the wide checkpoint" in line

@@ -38,7 +38,7 @@ from executors.llm.model import fp8
 from executors.llm.model.api import KvSpec, LoadedModel
 from executors.llm.model.config import DTYPES, DecoderConfig, check_length, read_config
 from executors.llm.model.decoder import Decoder
-from executors.llm.model.gguf_source import config_path, is_gguf, read_source
+from executors.llm.model.gguf_source import config_path, is_gguf, model_path, read_source
 from executors.llm.model.linear import StoredFormat, kernels_support
 from executors.llm.parallel.decoder import ParallelDecoder
 from executors.llm.parallel.ranks import Ranks
@@ -105,7 +105,7 @@ def load_model(config: ExecutorConfig, progress: Progress, ranks: Ranks | None =
         else:
             left_out = load_weights(decoder, directory, progress)
             if left_out is not None:
-                _log.warning("%s: %s", directory, left_out)
+                _log.warning("%s: %s", model_path(directory), left_out)
                 warnings = (*warnings, left_out)
         info, num_bytes = model_info(config, decoder, max_model_len), decoder.num_bytes()
         # Packed weights are no tensors any more.

@@ -51,4 +51,16 @@ def header_digest(gguf: GgufFile) -> str:
 
 def config_path(directory: Path) -> Path:
     """Return the file that the configuration of the directory's model stands in, for messages."""
-    return directory / (NAME if is_gguf(directory) else "config.json")
+    return model_path(directory) if is_gguf(directory) else directory / "config.json"
+
+
+def model_path(directory: Path) -> Path:
+    """Return what holds the directory's model, for messages: the GGUF file that it names, or the directory itself."""
+    if not is_gguf(directory):
+        return directory
+    files = read_json(directory / NAME).get("files")
+    return (
+        Path(files[0])
+        if isinstance(files, list) and files and isinstance(files[0], str)
+        else directory / NAME
+    )

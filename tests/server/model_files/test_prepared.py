@@ -13,7 +13,7 @@ import pytest
 
 from engine.text.tokenizer import Tokenizer
 from executors.contract import ConfigError
-from executors.llm.model.gguf_source import read_source
+from executors.llm.model.gguf_source import config_path, model_path, read_source
 from server.model_files import private_cache
 from server.model_files.prepared import is_gguf, model_directory, model_file
 from tests.small_gguf import write_small_gguf
@@ -41,6 +41,7 @@ def test_it_holds_the_tokenizer_and_names_the_weights(small: Path, cache: Path) 
     assert tokenizer.chat_template is not None
     assert read_source(directory).path == small
     assert model_file(directory) == small
+    assert model_path(directory) == config_path(directory) == small, "what messages name"
     assert cache.stat().st_mode & 0o077 == 0
 
 
@@ -52,7 +53,8 @@ def test_it_is_made_once(small: Path) -> None:
 
 
 def test_a_directory_is_its_own(tmp_path: Path) -> None:
-    assert model_directory(tmp_path) == tmp_path
+    assert model_directory(tmp_path) == model_path(tmp_path) == tmp_path
+    assert config_path(tmp_path) == tmp_path / "config.json"
 
 
 def test_a_changed_file_gets_another_directory(small: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Files that are not GGUF files yet: parts of one that was cut by bytes, and pointers to a file that was not fetched."""
+"""Files that are no model files yet: parts of one that was cut by bytes, and pointers to a file that was not fetched."""
 
 from __future__ import annotations
 

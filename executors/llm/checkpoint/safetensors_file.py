@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 
 from executors.contract.errors import ConfigError
+from executors.gguf.not_whole import fetch_first
 from executors.llm.checkpoint.tensor_file import PIECE, ROWS, TensorFile, beyond_float16, lies_outside
 from executors.llm.model.cuts import Range
 
@@ -238,7 +239,7 @@ def _read_header(path: Path, data: mmap.mmap) -> tuple[dict[str, _Entry], int]:
     length = int.from_bytes(data[:8], "little") if len(data) >= 8 else -1
     if not 2 <= length <= min(_MAX_HEADER, len(data) - 8):
         raise ConfigError(
-            f"{path}: not a safetensors file, or truncated (header of {length} bytes in {len(data)})"
+            f"{path}: not a safetensors file, or truncated (header of {length} bytes in {len(data)}){fetch_first(data[:64])}"
         )
     try:
         header = json.loads(data[8 : 8 + length])

@@ -249,6 +249,8 @@ FAULTS = {
     "truncated": (_cut, ["model.safetensors", "truncated"]),
     "empty": (_file("model.safetensors", b""), ["model.safetensors"]),
     "only a length": (_file("model.safetensors", b"\xff" * 8), ["model.safetensors", "truncated"]),
+    "pointer": (_file("model.safetensors", b"version https://git-lfs.github.com/spec/v1\noid sha256:1"),
+                ["model.safetensors: not a safetensors file", "it is a Git LFS pointer in place of the file: git lfs pull"]),
     "garbage": (_file("model.safetensors", b"hello world, this is no header"), ["not a safetensors file"]),
     "pointer of Git LFS": (
         _file("model.safetensors", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"),

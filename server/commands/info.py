@@ -68,34 +68,49 @@ def _facts(settings: Any, name: str, directory: Path, memory: int | None) -> dic
     from dataclasses import asdict
 
     from executors.contract import ModelInfo
+    from server.adapters.own import shown_name
     from server.bootstrap import model_source
     from server.commands.common import ToolError, ToolRefusal, ask
     from server.core_configs import executor_config
+    from server.model_files.ollama_package import read_package
     from server.model_files.prepared import model_file
     from server.model_source import LocalModel
 
     executor = executor_config(settings, directory)
+    package = read_package(directory)
+    adapter = None
+    if package is not None and package.adapter is not None:
+        adapter = {"path": str(package.adapter), "shown": shown_name(package)}
     try:
-        facts: dict[str, Any] = ask("describe", {"config": asdict(executor), "memory": memory})
+        job = {"config": asdict(executor), "memory": memory, "adapter": adapter}
+        facts: dict[str, Any] = ask("describe", job)
     except ToolRefusal as error:
         fail(_refusal(name, str(error)))
     except ToolError as error:
         fail(str(error))
     file = model_file(directory)
     facts["name"] = name if settings.model is None else settings.model
-    where = {"directory": str(directory), "file": None if file is None else str(file)}
+    where = {
+        "directory": str(directory),
+        "file": None if file is None else str(file),
+        "adapter": None if adapter is None else adapter["path"],
+    }
     stored, served = facts["checkpoint"], ModelInfo(**facts.pop("info"))
     # What a download would bring is no fault of the model.
     refused = (
         stored["problem"] if stored["fetched"] or isinstance(model_source(settings), LocalModel) else None
     )
-    refused = refused or text_refusal(settings, name, directory, served)
-    return {**facts, **where, "text": text_facts(directory), "refused": refused}
+    refusal, notes = text_outcome(settings, name, directory, served)
+    text = text_facts(directory)
+    text["notes"] = notes or text["notes"]
+    return {**facts, **where, "text": text, "refused": refused or refusal}
 
 
-def text_refusal(settings: Any, name: str, directory: Path, served: ModelInfo) -> str | None:
-    """The error with which a server would refuse the tokenizer, the chat template, the sampling defaults or the pooling; None if
-    it would serve them."""
+def text_outcome(
+    settings: Any, name: str, directory: Path, served: ModelInfo
+) -> tuple[str | None, list[str]]:
+    """The error with which a server would refuse the tokenizer, the chat template, the sampling defaults or the pooling, None if
+    it would serve them; and what it would note on them."""
     from executors.contract import ConfigError
     from server.text_side import read_text_side, retrieval_side
 
@@ -103,8 +118,8 @@ def text_refusal(settings: Any, name: str, directory: Path, served: ModelInfo) -
         text = read_text_side(settings, directory, settings.model is None)
         retrieval_side(settings, text.tokenizer, served, directory, (name,))
     except ConfigError as error:
-        return str(error)
-    return None
+        return str(error), []
+    return None, list(text.warnings)
 
 
 def text_facts(directory: Path) -> dict[str, Any]:
@@ -198,6 +213,7 @@ def _model_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("parameters", f"{count(facts['parameters'])} ({facts['parameters']:,})"),
         ("layers", f"{facts['layers']} of width {facts['hidden_size']:,}; {heads}{of_experts}"),
         ("file", facts.get("file") or ""),
+        ("adapter", facts.get("adapter") or ""),
         ("weights", weights),
         ("formats", formats),
         (REFUSED, facts.get("refused") or ""),

@@ -177,9 +177,15 @@ def test_what_cannot_be_served_ends_the_start(
 def test_info_and_list_see_the_same_model(store: Path) -> None:
     done = cohort("info", "pirate", "--json")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["name"] == "pirate"
-    refused = cohort("info", "broken")
-    assert refused.returncode == 2 and "its adapter" in refused.stderr
+    facts = json.loads(done.stdout)
+    assert facts["name"] == "pirate" and "sha256-" in facts["adapter"]
+    assert "Ollama's model pirate: parameter mirostat 1 is not used" in facts["text"]["notes"]
+    for name, why in (
+        ("broken", "its adapter"),
+        ("other", "general.architecture 'qwen2' is not the model's"),
+    ):
+        refused = cohort("info", name)
+        assert refused.returncode == 2 and why in refused.stderr
     rows = {row["name"]: row for row in json.loads(cohort("list", "--json").stdout)}
     assert {"pirate:latest", "plain:latest"} <= rows.keys()
 

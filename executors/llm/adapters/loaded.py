@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from executors.contract.errors import ConfigError
 from executors.kernels import lora as structs
-from executors.llm.adapters.gguf_modules import gguf_modules
+from executors.llm.adapters.gguf_modules import GgufModules, gguf_modules
 from executors.llm.model.cuts import Cut
 from executors.llm.model.decoder import Decoder
 from executors.llm.model.layer import Layer
@@ -45,6 +45,34 @@ class Part:
         return self.b.transpose(0, 1).reshape(len(self.a), -1)[:, : self.outputs]
 
 
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Where a decoder has the modules of an adapter, by their names. `places`: without those of other stages; `cuts`: what a rank
+    has of a weight; `gguf`: for names and orders of GGUF files."""
+
+    places: dict[str, Place]
+    cuts: dict[str, Cut | None]
+    gguf: GgufModules | None
+
+
+def fit(decoder: Decoder, file: AdapterFile) -> Fit:
+    """Find the weights of an adapter's modules by names and sizes; no number is read, and the decoder may be on the meta device.
+    Raises ConfigError for modules that the model does not have, or has in other sizes."""
+    places = {name.removesuffix(".weight"): place for name, place in decoder.places().items()}
+    served = {id(linear): linear for layer in decoder.layers for linear in layer.adapted_linears()}
+    gguf = None if file.architecture is None else gguf_modules(file, decoder.whole)
+    usual = _usual_names(decoder, file, places) if gguf is None else gguf.usual
+    if len(set(usual.values())) < len(usual):
+        raise ConfigError(f"{file.shown}: it names a weight twice, with different prefixes")
+    cuts = {name: decoder.cuts.get(f"{usual[name]}.weight") for name in file.names}
+    targets = {
+        name: _target(places.get(usual[name]), cuts[name], served, file, name)
+        for name in file.names
+        if f"{usual[name]}.weight" not in decoder.elsewhere
+    }
+    return Fit(targets, cuts, gguf)
+
+
 class LoadedAdapter:
     """The parts by linear layer, and the structures that the CPU kernels read."""
 
@@ -54,24 +82,13 @@ class LoadedAdapter:
         grouped = decoder.fused if grouped is None else grouped
         self.rank = file.rank
         self._parts: dict[int, list[Part]] = {}
-        places = {name.removesuffix(".weight"): place for name, place in decoder.places().items()}
-        served = {id(linear): linear for layer in decoder.layers for linear in layer.adapted_linears()}
-        gguf = None if file.architecture is None else gguf_modules(file, decoder.whole)
-        usual = _usual_names(decoder, file, places) if gguf is None else gguf.usual
-        if len(set(usual.values())) < len(usual):
-            raise ConfigError(f"{file.shown}: it names a weight twice, with different prefixes")
-        cuts = {name: decoder.cuts.get(f"{usual[name]}.weight") for name in file.names}
-        targets = {
-            name: _target(places.get(usual[name]), cuts[name], served, file, name)
-            for name in file.names
-            if f"{usual[name]}.weight" not in decoder.elsewhere
-        }
+        fitted = fit(decoder, file)
         for module in file.modules():
-            if (place := targets.get(module.name)) is None:
+            if (place := fitted.places.get(module.name)) is None:
                 continue
             assert place.linear is not None
-            module = module if gguf is None else gguf.in_usual_order(module)
-            part = _part(module, place, cuts[module.name], decoder.dtype, grouped)
+            module = module if fitted.gguf is None else fitted.gguf.in_usual_order(module)
+            part = _part(module, place, fitted.cuts[module.name], decoder.dtype, grouped)
             self._parts.setdefault(id(place.linear), []).append(part)
         self.num_bytes = sum(
             part.a.nbytes + part.b.nbytes for parts in self._parts.values() for part in parts

@@ -40,6 +40,7 @@ from executors.llm.model.gguf_source import is_gguf
 from executors.llm.model.linear import can_pack_onednn
 from executors.llm.parallel.decoder import ParallelDecoder
 from executors.llm.parallel.shard import plan_shard
+from executors.llm.tools.adapter_check import check_adapter
 
 SERVER_BYTES = 120 << 20
 """Memory of the serving process beside the executor's, in bytes: 90 MiB resident with the embedded model when idle, plus a
@@ -49,12 +50,19 @@ LENGTHS = tuple(512 * 4**n for n in range(12))
 
 
 def run(job: dict[str, Any], stage: Callable[[str], None]) -> dict[str, Any]:
-    """`job`: `config`, an ExecutorConfig as plain data; `memory`, bytes the server may use, or None for this machine's.
+    """`job`: `config`, an ExecutorConfig as plain data; `memory`, bytes the server may use, or None for this machine's;
+    `adapter`, where one is part of the model: the `path` of its file, and its name in messages, `shown`.
 
     Raises ConfigError for a checkpoint that cannot be served, with the sentence that a load would raise before it reads weights.
     Missing weights (`checkpoint`: `problem`) and insufficient memory are reported in the result.
     """
-    return describe(msgspec.convert(job["config"], ExecutorConfig), job.get("memory"))
+    config = msgspec.convert(job["config"], ExecutorConfig)
+    facts = describe(config, job.get("memory"))
+    if (adapter := job.get("adapter")) is not None:
+        directory = Path(config.model)
+        _, shape = checkpoint_facts(directory, read_config(directory))
+        check_adapter(Path(adapter["path"]), adapter["shown"], shape, config.optimization.max_lora_rank)
+    return facts
 
 
 def describe(config: ExecutorConfig, memory: int | None = None) -> dict[str, Any]:

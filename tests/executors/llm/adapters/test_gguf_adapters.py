@@ -10,6 +10,8 @@ import pytest
 from safetensors.torch import load_file
 
 from executors.contract import ConfigError
+from executors.llm.model.config import read_config
+from executors.llm.tools.adapter_check import check_adapter
 from executors.lora import pack
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.gguf_files import converted, prepared, sizes, write_gguf
@@ -17,6 +19,7 @@ from tests.executors.llm.adapters.test_adapters import LINEARS, LLAMA, logits, m
 from tests.executors.lora.gguf_adapters import write_gguf_adapter
 from tests.executors.lora.peft_files import write_peft
 
+SHOWN = "/path/a.gguf"
 QWEN = {**LLAMA, "architectures": ["Qwen2ForCausalLM"]}
 BASES: dict[str, tuple[dict[str, Any], str]] = {
     "llama": (LLAMA, "llama"),
@@ -72,7 +75,7 @@ async def test_over_a_gguf_model(tmp_path: Path) -> None:
     [
         ("qwen2", {}, "general.architecture 'qwen2' is not the model's, whose family is llama"),
         ("unheard-of", {}, "general.architecture 'unheard-of'"),
-        ("llama", {"token_embd": (128, 64)}, "token_embd: adapters of this weight are not supported"),
+        ("llama", {"token_embd": (128, 64)}, "adapters of embeddings are not supported"),
         ("llama", {"output": (128, 64)}, "output"),
         ("llama", {"blk.0.attn_qkv": (128, 64)}, "blk.0.attn_qkv: adapters of this weight are not supported"),
         ("llama", {"blk.7.attn_v": (32, 64)}, "blk.7.attn_v: adapters of this weight are not supported"),
@@ -121,3 +124,26 @@ async def test_names_with_the_prefixes_of_wrappers(tmp_path: Path, prefix: str) 
     )
     expected = await answer(model, tmp_path / "a", tmp_path)
     assert np.array_equal(await answer(model, tmp_path / "b", tmp_path), expected)
+
+
+@pytest.mark.parametrize(
+    ("arch", "size", "why"),
+    [
+        ("llama", (32, 64), ""),
+        ("qwen2", (32, 64), "general.architecture 'qwen2' is not the model's"),
+        ("llama", (33, 64), "is for a weight of 33 x 64; the model's has 32 x 64"),
+    ],
+)
+def test_what_headers_say_of_an_adapter(tmp_path: Path, arch: str, size: tuple[int, int], why: str) -> None:
+    """`cohort info` refuses what a load would, and loads nothing."""
+    model = write_checkpoint(tmp_path / "model", LLAMA)
+    pair = {
+        "blk.1.attn_v.weight.lora_a": np.ones((4, size[1]), np.float32),
+        "blk.1.attn_v.weight.lora_b": np.ones((size[0], 4), np.float32),
+    }
+    adapter = write_gguf_adapter(tmp_path / "a.gguf", {}, arch, tensors=pair)
+    if not why:
+        check_adapter(adapter, SHOWN, read_config(model), 64)
+        return
+    with pytest.raises(ConfigError, match=f"^/path/a.gguf: .*{why}"):
+        check_adapter(adapter, SHOWN, read_config(model), 64)

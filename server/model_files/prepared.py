@@ -65,6 +65,7 @@ def model_directory(path: Path, own_tokenizer: bool = True, package: Package | N
     try:
         files = gguf_tokenizer.tokenizer_files(read_gguf(path).metadata)
     except ConfigError as error:
+        _refuse_other_types(path, index)
         if own_tokenizer:
             raise ConfigError(f"{path}: {error}; or name another tokenizer with --tokenizer") from None
         log.warning(f"{path}: {error}")
@@ -72,6 +73,19 @@ def model_directory(path: Path, own_tokenizer: bool = True, package: Package | N
     name = _digest(index, header, *more, *([] if files else ["without tokenizer"]))
     _forget_gone(folder)
     return _made(folder / name, {**files, **extra, SOURCE: _source(index, header)})
+
+
+def _refuse_other_types(path: Path, gguf: GgufFile) -> None:
+    """Raise ConfigError for a file that is no model by `general.type`: that it has no tokenizer is no fault of it."""
+    kind = gguf.metadata.get("general.type", "model")
+    if kind == "adapter":
+        raise ConfigError(
+            f"{path}: a LoRA adapter, no model; serve the model that it was trained for, with --lora-modules NAME={path}"
+        )
+    if kind != "model":
+        raise ConfigError(
+            f"{path}: general.type {str(kind)[:60]!r}: no model; name the model's own file, which lies beside it"
+        )
 
 
 def write_source(path: Path, directory: Path) -> Path:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gguf
 import pytest
 
 from engine.text.tokenizer import Tokenizer
@@ -43,6 +44,27 @@ def test_it_holds_the_tokenizer_and_names_the_weights(small: Path, cache: Path) 
     assert model_file(directory) == small
     assert model_path(directory) == config_path(directory) == small, "what messages name"
     assert cache.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("adapter", "a LoRA adapter, no model; .*--lora-modules NAME=.*x.gguf$"),
+        ("mmproj", "general.type 'mmproj': no model"),
+        ("model", "tokenizer.ggml.model: missing"),
+    ],
+)
+def test_a_file_that_is_no_model_is_named_so(tmp_path: Path, kind: str, why: str) -> None:
+    """Not by its lack of a tokenizer, which an encoder of images or an adapter never has."""
+    path = tmp_path / "x.gguf"
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_type(kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ConfigError, match=f"x.gguf: {why}"):
+        model_directory(path)
 
 
 def test_it_is_made_once(small: Path) -> None:

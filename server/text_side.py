@@ -16,7 +16,7 @@ from executors.contract import ConfigError, ModelInfo
 from server.answer.notation import ModelNotation, model_notation
 from server.model_defaults import generation_config
 from server.model_defaults.ollama_params import read_params
-from server.model_defaults.pooling import DefaultPooling, default_pooling
+from server.model_defaults.pooling import DefaultPooling, default_pooling, length_notes
 from server.model_defaults.preset import Preset
 from server.model_defaults.retrieval import EmbeddingPrompts, Scoring, embedding_prompts, scoring
 from server.model_defaults.sampling import SamplingDefaults
@@ -71,7 +71,8 @@ def read_text_side(settings: Settings, model_dir: Path, is_default: bool) -> Tex
     told = {
         line.partition("eos_token_id")[2] or line: line for line in (*tokenizer.warnings, *chosen.warnings)
     }
-    warnings = tuple(told.values())  # both have read the same file
+    # Both have read the same file.
+    warnings = (*told.values(), *length_notes(model_dir))
     source: str | Mapping[str, str] | None = tokenizer.chat_template
     origin = f"{model_file(directory) or directory}: chat template"
     if settings.chat_template:

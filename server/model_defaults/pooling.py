@@ -59,6 +59,19 @@ def default_pooling(directory: Path) -> DefaultPooling:
     return DefaultPooling(None, f"the model's own pooling is {' and '.join(kinds)}", declared)
 
 
+def length_notes(directory: Path) -> tuple[str, ...]:
+    """A note on the length at which sentence-transformers cuts texts, which counts nowhere here; () if the model names none. Raises
+    ConfigError, naming the file, if a file cannot be read."""
+    steps = modules(directory)
+    if "Pooling" not in steps:
+        return ()
+    path = directory / steps.get("Transformer", "") / "sentence_bert_config.json"
+    longest = (read_file(path, dict) or {}).get("max_seq_length")
+    if longest is None:
+        return ()
+    return (f"{path.name}: max_seq_length {longest} is not applied: longer texts are embedded whole",)
+
+
 def _of_gguf(kind: str) -> DefaultPooling:
     if kind in _KINDS:
         return DefaultPooling(_KINDS[kind], "", declared=True)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from executors.contract import ConfigError
-from server.model_defaults.pooling import DefaultPooling, default_pooling
+from server.model_defaults.pooling import DefaultPooling, default_pooling, length_notes
 from server.model_defaults.retrieval import Scoring, embedding_prompts, scoring
 from server.model_files.prepared import write_source
 from tests.executors.gguf_files import write_gguf
@@ -108,6 +108,8 @@ def test_what_sentence_transformers_does_beside_pooling(tmp_path: Path) -> None:
     write(tmp_path, sentence_bert_config={"max_seq_length": 512, "do_lower_case": True})
     assert "lower case" in default_pooling(tmp_path).reason
     write(tmp_path, sentence_bert_config={"max_seq_length": 512, "do_lower_case": False})
+    [note] = length_notes(tmp_path)
+    assert "max_seq_length 512 is not applied" in note
     for other in ("Dense", "LayerNorm", "WeightedLayerPooling"):
         write(tmp_path, modules=steps("Transformer", "Pooling", other, other, "Normalize"))
         assert default_pooling(tmp_path) == DefaultPooling(None, f"the model ends with a module '{other}'")

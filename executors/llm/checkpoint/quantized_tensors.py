@@ -8,7 +8,8 @@
     pack-quantized   weight_packed int32 [rows, columns / n rounded up], weight_shape [2], weight_scale [rows, groups],
                      weight_zero_point int32 [rows / n rounded up, groups] or int8 [rows, groups] (optional), weight_g_idx int32
                      [columns] (optional): numbers are stored plus half of their range
-    int-quantized    weight int8 [rows, columns], weight_scale and weight_zero_point int8 [rows, groups] or a single number
+    int-quantized    weight int8 [rows, columns], weight_scale and weight_zero_point int8 [rows, groups] or a single number,
+                     weight_g_idx (optional)
 
 A weight is scale * (number - zero) with the scale and zero of its column's group: `g_idx` names it, without there are groups of
 equal size. Here all numbers count from 0; the zero that is not stored is half of their range. `fp4_weights.py` has those in FP4.
@@ -114,7 +115,9 @@ class _Awq(IntWeight):
 class _Compressed(IntWeight):
     """What "pack-quantized" and "int-quantized" have in common."""
 
-    def _read_scales(self, indexed: bool) -> None:
+    def _read_scales(self) -> None:
+        indexed = self._has("weight_g_idx")
+        self._index = self._part("weight_g_idx", ("I32", "I64"), (self.columns,)) if indexed else None
         self._scales = self._part("weight_scale", _FLOATS)
         shape = self._shape(self._scales)
         if math.prod(shape) == 1:
@@ -168,6 +171,10 @@ class _Compressed(IntWeight):
     def _by_rows(self, found: torch.Tensor) -> torch.Tensor:
         return found.reshape(1, 1).expand(self.rows, 1) if found.numel() == 1 else found.view(self.rows, -1)
 
+    @property
+    def _group_name(self) -> str | None:
+        return self._index
+
 
 class _PackQuantized(_Compressed):
     def __init__(self, stem: str, file_of: FileOf, scheme: IntScheme) -> None:
@@ -185,17 +192,11 @@ class _PackQuantized(_Compressed):
                 f"{self._path(self._codes)}: tensor {self._codes} has shape {list(found)}, which does not fit a weight of "
                 f"shape {[self.rows, self.columns]} in 4 or 8 bits"
             )
-        indexed = self._has("weight_g_idx")
-        self._index = self._part("weight_g_idx", ("I32", "I64"), (self.columns,)) if indexed else None
-        self._read_scales(indexed)
+        self._read_scales()
         self._read_zeros()
 
     def numbers(self, begin: int, end: int) -> torch.Tensor:
         return _unpacked(self._tensor(self._codes)[begin:end], self.bits)[:, : self.columns]
-
-    @property
-    def _group_name(self) -> str | None:
-        return self._index
 
 
 class _IntQuantized(_Compressed):
@@ -205,7 +206,7 @@ class _IntQuantized(_Compressed):
         super().__init__(stem, file_of, scheme)
         self._codes = self._part("weight", ("I8",), (None, None))
         self.rows, self.columns = self._shape(self._codes)
-        self._read_scales(indexed=False)
+        self._read_scales()
         self._read_zeros()
 
     def numbers(self, begin: int, end: int) -> torch.Tensor:

@@ -186,6 +186,17 @@ def test_numbers_of_4_bits_in_bytes(tmp_path: Path) -> None:
     check_weights(tmp_path, settings, {UP: (stored, of_whole(stored))})
 
 
+def test_bytes_in_the_order_of_g_idx(tmp_path: Path) -> None:
+    stored = whole(64, zeros=True)(ROWS, COLUMNS, np.random.default_rng(4), np.arange(COLUMNS))
+    order = np.random.default_rng(6).permutation(COLUMNS)
+    group_of = order // 64
+    wide = stored["weight"].numpy().astype(np.int64) - stored["weight_zero_point"].numpy()[:, group_of]
+    expected = stored["weight_scale"].float().numpy()[:, group_of] * wide.astype(np.float32)
+    stored["weight_g_idx"] = torch.from_numpy(group_of.astype(np.int32))
+    settings = compressed("int-quantized", [group(None, ["Linear"], num_bits=8, actorder="group")])
+    check_weights(tmp_path, settings, {UP: (stored, expected)})
+
+
 @pytest.mark.parametrize("named", [True, False])
 def test_groups_of_formats_of_their_own(named: bool, tmp_path: Path) -> None:
     eight = {"num_bits": 8, "strategy": "channel"}

@@ -361,7 +361,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
         "'sparse-24-bitmask'",
     ),
     "2 bits": (compressed("pack-quantized", 2), "num_bits 2 is not supported; supported: 4, 8"),
-    "4 bits in bytes": (compressed("int-quantized", 4), "num_bits 4 is not supported; supported: 8"),
+    "16 bits in bytes": (
+        compressed("int-quantized", 16),
+        "num_bits 16 is not supported; supported: 2, 3, 4, 5, 6, 7, 8",
+    ),
     "blocks": (compressed("int-quantized", 8, "block"), "strategy 'block'"),
     "a method that is no name": ({"quant_method": ["gptq"]}, "(['gptq'])"),
 }

@@ -60,7 +60,7 @@ def default_pooling(directory: Path) -> DefaultPooling:
 
 
 def length_notes(directory: Path) -> tuple[str, ...]:
-    """A note on the length at which sentence-transformers cuts texts, which counts nowhere here; () if the model names none. Raises
+    """A note on the length at which sentence-transformers cuts texts, which is not applied; () if the model names none. Raises
     ConfigError, naming the file, if a file cannot be read."""
     steps = modules(directory)
     if "Pooling" not in steps:

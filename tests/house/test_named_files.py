@@ -24,7 +24,7 @@ PAGES = (
     "tests/ops/README.md",
 )
 NAMED = re.compile(r"(?<![\w./*<-])((?:[\w-]+/)*[\w-]+\.(?:py|h|cpp))\b(?!:)")
-ELSEWHERE = {"llama.cpp", "Python.h", "transformer.h", "tests/house/test_x.py"}
+ELSEWHERE = {"llama.cpp", "ik_llama.cpp", "Python.h", "transformer.h", "tests/house/test_x.py"}
 """Names that stand for files of readers or of other projects."""
 
 

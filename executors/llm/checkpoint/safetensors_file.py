@@ -30,8 +30,6 @@ _ITEM_SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "U64": 8, "I32
                "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1}  # fmt: skip
 _INTEGERS = {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
              "BOOL": torch.bool, "F8_E8M0": torch.uint8}  # fmt: skip
-_LFS_POINTER = b"version https://git-lfs"
-"""How a file begins that a clone without Git LFS has in the place of a large one."""
 _MAX_HEADER = 100_000_000
 
 
@@ -232,10 +230,6 @@ def _pieces(target: torch.Tensor, source: torch.Tensor) -> Iterator[tuple[torch.
 
 def _read_header(path: Path, data: mmap.mmap) -> tuple[dict[str, _Entry], int]:
     """Return the entries by name and the offset of the data."""
-    if data[: len(_LFS_POINTER)] == _LFS_POINTER:
-        raise ConfigError(
-            f"{path}: a pointer of Git LFS, not the weights: run `git lfs pull` in its repository"
-        )
     length = int.from_bytes(data[:8], "little") if len(data) >= 8 else -1
     if not 2 <= length <= min(_MAX_HEADER, len(data) - 8):
         raise ConfigError(

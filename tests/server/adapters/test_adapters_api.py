@@ -326,7 +326,7 @@ async def test_metrics_name_a_bounded_number(tmp_path: Path) -> None:
         for number in range(70):
             write_adapter(serving.root / str(number), str(number))
             await serving.load(f"n{number:02}", str(number))
-        serving.executor.step_delay_ms = 2.0
+        serving.executor.step_delay_ms = 20.0  # the fake's answer has 20 tokens: it lasts for 0.4 s
         running = asyncio.create_task(serving.text("n69", max_tokens=100))
         await asyncio.sleep(0.05)
         text = (await serving.house.get("/metrics")).text

@@ -252,10 +252,6 @@ FAULTS = {
     "pointer": (_file("model.safetensors", b"version https://git-lfs.github.com/spec/v1\noid sha256:1"),
                 ["model.safetensors: not a safetensors file", "it is a Git LFS pointer in place of the file: git lfs pull"]),
     "garbage": (_file("model.safetensors", b"hello world, this is no header"), ["not a safetensors file"]),
-    "pointer of Git LFS": (
-        _file("model.safetensors", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"),
-        ["model.safetensors", "git lfs pull"],
-    ),
     "header no JSON": (_header("{nonsense}"), ["corrupt safetensors header"]),
     "header no object": (_header("[1, 2]"), ["corrupt safetensors header"]),
     "header without offsets": (_header('{"a": {"dtype": "F32", "shape": [1]}}'), ["corrupt", "data_offsets"]),

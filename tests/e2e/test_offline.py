@@ -198,8 +198,9 @@ def test_failed_calls_take_no_places_along() -> None:
 def test_ctrl_c_ends_the_call_and_nothing_else(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-        "import os, signal, threading\n"
+        "import faulthandler, os, signal, threading\n"
         "from cohort_server import LLM, SamplingParams\n"
+        "faulthandler.dump_traceback_later(80, exit=True)\n"  # a call that does not end says where it waits
         "llm = LLM('cohort-tiny', max_num_seqs=4)\n"
         "threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
         "try:\n"

@@ -4,6 +4,7 @@ runs already, several threads at once."""
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import threading
 from collections.abc import Coroutine, Sequence
@@ -27,6 +28,8 @@ from server.settings.table import Settings
 from server.state import ServedModel, ServerState
 
 Result = TypeVar("Result")
+_SIGNALS_SEEN = 0.5
+"""Seconds after which a thread that waits looks for Ctrl-C."""
 _STOP_TIMEOUT = 10.0
 """Seconds in which the executor process must have ended."""
 
@@ -64,7 +67,8 @@ class OfflineEngine:
         self._thread = threading.Thread(target=self._work, name="cohort-engine", daemon=True)
         self._thread.start()
         try:
-            self._started.wait()
+            while not self._started.wait(_SIGNALS_SEEN):
+                pass
         except BaseException:  # Ctrl-C while the model loads
             self.close()
             raise
@@ -100,6 +104,9 @@ class OfflineEngine:
             work.close()
             raise
         try:
+            while not future.done():
+                # In slices: a signal that comes just before this thread blocks does not wake it.
+                concurrent.futures.wait((future,), _SIGNALS_SEEN)
             return future.result()
         except BaseException:
             future.cancel()  # after Ctrl-C nothing waits for it

@@ -195,14 +195,20 @@ def test_failed_calls_take_no_places_along() -> None:
         assert len(texts(llm.generate(["a"] * 8, SamplingParams(max_tokens=2)))) == 8
 
 
-def test_ctrl_c_ends_the_call_and_nothing_else(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "interrupt",
+    # The second is taken by another thread, so that it does not wake the one that waits.
+    ["os.kill(os.getpid(), signal.SIGINT)", "signal.pthread_kill(threading.get_ident(), signal.SIGINT)"],
+    ids=["process", "another thread"],
+)
+def test_ctrl_c_ends_the_call_and_nothing_else(interrupt: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import faulthandler, os, signal, threading\n"
         "from cohort_server import LLM, SamplingParams\n"
         "faulthandler.dump_traceback_later(80, exit=True)\n"  # a call that does not end says where it waits
         "llm = LLM('cohort-tiny', max_num_seqs=4)\n"
-        "threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        f"threading.Timer(0.5, lambda: {interrupt}).start()\n"
         "try:\n"
         "    llm.generate(['a'] * 200, SamplingParams(max_tokens=1500, ignore_eos=True))\n"
         "except KeyboardInterrupt:\n"

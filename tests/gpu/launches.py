@@ -124,6 +124,11 @@ CASES = (
     Case("Qwen3-0.6B, old formats", _SMALL, stored=("Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q5_K")),
     Case("Qwen3-0.6B, small formats", _SMALL, _FP16, stored=("Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS", "MXFP4")),
     Case(
+        "Qwen3-0.6B, formats of tables",
+        _SMALL,
+        stored=("lut4-iq2", "lut4-iq3xxs", "lut4-iq3s", "lut4-fp4"),
+    ),
+    Case(
         "Qwen3-0.6B, groups", _SMALL, stored=("int4-g64", "int4-g128", "uint4-g32", "uint4-f32", "uint8-f32")
     ),
     Case("Qwen3-0.6B, Q4_K in fp32", _SMALL, _FP32, stored=("Q4_K", "Q6_K")),

@@ -5,7 +5,6 @@ An adapter is a folder in PEFT's format, a GGUF file, or a folder with one GGUF 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from engine.errors import InvalidRequest, ModelNotFound
 from executors.contract import ConfigError
+from server.model_files.prepared import is_gguf
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 GGUF = "adapter.gguf"
@@ -38,7 +38,7 @@ def below(root: Path, said: str, param: str = "lora_path") -> Path:
     folder = Path(os.path.realpath(base / said))
     if folder == base or not folder.is_relative_to(base):
         raise outside
-    if not (folder.is_dir() or is_gguf_file(folder)):
+    if not (folder.is_dir() or is_gguf(folder)):
         raise ModelNotFound(f"There is no adapter at '{said[:200]}' below the server's --lora-root.", param)
     return folder
 
@@ -51,7 +51,7 @@ def copy_files(folder: Path, target: Path, most_bytes: int, root: Path | None) -
     Raises InvalidRequest naming the file, OSError if the target cannot be written.
     """
     target.mkdir(mode=0o700)
-    if is_gguf_file(file := weights_file(folder)):
+    if is_gguf(file := weights_file(folder)):
         if not _copy(file, target / GGUF, most_bytes, root):
             raise InvalidRequest(f"The adapter has no {file.name}.", "lora_path")
         return
@@ -72,7 +72,7 @@ def copy_files(folder: Path, target: Path, most_bytes: int, root: Path | None) -
 def weights_file(folder: Path) -> Path:
     """Return the file with an adapter's weights: `folder` itself if it is a GGUF file. Raises InvalidRequest for a folder with
     several GGUF files and nothing else to load."""
-    if is_gguf_file(folder):
+    if is_gguf(folder):
         return folder
     files = sorted(folder.glob("*.gguf"))
     if not files or (folder / CONFIG).exists() or (folder / WEIGHTS).exists():
@@ -81,17 +81,6 @@ def weights_file(folder: Path) -> Path:
         listed = ", ".join(one.name for one in files[:8])
         raise InvalidRequest(f"The folder has {len(files)} GGUF files: name one of {listed}.", "lora_path")
     return files[0]
-
-
-def is_gguf_file(path: Path) -> bool:
-    """Return whether a path is a file to read as GGUF: by its name, or by its first bytes."""
-    if not path.is_file():
-        return False
-    if path.suffix == ".gguf":
-        return True
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        return file.read(4) == b"GGUF"
-    return False
 
 
 def _copy(source: Path, target: Path, most: int, root: Path | None) -> bool:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from engine.errors import EngineError
 from executors.contract import ConfigError
-from server.adapters.files import is_gguf_file
 from server.adapters.modules import LoraModule
 from server.adapters.registry import AdapterRegistry
 from server.hub import HubModel, hub_name
+from server.model_files.prepared import is_gguf
 from server.settings.load import SettingsError
 from server.settings.table import Settings
 
@@ -44,7 +44,7 @@ async def load_modules(
     loaded, HubError."""
     for module in modules:
         folder = await asyncio.to_thread(_folder, module.path)
-        if folder is not None and folder.is_file() and not is_gguf_file(folder):
+        if folder is not None and folder.is_file() and not is_gguf(folder):
             raise ConfigError(
                 f"--lora-modules {module.name}={module.path}: a folder in PEFT's format or a GGUF file is needed"
             )

@@ -146,7 +146,7 @@ def _is_refused(path: Path) -> bool:
     try:
         read_gguf(path)
         directory = model_directory(path)
-        weights.check_tensors(weights.settle_head(read_config(directory), directory), directory)
+        weights.check_tensors(weights.settle_config(read_config(directory), directory), directory)
     except ConfigError:
         return True
     return False

@@ -27,7 +27,7 @@ from executors.llm.checkpoint.weights import (
     fill_dummy,
     fp8_names,
     load_weights,
-    settle_head,
+    settle_config,
     stored_formats,
 )
 from executors.llm.fused import cpu_forward
@@ -54,7 +54,7 @@ def load_model(config: ExecutorConfig, progress: Progress, ranks: Ranks | None =
     directory = Path(config.model)
     decoder_config = read_config(directory)
     if config.load_format != "dummy":
-        decoder_config = settle_head(decoder_config, directory)
+        decoder_config = settle_config(decoder_config, directory)
     refuse_claim(decoder_config.quantization)
     warnings = decoder_config.notes
     for note in warnings:

@@ -95,7 +95,7 @@ def embedding_stays(directory: Path, kept: Mapping[str, StoredFormat]) -> bool:
         checkpoint.close()
 
 
-def settle_head(config: DecoderConfig, directory: Path) -> DecoderConfig:
+def settle_config(config: DecoderConfig, directory: Path) -> DecoderConfig:
     """Return `config` with the head and the quantization that the files contain, and the names of q, k and v as they have them.
     Raises ConfigError.
 

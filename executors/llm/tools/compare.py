@@ -23,7 +23,7 @@ import torch
 from executors.contract import AdapterExecutor, KvCacheHandle, LogitsMode, ModelExecutor, PrefillInput, Tensor
 from executors.contract.config import ExecutorConfig, OptimizationConfig
 from executors.contract.errors import ConfigError
-from executors.llm.checkpoint.weights import settle_head
+from executors.llm.checkpoint.weights import settle_config
 from executors.llm.factory import LlmFactory
 from executors.llm.model.config import read_config
 from executors.llm.model.gguf_source import is_gguf
@@ -143,7 +143,7 @@ def _compare(job: dict[str, Any], stage: Stage) -> dict[str, Any]:
 def _check_head(directory: Path) -> None:
     """Raise ConfigError for a checkpoint without a head: transformers would create a random one."""
     try:
-        headless = settle_head(read_config(directory), directory).headless
+        headless = settle_config(read_config(directory), directory).headless
     except ConfigError:
         return  # told where it is loaded
     if headless:

@@ -25,7 +25,7 @@ from executors.llm.checkpoint import loader
 from executors.llm.checkpoint.claims import refuse_claim
 from executors.llm.checkpoint.files import Checkpoint, index_path
 from executors.llm.checkpoint.fp8_layers import hold
-from executors.llm.checkpoint.weights import check_load, embedding_stays, lacks, settle_head
+from executors.llm.checkpoint.weights import check_load, embedding_stays, lacks, settle_config
 from executors.llm.factory import LlmFactory
 from executors.llm.gpu.device_sizing import graph_bytes
 from executors.llm.kernel_choice import choose_attention
@@ -240,7 +240,7 @@ def checkpoint_facts(directory: Path, shape: DecoderConfig) -> tuple[dict[str, A
         facts["fetched"] = any(directory.glob("*.safetensors")) or is_gguf(directory)
         return facts, shape
     try:
-        shape = settle_head(shape, directory)
+        shape = settle_config(shape, directory)
         facts["problem"] = lacks(shape, checkpoint)
         if facts["problem"] is not None:
             facts["bytes"] = _indexed_bytes(directory)

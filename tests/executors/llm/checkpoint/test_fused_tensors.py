@@ -116,7 +116,7 @@ def _edited(source: Path, target: Path, **changes: torch.Tensor | str | None) ->
 
 def _refused(path: Path) -> str:
     with pytest.raises(ConfigError) as error:
-        weights.check_tensors(weights.settle_head(read_config(path), path), path)
+        weights.check_tensors(weights.settle_config(read_config(path), path), path)
     assert "\n" not in str(error.value) and str(path) in str(error.value)
     return str(error.value)
 

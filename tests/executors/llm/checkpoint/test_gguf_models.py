@@ -563,7 +563,7 @@ def test_a_number_that_is_not_finite_is_found(tmp_path: Path, wide: Path):
 
 def _loads(directory: Path) -> None:
     """All checks of a load, without the load."""
-    weights.check_tensors(weights.settle_head(read_config(directory), directory), directory)
+    weights.check_tensors(weights.settle_config(read_config(directory), directory), directory)
 
 
 def _faulty(tmp_path: Path, name: str, change: Any = None, kinds: Any = None, **metadata: Any) -> Path:

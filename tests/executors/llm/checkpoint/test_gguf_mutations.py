@@ -107,7 +107,7 @@ def _outcome(path: Path, folder: Path) -> str:
     try:
         read_gguf(path)  # with its lists, as the tokenizer is read
         directory = prepared(folder, path)
-        weights.check_tensors(weights.settle_head(read_config(directory), directory), directory)
+        weights.check_tensors(weights.settle_config(read_config(directory), directory), directory)
     except ConfigError as error:
         said = str(error)
         assert str(path) in said or str(folder) in said, said

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from executors.contract import ConfigError
 from executors.llm.checkpoint.files import Checkpoint
-from executors.llm.checkpoint.weights import load_weights, settle_head
+from executors.llm.checkpoint.weights import load_weights, settle_config
 from executors.llm.model.config import read_config
 from executors.llm.model.decoder import Decoder
 from executors.llm.tools.describe import describe
@@ -66,7 +66,7 @@ LAYOUTS: dict[str, Callable[[Path], None]] = {
 
 
 def _loaded(path: Path) -> dict[str, torch.Tensor]:
-    decoder = Decoder(settle_head(read_config(path), path), torch.float32, torch.device("cpu"))
+    decoder = Decoder(settle_config(read_config(path), path), torch.float32, torch.device("cpu"))
     assert load_weights(decoder, path, lambda *_: None) is None
     return {name: tensor.clone() for name, tensor in decoder.parameters().items()}
 

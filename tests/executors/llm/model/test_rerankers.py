@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from executors.contract import ConfigError, InvalidInput
-from executors.llm.checkpoint.weights import settle_head
+from executors.llm.checkpoint.weights import settle_config
 from executors.llm.model.config import read_config
 from tests.executors.checkpoints import LLAMA, QWEN3, write_checkpoint
 from tests.executors.gguf_files import converted_checkpoint, prepared, sizes, write_gguf
@@ -151,7 +151,7 @@ def test_a_dense_layer_before_the_head_of_a_gguf_reranker_is_refused(tmp_path):
     metadata = sizes(json.loads((source / "config.json").read_text())) | {"pooling_type": 4}
     prepared(tmp_path / "rank", write_gguf(tmp_path / "rank.gguf", "qwen3", metadata, tensors))
     with pytest.raises(ConfigError, match=r"tensor cls\.weight is not supported"):
-        settle_head(read_config(tmp_path / "rank"), tmp_path / "rank")
+        settle_config(read_config(tmp_path / "rank"), tmp_path / "rank")
 
 
 def test_several_labels_are_refused(tmp_path):

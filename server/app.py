@@ -73,6 +73,7 @@ def create_app(
         redirect_slashes=False,
     )
     app.state.server = state
+    app.state.cors = cors = cors or Cors()
     state.stories.on_end(log_call)
     state.stories.on_end(state.metrics.tell)
     app.state.step_feed = StepFeed(state, kill_button=kill_button)
@@ -121,7 +122,7 @@ def create_app(
         app.add_middleware(AnswerFailures)
         return app
     app.add_middleware(HostCheck, hosts=hosts or Hosts())
-    app.add_middleware(RequestLogging, cors=cors or Cors(), answered=answered)
+    app.add_middleware(RequestLogging, cors=cors, answered=answered)
     return app
 
 

@@ -33,6 +33,10 @@ Web pages of other origins can call the server from a browser only if `--allowed
 Bodies are JSON and need the header `Content-Type: application/json`. A missing or different type returns 415, because browsers
 send such bodies from any page without a preflight. `curl -d` needs `-H 'Content-Type: application/json'`.
 
+Ollama's paths below `/api` read a body of any type, or of none, as JSON, because Ollama's clients rely on it. Only a web page of
+another origin needs the type there, too; `Origin` and `Sec-Fetch-Site` tell such a page. Browsers from before 2020 may
+send neither.
+
 A server that listens on a loopback address without `--api-key` answers only requests whose `Host` header names the loopback
 (`localhost`, names below it, `127.0.0.1`, `[::1]`, with any port) or the name given with `--host`. Other requests get a 403.
 Without this rule, a web page could point its own domain name at this machine (DNS rebinding) and read answers.

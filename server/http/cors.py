@@ -22,6 +22,9 @@ _MAX_AGE = "600"
 _ANY = "*"
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+(\s*,\s*[A-Za-z0-9!#$%&'*+.^_`|~-]+)*")
 _MAX_HEADER_NAMES = 1024
+_OWN_SITES = ("same-origin", "none")
+"""Values of Sec-Fetch-Site for the server's own pages, and for what the user of the browser starts."""
+_DEFAULT_PORT = re.compile(r":(80|443)\Z")
 
 
 class Cors:
@@ -81,9 +84,27 @@ class Cors:
             headers["Access-Control-Allow-Headers"] = names
         return Response(status_code=204, headers=headers)
 
+    def is_foreign_page(self, scope: Scope) -> bool:
+        """True for a request by a web page of another origin than the server's, unless that origin is allowed. A request without
+        `Origin` and `Sec-Fetch-Site` is no page's: browsers send one of them with everything that may have a body."""
+        headers = Headers(scope=scope)
+        if self._origin(scope) is not None:
+            return False
+        if any(site not in _OWN_SITES for site in headers.getlist("sec-fetch-site")):
+            return True
+        own = _DEFAULT_PORT.sub("", headers.get("host", "").lower())
+        return any(not own or _authority(origin) != own for origin in headers.getlist("origin"))
+
     def _origin(self, scope: Scope) -> str | None:
         """The request's origin if it is allowed, else None."""
         given = Headers(scope=scope).getlist("origin")
         if len(given) != 1:
             return None
         return given[0] if _ANY in self._origins or given[0].lower() in self._origins else None
+
+
+def _authority(origin: str) -> str | None:
+    """Host and port of an origin, without a default port; None for an opaque one, which is `null`. Schemes are not compared: a
+    proxy may end TLS, and then the server does not know its own."""
+    _, slashes, rest = origin.lower().partition("://")
+    return _DEFAULT_PORT.sub("", rest) if slashes else None

@@ -21,7 +21,7 @@ _ERRORS = {
     404: "The model, the stored response or the path does not exist.",
     408: "The request did not arrive in time, or the client was too slow to read its answer. The connection is closed.",
     413: "The body is larger than `--max-body-bytes`.",
-    415: "The body is compressed, or its Content-Type is not JSON.",
+    415: "The body is compressed, or its Content-Type is not JSON. Below `/api` the type matters only for web pages.",
     429: "The queue is full, or the request's deadline cannot be met. Retry after `Retry-After` seconds.",
     431: "The request line and headers are larger than 64 KiB.",
     500: "The server failed; the request is not at fault.",

@@ -50,7 +50,7 @@ async def read(request: Request, model: type[Model]) -> Model:
     """The validated body; a large one is parsed on a thread. The names of parameters without effect are left in the scope for
     the response's header. Raises InvalidRequest, also for unsupported parameters that would have an effect, and HTTPException
     for a body that is not JSON."""
-    check_media(request.headers)
+    check_media(request.scope, request.app.state.cors)
     body = await request.body()
     mark_received(body)
     story = _begin_story(request) if issubclass(model, RequestFields) else None

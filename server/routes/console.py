@@ -75,7 +75,7 @@ async def steps(request: Request) -> Response:
 @router.post("/v1/kill_executor")
 async def kill_executor(request: Request) -> Response:
     """SIGKILL to the executor's process. The body, if there is one, means nothing."""
-    check_media(request.headers)
+    check_media(request.scope, request.app.state.cors)
     feed: StepFeed = request.app.state.step_feed
     if not feed.kill_button:
         return http_error_response(404, "This server was started without --enable-kill-button.")

@@ -272,7 +272,7 @@ async def delete_response(request: Request, response_id: str) -> Response:
 @router.post("/v1/responses/{response_id}/cancel")
 async def cancel_response(request: Request, response_id: str) -> Response:
     """End a background response; one that has ended stays as it is."""
-    check_media(request.headers)  # no page of another origin ends it
+    check_media(request.scope, request.app.state.cors)  # no page of another origin ends it
     found = await _found(request, response_id)
     if found.run is None:
         message = "Only responses created with 'background' can be cancelled."

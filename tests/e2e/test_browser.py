@@ -26,6 +26,10 @@ def answer_to(server: ServerProcess, request: bytes) -> tuple[bytes, bytes]:
     return head.lower(), body
 
 
+def served_name(server: ServerProcess) -> str:
+    return str(httpx.get(f"{server.url}/v1/models", timeout=20).json()["data"][0]["id"])
+
+
 def status_for(server: ServerProcess, host: str, path: str = "/v1/models") -> int:
     return httpx.get(f"{server.url}{path}", headers={"Host": host}, timeout=20).status_code
 
@@ -39,6 +43,15 @@ def test_a_page_reaches_nothing(echo_server: ServerProcess) -> None:
         headers = {} if kind is None else {"Content-Type": kind}
         response = httpx.post(f"{echo_server.url}/v1/completions", content=BODY, headers=headers, timeout=20)
         assert response.status_code == 415 and "application/json" in response.json()["error"]["message"]
+        # Ollama's paths read any type, but not from a page: browsers name its origin.
+        chat = f"{echo_server.url}/api/chat"
+        load = b'{"model": "%s", "stream": false}' % served_name(echo_server).encode()
+        for page in ({"Origin": "http://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}):
+            refused = httpx.post(chat, content=load, headers=headers | page, timeout=20)
+            assert refused.status_code == 415 and "web pages" in refused.json()["error"], page
+        for own in ({}, {"Origin": echo_server.url, "Sec-Fetch-Site": "same-origin"}):
+            taken = httpx.post(chat, content=load, headers=headers | own, timeout=20)
+            assert taken.status_code == 200 and taken.json()["done_reason"] == "load", taken.text
 
 
 def test_a_stream_to_an_old_client(echo_server: ServerProcess) -> None:

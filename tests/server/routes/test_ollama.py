@@ -373,7 +373,7 @@ async def test_errors_around_the_route_have_the_form_too() -> None:
         for status, response in (
             (405, await client.get("/api/chat")),
             (413, await client.post("/api/chat", content=b" " * 2000, headers=AS_JSON)),
-            (415, await client.post("/api/generate/", content=b"{}")),
+            (415, await client.post("/api/generate/", content=b"{}", headers={"Origin": "null"})),
             (400, await client.post("/api/embed", content=b"{", headers=AS_JSON)),
             (401, await client.post("/api/chat", json={}, headers={"Authorization": "Bearer wrong"})),
         ):

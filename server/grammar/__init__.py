@@ -1,6 +1,6 @@
 """Structured output: the constraints of a request's answer, and their validation before generation.
 
-forms.py      the request's `response_format` or `structured_outputs` -> Constraint, within caps
+forms.py      the request's `response_format`, `structured_outputs` or `guided_*` -> Constraint, within caps
 schemas.py    JSON schemas: parts that cannot be enforced are refused; the rest is prepared for the compiler
 compose.py    constraints -> the grammar text that executors take
 lark.py       pieces of the compiler's grammar language

@@ -1,4 +1,4 @@
-"""From a request's constraint to a grammar: every form of `response_format` and `structured_outputs`."""
+"""From a request's constraint to a grammar: every form of `response_format`, `structured_outputs` and `guided_*`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from engine.errors import InvalidRequest
 from server.grammar.schemas import prepared_schema, refusal
 from server.schemas.base import WireModel
 from server.schemas.structured import (
+    GUIDED,
     MAX_CONSTRAINT_BYTES,
     ResponseFormat,
     StructuredFields,
@@ -49,16 +50,14 @@ class Constraint:
 
 def constraint_of(body: StructuredFields) -> Constraint | None:
     """The constraint of the request; None for free text. Raises InvalidRequest naming the field."""
-    asked, outputs = _of_format(body.response_format), body.structured_outputs
-    if outputs is None:
-        return asked
-    other = _of_outputs(outputs)
-    if asked is not None:
-        message = (
-            "'structured_outputs' and a 'response_format' that is not text cannot be combined; send only one."
-        )
-        raise InvalidRequest(message, param="structured_outputs", code="invalid_value")
-    return other
+    asked, guided = _of_format(body.response_format), _of_guided(body)
+    outputs = None if body.structured_outputs is None else _of_outputs(body.structured_outputs)
+    given = [constraint for constraint in (guided, outputs, asked) if constraint is not None]
+    if len(given) > 1:
+        first, second = (one.param.partition(".")[0] for one in given[:2])
+        other = "a 'response_format' that is not text" if second == "response_format" else f"'{second}'"
+        raise _not_together(first, other)
+    return given[0] if given else None
 
 
 def json_part(schema: dict[str, Any], param: str) -> dict[str, Any]:
@@ -98,6 +97,29 @@ def _of_format(asked: ResponseFormat | None) -> Constraint | None:
     return Constraint(param, json_part(named.schema_, param))
 
 
+def _of_guided(body: StructuredFields) -> Constraint | None:
+    """The constraint of vLLM's older fields. Raises InvalidRequest naming the field."""
+    given = [name for name in GUIDED if getattr(body, name) is not None]
+    if len(given) > 1:
+        raise _not_together(given[0], f"'{given[1]}'")
+    pattern = body.guided_whitespace_pattern
+    if pattern is not None and given != ["guided_json"]:
+        message = "'guided_whitespace_pattern' only goes with 'guided_json'."
+        raise InvalidRequest(message, param="guided_whitespace_pattern", code="invalid_value")
+    if not given:
+        return None
+    asked = StructuredOutputs.model_construct(
+        json_=body.guided_json, regex=body.guided_regex, choice=body.guided_choice, grammar=body.guided_grammar,
+        whitespace_pattern=pattern,
+    )  # fmt: skip
+    return _constraint(asked, given[0].removeprefix("guided_"), "guided_")
+
+
+def _not_together(param: str, other: str) -> InvalidRequest:
+    message = f"'{param}' and {other} cannot be combined; send only one."
+    return InvalidRequest(message, param=param, code="invalid_value")
+
+
 def _of_outputs(asked: StructuredOutputs) -> Constraint:
     _refuse_unknown(asked, "structured_outputs")
     given = [name for name in _KINDS if _value(asked, name) not in (None, False)]
@@ -108,12 +130,17 @@ def _of_outputs(asked: StructuredOutputs) -> Constraint:
         )
         raise InvalidRequest(message, param="structured_outputs", code="invalid_value")
     kind = given[0]
-    param = f"structured_outputs.{kind}"
     if not kind.startswith("json"):
         for name in _OF_JSON:
             if _value(asked, name):
                 message = f"'structured_outputs.{name}' only goes with 'json' or 'json_object'."
                 raise InvalidRequest(message, param=f"structured_outputs.{name}", code="invalid_value")
+    return _constraint(asked, kind, "structured_outputs.")
+
+
+def _constraint(asked: StructuredOutputs, kind: str, prefix: str) -> Constraint:
+    """The constraint of the one kind that is given. `prefix` and a field's name make the client's name for it."""
+    param = prefix + kind
     if asked.regex is not None:
         return Constraint(param, {"lark_grammar": f"start: {_regex(asked.regex, param)}"})
     if asked.choice is not None:
@@ -127,7 +154,7 @@ def _of_outputs(asked: StructuredOutputs) -> Constraint:
         return Constraint(param, {key: asked.grammar})
     schema = {"type": "object"} if asked.json_ is None else _schema(asked.json_, param)
     closed = bool(asked.disable_additional_properties)
-    return Constraint(param, _json(prepared_schema(schema, param, closed), _writing(asked)))
+    return Constraint(param, _json(prepared_schema(schema, param, closed), _writing(asked, prefix)))
 
 
 def _gives_temperature(grammar: str) -> bool:
@@ -162,9 +189,9 @@ def _schema(given: dict[str, Any] | str, param: str) -> dict[str, Any]:
     return schema
 
 
-def _writing(asked: StructuredOutputs) -> dict[str, Any]:
+def _writing(asked: StructuredOutputs, prefix: str) -> dict[str, Any]:
     """llguidance's settings for whitespace."""
-    pattern, param = asked.whitespace_pattern, "structured_outputs.whitespace_pattern"
+    pattern, param = asked.whitespace_pattern, f"{prefix}whitespace_pattern"
     if asked.disable_any_whitespace:
         if pattern is not None:
             raise refusal(param, "it contradicts 'disable_any_whitespace'")

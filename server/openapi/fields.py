@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, get_args
 
 from server.schemas.base import WireModel
 
-Origin = Literal["OpenAI", "vLLM", "Anthropic", "Ollama", "LangChain", "Jina", "Cohort"]
+Origin = Literal["OpenAI", "vLLM", "Anthropic", "Ollama", "LangChain", "Mistral", "Jina", "Cohort"]
 
 
 class FieldText(NamedTuple):

@@ -22,7 +22,7 @@ from server.stories.record import CURRENT, CallStory
 _SMALLEST_TOP_P = 1e-6
 """Value used for top_p 0, which OpenAI accepts for the most likely token; a set whose probability "reaches 0" would be
 empty."""
-_TOLD = ("n", "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "seed")
+_TOLD = ("n", "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty")
 """Fields that a story tells."""
 _LOGGED_TOKENS = 1024
 """Tokens of a prompt that the log shows, if it shows prompts."""
@@ -111,7 +111,7 @@ def text_request(
     )
     if isinstance(context.story, CallStory):
         _tell(context.story, fields, model, prompts)
-    seed = preset.seed if fields.seed is None else fields.seed
+    seed = preset.seed if fields.sampling_seed is None else fields.sampling_seed
     width = model.info.logits_width
     own_stops = [one for one in preset.stop_token_ids if one < width] if fields.stop is None else []
     return TextRequest(
@@ -141,8 +141,9 @@ def _tell(
     story: CallStory, fields: GenerationFields, model: ServedModel, prompts: tuple[tuple[int, ...], ...]
 ) -> None:
     """Note what the client asked for."""
+    given = {name: getattr(fields, name) for name in _TOLD} | {"seed": fields.sampling_seed}
     story.parameters = {
-        name: value for name in _TOLD if (value := getattr(fields, name)) is not None and abs(value) < 2**63
+        name: value for name, value in given.items() if value is not None and abs(value) < 2**63
     }
     if fields.output_limit is not None:
         story.parameters["max_tokens"] = fields.output_limit

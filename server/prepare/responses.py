@@ -367,11 +367,14 @@ class _Reader:
 
     def _call(self, place: str, item: InputItem) -> None:
         id_, name = _required(place, "call_id", item.call_id), _required(place, "name", item.name)
+        arguments: str | dict[str, Any] | None
         if item.type == "custom_tool_call":
             kind, text = CUSTOM, _required(place, "input", item.input)
             arguments = msgspec.json.encode({"input": text}).decode()
         else:
-            kind, arguments = FUNCTION, _required(place, "arguments", item.arguments)
+            kind, arguments = FUNCTION, item.arguments
+            if not isinstance(arguments, dict):
+                arguments = _required(place, "arguments", arguments)
         if id_ in self._open:
             message = f"Invalid value for '{place}.call_id': there is another call with this id before it."
             raise InvalidRequest(message, f"{place}.call_id", "invalid_value")

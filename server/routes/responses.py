@@ -380,13 +380,15 @@ def _items(
 
 
 def _stored_item(item: InputItem) -> Item:
-    """An input item as it is listed: with an identifier, and with its content in parts."""
+    """An input item as it is listed: with an identifier, its content in parts, and arguments as text."""
     kind = item.type or "message"
     members = item.model_dump(exclude_none=True) | {"type": kind}
     members["id"] = item_id = item.id or new_id(_ITEM_IDS.get(kind, "item_"))
     if kind == "message" and isinstance(item.content, str):
         part = "output_text" if item.role == "assistant" else "input_text"
         members["content"] = [{"type": part, "text": item.content}]
+    if isinstance(item.arguments, dict):
+        members["arguments"] = msgspec.json.encode(item.arguments).decode()
     if kind in _ITEM_IDS:
         members.setdefault("status", "completed")
     return item_id, msgspec.json.encode(members)

@@ -157,8 +157,8 @@ class Tool(WireModel):
 
     rules: ClassVar[Rules] = Rules(handed_on=True)
 
-    type: Literal["function"]
-    """OpenAI: Kind of the tool; functions are the only kind."""
+    type: Literal["function"] = "function"
+    """OpenAI: Kind of the tool; functions are the only kind. Default: function."""
     function: FunctionDefinition
     """OpenAI: Function that the model may call."""
 
@@ -234,8 +234,8 @@ class ChatRequest(PromptSideFields, StructuredFields, GenerationFields, ChatProm
     top_logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     """OpenAI: Number of alternatives per token. Requires `logprobs`. Default: 0."""
     tool_choice: Annotated[str | dict[str, Any] | None, WithJsonSchema(TOOL_CHOICE)] = None
-    """OpenAI: Functions that the model may or must call: `none`, `auto`, `required`, one function by name, or a list of allowed
-    tools. A grammar enforces required and named calls. Default: auto."""
+    """OpenAI: Functions that the model may or must call: `none`, `auto`, `required` (Mistral: `any`), one function by name, or a
+    list of allowed tools. A grammar enforces required and named calls. Default: auto."""
     parallel_tool_calls: bool | None = None
     """OpenAI: Whether one answer may contain several calls. Default: true."""
     add_special_tokens: bool | None = None
@@ -265,7 +265,7 @@ class ChatRequest(PromptSideFields, StructuredFields, GenerationFields, ChatProm
             return []
         shown = {one.place for one in choice.functions}
         return [
-            tool.model_dump(exclude_unset=True)
+            {"type": tool.type, **tool.model_dump(exclude_unset=True)}
             for place, tool in enumerate(self.tools or ())
             if choice.mode == "named" or place in shown
         ]

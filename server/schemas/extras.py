@@ -36,7 +36,7 @@ HARMLESS = frozenset(
         # vLLM, SGLang, llama.cpp, Ollama
         "request_id", "session_id", "spaces_between_special_tokens", "include_reasoning", "return_mm_kwargs",
         "stream_interval", "rid", "stream_reasoning", "cache_prompt", "id_slot", "keep_alive",
-        "timings_per_token", "return_progress",
+        "timings_per_token", "return_progress", "guided_decoding_backend",
     }
 )  # fmt: skip
 """Parameters that are accepted and ignored: bookkeeping, hints, and names of things that do not exist here."""
@@ -54,7 +54,7 @@ UNSUPPORTED: dict[str, Values] = {
     "custom_token_bans": ("",),
     # constrained output
     "guided_json": (), "guided_regex": (), "guided_choice": (), "guided_grammar": (),
-    "guided_decoding_backend": (), "guided_whitespace_pattern": (), "structural_tag": (), "json_schema": (),
+    "guided_whitespace_pattern": (), "guided_json_object": (False,), "structural_tag": (), "json_schema": (),
     "grammar": ("",), "regex": (), "ebnf": (), "stop_regex": ([],), "format": ("",),
     # reasoning by other names
     "separate_reasoning": (True,), "thinking_token_budget": (-1,), "thinking": (), "think": (), "enable_thinking": (),
@@ -76,6 +76,8 @@ UNSUPPORTED: dict[str, Values] = {
     "media_io_kwargs": ({},), "prompt_embeds": (), "kv_transfer_params": (), "ec_transfer_params": (), "lora_path": (),
     "session_params": ({},), "images": ([],), "image_data": ([],), "input_ids": (), "lora": ([],), "prompt_truncate_len": (),
     "response_schema": ({},), "parse_tool_calls": (True,),
+    # Mistral
+    "safe_prompt": (False,), "prompt_mode": (), "guardrails": ([],), "top_prompt_logprobs": (),
 }  # fmt: skip
 """Parameters that are known but not supported, each with the values (null always) at which it has no effect. `do_sample` is
 checked together with the temperature (`server/prepare/token_settings.py`); `echo` and `suffix` are fields of completions."""
@@ -96,7 +98,7 @@ OF_EMBEDDINGS: dict[str, Values] = {
     "messages": (), "prompt": (), "chat_template": (), "chat_template_kwargs": ({},),
     "normalize": (True,), "embed_dtype": ("float32",), "embedding_type": ("float",), "output_dtype": ("float",),
     "endianness": ("native", "little"), "padding": ("do_not_pad",), "truncate": (False, "NONE"), "input_type": (),
-    "instruct": (), "task": ("embed",), "late_chunking": (False,), "modality": ("text",),
+    "output_dimension": (), "instruct": (), "task": ("embed",), "late_chunking": (False,), "modality": ("text",),
 }  # fmt: skip
 """Unsupported parameters that would change vectors or their encoding, which is float32 here."""
 
@@ -118,7 +120,8 @@ HINTS = {
     "max_output_tokens": "use 'max_tokens'",
     "max_length": "use 'max_tokens', which does not count the prompt", "num_return_sequences": "use 'n'",
     "guided_json": _STRUCTURED_HINT, "guided_regex": _STRUCTURED_HINT, "guided_choice": _STRUCTURED_HINT,
-    "guided_grammar": _STRUCTURED_HINT, "guided_whitespace_pattern": _STRUCTURED_HINT, "json_schema": _STRUCTURED_HINT,
+    "guided_grammar": _STRUCTURED_HINT, "guided_json_object": _STRUCTURED_HINT, "json_schema": _STRUCTURED_HINT,
+    "guided_whitespace_pattern": _STRUCTURED_HINT,
     "grammar": _STRUCTURED_HINT, "regex": _STRUCTURED_HINT, "ebnf": _STRUCTURED_HINT, "format": "use 'response_format'",
     "stop_sequences": "use 'stop'", "repeat_penalty": "use 'repetition_penalty'",
     "stop_words": "use 'stop'", "stop_strings": "use 'stop'", "stop_str": "use 'stop'",
@@ -145,6 +148,8 @@ HINTS = {
     "context": "send the conversation to /api/chat, as 'messages'",
     "template": "start the server with --chat-template",
     "options.grammar": "use 'format'",
+    "safe_prompt": "give a message of role 'system'", "prompt_mode": "give a message of role 'system'",
+    "top_prompt_logprobs": "use 'prompt_logprobs'", "output_dimension": "use 'dimensions'",
     "reasoning": "use 'reasoning_effort', or 'chat_template_kwargs'",
     "messages[].function_call": "use 'tool_calls'",
     "messages[].refusal": "give it in 'content', as a part of type 'refusal'",

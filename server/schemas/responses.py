@@ -92,8 +92,8 @@ class InputItem(WireModel):
     """OpenAI: Name of the tool that a call calls."""
     namespace: Name | None = None
     """OpenAI: Namespace of the tool that a call calls."""
-    arguments: str | None = None
-    """OpenAI: Arguments of a `function_call`, as JSON text."""
+    arguments: str | dict[str, Any] | None = None
+    """OpenAI: Arguments of a `function_call`: JSON text, as generated, or a JSON object."""
     input: str | None = None
     """OpenAI: Input of a `custom_tool_call`."""
     output: str | Parts | None = None

@@ -50,6 +50,7 @@ def _not_too_many(value: Any) -> Any:
 
 Integer = Annotated[int, BeforeValidator(_integral)]
 """Type of single numbers; for long lists of ids a Python call per id would be slow."""
+Seed = Annotated[Integer, Field(ge=-(2**63), lt=2**64)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 TokenIdKey = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
@@ -187,9 +188,11 @@ class GenerationFields(RequestFields):
         Annotated[list[TokenId], Field(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS, fail_fast=True)] | None
     ) = None
     """vLLM: The only token ids that may be generated. Default: all."""
-    seed: Annotated[Integer, Field(ge=-(2**63), lt=2**64)] | None = None
+    seed: Seed | None = None
     """OpenAI: Seed of sampling: the same request with the same seed gets the same answer. Equal prompts in one request get
     different answers. -1 means no seed. The answer contains the seed that was used. Default: random."""
+    random_seed: Seed | None = None
+    """Mistral: Another name for `seed`. Two different values are an error."""
     speculative: bool | None = None
     """Cohort: Whether drafts may speed up the answer, which they do not change. false makes none for this request; true is an
     error on a server without drafts. Default: what the server was started with."""
@@ -213,6 +216,11 @@ class GenerationFields(RequestFields):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
+    def sampling_seed(self) -> int | None:
+        """The seed, whichever name the client used."""
+        return self.random_seed if self.seed is None else self.seed
+
+    @property
     def include_usage(self) -> bool:
         """True if the stream ends with a chunk of totals."""
         return bool(self.stream_options and self.stream_options.include_usage)
@@ -227,6 +235,9 @@ class GenerationFields(RequestFields):
         if self.stream_options is not None and not self.stream:
             message = "'stream_options' is only allowed when 'stream' is true."
             raise InvalidRequest(message, param="stream_options", code="invalid_value")
+        if self.random_seed is not None and self.seed not in (None, self.random_seed):
+            message = f"'random_seed' is {self.random_seed} and 'seed' is {self.seed}: send only one of the two names."
+            raise InvalidRequest(message, param="random_seed", code="invalid_value")
 
     def check_logprobs(self, sequences: int, logprobs: int | None, param: str) -> None:
         """Raises InvalidRequest if a step of all `sequences` would return too many logprobs."""

@@ -1,4 +1,4 @@
-"""Constraints of an answer: OpenAI's `response_format`, and vLLM's `structured_outputs`."""
+"""Constraints of an answer: OpenAI's `response_format`, and vLLM's `structured_outputs` and its older `guided_*`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,12 @@ from server.schemas.base import WireModel
 MAX_CHOICE_ENTRIES = 1024
 MAX_CONSTRAINT_BYTES = 64 * 1024
 """Greatest size of a schema, regular expression or grammar as text, in bytes."""
+
+
+Pattern = Annotated[str, Field(max_length=MAX_CONSTRAINT_BYTES)]
+Choices = Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICE_ENTRIES, fail_fast=True)]
+Grammar = Annotated[str, Field(min_length=1, max_length=MAX_CONSTRAINT_BYTES)]
+Whitespace = Annotated[str, Field(max_length=256)]
 
 
 class JsonSchemaFormat(WireModel):
@@ -41,17 +47,15 @@ class StructuredOutputs(WireModel):
 
     json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
     """vLLM: JSON schema that the answer follows, as an object or as JSON text."""
-    regex: Annotated[str, Field(max_length=MAX_CONSTRAINT_BYTES)] | None = None
+    regex: Pattern | None = None
     """vLLM: Regular expression that the whole answer matches."""
-    choice: (
-        Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICE_ENTRIES, fail_fast=True)] | None
-    ) = None
+    choice: Choices | None = None
     """vLLM: Texts of which the answer is one."""
-    grammar: Annotated[str, Field(min_length=1, max_length=MAX_CONSTRAINT_BYTES)] | None = None
+    grammar: Grammar | None = None
     """vLLM: Grammar that the answer follows, in Lark's notation or in GBNF (rules with `::=`)."""
     json_object: bool | None = None
     """vLLM: True if the answer is any JSON object."""
-    whitespace_pattern: Annotated[str, Field(max_length=256)] | None = None
+    whitespace_pattern: Whitespace | None = None
     """vLLM: Regular expression of the whitespace between parts of JSON. Default: a blank, or a line break with its
     indentation."""
     disable_any_whitespace: bool | None = None
@@ -62,6 +66,10 @@ class StructuredOutputs(WireModel):
     """vLLM: Accepted and without effect: there is one backend. Default: true."""
 
 
+GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+"""vLLM's names of constraints before `structured_outputs`, as vLLM served them until 0.11."""
+
+
 class StructuredFields(WireModel):
     """The constraint fields that chat and completions share."""
 
@@ -70,3 +78,13 @@ class StructuredFields(WireModel):
     text."""
     structured_outputs: StructuredOutputs | None = None
     """vLLM: Constraint on the answer: exactly one of `json`, `regex`, `choice`, `grammar` and `json_object`."""
+    guided_json: dict[str, Any] | str | None = None
+    """vLLM: Older form of `structured_outputs.json`."""
+    guided_regex: Pattern | None = None
+    """vLLM: Older form of `structured_outputs.regex`."""
+    guided_choice: Choices | None = None
+    """vLLM: Older form of `structured_outputs.choice`."""
+    guided_grammar: Grammar | None = None
+    """vLLM: Older form of `structured_outputs.grammar`."""
+    guided_whitespace_pattern: Whitespace | None = None
+    """vLLM: Older form of `structured_outputs.whitespace_pattern`. Requires `guided_json`."""

@@ -33,7 +33,7 @@ _ALLOWED = {
     },
     "required": ["type", "allowed_tools"],
 }
-TOOL_CHOICE = {"anyOf": [{"enum": ["none", "auto", "required"]}, _NAMED, _ALLOWED, {"type": "null"}]}
+TOOL_CHOICE = {"anyOf": [{"enum": ["none", "auto", "required", "any"]}, _NAMED, _ALLOWED, {"type": "null"}]}
 """JSON schema of what `tool_choice()` accepts."""
 
 
@@ -83,9 +83,9 @@ def tool_choice(
             return ToolChoice()
         case None | "auto":
             return ToolChoice("auto", tuple(functions), parallel)
-        case "required":
+        case "required" | "any":  # Mistral's name for it
             return ToolChoice("required", tuple(functions), parallel)
-        case {"type": "function", "function": {"name": str(name)}}:
+        case {"function": {"name": str(name)}, **others} if others.get("type", "function") == "function":
             found = _functions([name], functions, "tool_choice.function.name")
             return ToolChoice("named", found, several=False)
         case {

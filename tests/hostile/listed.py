@@ -187,7 +187,7 @@ def _templates() -> Iterator[Hostile]:
         )
     for name, value in {
         "lora_path": "/etc", "prompt_embeds": "gAR=", "kv_transfer_params": {"x": 1}, "functions": [{"name": "f"}],
-        "guided_json": {}, "guided_regex": "(", "custom_logit_processor": "x", "logits_processors": ["os.system"],
+        "guided_json": "{", "guided_regex": "(", "custom_logit_processor": "x", "logits_processors": ["os.system"],
         "extra_body": {"n": 1},
         "mm_processor_kwargs": {"a": 1}, "documents": [{"a": 1}], "vllm_xargs": {"a": 1},
         "use_beam_search": True, "tempreature": 1,

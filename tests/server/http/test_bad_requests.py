@@ -140,11 +140,10 @@ COMPLETIONS: list[tuple[dict[str, Any], str]] = [
 ]
 
 UNSUPPORTED: dict[str, Any] = {
-    "guided_json": {}, "guided_regex": "a", "guided_choice": ["a"],
     "use_beam_search": True,
     "prompt_embeds": "x", "kv_transfer_params": {}, "lora_path": "x", "grammar": "root ::= x", "repeat_penalty": 1.2,
     "presence_penalty_": None, "stop_sequences": ["a"], "max_new_tokens": 5, "max_length": 20, "min_length": 3,
-    "stop_words": ["x"], "random_seed": 3, "eos_token_id": 2, "suppress_tokens": [1], "max_tokens_to_sample": 5, "min_keep": 5,
+    "stop_words": ["x"], "eos_token_id": 2, "suppress_tokens": [1], "max_tokens_to_sample": 5, "min_keep": 5,
     "do_sample": False, "num_beams": 4, "num_return_sequences": 2, "detokenize": False, "extra_body": {"top_k": 3},
 }  # fmt: skip
 CHAT_ONLY: dict[str, Any] = {
@@ -187,10 +186,8 @@ async def test_what_would_change_the_result_is_refused_by_name(house: House) -> 
 
 async def test_hints_at_the_name_that_works(house: House) -> None:
     hints = {"max_new_tokens": "max_tokens", "stop_sequences": "stop", "min_length": "min_tokens"}
-    hints |= {"min_new_tokens": "min_tokens", "stop_words": "stop", "random_seed": "seed", "n_cmpl": "n"}
-    hints |= dict.fromkeys(
-        ("guided_json", "guided_grammar", "json_schema", "regex", "ebnf"), "structured_outputs"
-    )
+    hints |= {"min_new_tokens": "min_tokens", "stop_words": "stop", "n_cmpl": "n"}
+    hints |= dict.fromkeys(("guided_json_object", "json_schema", "regex", "ebnf"), "structured_outputs")
     for name, hint in hints.items():
         assert f"use '{hint}'" in error_of(await house.chat(**{name: 7}))["message"]
 

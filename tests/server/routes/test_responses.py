@@ -147,6 +147,27 @@ async def test_items_reach_the_template(house: House) -> None:
     assert shown.count("[system:") == 1
 
 
+async def test_arguments_of_a_call_may_be_an_object(house: House) -> None:
+    """As in a chat, and listed as OpenAI's text."""
+    prompts = []
+    for arguments in ('{"x":1,"city":"Ă"}', {"x": 1, "city": "Ă"}):
+        items = [{"role": "user", "content": "Hi"}, {**CALLED, "arguments": arguments}, RESULT]
+        response = await ask(house, input=items, tools=[FUNCTION])
+        assert response.status_code == 200, response.text
+        assert "x-cohort-ignored" not in response.headers
+        prompts.append(prompt_of(house))
+        listed = (await house.get(f"/v1/responses/{response.json()['id']}/input_items?order=asc")).json()[
+            "data"
+        ]
+        assert listed[1]["arguments"] == '{"x":1,"city":"Ă"}'
+    assert prompts[0] == prompts[1]
+    assert '(f={"x": 1, "city": "Ă"})' in prompts[0]
+    for wrong in (5, ["x"], True):
+        items = [{"role": "user", "content": "Hi"}, {**CALLED, "arguments": wrong}, RESULT]
+        refused = await ask(house, input=items, tools=[FUNCTION])
+        assert (refused.status_code, error_of(refused)["param"]) == (400, "input.1.arguments")
+
+
 @pytest.mark.parametrize(
     ("item", "thought"),
     [

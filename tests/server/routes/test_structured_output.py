@@ -138,7 +138,6 @@ async def test_without_a_judge_nothing_passes(house: House, route: str) -> None:
             {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schem": {}}}},
             "response_format.json_schema.schem",
         ),
-        ({"guided_json": SCHEMA}, "guided_json"),
         ({"json_schema": SCHEMA}, "json_schema"),
     ],
 )

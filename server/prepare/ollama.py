@@ -13,6 +13,8 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
+
 from engine.errors import InvalidRequest
 from server.prepare.turns import Turn
 from server.prepare.unread_parts import placeholder
@@ -26,7 +28,6 @@ from server.schemas.ollama import (
     OllamaGenerateRequest,
     OllamaGenerationFields,
     OllamaMessage,
-    OllamaOptions,
 )
 from server.schemas.structured import JsonSchemaFormat, ResponseFormat
 
@@ -93,7 +94,22 @@ def chat_of_messages(body: OllamaChatRequest, unread_parts: str) -> ConvertedOll
     fields["tools"] = [
         Tool.model_construct(type="function", function=tool.function) for tool in body.tools or ()
     ] or None
+    fields["tool_choice"] = _tool_choice(fields["tools"], body.tool_choice)
+    if fields["tool_choice"] is None and body.tool_choice is not None:
+        reader.ignored["tool_choice"] = None
     return _converted(turns, fields, "messages", reader, body)
+
+
+def _tool_choice(tools: list[Tool] | None, asked: Any) -> Any:
+    """The chat's `tool_choice`; None if there is nothing to choose from, or for a form that a chat does not have."""
+    match asked:
+        case {"type": "function", "name": str(name)}:  # as in the Responses API
+            asked = {"type": "function", "function": {"name": name}}
+    try:
+        ChatRequest.model_construct(messages=[], tools=tools, tool_choice=asked).choice  # noqa: B018  # it checks
+    except InvalidRequest:
+        return None
+    return asked
 
 
 def chat_of_prompt(body: OllamaGenerateRequest, unread_parts: str) -> ConvertedOllama:
@@ -112,13 +128,14 @@ def completion_of(body: OllamaGenerateRequest) -> CompletionRequest:
     return CompletionRequest.model_construct(prompt=body.prompt or "", suffix=body.suffix or None, **fields)
 
 
-def embedding_of(body: OllamaEmbedRequest | OllamaEmbeddingsRequest) -> EmbeddingRequest:
-    """The embeddings of a body. Ollama's older endpoint does not normalise vectors."""
+def embedding_of(body: OllamaEmbedRequest | OllamaEmbeddingsRequest, width: int) -> EmbeddingRequest:
+    """The embeddings of a body, for a model with vectors of `width` numbers. Ollama's older endpoint does not normalise them."""
     fields: dict[str, Any] = {name: getattr(body, name) for name in _REQUEST}
     if isinstance(body, OllamaEmbeddingsRequest):
         fields |= {"input": body.prompt, "use_activation": False}
     else:
-        fields |= {"input": body.input, "dimensions": body.dimensions}
+        wanted = body.dimensions if 0 < (body.dimensions or 0) < width else None
+        fields |= {"input": body.input, "dimensions": wanted}
     if isinstance(body, OllamaEmbeddingsRequest) or body.truncate is not False:
         fields |= {"truncate_prompt_tokens": -1, "truncation_side": "right"}
     return EmbeddingRequest.model_construct(**fields)
@@ -220,21 +237,36 @@ def _converted(
 ) -> ConvertedOllama:
     chat = ChatRequest.model_construct(messages=[turn.message() for turn in turns], **fields)
     chat.check()
-    return ConvertedOllama(chat, prompt, (*reader.ignored, *body.without_effect()))
+    return ConvertedOllama(chat, prompt, (*reader.ignored, *without_effect(body)))
 
 
 def _fields(body: OllamaGenerationFields) -> dict[str, Any]:
     """The fields of a chat or completion besides its prompt. Raises InvalidRequest naming the field."""
-    options = body.options or OllamaOptions()
+    options = body.settings
     fields: dict[str, Any] = {name: getattr(body, name) for name in _REQUEST}
     fields |= {name: getattr(options, name) for name in _SAME} | options.penalties()
     fields |= {"logprobs": body.logprobs, "top_logprobs": body.top_logprobs if body.logprobs else None}
     fields["stop"] = options.stops or None
     if options.num_predict is not None and options.num_predict > 0:
         fields["max_tokens"] = options.num_predict
+    fields["response_format"] = _format(body)
+    return fields
+
+
+def _format(body: OllamaGenerationFields) -> ResponseFormat | None:
+    """The format of the answer, from `format` or else from `response_format`."""
     if isinstance(body.format, dict):
         schema = JsonSchemaFormat.model_construct(name="answer", schema_=body.format)
-        fields["response_format"] = ResponseFormat.model_construct(type="json_schema", json_schema=schema)
-    elif body.format:
-        fields["response_format"] = ResponseFormat.model_construct(type="json_object")
-    return fields
+        return ResponseFormat.model_construct(type="json_schema", json_schema=schema)
+    if body.format:
+        return ResponseFormat.model_construct(type="json_object")
+    try:
+        return ResponseFormat.model_validate(body.response_format)
+    except ValidationError:
+        return None
+
+
+def without_effect(body: OllamaGenerationFields) -> list[str]:
+    """Names of fields that are given and change nothing."""
+    unread = body.response_format is not None and (bool(body.format) or _format(body) is None)
+    return body.without_effect() + ["response_format"] * unread

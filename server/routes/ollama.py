@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
@@ -33,6 +34,7 @@ from server.prepare.ollama import (
     field_name,
     naming_fields,
     template_variables_of,
+    without_effect,
 )
 from server.routes.answering import AnsweredCall
 from server.routes.common import json_response, named, read, state_of, tell_ignored
@@ -59,7 +61,6 @@ async def chat(request: Request) -> Response:
     """Answer a conversation."""
     state = state_of(request)
     body = await read(request, OllamaChatRequest)
-    body.check()
     model = await find_model(state, body.model, generating=True)
     if not body.messages:
         return _loaded(request, body, OllamaAnswer(body.model, arrival_time(), as_text=False))
@@ -78,7 +79,7 @@ async def generate(request: Request) -> Response:
     if not (body.prompt or body.suffix or body.images):
         return _loaded(request, body, OllamaAnswer(body.model, arrival_time(), as_text=True))
     if body.continues:
-        tell_ignored(request, body.without_effect())
+        tell_ignored(request, without_effect(body))
         prepared = await while_connected(request.receive, _prepared_text(state, model, body))
     else:
         converted = await run_off_loop_if_large(
@@ -92,7 +93,7 @@ async def generate(request: Request) -> Response:
 async def embed(request: Request) -> Response:
     """A vector for each text."""
     body = await read(request, OllamaEmbedRequest)
-    vectors, usage, started = await _vectors(request, body, "input")
+    vectors, usage, started = await _vectors(request, body, "input", body.input)
     arrived = arrival_time()
     durations = {
         "total_duration": nanoseconds(time.monotonic() - arrived),
@@ -106,8 +107,8 @@ async def embed(request: Request) -> Response:
 async def embeddings(request: Request) -> Response:
     """The vector of one text, not normalised: Ollama's older endpoint."""
     body = await read(request, OllamaEmbeddingsRequest)
-    [vector], _, _ = await _vectors(request, body, "prompt")
-    return json_response({"embedding": vector})
+    vectors, _, _ = await _vectors(request, body, "prompt", body.prompt)
+    return json_response({"embedding": vectors[0] if vectors else []})
 
 
 async def find_model(state: ServerState, name: str, *, generating: bool = False) -> ServedModel:
@@ -125,7 +126,7 @@ def without_tag(state: ServerState, name: str) -> str:
 
 def _loaded(request: Request, body: OllamaGenerationFields, answer: OllamaAnswer) -> Response:
     """The answer to a request without a prompt, by which clients load a model: it is loaded."""
-    tell_ignored(request, body.without_effect())
+    tell_ignored(request, without_effect(body))
     told = answer.loaded()
     if body.stream is False:
         return json_response(told)
@@ -142,7 +143,11 @@ async def _prepared_chat(
     """The call. What has no effect is listed in the response's header. Raises EngineError, in the names of the body's fields."""
     known = frozenset[str]() if model.template is None else model.template.variables
     reasons = model.notation.reasoning is not None
-    variables, unread = template_variables_of(body.think, known, reasons)
+    variables, unread = template_variables_of(body.thinking, known, reasons)
+    if converted.chat.choice.forced and model.notation.for_calls(True).tools is None:
+        # No grammar can force calls whose form is unknown. Ollama never forces any, so its clients expect text as well.
+        converted.chat.tool_choice = None
+        unread.append("tool_choice")
     tell_ignored(request, [*converted.ignored, *unread])
     with naming_fields(converted.prompt):
         work = prepare_chat(state, model, converted.chat, variables, _PREFIX)
@@ -183,14 +188,19 @@ async def _answered(
 
 
 async def _vectors(
-    request: Request, body: OllamaEmbedRequest | OllamaEmbeddingsRequest, prompt: str
+    request: Request,
+    body: OllamaEmbedRequest | OllamaEmbeddingsRequest,
+    prompt: str,
+    texts: str | Sequence[str] | None,
 ) -> tuple[list[msgspec.Raw], Usage, float]:
     """The vectors, encoded, their tokens, and when the model began, in seconds of the monotonic clock. `prompt`: the body's name
-    for its texts. Raises EngineError."""
+    for its `texts`. Raises EngineError."""
     state = state_of(request)
     model = await find_model(state, body.model)
     tell_ignored(request, body.without_effect())
-    asked_for = embedding_of(body)
+    if not texts:
+        return [], Usage(), time.monotonic()
+    asked_for = embedding_of(body, model.info.hidden_size)
 
     async def work() -> tuple[list[msgspec.Raw], Usage, float]:
         with named({"input": prompt, "prompt": prompt}):

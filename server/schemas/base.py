@@ -6,7 +6,8 @@ import functools
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from engine.errors import InvalidRequest
@@ -98,8 +99,18 @@ def _path(location: Sequence[int | str]) -> tuple[int | str, ...]:
 def field_names() -> frozenset[str]:
     """The fields of all wire types. Called on the first bad request, when every schema has been imported."""
     return frozenset(
-        field.alias or name for model in wire_types() for name, field in model.model_fields.items()
+        one
+        for model in wire_types()
+        for name, field in model.model_fields.items()
+        for one in _names(name, field)
     )
+
+
+def _names(name: str, field: FieldInfo) -> Sequence[str]:
+    """The names of a field in the client's JSON."""
+    if isinstance(field.validation_alias, AliasChoices):
+        return [one for one in field.validation_alias.choices if isinstance(one, str)]
+    return [field.alias or name]
 
 
 def wire_types() -> Iterator[type[WireModel]]:

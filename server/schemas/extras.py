@@ -147,7 +147,6 @@ HINTS = {
     "separate_reasoning": "start the server with --reasoning-parser none",
     "context": "send the conversation to /api/chat, as 'messages'",
     "template": "start the server with --chat-template",
-    "options.grammar": "use 'format'",
     "safe_prompt": "give a message of role 'system'", "prompt_mode": "give a message of role 'system'",
     "top_prompt_logprobs": "use 'prompt_logprobs'", "output_dimension": "use 'dimensions'",
     "reasoning": "use 'reasoning_effort', or 'chat_template_kwargs'",
@@ -162,11 +161,8 @@ UNSUPPORTED_INSIDE: dict[str, Values] = {
     "messages[].audio": (),
     "messages[].refusal": ("",),
     "messages[].prefix": (False,),
-    "options.mirostat": (0,), "options.tfs_z": (1,), "options.penalize_newline": (True,), "options.dry_multiplier": (0,),
-    "options.xtc_probability": (0,), "options.grammar": ("",), "options.logit_bias": ([], {}),
 }  # fmt: skip
-"""Unsupported keys inside objects: additional contents of a message would be missing from the prompt, and samplers in Ollama's
-`options` would choose other tokens."""
+"""Unsupported keys inside objects: additional contents of a message would be missing from the prompt."""
 
 HARMLESS_INSIDE = {
     "stream_options.include_obfuscation": "Nothing is padded here.",
@@ -192,11 +188,13 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 class Rules:
     """Rules of one body for keys that are not fields. `refused` maps names to the reason, for an endpoint's own cases;
     `unsupported` has the names that matter there, with the values at which they have no effect. `handed_on`: the object
-    goes to the chat template with all its keys, so none of them is ignored."""
+    goes to the chat template with all its keys, so none of them is ignored. `tolerant`: any other key is ignored, also one that
+    looks like a misspelt parameter."""
 
     refused: Mapping[str, str] = field(default_factory=dict)
     unsupported: Mapping[str, Values] = field(default_factory=lambda: UNSUPPORTED)
     handed_on: bool = False
+    tolerant: bool = False
 
 
 def screen(body: BaseModel) -> list[str]:
@@ -207,7 +205,13 @@ def screen(body: BaseModel) -> list[str]:
     """
     rules: Rules = getattr(body, "rules")  # noqa: B009  # every WireModel's
     known = type(body).model_fields
-    ignored = judge(body.model_extra, known, also_refused=rules.refused, unsupported=rules.unsupported)
+    ignored = judge(
+        body.model_extra,
+        known,
+        also_refused=rules.refused,
+        unsupported=rules.unsupported,
+        tolerant=rules.tolerant,
+    )
     names = dict.fromkeys(ignored)
     for path, place, inner in _inner(body):
         for name in _judge_inside(inner, path, place):
@@ -224,6 +228,7 @@ def judge(
     *,
     also_refused: Mapping[str, str] = _NOTHING,
     unsupported: Mapping[str, Values] = UNSUPPORTED,
+    tolerant: bool = False,
 ) -> list[str]:
     """The keys of a body that are ignored. Raises InvalidRequest naming the parameter."""
     if not extra:
@@ -231,7 +236,7 @@ def judge(
     unknown = sum(
         name not in HARMLESS and name not in unsupported and name not in also_refused for name in extra
     )
-    if unknown > MAX_UNKNOWN:
+    if unknown > MAX_UNKNOWN and not tolerant:
         message = f"{unknown} parameters are unknown; at most {MAX_UNKNOWN} are ignored."
         raise InvalidRequest(message, code="unknown_parameter")
     ignored = []
@@ -243,7 +248,7 @@ def judge(
         if name in unsupported:
             _refuse_unless_neutral(name, name, value, unsupported[name])
         else:
-            if name not in HARMLESS:
+            if name not in HARMLESS and not tolerant:
                 # Without unsupported names: a suggestion that is refused as well does not help.
                 _refuse_misspelt(name, name, known)
             ignored.append(name)
@@ -252,13 +257,17 @@ def judge(
 
 def _judge_inside(inner: BaseModel, path: str, place: Place) -> Iterator[str]:
     """The paths of an inner object's keys that are ignored. Raises InvalidRequest."""
-    if not inner.model_extra or getattr(inner, "rules").handed_on:  # noqa: B009
+    rules: Rules = getattr(inner, "rules")  # noqa: B009  # every WireModel's
+    if not inner.model_extra or rules.handed_on:
         return
     unknown = 0
     for name, value in inner.model_extra.items():
         if value is None:
             continue
         full = f"{path}.{name}"
+        if rules.tolerant:
+            yield full
+            continue
         param = ".".join(map(str, (*place, name)))
         if full in UNSUPPORTED_INSIDE:
             _refuse_unless_neutral(full, param, value, UNSUPPORTED_INSIDE[full])

@@ -7,127 +7,23 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag, WithJsonSchema
 
 from engine.errors import InvalidRequest
-from executors.contract import MAX_REPETITION_PENALTY, MIN_REPETITION_PENALTY
 from server.schemas.base import WireModel
 from server.schemas.chat import MAX_MESSAGES, MAX_NAME_LENGTH, MAX_TOOL_CALLS, MAX_TOOLS, FunctionDefinition
 from server.schemas.embeddings import MAX_INPUTS
-from server.schemas.extras import OF_EMBEDDINGS, UNSUPPORTED, Rules
-from server.schemas.sampling import (
-    MAX_LOGPROBS,
-    MAX_OUTPUT_TOKENS,
-    MAX_STOPS,
-    MAX_TEMPERATURE,
-    MAX_TOP_K,
-    Integer,
-    RequestFields,
-    Stop,
-)
+from server.schemas.extras import Rules, Values
+from server.schemas.ollama_options import TOLERANT, OllamaOptions, OllamaSettings
+from server.schemas.sampling import MAX_LOGPROBS, Integer, RequestFields
 
 MAX_IMAGES = 64
-_OPTIONS = (
-    "temperature", "top_p", "top_k", "min_p", "typical_p", "seed", "stop", "repeat_penalty", "presence_penalty",
-    "frequency_penalty", "num_predict", "num_ctx", "repeat_last_n",
-)  # fmt: skip
-_ELSEWHERE = "it belongs to /v1/chat/completions"
-_REFUSED = {
-    **{name: f"give it in 'options', as 'options.{name}'" for name in _OPTIONS},
-    "max_tokens": "use 'options.num_predict'",
-    "max_completion_tokens": "use 'options.num_predict'",
-    "repetition_penalty": "use 'options.repeat_penalty'",
-    "response_format": "use 'format'",
-    "structured_outputs": "use 'format'",
-    "reasoning_effort": "use 'think'",
-    "chat_template_kwargs": "use 'think'",
-    **dict.fromkeys(
-        (
-            "n", "prompt_logprobs", "logit_bias", "bad_words", "allowed_token_ids", "min_tokens", "stop_token_ids",
-            "ignore_eos", "include_stop_str_in_output", "stream_options", "skip_special_tokens", "return_token_ids",
-            "return_tokens_as_token_ids", "truncate_prompt_tokens", "truncation_side", "add_generation_prompt",
-            "continue_final_message", "add_special_tokens", "include_reasoning",
-        ),
-        _ELSEWHERE,
-    ),
-}  # fmt: skip
-_NOT_OF_CHAT = {
-    "prompt": "it belongs to /api/generate; a chat has 'messages'",
-    "system": "give a message of role 'system'",
-    "suffix": "it belongs to /api/generate",
-    "raw": "it belongs to /api/generate",
-    "images": "give them in a message",
+_EFFORTS: dict[str, bool | str] = {
+    "none": False,
+    "low": "low",
+    "medium": "medium",
+    "high": "high",
+    "max": "max",
 }
-_NOT_OF_GENERATE = {
-    "messages": "they belong to /api/chat",
-    "tools": "they belong to /api/chat",
-}
-
-
-def _rules(refused: dict[str, str], **unsupported: tuple[Any, ...]) -> Rules:
-    """Rules for keys that are not fields: those of a chat, and these."""
-    return Rules(
-        refused={name: f"'{name}' is not supported here: {reason}." for name, reason in refused.items()},
-        unsupported={name: values for name, values in UNSUPPORTED.items() if name not in refused}
-        | unsupported,
-    )
-
-
-class OllamaOptions(WireModel):
-    """Settings of generation. Settings of Ollama's own loader, such as `num_gpu` and `num_thread`, have no effect here and are
-    listed in `x-cohort-ignored`."""
-
-    temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = None
-    """Ollama: Sampling temperature; 0 takes the likeliest token at each step. Default: the model's."""
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Ollama: Sample from the likeliest tokens whose probabilities add up to this. Default: the model's."""
-    top_k: Annotated[Integer, Field(ge=-1, le=MAX_TOP_K)] | None = None
-    """Ollama: Sample from this number of likeliest tokens; 0 and -1 mean all. Default: the model's."""
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Ollama: Exclude tokens whose probability is below this fraction of the likeliest token's. Default: the model's."""
-    typical_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Ollama: Probability mass of locally typical sampling; 1 and 0 disable it. Default: the model's."""
-    seed: Annotated[Integer, Field(ge=-(2**63), lt=2**64)] | None = None
-    """Ollama: Seed of sampling: the same request with the same seed gets the same answer. -1 means no seed. Default: random."""
-    num_predict: Annotated[Integer, Field(ge=-(2**31), le=MAX_OUTPUT_TOKENS)] | None = None
-    """Ollama: Maximum number of tokens to generate; 0 and less mean what fits the context. Default: -1."""
-    num_ctx: Annotated[Integer, Field(ge=1, le=MAX_OUTPUT_TOKENS)] | None = None
-    """Ollama: Without effect, and listed in `x-cohort-ignored`: the context is that of `--max-model-len`."""
-    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
-    """Ollama: Texts that end the answer. They are not part of it."""
-    repeat_penalty: Annotated[float, Field(ge=MIN_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)] | None = (
-        None
-    )
-    """Ollama: Divides the positive logits of tokens that occur in the prompt or the answer, and multiplies the negative ones.
-    Default: the model's."""
-    repeat_last_n: Annotated[Integer, Field(ge=-1, le=MAX_OUTPUT_TOKENS)] | None = None
-    """Ollama: Number of last tokens that penalties count. -1 means all and 0 turns penalties off; other numbers return 400 if a
-    penalty is set, since penalties count all tokens here. Default: -1."""
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    """Ollama: Subtracted from the logits of tokens that occur in the answer. Default: 0."""
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    """Ollama: Subtracted from the logit of a token once for each time it occurs in the answer. Default: the model's."""
-
-    @property
-    def stops(self) -> list[str]:
-        """Stop strings as a list, whichever form the client used."""
-        return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
-
-    def penalties(self) -> dict[str, float]:
-        """The chat's fields for penalties. Raises InvalidRequest for a window of tokens that cannot be kept."""
-        given = {
-            "repetition_penalty": self.repeat_penalty,
-            "presence_penalty": self.presence_penalty,
-            "frequency_penalty": self.frequency_penalty,
-        }
-        found = {name: value for name, value in given.items() if value is not None}
-        if self.repeat_last_n == 0:
-            return {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-        neutral = {"repetition_penalty": 1.0}
-        if (self.repeat_last_n or -1) > 0 and any(
-            value != neutral.get(name, 0.0) for name, value in found.items()
-        ):
-            message = "'options.repeat_last_n' is not supported beside a penalty: penalties count all tokens, which -1 asks for."
-            raise InvalidRequest(message, "options.repeat_last_n", "unsupported_value")
-        return found
-
+"""Values of OpenAI's `reasoning_effort` that `think` can express."""
+_DEBUG: dict[str, Values] = {"_debug_render_only": (False,)}
 
 KeepAlive = Annotated[
     float | Annotated[str, Field(max_length=64)] | None,
@@ -149,6 +45,8 @@ Format = Annotated[
 class OllamaCallFields(RequestFields):
     """Fields of every call of a model."""
 
+    rules: ClassVar[Rules] = TOLERANT
+
     model: Annotated[str, Field(min_length=1, max_length=1024)]
     """Ollama: Name of the model, as GET /api/tags lists it, with or without `:latest`."""
     options: OllamaOptions | None = None
@@ -162,8 +60,9 @@ class OllamaCallFields(RequestFields):
         return found + ["options.num_ctx"] * (self.options is not None and self.options.num_ctx is not None)
 
 
-class OllamaGenerationFields(OllamaCallFields):
-    """Fields that chat and generate share."""
+class OllamaGenerationFields(OllamaCallFields, OllamaSettings):
+    """Fields that chat and generate share. The settings of `options` may stand beside it, too: those in `options` take
+    precedence."""
 
     stream: bool | None = None
     """Ollama: Whether the answer is sent line by line, each a JSON object, while it is generated. Default: true."""
@@ -176,21 +75,48 @@ class OllamaGenerationFields(OllamaCallFields):
     logprobs: bool | None = None
     """Ollama: Whether the answer contains the log probability of each token. Default: false."""
     top_logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    """Ollama: Number of alternatives per token. Requires `logprobs`. Default: 0."""
+    """Ollama: Number of alternatives per token. Without `logprobs` it has no effect. Default: 0."""
     truncate: bool | None = None
     """Ollama: Without effect, and listed in `x-cohort-ignored`: a prompt that does not fit the context returns 400."""
     shift: bool | None = None
     """Ollama: Without effect, and listed in `x-cohort-ignored`: an answer that fills the context ends with `length`."""
 
-    def check(self) -> None:
-        """Rules between fields. Raises InvalidRequest naming the field."""
-        if self.top_logprobs and not self.logprobs:
-            message = "'top_logprobs' is only allowed when 'logprobs' is true."
-            raise InvalidRequest(message, "top_logprobs", "invalid_value")
+    response_format: Any = None
+    """OpenAI: Format of the answer, for clients that write it in OpenAI's form. With `format`, or in another form, it has no
+    effect, and `x-cohort-ignored` lists it. Default: that of format."""
+    reasoning_effort: Any = None
+    """OpenAI: Level of reasoning: `none`, `low`, `medium`, `high` and `max` mean what `think` means. With `think`, or with
+    another value, it has no effect, and `x-cohort-ignored` lists it. Default: that of think."""
+
+    @property
+    def settings(self) -> OllamaOptions:
+        """The settings of generation, wherever the client wrote them."""
+        within = self.options or OllamaOptions()
+        return within.model_copy(update={name: getattr(self, name) for name in self._beside(within)})
+
+    def _beside(self, within: OllamaOptions) -> list[str]:
+        """Names of the settings beside `options` that count."""
+        known = OllamaSettings.model_fields
+        return [name for name in known if getattr(self, name) is not None and getattr(within, name) is None]
+
+    @property
+    def thinking(self) -> bool | str | None:
+        """Whether and how much the model is to reason; None if the client does not say."""
+        if self.think is not None or not isinstance(self.reasoning_effort, str):
+            return self.think
+        return _EFFORTS.get(self.reasoning_effort)
 
     def without_effect(self) -> list[str]:
         """Names of fields that are given and change nothing."""
         found = [name for name in ("truncate", "shift") if getattr(self, name)]
+        if self.top_logprobs and not self.logprobs:
+            found.append("top_logprobs")
+        if self.reasoning_effort is not None and (self.think is not None or self.thinking is None):
+            found.append("reasoning_effort")
+        beside = self._beside(self.options or OllamaOptions())
+        for name in OllamaSettings.model_fields:
+            if getattr(self, name) is not None and (name == "num_ctx" or name not in beside):
+                found.append(name)
         return super().without_effect() + found
 
 
@@ -214,6 +140,8 @@ class OllamaToolCall(WireModel):
 
 class OllamaMessage(WireModel):
     """Message of a conversation."""
+
+    rules: ClassVar[Rules] = TOLERANT
 
     role: Literal["system", "user", "assistant", "tool"]
     """Ollama: Author of the message."""
@@ -248,21 +176,22 @@ class OllamaTool(WireModel):
 class OllamaChatRequest(OllamaGenerationFields):
     """Body of a chat in Ollama's form."""
 
-    rules: ClassVar[Rules] = _rules(_REFUSED | _NOT_OF_CHAT, tool_choice=("auto",), template=("",))
+    rules: ClassVar[Rules] = Rules(unsupported=_DEBUG, tolerant=True)
 
     messages: Annotated[list[OllamaMessage], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = None
     """Ollama: Messages of the conversation so far, oldest first. The answer continues a last message of the assistant. Without
     messages the answer only tells that the model is loaded."""
     tools: Annotated[list[OllamaTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     """Ollama: Functions that the model may call."""
+    tool_choice: Any = None
+    """OpenAI: Which of `tools` may or must be called, as in /v1/chat/completions. In another form, or without a tool of that
+    name, it has no effect, and `x-cohort-ignored` lists it. Default: auto."""
 
 
 class OllamaGenerateRequest(OllamaGenerationFields):
     """Body of a single prompt in Ollama's form."""
 
-    rules: ClassVar[Rules] = _rules(
-        _REFUSED | _NOT_OF_GENERATE, tool_choice=("auto", "none"), template=("",), context=([],)
-    )
+    rules: ClassVar[Rules] = Rules(unsupported={**_DEBUG, "template": ("",), "context": ([],)}, tolerant=True)
 
     prompt: str | None = None
     """Ollama: Message of the user, or with `raw` or `suffix` the text to continue. Without it the answer only tells that the
@@ -283,57 +212,52 @@ class OllamaGenerateRequest(OllamaGenerationFields):
 
     def check(self) -> None:
         """Rules between fields. Raises InvalidRequest naming the field."""
-        super().check()
         if not self.continues:
             return
         by = "raw" if self.raw else "suffix"
-        for name in ("system", "images", "think", "suffix"):
-            if getattr(self, name) and name != by:
+        for name in ("system", "images"):
+            if getattr(self, name):
                 message = f"'{name}' and '{by}' cannot be combined: no chat template is used."
                 raise InvalidRequest(message, name, "invalid_value")
 
-
-_OF_VECTORS = {**OF_EMBEDDINGS, "truncate_prompt_tokens": (), "encoding_format": ("float",), "pooling": ()}
+    def without_effect(self) -> list[str]:
+        """Names of fields that are given and change nothing."""
+        found = super().without_effect()
+        if self.continues and self.think and "think" not in found:
+            found.append("think")
+        return found + ["suffix"] * bool(self.raw and self.suffix)
 
 
 class OllamaEmbedRequest(OllamaCallFields):
     """Texts to turn into vectors, in Ollama's form."""
 
-    rules: ClassVar[Rules] = Rules(
-        unsupported={name: values for name, values in _OF_VECTORS.items() if name not in ("truncate",)}
-    )
-
-    input: Annotated[
-        Annotated[str, Field(min_length=1), Tag("one text")]
-        | Annotated[
-            list[Annotated[str, Field(min_length=1)]],
-            Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True),
-            Tag("several texts"),
-        ],
-        Discriminator(lambda value: "several texts" if isinstance(value, list) else "one text"),
-    ]
-    """Ollama: One text or several."""
+    input: (
+        Annotated[
+            Annotated[str, Tag("one text")]
+            | Annotated[list[str], Field(max_length=MAX_INPUTS, fail_fast=True), Tag("several texts")],
+            Discriminator(lambda value: "several texts" if isinstance(value, list) else "one text"),
+        ]
+        | None
+    ) = None
+    """Ollama: One text or several. Without a text, `embeddings` is empty."""
     truncate: bool | None = None
     """Ollama: Whether the end of a text that does not fit the context is cut off. Default: true."""
-    dimensions: Annotated[Integer, Field(ge=1)] | None = None
-    """Ollama: Number of first dimensions to keep, for models trained for it; the shortened vector is normalised again. Default:
-    all."""
+    dimensions: Annotated[Integer, Field(ge=-(2**63), lt=2**63)] | None = None
+    """Ollama: Number of first dimensions to keep, for models trained for it; the shortened vector is normalised again. 0 and
+    less, and more than there are, mean all. Default: all."""
 
 
 class OllamaEmbeddingsRequest(OllamaCallFields):
     """Text to turn into a vector, in Ollama's older form."""
 
-    rules: ClassVar[Rules] = Rules(
-        unsupported={name: values for name, values in _OF_VECTORS.items() if name != "prompt"}
-        | {"dimensions": ()}
-    )
-
-    prompt: Annotated[str, Field(min_length=1)]
-    """Ollama: The text. The vector is not normalised."""
+    prompt: str | None = None
+    """Ollama: The text. The vector is not normalised. Without a text, `embedding` is empty."""
 
 
 class OllamaShowRequest(WireModel):
     """Name of the model to describe."""
+
+    rules: ClassVar[Rules] = TOLERANT
 
     model: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     """Ollama: Name of the model, as GET /api/tags lists it, with or without `:latest`. Required, unless `name` is given."""

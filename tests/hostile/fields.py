@@ -271,8 +271,8 @@ def _bad_ollama_fields(generating: dict[str, Values], tools: Values) -> dict[str
         for name in ("temperature", "top_p", "top_k", "min_p", "typical_p", "repeat_penalty", "presence_penalty",
                      "frequency_penalty", "seed", "stop")
     } | {
-        "num_predict": no_number(-(2**31), 2**31 - 1, True), "num_ctx": no_number(1, 2**31 - 1, True),
-        "repeat_last_n": no_number(-1, 2**31 - 1, True), "mirostat": st.sampled_from([1, 2, True, "on"]),
+        "num_predict": no_number(-(2**31), 2**31 - 1, True), "num_ctx": no_number(-(2**63), 2**63 - 1, True),
+        "repeat_last_n": no_number(-1, 2**31 - 1, True), "max_tokens": no_number(-(2**31), 2**31 - 1, True),
     }  # fmt: skip
     options = st.one_of(
         other_than("object"),
@@ -282,7 +282,7 @@ def _bad_ollama_fields(generating: dict[str, Values], tools: Values) -> dict[str
         "model": no_text(1024), "options": options, "keep_alive": other_than("number", "text") | st.just("x" * 65),
         **{name: generating[name] for name in ("priority", "deadline_ms", "cache_salt")},
     }  # fmt: skip
-    both = common | {
+    both = common | settings | {
         "stream": flag, "logprobs": flag, "top_logprobs": no_number(0, 20, True), "truncate": flag, "shift": flag,
         "think": other_than("boolean", "text") | st.sampled_from(["", "much", "HIGH"]),
         "format": other_than("text", "object") | st.sampled_from(["yaml", "JSON", {"type": "string", "pattern": "("}]),
@@ -292,15 +292,17 @@ def _bad_ollama_fields(generating: dict[str, Values], tools: Values) -> dict[str
         _bad_ollama_message().map(lambda message: [USER, message]), st.just([USER] * 4097),
     )  # fmt: skip
     images = other_than("list") | st.just(["AAAA"]) | st.lists(other_than("text"), min_size=1, max_size=3)
-    inputs = other_than("text", "list") | st.sampled_from(["", [], [""], [5], ["a", None]])
+    inputs = other_than("text", "list") | st.sampled_from([[5], ["a", None]])
     return {
         OLLAMA_CHAT: {**both, "messages": messages, "tools": tools},
         OLLAMA_GENERATE: {
             **both, "prompt": other_than("text") | SURROGATE, "system": other_than("text"), "suffix": other_than("text"),
             "raw": flag, "images": images,
         },
-        OLLAMA_EMBED: {**common, "input": inputs | SURROGATE, "dimensions": no_number(1, 256, True), "truncate": flag},
-        OLLAMA_EMBEDDINGS: {**common, "prompt": other_than("text") | st.just("") | SURROGATE},
+        OLLAMA_EMBED: {
+            **common, "input": inputs | SURROGATE, "dimensions": no_number(-(2**63), 2**63 - 1, True), "truncate": flag,
+        },
+        OLLAMA_EMBEDDINGS: {**common, "prompt": other_than("text") | SURROGATE},
         OLLAMA_SHOW: {"model": no_text(1024), "verbose": flag},
     }  # fmt: skip
 

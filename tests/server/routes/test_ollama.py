@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -122,7 +123,8 @@ async def test_options_reach_the_engine(house: House) -> None:
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.25, -1)
     assert (asked.seed, asked.max_tokens, asked.stop) == (5, 9, ("x",))
     assert ignored(response) == [
-        "options.num_gpu", "options.num_thread", "options.mirostat_tau", "keep_alive", "options.num_ctx",
+        "options.num_gpu", "options.num_thread", "options.mirostat", "options.mirostat_tau", "options.tfs_z", "keep_alive",
+        "options.num_ctx",
     ]  # fmt: skip
 
 
@@ -145,16 +147,16 @@ async def test_penalties_count_all_tokens_or_none(house: House) -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"options": {"mirostat": 2}}, "'options.mirostat'"),
-    ({"options": {"tempratur": 1}}, "Did you mean 'temperature'"),
     ({"options": {"temperature": -1}}, "'options.temperature'"),
-    ({"temperature": 0}, "as 'options.temperature'"),
-    ({"max_tokens": 5}, "'options.num_predict'"),
+    ({"options": {"max_tokens": "5"}}, "'options.max_tokens'"),
+    ({"options": {"n_predict": 0.5}}, "'options.n_predict'"),
+    ({"temperature": "0"}, "'temperature'"),
+    ({"max_output_tokens": [5]}, "'max_output_tokens'"),
+    ({"stop": 5}, "'stop'"),
     ({"format": "yaml"}, "'format'"),
-    ({"template": "{{ .Prompt }}"}, "--chat-template"),
-    ({"tool_choice": "required"}, "'tool_choice'"),
+    ({"_debug_render_only": True}, "'_debug_render_only'"),
     ({"think": "much"}, "'think'"),
-    ({"top_logprobs": 2}, "'top_logprobs'"),
+    ({"top_logprobs": 99}, "'top_logprobs'"),
     ({"tools": [TOOL, TOOL]}, "'tools.1.function.name'"),
     ({"messages": [{"role": "user", "content": "Hi", "images": ["AAAA"]}]}, "'messages.0.images'"),
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]}, "'messages.0.content'"),
@@ -248,6 +250,176 @@ async def test_without_messages_the_model_is_loaded(house: House) -> None:
     assert not house.engine.requests
 
 
+# -- beside options ------------------------------------------------------------------------------------------------------
+
+SETTINGS: list[tuple[str, Any, str]] = [
+    ("temperature", 0.5, "sampling.temperature"), ("top_p", 0.25, "sampling.top_p"), ("top_k", 7, "sampling.top_k"),
+    ("min_p", 0.125, "sampling.min_p"), ("typical_p", 0.5, "sampling.typical_p"), ("seed", 5, "seed"),
+    ("random_seed", 5, "seed"), ("num_predict", 9, "max_tokens"), ("max_tokens", 9, "max_tokens"),
+    ("max_completion_tokens", 9, "max_tokens"), ("max_output_tokens", 9, "max_tokens"), ("n_predict", 9, "max_tokens"),
+    ("max_new_tokens", 9, "max_tokens"), ("stop", ["x"], "stop"), ("stop_sequences", ["x"], "stop"),
+    ("repeat_penalty", 1.5, "sampling.repetition_penalty"), ("repetition_penalty", 1.5, "sampling.repetition_penalty"),
+    ("presence_penalty", 0.5, "sampling.presence_penalty"), ("frequency_penalty", 0.5, "sampling.frequency_penalty"),
+]  # fmt: skip
+"""Settings, a value, and where the engine finds it."""
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+async def test_settings_count_within_options_and_beside_it(house: House, path: str) -> None:
+    for name, value, place in SETTINGS:
+        for body in ({name: value}, {name: value, "options": {}}, {"options": {name: value}}):
+            house.engine.requests.clear()
+            given = (
+                {"model": "fake", "messages": HI}
+                if path == "/api/chat"
+                else {"model": "fake", "prompt": "Hi"}
+            )
+            response = await house.post(path, {**given, **body})
+            assert response.status_code == 200, response.text
+            assert not ignored(response), (body, ignored(response))
+            asked = attrgetter(place)(house.asked())
+            assert asked == (tuple(value) if isinstance(value, list) else value), body
+
+
+async def test_options_take_precedence(house: House) -> None:
+    body = {
+        "temperature": 0.5,
+        "max_tokens": 3,
+        "top_p": 0.5,
+        "options": {"temperature": 0.25, "num_predict": 9},
+    }
+    response = await chat(house, **body)
+    asked = house.asked()
+    assert (asked.sampling.temperature, asked.sampling.top_p, asked.max_tokens) == (0.25, 0.5, 9)
+    assert ignored(response) == ["temperature", "num_predict"]
+    response = await chat(house, options={"num_predict": 9, "max_tokens": 3}, num_ctx=8)
+    assert house.engine.requests[-1].max_tokens == 9
+    assert ignored(response) == ["options.max_tokens", "num_ctx"]
+
+
+async def test_a_provider_of_the_ai_sdk(house: House) -> None:
+    """Keys as `ollama-ai-provider-v2` sends them."""
+    body = {
+        "temperature": 0, "top_p": 0.5, "max_output_tokens": 12, "think": False, "user": "u", "tools": [TOOL],
+        "tool_choice": "auto", "options": {"num_ctx": 4096, "mirostat": 2, "f16_kv": True, "low_vram": False},
+    }  # fmt: skip
+    response = await chat(house, **body)
+    asked = house.asked()
+    assert (asked.sampling.temperature, asked.sampling.top_p, asked.max_tokens) == (0, 0.5, 12)
+    assert set(ignored(response)) == {
+        "user", "options.mirostat", "options.f16_kv", "options.low_vram", "options.num_ctx", "think",
+    }  # fmt: skip
+
+
+UNKNOWN: list[dict[str, Any]] = [
+    {"logit_bias": {"5": 1}}, {"n": 2}, {"tempratur": 1}, {"messagse": []}, {"parallel_tool_calls": False}, {"guided_json": {}},
+    {"structured_outputs": {"regex": "a"}}, {"stream_options": {"include_usage": True}}, {"grammar": "x"}, {"store": True},
+    {"chat_template_kwargs": {"a": 1}}, {"vendor": {"a": [1]}}, {"extra_body": {"a": 1}}, {"functions": [1]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("body", UNKNOWN, ids=lambda body: next(iter(body)))
+async def test_what_ollama_ignores_is_listed(house: House, body: dict[str, Any]) -> None:
+    [name] = body
+    for path, more in (
+        ("/api/chat", {"messages": HI}),
+        ("/api/generate", {"prompt": "Hi"}),
+        ("/api/embed", {"input": "Hi"}),
+        ("/api/embeddings", {"prompt": "Hi"}),
+        ("/api/show", {}),
+    ):
+        response = await house.post(path, {"model": "fake", **more, **body})
+        assert (response.status_code, ignored(response)) == (200, [name]), (path, response.text)
+        if path != "/api/show":
+            response = await house.post(path, {"model": "fake", **more, "options": body})
+            assert (response.status_code, ignored(response)) == (200, [f"options.{name}"]), path
+
+
+async def test_keys_of_another_path_are_listed(house: House) -> None:
+    given = {
+        "prompt": "Hi",
+        "system": "x",
+        "suffix": "x",
+        "raw": True,
+        "images": ["a"],
+        "template": "x",
+        "context": [1],
+    }
+    response = await chat(house, **given)
+    assert response.status_code == 200 and set(ignored(response)) == set(given)
+    response = await generate(house, messages=HI, tools=[TOOL], tool_choice="required")
+    assert response.status_code == 200 and ignored(response) == ["messages", "tools", "tool_choice"]
+    odd = {"role": "user", "content": "Hi", "refusal": "x", "prefix": True, "audio": {}, "name": "n"}
+    response = await chat(house, messages=[odd])
+    assert set(ignored(response)) == {f"messages[].{name}" for name in ("refusal", "prefix", "audio", "name")}
+    many = {f"key{number}": number for number in range(200)}
+    response = await chat(house, **many, options=many)
+    assert response.status_code == 200 and ignored(response)[-1] == "..."
+    shown = await house.post(
+        "/api/show", {"model": "fake", "system": "x", "template": "x", "options": {"a": 1}}
+    )
+    assert ignored(shown) == ["system", "template", "options"]
+
+
+async def test_a_choice_of_tools(house: House) -> None:
+    other = {"type": "function", "function": {"name": "g"}}
+    for choice, grammar, shown in (
+        ("required", True, ("f", "g")),
+        ({"type": "function", "function": {"name": "f"}}, True, ("f", "g")),
+        ({"type": "function", "name": "f"}, True, ("f", "g")),
+        ("auto", False, ("f", "g")),
+        ("none", False, ()),
+    ):
+        response = await chat(house, tools=[TOOL, other], tool_choice=choice)
+        assert response.status_code == 200 and not ignored(response), response.text
+        assert (house.engine.requests[-1].grammar is not None) == grammar, choice
+        for name in ("f", "g"):
+            assert (f'"name": "{name}"' in prompt_of(house)) == (name in shown), choice
+    for tools, choice in (
+        (None, "required"),
+        ([], "auto"),
+        ([TOOL], {"type": "function", "function": {"name": "nope"}}),
+        ([TOOL], {"type": "tool", "toolName": "f"}),
+        ([TOOL], ["required"]),
+        ([TOOL], 5),
+    ):
+        response = await chat(house, tools=tools, tool_choice=choice)
+        assert (response.status_code, ignored(response)) == (200, ["tool_choice"]), response.text
+        assert house.engine.requests[-1].grammar is None
+    unknown = House(notation=ModelNotation(tools=None))
+    response = await chat(unknown, tools=[TOOL], tool_choice="required")
+    assert (response.status_code, ignored(response)) == (200, ["tool_choice"])
+    unknown.state.threads.close()
+
+
+async def test_a_format_and_an_effort_in_openais_form(house: House) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    named = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    for asked, grammar in (({"type": "json_object"}, True), (named, True), ({"type": "text"}, False)):
+        response = await chat(house, response_format=asked)
+        assert not ignored(response) and (house.engine.requests[-1].grammar is not None) == grammar
+    assert ignored(await chat(house, response_format={"type": "json_object"}, format="json")) == [
+        "response_format"
+    ]
+    for odd in ({"type": "yaml"}, "json", 5):
+        response = await chat(house, response_format=odd)
+        assert (response.status_code, ignored(response)) == (200, ["response_format"])
+    reasons = House(template=SWITCHED, notation=ModelNotation(reasoning=REASONING["qwen3"]))
+    for effort, head, unread in (
+        ("high", "[on]high", []),
+        ("none", "", []),
+        ("minimal", "", ["reasoning_effort"]),
+        (5, "", ["reasoning_effort"]),
+    ):
+        response = await chat(reasons, reasoning_effort=effort)
+        assert response.status_code == 200 and ignored(response) == unread
+        assert prompt_of(reasons).startswith(f"{head}<s>"), effort
+    response = await chat(reasons, reasoning_effort="high", think=False)
+    assert ignored(response) == ["reasoning_effort"] and prompt_of(reasons).startswith("<s>")
+    reasons.state.threads.close()
+    assert ignored(await chat(house, top_logprobs=2)) == ["top_logprobs"]
+
+
 # -- generate ------------------------------------------------------------------------------------------------------------
 
 
@@ -255,6 +427,8 @@ async def test_a_prompt_is_a_message_of_the_user(house: House) -> None:
     told = lines(await generate(house, system="Be brief."))
     assert prompt_of(house) == "<s>[system:Be brief.][user:Hi][assistant:"
     assert "".join(line["response"] for line in told) == "Hello!"
+    refused = await generate(house, template="{{ .Prompt }}")
+    assert refused.status_code == 400 and "--chat-template" in error_of(refused)
     response = await generate(house, context=[1, 2])
     assert response.status_code == 400 and "/api/chat" in error_of(response)
     assert (await generate(house, context=[], suffix="", template="")).status_code == 200
@@ -265,9 +439,11 @@ async def test_raw_prompts_and_suffixes_are_continued(house: House) -> None:
     assert prompt_of(house) == "<s>Hi"
     assert house.asked().max_tokens is None and house.asked().default_tokens is None
     assert "".join(line["response"] for line in lines(response)) == "Hello!"
-    for name, value in (("system", "x"), ("think", True), ("suffix", "x")):
-        refused = await generate(house, raw=True, **{name: value})
-        assert refused.status_code == 400 and f"'{name}' and 'raw'" in error_of(refused)
+    refused = await generate(house, raw=True, system="x")
+    assert refused.status_code == 400 and "'system' and 'raw'" in error_of(refused)
+    response = await generate(house, raw=True, think=True, suffix="x")
+    assert ignored(response) == ["think", "suffix"] and prompt_of(house) == "<s>Hi"
+    house.engine.requests.clear()
     assert "'suffix'" in error_of(await generate(house, suffix="x"))
     added = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
     object.__setattr__(house.state.model, "tokenizer", ByteTokenizer(added))
@@ -299,8 +475,34 @@ async def test_texts_that_do_not_fit_are_cut_off(house: House) -> None:
         assert (await house.post("/api/embed", {"model": "fake", **body})).status_code == 200
         [prompt] = house.engine.embedded[-1].prompts
         assert len(prompt) == MAX_MODEL_LEN and prompt[-1] == ord("a")
-    wide = await house.post("/api/embed", {"model": "fake", "input": "a", "dimensions": 99})
-    assert "'dimensions'" in error_of(wide)
+    for number in (0, -1, 99, None):
+        wide = await house.post("/api/embed", {"model": "fake", "input": "a", "dimensions": number})
+        assert len(wide.json()["embeddings"][0]) == 4, number
+
+
+@pytest.mark.parametrize(
+    "texts", [{"input": []}, {"input": ""}, {"input": None}, {}, {"prompt": "of another path"}]
+)
+async def test_nothing_to_embed_is_no_vector(house: House, texts: dict[str, Any]) -> None:
+    response = await house.post("/api/embed", {"model": "fake", **texts})
+    check_answer(response)
+    assert (response.json()["embeddings"], response.json()["prompt_eval_count"]) == ([], 0)
+    prompt = {"prompt": texts["input"]} if isinstance(texts.get("input", 0), str | None) else {}
+    older = await house.post("/api/embeddings", {"model": "fake", **prompt})
+    check_answer(older)
+    assert older.json() == {"embedding": []}
+    assert not house.engine.embedded
+    assert (await house.post("/api/embed", {"model": "nobody", **texts})).status_code == 404
+
+
+async def test_an_empty_text_among_others_has_its_vector(house: House) -> None:
+    """Of its special tokens, as with Ollama."""
+    response = await house.post("/api/embed", {"model": "fake", "input": ["", "a"]})
+    assert response.status_code == 200 and len(response.json()["embeddings"]) == 2
+    assert [len(prompt) for prompt in house.engine.embedded[-1].prompts] == [1, 2]
+    for wrong in (5, [5], {"a": 1}, ["a", None], [["a"]]):
+        refused = await house.post("/api/embed", {"model": "fake", "input": wrong})
+        assert refused.status_code == 400 and "'input" in error_of(refused)
 
 
 async def test_models_are_described(house: House) -> None:

@@ -117,8 +117,8 @@ async def test_vectors_and_models(client: ollama.AsyncClient) -> None:
 
 
 async def test_errors(client: ollama.AsyncClient, house: House) -> None:
-    with pytest.raises(ollama.ResponseError, match=r"'options\.mirostat' is not supported") as error:
-        await client.chat(model="fake", messages=HI, options={"mirostat": 2})
+    with pytest.raises(ollama.ResponseError, match=r"'options\.top_p'") as error:
+        await client.chat(model="fake", messages=HI, options={"top_p": 2})
     assert error.value.status_code == 400
     with pytest.raises(ollama.ResponseError, match="does not exist") as error:
         [part async for part in await client.chat(model="nobody", messages=HI, stream=True)]

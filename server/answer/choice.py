@@ -102,21 +102,23 @@ class Parsers:
         """True if no further text is shown: only one call is allowed, and it is complete."""
         return self._one_call and self._tools is not None and self._tools.num_finished > 0
 
-    def push(self, text: str, last: bool = False) -> list[Piece]:
-        """Take more text; `last` marks the end of the choice. Returns the pieces that are certain by now, in order."""
+    def push(self, text: str, last: bool = False, cut_before: str | None = None) -> list[Piece]:
+        """Take more text; `last` marks the end of the choice. Returns the pieces that are certain by now, in order. At the end
+        of a choice that something cut off, text that could still have become notation is dropped: `cut_before` is the text that
+        is known to follow, "" if none is known, None if the model itself ended the choice."""
         if self._reasoning is None:
             pieces: list[Thought | str] = [text]
         else:
             pieces = self._reasoning.push(text)
             if last:
-                pieces += self._reasoning.finish()
+                pieces += self._reasoning.finish(cut_before)
         if self._tools is None:
             return [piece for piece in pieces if piece]
         out: list[Piece] = []
         for piece in pieces:
             out += [piece] if isinstance(piece, Thought) else self._read(self._tools, piece)
         if last and not self.done:
-            out += self._tools.finish()
+            out += self._tools.finish(cut_before)
         return out
 
     def _read(self, tools: ToolParser, text: str) -> list[Event]:
@@ -178,10 +180,21 @@ class Choice:
         """The delta's text as typed parts."""
         if self._counter is not None:
             self._counter.push(delta.token_ids)
-        pieces = self._parsers.push(delta.text, delta.finish_reason is not None)
+        pieces = self._parsers.push(delta.text, delta.finish_reason is not None, self._cut_before(delta))
         if self._reading.include_reasoning:
             return pieces
         return [piece for piece in pieces if not isinstance(piece, Thought)]
+
+    def _cut_before(self, delta: TextDelta) -> str | None:
+        """The text before which the choice was cut off, "" if a limit did it; None if the model itself ended it."""
+        match delta.finish_reason, delta.stop_reason:
+            case "length", _:
+                return ""
+            case "stop", str(text):
+                return text
+            case "stop", int(token_id):  # "" for special tokens: with one of these a model ends its answer
+                return self._reading.token_bytes(token_id).decode("utf-8", "replace") or None
+        return None
 
     def reason(self, engine_reason: str) -> str:
         """The finish reason: `tool_calls` if every call is complete."""

@@ -42,8 +42,8 @@ class Splitter(Protocol):
     def push(self, text: str) -> list[Thought | str]:
         """Take more text; returns the pieces that are certain by now, in order."""
 
-    def finish(self) -> list[Thought | str]:
-        """End the choice; returns the held-back text."""
+    def finish(self, cut_before: str | None) -> list[Thought | str]:
+        """End the choice; returns the held-back text. `cut_before`: as for `ReasoningParser.finish`."""
 
 
 class Counter(Protocol):
@@ -106,9 +106,11 @@ class ReasoningParser:
         """Take more text; returns the pieces that are certain by now, in order."""
         return self._splitter.push(text)
 
-    def finish(self) -> list[Thought | str]:
-        """End the choice; returns the held-back text, which is not notation."""
-        return self._splitter.finish()
+    def finish(self, cut_before: str | None = None) -> list[Thought | str]:
+        """End the choice; returns the held-back text, which is not notation. If the answer was cut off, text that could still
+        have become notation is dropped: `cut_before` is the text that is known to follow, "" if none is known, None if the model
+        itself ended the answer."""
+        return self._splitter.finish(cut_before)
 
 
 class ReasoningTokens:
@@ -126,6 +128,14 @@ class ReasoningTokens:
     def push(self, token_ids: Sequence[int]) -> None:
         """Take more tokens of the choice."""
         self._counter.push(token_ids)
+
+
+def cut_tag(text: str, cut_before: str | None, *tags: str) -> bool:
+    """Whether a text is the beginning of one of these tags, of which the rest was cut off."""
+    if cut_before is None or not text:
+        return False
+    known = text + cut_before
+    return any(one.startswith(known) or known.startswith(one) for one in tags)
 
 
 def partial(text: str, tag: str) -> int:

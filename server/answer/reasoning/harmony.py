@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from server.answer.reasoning.base import TAIL, Counter, Place, ReasoningNotation, Splitter, Thought
+from server.answer.reasoning.base import TAIL, Counter, Place, ReasoningNotation, Splitter, Thought, cut_tag
 from server.grammar.lark import Lark
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
@@ -36,6 +36,8 @@ _LONGEST = max(map(len, LITERALS)) - 1
 _HEADERS = (START, CHANNEL, "to=")
 """Beginnings of a header; blanks may come before it."""
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
+_TO = re.compile(r"to=[^\s<]*\s*(?:<|$)")
+"""A recipient as far as it has come; a special token follows it."""
 _CHANNEL = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
 
 
@@ -96,9 +98,14 @@ class ChannelSplitter:
         self._held += text
         return self._read(last=False)
 
-    def finish(self) -> list[Thought | str]:
+    def finish(self, cut_before: str | None) -> list[Thought | str]:
+        held = _held_at_end(self._held) if self._body is not None else 0
+        if held and cut_tag(self._held[-held:], cut_before, *LITERALS):
+            self._held = self._held[:-held]
         pieces = self._read(last=True)
         if self._held and self._body is None:  # a header without an end
+            if cut_before is not None and _breaks_off(self._held, cut_before):
+                self._held = ""
             self._body = "text"
             pieces += self._emit(_ANY.sub("", self._held))
         self._held = ""
@@ -202,6 +209,18 @@ def _kind(header: str) -> str:
 def _may_begin_header(text: str) -> bool:
     begun = text.lstrip()
     return any(one.startswith(begun[: len(one)]) for one in _HEADERS)
+
+
+def _breaks_off(text: str, cut_before: str) -> bool:
+    """Whether a text that may begin a header still may if this follows."""
+    begun = text.lstrip()
+    if begun.startswith(_HEADERS[:2]):
+        return True
+    return (
+        _TO.match(begun + cut_before) is not None
+        if begun.startswith("to=")
+        else cut_tag(begun, cut_before, *_HEADERS)
+    )
 
 
 def _held_at_end(text: str) -> int:

@@ -19,6 +19,7 @@ from server.answer.reasoning.base import (
     ReasoningNotation,
     Splitter,
     Thought,
+    cut_tag,
     partial,
 )
 from server.grammar.lark import Lark
@@ -103,14 +104,17 @@ class TagSplitter:
             self._answer(pieces)
         return pieces
 
-    def finish(self) -> list[Thought | str]:
+    def finish(self, cut_before: str | None) -> list[Thought | str]:
         """End the choice; returns the held-back text, which is not a tag."""
         held, self._held = self._held, ""
-        if not held or self._answered:
+        if not held or self._answered or self.place is Place.AFTER:
             return []
-        if self.place is Place.INSIDE:
-            return [Thought(held)]
-        return [held] if self.place is Place.UNDECIDED else []
+        begun, inside = held.lstrip(_BLANKS), self.place is Place.INSIDE
+        if cut_tag(begun, cut_before, self._notation.closing if inside else self._notation.opening):
+            return []
+        if inside and self._may_open and cut_tag(begun, cut_before, self._notation.opening):
+            return []
+        return [Thought(held)] if inside else [held]
 
     def _decide(self, pieces: list[Thought | str]) -> None:
         opening, begun = self._notation.opening, self._held.lstrip(_BLANKS)

@@ -15,8 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from server.answer.tools.notation import Arguments, Call, OpenedNotation, json_text
-from server.answer.tools.parser import Functions, ToolParser, Wait
-from server.answer.tools.tagged import NAME
+from server.answer.tools.parser import NAME, Functions, ToolParser, Wait
 from server.grammar.lark import Lark
 
 CALLS, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -28,6 +27,7 @@ class DeepSeekParser(ToolParser):
     """Parser of both forms. Closing tags after a call are never shown."""
 
     opening = (CALLS, CALL, CALL_END, CALLS_END)
+    closing = (CALL_END, CALLS_END)
 
     def _parse(self) -> Wait[None]:
         unclosed = False
@@ -45,14 +45,15 @@ class DeepSeekParser(ToolParser):
             self._at -= len(char)
             if not (yield from self._one_of(CALL)):
                 return False
-        first = (yield from self._word(SEPARATOR[0])).strip()
-        if not (yield from self._one_of(SEPARATOR)):
+        first = yield from self._name(SEPARATOR[0])
+        if not first or not (yield from self._one_of(SEPARATOR)):
             return False
         char = yield from self._next()
         self._at -= len(char)
         if char == "{":
             return (yield from self._object(first))
-        name = (yield from self._word("\n{")).strip()
+        if not (name := (yield from self._name("\n{"))):
+            return False
         char = yield from self._next()
         self._at -= len(char)
         if (yield from self._one_of(_FENCE)):

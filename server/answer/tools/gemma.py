@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from server.answer.tools.notation import Arguments, Call, OpenedNotation, json_string_piece, json_text
-from server.answer.tools.parser import Functions, Sink, ToolParser, Wait
-from server.answer.tools.tagged import NAME, most_characters
+from server.answer.tools.parser import NAME, Functions, Sink, ToolParser, Wait
+from server.answer.tools.tagged import most_characters
 from server.answer.tools.values_grammar import ValuesGrammar
 from server.grammar.lark import Lark, text_of
 
@@ -46,6 +46,7 @@ class GemmaParser(ToolParser):
     def __init__(self, form: Form, functions: Functions, hidden: frozenset[str] = frozenset()) -> None:
         self._form = form
         self.opening = (form.opening, form.closing)  # type: ignore[misc]
+        self.closing = (form.closing,)  # type: ignore[misc]
         super().__init__(functions, hidden)
 
     def _parse(self) -> Wait[None]:
@@ -63,7 +64,7 @@ class GemmaParser(ToolParser):
         self._at -= len(char)
         if not (yield from self._one_of("call:")):
             return False
-        name = (yield from self._word("{<\n")).strip()
+        name = yield from self._name("{<\n")
         if not NAME.fullmatch(name) or not (yield from self._one_of("{")):
             return False
         self._begin(name)

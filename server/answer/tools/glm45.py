@@ -10,8 +10,8 @@ As in the chat templates of zai-org/GLM-4.5 and 4.6; GLM 4.7 writes the same wit
 
 from __future__ import annotations
 
-from server.answer.tools.parser import Functions, ToolParser, Wait
-from server.answer.tools.tagged import NAME, ObjectWriter, TaggedNotation, TaggedParser, Tags
+from server.answer.tools.parser import NAME, Functions, ToolParser, Wait
+from server.answer.tools.tagged import ObjectWriter, TaggedNotation, TaggedParser, Tags
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
@@ -35,10 +35,12 @@ class Glm45Parser(TaggedParser):
     tags = TAGS
 
     def _block(self) -> Wait[bool]:
-        name = (yield from self._word("\n<")).strip()
+        name = yield from self._name("\n<")
+        if not NAME.fullmatch(name):
+            return False
         yield from self._blanks()
         found = yield from self._one_of(KEY, CLOSE)
-        if not found or not NAME.fullmatch(name):
+        if not found:
             return False
         self._begin(name)
         yield from self._pairs(name, found)

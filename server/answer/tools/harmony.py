@@ -25,8 +25,7 @@ from server.answer.reasoning.harmony import (
     START,
 )
 from server.answer.tools.notation import Arguments, Call, ToolNotation, json_text
-from server.answer.tools.parser import Functions, ToolParser, Wait
-from server.answer.tools.tagged import NAME
+from server.answer.tools.parser import NAME, Functions, ToolParser, Wait
 from server.grammar.lark import Lark
 
 _RECIPIENT = re.compile(r"\bto=functions\.([^\s<]+)")
@@ -38,6 +37,7 @@ class HarmonyParser(ToolParser):
     """Parser of this notation. The end of a call's message is never shown."""
 
     opening = (CHANNEL, START, CALL, END)
+    closing = (CALL, END)
 
     def _parse(self) -> Wait[None]:
         after_call = yield from self._headless()

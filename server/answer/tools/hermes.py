@@ -18,6 +18,7 @@ class HermesParser(ToolParser):
     """Parser of this notation. A missing closing tag is tolerated; a closing tag after a call is never shown."""
 
     opening = (OPEN, CLOSE)
+    closing = (CLOSE,)
 
     def _parse(self) -> Wait[None]:
         unclosed = False

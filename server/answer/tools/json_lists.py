@@ -34,6 +34,7 @@ class JsonListParser(ToolParser):
     ) -> None:
         self._opening, self._closing = tags
         self.opening = tuple(filter(None, tags))  # type: ignore[misc]
+        self.closing = self.opening[1:]  # type: ignore[misc]
         super().__init__(functions, hidden)
 
     def _parse(self) -> Wait[None]:

@@ -25,6 +25,7 @@ class KimiK2Parser(ToolParser):
     """Parser of this notation. Closing tags after a call are never shown."""
 
     opening = (SECTION, CALL, CALL_END, SECTION_END)
+    closing = (CALL_END, SECTION_END)
 
     def _parse(self) -> Wait[None]:
         unclosed = False
@@ -42,7 +43,7 @@ class KimiK2Parser(ToolParser):
             self._at -= len(char)
             if not (yield from self._one_of(CALL)):
                 return False
-        call_id = (yield from self._word("<{")).strip()
+        call_id = yield from self._name("<{")
         found = _ID.fullmatch(call_id)
         if found is None or not (yield from self._one_of(ARGUMENTS)):
             return False

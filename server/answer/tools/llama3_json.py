@@ -8,7 +8,7 @@ a line and name an offered function: other JSON is an ordinary answer.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from server.answer.tools.notation import Arguments, Call, ToolNotation, call_object, named_arguments
@@ -20,7 +20,11 @@ _FIRST = re.compile(r"[ \t\r\n]*\{")
 _BETWEEN = " \t\r\n;"
 _ANOTHER = re.compile(r"[ \t\r\n;]*\{")
 _ON_A_LINE = re.compile(r"\n[ \t\r]*\{|" + re.escape(TAG))
-
+_PART = re.compile(r'"(?:[^"\\]|\\.)*"?|[][{}:,]', re.DOTALL)
+"""A string, which may break off, or one of JSON's other signs."""
+_MEMBERS = ("name", "type", "function", "parameters", "arguments")
+"""Members of a call; Llama 3 writes the first and the fourth."""
+_VALUES = {"type": ("function",)}
 
 _DATA = frozenset({"const", "enum", "default", "examples"})
 """Keywords of JSON schemas whose values are data, not schemas."""
@@ -53,6 +57,9 @@ class Llama3JsonParser(ToolParser):
             return found
         return _ON_A_LINE.search(self._text, self._at)
 
+    def _may_be_call(self, text: str) -> bool:
+        return text.lstrip(_BETWEEN).startswith(TAG) or _like_a_call(text, self._functions)
+
     def _trim(self, text: str) -> str:
         between_calls = self._fresh and self.num_calls > 0
         return "" if between_calls and not text.strip(_BETWEEN) else super()._trim(text)
@@ -80,7 +87,7 @@ class Llama3Json(ToolNotation):
 
     def calls_in_text(self, lark: Lark, arguments: Mapping[str, Arguments], several: bool) -> str:
         # A line that begins as a call would, in whatever order of keys, begins one.
-        like_a_call = rf"(?:{TEXT}\n)?\s*\{{\s*\"(?:name|type|function|parameters|arguments)\""
+        like_a_call = rf"(?:{TEXT}\n)?\s*\{{\s*\"(?:{'|'.join(_MEMBERS)})\""
         text = lark.text_without("text", like_a_call, TEXT + spelled(TAG))
         return f"{self.calls(lark, arguments, several)} | {text}"
 
@@ -97,6 +104,30 @@ class Llama3Json(ToolNotation):
             "required": list(members),
             "additionalProperties": False,
         }
+
+
+def _like_a_call(text: str, names: Collection[str]) -> bool:
+    """Whether an object that breaks off has had the members of a call so far, and no others. An answer in JSON would be lost if
+    all its beginnings counted as calls."""
+    depth, before, key = 0, "", ""
+    for found in _PART.finditer(text):
+        part = found[0]
+        if depth == 1 and part.startswith('"'):
+            expected: Collection[str] | None = _MEMBERS
+            if before == ":":
+                expected = names if key == "name" else _VALUES.get(key)
+            else:
+                key = part.strip('"')
+            is_whole = len(part) > 1 and part.endswith('"')
+            if expected is not None and not _begins_one(part.strip('"'), expected, is_whole):
+                return False
+        depth += (part in "{[") - (part in "}]")
+        before = part
+    return True
+
+
+def _begins_one(text: str, expected: Collection[str], is_whole: bool) -> bool:
+    return text in expected if is_whole else any(one.startswith(text) for one in expected)
 
 
 def _moved(schema: Any) -> Any:

@@ -7,7 +7,6 @@ require ids of nine letters and digits in earlier calls.
 
 from __future__ import annotations
 
-import re
 import secrets
 import string
 from collections.abc import Mapping, Sequence
@@ -27,7 +26,6 @@ from server.grammar.lark import TEXT, Lark, spelled
 OPEN, ARGUMENTS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 _ID_CHARACTERS = string.ascii_letters + string.digits
 _ID_LENGTH = 9
-_NAME = re.compile(r"[\w.:/-]+")
 
 
 class MistralParser(ToolParser):
@@ -51,20 +49,14 @@ class MistralParser(ToolParser):
         return (yield from self._name_first())
 
     def _name_first(self) -> Wait[bool]:
-        name = ""
-        while (char := (yield from self._char())) not in ("", "[", "{"):
-            name += char
-        if char == "[":
-            if (yield from self._literal(CALL_ID[1])):
-                if not (yield from self._literal(CALL_ID[2:])):
-                    return False
-                while (char := (yield from self._char())) not in ("", "["):
-                    pass
-            if not (yield from self._literal(ARGUMENTS[1:])):
-                return False
+        if not (name := (yield from self._name("[{"))):
+            return False
+        if (yield from self._one_of(CALL_ID)) and not (yield from self._name("[")):
+            return False
+        if (yield from self._one_of(ARGUMENTS)):
             char = yield from self._next()
-        name = name.strip()
-        if char != "{" or not _NAME.fullmatch(name):
+            self._at -= len(char)
+        if (yield from self._char()) != "{":
             return False
         self._at -= 1
         yield from self._named(name)

@@ -7,7 +7,8 @@ turn out to be notation; the arguments of a call are handed on as they are writt
     text  "Well. <tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>"
            shown|held until the call is certain .......|handed on |dropped
 
-A call is certain once its name has been read and its arguments have begun. Text that turns out not to be a call is shown.
+A call is certain once its name has been read and its arguments have begun. Text that turns out not to be a call is shown. If a
+limit cuts the text off where it may still become notation, what is held back is dropped: it is no text that the model meant.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
+from server.answer.reasoning.base import cut_tag
 from server.answer.tools.events import CallArguments, CallBegun, Event
 
 Result = TypeVar("Result")
@@ -31,6 +33,9 @@ Functions = Mapping[str, Mapping[str, Any] | None]
 
 MAX_UNCERTAIN = 16384
 """Number of characters held back while they may be a call; no model writes longer names, or longer keys before a name."""
+
+NAME = re.compile(r"[\w.:/-]+")
+"""Names of functions."""
 
 _BLANKS = " \t\r\n"
 _IN_STRING = re.compile(r'["\\]')
@@ -48,7 +53,9 @@ class ToolParser(ABC):
     """
 
     opening: ClassVar[tuple[str, ...]]
-    """Literals that may open a call in the text."""
+    """Literals that may open a call in the text, and those of `closing`."""
+    closing: ClassVar[tuple[str, ...]] = ()
+    """Literals that are notation only behind a call."""
 
     def __init__(
         self, functions: Functions | Collection[str] = (), hidden: frozenset[str] = frozenset()
@@ -58,7 +65,7 @@ class ToolParser(ABC):
         """Number of calls whose last brace has come."""
         self._functions: Functions = functions if isinstance(functions, Mapping) else dict.fromkeys(functions)
         self._hidden = hidden
-        literals = (*self.opening, *sorted(hidden - set(self.opening)))
+        literals = self._all_literals = (*self.opening, *sorted(hidden - set(self.opening)))
         self._literals = re.compile("|".join(map(re.escape, literals)) or "(?!)")
         self._beginnings = frozenset(one[:n] for one in literals for n in range(1, len(one)))
         self._firsts = frozenset(one[0] for one in literals)
@@ -71,7 +78,11 @@ class ToolParser(ABC):
         self._after_opening = 0
         """Index up to which text is shown, and where parsing continues, if it is not a call."""
         self._ended = False
+        self._in_text = False
+        """Whether the parser waits in text, outside of anything that may be a call."""
         self._begun = False
+        self._complete = False
+        """Whether the arguments of the call that begun last are complete, and only its own end is missing."""
         self._out: list[Event] = []
         self._pieces: list[str] = []
         """Pieces of arguments that are not in `_out` yet: one push makes one event of them."""
@@ -85,10 +96,25 @@ class ToolParser(ABC):
         self._text += text
         return self._advance()
 
-    def finish(self) -> list[Event]:
-        """End the choice; text that has not become a call is shown."""
+    def finish(self, cut_before: str | None = None) -> list[Event]:
+        """End the choice. Text that has not become a call is shown, if the model itself ended its answer. If something else cut
+        it off, text that could still have become notation is dropped: `cut_before` is the text that is known to follow, such as
+        a stop string, "" if none is known."""
         self._ended = True
-        return self._advance()
+        if cut_before is None:
+            return self._advance()
+        if self._in_text:
+            held = self._held_at_end()
+            closing = () if self.num_calls else self.closing
+            literals = [one for one in self._all_literals if one not in closing]
+            if held and cut_tag(self._text[-held:], cut_before, *literals):
+                shown = self._trim(self._text[self._at : len(self._text) - held])
+                self._text = self._text[: self._at] + shown
+            return self._advance()
+        if self._mark is not None and not self._may_be_call(self._text[self._mark :] + cut_before):
+            return self._advance()
+        self.num_finished += self._complete
+        return []
 
     def _advance(self) -> list[Event]:
         next(self._run, None)
@@ -113,6 +139,10 @@ class ToolParser(ABC):
     def _trim(self, text: str) -> str:
         """The text before a call, without the notation at its end: blanks, here."""
         return text.rstrip(_BLANKS)
+
+    def _may_be_call(self, text: str) -> bool:
+        """Whether text that was held back, and breaks off, is so much like a call that it is not shown."""
+        return True
 
     def _new_id(self) -> str:
         return f"call_{secrets.token_hex(12)}"
@@ -144,7 +174,10 @@ class ToolParser(ABC):
             ready = self._trim(self._text[self._at : len(self._text) - held])
             self._show(ready)
             self._at += len(ready)
-            if not (yield from self._more()):
+            self._in_text = True
+            more = yield from self._more()
+            self._in_text = False
+            if not more:
                 rest = self._text[self._at :]
                 if not self.num_calls or self._trim(rest):
                     self._show(rest)
@@ -197,7 +230,7 @@ class ToolParser(ABC):
 
         True if it was a call, even one without an end; False leaves the mark where it was.
         """
-        self._begun = False
+        self._begun = self._complete = False
         name, early = None, list[str]()
         if (yield from self._next()) != "{":
             return False
@@ -214,6 +247,7 @@ class ToolParser(ABC):
             elif key in _ARGUMENTS and not self._begun and not early:
                 if not (yield from self._arguments(name, early.append)):
                     return self._begun
+                self._complete = self._begun
             elif not (yield from self._value(_ignore)):
                 return self._begun
         if not self._begun:
@@ -222,6 +256,7 @@ class ToolParser(ABC):
             self._begin(name)
             self._argue("".join(early) or "{}")
         self.num_finished += 1
+        self._complete = False
         return True
 
     def _list(self) -> Wait[bool]:
@@ -259,6 +294,7 @@ class ToolParser(ABC):
         if self._begun:
             self._at -= len(char)
             self.num_finished += 1
+        self._complete = False
         return self._begun
 
     def _arguments(self, name: str | None, early: Sink) -> Wait[bool]:
@@ -333,6 +369,24 @@ class ToolParser(ABC):
             word.append(char)
         self._at -= len(char)
         return "".join(word)
+
+    def _name(
+        self, ends: str, characters: re.Pattern[str] = NAME, names: Collection[str] | None = None
+    ) -> Wait[str]:
+        """The name of a function up to one of `ends`, which is not read; blanks may surround it. "" as soon as the text cannot
+        be a name of these characters, or the beginning of one of `names`: it is not held back any longer then."""
+        name, over = "", False
+        while (char := (yield from self._char())) and char not in ends:
+            if char in _BLANKS:
+                over = bool(name)
+                continue
+            name += char
+            if over or not characters.fullmatch(char):
+                return ""
+            if names is not None and not any(one.startswith(name) for one in names):
+                return ""
+        self._at -= len(char)
+        return name
 
     def _until(self, closing: str, sink: Sink) -> Wait[bool]:
         """Hand on the text up to `closing`, which is read and not handed on. False if the text ends before it."""
@@ -467,6 +521,9 @@ class NoCalls(ToolParser):
     """Removes hidden notation from a text, and parses no calls."""
 
     opening = ()
+
+    def finish(self, cut_before: str | None = None) -> list[Event]:
+        return super().finish()  # special tokens come whole: what looks like a part of one is text
 
     def _parse(self) -> Wait[None]:
         while (yield from self._outside()):

@@ -25,6 +25,7 @@ from server.answer.tools.values_grammar import ValuesGrammar
 from server.grammar.lark import TEXT, Lark, spelled
 
 _NAME = re.compile(r"[^\W\d][\w.]*")
+_IN_NAME = re.compile(r"[\w.]")
 _ON_A_LINE = re.compile(r"\n[ \t\r]*\[")
 _FIRST = re.compile(r"[ \t\r\n]*\[")
 
@@ -66,6 +67,7 @@ class PythonicParser(PythonValues):
         self._fresh = True
         """Whether nothing but blanks has come since the beginning or since the last call."""
         self.opening = tuple(filter(None, (form.opening, form.closing)))  # type: ignore[misc]
+        self.closing = self.opening[1:]  # type: ignore[misc]
         super().__init__(functions, hidden)
 
     def _parse(self) -> Wait[None]:
@@ -120,7 +122,7 @@ class PythonicParser(PythonValues):
         """Read a call. True if it has begun."""
         char = yield from self._next()
         self._at -= len(char)
-        name = (yield from self._word("(\n<[]{}'\",=")).strip()
+        name = yield from self._name("(\n", _IN_NAME, self._functions if is_bare else None)
         if not _NAME.fullmatch(name) or not (yield from self._one_of("(")):
             return False
         if is_bare and name not in self._functions:

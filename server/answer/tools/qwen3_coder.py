@@ -51,9 +51,9 @@ class Qwen3CoderParser(TaggedParser):
     def _is_offered(self) -> Wait[bool]:
         """Whether the name at the cursor is that of a function on offer. Reads nothing."""
         at_mark = self._at - (self._mark or 0)
-        name = yield from self._word(">")
+        name = yield from self._name(">", names=self._functions)
         self._at = (self._mark or 0) + at_mark
-        return name.strip() in self._functions
+        return name in self._functions
 
 
 class Qwen3Coder(TaggedNotation):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from server.answer.tools.notation import Arguments, Call, OpenedNotation, Schema, json_string_piece, json_text
-from server.answer.tools.parser import Sink, ToolParser, Wait
+from server.answer.tools.parser import NAME, Sink, ToolParser, Wait
 from server.answer.tools.typed import (
     TEXT_ONLY,
     json_value,
@@ -25,8 +25,6 @@ from server.answer.tools.typed import (
 )
 from server.grammar.lark import Lark, text_of
 
-NAME = re.compile(r"[\w.:/-]+")
-"""Names of functions."""
 _REFERENCE = re.compile(r'"\$ref": "([^"]*)"')
 _SHARED = ("#/$defs/", "#/definitions/")
 """Beginnings of references to what is shared; the whole schema need not go with a part that has no others."""
@@ -103,7 +101,7 @@ class TaggedParser(ToolParser):
     def _rest_of_function(self) -> Wait[bool]:
         """Read a call from its name on. True if it was one."""
         tags = self.tags
-        name = (yield from self._word(tags.function_name_end[0])).strip()
+        name = yield from self._name(tags.function_name_end[0])
         if not NAME.fullmatch(name) or not (yield from self._one_of(tags.function_name_end)):
             return False
         yield from self._blanks()

@@ -180,7 +180,7 @@ class ApiWorker:
     def _begin(self, setup: m.Setup) -> None:
         self._settings, settings = setup, setup.settings
         setproctitle.setproctitle(f"cohort: api worker {setup.number}")
-        logs.configure(settings.log_level, settings.log_format)
+        logs.configure(settings.log_level, settings.log_format, colors=setup.colors)
         self.state = state = ServerState(
             setup.names, self._counts, settings, recovery_timeout=settings.recovery_timeout
         )

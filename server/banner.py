@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shlex
 import sys
 import threading
@@ -20,6 +21,8 @@ from server import __version__
 
 log = structlog.get_logger("server")
 
+_PATIENCE = 0.25
+"""Time to wait for the text to be printed, in seconds."""
 _LOG_INTERVAL = 2.0
 """Interval between log lines of one stage, in seconds."""
 _STAGES = {
@@ -178,9 +181,26 @@ class Facts:
 
 
 def show(text: str) -> None:
-    """Print the text. A closed terminal or a full disk is logged and does not stop the server."""
+    """Print the text. A closed terminal or a full disk is logged and does not stop the server; nor does a stdout that is not
+    read, for which this waits `_PATIENCE` seconds."""
+    printing = threading.Thread(target=_print, args=(text,), name="banner", daemon=True)
+    printing.start()
+    printing.join(_PATIENCE)
+
+
+def _print(text: str) -> None:
     try:
-        print(text, flush=True)
+        descriptor = sys.stdout.fileno()
+    except (OSError, ValueError, AttributeError):  # a stream of Python's, a closed one, or none
+        descriptor = None
+    try:
+        if descriptor is None:
+            print(text, flush=True)
+            return
+        # Not through the stream, whose lock the interpreter takes at its end.
+        rest = memoryview(f"{text}\n".encode(sys.stdout.encoding, "replace"))
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
     except (OSError, ValueError) as error:  # ValueError: the stream is closed
         log.warning("the start-up text could not be printed", reason=str(error))
         # What is still in the buffer would fail again at the end, and turn the exit code into 120.

@@ -51,7 +51,7 @@ from server.settings.table import Settings
 from server.speculation import check_vocabularies, draft_source, read_speculation
 from server.state import Progress, ServedModel, ServerState
 from server.stories.ring import Stories
-from server.system import gc_tuning, logs
+from server.system import gc_tuning, log_output, logs
 from server.system.worker_threads import FencedThreads
 from server.templates.template import ChatTemplate
 from server.text_side import TextSide, adapter_text_side, detect_notation, read_text_side, served_model
@@ -78,6 +78,7 @@ def run_server(
     `recovery_timeout` (a supervisor may restart the server), 1 otherwise.
     """
     setproctitle.setproctitle("cohort: server")
+    log_output.take_over(settings.log_format)
     logs.configure(settings.log_level, settings.log_format)
     for note in notes:
         log.info(note)
@@ -101,6 +102,8 @@ def run_server(
 
 def complain(message: str) -> None:
     """Write one line about why the server ends."""
+    if (output := log_output.of_process()) is not None:
+        output.flush()  # a full queue would drop this line
     print(f"cohort: error: {' '.join(message.split())}", file=sys.stderr, flush=True)
 
 
@@ -166,7 +169,10 @@ class Bootstrap:
 
         def setup(number: int, patient: bool) -> Setup:
             minted = self.keys.minted
-            return Setup(number, settings, self.names, self.aliases, minted, state.started, address, patient)
+            colors = sys.stderr.isatty()
+            return Setup(
+                number, settings, self.names, self.aliases, minted, state.started, address, patient, colors
+            )
 
         self.pool = pool = WorkerPool(
             settings, setup, listener, state, lambda: core.known, app, app.state.answered
@@ -262,7 +268,7 @@ class Bootstrap:
             await self.pool.publish(adapter_facts(self.adapters))
 
     def _core(self, state: ServerState) -> EngineCore:
-        executor = connect(self.config, self.settings.executor_mode)
+        executor = connect(self.config, self.settings.executor_mode, output=log_output.of_process())
         live = registry.ExecutorRegistry()
         live.register(self.config.executor, executor)
         state.executors, state.executor_names = live, tuple(registry.names())

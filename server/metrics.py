@@ -31,6 +31,7 @@ from engine.request import DraftStats, EngineStats, Observer, Stage
 from executors.contract import MemoryStatus, ModelExecutor, NotReady, SnapshotValue
 from server import __version__, vllm_metrics
 from server.stories.record import CallStory
+from server.system import log_output
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -48,7 +49,7 @@ _RESERVED_SUFFIX = re.compile(r"(_total|_count|_sum|_bucket|_info)+$")
 """Suffixes reserved for counters, histograms and info metrics: the name of a gauge must not end in one."""
 
 
-_SERVER_WIDE = frozenset({"cohort_stage", "cohort_build", "cohort_http_requests"})
+_SERVER_WIDE = frozenset({"cohort_stage", "cohort_build", "cohort_http_requests", "cohort_log_lines_dropped"})
 """Families without the label `model`: they exist before there is a model, or count what asks for none."""
 _MOST_ADAPTERS = 64
 """Names of adapters in labels: a client may choose them, and each is a series."""
@@ -358,6 +359,11 @@ class _StageCollector(Collector):
         yield stages
         yield InfoMetricFamily(
             "cohort_build", "Always 1; the version of the server.", {"version": __version__}
+        )
+        yield _counter(
+            "cohort_log_lines_dropped",
+            "Log lines that were not written because stderr was not read in time, or took no more.",
+            log_output.dropped(),
         )
 
 

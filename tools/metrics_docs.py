@@ -40,7 +40,7 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     ("KV cache and prefixes", ("cohort_kv", "cohort_prefix", "cohort_preemptions", "cohort_cache_config")),
     ("Steps and drafts", ("cohort_step", "cohort_spec")),
-    ("Stage and executor", ("cohort_stage", "cohort_build", "cohort_executor")),
+    ("Stage and executor", ("cohort_stage", "cohort_build", "cohort_executor", "cohort_log")),
     ("LoRA adapters", ("cohort_lora",)),
     ("API workers", ("cohort_api",)),
     ("Replicas, at their ingress", ("cohort_replica",)),

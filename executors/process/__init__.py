@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from executors.contract import ExecutorConfig, ExecutorDied
     from executors.process.client import RemoteExecutor
     from executors.process.inline import InlineExecutor
+    from executors.process.output import ChildOutput
 
 
 def connect(
@@ -26,15 +27,17 @@ def connect(
     mode: Literal["process", "inline"] = "process",
     *,
     on_death: Callable[[ExecutorDied], None] | None = None,
+    output: ChildOutput | None = None,
 ) -> RemoteExecutor | InlineExecutor:
     """The executor that `config` names, in a child process or on a thread of this one; nothing is started before warmup.
+    `output` takes what child processes write to stderr.
 
     Raises ValueError for another mode, ConfigError for several ranks inline.
     """
     if mode == "process":
         from executors.process.client import RemoteExecutor
 
-        return RemoteExecutor(config, on_death=on_death)
+        return RemoteExecutor(config, on_death=on_death, output=output)
     if mode == "inline":
         if config.parallel.world_size > 1:
             raise ConfigError("executor_mode inline: several ranks need a process each; take process")

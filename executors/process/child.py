@@ -13,7 +13,6 @@ import asyncio
 import ctypes
 import faulthandler
 import gc
-import logging
 import os
 import select
 import signal
@@ -28,6 +27,7 @@ from typing import NoReturn
 
 import setproctitle
 
+from executors.process import child_logs
 from executors.process import messages as m
 from executors.process.memory_watch import MemoryWatch
 from executors.process.wire import Decoder, WireError, encode
@@ -200,9 +200,7 @@ def _prepare_process() -> None:
         Path("/proc/self/oom_score_adj").write_text("500")
     except OSError:
         pass
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="executor: %(levelname)s %(name)s: %(message)s"
-    )
+    child_logs.configure()
 
 
 def main() -> NoReturn:

@@ -42,6 +42,7 @@ from executors.contract import (
 from executors.process import messages as m
 from executors.process.group import RankGroup
 from executors.process.life import Command, Life, Listener, child_command
+from executors.process.output import ChildOutput
 from executors.process.watch import Limits, TokenCost
 
 A = TypeVar("A", bound=m.Answer)
@@ -66,13 +67,14 @@ class RemoteExecutor(BatchModelExecutor):
         clock: Callable[[], float] = time.monotonic,
         on_death: Callable[[ExecutorDied], None] | None = None,
         command: Command = child_command,
+        output: ChildOutput | None = None,
     ) -> None:
         self.config = config
         self.on_death = on_death
         self.restarts: Counter[str] = Counter()
         self._limits = limits or Limits()
         self._clock = clock
-        self._command = command
+        self._command, self._output = command, output
         self._cost = TokenCost()
         self._report: ProgressCallback | None = None
         self._life: Life | RankGroup | None = None
@@ -198,6 +200,7 @@ class RemoteExecutor(BatchModelExecutor):
                 listener,
                 self._command,
                 again=self._facts is not None,
+                output=self._output,
             )
         except OSError as error:
             raise ExecutorDied(f"the executor process cannot be started: {error}", "load") from error

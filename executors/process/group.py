@@ -35,6 +35,7 @@ from executors.process.messages import (
     Step,
     Truncate,
 )
+from executors.process.output import ChildOutput
 from executors.process.watch import Limits, TokenCost
 
 
@@ -60,6 +61,7 @@ class RankGroup:
         command: Command = child_command,
         *,
         again: bool = False,
+        output: ChildOutput | None = None,
     ) -> None:
         """Raises OSError if a process cannot be started; those that were are ended then."""
         self._loop = asyncio.get_running_loop()
@@ -85,6 +87,7 @@ class RankGroup:
                     self._listener_of(rank),
                     command,
                     again=again,
+                    output=output,
                 )
                 self._ranks.append(life)
         except BaseException:

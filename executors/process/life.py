@@ -44,6 +44,8 @@ from executors.process.messages import (
     ToServer,
     Truncate,
 )
+from executors.process.oom_kills import OomKills
+from executors.process.output import JSON_VARIABLE, ChildOutput
 from executors.process.stream import MessageStream
 from executors.process.watch import HangWatch, Limits, TokenCost
 from executors.process.wire import WireError, encode
@@ -57,14 +59,16 @@ def child_command(fd: int) -> list[str]:
     return run.command("executors.process.child", str(fd))
 
 
-def child_environment() -> dict[str, str]:
+def child_environment(json_lines: bool = False) -> dict[str, str]:
     """The server's environment without its settings, which include keys; the child gets its own settings by message.
 
-    Spinning of idle threads is disabled: it would take the cores that the server's loop needs.
+    Spinning of idle threads is disabled: it would take the cores that the server's loop needs. `json_lines`: its log is objects.
     """
     env = {name: value for name, value in os.environ.items() if not name.startswith("COHORT_")}
     env.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     env.setdefault("KMP_BLOCKTIME", "0")
+    if json_lines:
+        env[JSON_VARIABLE] = "1"
     return env
 
 
@@ -98,8 +102,9 @@ class Life:
         command: Command = child_command,
         *,
         again: bool = False,
+        output: ChildOutput | None = None,
     ) -> None:
-        """`again`: an earlier child was loaded."""
+        """`again`: an earlier child was loaded. `output` takes the child's stderr."""
         self._loop = asyncio.get_running_loop()
         self._limits, self._clock, self._listener = limits, clock, listener
         self._watch = HangWatch(limits, cost, clock(), again=again)
@@ -116,20 +121,8 @@ class Life:
         self._reaped: asyncio.Future[None] = self._loop.create_future()
         self.death: ExecutorDied | None = None
 
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                self._process = subprocess.Popen(
-                    command(theirs.fileno()),
-                    pass_fds=(theirs.fileno(),),
-                    stdin=subprocess.DEVNULL,
-                    stdout=2,  # to stderr: a library's print must not mix with what the server prints
-                    env=child_environment(),
-                    process_group=0,  # no Ctrl-C from the terminal, and a kill takes its own children too
-                )
-            except BaseException:
-                ours.close()
-                raise
+        self._oom_kills = OomKills()
+        self._process, ours = _started(command, output, config)
         self.pid = self._process.pid
         self._pidfd: int | None = None
         with contextlib.suppress(OSError):  # without pidfds the ticks notice the exit
@@ -250,6 +243,7 @@ class Life:
         self._watch.heard(now)
         match message:
             case Heartbeat():
+                self._oom_kills.alive()
                 self._listener.heartbeat(message)
             case Progress():
                 self._watch.reported(now, message.done, message.total)
@@ -325,8 +319,7 @@ class Life:
             self._pidfd = None
         self._stream.drain()  # its last words: answers, or why it could not load
         if status < 0:
-            # A crash and a kill from outside look the same: so do SIGSEGV and SIGABRT.
-            self.kill("signal", f"killed by {_signal_name(-status)}", from_outside=True)
+            self._killed(-status)
         elif status == EXIT_MEMORY:
             self.kill("memory", "ended itself at its container's memory limit")
         else:
@@ -334,6 +327,14 @@ class Life:
         self._ticker.cancel()
         if not self._reaped.done():
             self._reaped.set_result(None)
+
+    def _killed(self, number: int) -> None:
+        """A signal has ended it. A crash and a kill from outside look the same: so do SIGSEGV and SIGABRT."""
+        reason = self._oom_kills.verdict() if number == signal.SIGKILL else None
+        if reason is not None:
+            self.kill("memory", reason, from_outside=True)
+        else:
+            self.kill("signal", f"killed by {_signal_name(number)}", from_outside=True)
 
     def _stream_ended(self, garbage: str | None) -> None:
         if garbage is not None:
@@ -378,6 +379,30 @@ class Life:
     def _kill_group(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
+
+
+def _started(
+    command: Command, output: ChildOutput | None, config: ExecutorConfig
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """A new child, and our end of the socket to it. Raises OSError."""
+    parallel = config.parallel
+    name = "executor" if parallel.world_size == 1 else f"executor rank {parallel.rank}"
+    ours, theirs = socket.socketpair()
+    try:
+        with theirs, contextlib.nullcontext(2) if output is None else output.pipe(name) as stderr:
+            process = subprocess.Popen(
+                command(theirs.fileno()),
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=stderr,  # a library's print must not mix with what the server prints
+                stderr=stderr,
+                env=child_environment(output is not None and output.json),
+                process_group=0,  # no Ctrl-C from the terminal, and a kill takes its own children too
+            )
+    except BaseException:
+        ours.close()
+        raise
+    return process, ours
 
 
 def frame_of(message: msgspec.Struct) -> bytearray:

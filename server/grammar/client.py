@@ -15,6 +15,7 @@ import msgspec
 
 from cohort_server import run
 from server.grammar.messages import HEADER, MAX_FRAME_BYTES, Check, Hello, Setup, Validation, frame
+from server.system import log_output
 
 COMMAND = tuple(run.command("server.grammar.validator_process"))
 
@@ -44,13 +45,15 @@ class Child:
 
         Raises ChildDied if it ends within `seconds`, TimeoutError if it does not answer; then no process is left.
         """
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env=_environment(),
-            start_new_session=True,  # Ctrl-C in the terminal is the server's to answer
-        )
+        with log_output.pipe_for("grammar") as stderr:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=stderr,
+                env=_environment(),
+                start_new_session=True,  # Ctrl-C in the terminal is the server's to answer
+            )
         child = cls(process)
         try:
             async with asyncio.timeout(seconds):

@@ -4,40 +4,48 @@ handler. As text for people (pretty), or a JSON object a line (json)."""
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import sys
 from typing import Any, Literal, TextIO, cast
 
-import msgspec
 import structlog
+
+from server.system import log_lines, log_output
 
 Format = Literal["pretty", "json"]
 
 
 class _Stderr:
-    """Stderr that drops failed writes: a full disk or a closed terminal fails no request."""
+    """Where the server's own lines go: to the process's `LogOutput`, or else to stderr, where failed writes are dropped, so that
+    a full disk or a closed terminal fails no request."""
 
     def write(self, text: str) -> None:
         """Write the text, or drop it if that fails."""
+        if (output := log_output.of_process()) is not None:
+            output.put(text)
+            return
         with contextlib.suppress(OSError, ValueError, AttributeError):
             sys.stderr.write(text)
 
     def flush(self) -> None:
         """Flush, and ignore a failure."""
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            sys.stderr.flush()
+        if log_output.of_process() is None:
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                sys.stderr.flush()
 
 
-def configure(level: str = "info", form: Format = "pretty") -> None:
-    """Set up logging for the process."""
+def configure(level: str = "info", form: Format = "pretty", *, colors: bool | None = None) -> None:
+    """Set up logging for the process. `colors`: whether a terminal shows the lines; default: whether stderr is one."""
     number = _number(level)
-    configure_own(level, form)
-    handler = logging.StreamHandler(sys.stderr)
+    configure_own(level, form, colors=colors)
+    handler = logging.StreamHandler(cast(TextIO, _Stderr()))
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=_steps(),
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_renderers(form)],
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                *_renderers(form, colors),
+            ],
         )
     )
     logging.basicConfig(level=number, handlers=[handler], force=True)
@@ -45,12 +53,12 @@ def configure(level: str = "info", form: Format = "pretty") -> None:
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
-def configure_own(level: str, form: Format = "pretty") -> None:
+def configure_own(level: str, form: Format = "pretty", *, colors: bool | None = None) -> None:
     """Set up the server's own lines only, for a process whose caller configures the standard `logging`."""
     structlog.configure(
-        processors=[*_steps(), *_renderers(form)],
+        processors=[*_steps(), *_renderers(form, colors)],
         wrapper_class=structlog.make_filtering_bound_logger(_number(level)),
-        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _Stderr())),
+        logger_factory=structlog.WriteLoggerFactory(cast(TextIO, _Stderr())),  # one write a line
         cache_logger_on_first_use=True,
     )
 
@@ -66,24 +74,22 @@ def _steps() -> list[Any]:
     ]
 
 
-def _renderers(form: Format) -> list[Any]:
+def _renderers(form: Format, colors: bool | None) -> list[Any]:
     """The last structlog processors. Tracebacks are plain: rich ones, and those in a structure, show local variables, including
     prompts and keys."""
     if form == "json":
         return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(serializer=_json)]
     return [
         structlog.dev.ConsoleRenderer(
-            colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback, pad_event_to=0
+            colors=sys.stderr.isatty() if colors is None else colors,
+            exception_formatter=structlog.dev.plain_traceback,
+            pad_event_to=0,
         )
     ]
 
 
 def _json(fields: dict[str, Any], **_: Any) -> str:
-    """One line: JSON escapes line breaks and control characters."""
-    try:
-        return msgspec.json.encode(fields, enc_hook=repr).decode()
-    except UnicodeEncodeError:  # half a surrogate pair, in the message of a library
-        return json.dumps(fields, default=repr)
+    return log_lines.encode(fields)
 
 
 def is_terminal(log_format: str) -> bool:

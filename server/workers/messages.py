@@ -64,7 +64,7 @@ class AdapterFacts(msgspec.Struct, array_like=True):
 
 class Setup(msgspec.Struct, tag=1, array_like=True):
     """The first message. `patient`: there is a server beside it, so that it listens only when it can answer everything.
-    `minted_key`: the admin key that was made for this start."""
+    `minted_key`: the admin key that was made for this start. `colors`: whether a terminal shows its log."""
 
     number: int
     settings: Settings
@@ -74,6 +74,7 @@ class Setup(msgspec.Struct, tag=1, array_like=True):
     started: int
     address: str
     patient: bool
+    colors: bool
 
 
 class ModelAt(msgspec.Struct, tag=2, array_like=True):

@@ -26,6 +26,7 @@ from executors.contract import ConfigError
 from server.http.answer_counter import AnswerCounter
 from server.settings.table import Settings
 from server.state import ServerState
+from server.system import log_output
 from server.workers import messages as m
 from server.workers.desk import CoreOf
 from server.workers.link import Link
@@ -234,26 +235,28 @@ class WorkerPool:
             await _first(asyncio.sleep(pause), self._stopping.wait())
             pause = min(2 * pause, _LONGEST_PAUSE)
 
-    def _spawn(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    def _spawn(self, number: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
         """A new process, and our end of the socket to it."""
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                process = subprocess.Popen(
-                    worker_command(theirs.fileno(), self._listener.fileno()),
-                    pass_fds=(theirs.fileno(), self._listener.fileno()),
-                    stdin=subprocess.DEVNULL,
-                    stdout=2,  # to stderr: a library's print must not mix with what the server prints
-                    env=_environment(),
-                    process_group=0,  # Ctrl-C in the terminal is the server's to answer
-                )
+                with log_output.pipe_for(f"api worker {number}") as stderr:
+                    process = subprocess.Popen(
+                        worker_command(theirs.fileno(), self._listener.fileno()),
+                        pass_fds=(theirs.fileno(), self._listener.fileno()),
+                        stdin=subprocess.DEVNULL,
+                        stdout=stderr or 2,  # a library's print must not mix with what the server prints
+                        stderr=stderr,
+                        env=_environment(),
+                        process_group=0,  # Ctrl-C in the terminal is the server's to answer
+                    )
             except BaseException:
                 ours.close()
                 raise
         return process, ours
 
     async def _start(self, number: int) -> _Worker:
-        process, ours = self._spawn()
+        process, ours = self._spawn(number)
         worker = _Worker(number, process)
         try:
             link = await Link.connect(ours, m.ToServer, self._receiver(worker), lambda _: worker.gone())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -81,3 +83,25 @@ async def test_memory_that_is_really_taken_ends_the_executor_and_then_the_culpri
                 break
             await asyncio.sleep(0.1)
         assert restarts == 3
+
+
+async def test_the_kernels_kill_is_called_by_its_name(tokenizer_dir: Path, tmp_path: Path) -> None:
+    """Below 512 MiB nothing is watched from inside, and the kernel kills. Any other SIGKILL stays one."""
+    args = [str(tokenizer_dir), "--executor", f"{EXECUTORS}:TakingFactory", *ECHO[2:]]
+    with limited(400 << 20, 2.0) as box, ServerProcess(args, tmp_path, enter=box.enter) as server:
+        [child] = server.children()
+        os.kill(child, signal.SIGKILL)
+        server.wait_until("/ready", 200)
+        for _ in range(100):
+            if "killed by SIGKILL" in server.log():
+                break
+            await asyncio.sleep(0.05)
+        assert "killed by SIGKILL" in server.log() and "out-of-memory killer" not in server.log()
+        assert server.metric('cohort_executor_restarts_total{cause="signal"}') == 1
+        await answers(server.url, GLUTTON)
+        assert (
+            "killed by the kernel's out-of-memory killer (SIGKILL): the container's limit is 400 MiB"
+            in server.log()
+        )
+        server.wait_until("/ready", 200)
+        assert server.metric('cohort_executor_restarts_total{cause="memory"}') >= 1

@@ -129,7 +129,12 @@ async def test_every_series_of_the_model_has_its_name() -> None:
     without = {
         name for name, labels in found if name.startswith("cohort_") and 'model=org/"odd"\nname' not in labels
     }
-    assert without == {"cohort_stage", "cohort_build_info", "cohort_http_requests_total"}
+    assert without == {
+        "cohort_stage",
+        "cohort_build_info",
+        "cohort_http_requests_total",
+        "cohort_log_lines_dropped_total",
+    }
     assert not any("model=" in labels for name, labels in found if not name.startswith("cohort_"))
     assert found["cohort_tokens_total", 'kind=output,model=org/"odd"\nname'] == 0
 

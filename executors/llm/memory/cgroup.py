@@ -93,6 +93,11 @@ def _machine(root: Path) -> tuple[int, int]:
     return total, values.get("MemAvailable", total)
 
 
+def memory_groups(root: Path = ROOT) -> list[tuple[bool, Path]]:
+    """(is v2, directory) of this process's memory cgroup and all its ancestors, nearest first; some may not exist."""
+    return _groups(root, "memory")
+
+
 def _groups(root: Path, controller: str) -> list[tuple[bool, Path]]:
     """(is v2, directory) of this process's cgroup and all its ancestors, for one controller."""
     try:

@@ -1,6 +1,6 @@
 """What a decode step costs the host: schedule, encode, decode, commit, at 1 to 1,024 sequences.
 
-    python -m benchmarks.scheduler [--executor echo|paged_fake] [--json FILE]
+    python -m benchmarks.scheduler [--executor echo|paged_fake] [--waiting N] [--policy fair] [--json FILE]
 
 The tokens come from a fake, whose own time is not counted. Encode and decode are those of the socket between server and
 executor: the batch as a frame, and the frame of its answer. One step is always out while the next is put together, as
@@ -27,6 +27,8 @@ from engine.kv.kv_cache_manager import KvCacheManager
 from engine.mailbox import Mailbox
 from engine.request import Request, RequestContext
 from engine.sequence import Sequence
+from engine.waiting.order import QUEUE_POLICIES
+from engine.waiting.queue import WaitingQueue
 from executors import registry
 from executors.contract import ExecutorAttentionConfig, ExecutorConfig, ModelExecutor, SamplingParams
 from executors.process import messages as m
@@ -39,29 +41,38 @@ _PROMPT, _STEPS, _WARMUP = 32, 60, 20
 
 
 class Bench:
-    """A scheduler with `size` sequences that decode for ever."""
+    """A scheduler with `size` sequences that decode for ever, while `waiting` others wait for a slot."""
 
-    def __init__(self, executor: ModelExecutor, size: int) -> None:
+    def __init__(self, executor: ModelExecutor, size: int, waiting: int = 0, policy: str = "fcfs") -> None:
         self.executor = executor
         self.kv = KvCacheManager(executor.kv_layout(), "bench")
-        self.scheduler = Scheduler(self.kv, Journal(), size, max(2048, size))
+        queue = WaitingQueue(QUEUE_POLICIES[policy]())
+        self.scheduler = Scheduler(self.kv, Journal(), size, max(2048, size), waiting=queue)
         self.scheduler.journal.open_epoch()
         self.mailbox = Mailbox()
         self.decoder: Decoder[Any] = Decoder(m.ToServer)
         self.times: dict[str, list[float]] = {stage: [] for stage in STAGES}
         rng = np.random.default_rng(size)
-        for number in range(size):
-            prompt = rng.integers(0, 1000, _PROMPT).astype(np.int32)
-            context, greedy = RequestContext("bench", 0.0), SamplingParams(temperature=0.0)
-            asked = Request(context, prompt, greedy, 10**6, frozenset((1001, 1002)))
-            seq = Sequence(number + 1, asked, self.mailbox, number)
-            self.scheduler.waiting.submit(seq)
-            self.scheduler.sequences.add(seq)
+        if policy == "fair" and waiting:
+            self._add(0, "other", rng)  # slots are kept for it
+        for number in range(1, size + waiting + 1):
+            self._add(number, "many", rng)
+
+    def _add(self, number: int, tenant: str, rng: np.random.Generator) -> None:
+        prompt = rng.integers(0, 1000, _PROMPT).astype(np.int32)
+        context = RequestContext("bench", 0.0, tenant=tenant)
+        greedy = SamplingParams(temperature=0.0)
+        asked = Request(context, prompt, greedy, 10**6, frozenset((1001, 1002)))
+        seq = Sequence(number + 1, asked, self.mailbox, number)
+        self.scheduler.waiting.submit(seq)
+        self.scheduler.sequences.add(seq)
 
     async def run(self) -> dict[str, float]:
         """Median microseconds of each stage."""
         await self.executor.begin_epoch(1)
-        while self.scheduler.waiting:
+        before = -1
+        while len(self.scheduler.running) != before:
+            before = len(self.scheduler.running)
             await self._step(None)
         flying = self._timed("schedule", self.scheduler.schedule)
         for step in range(_STEPS + _WARMUP):
@@ -91,7 +102,9 @@ class Bench:
         return result
 
 
-async def measure(executor: str, size: int, rounds: int) -> dict[str, float]:
+async def measure(
+    executor: str, size: int, rounds: int, waiting: int = 0, policy: str = "fcfs"
+) -> dict[str, float]:
     """Medians over rounds, and the sum of the four stages that count."""
     found = []
     for _ in range(rounds):
@@ -101,7 +114,7 @@ async def measure(executor: str, size: int, rounds: int) -> dict[str, float]:
         )  # fmt: skip
         made = registry.create(config)
         await made.warmup()
-        found.append(await Bench(made, size).run())
+        found.append(await Bench(made, size, waiting, policy).run())
         gc.unfreeze()
     row = {stage: statistics.median(one[stage] for one in found) for stage in STAGES}
     row["total"] = sum(row[stage] for stage in STAGES[:-1])
@@ -114,12 +127,15 @@ def main() -> None:
     parser.add_argument("--executor", default="echo", choices=("echo", "paged_fake"))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sizes", type=int, nargs="*", default=SIZES)
+    parser.add_argument("--waiting", type=int, default=0, help="sequences that wait for a slot")
+    parser.add_argument("--policy", default="fcfs", choices=tuple(QUEUE_POLICIES))
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     print(f"{'sequences':>9} " + " ".join(f"{name:>9}" for name in (*STAGES[:-1], "total", "publish")), "us")
     rows = {}
     for size in asked.sizes:
-        rows[size] = row = asyncio.run(measure(asked.executor, size, asked.rounds))
+        row = asyncio.run(measure(asked.executor, size, asked.rounds, asked.waiting, asked.policy))
+        rows[size] = row
         print(f"{size:>9} " + " ".join(f"{row[name]:>9.0f}" for name in (*STAGES[:-1], "total", "publish")))
     if asked.json:
         asked.json.write_text(json.dumps({"executor": asked.executor, "microseconds": rows}, indent=2) + "\n")

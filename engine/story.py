@@ -7,7 +7,7 @@ histograms. The front end adds what it knows of the call in a subclass.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
@@ -23,6 +23,8 @@ class WaitReason(enum.StrEnum):
     """A step is being computed; the queue is looked at after it."""
     SLOTS = "slots"
     """As many sequences run as may run at once (`max_num_seqs`)."""
+    FAIR_SHARE = "fair_share"
+    """A slot is free, and kept for other tenants: this one has as many as it may have beside them."""
     KV_BLOCKS = "kv_blocks"
     """The KV pool has too few free blocks."""
     TOKENS = "tokens"
@@ -128,7 +130,9 @@ class Story:
         self.resumed = 0
         """How often a sequence went on after a failed step or a restart."""
         self.waited: dict[WaitReason, float] = {}
-        """Seconds before the first admission of the sequence that was admitted first, by reason."""
+        """Seconds before the first admission, by reason: of the sequence that had waited longest by then."""
+        self._wait_so_far: Callable[[], dict[WaitReason, float]] = dict
+        """The same until now, of the first sequence."""
         self.paused: dict[WaitReason, float] = {}
         """Seconds that sequences lost after they had begun, until their next token: of all choices, by reason (`KV_BLOCKS`:
         preempted)."""
@@ -169,11 +173,22 @@ class Story:
         self.prompt_tokens += prompt_tokens
         self.tell(now, "queued", choice)
 
+    def watch_wait(self, so_far: Callable[[], dict[WaitReason, float]]) -> None:
+        """`so_far` returns the seconds that a sequence has waited by reason, {} once it waits no longer. The first one counts."""
+        if self.choices <= 1:
+            self._wait_so_far = so_far
+
+    def waited_for(self) -> dict[WaitReason, float]:
+        """Seconds before the first admission by reason; of a call that waits until now."""
+        return self.waited or self._wait_so_far()
+
     def admit(self, now: float, choice: int, waited: dict[WaitReason, float], cached: int | None) -> None:
         """A sequence begins to run, or does so again. `cached`: prompt tokens that it found in the prefix cache, None if that was
         counted before."""
         if self.admitted is None:
-            self.admitted, self.waited = now, waited
+            # Where a later sequence is admitted first, the call has waited since its first one came.
+            self.admitted, self.waited = now, _longest(self._wait_so_far(), waited)
+            self._wait_so_far = dict
         if choice in self._interrupted:
             self._interrupted.remove(choice)
             self.resumed += 1
@@ -212,7 +227,9 @@ class Story:
     def give_up(self, waited: dict[WaitReason, float]) -> None:
         """A sequence ends that was never admitted."""
         if self.admitted is None:
-            self.waited = waited
+            self.waited = _longest(self.waited, waited)
+            if len(self.parts) <= 1:
+                self._wait_so_far = dict  # a story outlives its sequences, and is not to keep them
 
     def finish(self, now: float, choice: int, reason: str, output_tokens: int) -> None:
         """A sequence ended."""
@@ -255,6 +272,10 @@ class Story:
     def ttft_seconds(self) -> float | None:
         """From the arrival to the first token."""
         return None if self.first_token is None else self.first_token - self.received
+
+
+def _longest(one: dict[WaitReason, float], other: dict[WaitReason, float]) -> dict[WaitReason, float]:
+    return one if sum(one.values()) > sum(other.values()) else other
 
 
 def _between(begin: float | None, end: float | None, otherwise: float | None, now: float) -> float | None:

@@ -40,7 +40,7 @@ from engine.mailbox import Outlet
 from engine.request import DraftStats, EngineStats, FinishReason, Observer, Request, Stage
 from engine.sequence import Sequence, SequenceStatus
 from engine.waiting.admission import Admission
-from engine.waiting.order import QUEUE_POLICIES
+from engine.waiting.order import make_policy
 from engine.waiting.queue import WaitingQueue
 from executors.contract import (
     ExecutorDied,
@@ -86,7 +86,7 @@ class EngineCore:
         self._scheduler: Scheduler | None = None
         self._admission: Admission | None = None
         self._delivery = Delivery(self.observer, clock)
-        policy = QUEUE_POLICIES[self.config.scheduling_policy]()
+        policy = make_policy(self.config.scheduling_policy, clock)
         self._waiting = WaitingQueue(policy, clock, self.config.max_queue_wait)
         self._inbox = Inbox()
         self._steps = StepQueue(executor, self._inbox, clock)

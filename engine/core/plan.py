@@ -31,7 +31,7 @@ class StepPlan:
     """Drafts that the step is to bring for the next one."""
     preempted: bool = False
     blocked: WaitReason | None = None
-    """Why the first sequence that is not admitted has to wait; None if each is admitted, or waits for a reason of its own."""
+    """Why the sequences wait that are not admitted and have no reason of their own; None if there are none."""
 
 
 class StepPacker:

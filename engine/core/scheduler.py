@@ -64,20 +64,25 @@ class Scheduler:
     def schedule(self) -> UnifiedBatch | None:
         """The next step, or None if nothing can be computed. Modifies sequences and KV tables, touches no executor."""
         plan = StepPlan(self.step_budget.tokens)
+        self.waiting.reasons.begin_step()
         self.kv.begin_step()
         if self.adapters is not None:
             self.adapters.begin_step()
         if self.sequences.suspects:
             self._grant_suspect(plan)
-            return self._pack(plan) if plan.grants else None
+        else:
+            self._grant_all(plan)
+        self.waiting.reasons.end_step(plan.blocked)
+        return self._pack(plan) if plan.grants else None
+
+    def _grant_all(self, plan: StepPlan) -> None:
+        """Decodes first, then prompts: those that are started already, and those that wait."""
         chunks = self._grant_decodes(plan)
         if chunks or (self.waiting and self.sequences.has_slot_to_run_in()):
             self._grant_prompts(chunks, plan)
         elif self.waiting:
             self.sequences.no_room()
             plan.blocked = WaitReason.SLOTS
-        self.waiting.reasons.wait_for(plan.blocked)
-        return self._pack(plan) if plan.grants else None
 
     def _grant_prompts(self, chunks: SequenceOf[Sequence], plan: StepPlan) -> None:
         """Prompts go on that are started already, and others are admitted: behind them, unless the policy says otherwise."""
@@ -111,6 +116,7 @@ class Scheduler:
     def _grant_suspect(self, plan: StepPlan) -> None:
         """After two failed steps in a row: who was in both is computed alone, with nothing else out, until it gives a token
         or fails the third step, by itself."""
+        plan.blocked = WaitReason.RECOVERY
         if self.sequences.by_step:
             return
         seq = next(iter(self.sequences.suspects))
@@ -259,6 +265,7 @@ class Scheduler:
                 self.waiting.reasons.hold(seq, WaitReason.PREFIX)
                 passed_over += seq.num_known_tokens
                 if passed_over > _PASSED_OVER:
+                    plan.blocked = WaitReason.PREFIX
                     break
                 continue
             if not self.kv.fits(seq, hit):
@@ -285,12 +292,16 @@ class Scheduler:
                 return
             if before is not None and not self.waiting.policy.precedes(seq, before):
                 return
-            if not self.sequences.can_admit(seq):
-                continue
-            if self._has_adapter(seq):
+            if seq.in_flight:
+                self.waiting.reasons.hold(seq, WaitReason.STEP)
+            elif not self.sequences.can_admit(seq):
+                plan.blocked = WaitReason.SLOTS
+            elif self._has_adapter(seq):
                 yield seq
             else:
                 self.waiting.reasons.hold(seq, WaitReason.ADAPTER)
+        if plan.blocked is None and self.waiting.policy.keeps_slots:
+            plan.blocked = WaitReason.FAIR_SHARE
 
     def _has_adapter(self, seq: Sequence) -> bool:
         """Whether the executor holds the adapter of a waiting sequence, if it has one."""

@@ -134,6 +134,8 @@ class Sequences:
         seq.roll_back()
         del self.running[seq]
         self.waiting.add(seq)
+        if fault is None:
+            self.waiting.reasons.hold(seq, WaitReason.KV_BLOCKS)
         if seq.started_epoch == self.journal.epoch:
             self._rolled_back.append(seq)
         self.num_preemptions += 1

@@ -10,8 +10,10 @@ below the least counter of those who are there: time not used is not saved up.
 from __future__ import annotations
 
 import heapq
+import time
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
 
 from engine.request import Request
 from engine.sequence import Sequence
@@ -21,6 +23,9 @@ CREDIT = 128
 step and computed whole, although the tenant is owed nothing yet."""
 MOST_TENANTS = 4096
 """Counters that are kept of tenants who have nothing here at the moment."""
+RESERVED_FOR = 60.0
+"""Seconds for which slots are kept for a tenant that has nothing here any more: as long as a person takes for the next
+question. A key that was used once is not to cost all others an eighth of the server for good."""
 
 _Place = tuple[bool, int]
 """Of a waiting sequence among those of its tenant: without a slot or with one, and its number."""
@@ -33,8 +38,11 @@ class Fair:
 
     charges = True
     ranked = False
+    keeps_slots = True
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` in seconds."""
+        self._clock = clock
         self._waiting: dict[str, list[_Entry]] = {}
         self._places: dict[Sequence, _Place] = {}
         self._num_waiting = 0
@@ -44,8 +52,8 @@ class Fair:
         """Ids of sequences that wait or run."""
         self._holding: dict[str, set[int]] = {}
         """Ids of sequences with a slot."""
-        self._several = False
-        """Whether there has been more than one tenant."""
+        self._left: OrderedDict[str, float] = OrderedDict()
+        """When the tenants left that were here last and are not now; the one that left first comes first."""
 
     def group(self, request: Request) -> str:
         """By tenant."""
@@ -63,7 +71,7 @@ class Fair:
 
     def _arrive(self, tenant: str) -> None:
         least = min((self._served[other] for other in self._live), default=0)
-        self._several = self._several or any(other != tenant for other in self._served)
+        self._left.pop(tenant, None)
         self._served[tenant] = max(self._served.get(tenant, 0), least - CREDIT)
         self._live[tenant] = set()
         if len(self._served) > MOST_TENANTS + len(self._live):
@@ -85,9 +93,10 @@ class Fair:
         return self._in_turn({}, self._num_waiting)
 
     def candidates(self, num_slots: int) -> Iterator[Sequence]:
-        """If there are several tenants, none may also hold the last eighth of the slots: otherwise a tenant that comes with one
-        request would wait until a sequence of another ends. Preempted sequences that still hold a slot may run in it."""
-        if not self._several:
+        """If there are several tenants, or were a minute ago, none may also hold the last eighth of the slots: otherwise a tenant
+        that comes with one request would wait until a sequence of another ends. Preempted sequences that still hold a slot may
+        run in it."""
+        if not self._several():
             return iter(self)
         most = num_slots - min(num_slots - 1, max(1, num_slots // 8))
         limits = {
@@ -97,6 +106,13 @@ class Fair:
             if tenant in self._waiting
         }
         return self._in_turn(limits, most)
+
+    def _several(self) -> bool:
+        """Whether more than one tenant is here, or was `RESERVED_FOR` seconds ago."""
+        long_ago = self._clock() - RESERVED_FOR
+        while self._left and next(iter(self._left.values())) < long_ago:
+            self._left.popitem(last=False)
+        return len(self._live) + len(self._left) > 1
 
     def _in_turn(self, limits: dict[str, int], most: int) -> Iterator[Sequence]:
         """Return the first sequences of each tenant: as many as `limits` says, or `most` for other tenants."""
@@ -152,8 +168,16 @@ class Fair:
                 sets[tenant].discard(seq.seq_id)
                 if not sets[tenant]:
                     del sets[tenant]
+                    if sets is self._live:
+                        self._leave(tenant)
         if not self._live:
             self._served = dict.fromkeys(list(self._served)[-MOST_TENANTS:], 0)
+
+    def _leave(self, tenant: str) -> None:
+        self._left.pop(tenant, None)
+        self._left[tenant] = self._clock()
+        if len(self._left) > MOST_TENANTS:
+            self._left.popitem(last=False)
 
 
 def _place(entry: _Entry) -> _Place:

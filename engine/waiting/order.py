@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 from engine.request import Request
@@ -20,6 +20,8 @@ class QueuePolicy(Protocol):
     """False if `charge` has no effect, so that the scheduler need not call it for each token."""
     ranked: bool
     """True if groups are ranks: all sequences of a lower group come first. Otherwise groups take turns."""
+    keeps_slots: bool
+    """True if `candidates` may leave out sequences because free slots are kept for other groups."""
 
     def group(self, request: Request) -> str | int:
         """The group of sequences among which this request waits: a rank, or a tenant."""
@@ -60,6 +62,7 @@ class _Indifferent:
 
     charges = False
     ranked = False
+    keeps_slots = False
 
     def owed(self, seq: Sequence) -> int:
         """None."""
@@ -156,3 +159,8 @@ QUEUE_POLICIES: dict[str, type[Fcfs] | type[Priority] | type[Fair]] = {
     "priority": Priority,
     "fair": Fair,
 }
+
+
+def make_policy(name: str, clock: Callable[[], float]) -> QueuePolicy:
+    """Return the queue policy of that name, on the engine's clock."""
+    return Fair(clock) if name == "fair" else QUEUE_POLICIES[name]()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 from engine.request import Request
 from engine.sequence import Sequence
@@ -74,6 +75,7 @@ class WaitingQueue:
         self._count(seq, 1)
         self.not_started.add(seq)
         self.reasons.begin(seq)
+        seq.context.story.watch_wait(partial(self.reasons.so_far, seq))
 
     def add(self, seq: Sequence) -> None:
         """Give a new or a preempted sequence its place in the order."""

@@ -38,7 +38,7 @@ def summary(story: CallStory, now: float) -> dict[str, Any]:
         "ttft_seconds": _seconds(story.ttft_seconds()),
         "decode_seconds": _seconds(story.decode_seconds(now)),
         "e2e_seconds": _seconds(story.e2e_seconds(now)),
-        "waited_for": _by_reason(story.waited),
+        "waited_for": _by_reason(story.waited_for()),
         "paused_for": _by_reason(story.paused),
         "prompt_tokens": story.prompt_tokens,
         "cached_tokens": story.cached_tokens,

@@ -283,7 +283,7 @@ def _slots_for_nobody(patch: pytest.MonkeyPatch) -> None:
     candidates = Fair.candidates
 
     def without_holders(self: Fair, num_slots: int) -> Iterator[Sequence]:
-        if not self._several:
+        if not self._several():
             return candidates(self, num_slots)
         most = num_slots - min(num_slots - 1, max(1, num_slots // 8))
         limits = {tenant: max(0, most - len(holding)) for tenant, holding in self._holding.items()}

@@ -14,7 +14,7 @@ const PARTS = [
   ["decode_seconds", "decode", "decode"],
 ];
 const WAITED = {
-  step: "for the step before", slots: "for a place among --max-num-seqs", kv_blocks: "for KV blocks", tokens: "for room in a step",
+  step: "for the step before", slots: "for a place among --max-num-seqs", kv_blocks: "for KV blocks", fair_share: "for slots kept for other keys", tokens: "for room in a step",
   adapter: "for its adapter", prefix: "for a prefix being computed", recovery: "for the executor to restart",
 };
 const MISSED = {

@@ -119,9 +119,9 @@ test-ray-ci: $(DEV)  ## the first of them: equal streams, a killed replica, keys
 	$(BIN)/python -m tests.ray.environment
 	$(RAY_PYTHON) -m pytest -s -m slow tests/ray/test_ray_streams.py -k "one_server or killed_replica or key"
 
-test-console: $(DEV) $(AXE)  ## the console in Debian's Chromium: chat, kill, stories, accessibility, pages of others; needs npm
-	tools/ops/packages.sh chromium
-	$(BIN)/python -m pytest -m slow tests/e2e/test_console.py $(ARGS)
+test-console: $(DEV) $(AXE)  ## the console in Debian's Chromium: chat, kill, stories, accessibility, pages of others, behind nginx; needs npm
+	tools/ops/packages.sh chromium nginx
+	$(BIN)/python -m pytest -m slow tests/e2e/test_console.py tests/e2e/test_subpath.py $(ARGS)
 
 check: $(DEV) $(TRITON)  ## format, lint, types, imports, promises
 	$(BIN)/ruff format --check .

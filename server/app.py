@@ -11,6 +11,7 @@ from fastapi import APIRouter, FastAPI
 from server import __version__
 from server.console.assets import assets
 from server.console.feed import StepFeed
+from server.console.redirects import PageRedirects
 from server.http.answer_counter import AnswerCounter
 from server.http.auth import KeyAuth
 from server.http.cors import Cors
@@ -121,6 +122,7 @@ def create_app(
     if inner:
         app.add_middleware(AnswerFailures)
         return app
+    app.add_middleware(PageRedirects)
     app.add_middleware(HostCheck, hosts=hosts or Hosts())
     app.add_middleware(RequestLogging, cors=cors, answered=answered)
     return app

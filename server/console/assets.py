@@ -62,6 +62,10 @@ def assets() -> Mapping[str, Asset]:
     for path in sorted(STATIC.rglob("*")):
         if path.suffix in _TYPES:
             body = path.read_bytes()
-            etag = f'"{hashlib.sha256(body).hexdigest()[:16]}"'
-            found[path.relative_to(STATIC).as_posix()] = Asset(body, _TYPES[path.suffix], etag)
+            found[path.relative_to(STATIC).as_posix()] = Asset(body, _TYPES[path.suffix], etag_of(body))
     return found
+
+
+def etag_of(body: bytes) -> str:
+    """The entity tag of a file with this content."""
+    return f'"{hashlib.sha256(body).hexdigest()[:16]}"'

@@ -70,6 +70,7 @@ _ONE_MODEL = "This server does not pull, create, copy, push or delete models: it
 _ALONE = frozenset({"/chat"})
 """Foreign paths whose subpaths do not belong to the foreign server."""
 _VERSIONS = ("/v1", "/v2", "/api/v1", "/api/v0", "/v1beta")
+_PROXY = " A proxy that serves this server below a path has to take that path off."
 _CUTOFF = 0.85
 """Similarity from which a path is taken for a misspelt endpoint."""
 
@@ -116,7 +117,10 @@ def _ending(path: str, tails: Tails) -> str | None:
     """The hint for one of our paths with a missing or wrong prefix: the base URL is wrong."""
     tail = next((one for one in sorted(tails, key=len, reverse=True) if path.endswith(one)), None)
     if tail is not None:
-        return _did_you_mean(tails[tail])
+        endpoint = tails[tail]
+        return _did_you_mean(endpoint) + (
+            _PROXY if path.removesuffix(endpoint) not in (path, *_VERSIONS) else ""
+        )
     return _did_you_mean("/v1/models/{name}") if path.startswith("/models/") else None
 
 

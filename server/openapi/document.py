@@ -72,6 +72,8 @@ def document() -> dict[str, Any]:
             "summary": "A continuous-batching inference server with an OpenAI-compatible API.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
+        # Relative to the document's own address, which ends in /openapi.json: right below a proxy's path, too.
+        "servers": [{"url": "."}],
         "tags": [{"name": name, "description": text} for name, text in TAGS.items()],
         "security": [{"bearer": []}],
         "paths": paths,

@@ -13,6 +13,7 @@ from executors.contract import NotReady
 from server import __version__
 from server.console import assets
 from server.console.feed import StepFeed
+from server.console.prefix import HEADER, prefix_of, with_prefix
 from server.http.errors import http_error_response
 from server.http.event_stream import EventStream
 from server.http.media import check_media
@@ -108,6 +109,12 @@ def _text(text: str) -> Response:
 def _file(request: Request, path: str) -> Response:
     asset = assets.assets()[path]
     headers = {**assets.HEADERS, "ETag": asset.etag, "Vary": "Accept"}
-    if request.headers.get("if-none-match") == asset.etag:
+    body = asset.body
+    if path in (assets.INDEX, assets.REFERENCE):
+        headers["Vary"] = f"Accept, {HEADER}"
+        if prefix := prefix_of(request.headers.get(HEADER, "")):
+            body = with_prefix(body, prefix)
+            headers["ETag"] = assets.etag_of(body)
+    if request.headers.get("if-none-match") == headers["ETag"]:
         return Response(status_code=304, headers=headers)
-    return Response(asset.body, headers={**headers, "Content-Type": asset.media_type})
+    return Response(body, headers={**headers, "Content-Type": asset.media_type})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import http.server
 import json
-import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -13,95 +12,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
+from playwright.sync_api import Page, Route, expect
 
 from tests.e2e.checkpoints import VOCAB_SIZE
+from tests.e2e.chromium import ADMIN_KEY, ANSWER, chromium, grown, opened, talking_server, without_end
 from tests.e2e.server_process import ServerProcess
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(180)]
 
 AXE = Path(__file__).parents[2] / ".reports" / "axe" / "node_modules" / "axe-core" / "axe.min.js"
-KEY = "admin-key-of-the-test"
-ANSWER = ".message.assistant .content"
 
 
 @pytest.fixture(scope="module")
 def server(tokenizer_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A fake model that talks without end, 20 ms a token."""
-    args = [str(tokenizer_dir), "--executor", "paged_fake", "--executor-option", f"vocab_size={VOCAB_SIZE}"]
-    args += [
-        "--executor-option",
-        "step_delay_ms=20",
-        "--served-model-name",
-        "fake",
-        "--max-model-len",
-        "4096",
-    ]
-    args += ["--enable-kill-button", "--admin-key", KEY]
-    with ServerProcess(args, tmp_path_factory.mktemp("console")) as one:
+    with talking_server(tokenizer_dir, tmp_path_factory.mktemp("console")) as one:
         yield one
 
 
-@contextlib.contextmanager
-def chromium(*args: str) -> Iterator[Browser]:
-    path = shutil.which("chromium")
-    assert path is not None, "Debian's package chromium is missing: run `make test-console`"
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", *args])
-        try:
-            yield browser
-        finally:
-            browser.close()
-
-
-class Watched:
-    """A page and all that went wrong on it."""
-
-    def __init__(self, page: Page, origin: str) -> None:
-        self.page = page
-        self.faults: list[str] = []
-        self.foreign: list[str] = []
-        page.on("pageerror", lambda error: self.faults.append(str(error)))
-        page.on(
-            "console",
-            lambda said: (
-                said.type in ("error", "warning") and self.faults.append(f"{said.text} {said.location}")
-            ),
-        )
-        page.on("request", lambda asked: asked.url.startswith(origin) or self.foreign.append(asked.url))
-
-    def check(self, *allowed: str) -> None:
-        faults = [fault for fault in self.faults if not any(part in fault for part in allowed)]
-        assert not faults and not self.foreign
-
-
-@contextlib.contextmanager
-def console(server: ServerProcess, path: str = f"/#admin_key={KEY}", **options: Any) -> Iterator[Watched]:
-    with chromium() as browser:
-        page = browser.new_context(viewport={"width": 1280, "height": 860}, **options).new_page()
-        page.set_default_timeout(30_000)
-        watched = Watched(page, server.url)
-        page.goto(server.url + path)
-        yield watched
-
-
-def without_end(route: Route) -> None:
-    """The fake model says anything, its end token and Markdown among it: here no answer ends by itself, and all are the same."""
-    body = json.loads(route.request.post_data or "{}")
-    route.continue_(post_data=json.dumps(body | {"ignore_eos": True, "seed": 7}))
-
-
-def grown(page: Page, length: int) -> str:
-    """The answer once it is longer than that. Playwright's own wait evaluates a string, which the page's policy forbids."""
-    deadline = time.monotonic() + 40
-    while len(text := page.locator(ANSWER).first.text_content() or "") <= length:
-        assert time.monotonic() < deadline, f"{len(text)} characters, no more than {length}"
-        page.wait_for_timeout(20)
-    return text
-
-
 def test_send_stop_kill_and_open_a_story(server: ServerProcess) -> None:
-    with console(server) as watched:
+    with opened(server.url) as watched:
         page = watched.page
         page.route("**/v1/chat/completions", without_end)
         expect(page.locator("#stage")).to_have_attribute("data-stage", "ready")
@@ -136,7 +65,7 @@ def test_send_stop_kill_and_open_a_story(server: ServerProcess) -> None:
 
 def test_streams_are_drawn(server: ServerProcess) -> None:
     """What the canvas shows has the colours of prefill and decode; the table has a row for each stream."""
-    with console(server) as watched:
+    with opened(server.url) as watched:
         page = watched.page
         page.click("#load")
         expect(page.locator("#requests tr")).to_have_count(8)
@@ -162,8 +91,8 @@ def test_streams_are_drawn(server: ServerProcess) -> None:
 
 def test_a_server_with_keys_asks_for_them(tokenizer_dir: Path, tmp_path: Path) -> None:
     args = [str(tokenizer_dir), "--executor", "echo", "--executor-option", f"vocab_size={VOCAB_SIZE}"]
-    args += ["--served-model-name", "fake", "--api-key", "client", "--admin-key", KEY]
-    with ServerProcess(args, tmp_path) as server, console(server, "/") as watched:
+    args += ["--served-model-name", "fake", "--api-key", "client", "--admin-key", ADMIN_KEY]
+    with ServerProcess(args, tmp_path) as server, opened(server.url, "/") as watched:
         page = watched.page
         expect(page.locator("#keys")).to_contain_text("This server requires an API key.")
         page.fill("#key-api", "client")
@@ -171,7 +100,7 @@ def test_a_server_with_keys_asks_for_them(tokenizer_dir: Path, tmp_path: Path) -
         expect(page.locator("#model")).to_have_value("fake")
         expect(page.locator("#live-notice")).to_contain_text("needs the admin key")
         page.click("#open-keys")
-        page.fill("#key-admin", KEY)
+        page.fill("#key-admin", ADMIN_KEY)
         page.click("text=Use them")
         expect(page.locator("#stage")).to_have_attribute("data-stage", "ready")
         expect(page.locator("#live-notice")).to_be_hidden()
@@ -202,7 +131,7 @@ def test_tool_calls_and_json(server: ServerProcess) -> None:
         text = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
         route.fulfill(status=200, content_type="text/event-stream", body=text)
 
-    with console(server) as watched:
+    with opened(server.url) as watched:
         page = watched.page
         page.route("**/v1/chat/completions", play)
         page.click("#open-settings")
@@ -242,7 +171,7 @@ HOSTILE = """<img src=x onerror=alert(1)> **<b>bold</b>** [go](javascript:alert(
 
 
 def test_what_a_model_writes_stays_text(server: ServerProcess) -> None:
-    with console(server) as watched:
+    with opened(server.url) as watched:
         tags, text = watched.page.evaluate(
             """async (text) => {
               const { render } = await import("/console/lib/markdown.js");
@@ -281,7 +210,7 @@ def test_axe_finds_nothing_serious(server: ServerProcess, scheme: str) -> None:
             if fault["impact"] in ("serious", "critical"):
                 found[f"{name}: {fault['id']}"] = [node["html"][:200] for node in fault["nodes"][:3]]
 
-    with console(server, color_scheme=scheme) as watched:
+    with opened(server.url, color_scheme=scheme) as watched:
         page = watched.page
         page.route("**/v1/chat/completions", without_end)
         page.fill("#message", "Hello **you**")
@@ -315,7 +244,7 @@ def test_axe_finds_nothing_serious(server: ServerProcess, scheme: str) -> None:
 
 def test_the_reference_shows_every_operation(server: ServerProcess) -> None:
     paths = server.get("/openapi.json").json()["paths"]
-    with console(server, "/docs") as watched:
+    with opened(server.url, "/docs") as watched:
         page = watched.page
         expect(page.locator(".operation")).to_have_count(sum(map(len, paths.values())))
         expect(page.locator("#createChatCompletion")).to_contain_text("temperature")
@@ -367,7 +296,7 @@ def test_pages_of_others_reach_nothing(server: ServerProcess) -> None:
         time.sleep(0.05)
     before = server.metric('cohort_tokens_total{kind="output"}')
     port = server.url.rpartition(":")[2]
-    html = FOREIGN.replace("TARGET", server.url).replace("KEY", KEY).replace("BODY", json.dumps(BODY))
+    html = FOREIGN.replace("TARGET", server.url).replace("KEY", ADMIN_KEY).replace("BODY", json.dumps(BODY))
     with (
         page_elsewhere(html) as address,
         chromium("--host-resolver-rules=MAP evil.example 127.0.0.1") as browser,

@@ -11,7 +11,7 @@ from tests.server.fakes import House, error_of
 KEYS = {"api_keys": ["key-one", "schlüssel"]}
 KEYLESS = ["/live", "/ready", "/health", "/version", "/metrics", "/", "/docs", "/console/app.js"]
 PROTECTED = [
-    "/v1/models", "/v1/models/fake", "/openapi.json", "/nope", "/v1/", "/x//health", "/docs/", "/console",
+    "/v1/models", "/v1/models/fake", "/openapi.json", "/nope", "/v1/", "/x//health", "/docs//", "/console//",
     "/console/nope.js", "/consoles/app.js", "/health/", "/Health",
     "/metrics/", "/v1/chat/completions", "/tokenize", "/live/x",
 ]  # fmt: skip

@@ -94,6 +94,16 @@ async def test_a_wrong_base_url_is_told_the_right_path(house: House) -> None:
             assert f"{named}?" in error["message"] or f"{named} " in error["message"], error["message"]
 
 
+async def test_a_path_of_a_proxy_that_is_still_there_is_named(house: House) -> None:
+    """Nothing is taken off here: who may call a path is decided by the path as it arrives."""
+    for path in ("/llm/v1/models", "/llm/docs", "/a/b/v1/chat/completions", "/llm/health"):
+        assert "has to take that path off" in error_of(await house.get(path))["message"]
+        headers = {"X-Forwarded-Prefix": "/llm"}
+        assert (await house.get(path, headers=headers)).status_code == 404
+    for path in ("/models", "/v1/v1/models", "/v1/health"):
+        assert "proxy" not in error_of(await house.get(path))["message"], path
+
+
 ELSEWHERE: list[tuple[str, str | None]] = [
     ("/v1/conversations", "/v1/responses"),
     ("/v1/assistants", "/v1/chat/completions"),

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import AsyncGenerator
 from typing import Any
+from urllib.parse import urljoin
 
 import pytest
 
@@ -37,11 +38,12 @@ async def test_a_browser_gets_a_page_and_curl_gets_text(house: House, path: str)
     text = await house.get(path, headers={"Accept": "*/*"})
     assert text.status_code == 200 and text.headers["content-type"].startswith("text/plain")
     assert "/openapi.json" in text.text and max(map(len, text.text.splitlines())) <= 110
-    assert page.headers["vary"] == text.headers["vary"] == "Accept"
+    assert page.headers["vary"] == "Accept, X-Forwarded-Prefix" and text.headers["vary"] == "Accept"
 
 
 async def test_no_page_may_load_or_run_anything_from_elsewhere(house: House) -> None:
-    for path in ("/", "/docs", *(f"/console/{name}" for name in assets.assets())):
+    files = {name for name in assets.assets() if not name.endswith(".html")}
+    for path in ("/", "/docs", *(f"/console/{name}" for name in files)):
         response = await house.get(path, headers=HTML)
         policy = response.headers["content-security-policy"]
         assert policy.startswith("default-src 'none'; ") and "trusted-types 'none'" in policy
@@ -66,8 +68,91 @@ async def test_files_are_sent_once_per_version(house: House) -> None:
     assert first.headers["content-type"] == "text/javascript; charset=utf-8"
     again = await house.get("/console/app.js", headers={"If-None-Match": first.headers["etag"]})
     assert again.status_code == 304 and not again.content
-    for path in ("/console/../assets.py", "/console/%2e%2e/assets.py", "/console/", "/console/nope.js"):
+    for path in ("/console/../assets.py", "/console/%2e%2e/assets.py", "/console/nope.js"):
         assert (await house.get(path)).status_code == 404, path
+
+
+# -- below a path of a proxy -------------------------------------------------------------------------------------------
+
+ABSOLUTE = re.compile(r"""(?:href|src|action)="/|\b(?:fetch|import|from|url)\b\s*\(?\s*["'`]/""")
+
+
+def test_no_link_begins_at_the_root_of_the_host() -> None:
+    """Paths of the API go through `call` of lib/api.js, which puts them below the server's address."""
+    for name, asset in assets.assets().items():
+        assert not ABSOLUTE.search(asset.body.decode()), name
+    for text in ('<a href="/docs">', 'fetch("/v1/models")', "import('/console/app.js')", 'from "/x.js"'):
+        assert ABSOLUTE.search(text), text
+
+
+@pytest.mark.parametrize("path", ["/", "/docs"])
+async def test_links_are_right_below_any_path(house: House, path: str) -> None:
+    """Resolved as a browser does, and with the proxy's path taken off again, every one is answered."""
+    page = await house.get(path, headers=HTML)
+    for base in ("", "/llm", "/a/b.c"):
+        for link in re.findall(r'(?:href|src)="([^"#]+)"', page.text):
+            target = urljoin(f"https://host{base}{path}", link)
+            assert target.startswith(f"https://host{base}/"), (base, link)
+            answer = await house.get(target.removeprefix(f"https://host{base}"), headers=HTML)
+            assert answer.status_code == 200, target
+
+
+@pytest.mark.parametrize(
+    ("header", "prefix"),
+    [
+        ("/llm", "/llm"),
+        ("/llm/", "/llm"),
+        ("/a/b-c_d.e~1", "/a/b-c_d.e~1"),
+        ("/a, /b", "/a/b"),
+        ("/a/,/", "/a"),
+    ],
+)
+async def test_the_path_that_a_proxy_took_off_stands_before_links(
+    house: House, header: str, prefix: str
+) -> None:
+    """For an address without a slash at the end, from which relative links lead elsewhere."""
+    plain = await house.get("/", headers=HTML)
+    page = await house.get("/", headers={**HTML, "X-Forwarded-Prefix": header})
+    links = re.findall(r'(?:href|src)="([^"#]+)"', page.text)
+    assert f"{prefix}/console/app.js" in links and all(link.startswith(f"{prefix}/") for link in links)
+    assert page.headers["etag"] != plain.headers["etag"], "a cache must not mix them"
+    again = {**HTML, "X-Forwarded-Prefix": header, "If-None-Match": page.headers["etag"]}
+    assert (await house.get("/", headers=again)).status_code == 304
+    assert (await house.get("/", headers={**HTML, "If-None-Match": page.headers["etag"]})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["", "/", "llm", "//evil.example", "/a,//evil.example", "https://evil.example", "/a\"><script>", "/a b", "/a/../..", "/./a",
+     "/é", "/%2e%2e", "/\\evil.example", "/" + "a" * 300],
+)  # fmt: skip
+async def test_a_prefix_that_is_no_plain_path_means_nothing(house: House, header: str) -> None:
+    plain = await house.get("/", headers=HTML)
+    headers = [*((name.encode(), value.encode()) for name, value in HTML.items())]
+    page = await house.get("/", headers=[*headers, (b"X-Forwarded-Prefix", header.encode())])
+    assert page.content == plain.content and page.headers["etag"] == plain.headers["etag"]
+
+
+@pytest.mark.parametrize(
+    ("path", "page"),
+    [("/console", "/"), ("/console/", "/"), ("/console/index.html", "/"), ("/console/docs.html", "/docs"), ("/docs/", "/docs")],
+)  # fmt: skip
+async def test_redirects_are_relative(path: str, page: str) -> None:
+    """What the proxy calls this server is not known; no key is needed, as for the pages themselves."""
+    house = House(options={"api_keys": ["key"]})
+    answer = await house.get(path, headers=HTML)
+    assert answer.status_code == 307 and "/" not in answer.headers["location"][:1]
+    for base in ("", "/llm"):
+        assert urljoin(f"https://host{base}{path}", answer.headers["location"]) == f"https://host{base}{page}"
+
+
+async def test_the_description_of_the_api_is_relative_to_its_own_address(house: House) -> None:
+    """A client appends an operation's path to the server's address, which it resolves by the document's (OpenAPI 3.1, Server)."""
+    document = (await house.get("/openapi.json")).json()
+    [server] = document["servers"]
+    for base in ("https://host", "https://host/llm"):
+        address = urljoin(f"{base}/openapi.json", server["url"]).rstrip("/")
+        assert f"{address}/v1/models" == f"{base}/v1/models" and "/v1/models" in document["paths"]
 
 
 # -- the feed ----------------------------------------------------------------------------------------------------------

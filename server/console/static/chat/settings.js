@@ -2,8 +2,9 @@
 
 import { byId, el } from "../lib/dom.js";
 import { field, head, open } from "../lib/dialogs.js";
+import { entry } from "../lib/root.js";
 
-const STORE = "cohort.settings";
+const STORE = entry("settings");
 
 const NUMBERS = [
   // name, label, lowest, highest, step

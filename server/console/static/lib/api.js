@@ -1,6 +1,7 @@
-// Calls of this server. Paths are relative to its own origin, the only one that the page may reach.
+// Calls of this server, the only one that the page may reach.
 
 import { authorization } from "./keys.js";
+import { ROOT } from "./root.js";
 import { events } from "./sse.js";
 
 export class ApiError extends Error {
@@ -29,7 +30,7 @@ async function call(path, { admin = false, body, signal } = {}) {
   }
   let response;
   try {
-    response = await fetch(path, options);
+    response = await fetch(new URL(path.slice(1), ROOT), options);
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ApiError(0, "The server cannot be reached.");

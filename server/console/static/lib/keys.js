@@ -1,13 +1,13 @@
 // The API key and the admin key: in memory and, for this tab alone, in sessionStorage. Never anywhere else.
 
+import { entry } from "./root.js";
+
 const NAMES = ["api", "admin"];
 const held = { api: "", admin: "" };
 
-const slot = (name) => `cohort.${name}`;
-
 function stored(name) {
   try {
-    return sessionStorage.getItem(slot(name)) || "";
+    return sessionStorage.getItem(entry(name)) || "";
   } catch {
     return ""; // storage is turned off: memory has to do
   }
@@ -28,8 +28,8 @@ export const getKey = (name) => held[name];
 export function setKey(name, value) {
   held[name] = value.trim();
   try {
-    if (held[name]) sessionStorage.setItem(slot(name), held[name]);
-    else sessionStorage.removeItem(slot(name));
+    if (held[name]) sessionStorage.setItem(entry(name), held[name]);
+    else sessionStorage.removeItem(entry(name));
   } catch {
     // As above.
   }

@@ -33,6 +33,7 @@ from server.metrics import Metrics
 from server.settings.load import SettingsError
 from server.state import ServerState
 from server.system import gc_tuning, logs
+from server.system.signals import leave_to_parent
 from server.text_side import TextSide, detect_notation, read_text_side, served_model
 from server.workers import messages as m
 from server.workers.forwarding import Forwarding
@@ -290,9 +291,7 @@ def main() -> None:
     parent = os.getppid()
     with contextlib.suppress(OSError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        # Sent to a whole group or container, they are the server's to answer: it drains.
-        signal.signal(number, signal.SIG_IGN)
+    leave_to_parent()  # it drains
     if os.getppid() != parent:
         _server_gone("")
     listener.setblocking(False)

@@ -37,7 +37,7 @@ from server.core_configs import engine_config, executor_config
 from server.grammar.validator import GrammarJudge
 from server.http import tls
 from server.key_files import read_keys
-from server.lifecycle import EngineGone, FrontEnd, HttpFrontEnd, Signals, serve_by
+from server.lifecycle import EngineGone, FrontEnd, HttpFrontEnd, serve_by
 from server.metrics import Metrics
 from server.model_defaults.sampling import SamplingDefaults
 from server.model_files import default_model
@@ -52,6 +52,7 @@ from server.speculation import check_vocabularies, draft_source, read_speculatio
 from server.state import Progress, ServedModel, ServerState
 from server.stories.ring import Stories
 from server.system import gc_tuning, log_output, logs
+from server.system.signals import Signals
 from server.system.worker_threads import FencedThreads
 from server.templates.template import ChatTemplate
 from server.text_side import TextSide, adapter_text_side, detect_notation, read_text_side, served_model
@@ -138,7 +139,7 @@ class Bootstrap:
         signals = Signals()
         signals.install()
         metrics = Metrics(model=self.names[0], compat=settings.metrics_compat)
-        metrics.know_keys(key.name for key in self.keys.api.current())
+        metrics.know_keys(self.keys.names())
         state = new_state(settings, self.names, self.aliases, metrics, self.traces)
         core = LateCore()
         front = self._front_end(state, core, listener)

@@ -8,7 +8,9 @@ import signal
 
 def main() -> None:
     """Take signals, then import and run the rest."""
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+            continue  # `nohup`: it is to outlive its terminal
         # Until the event loop takes them over, there is nothing to drain. Without a handler the first process of a
         # container would not even hear of SIGTERM; an exception would surface in the middle of an import.
         signal.signal(number, lambda *_: os._exit(0))

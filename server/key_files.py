@@ -18,6 +18,11 @@ class ServerKeys:
     admin: Keys
     minted: str | None = None
 
+    def names(self) -> list[str]:
+        """Names under which calls of clients may be counted: where clients need keys, the admin keys open their paths too."""
+        keys = (*self.api.current(), *self.admin.current()) if self.api else ()
+        return [key.name for key in keys]
+
 
 def read_keys(settings: Settings, *, terminal: bool) -> ServerKeys:
     """The keys. Where no admin key is given, one is made if a person can see it: `terminal` says so of stderr. Logs are collected

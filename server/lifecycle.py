@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
@@ -24,6 +23,7 @@ from server.http.protocol import BoundedHttpProtocol, bounded
 from server.state import ServerState
 from server.stats_line import StatsLine
 from server.system.reaper import Reaper, inherits_orphans
+from server.system.signals import Signals
 
 log = structlog.get_logger("server")
 
@@ -63,24 +63,6 @@ class _HttpServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leave signals alone."""
         yield
-
-
-class Signals:
-    """Counts SIGTERM and SIGINT. `first` requests a graceful end, `second` an immediate end."""
-
-    def __init__(self) -> None:
-        self.first = asyncio.Event()
-        self.second = asyncio.Event()
-
-    def install(self) -> None:
-        """Take over both signals for this process."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.arrived)
-
-    def arrived(self) -> None:
-        """Count one more signal."""
-        (self.second if self.first.is_set() else self.first).set()
 
 
 class FrontEnd(Protocol):

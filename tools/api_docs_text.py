@@ -20,7 +20,8 @@ path that does not exist; only `/live`, `/ready`, `/health`, `/version` and the 
 code `invalid_api_key`.
 
 Paths marked "admin" require the admin key (`--admin-key`, `--admin-key-file`), whether there are API keys or not. Without an
-admin key they do not exist (404). A server whose stderr is a terminal makes one at its start and shows it there.
+admin key they do not exist (404). A server whose stderr is a terminal makes one at its start and shows it there. Where clients
+need keys, the admin key opens their paths too.
 
 `--ssl-certfile` and `--ssl-keyfile` turn on HTTPS. With `--ssl-ca-certs` and `--ssl-cert-reqs 2`, clients must present a
 certificate.

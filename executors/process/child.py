@@ -190,7 +190,7 @@ def _wake_in_time() -> None:
 def _prepare_process() -> None:
     # Ctrl-C and `systemctl stop` signal every process of the server. How it ends is the parent's to say: the streams
     # that are still open need this process while the server drains.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     setproctitle.setproctitle(TITLE.format(0))
     faulthandler.enable()

@@ -161,7 +161,7 @@ def main() -> None:
 
 def _prepare_process() -> None:
     # Ctrl-C in the terminal goes to every process of the server; how this one ends is the server's to say.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     parent = os.getppid()
     libc = ctypes.CDLL(None, use_errno=True)

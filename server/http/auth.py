@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from server.http.endpoints import without_slash
 from server.http.errors import http_error_response
 from server.http.foreign_paths import MAX_PATH_TOLD
-from server.http.keys import Keys
+from server.http.keys import AnyOf, Keys
 
 KEYLESS = frozenset({"/live", "/ready", "/health", "/version", "/", "/docs"})
 METRICS = "/metrics"
@@ -38,7 +38,8 @@ _WANTED = "Give a valid API key: 'Authorization: Bearer KEY' or 'x-api-key: KEY'
 
 class KeyAuth:
     """Middleware that requires one of `api_keys` in `Authorization: Bearer` or `x-api-key`, one of `metrics_keys` for /metrics if
-    there are any, and one of `admin_keys` for what changes or shows the server itself: without those, such paths are 404.
+    there are any, and one of `admin_keys` for what changes or shows the server itself: without those, such paths are 404. A key
+    of `admin_keys` opens what one of `api_keys` opens, too, under its own name and as a tenant of its own.
 
     Keys are stored as hashes and compared in constant time; hashing gives all of them the same length. A key that is not
     ASCII is sent as UTF-8.
@@ -58,6 +59,8 @@ class KeyAuth:
         self._api_keys = api_keys if isinstance(api_keys, Keys) else Keys(api_keys)
         self._metrics_keys = Keys(() if metrics_key is None else (metrics_key,), label="metrics")
         self._admin_keys = admin_keys or Keys()
+        self._client_keys = AnyOf(self._api_keys, self._admin_keys) if self._api_keys else self._api_keys
+        """Those of clients' paths: empty, so that the paths are open, where clients need no key."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer 401; 404 for a path of the administrator on a server without an admin key."""
@@ -68,7 +71,9 @@ class KeyAuth:
             steps = without_slash(scope["path"]) == STEPS and bool(self._api_keys)
             admin = steps or is_admin(scope["path"])
             hidden = admin and not self._admin_keys
-            if not self._may_pass(scope, self._api_keys if hidden else self._keys_of(scope["path"], admin)):
+            if not self._may_pass(
+                scope, self._client_keys if hidden else self._keys_of(scope["path"], admin)
+            ):
                 response = http_error_response(401, _WANTED, {"WWW-Authenticate": "Bearer"})
                 await response(scope, receive, send)
                 return
@@ -81,13 +86,13 @@ class KeyAuth:
                 return
         await self._app(scope, receive, send)
 
-    def _keys_of(self, path: str, admin: bool) -> Keys | None:
+    def _keys_of(self, path: str, admin: bool) -> Keys | AnyOf | None:
         """The keys of a path, None if it needs none."""
         if path in KEYLESS or path in self._open_paths:
             return None
-        return self._admin_keys if admin else self._metrics_keys if path == METRICS else self._api_keys
+        return self._admin_keys if admin else self._metrics_keys if path == METRICS else self._client_keys
 
-    def _may_pass(self, scope: Scope, keys: Keys | None) -> bool:
+    def _may_pass(self, scope: Scope, keys: Keys | AnyOf | None) -> bool:
         TENANT.set("")
         KEY_NAME.set("")
         if not keys:

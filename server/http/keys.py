@@ -111,6 +111,23 @@ class Keys:
         log.info(f"read keys from {path}", keys=len(found))
 
 
+class AnyOf:
+    """Keys of two kinds, where either opens a path."""
+
+    def __init__(self, first: Keys, second: Keys) -> None:
+        self._first, self._second = first, second
+
+    def __bool__(self) -> bool:
+        """True if keys are required."""
+        return bool(self._first) or bool(self._second)
+
+    def find(self, key: bytes) -> Key | None:
+        """The key that a request carries, None if it is valid for neither kind. Both kinds are compared, so that the time does
+        not tell which one it is of."""
+        first, second = self._first.find(key), self._second.find(key)
+        return first or second
+
+
 def parse_keys(text: str, label: str = "key") -> tuple[tuple[Key, ...], list[str]]:
     """The keys of a file, and a sentence for each line that is not one. A key without a name is called `LABEL-line-N`."""
     found: list[Key] = []

@@ -23,7 +23,7 @@ from server.app import app_of
 from server.bootstrap import Bootstrap, models_of_adapters, new_state
 from server.core_configs import engine_config
 from server.grammar.validator import GrammarJudge
-from server.lifecycle import HttpFrontEnd, Signals, serve_by
+from server.lifecycle import HttpFrontEnd, serve_by
 from server.model_files.made_tokenizer import tokenizer_directory
 from server.replicas.core import FleetCore
 from server.replicas.figures import IngressMetrics
@@ -34,6 +34,7 @@ from server.settings.load import SettingsError
 from server.settings.table import Settings
 from server.state import ServedModel, ServerState
 from server.system import gc_tuning, logs
+from server.system.signals import Signals
 from server.text_side import detect_notation, read_text_side, served_model
 from server.workers.messages import Serve
 from server.workers.remote_parts import DeclaredExecutor, RemoteAdapters
@@ -114,7 +115,7 @@ class Ingress:
             self.parts.source = replace(source, weights=False)
         names = self.parts.names
         self.metrics = IngressMetrics(names[0], settings.metrics_compat)
-        self.metrics.know_keys(key.name for key in self.parts.keys.api.current())
+        self.metrics.know_keys(self.parts.keys.names())
         self.state: ServerState = new_state(
             settings, names, self.parts.aliases, self.metrics, self.parts.traces
         )

@@ -76,6 +76,13 @@ class Terminal:
         self.shown += _STYLE.sub("", data.decode("utf-8", "replace")).replace("\r", "")
         return bool(data)
 
+    def close(self) -> None:
+        """Close the terminal, as its window does: the kernel sends SIGHUP to the leader of its session."""
+        for fd in (self._main, self._slave):
+            if fd >= 0:
+                os.close(fd)
+        self._main = self._slave = -1
+
     def __enter__(self) -> Self:
         return self
 
@@ -83,6 +90,4 @@ class Terminal:
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
         self.process.wait()
-        for fd in (self._main, self._slave):
-            if fd >= 0:
-                os.close(fd)
+        self.close()

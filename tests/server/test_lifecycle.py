@@ -15,9 +15,10 @@ import pytest
 from executors.contract import ConfigError, KvLayout
 from server import banner
 from server.http.listener import listen
-from server.lifecycle import EngineGone, Signals, serve
+from server.lifecycle import EngineGone, serve
 from server.settings.load import SettingsError
 from server.system.reaper import Reaper
+from server.system.signals import Signals
 from tests.server.fakes import INFO, House
 
 
@@ -134,6 +135,19 @@ async def test_an_error_while_loading_ends_the_server(house: House) -> None:
     with pytest.raises(ConfigError, match="no such model"):
         await asyncio.wait_for(running.task, 5)
     assert running.core.log == ["stop"]
+
+
+async def test_hang_ups_begin_a_drain_and_never_cut_it_short() -> None:
+    signals = Signals()
+    signals.hung_up()
+    signals.hung_up()
+    assert signals.first.is_set() and not signals.second.is_set()
+    signals.arrived()
+    assert signals.second.is_set()
+    signals = Signals()
+    signals.arrived()
+    signals.hung_up()
+    assert not signals.second.is_set()
 
 
 def test_a_port_in_use_is_one_line() -> None:

@@ -195,3 +195,74 @@ async def test_a_deadline_reaches_the_engine() -> None:
     response = await house.chat(deadline_ms=1)
     assert (response.status_code, response.headers["retry-after"]) == (429, "7")
     assert response.json()["error"]["code"] == "deadline_exceeded"
+
+
+ADMINS = {**KEYS, "admin_key": "root"}
+CLIENTS_PATHS = ["/v1/models", "/openapi.json", "/api/tags", "/api/ps", "/v1/models/fake"]
+
+
+@pytest.mark.parametrize("path", CLIENTS_PATHS)
+async def test_the_admin_key_opens_what_a_client_key_opens(path: str) -> None:
+    house = House(options=ADMINS)
+    for headers in (bearer("root"), {"x-api-key": "root"}, bearer("key-one")):
+        assert (await house.get(path, headers=headers)).status_code == 200, headers
+    for headers in (bearer("roo"), bearer("rootkey-one"), {"x-api-key": "roots"}):
+        assert (await house.get(path, headers=headers)).status_code == 401, headers
+    assert (await house.get("/nope", headers=bearer("root"))).status_code == 404
+
+
+async def test_the_admin_key_in_every_api() -> None:
+    house = House(options=ADMINS)
+    turns = {"model": "fake", "messages": [{"role": "user", "content": "Hi"}]}
+    calls = {
+        "/v1/chat/completions": turns,
+        "/v1/completions": {"model": "fake", "prompt": "Hi"},
+        "/v1/responses": {"model": "fake", "input": "Hi"},
+        "/v1/messages": {**turns, "max_tokens": 5},
+        "/api/chat": {**turns, "stream": False},
+        "/api/generate": {"model": "fake", "prompt": "Hi", "stream": False},
+    }
+    async with house.client() as client:
+        for path, body in calls.items():
+            for headers in (bearer("root"), {"x-api-key": "root"}):
+                response = await client.post(path, json=body, headers=headers)
+                assert response.status_code == 200, (path, response.text)
+            assert (await client.post(path, json=body)).status_code == 401
+
+
+async def test_a_client_key_opens_no_path_of_the_admin() -> None:
+    house = House(options=ADMINS)
+    for path in ("/v1/settings", "/v1/requests", "/v1/steps"):
+        assert (await house.get(path, headers=bearer("key-one"))).status_code == 401
+    for path in ("/v1/settings", "/v1/requests"):
+        assert (await house.get(path, headers=bearer("root"))).status_code == 200
+
+
+async def test_the_admin_is_a_tenant_of_its_own_name() -> None:
+    house = House(options=ADMINS)
+    body = {"messages": [{"role": "user", "content": "Hi"}]}
+    async with house.client() as client:
+        for key in ("key-one", "root"):
+            assert (
+                await client.post("/v1/chat/completions", json=body, headers=bearer(key))
+            ).status_code == 200
+    client_context, admin_context = (asked.context for asked in house.engine.requests)
+    assert (client_context.key_name, admin_context.key_name) == ("key-1", "admin-1")
+    assert client_context.tenant != admin_context.tenant
+
+
+async def test_an_admin_key_alone_closes_nothing() -> None:
+    house = House(options={"admin_key": "root"})
+    body = {"messages": [{"role": "user", "content": "Hi"}]}
+    async with house.client() as client:
+        for headers in ({}, bearer("wrong"), bearer("root")):
+            response = await client.post("/v1/chat/completions", json=body, headers=headers)
+            assert response.status_code == 200
+    assert {(asked.context.key_name, asked.context.tenant) for asked in house.engine.requests} == {("", "")}
+    assert (await house.get("/v1/settings", headers=bearer("wrong"))).status_code == 401
+
+
+async def test_the_admin_key_leaves_a_metrics_key_alone() -> None:
+    house = House(options={**ADMINS, "metrics_key": "m"})
+    assert (await house.get("/metrics", headers=bearer("root"))).status_code == 401
+    assert (await house.get("/v1/models", headers=bearer("root"))).status_code == 200

@@ -35,8 +35,9 @@ export function setKey(name, value) {
   }
 }
 
-/** Headers of a request. `admin`: with the admin key if there is one, else with the API key. */
+/** Headers of a request. `admin`: with the admin key if there is one, else with the API key; other requests the other way round,
+ * for the admin key opens what an API key opens. */
 export function authorization(admin = false) {
-  const key = admin ? held.admin || held.api : held.api;
+  const key = admin ? held.admin || held.api : held.api || held.admin;
   return key ? { Authorization: `Bearer ${key}` } : {};
 }

@@ -108,7 +108,7 @@ def _endpoint(operation: Operation, schemas: dict[str, Schema], shown: set[str])
     refused = {name: f"{_line(reason)}" for name, reason in model.rules.refused.items()}
     for name, neutral in model.rules.unsupported.items():
         if name not in fields:
-            refused.setdefault(name, _refusal(name, neutral))
+            refused.setdefault(name, _refusal(neutral, extras.hint(name, model)))
     if refused:
         yield f"Refused with 400 (null is always accepted): {_listed(refused)}."
     ignored = ", ".join(f"`{name}`" for name in sorted(extras.HARMLESS - fields))
@@ -117,12 +117,12 @@ def _endpoint(operation: Operation, schemas: dict[str, Schema], shown: set[str])
     yield f"```json\n{json.dumps(first, indent=2)}\n```"
 
 
-def _refusal(name: str, neutral: extras.Values) -> str:
+def _refusal(neutral: extras.Values, hint: str | None) -> str:
     told = []
     if neutral:
         told.append("accepted: " + " or ".join(json.dumps(value) for value in neutral))
-    if name in extras.HINTS:
-        told.append(extras.HINTS[name])
+    if hint is not None:
+        told.append(hint)
     return "; ".join(told)
 
 

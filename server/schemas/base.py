@@ -6,12 +6,12 @@ import functools
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, TypeVar
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, ValidationError
-from pydantic.fields import FieldInfo
+from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 from engine.errors import InvalidRequest
 from server.schemas.extras import Rules
+from server.schemas.hints import names_of
 
 
 class WireModel(BaseModel):
@@ -102,15 +102,8 @@ def field_names() -> frozenset[str]:
         one
         for model in wire_types()
         for name, field in model.model_fields.items()
-        for one in _names(name, field)
+        for one in names_of(name, field)
     )
-
-
-def _names(name: str, field: FieldInfo) -> Sequence[str]:
-    """The names of a field in the client's JSON."""
-    if isinstance(field.validation_alias, AliasChoices):
-        return [one for one in field.validation_alias.choices if isinstance(one, str)]
-    return [field.alias or name]
 
 
 def wire_types() -> Iterator[type[WireModel]]:

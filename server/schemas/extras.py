@@ -22,6 +22,7 @@ import structlog
 from pydantic import BaseModel
 
 from engine.errors import InvalidRequest
+from server.schemas.hints import fitted
 
 log = structlog.get_logger("server")
 
@@ -114,6 +115,7 @@ OF_SCORES: dict[str, Values] = {
 """Unsupported parameters that would change scores, or which documents are answered with."""
 
 _STRUCTURED_HINT = "use 'structured_outputs'"
+_SYSTEM_HINT = "begin 'messages' with one of the system"
 _TEMPLATE_HINT = "give what the model's template reads in 'chat_template_kwargs'"
 HINTS = {
     "max_new_tokens": "use 'max_tokens'", "n_predict": "use 'max_tokens'", "min_length": "use 'min_tokens'",
@@ -134,9 +136,8 @@ HINTS = {
     "extra_body": "it is an argument of the client library, and its keys belong into the body itself",
     "options": "its keys belong into the body itself",
     "echo": "it belongs to /v1/completions", "suffix": "a completion only goes on with its prompt",
-    "functions": "use 'tools'", "function_call": "use 'tool_choice'",
-    "system": "give a message of role 'system'", "instructions": "give a message of role 'system'",
-    "input": "it belongs to /v1/embeddings", "messages": "give texts or token ids in 'input'",
+    "functions": "use 'tools'", "function_call": "use 'tool_choice'", "system": _SYSTEM_HINT, "instructions": _SYSTEM_HINT,
+    "input": "it belongs to /v1/embeddings", "messages": "give texts in 'input'",
     "prompt": "use 'input'", "normalize": "use 'use_activation'",
     "activation": "use 'use_activation'", "raw_scores": "use 'use_activation'", "return_text": "use 'return_documents'",
     "top_k": "use 'top_n'", "texts": "use 'documents'", "passages": "use 'documents'", "instruct": "use 'instruction'",
@@ -145,16 +146,16 @@ HINTS = {
     "input_type": "use 'prompt_name'",
     "thinking": _TEMPLATE_HINT, "think": _TEMPLATE_HINT, "enable_thinking": _TEMPLATE_HINT,
     "separate_reasoning": "start the server with --reasoning-parser none",
-    "context": "send the conversation to /api/chat, as 'messages'",
+    "context": "send the conversation to /api/chat",
     "template": "start the server with --chat-template",
     "safe_prompt": "give a message of role 'system'", "prompt_mode": "give a message of role 'system'",
     "top_prompt_logprobs": "use 'prompt_logprobs'", "output_dimension": "use 'dimensions'",
     "reasoning": "use 'reasoning_effort', or 'chat_template_kwargs'",
     "messages[].function_call": "use 'tool_calls'",
-    "messages[].refusal": "give it in 'content', as a part of type 'refusal'",
+    "messages[].refusal": "give it in 'content', as a part with 'refusal'",
     "messages[].prefix": "use 'continue_final_message'",
 }  # fmt: skip
-"""Alternatives to unsupported parameters, for the error messages."""
+"""Alternatives to unsupported parameters, for the error messages, in the names of a chat's fields (see `hints.fitted`)."""
 
 UNSUPPORTED_INSIDE: dict[str, Values] = {
     "messages[].function_call": (),
@@ -208,13 +209,14 @@ def screen(body: BaseModel) -> list[str]:
     ignored = judge(
         body.model_extra,
         known,
+        type(body),
         also_refused=rules.refused,
         unsupported=rules.unsupported,
         tolerant=rules.tolerant,
     )
     names = dict.fromkeys(ignored)
     for path, place, inner in _inner(body):
-        for name in _judge_inside(inner, path, place):
+        for name in _judge_inside(inner, path, place, type(body)):
             if len(names) <= MAX_TOLD:
                 names[name] = None
     if names:
@@ -225,12 +227,13 @@ def screen(body: BaseModel) -> list[str]:
 def judge(
     extra: Mapping[str, Any] | None,
     known: Iterable[str],
+    model: type[BaseModel],
     *,
     also_refused: Mapping[str, str] = _NOTHING,
     unsupported: Mapping[str, Values] = UNSUPPORTED,
     tolerant: bool = False,
 ) -> list[str]:
-    """The keys of a body that are ignored. Raises InvalidRequest naming the parameter."""
+    """The keys of a body that are ignored. Hints are in the names of `model`. Raises InvalidRequest naming the parameter."""
     if not extra:
         return []
     unknown = sum(
@@ -246,7 +249,7 @@ def judge(
         if name in also_refused:
             raise InvalidRequest(also_refused[name], param=name, code="unsupported_parameter")
         if name in unsupported:
-            _refuse_unless_neutral(name, name, value, unsupported[name])
+            _refuse_unless_neutral(name, name, value, unsupported[name], model)
         else:
             if name not in HARMLESS and not tolerant:
                 # Without unsupported names: a suggestion that is refused as well does not help.
@@ -255,7 +258,7 @@ def judge(
     return ignored
 
 
-def _judge_inside(inner: BaseModel, path: str, place: Place) -> Iterator[str]:
+def _judge_inside(inner: BaseModel, path: str, place: Place, model: type[BaseModel]) -> Iterator[str]:
     """The paths of an inner object's keys that are ignored. Raises InvalidRequest."""
     rules: Rules = getattr(inner, "rules")  # noqa: B009  # every WireModel's
     if not inner.model_extra or rules.handed_on:
@@ -270,7 +273,7 @@ def _judge_inside(inner: BaseModel, path: str, place: Place) -> Iterator[str]:
             continue
         param = ".".join(map(str, (*place, name)))
         if full in UNSUPPORTED_INSIDE:
-            _refuse_unless_neutral(full, param, value, UNSUPPORTED_INSIDE[full])
+            _refuse_unless_neutral(full, param, value, UNSUPPORTED_INSIDE[full], model)
             continue
         if "[]" not in path and full not in HARMLESS_INSIDE:
             if (unknown := unknown + 1) > MAX_UNKNOWN:
@@ -314,9 +317,17 @@ def _has_model(annotation: Any) -> bool:
     return any(map(_has_model, get_args(annotation)))
 
 
-def _refuse_unless_neutral(name: str, param: str, value: Any, neutral: Values) -> None:
+def hint(name: str, model: type[BaseModel]) -> str | None:
+    """What to use in place of an unsupported parameter of `model`; None if there is nothing."""
+    return fitted(HINTS[name], model, "[]" in name) if name in HINTS else None
+
+
+def _refuse_unless_neutral(
+    name: str, param: str, value: Any, neutral: Values, model: type[BaseModel]
+) -> None:
     if not _is_neutral(value, neutral):
-        message = f"'{param}' is not supported{': ' + HINTS[name] if name in HINTS else ' by this server'}."
+        instead = hint(name, model)
+        message = f"'{param}' is not supported{' by this server' if instead is None else ': ' + instead}."
         raise InvalidRequest(message, param=param, code="unsupported_parameter")
 
 

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from server.schemas.base import WireModel
 from server.schemas.chat import FUNCTION_NAME, MAX_MESSAGES, MAX_NAME_LENGTH, MAX_PARTS
-from server.schemas.extras import UNSUPPORTED, Rules
+from server.schemas.extras import OF_TOKENIZE, UNSUPPORTED, Rules
 from server.schemas.sampling import (
     MAX_OUTPUT_TOKENS,
     MAX_STOPS,
@@ -58,7 +58,12 @@ RULES = Rules(
     unsupported={name: values for name, values in UNSUPPORTED.items() if name not in {*_REFUSED, *_FIELDS}}
     | {"mcp_servers": ([],)},
 )
-"""Rules for other keys of both bodies."""
+"""Rules for other keys of a message."""
+COUNT_RULES = Rules(
+    unsupported={name: values for name, values in OF_TOKENIZE.items() if name not in _FIELDS}
+    | {"mcp_servers": ([],)}
+)
+"""Rules for other keys of a count, which no setting of generation changes."""
 
 
 class ResultBlock(WireModel):
@@ -248,4 +253,4 @@ class MessagesRequest(RequestFields, MessagesPrompt):
 class CountTokensRequest(MessagesPrompt):
     """Body of a count: the prompt's fields of a message."""
 
-    rules: ClassVar[Rules] = RULES
+    rules: ClassVar[Rules] = COUNT_RULES

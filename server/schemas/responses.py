@@ -37,7 +37,7 @@ _REFUSED = {
     "structured_outputs": "use 'text.format'",
     "reasoning_effort": "use 'reasoning.effort'",
     "verbosity": "use 'text.verbosity'",
-    "logprobs": f"use 'include' with '{OUTPUT_LOGPROBS}'",
+    "logprobs": f"use 'include' with {OUTPUT_LOGPROBS}",
     "conversation": "use 'previous_response_id'",
     "prompt": "prompts are not stored here; use 'input'",
     "context_management": "use 'truncation'",

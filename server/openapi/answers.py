@@ -387,6 +387,10 @@ ANSWERS: dict[str, Schema] = {
             "parent": nullable(STRING),
             "max_model_len": nullable(COUNT),
             "generates": nullable(BOOLEAN),
+            "type": const("base"),
+            "capabilities": closed(
+                {"completion_chat": BOOLEAN, "function_calling": BOOLEAN, "reasoning": BOOLEAN}
+            ),
         },
         {"notes": array(STRING)},
     ),

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from engine.errors import ModelNotFound
 from server.routes.common import READ, json_response, state_of
-from server.state import AdapterLike, ServerState
+from server.state import AdapterLike, ServedModel, ServerState
 
 router = APIRouter()
 
@@ -54,6 +54,22 @@ def _card(state: ServerState, name: str) -> dict[str, Any]:
         "max_model_len": state.model.max_model_len if state.model is not None else None,
         # False: it makes embeddings or scores only.
         "generates": state.model.info.generates if state.model is not None else None,
+        # Mistral's SDK reads no card without these two.
+        "type": "base",
+        "capabilities": _capabilities(state.model),
+    }
+
+
+def _capabilities(model: ServedModel | None) -> dict[str, bool]:
+    """What the model can do, in Mistral's words; nothing while it loads."""
+    if model is None:
+        return {"completion_chat": False, "function_calling": False, "reasoning": False}
+    chats = model.info.generates and model.template is not None
+    calls = model.template is not None and model.template.reads_tools and model.notation.tools is not None
+    return {
+        "completion_chat": chats,
+        "function_calling": chats and calls,
+        "reasoning": chats and model.notation.reasoning is not None,
     }
 
 

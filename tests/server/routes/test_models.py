@@ -14,6 +14,22 @@ async def test_list(house: House) -> None:
         assert isinstance(card["created"], int)
 
 
+async def test_capabilities_in_mistrals_words() -> None:
+    """Its SDK reads no card without `type` and `capabilities`."""
+    silent = House(template="{% for m in messages %}{{ m.content }}{% endfor %}")
+    for house, calls in ((House(), True), (silent, False)):
+        card = (await house.get("/v1/models/fake")).json()
+        assert card["type"] == "base"
+        assert card["capabilities"] == {
+            "completion_chat": True,
+            "function_calling": calls,
+            "reasoning": False,
+        }
+        house.state.model = None
+        card = (await house.get("/v1/models/fake")).json()
+        assert not any(card["capabilities"].values())
+
+
 async def test_one_by_id_with_a_slash(house: House) -> None:
     assert (await house.get("/v1/models/fake")).json()["id"] == "fake"
     assert (await house.get("/v1/models/org/fake-1")).json()["id"] == "org/fake-1"
@@ -37,7 +53,9 @@ async def test_a_model_that_generates_nothing(house: House) -> None:
     assert served is not None
     assert (await house.get("/v1/models/fake")).json()["generates"] is True
     house.state.model = replace(served, template=None, info=replace(served.info, generates=False))
-    assert (await house.get("/v1/models/fake")).json()["generates"] is False
+    card = (await house.get("/v1/models/fake")).json()
+    assert card["generates"] is False
+    assert not any(card["capabilities"].values())
     for response in (await house.chat(), await house.chat(stream=True), await house.complete()):
         assert response.status_code == 400
         error = error_of(response)

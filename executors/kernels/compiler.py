@@ -32,15 +32,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
+from typing import BinaryIO
+
+from executors.kernels.compile_lock import Workspace, sweep, workspace
 
 _log = logging.getLogger(__name__)
 
 CPUINFO = Path("/proc/cpuinfo")
 TIMEOUT_S = 120.0
+"""Time for a compilation that a start waits for, in seconds."""
+_PATIENT_S = 3600.0
+"""Time for a compilation beforehand, in seconds."""
 _FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fopenmp", "-shared", "-fPIC", "-w")
 
 
@@ -108,18 +114,17 @@ def library(source: Path, isa_name: str | None = None) -> tuple[ctypes.CDLL, str
         raise KernelUnavailable(f"the kernel cannot be loaded: {error}") from error
 
 
-def compiled(source: Path, isa: Isa) -> Path:
-    """Return the path of the compiled library. Processes that compile at the same time each do so, and the last result
-    stays."""
+def compiled(source: Path, isa: Isa, limit_s: float | None = None) -> Path:
+    """Return the path of the compiled library. Of processes that want it at the same time one compiles, and the others wait.
+    `limit_s`: time for the compiler in seconds, None for `TIMEOUT_S`."""
     ready = source.parent / "prebuilt" / _name(source, isa)
     if ready.exists():
         return ready
-    command = find_compiler()
-    target = cache_folder() / _name(source, isa, _version(command))
-    if not target.exists():
-        began = time.perf_counter()
-        with _written_whole(target) as made:
-            _compile(command, source, isa, made)
+    command, folder = find_compiler(), cache_folder()
+    target = folder / _name(source, isa, _version(command))
+    sweep(folder)
+    began = time.perf_counter()
+    if _made(target, partial(_compile, command, source, isa, limit_s)):
         _log.info("compiled %s for %s in %.1f s", source.name, isa.name, time.perf_counter() - began)
     return target
 
@@ -136,11 +141,10 @@ def prebuild(source: Path, folder: Path) -> list[Path]:
         if not target.exists():
             command = find_compiler()
             cached = cache_folder() / _name(source, isa, _version(command))
-            with _written_whole(target) as made:
-                if cached.exists():
-                    shutil.copyfile(cached, made)
-                else:
-                    _compile(command, source, isa, made)
+            if cached.exists():
+                _made(target, partial(_copied, cached))
+            else:
+                _made(target, partial(_compile, command, source, isa, _PATIENT_S))
             target.chmod(0o644)
     return targets
 
@@ -151,21 +155,31 @@ def _name(source: Path, isa: Isa, version: str = "") -> str:
     return f"{source.stem}-{isa.name}-{hashlib.sha256(key).hexdigest()[:24]}.so"
 
 
-@contextlib.contextmanager
-def _written_whole(target: Path) -> Iterator[Path]:
-    """A file to write, which becomes `target` unless the block fails."""
-    handle, name = tempfile.mkstemp(suffix=".tmp", prefix=target.name, dir=target.parent)
-    os.close(handle)
-    made = Path(name)
+def _made(target: Path, make: Callable[[Workspace], Path]) -> bool:
+    """Let `make` write the target in a workspace. False if it exists, or if another process made it meanwhile."""
+    if target.exists():
+        return False
     try:
-        yield made
-        made.replace(target)
-    finally:
-        made.unlink(missing_ok=True)
+        with workspace(target, 1.5 * TIMEOUT_S) as work:
+            if work is None:
+                return False
+            make(work).replace(target)
+    except OSError as error:
+        raise KernelUnavailable(f"{target} cannot be written: {error.strerror or error}") from error
+    return True
 
 
-def _compile(command: list[str], source: Path, isa: Isa, made: Path) -> None:
-    _run([*command, *_FLAGS, *isa.flags, str(source), "-o", str(made)])
+def _copied(cached: Path, work: Workspace) -> Path:
+    shutil.copyfile(cached, made := work.folder / cached.name)
+    return made
+
+
+def _compile(command: list[str], source: Path, isa: Isa, limit_s: float | None, work: Workspace) -> Path:
+    """Return the path of the library in the workspace."""
+    made = work.folder / f"{source.stem}.so"
+    what = f"compiling {source.name} for {isa.name}"
+    _run([*command, *_FLAGS, *isa.flags, str(source), "-o", str(made)], what, limit_s, work)
+    return made
 
 
 def find_compiler() -> list[str]:
@@ -178,39 +192,63 @@ def find_compiler() -> list[str]:
 
 
 def _version(command: list[str]) -> str:
-    return _run([*command, "--version"])
+    return _run([*command, "--version"], "telling its version")
 
 
-def _run(command: list[str]) -> str:
-    try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            process_group=0,
-        )
-    except OSError as error:
-        raise KernelUnavailable(f"{command[0]} could not be started: {error}") from error
-    try:
-        output, said = process.communicate(timeout=TIMEOUT_S)
-    except subprocess.TimeoutExpired as error:
-        raise KernelUnavailable(f"{command[0]} could not be started: {error}") from error
-    finally:
-        if process.returncode is None:
-            # Also the compiler proper, which the driver started: left alone it would go on.
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        for pipe in (process.stdout, process.stderr):
-            if pipe is not None:
-                pipe.close()
-    if process.returncode:
-        lines = said.strip().splitlines() or ["no message"]
-        first = next((line for line in lines if "error" in line), lines[0])
-        raise KernelUnavailable(f"{command[0]} failed: {first[:200]}")
+def _run(command: list[str], what: str, limit_s: float | None = None, work: Workspace | None = None) -> str:
+    """The command's output. It ends with this process, however that ends: see `compile_guard`. Raises KernelUnavailable."""
+    limit_s = TIMEOUT_S if limit_s is None else limit_s
+    guard = [sys.executable, "-I", "-S", str(Path(__file__).with_name("compile_guard.py")), str(os.getpid())]
+    lock = () if work is None or work.lock is None else (work.lock,)
+    # No pipes: what the compiler starts may have their other ends beyond its own end.
+    with _memory_file() as out, _memory_file() as err:
+        try:
+            process = subprocess.Popen(
+                [*guard, *command],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=None if work is None else {**os.environ, "TMPDIR": str(work.folder)},
+                pass_fds=lock,
+                process_group=0,
+            )
+        except OSError as error:
+            raise KernelUnavailable(f"{command[0]} could not be started: {error}") from error
+        try:
+            code = process.wait(limit_s)
+        except subprocess.TimeoutExpired as error:
+            raise KernelUnavailable(
+                f"{command[0]} timed out: {what} took more than {limit_s:g} s. Compile without that limit before the "
+                f"next start: python -m cohort_server.run executors.kernels.compiler"
+            ) from error
+        finally:
+            if process.returncode is None or process.returncode < 0:
+                # Also the compiler proper, which the driver started: left alone it would go on.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        output, errors = (_text(file) for file in (out, err))
+    if code:
+        raise KernelUnavailable(f"{command[0]} failed: {_reason(errors, code)}")
     return output
+
+
+def _memory_file() -> BinaryIO:
+    return os.fdopen(os.memfd_create("compiler"), "w+b")
+
+
+def _text(file: BinaryIO) -> str:
+    file.seek(0)
+    return file.read().decode("utf-8", "replace")
+
+
+def _reason(errors: str, code: int) -> str:
+    if "Killed signal" in errors or code in (-signal.SIGKILL, 128 + signal.SIGKILL):
+        return "it was killed, most likely for want of memory: give more, or stop what else needs it"
+    lines = errors.strip().splitlines()
+    if not lines:
+        return f"no message, exit code {code}"
+    return next((line for line in lines if "error" in line), lines[0])[:200]
 
 
 def cache_folder() -> Path:
@@ -249,7 +287,7 @@ def main(folder: str | None = None) -> None:
         print("no CPU kernels for this CPU: torch computes instead")
         return
     try:
-        made = [compiled(source, isas[0])] if folder is None else prebuild(source, Path(folder))
+        made = [compiled(source, isas[0], _PATIENT_S)] if folder is None else prebuild(source, Path(folder))
     except KernelUnavailable as error:
         sys.exit(str(error))
     print(*made, sep="\n")

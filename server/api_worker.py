@@ -1,4 +1,4 @@
-"""An API worker: `python -m server.api_worker FD LISTENER`, started by `server.workers.pool`.
+"""An API worker: `python -m server.api_worker FD LISTENING ...`, started by `server.workers.pool`.
 
 It speaks HTTP with clients, renders templates, tokenizes, and turns tokens into answers; the server's process schedules. It ends
 at once when that process does.
@@ -27,6 +27,7 @@ from server.bootstrap import models_of_adapters, reasoning_fields
 from server.core_configs import engine_config
 from server.http import tls
 from server.http.endpoints import Answered, Endpoints
+from server.http.listener import Listener, of_descriptors
 from server.key_files import worker_keys
 from server.lifecycle import HttpFrontEnd
 from server.metrics import Metrics
@@ -115,7 +116,7 @@ class _Known:
 class ApiWorker:
     """One worker, from its first message to its end."""
 
-    def __init__(self, listener: socket.socket) -> None:
+    def __init__(self, listener: Listener) -> None:
         self._listener = listener
         self._messages: asyncio.Queue[m.ToWorker] = asyncio.Queue()
         """Those that are acted on in order, one after the other; answers and deltas are not among them."""
@@ -287,16 +288,15 @@ def _server_gone(reason: str) -> NoReturn:
 
 def main() -> None:
     """Run a worker on the descriptors that the command line names."""
-    sock, listener = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
+    sock, *listening = map(int, sys.argv[1:])
     parent = os.getppid()
     with contextlib.suppress(OSError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     leave_to_parent()  # it drains
     if os.getppid() != parent:
         _server_gone("")
-    listener.setblocking(False)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(ApiWorker(listener).run(sock))
+        runner.run(ApiWorker(of_descriptors(listening)).run(socket.socket(fileno=sock)))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import hashlib
-import socket
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import asdict, replace
@@ -23,7 +22,14 @@ import uvloop
 from engine.core.loop import EngineCore
 from engine.text.tokenizer import Tokenizer
 from executors import lora, registry, tiny
-from executors.contract import ConfigError, ExecutorConfig, ExecutorError, ModelInfo, ProgressCallback
+from executors.contract import (
+    ConfigError,
+    ExecutorConfig,
+    ExecutorError,
+    ModelInfo,
+    ProgressCallback,
+    Unavailable,
+)
 from executors.process import connect
 from server import __version__, banner, hub
 from server.adapters.modules import read_modules
@@ -36,6 +42,7 @@ from server.app import app_of
 from server.core_configs import engine_config, executor_config
 from server.grammar.validator import GrammarJudge
 from server.http import tls
+from server.http.listener import Listener
 from server.key_files import read_keys
 from server.lifecycle import EngineGone, FrontEnd, HttpFrontEnd, serve_by
 from server.metrics import Metrics
@@ -51,7 +58,7 @@ from server.settings.table import Settings
 from server.speculation import check_vocabularies, draft_source, read_speculation
 from server.state import Progress, ServedModel, ServerState
 from server.stories.ring import Stories
-from server.system import gc_tuning, log_output, logs
+from server.system import exit_codes, gc_tuning, log_output, logs
 from server.system.signals import Signals
 from server.system.worker_threads import FencedThreads
 from server.templates.template import ChatTemplate
@@ -65,7 +72,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger("server")
 
 
-def run(settings: Settings, listener: socket.socket, notes: Sequence[str] = ()) -> int:
+def run(settings: Settings, listener: Listener, notes: Sequence[str] = ()) -> int:
     """Serve on `listener` until told to stop. Returns the exit code, see `run_server`."""
     return run_server(settings, notes, lambda: Bootstrap(settings).serve(listener))
 
@@ -75,8 +82,7 @@ def run_server(
 ) -> int:
     """Run a server's coroutine in this process.
 
-    Returns the exit code: 0 after a drain, 2 for an error that the operator can correct, 3 when the engine gave up after
-    `recovery_timeout` (a supervisor may restart the server), 1 otherwise.
+    Returns the exit code, see `server.system.exit_codes`.
     """
     setproctitle.setproctitle("cohort: server")
     log_output.take_over(settings.log_format)
@@ -87,18 +93,23 @@ def run_server(
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve())
     except (SettingsError, ConfigError, hub.HubError) as error:
-        complain(str(error))
-        return 2
+        return refuse(error)
     except EngineGone:
         complain("the executor cannot be brought back; see the log above")
-        return 3
+        return exit_codes.GAVE_UP
     except WorkersFailed as error:
         complain(str(error))
-        return 1
+        return exit_codes.FAILED
     except ExecutorError as error:
         complain(f"the executor could not be started: {error}")
-        return 1
-    return 0
+        return exit_codes.FAILED
+    return exit_codes.STOPPED
+
+
+def refuse(error: SettingsError | ConfigError | hub.HubError) -> int:
+    """Write the line of what cannot be served. Returns the exit code: whether a later start may succeed."""
+    complain(str(error))
+    return exit_codes.NOT_YET if isinstance(error, Unavailable) else exit_codes.code_of(error)
 
 
 def complain(message: str) -> None:
@@ -133,7 +144,7 @@ class Bootstrap:
         self.names = tuple(settings.served_model_name) or (name,)
         self.aliases = (*model_aliases(settings, self.names), *tagged_names(self.source, self.names))
 
-    async def serve(self, listener: socket.socket) -> None:
+    async def serve(self, listener: Listener) -> None:
         """Answer HTTP at once, load meanwhile, serve, drain."""
         settings = self.settings
         signals = Signals()
@@ -144,8 +155,10 @@ class Bootstrap:
         core = LateCore()
         front = self._front_end(state, core, listener)
         secure = self.tls is not None
-        url = banner.url_of(settings.host, listener.getsockname()[1], secure=secure)
+        url = banner.url_of("" if listener.any_address else settings.host, listener.port, secure=secure)
         log.info(f"listening on {url}", model=self.names[0])
+        for note in listener.notes:
+            log.warning(note)
         if isinstance(self.source, LocalModel) and self.source.note is not None:
             log.warning(self.source.note)
 
@@ -160,9 +173,9 @@ class Bootstrap:
             if self.traces is not None:
                 await asyncio.to_thread(self.traces.close)
 
-    def _front_end(self, state: ServerState, core: LateCore, listener: socket.socket) -> FrontEnd:
+    def _front_end(self, state: ServerState, core: LateCore, listener: Listener) -> FrontEnd:
         """This process's HTTP server, or API workers."""
-        settings, address = self.settings, listener.getsockname()[0]
+        settings, address = self.settings, listener.address
         if not settings.api_server_count:
             app = app_of(settings, state, address, self.keys)
             return HttpFrontEnd(app, state, listener, self.tls)

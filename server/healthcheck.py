@@ -1,7 +1,8 @@
 """The container's health check: exit code 0 when /ready answers 200, else 1. `python -I -m cohort_server.run server.healthcheck`.
 
 The port is COHORT_PORT's, or 8000: a container that serves elsewhere says so by the environment and not by --port, which
-this process cannot see. Likewise COHORT_SSL_CERTFILE makes it ask over TLS. It never leaves the machine and sends nothing
+this process cannot see. The address is COHORT_HOST's, and that of the loopback interface where the server has every address.
+Likewise COHORT_SSL_CERTFILE makes it ask over TLS. It never leaves the machine and sends nothing
 secret, so it does not check whose certificate it is shown; where clients must show one (COHORT_SSL_CERT_REQS=2) it shows the
 server's own, which the authority must have signed for clients too. Standard library only, so that it costs little to ask
 often.
@@ -26,7 +27,7 @@ def main(environ: Mapping[str, str]) -> int:
     # Kubernetes' service link of that name (tcp://...) is not the setting, here as in server.settings.load.
     number = int(port) if port.isdecimal() else _DEFAULT_PORT
     try:
-        connection = _connection(number, environ)
+        connection = _connection(_host(environ.get("COHORT_HOST", "")), number, environ)
     except OSError as error:  # of which ssl.SSLError is one
         print(f"not ready: the certificate cannot be read: {error}", file=sys.stderr)
         return 1
@@ -44,16 +45,21 @@ def main(environ: Mapping[str, str]) -> int:
     return 1
 
 
-def _connection(port: int, environ: Mapping[str, str]) -> http.client.HTTPConnection:
+def _host(host: str) -> str:
+    """Where a server that listens on `host` is reached from this machine. http.client tries all addresses of a name."""
+    return {"": "127.0.0.1", "*": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}.get(host, host)
+
+
+def _connection(host: str, port: int, environ: Mapping[str, str]) -> http.client.HTTPConnection:
     certificate = environ.get("COHORT_SSL_CERTFILE")
     if not certificate:
-        return http.client.HTTPConnection("127.0.0.1", port, timeout=_TIMEOUT)
+        return http.client.HTTPConnection(host, port, timeout=_TIMEOUT)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     if environ.get("COHORT_SSL_CERT_REQS", "0") != "0":
         context.load_cert_chain(certificate, environ.get("COHORT_SSL_KEYFILE"))
-    return http.client.HTTPSConnection("127.0.0.1", port, timeout=_TIMEOUT, context=context)
+    return http.client.HTTPSConnection(host, port, timeout=_TIMEOUT, context=context)
 
 
 if __name__ == "__main__":

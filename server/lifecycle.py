@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from typing import Any, Protocol
@@ -18,7 +17,7 @@ import structlog
 import uvicorn
 from fastapi import FastAPI
 
-from server.http.listener import most_connections
+from server.http.listener import Listener, most_connections
 from server.http.protocol import BoundedHttpProtocol, bounded
 from server.state import ServerState
 from server.stats_line import StatsLine
@@ -85,7 +84,7 @@ class HttpFrontEnd:
     """The HTTP server of this process."""
 
     def __init__(
-        self, app: FastAPI, state: ServerState, listener: socket.socket, tls: ssl.SSLContext | None = None
+        self, app: FastAPI, state: ServerState, listener: Listener, tls: ssl.SSLContext | None = None
     ) -> None:
         config = uvicorn.Config(
             app,
@@ -105,7 +104,7 @@ class HttpFrontEnd:
 
     async def run(self) -> None:
         """Serve until `stop`."""
-        await self._http.serve(sockets=[self._listener])
+        await self._http.serve(sockets=list(self._listener.sockets))
 
     async def answered(self) -> None:
         """Wait until no client waits for the rest of an answer."""
@@ -124,7 +123,7 @@ class HttpFrontEnd:
 async def serve(
     app: FastAPI,
     state: ServerState,
-    listener: socket.socket,
+    listener: Listener,
     core: Stoppable,
     load: Callable[[], Awaitable[None]],
     *,

@@ -58,6 +58,7 @@ from executors.contract.errors import (
     OutOfMemory,
     Skipped,
     StepFailed,
+    Unavailable,
     Unsupported,
     from_kind,
 )
@@ -104,6 +105,6 @@ __all__ = [
     "ModelExecutor", "ModelExecutorFactory", "ModelInfo", "NotReady", "OptimizationConfig", "OutOfMemory",
     "Pace", "ParallelConfig", "PrefillInput", "PrefillOutput", "ProgressCallback", "SampledToken", "SamplingParams",
     "SequenceStart", "Skipped", "SlotTable", "SnapshotValue", "SpeculativeDecodeOutput", "SpeculativeExecutor", "StepFailed",
-    "TableUpdates", "Tensor", "UnifiedBatch", "UnifiedOutput", "Unsupported",
+    "TableUpdates", "Tensor", "Unavailable", "UnifiedBatch", "UnifiedOutput", "Unsupported",
     "check_output", "from_kind", "interpolated", "replace",
 ]  # fmt: skip

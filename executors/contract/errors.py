@@ -34,6 +34,13 @@ class ConfigError(ExecutorError):
     kind = "config_error"
 
 
+class Unavailable(ConfigError):
+    """The configuration names something that is not there at the moment and may be later: a GPU whose driver is not loaded,
+    memory that another process holds. `cohort serve` prints the message and exits with code 75."""
+
+    kind = "unavailable"
+
+
 class StepFailed(ExecutorError):
     """A step raised. State of the sequences in it is unknown until the next epoch."""
 
@@ -73,7 +80,8 @@ class NotReady(ExecutorError):
 _BY_KIND: dict[str, type[ExecutorError]] = {
     cls.kind: cls
     for cls in (
-        ExecutorError, InvalidInput, Unsupported, ConfigError, StepFailed, OutOfMemory, Skipped, ExecutorDied, NotReady,
+        ExecutorError, InvalidInput, Unsupported, ConfigError, Unavailable, StepFailed, OutOfMemory, Skipped, ExecutorDied,
+        NotReady,
     )
 }  # fmt: skip
 

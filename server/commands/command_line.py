@@ -76,12 +76,13 @@ def serve(model_dir: ModelArgument = None, **flags: Any) -> None:
 
     from server.http.listener import listen
     from server.settings.load import SettingsError, load
+    from server.system.exit_codes import code_of
 
     try:
         chosen, notes = load(flags, os.environ)
         listener = listen(chosen.host, chosen.port, chosen.write_timeout)
     except SettingsError as error:
-        fail(str(error))
+        fail(str(error), code_of(error))
 
     # The large imports come last: a client that connects by now waits in the socket's queue and is not refused.
     from server import bootstrap

@@ -15,8 +15,7 @@ from server.settings.kinds import ENV_PREFIX
 from server.settings.table import CONFIG, TABLE
 
 if TYPE_CHECKING:
-    import socket
-
+    from server.http.listener import Listener
     from server.settings.table import Settings
 
 MISSING = "cohort ray serve needs Ray: pip install 'cohort-server[ray]'"
@@ -82,6 +81,7 @@ def ray_serve(
 
     from server.http.listener import listen
     from server.settings.load import SettingsError, load
+    from server.system.exit_codes import code_of
 
     if find_spec("ray") is None:
         fail(MISSING)
@@ -89,7 +89,7 @@ def ray_serve(
         chosen, notes = load(flags, os.environ)
         listener = listen(chosen.host, chosen.port, chosen.write_timeout)
     except SettingsError as error:
-        fail(str(error))
+        fail(str(error), code_of(error))
     _set_environment(own=ray_address is None)
     with listener:
         sys.exit(
@@ -127,7 +127,7 @@ class _Deployment:
         """Whether this process has deployed the application."""
 
 
-def _run(settings: Settings, listener: socket.socket, notes: list[str], asked: _Deployment) -> int:
+def _run(settings: Settings, listener: Listener, notes: list[str], asked: _Deployment) -> int:
     """Returns the exit code."""
     import asyncio
 
@@ -160,8 +160,7 @@ def _run(settings: Settings, listener: socket.socket, notes: list[str], asked: _
         own = ray_side.connect(asked.address, needed.cpus * asked.replicas)
         return bootstrap.run_server(settings, notes, serve)
     except (SettingsError, ConfigError) as error:
-        bootstrap.complain(str(error))
-        return 2
+        return bootstrap.refuse(error)
     finally:
         if own is not None:
             ray_side.take_down(asked.app if asked.is_ours else None, own)

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from cohort_server import run
-from server.hub.files import HubError
+from server.hub.files import HubError, HubNotYet
 
 Report = Callable[[int, int], None]
 Check = Callable[[Path], Awaitable[None]]
@@ -50,7 +50,7 @@ async def fetch(model: HubModel, report: Report, check: Check | None = None) -> 
 
     `report` gets bytes done and bytes in all. `check` gets the directory when everything but the weights is there; what it
     raises ends the download before gigabytes are fetched for nothing. Cancelling ends it at once; the next one goes on
-    where it stopped. Raises HubError, one sentence.
+    where it stopped. Raises HubError, one sentence; HubNotYet where a later download may succeed.
     """
     process = await asyncio.create_subprocess_exec(
         *run.command("server.hub.download_process", json.dumps(asdict(model))),
@@ -66,7 +66,7 @@ async def fetch(model: HubModel, report: Report, check: Check | None = None) -> 
         if directory is None:
             code = await process.wait()
             words = await complaints or f"exit code {code}"
-            raise HubError(f"{model.name} could not be fetched: the download process ended: {words}")
+            raise HubNotYet(f"{model.name} could not be fetched: the download process ended: {words}")
         return directory
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -91,6 +91,8 @@ async def _converse(process: Process, report: Report, check: Check | None) -> Pa
                 return Path(directory)
             case {"error": str(sentence)}:
                 raise HubError(sentence)
+            case {"not_yet": str(sentence)}:
+                raise HubNotYet(sentence)
     return None
 
 

@@ -39,6 +39,7 @@ from server.hub.files import (
     ADAPTER_WEIGHTS,
     CONFIG,
     HubError,
+    HubNotYet,
     gguf_files,
     index_name,
     small_files,
@@ -248,7 +249,7 @@ class Download:
     def _check_room(self, blobs: Sequence[_Blob]) -> None:
         needed, free = sum(blob.missing() for blob in blobs), shutil.disk_usage(self.cache).free
         if needed > free:
-            raise HubError(
+            raise HubNotYet(
                 f"{self.name} needs {needed / 1e9:,.1f} GB more in {self.cache}, where {free / 1e9:,.1f} GB are "
                 "free: make room, or name another place with --download-dir"
             )
@@ -277,7 +278,7 @@ class Download:
             file.flush()
             if not _is_whole(blob):
                 blob.partial.unlink()
-                raise HubError(
+                raise HubNotYet(
                     f"{self.name}: {blob.file} arrived damaged: start again, which fetches it anew"
                 )
             blob.partial.rename(blob.path)

@@ -72,7 +72,7 @@ def _run(job: dict[str, Any], reporter: Reporter, go_on: threading.Event) -> dic
     from huggingface_hub import constants
 
     from server.hub.download import Download
-    from server.hub.explain import explain
+    from server.hub.explain import explain, may_pass
 
     def before_weights(folder: Path) -> None:
         reporter.say({"small": str(folder)})
@@ -85,7 +85,7 @@ def _run(job: dict[str, Any], reporter: Reporter, go_on: threading.Event) -> dic
         directory = download.run(before_weights if job["weights"] else None)
         return {"directory": str(directory)}
     except Exception as error:
-        return {"error": explain(error, name, revision, cache)}
+        return {"not_yet" if may_pass(error) else "error": explain(error, name, revision, cache)}
 
 
 def _hear_parent(go_on: threading.Event) -> None:

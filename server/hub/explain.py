@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx2
 from huggingface_hub import constants, errors
 
-from server.hub.files import HubError
+from server.hub.files import HubError, HubNotYet
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -36,6 +36,20 @@ def explain(error: BaseException, name: str, revision: str | None, cache: Path) 
     if constants.HF_HUB_OFFLINE:
         return offline(name, revision, cache)
     return _no_connection(chain, name, cache) or _unknown(error, name)
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether the same download may succeed later, without a change of settings or of the repository."""
+    if isinstance(error, HubError):
+        return isinstance(error, HubNotYet)
+    chain = list(_chain(error))
+    if any(isinstance(one, OSError) and one.errno in _FULL for one in chain):
+        return True
+    if any(_refusal(one, "", None) or isinstance(one, errors.FileMetadataError) for one in chain):
+        return False
+    if any(isinstance(one, OSError) and one.errno in _FORBIDDEN for one in chain):
+        return False
+    return not constants.HF_HUB_OFFLINE
 
 
 def offline(name: str, revision: str | None, cache: Path) -> str:

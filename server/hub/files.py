@@ -10,6 +10,7 @@ from executors.contract import ConfigError
 from executors.weight_files import INDEX, SINGLE, has_weights, index_of, is_second_copy
 from executors.weight_files import weight_files as choose_weights
 from server.model_files.candidates import Candidate, candidates, choose
+from server.system.exit_codes import NotYet
 
 CONFIG = "config.json"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -38,6 +39,10 @@ _PICKLED = (".bin", ".pth", ".pt", ".ckpt")
 
 class HubError(Exception):
     """A repository cannot be served. The message is one sentence that names it and says what to do."""
+
+
+class HubNotYet(HubError, NotYet):
+    """The hub cannot be reached, or cannot answer at the moment."""
 
 
 def small_files(paths: Iterable[str]) -> list[str]:

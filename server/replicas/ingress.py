@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import socket
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -23,6 +22,7 @@ from server.app import app_of
 from server.bootstrap import Bootstrap, models_of_adapters, new_state
 from server.core_configs import engine_config
 from server.grammar.validator import GrammarJudge
+from server.http.listener import Listener
 from server.lifecycle import HttpFrontEnd, serve_by
 from server.model_files.made_tokenizer import tokenizer_directory
 from server.replicas.core import FleetCore
@@ -263,7 +263,7 @@ def _difference(first: Serve, other: Serve) -> str:
 async def serve(
     settings: Settings,
     transport: Transport,
-    listener: socket.socket,
+    listener: Listener,
     replicas: int,
     starting: Coroutine[None, None, None],
 ) -> None:
@@ -273,10 +273,13 @@ async def serve(
     signals.install()
     ingress = Ingress(settings, transport)
     parts, state = ingress.parts, ingress.state
-    app = ingress.app(listener.getsockname()[0])
+    app = ingress.app(listener.address)
     front = HttpFrontEnd(app, state, listener, parts.tls)
-    url = banner.url_of(settings.host, listener.getsockname()[1], secure=parts.tls is not None)
+    host = "" if listener.any_address else settings.host
+    url = banner.url_of(host, listener.port, secure=parts.tls is not None)
     log.info(f"listening on {url}", model=parts.names[0])
+    for note in listener.notes:
+        log.warning(note)
 
     async def load() -> None:
         model = await ingress.load(starting)

@@ -24,7 +24,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 from ray.serve.schema import ApplicationStatus
 
-from executors.contract import ConfigError
+from executors.contract import ConfigError, Unavailable
 from server.replicas.engine import ReplicaEngine, drain_limit, pack_settings, unpack_settings, without_keys
 from server.replicas.placing import Placing
 from server.settings.table import Settings
@@ -212,7 +212,7 @@ def connect(address: str | None, num_cpus: float) -> bool:
             **quiet,
         )
     except (OSError, RayError, RuntimeError, ValueError) as error:
-        raise ConfigError(
+        raise (Unavailable if address else ConfigError)(
             f"Ray cannot be {'joined at ' + address if address else 'started'}: {error}"
         ) from None
     return True

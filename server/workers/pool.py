@@ -2,8 +2,8 @@
 
     start -> Setup -> [ModelAt] -> Serve -> Serving ... death -> its sequences are aborted -> a new one in its place
 
-All workers accept from one listening socket, which they inherit. A worker that takes another's place listens once it can answer
-everything; those of the start listen at once, so that probes are answered while the model loads.
+All workers accept from the same listening sockets, which they inherit. A worker that takes another's place listens once it can
+answer everything; those of the start listen at once, so that probes are answered while the model loads.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from starlette.types import ASGIApp
 from cohort_server import run
 from executors.contract import ConfigError
 from server.http.answer_counter import AnswerCounter
+from server.http.listener import Listener
 from server.settings.table import Settings
 from server.state import ServerState
 from server.system import log_output
@@ -63,9 +64,9 @@ class WorkerUse:
     resident: int
 
 
-def worker_command(fd: int, listener: int) -> list[str]:
-    """The command line of a worker, given its end of the socketpair and the listening socket."""
-    return run.command(PROGRAM, str(fd), str(listener))
+def worker_command(fd: int, *listening: int) -> list[str]:
+    """The command line of a worker, given its end of the socketpair and the listening sockets."""
+    return run.command(PROGRAM, str(fd), *map(str, listening))
 
 
 class _Worker:
@@ -105,7 +106,7 @@ class WorkerPool:
         self,
         settings: Settings,
         setup: Callable[[int, bool], m.Setup],
-        listener: socket.socket,
+        listener: Listener,
         state: ServerState,
         core: CoreOf,
         app: ASGIApp,
@@ -238,12 +239,13 @@ class WorkerPool:
     def _spawn(self, number: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
         """A new process, and our end of the socket to it."""
         ours, theirs = socket.socketpair()
+        listening = [one.fileno() for one in self._listener.sockets]
         with theirs:
             try:
                 with log_output.pipe_for(f"api worker {number}") as stderr:
                     process = subprocess.Popen(
-                        worker_command(theirs.fileno(), self._listener.fileno()),
-                        pass_fds=(theirs.fileno(), self._listener.fileno()),
+                        worker_command(theirs.fileno(), *listening),
+                        pass_fds=(theirs.fileno(), *listening),
                         stdin=subprocess.DEVNULL,
                         stdout=stderr or 2,  # a library's print must not mix with what the server prints
                         stderr=stderr,

@@ -77,7 +77,7 @@ def run(house: House, *, drain_timeout: float = 5.0, load_error: Exception | Non
     serving = serve(
         house.app, house.state, listener, core, load, drain_timeout=drain_timeout, signals=signals
     )
-    url = banner.url_of("127.0.0.1", listener.getsockname()[1])
+    url = banner.url_of("127.0.0.1", listener.port)
     return Running(house, core, signals, url, asyncio.create_task(serving), loads)
 
 
@@ -157,7 +157,7 @@ def test_a_port_in_use_is_one_line() -> None:
             listen("127.0.0.1", port)
     assert (
         str(caught.value)
-        == f"cannot listen on 127.0.0.1:{port}: address already in use; take another with --port"
+        == f"cannot listen on 127.0.0.1:{port}: address already in use; end the process that has it, or take another with --port"
     )
     with pytest.raises(SettingsError, match=r"cannot listen on 192\.0\.2\.1"):
         listen("192.0.2.1", 0)
@@ -167,7 +167,7 @@ def test_a_port_in_use_is_one_line() -> None:
 
 def test_listens_on_ipv6_too() -> None:
     with listen("::1", 0) as listener:
-        assert listener.family is socket.AF_INET6
+        assert [one.family for one in listener.sockets] == [socket.AF_INET6]
 
 
 def test_orphans_are_reaped_but_not_the_children_of_others() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from executors.contract.config import ExecutorConfig
-from executors.contract.errors import ConfigError, OutOfMemory
+from executors.contract.errors import ConfigError, OutOfMemory, Unavailable
 from executors.contract.faults import no_memory
 from executors.contract.status import ModelInfo
 from executors.kernels.compiler import KernelUnavailable
@@ -358,7 +358,9 @@ def resolve_device(name: str) -> torch.device:
     except RuntimeError:
         raise ConfigError(f"device {name!r} is not supported; supported: auto, cpu, cuda, cuda:N") from None
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device {name!r}: no CUDA device is available; supported here: auto, cpu")
+        # With a build of torch that knows CUDA, the driver may not be loaded yet, as in a machine's first seconds.
+        fault = Unavailable if torch.backends.cuda.is_built() else ConfigError
+        raise fault(f"device {name!r}: no CUDA device is available; supported here: auto, cpu")
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"device {name!r} is not supported; supported: auto, cpu, cuda, cuda:N")
     if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):

@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 
 from executors.contract.batch import UnifiedBatch
 from executors.contract.config import ExecutorConfig
-from executors.contract.errors import ConfigError
+from executors.contract.errors import ConfigError, Unavailable
 from executors.contract.faults import no_memory
 from executors.contract.status import KvLayout
 from executors.llm.gpu.full_steps import full_steps
@@ -89,7 +89,7 @@ class DeviceSizing(Generic[T]):
             _log.warning(
                 "attempt %d: no memory for a KV pool of %s bytes (%s); %s", attempt, f"{size:,}", why, room
             )
-        raise ConfigError(
+        raise _short(room)(
             f"no memory for KV in {ATTEMPTS} attempts, the last of {size:,} bytes: {why}; {room}; set a smaller "
             f"gpu_memory_utilization, or kv_cache_memory_bytes"
         )
@@ -116,9 +116,10 @@ class DeviceSizing(Generic[T]):
                 )  # fmt: skip
                 give_back(self._memory)
             return made
-        raise ConfigError(
+        room = look(self._memory, config)
+        raise _short(room)(
             f"kv_cache_memory_bytes {config.memory.kv_cache_memory_bytes:,}: no memory for it on {self._spec.device}: {why}; "
-            f"{look(self._memory, config).free:,} bytes are free"
+            f"{room.free:,} bytes are free"
         )
 
     def _profile(self) -> int:
@@ -132,7 +133,7 @@ class DeviceSizing(Generic[T]):
         made, why = self._attempt(KvPlan(layout, info.max_model_len))
         if made is None:
             room = look(self._memory, config)
-            raise ConfigError(
+            raise _short(room)(
                 f"no memory for a step of max_num_batched_tokens {config.max_num_batched_tokens} and max_num_seqs "
                 f"{config.max_num_seqs} beside the weights: {why}; {room.free:,} of {room.total:,} bytes are free; set "
                 f"smaller ones"
@@ -148,7 +149,7 @@ class DeviceSizing(Generic[T]):
         try:
             return plan_kv(self._spec, self._config, self._source.info.max_model_len, found=allowed)
         except ConfigError as error:
-            raise ConfigError(f"{error}; {room}") from None
+            raise _short(room)(f"{error}; {room}") from None
 
     def _attempt(self, plan: KvPlan, try_out: bool = True) -> tuple[T | None, str]:
         """Return the `T` for that plan, or None and the reason why memory is insufficient."""
@@ -186,3 +187,8 @@ def graph_bytes(config: ExecutorConfig) -> int:
     rows, tokens = config.max_num_seqs, config.max_num_batched_tokens
     shapes = [*decode_shapes(rows), *mixed_shapes(rows, tokens, queries_per_tile=1)]
     return GRAPH_BYTES * (len(shapes) + len(adapted_shapes(shapes, config.optimization.max_loras)))
+
+
+def _short(room: Room) -> type[ConfigError]:
+    """The error of memory that is not enough: other processes may end and free theirs."""
+    return Unavailable if room.others_limit else ConfigError

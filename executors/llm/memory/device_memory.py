@@ -132,6 +132,11 @@ class Room:
         return min(int(self.share * self.total) - self.ours, self.free) - self.margin
 
     @property
+    def others_limit(self) -> bool:
+        """True if the memory that other processes hold is what limits `usable`, and not this process's share."""
+        return self.free < int(self.share * self.total) - self.ours
+
+    @property
     def for_kv(self) -> int:
         """Memory that KV may take."""
         return max(0, self.usable - self.step - self.graphs)

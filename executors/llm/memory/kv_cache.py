@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from executors.contract.config import ExecutorConfig
-from executors.contract.errors import ConfigError, InvalidInput, OutOfMemory
+from executors.contract.errors import ConfigError, InvalidInput, OutOfMemory, Unavailable
 from executors.contract.faults import no_memory
 from executors.contract.status import KvLayout
 from executors.kernels.cpu import CpuKernels, huge_pages
@@ -204,13 +204,22 @@ def plan_kv(
             message = _does_not_fit(
                 explicit, allowed, max_len, per_sequence * bytes_per_block, fitting * block_size
             )
-            raise ConfigError(message + (_beside(claims) if reserved else ""))
+            passing = given is None and _fits_later(config, reserved, share, per_sequence * bytes_per_block)
+            raise (Unavailable if passing else ConfigError)(message + (_beside(claims) if reserved else ""))
         note = f"max_model_len reduced from {max_len} to {fitting * block_size}: KV memory allows no more"
         max_len = per_sequence = fitting * block_size
     num_blocks = min(fitting, config.max_num_seqs * per_sequence)
     span = _blocks_per_span(spec, block_size) if on_demand(spec.device, config) else 0
     layout = KvLayout(block_size, num_blocks, bytes_per_block, blocks_per_span=span)
     return KvPlan(layout, max_len, note)
+
+
+def _fits_later(config: ExecutorConfig, reserved: int, share: float, needed: int) -> bool:
+    """Return whether KV of `needed` bytes fits in the machine's memory once other processes hold none of it."""
+    if config.memory.memory_limit_bytes is not None:
+        return False
+    most = memory_limit().total // config.parallel.world_size - resident_bytes()
+    return int((most - reserved) * share) >= needed
 
 
 def _beside(claims: Sequence[Claim]) -> str:

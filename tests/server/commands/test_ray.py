@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import socket
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +16,7 @@ from server import replicas
 from server.commands import command_line
 from server.commands import ray as command
 from server.commands.ray import MISSING
+from server.http.listener import Listener
 from server.replicas import ingress
 from server.settings.table import Settings
 from tests.e2e.checkpoints import write_tokenizer
@@ -42,7 +42,7 @@ def test_keys_are_not_in_the_environment_of_what_it_starts(monkeypatch: pytest.M
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     found = []
 
-    def started(settings: Settings, listener: socket.socket, *_: object) -> int:
+    def started(settings: Settings, listener: Listener, *_: object) -> int:
         listener.close()
         found.append((settings, dict(os.environ)))
         return 0

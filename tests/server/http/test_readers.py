@@ -126,7 +126,8 @@ async def test_little_is_made_for_who_does_not_read(running: Running) -> None:
 
 
 async def test_connections_inherit_what_finds_the_dead() -> None:
-    with listen("127.0.0.1", 0, 45.0) as listener, socket.create_connection(listener.getsockname()):
+    with listen("127.0.0.1", 0, 45.0) as made, socket.create_connection(made.sockets[0].getsockname()):
+        [listener] = made.sockets
         listener.setblocking(True)
         accepted, _ = listener.accept()
         with accepted:

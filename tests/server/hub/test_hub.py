@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from cohort_server import run
-from server.hub import HubError, HubModel, HubName, fetch, hub_name
+from server.hub import HubError, HubModel, HubName, HubNotYet, fetch, hub_name
 from server.hub.files import small_files, weight_files
+from server.system.exit_codes import MISTAKE, NOT_YET, code_of
 from tests.server.hub.fake_hub import COMMIT, FakeHub, sha256
 
 pytestmark = pytest.mark.long
@@ -65,10 +66,16 @@ async def get(cache: Path, name: str = NAME, revision: str | None = None, weight
     return await fetch(HubModel(name, revision, str(cache), weights), lambda *_: None)
 
 
-async def error(cache: Path, name: str = NAME, revision: str | None = None) -> str:
+async def error(
+    cache: Path, name: str = NAME, revision: str | None = None, *, passes: bool | None = False
+) -> str:
+    """The sentence of a download that fails. `passes`: whether a later one may succeed; None: not looked at."""
     with pytest.raises(HubError) as caught:
         await get(cache, name, revision)
     assert len(str(caught.value).splitlines()) == 1
+    if passes is not None:
+        assert isinstance(caught.value, HubNotYet) is passes, caught.value
+        assert code_of(caught.value) == (NOT_YET if passes else MISTAKE)
     return str(caught.value)
 
 
@@ -146,7 +153,7 @@ async def test_a_killed_download_goes_on_where_it_stopped(hub: FakeHub, url: str
 
 async def test_a_damaged_file_is_not_kept(hub: FakeHub, url: str, cache: Path) -> None:
     hub.lies = {SHARDS[1]: bytes(3 * MIB)}
-    message = await error(cache)
+    message = await error(cache, passes=True)
     assert message == f"{NAME}: {SHARDS[1]} arrived damaged: start again, which fetches it anew"
     hub.lies = {}
     assert_whole(await get(cache), hub)
@@ -191,10 +198,12 @@ async def test_no_such_repository(url: str, cache: Path) -> None:
 
 
 async def test_the_hub_is_down(hub: FakeHub, url: str, cache: Path) -> None:
-    hub.status = 418
-    assert (
-        await error(cache) == f"{NAME}: {url} answered with status 418: try again later, or give a directory"
-    )
+    for status in (418, 503):
+        hub.status = status
+        assert (
+            await error(cache, passes=True)
+            == f"{NAME}: {url} answered with status {status}: try again later, or give a directory"
+        )
     hub.status = 403
     assert "denies access (403): set HF_TOKEN" in await error(cache)
 
@@ -205,7 +214,7 @@ async def test_no_network(hub: FakeHub, cache: Path, monkeypatch: pytest.MonkeyP
         monkeypatch.setenv("HF_ENDPOINT", address)
         folder = await get(cache)
     assert await get(cache) == folder
-    message = await error(cache, "acme/other")
+    message = await error(cache, "acme/other", passes=True)
     assert message.startswith(f"acme/other is not, or not completely, in the cache {cache}, and {address}")
     assert message.endswith("check the network, or give a directory")
 
@@ -243,7 +252,7 @@ async def test_a_cache_that_another_version_filled(
 
 async def test_no_room(hub: FakeHub, url: str, cache: Path) -> None:
     hub.sizes = {SHARDS[0]: 10**15}
-    message = await error(cache)
+    message = await error(cache, passes=True)
     assert message.startswith(f"{NAME} needs 1,000,000.0 GB more in {cache}, where ")
     assert message.endswith("or name another place with --download-dir")
     assert not [path for way, path, _ in hub.requests if way == "GET" and path.startswith("/cdn/")]
@@ -255,7 +264,7 @@ async def test_the_disk_is_full(hub: FakeHub, url: str, cache: Path) -> None:
     blobs = folder.parent.parent / "blobs"
     partial_file = blobs / f"{sha256(hub.folder / SHARDS[1])}.incomplete"
     partial_file.symlink_to("/dev/full")
-    message = await error(cache)
+    message = await error(cache, passes=True)
     assert message == (
         f"{NAME}: the disk of {cache} is full: make room and start again, which goes on where it stopped, or name "
         "another place with --download-dir"
@@ -537,7 +546,7 @@ async def test_a_child_that_dies_is_a_sentence(
     script.write_text(f"#!/bin/sh\nexec {sys.executable} {tmp_path / 'broken.py'}\n")
     script.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(script))
-    assert await error(cache) == (
+    assert await error(cache, passes=True) == (
         f"{NAME} could not be fetched: the download process ended: no such interpreter"
     )
 

@@ -14,7 +14,7 @@ import torch
 
 from executors.contract.batch import SamplingParams, UnifiedBatch
 from executors.contract.config import ExecutorConfig, ExecutorMemoryConfig
-from executors.contract.errors import ConfigError, OutOfMemory
+from executors.contract.errors import ConfigError, OutOfMemory, Unavailable
 from executors.llm.executor import LlmExecutor
 from executors.llm.gpu import device_sizing
 from executors.llm.gpu.device_sizing import ATTEMPTS, PROFILE_TOKENS, DeviceSizing, graph_bytes
@@ -213,8 +213,17 @@ def test_a_step_that_does_not_fit_beside_the_weights_is_refused() -> None:
     device = Device(total=4 * GIB, context=GIB // 2)
     with pytest.raises(
         ConfigError, match=r"max_num_batched_tokens 2048 and max_num_seqs 64 beside the weights"
-    ):
+    ) as caught:
         Sizing(device).sizing.make()
+    assert not isinstance(caught.value, Unavailable), "it is the device that is too small"
+
+
+def test_memory_that_others_hold_may_come_back() -> None:
+    """The process that is replaced may not have ended yet: whoever started this one starts it again."""
+    with pytest.raises(Unavailable, match="max_num_batched_tokens 2048"):
+        Sizing(Device(others=79 * GIB)).sizing.make()
+    with pytest.raises(Unavailable, match="max_model_len 4194304"):
+        Sizing(Device(others=60 * GIB), max_model_len=1 << 22).sizing.make()
 
 
 def test_a_length_that_was_asked_for_and_does_not_fit_is_refused_with_the_figures() -> None:
@@ -267,7 +276,7 @@ def test_a_given_size_waits_for_a_process_that_is_ending() -> None:
 def test_a_given_size_that_is_not_there_is_refused() -> None:
     sizing = Sizing(Device(others=75 * GIB), kv_cache_memory_bytes=2 * GIB)
     with pytest.raises(
-        ConfigError, match=r"kv_cache_memory_bytes 2,147,483,648: no memory for it .* bytes are free"
+        Unavailable, match=r"kv_cache_memory_bytes 2,147,483,648: no memory for it .* bytes are free"
     ):
         sizing.sizing.make()
     assert len(sizing.pauses) == ATTEMPTS - 1

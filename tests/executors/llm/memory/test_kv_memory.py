@@ -18,9 +18,10 @@ from executors.contract import (
     ExecutorMemoryConfig,
     InvalidInput,
     ParallelConfig,
+    Unavailable,
 )
 from executors.llm.memory import kv_cache
-from executors.llm.memory.cgroup import resident_bytes
+from executors.llm.memory.cgroup import MemoryLimit, resident_bytes
 from executors.llm.memory.kv_cache import KvCache, on_demand, plan_kv
 from executors.llm.model.api import KvSpec
 from tests.executors.llm.driver import start
@@ -130,6 +131,20 @@ def test_what_does_not_fit_is_refused_on_demand_as_well(roomy: None) -> None:
     config = replace(configured(), max_model_len=4096)
     with pytest.raises(ConfigError, match="max_model_len 4096"):
         plan_kv(spec(8, 128), config, 4096, found=4 * MIB)
+
+
+@pytest.mark.parametrize(("total", "passing"), [(64, True), (1, False)])
+def test_memory_that_others_hold_may_come_back(
+    total: int, passing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`total` in GiB; a sequence needs 512 MiB, and 8 MiB are free now."""
+    limit = MemoryLimit(total << 30, 8 * MIB)
+    monkeypatch.setattr(kv_cache, "memory_limit", lambda: limit)
+    monkeypatch.setattr(kv_cache, "resident_bytes", lambda: 700 * MIB)
+    config = replace(configured(), max_model_len=4096)
+    with pytest.raises(ConfigError, match="max_model_len 4096") as caught:
+        plan_kv(spec(32, 128), config, 4096)
+    assert isinstance(caught.value, Unavailable) is passing
 
 
 async def test_the_start_touches_kv_only_where_its_size_was_given(

@@ -26,12 +26,13 @@ from server.state import ServedModel, ServerState
 
 @dataclass(frozen=True, slots=True)
 class PreparedChat:
-    """A prepared chat: the engine's request, the way to parse its answer, and the client's field that requires the grammar,
-    if there is one."""
+    """A prepared chat: the engine's request, the way to parse its answer, the client's field that requires the grammar, if
+    there is one, and the names of fields without effect on this answer."""
 
     request: TextRequest
     reading: Reading
     grammar_param: str | None
+    ignored: tuple[str, ...] = ()
 
 
 async def prepare_chat(
@@ -47,7 +48,10 @@ async def prepare_chat(
     notation = model.notation.for_calls(choice.forced)
     if notation.single_calls and notation.tools is not None:
         choice = replace(choice, several=False)
-    constraint = await run_off_loop_if_large(state.threads, lambda: constraint_of(body))
+    text_form = await run_off_loop_if_large(state.threads, lambda: constraint_of(body))
+    constraint, ignored = text_form, tuple[str, ...]()
+    if choice.forced and text_form is not None:  # it describes a text, and the answer is calls
+        constraint, ignored = None, (text_form.param.partition(".")[0],)
     prompt = await prompt_ids(state, model, body, choice, variables)
     body.check_prompt_logprobs(len(prompt), body.prompt_logprobs, "prompt_logprobs")
     place = _place(model, body, prompt)
@@ -72,7 +76,7 @@ async def prepare_chat(
     )
     # Where a schema of a call stands beside it, either may be what the answer could not follow any further.
     either = constraint is not None and any(function.strict for function in choice.functions)
-    return PreparedChat(asked, reading, None if grammar is None or either else grammar.param)
+    return PreparedChat(asked, reading, None if grammar is None or either else grammar.param, ignored)
 
 
 async def prompt_ids(

@@ -2,7 +2,7 @@
 
 requested                          the answer, after the reasoning
 response_format                    as it says
-tool_choice required or named      calls (one, if named), arguments by each function's schema
+tool_choice required or named      calls (one, if named), arguments by each function's schema, whatever the format of a text
 auto, a strict function            text with calls in it, arguments of strict functions by their schemas
 auto and response_format           as it says, or calls
 """
@@ -35,11 +35,8 @@ def chat_grammar(
 ) -> tuple[str, str] | None:
     """The grammar and the request's field that requires it; None if the answer is free. `place` says where the answer
     begins. Raises InvalidRequest naming the field."""
-    if choice.forced and constraint is not None:
-        message = (
-            f"'{constraint.param}' and a 'tool_choice' that forces a call cannot be combined; send only one."
-        )
-        raise InvalidRequest(message, param=constraint.param, code="invalid_value")
+    if choice.forced:
+        constraint = None
     tools = notation.tools
     if tools is None:
         _check_unparsed(choice, notation)

@@ -10,7 +10,7 @@ from server.http.event_stream import DONE, EventStream, while_connected
 from server.http.middleware import RESPONSE_ID
 from server.prepare.chat import prepare_chat
 from server.routes.answering import AnsweredCall
-from server.routes.common import json_response, read, state_of, template_variables
+from server.routes.common import json_response, read, state_of, tell_ignored, template_variables
 from server.schemas.chat import ChatRequest
 
 router = APIRouter()
@@ -25,6 +25,7 @@ async def chat_completions(request: Request) -> Response:
     model, name = await state.find(body.model, generating=True)
     variables = template_variables(request, model, body)
     prepared = await while_connected(request.receive, prepare_chat(state, model, body, variables))
+    tell_ignored(request, prepared.ignored)
     call = AnsweredCall(model, prepared, "messages", body.output_limit_name)
     request.scope[RESPONSE_ID] = call.id
     prompt = call.asked.prompts[0]

@@ -38,6 +38,7 @@ async def messages(request: Request) -> Response:
         return await prepare_chat(state, model, chat, variables, "msg_")
 
     prepared = await while_connected(request.receive, converted.prepared(prepare))
+    tell_ignored(request, [converted.field_name(name) or name for name in prepared.ignored])
     prepared, limited = _within_context(model, prepared, body.max_tokens)
     prepared = replace(prepared, grammar_param=converted.field_name(prepared.grammar_param))
     call = AnsweredCall(model, prepared, "messages", "max_tokens")

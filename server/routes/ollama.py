@@ -151,7 +151,9 @@ async def _prepared_chat(
     tell_ignored(request, [*converted.ignored, *unread])
     with naming_fields(converted.prompt):
         work = prepare_chat(state, model, converted.chat, variables, _PREFIX)
-        return await while_connected(request.receive, work)
+        prepared = await while_connected(request.receive, work)
+    tell_ignored(request, [field_name(name, converted.prompt) or name for name in prepared.ignored])
+    return prepared
 
 
 async def _prepared_text(state: ServerState, model: ServedModel, body: OllamaGenerateRequest) -> PreparedChat:

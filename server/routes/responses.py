@@ -144,7 +144,9 @@ async def _prepared(
     async def prepare(chat: ChatRequest) -> PreparedChat:
         return await prepare_chat(state, model, chat, variables, _PREFIX)
 
-    return await while_connected(request.receive, conversion.prepared(prepare))
+    prepared = await while_connected(request.receive, conversion.prepared(prepare))
+    tell_ignored(request, [conversion.field_name(name) or name for name in prepared.ignored])
+    return prepared
 
 
 def _variables(

@@ -198,7 +198,8 @@ class OutputConfig(WireModel):
     """Anthropic: Passed to the chat template as `reasoning_effort`. If the template does not use it, the header
     `x-cohort-ignored` lists it."""
     format: OutputFormat | None = None
-    """Anthropic: Form of the answer. Default: free text."""
+    """Anthropic: Form of the answer's text. A forced call is no text, and the header `x-cohort-ignored` lists the format then.
+    Default: free text."""
 
 
 class MessagesPrompt(WireModel):

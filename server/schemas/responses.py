@@ -158,7 +158,8 @@ class TextSettings(WireModel):
     """Form and length of the answer's text."""
 
     format: TextFormat | None = None
-    """OpenAI: Form of the text. It is always enforced. Default: text."""
+    """OpenAI: Form of the text. It is enforced for texts; a forced call is no text, and the header `x-cohort-ignored` lists the
+    format then. Default: text."""
     verbosity: Literal["low", "medium", "high"] | None = None
     """OpenAI: Passed to the chat template. If the template does not use it, the header `x-cohort-ignored` lists it. Default: the
     template's."""

@@ -74,10 +74,11 @@ class StructuredFields(WireModel):
     """The constraint fields that chat and completions share."""
 
     response_format: ResponseFormat | None = None
-    """OpenAI: Format of the answer: text, any JSON object, or JSON that follows a schema. It is always enforced. Default:
-    text."""
+    """OpenAI: Format of the answer: text, any JSON object, or JSON that follows a schema. It is enforced for texts;
+    a forced call is no text, and the header `x-cohort-ignored` lists the format then. Default: text."""
     structured_outputs: StructuredOutputs | None = None
-    """vLLM: Constraint on the answer: exactly one of `json`, `regex`, `choice`, `grammar` and `json_object`."""
+    """vLLM: Constraint on the answer: exactly one of `json`, `regex`, `choice`, `grammar` and `json_object`. As with
+    `response_format`, it does not concern forced calls."""
     guided_json: dict[str, Any] | str | None = None
     """vLLM: Older form of `structured_outputs.json`."""
     guided_regex: Pattern | None = None

@@ -13,7 +13,7 @@ from typer.exceptions import TyperException
 from server import __version__
 from server.commands.bench.command import BenchCommand, bench
 from server.commands.chat.command import chat
-from server.commands.common import fail, lost_output
+from server.commands.common import fail, lost_output, set_log_format
 from server.commands.demo.command import demo
 from server.commands.doctor import doctor
 from server.commands.fetch_default import fetch_default
@@ -67,12 +67,13 @@ def version() -> None:
 @with_settings((*TABLE, CONFIG.name), short={"tensor_parallel_size": "-tp", "pipeline_parallel_size": "-pp"})
 def serve(model_dir: ModelArgument = None, **flags: Any) -> None:
     """Start the server."""
+    import os
+
+    set_log_format(flags["log_format"] or os.environ.get("COHORT_LOG_FORMAT"))
     named = flags["model"]
     if model_dir is not None and named is not None and model_dir != named:
         fail(f"two models are named: {model_dir} and --model {named}")
     flags["model"] = named if model_dir is None else model_dir
-
-    import os
 
     from server.http.listener import listen
     from server.settings.load import SettingsError, load
@@ -80,6 +81,7 @@ def serve(model_dir: ModelArgument = None, **flags: Any) -> None:
 
     try:
         chosen, notes = load(flags, os.environ)
+        set_log_format(chosen.log_format)
         listener = listen(chosen.host, chosen.port, chosen.write_timeout)
     except SettingsError as error:
         fail(str(error), code_of(error))

@@ -34,9 +34,24 @@ class ToolRefusal(ToolError):
     """A tool's answer was an error: what is wrong with its job."""
 
 
+_json_errors = False
+"""Whether `fail` writes an object. One writer: `set_log_format`."""
+
+
+def set_log_format(form: str | None) -> None:
+    """Let `fail` write what a log of this form has; None and unknown ones: text."""
+    global _json_errors
+    _json_errors = form == "json"
+
+
 def fail(message: str, code: int = 2) -> NoReturn:
     """One line on stderr; exit code 2 is for what a person can put right."""
-    print(f"cohort: error: {' '.join(message.split())}", file=sys.stderr)
+    line = f"cohort: error: {' '.join(message.split())}\n"
+    if _json_errors:
+        from server.system.log_lines import as_objects
+
+        line = as_objects(None, line.encode("utf-8", "backslashreplace")).decode()
+    print(line, end="", file=sys.stderr)
     sys.exit(code)
 
 

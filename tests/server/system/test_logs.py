@@ -35,6 +35,14 @@ def test_each_line_is_an_object() -> None:
     assert "\x1b" not in done.stderr, "no line controls the terminal that shows it"
 
 
+@pytest.mark.parametrize("args", [["--port", "0", "--max-num-seqs", "-1"], ["--model", "/no/such"]])
+def test_an_error_before_the_start_is_an_object_too(args: list[str]) -> None:
+    command = [sys.executable, "-m", "server.cli", "serve", "--log-format", "json", *args]
+    done = subprocess.run(command, capture_output=True, text=True)
+    *_, error = map(json.loads, done.stderr.splitlines())
+    assert done.returncode == 2 and error["event"].startswith("cohort: error: ") and error["level"] == "error"
+
+
 def test_json_is_not_read_by_a_person(monkeypatch: pytest.MonkeyPatch) -> None:
     """A container with a terminal (`docker run -t`) that logs JSON shows neither bars nor the admin key."""
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)

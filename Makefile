@@ -39,7 +39,7 @@ KUBERNETES_TOOL := .reports/kubernetes-venv/bin/kubernetes-validate
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install dev serve demo test test-fast test-long test-long-ci test-sweeps sim chaos soak soak-ci hostile test-clients test-clients-ci test-agents test-real test-real-ci test-ops test-ops-ci test-ray test-ray-ci test-console check api-docs fuzz bench bench-peers parity format promises lock gpu-check gpu-compile gpu-wheels clean
+.PHONY: help install dev serve demo test test-fast test-long test-long-ci test-sweeps sim chaos soak soak-ci hostile test-clients test-clients-ci test-agents test-real test-real-ci test-ops test-ops-ci test-image test-ray test-ray-ci test-console check api-docs fuzz bench bench-peers parity format promises lock gpu-check gpu-compile gpu-wheels clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -101,9 +101,11 @@ soak-ci: $(DEV)  ## the same for two minutes
 hostile: $(DEV)  ## 10,000 hostile inputs: each is refused, and two streams beside them do not change
 	$(BIN)/python -m pytest -m slow tests/hostile -s $(ARGS)
 
-test-ops: test-ops-ci  ## prove container, compose file, dashboard and alerts; needs root for the container's part
-	tools/ops/packages.sh debootstrap
-	$(BIN)/python -m tools.ops.chroot_proof $(if $(TORCH_INDEX_URL),--torch-index-url $(TORCH_INDEX_URL))
+test-ops: test-ops-ci test-image  ## prove image, compose file, dashboard and alerts; needs root for the image
+
+test-image: $(DEV)  ## build the Dockerfile's targets with buildah; look into the image, serve from it, end it; needs root and 6 GB of disk
+	tools/ops/packages.sh buildah mmdebstrap
+	$(BIN)/python -m tools.ops.image_proof $(if $(TORCH_INDEX_URL),--torch-index-url $(TORCH_INDEX_URL)) $(ARGS)
 
 test-ops-ci: $(DEV) $(SCHEMA_TOOL) $(KUBERNETES_TOOL)  ## the quick part: Prometheus, the compose file and the Helm chart
 	tools/ops/packages.sh prometheus

@@ -13,6 +13,7 @@ import pytest
 from openai import OpenAI
 from playwright.sync_api import expect
 
+from server.commands.chat.client import ChatClient
 from tests.e2e.checkpoints import VOCAB_SIZE
 from tests.e2e.chromium import chromium, grown, opened, talking_server, without_end
 from tests.e2e.nginx import nginx
@@ -21,12 +22,12 @@ from tests.ops.expressions import ROOT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(180)]
 
-BODY = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 40, "ignore_eos": True}
-OLLAMA = {"model": "fake", "messages": BODY["messages"], "options": {"num_predict": 40, "ignore_eos": True}}
+BODY = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 100, "ignore_eos": True}
+OLLAMA = {"model": "fake", "messages": BODY["messages"], "options": {"num_predict": 100, "ignore_eos": True}}
 STREAMS = {
     "/v1/chat/completions": BODY | {"stream": True},
     "/api/chat": OLLAMA,
-    "/v1/completions": {"prompt": "Hi", "max_tokens": 40, "ignore_eos": True, "stream": True},
+    "/v1/completions": {"prompt": "Hi", "max_tokens": 100, "ignore_eos": True, "stream": True},
 }
 OTHERS = {
     "/v1/responses": {"input": "Hi", "max_output_tokens": 4, "stream": True},
@@ -146,8 +147,8 @@ def test_keys_stay_with_their_server(server: ServerProcess, tokenizer_dir: Path,
 def test_nginx_holds_no_stream_back(
     server: ServerProcess, address: str, tmp_path: Path, path: str, bare: bool
 ) -> None:
-    """Without the documented lines nginx speaks HTTP/1.0 to the server, and collects answers in its buffers: the 40 tokens, 20 ms
-    each, would come all at once."""
+    """Without the documented lines nginx speaks HTTP/1.0 to the server, and collects answers in its buffers: the 100 tokens, 20
+    ms each, would come all at once."""
     with nginx(tmp_path, f"location /llm/ {{ proxy_pass {server.url}/; }}") as url:
         base = f"{url}/llm" if bare else address
         with httpx.stream("POST", base + path, json=STREAMS[path], timeout=30) as answer:
@@ -168,6 +169,8 @@ def test_clients_use_the_path_as_their_base(address: str) -> None:
         assert [model.id for model in client.models.list()] == ["fake"]
         answer = client.chat.completions.create(model="fake", messages=[{"role": "user", "content": "Hi"}])
         assert answer.choices[0].message.content is not None
+    for url in (address, f"{address}/", f"{address}/v1"):
+        assert ChatClient(url, None, None, {}).choose_model() == "fake", "cohort chat"
     large = BODY | {"messages": [{"role": "user", "content": "x" * 5_000_000}]}
     refused = httpx.post(f"{address}/v1/chat/completions", json=large, timeout=60)
     assert refused.status_code == 400 and refused.json()["error"]["code"] == "context_length_exceeded"

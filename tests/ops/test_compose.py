@@ -12,12 +12,12 @@ import pytest
 from server.settings import load as settings
 from server.settings.load import SettingsError
 from server.settings.table import TABLE, Settings
+from tests.ops import dockerfile
 from tests.ops.compose import ComposeFile, read_dotenv
 from tests.ops.expressions import ROOT
-from tools.ops.dockerfile import image_of, parse
 
 OTHERS = ["HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"]
-IMAGE = image_of(parse((ROOT / "Dockerfile").read_text("utf-8"))[1], "cpu").env
+IMAGE = dockerfile.env()
 
 
 def project(folder: Path, dotenv: str | None = None, shell: dict[str, str] | None = None) -> ComposeFile:

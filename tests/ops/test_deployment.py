@@ -1,82 +1,19 @@
-"""What can be said of container, compose file, dashboard and alerts without starting any of them."""
+"""What can be said of compose file, dashboard and alerts without starting any of them."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from server import healthcheck
 from server.settings.table import TABLE
 from tests.ops.compose import ComposeFile
 from tests.ops.expressions import ROOT, alerts, dashboard, dashboard_expressions, operands
-from tools.ops.dockerfile import DockerfileError, Image, expand, image_of, parse
 
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text("utf-8"))
 SERVICES = ComposeFile(ROOT / "docker-compose.yml", {}).services
-
-
-def read_dockerfile() -> dict[str, Image]:
-    """The image of each target."""
-    _, stages = parse((ROOT / "Dockerfile").read_text("utf-8"))
-    return {target: image_of(stages, target) for target in ("cpu", "cuda")}
-
-
-@pytest.mark.parametrize("target", ["cpu", "cuda"])
-def test_image_runs_as_a_numbered_user_by_exec_form(target: str) -> None:
-    image = read_dockerfile()[target]
-    uid, _, gid = image.user.partition(":")
-    assert uid.isdecimal() and gid.isdecimal() and int(uid) > 0
-    assert image.entrypoint == ["cohort"] and image.cmd == ["serve"]
-    assert image.stop_signal == "SIGTERM"
-    assert image.env["HOME"] == image.workdir and image.volumes == [image.workdir]
-    assert image.env["HF_HOME"].startswith(image.workdir)
-
-
-def test_compose_asks_the_health_check_of_the_image() -> None:
-    assert SERVICES["server"]["healthcheck"]["test"] == ["CMD", *read_dockerfile()["cpu"].healthcheck]
-
-
-def test_image_takes_the_pinned_torch() -> None:
-    _, stages = parse((ROOT / "Dockerfile").read_text("utf-8"))
-    [version] = [i.text for i in stages["dependencies"].instructions if i.text.startswith("TORCH_VERSION=")]
-    pinned = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
-    assert f"torch=={version.removeprefix('TORCH_VERSION=')}" in pinned
-
-
-def test_the_cpu_image_refuses_a_torch_with_cuda(tmp_path: Path) -> None:
-    """The check that the image's environment goes through, run on a stand-in for torch of each kind."""
-    _, stages = parse((ROOT / "Dockerfile").read_text("utf-8"))
-    [origin] = [i.text for i in stages["cpu"].instructions if i.word == "COPY"]
-    assert origin.startswith("--from=cpu-environment ")
-    [check] = [i.text for i in stages["cpu-environment"].instructions]
-    command = check.replace("/opt/cohort/bin/python", sys.executable)
-    for version, code in (("None", 0), ("'12.8'", 1)):
-        (tmp_path / "torch.py").write_text(f"class version:\n    cuda = {version}\n")
-        environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-        run = subprocess.run(
-            ["sh", "-c", command], env=environment, capture_output=True, text=True, cwd=tmp_path
-        )
-        assert run.returncode == code, run.stderr
-    assert "TORCH_INDEX_URL" in run.stderr and "--target cuda" in run.stderr
-
-
-def test_copied_files_reach_the_builder() -> None:
-    """.dockerignore lets through exactly what COPY takes from the context."""
-    _, stages = parse((ROOT / "Dockerfile").read_text("utf-8"))
-    texts = [i.text for stage in stages.values() for i in stage.instructions if i.word == "COPY"]
-    copied = {name for text in texts if "--from" not in text for name in text.split()[:-1]}
-    lines = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
-    assert {name.split("/")[0] for name in copied} == {line[1:] for line in lines if line.startswith("!")}
-    assert all((ROOT / name).exists() for name in copied)
 
 
 @pytest.mark.parametrize("name", sorted(SERVICES))
@@ -164,53 +101,3 @@ def test_operands_are_split_outside_of_brackets_and_strings() -> None:
         'a{x="b > c"}', "1", "rate(b[5m])", "0.1",
     ]  # fmt: skip
     assert operands("a / (b > 0) > 0.9") == ["a / (b > 0)", "0.9"]
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("$A/${B}", "1/"), ("${B:-x}", "x"), ("${A:-x}", "1"), ("${A:+y}", "y"), ("${B:+y}", "")],
-)
-def test_dockerfile_variables(text: str, expected: str) -> None:
-    assert expand(text, {"A": "1"}) == expected
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "FROM debian",
-        "RUN true",
-        "FROM a AS b\nADD x y",
-        "FROM a AS b\nENTRYPOINT cohort serve",
-        "FROM a AS b\nENV A",
-    ],
-)
-def test_dockerfile_faults_are_refused(text: str) -> None:
-    with pytest.raises(DockerfileError):
-        image_of(parse(text)[1], "b")
-
-
-class _Ready(BaseHTTPRequestHandler):
-    """Answers /ready with the status that the server was given, anything else with 404."""
-
-    def do_GET(self) -> None:
-        self.send_response(self.server.status if self.path == "/ready" else 404)  # type: ignore[attr-defined]
-        self.end_headers()
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Keep quiet."""
-
-
-@pytest.mark.parametrize(("status", "code"), [(200, 0), (503, 1)])
-def test_health_check_follows_ready(status: int, code: int, capsys: pytest.CaptureFixture[str]) -> None:
-    with HTTPServer(("127.0.0.1", 0), _Ready) as http:
-        http.status = status  # type: ignore[attr-defined]
-        threading.Thread(target=http.handle_request).start()
-        assert healthcheck.main({"COHORT_PORT": str(http.server_port)}) == code
-    assert bool(capsys.readouterr().err) == bool(code)
-
-
-def test_health_check_fails_where_nothing_listens(capsys: pytest.CaptureFixture[str]) -> None:
-    with HTTPServer(("127.0.0.1", 0), _Ready) as http:
-        port = http.server_port
-    assert healthcheck.main({"COHORT_PORT": str(port)}) == 1
-    assert "refused" in capsys.readouterr().err

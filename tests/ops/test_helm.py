@@ -16,8 +16,8 @@ import yaml
 
 from server.settings import load as settings
 from server.settings.table import TABLE
+from tests.ops import dockerfile
 from tests.ops.expressions import ROOT
-from tools.ops.dockerfile import image_of, parse
 
 pytestmark = pytest.mark.slow
 
@@ -140,8 +140,7 @@ def started_with(objects: dict[str, dict[str, Any]]) -> settings.Settings:
         one["name"]: one.get("value", one.get("valueFrom", {}).get("secretKeyRef", {}).get("name"))
         for one in container(objects)["env"]
     }
-    _, stages = parse((ROOT / "Dockerfile").read_text("utf-8"))
-    return settings.load({}, image_of(stages, "cpu").env | environ)[0]
+    return settings.load({}, dockerfile.env() | environ)[0]
 
 
 def test_settings_reach_the_server(tmp_path: Path) -> None:
@@ -172,13 +171,14 @@ def test_keys_are_files_in_a_folder_that_follows_the_secret(tmp_path: Path) -> N
 def test_the_pod_is_confined_as_the_image_asks(tmp_path: Path) -> None:
     objects = rendered(tmp_path)
     pod, one = objects["Deployment"]["spec"]["template"]["spec"], container(objects)
-    _, stages = parse((ROOT / "Dockerfile").read_text("utf-8"))
-    image = image_of(stages, "cpu")
-    assert f"{pod['securityContext']['runAsUser']}:{pod['securityContext']['runAsGroup']}" == image.user
+    assert (
+        f"{pod['securityContext']['runAsUser']}:{pod['securityContext']['runAsGroup']}"
+        == dockerfile.of_image("USER")
+    )
     assert one["securityContext"] == {
         "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
     }  # fmt: skip
-    assert {mount["mountPath"] for mount in one["volumeMounts"]} == {image.volumes[0], "/tmp"}
+    assert {mount["mountPath"] for mount in one["volumeMounts"]} == {dockerfile.of_image("WORKDIR"), "/tmp"}
     assert pod["automountServiceAccountToken"] is False and pod["enableServiceLinks"] is False
     assert one["resources"]["requests"] == one["resources"]["limits"]
 

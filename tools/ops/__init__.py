@@ -1,1 +1,1 @@
-"""Proofs that what operators are given works: container, compose file, dashboard, alert rules."""
+"""Proofs that what operators are given works: image, compose file, dashboard, alert rules."""

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sees to it that the Debian packages named are there: `packages.sh prometheus debootstrap`. Installs what is missing as
+# Sees to it that the Debian packages named are there: `packages.sh prometheus nginx`. Installs what is missing as
 # root; says what to install otherwise.
 set -euo pipefail
 

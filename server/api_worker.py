@@ -25,13 +25,14 @@ from executors.contract import ConfigError, ModelInfo
 from server.app import app_of
 from server.bootstrap import models_of_adapters, reasoning_fields
 from server.core_configs import engine_config
-from server.http import tls
+from server.http.certificates import INTERVAL, Certificates, certificates_of
 from server.http.endpoints import Answered, Endpoints
 from server.http.listener import Listener, of_descriptors
 from server.key_files import worker_keys
 from server.lifecycle import HttpFrontEnd
 from server.metrics import Metrics
 from server.settings.load import SettingsError
+from server.settings.table import Settings
 from server.state import ServerState
 from server.system import gc_tuning, logs
 from server.system.signals import leave_to_parent
@@ -135,7 +136,7 @@ class ApiWorker:
         link.unsendable = self._unsendable
         setup = await self._messages.get()
         assert isinstance(setup, m.Setup)
-        self._begin(setup)
+        await self._begin(setup)
         while True:
             message = await self._messages.get()
             match message:
@@ -179,7 +180,7 @@ class ApiWorker:
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
-    def _begin(self, setup: m.Setup) -> None:
+    async def _begin(self, setup: m.Setup) -> None:
         self._settings, settings = setup, setup.settings
         setproctitle.setproctitle(f"cohort: api worker {setup.number}")
         logs.configure(settings.log_level, settings.log_format, colors=setup.colors)
@@ -196,7 +197,7 @@ class ApiWorker:
         state.stories = RemoteStories(self._link)
         keys = worker_keys(settings, setup.minted_key)
         app = app_of(settings, state, setup.address, keys, counting=self._counts.of)
-        self._front = HttpFrontEnd(app, state, self._listener, tls.server_context(settings))
+        self._front = HttpFrontEnd(app, state, self._listener, await _certificates(settings))
         if not setup.patient:
             self._listen()
 
@@ -279,6 +280,16 @@ class ApiWorker:
         self._link.send(m.NotServing(reason, by_operator))
         self._link.flush()
         sys.exit(EXIT_CANNOT_SERVE)
+
+
+async def _certificates(settings: Settings) -> Certificates | None:
+    """Those of the server, which has read them. A worker that takes a dead one's place may come while they are replaced."""
+    while True:
+        try:
+            return certificates_of(settings)
+        except SettingsError as fault:
+            log.error(f"{fault}; trying again")
+            await asyncio.sleep(INTERVAL)
 
 
 def _server_gone(reason: str) -> NoReturn:

@@ -41,7 +41,7 @@ from server.answer.notation import ModelNotation
 from server.app import app_of
 from server.core_configs import engine_config, executor_config
 from server.grammar.validator import GrammarJudge
-from server.http import tls
+from server.http.certificates import certificates_of
 from server.http.listener import Listener
 from server.key_files import read_keys
 from server.lifecycle import EngineGone, FrontEnd, HttpFrontEnd, serve_by
@@ -125,7 +125,7 @@ class Bootstrap:
     def __init__(self, settings: Settings) -> None:
         self.source = model_source(settings)
         settings = self.settings = settings_for(settings, self.source)
-        self.tls = tls.server_context(settings)
+        self.tls = certificates_of(settings)
         self.modules = read_modules(settings.lora_modules)
         self.keys = read_keys(settings, terminal=logs.is_terminal(settings.log_format))
         check_adapter_settings(settings)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from typing import Any, Protocol
 
@@ -17,6 +16,7 @@ import structlog
 import uvicorn
 from fastapi import FastAPI
 
+from server.http.certificates import Certificates
 from server.http.listener import Listener, most_connections
 from server.http.protocol import BoundedHttpProtocol, bounded
 from server.state import ServerState
@@ -84,7 +84,7 @@ class HttpFrontEnd:
     """The HTTP server of this process."""
 
     def __init__(
-        self, app: FastAPI, state: ServerState, listener: Listener, tls: ssl.SSLContext | None = None
+        self, app: FastAPI, state: ServerState, listener: Listener, tls: Certificates | None = None
     ) -> None:
         config = uvicorn.Config(
             app,
@@ -95,16 +95,23 @@ class HttpFrontEnd:
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            ssl_context_factory=None if tls is None else lambda *_: tls,
+            ssl_context_factory=None if tls is None else lambda *_: tls.context,
             timeout_keep_alive=_KEEP_ALIVE,
             timeout_graceful_shutdown=_LAST_BYTES_TIMEOUT,
         )
         self._http = _HttpServer(config)
         self._listener = listener
+        self._tls = tls
 
     async def run(self) -> None:
         """Serve until `stop`."""
-        await self._http.serve(sockets=list(self._listener.sockets))
+        watch = None if self._tls is None else asyncio.create_task(self._tls.run(), name="certificates")
+        try:
+            await self._http.serve(sockets=list(self._listener.sockets))
+        finally:
+            if watch is not None:
+                watch.cancel()
+                await asyncio.gather(watch, return_exceptions=True)
 
     async def answered(self) -> None:
         """Wait until no client waits for the rest of an answer."""
@@ -129,7 +136,7 @@ async def serve(
     *,
     drain_timeout: float,
     signals: Signals,
-    tls: ssl.SSLContext | None = None,
+    tls: Certificates | None = None,
 ) -> None:
     """`serve_by` the HTTP server of this process."""
     front = HttpFrontEnd(app, state, listener, tls)

@@ -17,12 +17,13 @@ from executors.contract import (
     NotReady,
     PrefillInput,
     Tensor,
+    Unavailable,
     Unsupported,
     replace,
 )
 from executors.contract.batch import KvCacheHandle, SamplingParams
 from executors.contract.config import ExecutorMemoryConfig
-from executors.llm.checkpoint.loader import load_model
+from executors.llm.checkpoint.loader import load_model, resolve_device
 from executors.llm.executor import LlmExecutor
 from executors.llm.model.api import DecoderOnlyLLM, UnifiedModel
 from executors.llm.model.linear import padded_rows
@@ -88,6 +89,17 @@ async def test_a_failed_warmup_is_an_error_state(qwen3, tmp_path):
     with pytest.raises(ConfigError):
         await executor.warmup()
     assert executor.status().state is ExecutorState.ERROR
+
+
+@pytest.mark.parametrize(("knows_cuda", "fault"), [(False, ConfigError), (True, Unavailable)])
+def test_a_gpu_that_is_not_there_may_come_where_torch_knows_gpus(knows_cuda, fault, monkeypatch):
+    """In a machine's first seconds its driver is not loaded."""
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: knows_cuda)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for name in ("cuda", "cuda:1"):
+        with pytest.raises(ConfigError, match="no CUDA device is available") as caught:
+            resolve_device(name)
+        assert type(caught.value) is fault
 
 
 async def test_kv_that_is_too_small_is_refused_with_the_numbers(qwen3):

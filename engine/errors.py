@@ -27,14 +27,18 @@ class EngineError(Exception):
         self.message = message.replace(FIELD, param or "")
         super().__init__(self.message)
         self.param = param
+        self.element: int | None = None
+        """Number of the prompt at fault, among those of its call."""
         if code is not None:
             self.code = code  # type: ignore[misc]  # an instance may be more precise than its class
 
     def rename(self, param: str | None) -> None:
         """Name the field at fault as the client does, in `param` and in the message. None: no field of the client's is."""
-        self.param = param
+        before, self.param = self.param, param
         if param is not None:
             self.message = self.template.replace(FIELD, param)
+            if before is not None:
+                self.message = self.message.replace(f"'{before}'", f"'{param}'")
 
 
 class InvalidRequest(EngineError):

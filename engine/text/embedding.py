@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.errors import EngineError, SequenceFailed
+from engine.errors import EngineError, InvalidRequest, SequenceFailed
 from engine.mailbox import Mailbox
 from engine.request import FinishReason, Request, RequestContext, TokenDelta
 from engine.text.core import TextCore
@@ -74,12 +74,17 @@ class Embedder:
             pooling=asked.pooling,
             label_ids=asked.label_ids,
         )
-        self._seq_ids[number] = self._core.submit(one, self._mailbox, number, accepted=accepted)
+        try:
+            self._seq_ids[number] = self._core.submit(one, self._mailbox, number, accepted=accepted)
+        except InvalidRequest as error:
+            error.element = number
+            raise
 
     def _take(self, number: int, delta: TokenDelta) -> NDArray[np.float32]:
         del self._seq_ids[number]  # an embedding request has one delta
         if delta.finish_reason is FinishReason.ERROR:
             error: EngineError = delta.error or SequenceFailed("the sequence failed")
+            error.element = number
             raise error
         if delta.pooled is None:
             raise SequenceFailed("the executor gave no embedding")

@@ -148,7 +148,11 @@ class Generation:
             for prompt_number, prompt in enumerate(self.request.prompts):
                 ids, first = np.array(prompt, np.int32), prompt_number * n
                 asked = [self._ask(ids, choice, before[prompt_number] * n) for choice in range(n)]
-                seq_ids = self._core.submit_choices(asked, self._mailbox, first)
+                try:
+                    seq_ids = self._core.submit_choices(asked, self._mailbox, first)
+                except InvalidRequest as error:
+                    error.element = prompt_number
+                    raise
                 self._seq_ids.update(enumerate(seq_ids, first))
         except EngineError:
             self._abort()
@@ -230,6 +234,7 @@ class Generation:
                     del self._seq_ids[index]
                     self._abort()
                     error = delta.error or SequenceFailed("the sequence failed")
+                    error.element = index // self.request.n
                     try:
                         raise error
                     finally:

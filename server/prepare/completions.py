@@ -8,7 +8,7 @@ from engine.text.generation import TextRequest
 from server.prepare.chat_prompt import INLINE_CHARACTERS
 from server.prepare.engine_request import request_context, text_request
 from server.prepare.fill_in_middle import encode_behind, fill_in_middle
-from server.prepare.prompts import added_ids, fenced, input_ids, total_length, truncation_of
+from server.prepare.prompts import added_ids, fenced, input_ids, place_in, total_length, truncation_of
 from server.prepare.structured_output import for_body
 from server.schemas.completions import DEFAULT_MAX_TOKENS, CompletionRequest
 from server.state import ServedModel, ServerState
@@ -58,8 +58,9 @@ async def _tokenize(
         return await _tokenize_around(state, model, body, special)
     reserved = DEFAULT_MAX_TOKENS if body.output_limit is None else max(1, body.output_limit)
     truncation = truncation_of(body, model, reserved, body.output_limit_name)
+    place = place_in("prompt", body.prompt)
     return await input_ids(
-        state, model, body.prompts, "prompt", add_special_tokens=special, truncation=truncation
+        state, model, body.prompts, "prompt", place=place, add_special_tokens=special, truncation=truncation
     )
 
 
@@ -69,8 +70,13 @@ async def _tokenize_around(
     """The prompts with the suffix, around the middle that is to be written. Raises InvalidRequest."""
     notation = fill_in_middle(model.tokenizer)
     behind = await _encode_behind(state, model, body.suffix or "")
-    written = [prompt for prompt in body.prompts if prompt != ""]  # nothing may stand before the middle
-    ids = iter(await input_ids(state, model, written, "prompt", add_special_tokens=False))
+    # Nothing may stand before the middle.
+    numbers = [number for number, prompt in enumerate(body.prompts) if prompt != ""]
+    written, place = [body.prompts[number] for number in numbers], place_in("prompt", body.prompt)
+    found = await input_ids(
+        state, model, written, "prompt", place=lambda at: place(numbers[at]), add_special_tokens=False
+    )
+    ids = iter(found)
     first = added_ids(model)[0] if special else []
     befores = [() if prompt == "" else next(ids) for prompt in body.prompts]
     return tuple((*first, *notation.prompt(before, behind)) for before in befores)

@@ -14,6 +14,8 @@ from server.state import ServedModel, ServerState
 from server.system.worker_threads import DeadlineExceeded
 
 Input = str | Sequence[int]
+Place = Callable[[int], str]
+"""The path, in the body, of an input with this number."""
 Result = TypeVar("Result")
 _INLINE_TEXTS = 32
 """Number of texts above which tokenizing, even of short ones, takes longer than waking a thread."""
@@ -61,12 +63,19 @@ def truncation_of(
     return Truncation(length, fields.truncation_side == "right")
 
 
+def place_in(param: str, given: object) -> Place:
+    """The path of each input of the field `param`, whose value is `given`: with its position if that is a list of inputs."""
+    several = isinstance(given, list) and not (given and isinstance(given[0], int))
+    return lambda number: f"{param}.{number}" if several else param
+
+
 async def input_ids(
     state: ServerState,
     model: ServedModel,
     inputs: Sequence[Input],
     param: str,
     *,
+    place: Place | None = None,
     add_special_tokens: bool = True,
     truncation: Truncation | None = None,
     longest: int | None = None,
@@ -75,25 +84,26 @@ async def input_ids(
     """The token ids of each input, empty only if that is allowed. A list of ids has at most `longest` ids (default: one less
     than the context); texts that cannot fit are refused by the engine, or earlier by their number of characters.
 
-    Raises InvalidRequest naming `param`.
+    Raises InvalidRequest naming `param`, or the input at fault if `place` tells its path.
     """
     longest = model.max_model_len - 1 if longest is None else longest
 
-    def ids_of(one: Input) -> tuple[int, ...]:
+    def ids_of(number: int, one: Input) -> tuple[int, ...]:
+        where = param if place is None else place(number)
         if not isinstance(one, str):
             kept = one if truncation is None else truncation.cut(one)
-            _check_length(model, len(kept), param, longest)
-            check_token_ids(model, one, param)
+            _check_length(model, len(kept), where, longest)
+            check_token_ids(model, one, where)
         else:
-            kept = encode_text(model, one, add_special_tokens, param, bounded=truncation is None)
+            kept = encode_text(model, one, add_special_tokens, where, bounded=truncation is None)
             if truncation is not None:
                 kept = truncation.cut(kept, _around(model) if add_special_tokens else (0, 0))
         if not kept and not may_be_empty:
-            raise InvalidRequest(f"'{param}' is empty.", param=param, code="invalid_value")
+            raise InvalidRequest(f"'{where}' is empty.", param=where, code="invalid_value")
         return tuple(kept)
 
     def work() -> tuple[tuple[int, ...], ...]:
-        return tuple(map(ids_of, inputs))
+        return tuple(ids_of(number, one) for number, one in enumerate(inputs))
 
     texts = [one for one in inputs if isinstance(one, str)]
     few = len(texts) <= _INLINE_TEXTS and total_length(texts) <= INLINE_CHARACTERS

@@ -21,7 +21,7 @@ from engine.errors import ContextLengthExceeded, InvalidRequest
 from server.answer.carried_reasoning import decoded_reasoning
 from server.answer.responses_encoder import CalledTool
 from server.prepare.chat import PreparedChat
-from server.prepare.turns import Turn, folded_turns
+from server.prepare.turns import Turn, folded_turns, naming_arguments
 from server.prepare.unread_parts import placeholder
 from server.schemas.chat import (
     FUNCTION_NAME,
@@ -220,12 +220,14 @@ class ConvertedResponse:
         """What `prepare` makes of these turns. If the template refuses them, the same for templates that want users and
         assistants to take turns and the system to speak first."""
         try:
-            return await prepare(self._chat(turns))
+            with naming_arguments(turns):
+                return await prepare(self._chat(turns))
         except InvalidRequest as refusal:
             folded = folded_turns(turns) if refusal.code == _TEMPLATE_REFUSAL else None
             if folded is None:
                 raise
-            return await prepare(self._chat(folded))
+            with naming_arguments(folded):
+                return await prepare(self._chat(folded))
 
     def _check_room(self, tokens: int) -> None:
         """Raises ContextLengthExceeded if a prompt of so many tokens leaves no room for an answer."""
@@ -384,7 +386,9 @@ class _Reader:
         self._open[id_] = own
         function = FunctionCall.model_construct(name=own, arguments=arguments)
         call = ToolCall.model_construct(id=id_, type="function", function=function)
-        self._assistant().calls.append(call)
+        turn = self._assistant()
+        turn.calls.append(call)
+        turn.places.append(f"{place}.{'input' if kind == CUSTOM else 'arguments'}")
 
     def _texts(self, place: str, path: str, content: str | Sequence[InputPart]) -> list[str]:
         """The texts of a content. Raises InvalidRequest for a part that the model cannot read."""

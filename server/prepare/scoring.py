@@ -14,7 +14,7 @@ from engine.request import RequestContext
 from engine.text.embedding import EmbeddingRequest
 from server.prepare.chat_prompt import encode_text
 from server.prepare.embeddings import instructed
-from server.prepare.prompts import Truncation, fenced, input_ids, truncation_of
+from server.prepare.prompts import Place, Truncation, fenced, input_ids, truncation_of
 from server.schemas.scoring import MAX_TOTAL_CHARACTERS, ScoreFields
 from server.state import ServedModel, ServerState
 from server.templates.pairs import PairPrompt
@@ -25,11 +25,12 @@ Pair = tuple[str, str]
 @dataclass(frozen=True, slots=True)
 class Pairs:
     """Pairs to score: `first` has one text, which is paired with each of `second`, or as many as that. `names`: of the fields
-    that hold them."""
+    that hold them. `places`: the paths of the texts of both sides."""
 
     first: Sequence[str]
     second: Sequence[str]
     names: tuple[str, str]
+    places: tuple[Place, Place]
 
     def __len__(self) -> int:
         return len(self.second)
@@ -97,7 +98,15 @@ async def _vectors(
         if name == pairs.names[0] and fields.instruction is not None:
             texts = [instructed(model, fields.instruction, text) for text in texts]
         sides.append(
-            await input_ids(state, model, texts, name, truncation=truncation, longest=model.max_model_len)
+            await input_ids(
+                state,
+                model,
+                texts,
+                name,
+                place=pairs.places[name == pairs.names[1]],
+                truncation=truncation,
+                longest=model.max_model_len,
+            )
         )
     assert model.pooling.kind is not None  # or the model would not score
     request = EmbeddingRequest(context, (*sides[0], *sides[1]), model.pooling.kind, model.adapter)
@@ -127,8 +136,7 @@ def _ids(
     model: ServedModel, writes: PairPrompt, fields: ScoreFields, pairs: Pairs, index: int, truncation: Truncation | None
 ) -> tuple[int, ...]:  # fmt: skip
     """Token ids of one prompt; a truncated one loses the end of its document, and keeps what follows the document."""
-    name = pairs.names[1]
-    param = f"{name}.{index}" if len(pairs) > 1 else name
+    param = pairs.places[1](index)
     document = pairs.second[index]
     text = writes.text(pairs.first_of(index), document, fields.instruction)
     ids = encode_text(model, text, False, param, bounded=truncation is None)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from engine.errors import InvalidRequest
 from server.schemas.chat import ChatMessage, ContentPart, ToolCall
 
 TEXT = "text"
@@ -21,6 +23,8 @@ class Turn:
     calls: list[ToolCall] = field(default_factory=list)
     tool_call_id: str | None = None
     name: str | None = None
+    places: list[str] = field(default_factory=list)
+    """The paths of the calls' arguments in the body, where these are texts."""
 
     def message(self) -> ChatMessage:
         """In the chat's form: a single text as a text."""
@@ -32,6 +36,18 @@ class Turn:
         members: dict[str, Any] = {"role": self.role, "content": content}
         members |= {"tool_calls": self.calls or None, "tool_call_id": self.tool_call_id, "name": self.name}
         return ChatMessage.model_construct(**members)
+
+
+@contextlib.contextmanager
+def naming_arguments(turns: Sequence[Turn]) -> Iterator[None]:
+    """Name arguments of calls in refusals by their paths in the body, in place of those in the chat of these turns."""
+    try:
+        yield
+    except InvalidRequest as error:
+        match (error.param or "").split("."):
+            case ["messages", at, "tool_calls", number, "function", "arguments"]:
+                error.rename(turns[int(at)].places[int(number)])
+        raise
 
 
 def folded_turns(turns: Sequence[Turn]) -> list[Turn] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -32,6 +32,8 @@ from server.state import ServedModel, ServerState
 from server.stories.record import CURRENT, CallStory
 from server.system.gc_tuning import collector_pause
 
+ClientName = str | None | Callable[[int], str]
+"""The client's name of a field; one that depends on the number of the prompt at fault; None if it is no field of the client's."""
 READ = ["GET", "HEAD"]
 """Methods of a read-only route. FastAPI does not add HEAD to a GET, and load balancers probe with HEAD."""
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -126,7 +128,7 @@ def json_response(data: Any, status: int = 200) -> Response:
 
 @contextlib.asynccontextmanager
 async def generation_of(
-    model: ServedModel, asked: TextRequest, names: Mapping[str, str | None]
+    model: ServedModel, asked: TextRequest, names: Mapping[str, ClientName]
 ) -> AsyncIterator[Generation]:
     """The call, queued and in progress. The engine's refusals, before or during the computation, name the field at fault by the
     client's name: `names` maps the engine's names (prompt, grammar, max_tokens) to those."""
@@ -136,11 +138,13 @@ async def generation_of(
 
 
 @contextlib.contextmanager
-def named(names: Mapping[str, str | None]) -> Iterator[None]:
-    """Replace the engine's name of the field at fault in its refusals: `names` maps the engine's name to the client's."""
+def named(names: Mapping[str, ClientName]) -> Iterator[None]:
+    """Replace the engine's name of the field at fault in its refusals: `names` maps the engine's name to the client's, or to one
+    that depends on the number of the prompt at fault."""
     try:
         yield
     except InvalidRequest as error:
         if error.param is not None and error.param in names:
-            error.rename(names[error.param])
+            name = names[error.param]
+            error.rename(name(error.element or 0) if callable(name) else name)
         raise

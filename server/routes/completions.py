@@ -20,8 +20,8 @@ from server.http.event_stream import DONE, EventStream, while_connected
 from server.http.middleware import RESPONSE_ID
 from server.prepare.chat_prompt import decoded
 from server.prepare.completions import prepare_completion
-from server.prepare.prompts import added_ids, text_span
-from server.routes.common import generation_of, read, state_of
+from server.prepare.prompts import added_ids, place_in, text_span
+from server.routes.common import ClientName, generation_of, read, state_of
 from server.schemas.completions import CompletionRequest
 from server.state import ServedModel, ServerState
 
@@ -77,7 +77,11 @@ class _CompletionCall:
 
     def _start(self) -> AbstractAsyncContextManager[Generation]:
         """Queue the call."""
-        names = {"grammar": self._grammar_param, "max_tokens": self._body.output_limit_name}
+        names: dict[str, ClientName] = {
+            "grammar": self._grammar_param,
+            "max_tokens": self._body.output_limit_name,
+            "prompt": place_in("prompt", self._body.prompt),
+        }
         return generation_of(self._model, self._asked, names)
 
     async def collect(self) -> list[bytes]:

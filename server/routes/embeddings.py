@@ -20,7 +20,7 @@ from server.http.event_stream import while_connected
 from server.http.middleware import RESPONSE_ID
 from server.prepare.embeddings import prompted
 from server.prepare.engine_request import request_context
-from server.prepare.prompts import input_ids, truncation_of
+from server.prepare.prompts import input_ids, place_in, truncation_of
 from server.routes.common import json_response, named, read, state_of
 from server.schemas.embeddings import EmbeddingRequest
 from server.state import ServedModel, ServerState
@@ -62,6 +62,7 @@ async def prepare_embedding(state: ServerState, model: ServedModel, body: Embedd
         model,
         prompted(model, body),
         "input",
+        place=place_in("input", body.input),
         add_special_tokens=body.add_special_tokens is not False,
         truncation=truncation_of(body, model, 0),
         longest=model.max_model_len,
@@ -70,7 +71,8 @@ async def prepare_embedding(state: ServerState, model: ServedModel, body: Embedd
 
 
 async def _answer(model: ServedModel, name: str, body: EmbeddingRequest, asked: Asked) -> dict[str, Any]:
-    with named({"prompt": "input"}):
+    place = place_in("input", body.input)
+    with named({"prompt": place, "input": place}):
         vectors, usage = await model.engine.embed(asked)
     data = []
     since_pause = 0

@@ -36,6 +36,7 @@ from server.prepare.ollama import (
     template_variables_of,
     without_effect,
 )
+from server.prepare.prompts import place_in
 from server.routes.answering import AnsweredCall
 from server.routes.common import json_response, named, read, state_of, tell_ignored
 from server.routes.embeddings import prepare_embedding, shaped
@@ -205,7 +206,8 @@ async def _vectors(
     asked_for = embedding_of(body, model.info.hidden_size)
 
     async def work() -> tuple[list[msgspec.Raw], Usage, float]:
-        with named({"input": prompt, "prompt": prompt}):
+        place = place_in(prompt, texts)
+        with named({"input": place, "prompt": place}):
             asked = await prepare_embedding(state, model, asked_for)
             request.scope[RESPONSE_ID] = asked.context.request_id
             started = time.monotonic()

@@ -12,6 +12,7 @@ from engine.text.generation import Usage
 from server.http.event_stream import while_connected
 from server.http.middleware import RESPONSE_ID
 from server.prepare.engine_request import request_context
+from server.prepare.prompts import Place, place_in
 from server.prepare.scoring import Pairs, PreparedScores, prepare_scores
 from server.routes.common import json_response, named, read, state_of
 from server.schemas.scoring import RerankRequest, ScoreFields, ScoreRequest
@@ -27,7 +28,7 @@ async def rerank(request: Request) -> Response:
     """The documents, the most relevant ones first."""
     body = await read(request, RerankRequest)
     body.check()
-    pairs = Pairs([body.query], body.texts, ("query", "documents"))
+    pairs = Pairs([body.query], body.texts, ("query", "documents"), _places(body, "query", "documents"))
     name, prepared, scores, usage = await _scored(request, "rerank-", body, pairs)
     order = sorted(range(len(scores)), key=lambda index: -scores[index])
     results = []
@@ -54,7 +55,7 @@ async def score(request: Request) -> Response:
     body = await read(request, ScoreRequest)
     body.check()
     first, second = body.sides
-    pairs = Pairs(first, second, body.names)
+    pairs = Pairs(first, second, body.names, _places(body, *body.names))
     name, prepared, scores, usage = await _scored(request, "score-", body, pairs)
     return json_response(
         {
@@ -66,6 +67,11 @@ async def score(request: Request) -> Response:
             "usage": _usage_object(usage),
         }
     )
+
+
+def _places(body: ScoreFields, first: str, second: str) -> tuple[Place, Place]:
+    """The paths of the texts of these two fields."""
+    return place_in(first, getattr(body, first)), place_in(second, getattr(body, second))
 
 
 async def _scored(
@@ -83,7 +89,14 @@ async def _scored(
 
 
 async def _computed(model: ServedModel, prepared: PreparedScores, pairs: Pairs) -> tuple[list[float], Usage]:
-    with named({"prompt": pairs.names[1], "input": pairs.names[1]}):
+
+    def place(number: int) -> str:
+        """The path of what a prompt was made of: of a vector's text, or of a pair's second text."""
+        if number < prepared.num_first:
+            return pairs.places[0](number)
+        return pairs.places[1](number - prepared.num_first)
+
+    with named({"prompt": place, "input": place}):
         vectors, usage = await model.engine.embed(prepared.request)
     return prepared.scores(vectors), usage
 

@@ -221,3 +221,13 @@ async def test_minus_one_is_no_seed(tmp_path: Path) -> None:
         first, second = [await ask(house, temperature=1.0, seed=-1) for _ in range(2)]
         assert min(first["seed"], second["seed"]) >= 0
         assert first["seed"] != second["seed"] and texts(first) != texts(second)
+
+
+async def test_a_prompt_that_does_not_fit_is_named_by_its_position(tmp_path: Path) -> None:
+    async with serving(tmp_path) as house:
+        long = OTHER * (house.core.max_model_len // len(OTHER) + 9)  # type: ignore[attr-defined]
+        for given, place in ((["a", long], ".1"), ([long], ".0"), (long, "")):
+            error = error_of(await house.complete(prompt=given))
+            assert (error["code"], error["param"]) == ("context_length_exceeded", f"prompt{place}")
+            error = error_of(await house.post("/v1/embeddings", {"input": given}))
+            assert (error["code"], error["param"]) == ("context_length_exceeded", f"input{place}")

@@ -329,6 +329,7 @@ class Scheduler:
         if self.policies.drafter is not None and not batch.num_prompt_tokens:
             lengths, drafts = self.policies.lengths, output.drafts
             drafting = 0.0 if drafts is None else drafts.seconds
+            self.waiting.estimate.gained(len(output.token_ids) / len(batch))
             lengths.observe(len(batch), int(batch.num_draft_tokens.sum()), max(0.0, seconds - drafting))
             if drafts is not None and batch.drafts_wanted is not None:
                 lengths.observe_drafting(int(np.count_nonzero(batch.drafts_wanted)), drafts.rounds, drafting)

@@ -5,6 +5,7 @@ They come, are admitted, give way, end and start over after a failure; `schedule
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator
 
@@ -46,7 +47,8 @@ class Sequences:
         self.prompt_tokens = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
-        waiting.open(num_slots, shares_prompts=kv.layout.num_blocks > 0)
+        paged = kv.layout.num_blocks > 0
+        waiting.open(num_slots, paged, kv.layout.capacity_tokens if paged else math.inf)
         self._free_slots = deque(range(num_slots))
         self._num_spared = 0
         """Prompt tokens found in the cache by sequences that were started since the last step."""

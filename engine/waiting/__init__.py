@@ -3,6 +3,7 @@
 queue.py          WaitingQueue: the sequences that wait, their order, their number
 order.py          queue policies: fcfs and priority; fair.py: the tenant served least comes first
 not_started.py    since when and until when each sequence waits
-wait_estimate.py  the time until a new request starts; forecast.py: before anything was measured
+wait_estimate.py  the time until a new request starts; forecast.py: before anything was measured; answers.py: how long outputs are
+reasons.py        what each sequence waited for, step by step
 admission.py      which requests can be served at all, or soon enough
 """

@@ -9,6 +9,10 @@ from engine.request import Request
 from engine.waiting.queue import WaitingQueue
 from executors.contract import ModelInfo, SamplingParams
 
+_CAUTION = 1.1
+"""Factor by which a wait may turn out longer than estimated. A request that is refused at once can go elsewhere; one that is
+dropped at the end of its patience has lost that time."""
+
 
 def check_min_tokens(min_tokens: int, max_tokens: int) -> None:
     """Raises InvalidRequest where more tokens are asked for than can come."""
@@ -73,7 +77,7 @@ class Admission:
                 f"this request cannot be started before its deadline: the queue is about {wait:.1f} s long"
             )
             raise DeadlinePassed(message, waiting.retry_after(request))
-        if wait > self.max_queue_wait:
+        if wait * _CAUTION > self.max_queue_wait:
             message = f"the queue is about {wait:.0f} s long, more than the {self.max_queue_wait:g} s allowed"
             raise Overloaded(message, waiting.retry_after(request))
         too_many = queued >= self.max_queued_seqs

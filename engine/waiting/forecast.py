@@ -17,8 +17,6 @@ from engine.policies.budget import FIRST_CHUNK, chunk_tokens
 from engine.request import Request
 from executors.contract import Pace
 
-_USUAL_ANSWER = 128
-"""Tokens. Most answers are longer: a guess that is too long would refuse requests that could be served."""
 _PIECES = 16
 """Pieces in which a queue is looked at, as its prompts turn into streams one after the other."""
 _RECENT = 8
@@ -35,13 +33,6 @@ _PRIOR = 0.2
 def streams(request: Request) -> bool:
     """Return whether decode steps follow its prompt."""
     return request.pooling is None and request.max_tokens > 1
-
-
-def answer_tokens(request: Request) -> int:
-    """A guess of how many tokens its output has: not more than asked for, and seldom less."""
-    if request.pooling is not None:
-        return 0
-    return max(request.sampling.min_tokens, min(request.max_tokens, _USUAL_ANSWER))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +70,8 @@ class Forecast:
         self._num_slots = num_slots
         self._target_itl = target_itl
         self._taken = self._expected = _PRIOR
+        self._decodes_taken = self._decodes_expected = 0.0
+        """The same of steps with decodes alone."""
         self._first: float = _FIRST_STEPS * FIRST_CHUNK
         """Prompt tokens that will be computed beside streams before decodes are measured alone."""
 
@@ -90,6 +83,9 @@ class Forecast:
         expected = prompt_tokens * self._pace.prompt_token + self._pace.decode_step(decodes)
         self._taken = self._taken * kept + seconds
         self._expected = self._expected * kept + expected
+        if decodes and not prompt_tokens:
+            self._decodes_taken = self._decodes_taken * kept + seconds
+            self._decodes_expected = self._decodes_expected * kept + expected
 
     @property
     def _scale(self) -> float:
@@ -122,9 +118,16 @@ class Forecast:
             prompts.compute(tokens / pieces, running + round(left * piece / pieces))
         return prompts.seconds
 
-    def answer(self, tokens: float) -> float:
-        """Of an output of so many tokens, as long as as many others as possible stream beside it."""
-        return self._scale * tokens * self._pace.decode_step(self._num_slots)
+    def decode_step(self, num_seqs: int) -> float:
+        """Return the seconds of a step with one token of each of so many sequences. Before such steps were measured alone they
+        are taken to be as much slower than the pace as all steps are."""
+        taken = self._decodes_taken + _PRIOR * self._scale
+        scale = taken / (self._decodes_expected + _PRIOR)
+        return scale * self._pace.decode_step(min(num_seqs, self._num_slots))
+
+    def prompt(self, tokens: float) -> float:
+        """Return the seconds of so many prompt tokens beside whatever else steps compute."""
+        return self._scale * tokens * self._pace.prompt_token
 
     def each(self, running: int, first: bool = False) -> float:
         """Seconds per prompt token beside so many streams, by the pace as it is. `first`: decodes were not measured yet."""

@@ -10,6 +10,7 @@ from functools import partial
 from engine.request import Request
 from engine.sequence import Sequence
 from engine.story import WaitReason
+from engine.waiting.answers import Asked
 from engine.waiting.forecast import Forecast, SharedPrefixes, streams
 from engine.waiting.not_started import NotStarted
 from engine.waiting.order import Fcfs, QueuePolicy
@@ -56,11 +57,11 @@ class WaitingQueue:
         self._prefixes = SharedPrefixes(0)
         self._shares_prompts = False
 
-    def open(self, num_slots: int, shares_prompts: bool = False) -> None:
-        """`num_slots` sequences can run at once, if the pool has room for them. `shares_prompts`: choices of one prompt share
-        its KV."""
+    def open(self, num_slots: int, shares_prompts: bool = False, kv_tokens: float = math.inf) -> None:
+        """`num_slots` sequences can run at once, if the pool has room for them: it has `kv_tokens` tokens. `shares_prompts`:
+        choices of one prompt share its KV."""
         self._shares_prompts = shares_prompts
-        self.estimate.open(num_slots)
+        self.estimate.open(num_slots, kv_tokens)
 
     def expect(self, forecast: Forecast, prefix_block_size: int = 0) -> None:
         """Use `forecast` for times that were not measured yet. Prompts share blocks of `prefix_block_size` tokens; 0: none."""
@@ -140,6 +141,7 @@ class WaitingQueue:
         group.tokens += tokens
         group.fresh += change * self._fresh[seq]
         group.joining += change * streams(seq.request)
+        group.asked.add(seq.request, change)
         if not group.count:
             del self._groups[key]
 
@@ -192,6 +194,7 @@ def _sum(groups: Iterable[Waiting]) -> Waiting:
         total.tokens += one.tokens
         total.fresh += one.fresh
         total.joining += one.joining
+        total.asked = total.asked.plus(one.asked)
     return total
 
 
@@ -199,4 +202,5 @@ def _first(group: Waiting, most: int, most_tokens: int) -> Waiting:
     """Return the first sequences of a group, up to a number of sequences and tokens; all are assumed to be alike."""
     count, tokens = min(group.count, most), min(group.tokens, most_tokens)
     share = tokens / group.tokens if group.tokens else 0.0
-    return Waiting(count, tokens, group.fresh * share, min(group.joining, count))
+    asked = group.asked.part(count / group.count) if group.count else Asked()
+    return Waiting(count, tokens, group.fresh * share, min(group.joining, count), asked)

@@ -5,18 +5,22 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Protocol
 
 from engine.request import Request
 from engine.sequence import Sequence
-from engine.waiting.forecast import Forecast, Work, answer_tokens, streams
+from engine.waiting.answers import AnswerLengths, Asked, Guess
+from engine.waiting.forecast import Forecast, Work, streams
 
 _MEMORY = 10.0
 """Seconds of computing prompts after which a measurement of their pace counts 1/e."""
 _ENOUGH = 1.0
 """Seconds of computing prompts before their pace says anything: the first steps of a cold executor are many times as slow."""
+_HELD = 0.8
+"""Share of outputs that is in the KV pool while sequences give way to each other: between half and all of them."""
+_GAIN_SMOOTHING = 0.1
 _KEPT = math.exp(-1 / 32)
 """Weight that the durations of earlier sequences keep each time another sequence ends."""
 
@@ -24,12 +28,13 @@ _KEPT = math.exp(-1 / 32)
 @dataclass(slots=True)
 class Waiting:
     """`count` sequences with `tokens` tokens of prompts, `fresh` of them not shared with earlier prompts; decode steps follow the
-    prompts of `joining` sequences."""
+    prompts of `joining` sequences, whose outputs `asked` tells."""
 
     count: int = 0
     tokens: int = 0
     fresh: float = 0
     joining: int = 0
+    asked: Asked = field(default_factory=Asked)
 
 
 class StepSize(Protocol):
@@ -48,10 +53,12 @@ class WaitEstimate:
     """Estimates waiting times. Written by `WaitingQueue` and by the scheduler, which tells it of steps.
 
     The wait is the longer of two times: until the prompts ahead are computed, and until as many sequences have ended as slots or
-    blocks are missing. The pace of prompts is measured in tokens as submitted, cached or not. Sequences are taken to end in the
-    order in which they started, each as long after its start as others took; time without an executor is left out.
+    blocks are missing. The pace of prompts is measured in tokens as submitted, cached or not; before anything was measured it
+    comes from `forecast`, whose place measurements take little by little.
 
-    Before anything was measured, both times come from `forecast`, if there is one; measurements take its place little by little.
+    Where there is a forecast, sequences end when the tokens that are left to them are computed, which `AnswerLengths` guesses, at
+    the pace of decode steps: known before the first request, and corrected by each step. Without one they are taken to end
+    in the order in which they started, each as long after its start as others took; time without an executor is left out.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -67,7 +74,11 @@ class WaitEstimate:
         """When each sequence that has not ended was admitted first, by `_worked`; the oldest first."""
         self._took = 0.0
         self._ended = 0.0
+        self._lengths = AnswerLengths()
+        self._gain = 1.0
+        """Tokens that a decode step gives each sequence: more than one with drafts."""
         self._num_slots = self._capacity = 1
+        self._kv_tokens = math.inf
         self._moved = clock()
         """When the last step was done, or a sequence was started while none ran."""
         self._stopped: float | None = None
@@ -77,9 +88,10 @@ class WaitEstimate:
 
     # -- what happens --------------------------------------------------------------------------------------------------
 
-    def open(self, num_slots: int) -> None:
-        """`num_slots` sequences can run at once."""
+    def open(self, num_slots: int, kv_tokens: float = math.inf) -> None:
+        """`num_slots` sequences can run at once, and have `kv_tokens` tokens together."""
         self._num_slots = self._capacity = num_slots
+        self._kv_tokens = kv_tokens
 
     def start(self, seq: Sequence) -> None:
         """Record that a sequence was admitted for the first time."""
@@ -92,6 +104,11 @@ class WaitEstimate:
         started = self._started.pop(seq)
         self._took = self._took * _KEPT + max(0.0, self._worked() - started)
         self._ended = self._ended * _KEPT + 1
+        self._lengths.learn(seq)
+
+    def gained(self, tokens: float) -> None:
+        """A step without prompts gave each of its sequences so many tokens."""
+        self._gain += _GAIN_SMOOTHING * (tokens - self._gain)
 
     def emptied(self) -> None:
         """Record that no sequence waits to be started, so the KV demand of the next ones is unknown."""
@@ -141,12 +158,18 @@ class WaitEstimate:
         by_tokens = self._until_computed(ahead, goes_first)
         if not ahead.count:
             return by_tokens
-        return max(by_tokens, self._until_ended(ahead.count + 1 - (self._capacity - len(self._started))))
+        if self.forecast is None:
+            return max(by_tokens, self._until_ended(ahead.count + 1 - (self._capacity - len(self._started))))
+        return max(by_tokens, self._until_computed_to_the_end(self.forecast, ahead))
+
+    @property
+    def _measured(self) -> bool:
+        """Whether the pace of prompts was measured for long enough."""
+        return self._prompt_seconds >= _ENOUGH and self._prompt_tokens > 0
 
     def _until_computed(self, ahead: Waiting, goes_first: Callable[[Request], bool]) -> float:
         """Seconds until the prompts ahead are computed."""
-        measured = 0.0
-        enough = self._prompt_seconds >= _ENOUGH and self._prompt_tokens > 0
+        measured, enough = 0.0, self._measured
         if enough and ahead.count:
             measured = ahead.tokens * self._prompt_seconds / self._prompt_tokens
         if self.forecast is None or not (ahead.count or self._started):
@@ -177,18 +200,41 @@ class WaitEstimate:
         )
 
     def _until_ended(self, count: int) -> float:
-        """Seconds until `count` sequences have ended, those that will be admitted meanwhile included."""
-        if count <= 0:
+        """Seconds until `count` sequences have ended, those that will be admitted meanwhile included, by how long others took."""
+        if not self._ended:
             return 0.0
-        if self._ended:
-            each = self._took / self._ended
-        elif self.forecast is not None and self._started:
-            each = self.forecast.answer(
-                sum(answer_tokens(seq.request) for seq in self._started) / len(self._started)
-            )
-        else:
-            return 0.0
+        each = self._took / self._ended
         rounds, number = divmod(count - 1, self._capacity)
         started = next(islice(self._started.values(), number, None), None)
         left = each if started is None else min(each, max(0.0, started + each - self._worked()))
         return rounds * each + left
+
+    def _until_computed_to_the_end(self, forecast: Forecast, ahead: Waiting) -> float:
+        """Seconds until there is a slot, by the tokens that are left to those that have one. Those that wait get the slots in
+        turn, each for the same time: that of its tokens, and of the prompts of all others, which every stream waits for."""
+        guess = self._lengths.guess(self._started)
+        slots = min(self._capacity, self._fitting(guess, ahead))
+        count = ahead.count + 1 - (slots - len(self._started))
+        if count <= 0:
+            return 0.0
+        token = forecast.decode_step(slots) / self._gain
+        prompts = forecast.prompt(ahead.fresh / ahead.count)
+        if self._measured:  # the cache may hold more of them than can be told beforehand
+            prompts = min(prompts, ahead.tokens / ahead.count * self._prompt_seconds / self._prompt_tokens)
+        each = guess.total(ahead.asked) / ahead.count * token + slots * prompts
+        rest = forecast.prompt(sum(max(0, seq.num_uncomputed_tokens - 1) for seq in self._started))
+        left = [guess.left(seq) * token + rest for seq in self._started]
+        left += [each + rest] * (slots - len(left))
+        rounds, number = divmod(count - 1, slots)
+        return sorted(left)[number] + rounds * each
+
+    def _fitting(self, guess: Guess, ahead: Waiting) -> int:
+        """How many sequences the KV pool has room for: those that run and those that wait are alike, and not all of them are at
+        the end of their output at once."""
+        if self._kv_tokens == math.inf:
+            return self._num_slots
+        tokens = ahead.fresh + _HELD * guess.total(ahead.asked)
+        for seq in self._started:
+            tokens += seq.num_known_tokens - seq.num_cached_tokens + _HELD * guess.left(seq)
+        each = tokens / (ahead.count + len(self._started))
+        return max(1, min(self._num_slots, int(self._kv_tokens / max(1.0, each))))

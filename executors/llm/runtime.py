@@ -33,7 +33,7 @@ from executors.llm.memory.status import memory_status
 from executors.llm.model.api import LoadedModel
 from executors.llm.spec.companion import DraftCompanion
 from executors.llm.step.direct import DirectRunner
-from executors.llm.step.pace import measure_pace
+from executors.llm.step.pace import MOST_TOKENS, MOST_TOKENS_ON_DEVICE, measure_pace
 from executors.llm.step.runner import ModelRunner
 from executors.llm.step.unified import UnifiedRunner
 
@@ -134,12 +134,11 @@ class ExecutorRuntime:
     def measure(self, config: ExecutorConfig, clock: Callable[[], float] = time.perf_counter) -> None:
         """Measure how fast steps are, by `clock` in seconds.
 
-        `pace` stays None if memory does not allow these steps, and on devices that compute steps asynchronously: those
-        capture graphs for frequent steps, and measured steps would count as frequent.
+        `pace` stays None if memory does not allow these steps. A device's steps are timed to their results, one by one; those
+        of shapes without a graph take up to twice as long as they will, which the first steps correct.
         """
-        if self.unified.max_in_flight > 1:
-            return
         layout = self.plan.layout
+        on_device = self.unified.max_in_flight > 1
         try:
             self.pace = measure_pace(
                 self.run_alone,
@@ -150,11 +149,13 @@ class ExecutorRuntime:
                 layout.num_blocks,
                 self.info.generates,
                 clock,
+                MOST_TOKENS_ON_DEVICE if on_device else MOST_TOKENS,
             )
-            if self.companion is not None:
+            if self.pace is not None and self.companion is not None:
                 self.pace = replace(self.pace, draft_steps=self._draft_pace(self.companion, config))
         except OutOfMemory:
             self.pace = None
+        self.unified.forget_trials()
         self.runner.forwards = 0
 
     def _draft_pace(self, companion: DraftCompanion, config: ExecutorConfig) -> tuple[tuple[int, float], ...]:

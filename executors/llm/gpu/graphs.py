@@ -297,6 +297,10 @@ class StepGraphs:
         shape = next(there, None)
         return None if shape is None else (shape, self._graphs[shape])
 
+    def forget_misses(self) -> None:
+        """Count no step so far as one that missed its graph."""
+        self._misses.clear()
+
     def settled(self, facts: StepFacts) -> bool:
         """Return whether a step has the best graph that it can have, so that `find` will return the same from now on."""
         return self._wanted(facts) in self._graphs

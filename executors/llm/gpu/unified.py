@@ -233,6 +233,11 @@ class DeviceUnifiedRunner(UnifiedRunner):
             return super().trial()
         return self.adapters.blanks(self.program.adapters.blank)
 
+    def forget_trials(self) -> None:
+        """See `UnifiedRunner`. Their shapes are not frequent."""
+        if self.graphs is not None:
+            self.graphs.forget_misses()
+
     def _begin(self, start: SequenceStart) -> None:
         slot, asked = start.slot, start.sampling
         self.shaped.drop(slot)

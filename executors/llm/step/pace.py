@@ -23,9 +23,11 @@ _STEP_S = 0.1
 _MOST_S = 0.2
 """Time after which no further step begins, in seconds."""
 _FIRST_TOKENS = 16
-_MOST_TOKENS = 256
-"""Longest prompt in tokens. Longer prompts are hardly faster per token, and their KV would make more memory of an idle
-executor resident."""
+MOST_TOKENS = 256
+"""Longest prompt in tokens. On a CPU longer prompts are hardly faster per token, and their KV would make more memory of an
+idle executor resident."""
+MOST_TOKENS_ON_DEVICE = 2048
+"""The same for a device, which computes hundreds of tokens in hardly more time than a few. Its KV is allocated anyway."""
 _PAST = 32
 """Context length of the decode step, in tokens."""
 _LEAST_SHARE = 0.25
@@ -64,9 +66,10 @@ def measure_pace(
     num_blocks: int,
     generates: bool = True,
     clock: Callable[[], float] = time.perf_counter,
+    most_tokens: int = MOST_TOKENS,
 ) -> Pace:
-    """Time steps that `run` computes. A step has at most `max_tokens` tokens, a sequence at most `max_model_len`. If
-    `generates` is False, the model has no head and its prompts are pooled.
+    """Time steps that `run` computes. A step has at most `max_tokens` tokens, a sequence at most `max_model_len`, a prompt that
+    is timed at most `most_tokens`. If `generates` is False, the model has no head and its prompts are pooled.
 
     One step is computed untimed and two are always timed; no further step begins 0.2 s after the first. Raises what `run`
     raises.
@@ -77,15 +80,18 @@ def measure_pace(
     def step(count: int, tokens: int) -> object:
         return run(_step(past if tokens == 1 else 0, count, tokens, block_size, num_blocks, generates))
 
-    most = min(max_tokens, room, _MOST_TOKENS)
+    most = min(max_tokens, room, most_tokens)
     tokens = min(_FIRST_TOKENS, most)
     step(1, tokens)  # the first one takes several times as long: not a word on the pace
     watch = _Stopwatch(step, clock)
     first, alone = watch.take(1, tokens), watch.take(1, 1)
-    longer = min(most, int(tokens * _STEP_S / first))
-    if longer > tokens:
+    # Where a step costs much whatever is in it, the longer one takes far less than its tokens suggest: once more, then.
+    for _ in range(2):
+        longer = min(most, int(tokens * _STEP_S / first))
+        if longer <= tokens or first > _STEP_S / 2:
+            break
         tokens = longer
-        watch.take(1, tokens)
+        first = watch.take(1, tokens)
     for count in (max_num_seqs, 8):
         if 1 < count <= min(max_num_seqs, max_tokens) and watch.time_is_left:
             watch.take(count, 1)

@@ -143,6 +143,9 @@ class UnifiedRunner:
         """Return a context for steps that are tried out before the executor serves."""
         return contextlib.nullcontext()
 
+    def forget_trials(self) -> None:
+        """Forget what was learned from steps that were tried out: they say nothing of those that will come."""
+
     def release(self, seq_id: int) -> None:
         """Forget a sequence."""
         slot = self.slots.release(seq_id)

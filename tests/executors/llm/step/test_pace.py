@@ -11,7 +11,8 @@ from executors.contract.batch import UnifiedBatch
 from executors.contract.status import Pace
 from executors.llm.executor import LlmExecutor
 from executors.llm.runtime import ExecutorRuntime
-from executors.llm.step.pace import measure_pace
+from executors.llm.step.pace import MOST_TOKENS_ON_DEVICE, measure_pace
+from executors.llm.step.unified import UnifiedRunner
 from tests.executors.llm.driver import Driver, config, start
 
 
@@ -131,3 +132,29 @@ async def test_want_of_memory_for_it_is_no_reason_not_to_start(qwen3, monkeypatc
     monkeypatch.setattr(ExecutorRuntime, "run_alone", none)
     executor = await start(qwen3)
     assert executor.pace() is None
+
+
+def test_a_device_whose_steps_cost_much_whatever_is_in_them_is_timed_with_a_long_prompt() -> None:
+    """4 ms to launch a step, and 20 us a token: 256 tokens would tell four fifths of launching."""
+    machine = Machine(base=0.004, row=0.00001, token=2e-5)
+    pace = measure_pace(
+        machine.run, 64, 2048, 8192, 16, 1000, clock=lambda: machine.now, most_tokens=MOST_TOKENS_ON_DEVICE
+    )
+    assert max(tokens for _, tokens in machine.steps) == 2048
+    assert pace.prompt_token == pytest.approx(2e-5, rel=0.05)
+    assert pace.decode_step(64) == pytest.approx(0.00464, rel=0.01)
+    assert machine.now < 0.35
+
+
+async def test_steps_that_were_tried_out_are_no_reason_for_graphs(qwen3, monkeypatch) -> None:
+    """Whatever a device counts while its pace is measured is forgotten, and the pace is reported."""
+    forgotten: list[int] = []
+    monkeypatch.setattr(UnifiedRunner, "max_in_flight", 2)
+    monkeypatch.setattr(UnifiedRunner, "forget_trials", lambda self: forgotten.append(1))
+    monkeypatch.setattr(
+        "executors.llm.runtime.measure_pace",
+        lambda *args: measured.append(args[-1]) or Pace(0.1, ((1, 0.1),)),
+    )
+    measured: list[int] = []
+    executor = await start(qwen3)
+    assert executor.pace() == Pace(0.1, ((1, 0.1),)) and forgotten and measured == [MOST_TOKENS_ON_DEVICE]

@@ -39,6 +39,8 @@ NAME = re.compile(r"[\w.:/-]+")
 
 _BLANKS = " \t\r\n"
 _IN_STRING = re.compile(r'["\\]')
+_IN_NAME = re.compile(r'["\\\x00-\x1f]')
+"""Signs in a string, with those that no string may contain."""
 _STRUCTURE = re.compile(r'["{}\[\]]')
 _SCALAR_END = re.compile(r"[\s,\]}]")
 _ESCAPES = {'"': '"', "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
@@ -142,7 +144,7 @@ class ToolParser(ABC):
 
     def _may_be_call(self, text: str) -> bool:
         """Whether text that was held back, and breaks off, is so much like a call that it is not shown."""
-        return True
+        return bool(text.strip())
 
     def _new_id(self) -> str:
         return f"call_{secrets.token_hex(12)}"
@@ -424,7 +426,7 @@ class ToolParser(ABC):
         """The string whose opening quote has been read. None if it is not valid."""
         pieces = ['"']
         while True:
-            found = _IN_STRING.search(self._text, self._at)
+            found = _IN_NAME.search(self._text, self._at)
             end = found.end() if found else len(self._text)
             pieces.append(self._text[self._at : end])
             self._at = end
@@ -436,8 +438,10 @@ class ToolParser(ABC):
                     return msgspec.json.decode("".join(pieces), type=str)
                 except (msgspec.DecodeError, UnicodeEncodeError):
                     return None
-            else:
+            elif found[0] == "\\":
                 pieces.append((yield from self._char()))
+            else:
+                return None
 
     def _balanced(self, sink: Sink) -> Wait[bool]:
         """Hand on everything up to the bracket that closes the one at the cursor. False if the text ends before it."""

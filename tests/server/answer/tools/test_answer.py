@@ -44,11 +44,13 @@ WORDS = [
 ]
 
 
-def answer(reading: Reading, pieces: Sequence[str]) -> dict[str, Any]:
+def answer(
+    reading: Reading, pieces: Sequence[str], reason: str = "stop", stop: str | None = None
+) -> dict[str, Any]:
     made = Choice(0, reading)
     for piece in pieces:
         made.take(TextDelta(0, piece, tuple(piece.encode())))
-    made.take(TextDelta(0, "", (), finish_reason="stop"))
+    made.take(TextDelta(0, "", (), finish_reason=reason, stop_reason=stop))
     message = message_of(made, ("reasoning",))
     for call in message.get("tool_calls", ()):
         del call["id"]
@@ -73,6 +75,13 @@ def test_pieces_do_not_matter(kind: str, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     assert answer(reading, pieces) == answer(reading, list(text)) == whole
+    for end in (("length", None), ("stop", data.draw(st.sampled_from(["\n", "call>", "{", "k>", '"f"'])))):
+        cut = answer(reading, [text], *end)
+        assert answer(reading, pieces, *end) == answer(reading, list(text), *end) == cut
+        for name in ("content", "reasoning"):
+            assert (whole.get(name) or "").startswith(cut.get(name) or ""), (
+                "nothing is shown that is not in the text"
+            )
     made = len(whole.get("tool_calls", ()))
     assert made <= 1 or several
     assert (whole["finish_reason"] == "tool_calls") == (made > 0 and mode != "named")

@@ -81,6 +81,8 @@ def test_ordinary_text_is_shown_to_its_end(kind: str, text: str) -> None:
     [
         ("hermes", "<tool_call> is a tag of"),
         ("hermes", '<tool_call>{"name": 5'),
+        ("hermes", '<tool_call>{"so\nI'),
+        ("openai", " \n"),
         ("llama3_json", '{"users": [{"name": "get_w'),
         ("llama3_json", '{"name": "get_weather", "age'),
         ("llama3_json", '{"name": "Ad'),

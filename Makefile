@@ -135,13 +135,17 @@ check: $(DEV) $(TRITON)  ## format, lint, types, imports, promises
 	$(BIN)/python -m tools.api_docs check
 	$(BIN)/python -m tools.settings_docs check
 	$(BIN)/python -m tools.migrate_docs check
+	$(BIN)/python -m tools.foreign_docs check
+	$(BIN)/python -m tools.missing_docs check
 	$(BIN)/python -m tools.metrics_docs check
 	$(BIN)/python -m tools.parity check
 
-api-docs: $(DEV)  ## rewrite docs/api.md, docs/openapi.json, docs/settings.md and the tables of docs/migrate.md and docs/metrics.md
+api-docs: $(DEV)  ## rewrite docs/api.md, docs/openapi.json, docs/settings.md, docs/foreign-flags.md and the tables of docs/migrate.md, docs/not-supported.md and docs/metrics.md
 	$(BIN)/python -m tools.api_docs write
 	$(BIN)/python -m tools.settings_docs write
 	$(BIN)/python -m tools.migrate_docs write
+	$(BIN)/python -m tools.foreign_docs write
+	$(BIN)/python -m tools.missing_docs write
 	$(BIN)/python -m tools.metrics_docs write
 
 fuzz: $(DEV)  ## send what the API's description allows, and what it does not, for five minutes or so

@@ -100,6 +100,8 @@ class Facts:
     notes: Mapping[str, str] = field(default_factory=dict)
     scores: str = ""
     admin_key: str | None = field(default=None, repr=False)
+    template_lack: str | None = None
+    """`ServedModel.template_lack`."""
 
     @property
     def _serves(self) -> str:
@@ -111,6 +113,12 @@ class Facts:
                 else "scores only: the checkpoint has no lm_head"
             )
         return "" if self.info.generates else "embeddings only: the checkpoint has no lm_head"
+
+    @property
+    def _chat(self) -> str | None:
+        """Why chats are refused, of a model that generates text."""
+        generates = self.info.generates and self.scores not in ("reranker", "embedding")
+        return self.template_lack if generates else None
 
     @property
     def _head(self) -> str:
@@ -138,6 +146,8 @@ class Facts:
         }
         told = {name: value for name, value in fields.items() if value is not None}
         log.info(self._head, **told, **self.notes)
+        if self._chat:
+            log.warning(self._chat)
 
     def text(self) -> str:
         """Lines for a terminal, the last of which is a curl command."""
@@ -161,6 +171,7 @@ class Facts:
             f"  KV cache  {capacity}",
             *memory,
             *([f"  serves    {self._serves}"] if self._serves else []),
+            *([f"  chat      {self._chat}"] if self._chat else []),
             "Try it:",
             f"  {shlex.join(self._curl())}",
         ]
@@ -174,6 +185,8 @@ class Facts:
             body = {"query": "What is the capital of Peru?", "documents": ["Lima", "Llamas are mammals."]}
         elif not self.info.generates or self.scores == "embedding":
             path, body = "embeddings", {"input": "What is the capital of Peru?"}
+        elif self.template_lack:
+            path, body = "completions", {"prompt": "The capital of Peru is"}
         curl = ["curl", f"{self.url}/v1/{path}", "-H", "Content-Type: application/json"]
         if self.needs_key:
             curl += ["-H", "Authorization: Bearer YOUR_KEY"]

@@ -88,7 +88,7 @@ def run_server(
     log_output.take_over(settings.log_format)
     logs.configure(settings.log_level, settings.log_format)
     for note in notes:
-        log.info(note)
+        log.warning(note)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve())
@@ -394,6 +394,7 @@ class Bootstrap:
             max_model_len=model.max_model_len,
             needs_key=self.settings.needs_key,
             admin_key=self.keys.minted,
+            template_lack=model.template_lack,
             notes=self._notes_on_default(model.defaults) if self.is_default else {},
         )
         # A log file is read by others than who starts the server: there the key is not written.

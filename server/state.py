@@ -220,6 +220,20 @@ class ServedModel:
     adapter: str | None = None
     """Digest of the LoRA adapter that is part of this model."""
 
+    @property
+    def template_lack(self) -> str | None:
+        """Why chats are refused for want of a chat template, with the cure; None if there is one."""
+        if self.template is not None:
+            return self.template.lack
+        if self.preset.template:
+            return (
+                "This model has no chat template in Jinja: its template in Ollama's store is in Go's language, which is not "
+                "supported. Use /v1/completions, or start the server with --chat-template."
+            )
+        return (
+            "This model has no chat template: use /v1/completions, or start the server with --chat-template."
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:

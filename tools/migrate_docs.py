@@ -1,20 +1,27 @@
-"""The tables of docs/migrate.md: of flags from `server/settings/foreign_flags.py`, of endpoints from
-`server/http/foreign_paths.py`. `python -m tools.migrate_docs write|check`
+"""The tables of docs/migrate.md: of flags and variables from `server/settings/foreign/`, of endpoints from
+`server/http/foreign_paths.py`. `python -m tools.migrate_docs write|check`. Other tables of flags: `tools/foreign_docs.py`.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from server.http.foreign_paths import FOREIGN
 from server.openapi.operations import OPERATIONS
-from server.settings.foreign_flags import ALWAYS_ON, HABIT, LLAMA_CPP, NOT_YET, SGLANG, VLLM
+from server.settings.foreign import llama_cpp, vllm
+from server.settings.foreign.keys import API_KEYS
+from server.settings.foreign.rows import Row, filled
+from server.settings.foreign.variables import OLLAMA, Advice
 from tools.generated_page import run, with_parts
 
+_EXAMPLES = {
+    "OLLAMA_HOST": "0.0.0.0:11434", "OLLAMA_KV_CACHE_TYPE": "q8_0", "VLLM_CPU_KVCACHE_SPACE": "40",
+    "VLLM_LOGGING_LEVEL": "DEBUG",
+}  # fmt: skip
+"""Values with which variables are shown whose answer depends on them."""
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "migrate.md"
 
@@ -27,12 +34,10 @@ def main(argv: Sequence[str]) -> int:
 def tables() -> dict[str, str]:
     """Each generated part of the page, by the name in its markers."""
     return {
-        "vllm": replaced_by(VLLM),
-        "sglang": replaced_by(SGLANG),
-        "llama.cpp": replaced_by(LLAMA_CPP),
-        "others": replaced_by(HABIT),
-        "always-on": table("| flag | the server's answer |", ALWAYS_ON.items()),
-        "not-yet": listed(NOT_YET),
+        "vllm": used(vllm.USED),
+        "llama.cpp": used(llama_cpp.USED),
+        "keys": ", ".join(f"`{name}`" for name in API_KEYS),
+        "ollama-variables": variables(OLLAMA),
         "endpoints": endpoints(),
     }
 
@@ -42,13 +47,21 @@ def with_tables(page: str) -> str:
     return with_parts(page, tables())
 
 
-def replaced_by(flags: Mapping[str, str]) -> str:
+def used(rows: Iterable[Row]) -> str:
     """A table of flags and their replacements; spellings with the same replacement share a row."""
     groups: dict[str, list[str]] = {}
-    for flag, instead in flags.items():
-        groups.setdefault(instead, []).append(flag)
-    rows = (("`, `".join(spellings), instead) for instead, spellings in groups.items())
-    return table("| flag | use |", rows)
+    for row in rows:
+        groups.setdefault(filled(row.answer, None), []).extend(row.names)
+    return table("| flag | use |", groups)
+
+
+def variables(advice: Mapping[str, Advice]) -> str:
+    """A table of variables of another server and what does the same here."""
+    groups: dict[str, list[str]] = {}
+    for name, words in advice.items():
+        answer = filled(words, None) if isinstance(words, str) else words(_EXAMPLES.get(name, "1"))
+        groups.setdefault(answer, []).append(f"{name}={_EXAMPLES[name]}" if name in _EXAMPLES else name)
+    return table("| variable | use |", groups)
 
 
 def endpoints() -> str:
@@ -67,23 +80,18 @@ def _calls(instead: str | None) -> str:
     return "-" if instead is None else re.sub(r"(?:GET|POST) /[\w./]+|'\w+'", r"`\g<0>`", instead)
 
 
-def table(head: str, rows: Iterable[tuple[str, str]]) -> str:
-    """A Markdown table of two columns; the first holds flags."""
-    lines = (f"| `{flag}` | {marked(words)} |" for flag, words in rows)
-    return "\n".join([head, "|---|---|", *lines])
-
-
-def listed(flags: Iterable[str]) -> str:
-    """A paragraph of flags in alphabetical order."""
-    names = sorted(flags, key=lambda flag: (flag.lstrip("-"), flag))
-    return textwrap.fill(
-        ", ".join(f"`{name}`" for name in names), width=120, break_on_hyphens=False, break_long_words=False
+def table(head: str, groups: Mapping[str, Sequence[str]]) -> str:
+    """A Markdown table of two columns: spellings that share an answer, and the answer."""
+    lines = (
+        f"| {', '.join(f'`{name}`' for name in names)} | {marked(words)} |" for words, names in groups.items()
     )
+    return "\n".join([head, "|---|---|", *lines])
 
 
 def marked(words: str) -> str:
     """A flag with its value as code, and a sentence that begins otherwise as it stands."""
-    return f"`{words}`" if words.startswith("--") and "," not in words else words
+    is_flag = words.startswith("--") and not re.search(r",| or | and | with |; |: ", words.partition("'{")[0])
+    return f"`{words}`" if is_flag or words.startswith("cohort ") else words.replace("|", "\\|")
 
 
 if __name__ == "__main__":

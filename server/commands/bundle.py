@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from server.settings.foreign.keys import is_secret
 from server.settings.kinds import ENV_PREFIX
 from server.settings.table import TABLE
 
@@ -132,7 +133,9 @@ def _written(content: Any, redactor: Redactor) -> bytes:
 
 def secrets_of(environ: Mapping[str, str]) -> list[str]:
     """The values of variables that hold secrets, and of lists the parts."""
-    names = [row.variable for row in TABLE.values() if row.secret]
+    names = [row.variable for row in TABLE.values() if row.secret] + [
+        name for name in environ if is_secret(name)
+    ]
     found = [environ[name] for name in (*names, "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN") if environ.get(name)]
     return [*found, *(part.strip() for value in found for part in value.split(","))]
 

@@ -13,7 +13,7 @@ from typer.exceptions import TyperException
 from server import __version__
 from server.commands.bench.command import BenchCommand, bench
 from server.commands.chat.command import chat
-from server.commands.common import fail, lost_output, set_log_format
+from server.commands.common import IGNORED_FLAGS, fail, lost_output, set_log_format
 from server.commands.demo.command import demo
 from server.commands.doctor import doctor
 from server.commands.fetch_default import fetch_default
@@ -23,7 +23,6 @@ from server.commands.list.command import list_models
 from server.commands.options import ModelArgument, with_settings
 from server.commands.ray import app as ray_app
 from server.commands.verify.command import verify
-from server.settings.foreign_flags import complaint
 from server.settings.table import CONFIG, TABLE
 
 app = typer.Typer(
@@ -76,12 +75,14 @@ def serve(model_dir: ModelArgument = None, **flags: Any) -> None:
     flags["model"] = named if model_dir is None else model_dir
 
     from server.http.listener import listen
+    from server.settings.foreign.keys import remove_secrets
     from server.settings.load import SettingsError, load
     from server.system.exit_codes import code_of
 
     try:
         chosen, notes = load(flags, os.environ)
         set_log_format(chosen.log_format)
+        remove_secrets(os.environ)
         listener = listen(chosen.host, chosen.port, chosen.write_timeout)
     except SettingsError as error:
         fail(str(error), code_of(error))
@@ -89,7 +90,7 @@ def serve(model_dir: ModelArgument = None, **flags: Any) -> None:
     # The large imports come last: a client that connects by now waits in the socket's queue and is not refused.
     from server import bootstrap
 
-    sys.exit(bootstrap.run(chosen, listener, notes))
+    sys.exit(bootstrap.run(chosen, listener, [*IGNORED_FLAGS, *notes]))
 
 
 for _verb in (chat, launch, info, verify, doctor, demo):
@@ -107,11 +108,9 @@ def main() -> None:
     command: Any = typer.main.get_command(app)
     # What other servers call their flags is of no use to the other verbs: Typer answers there.
     for words in (["serve"], ["ray", "serve"]):
-        if argv[: len(words)] != words:
-            continue
-        verb = functools.reduce(lambda group, word: group.commands[word], words, command)
-        if message := complaint(argv[len(words) :], known_options(verb)):
-            fail(message)
+        if argv[: len(words)] == words:
+            verb = functools.reduce(lambda group, word: group.commands[word], words, command)
+            argv = [*words, *_without_foreign(argv[len(words) :], known_options(verb))]
     if not argv:
         app()  # the help
     try:
@@ -128,6 +127,21 @@ def main() -> None:
     except OSError as error:
         lost_output(error)
     sys.exit(code or 0)
+
+
+def _without_foreign(argv: list[str], options: dict[str, bool]) -> list[str]:
+    """The words without flags of other servers that change nothing here, which are noted for the log. Ends the process with one
+    line if there are other unknown flags."""
+    if all(not word.startswith("-") or word.partition("=")[0] in options for word in argv):
+        return argv
+    # Here only: the tables take as long to import as the help takes to print.
+    from server.settings.foreign.command_line import read_flags
+
+    found = read_flags(argv, options)
+    if message := found.complaint:
+        fail(message)
+    IGNORED_FLAGS.extend(found.warnings)
+    return found.argv
 
 
 def _each_named(argv: list[str]) -> list[str]:

@@ -23,6 +23,10 @@ TOOL_PROCESS = "executors.llm.tools.tool_process"
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
 
+IGNORED_FLAGS: list[str] = []
+"""A line about each flag of another server that was left out of the command line. `command_line` alone writes it, before the
+verb runs."""
+
 Stage = Callable[[str], None]
 
 

@@ -66,10 +66,10 @@ def _bundle(
     from pathlib import Path
 
     from server.commands.bundle import Keys, write_bundle
+    from server.settings.foreign.keys import client_key
 
-    first = os.environ.get("COHORT_API_KEY", "").partition(",")[0].strip()
     keys = Keys(
-        api_key or first or None,
+        api_key or client_key(os.environ),
         admin_key or os.environ.get("COHORT_ADMIN_KEY") or None,
         metrics_key or os.environ.get("COHORT_METRICS_KEY") or None,
     )

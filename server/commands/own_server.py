@@ -13,6 +13,8 @@ from typing import Any, Self
 
 from cohort_server import run
 from server.commands.bench.http import Broken, Client, Refused, reason
+from server.settings.foreign.keys import is_secret
+from server.settings.foreign.variables import is_foreign
 
 _CHILD = "server.commands.own_child"
 _LISTENING = re.compile(rb"listening on (http://\S+)")
@@ -156,5 +158,9 @@ class Unserved(OwnServerFault):
 
 
 def _environment() -> dict[str, str]:
-    """This process's environment without settings: all settings of the server are in its arguments."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("COHORT_")}
+    """This process's environment without settings, of other servers, too: all settings are in the server's arguments."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not (name.startswith("COHORT_") or is_secret(name) or is_foreign(name, value))
+    }

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from server.commands.common import fail
+from server.commands.common import IGNORED_FLAGS, fail
 from server.commands.options import ModelArgument, flag, with_settings
+from server.settings.foreign.keys import remove_secrets
 from server.settings.kinds import ENV_PREFIX
 from server.settings.table import CONFIG, TABLE
 
@@ -96,7 +97,7 @@ def ray_serve(
             _run(
                 chosen,
                 listener,
-                notes,
+                [*IGNORED_FLAGS, *notes],
                 _Deployment(replicas, ray_address, cpus_per_replica, gpus_per_replica, ray_app),
             )
         )
@@ -108,6 +109,7 @@ def _set_environment(*, own: bool) -> None:
     inherit the rest, and keys are not for them."""
     for name in [name for name in os.environ if name.startswith(ENV_PREFIX)]:
         del os.environ[name]
+    remove_secrets(os.environ)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if own:
         # The name is that of other systems, where it is off by default; it decides which address a node has.

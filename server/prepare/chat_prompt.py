@@ -56,15 +56,7 @@ async def chat_prompt(
         raise InvalidRequest(message, param="continue_final_message", code="invalid_value")
     template = model.template
     if template is None:
-        message = (
-            "This model has no chat template: use /v1/completions, or start the server with --chat-template."
-        )
-        if model.preset.template:
-            message = (
-                "This model has no chat template in Jinja: its template in Ollama's store is in Go's language, which is not "
-                "supported. Use /v1/completions, or start the server with --chat-template."
-            )
-        raise InvalidRequest(message, param="messages", code="no_chat_template")
+        raise InvalidRequest(model.template_lack or "", param="messages", code="no_chat_template")
     if tools and not template.reads_tools:
         message = "'tools' are not supported by this model: its chat template does not show them to it."
         raise InvalidRequest(message, param="tools", code="unsupported_parameter")

@@ -307,6 +307,7 @@ def _announce(ingress: Ingress, model: ServedModel, url: str, replicas: int) -> 
         max_model_len=model.max_model_len,
         needs_key=settings.needs_key,
         admin_key=parts.keys.minted,
+        template_lack=model.template_lack,
         notes={"replicas": f"{replicas}; the figures below are those of one"},
     )
     if logs.is_terminal(settings.log_format):

@@ -1,46 +1,40 @@
 """Settings from a YAML file, the environment (COHORT_*) and flags; flags win over the environment, which wins over the file.
 
-All three use the names of the table and are checked by it: an unknown name or a value that does not fit raises SettingsError.
+All three use the names of the table and are checked by it: an unknown name or a value that does not fit raises SettingsError. API
+keys in variables of other servers count where none of the three names any.
 """
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from server.settings.environment import SettingsError, foreign_keys, from_environment, nearest
+from server.settings.foreign.variables import foreign_notes
 from server.settings.host_names import fault_of
-from server.settings.kinds import ENV_PREFIX
 from server.settings.readers import Unfit
 from server.settings.table import CONFIG, TABLE, Settings
 from server.system.paths import configs_dir
 
+__all__ = ["DEFAULT_PRESET", "SettingsError", "load"]
+
 DEFAULT_PRESET = "default"
 
-_KUBERNETES = re.compile(r"(\w+_)?SERVICE_(HOST|PORT)(_\w+)?|PORT_\w+|\w+_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?")
-_KUBERNETES_PORT = re.compile(r"(\w+_)?PORT")
-_KUBERNETES_ADDRESS = re.compile(r"(tcp|udp|sctp)://.*")
-"""What Kubernetes sets in every pod for a Service called "cohort" or "cohort-something", such as
-COHORT_PORT=tcp://10.0.0.1:8000."""
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s,*]+", re.IGNORECASE | re.ASCII)
 _HTTP_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 """What HTTP accepts as the name of a method or header."""
 
 
-class SettingsError(Exception):
-    """One line that says which setting is wrong and which values it accepts."""
-
-
 def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[Settings, list[str]]:
-    """The settings, and a line for the log about each variable that was ignored.
+    """The settings, and a line for the log about each variable that was ignored or belongs to another server.
 
     `flags` maps names of settings, and `config`, to what the command line has given for them; None and [] mean "not given".
     Raises SettingsError.
     """
     given = {name: value for name, value in flags.items() if value is not None and value != []}
-    from_env, notes = _from_environment(environ)
+    from_env, notes = from_environment(environ)
     flag, variable = given.pop(CONFIG.name, None), from_env.pop(CONFIG.name, None)
     config = flag or variable
     if config is None and "model" not in given and "model" not in from_env:
@@ -48,7 +42,7 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[Settings
     from_file = _from_file(config) if config is not None else {}
     for name in given:
         if name not in TABLE:
-            raise SettingsError(f"--{name.replace('_', '-')}: no such setting{_nearest(name, TABLE)}")
+            raise SettingsError(f"--{name.replace('_', '-')}: no such setting{nearest(name, TABLE)}")
     values: dict[str, Any] = {}
     for name, row in TABLE.items():
         for source, layer in ((row.flag, given), (row.variable, from_env), (f"{config}: {name}", from_file)):
@@ -59,6 +53,10 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[Settings
                     shown = "" if row.secret else f" (not {str(fault.value)[:100]!r})"
                     raise SettingsError(f"{source}: {fault}{shown}") from None
                 break
+    has_keys = bool(values.get("api_key") or values.get("api_key_file"))
+    from_others, on_keys = foreign_keys(environ, values.get("api_key", ()), has_keys=has_keys)
+    values |= from_others
+    notes += [*on_keys, *foreign_notes(environ)]
     settings = Settings(**values, given=frozenset(values))
     if message := _conflict(settings):
         raise SettingsError(message)
@@ -104,26 +102,6 @@ def _hosts_fault(settings: Settings) -> str | None:
     return next((f"--allowed-hosts {name[:100]!r}: {fault}" for name, fault in faults if fault), None)
 
 
-def _from_environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
-    """What the variables say, by name of the setting, and a line for each that was ignored."""
-    found: dict[str, Any] = {}
-    notes = []
-    known = {row.variable: row.name for row in (*TABLE.values(), CONFIG)}
-    for variable in sorted(environ):
-        if not variable.startswith(ENV_PREFIX):
-            continue
-        rest, value = variable.removeprefix(ENV_PREFIX), environ[variable]
-        is_address = _KUBERNETES_PORT.fullmatch(rest) and _KUBERNETES_ADDRESS.fullmatch(value)
-        if is_address or _KUBERNETES.fullmatch(rest):
-            notes.append(f"{variable} is a Kubernetes service link, not a setting: ignored")
-        elif variable in known:
-            found[known[variable]] = value
-        else:
-            names = [name.upper() for name in known.values()]
-            raise SettingsError(f"{variable}: no such setting{_nearest(rest.upper(), names, ENV_PREFIX)}")
-    return found, notes
-
-
 def _from_file(config: str) -> dict[str, Any]:
     """What a file says, by name of the setting. `config`: a path, or the name of a preset."""
     path = Path(config)
@@ -137,12 +115,16 @@ def _from_file(config: str) -> dict[str, Any]:
         path = preset
     import yaml
 
+    from server.settings.yaml_1_2 import KeyTwice, load_yaml
+
     try:
-        values = yaml.safe_load(path.read_text("utf-8"))
+        values = load_yaml(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not readable as text"
         raise SettingsError(f"--config {config}: {reason}") from None
-    except (yaml.YAMLError, ValueError) as error:  # a date that does not exist is the latter
+    except KeyTwice as error:
+        raise SettingsError(f"{path}, {error}") from None
+    except yaml.YAMLError as error:
         raise SettingsError(f"{path}: not valid YAML: {' '.join(str(error).split())[:200]}") from None
     if values is None:
         return {}
@@ -150,11 +132,5 @@ def _from_file(config: str) -> dict[str, Any]:
         raise SettingsError(f"{path}: a mapping of settings is expected")
     for name in values:
         if name not in TABLE:
-            raise SettingsError(f"{path}: {name}: no such setting{_nearest(str(name), TABLE)}")
+            raise SettingsError(f"{path}: {name}: no such setting{nearest(str(name), TABLE)}")
     return values
-
-
-def _nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """A hint, or "" where nothing is near. `prefix` is what all names have in common, which makes none of them nearer."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.7)
-    return f"; did you mean {prefix}{near[0]}?" if near else ""

@@ -97,7 +97,8 @@ def read_switch(value: Any) -> bool:
 def read_string(value: Any) -> str:
     """A string of any length."""
     if not isinstance(value, str):
-        raise Unfit("it should be a valid string", value)
+        cure = ", in quotes" if isinstance(value, int | float) else ""
+        raise Unfit(f"it should be a valid string{cure}", value)
     return value
 
 
@@ -193,12 +194,14 @@ def read_pairs(value: Any) -> dict[str, Scalar]:
 def _pair(pair: str, whole: Any) -> tuple[str, Any]:
     import yaml
 
+    from server.settings.yaml_1_2 import load_yaml
+
     name, found, text = pair.partition("=")
     if not found:
         raise Unfit("it should be NAME=VALUE", whole)
     try:
-        return name.strip(), yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError):  # a date that does not exist is the latter
+        return name.strip(), load_yaml(text)
+    except yaml.YAMLError:
         raise Unfit("it should be NAME=VALUE, with the value as YAML has it", whole) from None
 
 

@@ -178,9 +178,15 @@ class ChatTemplate:
             return TOOL_USE
         if DEFAULT in self._templates:
             return DEFAULT
+        raise InvalidRequest(self.lack or "", param="messages", code="no_chat_template")
+
+    @property
+    def lack(self) -> str | None:
+        """Why chats without tools are refused, with the cure; None if there is a default template."""
+        if DEFAULT in self._templates:
+            return None
         names = ", ".join(sorted(self._templates))
-        message = f"This model has no default chat template, only {names}: the server's --chat-template can name one."
-        raise InvalidRequest(message, param="messages", code="no_chat_template")
+        return f"This model has no default chat template, only {names}: the server's --chat-template can name one."
 
     def _renderer(self, name: str, tools: Sequence[Mapping[str, Any]] | None) -> Any:
         def render(messages: Sequence[Message]) -> str:

@@ -7,21 +7,14 @@ import pytest
 
 from server.http.foreign_paths import FOREIGN, no_such_path
 from server.openapi.operations import OPERATIONS
-from server.settings.foreign_flags import (
-    ALWAYS_ON,
-    ELSEWHERE,
-    HABIT,
-    LLAMA_CPP,
-    NOT_YET,
-    SGLANG,
-    VLLM,
-    complaint,
-)
+from server.settings.foreign.command_line import ROWS, read_flags
+from server.settings.foreign.variables import LLAMA_CPP, OLLAMA, TGI, VLLM, advice_of_flags
 from server.settings.table import TABLE
-from tools import migrate_docs
+from tools import foreign_docs, migrate_docs
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE = (DOCS / "migrate.md").read_text("utf-8")
+FLAGS_PAGE = (DOCS / "foreign-flags.md").read_text("utf-8")
 OURS = {operation.path.removeprefix("/v1") for operation in OPERATIONS}
 """Paths that lack only /v1, with which the answer is about the base URL."""
 OWN = {row.flag for row in TABLE.values()} | {
@@ -35,21 +28,20 @@ def section(title: str) -> str:
 
 def test_the_tables_are_current() -> None:
     assert migrate_docs.with_tables(PAGE) == PAGE
+    assert foreign_docs.page() == FLAGS_PAGE
 
 
-def test_every_foreign_flag_is_on_the_page() -> None:
-    spelled = set(re.findall(r"`(--?[\w-]+)`", PAGE))
-    assert (ELSEWHERE.keys() | ALWAYS_ON.keys() | NOT_YET) - spelled == set()
-
-
-def test_no_flag_belongs_to_two_servers() -> None:
-    assert len(ELSEWHERE) == len(VLLM) + len(SGLANG) + len(LLAMA_CPP) + len(HABIT)
+def test_every_foreign_flag_and_variable_is_on_a_page() -> None:
+    spelled = set(re.findall(r"`(--?[\w.-]+)`", PAGE + FLAGS_PAGE))
+    assert {name for row in ROWS for name in row.names} - spelled == set()
+    shown = set(re.findall(r"`([A-Z_]+)(?:=[^`]*)?`", PAGE + FLAGS_PAGE))
+    used = {name for name, words in advice_of_flags().items() if not str(words).startswith("leave it out")}
+    assert {*VLLM, *OLLAMA, *TGI, *LLAMA_CPP, *used} - {"LLAMA_ARG_JINJA"} - shown == set()
 
 
 def test_a_changed_table_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SGLANG, "--new-flag", "--seed")
-    assert migrate_docs.with_tables(PAGE) != PAGE
-    assert "| `--random-seed`, `--new-flag` | `--seed` |" in migrate_docs.with_tables(PAGE)
+    monkeypatch.setitem(OLLAMA, "OLLAMA_NEW", "--seed {}")  # type: ignore[arg-type]
+    assert "| `OLLAMA_NEW` | `--seed` |" in migrate_docs.with_tables(PAGE) != PAGE
 
 
 def test_a_page_without_markers_is_an_error() -> None:
@@ -65,7 +57,7 @@ def test_names_that_are_said_to_be_vllms_are_settings() -> None:
 
 def test_settings_for_ollamas_variables_exist() -> None:
     own = re.findall(r"^\| `OLLAMA_\w+.*?` \| (.+) \|$", section("Ollama"), re.M)
-    assert len(own) == 6
+    assert len(own) > 10
     assert {flag for cell in own for flag in re.findall(r"--[a-z-]+", cell)} <= OWN
 
 
@@ -88,6 +80,7 @@ def test_every_foreign_path_is_on_the_page_with_its_answer() -> None:
 def test_the_opening_answers_are_the_servers() -> None:
     options = dict.fromkeys(OWN, True)
     shown = re.findall(r"^\$ cohort serve (.+)\ncohort: error: (.+)$", PAGE, re.M)
+    shown += re.findall(r"^\$ cohort serve (.+)\ncohort: error: (.+)$", FLAGS_PAGE, re.M)
     assert len(shown) == 3
     for argv, answer in shown:
-        assert complaint(argv.split(), options) == answer
+        assert read_flags(argv.split(), options).complaint == answer

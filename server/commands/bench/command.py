@@ -144,10 +144,12 @@ def _measure(url: str, key: str | None, job: Job) -> dict[str, Any]:
 
 def _key(given: str | None) -> str | None:
     """The first of several that a variable may have, as `cohort serve` takes them."""
+    from server.settings.foreign.keys import client_key
+
     for value in (given, *(os.environ.get(name) for name in ("COHORT_API_KEY", "OPENAI_API_KEY"))):
         if value and (first := value if value is given else value.partition(",")[0].strip()):
             return first
-    return None
+    return client_key(os.environ)
 
 
 def _check_place(name: str, file: str) -> None:

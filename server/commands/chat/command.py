@@ -71,7 +71,9 @@ def chat(
     In a terminal, /help lists the commands, Ctrl-C stops an answer, and Ctrl-D ends the conversation. Piped input is one
     message; only its answer is printed. A server that was started for the conversation ends with it; --max-model-len,
     --dtype, --quantization and --device are settings of that server."""
-    key = api_key or os.environ.get("COHORT_API_KEY", "").partition(",")[0].strip() or None
+    from server.settings.foreign.keys import client_key
+
+    key = api_key or client_key(os.environ)
     values = {
         "temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p, "max_tokens": max_tokens,
         "seed": seed,

@@ -39,6 +39,7 @@ def launch(
     The client gets the server's address and model by its environment, and Codex by -c. Its configuration files stay as they
     are."""
     from server.commands.launch.clients import CLIENTS
+    from server.settings.foreign.keys import client_key
 
     if client not in CLIENTS:
         names = list(CLIENTS)
@@ -47,7 +48,7 @@ def launch(
     path = shutil.which(chosen.name)
     if path is None:
         fail(f"{chosen.name} is not installed: npm install -g {chosen.package}", 1)
-    key = api_key or os.environ.get("COHORT_API_KEY", "").partition(",")[0].strip() or None
+    key = api_key or client_key(os.environ)
     target = _target(chosen, url or DEFAULT_URL, key, model)
     _warn_of_context(chosen, target)
     _become(path, chosen, target, arguments or ())
@@ -115,9 +116,12 @@ def _warn_of_context(client: Client, target: Target) -> None:
 
 def _become(path: str, client: Client, target: Target, arguments: Sequence[str]) -> NoReturn:
     """Replace this process by the client."""
+    from server.settings.foreign.keys import server_secrets
+
     launched = client.launch(target)
     # Agents run commands that a model writes: they get the key in use, and no other one of the server.
     removed = {*launched.removed, "COHORT_API_KEY", "COHORT_ADMIN_KEY", "COHORT_METRICS_KEY"}
+    removed |= set(server_secrets(os.environ))
     kept = {name: value for name, value in os.environ.items() if name not in removed}
     if target.key is not None:
         kept["COHORT_API_KEY"] = target.key

@@ -90,9 +90,9 @@ Anthropic's types are `invalid_request_error`, `authentication_error` (401), `pe
 `timeout_error` (408), `request_too_large` (413), `rate_limit_error` (429), `api_error` (500) and `overloaded_error` (503). The
 message for a prompt that does not fit the context begins with "prompt is too long: ".
 
-`param` is the path of the field in the body, such as `messages.0.content` or `prompt.2`, or null. A client may retry the same request after a
-429 or a 503 (when the seconds of `retry-after` have passed), after a 500 without `x-should-retry: false`, and after a
-`request_timeout`.
+`param` is the path of the field in the body, such as `messages.0.content` or `prompt.2`, or null. A client may retry the same
+request after a 429 or a 503 (when the seconds of `retry-after` have passed), after a 500 without `x-should-retry: false`, and
+after a `request_timeout`.
 
 | Status | `type` | `code` | Meaning |
 | --- | --- | --- | --- |

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
+import pydantic_core
 
 from engine.text.generation import Generation, TextDelta, TokenText, Usage
 from server.answer.carried_reasoning import encoded_reasoning
@@ -230,7 +231,7 @@ class ItemWriter:
                 self._add("response.function_call_arguments.done", name=item["name"], arguments=text)
                 item["arguments"] = text
             case "custom_tool_call":
-                item["input"] = text = _input_of(text)
+                item["input"] = text = _input_of(text, status == "incomplete")
                 self._add("response.custom_tool_call_input.delta", delta=text)
                 self._add("response.custom_tool_call_input.done", input=text)
         if (part := self._part(text)) is not None:
@@ -241,17 +242,27 @@ class ItemWriter:
         self.kind, self._texts, self._logprobs = "", [], []
 
 
-def _input_of(arguments: str) -> str:
+def _input_of(arguments: str, cut_off: bool) -> str:
     """The input of a custom tool, which the model sees as a function with one text; what the model wrote if it is no such
-    call."""
+    call. `cut_off`: the input may break off."""
     try:
         found = msgspec.json.decode(arguments)
     except (msgspec.DecodeError, UnicodeError):
-        return arguments
+        found = _beginning_of(arguments) if cut_off else None
     match found:
         case {"input": str(text)} if len(found) == 1:
             return text
+        case {} if cut_off and not found:
+            return ""
     return arguments
+
+
+def _beginning_of(arguments: str) -> Any:
+    """What is there of a JSON value that breaks off, None if it is none."""
+    try:
+        return pydantic_core.from_json(arguments or "{", allow_partial="trailing-strings")
+    except ValueError:
+        return None
 
 
 _ENDS = {"length": "max_output_tokens", "content_filter": "content_filter"}

@@ -172,6 +172,21 @@ def test_the_input_of_a_custom_tool(arguments: str, text: str) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [("", ""), ("{", ""), ('{"inp', ""), ('{"input": ', ""), ('{"input": "a\\n*** B', "a\n*** B"), ('{"input": "a\\', "a"),
+     ('{"input": "a"}', "a"), ('{"other": "a', '{"other": "a'), ("[1", "[1"), ("a", "a")],
+)  # fmt: skip
+def test_the_input_of_a_custom_tool_that_breaks_off(arguments: str, text: str) -> None:
+    """It is the beginning of the text, without the notation around it."""
+    writer = ItemWriter(TOOLS)
+    writer.take([CallBegun(0, "call_1", "g"), CallArguments(0, arguments)])
+    events = writer.finish(cut_off=True)
+    [item] = writer.output
+    assert (item["status"], item["input"]) == ("incomplete", text)
+    assert {members["delta"] for kind, members in events if kind.endswith("input.delta")} == {text}
+
+
 def test_blanks_make_no_message() -> None:
     writer = ItemWriter(TOOLS)
     writer.take([Thought("hm"), "\n\n", CallBegun(0, "call_1", "f"), CallArguments(0, "{}"), "\n"])

@@ -3,6 +3,9 @@
     put(lines) -> [ queue, at most MAX_BYTES ] -> thread -> write(descriptor), which may block for ever
 
 Lines that find no room are counted. Once half of the queue is free again, one line in their place says how many they were.
+
+A regular file takes lines at once, so a caller writes them itself if the queue is empty: they are in the file before what comes
+after them, and a killed process loses none. A file system that stalls once is left to the thread from then on.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import errno
 import os
 import select
+import stat
 import threading
 import time
 from collections import deque
@@ -19,6 +23,8 @@ MAX_BYTES = 1 << 20
 """Size of the queue in bytes: some 5,000 lines of calls."""
 _BATCH_BYTES = 1 << 16
 """Bytes of one write, at most, unless a single line is longer."""
+_SLOW_S = 0.1
+"""Duration of a write to a file in seconds after which no caller writes."""
 _STALL_S = 1.0
 """Time without progress after which a flush gives up, in seconds."""
 
@@ -30,6 +36,7 @@ class LogWriter:
     def __init__(self, descriptor: int, notice: Callable[[int], bytes], max_bytes: int = MAX_BYTES) -> None:
         """`notice` returns the line that tells of that many missing lines."""
         self._descriptor, self._notice, self._max_bytes = descriptor, notice, max_bytes
+        self._is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
         self.dropped = 0
         """Number of lines that were not written, since the start."""
         self._begin()
@@ -57,9 +64,18 @@ class LogWriter:
                 self._full = True
                 self._drop(lines)
                 return
+            if self._is_file and not self._queue and not self._writing:
+                self._write_now(lines)
+                return
             self._queue.append(lines)
             self._bytes += len(lines)
             self._changed.notify_all()
+
+    def _write_now(self, lines: bytes) -> None:
+        began = time.monotonic()
+        missing, self._missing = self._missing, 0
+        self._write_after(missing, lines)
+        self._is_file = time.monotonic() - began < _SLOW_S
 
     def flush(self, seconds: float) -> bool:
         """Wait until the queue is written, at most `seconds`, and less if nothing is read meanwhile. Returns whether it is."""
@@ -80,15 +96,18 @@ class LogWriter:
     def _run(self) -> None:
         while True:
             lines, missing = self._take()
-            # After a failed write the notice goes first: what is missing came before these lines.
-            notice = self._notice(missing) if missing else b""
-            written = self._write(notice + lines)
+            self._write_after(missing, lines)
             with self._changed:
-                if not written:
-                    self._missing += missing
-                    self._drop(lines)
                 self._writing = False
                 self._changed.notify_all()
+
+    def _write_after(self, missing: int, lines: bytes) -> None:
+        """Write the lines. Before them were `missing` others that a failed write dropped."""
+        notice = self._notice(missing) if missing else b""
+        if not self._write(notice + lines):
+            with self._changed:
+                self._missing += missing
+                self._drop(lines)
 
     def _take(self) -> tuple[bytes, int]:
         """The next lines to write, and the number of lines that are missing before them."""

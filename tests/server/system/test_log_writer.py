@@ -88,6 +88,28 @@ def test_a_full_disk_is_told_when_there_is_room_again(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_bytes() == b"missing 1\nwritten\n" and writer.dropped == 1
 
 
+def test_a_file_has_a_line_when_put_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "log"
+    writer = LogWriter(os.open(file, os.O_CREAT | os.O_WRONLY), notice)
+    for number in range(100):
+        writer.put(b"%d\n" % number)
+        assert file.read_bytes().endswith(b"%d\n" % number)
+    write, waiting = os.write, threading.Event()
+
+    def slow(descriptor: int, data: bytes) -> int:
+        waiting.wait(0.2)
+        return write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", slow)
+    writer.put(b"slow\n")
+    began = time.monotonic()
+    for _ in range(100):
+        writer.put(b"later\n")
+    assert time.monotonic() - began < 0.1, "callers wait for a file system that stalls"
+    waiting.set()
+    assert writer.flush(5) and file.read_bytes().endswith(b"slow\n" + b"later\n" * 100)
+
+
 def test_a_descriptor_that_others_made_non_blocking(pipe: tuple[int, int]) -> None:
     reading, writing = pipe
     os.set_blocking(writing, False)

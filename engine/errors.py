@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from engine.refusal import Refusal
+
 FIELD = "{param}"
 """Stands in an error's message for the name of the request field at fault."""
 
@@ -71,15 +73,17 @@ class Unavailable(EngineError):
 
 
 class Overloaded(EngineError):
-    """The queue is full. `retry_after` seconds, an integer."""
+    """The queue is full, or too long. `retry_after` seconds, an integer."""
 
     status = 429
     type = "rate_limit_error"
     code = "overloaded"
 
-    def __init__(self, message: str, retry_after: int = 1) -> None:
+    def __init__(self, message: str, retry_after: int = 1, refusal: Refusal | None = None) -> None:
+        """`refusal`: the reason with its numbers, for the call's story."""
         super().__init__(message)
         self.retry_after = retry_after
+        self.refusal = refusal
 
 
 class DeadlinePassed(Overloaded):

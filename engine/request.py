@@ -153,7 +153,8 @@ class EngineStats:
     kv_blocks_cached: int = 0
     """Free blocks whose KV may be found again."""
     prompt_tokens: int = 0
-    """Prompt tokens of sequences that were started, without those found in the prefix cache or shared by choices, ever."""
+    """Prompt tokens that steps computed, ever: those of a long prompt count as its chunks are done, and those that are computed
+    again after a preemption or a restart count again."""
     prefix_queries: int = 0
     """Prompt tokens looked up in the prefix cache, ever."""
     prefix_hits: int = 0

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
+from engine.interruptions import Interruptions
+from engine.refusal import Refusal
+
 MAX_EVENTS = 256
 """Events kept of one call. A call of a thousand choices, or one that is preempted again and again, has more."""
 
@@ -140,13 +143,14 @@ class Story:
         """Of the first prompt."""
         self.finish_reasons: dict[int, str] = {}
         """By choice."""
+        self.interruptions = Interruptions()
+        self.refusal: Refusal | None = None
+        """Why it was refused, or dropped from the queue."""
         self.error: str | None = None
         """Code of the first error that ended a sequence."""
         self.events: list[Event] = []
         self.num_dropped_events = 0
         self._ended_tokens = 0
-        self._interrupted: set[int] = set()
-        """Choices that were rolled back by a failure and do not run again yet."""
         self._paused_at: dict[int, tuple[float, WaitReason]] = {}
         """When and why each choice was rolled back that has given no token since."""
 
@@ -189,9 +193,7 @@ class Story:
             # Where a later sequence is admitted first, the call has waited since its first one came.
             self.admitted, self.waited = now, _longest(self._wait_so_far(), waited)
             self._wait_so_far = dict
-        if choice in self._interrupted:
-            self._interrupted.remove(choice)
-            self.resumed += 1
+        self.resumed += self.interruptions.admit(now, choice)
         found = {} if cached is None else {"cached_tokens": cached}
         self.cached_tokens += cached or 0
         self.tell(now, "admitted", choice, waited=waited, **found)
@@ -215,8 +217,8 @@ class Story:
 
     def interrupt(self, now: float, choice: int, cause: str, output_tokens: int) -> None:
         """A running sequence was rolled back by a failure."""
-        self._interrupted.add(choice)
         self._pause(now, choice, WaitReason.RECOVERY)
+        self.interruptions.interrupt(now, choice, cause)
         self.tell(now, "restart", choice, cause=cause, output_tokens=output_tokens)
 
     def resume(self, now: float, choice: int) -> None:
@@ -236,10 +238,14 @@ class Story:
         self.ended = now
         self._ended_tokens += output_tokens
         self.parts.pop(choice, None)
-        self._interrupted.discard(choice)
         self._go_on(now, choice)
         self.finish_reasons[choice] = reason
         self.tell(now, "finished", choice, reason=reason, output_tokens=output_tokens)
+
+    def refuse(self, refusal: Refusal | None) -> None:
+        """The call was told to come back later. The first reason counts."""
+        if self.refusal is None:
+            self.refusal = refusal
 
     def fail(self, code: str) -> None:
         """A sequence ended, or is about to end, in an error."""
@@ -251,6 +257,7 @@ class Story:
         self._paused_at[choice] = now, reason
 
     def _go_on(self, now: float, choice: int) -> None:
+        self.interruptions.end(now, choice)
         if (paused := self._paused_at.pop(choice, None)) is not None:
             began, reason = paused
             self.paused[reason] = self.paused.get(reason, 0.0) + max(0.0, now - began)

@@ -28,6 +28,7 @@ from prometheus_client.registry import Collector
 
 from engine.core.adapters import AdapterUse
 from engine.request import DraftStats, EngineStats, Observer, Stage
+from engine.story import WaitReason
 from executors.contract import MemoryStatus, ModelExecutor, NotReady, SnapshotValue
 from server import __version__, vllm_metrics
 from server.stories.record import CallStory
@@ -168,6 +169,12 @@ class Metrics(Observer):
             "From when a request is queued to when it is admitted, or leaves.",
             _PART_BUCKETS,
         )
+        self._queue_causes = Counter(
+            "cohort_request_queue_seconds",
+            "Seconds that requests waited until they were admitted or left, by what they waited for.",
+            ["cause"],
+            registry=self.registry,
+        )
         self._prefill_time = self._histogram(
             "prefill_time_seconds", "From when a request is admitted to its first token.", _PART_BUCKETS
         )
@@ -189,6 +196,8 @@ class Metrics(Observer):
             self._refused.labels(code)
         for code in ("sequence_failed", "executor_died"):
             self._failed.labels(code)
+        for reason in WaitReason:
+            self._queue_causes.labels(reason.value)
         for cause in _RESTART_CAUSES:
             self._restarts.labels(cause)
 
@@ -201,6 +210,8 @@ class Metrics(Observer):
         if (queued := story.queue_seconds(now)) is None:
             return
         self._queue_time.observe(queued)
+        for reason, seconds in story.waited.items():
+            self._queue_causes.labels(reason.value).inc(seconds)
         if story.admitted is None:
             return
         self._prompt_length.observe(story.prompt_tokens)

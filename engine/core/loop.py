@@ -35,13 +35,14 @@ from engine.core.scheduler import Scheduler
 from engine.core.spare_memory import SpareMemory
 from engine.core.step_watch import SequenceView, StepWatch, view_of
 from engine.core.steps import PendingStep, StepQueue
-from engine.errors import DeadlinePassed, EngineError, ExecutorFailed, InvalidRequest, Overloaded, Unavailable
+from engine.errors import EngineError, ExecutorFailed, InvalidRequest, Overloaded, Unavailable
 from engine.mailbox import Outlet
 from engine.request import DraftStats, EngineStats, FinishReason, Observer, Request, Stage
 from engine.sequence import Sequence, SequenceStatus
 from engine.waiting.admission import Admission
 from engine.waiting.order import make_policy
 from engine.waiting.queue import WaitingQueue
+from engine.waiting.too_late import too_late
 from executors.contract import (
     ExecutorDied,
     ExecutorError,
@@ -218,6 +219,7 @@ class EngineCore:
                 self._admission.check(request, waiting, self._waiting, now, goes_on, len(committed))
         except Overloaded as error:
             self.observer.refused(str(error.code))
+            requests[0].context.story.refuse(error.refusal)
             raise
         self._let_in.add(mailbox)
         seqs = [Sequence(next(self._seq_ids), one, mailbox, key + i) for i, one in enumerate(requests)]
@@ -308,7 +310,7 @@ class EngineCore:
             preemptions=sequences.num_preemptions if sequences else 0,
             detail=self.detail,
             kv_blocks_cached=scheduler.kv.num_cached if scheduler else 0,
-            prompt_tokens=sequences.prompt_tokens if sequences else 0,
+            prompt_tokens=scheduler.num_prompt_tokens if scheduler else 0,
             kv_blocks_touched=scheduler.kv.pool.num_with_memory if scheduler else 0,
             prefix_queries=sequences.prefix_queries if sequences else 0,
             prefix_hits=sequences.prefix_hits if sequences else 0,
@@ -367,21 +369,15 @@ class EngineCore:
         """Apply queued commands, and drop sequences that have waited too long to be started."""
         self._inbox.apply()
         calls: set[Outlet] = set()
-        not_started, now = self._waiting.not_started, self.clock()
-        for seq in not_started.past_deadline(now):
-            said = "the deadline passed before this request was started"
-            self._drop(seq, DeadlinePassed(said, self._waiting.retry_after(seq.request)), calls)
-        for seq in not_started.out_of_patience(now):
-            said = (
-                f"this request was not started within the {self.config.max_queue_wait:g} s that it may wait"
-            )
-            self._drop(seq, Overloaded(said, self._waiting.retry_after(seq.request)), calls)
+        for seq, error in too_late(self._waiting, self.clock(), self.config.max_queue_wait):
+            self._drop(seq, error, calls)
 
     def _drop(self, seq: Sequence, late: Overloaded, calls: set[Outlet]) -> None:
         """Refuse a sequence that waits. Of all those of a call one is counted; `calls` are those that were."""
         if seq.mailbox not in calls:
             calls.add(seq.mailbox)
             self.observer.refused(str(late.code))
+        seq.context.story.refuse(late.refusal)
         self._fail(
             [seq], late, FinishReason.ABORT
         )  # asked for, or no fault of the executor: not one of our failures

@@ -56,6 +56,8 @@ class Scheduler:
         self.running = self.sequences.running
         self.step_budget = StepBudget(max_num_batched_tokens)
         self.num_steps = 0
+        self.num_prompt_tokens = 0
+        """Tokens of prompts that steps computed, those computed again after a failure included."""
         self._packer = StepPacker()
         self._plain = _PlainTokens()
 
@@ -324,6 +326,7 @@ class Scheduler:
         spared = self.sequences.spared_by(batch.step_id)
         if not self.journal.accepts(batch.epoch):
             return
+        self.num_prompt_tokens += batch.num_prompt_tokens
         self.policies.budget.observe(batch.num_decodes, batch.num_prompt_tokens, seconds)
         self.waiting.estimate.observe(seconds, batch.num_prompt_tokens + spared)
         if self.policies.drafter is not None and not batch.num_prompt_tokens:

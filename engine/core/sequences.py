@@ -44,7 +44,6 @@ class Sequences:
         self.suspects: dict[Sequence, None] = {}
         self.num_preemptions = 0
         self.num_resumed = 0
-        self.prompt_tokens = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
         paged = kv.layout.num_blocks > 0
@@ -118,7 +117,6 @@ class Sequences:
                 seq.context.story.match(self.kv.explain(seq, hit))
             self.waiting.start(seq)
             self._num_spared += min(seq.num_cached_tokens, self.waiting.prompt_tokens(seq))
-            self.prompt_tokens += seq.prompt_len - seq.num_cached_tokens
             if hit.looked_up:
                 self.prefix_queries += seq.prompt_len
                 self.prefix_hits += seq.num_cached_tokens

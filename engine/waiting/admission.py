@@ -5,6 +5,7 @@ from __future__ import annotations
 from engine.config import EngineConfig
 from engine.errors import FIELD, ContextLengthExceeded, DeadlinePassed, InvalidRequest, Overloaded
 from engine.kv.kv_cache_manager import KvCacheManager
+from engine.refusal import Because
 from engine.request import Request
 from engine.waiting.queue import WaitingQueue
 from executors.contract import ModelInfo, SamplingParams
@@ -76,10 +77,13 @@ class Admission:
             message = (
                 f"this request cannot be started before its deadline: the queue is about {wait:.1f} s long"
             )
-            raise DeadlinePassed(message, waiting.retry_after(request))
+            limit = max(0.0, request.context.deadline - now)
+            refusal = waiting.refusal(request, Because.DEADLINE, limit, wait)
+            raise DeadlinePassed(message, waiting.retry_after(request), refusal)
         if wait * _CAUTION > self.max_queue_wait:
-            message = f"the queue is about {wait:.0f} s long, more than the {self.max_queue_wait:g} s allowed"
-            raise Overloaded(message, waiting.retry_after(request))
+            message = f"the queue is about {wait:.0f} s long, too long for the {self.max_queue_wait:g} s that a request may wait"
+            refusal = waiting.refusal(request, Because.ESTIMATED_WAIT, self.max_queue_wait, wait)
+            raise Overloaded(message, waiting.retry_after(request), refusal)
         too_many = queued >= self.max_queued_seqs
         too_long = (
             waiting.count > 0 and waiting.tokens + len(request.prompt_token_ids) > self.max_queued_tokens
@@ -89,7 +93,10 @@ class Admission:
         ):
             return
         said = f"{queued} requests" if too_many else f"requests of {waiting.tokens} tokens"
-        raise Overloaded(f"{said} are waiting already", waiting.retry_after(request))
+        because = Because.QUEUED_SEQS if too_many else Because.QUEUED_TOKENS
+        limit = self.max_queued_seqs if too_many else self.max_queued_tokens
+        refusal = waiting.refusal(request, because, limit, wait)
+        raise Overloaded(f"{said} are waiting already", waiting.retry_after(request), refusal)
 
     def _check_output(self, request: Request) -> None:
         """What is to follow the prompt. Raises InvalidRequest or ContextLengthExceeded."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
+from engine.refusal import Because, Refusal
 from engine.request import Request
 from engine.sequence import Sequence
 from engine.story import WaitReason
@@ -154,6 +155,16 @@ class WaitingQueue:
         if own is None:
             return tenants > 0
         return own.count * tenants < max_seqs and own.tokens * tenants < max_tokens and tenants > 1
+
+    def refusal(
+        self, request: Request, because: Because, limit: float | None, estimated_wait: float | None = None,
+        waited: float | None = None,
+    ) -> Refusal:  # fmt: skip
+        """Return why a request is refused, with the numbers of the queue."""
+        own = self._groups.get(self.policy.group(request))
+        shares = None if self.policy.ranked or not self.policy.keeps_slots else len(self._groups)
+        of_key = None if shares is None else own.count if own is not None else 0
+        return Refusal(because, limit, estimated_wait, waited, self.count, self.tokens, of_key, shares)
 
     # -- how long ------------------------------------------------------------------------------------------------------
 

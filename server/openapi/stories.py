@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.refusal import Because
 from engine.story import Lost, Missed, WaitReason
 from server.openapi.schema import (
     BOOLEAN,
@@ -49,12 +50,48 @@ _SUMMARY: Schema = {
     "ttft_seconds": _SECONDS,
     "decode_seconds": _SECONDS,
     "e2e_seconds": _SECONDS,
-    "waited_for": {**_WAITED, "description": "Seconds of `queue_seconds` by reason."},
+    "waited_for": {
+        **_WAITED,
+        "description": "Seconds of `queue_seconds` by reason, which they add up to; of a call that waits, so far.",
+    },
     "paused_for": {
         **_WAITED,
         "description": "Seconds that sequences were rolled back until their next token, of all choices together: by preemptions "
         "(`kv_blocks`) and restarts (`recovery`).",
     },
+    "interruptions": nullable(
+        closed(
+            {
+                "count": COUNT,
+                "causes": {"type": "object", "additionalProperties": COUNT},
+                "restart_seconds": {**NUMBER, "minimum": 0},
+                "recompute_seconds": {**NUMBER, "minimum": 0},
+            },
+            description="Failures of the executor under the call, of all choices together: how many, by cause, and the seconds "
+            "until its sequences ran again and from then on until their next tokens.",
+        )
+    ),
+    "refused": nullable(
+        closed(
+            {
+                "because": one_of(*Because),
+                "limit": {
+                    **nullable(NUMBER),
+                    "description": "Seconds; of `queued_seqs` and `queued_tokens` a number.",
+                },
+                "estimated_wait": _SECONDS,
+                "waited": _SECONDS,
+                "queued_seqs": nullable(COUNT),
+                "queued_tokens": nullable(COUNT),
+                "queued_of_key": {
+                    **nullable(COUNT),
+                    "description": "Sequences of the same API key among those, of `keys` keys in all (policy `fair`).",
+                },
+                "keys": nullable(COUNT),
+            },
+            description="Why the call was told to come back later, on arrival or after a wait, and what the queue was then.",
+        )
+    ),
     "prompt_tokens": COUNT,
     "cached_tokens": COUNT,
     "output_tokens": COUNT,

@@ -9,6 +9,8 @@ from typing import Any
 from engine.story import Event, Story, WaitReason
 from server.stories.record import CallStory
 
+_NOTICED = 0.1
+"""Seconds of waiting from which on the log tells what for."""
 _DIGITS = 6
 """Digits behind the point of a second."""
 
@@ -40,6 +42,8 @@ def summary(story: CallStory, now: float) -> dict[str, Any]:
         "e2e_seconds": _seconds(story.e2e_seconds(now)),
         "waited_for": _by_reason(story.waited_for()),
         "paused_for": _by_reason(story.paused),
+        "interruptions": _interruptions(story),
+        "refused": _refused(story),
         "prompt_tokens": story.prompt_tokens,
         "cached_tokens": story.cached_tokens,
         "output_tokens": story.output_tokens,
@@ -65,6 +69,8 @@ def log_fields(story: CallStory) -> dict[str, Any]:
     reasons = sorted(set(story.finish_reasons.values()))
     fields = {
         "queue_ms": _milliseconds(story.queue_seconds(now)),
+        "waited_for": _main_reason(story.waited),
+        "refused": None if story.refusal is None else story.refusal.because.value,
         "ttft_ms": _milliseconds(story.ttft_seconds()),
         "prompt_tokens": story.prompt_tokens or None,
         "cached_tokens": story.cached_tokens if story.admitted is not None else None,
@@ -114,6 +120,41 @@ def _prefix(story: CallStory) -> dict[str, Any] | None:
         "evicted_tokens": found.evicted_tokens,
         "evicted_by": found.evicted_by,
     }
+
+
+def _interruptions(story: Story) -> dict[str, Any] | None:
+    found = story.interruptions
+    if not found.count:
+        return None
+    return {
+        "count": found.count,
+        "causes": dict(found.causes),
+        "restart_seconds": _seconds(found.restart_seconds),
+        "recompute_seconds": _seconds(found.recompute_seconds),
+    }
+
+
+def _refused(story: Story) -> dict[str, Any] | None:
+    found = story.refusal
+    if found is None:
+        return None
+    return {
+        "because": found.because,
+        "limit": found.limit,
+        "estimated_wait": None if found.estimated_wait is None else round(found.estimated_wait, 3),
+        "waited": None if found.waited is None else round(found.waited, 3),
+        "queued_seqs": found.queued_seqs,
+        "queued_tokens": found.queued_tokens,
+        "queued_of_key": found.queued_of_key,
+        "keys": found.keys,
+    }
+
+
+def _main_reason(waited: Mapping[WaitReason, float]) -> str | None:
+    """The largest reason of a wait that a person would notice; None of a shorter one."""
+    if sum(waited.values()) < _NOTICED:
+        return None
+    return max(waited, key=lambda reason: waited[reason]).value
 
 
 def _by_reason(times: Mapping[WaitReason, float]) -> dict[str, float | None]:

@@ -11,6 +11,7 @@ import pytest
 from engine.core.loop import EngineCore
 from engine.errors import DeadlinePassed, EngineError
 from engine.mailbox import Mailbox
+from engine.refusal import Because
 from engine.request import RequestContext
 from engine.story import MAX_EVENTS, Lost, Missed, PrefixMatch, Story, WaitReason
 from executors.testing.fakes.failures import Failure
@@ -113,6 +114,10 @@ async def test_a_restart_is_told_with_its_cause_and_the_next_token() -> None:
     assert WaitReason.RECOVERY in again.details["waited"]  # type: ignore[operator]
     assert (story.resumed, story.preempted, story.output_tokens) == (1, 0, 8)
     assert story.paused == {WaitReason.RECOVERY: pytest.approx(story.events[5].at - restart.at)}
+    lost = story.interruptions
+    assert lost.causes == {"executor_died:fake": 1}
+    assert lost.restart_seconds == pytest.approx(again.at - restart.at)
+    assert lost.recompute_seconds == pytest.approx(story.events[5].at - again.at)
 
 
 async def test_a_preemption_is_told() -> None:
@@ -140,6 +145,48 @@ async def test_a_pause_ends_with_its_sequence() -> None:
     assert story.paused == {WaitReason.RECOVERY: 2.0, WaitReason.KV_BLOCKS: 4.0}
     story.resume(8.0, 1)
     assert story.paused == {WaitReason.RECOVERY: 2.0, WaitReason.KV_BLOCKS: 9.5}
+
+
+async def test_interruptions_are_split_into_restart_and_recompute() -> None:
+    """A choice that fails again before its next token, and one that is preempted while it waits to go on."""
+    story, part = Story(), SimpleNamespace(output_token_ids=[1], paused=True)
+    for choice in range(2):
+        story.queue(0.0, choice, part, 1)
+        story.admit(0.0, choice, {}, 0)
+    assert story.interruptions.count == 0
+    story.interrupt(1.0, 0, "executor_died:signal", 1)
+    story.interrupt(1.0, 1, "executor_died:signal", 1)
+    story.admit(5.0, 0, {}, None)
+    story.interrupt(7.0, 0, "out_of_memory", 1)
+    story.admit(8.0, 0, {}, None)
+    story.resume(8.5, 0)
+    story.admit(6.0, 1, {}, None)
+    story.preempt(6.5, 1, 1)
+    story.finish(9.0, 1, "abort", 1)
+    lost = story.interruptions
+    assert lost.causes == {"executor_died:signal": 2, "out_of_memory": 1} and lost.count == story.resumed == 3
+    assert (lost.restart_seconds, lost.recompute_seconds) == (4.0 + 1.0 + 5.0, 2.0 + 0.5 + 0.5)
+    assert story.paused[WaitReason.RECOVERY] == lost.restart_seconds + lost.recompute_seconds
+
+
+async def test_a_refusal_is_told_with_its_numbers() -> None:
+    async with engine(fake(step_delay_ms=20, prompt_token_ms=5), max_num_seqs=1, max_queue_wait=1.0) as core:
+        running = asyncio.create_task(told(core, [1], 60))
+        await asyncio.sleep(0.05)
+        waiting = asyncio.create_task(told(core, [2], 2))
+        await asyncio.sleep(0.01)
+        why = (await told(core, [3], 2)).refusal
+        assert why is not None and why.because is Because.ESTIMATED_WAIT
+        assert why.limit == 1.0 and why.estimated_wait is not None and 0.9 < why.estimated_wait < 1.6
+        assert (why.queued_seqs, why.queued_tokens, why.queued_of_key, why.waited) == (1, 1, None, None)
+        late = (await told(core, [4], 2, deadline=core.clock() + 0.1)).refusal
+        assert (
+            late is not None
+            and late.because is Because.DEADLINE
+            and late.limit == pytest.approx(0.1, abs=0.02)
+        )
+        assert (await running).refusal is None
+        await waiting
 
 
 async def test_events_are_bounded() -> None:

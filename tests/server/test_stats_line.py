@@ -1,12 +1,20 @@
 """The line about the load: while there is some, and what was done since the last one."""
 
+import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
 
+import pytest
 import structlog
 
+from engine.config import EngineConfig
+from engine.core.loop import EngineCore
+from engine.mailbox import Mailbox
 from engine.request import EngineStats
 from server.stats_line import StatsLine
+from tests.engine.harness import fake, read, request
 from tests.server.fakes import House
+from tests.sim.virtual_loop import run
 
 
 def test_a_line_tells_what_was_done_since_the_last_one(house: House) -> None:
@@ -36,3 +44,31 @@ def test_a_line_tells_what_was_done_since_the_last_one(house: House) -> None:
     [told] = look(40.0, replace(busy, running=0, steps=100))
     assert told["output_tokens_per_s"] == 0.0, "what ended in between is told"
     assert look(50.0, replace(busy, running=0, steps=100)) == []
+
+
+def test_a_long_prompt_counts_as_its_chunks_are_computed() -> None:
+    """200 tokens in chunks of 16, a second each, twice: the second time 196 of them come from the cache."""
+
+    async def main() -> list[float]:
+        clock = asyncio.get_running_loop().time
+        core = EngineCore(
+            fake(step_delay_ms=1000, num_blocks=100), EngineConfig(max_num_batched_tokens=16), clock=clock
+        )
+        await core.start()
+        state = SimpleNamespace(core=core, metrics=SimpleNamespace(num_output_tokens=0))
+        line, told = StatsLine(state, clock), []  # type: ignore[arg-type]
+        with structlog.testing.capture_logs() as logs:
+            line.look()
+            for _ in range(2):
+                core.submit(request(list(range(1, 201)), 1), mailbox := Mailbox())
+                reading = asyncio.create_task(read(mailbox))
+                while not reading.done():
+                    await asyncio.sleep(5)
+                    line.look()
+            told = [entry["prompt_tokens_per_s"] for entry in logs]
+        await core.stop()
+        return told
+
+    found = run(main())
+    assert found[:2] == [16.0 * 4 / 5, 16.0], "four steps are done after five seconds less a moment"
+    assert sum(found) * 5 == pytest.approx(200 + 4)

@@ -1,7 +1,7 @@
 """A burst on a server that has just started: who is let in is started in time, and who could be is let in.
 
-Time is virtual, and steps take what the warm-up's pace says unless a case says otherwise. What could be served at most is what the
-same callers get of a server that lets everybody in and drops those whose time is over.
+Time is virtual, and steps take what the warm-up's pace says unless a case says otherwise. What could be served at most is what
+the same callers get of a server that lets everybody in and drops those whose time is over.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -50,9 +50,9 @@ class Burst:
 
     slots: int = 8
     wait: float = 15.0
-    asked: Draw = always(200)
+    asked: Draw = field(default_factory=lambda: always(200))
     answered: Draw | None = None
-    prompt: Draw = always(50)
+    prompt: Draw = field(default_factory=lambda: always(50))
     callers: int = 100
     gap: float = 0.0
     blocks: int = 40_000

@@ -17,7 +17,7 @@ from engine.sequence import Sequence
 from engine.waiting.forecast import Forecast, SharedPrefixes, Work, streams
 from engine.waiting.order import QUEUE_POLICIES
 from engine.waiting.queue import WaitingQueue
-from executors.contract import Pace, SamplingParams
+from executors.contract import Pace
 from tests.engine.harness import GREEDY, fake
 from tests.sim.virtual_loop import run
 from tests.text_requests import changed

@@ -69,6 +69,7 @@ function account(told) {
       ["Received", new Date(told.received * 1000).toLocaleString()], [told.outcome ? "Ended" : "State", ended],
       ["First token after", durationText(told.ttft_seconds)], ["In all", durationText(told.e2e_seconds)],
       ["Waited", list(told.waited_for)], ["Paused", list(told.paused_for)],
+      ["Refused", refused(told.refused)], ["Interrupted", interruptions(told.interruptions)],
       ["Prompt", `${count(told.prompt_tokens)} tokens, ${count(told.cached_tokens)} from the cache`],
       ["Prefix cache", prefix(told.prefix)],
       ["Output", `${count(told.output_tokens)} tokens${told.choices > 1 ? ` in ${told.choices} choices` : ""}`],
@@ -78,6 +79,19 @@ function account(told) {
   if (told.events?.length) parts.push(el("h3", {}, "Events"), el("ol", {}, told.events.map(eventNode)));
   if (told.events_dropped) parts.push(el("p", { className: "note" }, `and ${count(told.events_dropped)} more`));
   return parts;
+}
+
+function refused(told) {
+  if (!told) return null;
+  const numbers = Object.entries(told).filter(([name, value]) => name !== "because" && value !== null)
+    .map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`).join(", ");
+  return `${told.because.replaceAll("_", " ")}: ${numbers}`;
+}
+
+function interruptions(told) {
+  if (!told) return null;
+  const causes = Object.entries(told.causes).map(([cause, times]) => `${times} by ${cause}`).join(", ");
+  return `${causes}; ${durationText(told.restart_seconds)} to restart, ${durationText(told.recompute_seconds)} to compute again`;
 }
 
 function prefix(told) {

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cohort_server import rooms
+from cohort_server import rooms, standard_streams, working_directory
 
 if TYPE_CHECKING:
     from server.offline import LLM, CompletionOutput, Logprob, RequestOutput, SamplingParams
@@ -23,6 +23,8 @@ __all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput", "SamplingParam
 
 def main() -> None:
     """The console command `cohort`: this process belongs to the application."""
+    standard_streams.open_standard_streams()
+    working_directory.leave_removed_directory()
     rooms.enter()
     from server.cli import main as run
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import runpy
 import sys
 
-from cohort_server import rooms
+from cohort_server import rooms, standard_streams, working_directory
 
 
 def command(module: str, *arguments: str) -> list[str]:
@@ -19,6 +19,8 @@ def command(module: str, *arguments: str) -> list[str]:
 
 def main() -> None:
     """Run the module that the first argument names, as `python -m` would."""
+    standard_streams.open_standard_streams()
+    working_directory.leave_removed_directory()
     if len(sys.argv) < 2:
         sys.exit("usage: python -P -m cohort_server.run MODULE [ARGUMENT ...]")
     del sys.argv[0]

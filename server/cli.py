@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import signal
 
+from cohort_server.standard_streams import open_standard_streams
+from server.system.environment import drop_empty
+
 
 def main() -> None:
     """Take signals, then import and run the rest."""
@@ -14,19 +17,12 @@ def main() -> None:
         # Until the event loop takes them over, there is nothing to drain. Without a handler the first process of a
         # container would not even hear of SIGTERM; an exception would surface in the middle of an import.
         signal.signal(number, lambda *_: os._exit(0))
-    _open_standard_streams()
+    open_standard_streams()
+    drop_empty(os.environ)
 
     from server.commands import command_line
 
     command_line.main()
-
-
-def _open_standard_streams() -> None:
-    """Where a standard stream is closed, the next file or socket that is opened would take its place: the port's, say,
-    which children would then inherit as their stdout."""
-    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(number, True)
-    os.close(number)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The list of what is missing in docs/not-supported.md, from the rows below: `python -m tools.missing_docs write|check`.
 
-Each row names a test that shows that the thing is refused or absent. A feature that arrives makes its test fail, and `check` fails for
-a row whose test is gone, skipped or expected to fail: so no row outlives what it says.
+Each row names a test that shows that the thing is refused or absent. A feature that arrives makes its test fail, and `check`
+fails for a row whose test is gone, skipped or expected to fail: so no row outlives what it says.
 """
 
 from __future__ import annotations

@@ -28,10 +28,13 @@ the environment over the file. After an unknown name or an invalid value, the se
 
 - The file is named by `{CONFIG.flag}` or `{CONFIG.variable}`: a path, or one of the presets `default`, `cpu` and `gpu`. Without a
   file and without a model, the server reads the preset `default`.
-- The file is read by the core schema of YAML 1.2: `010` is ten, `12:30` and `on` are strings, and a key that stands twice is an error.
+- The file is read by the core schema of YAML 1.2: `010` is ten, `12:30` and `on` are strings, and a key that stands twice is an
+  error.
 - An empty variable counts as one that is not set, as `COHORT_PORT=${{PORT:-}}` in a compose file means it. The exceptions are
-  `COHORT_API_KEY`, `COHORT_API_KEY_FILE` and `COHORT_METRICS_KEY`: with an empty one the server does not start, for it would stand open.
-- Variables of other servers are warnings with the setting to use; their API keys [are in force](migrate.md#environment-variables).
+  `COHORT_API_KEY`, `COHORT_API_KEY_FILE` and `COHORT_METRICS_KEY`: an empty one ends the start, for the server would stand
+  open.
+- Variables of other servers are warnings with the setting to use; their API keys
+  [are in force](migrate.md#environment-variables).
 - A switch is `--name` or `--no-name` as a flag, and `true` or `false` elsewhere.
 - A flag for several strings is given several times. A variable has commas between the strings, a file a list.
 - A size in bytes may have a unit: `4GiB` is 2^32 bytes, `4GB` or `4G` is 4 000 000 000.

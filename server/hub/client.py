@@ -18,6 +18,7 @@ from pathlib import Path
 
 from cohort_server import run
 from server.hub.files import HubError, HubNotYet
+from server.system.environment import without_empty
 
 Report = Callable[[int, int], None]
 Check = Callable[[Path], Awaitable[None]]
@@ -108,7 +109,7 @@ async def _last_line(stream: asyncio.StreamReader | None) -> str:
 
 def _environment() -> dict[str, str]:
     """The server's, without its settings (keys are among them); HF_TOKEN, HF_HOME, HF_ENDPOINT and proxies stay."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("COHORT_")}
+    env = {name: value for name, value in without_empty(os.environ).items() if not name.startswith("COHORT_")}
     return env | {
         # Plain HTTP for everything: one way that shows its progress and goes on after a cut.
         "HF_HUB_DISABLE_XET": "1",

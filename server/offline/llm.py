@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import structlog
 
+from cohort_server.standard_streams import open_standard_streams
 from engine.errors import EngineError, InvalidRequest
 from executors.contract import ConfigError, ExecutorError
 from server.hub import HubError
@@ -56,6 +57,8 @@ class LLM:
         """
         for name in settings:
             _check_name(name)
+        # The executor process gets this one's stderr, and sockets must not take the place of a closed one.
+        open_standard_streams()
         named = {} if model is None else {"model": os.fspath(model)}
         try:
             chosen, _ = load({**_UNBOUNDED, **settings, **named}, {})

@@ -11,8 +11,8 @@ from executors.contract import OptimizationConfig
 from executors.contract.errors import ConfigError
 from executors.llm.checkpoint.draft import load_draft
 from executors.llm.checkpoint.loader import choose_kernels, refuse_without_kernels
-from tests.server.fakes import INFO
 from tests.executors.llm.driver import config
+from tests.server.fakes import INFO
 
 GPU = torch.device("cuda:0")
 
@@ -28,5 +28,5 @@ def test_deterministic(tmp_path: Path, dtype: torch.dtype) -> None:
     asked = replace(config(tmp_path), optimization=OptimizationConfig(deterministic=True))
     kernels, missing = choose_kernels(asked, dtype, GPU)
     assert kernels is None
-    with pytest.raises(ConfigError, match="^deterministic: needs Cohort's own kernels"):
+    with pytest.raises(ConfigError, match=r"^deterministic: needs Cohort's own kernels"):
         refuse_without_kernels(asked, dtype, GPU, missing)

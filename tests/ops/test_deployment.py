@@ -48,7 +48,22 @@ def test_prometheus_scrapes_the_service_and_grafana_asks_prometheus() -> None:
     [provider] = yaml.safe_load((folder / "dashboards/cohort.yml").read_text("utf-8"))["providers"]
     mounts = dict(volume.split(":")[:2][::-1] for volume in SERVICES["grafana"]["volumes"])
     assert mounts[provider["options"]["path"]] == "./configs/grafana/dashboards"
-    assert {used["uid"] for used in _sources(dashboard())} == {source["uid"]}
+    # The dashboard asks whichever source of this type is chosen, and the only one is the default.
+    assert source["type"] == "prometheus" and source["isDefault"]
+
+
+def test_the_dashboard_asks_the_data_source_that_is_chosen() -> None:
+    first, *others = dashboard()["templating"]["list"]
+    assert (first["name"], first["type"], first["query"]) == ("datasource", "datasource", "prometheus")
+    assert not first["multi"] and not first["includeAll"] and first["current"] == {}, "no source of one installation"
+    assert all(variable["datasource"]["uid"] == "${datasource}" for variable in others)
+    panels = [panel for panel in dashboard()["panels"] if panel["type"] != "row"]
+    assert len(panels) > 20
+    for panel in panels:
+        asked = [panel["datasource"], *(target["datasource"] for target in panel["targets"])]
+        assert all(one == {"type": "prometheus", "uid": "${datasource}"} for one in asked), panel["title"]
+    assert {used["uid"] for used in _sources(dashboard())} == {"${datasource}"}
+    assert not {"__inputs", "__requires", "id"} & set(dashboard())
 
 
 def _sources(node: Any) -> list[dict[str, str]]:

@@ -136,6 +136,45 @@ def test_named_for_what_was_asked(client: openai.OpenAI) -> None:
     assert calls(choice) == [("get_weather", {"city": "Paris"})]
 
 
+def test_a_call_that_is_cut_off(client: openai.OpenAI) -> None:
+    """By a limit at every token and by stop strings inside of the notation: no text, and the arguments so far."""
+    asked: dict[str, Any] = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "What is the weather in Paris?"}],
+        "temperature": 0,
+        "tools": TOOLS,
+    }
+    whole = client.chat.completions.create(**asked)
+    [complete] = whole.choices[0].message.tool_calls or []
+    assert whole.usage is not None
+    limits = [{"max_tokens": limit} for limit in range(1, whole.usage.completion_tokens)]
+    stops = [{"stop": stop} for stop in ("call", "\n", "name", "get_", "arg", "Par")]
+    for fields in [*limits, *stops]:
+        [choice] = client.chat.completions.create(**asked, **fields).choices
+        content, arguments, reason = "", "", None
+        for chunk in client.chat.completions.create(**asked, **fields, stream=True):
+            delta, reason = chunk.choices[0].delta, chunk.choices[0].finish_reason
+            content += delta.content or ""
+            for call in delta.tool_calls or []:
+                arguments += (call.function and call.function.arguments) or ""
+        made = [call.function.arguments for call in choice.message.tool_calls or []]
+        assert (content, choice.message.content or "") == ("", ""), fields
+        assert made in ([], [arguments]) and complete.function.arguments.startswith(arguments), fields
+        assert choice.finish_reason == reason == ("stop" if "stop" in fields else "length"), fields
+
+
+def test_a_forced_call_beside_a_format(client: openai.OpenAI) -> None:
+    properties = {"ok": {"type": "boolean"}}
+    schema = {"type": "object", "properties": properties, "required": ["ok"], "additionalProperties": False}
+    form = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": schema}}
+    for choice in ("required", named("get_weather")):
+        answer = ask(client, "What is the weather in Paris?", tool_choice=choice, response_format=form)
+        assert calls(answer) == [("get_weather", {"city": "Paris"})]
+        assert answer.message.content is None
+    text = ask(client, "Count from 3 to 6.", tool_choice="none", response_format=form)
+    assert set(json.loads(text.message.content)) == {"ok"}
+
+
 class GetWeather(pydantic.BaseModel):
     """Get the weather of a city"""
 

@@ -178,6 +178,7 @@ def _compile(command: list[str], source: Path, isa: Isa, limit_s: float | None, 
     """Return the path of the library in the workspace."""
     made = work.folder / f"{source.stem}.so"
     what = f"compiling {source.name} for {isa.name}"
+    _log.info("%s with %s", what, command[0])
     _run([*command, *_FLAGS, *isa.flags, str(source), "-o", str(made)], what, limit_s, work)
     return made
 

@@ -75,7 +75,10 @@ class LogOutput:
 
     def __init__(self, form: Form, max_bytes: int = MAX_BYTES) -> None:
         self.form = form
-        self._inherited = os.dup(_STDERR)
+        try:
+            self._inherited = os.dup(_STDERR)
+        except OSError:  # closed
+            self._inherited = os.open(os.devnull, os.O_WRONLY)
         self.is_terminal = os.isatty(self._inherited)
         self._writer = LogWriter(self._inherited, self._notice, max_bytes)
         self._drain = LogDrain(self._emit)

@@ -230,6 +230,7 @@ def url_of(host: str, port: int, *, secure: bool = False) -> str:
     """A URL that a browser can open: a wildcard address becomes localhost."""
     if host in ("0.0.0.0", "::", "", "*"):
         host = "localhost"
+    host = host.removeprefix("[").removesuffix("]")
     scheme = "https" if secure else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 
 from cohort_server.standard_streams import open_standard_streams
 from server.system.environment import drop_empty
@@ -11,8 +12,9 @@ from server.system.environment import drop_empty
 
 def main() -> None:
     """Take signals, then import and run the rest."""
+    serves = sys.argv[1:2] in (["serve"], ["ray"])
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+        if number == signal.SIGHUP and (not serves or signal.getsignal(number) is signal.SIG_IGN):
             continue  # `nohup`: it is to outlive its terminal
         # Until the event loop takes them over, there is nothing to drain. Without a handler the first process of a
         # container would not even hear of SIGTERM; an exception would surface in the middle of an import.

@@ -47,6 +47,7 @@ def main(environ: Mapping[str, str]) -> int:
 
 def _host(host: str) -> str:
     """Where a server that listens on `host` is reached from this machine. http.client tries all addresses of a name."""
+    host = host.removeprefix("[").removesuffix("]")
     return {"": "127.0.0.1", "*": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}.get(host, host)
 
 

@@ -102,6 +102,8 @@ def listen(host: str, port: int, patience: float = 60.0) -> Listener:
     On Linux the kernel ends a connection whose peer has vanished, or takes none of the data sent to it, after one and a half
     times `patience` seconds. A connection that the server itself closes for this reason is logged.
     """
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]  # as in a URL
     sockets, notes = _bind_all(host, port)
     for one in sockets:
         one.setblocking(False)
@@ -196,8 +198,10 @@ def _bind(family: int, address: tuple[Any, ...]) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            # Each address has a socket of its own, but for "every address", which is one for both families.
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, address[0] != "::")
+            # Each address has a socket of its own, but for "every address", which is one for both families, and those of IPv4 in
+            # the form of IPv6.
+            both = address[0] == "::" or address[0].startswith("::ffff:")
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not both)
         listener.bind(address)
         listener.listen(_BACKLOG)
     except BaseException:

@@ -56,7 +56,11 @@ class Settings:
     download_dir: str | None = text(
         None, "Directory for models from the hub.", metavar="DIR", shown="the cache of huggingface_hub"
     )
-    host: str = text("127.0.0.1", "Address to listen on.")
+    host: str = text(
+        "127.0.0.1",
+        "Address to listen on, or a name, which stands for all its addresses: localhost is 127.0.0.1 and ::1. `::` or `*` is "
+        "every address of this machine, 0.0.0.0 every one of IPv4.",
+    )
     port: int = integer(8000, "Port to listen on; 0 takes a free one.", low=0, high=65535)
     served_model_name: tuple[str, ...] = names(
         (),
@@ -375,7 +379,10 @@ class Settings:
         may_be_infinite=True,
     )
     drain_timeout: float = number(
-        30.0, "Seconds that running requests have to finish after SIGTERM.", low=0, may_be_infinite=True
+        30.0,
+        "Seconds that running requests have to finish after SIGTERM, SIGINT or SIGHUP.",
+        low=0,
+        may_be_infinite=True,
     )
     write_timeout: float = number(
         60.0,

@@ -110,6 +110,19 @@ def test_a_server_with_keys_asks_for_them(tokenizer_dir: Path, tmp_path: Path) -
         watched.check("401 (Unauthorized)")
 
 
+def test_the_admin_key_alone_opens_the_whole_console(tokenizer_dir: Path, tmp_path: Path) -> None:
+    """As by the link of the start-up text: no other key is asked for."""
+    args = [str(tokenizer_dir), "--executor", "echo", "--executor-option", f"vocab_size={VOCAB_SIZE}"]
+    args += ["--served-model-name", "fake", "--api-key", "client", "--admin-key", KEY]
+    with ServerProcess(args, tmp_path) as server, console(server) as watched:
+        page = watched.page
+        expect(page.locator("#model")).to_have_value("fake")
+        expect(page.locator("#stage")).to_have_attribute("data-stage", "ready")
+        expect(page.locator("#keys")).to_be_hidden()
+        expect(page.locator("#live-notice")).to_be_hidden()
+        watched.check()
+
+
 CALL = [
     {
         "role": "assistant",

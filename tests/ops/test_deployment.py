@@ -116,3 +116,8 @@ def test_operands_are_split_outside_of_brackets_and_strings() -> None:
         'a{x="b > c"}', "1", "rate(b[5m])", "0.1",
     ]  # fmt: skip
     assert operands("a / (b > 0) > 0.9") == ["a / (b > 0)", "0.9"]
+
+
+def test_compose_gives_up_on_nothing_that_may_pass() -> None:
+    """A number behind `on-failure` is the end after so many starts, which Docker makes within seconds."""
+    assert SERVICES["server"]["restart"] in ("on-failure", "always", "unless-stopped")

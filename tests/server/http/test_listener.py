@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from server.banner import url_of
 from server.http import listener
 from server.http.listener import AddressNotYet, Listener, listen
 from server.settings.load import SettingsError
@@ -91,6 +92,22 @@ def test_one_address_is_only_that_one() -> None:
     with listen("0.0.0.0", 0) as made:
         assert reached(made.port, "127.0.0.1") and not reached(made.port, "::1")
         assert made.any_address
+
+
+@needs_ipv6
+@pytest.mark.parametrize(
+    ("host", "address", "url"),
+    [
+        ("[::1]", "::1", "http://[::1]:"),
+        ("::ffff:127.0.0.1", "127.0.0.1", "http://[::ffff:127.0.0.1]:"),
+        ("127.1", "127.0.0.1", "http://127.1:"),
+        ("[::]", "::1", "http://localhost:"),
+    ],
+)
+def test_other_forms_of_an_address(host: str, address: str, url: str) -> None:
+    with listen(host, 0) as made:
+        assert reached(made.port, address)
+        assert url_of("" if made.any_address else host, made.port) == f"{url}{made.port}"
 
 
 @pytest.mark.parametrize("host", ["::", "", "*"])

@@ -103,7 +103,7 @@ COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": None}, "prompt"),
     ({"prompt": []}, "prompt"),
     ({"prompt": [[]]}, "prompt.0"),
-    ({"prompt": [""], "add_special_tokens": False}, "prompt"),
+    ({"prompt": [""], "add_special_tokens": False}, "prompt.0"),
     ({"prompt": 5}, "prompt"),
     ({"prompt": {"a": 1}}, "prompt"),
     ({"prompt": [1, "a"]}, "prompt.1"),

@@ -102,7 +102,7 @@ CASES: list[tuple[str, dict[str, Any] | list[Any], str, str | None]] = [
     (TEXT, {"prompt": LONG}, "context_length_exceeded", "prompt"),
     (TEXT, {"prompt": ["a", 5]}, "invalid_type", "prompt.1"),
     (TEXT, {"prompt": "", "add_special_tokens": False}, "invalid_value", "prompt"),
-    (TEXT, {"prompt": [[1], [400]]}, "invalid_value", "prompt"),
+    (TEXT, {"prompt": [[1], [400]]}, "invalid_value", "prompt.1"),
     (TEXT, {"prompt": "Hi", "max_tokens": 0}, "invalid_value", "max_tokens"),
     (VECTORS, {}, "missing_required_parameter", "input"),
     (VECTORS, {"input": LONG}, "context_length_exceeded", "input"),

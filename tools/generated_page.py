@@ -8,10 +8,12 @@ from pathlib import Path
 
 
 def run(tool: str, argv: Sequence[str], page: Path, made: Callable[[str], str]) -> int:
-    """Run the command `python -m tools.TOOL write|check`. `made` returns the page's new text from its old one, "" if there is
-    none. Returns the exit code: 1 if `check` finds the page stale, 2 for other words."""
+    """Run the command `python -m tools.TOOL write|check`; a tool in another place gives its whole name, with dots. `made` returns
+    the page's new text from its old one, "" if there is none. Returns the exit code: 1 if `check` finds the page stale, 2 for
+    other words."""
     if list(argv) not in (["write"], ["check"]):
-        print(f"usage: python -m tools.{tool} write|check", file=sys.stderr)
+        module = tool if "." in tool else f"tools.{tool}"
+        print(f"usage: python -m {module} write|check", file=sys.stderr)
         return 2
     old = page.read_text("utf-8") if page.exists() else ""
     new = made(old)

@@ -15,6 +15,7 @@ import sys
 import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -22,6 +23,7 @@ from pathlib import Path
 from benchmarks.peers import install as vllm
 from executors.tiny import weights_dir
 from tests.clients.environments import ENVIRONMENTS, FOLDER, ROOT
+from tests.clients.node_environment import AI_SDK
 from tests.e2e.server_process import ServerProcess
 
 HERE = Path(__file__).parent
@@ -35,12 +37,35 @@ _TROUBLE = re.compile(r"\[(error|critical) *\]| status=5\d\d")
 
 @dataclass(frozen=True)
 class Client:
-    """`ensure` sees to it that the client is there, and gives the Python that runs its checks."""
+    """`ensure` sees to it that the client is there, and gives the Python that runs its checks. `with_torch`: so it installs
+    torch."""
 
     name: str
     version: str
     checks: str
     ensure: Callable[[], Path]
+    with_torch: bool = False
+
+
+CHECKS = {
+    "openai-1": "check_openai.py",
+    "openai-2": "check_openai.py",
+    "anthropic": "check_anthropic.py",
+    "anthropic-0": "check_anthropic.py",
+    "langchain": "check_langchain.py",
+    "litellm": "check_litellm.py",
+    "openai-agents": "check_openai_agents.py",
+    "pydantic-ai": "check_pydantic_ai.py",
+    "mistralai": "check_mistralai.py",
+    "ollama": "check_ollama.py",
+    "instructor": "check_instructor.py",
+    "llama-index": "check_llama_index.py",
+    "haystack": "check_haystack.py",
+    "dspy": "check_dspy.py",
+    "lm-eval": "check_lm_eval.py",
+    "guidellm": "check_guidellm.py",
+}
+"""The checks of each environment, in the order in which they run."""
 
 
 def clients() -> dict[str, Client]:
@@ -49,18 +74,11 @@ def clients() -> dict[str, Client]:
         # The major version that the main environment has: nothing to install.
         Client("openai-3", version("openai"), "check_openai.py", lambda: Path(sys.executable)),
     ]
-    for name, checks in {
-        "openai-1": "check_openai.py",
-        "openai-2": "check_openai.py",
-        "anthropic": "check_anthropic.py",
-        "anthropic-0": "check_anthropic.py",
-        "langchain": "check_langchain.py",
-        "litellm": "check_litellm.py",
-        "lm-eval": "check_lm_eval.py",
-        "guidellm": "check_guidellm.py",
-    }.items():
-        found.append(Client(name, ENVIRONMENTS[name].version, checks, ENVIRONMENTS[name].ensure))
-    found.append(Client("vllm-bench", vllm.VERSION, "check_vllm_bench.py", _with_vllm))
+    found.append(Client(AI_SDK.name, AI_SDK.version, "check_ai_sdk.py", AI_SDK.ensure))
+    for name, checks in CHECKS.items():
+        one = ENVIRONMENTS[name]
+        found.append(Client(name, one.version, checks, one.ensure, one.with_torch))
+    found.append(Client("vllm-bench", vllm.VERSION, "check_vllm_bench.py", _with_vllm, with_torch=True))
     return {client.name: client for client in found}
 
 
@@ -85,7 +103,7 @@ class Outcome:
         result = f"{self.failed} FAILED" if self.failed else "passed"
         name, which = self.client.name, self.client.version
         return (
-            f"{name:<12} {which:<10} {self.tests:>5}  {result:<10} {self.seconds:>7.1f} {self.install:>8.1f}"
+            f"{name:<13} {which:<10} {self.tests:>5}  {result:<10} {self.seconds:>7.1f} {self.install:>8.1f}"
         )
 
 
@@ -104,6 +122,7 @@ def environment(url: str) -> dict[str, str]:
         "CLIENT_MODEL_DIR": str(weights_dir()),
         "CLIENT_MAIN_PYTHON": sys.executable,
         "CLIENT_VLLM": str(vllm.folder() / "bin/vllm"),
+        "CLIENT_NODE_MODULES": str(AI_SDK.folder),
         # Ten otherwise, each of which loads torch.
         "GUIDELLM__MAX_WORKER_PROCESSES": "2",
         # It looks for its end whenever nothing has come for this many seconds, 0.1 otherwise. Its end is declared by one thread
@@ -118,25 +137,41 @@ def environment(url: str) -> dict[str, str]:
         "LANGSMITH_TRACING": "false",
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         "LITELLM_TELEMETRY": "False",
+        "HAYSTACK_TELEMETRY_ENABLED": "False",
         "VLLM_NO_USAGE_STATS": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
 
 
-def run(client: Client, url: str, words: list[str]) -> Outcome:
-    """Install the client where it is not, and run its checks."""
-    print(f"\n== {client.name} {client.version}", flush=True)
+@dataclass(frozen=True)
+class Installed:
+    """A client's Python and the seconds it took to install; `failure` where it could not be."""
+
+    python: Path | None
+    seconds: float
+    failure: str = ""
+
+
+def install(client: Client) -> Installed:
+    """Install the client where it is not."""
     started = time.monotonic()
     try:
-        python = client.ensure()
+        return Installed(client.ensure(), time.monotonic() - started)
     except subprocess.CalledProcessError as error:
-        print(f"{client.name}: not installed: {error}", flush=True)
-        return Outcome(client, 0, 1, time.monotonic() - started, 0)
-    installed = time.monotonic()
+        return Installed(None, time.monotonic() - started, str(error))
+
+
+def run(client: Client, installed: Installed, url: str, words: list[str]) -> Outcome:
+    """Run the client's checks."""
+    print(f"\n== {client.name} {client.version}", flush=True)
+    if installed.python is None:
+        print(f"{client.name}: not installed: {installed.failure}", flush=True)
+        return Outcome(client, 0, 1, installed.seconds, 0)
+    started = time.monotonic()
     report = FOLDER / f"{client.name}.xml"
     report.unlink(missing_ok=True)
     command = [
-        str(python), "-m", "pytest", "-c", str(HERE / "pytest.ini"), "-q", f"--junitxml={report}",
+        str(installed.python), "-m", "pytest", "-c", str(HERE / "pytest.ini"), "-q", f"--junitxml={report}",
         str(HERE / client.checks), *words,
     ]  # fmt: skip
     try:
@@ -147,7 +182,7 @@ def run(client: Client, url: str, words: list[str]) -> Outcome:
     tests, failed = counted(report)
     # Without a report, or without a test that failed in it, the run itself did.
     failed = failed or (1 if code else 0)
-    return Outcome(client, tests, failed, installed - started, time.monotonic() - installed)
+    return Outcome(client, tests, failed, installed.seconds, time.monotonic() - started)
 
 
 def counted(report: Path) -> tuple[int, int]:
@@ -167,11 +202,13 @@ def main() -> int:
         "names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}; all of them otherwise"
     )
     parser.add_argument("--without", action="append", default=[], metavar="NAME", help="all but this one")
+    parser.add_argument("--without-torch", action="store_true", help="all but those that install torch")
     parser.add_argument("-k", dest="expression", metavar="WORDS", help="pytest's -k")
     arguments = parser.parse_args()
     if unknown := {*arguments.names, *arguments.without} - known.keys():
         parser.error(f"there is no client {', '.join(sorted(unknown))}")
     chosen = [known[name] for name in arguments.names or known if name not in arguments.without]
+    chosen = [one for one in chosen if not (arguments.without_torch and one.with_torch)]
     words = ["-k", arguments.expression] if arguments.expression else []
     FOLDER.mkdir(parents=True, exist_ok=True)
     arguments = [
@@ -183,11 +220,16 @@ def main() -> int:
         "--model-alias",
         f"claude-*={MODEL}",
     ]
-    with ServerProcess(arguments, FOLDER, env={"HF_HUB_OFFLINE": "1"}) as server:
-        outcomes = [run(client, server.url, words) for client in chosen]
+    # One client is installed, which mostly waits for the index, while the checks of the one before it run.
+    with (
+        ThreadPoolExecutor(1) as installer,
+        ServerProcess(arguments, FOLDER, env={"HF_HUB_OFFLINE": "1"}) as server,
+    ):
+        waiting = [(client, installer.submit(install, client)) for client in chosen]
+        outcomes = [run(client, installed.result(), server.url, words) for client, installed in waiting]
         troubles = [line for line in server.log().splitlines() if _TROUBLE.search(line)]
     print(*troubles, sep="\n")
-    print(f"\n{'client':<12} {'version':<10} {'tests':>5}  {'result':<10} {'seconds':>7} {'install':>8}")
+    print(f"\n{'client':<13} {'version':<10} {'tests':>5}  {'result':<10} {'seconds':>7} {'install':>8}")
     print("\n".join(outcome.line for outcome in outcomes))
     return 1 if troubles or any(outcome.failed for outcome in outcomes) else 0
 

@@ -192,10 +192,17 @@ def test_a_tool_round_trip(client: anthropic.Anthropic, model: str) -> None:
     assert after.stop_reason == "end_turn" and after.content[0].type == "text"
 
 
+FORMAT: Any = {
+    "format": {"type": "json_schema", "schema": {**Person.model_json_schema(), "additionalProperties": False}}
+}
+
+
+@pytest.mark.parametrize("beside", [{}, {"output_config": FORMAT}], ids=["alone", "beside a format"])
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "get_weather"}])
-def test_forced_calls(client: anthropic.Anthropic, model: str, choice: Any) -> None:
+def test_forced_calls(client: anthropic.Anthropic, model: str, choice: Any, beside: dict[str, Any]) -> None:
+    asked = {**GREEDY, **beside}
     answer = both(
-        client, model=model, max_tokens=100, messages=COUNT, tools=[WEATHER], tool_choice=choice, extra_body=GREEDY
+        client, model=model, max_tokens=100, messages=COUNT, tools=[WEATHER], tool_choice=choice, extra_body=asked
     )  # fmt: skip
     [call] = answer.content
     assert call.type == "tool_use" and isinstance(call.input["city"], str)
@@ -210,9 +217,7 @@ def test_no_call(client: anthropic.Anthropic, model: str) -> None:
 
 
 def test_a_schema(client: anthropic.Anthropic, model: str) -> None:
-    schema = {**Person.model_json_schema(), "additionalProperties": False}
-    config: Any = {"format": {"type": "json_schema", "schema": schema}}
-    asked = {**GREEDY, "output_config": config}
+    asked = {**GREEDY, "output_config": FORMAT}
     answer = client.messages.create(model=model, max_tokens=100, messages=HUGO, extra_body=asked)  # type: ignore[arg-type]
     assert Person.model_validate_json(answer.content[0].text) == Person(name="Hugo", age=51, job="baker")  # type: ignore[union-attr]
 

@@ -1,4 +1,4 @@
-"""LangChain's ChatOpenAI and OpenAIEmbeddings."""
+"""LangChain's ChatOpenAI and OpenAIEmbeddings, and ChatOllama and OllamaEmbeddings."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
+from langchain_ollama import ChatOllama, OllamaEmbeddings
 from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
 from pydantic import BaseModel, Field
 
@@ -148,6 +149,41 @@ def test_structured_output(chat: ChatOpenAI, loop: asyncio.Runner, method: Any) 
     assert loop.run(structured.ainvoke(asked)) == hugo
 
 
+@pytest.mark.parametrize("method", ["json_mode", "json_schema"])
+@pytest.mark.parametrize("choice", ["any", "get_weather"])
+@pytest.mark.parametrize("responses", [False, True], ids=["chat", "responses"])
+def test_a_forced_tool_beside_a_format(
+    url: str, api_key: str, model: str, method: str, choice: str, responses: bool
+) -> None:
+    """Structured output with functions of one's own, one of which must be called: the call, and no format."""
+    chat = ChatOpenAI(
+        model=model,
+        base_url=f"{url}/v1",
+        api_key=api_key,
+        temperature=0,
+        max_retries=0,
+        use_responses_api=responses,
+    )
+    schema = {"title": "Person", **Person.model_json_schema()}
+    form: Any = {"type": "json_object"}
+    if method == "json_schema":
+        form = {"type": "json_schema", "json_schema": {"name": "Person", "schema": schema}}
+    forced = chat.bind_tools([get_weather], tool_choice=choice, strict=True).bind(response_format=form)
+    answer = forced.invoke("Count from 3 to 9.", max_tokens=100)
+    assert [(call["name"], list(call["args"])) for call in answer.tool_calls] == [("get_weather", ["city"])]
+    streamed = added(list(forced.stream("Count from 3 to 9.", max_tokens=100)))
+    assert [call["args"] for call in streamed.tool_calls] == [call["args"] for call in answer.tool_calls]
+
+
+def test_structured_output_beside_tools(chat: ChatOpenAI) -> None:
+    """LangChain's own way: the schema as a format, the tools beside it for the model to choose."""
+    structured = chat.with_structured_output(
+        Person, method="json_schema", tools=[get_weather], include_raw=True, strict=True
+    )
+    assert structured.invoke(HUGO)["parsed"] == Person(name="Hugo", age=51, job="baker")
+    assert structured.invoke(PARIS)["raw"].tool_calls[0]["args"] == {"city": "Paris"}
+
+
 def test_structured_output_by_schema(chat: ChatOpenAI) -> None:
     """A schema in a dict, strict and not, with the raw message beside it."""
     for strict in (True, False):
@@ -178,3 +214,36 @@ def test_embeddings(url: str, api_key: str, model: str) -> None:
     assert math.isclose(sum(x * x for x in one), 1, abs_tol=1e-3)
     assert one != two
     assert max(abs(a - b) for a, b in zip(embed.embed_query("One"), one, strict=True)) < 1e-4
+
+
+@pytest.fixture
+def by_ollama(url: str, api_key: str, model: str) -> ChatOllama:
+    headers = {"headers": {"Authorization": f"Bearer {api_key}"}}
+    return ChatOllama(model=model, base_url=url, temperature=0, client_kwargs=headers)
+
+
+def test_ollama(by_ollama: ChatOllama) -> None:
+    whole = by_ollama.invoke("Count from 3 to 9.")
+    assert numbers(whole.content) == [3, 4, 5, 6, 7, 8, 9]
+    assert added(list(by_ollama.stream("Count from 3 to 9."))).content == whole.content
+    with_tools = by_ollama.bind_tools([get_weather])
+    for answer in (with_tools.invoke(PARIS), added(list(with_tools.stream(PARIS)))):
+        [call] = answer.tool_calls
+        assert (call["name"], call["args"]) == ("get_weather", {"city": "Paris"})
+    result = get_weather.invoke(call)
+    assert isinstance(with_tools.invoke([HumanMessage(PARIS), answer, result]), AIMessage)
+
+
+@pytest.mark.parametrize("method", ["json_mode", "json_schema"])
+def test_ollama_structured_output(by_ollama: ChatOllama, method: Any) -> None:
+    structured = by_ollama.with_structured_output(Person, method=method)
+    assert structured.invoke(HUGO) == Person(name="Hugo", age=51, job="baker")
+
+
+def test_ollama_embeddings(url: str, api_key: str, model: str) -> None:
+    headers = {"headers": {"Authorization": f"Bearer {api_key}"}}
+    one, two = OllamaEmbeddings(model=model, base_url=url, client_kwargs=headers).embed_documents(
+        ["One", "Two"]
+    )
+    assert math.isclose(sum(x * x for x in one), 1, abs_tol=1e-3)
+    assert one != two

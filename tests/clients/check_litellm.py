@@ -1,4 +1,4 @@
-"""LiteLLM, by both of its providers for a server like this one."""
+"""LiteLLM, by its providers for a server like OpenAI's, for vLLM and (`ollama`, `ollama_chat`) for Ollama."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import asyncio
 import json
 import math
 import re
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.request import Request, urlopen
 
 import litellm
 import pytest
@@ -97,10 +101,12 @@ def test_tools(call: dict[str, Any]) -> None:
         assert litellm.completion(**call, messages=talk, tools=[TOOL], temperature=0).choices[0].finish_reason
 
 
+@pytest.mark.parametrize("beside", [{}, {"response_format": Person}], ids=["alone", "beside a format"])
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
-def test_a_forced_tool(call: dict[str, Any], choice: Any) -> None:
+def test_a_forced_tool(call: dict[str, Any], choice: Any, beside: dict[str, Any]) -> None:
     asked = {
         **call,
+        **beside,
         "messages": COUNT,
         "tools": [TOOL],
         "tool_choice": choice,
@@ -169,3 +175,67 @@ def test_errors(call: dict[str, Any]) -> None:
         litellm.completion(**{**call, "model": call["model"] + "-2"}, messages=COUNT)
     with pytest.raises(litellm.ContextWindowExceededError):
         litellm.completion(**call, messages=[{"role": "user", "content": "word " * 3000}])
+
+
+@pytest.fixture(params=["ollama", "ollama_chat"])
+def by_ollama(request: pytest.FixtureRequest, url: str, api_key: str, model: str) -> dict[str, Any]:
+    """Arguments of every call by Ollama's paths, to which LiteLLM sends no JSON content type."""
+    return {"model": f"{request.param}/{model}", "api_base": url, "api_key": api_key, "num_retries": 0}
+
+
+def test_ollama_completion_and_stream(by_ollama: dict[str, Any]) -> None:
+    whole = litellm.completion(**by_ollama, messages=COUNT, temperature=0, max_tokens=60)
+    assert numbers(whole.choices[0].message.content) == [3, 4, 5, 6, 7, 8, 9]
+    streamed = rebuilt(list(litellm.completion(**by_ollama, messages=COUNT, temperature=0, stream=True)))
+    assert streamed.choices[0].message.content == whole.choices[0].message.content
+    assert whole.usage.completion_tokens > 0
+
+
+def test_ollama_format(by_ollama: dict[str, Any]) -> None:
+    for form in ({"type": "json_object"}, Person):
+        answer = litellm.completion(**by_ollama, messages=HUGO, response_format=form, temperature=0)
+        assert json.loads(answer.choices[0].message.content) == {"name": "Hugo", "age": 51, "job": "baker"}
+
+
+def test_ollama_tools(url: str, api_key: str, model: str) -> None:
+    """By `ollama_chat` alone: `ollama` writes tools into its prompt."""
+    asked: dict[str, Any] = {
+        "model": f"ollama_chat/{model}", "api_base": url, "api_key": api_key, "messages": PARIS, "tools": [TOOL],
+        "temperature": 0,
+    }  # fmt: skip
+    for answer in (litellm.completion(**asked), rebuilt(list(litellm.completion(**asked, stream=True)))):
+        [one] = answer.choices[0].message.tool_calls
+        assert (one.function.name, json.loads(one.function.arguments)) == ("get_weather", {"city": "Paris"})
+
+
+@pytest.fixture
+def open_url(url: str, api_key: str) -> Iterator[str]:
+    """The server without a key: a proxy that adds it."""
+
+    class Proxy(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            headers = {name: value for name, value in self.headers.items() if name.lower() != "host"}
+            asked = Request(url + self.path, body, {**headers, "Authorization": f"Bearer {api_key}"})
+            with urlopen(asked) as answer:
+                content = answer.read()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as proxy:
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{proxy.server_address[1]}"
+        proxy.shutdown()
+
+
+def test_ollama_embedding(open_url: str, url: str, api_key: str, model: str) -> None:
+    """LiteLLM sends no key with it, whatever it is given: the one difference."""
+    asked: dict[str, Any] = {"model": f"ollama/{model}", "api_key": api_key, "input": ["One", "Two"]}
+    with pytest.raises(litellm.AuthenticationError):
+        litellm.embedding(**asked, api_base=url)
+    answer = litellm.embedding(**asked, api_base=open_url)
+    one, two = (item["embedding"] for item in answer.data)
+    assert math.isclose(sum(x * x for x in one), 1, abs_tol=1e-3)
+    assert one != two

@@ -77,11 +77,20 @@ def test_stream_helper_with_a_tool(client: openai.OpenAI, model: str) -> None:
     assert call.function.parsed_arguments == get_weather(city="Paris")
 
 
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside a format"])
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
-def test_forced_tool(client: openai.OpenAI, model: str, choice: Any) -> None:
+def test_forced_tool(client: openai.OpenAI, model: str, choice: Any, beside: bool) -> None:
     tools: Any = [openai.pydantic_function_tool(get_weather)]
+    schema = {"name": "person", "schema": Person.model_json_schema()}
+    form: Any = {"type": "json_schema", "json_schema": schema} if beside else {"type": "text"}
     answer = client.chat.completions.create(
-        model=model, messages=COUNT, tools=tools, tool_choice=choice, temperature=0, max_tokens=100
+        model=model,
+        messages=COUNT,
+        tools=tools,
+        tool_choice=choice,
+        response_format=form,
+        temperature=0,
+        max_tokens=100,
     )
     [call] = answer.choices[0].message.tool_calls or []
     assert call.function.name == "get_weather"

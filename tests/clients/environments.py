@@ -54,7 +54,8 @@ class Environment:
         if not (stamp.exists() and stamp.read_text() == wanted):
             self._make()
             # The list is all there is to install: nothing to resolve, and no other torch to be dragged in.
-            _pip(self.python, "install", "--no-deps", "-r", str(self.requirements))
+            # Most modules are never imported: those that are get compiled then.
+            _pip(self.python, "install", "--no-deps", "--no-compile", "-r", str(self.requirements))
             _pip(self.python, "check")
             stamp.write_text(wanted)
         return self.python
@@ -63,7 +64,8 @@ class Environment:
         """Install what `wants` resolves to, and list it."""
         self._make()
         _pip(self.python, "install", *self.wants, PYTEST, *([TORCH] if self.with_torch else []))
-        frozen = _pip(self.python, "freeze").splitlines()
+        # With setuptools, of which an environment has an old one of itself.
+        frozen = _pip(self.python, "freeze", "--all", "--exclude", "pip").splitlines()
         # Torch comes alone and before these; a build's own mark means nothing on another machine.
         lines = [re.sub(r"\+[a-z0-9.]+$", "", line) for line in frozen if not line.startswith("torch==")]
         self.requirements.write_text("\n".join(lines) + "\n")
@@ -95,7 +97,23 @@ ENVIRONMENTS = {
         Environment("anthropic", ("anthropic==2.14.0",)),
         # The last one that sends `x-api-key`.
         Environment("anthropic-0", ("anthropic==0.125.0",)),
-        Environment("langchain", ("langchain-openai==1.7.3",)),
+        Environment("langchain", ("langchain-openai==1.7.4", "langchain-ollama==1.1.0")),
+        Environment("openai-agents", ("openai-agents==0.24.0",)),
+        Environment("pydantic-ai", ("pydantic-ai-slim[openai]==2.68.0",)),
+        Environment("mistralai", ("mistralai==3.7.0",)),
+        Environment("ollama", ("ollama==0.6.3", "pydantic")),
+        Environment("instructor", ("instructor==1.17.0",)),
+        Environment(
+            "llama-index",
+            (
+                "llama-index-llms-openai-like==0.8.1",
+                "llama-index-llms-ollama==0.11.0",
+                "llama-index-embeddings-openai-like==0.4.0",
+            ),
+        ),
+        Environment("haystack", ("haystack-ai==3.4.1",)),
+        # numpy: for its embedder alone.
+        Environment("dspy", ("dspy==3.4.1", "numpy")),
         # It imports mcp wherever tools are sent, and does not ask for it.
         Environment("litellm", ("litellm==1.106.2", "mcp")),
         # transformers without torch: for the tokenizer alone.

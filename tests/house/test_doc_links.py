@@ -18,7 +18,15 @@ PAGES = sorted(
 LINK = re.compile(r"\[[^\]]*\]\(([^()\s]+)\)")
 FENCE = re.compile(r"^```.*?^```", re.M | re.S)
 CODE = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)")
-BOOK = ("start.md", "your-model.md", "operate.md", "metrics.md", "migrate.md", "not-supported.md")
+BOOK = (
+    "start.md",
+    "your-model.md",
+    "operate.md",
+    "metrics.md",
+    "migrate.md",
+    "not-supported.md",
+    "clients.md",
+)
 """Pages by task."""
 
 

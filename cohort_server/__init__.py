@@ -16,9 +16,24 @@ from typing import TYPE_CHECKING, Any
 from cohort_server import rooms, standard_streams, working_directory
 
 if TYPE_CHECKING:
-    from server.offline import LLM, CompletionOutput, Logprob, RequestOutput, SamplingParams
+    from server.offline import (
+        LLM,
+        CompletionOutput,
+        Logprob,
+        RequestOutput,
+        SamplingParams,
+        StructuredOutputsParams,
+    )
 
-__all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput", "SamplingParams", "main"]
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "Logprob",
+    "RequestOutput",
+    "SamplingParams",
+    "StructuredOutputsParams",
+    "main",
+]
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""`SamplingParams`: how to generate, with vLLM's names."""
+"""`SamplingParams` and `StructuredOutputsParams`: how to generate, with vLLM's names."""
 
 from __future__ import annotations
 
@@ -8,6 +8,22 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 
+@dataclass(frozen=True, slots=True)
+class StructuredOutputsParams:
+    """What the text must follow: exactly one of `json` (a schema, as an object or as JSON text), `regex`, `choice`, `grammar` and
+    `json_object`. The other fields control how JSON is written; the HTTP API's `structured_outputs` documents each. What cannot
+    be followed raises ValueError when it is used."""
+
+    json: str | Mapping[str, Any] | None = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    whitespace_pattern: str | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
     """How the answers to one prompt are generated. Ranges are those of the HTTP API; a value outside of its range raises
@@ -15,7 +31,8 @@ class SamplingParams:
 
     `max_tokens` None: as many as the context has room for. `logprobs` k: for each generated token its own logprob and those
     of the k most likely tokens; `prompt_logprobs` likewise for the prompt. `structured_outputs`: what the text must follow,
-    one of {"json": schema}, {"regex": text}, {"choice": [text, ...]}, {"grammar": text} or {"json_object": True}.
+    one of {"json": schema}, {"regex": text}, {"choice": [text, ...]}, {"grammar": text} or {"json_object": True}, or
+    StructuredOutputsParams with the same names.
     """
 
     n: int = 1
@@ -41,7 +58,7 @@ class SamplingParams:
     allowed_token_ids: Sequence[int] | None = None
     skip_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None
-    structured_outputs: Mapping[str, Any] | None = None
+    structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None
 
     def completion_body(self, prompt: str | Sequence[int]) -> bytes:
         """The JSON body of POST /v1/completions that asks for the same."""
@@ -69,6 +86,9 @@ def _encoded(body: Mapping[str, Any]) -> bytes:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, StructuredOutputsParams):
+        members = {one.name: getattr(value, one.name) for one in fields(value)}
+        return {name: member for name, member in members.items() if member is not None}
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, Sequence):

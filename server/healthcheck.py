@@ -24,7 +24,7 @@ _TIMEOUT = 4.0
 def main(environ: Mapping[str, str]) -> int:
     """Ask once. What is wrong goes to stderr, in one line."""
     port = environ.get("COHORT_PORT", "")
-    # Kubernetes' service link of that name (tcp://...) is not the setting, here as in server.settings.load.
+    # Kubernetes' service link of that name (tcp://...) is not the setting, here as in server.settings.environment.
     number = int(port) if port.isdecimal() else _DEFAULT_PORT
     try:
         connection = _connection(_host(environ.get("COHORT_HOST", "")), number, environ)
@@ -58,8 +58,9 @@ def _connection(host: str, port: int, environ: Mapping[str, str]) -> http.client
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
-    if environ.get("COHORT_SSL_CERT_REQS", "0") != "0":
-        context.load_cert_chain(certificate, environ.get("COHORT_SSL_KEYFILE"))
+    # An empty variable counts as one that is not set, here as in server.settings.environment.
+    if (environ.get("COHORT_SSL_CERT_REQS") or "0") != "0":
+        context.load_cert_chain(certificate, environ.get("COHORT_SSL_KEYFILE") or None)
     return http.client.HTTPSConnection(host, port, timeout=_TIMEOUT, context=context)
 
 

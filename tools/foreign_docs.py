@@ -21,7 +21,7 @@ PAGE = ROOT / "docs" / "foreign-flags.md"
 INTRODUCTION = """# Flags and variables of other servers
 
 ```console
-$ cohort serve --swap-space 4 --uds /run/cohort.sock --cpu-offload-gb 4
+$ cohort serve --swap-space 4 --uds cohort.sock --cpu-offload-gb 4
 cohort: error: 2 unknown flags: --uds (not supported yet); --cpu-offload-gb (not supported; weights and keys and values stay on \
 the device; see --quantization and --kv-cache-dtype)
 ```

@@ -30,9 +30,8 @@ the environment over the file. After an unknown name or an invalid value, the se
   file and without a model, the server reads the preset `default`.
 - The file is read by the core schema of YAML 1.2: `010` is ten, `12:30` and `on` are strings, and a key that stands twice is an
   error.
-- An empty variable counts as one that is not set, as `COHORT_PORT=${{PORT:-}}` in a compose file means it. The exceptions are
-  `COHORT_API_KEY`, `COHORT_API_KEY_FILE` and `COHORT_METRICS_KEY`: an empty one ends the start, for the server would stand
-  open.
+- An empty variable counts as one that is not set, as `COHORT_PORT=${{PORT:-}}` in a compose file means it. The exceptions are the
+  variables of `--api-key`, `--api-key-file` and `--metrics-key`: an empty one ends the start, for the server would stand open.
 - Variables of other servers are warnings with the setting to use; their API keys
   [are in force](migrate.md#environment-variables).
 - A switch is `--name` or `--no-name` as a flag, and `true` or `false` elsewhere.

@@ -55,7 +55,9 @@ def test_prometheus_scrapes_the_service_and_grafana_asks_prometheus() -> None:
 def test_the_dashboard_asks_the_data_source_that_is_chosen() -> None:
     first, *others = dashboard()["templating"]["list"]
     assert (first["name"], first["type"], first["query"]) == ("datasource", "datasource", "prometheus")
-    assert not first["multi"] and not first["includeAll"] and first["current"] == {}, "no source of one installation"
+    assert not first["multi"] and not first["includeAll"] and first["current"] == {}, (
+        "no source of one installation"
+    )
     assert all(variable["datasource"]["uid"] == "${datasource}" for variable in others)
     panels = [panel for panel in dashboard()["panels"] if panel["type"] != "row"]
     assert len(panels) > 20

@@ -1,6 +1,6 @@
 """Variables of other servers that are set: a line for each, with the setting and the value that do the same here.
 
-Sources of the names: vLLM's `vllm/envs.py`, llama.cpp's `common/arg.cpp`, Ollama's `envconfig/config.go`, and the options of
+Sources of the names: vLLM's module `vllm.envs`, llama.cpp's table of arguments, Ollama's package `envconfig`, and the options of
 Text Generation Inference's router and launcher.
 """
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from server.settings.environment import SettingsError, foreign_keys, from_environment, nearest
-from server.settings.foreign.variables import foreign_notes
+from server.settings.foreign.keys import PREFIXES
 from server.settings.host_names import fault_of
 from server.settings.readers import Unfit
 from server.settings.table import CONFIG, TABLE, Settings
@@ -56,11 +56,20 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[Settings
     has_keys = bool(values.get("api_key") or values.get("api_key_file"))
     from_others, on_keys = foreign_keys(environ, values.get("api_key", ()), has_keys=has_keys)
     values |= from_others
-    notes += [*on_keys, *foreign_notes(environ)]
+    notes += [*on_keys, *_foreign_notes(environ)]
     settings = Settings(**values, given=frozenset(values))
     if message := _conflict(settings):
         raise SettingsError(message)
     return settings, notes
+
+
+def _foreign_notes(environ: Mapping[str, str]) -> list[str]:
+    """Lines about variables of other servers. The tables are imported where there are any: clients wait for the port."""
+    if not any(name.startswith(PREFIXES) or name in ("MODEL_ID", "API_KEY") for name in environ):
+        return []
+    from server.settings.foreign.variables import foreign_notes
+
+    return foreign_notes(environ)
 
 
 def _conflict(settings: Settings) -> str | None:

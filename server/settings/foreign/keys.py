@@ -24,9 +24,10 @@ _SERVERS = (
     "VLLM", "SGLANG", "SGL", "LLAMA", "LLAMACPP", "LLAMA_CPP", "LLAMAFILE", "OLLAMA", "TGI", "TEI", "LMDEPLOY", "APHRODITE",
     "TABBY", "TABBYAPI", "LOCALAI", "INFINITY", "XINFERENCE", "TRTLLM", "KOBOLDCPP", "MISTRALRS",
 )  # fmt: skip
-_SECRET = re.compile(
-    rf"({'|'.join(_SERVERS)})_(\w+_)?(API_KEYS?|API_KEYS?_FILE|ADMIN_KEYS?|MASTER_KEY|AUTH_TOKEN|API_TOKEN|PASSWORD)"
-)
+_SECRET = rf"({'|'.join(_SERVERS)})_(\w+_)?(API_KEYS?|API_KEYS?_FILE|ADMIN_KEYS?|MASTER_KEY|AUTH_TOKEN|API_TOKEN|PASSWORD)"
+"""Compiled at the first name that begins so: most starts have none, and clients wait for the port."""
+PREFIXES = ("VLLM_", "SGLANG_", "LLAMA_ARG_", "OLLAMA_")
+"""Of variables of other servers."""
 _OF_CLIENTS = frozenset({"OLLAMA_API_KEY"})
 """Keys that a client sends: Ollama's own server asks for none, and its client opens ollama.com with this one."""
 
@@ -77,7 +78,9 @@ def foreign_access(environ: Mapping[str, str]) -> ForeignAccess:
 
 def is_secret(name: str) -> bool:
     """True for a variable that may hold a secret of another server: it is neither shown nor left to child processes."""
-    return name in API_KEYS or name == _TGI or _SECRET.fullmatch(name) is not None
+    if name in API_KEYS or name == _TGI:
+        return True
+    return name.startswith(_SERVERS) and re.fullmatch(_SECRET, name) is not None
 
 
 def client_key(environ: Mapping[str, str]) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
-from server.settings.foreign.keys import is_secret
+from server.settings.foreign.keys import PREFIXES, is_secret
 from server.settings.foreign.rows import Kind, filled
 
 Advice = str | Callable[[str], str]
@@ -111,7 +111,7 @@ TGI: Mapping[str, Advice] = {
 }  # fmt: skip
 """Variables of Text Generation Inference, which have no prefix: they are its own where MODEL_ID is set."""
 
-_PREFIXES = {"VLLM_": "vLLM", "SGLANG_": "SGLang", "LLAMA_ARG_": "llama.cpp", "OLLAMA_": "Ollama"}
+_PREFIXES = dict(zip(PREFIXES, ("vLLM", "SGLang", "llama.cpp", "Ollama"), strict=True))
 _READ = frozenset({"OLLAMA_MODELS"})
 """Variables with a meaning here: the folder of Ollama's store."""
 _KUBERNETES = re.compile(r"(\w+_)?SERVICE_(HOST|PORT)(_\w+)?|PORT_\w+|\w+_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?")

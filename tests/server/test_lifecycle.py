@@ -294,6 +294,14 @@ def test_nobody_has_to_see_the_banner() -> None:
         assert (done.returncode, "Traceback" in done.stderr) == (0, False), done
 
 
+def test_a_banner_that_is_not_read_holds_up_neither_the_start_nor_the_end() -> None:
+    code = "from server import banner; banner.show('x' * 200_000); import sys; print('on', file=sys.stderr)"
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.wait(10) == 0
+        assert process.stderr is not None and process.stderr.read() == "on\n"
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_before_anything_is_imported(number: signal.Signals) -> None:
     """The import of the verbs is held up here: it is the largest one before the event loop takes signals over."""

@@ -26,8 +26,9 @@ _MEMORY = 10.0
 _FIRST_STEPS = 16
 """Steps, about, in which `LatencyBudget` knows nothing of decodes yet: it measures them after eight steps of about as many
 streams, and a burst has more of them with every step."""
-_PRIOR = 0.2
-"""Seconds of computing that the pace counts as, beside what steps have taken: about as long as it was measured."""
+_PRIOR = 0.1
+"""Seconds of computing that the pace counts as, beside what steps have taken: half as long as it was measured, for steps are
+measured as they are and the pace at its best."""
 
 
 def streams(request: Request) -> bool:
@@ -80,7 +81,8 @@ class Forecast:
         if decodes:
             self._first = max(0, self._first - prompt_tokens) if prompt_tokens else 0
         kept = math.exp(-seconds / _MEMORY)
-        expected = prompt_tokens * self._pace.prompt_token + self._pace.decode_step(decodes)
+        # What a step takes whatever it computes is in that of one decode.
+        expected = prompt_tokens * self._pace.prompt_token + self._pace.decode_step(max(1, decodes))
         self._taken = self._taken * kept + seconds
         self._expected = self._expected * kept + expected
         if decodes and not prompt_tokens:

@@ -48,6 +48,10 @@ class NotStarted:
         """Record that a sequence of this call was admitted, here or elsewhere: the call's others may wait for any time."""
         self._calls_started.add(mailbox)
 
+    def may_drop(self, seq: Sequence) -> bool:
+        """Whether a sequence waits to be started whose call was not."""
+        return seq in self._since and seq.mailbox not in self._calls_started
+
     def start(self, seq: Sequence) -> None:
         """Record that a sequence was admitted, after `add`."""
         self.call_started(seq.mailbox)

@@ -16,6 +16,7 @@ from engine.waiting.forecast import Forecast, SharedPrefixes, streams
 from engine.waiting.not_started import NotStarted
 from engine.waiting.order import Fcfs, QueuePolicy
 from engine.waiting.reasons import WaitReasons
+from engine.waiting.second_look import SecondLook
 from engine.waiting.wait_estimate import WaitEstimate, Waiting
 
 MAX_RETRY_AFTER = 300
@@ -46,6 +47,7 @@ class WaitingQueue:
         """`patience`: maximum seconds that a sequence may wait to be started, see `NotStarted`."""
         self.policy = Fcfs() if policy is None else policy
         self.not_started = NotStarted(patience, clock)
+        self.second_look = SecondLook(patience, clock)
         self.estimate = WaitEstimate(clock)
         self.clock = clock
         self.reasons = WaitReasons(clock)
@@ -76,6 +78,8 @@ class WaitingQueue:
         self._fresh[seq] = self._prefixes.fresh(seq.request) if self.prompt_tokens(seq) else 0
         self._count(seq, 1)
         self.not_started.add(seq)
+        if self.estimate.forecast is not None and self.not_started.may_drop(seq):
+            self.second_look.add(seq)
         self.reasons.begin(seq)
         seq.context.story.watch_wait(partial(self.reasons.so_far, seq))
 
@@ -191,6 +195,21 @@ class WaitingQueue:
         there is no forecast."""
         own, group = self.policy.group(request), self.policy.group
         return self.estimate.wait(self.ahead(request), lambda started: self._precedes(group(started), own))
+
+    def hopeless(self, now: float) -> Iterator[tuple[Sequence, float, float]]:
+        """See `SecondLook`."""
+        for seq, seconds, waited in self.second_look.hopeless(
+            now, lambda seq: self.policy.group(seq.request), self._wait_of
+        ):
+            if self.not_started.may_drop(seq):
+                yield seq, seconds, waited
+
+    def _wait_of(self, seq: Sequence) -> float:
+        """Seconds, about, from now on until a sequence is started that waits and came last of its group."""
+        self._count(seq, -1)
+        seconds = self.wait(seq.request)
+        self._count(seq, 1)
+        return seconds
 
     def retry_after(self, request: Request) -> int:
         """Whole seconds, at least 1, after which half of what is before this request now will have been started: there is room

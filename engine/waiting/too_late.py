@@ -11,8 +11,8 @@ from engine.waiting.queue import WaitingQueue
 
 
 def too_late(waiting: WaitingQueue, now: float, patience: float) -> Iterator[tuple[Sequence, Overloaded]]:
-    """Yield sequences that wait beyond their call's deadline, or for `patience` seconds; each once. `now` in seconds of the
-    engine's clock."""
+    """Yield sequences that wait beyond their call's deadline, or for `patience` seconds, or that have just come and will: each
+    once, and to be dropped at once. `now` in seconds of the engine's clock."""
     for seq in waiting.not_started.past_deadline(now):
         said = "the deadline passed before this request was started"
         refusal = waiting.refusal(
@@ -22,6 +22,12 @@ def too_late(waiting: WaitingQueue, now: float, patience: float) -> Iterator[tup
     for seq in waiting.not_started.out_of_patience(now):
         said = f"this request was not started within the {patience:g} s that it may wait"
         refusal = waiting.refusal(seq.request, Because.WAITED, patience, waited=_waited(seq, now))
+        yield seq, Overloaded(said, waiting.retry_after(seq.request), refusal)
+    for seq, wait, waited in waiting.hopeless(now):
+        said = (
+            f"the queue is about {wait:.0f} s long, too long for the {patience:g} s that a request may wait"
+        )
+        refusal = waiting.refusal(seq.request, Because.ESTIMATED_WAIT, patience, wait, waited)
         yield seq, Overloaded(said, waiting.retry_after(seq.request), refusal)
 
 

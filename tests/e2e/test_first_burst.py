@@ -73,3 +73,34 @@ async def test_the_first_burst_is_told_in_time(tmp_path: Path, executor: str) ->
     assert max(one.seconds for one in refused) < WAIT + 2.0
     # What was begun in time has its first token a step or two after.
     assert max(one.seconds for one in served) < WAIT + 5.0
+
+
+@pytest.mark.timeout(180)
+def test_a_burst_on_a_model_that_was_just_loaded(tmp_path: Path) -> None:
+    """100 callers at once on 8 slots. Who is let in is served: of all but one round of slots, for this machine has other work.
+    The others hear in seconds, whatever the pace of warm-up was worth, and the server is not left idle."""
+    args = ["cohort-tiny", "--max-num-seqs", "8", "--max-queue-wait", "8", "--admin-key", "boss"]
+
+    async def all_at_once(url: str) -> list[tuple[int, float]]:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as client:
+
+            async def one(number: int) -> tuple[int, float]:
+                began = time.monotonic()
+                body = {"prompt": f"{number} " + "word " * 20, "max_tokens": 300, "ignore_eos": True}
+                answer = await client.post("/v1/completions", json=body)
+                return answer.status_code, time.monotonic() - began
+
+            return await asyncio.gather(*(one(number) for number in range(100)))
+
+    with ServerProcess(args, tmp_path) as server:
+        found = asyncio.run(all_at_once(server.url))
+        headers = {"Authorization": "Bearer boss"}
+        stories = httpx.get(f"{server.url}/v1/requests?limit=1000", headers=headers).json()["data"]
+    why = [story["refused"]["because"] for story in stories if story["refused"] is not None]
+    served = sum(status == 200 for status, _ in found)
+    assert served + len(why) == 100 and served >= 8
+    dropped = why.count("waited")
+    assert dropped <= max(8, 0.1 * (served + dropped)), (served, dropped)
+    at_once = [seconds for status, seconds in found if status == 429 and seconds < 4.0]
+    assert len(at_once) >= len(why) - dropped

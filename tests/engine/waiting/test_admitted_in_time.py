@@ -93,7 +93,7 @@ async def outcomes(case: Burst, let_in_all: bool = False) -> Counter[str]:
         ids = np.full(prompt, 7, np.int32)
         ids[0] = number % 900 + 10
         context = RequestContext("r", clock(), story=Story(clock()), tenant=str(number % case.keys))
-        mailbox, got = Mailbox(), 0
+        mailbox, got, began = Mailbox(), 0, clock()
         try:
             seq_id = core.submit(
                 Request(context, ids, GREEDY, asked, frozenset() if case.sure else STOP), mailbox
@@ -103,7 +103,8 @@ async def outcomes(case: Burst, let_in_all: bool = False) -> Counter[str]:
         while True:
             delta = (await mailbox.take())[0]
             if delta.error is not None:
-                return "dropped"
+                assert isinstance(delta.error, Overloaded) and delta.error.retry_after >= 1
+                return "taken back" if clock() - began < 0.25 * case.wait else "dropped"
             got += len(delta.tokens)
             if delta.finish_reason is not None:
                 return "served"
@@ -158,9 +159,23 @@ def test_who_is_let_in_is_started_in_time_and_who_could_be_is_let_in(name: str) 
     found = run(outcomes(case))
     possible = run(outcomes(case, let_in_all=True))["served"]
     admitted = found["served"] + found["dropped"]
-    assert admitted + found["refused"] == case.callers
+    assert admitted + found["refused"] + found["taken back"] == case.callers
+    assert found["taken back"] <= 0.1 * admitted, "a second look is for surprises"
     assert found["dropped"] <= 0.1 * admitted, (name, found)
     assert found["served"] >= 0.8 * possible, (name, found, possible)
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "fair"])
+def test_a_pace_that_was_five_times_too_good_is_noticed_by_the_first_steps(policy: str) -> None:
+    """All are let in, for all came before a step was done; most hear within seconds that it was a mistake."""
+    case = Burst(
+        asked=always(40), step_ms=100.0, pace_error=0.2, policy=policy, keys=3 if policy == "fair" else 1
+    )
+    found = run(outcomes(case))
+    possible = run(outcomes(case, let_in_all=True))["served"]
+    assert found["refused"] < 10 and found["taken back"] >= 50, found
+    assert found["dropped"] <= 0.1 * (found["served"] + found["dropped"]), found
+    assert found["served"] >= 0.75 * possible, (found, possible)
 
 
 def test_answers_of_unknown_length_are_taken_to_be_of_the_usual_one() -> None:

@@ -106,7 +106,7 @@ def test_steps_correct_the_pace() -> None:
         for _ in range(300):
             tried.learn(30, 8, 0.054 * factor)
         assert tried.seconds(Work(tokens=900, count=3)) == pytest.approx(0.9 * factor, rel=0.02)
-        assert tried.decode_step(64) == pytest.approx(0.08 * factor, rel=0.15)
+        assert tried.decode_step(64) == pytest.approx(0.08 * factor, rel=0.25)
 
 
 def test_decodes_alone_have_a_pace_of_their_own() -> None:

@@ -33,6 +33,7 @@ def test_compilers_and_linkers(tmp_path: Path) -> None:
     ):
         made(tmp_path, name, mode=0o755)
     (tmp_path / "usr/bin/cc").symlink_to("/etc/alternatives/cc")
+    (tmp_path / "usr/bin/ld.so").symlink_to("/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2")
     for name in (
         "usr/share/doc/gcc-12-base",
         "usr/lib/ld-linux-x86-64.so.2",

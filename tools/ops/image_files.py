@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from tools.ops.image import ImageConfig
 
 _COMPILER = re.compile(
-    r"(?:.*-)?(?:cc|gcc|g\+\+|c\+\+|cpp|clang(?:\+\+)?|as|ld(?:\.\w+)?|lld|nvcc|ptxas|rustc)(?:-[\d.]+)?|cc1|cc1plus"
+    r"(?:.*-)?(?:cc|gcc|g\+\+|c\+\+|cpp|clang(?:\+\+)?|as|ld(?:\.(?:bfd|gold|lld))?|lld|nvcc|ptxas|rustc)(?:-[\d.]+)?|cc1|cc1plus"
 )
 _LEFT_OVER = (
     "root/.cache", "root/.config", "var/cache/apt/archives/*.deb", "var/lib/apt/lists/*_*", "wheels", "src",

@@ -32,6 +32,7 @@ class Pairs:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._texts: dict[int, tuple[str, str]] = {}
         self.authority = self._write("ca.pem", certificate(AUTHORITY, key(1), AUTHORITY, key(1), None))
         self.other = self._write("ca2.pem", certificate(OTHER, key(3), OTHER, key(3), None))
         self.cert, self.key = folder / "cert.pem", folder / "key.pem"
@@ -41,8 +42,11 @@ class Pairs:
         return self.folder / name
 
     def texts(self, number: int) -> tuple[str, str]:
-        own = key(10 + number)
-        return certificate(f"number {number}", own, AUTHORITY, key(1), HOSTS), own.pem()
+        """Certificate and key, the same at each call: the former holds the time at which it was made."""
+        if number not in self._texts:
+            own = key(10 + number)
+            self._texts[number] = certificate(f"number {number}", own, AUTHORITY, key(1), HOSTS), own.pem()
+        return self._texts[number]
 
     def put(self, number: int) -> None:
         """As certbot's hooks do: each file is replaced by a rename."""

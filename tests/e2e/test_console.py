@@ -113,8 +113,8 @@ def test_a_server_with_keys_asks_for_them(tokenizer_dir: Path, tmp_path: Path) -
 def test_the_admin_key_alone_opens_the_whole_console(tokenizer_dir: Path, tmp_path: Path) -> None:
     """As by the link of the start-up text: no other key is asked for."""
     args = [str(tokenizer_dir), "--executor", "echo", "--executor-option", f"vocab_size={VOCAB_SIZE}"]
-    args += ["--served-model-name", "fake", "--api-key", "client", "--admin-key", KEY]
-    with ServerProcess(args, tmp_path) as server, console(server) as watched:
+    args += ["--served-model-name", "fake", "--api-key", "client", "--admin-key", ADMIN_KEY]
+    with ServerProcess(args, tmp_path) as server, opened(server.url) as watched:
         page = watched.page
         expect(page.locator("#model")).to_have_value("fake")
         expect(page.locator("#stage")).to_have_attribute("data-stage", "ready")

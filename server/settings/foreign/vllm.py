@@ -78,6 +78,7 @@ IGNORED: tuple[Row, ...] = (
     *ignored("structured outputs are always computed by llguidance", "--guided-decoding-backend="),
     *ignored("cached prefixes are compared by their tokens", "--prefix-caching-hash-algo="),
     *ignored("usage always has prompt_tokens_details", "--enable-prompt-tokens-details"),
+    *ignored("a renewed certificate is read without a restart", "--enable-ssl-refresh"),
     *ignored("every answer has x-request-id", "--enable-request-id-headers"),
     *ignored("HTTP heads have a limit of their own", "--h11-max-incomplete-event-size=", "--h11-max-header-count="),
     *ignored("/tokenizer_info is always there", "--enable-tokenizer-info-endpoint"),
@@ -104,7 +105,7 @@ IGNORED: tuple[Row, ...] = (
 
 REFUSED: tuple[Row, ...] = (
     *refused(NOT_YET, "--calculate-kv-scales", "--tokenizer-revision=", "--ssl-ciphers=", "--ssl-keyfile-password=", "--uds=",
-             "--enable-ssl-refresh", "--default-chat-template-kwargs=", "--rope-theta=",
+             "--default-chat-template-kwargs=", "--rope-theta=",
              "--reasoning-effort-map=", "--anthropic-disabled-thinking-effort="),
     *refused("pooling is read from the model's files", "--pooler-config=", "--override-pooler-config="),
     *refused("a request may ask for at most 20 logprobs", "--max-logprobs=", harmless="20 5 0"),

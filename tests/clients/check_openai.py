@@ -22,6 +22,13 @@ HUGO = [
 PARIS = [{"role": "user", "content": "What is the weather in Paris?"}]
 COUNT = [{"role": "user", "content": "Count from 3 to 9."}]
 
+ANSWER = {
+    "type": "object",
+    "properties": {"answer": {"enum": ["yes", "no"]}},
+    "required": ["answer"],
+    "additionalProperties": False,
+}
+
 
 class Person(BaseModel):
     name: str
@@ -107,6 +114,28 @@ def test_json_object(client: openai.OpenAI, model: str) -> None:
         model=model, messages=HUGO, response_format={"type": "json_object"}, temperature=0
     )
     assert json.loads(answer.choices[0].message.content or "")["name"] == "Hugo"
+
+
+@pytest.mark.parametrize(
+    ("body", "pattern"),
+    [
+        ({"guided_json": ANSWER, "guided_decoding_backend": "outlines"}, r'\{\s*"answer":\s*"(yes|no)"\s*\}'),
+        ({"guided_choice": ["red", "blue"]}, "red|blue"),
+        ({"guided_regex": "[ab]{3}"}, "[ab]{3}"),
+        ({"guided_grammar": 'root ::= "x" | "y"'}, "x|y"),
+    ],
+    ids=lambda one: next(iter(one)) if isinstance(one, dict) else "",
+)
+def test_vllms_older_constraints(client: openai.OpenAI, model: str, body: Any, pattern: str) -> None:
+    """As vLLM's documentation had them, by the SDK's `extra_body`."""
+    chat = client.chat.completions.create(
+        model=model, messages=COUNT, temperature=0, max_tokens=100, extra_body=body
+    )  # fmt: skip
+    assert re.fullmatch(pattern, chat.choices[0].message.content or "", re.DOTALL)
+    text = client.completions.create(
+        model=model, prompt="One", temperature=0, max_tokens=100, extra_body=body
+    )
+    assert re.fullmatch(pattern, text.choices[0].text, re.DOTALL)
 
 
 @pytest.mark.parametrize("form", ["base64", "float", None])

@@ -326,10 +326,11 @@ class Scheduler:
         spared = self.sequences.spared_by(batch.step_id)
         if not self.journal.accepts(batch.epoch):
             return
-        self.num_prompt_tokens += batch.num_prompt_tokens
-        self.policies.budget.observe(batch.num_decodes, batch.num_prompt_tokens, seconds)
-        self.waiting.estimate.observe(seconds, batch.num_prompt_tokens + spared)
-        if self.policies.drafter is not None and not batch.num_prompt_tokens:
+        prompt_tokens = batch.num_prompt_tokens
+        self.num_prompt_tokens += prompt_tokens
+        self.policies.budget.observe(batch.num_decodes, prompt_tokens, seconds)
+        self.waiting.estimate.observe(seconds, prompt_tokens + spared)
+        if self.policies.drafter is not None and not prompt_tokens:
             lengths, drafts = self.policies.lengths, output.drafts
             drafting = 0.0 if drafts is None else drafts.seconds
             self.waiting.estimate.gained(len(output.token_ids) / len(batch))

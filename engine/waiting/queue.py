@@ -211,10 +211,10 @@ class WaitingQueue:
         self._count(seq, 1)
         return seconds
 
-    def retry_after(self, request: Request) -> int:
+    def retry_after(self, request: Request, wait: float | None = None) -> int:
         """Whole seconds, at least 1, after which half of what is before this request now will have been started: there is room
-        then, and no client has waited in vain for more of it."""
-        return max(1, math.ceil(min(MAX_RETRY_AFTER, self.wait(request) / 2)))
+        then, and no client has waited in vain for more of it. `wait`: what `wait` returned for it just now."""
+        return max(1, math.ceil(min(MAX_RETRY_AFTER, (self.wait(request) if wait is None else wait) / 2)))
 
 
 def _sum(groups: Iterable[Waiting]) -> Waiting:

@@ -79,7 +79,7 @@ class Overloaded(EngineError):
     type = "rate_limit_error"
     code = "overloaded"
 
-    def __init__(self, message: str, retry_after: int = 1, refusal: Refusal | None = None) -> None:
+    def __init__(self, message: str, retry_after: int = 1, *, refusal: Refusal | None = None) -> None:
         """`refusal`: the reason with its numbers, for the call's story."""
         super().__init__(message)
         self.retry_after = retry_after

@@ -79,11 +79,11 @@ class Admission:
             )
             limit = max(0.0, request.context.deadline - now)
             refusal = waiting.refusal(request, Because.DEADLINE, limit, wait)
-            raise DeadlinePassed(message, waiting.retry_after(request, wait), refusal)
+            raise DeadlinePassed(message, waiting.retry_after(request, wait), refusal=refusal)
         if wait * _CAUTION > self.max_queue_wait:
             message = f"the queue is about {wait:.0f} s long, too long for the {self.max_queue_wait:g} s that a request may wait"
             refusal = waiting.refusal(request, Because.ESTIMATED_WAIT, self.max_queue_wait, wait)
-            raise Overloaded(message, waiting.retry_after(request, wait), refusal)
+            raise Overloaded(message, waiting.retry_after(request, wait), refusal=refusal)
         too_many = queued >= self.max_queued_seqs
         too_long = (
             waiting.count > 0 and waiting.tokens + len(request.prompt_token_ids) > self.max_queued_tokens
@@ -96,7 +96,7 @@ class Admission:
         because = Because.QUEUED_SEQS if too_many else Because.QUEUED_TOKENS
         limit = self.max_queued_seqs if too_many else self.max_queued_tokens
         refusal = waiting.refusal(request, because, limit, wait)
-        raise Overloaded(f"{said} are waiting already", waiting.retry_after(request, wait), refusal)
+        raise Overloaded(f"{said} are waiting already", waiting.retry_after(request, wait), refusal=refusal)
 
     def _check_output(self, request: Request) -> None:
         """What is to follow the prompt. Raises InvalidRequest or ContextLengthExceeded."""

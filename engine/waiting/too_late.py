@@ -14,21 +14,21 @@ def too_late(waiting: WaitingQueue, now: float, patience: float) -> Iterator[tup
     """Yield sequences that wait beyond their call's deadline, or for `patience` seconds, or that have just come and will: each
     once, and to be dropped at once. `now` in seconds of the engine's clock."""
     for seq in waiting.not_started.past_deadline(now):
-        said = "the deadline passed before this request was started"
+        message = "the deadline passed before this request was started"
         refusal = waiting.refusal(
             seq.request, Because.DEADLINE, _deadline_after(seq), waited=_waited(seq, now)
         )
-        yield seq, DeadlinePassed(said, waiting.retry_after(seq.request), refusal)
+        yield seq, DeadlinePassed(message, waiting.retry_after(seq.request), refusal=refusal)
     for seq in waiting.not_started.out_of_patience(now):
-        said = f"this request was not started within the {patience:g} s that it may wait"
+        message = f"this request was not started within the {patience:g} s that it may wait"
         refusal = waiting.refusal(seq.request, Because.WAITED, patience, waited=_waited(seq, now))
-        yield seq, Overloaded(said, waiting.retry_after(seq.request), refusal)
+        yield seq, Overloaded(message, waiting.retry_after(seq.request), refusal=refusal)
     for seq, wait, waited in waiting.hopeless(now):
-        said = (
+        message = (
             f"the queue is about {wait:.0f} s long, too long for the {patience:g} s that a request may wait"
         )
         refusal = waiting.refusal(seq.request, Because.ESTIMATED_WAIT, patience, wait, waited)
-        yield seq, Overloaded(said, waiting.retry_after(seq.request), refusal)
+        yield seq, Overloaded(message, waiting.retry_after(seq.request), refusal=refusal)
 
 
 def _waited(seq: Sequence, now: float) -> float:

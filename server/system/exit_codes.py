@@ -11,7 +11,8 @@ MISTAKE = 2
 GAVE_UP = 3
 """The executor could not be brought back."""
 NOT_YET = 75
-"""Something outside of the server is not there at the moment: an address, a port, the hub, a GPU. EX_TEMPFAIL of sysexits.h."""
+"""Something outside of the server is not there at the moment: an address, a port, the hub, a GPU. C's header of exit codes calls
+it EX_TEMPFAIL."""
 
 
 class NotYet(Exception):

@@ -26,6 +26,7 @@ BOOK = (
     "migrate.md",
     "not-supported.md",
     "clients.md",
+    "containers.md",
 )
 """Pages by task."""
 

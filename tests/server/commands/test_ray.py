@@ -19,6 +19,7 @@ from server.commands.ray import MISSING
 from server.http.listener import Listener
 from server.replicas import ingress
 from server.settings.table import Settings
+from server.system import log_output
 from tests.e2e.checkpoints import write_tokenizer
 
 
@@ -97,6 +98,8 @@ def test_an_application_of_others_stays(
     monkeypatch.setitem(sys.modules, "cohort_server.ray_app", application)
     monkeypatch.setattr(cohort_server, "ray_app", application, raising=False)
     monkeypatch.setattr(ingress, "serve", serve)
+    # The log would go on through a queue of the server, in the process of all tests.
+    monkeypatch.setattr(log_output, "take_over", lambda form: None)
     model = write_tokenizer(tmp_path)
     words = [str(model), "--executor", "echo", "--ray-address", "auto", "--ray-app", name, "--port", "0"]
     assert run(monkeypatch, *words) == code

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from engine import errors
 from engine.errors import BrokeExecutor, EngineError
-from executors.contract.errors import ConfigError, ExecutorError, Skipped
+from executors.contract.errors import ConfigError, ExecutorError, Skipped, Unavailable
 from server.http.cors import _EXPOSED
 from server.http.errors import _HTTP_TYPES
 from server.openapi.answers import ANSWERS
@@ -20,8 +20,8 @@ from tools import api_docs
 Error = tuple[int, str, str]
 """Status, type, code."""
 ROOT = Path(__file__).resolve().parents[3]
-NO_FAILED_STEPS = {ConfigError, Skipped}
-"""The one ends the start, the other only says that a step before it failed."""
+NO_FAILED_STEPS = {ConfigError, Unavailable, Skipped}
+"""The first two end the start, the third only says that a step before it failed."""
 KINDS = {
     name: one
     for module in (errors, response_errors, ring)

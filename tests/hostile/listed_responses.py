@@ -64,7 +64,7 @@ def _items() -> Iterator[Hostile]:
         yield bad("messages", RESPONSES, "input", input=[{"role": "user", "content": content}])
     items: tuple[Any, ...] = (
         [], [5], [None], [{}], [{"type": "wizard"}], [{"role": "tool", "content": "x"}], [{"role": 5, "content": "x"}],
-        [_CALL], [_RESULT], [_RESULT, _CALL], [_CALL, _CALL, _RESULT], [{**_CALL, "arguments": {}}, _RESULT],
+        [_CALL], [_RESULT], [_RESULT, _CALL], [_CALL, _CALL, _RESULT], [{**_CALL, "arguments": []}, _RESULT],
         [{**_CALL, "name": None}], [{**_CALL, "call_id": "x" * 5000}, _RESULT], [_CALL, {**_RESULT, "output": 5}],
         [{"type": "reasoning", "content": 5}], [{"type": "reasoning", "encrypted_content": 5}],
         [{"type": "item_reference"}], [{"type": "item_reference", "id": "msg_1"}], [{"type": "custom_tool_call", "name": "f"}],

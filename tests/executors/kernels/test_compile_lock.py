@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from executors.kernels import compile_lock, compiler
+from executors.kernels import compile_lock
 from executors.kernels.compile_lock import sweep, workspace
 
-needs_cpu = pytest.mark.skipif(not compiler.usable_isas(), reason="kernels are compiled for this CPU")
 WANTS = """
 import logging, sys
 from pathlib import Path
@@ -90,7 +89,6 @@ def lives(pid: int) -> bool:
         return False
 
 
-@needs_cpu
 def test_two_starts_share_one_compilation(starts: Starts) -> None:
     first = starts.start()
     until(lambda: len(starts.compilers()) == 1, "the compiler was not started")
@@ -104,7 +102,6 @@ def test_two_starts_share_one_compilation(starts: Starts) -> None:
     assert len(starts.compilers()) == 1 == starts.finished() and len(list(starts.cache.iterdir())) == 1
 
 
-@needs_cpu
 @pytest.mark.parametrize("victim", ["process", "guard"])
 def test_a_killed_start_takes_its_compiler_along_and_the_next_compiles(starts: Starts, victim: str) -> None:
     first = starts.start()
@@ -125,7 +122,6 @@ def test_a_killed_start_takes_its_compiler_along_and_the_next_compiles(starts: S
     assert [path.suffix for path in starts.cache.iterdir()] == [".so"]
 
 
-@needs_cpu
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_nothing_runs_on_for_a_process_that_is_gone_and_the_next_start_sweeps(
     starts: Starts, number: signal.Signals

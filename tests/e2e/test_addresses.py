@@ -19,7 +19,7 @@ from tests.server.http.test_listener import has_ipv6, reached
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 WORKERS = ["--api-server-count", "2"]
-BODY = {"prompt": "Hi", "max_tokens": 5}
+BODY = {"prompt": "Hi", "max_tokens": 5, "ignore_eos": True}
 
 
 def port_of(server: ServerProcess) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import sys
 from typing import Annotated, Any, NoReturn
 
@@ -66,9 +67,6 @@ def version() -> None:
 @with_settings((*TABLE, CONFIG.name), short={"tensor_parallel_size": "-tp", "pipeline_parallel_size": "-pp"})
 def serve(model_dir: ModelArgument = None, **flags: Any) -> None:
     """Start the server."""
-    import os
-
-    set_log_format(flags["log_format"] or os.environ.get("COHORT_LOG_FORMAT"))
     named = flags["model"]
     if model_dir is not None and named is not None and model_dir != named:
         fail(f"two models are named: {model_dir} and --model {named}")
@@ -109,6 +107,7 @@ def main() -> None:
     # What other servers call their flags is of no use to the other verbs: Typer answers there.
     for words in (["serve"], ["ray", "serve"]):
         if argv[: len(words)] == words:
+            set_log_format(_log_format(argv))
             verb = functools.reduce(lambda group, word: group.commands[word], words, command)
             argv = [*words, *_without_foreign(argv[len(words) :], known_options(verb))]
     if not argv:
@@ -127,6 +126,17 @@ def main() -> None:
     except OSError as error:
         lost_output(error)
     sys.exit(code or 0)
+
+
+def _log_format(argv: list[str]) -> str | None:
+    """What the words or the environment say of the log's form, before Typer reads them: errors about the words have it too."""
+    row = TABLE["log_format"]
+    form = os.environ.get(row.variable)
+    for word, following in zip(argv, [*argv[1:], ""], strict=True):
+        name, has_value, value = word.partition("=")
+        if name == row.flag:  # the last counts
+            form = value if has_value else following
+    return form
 
 
 def _without_foreign(argv: list[str], options: dict[str, bool]) -> list[str]:

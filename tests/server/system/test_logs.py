@@ -35,7 +35,16 @@ def test_each_line_is_an_object() -> None:
     assert "\x1b" not in done.stderr, "no line controls the terminal that shows it"
 
 
-@pytest.mark.parametrize("args", [["--port", "0", "--max-num-seqs", "-1"], ["--model", "/no/such"]])
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--port", "0", "--max-num-seqs", "-1"],
+        ["--model", "/no/such"],
+        ["--prot", "1"],
+        ["a", "b"],
+        ["--port"],
+    ],
+)
 def test_an_error_before_the_start_is_an_object_too(args: list[str]) -> None:
     command = [sys.executable, "-m", "server.cli", "serve", "--log-format", "json", *args]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -29,7 +29,8 @@ the environment over the file. After an unknown name or an invalid value, the se
 - The file is named by `{CONFIG.flag}` or `{CONFIG.variable}`: a path, or one of the presets `default`, `cpu` and `gpu`. Without a
   file and without a model, the server reads the preset `default`.
 - The file is read by the core schema of YAML 1.2: `010` is ten, `12:30` and `on` are strings, and a key that stands twice is an
-  error.
+  error. A key without a value counts as one that is not there. Names may have dashes, as in files of vLLM; flags of other servers
+  that change nothing are left out with a warning.
 - An empty variable counts as one that is not set, as `COHORT_PORT=${{PORT:-}}` in a compose file means it. The exceptions are the
   variables of `--api-key`, `--api-key-file` and `--metrics-key`: an empty one ends the start, for the server would stand open.
 - Variables of other servers are warnings with the setting to use; their API keys

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from server.settings.config_file import from_file
 from server.settings.environment import SettingsError, foreign_keys, from_environment, nearest
 from server.settings.foreign.keys import PREFIXES
 from server.settings.host_names import fault_of
 from server.settings.readers import Unfit
 from server.settings.table import CONFIG, TABLE, Settings
-from server.system.paths import configs_dir
 
 __all__ = ["DEFAULT_PRESET", "SettingsError", "load"]
 
@@ -39,13 +38,18 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[Settings
     config = flag or variable
     if config is None and "model" not in given and "model" not in from_env:
         config = DEFAULT_PRESET
-    from_file = _from_file(config) if config is not None else {}
+    file_values, on_file = from_file(config) if config is not None else ({}, [])
+    notes += on_file
     for name in given:
         if name not in TABLE:
             raise SettingsError(f"--{name.replace('_', '-')}: no such setting{nearest(name, TABLE)}")
     values: dict[str, Any] = {}
     for name, row in TABLE.items():
-        for source, layer in ((row.flag, given), (row.variable, from_env), (f"{config}: {name}", from_file)):
+        for source, layer in (
+            (row.flag, given),
+            (row.variable, from_env),
+            (f"{config}: {name}", file_values),
+        ):
             if name in layer:
                 try:
                     values[name] = row.value_of(layer[name])
@@ -109,37 +113,3 @@ def _hosts_fault(settings: Settings) -> str | None:
     """What is wrong with --allowed-hosts, None if nothing is."""
     faults = ((name, fault_of(name)) for name in settings.allowed_hosts)
     return next((f"--allowed-hosts {name[:100]!r}: {fault}" for name, fault in faults if fault), None)
-
-
-def _from_file(config: str) -> dict[str, Any]:
-    """What a file says, by name of the setting. `config`: a path, or the name of a preset."""
-    path = Path(config)
-    if not path.suffix and not path.exists():
-        preset = configs_dir() / f"{config}.yaml"
-        if not preset.is_file():
-            names = ", ".join(sorted(p.stem for p in configs_dir().glob("*.yaml")))
-            raise SettingsError(
-                f"--config {config}: no such file, and no preset of that name; presets: {names}"
-            )
-        path = preset
-    import yaml
-
-    from server.settings.yaml_1_2 import KeyTwice, load_yaml
-
-    try:
-        values = load_yaml(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not readable as text"
-        raise SettingsError(f"--config {config}: {reason}") from None
-    except KeyTwice as error:
-        raise SettingsError(f"{path}, {error}") from None
-    except yaml.YAMLError as error:
-        raise SettingsError(f"{path}: not valid YAML: {' '.join(str(error).split())[:200]}") from None
-    if values is None:
-        return {}
-    if not isinstance(values, dict):
-        raise SettingsError(f"{path}: a mapping of settings is expected")
-    for name in values:
-        if name not in TABLE:
-            raise SettingsError(f"{path}: {name}: no such setting{nearest(str(name), TABLE)}")
-    return values

@@ -221,6 +221,8 @@ def split_at_commas(value: str) -> list[str]:
 
 
 def _items(value: Any) -> list[Any]:
+    if isinstance(value, int | float):
+        read_string(value)
     if not isinstance(value, list | tuple):
         raise Unfit("it should be a valid list", value)
     return list(value)

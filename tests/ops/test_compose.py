@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from server.settings import load as settings
+from server.settings.config_file import from_file
 from server.settings.load import SettingsError
 from server.settings.table import TABLE, Settings
 from tests.ops import dockerfile
@@ -112,4 +113,4 @@ def test_lines_of_a_file() -> None:
 
 
 def _preset() -> dict[str, object]:
-    return settings._from_file(settings.DEFAULT_PRESET)
+    return from_file(settings.DEFAULT_PRESET)[0]

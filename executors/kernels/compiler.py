@@ -49,6 +49,10 @@ _PATIENT_S = 3600.0
 """Time for a compilation beforehand, in seconds."""
 _FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fopenmp", "-shared", "-fPIC", "-w")
 
+_failures: dict[Path, str] = {}
+"""Why a library could not be made. Several parts of a model ask for the same one, and each would wait for the compiler's time-out
+or the full disk again. One writer: `compiled`."""
+
 
 class KernelUnavailable(Exception):
     """The reason why a kernel is unavailable, for the log and for `status()`."""
@@ -98,7 +102,7 @@ def library(source: Path, isa_name: str | None = None) -> tuple[ctypes.CDLL, str
     """Return the library of `source`, compiled if necessary, and the name of its instruction set (default: the best
     available).
 
-    Raises KernelUnavailable; a failed compilation is tried again at the next call.
+    Raises KernelUnavailable. A process compiles a file once, and another call repeats why that failed.
     """
     isas = usable_isas()
     if not isas:
@@ -122,9 +126,16 @@ def compiled(source: Path, isa: Isa, limit_s: float | None = None) -> Path:
         return ready
     command, folder = find_compiler(), cache_folder()
     target = folder / _name(source, isa, _version(command))
+    if target in _failures:
+        raise KernelUnavailable(_failures[target])
     sweep(folder)
     began = time.perf_counter()
-    if _made(target, partial(_compile, command, source, isa, limit_s)):
+    try:
+        made = _made(target, partial(_compile, command, source, isa, limit_s))
+    except KernelUnavailable as error:
+        _failures[target] = str(error)
+        raise
+    if made:
         _log.info("compiled %s for %s in %.1f s", source.name, isa.name, time.perf_counter() - began)
     return target
 

@@ -70,7 +70,7 @@ def test_a_failed_compile_says_so_and_leaves_nothing(isa: Isa, cache: Path, sour
         library(source)
     assert not list(cache.iterdir())
     source.write_text(SMALL)
-    assert library(source)[0].answer() == 42  # not remembered
+    assert library(source)[0].answer() == 42  # another source
 
 
 @with_compiler
@@ -112,6 +112,24 @@ def test_a_compiler_that_hangs_or_fails_is_left(
     fake.write_text("#!/bin/sh\nexit 1\n")
     with pytest.raises(KernelUnavailable, match="fake-cxx failed: no message, exit code 1"):
         library(source)
+
+
+@on_this_cpu
+def test_a_failed_compilation_is_not_waited_for_twice(
+    isa: Isa, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linear layers and attention want the same library: a hanging compiler would hold the start up once for each."""
+    fake, runs = tmp_path / "fake-cxx", tmp_path / "runs"
+    fake.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && echo fake && exit\necho run >> {runs}\nexec sleep 30\n'
+    )
+    fake.chmod(0o755)
+    monkeypatch.setenv("CXX", str(fake))
+    monkeypatch.setattr(compiler, "TIMEOUT_S", 0.3)
+    for _ in range(2):
+        with pytest.raises(KernelUnavailable, match="fake-cxx timed out"):
+            library(source)
+    assert runs.read_text() == "run\n"
 
 
 @with_compiler

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -55,7 +56,8 @@ def fail(message: str, code: int = 2) -> NoReturn:
         from server.system.log_lines import as_objects
 
         line = as_objects(None, line.encode("utf-8", "backslashreplace")).decode()
-    print(line, end="", file=sys.stderr)
+    with contextlib.suppress(OSError):  # a full disk: supervisors go by the code
+        print(line, end="", file=sys.stderr)
     sys.exit(code)
 
 

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -50,6 +51,13 @@ def test_an_error_before_the_start_is_an_object_too(args: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     *_, error = map(json.loads, done.stderr.splitlines())
     assert done.returncode == 2 and error["event"].startswith("cohort: error: ") and error["level"] == "error"
+
+
+def test_an_error_that_cannot_be_written_keeps_its_exit_code() -> None:
+    """systemd does not restart after exit code 2; where the log's disk is full, too."""
+    command = [sys.executable, "-m", "server.cli", "serve", "--port", "x"]
+    with Path("/dev/full").open("w") as full:
+        assert subprocess.run(command, stderr=full).returncode == 2
 
 
 def test_json_is_not_read_by_a_person(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,8 @@ def _read_unknown(
 ) -> None:
     """Record one flag. Takes its values from `words` if the flag is left out."""
     named = f"--{flag[2:].replace('_', '-')}" if flag.startswith("--") else flag
-    row = rows.get(named) or _negated(named, rows)
+    # vLLM sets a key of a configuration by `--flag.key`.
+    row = rows.get(named) or rows.get(named.partition(".")[0]) or _negated(named, rows)
     if row is None or named in options:
         found.unknown.append((flag if named in options else named, _advice(named, options)))
         return
@@ -124,5 +125,6 @@ def _advice(flag: str, options: Iterable[str]) -> str:
     if flag in names:
         return f"use {flag}"
     # Without the dashes, which all have in common.
-    near = difflib.get_close_matches(flag.lstrip("-"), [name.lstrip("-") for name in names], n=1, cutoff=0.7)
-    return f"did you mean --{near[0]}?" if near else "see cohort serve --help"
+    bare = {name.lstrip("-"): name for name in names}
+    near = difflib.get_close_matches(flag.lstrip("-"), bare, n=1, cutoff=0.7)
+    return f"did you mean {bare[near[0]]}?" if near else "see cohort serve --help"

@@ -102,6 +102,8 @@ def test_the_settings_in_answers_exist() -> None:
         ("--max-num-seq 8", "unknown flag --max-num-seq; did you mean --max-num-seqs?"),
         ("--frobnicate", "unknown flag --frobnicate; see cohort serve --help"),
         ("--port 1 --frobnicate", "unknown flag --frobnicate"),
+        ("-tp2", "unknown flag -tp2; did you mean -tp?"),
+        ("--hf-overrides.rope_theta 5", "unknown flag --hf-overrides.rope-theta: use --classifier-from-token"),
         ("--uds=/run/x", "unknown flag --uds: not supported yet"),
         ("--logprobs-mode processed_logits", "unknown flag --logprobs-mode: not supported; "),
         ("--n-predict 5", "unknown flag --n-predict: not supported; "),
@@ -148,6 +150,7 @@ def test_all_unknown_flags_are_in_one_line() -> None:
         ("m --no-enable-expert-parallel", "m"),
         ("m -fa on", "m"),
         ("m --swap-space -1", "m"),
+        ("--compilation-config.mode 3 -O.backend=eager m", "m"),
     ],
 )  # fmt: skip
 def test_what_changes_nothing_is_left_out(line: str, rest: str) -> None:

@@ -271,10 +271,15 @@ async def _background(state: ServerState) -> AsyncIterator[None]:
 
 
 async def _watch_stage(state: ServerState) -> None:
-    last = None
-    while True:
+    """Log each change of the stage until cancelled, the last one included."""
+    last = state.stage()[0]
+    ends = False
+    while not ends:
+        try:
+            await asyncio.sleep(_STAGE_INTERVAL)
+        except asyncio.CancelledError:
+            ends = True
         stage, detail = state.stage()
-        if last is not None and stage is not last:
+        if stage is not last:
             log.info(f"stage: {stage.value}", **({"detail": detail} if detail else {}))
         last = stage
-        await asyncio.sleep(_STAGE_INTERVAL)

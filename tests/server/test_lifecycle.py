@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 import httpx
 import pytest
 
+from engine.request import Stage
 from executors.contract import ConfigError, KvLayout
-from server import banner
+from server import banner, lifecycle
 from server.http.listener import listen
 from server.lifecycle import EngineGone, serve
 from server.settings.load import SettingsError
@@ -95,6 +96,24 @@ async def test_opens_loads_drains_and_ends(house: House) -> None:
     assert running.core.log == ["drain", "stop"]
     with pytest.raises(httpx.ConnectError):
         await running.get("/live")
+
+
+async def test_the_log_ends_with_the_last_stage(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The executor stops in less time than lies between two looks at the stage."""
+    lines: list[str] = []
+    monkeypatch.setattr(lifecycle.log, "info", lambda event, **_: lines.append(event))
+
+    async def stop() -> None:
+        house.core.stage = Stage.STOPPED
+
+    running = run(house)
+    monkeypatch.setattr(running.core, "stop", stop)
+    running.loads.set()
+    await running.until("/ready", 200)
+    running.signals.arrived()
+    running.core.work.set()
+    await asyncio.wait_for(running.task, 5)
+    assert lines[-1] == "stage: stopped"
 
 
 async def test_an_engine_that_gave_up_ends_the_server(house: House) -> None:

@@ -16,6 +16,8 @@ import logging
 import os
 import secrets
 import shutil
+import stat
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -71,6 +73,33 @@ def sweep(folder: Path) -> None:
             found = _try_lock(path, create=_age(path) > _OLD_S)
             if found is not None:
                 _remove(Workspace(path, found))
+
+
+def private_folder(parent: Path, prefix: str) -> Path:
+    """A new folder that this process has locked until its end. Those of ended processes are removed. Raises OSError."""
+    for path in parent.glob(f"{prefix}*"):
+        with contextlib.suppress(OSError):
+            found = path.lstat()
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
+                _remove_unlocked(path)
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        try:
+            lock = _try_lock(folder, create=True)
+        except FileNotFoundError:  # another process removed it before it was locked
+            continue
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            return folder
+        if lock is not None:  # never closed
+            return folder
+
+
+def _remove_unlocked(folder: Path) -> None:
+    found = _try_lock(folder, create=False)
+    if found is not None:
+        _remove(Workspace(folder, found))
 
 
 def _take(folder: Path, target: Path, deadline: float) -> Workspace | None:

@@ -38,7 +38,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import BinaryIO
 
-from executors.kernels.compile_lock import Workspace, sweep, workspace
+from executors.kernels.compile_lock import Workspace, private_folder, sweep, workspace
 
 _log = logging.getLogger(__name__)
 
@@ -284,7 +284,7 @@ def cache_folder() -> Path:
 
 @lru_cache(maxsize=1)
 def _temporary_folder() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="cohort-kernels-"))
+    folder = private_folder(Path(tempfile.gettempdir()), "cohort-kernels-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 

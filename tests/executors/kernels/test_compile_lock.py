@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from executors.kernels import compile_lock
-from executors.kernels.compile_lock import sweep, workspace
+from executors.kernels.compile_lock import private_folder, sweep, workspace
 
 WANTS = """
 import logging, sys
@@ -181,3 +181,31 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
         sweep(tmp_path)
         assert work.folder.is_dir()
     assert not work.folder.exists()
+
+
+def test_private_folders_of_killed_processes_are_removed(tmp_path: Path) -> None:
+    """Where the cache is read-only, each executor has one, and a killed one cannot remove it."""
+    code = (
+        "import sys, time; from pathlib import Path; from executors.kernels.compile_lock import private_folder\n"
+        "folder = private_folder(Path(sys.argv[1]), 'a-'); (folder / 'x.so').touch(); (folder / 'y.so.tmp').mkdir()\n"
+        "print(folder, flush=True); time.sleep(60)"
+    )
+    processes = [
+        subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    try:
+        folders = [Path(process.stdout.readline().strip()) for process in processes if process.stdout]
+        (tmp_path / "a-link").symlink_to(folders[0])
+        (tmp_path / "a-other").mkdir()
+        assert len(set(folders)) == 2 and all(folder.is_dir() for folder in folders)
+        processes[0].kill()
+        processes[0].wait()
+        own = private_folder(tmp_path, "a-")
+        assert sorted(tmp_path.iterdir()) == sorted(
+            [folders[1], own, tmp_path / "a-link", tmp_path / "a-other"]
+        )
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()

@@ -37,6 +37,7 @@ the environment over the file. After an unknown name or an invalid value, the se
   [are in force](migrate.md#environment-variables).
 - A switch is `--name` or `--no-name` as a flag, and `true` or `false` elsewhere.
 - A flag for several strings is given several times. A variable has commas between the strings, a file a list.
+- A whole number may have a unit, as in vLLM: `32k` is 32 000, `32K` is 32 768, `2.5k` is 2500.
 - A size in bytes may have a unit: `4GiB` is 2^32 bytes, `4GB` or `4G` is 4 000 000 000.
 - Variables that Kubernetes sets for a Service named `cohort`, such as `COHORT_PORT=tcp://10.0.0.1:8000`, are ignored, with a line
   in the log.

@@ -24,6 +24,9 @@ _UNITS = {
 # Compiled at the first use, so that `--help` does not wait for it.
 _SIZE = r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?|)b?\s*"
 _INTEGER = r"[+-]?[0-9]+(_[0-9]+)*(\.0+)?"
+_SCALED = r"([0-9]+)(\.[0-9]+)?([kmgKMG])"
+_SCALES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
+"""As in vLLM."""
 _MAX_DIGITS = 4300
 """Of an integer in a string: Python converts no longer ones."""
 _TRUE = frozenset({"1", "on", "t", "true", "y", "yes"})
@@ -57,7 +60,7 @@ def parse_bytes(value: Any) -> Any:
 
 
 def read_integer(value: Any) -> int:
-    """A whole number, also from a string or from a float without a fraction."""
+    """A whole number, also from a string, such as 32K, or from a float without a fraction."""
     if isinstance(value, int):
         return value
     if isinstance(value, float):
@@ -67,10 +70,20 @@ def read_integer(value: Any) -> int:
             raise Unfit("it should be a valid integer, got a number with a fractional part", value)
         return int(value)
     if isinstance(value, str):
+        if (scaled := re.fullmatch(_SCALED, value.strip())) and len(value) <= _MAX_DIGITS:
+            return _scaled(scaled, value)
         if re.fullmatch(_INTEGER, value.strip()) is None or len(value) > _MAX_DIGITS:
             raise Unfit("it should be a valid integer, unable to parse string as an integer", value)
         return int(value.strip().partition(".")[0])
     raise Unfit("it should be a valid integer", value)
+
+
+def _scaled(match: re.Match[str], value: str) -> int:
+    whole, fraction, scale = int(match[1]), (match[2] or ".")[1:], _SCALES[match[3]]
+    found, rest = divmod(int(f"0{fraction}") * scale, int(f"1{'0' * len(fraction)}"))
+    if rest:
+        raise Unfit("it should be a valid integer, got a number with a fractional part", value)
+    return whole * scale + found
 
 
 def read_number(value: Any) -> float:

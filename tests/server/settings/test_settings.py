@@ -89,6 +89,16 @@ def test_byte_sizes(text: str, number: int) -> None:
     assert settings(COHORT_KV_CACHE_MEMORY_BYTES=text).kv_cache_memory_bytes == number
 
 
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("32k", 32000), ("32K", 32768), ("1M", 2**20), ("2.5k", 2500), (" 1m ", 10**6), ("0.5K", 512)],
+)
+def test_whole_numbers_with_a_unit(text: str, number: int) -> None:
+    assert settings({"max_model_len": text}).max_model_len == number
+    for wrong in ("1.23456k", "k", "-1k", "1kk", "1 k", "1e3k", "\u0663k"):
+        assert error({"max_model_len": wrong}).startswith("--max-model-len: it should be a valid integer, ")
+
+
 def test_executor_options() -> None:
     chosen = settings({"executor_option": ["step_delay_ms=2.5", "native=false", "fail=die@5"]})
     assert chosen.executor_option == {"step_delay_ms": 2.5, "native": False, "fail": "die@5"}

@@ -112,7 +112,7 @@ def _file(request: Request, path: str) -> Response:
     body = asset.body
     if path in (assets.INDEX, assets.REFERENCE):
         headers["Vary"] = f"Accept, {HEADER}"
-        if prefix := prefix_of(request.headers.get(HEADER, "")):
+        if prefix := prefix_of(", ".join(request.headers.getlist(HEADER))):
             body = with_prefix(body, prefix)
             headers["ETag"] = assets.etag_of(body)
     if request.headers.get("if-none-match") == headers["ETag"]:

@@ -121,6 +121,15 @@ async def test_the_path_that_a_proxy_took_off_stands_before_links(
     assert (await house.get("/", headers={**HTML, "If-None-Match": page.headers["etag"]})).status_code == 200
 
 
+async def test_two_proxies_may_name_their_paths_in_a_header_each(house: House) -> None:
+    """Traefik adds a header to those that are there; two headers of one name are one with a comma (RFC 9110, 5.2)."""
+    two = [(b"Accept", b"text/html"), (b"X-Forwarded-Prefix", b"/a"), (b"X-Forwarded-Prefix", b"/b/")]
+    page = await house.get("/", headers=two)
+    assert '"/a/b/console/app.js"' in page.text
+    page = await house.get("/", headers=[*two, (b"X-Forwarded-Prefix", b"//evil.example")])
+    assert '"./console/app.js"' in page.text
+
+
 @pytest.mark.parametrize(
     "header",
     ["", "/", "llm", "//evil.example", "/a,//evil.example", "https://evil.example", "/a\"><script>", "/a b", "/a/../..", "/./a",

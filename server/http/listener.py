@@ -10,7 +10,7 @@ import socket
 from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
-from server.settings.host_names import is_loopback
+from server.settings.host_names import is_address, is_loopback
 from server.settings.load import SettingsError
 from server.system.exit_codes import NotYet
 
@@ -146,7 +146,7 @@ def _addresses(host: str, port: int) -> list[_Address]:
         listed += [(family, address) for family, _, _, _, address in found if family in _FAMILIES]
     except socket.gaierror as error:
         if not listed:
-            raise _unresolved(host, error) from None
+            raise _unresolved(host, port, error) from None
     except UnicodeError:
         raise SettingsError(f"--host {host[:100]}: neither an address nor a name") from None
     if any(address[0] == "::" for _, address in listed):
@@ -159,12 +159,15 @@ def _is_localhost(host: str) -> bool:
     return name == "localhost" or name.endswith(".localhost")
 
 
-def _unresolved(host: str, error: socket.gaierror) -> SettingsError:
+def _unresolved(host: str, port: int, error: socket.gaierror) -> SettingsError:
+    if "%" in host and is_address(host):  # fe80::1%eth0: the interface comes up late
+        return _fault(host, port, OSError(errno.EADDRNOTAVAIL, ""))
     if error.errno == socket.EAI_AGAIN:
         return AddressNotYet(
             f"--host {host}: the name cannot be resolved at the moment; check the network, or give an address"
         )
-    return SettingsError(f"--host {host}: not an address of this machine, and no name of one")
+    hint = "; give it without scheme and port, which --port has" if ":" in host else ""
+    return SettingsError(f"--host {host}: not an address of this machine, and no name of one{hint}")
 
 
 def _bind_each(host: str, port: int, addresses: Sequence[_Address]) -> tuple[list[socket.socket], list[str]]:
@@ -179,6 +182,7 @@ def _bind_each(host: str, port: int, addresses: Sequence[_Address]) -> tuple[lis
                 bound.append(_bind(family, (address[0], chosen, *address[2:])))
             except OSError as error:
                 if error.errno not in _ABSENT:
+                    error.filename = address[0]
                     raise
                 left_out.append(error)
                 notes.append(f"--host {host}: {address[0]} is left out: {_reason(error)}")
@@ -212,6 +216,8 @@ def _bind(family: int, address: tuple[Any, ...]) -> socket.socket:
 
 def _fault(host: str, port: int, error: OSError) -> SettingsError:
     where = f"[{host}]:{port}" if ":" in host else f"{host or '*'}:{port}"
+    if error.filename not in (None, host):
+        where += f" (at {error.filename})"  # one of several: others may be free
     if error.errno == errno.EADDRINUSE:
         hint = "; end the process that has it, or take another with --port"
         return AddressNotYet(f"cannot listen on {where}: {_reason(error)}{hint}")

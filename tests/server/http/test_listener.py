@@ -141,7 +141,7 @@ def test_a_port_that_one_of_the_addresses_has_taken() -> None:
     """Half of the clients would reach another server."""
     with socket.create_server(("::1", 0), family=socket.AF_INET6) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(AddressNotYet, match="already in use"):
+        with pytest.raises(AddressNotYet, match=rf"localhost:{port} \(at ::1\): address already in use"):
             listen("localhost", port)
         with socket.create_server(("127.0.0.1", port)):  # nothing is left bound
             pass
@@ -205,6 +205,19 @@ def test_faults_that_may_pass_have_a_code_of_their_own(resolves: Callable[..., N
     assert passing == [NOT_YET] * 3 and code_of(unknown.value) == MISTAKE
     for caught in (in_use, absent, unresolved, unknown):
         assert "\n" not in str(caught.value)
+
+
+def test_an_interface_that_comes_up_late_may_be_there_later() -> None:
+    with pytest.raises(AddressNotYet, match=r"\[fe80::1%none0\]:80: .*bring up the network"):
+        listen("fe80::1%none0", 80)
+
+
+@pytest.mark.parametrize("host", ["http://127.0.0.1", "127.0.0.1:8000", "http://[::1]:8000/"])
+def test_a_url_is_no_host(resolves: Callable[..., None], host: str) -> None:
+    resolves(error=socket.gaierror(socket.EAI_NONAME, "unknown"))
+    with pytest.raises(SettingsError, match="without scheme and port, which --port has") as caught:
+        listen(host, 0)
+    assert code_of(caught.value) == MISTAKE
 
 
 def test_a_port_of_the_system() -> None:

@@ -15,6 +15,7 @@ from asyncio.subprocess import Process
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from cohort_server import run
 from server.hub.files import HubError, HubNotYet
@@ -69,12 +70,28 @@ async def fetch(model: HubModel, report: Report, check: Check | None = None) -> 
             words = await complaints or f"exit code {code}"
             raise HubNotYet(f"{model.name} could not be fetched: the download process ended: {words}")
         return directory
+    except HubNotYet:
+        if fault := _endpoint_fault(model.name):  # with which no later download succeeds
+            raise HubError(fault) from None
+        raise
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
         complaints.cancel()
         await asyncio.gather(complaints, return_exceptions=True)
+
+
+def _endpoint_fault(name: str) -> str | None:
+    """What is wrong with the hub's address, None if it can be one."""
+    address = without_empty(os.environ).get("HF_ENDPOINT")
+    try:
+        parts = None if address is None else urlsplit(address)
+        right = parts is None or (parts.scheme in ("http", "https") and bool(parts.hostname))
+    except ValueError:  # brackets that nothing closes
+        right = False
+    hint = "it should be the URL of a hub, such as https://huggingface.co"
+    return None if right else f"{name} could not be fetched: HF_ENDPOINT is {address!r}; {hint}"
 
 
 async def _converse(process: Process, report: Report, check: Check | None) -> Path | None:

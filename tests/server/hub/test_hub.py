@@ -412,6 +412,16 @@ def test_links(link: str, named: tuple[str | None, ...] | None, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
+    "address", ["hub.example", "127.0.0.1:1", "ftp://hub.example", "http://", "http://[::1"]
+)
+async def test_an_endpoint_that_is_no_url_is_a_mistake(
+    address: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", address)
+    assert f"HF_ENDPOINT is {address!r}; it should be" in await error(cache)
+
+
+@pytest.mark.parametrize(
     ("text", "gguf"),
     [
         ("a/b:Q4_K_M", "Q4_K_M"),

@@ -91,7 +91,9 @@ def _endpoint_fault(name: str) -> str | None:
     except ValueError:  # brackets that nothing closes
         right = False
     hint = "it should be the URL of a hub, such as https://huggingface.co"
-    return None if right else f"{name} could not be fetched: HF_ENDPOINT is {address!r}; {hint}"
+    # An address may hold a password in front of its host.
+    shown = None if address is None else address.rpartition("@")[2]
+    return None if right else f"{name} could not be fetched: HF_ENDPOINT is {shown!r}; {hint}"
 
 
 async def _converse(process: Process, report: Report, check: Check | None) -> Path | None:

@@ -421,6 +421,12 @@ async def test_an_endpoint_that_is_no_url_is_a_mistake(
     assert f"HF_ENDPOINT is {address!r}; it should be" in await error(cache)
 
 
+async def test_a_password_in_the_endpoint_is_not_shown(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "ftp://user:secret@hub.example")
+    message = await error(cache)
+    assert "HF_ENDPOINT is 'hub.example'" in message and "secret" not in message
+
+
 @pytest.mark.parametrize(
     ("text", "gguf"),
     [

@@ -77,6 +77,7 @@ async def test_what_the_sdk_sends_by_default_has_no_effect(house: House) -> None
 async def test_what_changes_the_result_is_refused(house: House, name: str, value: Any) -> None:
     response = await house.chat(**{name: value})
     assert (response.status_code, error_of(response)["param"]) == (400, name)
+    assert "only /v1/chat" not in error_of(response)["message"]  # which is this path
 
 
 async def test_dimension_of_vectors(house: House) -> None:

@@ -431,7 +431,7 @@ def _choice(asked: str | Mapping[str, Any] | None, tools: OfferedTools) -> str |
     match asked:
         case None | "auto" | "none":
             return asked if tools.functions else None
-        case "required":
+        case "required" | "any":  # Mistral's name for it, as in a chat
             if tools.functions:
                 return "required"
         case {"type": "function" | "custom" as kind, "name": str(name), **rest}:

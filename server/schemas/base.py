@@ -25,13 +25,17 @@ class WireModel(BaseModel):
 Model = TypeVar("Model", bound=WireModel)
 
 
+_BOM = b"\xef\xbb\xbf"
+"""Mark that editors and shells of Windows write before UTF-8. RFC 8259, 8.1, lets a reader of JSON skip it."""
+
+
 def parse(model: type[Model], body: bytes) -> Model:
-    """Validate a JSON body.
+    """Validate a JSON body, with or without a byte order mark.
 
     Raises InvalidRequest naming `param` as a dotted path such as `messages.0.content`.
     """
     try:
-        return model.model_validate_json(body)
+        return model.model_validate_json(body.removeprefix(_BOM))
     except ValidationError as error:
         raise _explain(error) from None
 

@@ -148,7 +148,7 @@ HINTS = {
     "separate_reasoning": "start the server with --reasoning-parser none",
     "context": "send the conversation to /api/chat",
     "template": "start the server with --chat-template",
-    "safe_prompt": "begin 'messages' with one of the system", "prompt_mode": "begin 'messages' with one of the system",
+    "safe_prompt": _SYSTEM_HINT, "prompt_mode": _SYSTEM_HINT,
     "top_prompt_logprobs": "use 'prompt_logprobs'", "output_dimension": "use 'dimensions'",
     "reasoning": "use 'reasoning_effort', or 'chat_template_kwargs'",
     "messages[].function_call": "use 'tool_calls'",

@@ -47,6 +47,7 @@ _REFUSED = {
             "presence_penalty", "frequency_penalty", "stream_options", "skip_special_tokens", "return_token_ids",
             "return_tokens_as_token_ids", "truncate_prompt_tokens", "truncation_side", "add_generation_prompt",
             "add_special_tokens", "prompt",
+            "guided_regex", "guided_choice", "guided_grammar",
         ),
         _ELSEWHERE,
     ),

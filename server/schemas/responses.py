@@ -39,6 +39,7 @@ _REFUSED = {
     "verbosity": "use 'text.verbosity'",
     "logprobs": f"use 'include' with {OUTPUT_LOGPROBS}",
     "conversation": "use 'previous_response_id'",
+    "system": "use 'instructions'",
     "prompt": "prompts are not stored here; use 'input'",
     "context_management": "use 'truncation'",
     **dict.fromkeys(
@@ -47,6 +48,7 @@ _REFUSED = {
             "stop_token_ids", "ignore_eos", "include_stop_str_in_output", "typical_p", "repetition_penalty",
             "skip_special_tokens", "return_token_ids", "return_tokens_as_token_ids", "truncate_prompt_tokens",
             "truncation_side", "add_generation_prompt", "continue_final_message", "add_special_tokens",
+            "guided_regex", "guided_choice", "guided_grammar",
         ),
         _ELSEWHERE,
     ),

@@ -89,6 +89,19 @@ async def test_ollamas_paths_read_any_type(house: House, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", OLLAMA)
+async def test_a_byte_order_mark_is_skipped(house: House, path: str) -> None:
+    """Files that PowerShell or an editor of Windows wrote begin with one. A second one is a fault, and so is UTF-16."""
+    text = json.dumps({"model": "fake", **OLLAMA[path]})
+    async with house.client() as client:
+        marked = text.encode("utf-8-sig")
+        response = await client.post(path, content=marked, headers=typed(COMMON[2], {}))
+        assert response.status_code == 200, response.text
+        for wrong in (b"\xef\xbb\xbf" + marked, text.encode("utf-16")):
+            response = await client.post(path, content=wrong, headers=typed(COMMON[2], {}))
+            assert response.status_code == 400 and "not valid JSON" in error_of(response)["message"]
+
+
+@pytest.mark.parametrize("path", OLLAMA)
 async def test_a_page_of_another_origin_needs_json_there_too(house: House, path: str) -> None:
     body = json.dumps({"model": "fake", **OLLAMA[path]}).encode()
     async with house.client() as client:

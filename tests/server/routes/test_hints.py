@@ -114,6 +114,32 @@ def test_hints_of_refused_parameters(operation: Operation) -> None:
     assert not found
 
 
+@pytest.mark.parametrize("name", ["safe_prompt", "prompt_mode", "system", "instructions"])
+def test_a_chat_is_not_sent_to_itself(name: str) -> None:
+    """Hints that quote a word which is no field would be lost, and the chat's own path named in their place."""
+    error = refusal(
+        BY_PATH["/v1/chat/completions"], {**example_of(BY_PATH["/v1/chat/completions"]), name: "x"}
+    )
+    assert error is not None and "begin 'messages' with one of the system" in error.message
+
+
+def test_no_hint_of_a_chat_is_lost() -> None:
+    chat = BY_PATH["/v1/chat/completions"]
+    assert chat.request is not None
+    refused = (refusal(chat, {**example_of(chat), name: {"odd": 1}}) for name in sorted(PARAMETERS))
+    assert not [error.message for error in refused if error is not None and ELSEWHERE in error.message]
+
+
+def test_constraints_that_only_a_chat_has_are_not_sent_to_formats() -> None:
+    """The formats of Responses and Messages are JSON schemas: no place for an expression, a choice or a grammar."""
+    for path in ("/v1/responses", "/v1/messages"):
+        for name in ("guided_regex", "guided_choice", "guided_grammar"):
+            error = refusal(BY_PATH[path], {**example_of(BY_PATH[path]), name: "a"})
+            assert error is not None and "belongs to /v1/chat/completions" in error.message
+    error = refusal(BY_PATH["/v1/responses"], {**example_of(BY_PATH["/v1/responses"]), "system": "a"})
+    assert error is not None and "use 'instructions'" in error.message
+
+
 WRONG: list[Any] = [
     5,
     -1,

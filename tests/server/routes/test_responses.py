@@ -316,6 +316,7 @@ async def test_tools_that_run_elsewhere_are_left_out_unless_forced() -> None:
     "choice",
     [
         "required",
+        "any",
         {"type": "function", "name": "f"},
         {"type": "custom", "name": "patch"},
         {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "f"}]},

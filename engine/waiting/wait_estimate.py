@@ -156,9 +156,9 @@ class WaitEstimate:
         """Seconds, about, until a request with `ahead` before it is started. `goes_first` says of a running request whether the
         rest of its prompt is computed before."""
         by_tokens = self._until_computed(ahead, goes_first)
-        if not ahead.count:
-            return by_tokens
         if self.forecast is None:
+            if not ahead.count:
+                return by_tokens
             return max(by_tokens, self._until_ended(ahead.count + 1 - (self._capacity - len(self._started))))
         return max(by_tokens, self._until_computed_to_the_end(self.forecast, ahead))
 
@@ -213,17 +213,19 @@ class WaitEstimate:
         """Seconds until there is a slot, by the tokens that are left to those that have one. Those that wait get the slots in
         turn, each for the same time: that of its tokens, and of the prompts of all others, which every stream waits for."""
         guess = self._lengths.guess(self._started)
-        slots = min(self._capacity, self._fitting(guess, ahead))
+        slots = min(self._capacity, self._fitting(guess, ahead)) if ahead.count else self._num_slots
         count = ahead.count + 1 - (slots - len(self._started))
         if count <= 0:
             return 0.0
         token = forecast.decode_step(slots) / self._gain
+        rest = forecast.prompt(sum(max(0, seq.num_uncomputed_tokens - 1) for seq in self._started))
+        left = [guess.left(seq) * token + rest for seq in self._started]
+        if not ahead.count:  # all slots are taken, and the next that is free is this request's
+            return min(left)
         prompts = forecast.prompt(ahead.fresh / ahead.count)
         if self._measured:  # the cache may hold more of them than can be told beforehand
             prompts = min(prompts, ahead.tokens / ahead.count * self._prompt_seconds / self._prompt_tokens)
         each = guess.total(ahead.asked) / ahead.count * token + slots * prompts
-        rest = forecast.prompt(sum(max(0, seq.num_uncomputed_tokens - 1) for seq in self._started))
-        left = [guess.left(seq) * token + rest for seq in self._started]
         left += [each + rest] * (slots - len(left))
         rounds, number = divmod(count - 1, slots)
         return sorted(left)[number] + rounds * each

@@ -178,6 +178,19 @@ def test_a_pace_that_was_five_times_too_good_is_noticed_by_the_first_steps(polic
     assert found["served"] >= 0.75 * possible, (found, possible)
 
 
+@pytest.mark.parametrize("slots", [1, 8])
+def test_nobody_is_let_in_first_in_line_for_slots_that_stay_taken(slots: int) -> None:
+    """Nothing waits before such a caller, and the slots are taken for 40 s all the same."""
+    case = Burst(slots=slots, wait=5.0, asked=always(2000), sure=True, callers=slots + 20, gap=0.5)
+    assert run(outcomes(case)) == {"served": slots, "refused": 20}
+
+
+def test_an_idle_server_refuses_nobody() -> None:
+    assert run(outcomes(Burst(slots=1, wait=0.5, asked=always(4000), prompt=always(4000), callers=1))) == {
+        "served": 1
+    }
+
+
 def test_answers_of_unknown_length_are_taken_to_be_of_the_usual_one() -> None:
     """8 slots, 15 s, and 20 ms a token: one round of the usual length fits, whatever a client allows at most."""
     found = run(outcomes(Burst(asked=always(6000), answered=always(USUAL_ANSWER))))

@@ -171,9 +171,9 @@ async def test_interruptions_are_split_into_restart_and_recompute() -> None:
 
 async def test_a_refusal_is_told_with_its_numbers() -> None:
     async with engine(fake(step_delay_ms=20, prompt_token_ms=5), max_num_seqs=1, max_queue_wait=1.0) as core:
-        running = asyncio.create_task(told(core, [1], 60))
+        running = asyncio.create_task(told(core, [1], 40))
         await asyncio.sleep(0.05)
-        waiting = asyncio.create_task(told(core, [2], 2))
+        waiting = asyncio.create_task(told(core, [2], 20))
         await asyncio.sleep(0.01)
         why = (await told(core, [3], 2)).refusal
         assert why is not None and why.because is Because.ESTIMATED_WAIT

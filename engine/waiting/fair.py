@@ -33,6 +33,11 @@ _Entry = tuple[_Place, Sequence]
 _FIRST_WITHOUT_SLOT: _Place = (True, -1)
 
 
+def _most(num_slots: int) -> int:
+    """Return how many slots one of several tenants may hold: all but an eighth, and but one of few."""
+    return num_slots - min(num_slots - 1, max(1, num_slots // 8))
+
+
 class Fair:
     """Waiting sequences by tenant; within a tenant first come, first served, but preempted ones first."""
 
@@ -98,7 +103,7 @@ class Fair:
         run in it."""
         if not self._several():
             return iter(self)
-        most = num_slots - min(num_slots - 1, max(1, num_slots // 8))
+        most = _most(num_slots)
         limits = {
             tenant: bisect_left(self._waiting[tenant], _FIRST_WITHOUT_SLOT, key=_place)
             + max(0, most - len(holding))
@@ -107,12 +112,18 @@ class Fair:
         }
         return self._in_turn(limits, most)
 
-    def _several(self) -> bool:
-        """Whether more than one tenant is here, or was `RESERVED_FOR` seconds ago."""
+    def room(self, tenant: str | int, num_slots: int) -> int:
+        """Return how many slots the tenant may take beside those it has, free or not, with a request that comes now."""
+        known = tenant in self._live or tenant in self._left
+        most = _most(num_slots) if self._several(0 if known else 1) else num_slots
+        return max(0, most - len(self._holding.get(str(tenant), ())))
+
+    def _several(self, coming: int = 0) -> bool:
+        """Whether more than one tenant is here, or was `RESERVED_FOR` seconds ago, with those `coming` now."""
         long_ago = self._clock() - RESERVED_FOR
         while self._left and next(iter(self._left.values())) < long_ago:
             self._left.popitem(last=False)
-        return len(self._live) + len(self._left) > 1
+        return len(self._live) + len(self._left) + coming > 1
 
     def _in_turn(self, limits: dict[str, int], most: int) -> Iterator[Sequence]:
         """Return the first sequences of each tenant: as many as `limits` says, or `most` for other tenants."""

@@ -44,6 +44,9 @@ class QueuePolicy(Protocol):
     def candidates(self, num_slots: int) -> Iterator[Sequence]:
         """Iterate in order of admission over the sequences that may run now, given the total number of slots."""
 
+    def room(self, group: str | int, num_slots: int) -> int:
+        """Return how many slots a group may take beside those it has, free or not."""
+
     def precedes(self, seq: Sequence, running: Sequence) -> bool:
         """Whether a waiting sequence is admitted before the prompt of a running one continues."""
 
@@ -67,6 +70,10 @@ class _Indifferent:
     def owed(self, seq: Sequence) -> int:
         """None."""
         return 0
+
+    def room(self, group: str | int, num_slots: int) -> int:
+        """All."""
+        return num_slots
 
     def took_slot(self, seq: Sequence) -> None:
         """Nothing."""

@@ -59,11 +59,13 @@ class WaitingQueue:
         """Of each sequence that is not started: prompt tokens that earlier prompts do not share."""
         self._prefixes = SharedPrefixes(0)
         self._shares_prompts = False
+        self._num_slots = 1
 
     def open(self, num_slots: int, shares_prompts: bool = False, kv_tokens: float = math.inf) -> None:
         """`num_slots` sequences can run at once, if the pool has room for them: it has `kv_tokens` tokens. `shares_prompts`:
         choices of one prompt share its KV."""
         self._shares_prompts = shares_prompts
+        self._num_slots = num_slots
         self.estimate.open(num_slots, kv_tokens)
 
     def expect(self, forecast: Forecast, prefix_block_size: int = 0) -> None:
@@ -194,7 +196,25 @@ class WaitingQueue:
         """Seconds, about, until a request that comes now is started. 0 if nothing is before it, or nothing was measured yet and
         there is no forecast."""
         own, group = self.policy.group(request), self.policy.group
-        return self.estimate.wait(self.ahead(request), lambda started: self._precedes(group(started), own))
+        ahead, kept = self.ahead(request), 0
+        if self.policy.keeps_slots:
+            ahead, kept = self._with_kept_slots(own, ahead)
+        return self.estimate.wait(ahead, lambda started: self._precedes(group(started), own), kept)
+
+    def _with_kept_slots(self, own: str | int, ahead: Waiting) -> tuple[Waiting, int]:
+        """Return what is started before a request of group `own`, and how many free slots are kept for others. If there is a
+        free slot for it, those that may have none now are not before it, however many they are."""
+        free = self._num_slots - self.estimate.num_started
+        mine = self._groups.get(own, Waiting())
+        room = self.policy.room(own, self._num_slots)
+        others = []
+        for key, group in self._groups.items():
+            if key != own and (most := min(mine.count + 1, self.policy.room(key, self._num_slots))):
+                others.append(_first(group, most, group.tokens * most // group.count))
+        before = _sum((mine, *others))
+        if mine.count < room and before.count < free:
+            return before, 0
+        return ahead, max(0, free - room - sum(one.count for one in others))
 
     def hopeless(self, now: float) -> Iterator[tuple[Sequence, float, float]]:
         """See `SecondLook`."""

@@ -152,15 +152,21 @@ class WaitEstimate:
 
     # -- how long ------------------------------------------------------------------------------------------------------
 
-    def wait(self, ahead: Waiting, goes_first: Callable[[Request], bool]) -> float:
+    @property
+    def num_started(self) -> int:
+        """Number of sequences that were started and have not ended."""
+        return len(self._started)
+
+    def wait(self, ahead: Waiting, goes_first: Callable[[Request], bool], kept: int = 0) -> float:
         """Seconds, about, until a request with `ahead` before it is started. `goes_first` says of a running request whether the
-        rest of its prompt is computed before."""
+        rest of its prompt is computed before. `kept` free slots are not for it."""
         by_tokens = self._until_computed(ahead, goes_first)
         if self.forecast is None:
             if not ahead.count:
                 return by_tokens
-            return max(by_tokens, self._until_ended(ahead.count + 1 - (self._capacity - len(self._started))))
-        return max(by_tokens, self._until_computed_to_the_end(self.forecast, ahead))
+            free = self._capacity - kept - len(self._started)
+            return max(by_tokens, self._until_ended(ahead.count + 1 - free))
+        return max(by_tokens, self._until_computed_to_the_end(self.forecast, ahead, kept))
 
     @property
     def _measured(self) -> bool:
@@ -209,11 +215,12 @@ class WaitEstimate:
         left = each if started is None else min(each, max(0.0, started + each - self._worked()))
         return rounds * each + left
 
-    def _until_computed_to_the_end(self, forecast: Forecast, ahead: Waiting) -> float:
+    def _until_computed_to_the_end(self, forecast: Forecast, ahead: Waiting, kept: int) -> float:
         """Seconds until there is a slot, by the tokens that are left to those that have one. Those that wait get the slots in
         turn, each for the same time: that of its tokens, and of the prompts of all others, which every stream waits for."""
         guess = self._lengths.guess(self._started)
         slots = min(self._capacity, self._fitting(guess, ahead)) if ahead.count else self._num_slots
+        slots = max(1, min(slots, self._num_slots - kept))
         count = ahead.count + 1 - (slots - len(self._started))
         if count <= 0:
             return 0.0

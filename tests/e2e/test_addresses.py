@@ -72,7 +72,7 @@ def test_a_name_is_not_shared_with_another_server(tokenizer_dir: Path, tmp_path:
         port = str(taken.getsockname()[1])
         args = [str(tokenizer_dir), *ECHO, "--host", "localhost", "--port", port]
         code, _, log = run_until_exit(args, tmp_path)
-    assert code == 75 and f"cannot listen on localhost:{port}: address already in use" in log
+    assert code == 75 and f"cannot listen on localhost:{port} (at ::1): address already in use" in log
 
 
 def test_loopback_names_alone_pass_the_check_of_hosts(tokenizer_dir: Path, tmp_path: Path) -> None:

@@ -73,7 +73,12 @@ def test_late_first_tokens_have_their_cause(tmp_path: Path) -> None:
         at_once(server, [(prompt(number, 4), 30, "sesame") for number in range(24)])
         shared = stories(server, "sort=received&limit=24&order=desc")
         long = [(prompt(number, 1500), 1, "open") for number in (100, 101)]
-        at_once(server, [*long, (prompt(102, 4), 2, "open")])
+        first = threading.Thread(target=at_once, args=(server, long))
+        first.start()
+        while [story["prompt_tokens"] for story in stories(server, "sort=received&limit=2")] != [1500, 1500]:
+            time.sleep(0.01)
+        at_once(server, [(prompt(102, 4), 2, "open")])
+        first.join()
         beside = stories(server, "sort=received&limit=3")
         line = [line for line in log_lines(server) if line.get("waited_for") == "fair_share"]
         fair_seconds = server.metric('cohort_request_queue_seconds_total{cause="fair_share"}')

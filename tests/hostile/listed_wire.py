@@ -110,7 +110,7 @@ def _encodings(body: bytes) -> Iterator[Hostile]:
         "application/x-www-form-urlencoded")]),
         (parts, [("Content-Type", "multipart/form-data; boundary=x")]), (b"<prompt>Hi</prompt>", [("Content-Type",
         "text/xml")]),
-        (b"prompt: Hi", [("Content-Type", "application/yaml")]), (b"", []), (b"\x00", []), (b"\xef\xbb\xbf" + body, []),
+        (b"prompt: Hi", [("Content-Type", "application/yaml")]), (b"", []), (b"\x00", []), (b"\xef\xbb\xbf" * 2 + body, []),
         (body.decode().encode("utf-16"), [("Content-Type", "application/json; charset=utf-16")]), (b"\xff" * 100, []),
         (b"\x81\xa6prompt\xa2Hi", [("Content-Type", "application/msgpack")]), (b"\x80\x04cos\nsystem\n(S'id'\ntR.", []),
     ):  # fmt: skip

@@ -59,8 +59,8 @@ _BAD_LITERALS = [
 
 def _is_json(text: bytes) -> bool:
     """JSON of RFC 8259, or what Python's encoder makes of NaN and Infinity: where a number of ours should be these are refused
-    (`fields.py`), and where nobody reads the value they do no harm. Text is UTF-8 without half of a surrogate pair, behind one byte order mark or
-    none."""
+    (`fields.py`), and where nobody reads the value they do no harm. Text is UTF-8 without half of a surrogate pair, behind
+    one byte order mark or none."""
     try:
         json.dumps(
             json.loads(text.removeprefix(b"\xef\xbb\xbf").decode("utf-8")), ensure_ascii=False

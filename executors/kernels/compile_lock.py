@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 _SUFFIX = ".tmp"
 _POLL_S = 0.1
 _OLD_S = 3600.0
-"""Age in seconds from which a `.tmp` without a lock is nobody's: earlier versions wrote such files for minutes."""
+"""Age in seconds from which a `.tmp` without a lock counts as abandoned: earlier versions wrote such files for minutes."""
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 """Errors of file systems without flock."""
 

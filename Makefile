@@ -2,8 +2,9 @@
 
 PYTHON ?= python3
 TORCH_VERSION ?= 2.13.0
-# Unset: pip's own index. Set it to an index of CPU-only builds to save gigabytes on a machine without a GPU.
+# Unset: a CPU build where no NVIDIA device is seen, what pip brings elsewhere. An index of torch builds, or cpu or cuda (tools/torch_choice.py).
 TORCH_INDEX_URL ?=
+TORCH_BACKEND ?=
 ARGS ?=
 # What bench-peers compares with: vllm, llamacpp (GGUF files), cohort (itself).
 PEER ?= vllm
@@ -43,7 +44,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "  Variables: PYTHON, TORCH_VERSION, TORCH_INDEX_URL, and ARGS for serve, test, test-long, soak, test-clients, bench and bench-peers; PEER for bench-peers."
+	@echo "  Variables: PYTHON, TORCH_VERSION, TORCH_INDEX_URL, TORCH_BACKEND (cpu, cuda), and ARGS for serve, test, test-long, soak, test-clients, bench and bench-peers; PEER for bench-peers."
 
 install: $(STAMP)  ## make .venv with what running the server needs: packages, CPU kernels, the default model
 
@@ -195,7 +196,7 @@ $(BIN)/python:
 	  exit 1; } >&2
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { \
 	  echo "$(PYTHON) cannot make virtual environments. On Debian: apt install python3-venv"; exit 1; } >&2
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m tools.install venv $(VENV)
 
 $(SCHEMA_TOOL):
 	$(PYTHON) -m venv --clear $(@D:/bin=)
@@ -211,25 +212,13 @@ $(TRITON): $(DEV)
 	$(BIN)/python -c 'import triton' 2>/dev/null || $(PIP) install --no-deps triton==$(TRITON_VERSION)
 	@touch $@
 
-# Torch first, alone and pinned: no later package finds a reason to fetch another build. Bytecode is left to the first import:
-# written for everything it takes as much space as all packages but torch. `cohort info` imports what a start imports, and reads the
-# default model's tokenizer. Neither a missing compiler nor a missing model keeps the server from starting.
+# Torch first, alone and pinned: no later package finds a reason to fetch another build.
 $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
-	@$(BIN)/python tools/install.py notice --index "$(TORCH_INDEX_URL)"
-	$(PIP) install --no-compile $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) torch==$(TORCH_VERSION)
-	@$(BIN)/python tools/install.py slim
-	$(BIN)/python tools/install.py requirements > $(VENV)/requirements.txt
-	$(PIP) install --no-compile -c constraints.txt -r $(VENV)/requirements.txt
-	$(PIP) install --no-deps -e .
-	@$(BIN)/python -m executors.kernels.compiler || echo "The CPU kernels could not be compiled: torch will compute instead, slower."
-	@$(BIN)/cohort fetch-default || true
-	@$(BIN)/cohort info > /dev/null
+	@$(BIN)/python -m tools.install all --torch $(TORCH_VERSION) --index "$(TORCH_INDEX_URL)" --backend "$(TORCH_BACKEND)"
 	@rm -f $(VENV)/.installed-torch-*
 	@touch $@
 
 $(DEV): $(STAMP)
-	@$(BIN)/python tools/install.py notice --dev
-	$(BIN)/python tools/install.py requirements --dev > $(VENV)/requirements-dev.txt
-	$(PIP) install -c constraints.txt -r $(VENV)/requirements-dev.txt
+	@$(BIN)/python -m tools.install dev
 	@rm -f $(VENV)/.workshop-torch-*
 	@touch $@

@@ -1,10 +1,12 @@
-"""What `make install` says, names and deletes."""
+"""What `make install` names, deletes and refuses."""
 
 from __future__ import annotations
 
 import re
 import tomllib
 from pathlib import Path
+
+import pytest
 
 from tools import install
 
@@ -19,20 +21,6 @@ def test_running_needs_no_package_of_the_workshop() -> None:
     assert {"torch==2.13.0", *run_time} == set(project["dependencies"]) and "torch==2.13.0" not in run_time
     names = [re.split(r"[^\w-]", line)[0].lower() for line in run_time]
     assert not {"pytest", "mypy", "ruff", "transformers", "matplotlib", "openai", "hatchling"} & set(names)
-
-
-def test_a_machine_without_a_gpu_is_told_how_to_take_a_small_torch() -> None:
-    first, *hint = install.notice(False, "", False, "x86_64")
-    assert re.search(r"[\d.]+ GB to download and [\d.]+ GB on disk", first)
-    assert any("TORCH_INDEX_URL=" in line for line in hint)
-    for index, gpu, machine in (
-        ("some index", False, "x86_64"),
-        ("", True, "x86_64"),
-        ("", False, "aarch64"),
-    ):
-        assert install.notice(False, index, gpu, machine) == [first]
-    [workshop] = install.notice(True, "", False, "x86_64")
-    assert re.search(r"[\d.]+ GB to download and [\d.]+ GB on disk", workshop)
 
 
 def test_devices(tmp_path: Path) -> None:
@@ -55,6 +43,16 @@ def test_only_test_programs_are_deleted(tmp_path: Path) -> None:
     left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
     assert left == {programs[0], *others}
     assert install.slim(tmp_path) == install.slim(tmp_path / "missing") == 0
+
+
+def test_a_failed_step_ends_the_installation(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        install.main(["venv", "/dev/null/environment"])
+    assert str(ended.value).endswith("Making the virtual environment /dev/null/environment failed.")
+    with pytest.raises(SystemExit) as ended:
+        install.main(["all", "--torch", "2.13.0", "--backend", "rocm"])
+    assert str(ended.value) == "TORCH_BACKEND=rocm: it should be cpu, cuda or empty"
+    assert "Installing" not in capsys.readouterr().out
 
 
 def test_targets_ask_for_what_they_need() -> None:

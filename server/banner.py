@@ -1,4 +1,4 @@
-"""Start-up output for the operator: progress while the model loads, then the server's address and an example call."""
+"""What an operator sees of a server that is ready: its address, facts about the model, and an example call."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import os
 import shlex
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import IO, Any
+from typing import Any
 from urllib.parse import quote
 
 import structlog
@@ -23,65 +22,6 @@ log = structlog.get_logger("server")
 
 _PATIENCE = 0.25
 """Time to wait for the text to be printed, in seconds."""
-_LOG_INTERVAL = 2.0
-"""Interval between log lines of one stage, in seconds."""
-_STAGES = {
-    "importing": "importing the executor",
-    "loading": "loading the executor",
-    "weights": "loading weights",
-    "dummy weights": "loading dummy weights",
-    "warmup": "warming up",
-}
-"""Texts of log lines by the executor's names of its stages; other stages are logged under their own names."""
-
-
-class LoadingLog:
-    """Progress as log lines: one when a stage begins, and one every few seconds in a long stage."""
-
-    def __init__(self) -> None:
-        self._stage = ""
-        self._last = 0.0
-
-    def report(self, stage: str, done: int, total: int) -> None:
-        """A ProgressCallback."""
-        now = time.monotonic()
-        if stage == self._stage and now - self._last < _LOG_INTERVAL:
-            return
-        self._stage, self._last = stage, now
-        text = _STAGES.get(stage, stage)
-        log.info(f"{text} {round(100 * done / total)}%" if total else text)
-
-    def close(self) -> None:
-        """Do nothing: log lines leave nothing to clear."""
-
-
-class LoadingBar:
-    """Progress as a bar on a terminal. `report` may be called from any thread."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
-        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-        self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
-        self._task = self._progress.add_task("starting", total=None)
-        self._lock = threading.Lock()
-        self._progress.start()
-
-    def report(self, stage: str, done: int, total: int) -> None:
-        """A ProgressCallback."""
-        with self._lock:
-            self._progress.update(self._task, description=stage, completed=done, total=total or None)
-
-    def close(self) -> None:
-        """Remove the bar from the screen."""
-        with self._lock:
-            self._progress.stop()
-
-
-def loading_display(stream: IO[Any] | None = None, log_format: str = "pretty") -> LoadingLog | LoadingBar:
-    """A bar on a terminal, log lines anywhere else, and where the log is JSON."""
-    return LoadingBar() if log_format != "json" and (stream or sys.stderr).isatty() else LoadingLog()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,8 @@ import atexit
 import hashlib
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,7 @@ from server.http.certificates import certificates_of
 from server.http.listener import Listener
 from server.key_files import read_keys
 from server.lifecycle import EngineGone, FrontEnd, HttpFrontEnd, serve_by
+from server.loading import loading_display, reporter, reporting, unless
 from server.metrics import Metrics
 from server.model_defaults.sampling import SamplingDefaults
 from server.model_files import default_model
@@ -56,9 +58,9 @@ from server.responses.store import MemoryResponseStore
 from server.settings.load import SettingsError
 from server.settings.table import Settings
 from server.speculation import check_vocabularies, draft_source, read_speculation
-from server.state import Progress, ServedModel, ServerState
+from server.state import ServedModel, ServerState
 from server.stories.ring import Stories
-from server.system import exit_codes, gc_tuning, log_output, logs
+from server.system import exit_codes, first_lines, gc_tuning, log_output, logs
 from server.system.signals import Signals
 from server.system.worker_threads import FencedThreads
 from server.templates.template import ChatTemplate
@@ -119,6 +121,15 @@ def complain(message: str) -> None:
     print(f"cohort: error: {' '.join(message.split())}", file=sys.stderr, flush=True)
 
 
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A model whose files were checked and whose executor is `starting`."""
+
+    starting: asyncio.Task[None]
+    text: TextSide
+    notation: ModelNotation
+
+
 class Bootstrap:
     """Builds one server from its settings. Raises SettingsError or ConfigError if these cannot be served."""
 
@@ -135,6 +146,8 @@ class Bootstrap:
             draft_source(settings, self.speculation, embedded_directory()) if self.speculation.model else None
         )
         self.draft_dir: Path | None = None
+        self._text: tuple[Path, TextSide] | None = None
+        """What was read of the directory."""
         self.pool: WorkerPool | None = None
         """The API workers; None without any."""
         self.adapters: AdapterRegistry | None = None
@@ -156,20 +169,33 @@ class Bootstrap:
         front = self._front_end(state, core, listener)
         secure = self.tls is not None
         url = banner.url_of("" if listener.any_address else settings.host, listener.port, secure=secure)
-        log.info(f"listening on {url}", model=self.names[0])
-        for note in listener.notes:
-            log.warning(note)
-        if isinstance(self.source, LocalModel) and self.source.note is not None:
-            log.warning(self.source.note)
-
-        async def load() -> None:
-            model = await self.load(state, core)
-            gc_tuning.freeze_after_load()
-            self._announce(core.core, model, url)
-
+        display = loading_display(log_format=settings.log_format)
+        first_lines.stop()
+        report = reporter(display, state)
+        begun = None
         try:
+            if self._is_here():
+                begun = await unless(signals.first, self._begin(state, core, report))
+                if begun is None:
+                    return
+            log.info(f"listening on {url}", model=self.names[0])
+            for note in listener.notes:
+                log.warning(note)
+            if isinstance(self.source, LocalModel) and self.source.note is not None:
+                log.warning(self.source.note)
+
+            async def load() -> None:
+                model = await self._finish(
+                    state, core, report, begun or await self._begin(state, core, report)
+                )
+                gc_tuning.freeze_after_load()
+                display.close()
+                core.core.executor.set_progress(reporter(None, state))  # `lifecycle` tells of a recovery
+                self._announce(core.core, model, url)
+
             await serve_by(front, state, core, load, drain_timeout=settings.drain_timeout, signals=signals)
         finally:
+            display.close()
             if self.traces is not None:
                 await asyncio.to_thread(self.traces.close)
 
@@ -195,31 +221,78 @@ class Bootstrap:
         state.metrics.watch_workers(pool)
         return pool
 
+    def _is_here(self) -> bool:
+        """Whether all files are on this disk, so that what they say can be refused before a client is answered."""
+        return isinstance(self.source, LocalModel) and not isinstance(self.draft, hub.HubModel)
+
+    async def _begin(self, state: ServerState, core: LateCore, report: ProgressCallback) -> _Begun:
+        """Find the model, check what can be known without the executor, and start that meanwhile.
+
+        Raises ConfigError or HubError, and ExecutorError if the executor is the quicker to fail; it is stopped then.
+        """
+        report("reading the model's files", 0, 0)
+        self.model_dir = await self.find_model(state, report)
+        if self.draft is not None:
+            path = (
+                self.draft.path
+                if isinstance(self.draft, LocalModel)
+                else await self._fetch(self.draft, state, report, check=False)
+            )
+            self.draft_dir = await asyncio.to_thread(model_directory, path)
+        self.config = executor_config(self.settings, self.model_dir, self.draft_dir)
+        await asyncio.to_thread(self._check_config, self.config)
+        if self.pool is not None:
+            self.pool.model_at(str(self.model_dir), self.is_default)
+        engine = self._core(state)
+        core.arrives(engine)
+        engine.executor.set_progress(report)
+        starting = asyncio.create_task(engine.start())
+        reading = asyncio.create_task(self._read_and_detect(state))
+        try:
+            await asyncio.wait((starting, reading), return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                starting.result()
+            return _Begun(starting, *await reading)
+        except BaseException:
+            starting.cancel()
+            reading.cancel()
+            await asyncio.gather(starting, reading, return_exceptions=True)
+            await engine.stop()
+            raise
+
+    async def _read_and_detect(self, state: ServerState) -> tuple[TextSide, ModelNotation]:
+        text = await asyncio.to_thread(self._read_text_side)
+        return text, await detect_notation(self.settings, state.threads, text.tokenizer, text.template)
+
     async def load(self, state: ServerState, core: LateCore) -> ServedModel:
         """Find the model, start its executor, read its tokenizer and template, and put them into `state` and `core`.
 
         Raises ConfigError, ExecutorError or HubError.
         """
-        self.model_dir = await self.find_model(state)
-        if self.draft is not None:
-            path = (
-                self.draft.path
-                if isinstance(self.draft, LocalModel)
-                else await self._fetch(self.draft, state, check=False)
-            )
-            self.draft_dir = await asyncio.to_thread(model_directory, path)
-        self.config = executor_config(self.settings, self.model_dir, self.draft_dir)
-        if self.pool is not None:
-            self.pool.model_at(str(self.model_dir), self.is_default)
-        core.arrives(self._core(state))
-        model = await self._load(core.core, state)
+        with reporting(state, self.settings.log_format) as report:
+            return await self._finish(state, core, report, await self._begin(state, core, report))
+
+    async def _finish(
+        self, state: ServerState, core: LateCore, report: ProgressCallback, begun: _Begun
+    ) -> ServedModel:
+        """Wait for the executor, and put the model into `state`."""
+        try:
+            await begun.starting
+        finally:
+            begun.starting.cancel()
+            await asyncio.gather(begun.starting, return_exceptions=True)
+        info = core.core.info()
+        assert info is not None
+        model = self._served(core.core, info, begun.text, begun.notation)
         tokenizer = Path(self.config.tokenizer or self.config.model)
         state.judge = GrammarJudge(tokenizer, model.info.logits_width)
         if self.package is not None and self.package.adapter is not None:
             model = await load_own_adapter(core.core, self.package, model, self._pack)
         elif uses_adapters(self.settings):
+            report("loading adapters", 0, 0)
             await self._add_adapters(core.core, state, model)
         if self.pool is not None:
+            report("starting the API workers", 0, 0)
             await self.pool.serve(self.facts(state, core.core, model))
         state.model = model
         state.progress = None
@@ -293,62 +366,49 @@ class Bootstrap:
         state.metrics.watch(core)
         return core
 
-    async def find_model(self, state: ServerState) -> Path:
+    async def find_model(self, state: ServerState, report: ProgressCallback | None = None) -> Path:
         """The model's directory; a hub model is downloaded first, while the port answers, and a GGUF file gets its directory."""
         path = (
-            self.source.path if isinstance(self.source, LocalModel) else await self._fetch(self.source, state)
+            self.source.path
+            if isinstance(self.source, LocalModel)
+            else await self._fetch(self.source, state, report)
         )
         return await asyncio.to_thread(model_directory, path, not self.settings.tokenizer, self.package)
 
-    async def _fetch(self, source: hub.HubModel, state: ServerState, check: bool = True) -> Path:
-        display = banner.loading_display(log_format=self.settings.log_format)
-        report = _reporter(display, state, "downloading")
-
-        def progress(done: int, total: int) -> None:
-            report(f"downloading {source.label}", done, total)
-
-        progress(0, 0)
-        try:
-            return await hub.fetch(source, progress, self._check_small_files if check else None)
-        finally:
-            display.close()
+    async def _fetch(
+        self,
+        source: hub.HubModel,
+        state: ServerState,
+        report: ProgressCallback | None = None,
+        check: bool = True,
+    ) -> Path:
+        """Download a model. Without `report` the log alone tells the progress: of adapters that are loaded later."""
+        if report is None:
+            with reporting(state, "json") as report:
+                return await self._fetch(source, state, report, check)
+        stage = f"downloading {source.label}"
+        report(stage, 0, 0)
+        return await hub.fetch(source, partial(report, stage), self._check_small_files if check else None)
 
     async def _check_small_files(self, directory: Path) -> None:
         """Check for faults that show before the weights are downloaded: an unknown architecture, a missing tokenizer, a wrong
         flag."""
         self.model_dir = directory
         await asyncio.to_thread(self._read_text_side)
-        if (
-            ":" not in self.settings.executor
-        ):  # a third party's module may import anything: its process finds out
-            config = executor_config(self.settings, directory)
-            await asyncio.to_thread(registry.factory(config.executor).validate_config, config)
+        await asyncio.to_thread(self._check_config, executor_config(self.settings, directory))
 
-    async def _load(self, core: EngineCore, state: ServerState) -> ServedModel:
-        """Load the executor and the tokenizer concurrently; the first error ends both."""
-        display = banner.loading_display(log_format=self.settings.log_format)
-        core.executor.set_progress(_reporter(display, state))
-        starting = asyncio.create_task(core.start())
-        reading = asyncio.create_task(asyncio.to_thread(self._read_text_side))
-        try:
-            await asyncio.wait((starting, reading), return_when=asyncio.FIRST_EXCEPTION)
-            for task in (reading, starting):
-                if task.done():
-                    task.result()
-            await starting
-            text = await reading
-        finally:
-            display.close()
-            for task in (starting, reading):
-                task.cancel()
-            await asyncio.gather(starting, reading, return_exceptions=True)
-        info = core.info()
-        assert info is not None
-        notation = await detect_notation(self.settings, state.threads, text.tokenizer, text.template)
-        return self._served(core, info, text, notation)
+    def _check_config(self, config: ExecutorConfig) -> None:
+        # A third party's module may import anything: its process finds out.
+        if ":" not in self.settings.executor:
+            registry.factory(config.executor).validate_config(config)
 
     def _read_text_side(self) -> TextSide:
-        found = read_text_side(self.settings, self.model_dir, self.is_default)
+        """Read it, or return what was read when the files were checked."""
+        if self._text is not None and self._text[0] == self.model_dir:
+            found = self._text[1]
+        else:
+            found = read_text_side(self.settings, self.model_dir, self.is_default)
+            self._text = self.model_dir, found
         if self.draft_dir is not None:
             check_vocabularies(found.tokenizer, self.draft_dir, self.speculation.model)
         return found
@@ -533,15 +593,3 @@ def embedded_directory() -> Path:
 def model_source(settings: Settings) -> Source:
     """What the settings name. Raises SettingsError or ConfigError if it can be nothing."""
     return find_source(settings, embedded_directory())
-
-
-def _reporter(
-    display: banner.LoadingLog | banner.LoadingBar, state: ServerState, phase: str | None = None
-) -> ProgressCallback:
-    """A callback that reports progress to the terminal and to /ready, from any thread."""
-
-    def report(stage: str, done: int, total: int) -> None:
-        state.progress = Progress(phase or stage, stage, done, total)
-        display.report(stage, done, total)
-
-    return report

@@ -16,9 +16,11 @@ import structlog
 import uvicorn
 from fastapi import FastAPI
 
+from engine.request import Stage
 from server.http.certificates import Certificates
 from server.http.listener import Listener, most_connections
 from server.http.protocol import BoundedHttpProtocol, bounded
+from server.loading import waiting_line
 from server.state import ServerState
 from server.stats_line import StatsLine
 from server.system.reaper import Reaper, inherits_orphans
@@ -27,6 +29,8 @@ from server.system.signals import Signals
 log = structlog.get_logger("server")
 
 _STAGE_INTERVAL = 0.5
+_RECOVERY_LINES = 1.5
+"""Seconds between log lines while the executor comes back."""
 _STOP_TIMEOUT = 10.0
 """Time limit for the engine to stop its executor, in seconds; the executor's process also ends without its parent."""
 _LAST_BYTES_TIMEOUT = 3
@@ -166,11 +170,15 @@ async def serve_by(
             await _drain(state, _finish(core, front, drain_timeout), drain_timeout, signals)
         finally:
             await state.responses.close()
-            await _stop(core)
-            if state.judge is not None:
-                await state.judge.close()
+            async with waiting_line(lambda: "waiting for the executor to end"):
+                await _stop(core)
+                if state.judge is not None:
+                    await state.judge.close()
             front.stop()
-            async with _in_a_hurry(front, signals):
+            async with (
+                waiting_line(lambda: "waiting for the last bytes of answers to reach their clients"),
+                _in_a_hurry(front, signals),
+            ):
                 await serving
             state.threads.close()
 
@@ -218,7 +226,10 @@ async def _drain(
     log.info("draining: no new requests, running ones may finish", timeout=timeout)
     draining = asyncio.create_task(finish)
     hurry = asyncio.create_task(signals.second.wait())
-    await asyncio.wait((draining, hurry), return_when=asyncio.FIRST_COMPLETED)
+    async with waiting_line(
+        lambda: f"draining: {_unfinished(state)}; those left are ended after {timeout:g} s"
+    ):
+        await asyncio.wait((draining, hurry), return_when=asyncio.FIRST_COMPLETED)
     if hurry.done():
         log.warning("second signal: stopping now")
     elif not draining.result():
@@ -226,6 +237,15 @@ async def _drain(
     for task in (draining, hurry):
         task.cancel()
     await asyncio.gather(draining, hurry, return_exceptions=True)
+
+
+def _unfinished(state: ServerState) -> str:
+    """What a drain waits for."""
+    stats = None if state.core is None else state.core.stats()
+    if stats is not None and stats.running + stats.waiting:
+        waiting = f", {stats.waiting} waiting" if stats.waiting else ""
+        return f"{stats.running} running{waiting}"
+    return "clients that have not read the rest of their answers"
 
 
 @contextlib.asynccontextmanager
@@ -271,15 +291,23 @@ async def _background(state: ServerState) -> AsyncIterator[None]:
 
 
 async def _watch_stage(state: ServerState) -> None:
-    """Log each change of the stage until cancelled, the last one included."""
+    """Log each change of the stage until cancelled, the last one included, and while it recovers what it does."""
     last = state.stage()[0]
-    ends = False
+    ends, silent = False, 0.0
     while not ends:
         try:
             await asyncio.sleep(_STAGE_INTERVAL)
         except asyncio.CancelledError:
             ends = True
         stage, detail = state.stage()
+        silent += _STAGE_INTERVAL
         if stage is not last:
+            silent = 0.0
             log.info(f"stage: {stage.value}", **({"detail": detail} if detail else {}))
+            if stage is Stage.READY:
+                state.progress = None
+        elif stage is Stage.RECOVERING and silent >= _RECOVERY_LINES:
+            silent = 0.0
+            doing = "starting the executor" if state.progress is None else state.progress.label
+            log.info(f"recovering: {doing}, {state.recovering_for():.0f} s so far")
         last = stage

@@ -25,6 +25,7 @@ from server.model_defaults.pooling import DefaultPooling
 from server.model_defaults.preset import Preset
 from server.model_defaults.retrieval import EmbeddingPrompts, Scoring
 from server.model_defaults.sampling import SamplingDefaults
+from server.progress import Progress
 from server.responses.store import MemoryResponseStore, SharedResponseStore
 from server.settings.table import DEFAULTS, Settings
 from server.stories.ring import Stories
@@ -233,17 +234,6 @@ class ServedModel:
         return (
             "This model has no chat template: use /v1/completions, or start the server with --chat-template."
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """The progress of loading. `phase`: one word for programs (downloading, weights, warmup, ...). `detail`: text for people.
-    `done` and `total` are in the phase's own unit, mostly bytes; `total` is 0 if it is unknown."""
-
-    phase: str
-    detail: str
-    done: int
-    total: int
 
 
 @dataclass(slots=True)

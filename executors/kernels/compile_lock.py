@@ -19,7 +19,7 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,16 +43,19 @@ class Workspace:
 
 
 @contextlib.contextmanager
-def workspace(target: Path, patience_s: float) -> Iterator[Workspace | None]:
-    """A folder in which to make `target`; None if another process has made it meanwhile.
+def workspace(
+    target: Path, patience_s: float, waits: Callable[[str], None] = lambda process: None
+) -> Iterator[Workspace | None]:
+    """A folder in which to make `target`; None if another process has made it meanwhile. `waits` is told the process id of one
+    that is waited for.
 
     After `patience_s` seconds of waiting for another process it is a folder of its own. Raises OSError.
     """
     folder = target.with_name(target.name + _SUFFIX)
-    taken = _take(folder, target, time.monotonic() + patience_s)
+    taken = _take(folder, target, time.monotonic() + patience_s, waits)
     if taken is None and not target.exists():
         own = target.with_name(f"{target.name}.{secrets.token_hex(4)}{_SUFFIX}")
-        taken = _take(own, target, time.monotonic() + patience_s)
+        taken = _take(own, target, time.monotonic() + patience_s, waits)
     if taken is None:
         yield None
         return
@@ -102,7 +105,7 @@ def _remove_unlocked(folder: Path) -> None:
         _remove(Workspace(folder, found))
 
 
-def _take(folder: Path, target: Path, deadline: float) -> Workspace | None:
+def _take(folder: Path, target: Path, deadline: float, tell: Callable[[str], None]) -> Workspace | None:
     """The locked folder; None once `target` exists, or at the deadline."""
     waits = False
     while not target.exists():
@@ -126,7 +129,9 @@ def _take(folder: Path, target: Path, deadline: float) -> Workspace | None:
             return None
         if not waits:
             waits = True
-            _log.info("waiting for process %s, which compiles %s", _owner(folder), target.name)
+            owner = _owner(folder)
+            _log.info("waiting for process %s, which compiles %s", owner, target.name)
+            tell(owner)
         time.sleep(_POLL_S)
     return None
 

@@ -32,7 +32,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -45,6 +45,8 @@ _log = logging.getLogger(__name__)
 CPUINFO = Path("/proc/cpuinfo")
 TIMEOUT_S = 120.0
 """Time for a compilation that a start waits for, in seconds."""
+USUAL_S = "15 to 90 s"
+"""What a compilation takes on machines of 2 to 16 cores."""
 _PATIENT_S = 3600.0
 """Time for a compilation beforehand, in seconds."""
 _FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fopenmp", "-shared", "-fPIC", "-w")
@@ -52,6 +54,26 @@ _FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fopenmp", "-shared", "-fPI
 _failures: dict[Path, str] = {}
 """Why a library could not be made. Several parts of a model ask for the same one, and each would wait for the compiler's time-out
 or the full disk again. One writer: `compiled`."""
+
+
+_listener: Callable[[str, int, int], None] | None = None
+"""A ProgressCallback that is told of compilations. One writer: `reporting`."""
+
+
+@contextlib.contextmanager
+def reporting(report: Callable[[str, int, int], None]) -> Iterator[None]:
+    """Tell `report`, a ProgressCallback, of compilations inside: before one begins, or before it waits for another process's."""
+    global _listener
+    before, _listener = _listener, report
+    try:
+        yield
+    finally:
+        _listener = before
+
+
+def _report(stage: str) -> None:
+    if _listener is not None:
+        _listener(stage, 0, 0)
 
 
 class KernelUnavailable(Exception):
@@ -171,7 +193,7 @@ def _made(target: Path, make: Callable[[Workspace], Path]) -> bool:
     if target.exists():
         return False
     try:
-        with workspace(target, 1.5 * TIMEOUT_S) as work:
+        with workspace(target, 1.5 * TIMEOUT_S, _waiting) as work:
             if work is None:
                 return False
             make(work).replace(target)
@@ -190,8 +212,13 @@ def _compile(command: list[str], source: Path, isa: Isa, limit_s: float | None, 
     made = work.folder / f"{source.stem}.so"
     what = f"compiling {source.name} for {isa.name}"
     _log.info("%s with %s", what, command[0])
+    _report(f"compiling the CPU kernels for {isa.name} (once; {USUAL_S})")
     _run([*command, *_FLAGS, *isa.flags, str(source), "-o", str(made)], what, limit_s, work)
     return made
+
+
+def _waiting(process: str) -> None:
+    _report(f"waiting for process {process}, which compiles the CPU kernels (once; {USUAL_S})")
 
 
 def find_compiler() -> list[str]:

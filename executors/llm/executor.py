@@ -56,6 +56,7 @@ from executors.contract import (
     Unsupported,
 )
 from executors.contract.stats import StepStats
+from executors.kernels import compiler
 from executors.llm.adapters.table import AdapterTable
 from executors.llm.attention.backend import AttentionBackend
 from executors.llm.checkpoint.draft import load_draft
@@ -186,10 +187,13 @@ class LlmExecutor(BatchModelExecutor):
             return
         torch.set_num_threads(self.config.optimization.num_threads or cpu_threads())
         try:
-            source = self._load(self._progress)
-            self._runtime = self._build(source, load_draft(self.config, source.info, self._progress))
+            with compiler.reporting(self._progress):
+                source = self._load(self._progress)
+                self._progress("preparing the layers", 0, 0)
+                self._runtime = self._build(source, load_draft(self.config, source.info, self._progress))
             try:
                 self._runtime.try_out(self._progress)
+                self._progress("measuring the pace", 0, 0)
                 self._runtime.measure(self.config, self._clock)
             except StepFailed as error:
                 raise explained(error, self.config) from error

@@ -85,7 +85,10 @@ def serve(model_dir: ModelArgument = None, **flags: Any) -> None:
     except SettingsError as error:
         fail(str(error), code_of(error))
 
+    from server.system import first_lines
+
     # The large imports come last: a client that connects by now waits in the socket's queue and is not refused.
+    first_lines.start(chosen.log_format)
     from server import bootstrap
 
     sys.exit(bootstrap.run(chosen, listener, [*IGNORED_FLAGS, *notes]))

@@ -152,7 +152,8 @@ def find_model(flags: Mapping[str, Any], *, weights: bool = True) -> tuple[Setti
     from dataclasses import replace
 
     from executors.contract import ConfigError
-    from server import banner, bootstrap, hub
+    from server import bootstrap, hub
+    from server.loading import loading_display
     from server.model_files.prepared import model_directory
     from server.model_source import LocalModel
     from server.settings.load import SettingsError, load
@@ -163,7 +164,7 @@ def find_model(flags: Mapping[str, Any], *, weights: bool = True) -> tuple[Setti
         chosen = bootstrap.settings_for(chosen, source)
         if isinstance(source, LocalModel):
             return chosen, source.name, model_directory(source.path, package=source.package)
-        display = banner.loading_display() if sys.stderr.isatty() else None
+        display = loading_display() if sys.stderr.isatty() else None
         name = source.label
 
         def report(done: int, total: int) -> None:

@@ -188,7 +188,7 @@ class StepFeed:
 
     def _loading(self, stage: Stage) -> str:
         progress = self._state.progress
-        return "" if progress is None or stage is not Stage.LOADING else progress.detail
+        return "" if progress is None or stage is not Stage.LOADING else progress.text()
 
     def _stats(self) -> EngineStats | None:
         return None if self._state.core is None else self._state.core.stats()

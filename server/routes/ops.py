@@ -16,8 +16,9 @@ from starlette.responses import Response
 from engine.request import Stage
 from server import __version__
 from server.metrics import CONTENT_TYPE
+from server.progress import Progress
 from server.routes.common import READ, json_response, state_of
-from server.state import Progress, ServerState
+from server.state import ServerState
 
 router = APIRouter()
 
@@ -57,10 +58,10 @@ def _status(good: bool, stage: Stage, detail: str, progress: Progress | None) ->
     body: dict[str, Any] = {"status": stage.value}
     if detail:
         body["detail"] = detail
-    if stage is Stage.LOADING and progress is not None:
+    if stage in (Stage.LOADING, Stage.RECOVERING) and progress is not None:
         body |= {
             "phase": progress.phase,
-            "detail": progress.detail,
+            "detail": f"{detail}; {progress.text()}" if detail else progress.text(),
             "done": progress.done,
             "total": progress.total,
         }

@@ -82,6 +82,8 @@ class LogOutput:
         self.is_terminal = os.isatty(self._inherited)
         self._writer = LogWriter(self._inherited, self._notice, max_bytes)
         self._drain = LogDrain(self._emit)
+        self.before_lines = ""
+        """Written before the text of each `put`: clears what a progress bar has on the terminal's line."""
 
     @property
     def dropped(self) -> int:
@@ -90,13 +92,13 @@ class LogOutput:
 
     def put(self, line: str) -> None:
         """Queue a line of the log as it is to be written, with its line break."""
-        self._writer.put(line.encode("utf-8", "backslashreplace"))
+        self._writer.put((self.before_lines + line).encode("utf-8", "backslashreplace"))
 
     def put_text(self, text: bytes, process: str | None = None) -> None:
         """Queue text that is no line of the log: as it is, or as objects."""
         text = text if self.form == "pretty" else log_lines.as_objects(process, text)
         if text:
-            self._writer.put(text)
+            self._writer.put(self.before_lines.encode() + text)
 
     @property
     def json(self) -> bool:

@@ -14,7 +14,7 @@ import pytest
 
 from engine.request import Stage
 from executors.contract import ConfigError, KvLayout
-from server import banner, lifecycle
+from server import banner, loading, lifecycle
 from server.http.listener import listen
 from server.lifecycle import EngineGone, serve
 from server.settings.load import SettingsError
@@ -284,7 +284,7 @@ def test_urls(host: str, url: str) -> None:
 
 
 def test_progress_lines_are_few(capsys: pytest.CaptureFixture[str]) -> None:
-    display = banner.LoadingLog()
+    display = loading.LoadingLog()
     for done in range(1000):
         display.report("weights", done, 1000)
     display.report("warmup", 0, 0)
@@ -294,7 +294,7 @@ def test_progress_lines_are_few(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_bar_on_a_terminal() -> None:
-    bar = banner.LoadingBar()
+    bar = loading.LoadingBar()
     bar.report("weights", 5, 10)
     bar.report("warmup", 0, 0)
     bar.close()

@@ -32,7 +32,7 @@ from executors.contract import (
     Unavailable,
 )
 from executors.process import connect
-from server import __version__, banner, hub
+from server import __version__, banner, best_model, hub
 from server.adapters.modules import read_modules
 from server.adapters.own import load_own_adapter, with_own_adapter
 from server.adapters.registry import AdapterRegistry
@@ -76,7 +76,7 @@ log = structlog.get_logger("server")
 
 def run(settings: Settings, listener: Listener, notes: Sequence[str] = ()) -> int:
     """Serve on `listener` until told to stop. Returns the exit code, see `run_server`."""
-    return run_server(settings, notes, lambda: Bootstrap(settings).serve(listener))
+    return run_server(settings, notes, lambda: Bootstrap(settings, unnamed_source(settings)).serve(listener))
 
 
 def run_server(
@@ -133,8 +133,9 @@ class _Begun:
 class Bootstrap:
     """Builds one server from its settings. Raises SettingsError or ConfigError if these cannot be served."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.source = model_source(settings)
+    def __init__(self, settings: Settings, source: Source | None = None) -> None:
+        """`source`: what to serve; None: what the settings name, or the default model."""
+        self.source = model_source(settings) if source is None else source
         settings = self.settings = settings_for(settings, self.source)
         self.tls = certificates_of(settings)
         self.modules = read_modules(settings.lora_modules)
@@ -455,7 +456,7 @@ class Bootstrap:
             needs_key=self.settings.needs_key,
             admin_key=self.keys.minted,
             template_lack=model.template_lack,
-            notes=self._notes_on_default(model.defaults) if self.is_default else {},
+            notes=self._notes_on_default(model.defaults) if self.is_default else self._notes_on_choice(),
         )
         # A log file is read by others than who starts the server: there the key is not written.
         if logs.is_terminal(self.settings.log_format):
@@ -474,6 +475,10 @@ class Bootstrap:
     def is_default(self) -> bool:
         """Whether it serves the default model because none was named."""
         return isinstance(self.source, LocalModel) and self.source.is_default
+
+    def _notes_on_choice(self) -> dict[str, str]:
+        why = self.source.why if isinstance(self.source, LocalModel) else None
+        return {} if why is None else {"chosen": why, "another": best_model.ANOTHER}
 
     def _notes_on_default(self, defaults: SamplingDefaults) -> dict[str, str]:
         """What a person should know who named no model."""
@@ -593,3 +598,14 @@ def embedded_directory() -> Path:
 def model_source(settings: Settings) -> Source:
     """What the settings name. Raises SettingsError or ConfigError if it can be nothing."""
     return find_source(settings, embedded_directory())
+
+
+def unnamed_source(settings: Settings) -> Source | None:
+    """The best model on this disk, where the settings name none and it is better than the default one; else None. The log says
+    what was chosen and why. Raises ConfigError."""
+    choice = best_model.choose(settings, log.info)
+    if choice.model is not None:
+        log.info(f"serving {choice.model.name}: {choice.why}; another: {best_model.ANOTHER}")
+    elif choice.why:
+        log.info(choice.why)
+    return choice.model

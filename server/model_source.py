@@ -5,6 +5,7 @@ a directory                    a checkpoint, or GGUF files, of which one is chos
 a file                         GGUF
 llama3.2:1b                    a model in Ollama's store
 ORG/NAME, ORG/NAME:Q4_K_M      the hub; see server/hub/names.py
+Qwen3-4B-Q4_K_M                a model in the folders of other programs; see server/model_files/short_names.py
 """
 
 from __future__ import annotations
@@ -14,18 +15,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from executors.contract import ConfigError
 from executors.weight_files import has_weights
 from server import hub
 from server.model_defaults.ollama_params import read_params
 from server.model_files import default_model, ollama
 from server.model_files.candidates import candidates, choose, model_stem
+from server.model_files.folders import Found
 from server.model_files.ollama_package import Package, read_package
 from server.model_files.prepared import context_length, is_gguf, model_file
+from server.model_files.short_names import FolderIndex, folder_index
 from server.model_files.subfolders import refuse_without_model, why_no_model
 from server.settings.load import SettingsError
 from server.settings.table import Settings
 
-EMBEDDED_NAME = "cohort-tiny"
+EMBEDDED_NAME = default_model.EMBEDDED_NAME
 _GENERAL = "ORG/NAME, such as Qwen/Qwen3-0.6B, or the link to its page"
 _TAGGED = re.compile(r"[\w.-]+:[\w.-]+", re.ASCII)
 
@@ -41,16 +45,19 @@ class LocalModel:
     """What the operator should know about the choice."""
     package: Package | None = None
     """What a manifest of Ollama's store names beside the file."""
+    why: str | None = None
+    """Why it is served although it was not named."""
 
 
 Source = LocalModel | hub.HubModel
 
 
-def find_source(settings: Settings, embedded: Path) -> Source:
-    """Return what to serve. `embedded`: the directory of the model that is part of this package.
+def find_source(settings: Settings, embedded: Path, index: FolderIndex | None = None) -> Source:
+    """Return what to serve. `embedded`: the directory of the model that is part of this package; `index`: the models in the
+    folders of other programs, None to look through them where no other rule knows the name.
 
-    Raises SettingsError if the name is none of the above, ConfigError if a directory holds several GGUF models or a manifest of
-    Ollama's names what is not supported.
+    Raises SettingsError if the name is none of the above, ConfigError if a directory holds several GGUF models, several models
+    have the name, or a manifest of Ollama's names what is not supported.
     """
     name = settings.model
     if name is None:
@@ -73,6 +80,8 @@ def find_source(settings: Settings, embedded: Path) -> Source:
         return _local(settings, LocalModel(found.path, name, package=found.package()))
     if (named := hub.hub_name(name)) is not None:
         return _on_hub(settings, named)
+    if (model := _by_short_name(settings, name, index)) is not None:
+        return _local(settings, model)
     if _TAGGED.fullmatch(name):
         raise SettingsError(
             f"{name}: no such file, and Ollama's store on this disk does not have it; a model of the hub is named {_GENERAL}, "
@@ -113,6 +122,27 @@ def _default(settings: Settings, embedded: Path) -> LocalModel:
         note = f"serving {EMBEDDED_NAME}, which only shows that the server works: {default_model.HOW}"
         return LocalModel(embedded, EMBEDDED_NAME, note=note)
     return LocalModel(path, default_model.NAME, is_default=True)
+
+
+def _by_short_name(settings: Settings, name: str, index: FolderIndex | None) -> LocalModel | None:
+    named = (folder_index(settings.download_dir) if index is None else index).named(name)
+    if len(named) > 1:
+        paths = ", ".join(str(one.path) for one in named)
+        raise ConfigError(
+            f"{name}: {len(named)} models on this disk have this name; give the path of one: {paths}"
+        )
+    return in_folders(named[0]) if named else None
+
+
+def in_folders(model: Found) -> LocalModel:
+    """Return how a model in the folders of other programs is served. Raises ConfigError if it cannot be."""
+    if model.source == "Ollama" and (found := ollama.find(model.name)) is not None and found.path is not None:
+        return LocalModel(found.path, model.name, package=found.package())
+    if model.is_gguf:
+        return LocalModel(model.path, model_stem(model.path.name))
+    if model.problem is not None:
+        raise ConfigError(f"{model.name}: {model.problem}")
+    return LocalModel(model.path, model.path.name if Path(model.name).is_absolute() else model.name)
 
 
 def _in_directory(settings: Settings, directory: Path, name: str) -> LocalModel:

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,13 @@ from hypothesis import settings
 os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 for name in [name for name in os.environ if name.startswith("COHORT_")]:
     del os.environ[name]
+
+# A server without a model serves the best one on this disk: for tests there is none but the default.
+os.environ.pop("HF_HUB_CACHE", None)
+for name in ("HF_HOME", "LM_STUDIO_MODELS", "OLLAMA_MODELS", "LLAMA_CACHE"):
+    os.environ[name] = str(
+        Path(tempfile.gettempdir()) / f"cohort-tests-{os.getuid()}-no-models" / name.lower()
+    )
 
 # The time-out per test is pytest's; the examples are the same in every run.
 settings.register_profile("cohort", deadline=None, derandomize=True)

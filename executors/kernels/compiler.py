@@ -162,6 +162,18 @@ def compiled(source: Path, isa: Isa, limit_s: float | None = None) -> Path:
     return target
 
 
+def is_compiled(source: Path, isa_name: str | None = None) -> bool:
+    """Return whether `library` would return at once: the file is there, or none can be made."""
+    isa = next((isa for isa in usable_isas() if isa_name in (None, isa.name)), None)
+    if isa is None or (source.parent / "prebuilt" / _name(source, isa)).exists():
+        return True
+    try:
+        target = cache_folder() / _name(source, isa, _version(find_compiler()))
+    except KernelUnavailable:
+        return True
+    return target.exists()
+
+
 def prebuild(source: Path, folder: Path) -> list[Path]:
     """Return the paths of all variants in `folder`, for machines without a compiler. Missing variants are copied from the
     cache, where the same compiler left what it would make again, or compiled.

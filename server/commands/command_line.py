@@ -28,8 +28,8 @@ from server.settings.table import CONFIG, TABLE
 
 app = typer.Typer(
     name="cohort",
-    help="Serve language models with an OpenAI-compatible API. Without a model, `cohort serve` serves SmolLM2-135M-Instruct, a "
-    "small model to try the server with.",
+    help="Serve language models with an OpenAI-compatible API. Without a model, `cohort serve` serves the best one on this "
+    "disk that fits, and where there is none SmolLM2-135M-Instruct, a small model to try the server with.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,

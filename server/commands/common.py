@@ -1,4 +1,4 @@
-"""What the verbs share: how they fail, ask the tools of the executor, find a model and write sizes."""
+"""What the verbs share: how they fail, find a model and write sizes."""
 
 from __future__ import annotations
 
@@ -6,38 +6,26 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from cohort_server import run
+from server.system.executor_tool import ToolError, ToolRefusal, ask
+
+__all__ = ["ToolError", "ToolRefusal", "ask"]
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from server.settings.table import Settings
 
-TOOL_PROCESS = "executors.llm.tools.tool_process"
-"""Run, never imported: what it does takes torch, which no process of the server's packages imports."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
 
 IGNORED_FLAGS: list[str] = []
 """A line about each flag of another server that was left out of the command line. `command_line` alone writes it, before the
 verb runs."""
-
-Stage = Callable[[str], None]
-
-
-class ToolError(Exception):
-    """A tool's answer was an error, or there was none. One sentence."""
-
-
-class ToolRefusal(ToolError):
-    """A tool's answer was an error: what is wrong with its job."""
-
 
 _json_errors = False
 """Whether `fail` writes an object. One writer: `set_log_format`."""
@@ -87,64 +75,6 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
 
 
-def ask(tool: str, job: Mapping[str, Any], stage: Stage | None = None) -> Any:
-    """What a tool of the executor answers, from a process of its own. `stage` hears what it is doing.
-
-    Raises ToolError. KeyboardInterrupt ends the process, too.
-    """
-    process = subprocess.Popen(
-        run.command(TOOL_PROCESS, tool),
-        stdin=subprocess.PIPE,  # its end tells the child that we are gone
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=_environment(),
-        text=True,
-        encoding="utf-8",
-        errors="replace",
-        process_group=0,  # Ctrl-C in the terminal is ours to answer
-    )
-    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
-    from threading import Thread
-
-    complaints: list[str] = []
-    reader = Thread(target=lambda: complaints.extend(process.stderr or ()), daemon=True)
-    reader.start()
-    try:
-        process.stdin.write(json.dumps(job) + "\n")
-        process.stdin.flush()
-        for line in process.stdout:
-            match json.loads(line):
-                case {"stage": str(text)}:
-                    if stage is not None:
-                        stage(text)
-                case {"result": result}:
-                    return result
-                case {"error": str(sentence)}:
-                    raise ToolRefusal(sentence)
-        code = process.wait()
-        reader.join(2)
-        raise ToolError(_last_words(complaints, code))
-    except BrokenPipeError:
-        raise ToolError(_last_words(complaints, process.wait())) from None
-    finally:
-        process.kill()
-        process.wait()
-        reader.join(2)
-        for stream in (process.stdin, process.stdout, process.stderr):
-            stream.close()
-
-
-def _last_words(complaints: list[str], code: int) -> str:
-    lines = [line.strip() for line in complaints if line.strip()]
-    how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    return f"its process ended with {how}" + (f": {lines[-1][:300]}" if lines else "")
-
-
-def _environment() -> dict[str, str]:
-    """Ours without the settings: keys are among them."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("COHORT_")}
-
-
 def find_model(flags: Mapping[str, Any], *, weights: bool = True) -> tuple[Settings, str, Path]:
     """The settings that `cohort serve` would have with these flags, the model's name and its directory; fetched from the hub
     where it is not here (without `weights`, no safetensors). Ends the process with one line for what is wrong."""
@@ -152,7 +82,7 @@ def find_model(flags: Mapping[str, Any], *, weights: bool = True) -> tuple[Setti
     from dataclasses import replace
 
     from executors.contract import ConfigError
-    from server import bootstrap, hub
+    from server import best_model, bootstrap, hub
     from server.loading import loading_display
     from server.model_files.prepared import model_directory
     from server.model_source import LocalModel
@@ -160,7 +90,7 @@ def find_model(flags: Mapping[str, Any], *, weights: bool = True) -> tuple[Setti
 
     try:
         chosen, _ = load(flags, os.environ)
-        source = bootstrap.model_source(chosen)
+        source = best_model.choose(chosen).model or bootstrap.model_source(chosen)
         chosen = bootstrap.settings_for(chosen, source)
         if isinstance(source, LocalModel):
             return chosen, source.name, model_directory(source.path, package=source.package)

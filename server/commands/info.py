@@ -98,7 +98,9 @@ def _facts(settings: Any, name: str, directory: Path, memory: int | None) -> dic
     stored, served = facts["checkpoint"], ModelInfo(**facts.pop("info"))
     # What a download would bring is no fault of the model.
     refused = (
-        stored["problem"] if stored["fetched"] or isinstance(model_source(settings), LocalModel) else None
+        stored["problem"]
+        if stored["fetched"] or settings.model is None or isinstance(model_source(settings), LocalModel)
+        else None
     )
     refusal, notes = text_outcome(settings, name, directory, served)
     text = text_facts(directory)
@@ -112,10 +114,11 @@ def text_outcome(
     """The error with which a server would refuse the tokenizer, the chat template, the sampling defaults or the pooling, None if
     it would serve them; and what it would note on them."""
     from executors.contract import ConfigError
+    from server.model_files import default_model
     from server.text_side import read_text_side, retrieval_side
 
     try:
-        text = read_text_side(settings, directory, settings.model is None)
+        text = read_text_side(settings, directory, name == default_model.NAME)
         retrieval_side(settings, text.tokenizer, served, directory, (name,))
     except ConfigError as error:
         return str(error), []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from executors.contract import ConfigError
 from executors.llm.memory import cgroup
@@ -88,6 +88,17 @@ def described(size: int) -> str:
     fits = "fits" if size < free else f"does not fit into {free / 2**30:.1f} GiB of free memory"
     number = f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
     return f"{number}, {fits}"
+
+
+def cpu_threads() -> int:
+    """Return the threads that compute on this CPU."""
+    return cgroup.cpu_threads()
+
+
+def free_memory(device: str) -> int:
+    """Return the bytes that weights may take at most. No bound is known before a GPU is asked: all that an int64 holds."""
+    on_gpu = device != "cpu" and any(Path("/dev").glob("nvidia[0-9]*"))
+    return 2**63 - 1 if on_gpu else cgroup.memory_limit().available
 
 
 def _matching(models: Iterable[Candidate], wanted: str) -> list[Candidate]:

@@ -22,6 +22,8 @@ from types import MappingProxyType
 from server.model_files.private_cache import cache_root, is_private, private_folder
 
 NAME = "SmolLM2-135M-Instruct"
+EMBEDDED_NAME = "cohort-tiny"
+"""The toy that is part of this package, for where the default model is not."""
 SHOWN = "SmolLM2-135M, small, to try the server"
 """What the model is called where it is introduced."""
 NEXT = "cohort serve Qwen/Qwen3-4B-GGUF:Q4_K_M (2.5 GB), or a model from `cohort list`"

@@ -47,7 +47,7 @@ class Settings:
         "Model directory, GGUF file, hub name ORG/NAME or ORG/NAME:Q4_K_M, or name in Ollama's store; the same as the argument "
         "MODEL.",
         metavar="MODEL",
-        shown="SmolLM2-135M-Instruct, or cohort-tiny before `cohort fetch-default`",
+        shown="the best one on this disk that fits; SmolLM2-135M-Instruct where there is none",
         opens="Model and address",
     )
     revision: str | None = text(

@@ -14,8 +14,10 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from server.commands.common import INTERRUPTED, fail, lost_output, take_interrupts
-from server.commands.options import ModelArgument, flag
+from server.commands.options import Text, flag
 
 if TYPE_CHECKING:
     from server.commands.demo.session import Job, Outcome
@@ -24,6 +26,16 @@ MAX_STREAMS = 512
 """More are refused: their steps would take so long that nothing is seen."""
 MAX_KILLS = 10
 """The shortest answer should have room for them."""
+
+
+ModelArgument = Annotated[
+    Text,
+    typer.Argument(
+        metavar="[MODEL]",
+        help="A model, as `cohort serve` takes it [default: SmolLM2-135M-Instruct; cohort-tiny if that is not downloaded]",
+        show_default=False,
+    ),
+]
 
 
 def demo(
@@ -48,9 +60,16 @@ def demo(
     from server.commands.demo.session import Job
 
     take_interrupts()
-    outcome = _demonstrate(Job(model, streams, kills, seed))
+    outcome = _demonstrate(Job(_default() if model is None else model, streams, kills, seed))
     if outcome.equal != outcome.streams:
         sys.exit(1)
+
+
+def _default() -> str:
+    """The default model, or the embedded one: the demo is to take seconds, whatever models are on this disk."""
+    from server.model_files import default_model
+
+    return default_model.EMBEDDED_NAME if default_model.find() is None else default_model.NAME
 
 
 def _demonstrate(job: Job) -> Outcome:

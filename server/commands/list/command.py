@@ -13,7 +13,7 @@ from server.commands.options import AsJson, with_settings
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from server.commands.list.folders import Found
+    from server.model_files.folders import Found
 
 
 @with_settings(("download_dir",))
@@ -22,7 +22,7 @@ def list_models(as_json: AsJson = False, **flags: Any) -> None:
 
     Searches the folders of Hugging Face, LM Studio, Ollama and llama.cpp, and --download-dir. Shows the size of each model
     and the context length that fits into memory."""
-    from server.commands.list.folders import find, roots
+    from server.model_files.folders import find, roots
 
     take_interrupts()
     folders = roots(os.environ, Path.home())
@@ -38,9 +38,9 @@ def list_models(as_json: AsJson = False, **flags: Any) -> None:
 def _own() -> Iterator[Found]:
     """The default model if it is here, and the one that is part of this package."""
     from server.bootstrap import embedded_directory
-    from server.commands.list.folders import Found
     from server.model_files import default_model
     from server.model_files.candidates import quantization_in
+    from server.model_files.folders import Found
     from server.model_source import EMBEDDED_NAME
 
     file = default_model.find()

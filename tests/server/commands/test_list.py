@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from executors import tiny
-from server.commands.list.folders import Found, find, roots
+from server.model_files.folders import Found, find, roots
 from tests.compiled_kernels import bring_kernels
 from tests.small_gguf import CONTEXT, write_small_gguf
 
@@ -179,7 +179,7 @@ def test_the_command(tmp_path: Path) -> None:
     small = write_small_gguf(tmp_path / "cache" / "llama.cpp" / "small-Q8_0.gguf")
     bring_kernels(tmp_path / "cache")
     env = {**os.environ, "HF_HUB_CACHE": str(tmp_path / "hub"), "XDG_CACHE_HOME": str(tmp_path / "cache"),
-           "HOME": str(tmp_path), "COLUMNS": "160"}  # fmt: skip
+           "LLAMA_CACHE": "", "HOME": str(tmp_path), "COLUMNS": "160"}  # fmt: skip
     done = subprocess.run(
         [COHORT, "list", "--json"], env=env, capture_output=True, text=True, timeout=50, cwd=tmp_path
     )

@@ -2,7 +2,8 @@
 
     Hugging Face   HF_HUB_CACHE, else HF_HOME/hub     models--ORG--NAME/{refs,snapshots/COMMIT}; safetensors and GGUF
     Cohort         --download-dir                     the same layout
-    LM Studio      ~/.lmstudio/models, ~/.cache/lm-studio/models     ORG/NAME/*.gguf
+    LM Studio      LM_STUDIO_MODELS, else ~/.lmstudio/models         ORG/NAME/*.gguf
+                   and ~/.cache/lm-studio/models
     Ollama         OLLAMA_MODELS, else ~/.ollama/models              manifests/HOST/ORG/NAME/TAG name blobs by digest
     llama.cpp      LLAMA_CACHE, else ~/.cache/llama.cpp              *.gguf
 
@@ -56,10 +57,12 @@ def roots(environ: Mapping[str, str], home: Path) -> dict[str, list[Path]]:
     cache = Path(environ.get("XDG_CACHE_HOME") or home / ".cache")
     hub = environ.get("HF_HUB_CACHE") or Path(environ.get("HF_HOME") or cache / "huggingface") / "hub"
     own = environ.get("COHORT_DOWNLOAD_DIR")
+    studio = environ.get("LM_STUDIO_MODELS")  # LM Studio itself keeps the place in a file of its own
+    usual = [home / ".lmstudio" / "models", home / ".cache" / "lm-studio" / "models"]
     return {
         "Hugging Face": [Path(hub)],
         "Cohort": [Path(own)] if own else [],
-        "LM Studio": [home / ".lmstudio" / "models", home / ".cache" / "lm-studio" / "models"],
+        "LM Studio": [Path(studio)] if studio else usual,
         "Ollama": [store(environ, home)],
         "llama.cpp": [Path(environ.get("LLAMA_CACHE") or cache / "llama.cpp")],
     }
@@ -105,17 +108,17 @@ def _snapshot(folder: Path) -> Path | None:
     except (OSError, ValueError):
         pass
     there = [path for path in listed(folder / "snapshots") if path.is_dir()]
-    return max(there, key=_changed, default=None)
+    return max(there, key=changed, default=None)
 
 
 def _checkpoint(name: str, folder: Path, files: list[Path], source: str) -> Found:
-    config = _json(folder / "config.json")
+    config = read_json(folder / "config.json")
     problem = None if config else "config.json is missing or no JSON object"
     by_name = {path.name: path for path in files}
     weights: list[Path] = []
     try:
         index = index_of(by_name)
-        chosen = weight_files(by_name, index, None if index is None else _json(folder / index))
+        chosen = weight_files(by_name, index, None if index is None else read_json(folder / index))
         weights = [by_name[part] for part in chosen.files if part in by_name]
         if absent := len(chosen.files) - len(weights):
             problem = f"{absent} of {len(chosen.files)} weight files are missing"
@@ -171,8 +174,8 @@ def _package(manifest: ollama.Manifest) -> tuple[str | None, str]:
         return str(error), manifest.name
 
 
-def _json(path: Path) -> dict[str, Any]:
-    """A JSON object, {} for anything else."""
+def read_json(path: Path) -> dict[str, Any]:
+    """Return a JSON object, {} for anything else."""
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
             return {}
@@ -189,7 +192,8 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _changed(path: Path) -> float:
+def changed(path: Path) -> float:
+    """Return when a file was changed, in seconds since the epoch; 0 for one that is not there."""
     try:
         return path.stat().st_mtime
     except OSError:

@@ -1,0 +1,230 @@
+"""Chooses the model of a start without one: see rule.py. Reads names and headers, never weights, for some seconds at most."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from executors.contract import ConfigError, ModelInfo
+from server.best_model import rule
+from server.core_configs import executor_config
+from server.model_files.candidates import cpu_threads, free_memory
+from server.model_files.folders import Found
+from server.model_files.headers import Header, read_header
+from server.model_files.prepared import model_directory, write_source
+from server.model_files.short_names import models_on_disk
+from server.model_source import LocalModel, in_folders
+from server.settings.table import Settings
+from server.system.executor_tool import ToolError, ask
+from server.text_side import read_text_side, retrieval_side
+
+ANOTHER = "cohort serve NAME, with a name that `cohort list` shows"
+"""How to choose another model."""
+LIMIT_S = 10.0
+"""Seconds that a search may take."""
+_LISTING_S = 1.5
+"""Seconds of them for looking through folders."""
+_AT_ONCE = 6
+"""Models that one process of the executor's tool looks at: it takes longer to start than for one of them."""
+_MARGIN = 1.2
+_RUNTIME_BYTES = 800 << 20
+"""What a model takes beside its file, where the executor cannot be asked: a share of it, and the processes with some KV."""
+_OF_ONE_MODEL = frozenset(
+    {"revision", "tokenizer", "chat_template", "classifier_from_token", "tool_call_parser", "reasoning_parser",
+     "speculative_config", "lora_modules", "lora_root"}
+)  # fmt: skip
+"""Settings that are made for one model: with them, no model means the default one."""
+
+Say = Callable[[str], None]
+"""Takes a sentence for the operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """`model`: what to serve; None: the default model. `why`: one sentence, empty where there was nothing to choose from."""
+
+    model: LocalModel | None
+    why: str = ""
+    found: Found | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    found: Found
+    header: Header
+
+    def key(self, parameters: float) -> tuple[float, ...]:
+        return rule.order(parameters, self.header.experts, self.found.size, self.header.changed)
+
+
+def choose(
+    settings: Settings, say: Say = lambda sentence: None, listing: Iterable[Found] | None = None
+) -> Choice:
+    """Return what a server with these settings, which name no model, serves. `say` gets a sentence before a search that takes
+    long. `listing`: the models on this disk, where they are known.
+
+    The default model is served, without a search, by executors other than LlmExecutor and with settings that are made for one
+    model.
+    """
+    if settings.model is not None or settings.executor != "llm" or settings.load_format == "dummy":
+        return Choice(None)
+    if _OF_ONE_MODEL & settings.given:
+        return Choice(None)
+    ends = time.monotonic() + LIMIT_S
+    models = list(
+        _until(
+            time.monotonic() + _LISTING_S,
+            models_on_disk(settings.download_dir) if listing is None else listing,
+        )
+    )
+    memory = free_memory(settings.device)
+    reasons: dict[str, str] = {}
+    candidates = []
+    for one in models:
+        reason = rule.excluded_by_name(one, memory)
+        if reason is None:
+            candidates.append(one)
+        else:
+            reasons[one.name] = reason
+    if candidates:
+        say(f"no model is named: looking for the best of {len(models)} on this disk")
+    candidates.sort(key=_guessed_key)
+    chosen = _first(settings, candidates, reasons, ends)
+    if chosen is not None:
+        found, parameters, rate = chosen
+        why = _why(found, parameters, rate, len(models))
+        return Choice(replace(in_folders(found), why=why), why, found)
+    if not reasons:
+        return Choice(None)
+    named = "; ".join(f"{name}: {reason}" for name, reason in list(reasons.items())[:2])
+    more = f"; and {len(reasons) - 2} more" if len(reasons) > 2 else ""
+    return Choice(
+        None, f"the default model is served: no other one on this disk will do unasked ({named}{more})"
+    )
+
+
+def _until(ends: float, models: Iterable[Found]) -> Iterator[Found]:
+    for one in models:
+        yield one
+        if time.monotonic() > ends:
+            return
+
+
+def _guessed_key(one: Found) -> tuple[float, ...]:
+    return rule.order(rule.guessed_parameters(one), None, one.size, 0.0)
+
+
+def _why(found: Found, parameters: float, rate: float | None, count: int) -> str:
+    number = f"{parameters / 1e9:.1f}" if parameters >= 1e9 else f"{parameters / 1e9:.2f}"
+    of = f"of {count} models on this disk the largest" if count > 1 else "the one model on this disk"
+    speed = f", about {rate:.0f} tokens per second on this CPU" if rate else ""
+    return f"{of} that chats and fits into memory ({number}B parameters{speed}; from {found.source})"
+
+
+Ranked = tuple[Found, float, float | None]
+"""A model, its parameters, and its tokens per second on a CPU, None on a GPU."""
+
+
+def _first(settings: Settings, models: list[Found], reasons: dict[str, str], ends: float) -> Ranked | None:
+    """Return the best of `models`, which are in the order of a guess; note in `reasons` why others are not."""
+    readable = _with_headers(settings, models, reasons, ends)
+    while batch := list(islice(readable, _AT_ONCE)):
+        with TemporaryDirectory(prefix="cohort-choice-") as scratch:
+            for ranked, info in _fitting(settings, batch, Path(scratch), reasons, ends):
+                problem = _text_problem(settings, ranked[0], info)
+                if problem is None:
+                    return ranked
+                reasons[ranked[0].name] = problem
+        if time.monotonic() > ends:
+            break
+    return None
+
+
+def _with_headers(
+    settings: Settings, models: list[Found], reasons: dict[str, str], ends: float
+) -> Iterator[_Candidate]:
+    for one in models:
+        if time.monotonic() > ends:
+            return
+        try:
+            header = read_header(one.path)
+        except ConfigError as error:
+            reasons[one.name] = str(error)
+            continue
+        if header.other_use is not None:
+            reasons[one.name] = header.other_use
+        elif not header.chat_template:
+            reasons[one.name] = "it has no chat template"
+        else:
+            yield _Candidate(one, header)
+
+
+def _fitting(
+    settings: Settings, batch: list[_Candidate], scratch: Path, reasons: dict[str, str], ends: float
+) -> Iterator[tuple[Ranked, ModelInfo | None]]:
+    """Yield what can be served of the batch, the best first."""
+    configs = []
+    for number, one in enumerate(batch):
+        path = one.found.path
+        directory = write_source(path, scratch / str(number)) if one.found.is_gguf else path
+        configs.append(asdict(executor_config(settings, directory)))
+    try:
+        rows = ask("fits", {"configs": configs, "compile": False}, timeout=max(1.0, ends - time.monotonic()))
+    except ToolError:
+        rows = None
+    if rows is None:
+        yield from _guessed(settings, batch, reasons)
+        return
+    usable = []
+    for one, row in zip(batch, rows, strict=True):
+        reason = rule.excluded_by_facts(row, one.header.experts)
+        if reason is None:
+            usable.append((one, row))
+        else:
+            reasons[one.found.name] = reason
+    for one, row in sorted(usable, key=lambda pair: pair[0].key(pair[1]["parameters"])):
+        rate = None
+        if row["device"] == "cpu":
+            rate = rule.tokens_per_second(row["loaded_bytes"], one.header.experts, row["threads"])
+        yield (one.found, row["parameters"], rate), ModelInfo(**row["info"])
+
+
+def _guessed(
+    settings: Settings, batch: list[_Candidate], reasons: dict[str, str]
+) -> Iterator[tuple[Ranked, None]]:
+    """`_fitting` without the executor, which cannot answer in time: before CPU kernels are compiled for the first time."""
+    memory, threads = free_memory(settings.device), cpu_threads()
+
+    def parameters(one: _Candidate) -> float:
+        return rule.guessed_parameters(one.found)
+
+    for one in sorted(batch, key=lambda one: one.key(parameters(one))):
+        size = one.found.size
+        rate = rule.tokens_per_second(size, one.header.experts, threads)
+        if _MARGIN * size + _RUNTIME_BYTES > memory:
+            reasons[one.found.name] = "its weights do not fit into memory with a context"
+        elif rate < rule.LEAST_RATE:
+            reasons[one.found.name] = f"about {rate:.1f} tokens per second on this CPU"
+        else:
+            yield (one.found, parameters(one), rate), None
+
+
+def _text_problem(settings: Settings, found: Found, info: ModelInfo | None) -> str | None:
+    """Why the model's tokenizer, template or pooling would end a start, or make it no model for chats."""
+    model = in_folders(found)
+    try:
+        directory = model_directory(model.path, package=model.package)
+        text = read_text_side(settings, directory, False)
+        if text.template is None:
+            return "it has no chat template"
+        if info is not None:
+            _, _, scoring = retrieval_side(settings, text.tokenizer, info, directory, (model.name,))
+            if scoring.kind:
+                return f"it is used as {scoring.kind}"
+    except ConfigError as error:
+        return str(error)
+    return None

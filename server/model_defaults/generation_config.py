@@ -42,11 +42,13 @@ _OVERRIDE = "--override-generation-config"
 @dataclass(frozen=True, slots=True)
 class GenerationConfig:
     """The chosen defaults of requests, and end tokens that the tokenizer's directory does not list. `warnings`: settings in the
-    files that are not used, a sentence each."""
+    files that are not used, a sentence each. `sets_sampling`: whether a file or a flag has any of the defaults; without one they
+    are neutral because nothing was chosen."""
 
     defaults: SamplingDefaults
     end_tokens: frozenset[int]
     warnings: tuple[str, ...] = ()
+    sets_sampling: bool = False
 
 
 def choose(
@@ -80,7 +82,15 @@ def choose(
         more, told = end_tokens(values.get("eos_token_id"), str(path))
         ends, warnings = ends | more, warnings + told
     warnings += _unread(values, origin)
-    return GenerationConfig(_defaults(values, origin, override), ends, tuple(warnings))
+    defaults = _defaults(values, origin, override)
+    chosen = choice in NEUTRAL or _sets_sampling({**values, **override})
+    return GenerationConfig(defaults, ends, tuple(warnings), chosen)
+
+
+def _sets_sampling(values: Mapping[str, Any]) -> bool:
+    """Whether any of the values is a sampling default. `do_sample: true` alone says nothing about how to sample."""
+    named = any(values.get(field.name) is not None for field in fields(SamplingDefaults))
+    return named or values.get("do_sample") is False
 
 
 def _unread(values: Mapping[str, Any], origin: str) -> list[str]:

@@ -387,6 +387,7 @@ ANSWERS: dict[str, Schema] = {
             "parent": nullable(STRING),
             "max_model_len": nullable(COUNT),
             "generates": nullable(BOOLEAN),
+            "default_sampling": nullable({"type": "object"}),
             "type": const("base"),
             "capabilities": closed(
                 {"completion_chat": BOOLEAN, "function_calling": BOOLEAN, "reasoning": BOOLEAN}

@@ -40,6 +40,11 @@ class Terminal:
             start_new_session=True,
         )
 
+    @property
+    def fd(self) -> int:
+        """The descriptor of its end, for sizes and modes."""
+        return self._main
+
     def type(self, text: str) -> None:
         """As if typed; \\x03 is Ctrl-C and \\x04 Ctrl-D."""
         os.write(self._main, text.encode())

@@ -14,6 +14,8 @@ from server.commands.address import CONTROL, BadAddress, parse_address
 _PATIENCE = 600.0
 """Seconds without a byte. A long prompt on a busy server takes its time."""
 
+_COUNT_IN_EACH_CHUNK = ("cohort", "vllm")
+"""Servers, by `owned_by` of their models, that read a field which OpenAI's API does not have: others may refuse it."""
 _KEY = re.compile(r"[\x20-\x7e]+")
 _STRANGE = "the server sent an event that no OpenAI-compatible API has"
 
@@ -25,7 +27,7 @@ class ServerFault(Exception):
 
 
 class ChatClient:
-    """Speaks to one server. `options` go into every request as they are."""
+    """Speaks to one server. `options` go into every request as they are; the conversation may replace them."""
 
     def __init__(self, url: str, key: str | None, model: str | None, options: Mapping[str, Any]) -> None:
         """Raises ServerFault for an address that is none, and for a key that no header can carry."""
@@ -39,7 +41,9 @@ class ChatClient:
             )
         self.url = url
         self.model = model
-        self._options = dict(options)
+        self.options: Mapping[str, Any] = dict(options)
+        self.card: Mapping[str, Any] = {}
+        """What the server says of the model, once one is chosen."""
         self._headers = {"Content-Type": "application/json", "User-Agent": "cohort-chat"}
         if key:
             self._headers["Authorization"] = f"Bearer {key}"
@@ -48,13 +52,15 @@ class ChatClient:
         """Ask for the server's models and take the first, unless one was named. Raises ServerFault and
         ConnectionRefusedError."""
         try:
-            names = [card["id"] for card in self.get("/v1/models")["data"]]
+            cards = {str(card["id"]): card for card in self.get("/v1/models")["data"]}
         except (KeyError, TypeError):
             raise self.unlike_openai() from None
-        if not names:
+        if not cards:
             raise ServerFault(f"{self.url} serves no model")
         if self.model is None:
-            self.model = str(names[0])
+            self.model = next(iter(cards))
+        # An alias is not in the list; what holds of the first model holds of it most often.
+        self.card = cards.get(self.model) or next(iter(cards.values()))
         return self.model
 
     @property
@@ -87,14 +93,21 @@ class ChatClient:
         self, messages: Messages, *, count_tokens: bool = False
     ) -> Generator[tuple[str, str], None, None]:
         """Pieces of the answer, ("text" or "reasoning", piece), and at last ("finish", reason). With `count_tokens` also
-        ("tokens", their number), from servers that tell it.
+        ("tokens", their number so far), from servers that tell it.
 
         Closing the generator ends the connection, upon which the server aborts the request. Raises ServerFault and
         ConnectionRefusedError.
         """
-        body = {"model": self.model, "messages": list(messages), "stream": True, **self._options}
+        body: dict[str, Any] = {
+            "model": self.model,
+            "messages": list(messages),
+            "stream": True,
+            **self.options,
+        }
         if count_tokens:
             body["stream_options"] = {"include_usage": True}
+            if self.card.get("owned_by") in _COUNT_IN_EACH_CHUNK:
+                body["stream_options"]["continuous_usage_stats"] = True
         connection = self._connect()
         try:
             response = self._send(connection, "POST", "/v1/chat/completions", json.dumps(body))

@@ -1,8 +1,10 @@
 """`cohort chat`: a conversation in the terminal.
 
-command.py   which server: one that is named, one that runs already, or one of its own
-serving.py   a server of its own on a thread beside the conversation
-session.py   what happens in the conversation; client.py: what is sent and received
+command.py      which server: one that is named, one that runs already, or one of its own
+serving.py      a server of its own on a thread beside the conversation
+session.py      what happens in the conversation; client.py: what is sent and received; answer.py: one answer and its figures
+parameters.py   how answers are sampled; set_command.py: /set and /show
+screen.py       what is shown; wrapping.py: lines that break at words; keyboard.py: keys typed during an answer
 """
 
 from __future__ import annotations
@@ -64,21 +66,35 @@ def chat(
         int | None, flag("Maximum number of tokens in an answer [what fits the context].", "--max-tokens")
     ] = None,
     seed: Annotated[int | None, flag("Seed of sampling [random].", "--seed")] = None,
+    repetition_penalty: Annotated[
+        Real, flag("Penalty of tokens in prompt and answer [the model's].", "--repetition-penalty")
+    ] = None,
+    presence_penalty: Annotated[
+        Real, flag("Penalty of tokens that the answer has [the model's].", "--presence-penalty")
+    ] = None,
+    frequency_penalty: Annotated[
+        Real,
+        flag("Penalty of tokens for each time the answer has them [the model's].", "--frequency-penalty"),
+    ] = None,
+    stop: Annotated[
+        list[str] | None, flag("String that ends an answer; may be repeated.", "--stop", metavar="TEXT")
+    ] = None,
     **serving: Any,
 ) -> None:
     """Chat with a model or with a running server.
 
-    In a terminal, /help lists the commands, Ctrl-C stops an answer, and Ctrl-D ends the conversation. Piped input is one
-    message; only its answer is printed. A server that was started for the conversation ends with it; --max-model-len,
-    --dtype, --quantization and --device are settings of that server."""
+    In a terminal, /help lists the commands, /set changes the parameters, Ctrl-C stops an answer, and Ctrl-D ends the
+    conversation. Piped input is one message; only its answer is printed. A server that was started for the conversation ends
+    with it; --max-model-len, --dtype, --quantization and --device are settings of that server."""
     from server.settings.foreign.keys import client_key
 
     key = api_key or client_key(os.environ)
     values = {
         "temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p, "max_tokens": max_tokens,
-        "seed": seed,
+        "seed": seed, "repetition_penalty": repetition_penalty, "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty, "stop": stop or None,
     }  # fmt: skip
-    options = {name: value for name, value in values.items() if value is not None}
+    options = _checked({name: value for name, value in values.items() if value is not None})
     arguments = [
         part for name, said in serving.items() if said is not None for part in (TABLE[name].flag, said)
     ]
@@ -90,6 +106,19 @@ def chat(
         _converse(
             target, url, arguments, system, lambda address, own: _client(address, own, key, model, options)
         )
+
+
+def _checked(options: dict[str, Any]) -> dict[str, Any]:
+    """The same; ends the process with one line for a number that no server would take."""
+    from server.commands.chat.parameters import PARAMETERS
+
+    for name, value in options.items():
+        try:
+            if not isinstance(value, list):
+                PARAMETERS[name].parse(str(value))
+        except ValueError as error:
+            fail(f"--{name.replace('_', '-')}: {error}")
+    return options
 
 
 Connect = Callable[[str, bool], "ChatClient"]

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 
+from server.commands.chat.keyboard import typed_ahead
 from server.commands.common import console
 from server.commands.own_server import Loading, OwnServer
 
@@ -19,7 +20,7 @@ def own_server(arguments: Sequence[str]) -> Iterator[str]:
 
     A terminal on stderr shows what the server is doing until it is ready. Raises OwnServerFault where it ends instead.
     """
-    with _progress() as loading:
+    with typed_ahead(), _progress() as loading:
         thread = _ServingThread(arguments, loading)
         thread.start()
         try:

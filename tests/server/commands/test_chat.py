@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from server.commands.chat import session
+from server.commands.chat import answer, session
 from server.commands.chat.client import ChatClient, ServerFault
 from server.commands.chat.session import Session
 
@@ -365,8 +365,142 @@ def test_the_speed_is_shown_in_a_terminal(scripted: Scripted, monkeypatch: pytes
                        "data: [DONE]\n\n"]  # fmt: skip
     screen, clock = Screen(), iter(range(100))
     monkeypatch.setattr("sys.stdout", screen)
-    monkeypatch.setattr(session.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(answer.time, "monotonic", lambda: next(clock))
     typed(monkeypatch, Session(client_of(scripted), None), "Hi")
     assert scripted.asked[0]["stream_options"] == {"include_usage": True}
     # Two pieces, the number of tokens and the end: three seconds for the thirty tokens after the first.
-    assert "AB\n\x1b[2m[cut at the token limit; 10.0 tokens per second]\x1b[0m\n" in screen.getvalue()
+    assert (
+        "AB\n\x1b[2m[cut at the token limit; 31 tokens, 10.0/s, first after 1.0 s]\x1b[0m\n"
+        in screen.getvalue()
+    )
+
+
+def test_a_stopped_answer_has_its_figures(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a server that counts tokens in each chunk; another one's are counted by its pieces."""
+    screen, clock = Screen(), iter(range(100))
+    monkeypatch.setattr("sys.stdout", screen)
+    monkeypatch.setattr(answer.time, "monotonic", lambda: next(clock))
+    session, counted = Session(client_of(scripted), None), True
+
+    def stream(messages: Any, *, count_tokens: bool) -> Iterator[tuple[str, str]]:
+        yield "text", "One, "
+        if counted:
+            yield "tokens", "5"
+        yield "text", "two"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(session.client, "stream", stream)
+    typed(monkeypatch, session, "Count.")
+    counted = False
+    typed(monkeypatch, session, "Count.")
+    assert "[stopped; 5 tokens, 2.0/s, first after 1.0 s]" in screen.getvalue()
+    assert "[stopped; about 2 tokens, 1.0/s, first after 1.0 s]" in screen.getvalue()
+
+
+@pytest.mark.parametrize(("owner", "counted"), [("cohort", True), ("vllm", True), ("openai", False)])
+def test_only_servers_that_know_it_are_asked_for_a_count_in_each_chunk(
+    scripted: Scripted, owner: str, counted: bool
+) -> None:
+    scripted.models = json.dumps({"data": [{"id": "first", "owned_by": owner}]})
+    scripted.events = [event(content="A"), finish()]
+    list(client_of(scripted).stream([], count_tokens=True))
+    assert ("continuous_usage_stats" in scripted.asked[0]["stream_options"]) == counted
+
+
+def test_set_reaches_the_requests(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    card = {
+        "id": "first",
+        "owned_by": "cohort",
+        "max_model_len": 512,
+        "generates": True,
+        "default_sampling": None,
+    }
+    scripted.models = json.dumps({"data": [card]})
+    scripted.events = [event(content="A"), finish()]
+    lines = ["a", "/set temperature 0.5", "/set parameter min_p 0", "/set system Be brief.", "/set nothink", "b",
+             "/set temperature", "/set parameter", "/set warmth 1", "/show", "/set system", "c"]  # fmt: skip
+    typed(monkeypatch, Session(client_of(scripted, seed=7), None), *lines)
+    first, second, third = scripted.asked
+    assert (first["min_p"], first["seed"], "temperature" in first) == (0.1, 7, False)
+    assert (second["min_p"], second["temperature"]) == (0, 0.5) and "temperature" not in third
+    assert second["messages"][0] == {"role": "system", "content": "Be brief."}
+    assert second["chat_template_kwargs"] == {"enable_thinking": False, "thinking": False}
+    shown = capsys.readouterr().out
+    assert "temperature 0.5 set here\n" in shown and "system prompt: Be brief.\n" in shown
+    assert "there is no parameter 'warmth'" in shown and "512 tokens of context\n" in shown
+    assert len(Session(client_of(scripted), None).messages) == 0
+
+
+def test_a_model_that_was_loading_is_asked_for_its_defaults_again(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = {"id": "first", "max_model_len": None, "default_sampling": None}
+    scripted.models = json.dumps({"data": [card]})
+    scripted.events = [event(content="A"), finish()]
+    session = Session(client_of(scripted), None)
+    scripted.models = json.dumps({"data": [{**card, "max_model_len": 512}]})
+    typed(monkeypatch, session, "a")
+    assert scripted.asked[0]["min_p"] == 0.1
+
+
+def test_text_between_quotes_has_any_number_of_lines(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripted.events = [event(content="A"), finish()]
+    session = Session(client_of(scripted), None)
+    typed(
+        monkeypatch,
+        session,
+        '"""one',
+        "",
+        '  two"""',
+        '/system """Be',
+        'brief."""',
+        '"""three"""',
+        'say """ please',
+    )
+    asked = [one["messages"][-1]["content"] for one in scripted.asked]
+    assert asked == ["one\n\n  two", "three", 'say """ please']
+    assert scripted.asked[1]["messages"][0]["content"] == "Be\nbrief."
+
+
+def test_words_of_ollama(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scripted.events = [event(content="A"), finish()]
+    session = Session(client_of(scripted), None)
+    typed(
+        monkeypatch,
+        session,
+        "Hi",
+        "/clear",
+        "/?",
+        "/image x.png",
+        "/load other",
+        "/show modelfile",
+        "/set quiet",
+        "/bye",
+        "never",
+    )
+    shown = capsys.readouterr().out
+    assert session.messages == [] and len(scripted.asked) == 1
+    for words in ("the conversation starts over", "/set NAME VALUE", "/image is not there yet", "cohort chat MODEL",
+                  "/show shows info, parameters or system", "no line below each answer"):  # fmt: skip
+        assert words in shown, words
+
+
+def test_reasoning_stands_on_lines_of_its_own(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scripted.events = [
+        event(reasoning_content="hm, "),
+        event(reasoning_content="so"),
+        event(content="A"),
+        finish(),
+    ]
+    session = Session(client_of(scripted), None)
+    typed(monkeypatch, session, "Hi")
+    assert "hm, so\nA\n" in capsys.readouterr().out
+    assert session.messages[1]["content"] == "A"

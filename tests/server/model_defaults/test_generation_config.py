@@ -225,3 +225,21 @@ def test_the_text_side_of_a_packaged_model(tmp_path: Path) -> None:
     assert neutral.defaults == SamplingDefaults() and neutral.preset.system == "Arr."
     assert (neutral.preset.stop, neutral.preset.seed) == ((), None)
     assert not any("tfs_z" in one for one in neutral.warnings)
+
+
+@pytest.mark.parametrize(
+    ("values", "choice", "override", "sets"),
+    [
+        (OWN, "auto", {}, True),
+        ({"eos_token_id": 7, "do_sample": True, "temperature": None}, "auto", {}, False),
+        ({"do_sample": False}, "auto", {}, True),
+        ({"temperature": 1.0}, "auto", {}, True),
+        ({}, "auto", {"min_p": 0.1}, True),
+        ({}, "none", {}, True),
+    ],
+)
+def test_whether_anything_was_chosen(
+    tmp_path: Path, values: Any, choice: str, override: dict[str, Any], sets: bool
+) -> None:
+    """Neutral values may be a choice: a client that has a default for models without one asks."""
+    assert choose(choice, override, folder(tmp_path / "m", values)).sets_sampling == sets

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from server.model_defaults.sampling import SamplingDefaults
 from tests.server.fakes import House, error_of
 
 
@@ -45,6 +46,19 @@ async def test_unknown(house: House) -> None:
 async def test_names_are_there_while_loading(house: House) -> None:
     house.state.model = None
     assert [card["id"] for card in (await house.get("/v1/models")).json()["data"]] == ["fake", "org/fake-1"]
+
+
+async def test_sampling_defaults_are_on_the_card(house: House) -> None:
+    """null without any, and while the model loads."""
+    served = house.state.model
+    assert served is not None
+    assert (await house.get("/v1/models/fake")).json()["default_sampling"] is None
+    defaults = SamplingDefaults(temperature=0.6, top_k=20)
+    house.state.model = replace(served, defaults=defaults, sets_sampling=True)
+    sampling = (await house.get("/v1/models")).json()["data"][0]["default_sampling"]
+    assert (sampling["temperature"], sampling["top_k"], sampling["min_p"]) == (0.6, 20, 0)
+    house.state.model = None
+    assert (await house.get("/v1/models/fake")).json()["default_sampling"] is None
 
 
 async def test_a_model_that_generates_nothing(house: House) -> None:

@@ -3,6 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, eq=False)
+class Outage:
+    """A time without an executor, in seconds of the engine's clock: from its loss, or a step that failed, until the next life is
+    ready. `GET /v1/steps`, stories and the console all take the duration from here. Written by `Recovery`.
+    """
+
+    epoch: int
+    """The executor life that ended."""
+    began: float
+    cause: str
+    """As in `Interruptions.causes`."""
+    ended: float | None = None
+    """None until the next life is ready, and for ever if none is."""
 
 
 class Interruptions:
@@ -22,6 +38,8 @@ class Interruptions:
         """Until the sequences ran again, added up over them."""
         self.recompute_seconds = 0.0
         """Until their next tokens from then on."""
+        self.outages: list[Outage] = []
+        """Times without an executor that interrupted it, each once for any number of choices."""
         self._since: dict[int, tuple[float, bool]] = {}
         """When each interrupted choice was interrupted or, with True, admitted again."""
 
@@ -30,10 +48,16 @@ class Interruptions:
         """Interruptions, of all choices."""
         return self.causes.total()
 
-    def interrupt(self, now: float, choice: int, cause: str) -> None:
-        """A failure rolled a sequence back."""
+    def outage_seconds(self, now: float) -> float:
+        """Seconds without an executor, choices not added up; an outage under way counts up to `now`."""
+        return sum(max(0.0, (now if one.ended is None else one.ended) - one.began) for one in self.outages)
+
+    def interrupt(self, now: float, choice: int, cause: str, outage: Outage | None = None) -> None:
+        """A failure rolled a sequence back. `outage`: None if the executor went on."""
         self._book(now, choice)
         self.causes[cause] += 1
+        if outage is not None and outage not in self.outages:
+            self.outages.append(outage)
         self._since[choice] = now, False
 
     def admit(self, now: float, choice: int) -> bool:

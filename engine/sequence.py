@@ -91,9 +91,13 @@ class Sequence:
     num_prepared_tokens: int = 0
     """End of the tokens that can be computed without a further block and without a block to be named."""
     finish_reason: FinishReason | None = None
+    first_token_time: float | None = None
+    """When its first token was committed, in seconds of the engine's clock."""
     last_token_time: float | None = None
     paused: bool = False
     """True if it was rolled back and has given no token since."""
+    lost_executor: bool = False
+    """True if it was preempted when the executor was lost, and has not run since."""
 
     def __post_init__(self) -> None:
         self.context = self.request.context
@@ -158,7 +162,7 @@ class Sequence:
         """Let it run. The first admission notes how many tokens of the prompt had their KV already."""
         if self.status is SequenceStatus.WAITING:
             self.num_cached_tokens = min(num_cached_tokens, self.prompt_len)
-        self.status = SequenceStatus.RUNNING
+        self.status, self.lost_executor = SequenceStatus.RUNNING, False
 
     def finish(self, reason: FinishReason) -> None:
         """End it. Steps in flight may still compute it: slot and blocks are released later."""
@@ -259,6 +263,8 @@ class Sequence:
         """Note when tokens were committed, in seconds of the engine's clock. Returns when the previous ones were, None for the
         first."""
         previous, self.last_token_time = self.last_token_time, now
+        if previous is None:
+            self.first_token_time = now
         return previous
 
     def go_on(self) -> None:
@@ -272,6 +278,10 @@ class Sequence:
         self.num_computed_tokens = 0
         self.status = SequenceStatus.PREEMPTED
         self.paused = True
+
+    def lose_executor(self) -> None:
+        """The executor that was to compute it is gone: until it runs again, it waits for the next one."""
+        self.lost_executor = self.status is SequenceStatus.PREEMPTED
 
     def void_in_flight(self) -> None:
         """Ignore the results of all steps in flight, and share no KV from now on."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
-from engine.interruptions import Interruptions
+from engine.interruptions import Interruptions, Outage
 from engine.refusal import Refusal
 
 MAX_EVENTS = 256
@@ -215,10 +215,12 @@ class Story:
         self._pause(now, choice, WaitReason.KV_BLOCKS)
         self.tell(now, "preempted", choice, output_tokens=output_tokens)
 
-    def interrupt(self, now: float, choice: int, cause: str, output_tokens: int) -> None:
+    def interrupt(
+        self, now: float, choice: int, cause: str, output_tokens: int, outage: Outage | None = None
+    ) -> None:
         """A running sequence was rolled back by a failure."""
         self._pause(now, choice, WaitReason.RECOVERY)
-        self.interruptions.interrupt(now, choice, cause)
+        self.interruptions.interrupt(now, choice, cause, outage)
         self.tell(now, "restart", choice, cause=cause, output_tokens=output_tokens)
 
     def resume(self, now: float, choice: int) -> None:

@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from engine.core.step_watch import SequenceView, StepWatch
 from engine.errors import InvalidRequest, ModelNotFound, Unavailable
+from engine.interruptions import Outage
 from engine.request import EngineStats, Stage
 from engine.text.embedding import EmbeddingRequest
 from engine.text.generation import Generation, TextRequest, Usage
@@ -108,6 +109,9 @@ class CoreLike(Protocol):
 
     def sequences(self, most: int) -> list[SequenceView]:
         """Sequences that run, then those that wait, at most so many."""
+
+    def outages(self) -> Sequence[Outage]:
+        """The latest times without an executor, in order."""
 
 
 class GrammarJudgeLike(Protocol):

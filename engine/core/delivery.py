@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator
 
+from engine.core.step_watch import StepWatch
 from engine.errors import EngineError
 from engine.request import FinishReason, Observer, TokenDelta
 from engine.sequence import Sequence
@@ -17,10 +18,14 @@ logger = logging.getLogger("cohort.engine")
 class Delivery:
     """Puts deltas into mailboxes and reports the ends of sequences to the observer. `live`: unfinished sequences by id."""
 
-    def __init__(self, observer: Observer, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, observer: Observer, clock: Callable[[], float], watch: StepWatch | None = None
+    ) -> None:
+        """`watch` hears of ends, too."""
         self.live: dict[int, Sequence] = {}
         self._observer = observer
         self._clock = clock
+        self._watch = watch or StepWatch()
         self._idle = asyncio.Event()
         self._held: list[tuple[Sequence, TokenDelta]] = []
         """Deltas that are counted but not yet in their mailboxes."""
@@ -99,6 +104,7 @@ class Delivery:
         seq.context.story.finish(now, seq.mailbox_key, outcome, output_tokens)
         if seq.context.key_name:
             self._observer.used(seq.context.key_name, prompt_tokens, output_tokens)
+        self._watch.ended(seq, now)
         if not self.live:
             self._idle.set()
 

@@ -36,6 +36,7 @@ from engine.core.spare_memory import SpareMemory
 from engine.core.step_watch import SequenceView, StepWatch, view_of
 from engine.core.steps import PendingStep, StepQueue
 from engine.errors import EngineError, ExecutorFailed, InvalidRequest, Overloaded, Unavailable
+from engine.interruptions import Outage
 from engine.mailbox import Outlet
 from engine.request import DraftStats, EngineStats, FinishReason, Observer, Request, Stage
 from engine.sequence import Sequence, SequenceStatus
@@ -86,7 +87,7 @@ class EngineCore:
         self._info: ModelInfo | None = None
         self._scheduler: Scheduler | None = None
         self._admission: Admission | None = None
-        self._delivery = Delivery(self.observer, clock)
+        self._delivery = Delivery(self.observer, clock, self.watch)
         policy = make_policy(self.config.scheduling_policy, clock)
         self._waiting = WaitingQueue(policy, clock, self.config.max_queue_wait)
         self._inbox = Inbox()
@@ -327,6 +328,10 @@ class EngineCore:
         waiting = (seq for seq in self._delivery.live.values() if seq not in running)
         return [view_of(seq) for seq in itertools.islice(itertools.chain(running, waiting), most)]
 
+    def outages(self) -> SequenceOf[Outage]:
+        """The latest times without an executor, in order."""
+        return self._recovery.outages if self._recovery else ()
+
     def check_integrity(self) -> None:
         """Raises RuntimeError unless every block and slot is accounted for. For idle moments and tests."""
         if self._scheduler is not None:
@@ -378,9 +383,8 @@ class EngineCore:
             calls.add(seq.mailbox)
             self.observer.refused(str(late.code))
         seq.context.story.refuse(late.refusal)
-        self._fail(
-            [seq], late, FinishReason.ABORT
-        )  # asked for, or no fault of the executor: not one of our failures
+        # Asked for, or no fault of the executor: not one of our failures.
+        self._fail([seq], late, FinishReason.ABORT)
 
     def _until_too_late(self) -> float | None:
         """Seconds until the first waiting sequence is over its limit; None if no sequence waits."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from engine.config import MAX_FAILED_STEPS, MAX_FRUITLESS_RESTARTS, MAX_RESTART_PAUSE, EngineConfig
 from engine.core.scheduler import Scheduler
 from engine.errors import BrokeExecutor
+from engine.interruptions import Outage
 from engine.sequence import Sequence
 from executors.contract import (
     ExecutorDied,
@@ -24,6 +26,8 @@ logger = logging.getLogger("cohort.engine")
 MORE_DEATHS_FROM_OUTSIDE = 2
 """Further deaths, all while a sequence is computed alone, that make it a culprit where each death was a signal or silence:
 something may kill executors faster than tokens come, or the system may kill them because of this very request."""
+MAX_OUTAGES = 16
+"""Outages that are remembered."""
 LONGEST_LOAD = 4
 """A load may take this many times `recovery_timeout` beyond it."""
 _STEADY = 60.0
@@ -82,6 +86,8 @@ class Recovery:
         self._named: set[int] = set()
         """Hashes of the prompts of all culprits since the last token."""
         self._back_at = clock()
+        self.outages: deque[Outage] = deque(maxlen=MAX_OUTAGES)
+        """The latest times without an executor. The last one is under way if it has no end."""
 
     def gave_something(self) -> None:
         """Record that a token came: the restarts before it succeeded."""
@@ -91,6 +97,8 @@ class Recovery:
     def is_back(self) -> None:
         """Record that the executor was restarted."""
         self._back_at = self._clock()
+        if self.outages:
+            self.outages[-1].ended = self._back_at
 
     def plan(self, batch: UnifiedBatch | None, error: ExecutorError) -> RecoveryPlan:
         """A step failed, or the executor died between steps (`batch` None): opens an epoch and rewinds all sequences to what is
@@ -103,10 +111,16 @@ class Recovery:
         if not shrunk:
             logger.error("executor failed: %s: %s", type(error).__name__, error)
         scheduler = self._scheduler
+        outage = Outage(scheduler.journal.epoch, self._clock(), _word(error))
+        self.outages.append(outage)
         epoch = scheduler.journal.open_epoch()
         # What was refused has its reason in the step: no need to try it again as it was.
         suspects = scheduler.sequences.rewind(
-            batch, isinstance(error, (InvalidInput, Unsupported)), blameless=shrunk, cause=_word(error)
+            batch,
+            isinstance(error, (InvalidInput, Unsupported)),
+            blameless=shrunk,
+            cause=outage.cause,
+            outage=outage,
         )
         died = isinstance(error, ExecutorDied)
         if self._clock() - self._back_at > _STEADY:

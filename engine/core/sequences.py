@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from engine.config import FAILED_STEPS_BEFORE_ALONE
 from engine.core.journal import Journal
+from engine.interruptions import Outage
 from engine.kv.kv_cache_manager import Hit, KvCacheManager
 from engine.request import FinishReason
 from engine.sequence import Sequence, SequenceStatus
@@ -122,14 +123,14 @@ class Sequences:
                 self.prefix_hits += seq.num_cached_tokens
         self.running[seq] = None
 
-    def preempt(self, seq: Sequence, fault: str | None = None) -> None:
+    def preempt(self, seq: Sequence, fault: str | None = None, outage: Outage | None = None) -> None:
         """Roll back to nothing computed; it keeps its slot and its place in the queue. `fault`: the failure that is the reason;
-        None: others need its blocks."""
+        None: others need its blocks. `outage`: None if the executor goes on."""
         now, tokens, story = self.waiting.clock(), len(seq.output_token_ids), seq.context.story
         if fault is None:
             story.preempt(now, seq.mailbox_key, tokens)
         else:
-            story.interrupt(now, seq.mailbox_key, fault, tokens)
+            story.interrupt(now, seq.mailbox_key, fault, tokens, outage)
         self.kv.free(seq)
         seq.roll_back()
         del self.running[seq]
@@ -190,13 +191,15 @@ class Sequences:
         at_fault: bool = False,
         blameless: bool = False,
         cause: str = "failure",
+        outage: Outage | None = None,
     ) -> list[Sequence]:
         """The executor lost everything it held: all sequences go back to what is committed, to be recomputed from there.
 
         Called after `Journal.open_epoch`. `failed` is the step that did it, whose live sequences are returned. `at_fault`:
         the step itself is wrong, and would fail again; its sequences are computed alone at once. `blameless`: it was too
         large, which is nobody's fault and no death survived: nothing is counted, nobody returned. Steps still out belong
-        to the older epoch; their results are dropped. `cause`: a word for the failure, for stories.
+        to the older epoch; their results are dropped. `cause`: a word for the failure, for stories. `outage`: the time without
+        an executor that begins with it.
         """
         self.waiting.reasons.wait_for(WaitReason.RECOVERY)
         for seq in _once([*self.running, *self.waiting, *self._computed()]):
@@ -205,7 +208,9 @@ class Sequences:
                 self.let_go(seq)
         self.num_resumed += 0 if blameless else len(self.running)
         for seq in list(self.running):
-            self.preempt(seq, cause)
+            self.preempt(seq, cause, outage)
+        for seq in self.waiting:
+            seq.lose_executor()
         self.kv.reset()
         self._rolled_back.clear()  # the new executor life holds nothing to roll back
         self._released.clear()  # nor anything to release

@@ -1,4 +1,4 @@
-"""`StepWatch`: what each step computed, told to subscribers after its result is taken in.
+"""`StepWatch`: what each step computed, told to subscribers after its result is taken in, and how each sequence ended.
 
 Without a subscriber the loop tests one attribute per step and makes nothing.
 """
@@ -8,13 +8,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
-from engine.sequence import Sequence
+from engine.request import FinishReason
+from engine.sequence import Sequence, SequenceStatus
 from executors.contract import UnifiedBatch, UnifiedOutput
 
 logger = logging.getLogger("cohort.engine")
 
+RECOVERING = "recovering"
 DECODE, VERIFY, PREFILL, RECOMPUTE = "d", "v", "p", "r"
 """Kinds of items. A recompute is a chunk of tokens that were computed before: after a preemption or a restart."""
 
@@ -28,6 +31,7 @@ class SequenceView:
     choice: int
     """Number of the sequence within its call."""
     status: str
+    """As `SequenceStatus`, or RECOVERING: it was running, and waits for the next executor."""
     arrived: float
     """Time of arrival, in seconds of the engine's clock."""
     prompt_tokens: int
@@ -38,16 +42,19 @@ class SequenceView:
     blocks: int
     """KV blocks that it holds, those shared with others included."""
     shared_blocks: int
+    ttft: float | None = None
+    """Seconds from its arrival to its first token; None before that."""
 
 
 def view_of(seq: Sequence) -> SequenceView:
     """The sequence as it is now."""
+    arrived, first = seq.context.arrival_time, seq.first_token_time
     return SequenceView(
         seq.seq_id,
         seq.context.request_id,
         seq.mailbox_key,
-        seq.status.value,
-        seq.context.arrival_time,
+        RECOVERING if seq.lost_executor and not seq.finished else seq.status.value,
+        arrived,
         seq.prompt_len,
         seq.num_cached_tokens,
         seq.num_computed_tokens,
@@ -55,7 +62,19 @@ def view_of(seq: Sequence) -> SequenceView:
         seq.request.max_tokens,
         len(seq.block_table),
         seq.num_shared_blocks,
+        None if first is None else first - arrived,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceEnd:
+    """A sequence at its end. It holds no blocks then."""
+
+    view: SequenceView
+    at: float
+    """Seconds of the engine's clock."""
+    reason: str
+    """As `FinishReason`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +108,16 @@ class StepRecord:
     """Why the step failed; "" if it did not."""
 
 
+Told = TypeVar("Told", StepRecord, SequenceEnd)
+
+
 class StepWatch:
-    """Subscribers to steps, and the records made for them. Called by the loop task only, but for `subscribe`."""
+    """Subscribers to steps and to the ends of sequences, and the records made for them. Called by the loop task only, but for
+    `subscribe`."""
 
     def __init__(self) -> None:
         self._listeners: list[Callable[[StepRecord], None]] = []
+        self._end_listeners: list[Callable[[SequenceEnd], None]] = []
         self._last: StepItems | None = None
         self._last_ids: object = None
         """The array of ids of the last record, which the packer uses again while the same sequences are in a step."""
@@ -103,13 +127,20 @@ class StepWatch:
         """Whether anybody listens."""
         return bool(self._listeners)
 
-    def subscribe(self, listener: Callable[[StepRecord], None]) -> Callable[[], None]:
-        """Call `listener` with each step's record, from the loop task: it must be quick and not raise. Returns what ends that."""
+    def subscribe(
+        self, listener: Callable[[StepRecord], None], on_end: Callable[[SequenceEnd], None] | None = None
+    ) -> Callable[[], None]:
+        """Call `listener` with each step's record, and `on_end` with each sequence's end, which follows the record of its last
+        step. Both are called from the loop task: they must be quick and not raise. Returns what ends that."""
         self._listeners.append(listener)
+        if on_end is not None:
+            self._end_listeners.append(on_end)
 
         def unsubscribe() -> None:
             if listener in self._listeners:
                 self._listeners.remove(listener)
+            if on_end in self._end_listeners:
+                self._end_listeners.remove(on_end)
             if not self._listeners:
                 self._last = self._last_ids = None
 
@@ -135,12 +166,15 @@ class StepWatch:
         self._last = self._last_ids = None
         self._tell(_record(batch, seqs, seconds, now, items, error=error or "failed"))
 
+    def ended(self, seq: Sequence, now: float) -> None:
+        """A sequence has ended: no token of it comes or counts any more."""
+        if not self._end_listeners:
+            return
+        view = replace(view_of(seq), status=SequenceStatus.FINISHED.value, blocks=0, shared_blocks=0)
+        _tell_all(self._end_listeners, SequenceEnd(view, now, str(seq.finish_reason or FinishReason.ERROR)))
+
     def _tell(self, record: StepRecord) -> None:
-        for listener in tuple(self._listeners):
-            try:
-                listener(record)
-            except Exception:
-                logger.exception("a listener to steps failed")
+        _tell_all(self._listeners, record)
 
     def _items(
         self, batch: UnifiedBatch, output: UnifiedOutput, seqs: SequenceOf[Sequence], now: float
@@ -160,6 +194,14 @@ class StepWatch:
             if count and len(seq.output_token_ids) == count
         )
         return items, first
+
+
+def _tell_all(listeners: list[Callable[[Told], None]], record: Told) -> None:
+    for listener in tuple(listeners):
+        try:
+            listener(record)
+        except Exception:
+            logger.exception("a listener to steps failed")
 
 
 def _all_items(batch: UnifiedBatch, sampled: list[int], seqs: SequenceOf[Sequence]) -> StepItems:

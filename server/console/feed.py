@@ -17,8 +17,9 @@ from typing import Any
 import msgspec
 import structlog
 
-from engine.core.step_watch import PREFILL, RECOMPUTE, SequenceView, StepRecord
+from engine.core.step_watch import PREFILL, RECOMPUTE, SequenceEnd, SequenceView, StepRecord
 from engine.errors import Overloaded
+from engine.interruptions import Outage
 from engine.request import EngineStats, Stage
 from server import __version__
 from server.state import CoreLike, ServerState
@@ -33,9 +34,17 @@ MAX_WATCHERS = 16
 MAX_STEPS = 160
 """Steps in a frame: 800 a second. Of more, the latest are told."""
 MAX_SEQUENCES = 128
+MAX_ENDS = 128
+"""Ends in a frame. Of more, the latest are told."""
+OUTAGE_SPAN = 60.0
+"""Seconds for which an outage is told after its end."""
 _MAX_BEHIND = 10
 """Frames that wait for a slow watcher; older ones are dropped."""
 _RETRY_AFTER = 10
+
+
+_NOTHING: dict[str, Any] = {"skipped": 0, "steps": [], "skipped_ends": 0, "ended": []}
+"""What has happened before a client's first frame."""
 
 
 class _Watcher:
@@ -78,6 +87,9 @@ class StepFeed:
         self._steps: deque[StepRecord] = deque(maxlen=MAX_STEPS)
         self._heard = 0
         """Steps since the last frame, those that are not told included."""
+        self._ends: deque[SequenceEnd] = deque(maxlen=MAX_ENDS)
+        self._num_ends = 0
+        """Ends since the last frame, those that are not told included."""
         self._output_tokens = self._prompt_tokens = 0
 
     @property
@@ -90,7 +102,7 @@ class StepFeed:
         if len(self._watchers) >= MAX_WATCHERS:
             raise Overloaded(f"{MAX_WATCHERS} clients watch the steps already", _RETRY_AFTER)
         watcher = _Watcher(early=self._state.model is None)
-        watcher.put(self._encoded(self._frame() | {"skipped": 0, "steps": [], "server": self._server()}))
+        watcher.put(self._encoded(self._frame() | _NOTHING | {"server": self._server()}))
         self._watchers.append(watcher)
         self._subscribe()
         if self._task is None:
@@ -115,8 +127,9 @@ class StepFeed:
                 self._subscribe()
                 if self._state.draining:  # a drain waits for every answer, and this one has no end of its own
                     break
-                now = self._state.stage(), bool(self._heard), self._num_sequences()
-                quiet = quiet + 1 if now == before and not self._heard and not now[2] else 0
+                active = bool(self._heard or self._num_ends)
+                now = self._state.stage(), active, self._num_sequences()
+                quiet = quiet + 1 if now == before and not active and not now[2] else 0
                 before = now
                 news = self._model_news()
                 if news or quiet % _IDLE_FRAMES == 0:
@@ -142,12 +155,13 @@ class StepFeed:
             self._leave()
         self._leave = self._task = None
         self._steps.clear()
-        self._heard = self._output_tokens = self._prompt_tokens = 0
+        self._ends.clear()
+        self._num_ends = self._heard = self._output_tokens = self._prompt_tokens = 0
 
     def _subscribe(self) -> None:
         """Listen to the engine, once there is one."""
         if self._leave is None and self._state.core is not None:
-            self._leave = self._state.core.watch.subscribe(self._hear)
+            self._leave = self._state.core.watch.subscribe(self._hear, self._hear_end)
 
     def _hear(self, record: StepRecord) -> None:
         """Called by the engine's loop task after each step."""
@@ -159,6 +173,11 @@ class StepFeed:
             chunks = zip(items.kinds, items.num_q_tokens, strict=True)
             self._prompt_tokens += sum(count for kind, count in chunks if kind in PREFILL + RECOMPUTE)
 
+    def _hear_end(self, end: SequenceEnd) -> None:
+        """Called by the engine's loop task for each sequence that ends."""
+        self._ends.append(end)
+        self._num_ends += 1
+
     def _num_sequences(self) -> int:
         stats = self._stats()
         return 0 if stats is None else stats.running + stats.waiting
@@ -166,7 +185,8 @@ class StepFeed:
     # -- a frame -----------------------------------------------------------------------------------------------------------
 
     def _told(self) -> dict[str, Any]:
-        """The steps since the last frame, and how many more there were. A step with the items of the one before omits them."""
+        """Steps and ends since the last frame, and how many more there were. A step with the items of the one before omits
+        them."""
         told: list[dict[str, Any]] = []
         before = None
         for record in self._steps:
@@ -174,7 +194,10 @@ class StepFeed:
             before = record.items
         self._steps.clear()
         skipped, self._heard = self._heard - len(told), 0
-        return {"skipped": skipped, "steps": told}
+        ends = [_end(one) for one in self._ends]
+        self._ends.clear()
+        skipped_ends, self._num_ends = self._num_ends - len(ends), 0
+        return {"skipped": skipped, "steps": told, "skipped_ends": skipped_ends, "ended": ends}
 
     def _frame(self) -> dict[str, Any]:
         """What there is now."""
@@ -184,6 +207,10 @@ class StepFeed:
             frame |= _engine(core, core.stats())
             frame["output_tokens"], frame["prompt_tokens"] = self._output_tokens, self._prompt_tokens
             frame["sequences"] = [_sequence(view) for view in core.sequences(MAX_SEQUENCES)]
+            recent = core.clock() - OUTAGE_SPAN
+            frame["outages"] = [
+                _outage(one) for one in core.outages() if one.ended is None or one.ended > recent
+            ]
         return frame
 
     def _loading(self, stage: Stage) -> str:
@@ -273,4 +300,22 @@ def _sequence(view: SequenceView) -> dict[str, Any]:
         "max_tokens": view.max_tokens,
         "blocks": view.blocks,
         "shared_blocks": view.shared_blocks,
+        "ttft": _seconds(view.ttft),
     }
+
+
+def _end(end: SequenceEnd) -> dict[str, Any]:
+    return _sequence(end.view) | {"ended": _seconds(end.at), "finish_reason": end.reason}
+
+
+def _outage(outage: Outage) -> dict[str, Any]:
+    return {
+        "epoch": outage.epoch,
+        "began": _seconds(outage.began),
+        "ended": _seconds(outage.ended),
+        "cause": outage.cause,
+    }
+
+
+def _seconds(value: float | None) -> float | None:
+    return None if value is None else round(value, 6)

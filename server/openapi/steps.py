@@ -33,23 +33,38 @@ _SERVER = closed(
     description="What does not change: in the first frame, and if the model was loading then, once more when it is there.",
 )
 
+_SEQUENCE = {
+    "id": COUNT,
+    "request_id": STRING,
+    "choice": COUNT,
+    "status": one_of("waiting", "running", "preempted", "recovering", "finished"),
+    "arrived": NUMBER,
+    "prompt_tokens": COUNT,
+    "cached_tokens": COUNT,
+    "computed_tokens": COUNT,
+    "output_tokens": COUNT,
+    "max_tokens": COUNT,
+    "blocks": COUNT,
+    "shared_blocks": COUNT,
+    "ttft": nullable(NUMBER),
+}
+
 STEPS: dict[str, Schema] = {
     "WatchedSequence": closed(
-        {
-            "id": COUNT,
-            "request_id": STRING,
-            "choice": COUNT,
-            "status": one_of("waiting", "running", "preempted", "finished"),
-            "arrived": NUMBER,
-            "prompt_tokens": COUNT,
-            "cached_tokens": COUNT,
-            "computed_tokens": COUNT,
-            "output_tokens": COUNT,
-            "max_tokens": COUNT,
-            "blocks": COUNT,
-            "shared_blocks": COUNT,
-        },
-        description="Sequence at the time of the frame. `blocks` counts the KV blocks that it holds, shared ones included.",
+        _SEQUENCE,
+        description="Sequence at the time of the frame. `preempted`: it gave way to others for want of KV blocks; `recovering`: "
+        "it had begun when the executor was lost, and has not run since. `blocks` counts the KV blocks that it holds, shared "
+        "ones included; `ttft` is its time to first token in seconds, null before that.",
+    ),
+    "WatchedEnd": closed(
+        {**_SEQUENCE, "ended": NUMBER, "finish_reason": one_of("stop", "length", "abort", "error")},
+        description="Sequence at its end, with its final counts; it holds no blocks then. `abort`: the client went away, or the "
+        "call was refused while it waited.",
+    ),
+    "WatchedOutage": closed(
+        {"epoch": COUNT, "began": NUMBER, "ended": nullable(NUMBER), "cause": STRING},
+        description="Time without an executor: from the loss of the one of `epoch`, or from a step that failed, until the next "
+        "one is ready. `cause` as in stories.",
     ),
     "WatchedStep": closed(
         {"id": COUNT, "epoch": COUNT, "began": NUMBER, "ended": NUMBER},
@@ -67,7 +82,14 @@ STEPS: dict[str, Schema] = {
         "token in seconds. Without `seq_ids`: the items of the step before.",
     ),
     "StepsFrame": closed(
-        {"stage": _STAGE, "detail": STRING, "skipped": COUNT, "steps": array(ref("WatchedStep"))},
+        {
+            "stage": _STAGE,
+            "detail": STRING,
+            "skipped": COUNT,
+            "steps": array(ref("WatchedStep")),
+            "skipped_ends": COUNT,
+            "ended": array(ref("WatchedEnd")),
+        },
         {
             "server": _SERVER,
             "at": NUMBER,
@@ -85,9 +107,11 @@ STEPS: dict[str, Schema] = {
             "output_tokens": COUNT,
             "prompt_tokens": COUNT,
             "sequences": array(ref("WatchedSequence")),
+            "outages": array(ref("WatchedOutage")),
         },
-        description="Frame: the steps since the frame before, and what there is now. Times are seconds of the clock of `at`. "
-        "`skipped` steps are not told. `output_tokens` and `prompt_tokens` count from when the first client began to watch.",
+        description="Frame: steps and ends since the frame before, and what there is now. Times are seconds of the clock of "
+        "`at`. `skipped` steps and `skipped_ends` are not told. `outages` are those under way and of the last minute. "
+        "`output_tokens` and `prompt_tokens` count from when the first client began to watch.",
     ),
     "Killed": closed({"killed": INTEGER}, description="Process id of the executor that was killed."),
 }

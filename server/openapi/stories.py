@@ -66,9 +66,11 @@ _SUMMARY: Schema = {
                 "causes": {"type": "object", "additionalProperties": COUNT},
                 "restart_seconds": {**NUMBER, "minimum": 0},
                 "recompute_seconds": {**NUMBER, "minimum": 0},
+                "outage_seconds": {**NUMBER, "minimum": 0},
             },
             description="Failures of the executor under the call, of all choices together: how many, by cause, and the seconds "
-            "until its sequences ran again and from then on until their next tokens.",
+            "until its sequences ran again and from then on until their next tokens. `outage_seconds` is the time from the loss "
+            "of the executor until the next one was ready, not added up over choices: the number that the console shows, too.",
         )
     ),
     "refused": nullable(

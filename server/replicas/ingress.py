@@ -15,6 +15,7 @@ import structlog
 from fastapi import FastAPI
 
 from engine.core.step_watch import SequenceView, StepWatch
+from engine.interruptions import Outage
 from engine.request import EngineStats, Stage
 from executors.contract import ModelInfo
 from server import banner, hub
@@ -79,6 +80,10 @@ class FleetView:
 
     def sequences(self, most: int) -> list[SequenceView]:
         """None: the replicas tell them."""
+        return []
+
+    def outages(self) -> list[Outage]:
+        """As `sequences`."""
         return []
 
     def stats(self) -> EngineStats:

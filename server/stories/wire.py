@@ -42,7 +42,7 @@ def summary(story: CallStory, now: float) -> dict[str, Any]:
         "e2e_seconds": _seconds(story.e2e_seconds(now)),
         "waited_for": _by_reason(story.waited_for()),
         "paused_for": _by_reason(story.paused),
-        "interruptions": _interruptions(story),
+        "interruptions": _interruptions(story, now),
         "refused": _refused(story),
         "prompt_tokens": story.prompt_tokens,
         "cached_tokens": story.cached_tokens,
@@ -122,7 +122,7 @@ def _prefix(story: CallStory) -> dict[str, Any] | None:
     }
 
 
-def _interruptions(story: Story) -> dict[str, Any] | None:
+def _interruptions(story: Story, now: float) -> dict[str, Any] | None:
     found = story.interruptions
     if not found.count:
         return None
@@ -131,6 +131,9 @@ def _interruptions(story: Story) -> dict[str, Any] | None:
         "causes": dict(found.causes),
         "restart_seconds": _seconds(found.restart_seconds),
         "recompute_seconds": _seconds(found.recompute_seconds),
+        "outage_seconds": _seconds(
+            found.outage_seconds(now if story.parts or story.ended is None else story.ended)
+        ),
     }
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from engine.core.loop import EngineCore
 from engine.errors import DeadlinePassed, EngineError
+from engine.interruptions import Outage
 from engine.mailbox import Mailbox
 from engine.refusal import Because
 from engine.request import RequestContext
@@ -118,6 +119,22 @@ async def test_a_restart_is_told_with_its_cause_and_the_next_token() -> None:
     assert lost.causes == {"executor_died:fake": 1}
     assert lost.restart_seconds == pytest.approx(again.at - restart.at)
     assert lost.recompute_seconds == pytest.approx(story.events[5].at - again.at)
+    [outage] = core.outages()
+    assert lost.outages == [outage] and outage.ended is not None
+    assert lost.outage_seconds(0.0) == outage.ended - outage.began
+
+
+async def test_an_outage_counts_once_for_all_choices() -> None:
+    story = Story()
+    first, second = Outage(1, 1.0, "executor_died:signal"), Outage(2, 7.0, "executor_died:signal")
+    for choice in range(3):
+        story.interrupt(1.0, choice, first.cause, 1, first)
+    assert story.interruptions.outage_seconds(3.0) == 2.0, "under way"
+    first.ended = 4.0
+    story.interrupt(7.0, 1, second.cause, 1, second)
+    second.ended = 7.5
+    story.interrupt(9.0, 2, "nan_logits", 1)
+    assert story.interruptions.outage_seconds(9.0) == 3.5 and story.interruptions.count == 5
 
 
 async def test_a_preemption_is_told() -> None:

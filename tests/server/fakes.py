@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from numpy.typing import NDArray
 
 from engine.core.step_watch import SequenceView, StepWatch
+from engine.interruptions import Outage
 from engine.request import EngineStats, Stage
 from engine.text.embedding import EmbeddingRequest
 from engine.text.generation import TextDelta, TextRequest, TokenText, Usage
@@ -290,12 +291,16 @@ class FakeCore:
     executor: Any = field(default_factory=FakeExecutor)
     watch: StepWatch = field(default_factory=StepWatch)
     views: list[SequenceView] = field(default_factory=list)
+    lost: list[Outage] = field(default_factory=list)
 
     def clock(self) -> float:
         return 100.0
 
     def sequences(self, most: int) -> list[SequenceView]:
         return self.views[:most]
+
+    def outages(self) -> list[Outage]:
+        return self.lost
 
     def stats(self) -> EngineStats:
         return EngineStats(

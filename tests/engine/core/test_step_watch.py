@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from engine.core.loop import EngineCore
-from engine.core.step_watch import StepRecord
+from engine.core.step_watch import SequenceEnd, StepRecord
 from engine.mailbox import Mailbox
 from executors.testing.fakes.failures import Failure
 from tests.engine.harness import engine, fake, read, request
@@ -102,3 +102,85 @@ async def test_sequences_that_run_come_before_those_that_wait() -> None:
         assert views[0].output_tokens and views[0].blocks >= 2 and not views[2].blocks
         await asyncio.gather(*(read(box) for box in boxes))
         assert not core.sequences(3)
+
+
+async def test_ends_have_final_counts_and_follow_the_last_step() -> None:
+    heard: list[StepRecord | SequenceEnd] = []
+    both = asyncio.Event()
+
+    def hear(record: StepRecord) -> None:
+        heard.append(record)
+        if record.items.kinds == "dd":
+            both.set()
+
+    async with engine(fake()) as core:
+        core.watch.subscribe(hear, heard.append)
+        boxes = [Mailbox(), Mailbox()]
+        ids = [core.submit(request([1, 2, 3], 30), box) for box in boxes]
+        await both.wait()
+        core.finish(ids[0], 2)  # a stop string ended it there
+        await read(boxes[1])
+    ends = {end.view.seq_id: end for end in heard if isinstance(end, SequenceEnd)}
+    assert {seq_id: (end.reason, end.view.output_tokens) for seq_id, end in ends.items()} == {
+        ids[0]: ("stop", 2),
+        ids[1]: ("length", 30),
+    }
+    for end in ends.values():
+        view = end.view
+        assert (view.status, view.blocks, view.shared_blocks) == ("finished", 0, 0)
+        assert view.ttft is not None and 0 < view.ttft <= end.at - view.arrived
+    last = heard[-2]
+    assert (
+        isinstance(heard[-1], SequenceEnd) and isinstance(last, StepRecord) and ids[1] in last.items.seq_ids
+    )
+
+
+async def test_ends_of_what_was_never_computed() -> None:
+    ends: list[SequenceEnd] = []
+    async with engine(fake(step_delay_ms=2), max_num_seqs=1) as core:
+        core.watch.subscribe(lambda record: None, ends.append)
+        first, second = Mailbox(), Mailbox()
+        core.submit(request([1], 8), first)
+        core.abort(core.submit(request([2], 8), second))
+        await read(first)
+    assert [(end.reason, end.view.output_tokens, end.view.ttft is None) for end in ends] == [
+        ("abort", 0, True),
+        ("length", 8, False),
+    ]
+
+
+async def test_streams_without_an_executor_are_recovering_and_the_outage_is_timed() -> None:
+    executor = fake(step_delay_ms=2)
+    executor.failures = [Failure("die", step=6)]
+    seen: list[list[str]] = []
+    stages: list[str] = []
+    began = executor.begin_epoch
+
+    async def begin_epoch(epoch: int) -> None:
+        await asyncio.sleep(0.02)
+        seen.append([view.status for view in core.sequences(9)])
+        stages.append(core.stage)
+        await began(epoch)
+
+    async with engine(executor, max_num_seqs=2) as core:
+        executor.begin_epoch = begin_epoch  # type: ignore[method-assign]
+        boxes = [Mailbox() for _ in range(3)]
+        for box in boxes:
+            core.submit(request([1, 2, 3], 12), box)
+        await asyncio.gather(*(read(box) for box in boxes))
+        assert seen == [["recovering", "recovering", "waiting"]] and stages == ["recovering"]
+        [outage] = core.outages()
+        assert outage.epoch == 1 and outage.cause == "executor_died:fake"
+        assert outage.ended is not None and 0.02 <= outage.ended - outage.began < 1
+
+
+async def test_a_preempted_sequence_is_not_recovering() -> None:
+    async with engine(fake(num_blocks=24, step_delay_ms=1)) as core:  # 96 tokens for 8 sequences of up to 40
+        boxes = [Mailbox() for _ in range(8)]
+        for number, box in enumerate(boxes):
+            core.submit(request([number, 2, 3], 37), box)
+        statuses: set[str] = set()
+        while core.num_waiting or core.sequences(1):
+            statuses.update(view.status for view in core.sequences(8))
+            await asyncio.sleep(0.001)
+        assert statuses == {"waiting", "running", "preempted"} and not core.outages()

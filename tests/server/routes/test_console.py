@@ -6,16 +6,19 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urljoin
 
 import pytest
 
-from engine.core.step_watch import SequenceView, StepItems, StepRecord
+from engine.core.step_watch import SequenceEnd, SequenceView, StepItems, StepRecord
 from engine.errors import Overloaded
+from engine.interruptions import Outage
+from engine.request import EngineStats, Stage
 from executors.contract import NotReady
 from server.console import assets, feed
-from server.console.feed import MAX_STEPS, MAX_WATCHERS, StepFeed
+from server.console.feed import MAX_ENDS, MAX_STEPS, MAX_WATCHERS, OUTAGE_SPAN, StepFeed
 from tests.server.api_schema import check
 from tests.server.fakes import FakeExecutor, House, error_of
 
@@ -201,6 +204,78 @@ async def test_a_frame_has_every_step(house: House) -> None:
     assert second["sequences"][0]["output_tokens"] == 3
     await frames.aclose()
     assert not house.core.watch.active and not feed_.num_watchers, "nobody watches any more"
+
+
+def end_of(view: SequenceView, reason: str = "stop") -> SequenceEnd:
+    return SequenceEnd(replace(view, status="finished", blocks=0, shared_blocks=0), 99.5, reason)
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_sequence_that_lives_shorter_than_a_frame_has_its_end(house: House) -> None:
+    frames = house.app.state.step_feed.frames()
+    first = await read(frames)
+    watch = house.core.watch
+    watch._tell(record(1, started=(VIEW,), first_tokens=((7, 0.25),)))
+    [on_end] = watch._end_listeners
+    on_end(end_of(replace(VIEW, output_tokens=81, max_tokens=128, ttft=0.25)))
+    second, third = await read(frames), await read(frames)
+    await frames.aclose()
+    [end] = second["ended"]
+    assert (end["output_tokens"], end["max_tokens"], end["finish_reason"]) == (81, 128, "stop")
+    assert (end["id"], end["status"], end["blocks"], end["ended"], end["ttft"]) == (
+        7,
+        "finished",
+        0,
+        99.5,
+        0.25,
+    )
+    assert not first["ended"] and not third["ended"] and not watch._end_listeners
+
+
+@pytest.mark.usefixtures("quick")
+async def test_ends_without_a_step_wake_an_idle_feed_and_are_bounded(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    idle = EngineStats(
+        stage=Stage.READY,
+        running=0,
+        waiting=0,
+        kv_blocks_used=0,
+        kv_blocks_total=20,
+        epoch=1,
+        steps=0,
+        preemptions=0,
+    )
+    monkeypatch.setattr(house.core, "stats", lambda: idle)
+    monkeypatch.setattr(feed, "_IDLE_FRAMES", 10**9)
+    frames = house.app.state.step_feed.frames()
+    await read(frames)
+    await read(frames)
+    [on_end] = house.core.watch._end_listeners
+    for seq_id in range(MAX_ENDS + 5):
+        on_end(end_of(replace(VIEW, seq_id=seq_id), "abort"))
+    async with asyncio.timeout(5):
+        frame = await read(frames)
+    await frames.aclose()
+    assert (len(frame["ended"]), frame["skipped_ends"], frame["ended"][0]["id"]) == (MAX_ENDS, 5, 5)
+
+
+async def test_outages_under_way_and_of_the_last_minute(house: House) -> None:
+    now = house.core.clock()
+    house.core.lost = [
+        Outage(1, now - 200, "executor_died:signal", now - OUTAGE_SPAN - 1),
+        Outage(2, now - 9, "executor_died:signal", now - 7.5),
+        Outage(3, now - 2, "out_of_memory"),
+    ]
+    house.core.views = [replace(VIEW, status="recovering")]
+    frames = house.app.state.step_feed.frames()
+    frame = await read(frames)
+    await frames.aclose()
+    assert frame["outages"] == [
+        {"epoch": 2, "began": now - 9, "ended": now - 7.5, "cause": "executor_died:signal"},
+        {"epoch": 3, "began": now - 2, "ended": None, "cause": "out_of_memory"},
+    ]
+    assert frame["sequences"][0]["status"] == "recovering"
 
 
 @pytest.mark.usefixtures("quick")

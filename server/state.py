@@ -208,8 +208,6 @@ class ServedModel:
     max_model_len: int
     template: ChatTemplate | None = None
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
-    sets_sampling: bool = False
-    """Whether the model, its package or a setting has sampling defaults; without one `defaults` are neutral."""
     preset: Preset = field(default_factory=Preset)
     pooling: DefaultPooling = field(default_factory=DefaultPooling)
     prompts: EmbeddingPrompts = field(default_factory=EmbeddingPrompts)

@@ -40,8 +40,6 @@ class TextSide:
     defaults: SamplingDefaults
     warnings: tuple[str, ...]
     preset: Preset = field(default_factory=Preset)
-    sets_sampling: bool = False
-    """Whether the model, its package or a setting has sampling defaults; without one `defaults` are neutral."""
 
     def drop_end_tokens_beyond(self, width: int) -> list[int]:
         """Ignore end tokens that have no logit among `width`; returns them."""
@@ -81,7 +79,7 @@ def read_text_side(settings: Settings, model_dir: Path, is_default: bool) -> Tex
         source, origin = resolve_chat_template(settings.chat_template, tokenizer.chat_template)
     template = None if source is None else ChatTemplate(source, tokenizer.special_tokens, origin)
     if package is None:
-        return TextSide(tokenizer, template, chosen.defaults, warnings, sets_sampling=chosen.sets_sampling)
+        return TextSide(tokenizer, template, chosen.defaults, warnings)
     warnings += package.notes + (() if params is None else params.notes)
     if package.template and template is not None and not settings.chat_template:
         warnings += (f"{package.where}: its template, in Go's language, is not used: its GGUF file's own is",)
@@ -92,7 +90,7 @@ def read_text_side(settings: Settings, model_dir: Path, is_default: bool) -> Tex
         if tokenizer.is_special(one) and one not in tokenizer.eos_token_ids
     }
     preset = Preset.of(package, params, hidden)
-    return TextSide(tokenizer, template, chosen.defaults, warnings, preset, chosen.sets_sampling)
+    return TextSide(tokenizer, template, chosen.defaults, warnings, preset)
 
 
 async def detect_notation(
@@ -166,7 +164,6 @@ def served_model(
         max_model_len=max_model_len,
         template=text.template,
         defaults=text.defaults,
-        sets_sampling=text.sets_sampling,
         preset=text.preset,
         pooling=pooling,
         prompts=prompts,

@@ -11,7 +11,7 @@ The model's end tokens count in every case: they belong to the model, not to how
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +42,11 @@ _OVERRIDE = "--override-generation-config"
 @dataclass(frozen=True, slots=True)
 class GenerationConfig:
     """The chosen defaults of requests, and end tokens that the tokenizer's directory does not list. `warnings`: settings in the
-    files that are not used, a sentence each. `sets_sampling`: whether a file or a flag has any of the defaults; without one they
-    are neutral because nothing was chosen."""
+    files that are not used, a sentence each."""
 
     defaults: SamplingDefaults
     end_tokens: frozenset[int]
     warnings: tuple[str, ...] = ()
-    sets_sampling: bool = False
 
 
 def choose(
@@ -83,14 +81,10 @@ def choose(
         ends, warnings = ends | more, warnings + told
     warnings += _unread(values, origin)
     defaults = _defaults(values, origin, override)
-    chosen = choice in NEUTRAL or _sets_sampling({**values, **override})
-    return GenerationConfig(defaults, ends, tuple(warnings), chosen)
-
-
-def _sets_sampling(values: Mapping[str, Any]) -> bool:
-    """Whether any of the values is a sampling default. `do_sample: true` alone says nothing about how to sample."""
-    named = any(values.get(field.name) is not None for field in fields(SamplingDefaults))
-    return named or values.get("do_sample") is False
+    if choice in NEUTRAL:
+        # The operator's choice: a client that has a default for models without one leaves these alone.
+        defaults = replace(defaults, stated=tuple(one.name for one in fields(defaults) if one.compare))
+    return GenerationConfig(defaults, ends, tuple(warnings))
 
 
 def _unread(values: Mapping[str, Any], origin: str) -> list[str]:
@@ -104,7 +98,7 @@ def _unread(values: Mapping[str, Any], origin: str) -> list[str]:
 
 
 def _defaults(values: Mapping[str, Any], origin: str, override: Mapping[str, Any]) -> SamplingDefaults:
-    known = {"do_sample", *(field.name for field in fields(SamplingDefaults))}
+    known = {"do_sample", *(field.name for field in fields(SamplingDefaults) if field.compare)}
     unknown = sorted(set(override) - known)
     if unknown:
         raise ConfigError(f"{_OVERRIDE}: {unknown[0]}: no such default; there are {', '.join(sorted(known))}")

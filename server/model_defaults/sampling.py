@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from executors.contract import MAX_REPETITION_PENALTY, MIN_REPETITION_PENALTY, ConfigError
@@ -27,6 +27,13 @@ class SamplingDefaults:
     """Not one of transformers' settings, like the next one: a person's own file, --override-generation-config, the default model
     or a model of Ollama's may set it."""
     presence_penalty: float = 0.0
+    stated: tuple[str, ...] = field(default=(), compare=False)
+    """Names of those that the model's files or the operator give, neutral values included."""
+
+    @property
+    def own(self) -> dict[str, float]:
+        """The values of `stated`: those in force that are not merely OpenAI's."""
+        return {name: getattr(self, name) for name in self.stated}
 
     @classmethod
     def of(cls, generation_config: Mapping[str, Any], origin: str = FILE) -> SamplingDefaults:
@@ -54,6 +61,16 @@ class SamplingDefaults:
             # unused one of transformers. A request that sets a temperature still gets it. Without the key, the file's
             # temperature counts: many models that mean to be sampled leave it out.
             temperature = 0.0
+        given = {
+            "temperature": temperature,
+            "top_p": top_p,
+            "top_k": top_k,
+            "repetition_penalty": repetition,
+            "min_p": min_p,
+            "typical_p": typical_p,
+            "frequency_penalty": frequency,
+            "presence_penalty": presence,
+        }
         return cls(
             temperature=1.0 if temperature is None else float(temperature),
             top_p=1.0 if top_p is None else float(top_p),
@@ -63,6 +80,7 @@ class SamplingDefaults:
             typical_p=1.0 if typical_p is None else float(typical_p),
             frequency_penalty=0.0 if frequency is None else float(frequency),
             presence_penalty=0.0 if presence is None else float(presence),
+            stated=tuple(name for name, value in given.items() if value is not None),
         )
 
 

@@ -43,6 +43,22 @@ _FINISH = nullable(one_of("stop", "length", "tool_calls", "content_filter"))
 _COMPLETION_FINISH = nullable(one_of("stop", "length", "content_filter"))
 _REASONING = {"reasoning": nullable(STRING), "reasoning_content": nullable(STRING)}
 _IDS = array(COUNT)
+_SAMPLING_NAMES = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "repetition_penalty",
+    "min_p",
+    "typical_p",
+    "frequency_penalty",
+    "presence_penalty",
+)
+_SAMPLING_DEFAULTS = closed(
+    {},
+    dict.fromkeys(_SAMPLING_NAMES, NUMBER),
+    "Sampling parameters that the model's files or the operator set for requests without them. Those not named have OpenAI's "
+    "defaults; `{}` if none is set.",
+)
 _MESSAGE_END: Schema = {
     "stop_reason": nullable(
         one_of(
@@ -387,7 +403,7 @@ ANSWERS: dict[str, Schema] = {
             "parent": nullable(STRING),
             "max_model_len": nullable(COUNT),
             "generates": nullable(BOOLEAN),
-            "default_sampling": nullable({"type": "object"}),
+            "sampling_defaults": nullable(_SAMPLING_DEFAULTS),
             "type": const("base"),
             "capabilities": closed(
                 {"completion_chat": BOOLEAN, "function_calling": BOOLEAN, "reasoning": BOOLEAN}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -55,17 +54,12 @@ def _card(state: ServerState, name: str) -> dict[str, Any]:
         "max_model_len": state.model.max_model_len if state.model is not None else None,
         # False: it makes embeddings or scores only.
         "generates": state.model.info.generates if state.model is not None else None,
-        # null: neither the model nor a setting has any. `cohort chat` then has a default of its own.
-        "default_sampling": _default_sampling(state.model),
+        # {}: the model has none, and OpenAI's are in force.
+        "sampling_defaults": None if state.model is None else state.model.defaults.own,
         # Mistral's SDK reads no card without these two.
         "type": "base",
         "capabilities": _capabilities(state.model),
     }
-
-
-def _default_sampling(model: ServedModel | None) -> dict[str, float | int] | None:
-    """What holds for fields that a request omits; None while the model loads, too."""
-    return asdict(model.defaults) if model is not None and model.sets_sampling else None
 
 
 def _capabilities(model: ServedModel | None) -> dict[str, bool]:
@@ -86,6 +80,7 @@ def _adapter_card(state: ServerState, adapter: AdapterLike) -> dict[str, Any]:
     its files is not used."""
     base = _card(state, adapter.name)
     card = {**base, "created": adapter.created, "root": adapter.root, "parent": state.names[0]}
+    card["sampling_defaults"] = adapter.model.defaults.own
     return card | ({"notes": list(adapter.notes)} if adapter.notes else {})
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from engine.request import Stage
 from executors.contract import ConfigError, KvLayout
-from server import banner, loading, lifecycle
+from server import banner, lifecycle, loading
 from server.http.listener import listen
 from server.lifecycle import EngineGone, serve
 from server.settings.load import SettingsError

@@ -15,6 +15,11 @@ from typing import Any
 SOFT = {"min_p": 0.1}
 """Sent where neither the model nor a person has sampling defaults. What was compared: docs/decisions.md."""
 
+_NEUTRAL = {
+    "temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "typical_p": 1.0, "repetition_penalty": 1.0,
+    "presence_penalty": 0.0, "frequency_penalty": 0.0,
+}  # fmt: skip
+"""What this server applies where neither a request nor the model has a value: OpenAI's defaults."""
 _INTEGER_LIMIT = 2**31 - 1
 
 
@@ -95,13 +100,11 @@ class Parameters:
         self._soft: Mapping[str, Any] = {}
 
     def take_card(self, card: Mapping[str, Any]) -> None:
-        """The server's description of the model. `default_sampling` is null where neither the model nor a setting of the server
-        has any; without it the server is another one, whose defaults are not known."""
-        defaults = card.get("default_sampling")
+        """The server's description of the model. `sampling_defaults` is {} where neither the model nor a setting of the server
+        has any, and null while the model loads; without it the server is another one, whose defaults are not known."""
+        defaults = card.get("sampling_defaults")
         self._defaults = defaults if isinstance(defaults, dict) else None
-        # A model that is being loaded has no length of its context yet, and no known defaults.
-        lacking = "default_sampling" in card and defaults is None and card.get("max_model_len") is not None
-        self._soft = SOFT if lacking and card.get("generates") is not False else {}
+        self._soft = SOFT if defaults == {} and card.get("generates") is not False else {}
 
     @property
     def options(self) -> dict[str, Any]:
@@ -139,6 +142,8 @@ class Parameters:
             return _shown(self._soft[name]), "cohort chat's: the model has no sampling defaults"
         if self._defaults is not None and name in self._defaults:
             return _shown(self._defaults[name]), "the model's default at this server"
+        if self._defaults is not None and name in _NEUTRAL:
+            return _shown(_NEUTRAL[name]), "neutral: the model has no default"
         return "-", PARAMETERS[name].absent
 
 

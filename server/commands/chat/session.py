@@ -182,7 +182,7 @@ class Session:
     def _renew_card(self) -> None:
         """Ask for the model's defaults again if the server was loading it when the conversation began."""
         card = self.client.card
-        if "default_sampling" in card and card.get("max_model_len") is None:
+        if "sampling_defaults" in card and card.get("max_model_len") is None:
             with contextlib.suppress(ServerFault, ConnectionRefusedError):
                 self.client.choose_model()
                 self.parameters.take_card(self.client.card)

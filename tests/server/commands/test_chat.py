@@ -415,7 +415,7 @@ def test_set_reaches_the_requests(
         "owned_by": "cohort",
         "max_model_len": 512,
         "generates": True,
-        "default_sampling": None,
+        "sampling_defaults": {},
     }
     scripted.models = json.dumps({"data": [card]})
     scripted.events = [event(content="A"), finish()]
@@ -436,11 +436,11 @@ def test_set_reaches_the_requests(
 def test_a_model_that_was_loading_is_asked_for_its_defaults_again(
     scripted: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    card = {"id": "first", "max_model_len": None, "default_sampling": None}
+    card = {"id": "first", "max_model_len": None, "sampling_defaults": None}
     scripted.models = json.dumps({"data": [card]})
     scripted.events = [event(content="A"), finish()]
     session = Session(client_of(scripted), None)
-    scripted.models = json.dumps({"data": [{**card, "max_model_len": 512}]})
+    scripted.models = json.dumps({"data": [{**card, "max_model_len": 512, "sampling_defaults": {}}]})
     typed(monkeypatch, session, "a")
     assert scripted.asked[0]["min_p"] == 0.1
 

@@ -10,7 +10,7 @@ from server.commands.chat.parameters import PARAMETERS, SOFT, Parameters
 from server.schemas.chat import ChatRequest
 from server.schemas.sampling import MAX_STOPS
 
-CARD = {"id": "m", "max_model_len": 100, "generates": True, "default_sampling": None}
+CARD = {"id": "m", "max_model_len": 100, "generates": True, "sampling_defaults": {}}
 
 
 def in_force(parameters: Parameters, name: str) -> str:
@@ -101,14 +101,14 @@ def test_a_model_without_sampling_defaults_gets_a_soft_one() -> None:
     [
         {},
         {"id": "m", "max_model_len": 100},
-        {**CARD, "max_model_len": None},
+        {**CARD, "sampling_defaults": None},
         {**CARD, "generates": False},
-        {**CARD, "default_sampling": {"temperature": 0.6, "min_p": 0.0}},
+        {**CARD, "sampling_defaults": {"temperature": 0.6, "min_p": 0.0}},
     ],
 )
 def test_no_soft_default_where_there_are_others_or_none_are_known(card: dict[str, Any]) -> None:
     parameters = Parameters({})
     parameters.take_card(card)
     assert parameters.options == {}
-    if card.get("default_sampling"):
+    if card.get("sampling_defaults"):
         assert in_force(parameters, "temperature") == "temperature 0.6 the model's default at this server"

@@ -242,4 +242,5 @@ def test_whether_anything_was_chosen(
     tmp_path: Path, values: Any, choice: str, override: dict[str, Any], sets: bool
 ) -> None:
     """Neutral values may be a choice: a client that has a default for models without one asks."""
-    assert choose(choice, override, folder(tmp_path / "m", values)).sets_sampling == sets
+    own = choose(choice, override, folder(tmp_path / "m", values)).defaults.own
+    assert bool(own) == sets

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from server.model_defaults.sampling import SamplingDefaults
 from tests.server.fakes import House, error_of
 
@@ -48,19 +50,6 @@ async def test_names_are_there_while_loading(house: House) -> None:
     assert [card["id"] for card in (await house.get("/v1/models")).json()["data"]] == ["fake", "org/fake-1"]
 
 
-async def test_sampling_defaults_are_on_the_card(house: House) -> None:
-    """null without any, and while the model loads."""
-    served = house.state.model
-    assert served is not None
-    assert (await house.get("/v1/models/fake")).json()["default_sampling"] is None
-    defaults = SamplingDefaults(temperature=0.6, top_k=20)
-    house.state.model = replace(served, defaults=defaults, sets_sampling=True)
-    sampling = (await house.get("/v1/models")).json()["data"][0]["default_sampling"]
-    assert (sampling["temperature"], sampling["top_k"], sampling["min_p"]) == (0.6, 20, 0)
-    house.state.model = None
-    assert (await house.get("/v1/models/fake")).json()["default_sampling"] is None
-
-
 async def test_a_model_that_generates_nothing(house: House) -> None:
     """It has no head: it makes embeddings, and the card says so."""
     served = house.state.model
@@ -77,3 +66,21 @@ async def test_a_model_that_generates_nothing(house: House) -> None:
         assert error["message"].startswith("This model generates no tokens: its checkpoint has no lm_head.")
     assert (await house.post("/v1/embeddings", {"model": "fake", "input": "Hi"})).status_code == 200
     assert (await house.post("/tokenize", {"model": "fake", "prompt": "Hi"})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("file", "shown"),
+    [
+        ({}, {}),
+        ({"temperature": 0.2, "top_k": 50, "eos_token_id": 2}, {"temperature": 0.2, "top_k": 50}),
+        ({"temperature": 1.0, "min_p": None}, {"temperature": 1.0}),
+        ({"do_sample": False, "temperature": 0.7}, {"temperature": 0.0}),
+    ],
+)
+async def test_sampling_defaults(file: dict[str, object], shown: dict[str, float]) -> None:
+    """What the model's files set is told, also where it is what OpenAI's defaults are; what they leave open is not."""
+    house = House(defaults=SamplingDefaults.of(file))
+    for path in ("/v1/models/fake", "/v1/models/org/fake-1"):
+        assert (await house.get(path)).json()["sampling_defaults"] == shown
+    house.state.model = None
+    assert (await house.get("/v1/models/fake")).json()["sampling_defaults"] is None

@@ -40,7 +40,7 @@ KUBERNETES_TOOL := .reports/kubernetes-venv/bin/kubernetes-validate
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install dev serve demo test test-fast test-long test-long-ci test-sweeps sim chaos soak soak-ci hostile test-clients test-clients-ci test-agents test-real test-real-ci test-ops test-ops-ci test-image test-ray test-ray-ci test-console check api-docs fuzz bench bench-peers parity format promises lock gpu-check gpu-compile gpu-wheels clean
+.PHONY: help install first-minutes dev serve demo test test-fast test-long test-long-ci test-sweeps sim chaos soak soak-ci hostile test-clients test-clients-ci test-agents test-real test-real-ci test-ops test-ops-ci test-image test-ray test-ray-ci test-console check api-docs fuzz bench bench-peers parity format promises lock gpu-check gpu-compile gpu-wheels clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -125,6 +125,10 @@ test-ray-ci: $(DEV)  ## the first of them: equal streams, a killed replica, keys
 test-console: $(DEV) $(AXE)  ## the console in Debian's Chromium: chat, kill, stories, accessibility, pages of others, behind nginx; needs npm
 	tools/ops/packages.sh chromium nginx
 	$(BIN)/python -m pytest -m slow tests/e2e/test_console.py tests/e2e/test_subpath.py $(ARGS)
+
+first-minutes: $(STAMP)  ## README's first screen as it is written, recorded in an empty Debian: silences, seconds to the first answer; needs root
+	tools/ops/packages.sh mmdebstrap git
+	$(BIN)/python -m tools.first_minutes.root $(ARGS)
 
 check: $(DEV) $(TRITON)  ## format, lint, types, imports, promises
 	$(BIN)/ruff format --check .

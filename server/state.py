@@ -20,6 +20,7 @@ from engine.request import EngineStats, Stage
 from engine.text.embedding import EmbeddingRequest
 from engine.text.generation import Generation, TextRequest, Usage
 from executors.contract import ModelExecutor, ModelInfo
+from server.answer.call_progress import CallsProgress
 from server.answer.notation import ModelNotation
 from server.metrics import Metrics
 from server.model_defaults.pooling import DefaultPooling
@@ -279,6 +280,8 @@ class ServerState:
     """Responses that clients retrieve and continue."""
     stories: Stories = field(default_factory=Stories)
     """What became of the calls."""
+    calls_progress: CallsProgress = field(default_factory=CallsProgress)
+    """What calls under way wait for."""
     recovery_timeout: float = DEFAULTS.recovery_timeout
     write_timeout: float = DEFAULTS.write_timeout
     """Time within which a client must read some of the data sent to it, or its connection is closed, in seconds."""

@@ -11,6 +11,7 @@ from server.http.middleware import RESPONSE_ID
 from server.prepare.chat import prepare_chat
 from server.routes.answering import AnsweredCall
 from server.routes.common import json_response, read, state_of, tell_ignored, template_variables
+from server.routes.progress import stream_form
 from server.schemas.chat import ChatRequest
 
 router = APIRouter()
@@ -31,7 +32,8 @@ async def chat_completions(request: Request) -> Response:
     prompt = call.asked.prompts[0]
     answer = ChatAnswer(call.id, name, model.fingerprint, body, prompt, state.reasoning_fields)
     if body.stream:
-        return EventStream(call.stream(ChatStream(answer, call.choices), DONE))
+        chunks = call.stream(ChatStream(answer, call.choices), DONE)
+        return EventStream(chunks, *stream_form(request, state, call.id))
     whole = ChatWhole(answer, call.choices)
     generation = await while_connected(request.receive, call.collect(whole, body.prompt_logprobs or 0))
     return json_response(whole.body(generation))

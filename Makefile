@@ -6,7 +6,7 @@ TORCH_VERSION ?= 2.13.0
 TORCH_INDEX_URL ?=
 TORCH_BACKEND ?=
 ARGS ?=
-# What bench-peers compares with: vllm, llamacpp (GGUF files), cohort (itself).
+# What bench-peers compares with: vllm; llamacpp, openvino, ik (a GGUF file); cohort (itself).
 PEER ?= vllm
 # Test files side by side. Most of a server's start is waiting for one core.
 TEST_JOBS ?= 2
@@ -44,7 +44,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "  Variables: PYTHON, TORCH_VERSION, TORCH_INDEX_URL, TORCH_BACKEND (cpu, cuda), and ARGS for serve, test, test-long, soak, test-clients, bench and bench-peers; PEER for bench-peers."
+	@echo "  Variables: PYTHON, TORCH_VERSION, TORCH_INDEX_URL, TORCH_BACKEND (cpu, cuda), and ARGS for serve, test, test-long, soak, test-clients, bench and bench-peers; PEER=vllm|llamacpp|openvino|ik|cohort for bench-peers."
 
 install: $(STAMP)  ## make .venv with what running the server needs: packages, CPU kernels, the default model
 
@@ -139,6 +139,7 @@ check: $(DEV) $(TRITON)  ## format, lint, types, imports, promises
 	$(BIN)/python -m tools.promises check
 	$(BIN)/python -m tools.api_docs check
 	$(BIN)/python -m tools.settings_docs check
+	$(BIN)/python -m tools.benchmark_block check
 	$(BIN)/python -m tools.migrate_docs check
 	$(BIN)/python -m tools.foreign_docs check
 	$(BIN)/python -m tools.missing_docs check
@@ -161,7 +162,7 @@ fuzz: $(DEV)  ## send what the API's description allows, and what it does not, f
 bench: $(STAMP)  ## measure a running server; ARGS="http://127.0.0.1:8000 --workload steady"
 	@exec $(BIN)/cohort bench $(ARGS)
 
-bench-peers: $(DEV)  ## this server and another in turn: vLLM on generated models, PEER=llamacpp on GGUF files; ARGS="--workloads single,wide --rounds 2"
+bench-peers: $(DEV)  ## this server and another in turn, five rounds for README's headline: vLLM, or PEER=llamacpp|openvino|ik; ARGS="--rounds 2 --no-headline"
 	$(BIN)/python -m benchmarks.peers --peer $(PEER) $(ARGS)
 
 parity: $(DEV)  ## compare every model family with transformers and rewrite the table in docs/models.md

@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 
-def run(tool: str, argv: Sequence[str], page: Path, made: Callable[[str], str]) -> int:
+def run(
+    tool: str, argv: Sequence[str], page: Path, made: Callable[[str], str], cure: str = "make api-docs"
+) -> int:
     """Run the command `python -m tools.TOOL write|check`; a tool in another place gives its whole name, with dots. `made` returns
-    the page's new text from its old one, "" if there is none. Returns the exit code: 1 if `check` finds the page stale, 2 for
-    other words."""
+    the page's new text from its old one, "" if there is none. `cure` is the command that a stale page is mended with. Returns
+    the exit code: 1 if `check` finds the page stale, 2 for other words."""
     if list(argv) not in (["write"], ["check"]):
         module = tool if "." in tool else f"tools.{tool}"
         print(f"usage: python -m {module} write|check", file=sys.stderr)
@@ -20,7 +22,8 @@ def run(tool: str, argv: Sequence[str], page: Path, made: Callable[[str], str]) 
     if list(argv) == ["write"]:
         page.write_text(new, "utf-8")
     elif old != new:
-        print(f"docs/{page.name} is stale: run `make api-docs`", file=sys.stderr)
+        place = f"{page.parent.name}/{page.name}" if page.parent.name == "docs" else page.name
+        print(f"{place} is stale: run `{cure}`", file=sys.stderr)
         return 1
     return 0
 

@@ -1,18 +1,26 @@
 """Cohort and another server on this machine's CPUs, in turn, under named workloads.
 
-    python -m benchmarks.peers [--workloads single,burst,steady,wide,prefix,tiny] [--rounds 2]    # beside vLLM
-    python -m benchmarks.peers --peer llamacpp [--gguf smollm2,qwen3-0.6b-q4_k_m,FILE.gguf]       # the same GGUF file
+    python -m benchmarks.peers                        # beside vLLM, five rounds: what README's headline is made from
+    python -m benchmarks.peers --peer llamacpp        # the same GGUF file; [--gguf smollm2,qwen3-0.6b-q4_0,FILE.gguf]
+    python -m benchmarks.peers --peer openvino        # one stream; --peer ik compares AVX2 code with AVX2 code
+    python -m benchmarks.peers --workloads single,prefix,tiny --rounds 2 --no-headline
     python -m benchmarks.peers --quantization int8    # Cohort with and without it
     python -m benchmarks.peers --peer cohort          # Cohort against itself: how much of a ratio is noise
 
 In each round one server is started, measured under all workloads and stopped, and then the other: A B A B. Only one is up
-at a time, for an idle one takes CPU, too. The first run of a workload after a start is thrown away. vLLM is installed and
-llama.cpp built on first use (benchmarks/peers/install.py, llamacpp.py); vLLM takes a minute or two to start, twice a round.
+at a time, for an idle one takes CPU, too. The first run of a workload after a start is thrown away; with --repeat 1 a few short
+requests are. The peers are installed or built on first use.
+
+Beside each round the load of other processes and the rate of reading memory are recorded. A round that was loaded does not
+count for the headline, and up to --spare more take its place. All rounds go to the results file. The headline is a file of its
+own (benchmarks/peers/headline.py); where it is refused, the reasons are printed and recorded. Exit code: 0 where each headline
+that the peer has was written or --no-headline was given, 3 where one was refused.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import json
 import shlex
@@ -25,10 +33,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers import compare, gguf_files, limits, llamacpp, models, roofline, servers
+from benchmarks.peers import (
+    arguments,
+    beside,
+    compare,
+    gguf_files,
+    headline,
+    install,
+    limits,
+    llamacpp,
+    machine,
+    models,
+    one_stream_install,
+    roofline,
+    servers,
+    tree,
+)  # fmt: skip
 from benchmarks.peers.roofline import Cost
 from benchmarks.peers.servers import Room, Side
-from benchmarks.shapes import SHAPES
 from executors.contract.errors import ConfigError
 from executors.gguf.file import read_gguf
 from server.commands.bench.report import client_facts
@@ -38,7 +60,14 @@ from tools.neutral_paths import neutral
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks/results"
 SMALL = "qwen3-tiny"
-SCHEMA = 1
+SCHEMA = 2
+VERSIONS = {
+    "vllm": install.VERSION,
+    "llamacpp": f"llama-cpp-python {llamacpp.VERSION}",
+    "openvino": one_stream_install.VERSIONS["openvino"],
+    "ik": f"ik-llama-cpp-python {one_stream_install.VERSIONS['ik']}",
+}
+"""Of what is compared with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,54 +94,144 @@ class Start:
 
 
 def main() -> None:
-    """Compare under each model that was asked for."""
-    asked = _arguments()
+    """Compare under each model that was asked for. Ends with 3 where a headline was refused."""
+    asked = arguments.parse(__doc__)
     try:
         sides = _sides(asked)
         subjects = [_of_gguf(name) for name in asked.gguf] or [_of_shape(asked.shape)]
     except (RuntimeError, FileNotFoundError, ConfigError) as error:
         sys.exit(f"benchmarks.peers: {error}")
+    here = machine.this()
+    refused = False
     for subject in subjects:
-        _compare(asked, sides, subject, asked.json or RESULTS / f"{_report_name(asked, subject)}.json")
+        file = asked.json or RESULTS / f"{_report_name(asked, subject)}-{here.name}.json"
+        refused |= not _compare(asked, sides, subject, here, file)
+    if refused and not asked.no_headline and asked.peer in headline.HEADLINES and not asked.quantization:
+        sys.exit(3)
 
 
-def _compare(asked: argparse.Namespace, sides: tuple[Side, Side], subject: Subject, file: Path) -> None:
-    """Run all rounds; results are written after each."""
+def _compare(
+    asked: argparse.Namespace, sides: tuple[Side, Side], subject: Subject, here: machine.Machine, file: Path
+) -> bool:
+    """Run all rounds; results are written after each. Returns whether a headline was written."""
     names = [side.name for side in sides]
-    starts = _starts(asked, subject)
-    small = roofline.of_shape(SMALL)
-    values: compare.Values = {}
-    reports: list[dict[str, Any]] = []
-    report: dict[str, Any] = {
+    starts, values, reports = _starts(asked, subject), compare.Values(), list[dict[str, Any]]()
+    unfit = _unfit(asked, subject)
+    conditions: list[dict[str, Any]] = []
+    report = _opened(asked, sides, subject, here)
+    print(f"{here.words}\n{json.dumps(report['limits'])}", flush=True)
+    _announce(asked, names, unfit)
+    while not _enough(asked, conditions, unfit):
+        number = len(conditions)
+        conditions.append(_round_of_all(number, sides, asked, starts, values, reports))
+        headline.judge(conditions)
+        found = compare.results(values, names, subject.cost, roofline.of_shape(SMALL), report["limits"])
+        report |= {"rounds_done": number + 1, "conditions": conditions, "results": found, "runs": reports}
+        _write(file, report | {"headline": False, "why": ["not finished"]})
+        print(f"{subject.name}, after round {number + 1}:\n{compare.table(found, names)}", flush=True)
+        _print_each("does not count", conditions[-1]["why"])
+    report["limits"] = limits.higher(report["limits"], limits.measured())
+    report["results"] = compare.results(
+        values, names, subject.cost, roofline.of_shape(SMALL), report["limits"]
+    )
+    why = headline.refused(unfit, conditions, tree.state())
+    if not why:
+        try:
+            made = headline.made(asked.peer, VERSIONS[asked.peer], report, values, names)
+        except ValueError as error:
+            why = [str(error)]
+        else:
+            target = headline.path(file.parent, asked.peer, here.name)
+            _write(target, made)
+            print(f"headline: {target}; `python -m tools.benchmark_block write` puts it into README")
+    _write(file, report | {"headline": not why, "why": why})
+    print(f"written to {file}")
+    if why and not asked.no_headline:
+        _print_each("no headline", why)
+    return not why
+
+
+def _unfit(asked: argparse.Namespace, subject: Subject) -> list[str]:
+    """Why this run cannot become a headline, as far as that is known before it."""
+    if asked.no_headline:
+        return ["--no-headline"]
+    if asked.quantization:
+        return ["--quantization compares Cohort with itself"]
+    return headline.unfit(asked.peer, subject.name, asked.workloads, asked.rounds, asked.flags, tree.state())
+
+
+def _enough(asked: argparse.Namespace, conditions: list[dict[str, Any]], unfit: list[str]) -> bool:
+    """Whether no round is left to run: of those for a headline loaded ones are run again."""
+    spare = 0 if unfit else asked.spare
+    trusted = sum(one["trusted"] for one in conditions)
+    return len(conditions) >= asked.rounds and (
+        spare == 0 or trusted >= asked.rounds or len(conditions) >= asked.rounds + spare
+    )
+
+
+def _announce(asked: argparse.Namespace, names: list[str], unfit: list[str]) -> None:
+    each = arguments.seconds_of_round(names, asked.workloads, asked.repeat)
+    total = (asked.rounds * each + 2 * arguments.LIMITS_SECONDS) / 60
+    more = f", at most {asked.spare} rounds more where some were loaded" if asked.spare and not unfit else ""
+    print(
+        f"{asked.rounds} rounds of {each:.0f} s: {total:.0f} minutes on two cores of a Zen 5{more}",
+        flush=True,
+    )
+    if not asked.no_headline:
+        _print_each("no headline will be written", unfit)
+
+
+def _print_each(beginning: str, reasons: list[str]) -> None:
+    for reason in reasons:
+        print(f"{beginning}: {reason}", flush=True)
+
+
+def _opened(
+    asked: argparse.Namespace, sides: tuple[Side, Side], subject: Subject, here: machine.Machine
+) -> dict[str, Any]:
+    """What a report has before its first round."""
+    report = {
         "schema": SCHEMA,
         "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "config": {
             "workloads": asked.workloads, "rounds": asked.rounds, "repeat": asked.repeat, **subject.facts,
             "sides": {side.name: {"command": list(side.command), "env": _told(side)} for side in sides},
         },
+        "machine": here.facts(),
         "client": client_facts(),
         "limits": limits.measured(),
     }  # fmt: skip
-    if asked.peer == "llamacpp":
-        report["config"]["peer"] = f"llama.cpp of llama-cpp-python {llamacpp.VERSION}"
-    print(json.dumps(report["limits"]), flush=True)
-    for number in range(asked.rounds):
-        for side in sides:
-            reports += _round(side, asked, number, starts, values)
-        report["limits"] = limits.higher(report["limits"], limits.measured())
-        found = compare.results(values, names, subject.cost, small, report["limits"])
-        report |= {"rounds_done": number + 1, "results": found, "runs": reports}
-        file.write_text(json.dumps(neutral(report), indent=1, allow_nan=False) + "\n")
-        print(
-            f"{subject.name}, after round {number + 1} of {asked.rounds}:\n{compare.table(found, names)}",
-            flush=True,
-        )
-    print(f"written to {file}")
+    if asked.peer in VERSIONS:
+        report["config"]["peer"] = VERSIONS[asked.peer]
+    return report
+
+
+def _round_of_all(
+    number: int, sides: tuple[Side, Side], asked: argparse.Namespace, starts: list[Start], values: compare.Values,
+    reports: list[dict[str, Any]],
+) -> dict[str, Any]:  # fmt: skip
+    """One round of both sides. Returns its conditions, for headline.judge."""
+    code = tree.state()
+    records: list[dict[str, Any]] = []
+    readings = [limits.reading()]
+    for side in sides:
+        reports += _round(side, asked, number, starts, values, records)
+        readings.append(limits.reading())
+    return {
+        "round": number, "commit": code.commit, "changed": list(code.changed), "beside": records,
+        "read_gb_per_s": readings,
+    }  # fmt: skip
+
+
+def _write(file: Path, report: dict[str, Any]) -> None:
+    file.write_text(json.dumps(neutral(report), indent=1, allow_nan=False) + "\n")
 
 
 def _starts(asked: argparse.Namespace, subject: Subject) -> list[Start]:
     """A start for each model and room that the workloads need, with the asked one's first."""
     usual = servers.SLOTS if asked.gguf else servers.ROOM
+    if asked.peer in arguments.ONE_STREAM:
+        usual = servers.DEEP
     grouped: dict[tuple[bool, Room], list[str]] = {}
     for name in asked.workloads:
         small = compare.COMPARED[name].small_model and subject.name != SMALL
@@ -126,17 +245,21 @@ def _starts(asked: argparse.Namespace, subject: Subject) -> list[Start]:
 
 
 def _round(
-    side: Side, asked: argparse.Namespace, number: int, starts: list[Start], values: compare.Values
-) -> list[dict[str, Any]]:
-    """One side, under all workloads. Returns the reports of `cohort bench`."""
+    side: Side, asked: argparse.Namespace, number: int, starts: list[Start], values: compare.Values,
+    records: list[dict[str, Any]],
+) -> list[dict[str, Any]]:  # fmt: skip
+    """One side, under all workloads. Returns the reports of `cohort bench`; `records` takes what ran beside."""
     reports: list[dict[str, Any]] = []
     for start in starts:
         subject, log = start.subject, _log(side)
         print(f"round {number + 1}: {side.name}, {subject.name}: {', '.join(start.workloads)}", flush=True)
-        with servers.serving(side, subject.path, log, start.room) as (url, seconds):
+        with contextlib.ExitStack() as stack:
+            with beside.watched(f"{side.name}, start", records):
+                url, seconds = stack.enter_context(servers.serving(side, subject.path, log, start.room))
             if start.timed:
                 compare.take_start(values, side.name, seconds)
-            report = _bench(url, start.workloads, asked.repeat, number, subject.vocab_size)
+            with beside.watched(f"{side.name}, {','.join(start.workloads)}", records):
+                report = _measured(url, start.workloads, asked.repeat, number, subject.vocab_size)
         compare.take(values, side.name, report)
         reports.append(
             {
@@ -147,29 +270,58 @@ def _round(
     return reports
 
 
+def _measured(url: str, names: list[str], repeat: int, seed: int, vocab_size: int | None) -> dict[str, Any]:
+    """One report of all these workloads. Those that take long run once, after the others have warmed the server up."""
+    if repeat == 1:
+        _run_bench(
+            url,
+            ["burst"],
+            "--requests",
+            "8",
+            "--output-tokens",
+            "8",
+            "--repeat",
+            "1",
+            *_of_vocabulary(vocab_size),
+        )
+    short = [name for name in names if not compare.COMPARED[name].once]
+    parts = [_bench(url, short, repeat, seed, vocab_size)] if short else []
+    if once := [name for name in names if compare.COMPARED[name].once]:
+        parts.append(_bench(url, once, 1, seed, vocab_size))
+    return {**parts[0], "workloads": [entry for part in parts for entry in part["workloads"]]}
+
+
 def _bench(url: str, names: list[str], repeat: int, seed: int, vocab_size: int | None) -> dict[str, Any]:
     """The report of `cohort bench`, in a process of its own: what else lives here would show in its timing.
 
     Raises RuntimeError where nothing could be measured. Both sides get the same prompts, by the seed.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "report.json"
-        command = [
-            sys.executable, "-m", "server.cli", "bench", url, "--model", servers.MODEL_NAME, "--workload", ",".join(names),
-            "--repeat", str(repeat), "--seed", str(seed), "--json", str(file),
-        ]  # fmt: skip
-        if vocab_size is not None:
-            command += ["--vocab-size", str(vocab_size)]
-        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        if not file.exists():
-            raise RuntimeError(done.stderr.strip() or f"cohort bench ended with {done.returncode}")
-        report: dict[str, Any] = json.loads(file.read_text())
+    report = _run_bench(url, names, "--repeat", str(repeat), "--seed", str(seed), *_of_vocabulary(vocab_size))
     for entry in report["workloads"]:
         failed = sum(run["failed"] for run in entry["runs"])
         if failed:
             raise RuntimeError(
                 f"{entry['workload']['name']}: {failed} requests failed: {entry['runs'][0]['first_error']}"
             )
+    return report
+
+
+def _of_vocabulary(size: int | None) -> list[str]:
+    return [] if size is None else ["--vocab-size", str(size)]
+
+
+def _run_bench(url: str, names: list[str], *flags: str) -> dict[str, Any]:
+    """What one call of `cohort bench` reports. Raises RuntimeError where it reports nothing."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "report.json"
+        command = [
+            sys.executable, "-m", "server.cli", "bench", url, "--model", servers.MODEL_NAME, "--workload", ",".join(names),
+            "--json", str(file), *flags,
+        ]  # fmt: skip
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        if not file.exists():
+            raise RuntimeError(done.stderr.strip() or f"cohort bench ended with {done.returncode}")
+        report: dict[str, Any] = json.loads(file.read_text())
     return report
 
 
@@ -183,6 +335,13 @@ def _sides(asked: argparse.Namespace) -> tuple[Side, Side]:
     dtype = "auto" if asked.gguf else "bfloat16"
     ours = servers.cohort("cohort", *flags, dtype=dtype)
     match asked.peer:
+        case "openvino":
+            return ours, servers.one_stream("openvino")
+        case "ik":
+            # Its package is compiled for AVX2.
+            return servers.cohort(
+                "cohort-avx2", "--cpu-isa", "avx2", *flags, dtype=dtype
+            ), servers.one_stream("ik")
         case "cohort":
             return ours, servers.cohort("cohort-again", dtype=dtype)
         case "llamacpp":
@@ -211,7 +370,7 @@ def _of_gguf(name: str) -> Subject:
 def _report_name(asked: argparse.Namespace, subject: Subject) -> str:
     if asked.quantization:
         return f"peers-{asked.quantization}"
-    name = {"vllm": "peers", "cohort": "peers-noise", "llamacpp": "peers-llamacpp"}[asked.peer]
+    name = {"vllm": "peers", "cohort": "peers-noise"}.get(asked.peer, f"peers-{asked.peer}")
     return f"{name}-{subject.name}" if asked.gguf else name
 
 
@@ -224,52 +383,6 @@ def _log(side: Side) -> Path:
     folder = ROOT / ".reports/peers"
     folder.mkdir(parents=True, exist_ok=True)
     return folder / f"{side.name}.log"
-
-
-def _arguments() -> argparse.Namespace:
-    """What the command line says. Without --workloads: those that suit the peer."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.peers",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--workloads", help="with commas [all; deep with --gguf, tiny without]")
-    parser.add_argument("--rounds", type=int, default=2, help="times each server is started per model [2]")
-    parser.add_argument("--repeat", type=int, default=4, help="runs per workload, the first thrown away [4]")
-    parser.add_argument("--shape", default="qwen3-0.6b", choices=SHAPES, help="the large model [%(default)s]")
-    parser.add_argument("--peer", default="vllm", choices=("vllm", "llamacpp", "cohort"))
-    parser.add_argument(
-        "--gguf",
-        help="serve these, with commas, instead of the shape: "
-        f"{', '.join(gguf_files.NAMES)}, or a file [with --peer llamacpp: all that have a name]",
-    )
-    parser.add_argument("--quantization", help="compare Cohort with this and without it")
-    parser.add_argument("--flags", default="", help="more flags of `cohort serve`, as one word")
-    parser.add_argument(
-        "--json", type=Path, help="[benchmarks/results/peers.json, or with what differs behind it]"
-    )
-    asked = parser.parse_args()
-    if asked.quantization and asked.peer == "llamacpp":
-        parser.error("--quantization compares Cohort with itself")
-    if asked.gguf is None and asked.peer == "llamacpp":
-        asked.gguf = ",".join(gguf_files.NAMES)
-    asked.gguf = _listed(asked.gguf)
-    if asked.gguf and (asked.quantization or asked.peer == "vllm"):
-        parser.error("--gguf: with --peer llamacpp or cohort, and without --quantization")
-    if asked.json is not None and len(asked.gguf) > 1:
-        parser.error("--json: with one file of --gguf, for each has a report")
-    known = [name for name in compare.NAMES if not (asked.gguf and compare.COMPARED[name].small_model)]
-    usual = [name for name in known if asked.gguf or WORKLOADS[name].context <= servers.ROOM.context]
-    asked.workloads = _listed(asked.workloads) or usual
-    if unknown := sorted(set(asked.workloads) - set(known)):
-        parser.error(f"no workload {', '.join(unknown)}; there are {', '.join(known)}")
-    if asked.rounds < 1 or asked.repeat < 1:
-        parser.error("--rounds and --repeat: at least 1")
-    return asked
-
-
-def _listed(words: str | None) -> list[str]:
-    return [word.strip() for word in (words or "").split(",") if word.strip()]
 
 
 if __name__ == "__main__":

@@ -17,13 +17,15 @@ START = "start"
 
 @dataclass(frozen=True)
 class Compared:
-    """A figure that a ratio is about. `workload`: the one that it is of, where an entry has another name."""
+    """A figure that a ratio is about. `workload`: the one that it is of, where an entry has another name. `once`: one run
+    takes so long that it is not repeated and has no warm-up of its own."""
 
     metric: str
     unit: str
     lower_is_better: bool = False
     small_model: bool = False
     workload: str | None = None
+    once: bool = False
 
 
 COMPARED: dict[str, Compared] = {
@@ -35,6 +37,8 @@ COMPARED: dict[str, Compared] = {
     "tiny": Compared("output_tokens_per_s", "output tokens/s", small_model=True),
     "deep": Compared("itl_p50_ms", "ms between tokens", lower_is_better=True),
     "deep-ttft": Compared("ttft_p50_ms", "ms to the first", lower_is_better=True, workload="deep"),
+    "prompt": Compared("itl_p50_ms", "ms between tokens", lower_is_better=True, once=True),
+    "prompt-ttft": Compared("ttft_p50_ms", "ms to the first", lower_is_better=True, workload="prompt"),
     START: Compared("seconds", "seconds to ready", lower_is_better=True),
 }
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.peers import install, llamacpp
+from benchmarks.peers import install, llamacpp, one_stream_install
 
 MODEL_NAME = "bench"
 KV_GIB = 4
@@ -103,6 +103,20 @@ def llama() -> Side:
         "--alias", MODEL_NAME, "-t", str(threads), "-np", "{seqs}", "-c", "{tokens}",
     ]  # fmt: skip
     return Side("llamacpp", command, "/health")
+
+
+def one_stream(library: str) -> Side:
+    """OpenVINO GenAI or ik_llama.cpp behind one_stream.py, with a thread for each core.
+
+    Raises subprocess.CalledProcessError where it cannot be installed.
+    """
+    python = one_stream_install.ensure(library) / "bin/python"
+    threads = len(os.sched_getaffinity(0))
+    command = [
+        str(python), str(Path(__file__).with_name("one_stream.py")), library, "{model}", "{port}", "{context}",
+        str(threads),
+    ]  # fmt: skip
+    return Side(library, command, "/health")
 
 
 @contextlib.contextmanager

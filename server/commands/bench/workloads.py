@@ -40,6 +40,7 @@ WORKLOADS: dict[str, Workload] = {
         Workload("prefix", 32, 8, 32, 512, 16, "a shared prefix"),
         Workload("long", 4, 4, 2048, 0, 32, "long prompts"),
         Workload("deep", 2, 1, 4096, 0, 64, "one stream behind a prompt of 4,096 tokens"),
+        Workload("prompt", 1, 1, 4096, 0, 32, "one prompt of 4,096 tokens, and 32 tokens behind it"),
         Workload("tiny", 512, 64, 32, 0, 64, "64 streams, small model"),
         Workload("tiny256", 1024, 256, 32, 0, 64, "256 streams, small model"),
         Workload("random-c1", 8, 1, 256, 0, 128, "1 stream"),

@@ -22,8 +22,9 @@ import structlog
 import uvloop
 
 from executors.contract import ConfigError, ModelInfo
+from server.adapter_models import models_of_adapters
 from server.app import app_of
-from server.bootstrap import models_of_adapters, reasoning_fields
+from server.bootstrap import reasoning_fields
 from server.core_configs import engine_config
 from server.http.certificates import INTERVAL, Certificates, certificates_of
 from server.http.endpoints import Answered, Endpoints

@@ -10,8 +10,8 @@ import asyncio
 import atexit
 import hashlib
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +33,7 @@ from executors.contract import (
 )
 from executors.process import connect
 from server import __version__, banner, best_model, hub
+from server.adapter_models import adapter_facts
 from server.adapters.modules import read_modules
 from server.adapters.own import load_own_adapter, with_own_adapter
 from server.adapters.registry import AdapterRegistry
@@ -62,16 +63,20 @@ from server.state import ServedModel, ServerState
 from server.stories.ring import Stories
 from server.system import exit_codes, first_lines, gc_tuning, log_output, logs
 from server.system.signals import Signals
-from server.system.worker_threads import FencedThreads
 from server.templates.template import ChatTemplate
 from server.text_side import TextSide, adapter_text_side, detect_notation, read_text_side, served_model
-from server.workers.messages import AdapterFacts, Serve, Setup
+from server.workers.messages import Serve, Setup
 from server.workers.pool import WorkerPool, WorkersFailed
 
 if TYPE_CHECKING:
     from server.stories.traces import Traces
 
 log = structlog.get_logger("server")
+
+_CHECKS_S = 10.0
+"""Seconds for the executor to check a model on this disk before clients are answered; a cold disk takes longer to import it."""
+_UNCHECKED = ("importing", "loading", "meeting other ranks")
+"""Stages in which an executor may still find that it cannot serve the model."""
 
 
 def run(settings: Settings, listener: Listener, notes: Sequence[str] = ()) -> int:
@@ -123,9 +128,10 @@ def complain(message: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """A model whose files were checked and whose executor is `starting`."""
+    """A model whose files were checked and whose executor is `starting`. `checked`: set once the executor has done so too."""
 
     starting: asyncio.Task[None]
+    checked: asyncio.Event
     text: TextSide
     notation: ModelNotation
 
@@ -176,7 +182,7 @@ class Bootstrap:
         begun = None
         try:
             if self._is_here():
-                begun = await unless(signals.first, self._begin(state, core, report))
+                begun = await unless(signals.first, self._begin_checked(state, core, report))
                 if begun is None:
                     return
             log.info(f"listening on {url}", model=self.names[0])
@@ -226,6 +232,26 @@ class Bootstrap:
         """Whether all files are on this disk, so that what they say can be refused before a client is answered."""
         return isinstance(self.source, LocalModel) and not isinstance(self.draft, hub.HubModel)
 
+    async def _begin_checked(self, state: ServerState, core: LateCore, report: ProgressCallback) -> _Begun:
+        """`_begin`, and wait until the executor has checked its side too: it compiles kernels or loads weights then."""
+        begun = await self._begin(state, core, report)
+        checking = asyncio.create_task(begun.checked.wait())
+        try:
+            if self.settings.executor == "llm":
+                await asyncio.wait(
+                    (begun.starting, checking), timeout=_CHECKS_S, return_when=asyncio.FIRST_COMPLETED
+                )
+            if begun.starting.done():
+                begun.starting.result()
+            return begun
+        except BaseException:
+            begun.starting.cancel()
+            await asyncio.gather(begun.starting, return_exceptions=True)
+            await core.stop()
+            raise
+        finally:
+            checking.cancel()
+
     async def _begin(self, state: ServerState, core: LateCore, report: ProgressCallback) -> _Begun:
         """Find the model, check what can be known without the executor, and start that meanwhile.
 
@@ -246,14 +272,21 @@ class Bootstrap:
             self.pool.model_at(str(self.model_dir), self.is_default)
         engine = self._core(state)
         core.arrives(engine)
-        engine.executor.set_progress(report)
+        loop, checked = asyncio.get_running_loop(), asyncio.Event()
+
+        def heard(stage: str, done: int, total: int) -> None:
+            report(stage, done, total)
+            if stage not in _UNCHECKED:
+                loop.call_soon_threadsafe(checked.set)
+
+        engine.executor.set_progress(heard)
         starting = asyncio.create_task(engine.start())
         reading = asyncio.create_task(self._read_and_detect(state))
         try:
             await asyncio.wait((starting, reading), return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
                 starting.result()
-            return _Begun(starting, *await reading)
+            return _Begun(starting, checked, *await reading)
         except BaseException:
             starting.cancel()
             reading.cancel()
@@ -513,25 +546,6 @@ def new_state(
     return state
 
 
-def models_of_adapters(
-    settings: Settings, threads: FencedThreads, text: TextSide, model: ServedModel
-) -> Callable[[AdapterFacts], Awaitable[ServedModel]]:
-    """Returns what makes the model that answers for an adapter, in a process that knows adapters by their facts."""
-    base = model.template, model.notation
-
-    async def served_by(facts: AdapterFacts) -> ServedModel:
-        template, notation = base
-        if facts.template is not None:
-            template, notation = await adapter_text_side(
-                settings, threads, text.tokenizer, base, facts.template
-            )
-        return replace(
-            model, adapter=facts.digest, template=template, notation=notation, fingerprint=facts.fingerprint
-        )
-
-    return served_by
-
-
 def open_traces(endpoint: str | None) -> Traces | None:
     """What sends traces to this URL; None without one. Raises SettingsError for a bad URL, and without the packages."""
     if endpoint is None:
@@ -546,22 +560,6 @@ def open_traces(endpoint: str | None) -> Traces | None:
         message = f"--otlp-traces-endpoint needs {error.name}: pip install 'cohort-server[otel]'"
         raise SettingsError(message) from None
     return Traces(endpoint)
-
-
-def adapter_facts(registry: AdapterRegistry) -> list[AdapterFacts]:
-    """All adapters as API workers know them, by name."""
-    return [
-        AdapterFacts(
-            one.name,
-            one.root,
-            one.created,
-            one.packed.digest,
-            one.model.fingerprint,
-            one.source,
-            list(one.notes),
-        )
-        for one in registry.all()
-    ]
 
 
 def settings_for(settings: Settings, source: Source) -> Settings:

@@ -7,6 +7,7 @@ import signal
 import sys
 
 from cohort_server.standard_streams import open_standard_streams
+from server.system import first_lines
 from server.system.environment import drop_empty
 
 
@@ -20,6 +21,8 @@ def main() -> None:
         # container would not even hear of SIGTERM; an exception would surface in the middle of an import.
         signal.signal(number, lambda *_: os._exit(0))
     open_standard_streams()
+    if sys.argv[1:2] == ["serve"]:
+        first_lines.start()
     drop_empty(os.environ)
 
     from server.commands import command_line

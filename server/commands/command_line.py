@@ -25,6 +25,7 @@ from server.commands.options import ModelArgument, with_settings
 from server.commands.ray import app as ray_app
 from server.commands.verify.command import verify
 from server.settings.table import CONFIG, TABLE
+from server.system import first_lines
 
 app = typer.Typer(
     name="cohort",
@@ -85,10 +86,8 @@ def serve(model_dir: ModelArgument = None, **flags: Any) -> None:
     except SettingsError as error:
         fail(str(error), code_of(error))
 
-    from server.system import first_lines
-
     # The large imports come last: a client that connects by now waits in the socket's queue and is not refused.
-    first_lines.start(chosen.log_format)
+    first_lines.in_format(chosen.log_format)
     from server import bootstrap
 
     sys.exit(bootstrap.run(chosen, listener, [*IGNORED_FLAGS, *notes]))
@@ -110,7 +109,8 @@ def main() -> None:
     # What other servers call their flags is of no use to the other verbs: Typer answers there.
     for words in (["serve"], ["ray", "serve"]):
         if argv[: len(words)] == words:
-            set_log_format(_log_format(argv))
+            set_log_format(form := _log_format(argv))
+            first_lines.in_format(form)
             verb = functools.reduce(lambda group, word: group.commands[word], words, command)
             argv = [*words, *_without_foreign(argv[len(words) :], known_options(verb))]
     if not argv:

@@ -19,8 +19,9 @@ from engine.interruptions import Outage
 from engine.request import EngineStats, Stage
 from executors.contract import ModelInfo
 from server import banner, hub
+from server.adapter_models import models_of_adapters
 from server.app import app_of
-from server.bootstrap import Bootstrap, models_of_adapters, new_state
+from server.bootstrap import Bootstrap, new_state
 from server.core_configs import engine_config
 from server.grammar.validator import GrammarJudge
 from server.http.listener import Listener

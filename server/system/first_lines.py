@@ -5,25 +5,33 @@ start -> nothing for `_PATIENCE` seconds -> a line, and another each `_INTERVAL`
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
 import time
 from datetime import UTC, datetime
 
-_PATIENCE = 1.2
+_PATIENCE = 1.0
 _INTERVAL = 1.6
 _STDERR = 2
 
 _over: threading.Event | None = None
-"""Set by `stop`; None: nothing was started. One writer: the main thread."""
+"""Set by `stop`; None: nothing was started. One writer, of both: the main thread."""
+_json = False
 
 
-def start(log_format: str) -> None:
-    """Write lines of this log's format from now on until `stop`."""
+def start() -> None:
+    """Write lines from now on until `stop`."""
     global _over
     _over = threading.Event()
-    threading.Thread(target=_run, args=(_over, log_format), name="first lines", daemon=True).start()
+    threading.Thread(target=_run, args=(_over,), name="first lines", daemon=True).start()
+
+
+def in_format(log_format: str | None) -> None:
+    """Write the lines to come as a log of this format has them."""
+    global _json
+    _json = log_format == "json"
 
 
 def stop() -> None:
@@ -32,20 +40,17 @@ def stop() -> None:
         _over.set()
 
 
-def _run(over: threading.Event, log_format: str) -> None:
+def _run(over: threading.Event) -> None:
     began = time.monotonic()
     wait = _PATIENCE
     while not over.wait(wait):
         wait = _INTERVAL
-        line = _line(f"starting: importing the server, {time.monotonic() - began:.0f} s so far", log_format)
-        try:
-            os.write(_STDERR, line.encode())
-        except OSError:  # closed, or a full disk
-            return
+        with contextlib.suppress(OSError):  # closed, or a full disk
+            os.write(_STDERR, _line(f"starting, {time.monotonic() - began:.0f} s so far").encode())
 
 
-def _line(event: str, log_format: str) -> str:
+def _line(event: str) -> str:
     when = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    if log_format == "json":
+    if _json:
         return json.dumps({"event": event, "level": "info", "timestamp": when}) + "\n"
     return f"{when} [info     ] {event}\n"

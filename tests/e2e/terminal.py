@@ -29,14 +29,14 @@ class Terminal:
 
     `shown` is everything so far, without colours. Leaving kills what still runs."""
 
-    def __init__(self, command: Sequence[str], folder: Path) -> None:
+    def __init__(self, command: Sequence[str], folder: Path, term: str = "dumb") -> None:
         self._main, self._slave = pty.openpty()
         self.shown = ""
         self._seen = 0
         self.process = subprocess.Popen(
             [sys.executable, "-c", _TAKE_TERMINAL, os.ttyname(self._slave), *command],
             cwd=folder,
-            env={**os.environ, "TERM": "dumb"},
+            env={**os.environ, "TERM": term},
             start_new_session=True,
         )
 

@@ -97,8 +97,8 @@ def load_model(config: ExecutorConfig, progress: Progress, ranks: Ranks | None =
         refuse_unreadable_kv(decoder.kv_spec)
         if config.optimization.deterministic:
             decoder.be_steady()
-        if config.memory.kv_cache_memory_bytes is not None:
-            plan_kv(decoder.kv_spec, config, decoder_config.context_length)  # refuse before the long part
+        # Refuse before the long part: there is no more memory for KV afterwards.
+        plan_kv(decoder.kv_spec, config, decoder_config.context_length)
         _check_room(decoder, config, kept)
         if config.load_format == "dummy":
             fill_dummy(decoder, config.seed, progress)

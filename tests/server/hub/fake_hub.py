@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -39,6 +40,8 @@ class FakeHub:
         self.hold_after: int | None = None
         """Bytes after which the CDN's answers wait for `go_on`."""
         self.go_on = threading.Event()
+        self.pauses: list[float] = []
+        """Seconds before each of the next answers."""
         self.sizes: dict[str, int] = {}
         """Lies about sizes."""
         self.lies: dict[str, bytes] = {}
@@ -101,6 +104,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         hub, path = self.hub, urlsplit(self.path).path
         hub.requests.append((self.command, path, self.headers.get("Range")))
+        if hub.pauses:
+            time.sleep(hub.pauses.pop(0))
         if hub.status is not None:
             self._send(hub.status)
         elif path.startswith("/cdn/"):

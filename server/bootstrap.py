@@ -56,6 +56,7 @@ from server.model_files.prepared import model_directory
 from server.model_source import LocalModel, Source, find_source, tagged_names, with_context
 from server.pending_core import LateCore
 from server.responses.store import MemoryResponseStore
+from server.running import registry as registry_of_servers
 from server.settings.load import SettingsError
 from server.settings.table import Settings
 from server.speculation import check_vocabularies, draft_source, read_speculation
@@ -180,6 +181,7 @@ class Bootstrap:
         first_lines.stop()
         report = reporter(display, state)
         begun = None
+        entry = None
         try:
             if self._is_here():
                 begun = await unless(signals.first, self._begin_checked(state, core, report))
@@ -190,6 +192,7 @@ class Bootstrap:
                 log.warning(note)
             if isinstance(self.source, LocalModel) and self.source.note is not None:
                 log.warning(self.source.note)
+            entry = registry_of_servers.register(url, self.names, settings.drain_timeout)
 
             async def load() -> None:
                 model = await self._finish(
@@ -203,6 +206,8 @@ class Bootstrap:
             await serve_by(front, state, core, load, drain_timeout=settings.drain_timeout, signals=signals)
         finally:
             display.close()
+            if entry is not None:
+                registry_of_servers.unregister(entry)
             if self.traces is not None:
                 await asyncio.to_thread(self.traces.close)
 

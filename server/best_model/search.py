@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from executors.contract import ConfigError, ModelInfo
 from server.best_model import rule
 from server.core_configs import executor_config
-from server.model_files.candidates import cpu_threads, free_memory
+from server.model_files.candidates import NO_BOUND, cpu_threads, free_memory
 from server.model_files.folders import Found
 from server.model_files.headers import Header, read_header
 from server.model_files.prepared import model_directory, write_source
@@ -24,7 +26,7 @@ from server.text_side import read_text_side, retrieval_side
 
 ANOTHER = "cohort serve NAME, with a name that `cohort list` shows"
 """How to choose another model."""
-LIMIT_S = 10.0
+LIMIT_S = 6.0
 """Seconds that a search may take."""
 _LISTING_S = 1.5
 """Seconds of them for looking through folders."""
@@ -41,6 +43,8 @@ _OF_ONE_MODEL = frozenset(
 
 Say = Callable[[str], None]
 """Takes a sentence for the operator."""
+Facts = Mapping[tuple[Path, str], Mapping[str, Any]]
+"""Rows of the executor's tool `fits`, by path and package of the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +66,13 @@ class _Candidate:
 
 
 def choose(
-    settings: Settings, say: Say = lambda sentence: None, listing: Iterable[Found] | None = None
+    settings: Settings,
+    say: Say = lambda sentence: None,
+    listing: Iterable[Found] | None = None,
+    known: Facts | None = None,
 ) -> Choice:
     """Return what a server with these settings, which name no model, serves. `say` gets a sentence before a search that takes
-    long. `listing`: the models on this disk, where they are known.
+    long. `listing`: the models on this disk, and `known`: the executor's facts of them, where somebody has them.
 
     The default model is served, without a search, by executors other than LlmExecutor and with settings that are made for one
     model.
@@ -93,7 +100,7 @@ def choose(
     if candidates:
         say(f"no model is named: looking for the best of {len(models)} on this disk")
     candidates.sort(key=_guessed_key)
-    chosen = _first(settings, candidates, reasons, ends)
+    chosen = _Search(settings, reasons, ends, known).first(candidates)
     if chosen is not None:
         found, parameters, rate = chosen
         why = _why(found, parameters, rate, len(models))
@@ -129,88 +136,102 @@ Ranked = tuple[Found, float, float | None]
 """A model, its parameters, and its tokens per second on a CPU, None on a GPU."""
 
 
-def _first(settings: Settings, models: list[Found], reasons: dict[str, str], ends: float) -> Ranked | None:
-    """Return the best of `models`, which are in the order of a guess; note in `reasons` why others are not."""
-    readable = _with_headers(settings, models, reasons, ends)
-    while batch := list(islice(readable, _AT_ONCE)):
-        with TemporaryDirectory(prefix="cohort-choice-") as scratch:
-            for ranked, info in _fitting(settings, batch, Path(scratch), reasons, ends):
-                problem = _text_problem(settings, ranked[0], info)
+class _Search:
+    """One search. `reasons`: why models are not chosen, by name; `ends`: when it ends, of `time.monotonic`."""
+
+    def __init__(self, settings: Settings, reasons: dict[str, str], ends: float, known: Facts | None) -> None:
+        self._settings, self._reasons, self._ends, self._known = settings, reasons, ends, known
+
+    def first(self, models: list[Found]) -> Ranked | None:
+        """Return the best of `models`, which are in the order of a guess."""
+        readable = self._with_headers(models)
+        while batch := list(islice(readable, _AT_ONCE)):
+            for ranked, info in self._fitting(batch):
+                problem = _text_problem(self._settings, ranked[0], info)
                 if problem is None:
                     return ranked
-                reasons[ranked[0].name] = problem
-        if time.monotonic() > ends:
-            break
-    return None
+                self._reasons[ranked[0].name] = problem
+            if self._is_over():
+                break
+        return None
 
+    def _is_over(self) -> bool:
+        return time.monotonic() > self._ends
 
-def _with_headers(
-    settings: Settings, models: list[Found], reasons: dict[str, str], ends: float
-) -> Iterator[_Candidate]:
-    for one in models:
-        if time.monotonic() > ends:
+    def _with_headers(self, models: list[Found]) -> Iterator[_Candidate]:
+        for one in models:
+            if self._is_over():
+                return
+            try:
+                header = read_header(one.path)
+            except ConfigError as error:
+                self._reasons[one.name] = str(error)
+                continue
+            if header.other_use is not None:
+                self._reasons[one.name] = header.other_use
+            elif not header.chat_template:
+                self._reasons[one.name] = "it has no chat template"
+            else:
+                yield _Candidate(one, header)
+
+    def _fitting(self, batch: list[_Candidate]) -> Iterator[tuple[Ranked, ModelInfo | None]]:
+        """Yield what can be served of the batch, the best first."""
+        rows = self._rows(batch)
+        if rows is None:
+            yield from self._guessed(batch)
             return
-        try:
-            header = read_header(one.path)
-        except ConfigError as error:
-            reasons[one.name] = str(error)
-            continue
-        if header.other_use is not None:
-            reasons[one.name] = header.other_use
-        elif not header.chat_template:
-            reasons[one.name] = "it has no chat template"
-        else:
-            yield _Candidate(one, header)
+        usable = []
+        for one, row in zip(batch, rows, strict=True):
+            reason = rule.excluded_by_facts(row, one.header.experts)
+            if reason is None:
+                usable.append((one, row))
+            else:
+                self._reasons[one.found.name] = reason
+        for one, row in sorted(usable, key=lambda pair: pair[0].key(pair[1]["parameters"])):
+            rate = None
+            if row["device"] == "cpu":
+                rate = rule.tokens_per_second(row["loaded_bytes"], one.header.experts, row["threads"])
+            yield (one.found, row["parameters"], rate), ModelInfo(**row["info"])
 
+    def _rows(self, batch: list[_Candidate]) -> Sequence[Mapping[str, Any]] | None:
+        """Ask the executor; None where it cannot answer in time."""
+        if self._known is not None:
+            return [self._known[one.found.path, one.found.package] for one in batch]
+        with TemporaryDirectory(prefix="cohort-choice-") as scratch:
+            configs = []
+            for number, one in enumerate(batch):
+                path = one.found.path
+                directory = write_source(path, Path(scratch) / str(number)) if one.found.is_gguf else path
+                configs.append(asdict(executor_config(self._settings, directory)))
+            left = max(1.0, self._ends - time.monotonic())
+            with contextlib.suppress(ToolError):
+                rows: list[dict[str, Any]] | None = ask(
+                    "fits", {"configs": configs, "compile": False}, timeout=left
+                )
+                return rows
+        return None
 
-def _fitting(
-    settings: Settings, batch: list[_Candidate], scratch: Path, reasons: dict[str, str], ends: float
-) -> Iterator[tuple[Ranked, ModelInfo | None]]:
-    """Yield what can be served of the batch, the best first."""
-    configs = []
-    for number, one in enumerate(batch):
-        path = one.found.path
-        directory = write_source(path, scratch / str(number)) if one.found.is_gguf else path
-        configs.append(asdict(executor_config(settings, directory)))
-    try:
-        rows = ask("fits", {"configs": configs, "compile": False}, timeout=max(1.0, ends - time.monotonic()))
-    except ToolError:
-        rows = None
-    if rows is None:
-        yield from _guessed(settings, batch, reasons)
-        return
-    usable = []
-    for one, row in zip(batch, rows, strict=True):
-        reason = rule.excluded_by_facts(row, one.header.experts)
-        if reason is None:
-            usable.append((one, row))
-        else:
-            reasons[one.found.name] = reason
-    for one, row in sorted(usable, key=lambda pair: pair[0].key(pair[1]["parameters"])):
-        rate = None
-        if row["device"] == "cpu":
-            rate = rule.tokens_per_second(row["loaded_bytes"], one.header.experts, row["threads"])
-        yield (one.found, row["parameters"], rate), ModelInfo(**row["info"])
+    def _guessed(self, batch: list[_Candidate]) -> Iterator[tuple[Ranked, None]]:
+        """`_fitting` without the executor, which cannot answer in time: before CPU kernels are compiled for the first time."""
+        memory, threads = free_memory(self._settings.device), cpu_threads()
+        if memory == NO_BOUND:  # of the card, whose memory is not known here
+            self._reasons |= {
+                one.found.name: "the executor did not say in time whether it fits" for one in batch
+            }
+            return
 
+        def parameters(one: _Candidate) -> float:
+            return rule.guessed_parameters(one.found)
 
-def _guessed(
-    settings: Settings, batch: list[_Candidate], reasons: dict[str, str]
-) -> Iterator[tuple[Ranked, None]]:
-    """`_fitting` without the executor, which cannot answer in time: before CPU kernels are compiled for the first time."""
-    memory, threads = free_memory(settings.device), cpu_threads()
-
-    def parameters(one: _Candidate) -> float:
-        return rule.guessed_parameters(one.found)
-
-    for one in sorted(batch, key=lambda one: one.key(parameters(one))):
-        size = one.found.size
-        rate = rule.tokens_per_second(size, one.header.experts, threads)
-        if _MARGIN * size + _RUNTIME_BYTES > memory:
-            reasons[one.found.name] = "its weights do not fit into memory with a context"
-        elif rate < rule.LEAST_RATE:
-            reasons[one.found.name] = f"about {rate:.1f} tokens per second on this CPU"
-        else:
-            yield (one.found, parameters(one), rate), None
+        for one in sorted(batch, key=lambda one: one.key(parameters(one))):
+            size = one.found.size
+            rate = rule.tokens_per_second(size, one.header.experts, threads)
+            if _MARGIN * size + _RUNTIME_BYTES > memory:
+                self._reasons[one.found.name] = "its weights do not fit into memory with a context"
+            elif rate < rule.LEAST_RATE:
+                self._reasons[one.found.name] = f"about {rate:.1f} tokens per second on this CPU"
+            else:
+                yield (one.found, parameters(one), rate), None
 
 
 def _text_problem(settings: Settings, found: Found, info: ModelInfo | None) -> str | None:

@@ -22,7 +22,11 @@ from server.commands.info import info
 from server.commands.launch.command import launch
 from server.commands.list.command import list_models
 from server.commands.options import ModelArgument, with_settings
+from server.commands.pull import pull
 from server.commands.ray import app as ray_app
+from server.commands.run import run
+from server.commands.running.ps import ps
+from server.commands.running.stop import stop
 from server.commands.verify.command import verify
 from server.settings.table import CONFIG, TABLE
 from server.system import first_lines
@@ -93,7 +97,7 @@ def serve(model_dir: ModelArgument = None, **flags: Any) -> None:
     sys.exit(bootstrap.run(chosen, listener, [*IGNORED_FLAGS, *notes]))
 
 
-for _verb in (chat, launch, info, verify, doctor, demo):
+for _verb in (run, chat, launch, pull, ps, stop, info, verify, doctor, demo):
     app.command()(_verb)
 app.command(name="list")(list_models)
 app.command(name="fetch-default")(fetch_default)
@@ -104,6 +108,10 @@ app.add_typer(ray_app)
 def main() -> None:
     """Run the command line. Unknown flags are answered before Typer sees them: it would only say that there is no such one."""
     argv = _each_named(sys.argv[1:])
+    if argv and not argv[0].startswith("-") and argv[0] not in (known := {*_verbs(), "ray"}):
+        from server.commands.other_verbs import instead_of
+
+        fail(instead_of(argv, known))
     _limit_to(argv[0] if argv else None)
     command: Any = typer.main.get_command(app)
     # What other servers call their flags is of no use to the other verbs: Typer answers there.
@@ -176,9 +184,7 @@ def _limit_to(word: str | None) -> None:
 
     Typer inspects the parameters of all verbs before it runs one of them, which takes longer than the help of that one.
     """
-    names = {
-        verb.name or str(getattr(verb.callback, "__name__", "")): verb for verb in app.registered_commands
-    }
+    names = _verbs()
     if word == "ray":
         app.registered_commands = []
         return
@@ -189,6 +195,13 @@ def _limit_to(word: str | None) -> None:
         return
     for name, verb in names.items():
         verb.name, verb.help, verb.callback = name, verb.help or inspect.getdoc(verb.callback), _nothing
+
+
+def _verbs() -> dict[str, Any]:
+    """Typer's commands by name, as they are typed."""
+    return {
+        verb.name or str(getattr(verb.callback, "__name__", "")): verb for verb in app.registered_commands
+    }
 
 
 def _nothing() -> None:

@@ -11,6 +11,7 @@ from executors.contract import ConfigError
 from executors.llm.memory import cgroup
 
 PREFERRED = "Q4_K_M"
+NO_BOUND = 2**63 - 1
 _QUANTIZATION = re.compile(
     r"(?<![A-Za-z0-9])(I?Q[1-8](?:_[A-Z0-9]+)*|BF16|F16|F32|MXFP4)(?![A-Za-z0-9])", re.IGNORECASE
 )
@@ -96,9 +97,9 @@ def cpu_threads() -> int:
 
 
 def free_memory(device: str) -> int:
-    """Return the bytes that weights may take at most. No bound is known before a GPU is asked: all that an int64 holds."""
+    """Return the bytes that weights may take at most; NO_BOUND for those of a GPU, which was not asked."""
     on_gpu = device != "cpu" and any(Path("/dev").glob("nvidia[0-9]*"))
-    return 2**63 - 1 if on_gpu else cgroup.memory_limit().available
+    return NO_BOUND if on_gpu else cgroup.memory_limit().available
 
 
 def _matching(models: Iterable[Candidate], wanted: str) -> list[Candidate]:

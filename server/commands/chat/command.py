@@ -13,7 +13,8 @@ import contextlib
 import io
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -86,15 +87,34 @@ def chat(
     In a terminal, /help lists the commands, /set changes the parameters, Ctrl-C stops an answer, and Ctrl-D ends the
     conversation. Piped input is one message; only its answer is printed. A server that was started for the conversation ends
     with it; --max-model-len, --dtype, --quantization and --device are settings of that server."""
-    from server.settings.foreign.keys import client_key
-
-    key = api_key or client_key(os.environ)
     values = {
         "temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p, "max_tokens": max_tokens,
         "seed": seed, "repetition_penalty": repetition_penalty, "presence_penalty": presence_penalty,
         "frequency_penalty": frequency_penalty, "stop": stop or None,
     }  # fmt: skip
-    options = _checked({name: value for name, value in values.items() if value is not None})
+    talk(target, url, Wishes(model, system, api_key, values), serving)
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What a conversation is to be like. `model`: its name on a server that runs already; `sampling`: by field of the API, None
+    for the model's own; `prompt`: the only message of a conversation of one answer, None: those that are typed or piped."""
+
+    model: str | None
+    system: str | None
+    api_key: str | None
+    sampling: Mapping[str, Any]
+    prompt: str | None = None
+
+
+def talk(target: str | None, url: str | None, wishes: Wishes, serving: Mapping[str, Any]) -> None:
+    """Have a conversation with the server or the model that is named. `serving`: settings of a server that is started for it.
+
+    Ends the process with one line for what is wrong."""
+    from server.settings.foreign.keys import client_key
+
+    key = wishes.api_key or client_key(os.environ)
+    options = _checked({name: value for name, value in wishes.sampling.items() if value is not None})
     arguments = [
         part for name, said in serving.items() if said is not None for part in (TABLE[name].flag, said)
     ]
@@ -104,7 +124,11 @@ def chat(
             stream.reconfigure(errors="replace")
     with _ended_in_one_line(target if url is None else url):
         _converse(
-            target, url, arguments, system, lambda address, own: _client(address, own, key, model, options)
+            target,
+            url,
+            arguments,
+            wishes,
+            lambda address, own: _client(address, own, key, wishes.model, options),
         )
 
 
@@ -136,7 +160,7 @@ def _client(
 
 
 def _converse(
-    target: str | None, url: str | None, arguments: list[str], system: str | None, connect: Connect
+    target: str | None, url: str | None, arguments: list[str], wishes: Wishes, connect: Connect
 ) -> None:
     """Raises ServerFault, OwnServerFault, ConnectionRefusedError and what the terminal raises."""
     if url is not None and target is not None:
@@ -145,23 +169,25 @@ def _converse(
     if address is not None:
         if arguments:
             fail(f"{arguments[0]} is for a server that this command starts; {address} runs already")
-        return _talk(connect(address, False), system)
+        return _talk(connect(address, False), wishes)
     if target is None and not arguments:
         with contextlib.suppress(ConnectionRefusedError):
-            return _talk(connect(DEFAULT_URL, False), system)
+            return _talk(connect(DEFAULT_URL, False), wishes)
     from server.commands.chat.serving import own_server
 
     with own_server([*([target] if target else []), *arguments]) as own:
-        _talk(connect(own, True), system)
+        _talk(connect(own, True), wishes)
 
 
-def _talk(client: ChatClient, system: str | None) -> None:
+def _talk(client: ChatClient, wishes: Wishes) -> None:
     from server.commands.chat.session import Session, answer_once
 
-    if sys.stdin.isatty():
-        Session(client, system).run()
+    if wishes.prompt is not None:
+        answer_once(client, wishes.system, wishes.prompt)
+    elif sys.stdin.isatty():
+        Session(client, wishes.system).run()
     else:
-        answer_once(client, system, sys.stdin.read())
+        answer_once(client, wishes.system, sys.stdin.read())
 
 
 def _is_url(text: str) -> bool:

@@ -1,38 +1,57 @@
-"""`cohort list`: the models on this disk. folders.py finds them; the executor's tool `fits` says what context each may have."""
+"""`cohort list`: the models on this disk, by the shortest name that `cohort serve` takes; with --caches, Cohort's own folders.
+
+command.py   the verb; server/model_files/folders.py finds the models, the executor's tool `fits` says what context each may have
+table.py     lines for a terminal of any width
+caches.py    the folders that Cohort writes to
+"""
 
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from server.commands.common import ToolError, ask, console, fail, print_json, size, take_interrupts
-from server.commands.options import AsJson, with_settings
+from server.commands.common import ToolError, ask, fail, print_json, take_interrupts
+from server.commands.options import AsJson, flag, with_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from server.model_files.folders import Found
+    from server.settings.table import Settings
+
+_SHOWN_FACTS = ("context", "problem", "parameters")
 
 
 @with_settings(("download_dir",))
-def list_models(as_json: AsJson = False, **flags: Any) -> None:
+def list_models(
+    as_json: AsJson = False,
+    caches: Annotated[
+        bool, flag("List the folders that Cohort itself writes to, with their sizes.", "--caches")
+    ] = False,
+    **flags: Any,
+) -> None:
     """List the models on this disk.
 
-    Searches the folders of Hugging Face, LM Studio, Ollama and llama.cpp, and --download-dir. Shows the size of each model
-    and the context length that fits into memory."""
-    from server.model_files.folders import find, roots
-
+    Searches the folders of Hugging Face, LM Studio, Ollama and llama.cpp, and --download-dir. The first column is the name
+    for `cohort serve`; * marks the model that it serves when none is named. Shows the size of each model and the context
+    length that fits into memory."""
     take_interrupts()
-    folders = roots(os.environ, Path.home())
-    if flags["download_dir"] is not None:
-        folders["Cohort"] = [Path(flags["download_dir"]).expanduser()]
-    rows = _rows([*_own(), *find(folders)])
+    if caches:
+        from server.commands.list.caches import folders, show
+
+        own = folders(os.environ)
+        return print_json(own) if as_json else show(own)
+
+    from server.commands.list.table import show_models
+
+    rows, why = _rows(flags["download_dir"])
     if as_json:
         print_json(rows)
     else:
-        _show(rows)
+        show_models(rows, why)
+    return None
 
 
 def _own() -> Iterator[Found]:
@@ -41,7 +60,6 @@ def _own() -> Iterator[Found]:
     from server.model_files import default_model
     from server.model_files.candidates import quantization_in
     from server.model_files.folders import Found
-    from server.model_source import EMBEDDED_NAME
 
     file = default_model.find()
     if file is not None:
@@ -49,11 +67,44 @@ def _own() -> Iterator[Found]:
         yield Found(str(file), kind, file.stat().st_size, file, "Cohort")
     directory = embedded_directory()
     weights = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
-    yield Found(EMBEDDED_NAME, "safetensors bfloat16", weights, directory, "Cohort")
+    yield Found(default_model.EMBEDDED_NAME, "safetensors bfloat16", weights, directory, "Cohort")
 
 
-def _rows(models: list[Found]) -> list[dict[str, Any]]:
-    """A row per model as plain data: `context` in tokens, or None and `problem`."""
+def _rows(download_dir: str | None) -> tuple[list[dict[str, Any]], str]:
+    """A row per model as plain data, and why one of them is `chosen`. `context` in tokens, or None and `problem`."""
+    from server import best_model
+    from server.model_files.folders import find, roots
+    from server.settings.load import SettingsError, load
+
+    try:
+        settings, _ = load({}, os.environ)
+    except SettingsError:
+        settings, _ = load({}, {})
+    folders = roots(os.environ, Path.home())
+    if download_dir is not None:
+        folders["Cohort"] = [Path(download_dir).expanduser()]
+    own, others = list(_own()), list(find(folders))
+    models = [*own, *others]
+    facts = _facts(models)
+    names = _short_names(own, others)
+    known = {(one.path, one.package): row for one, row in zip(models, facts, strict=True)}
+    choice = best_model.choose(replace(settings, model=None), listing=others, known=known)
+    chosen = own[0] if choice.found is None else choice.found
+    rows = [
+        {
+            "short": short,
+            **{name: value for name, value in asdict(one).items() if name != "package"},
+            "path": str(one.path),
+            **{name: row.get(name) for name in _SHOWN_FACTS},
+            "chosen": one is chosen,
+        }
+        for one, row, short in zip(models, facts, names, strict=True)
+    ]
+    return rows, choice.why
+
+
+def _facts(models: list[Found]) -> list[dict[str, Any]]:
+    """The executor's facts of each model, see its tool `fits`; of one that it is not asked about, the `problem`."""
     from tempfile import TemporaryDirectory
 
     from executors.contract import ConfigError
@@ -61,8 +112,10 @@ def _rows(models: list[Found]) -> list[dict[str, Any]]:
     from server.model_files.prepared import write_source
     from server.settings.load import load
 
-    chosen, _ = load({}, {})
-    fits: dict[int, dict[str, Any]] = {}
+    settings, _ = load({}, {})
+    found: dict[int, dict[str, Any]] = {
+        number: {"context": None, "problem": one.problem} for number, one in enumerate(models)
+    }
     with TemporaryDirectory(prefix="cohort-list-") as scratch:
         configs: dict[int, dict[str, Any]] = {}
         for number, one in enumerate(models):
@@ -71,45 +124,52 @@ def _rows(models: list[Found]) -> list[dict[str, Any]]:
                 if one.problem is None and one.is_gguf:
                     directory = write_source(one.path, Path(scratch) / str(number))
             except ConfigError as error:
-                fits[number] = {"context": None, "problem": str(error)}
+                found[number] = {"context": None, "problem": str(error)}
             else:
                 if one.problem is None:
-                    configs[number] = asdict(executor_config(chosen, directory))
+                    configs[number] = asdict(executor_config(settings, directory))
         try:
-            fits |= zip(configs, ask("fits", {"configs": list(configs.values())}), strict=True)
+            found |= zip(configs, ask("fits", {"configs": list(configs.values())}), strict=True)
         except ToolError as error:
             fail(str(error), 1)
-    unknown = ({"context": None, "problem": one.problem} for one in models)
-    return [
-        {**_facts(one), **fits.get(number, fit)}
-        for number, (one, fit) in enumerate(zip(models, unknown, strict=True))
-    ]
+    return [found[number] for number in range(len(models))]
 
 
-def _facts(model: Found) -> dict[str, Any]:
-    return {name: value for name, value in asdict(model).items() if name != "package"} | {
-        "path": str(model.path)
-    }
+def _short_names(own: list[Found], others: list[Found]) -> list[str]:
+    """The shortest name of each model with which `cohort serve`, run in this folder, serves it, and no other one."""
+    from server.bootstrap import embedded_directory
+    from server.model_files import default_model
+    from server.model_files.short_names import FolderIndex
+    from server.settings.load import SettingsError, load
+
+    try:
+        settings, _ = load({}, os.environ)
+    except SettingsError:
+        settings, _ = load({}, {})
+    index, embedded = FolderIndex(others), embedded_directory()
+    named = [default_model.NAME if one.is_gguf else one.name for one in own]
+    return [*named, *(_short_name(one, replace(settings, revision=None), index, embedded) for one in others)]
 
 
-def _show(rows: list[dict[str, Any]]) -> None:
-    from rich import box
-    from rich.table import Table
+def _short_name(model: Found, settings: Settings, index: Any, embedded: Path) -> str:
+    from executors.contract import ConfigError
+    from server.hub import HubModel
+    from server.model_files.folders import roots
+    from server.model_files.short_names import names_of
+    from server.model_source import find_source
+    from server.settings.load import SettingsError
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name, justify in (
-        ("model", "left"),
-        ("format", "left"),
-        ("size", "right"),
-        ("context", "right"),
-        ("from", "left"),
-    ):
-        table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
-    for row in rows:
-        context = f"{row['context']:,}" if row["context"] else "-"
-        table.add_row(row["name"], row["format"], size(row["size"]), context, row["source"])
-    screen = console()
-    screen.print(table)
-    for row in rows:
-        if row["problem"]:
-            screen.print(f"{row['name']}: {row['problem']}", style="dim")
+    for name in names_of(model):
+        if name.startswith("-") or not name.isprintable():
+            continue
+        try:
+            source = find_source(replace(settings, model=name), embedded, index)
+        except (SettingsError, ConfigError):
+            continue
+        if isinstance(source, HubModel):
+            cache = settings.download_dir or roots(os.environ, Path.home())["Hugging Face"][0]
+            if model.path.is_relative_to(Path(cache).expanduser()):
+                return name
+        elif (source.path, source.package.digest if source.package else "") == (model.path, model.package):
+            return name
+    return str(model.path)

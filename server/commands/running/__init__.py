@@ -1,0 +1,1 @@
+"""`cohort ps` and `cohort stop`: the servers that run on this machine."""

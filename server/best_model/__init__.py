@@ -2,6 +2,7 @@
 
 rule.py      what excludes a model, and the order of the others: by names, sizes and headers
 search.py    goes through the folders of other programs, asks the executor what fits, within a few seconds
+memory.py    the last choice, for the next start
 """
 
 from server.best_model.search import ANOTHER, Choice, choose

@@ -13,6 +13,7 @@ from typing import Any
 
 from executors.contract import ConfigError, ModelInfo
 from server.best_model import rule
+from server.best_model.memory import Remembered, key_of, recall, remember
 from server.core_configs import executor_config
 from server.model_files.candidates import NO_BOUND, cpu_threads, free_memory
 from server.model_files.folders import Found
@@ -97,21 +98,49 @@ def choose(
             candidates.append(one)
         else:
             reasons[one.name] = reason
-    if candidates:
-        say(f"no model is named: looking for the best of {len(models)} on this disk")
+    if not candidates:
+        return Choice(None, _none_will_do(reasons))
+    key = key_of(models, executor_config(settings, Path("model")))
+    if (
+        known is None
+        and (last := recall(key, memory)) is not None
+        and (again := _again(last, candidates)) is not None
+    ):
+        return again
+    say(f"no model is named: looking for the best of {len(models)} on this disk")
     candidates.sort(key=_guessed_key)
-    chosen = _Search(settings, reasons, ends, known).first(candidates)
-    if chosen is not None:
-        found, parameters, rate = chosen
-        why = _why(found, parameters, rate, len(models))
-        return Choice(replace(in_folders(found), why=why), why, found)
+    search = _Search(settings, reasons, ends, known)
+    chosen = search.first(candidates)
+    choice = (
+        Choice(None, _none_will_do(reasons))
+        if chosen is None
+        else _choice(chosen[0], _why(*chosen, len(models)))
+    )
+    if known is None and not search.is_a_guess:
+        found = choice.found
+        where = ("", "") if found is None else (str(found.path), found.package)
+        remember(key, memory, Remembered(*where, choice.why))
+    return choice
+
+
+def _choice(found: Found, why: str) -> Choice:
+    return Choice(replace(in_folders(found), why=why), why, found)
+
+
+def _again(last: Remembered, candidates: Iterable[Found]) -> Choice | None:
+    """The last choice, if its model can still be chosen."""
+    if not last.path:
+        return Choice(None, last.why)
+    named = (one for one in candidates if (str(one.path), one.package) == (last.path, last.package))
+    return next((_choice(one, last.why) for one in named), None)
+
+
+def _none_will_do(reasons: Mapping[str, str]) -> str:
     if not reasons:
-        return Choice(None)
+        return ""
     named = "; ".join(f"{name}: {reason}" for name, reason in list(reasons.items())[:2])
     more = f"; and {len(reasons) - 2} more" if len(reasons) > 2 else ""
-    return Choice(
-        None, f"the default model is served: no other one on this disk will do unasked ({named}{more})"
-    )
+    return f"the default model is served: no other one on this disk will do unasked ({named}{more})"
 
 
 def _until(ends: float, models: Iterable[Found]) -> Iterator[Found]:
@@ -141,6 +170,8 @@ class _Search:
 
     def __init__(self, settings: Settings, reasons: dict[str, str], ends: float, known: Facts | None) -> None:
         self._settings, self._reasons, self._ends, self._known = settings, reasons, ends, known
+        self.is_a_guess = False
+        """Whether sizes decided, because the executor could not answer in time."""
 
     def first(self, models: list[Found]) -> Ranked | None:
         """Return the best of `models`, which are in the order of a guess."""
@@ -178,6 +209,7 @@ class _Search:
         """Yield what can be served of the batch, the best first."""
         rows = self._rows(batch)
         if rows is None:
+            self.is_a_guess = True
             yield from self._guessed(batch)
             return
         usable = []

@@ -22,7 +22,7 @@ _INSTEAD = {
     "fetch": "`cohort pull MODEL` fetches a model",
     "complete": "`cohort run MODEL PROMPT` answers one prompt",
     "generate": "`cohort run MODEL PROMPT` answers one prompt",
-    "create": "there are no models to create: flags of `cohort serve` say what a Modelfile does, such as --chat-template and "
+    "create": "flags of `cohort serve` say what a Modelfile does, such as --chat-template and "
     "--override-generation-config; `cohort serve NAME` serves what `ollama create` made",
     "cp": "models have no copies: `cohort serve MODEL --served-model-name NAME` gives one another name",
     "push": "nothing is published from here: `hf upload` or `ollama push` does that",
@@ -46,10 +46,12 @@ def instead_of(words: list[str], known: Iterable[str]) -> str:
     if (text := _INSTEAD.get(verb)) is not None:
         return f"cohort {verb}: {text}"
     if "/" in verb or verb.endswith(".gguf"):
-        return f"{verb} is no verb; `cohort serve {shlex.quote(verb)}` or `cohort run {shlex.quote(verb)}`?"
+        return (
+            f"{verb} is no command; `cohort serve {shlex.quote(verb)}` or `cohort run {shlex.quote(verb)}`?"
+        )
     near = difflib.get_close_matches(verb, [*known, *_INSTEAD, *_REMOVE], n=1, cutoff=0.6)
     hint = f"; did you mean {near[0]}?" if near else ""
-    return f"no such verb: {verb}{hint}; see cohort --help"
+    return f"no such command {verb!r}{hint}; see cohort --help"
 
 
 def _how_to_remove(words: list[str]) -> str:

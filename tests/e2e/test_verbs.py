@@ -167,6 +167,8 @@ def test_a_full_disk_is_one_line(tiny_server: ServerProcess, tmp_path: Path, arg
     ("args", "line"),
     [
         (["bogus"], "no such command 'bogus'; see cohort --help"),
+        (["sevre"], "no such command 'sevre'; did you mean serve?; see cohort --help"),
+        (["show", "small"], "cohort show: `cohort info MODEL` shows a model's size, context and memory"),
         (["doctor", "extra"], "got unexpected extra argument(s) (extra); see cohort doctor --help"),
         (["--bogus"], "no such option: --bogus; see cohort --help"),
         (["serve", "--bogus"], "unknown flag --bogus; see cohort serve --help"),

@@ -108,8 +108,8 @@ def show(rows: list[dict[str, Any]]) -> None:
     if not rows:
         print("Cohort has written nothing here.")
         return
-    own = [row for row in rows if not row["shared"]]
+    root = cache_root()
+    own = sum(row["size"] for row in rows if Path(row["path"]).is_relative_to(root))
     print()
-    print(
-        f"{size(sum(row['size'] for row in own))} are Cohort's alone. To remove them: rm -r {shell_word(str(cache_root()))}"
-    )
+    print(f"{size(own)} are Cohort's alone; to remove them: rm -r {shell_word(str(root))}")
+    print("To remove the program itself: pip uninstall cohort-server, or delete the checkout with its .venv")

@@ -197,3 +197,35 @@ def test_a_gguf_file_by_its_header(tmp_path: Path, hub: Path, monkeypatch: pytes
     monkeypatch.setattr(search, "ask", ask)
     choice = choose(DEFAULTS)
     assert choice.model is not None and (choice.model.path, choice.model.name) == (plain, "chat-Q8_0")
+
+
+def test_the_next_start_does_not_search_again(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(hub, "small", 13)
+    asked, said = answers(monkeypatch), []
+    first = choose(DEFAULTS, said.append)
+    assert choose(DEFAULTS, said.append) == first and len(asked) == len(said) == 1
+    settings, _ = load({"max_model_len": "4096"}, {})
+    assert choose(settings).model is not None and len(asked) == 2, "another setting"
+    large = put(hub, "large", 20)
+    found = choose(DEFAULTS).model
+    assert found is not None and found.name == "acme/large" and len(asked) == 3, "another model"
+    (large / "tokenizer.json").unlink()
+    found = choose(DEFAULTS).model
+    assert found is not None and found.name == "acme/small" and len(asked) == 4, "a file of it is gone"
+    free = search.free_memory("auto")
+    monkeypatch.setattr(search, "free_memory", lambda device: free // 2)
+    assert choose(DEFAULTS).model is not None and len(asked) == 5, "much less memory"
+
+
+def test_that_none_will_do_is_remembered_and_a_guess_is_not(
+    hub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(hub, "slow", 20)
+    asked = answers(monkeypatch, {"slow": {"loaded_bytes": 40e9}})
+    first = choose(DEFAULTS)
+    assert "slow" in first.why and choose(DEFAULTS) == first and len(asked) == 1
+    put(hub, "small", 13)
+    monkeypatch.setattr(search, "ask", lambda *_, **__: None)
+    assert choose(DEFAULTS).model is not None
+    asked = answers(monkeypatch)
+    assert choose(DEFAULTS).model is not None and len(asked) == 1

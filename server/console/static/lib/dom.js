@@ -15,19 +15,6 @@ export function el(tag, props = {}, ...children) {
 
 export const byId = (id) => document.getElementById(id);
 
-const SVG = "http://www.w3.org/2000/svg";
-
-/** A dot in a colour, as an SVG: the policy of the page allows no style attributes. */
-export function dot(colour) {
-  const svg = document.createElementNS(SVG, "svg");
-  svg.setAttribute("viewBox", "0 0 10 10");
-  svg.setAttribute("aria-hidden", "true");
-  const circle = document.createElementNS(SVG, "circle");
-  for (const [name, value] of [["cx", 5], ["cy", 5], ["r", 5], ["fill", colour]]) circle.setAttribute(name, value);
-  svg.append(circle);
-  return svg;
-}
-
 /** Sizes a canvas for the screen's pixels. Returns its context, scaled to CSS pixels, with width and height. */
 export function fit(canvas) {
   const ratio = Math.min(window.devicePixelRatio || 1, 2);

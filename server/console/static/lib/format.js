@@ -17,6 +17,9 @@ export function durationText(seconds) {
 
 export const count = (number) => (number === null || number === undefined ? "–" : Math.round(number).toLocaleString("en-US"));
 
+/** A number with its noun: 1 block, 2 blocks. */
+export const plural = (number, noun, nouns = `${noun}s`) => `${count(number)} ${number === 1 ? noun : nouns}`;
+
 export const percent = (share) => `${(100 * share).toFixed(share < 0.1 && share > 0 ? 1 : 0)}%`;
 
 /** The last characters of a request's id, which are enough to tell a few hundred apart. */

@@ -3,6 +3,7 @@
 import { el, fit } from "../lib/dom.js";
 import { count, duration, durationText, percent } from "../lib/format.js";
 import { colours } from "../lib/theme.js";
+import { statesText } from "./history.js";
 
 const TILES = [
   ["rate", "Output", "tok/s"],
@@ -11,6 +12,12 @@ const TILES = [
   ["queue", "Sequences", ""],
   ["kv", "KV in use", ""],
 ];
+
+/** The sequences that do not run. Those that wait for the next executor are told apart. */
+function queueText(waiting, sequences) {
+  const recovering = sequences.filter(({ status }) => status === "recovering");
+  return statesText(recovering, Math.max(0, waiting - recovering.length)) || "none waiting";
+}
 
 export class Figures {
   constructor(list, history) {
@@ -37,12 +44,12 @@ export class Figures {
   draw() {
     const { frame, figures } = this.history;
     if (frame === null) return;
-    const { running, waiting, kv_blocks: blocks, prefix_queries: queries, prefix_hits: hits } = frame;
+    const { running, waiting, sequences, kv_blocks: blocks, prefix_queries: queries, prefix_hits: hits } = frame;
     const told = {
       rate: [{ text: count(figures.rate), unit: "tok/s" }, `step ${count(frame.num_steps)}`],
       ttft: [duration(figures.ttft), figures.ttft === null ? "none for 30 s" : "median, 30 s"],
       itl: [duration(figures.itl), figures.itlHigh === null ? "none for 5 s" : `p95 ${durationText(figures.itlHigh)}`],
-      queue: [{ text: count(running), unit: "running" }, waiting ? `${count(waiting)} waiting` : "none waiting"],
+      queue: [{ text: count(running), unit: "running" }, queueText(waiting, sequences)],
       kv: [{ text: blocks.total ? percent(blocks.used / blocks.total) : "–", unit: "" },
         queries ? `prefix hits ${percent(hits / queries)}` : "no prompt yet"],
     };

@@ -3,7 +3,7 @@
 // A step has `items`: { ids, kinds, tokens, sampled } as columns; steps of the same streams share one object. Kinds: d decode,
 // v decode with drafts, p prefill, r recomputed. Times are seconds of the server's clock.
 
-import { quantile } from "../lib/format.js";
+import { count, quantile } from "../lib/format.js";
 
 const KEEP = 45;
 const RATE_SPAN = 2;
@@ -24,8 +24,15 @@ export class History {
     this.frame = null;
     this.steps = [];
     this.sequences = new Map();
-    this.recoveries = [];
+    this.outages = [];
+    /** Times without an executor: { epoch, began, ended, cause }. */
     this.lanes = [];
+    this.lanesVersion = 0;
+    /** Changes with `lanes`. */
+    this.unknown = 0;
+    /** Unfinished sequences of which the feed told nothing yet. */
+    this.lit = null;
+    /** Id of the sequence that is pointed at, in whichever view. */
     this.rates = [];
     this.gaps = [];
     this.ttfts = [];
@@ -54,19 +61,21 @@ export class History {
       return;
     }
     if (this.frame !== null && (frame.at < this.frame.at || frame.server)) this.reset();
-    const before = this.frame;
     this.frame = frame;
     this.receivedAt = performance.now();
     if (frame.skipped) for (const seq of this.sequences.values()) seq.lastToken = null;
+    const told = new Set(frame.sequences.map((view) => view.id));
     for (const view of frame.sequences) this.see(view);
     let items = null;
     for (const step of frame.steps) {
       if (step.seq_ids) items = { ids: step.seq_ids, kinds: step.kinds, tokens: step.tokens, sampled: step.sampled };
-      for (const view of step.started || []) this.see(view);
+      const started = (step.started || []).filter((view) => !told.has(view.id)); // the frame's own views are newer
+      for (const view of started) this.see(view);
       this.takeStep(step, items);
+      this.follow(items, told, new Set(started.map((view) => view.id)));
     }
-    this.noticeEnds(frame);
-    this.noticeRecovery(frame, before);
+    this.outages = frame.outages;
+    this.noticeEnds(frame, told);
     this.rates.push([frame.at, frame.output_tokens]);
     this.forget(frame.at);
     this.keepSparks();
@@ -75,16 +84,32 @@ export class History {
   see(view) {
     let seq = this.sequences.get(view.id);
     if (seq === undefined) {
-      seq = { id: view.id, lane: null, firstStep: null, lastStep: null, lastToken: null, ttft: null, gaps: [], endedAt: null };
+      seq = { id: view.id, lane: null, mark: this.freeMark(), firstStep: null, lastStep: null, lastToken: null, gaps: [], endedAt: null, reason: "" };
       this.sequences.set(view.id, seq);
       this.giveLane(seq);
     }
-    const { output } = seq;
     Object.assign(seq, {
       requestId: view.request_id, choice: view.choice, status: view.status, arrived: view.arrived, prompt: view.prompt_tokens,
-      cached: view.cached_tokens, max: view.max_tokens, blocks: view.blocks, shared: view.shared_blocks,
-      output: Math.max(output || 0, view.output_tokens),
+      cached: view.cached_tokens, max: view.max_tokens, blocks: view.blocks, shared: view.shared_blocks, output: view.output_tokens,
+      ttft: view.ttft,
     });
+  }
+
+  /** Keeps up with sequences of which the frame has no view. The views of `started` count this step already. */
+  follow(items, told, started) {
+    items.ids.forEach((id, i) => {
+      const seq = told.has(id) ? undefined : this.sequences.get(id);
+      if (seq === undefined) return;
+      if (!started.has(id)) seq.output += items.sampled[i];
+      seq.status = "running";
+    });
+  }
+
+  freeMark() {
+    const taken = new Set([...this.sequences.values()].map((seq) => seq.mark));
+    let mark = 0;
+    while (taken.has(mark)) mark += 1;
+    return mark;
   }
 
   giveLane(seq) {
@@ -92,6 +117,7 @@ export class History {
     if (lane < 0) lane = this.lanes.length;
     this.lanes[lane] = seq;
     seq.lane = lane;
+    this.lanesVersion += 1;
   }
 
   takeStep(told, items) {
@@ -120,42 +146,23 @@ export class History {
       const seq = this.sequences.get(id);
       if (seq !== undefined) seq.ttft = ttft;
     }
-    if (step.error) this.recoveries.push({ began: step.ended, ended: null, epoch: step.epoch, reason: step.error });
-    const open = this.recoveries[this.recoveries.length - 1];
-    if (open && (open.ended === null || open.guessed) && step.epoch > open.epoch) {
-      open.ended = step.began;
-      open.guessed = false;
-    }
   }
 
-  noticeEnds(frame) {
-    const alive = new Set(frame.sequences.map((view) => view.id));
+  noticeEnds(frame, told) {
+    for (const end of frame.ended) {
+      this.see(end);
+      const seq = this.sequences.get(end.id);
+      Object.assign(seq, { status: "ended", reason: end.finish_reason, endedAt: end.ended });
+    }
+    const complete = frame.sequences.length < MAX_VIEWS;
+    let live = 0;
     for (const seq of this.sequences.values()) {
-      if (seq.endedAt !== null || alive.has(seq.id) || alive.size >= MAX_VIEWS) continue;
-      seq.endedAt = seq.lastStep ?? frame.at;
-      seq.status = "ended";
-      seq.blocks = seq.shared = 0;
+      if (seq.endedAt !== null) continue;
+      if (told.has(seq.id) || !complete) live += 1;
+      else Object.assign(seq, { status: "ended", endedAt: seq.lastStep ?? frame.at, blocks: 0, shared: 0 }); // its end was skipped
+      if (!told.has(seq.id) && seq.status === "running" && frame.stage === "recovering") seq.status = "recovering";
     }
-    for (const step of frame.steps) this.countOutput(step, alive);
-  }
-
-  /** Output of sequences that ended since: no view will tell it. */
-  countOutput(step, alive) {
-    for (const [i, id] of (step.seq_ids || []).entries()) {
-      const seq = alive.has(id) ? undefined : this.sequences.get(id);
-      if (seq !== undefined && seq.status === "ended") seq.output = Math.max(seq.output, step.sampled[i]);
-    }
-  }
-
-  noticeRecovery(frame, before) {
-    const last = this.recoveries[this.recoveries.length - 1];
-    const open = last !== undefined && last.ended === null;
-    if (frame.stage === "recovering" && !open) {
-      this.recoveries.push({ began: before?.at ?? frame.at, ended: null, epoch: frame.epoch - 1, reason: frame.detail });
-    } else if (frame.stage === "ready" && open && !frame.steps.length && before?.stage === "ready") {
-      last.ended = frame.at; // until a step shows when it ended, if one runs
-      last.guessed = true;
-    }
+    this.unknown = Math.max(0, frame.running + frame.waiting - live);
   }
 
   forget(now) {
@@ -167,7 +174,6 @@ export class History {
     this.rates = this.rates.filter(younger(RATE_SPAN + 0.1));
     this.gaps = this.gaps.filter(younger(ITL_SPAN));
     this.ttfts = this.ttfts.filter(younger(TTFT_SPAN));
-    this.recoveries = this.recoveries.filter((one) => one.ended === null || one.ended > from);
     const ended = [...this.sequences.values()].filter((seq) => seq.endedAt !== null).sort((a, b) => b.endedAt - a.endedAt);
     ended.forEach((seq, i) => {
       if (seq.endedAt > from && i < MAX_ENDED) return;
@@ -185,7 +191,20 @@ export class History {
     if (seq.lane === null) return;
     this.lanes[seq.lane] = null;
     seq.lane = null;
+    this.lanesVersion += 1;
     while (this.lanes.length && this.lanes[this.lanes.length - 1] === null) this.lanes.pop();
+  }
+
+  /** Moves sequences that go on from beyond the first `rows` lanes to free ones among these. */
+  fillLanes(rows) {
+    for (let free = 0, from = rows; free < rows && this.lanes.length > rows; free += 1) {
+      if (this.lanes[free] !== null) continue;
+      while (from < this.lanes.length && (this.lanes[from] === null || this.lanes[from].endedAt !== null)) from += 1;
+      const seq = this.lanes[from];
+      if (seq === undefined) return;
+      this.freeLane(seq);
+      this.giveLane(seq);
+    }
   }
 
   rate() {
@@ -216,8 +235,20 @@ export class History {
   }
 }
 
-/** A sequence's own colour, far from those of its neighbours. */
-export const colourOf = (id) => `hsl(${Math.round((id * 137.508) % 360)} 62% 58%)`;
+const ORDER = ["running", "recovering", "preempted", "waiting", "ended"];
+
+/** The place of a state in lists: what computes comes first. */
+export const rank = ({ status }) => ORDER.indexOf(status);
+
+/** How many sequences are in which state, in words: "12 running, 76 waiting". `unknown` more wait. */
+export function statesText(seqs, unknown = 0) {
+  const counts = { waiting: unknown };
+  for (const { status } of seqs) counts[status] = (counts[status] || 0) + 1;
+  return ORDER.filter((state) => counts[state]).map((state) => `${count(counts[state])} ${state}`).join(", ");
+}
+
+/** The state of a sequence in a word: of one that ended, its finish reason. */
+export const stateText = (seq) => (seq.status === "ended" ? seq.reason || "ended" : seq.status);
 
 /** Whether a request has more than one sequence among those known. */
 export function severalChoices(history) {

@@ -4,7 +4,7 @@ import { killExecutor } from "../lib/api.js";
 import { byId, el } from "../lib/dom.js";
 import { open } from "../lib/dialogs.js";
 import { getKey } from "../lib/keys.js";
-import { durationText } from "../lib/format.js";
+import { durationText, plural } from "../lib/format.js";
 
 /** `say(text, tone)` shows a notice. */
 export class Kill {
@@ -34,7 +34,7 @@ export class Kill {
     try {
       const { killed: pid } = await killExecutor();
       this.killed = { pid, streams: running + waiting, resumed, epoch, at };
-      this.say(`Executor ${pid} is killed, ${streams(running + waiting)} on it.`, "bad");
+      this.say(`Executor ${pid} is killed, ${plural(running + waiting, "stream")} on it.`, "bad");
     } catch (error) {
       this.say(error.message, "bad");
     }
@@ -44,14 +44,12 @@ export class Kill {
   look(frame) {
     byId("kill").hidden = !this.history.server?.kill_button;
     const { killed } = this;
-    if (killed === null || frame.epoch === undefined || frame.epoch <= killed.epoch || frame.stage !== "ready") return;
+    if (killed === null || frame.epoch === undefined || frame.stage !== "ready") return;
+    const outage = frame.outages.find((one) => one.epoch >= killed.epoch && one.began > killed.at - 1 && one.ended !== null);
+    if (outage === undefined) return;
     this.killed = null;
-    const last = this.history.recoveries[this.history.recoveries.length - 1];
-    const seconds = last?.ended ? last.ended - last.began : frame.at - killed.at;
     const resumed = frame.resumed - killed.resumed;
-    const went = resumed ? `; ${streams(resumed)} went on without losing a token` : "";
-    this.say(`Executor ${frame.pid} took over after ${durationText(seconds)}${went}.`, "good");
+    const went = resumed ? `; ${plural(resumed, "stream")} went on without losing a token` : "";
+    this.say(`Executor ${frame.pid} was ready after ${durationText(outage.ended - outage.began)}${went}.`, "good");
   }
 }
-
-const streams = (number) => (number === 1 ? "1 stream" : `${number} streams`);

@@ -24,7 +24,7 @@ export function startLive({ model, askForKeys }) {
   const figures = new Figures(byId("figures"), history);
   const openStory = (requestId) =>
     showStory(requestId, [...history.sequences.values()].filter((seq) => seq.requestId === requestId));
-  const requests = new Requests(byId("requests"), byId("no-requests"), history, openStory);
+  const requests = new Requests(byId("requests"), byId("no-requests"), history, openStory, light);
   const kill = new Kill(history, say, askForKeys);
   startLoad(model, say);
 
@@ -39,6 +39,15 @@ export function startLive({ model, askForKeys }) {
     byId("stage").dataset.stage = stage;
     byId("stage").title = detail;
     byId("stage-text").textContent = stage;
+  }
+
+  /** Shows in all views which sequence is pointed at; null for none. */
+  function light(id) {
+    if (history.lit === id) return;
+    history.lit = id;
+    requests.showLit();
+    memory.draw();
+    if (CALM.matches) timeline.draw();
   }
 
   const visible = () => byId("live").offsetParent !== null && !document.hidden;
@@ -114,7 +123,8 @@ export function startLive({ model, askForKeys }) {
     event.target.setAttribute("aria-pressed", String(timeline.end !== null));
     event.target.textContent = timeline.end === null ? "Pause" : "Go on";
   });
-  watchPointer(timeline, openStory);
+  watchPointer(timeline, byId("tip"), (found) => found.seq, openStory, light);
+  watchPointer(memory, byId("memory-tip"), (cell) => cell?.seq ?? null, openStory, light);
   onTheme(() => {
     for (const part of [timeline, memory, figures]) part.recolour();
     drawFrame();
@@ -124,22 +134,25 @@ export function startLive({ model, askForKeys }) {
   return { reconnect, openStory };
 }
 
-function watchPointer(timeline, openStory) {
-  const { canvas } = timeline;
-  const tip = byId("tip");
+/** Tells a pointer over a picture what is there: its `at` finds it, `describe` has the words, `seqOf` the sequence, if it is one. */
+function watchPointer(picture, tip, seqOf, openStory, light) {
+  const { canvas } = picture;
   canvas.addEventListener("pointermove", (event) => {
-    const found = timeline.at(event.offsetX, event.offsetY);
-    tip.textContent = timeline.describe(found);
+    const found = picture.at(event.offsetX, event.offsetY);
+    const seq = seqOf(found);
+    tip.textContent = picture.describe(found);
     tip.hidden = !tip.textContent;
-    tip.style.left = `${Math.max(0, Math.min(event.offsetX + 14, canvas.clientWidth - 230))}px`;
+    tip.style.left = `${Math.max(0, Math.min(event.offsetX + 14, canvas.clientWidth - tip.offsetWidth))}px`;
     tip.style.top = `${event.offsetY + 14}px`;
-    canvas.style.cursor = found.seq === null ? "default" : "pointer";
+    canvas.style.cursor = seq === null ? "default" : "pointer";
+    light(seq?.id ?? null);
   });
   canvas.addEventListener("pointerleave", () => {
     tip.hidden = true;
+    light(null);
   });
   canvas.addEventListener("click", (event) => {
-    const { seq } = timeline.at(event.offsetX, event.offsetY);
+    const seq = seqOf(picture.at(event.offsetX, event.offsetY));
     if (seq !== null) openStory(seq.requestId);
   });
 }

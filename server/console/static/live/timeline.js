@@ -1,18 +1,26 @@
 // The timeline: time runs to the right, a row for each sequence, a rectangle for each item of a step; below, tokens per step.
 
 import { fit } from "../lib/dom.js";
-import { durationText, shortId } from "../lib/format.js";
+import { count, durationText, plural, shortId } from "../lib/format.js";
 import { colours } from "../lib/theme.js";
-import { severalChoices } from "./history.js";
+import { Group } from "./group.js";
+import { severalChoices, stateText } from "./history.js";
+import { COLOURS, drawMark, markColours } from "./marks.js";
 
-const KINDS = { d: "decode", v: "verify", p: "prefill", r: "recompute" };
+export const KINDS = { d: "decode", v: "verify", p: "prefill", r: "recompute" };
 const NAMES = { d: "decode", v: "decode with drafts", p: "prefill", r: "recomputed" };
 const LATE = 0.45;
 /** Seconds by which the picture is behind: the next frame arrives before its time is shown. */
 const BARS = 46;
 const AXIS = 18;
 const MAX_LANE = 20;
-const MAX_LANES = 64;
+const MIN_LANE = 12;
+/** A lower row cannot have its name. */
+const GROUP = 26;
+/** Height of the band that stands for the sequences without a row. */
+const TALL_ROWS = 15;
+/** From so many rows on, the picture is taller. */
+const STRIPE = 2;
 const MERGED = 1.6;
 /** Steps narrower than so many pixels, with the same items, are drawn as one. */
 
@@ -22,11 +30,13 @@ export class Timeline {
     this.history = history;
     this.span = 12;
     this.end = null;
+    this.group = new Group(history);
     this.recolour();
   }
 
   recolour() {
-    this.colour = colours(["decode", "verify", "prefill", "recompute", "waiting", "line", "muted", "text", "bad", "bad-soft", "surface"]);
+    this.colour = colours(["decode", "verify", "prefill", "recompute", "waiting", "line", "muted", "text", "bad", "bad-soft", "surface", "accent-soft"]);
+    this.palette = markColours();
   }
 
   /** The moments at the left and right edge. `end` is set while the picture stands still. */
@@ -36,16 +46,23 @@ export class Timeline {
   }
 
   draw() {
-    const { context, width, height } = fit(this.canvas);
-    if (!width || !this.history.frame) return;
+    if (!this.history.frame) {
+      fit(this.canvas);
+      return;
+    }
     const [from, to] = this.window;
     if (this.end === null) this.history.freeLanes(from);
-    const lanes = Math.min(this.history.lanes.length, MAX_LANES);
-    const gutter = width < 480 ? 56 : 74;
+    this.setHeight();
+    const { context, width, height } = fit(this.canvas);
+    if (!width) return;
+    const gutter = width < 480 ? 76 : 88;
     const bottom = height - BARS - AXIS;
+    const rows = this.rows(bottom);
+    if (this.end === null) this.history.fillLanes(rows);
+    const grouped = this.history.lanes.length > rows || this.history.unknown > 0;
     this.layout = {
-      gutter, width, bottom, from, to, lanes,
-      lane: Math.min(MAX_LANE, bottom / Math.max(lanes, 1)),
+      gutter, width, bottom, from, to, rows, grouped,
+      lane: Math.min(MAX_LANE, (bottom - (grouped ? GROUP : 0)) / Math.max(Math.min(this.history.lanes.length, rows), 1)),
       x: (time) => gutter + ((time - from) / (to - from)) * (width - gutter),
     };
     context.save();
@@ -53,15 +70,37 @@ export class Timeline {
     context.rect(gutter, 0, width - gutter, height);
     context.clip();
     this.drawGrid(context, height);
-    this.drawRecoveries(context);
-    this.drawWaits(context);
+    this.drawOutages(context);
+    this.drawLives(context);
     const steps = this.visible();
     this.drawItems(context, steps);
+    if (grouped) this.group.draw(context, steps, this.layout, this.colour);
     this.drawBars(context, steps, height);
-    this.drawRecoveryTexts(context);
     context.restore();
     if (!this.history.lanes.length) this.drawNothing(context);
+    this.drawLit(context);
+    this.drawOutageTexts(context);
     this.drawLabels(context);
+    this.tell();
+  }
+
+  /** Taller for many rows, and lower again only once few are left, lest it jump to and fro. */
+  setHeight() {
+    const { lanes, unknown } = this.history;
+    const tall = this.canvas.classList.contains("tall");
+    if (!tall && (lanes.length > TALL_ROWS || unknown)) this.canvas.classList.add("tall");
+    if (tall && lanes.length < TALL_ROWS - 3 && !unknown) this.canvas.classList.remove("tall");
+  }
+
+  /** How many sequences have a row of their own in so many pixels. */
+  rows(pixels) {
+    const { lanes, unknown } = this.history;
+    const fitting = Math.floor(pixels / MIN_LANE);
+    return lanes.length <= fitting && !unknown ? fitting : Math.floor((pixels - GROUP) / MIN_LANE);
+  }
+
+  hasRow(seq) {
+    return seq.lane !== null && seq.lane < this.layout.rows;
   }
 
   visible() {
@@ -96,9 +135,9 @@ export class Timeline {
     context.fillRect(x(from), height - AXIS - 0.5, x(to) - x(from), 1);
   }
 
-  drawRecoveries(context) {
+  drawOutages(context) {
     const { x, bottom, to } = this.layout;
-    for (const { began, ended } of this.history.recoveries) {
+    for (const { began, ended } of this.history.outages) {
       const [left, right] = [x(began), x(Math.min(ended ?? to, to))];
       if (right < left) continue;
       context.fillStyle = this.colour["bad-soft"];
@@ -108,21 +147,20 @@ export class Timeline {
     }
   }
 
-  drawRecoveryTexts(context) {
-    const { x, bottom, from, to } = this.layout;
+  drawOutageTexts(context) {
+    const { x, bottom, from, to, gutter, width } = this.layout;
     context.font = "600 12px system-ui, sans-serif";
     context.textAlign = "left";
     context.lineJoin = "round";
-    for (const { began, ended, reason } of this.history.recoveries) {
-      if (began > to || (ended ?? to) < from) continue;
-      const at = x(Math.max(began, from)) + 8;
-      const died = /SIGKILL/.test(reason) ? "executor killed" : "executor lost";
-      const text = `${died}, ${durationText((ended ?? to) - began)}`;
+    for (const outage of this.history.outages) {
+      if (outage.began > to || (outage.ended ?? to) < from) continue;
+      const text = outageText(outage, to);
+      const at = Math.max(gutter + 4, Math.min(x(Math.max(outage.began, from)) + 8, width - context.measureText(text).width - 4));
       context.strokeStyle = this.colour["bad-soft"];
       context.lineWidth = 4;
-      context.strokeText(text, at, bottom - 7);
+      context.strokeText(text, at, bottom + 10);
       context.fillStyle = this.colour.bad;
-      context.fillText(text, at, bottom - 7);
+      context.fillText(text, at, bottom + 10);
     }
   }
 
@@ -138,25 +176,27 @@ export class Timeline {
     return seq.lane * this.layout.lane;
   }
 
-  drawWaits(context) {
+  /** Under each row runs a stripe in its sequence's own colour while it lives; a thin bar is the time before its first step. */
+  drawLives(context) {
     const { x, lane, to } = this.layout;
     for (const seq of this.history.sequences.values()) {
-      if (seq.lane === null || seq.lane >= MAX_LANES) continue;
-      const middle = this.y(seq) + lane / 2;
-      const begun = Math.min(seq.firstStep ?? to, to);
+      if (!this.hasRow(seq)) continue;
+      const top = this.y(seq);
+      const [arrived, end] = [x(seq.arrived), x(Math.min(seq.endedAt ?? to, to))];
+      const begun = x(Math.min(seq.firstStep ?? to, to));
       context.fillStyle = this.colour.waiting;
-      if (begun > seq.arrived) context.fillRect(x(seq.arrived), middle - 1.5, x(begun) - x(seq.arrived), 3);
-      const end = Math.min(seq.endedAt ?? to, to);
+      if (begun > arrived) context.fillRect(arrived, top + (lane - STRIPE) / 2 - 1.5, begun - arrived, 3);
       context.fillStyle = this.colour.line;
-      if (end > begun) context.fillRect(x(begun), middle - 0.5, x(end) - x(begun), 1);
+      if (end > begun) context.fillRect(begun, top + (lane - STRIPE) / 2 - 0.5, end - begun, 1);
+      context.fillStyle = this.palette[seq.mark % COLOURS];
+      if (end > arrived) context.fillRect(arrived, top + lane - STRIPE - 1, end - arrived, STRIPE);
     }
   }
 
   drawItems(context, steps) {
     const { x, lane } = this.layout;
     const boxes = { d: [], v: [], p: [], r: [] };
-    const height = Math.max(1.5, lane - (lane > 7 ? 3 : 1));
-    const inset = (lane - height) / 2;
+    const height = lane - STRIPE - 3;
     for (let i = 0; i < steps.length; i += 1) {
       const first = steps[i];
       const left = x(first.began);
@@ -164,7 +204,7 @@ export class Timeline {
       while (i + 1 < steps.length && this.joins(last, steps[i + 1])) last = steps[(i += 1)];
       const right = x(last.ended);
       const gap = last === first ? Math.min(1, (right - left) / 4) : 0;
-      this.addItems(boxes, first, left, Math.max(right - left - gap, 0.8), inset, height);
+      this.addItems(boxes, first, left, Math.max(right - left - gap, 0.8), height);
       if (first.error) this.markFailure(context, right);
     }
     for (const [kind, list] of Object.entries(boxes)) {
@@ -181,12 +221,11 @@ export class Timeline {
       && x(next.began) - x(step.ended) < 1;
   }
 
-  addItems(boxes, step, left, width, inset, height) {
+  addItems(boxes, step, left, width, height) {
     const { ids, kinds } = step.items;
     for (let i = 0; i < ids.length; i += 1) {
       const seq = this.history.sequences.get(ids[i]);
-      if (seq === undefined || seq.lane === null || seq.lane >= MAX_LANES) continue;
-      boxes[kinds[i]].push([left, this.y(seq) + inset, width, height]);
+      if (seq !== undefined && this.hasRow(seq)) boxes[kinds[i]].push([left, this.y(seq) + 1, width, height]);
     }
   }
 
@@ -224,57 +263,108 @@ export class Timeline {
     }
   }
 
+  /** The row of the sequence that is pointed at stands out: the others fade. */
+  drawLit(context) {
+    const seq = this.history.sequences.get(this.history.lit);
+    if (seq === undefined || seq.lane === null) return;
+    const { gutter, width, lane, bottom, rows } = this.layout;
+    const [top, low] = this.hasRow(seq) ? [this.y(seq), this.y(seq) + lane] : [rows * lane, bottom];
+    context.fillStyle = this.colour.surface;
+    context.globalAlpha = 0.62;
+    context.fillRect(gutter, 0, width - gutter, top);
+    context.fillRect(gutter, low, width - gutter, bottom - low);
+    context.globalAlpha = 1;
+    context.fillStyle = this.colour["accent-soft"];
+    context.fillRect(0, top, gutter - 4, low - top);
+  }
+
   drawLabels(context) {
-    const { gutter, lane, bottom, lanes } = this.layout;
+    const { gutter, lane, bottom, rows, grouped } = this.layout;
     const several = severalChoices(this.history);
     context.textAlign = "left";
     context.textBaseline = "middle";
-    context.font = `${lane < 13 ? 10 : 11}px ui-monospace, monospace`;
-    const every = Math.max(1, Math.ceil(11 / lane));
-    for (let at = 0; at < lanes; at += every) {
-      const seq = this.history.lanes[at];
+    context.font = `${lane < 14 ? 10 : 11}px ui-monospace, monospace`;
+    for (const seq of this.history.lanes.slice(0, rows)) {
       if (seq === null) continue;
-      context.fillStyle = seq.status === "ended" ? this.colour.waiting : this.colour.muted;
-      context.fillText(shortId(seq.requestId, seq.choice, several.has(seq.requestId)), 0, at * lane + lane / 2);
+      const middle = this.y(seq) + lane / 2;
+      drawMark(context, seq.mark, this.palette, 6, middle, 8);
+      context.fillStyle = this.colour[seq.id === this.history.lit ? "text" : "muted"];
+      context.fillText(shortId(seq.requestId, seq.choice, several.has(seq.requestId)), 14, middle);
     }
     context.fillStyle = this.colour.muted;
     context.font = "11px system-ui, sans-serif";
-    context.fillText(gutter < 70 ? "tokens" : "tokens/step", 0, bottom + BARS - 8);
+    if (grouped) context.fillText(`${gutter < 80 ? "" : "and "}${count(this.group.size(rows))} more`, 2, bottom - GROUP / 2);
+    context.fillText(gutter < 80 ? "tokens" : "tokens/step", 2, bottom + BARS - 8);
     context.textBaseline = "alphabetic";
-    const hidden = this.history.lanes.length - lanes;
-    if (hidden > 0) context.fillText(`+${hidden} more`, 0, bottom + 12);
   }
 
-  /** The sequence and the step under a point; either may be null. */
+  /** In words, for those who do not see it. */
+  tell() {
+    const { rows, grouped } = this.layout;
+    const listed = this.history.lanes.slice(0, rows).filter((seq) => seq !== null).length;
+    const more = grouped ? `, and ${plural(this.group.size(rows), "more", "more")}: ${this.group.text(rows)}` : "";
+    const label = `Timeline of the last ${this.span} seconds: ${plural(listed, "sequence")}${more}. The table below has the numbers.`;
+    if (this.canvas.getAttribute("aria-label") !== label) this.canvas.setAttribute("aria-label", label);
+  }
+
+  /** What is under a point: a sequence, the step that computes it there, an outage, the band of those without a row. */
   at(px, py) {
-    if (this.layout === undefined || px < this.layout.gutter - 80) return { seq: null, step: null };
-    const { gutter, width, from, to, lane, bottom } = this.layout;
+    const nothing = { seq: null, step: null, outage: null, grouped: false };
+    if (this.layout === undefined || !this.history.frame || px < 0 || py < 0) return nothing;
+    const { gutter, width, from, to, lane, bottom, rows, grouped } = this.layout;
+    const inRows = py < bottom;
+    const seq = py < rows * lane && inRows ? this.history.lanes[Math.floor(py / lane)] ?? null : null;
+    if (px < gutter) return { ...nothing, seq, grouped: grouped && inRows && py >= bottom - GROUP };
     const time = from + ((px - gutter) / (width - gutter)) * (to - from);
-    const seq = py < bottom ? this.history.lanes[Math.floor(py / lane)] ?? null : null;
-    const step = px < gutter ? null : this.visible().find((one) => one.began <= time && time <= one.ended) ?? null;
-    return { seq, step };
+    if (time > to || py > bottom + BARS) return nothing;
+    const step = this.visible().find((one) => one.began <= time && time <= one.ended) ?? null;
+    if (!inRows) return { ...nothing, step, outage: step === null ? this.outageAt(time) : null };
+    if (grouped && py >= bottom - GROUP) return { ...nothing, step, grouped: true };
+    const outage = this.outageAt(time);
+    if (seq === null || time < seq.arrived || time > (seq.endedAt ?? to)) return { ...nothing, outage };
+    return { ...nothing, seq, step: step !== null && step.items.ids.includes(seq.id) ? step : null, outage };
   }
 
-  /** What a pointer is told. */
-  describe({ seq, step }) {
+  outageAt(time) {
+    return this.history.outages.find((one) => one.began <= time && (one.ended === null || time <= one.ended)) ?? null;
+  }
+
+  /** What a pointer is told; "" over empty space. */
+  describe({ seq, step, outage, grouped }) {
     const lines = [];
-    if (step !== null) {
-      lines.push(`Step ${step.id}, ${durationText(step.ended - step.began)}${step.error ? ", failed" : ""}`);
-      const counts = {};
-      step.items.ids.forEach((_, i) => {
-        const kind = step.items.kinds[i];
-        counts[kind] ??= [0, 0];
-        counts[kind][0] += 1;
-        counts[kind][1] += step.items.tokens[i];
-      });
-      for (const [kind, [items, tokens]] of Object.entries(counts)) lines.push(`${items} × ${NAMES[kind]}, ${tokens} tokens`);
-    }
     if (seq !== null) {
-      lines.push(`Request ${seq.requestId.slice(-6)}, choice ${seq.choice}: ${seq.status}`);
-      lines.push(`prompt ${seq.prompt} (${seq.cached} cached), output ${seq.output}`);
+      lines.push(`Request ${shortId(seq.requestId, seq.choice, severalChoices(this.history).has(seq.requestId))}: ${stateText(seq)}`);
+      lines.push(`prompt ${plural(seq.prompt, "token")} (${count(seq.cached)} cached), output ${count(seq.output)} of at most ${count(seq.max)}`);
+    }
+    if (grouped) lines.push(`${plural(this.group.size(this.layout.rows), "more", "more")}: ${this.group.text(this.layout.rows)}`);
+    if (outage !== null) lines.push(outageText(outage, this.layout.to));
+    if (step !== null) {
+      lines.push(`Step ${count(step.id)}, ${durationText(step.ended - step.began)}${step.error ? ", failed" : ""}`);
+      if (seq !== null) {
+        const i = step.items.ids.indexOf(seq.id);
+        lines.push(`here ${NAMES[step.items.kinds[i]]}, ${plural(step.items.tokens[i], "token")}`);
+      }
+      lines.push(`in all ${itemsText(step.items)}`);
     }
     return lines.join("\n");
   }
+}
+
+/** What a step computed: "8 sequences: decode, 8 tokens". */
+function itemsText(items) {
+  const counts = {};
+  items.ids.forEach((_, i) => {
+    const [seqs, tokens] = counts[items.kinds[i]] ?? [0, 0];
+    counts[items.kinds[i]] = [seqs + 1, tokens + items.tokens[i]];
+  });
+  return Object.entries(counts)
+    .map(([kind, [seqs, tokens]]) => `${plural(seqs, "sequence")} ${NAMES[kind]}, ${plural(tokens, "token")}`).join("; ");
+}
+
+/** An outage and its one duration: from the loss of the executor until the next one is ready, so far if it is not. */
+export function outageText({ began, ended, cause }, now) {
+  const what = cause === "executor_died:signal" ? "executor killed" : cause.startsWith("executor_died") ? "executor lost" : "step failed";
+  return ended === null ? `${what}, ${durationText(now - began)} so far` : `${what}, ready after ${durationText(ended - began)}`;
 }
 
 const sums = new WeakMap();

@@ -6,9 +6,13 @@ import { Conversation } from "./conversation.js";
 import { loadSettings, showSettings } from "./settings.js";
 import { makeView } from "./view.js";
 
-/** `onStory(requestId)` opens a story, `onRefused(error)` hears why the models could not be listed. */
-export function startChat({ onStory, onRefused }) {
+const AGAIN = 2000;
+/** Milliseconds after which a server that could not list its models is asked again. */
+
+/** `onStory(requestId)` opens a story. */
+export function startChat({ onStory }) {
   const message = byId("message");
+  const cards = new Map();
   let view = null;
   const conversation = new Conversation((changed) => {
     view.changed(changed);
@@ -31,6 +35,7 @@ export function startChat({ onStory, onRefused }) {
   function showButtons() {
     byId("send").hidden = conversation.busy;
     byId("stop").hidden = !conversation.busy;
+    byId("messages").setAttribute("aria-busy", String(conversation.busy)); // read when it is complete, not word by word
   }
 
   function grow() {
@@ -67,22 +72,34 @@ export function startChat({ onStory, onRefused }) {
     conversation.clear();
     message.focus();
   });
-  byId("open-settings").addEventListener("click", showSettings);
+  byId("open-settings").addEventListener("click", async () => {
+    const drawn = () => showSettings({ card: cards.get(conversation.model), body: () => conversation.nextBody(message.value) });
+    drawn();
+    if (!cards.get(conversation.model)?.sampling_defaults && (await listModels()) && byId("settings").open) drawn(); // it loaded since
+  });
   byId("model").addEventListener("change", (event) => {
     conversation.model = event.target.value;
   });
 
-  /** Fills the picker. Called again when a key was given. */
+  /** Fills the picker. A server that is still to come is asked again. */
   async function listModels() {
+    const notice = byId("chat-notice");
     try {
       const found = await models();
       const before = conversation.model;
+      cards.clear();
+      for (const card of found) cards.set(card.id, card);
       byId("model").replaceChildren(...found.map((one) => el("option", { value: one.id }, one.id)));
       conversation.model = found.some((one) => one.id === before) ? before : found[0].id;
       byId("model").value = conversation.model;
+      notice.hidden = true;
       return true;
     } catch (error) {
-      onRefused(error);
+      if (error.status === 401) {
+        const ask = el("button", { type: "button", className: "button small", onclick: () => listModels() }, "Give the key");
+        notice.replaceChildren(el("span", {}, "This server requires an API key."), ask);
+        notice.hidden = false;
+      } else setTimeout(listModels, AGAIN);
       return false;
     }
   }

@@ -1,7 +1,11 @@
 // The conversation: its messages, and the answer that is being streamed. Knows nothing of the page.
 
-import { stream } from "../lib/api.js";
+import { ready, stream } from "../lib/api.js";
 import { requestBody } from "./settings.js";
+import { progressOf, progressOfServer } from "./waiting.js";
+
+const LOOK = 500;
+/** Milliseconds between two looks at the stage of a server that loads. */
 
 /** What a message is sent as. */
 function wire(message) {
@@ -15,10 +19,18 @@ function wire(message) {
   return { role: message.role, content: message.content };
 }
 
-const newAnswer = () => ({
-  role: "assistant", content: "", reasoning: "", calls: [], state: "streaming", error: "", finish: null,
+const newAnswer = (model) => ({
+  role: "assistant", model, body: null, wait: null, needsKey: false, content: "", reasoning: "", calls: [], state: "streaming", error: "", finish: null,
   requestId: null, begun: performance.now(), first: null, last: null, ended: null, tokens: 0, usage: null,
 });
+
+function explained(error) {
+  if (error.status === 401) return "This server requires an API key.";
+  return error instanceof TypeError ? "The connection to the server broke off." : error.message;
+}
+
+/** Messages as they are sent; an answer without content, as of a failed call, is none. */
+const sendable = (messages) => messages.filter((one) => one.role !== "assistant" || one.content || one.calls.length).map(wire);
 
 export class Conversation {
   /** `changed(message)` is called when a message has changed, with null when messages came or went. */
@@ -65,15 +77,23 @@ export class Conversation {
     this.abort?.abort();
   }
 
+  /** The body that would be sent now, with `draft` as the next message if there is one. */
+  nextBody(draft) {
+    const messages = [...this.messages];
+    if (draft.trim()) messages.push({ role: "user", content: draft });
+    else while (messages.length && messages[messages.length - 1].role === "assistant") messages.pop();
+    return requestBody(this.model, sendable(messages));
+  }
+
   async answer() {
-    const sent = this.messages.filter((one) => one.role !== "assistant" || one.content || one.calls.length).map(wire);
-    const message = newAnswer();
+    const sent = sendable(this.messages);
+    const message = newAnswer(this.model);
     this.messages.push(message);
     const abort = (this.abort = new AbortController());
     this.changed(null);
     try {
-      const body = requestBody(this.model, sent);
-      const { requestId, events } = await stream("/v1/chat/completions", { body, signal: abort.signal });
+      message.body = requestBody(this.model, sent);
+      const { requestId, events } = await this.open(message, abort.signal);
       message.requestId = requestId;
       for await (const { data } of events) {
         if (data !== "[DONE]") this.take(message, JSON.parse(data));
@@ -81,7 +101,8 @@ export class Conversation {
       message.state = message.error ? "failed" : "done";
     } catch (error) {
       message.state = abort.signal.aborted ? "stopped" : "failed";
-      if (message.state === "failed") message.error = error.message;
+      message.needsKey = error.status === 401;
+      if (message.state === "failed") message.error = explained(error);
     } finally {
       message.ended = performance.now();
       if (this.abort === abort) this.abort = null;
@@ -89,8 +110,43 @@ export class Conversation {
     }
   }
 
+  /** Opens the stream of an answer. While the model loads, the server refuses it: then the answer waits, and asks again. */
+  async open(message, signal) {
+    const options = {
+      body: message.body, signal, headers: { "X-Cohort-Progress": "1" }, onComment: (text) => this.hear(message, text),
+    };
+    for (let refusals = 0; ; refusals += 1) {
+      try {
+        return await stream("/v1/chat/completions", options);
+      } catch (error) {
+        if (error.status !== 503 || refusals > 1) throw error;
+        await this.loaded(message, signal);
+      }
+    }
+  }
+
+  /** Waits while the server loads. */
+  async loaded(message, signal) {
+    for (;;) {
+      const told = await ready();
+      if (signal.aborted || told.status !== "loading") return;
+      message.wait = progressOfServer(told);
+      await new Promise((resolve) => setTimeout(resolve, LOOK));
+    }
+  }
+
+  /** A comment: what the answer waits for. A process without the engine does not know; the stage it can tell. */
+  async hear(message, comment) {
+    const progress = progressOf(comment);
+    if (progress === null) return;
+    const { last } = message;
+    const wait = progress.state === "unknown" ? progressOfServer(await ready().catch(() => ({}))) : progress;
+    if (message.last === last) message.wait = wait;
+  }
+
   /** One chunk of a stream. */
   take(message, chunk) {
+    message.wait = null;
     if (chunk.error) message.error = chunk.error.message;
     message.requestId = chunk.id || message.requestId; // the answer's id, which the steps name it by
     if (chunk.usage) message.usage = chunk.usage;

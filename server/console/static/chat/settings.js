@@ -1,22 +1,25 @@
 // What a request carries besides its messages, and the drawer in which it is set.
 
+import { copy } from "../lib/clipboard.js";
 import { byId, el } from "../lib/dom.js";
 import { field, head, open } from "../lib/dialogs.js";
+import { count } from "../lib/format.js";
 import { entry } from "../lib/root.js";
+import { curl, python } from "./code.js";
 
 const STORE = entry("settings");
 
 const NUMBERS = [
-  // name, label, lowest, highest, step
-  ["temperature", "Temperature", 0, 2, 0.05],
-  ["top_p", "Top p", 0, 1, 0.05],
-  ["top_k", "Top k", 0, null, 1],
-  ["min_p", "Min p", 0, 1, 0.01],
-  ["max_tokens", "Max tokens", 1, null, 1],
-  ["seed", "Seed", 0, null, 1],
-  ["presence_penalty", "Presence pen.", -2, 2, 0.1],
-  ["frequency_penalty", "Frequency pen.", -2, 2, 0.1],
-  ["repetition_penalty", "Repetition pen.", 0.1, 2, 0.05],
+  // name, label, lowest, highest, step, what the API takes where neither the request nor the model says
+  ["temperature", "Temperature", 0, 2, 0.05, "1"],
+  ["top_p", "Top p", 0, 1, 0.05, "1"],
+  ["top_k", "Top k", 0, null, 1, "0"],
+  ["min_p", "Min p", 0, 1, 0.01, "0"],
+  ["max_tokens", "Max tokens", 1, null, 1, ""],
+  ["seed", "Seed", 0, null, 1, "random"],
+  ["presence_penalty", "Presence pen.", -2, 2, 0.1, "0"],
+  ["frequency_penalty", "Frequency pen.", -2, 2, 0.1, "0"],
+  ["repetition_penalty", "Repetition pen.", 0.1, 2, 0.05, "1"],
 ];
 
 const EXAMPLE_TOOLS = JSON.stringify([{
@@ -97,45 +100,75 @@ function bound(input, name) {
   return input;
 }
 
-function choose(name, choices) {
+function choose(name, choices, again) {
   const select = el("select", {}, choices.map(([value, label]) => el("option", { value }, label)));
   select.value = settings[name];
   select.addEventListener("change", () => {
     settings[name] = select.value;
     save();
-    showSettings();
+    again();
     byId(`set-${name}`)?.focus();
   });
   return select;
 }
 
-function numberField([name, label, low, high, step]) {
-  const input = el("input", { type: "number", step: String(step), placeholder: "default" });
-  if (low !== null) input.min = String(low);
-  if (high !== null) input.max = String(high);
-  return field(`set-${name}`, label, bound(input, name));
+/** The value in force while the field is empty, and who says so. */
+function inForce(name, preset, card) {
+  const own = card?.sampling_defaults?.[name];
+  if (own !== undefined) return [String(Number(own.toFixed(4))), "the model's"];
+  if (name === "max_tokens") return card?.max_model_len ? [`≤ ${count(card.max_model_len)}`, "to the context's end"] : ["", "to the context's end"];
+  return [preset, name === "seed" ? "" : "the API's"];
 }
 
-export function showSettings() {
+function numberField([name, label, low, high, step, preset], card) {
+  const [value, origin] = inForce(name, preset, card);
+  const input = el("input", { type: "number", step: String(step), placeholder: value });
+  if (low !== null) input.min = String(low);
+  if (high !== null) input.max = String(high);
+  const node = field(`set-${name}`, label, bound(input, name), origin ? el("span", { id: `from-${name}` }, origin) : null);
+  if (origin) input.setAttribute("aria-describedby", `from-${name}`);
+  return node;
+}
+
+/** The request that would be sent now as code, on the clipboard. */
+function codeButtons(body) {
+  const fault = el("p", { className: "fault", role: "alert", hidden: true });
+  const button = (label, write) => el("button", { type: "button", className: "button small", onclick: (event) => {
+    fault.hidden = true;
+    try {
+      copy(write(body()), event.currentTarget);
+    } catch (error) {
+      fault.textContent = error.message;
+      fault.hidden = false;
+    }
+  } }, label);
+  return el("div", { className: "field" }, el("span", {}, "This chat's next request, for a shell or a program"),
+    el("div", { className: "buttons" }, button("Copy as curl", curl), button("Copy as Python", python)), fault);
+}
+
+/** `card`: the model as GET /v1/models tells it; `body()`: the request as it would be sent now. */
+export function showSettings({ card, body }) {
   const dialog = byId("settings");
+  const again = () => showSettings({ card, body });
   const tools = el("input", { type: "checkbox", id: "set-useTools", checked: settings.useTools });
   tools.addEventListener("change", () => {
     settings.useTools = tools.checked;
     save();
-    showSettings();
+    again();
     byId("set-useTools").focus();
   });
   open(dialog,
     head(dialog, "settings-title", "Settings"),
     field("set-system", "System prompt", bound(el("textarea", { placeholder: "none" }), "system")),
-    el("div", { className: "pairs" }, NUMBERS.map(numberField)),
-    field("set-stop", "Stop strings, one a line", bound(el("textarea"), "stop")),
-    field("set-format", "Answer", choose("format", [["text", "text"], ["json_object", "JSON"], ["json_schema", "JSON by a schema"]])),
+    el("div", { className: "pairs" }, NUMBERS.map((one) => numberField(one, card))),
+    el("p", { className: "note" }, `An empty field has the value that it shows in grey: the model's own, where ${card?.id ?? "the model"} has one, else the API's.`),
+    field("set-stop", "Stop strings, one a line", bound(el("textarea", { placeholder: "none" }), "stop")),
+    field("set-format", "Answer", choose("format", [["text", "text"], ["json_object", "JSON"], ["json_schema", "JSON by a schema"]], again)),
     settings.format === "json_schema" && field("set-schema", "JSON schema", bound(el("textarea", { rows: 8 }), "schema")) || null,
     el("label", { className: "note" }, tools, " Offer tools to the model"),
     settings.useTools && field("set-tools", "Tools", bound(el("textarea", { rows: 12 }), "tools")) || null,
     settings.useTools && field("set-toolChoice", "Tool choice",
-      choose("toolChoice", [["auto", "auto"], ["required", "required"], ["none", "none"]])) || null,
-    el("p", { className: "note" }, "A field left empty has the model's own default."),
+      choose("toolChoice", [["auto", "auto"], ["required", "required"], ["none", "none"]], again)) || null,
+    codeButtons(body),
   );
 }

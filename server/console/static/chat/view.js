@@ -1,17 +1,22 @@
 // Messages as elements.
 
+import { copy } from "../lib/clipboard.js";
 import { byId, el } from "../lib/dom.js";
 import { count, durationText } from "../lib/format.js";
 import { render } from "../lib/markdown.js";
+import { term } from "../lib/terms.js";
+import { curl, python } from "./code.js";
 import { settings } from "./settings.js";
+import { waitOf, waitText } from "./waiting.js";
 
 const SAMPLES = [
   "What is the capital of Peru?",
   "Write a short story about a lighthouse keeper.",
   "Explain what a KV cache is, in three sentences.",
 ];
-const PAUSE = 400;
-/** Milliseconds without a token after which a stream shows as pausing: its executor may be starting anew. */
+const TICK = 100;
+const QUIET = 4000;
+/** Milliseconds between two announcements to a screen reader. */
 
 /** `actions`: send(text), regenerate(), giveResult(message, call, text), story(requestId). */
 export function makeView(conversation, actions) {
@@ -60,13 +65,39 @@ export function makeView(conversation, actions) {
     });
   }
 
+  const announce = announcer(byId("chat-status"));
   setInterval(() => {
+    const now = performance.now();
+    let wait = null;
     for (const [message, node] of nodes) {
-      const pausing = message.state === "streaming" && message.last !== null && performance.now() - message.last > PAUSE;
-      node.classList.toggle("pausing", pausing);
+      if (message.role !== "assistant") continue;
+      wait = waitOf(message, now) ?? wait;
+      showWait(node, waitOf(message, now));
     }
-  }, 100);
+    announce(wait, now);
+  }, TICK);
   return { changed, drawAll };
+}
+
+function showWait(node, wait) {
+  node.classList.toggle("waits", wait !== null);
+  const line = node.querySelector(".wait");
+  if (line === null) return;
+  line.hidden = wait === null;
+  const text = wait === null ? "" : waitText(wait);
+  if (line.lastChild.textContent !== text) line.lastChild.textContent = text;
+}
+
+/** Says what is waited for to a screen reader: once for each thing, not with every number. */
+function announcer(status) {
+  let kind = null;
+  let at = -QUIET;
+  return (wait, now) => {
+    if ((wait?.kind ?? null) === kind || now - at < QUIET) return;
+    kind = wait?.kind ?? null;
+    status.textContent = wait === null ? "" : wait.text;
+    if (wait !== null) at = now;
+  };
 }
 
 function welcome(send) {
@@ -78,15 +109,21 @@ function welcome(send) {
 }
 
 function answer(message, conversation, actions) {
-  const parts = [el("p", { className: "who" }, conversation.model || "assistant")];
+  const parts = [el("p", { className: "who" }, message.model || "assistant")];
   if (message.reasoning) {
     parts.push(el("details", { className: "reasoning", open: !message.content },
       el("summary", {}, "Reasoning"), el("p", {}, message.reasoning)));
   }
   parts.push(el("div", { className: "content" }, body(message)));
   parts.push(...message.calls.map((call) => callNode(message, call, actions)));
-  if (message.error) parts.push(el("p", { className: "fault", role: "alert" }, message.error));
-  if (message.state !== "streaming") parts.push(meta(message, conversation, actions));
+  if (message.error) {
+    parts.push(el("p", { className: "fault", role: "alert" }, message.error,
+      message.needsKey ? el("button", { type: "button", className: "button small", onclick: actions.regenerate }, "Give the key") : null));
+  }
+  if (message.state === "streaming") {
+    // For the eye: a screen reader is told by the page's status line.
+    parts.push(el("p", { className: "wait", "aria-hidden": "true", hidden: true }, el("span", { className: "dot" }), el("span", {})));
+  } else parts.push(meta(message, conversation, actions));
   return parts;
 }
 
@@ -129,17 +166,19 @@ function meta(message, conversation, actions) {
   const { first, last, usage } = message;
   const tokens = usage ? usage.completion_tokens : message.tokens;
   const facts = [];
-  if (first !== null) facts.push(`first token ${durationText((first - message.begun) / 1000)}`);
+  if (first !== null) facts.push([term("ttft", "first token"), ` ${durationText((first - message.begun) / 1000)}`]);
   if (tokens) facts.push(`${count(tokens)} tokens`);
   if (tokens > 1 && last > first) facts.push(`${(((tokens - 1) * 1000) / (last - first)).toFixed(1)} tokens/s`);
   if (message.state === "stopped") facts.push("stopped");
   if (ENDS[message.finish]) facts.push(ENDS[message.finish]);
   const button = (label, act) => el("button", { type: "button", onclick: act }, label);
   const buttons = [];
-  if (message.content) buttons.push(button("Copy", () => navigator.clipboard?.writeText(message.content)));
+  const copied = (label, text) => button(label, (event) => copy(text(), event.currentTarget));
+  if (message.content) buttons.push(copied("Copy", () => message.content));
   if (message === conversation.messages[conversation.messages.length - 1] && !conversation.busy) {
     buttons.push(button("Regenerate", actions.regenerate));
   }
   if (message.requestId) buttons.push(button("Story", () => actions.story(message.requestId)));
+  if (message.body) buttons.push(copied("Copy as curl", () => curl(message.body)), copied("Copy as Python", () => python(message.body)));
   return el("div", { className: "meta" }, facts.map((fact) => el("span", {}, fact)), buttons);
 }

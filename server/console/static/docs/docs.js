@@ -1,23 +1,27 @@
 // The API reference, made in the browser from the server's own /openapi.json.
 
-import { getJson } from "../lib/api.js";
+import { getJson, onMissingKey } from "../lib/api.js";
 import { byId, el } from "../lib/dom.js";
-import { loadKeys } from "../lib/keys.js";
-import { showKeys } from "../lib/keys_dialog.js";
+import { loadKeys, onKeys } from "../lib/keys.js";
+import { askForMissing, showKeys } from "../lib/keys_dialog.js";
 import { startTheme } from "../lib/theme.js";
 import { fieldsOf, kindOf, named } from "./schema.js";
 
 loadKeys();
 startTheme();
-byId("open-keys").addEventListener("click", () => showKeys("", load));
+onMissingKey(askForMissing);
+byId("open-keys").addEventListener("click", () => showKeys());
+onKeys(load);
 load();
 
 async function load() {
   try {
     show(await getJson("/openapi.json"));
   } catch (error) {
-    byId("reference").replaceChildren(el("p", { className: "note", role: "status" }, error.message));
-    if (error.status === 401) showKeys("The description of the API requires an API key.", load);
+    const missing = error.status === 401;
+    byId("reference").replaceChildren(el("p", { className: "note", role: "status" },
+      missing ? "This server requires an API key, for its description too. " : error.message,
+      missing ? el("button", { type: "button", className: "button small", onclick: load }, "Give the key") : null));
   }
 }
 

@@ -21,34 +21,62 @@ async function failure(response) {
   return new ApiError(response.status, message);
 }
 
-async function call(path, { admin = false, body, signal } = {}) {
-  const options = { headers: { ...authorization(admin) }, signal };
-  if (body !== undefined) {
-    options.method = "POST";
-    options.headers["Content-Type"] = "application/json";
-    options.body = JSON.stringify(body);
-  }
-  let response;
+let askForKey = null;
+
+/** `ask({ admin, given })` is called when the server refuses a call for want of a key: `given` tells whether the call had one. It
+ * resolves to whether there is another key now; the call is then repeated. */
+export function onMissingKey(ask) {
+  askForKey = ask;
+}
+
+async function reach(path, options) {
   try {
-    response = await fetch(new URL(path.slice(1), ROOT), options);
+    return await fetch(new URL(path.slice(1), ROOT), options);
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ApiError(0, "The server cannot be reached.");
   }
-  if (!response.ok) throw await failure(response);
-  return response;
+}
+
+/** `ask`: whether a missing key is asked for; what the page does by itself must not open dialogs again and again. */
+async function call(path, { admin = false, ask = true, body, signal, headers = {} } = {}) {
+  const options = { signal };
+  if (body !== undefined) {
+    options.method = "POST";
+    options.body = JSON.stringify(body);
+  }
+  for (;;) {
+    const key = authorization(admin);
+    options.headers = { ...headers, ...key, ...(body === undefined ? {} : { "Content-Type": "application/json" }) };
+    const response = await reach(path, options);
+    if (response.ok) return response;
+    if (response.status !== 401 || !ask || !(await anotherKey(key.Authorization, admin))) throw await failure(response);
+  }
+}
+
+/** Whether there is another key than the one that was refused: one that was given meanwhile, or is now. */
+async function anotherKey(refused, admin) {
+  if (authorization(admin).Authorization !== refused) return true;
+  return askForKey !== null && askForKey({ admin, given: Boolean(refused) });
 }
 
 export const getJson = async (path, options) => (await call(path, options)).json();
 
 export const models = async () => (await getJson("/v1/models")).data;
 
-export const story = (id) => getJson(`/v1/requests/${encodeURIComponent(id)}`, { admin: true });
+export const story = (id) => getJson(`/v1/requests/${encodeURIComponent(id)}`, { admin: true, ask: false });
+
+/** The last calls that ended, the latest first. Returns { data, has_more }. */
+export const earlier = (limit) =>
+  getJson(`/v1/requests?outcome=stop,length,abort,error,refused&limit=${limit}`, { admin: true, ask: false });
+
+/** The server's stage, as load balancers read it: { status, detail, phase, done, total }. Needs no key. */
+export const ready = async () => (await reach("/ready", {})).json();
 
 export const killExecutor = async () => (await call("/v1/kill_executor", { admin: true, body: {} })).json();
 
-/** Opens a stream. Returns the request's id and its events, each { event, data }. */
-export async function stream(path, options) {
+/** Opens a stream. Returns the request's id and its events, each { event, data }; `onComment(text)` gets the comments. */
+export async function stream(path, { onComment, ...options }) {
   const response = await call(path, options);
-  return { requestId: response.headers.get("x-request-id"), events: events(response.body) };
+  return { requestId: response.headers.get("x-request-id"), events: events(response.body, onComment) };
 }

@@ -23,6 +23,15 @@ export function loadKeys() {
   }
 }
 
+const listeners = [];
+
+/** Calls `listener` after keys were given in the dialog. */
+export const onKeys = (listener) => listeners.push(listener);
+
+export function tellKeys() {
+  for (const listener of listeners) listener();
+}
+
 export const getKey = (name) => held[name];
 
 export function setKey(name, value) {

@@ -2,15 +2,17 @@
 
 import { el, fit } from "../lib/dom.js";
 import { count, duration, durationText, percent } from "../lib/format.js";
+import { term } from "../lib/terms.js";
 import { colours } from "../lib/theme.js";
 import { statesText } from "./history.js";
 
 const TILES = [
-  ["rate", "Output", "tok/s"],
-  ["ttft", "First token", ""],
-  ["itl", "Between tokens", ""],
-  ["queue", "Sequences", ""],
-  ["kv", "KV in use", ""],
+  // name, label, unit, the word that it explains
+  ["rate", "Output", "tok/s", "step"],
+  ["ttft", "First token", "", "ttft"],
+  ["itl", "Between tokens", "", "itl"],
+  ["queue", "Sequences", "", "batch"],
+  ["kv", "KV in use", "", "kv"],
 ];
 
 /** The sequences that do not run. Those that wait for the next executor are told apart. */
@@ -22,16 +24,16 @@ function queueText(waiting, sequences) {
 export class Figures {
   constructor(list, history) {
     this.history = history;
-    this.tiles = TILES.map(([name, label, unit]) => {
+    this.tiles = TILES.map(([name, label, unit, word]) => {
       const tile = {
         name,
         value: el("span", {}, "–"),
         unit: el("span", { className: "unit" }, unit),
-        detail: el("p", { className: "detail" }, " "),
+        detail: name === "kv" ? term("prefix", " ") : el("span", {}, " "),
         spark: el("canvas", { "aria-hidden": "true" }),
       };
-      list.append(el("li", {}, el("p", { className: "name" }, label),
-        el("p", { className: "value" }, tile.value, tile.unit), tile.detail, tile.spark));
+      list.append(el("li", {}, el("p", { className: "name" }, term(word, label)),
+        el("p", { className: "value" }, tile.value, tile.unit), el("p", { className: "detail" }, tile.detail), tile.spark));
       return tile;
     });
     this.recolour();

@@ -2,6 +2,7 @@
 
 import { stream } from "../lib/api.js";
 import { byId } from "../lib/dom.js";
+import { needsAdmin } from "../lib/keys_dialog.js";
 import { onTheme } from "../lib/theme.js";
 import { Figures } from "./figures.js";
 import { History } from "./history.js";
@@ -16,8 +17,8 @@ const FIRST_PAUSE = 500;
 const LONGEST_PAUSE = 8000;
 const CALM = matchMedia("(prefers-reduced-motion: reduce)");
 
-/** `model()`: the model that is chosen; `askForKeys(why)` opens the dialog for keys. */
-export function startLive({ model, askForKeys }) {
+/** `model()`: the model that is chosen; `askForKeys(why)` opens the dialog for keys; `onFrame(history)` is called after each frame. */
+export function startLive({ model, askForKeys, onFrame }) {
   const history = new History();
   const timeline = new Timeline(byId("timeline"), history);
   const memory = new Memory(byId("memory"), byId("memory-legend"), byId("memory-note"), history);
@@ -75,13 +76,14 @@ export function startLive({ model, askForKeys }) {
     const mine = (abort = new AbortController());
     let again = true;
     try {
-      const { events } = await stream("/v1/steps", { admin: true, signal: mine.signal });
+      const { events } = await stream("/v1/steps", { admin: true, ask: false, signal: mine.signal });
       if (byId("live-notice").dataset.tone === "wait") say("");
       for await (const { event, data } of events) {
         if (event !== "frame") continue;
         pause = FIRST_PAUSE;
         const frame = JSON.parse(data);
         history.take(frame);
+        onFrame(history);
         showStage(frame.stage, frame.detail);
         kill.look(frame);
         drawFrame();
@@ -100,8 +102,10 @@ export function startLive({ model, askForKeys }) {
 
   function refused(error) {
     showStage("disconnected");
-    if (error.status === 401) say("The steps show the requests of everybody, so watching them needs the admin key: give it under Keys.", "wait");
-    else say(`${error.message} Trying again.`, "wait");
+    if (error.status === 401) {
+      say("-", "wait");
+      byId("live-notice").replaceChildren(...needsAdmin("The steps show the requests of everybody, so watching them needs the admin key."));
+    } else say(`${error.message} Trying again.`, "wait");
   }
 
   function reconnect() {

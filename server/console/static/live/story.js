@@ -4,6 +4,8 @@ import { story } from "../lib/api.js";
 import { byId, el, fit } from "../lib/dom.js";
 import { head, open } from "../lib/dialogs.js";
 import { count, durationText } from "../lib/format.js";
+import { showKeys } from "../lib/keys_dialog.js";
+import { term } from "../lib/terms.js";
 import { colours } from "../lib/theme.js";
 
 const PARTS = [
@@ -32,11 +34,12 @@ export async function showStory(requestId, seen) {
   const title = () => head(dialog, "story-title", `Request ${requestId.slice(-6)}`);
   open(dialog, title(), el("p", { className: "note" }, "Asking the server…"));
   let told = null;
-  let why = "";
+  let why = [];
   try {
     told = await story(requestId);
   } catch (error) {
-    why = reason(error);
+    why = [reason(error)];
+    if (error.status === 401) why.push(adminButton(() => showStory(requestId, seen)));
   }
   if (!dialog.open) return;
   const content = el("div", { className: "story body-part" });
@@ -46,10 +49,14 @@ export async function showStory(requestId, seen) {
 }
 
 function reason(error) {
-  if (error.status === 401) return "The server tells stories to its admin: give the admin key under Keys. This is what the page saw itself.";
+  if (error.status === 401) return "The server tells stories to its admin. This is what the page saw itself.";
   if (error.status === 404) return "The server keeps no story of this request. This is what the page saw itself.";
   return `${error.message} This is what the page saw itself.`;
 }
+
+const adminButton = (again) => el("button", { type: "button", className: "button small", onclick: async () => {
+  if (await showKeys("Stories need the admin key. The text that the server prints when it starts has a link with it.", "admin")) again();
+} }, "Give the admin key");
 
 const facts = (rows) => el("dl", {}, rows.filter(([, value]) => value !== null && value !== undefined && value !== "")
   .flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, String(value))]));
@@ -62,18 +69,18 @@ function account(told) {
   const parts = [
     el("canvas", { role: "img", "aria-label": PARTS.map(([field, name]) => `${name} ${durationText(told[field])}`).join(", ") }),
     el("ul", { className: "legend" }, PARTS.slice(1).map(([field, name, kind]) =>
-      el("li", { "data-kind": kind }, `${name} ${durationText(told[field])}`))),
+      el("li", { "data-kind": kind }, term(kind, name), ` ${durationText(told[field])}`))),
     facts([
       ["Answer", told.id], ["Request", told.request_id], ["Client's id", told.client_request_id], ["Trace", told.trace_id],
       ["Route", told.route], ["Model", told.model], ["Key", told.key],
       ["Received", new Date(told.received * 1000).toLocaleString()], [told.outcome ? "Ended" : "State", ended],
-      ["First token after", durationText(told.ttft_seconds)], ["In all", durationText(told.e2e_seconds)],
+      [term("ttft", "First token after"), durationText(told.ttft_seconds)], ["In all", durationText(told.e2e_seconds)],
       ["Waited", list(told.waited_for)], ["Paused", list(told.paused_for)],
       ["Refused", refused(told.refused)], ["Interrupted", interruptions(told.interruptions)],
       ["Prompt", `${count(told.prompt_tokens)} tokens, ${count(told.cached_tokens)} from the cache`],
-      ["Prefix cache", prefix(told.prefix)],
+      [term("prefix", "Prefix cache"), prefix(told.prefix)],
       ["Output", `${count(told.output_tokens)} tokens${told.choices > 1 ? ` in ${told.choices} choices` : ""}`],
-      ["Preempted", told.preempted || null], ["Restarts survived", told.resumed || null],
+      [term("preempted", "Preempted"), told.preempted || null], ["Restarts survived", told.resumed || null],
     ]),
   ];
   if (told.events?.length) parts.push(el("h3", {}, "Events"), el("ol", {}, told.events.map(eventNode)));
@@ -129,7 +136,7 @@ function drawParts(canvas, told) {
 }
 
 function ownAccount(requestId, seen, why) {
-  const parts = [el("p", { className: "note" }, why)];
+  const parts = [el("p", { className: "note needs" }, why)];
   for (const seq of seen) {
     if (seen.length > 1) parts.push(el("h3", {}, `Choice ${seq.choice}`));
     const waited = seq.firstStep === null ? "it waits" : `waited ${durationText(seq.firstStep - seq.arrived)}`;

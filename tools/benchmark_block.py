@@ -125,7 +125,10 @@ def lead(files: Mapping[str, Headline]) -> str:
         f"- On {newest['machine']['words']}, with a 0.6B model in bf16, a single stream gets a token every {single[0]} ms "
         f"(vLLM: {single[1]} ms), and 32 streams together get {wide[0]} tokens/s (vLLM: {wide[1]}) ([table](#benchmarks))."
     )
-    ready = f"- From the command to ready takes {start[0]} seconds with that model of 1.2 GB (vLLM: {start[1]}; [table](#benchmarks))."
+    ready = (
+        f"- From the command to ready takes {start[0]} seconds with that model of 1.2 GB "
+        f"(vLLM: {start[1]}; [table](#benchmarks))."
+    )
     return "\n".join((_wrapped(speed, "  "), ready))
 
 

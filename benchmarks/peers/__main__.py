@@ -106,7 +106,7 @@ def main() -> None:
     for subject in subjects:
         file = asked.json or RESULTS / f"{_report_name(asked, subject)}-{here.name}.json"
         refused |= not _compare(asked, sides, subject, here, file)
-    if refused and not asked.no_headline and asked.peer in headline.HEADLINES and not asked.quantization:
+    if refused and asked.for_headline:
         sys.exit(3)
 
 
@@ -146,17 +146,15 @@ def _compare(
             print(f"headline: {target}; `python -m tools.benchmark_block write` puts it into README")
     _write(file, report | {"headline": not why, "why": why})
     print(f"written to {file}")
-    if why and not asked.no_headline:
+    if asked.for_headline:
         _print_each("no headline", why)
     return not why
 
 
 def _unfit(asked: argparse.Namespace, subject: Subject) -> list[str]:
     """Why this run cannot become a headline, as far as that is known before it."""
-    if asked.no_headline:
-        return ["--no-headline"]
-    if asked.quantization:
-        return ["--quantization compares Cohort with itself"]
+    if not asked.for_headline:
+        return ["not asked for"]
     return headline.unfit(asked.peer, subject.name, asked.workloads, asked.rounds, asked.flags, tree.state())
 
 
@@ -177,7 +175,7 @@ def _announce(asked: argparse.Namespace, names: list[str], unfit: list[str]) -> 
         f"{asked.rounds} rounds of {each:.0f} s: {total:.0f} minutes on two cores of a Zen 5{more}",
         flush=True,
     )
-    if not asked.no_headline:
+    if asked.for_headline:
         _print_each("no headline will be written", unfit)
 
 

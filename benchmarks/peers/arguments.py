@@ -71,7 +71,7 @@ def parse(description: str | None) -> argparse.Namespace:
 
 
 def _complete(asked: argparse.Namespace) -> str | None:
-    """Fill in what was left out. Returns what does not go together."""
+    """Fill in what was left out, and `for_headline`. Returns what does not go together."""
     reads_gguf = asked.peer in ("llamacpp", *ONE_STREAM)
     if asked.quantization and reads_gguf:
         return "--quantization compares Cohort with itself"
@@ -93,6 +93,7 @@ def _complete(asked: argparse.Namespace) -> str | None:
     asked.workloads = listed(asked.workloads) or usual
     if unknown := sorted(set(asked.workloads) - set(known)):
         return f"no workload {', '.join(unknown)}; there are {', '.join(known)}"
+    asked.for_headline = of is not None and not asked.quantization and not asked.no_headline
     if asked.repeat is None:
         asked.repeat = of.repeat if of is not None else 3
     if asked.rounds < 1 or asked.repeat < 1 or asked.spare < 0:

@@ -91,6 +91,9 @@ def handler(generate: Generate) -> type[BaseHTTPRequestHandler]:
     """What answers requests, one at a time, with `generate`."""
 
     class Handler(BaseHTTPRequestHandler):
+        disable_nagle_algorithm = True
+        """Else events wait for each other, and tokens seem to come in pairs."""
+
         def do_GET(self) -> None:
             self._json(200 if self.path == "/health" else 404, {})
 

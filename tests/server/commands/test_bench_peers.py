@@ -16,7 +16,17 @@ from typing import Any
 import pytest
 
 from benchmarks.peers import __main__ as command
-from benchmarks.peers import compare, gguf_files, install, limits, llamacpp, models, roofline, servers
+from benchmarks.peers import (
+    compare,
+    gguf_files,
+    install,
+    limits,
+    llamacpp,
+    machine,
+    models,
+    roofline,
+    servers,
+)
 from benchmarks.peers.servers import Side
 from benchmarks.shapes import SHAPES, matrix_flops
 from server.commands.bench.workloads import WORKLOADS
@@ -187,8 +197,9 @@ def test_the_whole_command(
     )
     monkeypatch.setattr(models, "ensure", lambda shape: tmp_path / shape)
     monkeypatch.setattr(limits, "measured", lambda: LIMITS)
+    monkeypatch.setattr(limits, "reading", lambda: 50.0)
     monkeypatch.setattr(command, "_log", lambda side: tmp_path / side.name)
-    argv = ["peers", "--quantization", "int8", "--workloads", "single", "--repeat", "1"]
+    argv = ["peers", "--quantization", "int8", "--workloads", "single", "--rounds", "2", "--repeat", "1"]
     monkeypatch.setattr(sys, "argv", [*argv, "--json", str(tmp_path / "out.json")])
     command.main()
     report = json.loads((tmp_path / "out.json").read_text())
@@ -203,7 +214,7 @@ def test_the_whole_command(
     assert [(run["side"], run["round"], run["config"]["seed"]) for run in report["runs"]] == [
         ("cohort-int8", 0, 0), ("cohort", 0, 0), ("cohort-int8", 1, 1), ("cohort", 1, 1),
     ]  # fmt: skip
-    assert "after round 2 of 2" in capsys.readouterr().out
+    assert "after round 2" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -240,8 +251,11 @@ def test_a_start_for_each_model_in_turn(
     monkeypatch.setattr(command, "_bench", bench)
     monkeypatch.setattr(models, "ensure", lambda name: tmp_path / name)
     monkeypatch.setattr(limits, "measured", lambda: LIMITS)
+    monkeypatch.setattr(limits, "reading", lambda: 50.0)
     argv = [
         "peers",
+        "--rounds",
+        "2",
         "--peer",
         "cohort",
         "--workloads",
@@ -474,12 +488,14 @@ def test_the_same_file_on_both_sides_and_a_start_of_its_own_for_depth(
     monkeypatch.setattr(command, "RESULTS", tmp_path)
     monkeypatch.setattr(command, "_log", lambda side: tmp_path / side.name)
     monkeypatch.setattr(limits, "measured", lambda: {**LIMITS, "int8_gop_per_s": 1500.0})
+    monkeypatch.setattr(limits, "reading", lambda: 50.0)
     # Made before, as far as can be seen.
     monkeypatch.setitem(gguf_files.QUANTIZED, "other-0.6b-q4_0", ("qwen3-tiny", "Q4_0"))
     other = path.rename(tmp_path / "other-0.6b-q4_0.gguf")
     path.symlink_to(other)
+    words = ["--rounds", "1", "--repeat", "2", "--no-headline"]
     monkeypatch.setattr(
-        sys, "argv", ["peers", "--peer", "llamacpp", "--gguf", f"{path},other-0.6b-q4_0", "--rounds", "1"]
+        sys, "argv", ["peers", "--peer", "llamacpp", "--gguf", f"{path},other-0.6b-q4_0", *words]
     )
     command.main()
     each = [
@@ -491,8 +507,8 @@ def test_the_same_file_on_both_sides_and_a_start_of_its_own_for_depth(
     for room, workloads in ((servers.SLOTS, each[0][3]), (servers.DEEP, "deep")):
         assert all(WORKLOADS[name].context <= room.context for name in workloads.split(","))
     for name in ("small", "other-0.6b-q4_0"):
-        report = json.loads((tmp_path / f"peers-llamacpp-{name}.json").read_text())
-        assert set(report["results"]) == set(compare.COMPARED) - {"tiny"}
+        report = json.loads((tmp_path / f"peers-llamacpp-{name}-{machine.this().name}.json").read_text())
+        assert set(report["results"]) == set(compare.COMPARED) - {"tiny", "prompt", "prompt-ttft"}
         assert report["config"]["gguf"]["bytes"] == other.stat().st_size
         assert set(report["config"]["gguf"]["bytes_of_types"]) == {"F32", "BF16"}
         assert report["results"]["start"]["sides"]["cohort"]["rounds"] == [[2.0]]
@@ -508,7 +524,7 @@ def test_the_same_file_on_both_sides_and_a_start_of_its_own_for_depth(
     [
         ("--peer vllm --gguf smollm2", "--gguf: with --peer llamacpp"),
         ("--peer llamacpp --quantization int8", "--quantization compares"),
-        ("--peer llamacpp --json out.json", "--json: with one file"),
+        ("--peer llamacpp --gguf smollm2,a.gguf --json out.json", "--json: with one file"),
         ("--peer llamacpp --workloads tiny", "no workload tiny"),
     ],
 )

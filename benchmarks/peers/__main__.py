@@ -28,6 +28,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +62,8 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks/results"
 SMALL = "qwen3-tiny"
 SCHEMA = 2
+IDLE_SECONDS = 5.0
+"""For a look at the machine before the first round."""
 VERSIONS = {
     "vllm": install.VERSION,
     "llamacpp": f"llama-cpp-python {llamacpp.VERSION}",
@@ -177,6 +180,13 @@ def _announce(asked: argparse.Namespace, names: list[str], unfit: list[str]) -> 
     )
     if asked.for_headline:
         _print_each("no headline will be written", unfit)
+        now: list[dict[str, Any]] = []
+        with beside.watched("now", now):
+            time.sleep(IDLE_SECONDS)
+        shares = f"{now[0]['others']:.1%} of the cores and the hypervisor {now[0]['stolen']:.1%}"
+        print(
+            f"right now others take {shares}; more than {headline.MAX_OTHERS:.0%} spoils a round", flush=True
+        )
 
 
 def _print_each(beginning: str, reasons: list[str]) -> None:

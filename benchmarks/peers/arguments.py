@@ -16,7 +16,7 @@ ONE_STREAM = ("openvino", "ik")
 SHAPE = "qwen3-0.6b"
 
 SECONDS = {
-    "cohort": {"start": 5, "single": 7, "burst": 6, "steady": 12, "wide": 15, "prompt": 17},
+    "cohort": {"start": 5, "single": 7, "burst": 5, "steady": 10, "wide": 12, "prompt": 17},
     "cohort-avx2": {"start": 5, "single": 7, "prompt": 27},
     "vllm": {"start": 75, "single": 9, "burst": 5, "steady": 13, "wide": 17},
     "llamacpp": {"start": 5, "single": 6, "burst": 19, "wide": 51},

@@ -75,6 +75,7 @@ def faked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Faked:
     monkeypatch.setattr(command, "_log", lambda side: tmp_path / side.name)
     monkeypatch.setattr(command, "_bench", made.bench)
     monkeypatch.setattr(command, "client_facts", dict)
+    monkeypatch.setattr(command, "IDLE_SECONDS", 0.0)
     monkeypatch.setattr(servers, "serving", made.serving)
     monkeypatch.setattr(servers, "vllm", lambda: Side("vllm", [], "/health"))
     monkeypatch.setattr(models, "ensure", lambda shape: tmp_path / shape)

@@ -51,19 +51,29 @@ Headline = Mapping[str, Any]
 
 def main(argv: Sequence[str], root: Path = ROOT) -> int:
     """The command. Returns 1 where `check` finds something wrong."""
-    files = load(root)
-    wrong = list(problems(root, files)) if list(argv) == ["check"] else []
+    cure = "python -m tools.benchmark_block write"
+    try:
+        files = load(root)
+        wrong = list(problems(root, files)) if list(argv) == ["check"] else []
+        stale = run(
+            "benchmark_block", argv, root / "README.md", lambda old: with_parts(old, parts(files)), cure
+        )
+    except ValueError as error:
+        print(f"README.md: {error}", file=sys.stderr)
+        return 1
     for problem in wrong:
         print(problem, file=sys.stderr)
-    cure = "python -m tools.benchmark_block write"
-    stale = run("benchmark_block", argv, root / "README.md", lambda old: with_parts(old, parts(files)), cure)
     return stale or bool(wrong)
 
 
 def load(root: Path) -> dict[str, Headline]:
-    """Every headline by its file's name, vLLM's first, then by peer and machine."""
+    """Every headline by its file's name, vLLM's first, then by peer and machine. Raises ValueError for a file that is none."""
     order = list(ROWS)
-    found = {file.name: json.loads(file.read_text()) for file in (root / RESULTS).glob("headline-*.json")}
+    found = {}
+    for file in (root / RESULTS).glob("headline-*.json"):
+        found[file.name] = made = json.loads(file.read_text())
+        if made.get("peer") not in ROWS or not set(ROWS[made["peer"]]) <= set(made.get("figures", ())):
+            raise ValueError(f"{file.name} has no figures of {', '.join(ROWS)}: run `make bench-peers`")
     return dict(sorted(found.items(), key=lambda item: (order.index(item[1]["peer"]), item[0])))
 
 

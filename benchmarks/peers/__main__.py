@@ -124,6 +124,8 @@ def _compare(
     report = _opened(asked, sides, subject, here)
     print(f"{here.words}\n{json.dumps(report['limits'])}", flush=True)
     _announce(asked, names, unfit)
+    if asked.for_headline:
+        _rehearse(sides, starts[0])
     while not _enough(asked, conditions, unfit):
         number = len(conditions)
         conditions.append(_round_of_all(number, sides, asked, starts, values, reports))
@@ -154,6 +156,14 @@ def _compare(
     return not why
 
 
+def _rehearse(sides: tuple[Side, Side], start: Start) -> None:
+    """Start each side once: kernels that a new commit compiles, caches and files not read yet belong to no round."""
+    for side in sides:
+        print(f"starting {side.name} once before the rounds", flush=True)
+        with servers.serving(side, start.subject.path, _log(side), start.room):
+            pass
+
+
 def _unfit(asked: argparse.Namespace, subject: Subject) -> list[str]:
     """Why this run cannot become a headline, as far as that is known before it."""
     if not asked.for_headline:
@@ -172,7 +182,10 @@ def _enough(asked: argparse.Namespace, conditions: list[dict[str, Any]], unfit: 
 
 def _announce(asked: argparse.Namespace, names: list[str], unfit: list[str]) -> None:
     each = arguments.seconds_of_round(names, asked.workloads, asked.repeat)
-    total = (asked.rounds * each + 2 * arguments.LIMITS_SECONDS) / 60
+    once = 2 * arguments.LIMITS_SECONDS
+    if asked.for_headline:
+        once += arguments.seconds_of_round(names, [], 1)
+    total = (asked.rounds * each + once) / 60
     more = f", at most {asked.spare} rounds more where some were loaded" if asked.spare and not unfit else ""
     print(
         f"{asked.rounds} rounds of {each:.0f} s: {total:.0f} minutes on two cores of a Zen 5{more}",

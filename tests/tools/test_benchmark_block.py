@@ -162,3 +162,14 @@ def test_without_a_headline_readme_has_no_figures(checkout: Path) -> None:
     page = (checkout / "README.md").read_text()
     assert "no measurement of this version that can be trusted yet" in page and "ms (vLLM" not in page
     assert tool.main(["check"], checkout) == 0
+
+
+def test_a_page_without_markers_and_a_file_without_figures_are_one_line(
+    checkout: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (checkout / "README.md").write_text("# It\n")
+    assert tool.main(["check"], checkout) == 1
+    assert "no markers <!-- bench-lead:begin -->" in capsys.readouterr().err
+    put(checkout, {**headline("c"), "figures": {}})
+    assert tool.main(["check"], checkout) == 1
+    assert capsys.readouterr().err.startswith("README.md: headline-vllm-zen5-2cores.json has no figures")

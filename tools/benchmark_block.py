@@ -171,13 +171,15 @@ def block(files: Mapping[str, Headline]) -> str:
 
 
 def _origin(files: Mapping[str, Headline]) -> str:
-    """Machine, date, commit and file; of several files each date and commit that occurs."""
+    """Machine, date, commit and file; of several files the peers of each date and commit, where they differ."""
     machine = next(iter(files.values()))["machine"]["words"]
-    when = dict.fromkeys(
-        f"{one['date']}, commit `{one['commit'][:10]}`, {one['rounds']} rounds" for one in files.values()
-    )
-    links = ", ".join(f"[{name.removesuffix('.json')}]({RESULTS}/{name})" for name in files)
-    return f"{machine}, {'; '.join(when)} ({links})"
+    by_run: dict[str, list[str]] = {}
+    for one in files.values():
+        run_of = f"{one['date']}, commit `{one['commit'][:10]}`, {one['rounds']} rounds"
+        by_run.setdefault(run_of, []).append(one["title"])
+    runs = list(by_run) if len(by_run) == 1 else [f"{', '.join(of)}: {when}" for when, of in by_run.items()]
+    links = ", ".join(f"[{one['title']}'s]({RESULTS}/{name})" for name, one in files.items())
+    return f"{machine}, {'; '.join(runs)} (file: {links})"
 
 
 def _table(files: Mapping[str, Headline]) -> str:

@@ -124,7 +124,7 @@ def _compare(
     report = _opened(asked, sides, subject, here)
     print(f"{here.words}\n{json.dumps(report['limits'])}", flush=True)
     _announce(asked, names, unfit)
-    if asked.for_headline:
+    if asked.for_headline and not unfit:
         _rehearse(sides, starts[0])
     while not _enough(asked, conditions, unfit):
         number = len(conditions)
@@ -183,7 +183,7 @@ def _enough(asked: argparse.Namespace, conditions: list[dict[str, Any]], unfit: 
 def _announce(asked: argparse.Namespace, names: list[str], unfit: list[str]) -> None:
     each = arguments.seconds_of_round(names, asked.workloads, asked.repeat)
     once = 2 * arguments.LIMITS_SECONDS
-    if asked.for_headline:
+    if asked.for_headline and not unfit:
         once += arguments.seconds_of_round(names, [], 1)
     total = (asked.rounds * each + once) / 60
     more = f", at most {asked.spare} rounds more where some were loaded" if asked.spare and not unfit else ""

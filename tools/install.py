@@ -108,11 +108,11 @@ def make_environment(folder: Path) -> None:
 
 
 def _install_packages(dev: bool) -> None:
-    wanted = Path(sys.prefix) / ("requirements-dev.txt" if dev else "requirements.txt")
-    wanted.write_text("\n".join(requirements((ROOT / "pyproject.toml").read_text("utf-8"), dev)) + "\n")
+    listing = Path(sys.prefix) / ("requirements-dev.txt" if dev else "requirements.txt")
+    listing.write_text("\n".join(requirements((ROOT / "pyproject.toml").read_text("utf-8"), dev)) + "\n")
     # Bytecode is left to the first import: written for everything it takes as much space as all packages but torch.
     plainly = [] if dev else ["--no-compile"]
-    _step("installing packages", [*_pip(), "install", *plainly, "-c", "constraints.txt", "-r", str(wanted)])
+    _step("installing packages", [*_pip(), "install", *plainly, "-c", "constraints.txt", "-r", str(listing)])
 
 
 def _finish_kernels(process: subprocess.Popen[bytes], began: float, log: Path) -> None:
@@ -133,7 +133,7 @@ def _step(what: str, command: Sequence[str], relays: bool = True) -> None:
 
 
 def _pip() -> list[str]:
-    """The words of pip's command in this environment. It asks for no password: nobody would see the question."""
+    """The words of pip's command in this environment. It asks for no password: the question would not be seen."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
     version = tuple(map(int, re.findall(r"\d+", importlib.metadata.version("pip"))[:2]))
     os.environ["PIP_PROGRESS_BAR"] = "raw" if version >= _PERCENT_SINCE else "off"

@@ -59,7 +59,7 @@ def is_accelerated(line: str) -> bool:
 
 
 def check(wish: Wish) -> None:
-    """Raises TorchRefused for a wish that is none."""
+    """Raise TorchRefused for a backend of another name."""
     if wish.backend not in BACKENDS:
         raise TorchRefused(f"TORCH_BACKEND={wish.backend}: it should be cpu, cuda or empty")
 

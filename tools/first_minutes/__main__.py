@@ -1,6 +1,6 @@
 """`python -m tools.first_minutes`: run README's first screen, record it, and judge it.
 
-    --here          in this checkout, as somebody who has cloned it; otherwise in a fresh clone of --source in an empty folder
+    --here          in this checkout, without the clone; otherwise with a fresh clone of --source in an empty folder
     --within 90     seconds from the first command to the first answer
     --silence 2     seconds without a sign of life
     --cast, --report   files to write
@@ -40,7 +40,7 @@ def main() -> int:
     parser.add_argument("--cast", type=Path)
     parser.add_argument("--report", type=Path)
     options = parser.parse_args()
-    if _taken(_PORT):
+    if _in_use(_PORT):
         sys.exit(f"Something listens on port {_PORT}, which README's commands use: end it first.")
     commands = screen.commands(screen.first_screen((ROOT / "README.md").read_text("utf-8")))
     if options.here:
@@ -69,13 +69,15 @@ def main() -> int:
 
 def _environment(source: Path) -> dict[str, str]:
     """This process's, without what is Python's own business here, and with git's knowledge of the address."""
-    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    inherited = {
+        name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")
+    }
     git = {
         "GIT_CONFIG_COUNT": "1",
         "GIT_CONFIG_KEY_0": f"url.{source.resolve().as_uri()}.insteadOf",
         "GIT_CONFIG_VALUE_0": _ADDRESS,
     }
-    return {**kept, **git, "TERM": "xterm-256color"}
+    return {**inherited, **git, "TERM": "xterm-256color"}
 
 
 def _commit(source: Path) -> str:
@@ -83,7 +85,7 @@ def _commit(source: Path) -> str:
     return subprocess.run(command, capture_output=True, text=True).stdout.strip()
 
 
-def _taken(port: int) -> bool:
+def _in_use(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 

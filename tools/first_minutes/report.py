@@ -39,7 +39,7 @@ def summary(session: Session, faults: list[str], limits: dict[str, float], commi
         "measured": {
             "date": datetime.now(UTC).date().isoformat(), "commit": commit, "cpu": _cpu(), "cores": os.cpu_count(),
             "system": platform.freedesktop_os_release().get("PRETTY_NAME", platform.system()),
-            "python": platform.python_version(),
+            "python": platform.python_version(), "load_average": [round(load, 1) for load in os.getloadavg()],
         },
         "limits_s": limits,
         "first_answer_s": session.first_answer_s and round(session.first_answer_s, 1),

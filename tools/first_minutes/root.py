@@ -47,7 +47,7 @@ def make_root(
 
 def mounts(root: Path, sources: package_sources.PackageSources) -> list[list[str]]:
     """Commands that mount what the processes in `root` see of this machine: devices, network configuration, pip's sources."""
-    made = [
+    commands = [
         ["mount", "--rbind", "/dev", f"{root}/dev"],
         ["mount", "-t", "tmpfs", "-o", "mode=1777", "tmpfs", f"{root}/dev/shm"],
         ["mount", "-t", "proc", "proc", f"{root}/proc"],
@@ -62,16 +62,16 @@ def mounts(root: Path, sources: package_sources.PackageSources) -> list[list[str
         else:
             place.parent.mkdir(parents=True, exist_ok=True)
             place.touch()
-        made.append(["mount", "--bind", "-o", "ro", str(path), str(place)])
-    return made
+        commands.append(["mount", "--bind", "-o", "ro", str(path), str(place)])
+    return commands
 
 
 def record(root: Path, sources: package_sources.PackageSources, options: Sequence[str]) -> int:
     """Run the recorder in `root`; returns its exit code."""
-    kept = {name: value for name, value in os.environ.items() if name.lower() in _PROXIES}
+    proxies = {name: value for name, value in os.environ.items() if name.lower() in _PROXIES}
     environment = {
         "HOME": "/root", "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "LANG": "C.UTF-8", "USER": "root",
-        "TERM": "xterm-256color", **kept,
+        "TERM": "xterm-256color", **proxies,
     }  # fmt: skip
     files = [f"--{kind}=/{_OUT}/{name}" for kind, name in zip(("cast", "report"), _FILES, strict=True)]
     inside = ["python3", "-m", "tools.first_minutes", f"--source=/{_SOURCE}", *files, *options]
@@ -96,8 +96,8 @@ def main() -> int:
         sources = package_sources.read(release, Path(folder, "sources"), "no secret")
         make_root(root, sources, release, names)
         code = record(root, sources, options)
-        for made in (root / _OUT).iterdir():
-            shutil.copy(made, own.out / made.name)
+        for path in (root / _OUT).iterdir():
+            shutil.copy(path, own.out / path.name)
     return code
 
 

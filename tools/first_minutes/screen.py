@@ -60,18 +60,18 @@ def first_screen(readme: str) -> str:
 
 def commands(screen: str) -> list[Command]:
     """The commands of its console blocks, in order."""
-    found: list[Command] = []
+    listed: list[Command] = []
     for block in _BLOCK.findall(screen):
         continues = False
         for line in block.splitlines():
             if continues:
-                found[-1].text += f"\n{line}"
+                listed[-1].text += f"\n{line}"
             elif line.startswith("$ "):
-                found.append(Command(line.removeprefix("$ ")))
-            elif found:
-                found[-1].output.append(line)
+                listed.append(Command(line.removeprefix("$ ")))
+            elif listed:
+                listed[-1].output.append(line)
             continues = line.endswith("\\") and (continues or line.startswith("$ "))
-    return found
+    return listed
 
 
 def packages(screen: str) -> list[str]:

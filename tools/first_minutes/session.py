@@ -26,7 +26,7 @@ _INTERRUPTED = (0, 2, 130)
 
 @dataclass(slots=True)
 class Done:
-    """A command that was run: seconds, the longest silence in them, the exit code (None: it goes on, as a server does), output."""
+    """A command that was run. Seconds; the longest silence in them; the exit code, None if it goes on as a server does."""
 
     command: Command
     seconds: float

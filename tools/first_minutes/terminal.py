@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import TextIO
 
 COLUMNS, ROWS = 110, 32
-_MARKER = re.compile(r"\x1b\]777;(\d+)\x07")
-_BEGINNING = "\x1b]777;"
+_PROMPT = r"\e]777;$?\a$ "
+_MARKER = re.compile(r"\x1b\]777;(\d+)\x07(?=\$ )")
+_WHOLE = "\x1b]777;0\x07$ "
 _PIECE = re.compile(r"\x1b\[([0-?]*)[ -/]*([@-~])|\x1b\][^\x07]*\x07|\x1b[@-Z\\^_]|[\r\n]|[^\x1b\r\n]+")
 _TICK_S = 0.05
 
@@ -71,12 +72,7 @@ class Shell:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
         self._run = Run(time.monotonic(), time.monotonic())
-        marked = {
-            "PS1": "$ ",
-            "PROMPT_COMMAND": r"""printf '\033]777;%s\007' "$?" """,
-            "PS2": "",
-            "HISTFILE": "",
-        }
+        marked = {"PS1": _PROMPT, "PS2": "", "HISTFILE": ""}
         self._terminal, inner = pty.openpty()
         fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
         self._bash = subprocess.Popen(
@@ -157,12 +153,11 @@ class Shell:
 
 
 def _could_be_marker(text: str) -> bool:
-    return _BEGINNING.startswith(text) or re.fullmatch(r"\x1b\]777;\d*", text) is not None
+    return _WHOLE.startswith(re.sub(r"(?<=;)\d+", "0", text))
 
 
 def rendered(output: str) -> str:
-    """What stands on the screen after `output`: returns, erased lines and movements up are heeded, colours are not, and no line is
-    folded."""
+    """What stands on the screen after `output`: returns, erased lines and movements up count, colours and folded lines do not."""
     lines, row, column = [""], 0, 0
     for piece in _PIECE.finditer(output):
         text, kind = piece[0], piece[2]

@@ -11,7 +11,7 @@ import atexit
 import hashlib
 import sys
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,7 +37,7 @@ from server.adapter_models import adapter_facts
 from server.adapters.modules import read_modules
 from server.adapters.own import load_own_adapter, with_own_adapter
 from server.adapters.registry import AdapterRegistry
-from server.adapters.start import check_adapter_settings, load_modules, uses_adapters
+from server.adapters.start import check_adapter_settings, check_modules, load_modules, uses_adapters
 from server.adapters.store import AdapterStore
 from server.answer.notation import ModelNotation
 from server.app import app_of
@@ -49,10 +49,10 @@ from server.key_files import read_keys
 from server.lifecycle import EngineGone, FrontEnd, HttpFrontEnd, serve_by
 from server.loading import loading_display, reporter, reporting, unless
 from server.metrics import Metrics
-from server.model_defaults.sampling import SamplingDefaults
+from server.model_defaults.sampling_note import sampling_note
 from server.model_files import default_model
 from server.model_files.ollama_package import Package
-from server.model_files.prepared import model_directory
+from server.model_files.prepared import model_directory, model_file
 from server.model_source import LocalModel, Source, find_source, tagged_names, with_context
 from server.pending_core import LateCore
 from server.responses.store import MemoryResponseStore
@@ -146,6 +146,7 @@ class Bootstrap:
         settings = self.settings = settings_for(settings, self.source)
         self.tls = certificates_of(settings)
         self.modules = read_modules(settings.lora_modules)
+        check_modules(self.modules)
         self.keys = read_keys(settings, terminal=logs.is_terminal(settings.log_format))
         check_adapter_settings(settings)
         self.traces = open_traces(settings.otlp_traces_endpoint)
@@ -494,7 +495,7 @@ class Bootstrap:
             needs_key=self.settings.needs_key,
             admin_key=self.keys.minted,
             template_lack=model.template_lack,
-            notes=self._notes_on_default(model.defaults) if self.is_default else self._notes_on_choice(),
+            notes=self._notes(model),
         )
         # A log file is read by others than who starts the server: there the key is not written.
         if logs.is_terminal(self.settings.log_format):
@@ -514,19 +515,18 @@ class Bootstrap:
         """Whether it serves the default model because none was named."""
         return isinstance(self.source, LocalModel) and self.source.is_default
 
-    def _notes_on_choice(self) -> dict[str, str]:
-        why = self.source.why if isinstance(self.source, LocalModel) else None
-        return {} if why is None else {"chosen": why, "another": best_model.ANOTHER}
-
-    def _notes_on_default(self, defaults: SamplingDefaults) -> dict[str, str]:
-        """What a person should know who named no model."""
-        given = ", ".join(
-            f"{name} {value:g}" for name, value in asdict(defaults).items() if name in default_model.SAMPLING
-        )
-        return {
-            "about": f"{default_model.SHOWN}; next: {default_model.NEXT}",
-            "sampling": f"{given}, unless a request says otherwise",
-        }
+    def _notes(self, model: ServedModel) -> dict[str, str]:
+        """What a person should know of a model that they did not name, and of the defaults of sampling."""
+        notes = {}
+        if self.is_default:
+            notes["about"] = f"{default_model.SHOWN}; next: {default_model.NEXT}"
+        elif isinstance(self.source, LocalModel) and self.source.why is not None:
+            notes = {"chosen": self.source.why, "another": best_model.ANOTHER}
+        if model.info.generates and model.scoring.kind not in ("reranker", "embedding"):
+            source = "" if self._text is None else self._text[1].sampling_source
+            known = not source and default_model.is_file_of(model_file(self.model_dir) or self.model_dir)
+            notes["sampling"] = sampling_note(model.defaults, source, is_default_file=known)
+        return notes
 
 
 def new_state(

@@ -22,7 +22,7 @@ def main() -> None:
         signal.signal(number, lambda *_: os._exit(0))
     open_standard_streams()
     if sys.argv[1:2] == ["serve"]:
-        first_lines.start()
+        first_lines.start(sys.argv[2:], os.environ)
     drop_empty(os.environ)
 
     from server.commands import command_line

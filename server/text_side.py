@@ -40,6 +40,8 @@ class TextSide:
     defaults: SamplingDefaults
     warnings: tuple[str, ...]
     preset: Preset = field(default_factory=Preset)
+    sampling_source: str = ""
+    """`GenerationConfig.source`."""
 
     def drop_end_tokens_beyond(self, width: int) -> list[int]:
         """Ignore end tokens that have no logit among `width`; returns them."""
@@ -79,7 +81,7 @@ def read_text_side(settings: Settings, model_dir: Path, is_default: bool) -> Tex
         source, origin = resolve_chat_template(settings.chat_template, tokenizer.chat_template)
     template = None if source is None else ChatTemplate(source, tokenizer.special_tokens, origin)
     if package is None:
-        return TextSide(tokenizer, template, chosen.defaults, warnings)
+        return TextSide(tokenizer, template, chosen.defaults, warnings, sampling_source=chosen.source)
     warnings += package.notes + (() if params is None else params.notes)
     if package.template and template is not None and not settings.chat_template:
         warnings += (f"{package.where}: its template, in Go's language, is not used: its GGUF file's own is",)
@@ -90,7 +92,7 @@ def read_text_side(settings: Settings, model_dir: Path, is_default: bool) -> Tex
         if tokenizer.is_special(one) and one not in tokenizer.eos_token_ids
     }
     preset = Preset.of(package, params, hidden)
-    return TextSide(tokenizer, template, chosen.defaults, warnings, preset)
+    return TextSide(tokenizer, template, chosen.defaults, warnings, preset, chosen.source)
 
 
 async def detect_notation(

@@ -29,9 +29,25 @@ def check_adapter_settings(settings: Settings) -> None:
         raise SettingsError(f"--lora-root {settings.lora_root}: no such directory")
 
 
-def _folder(path: str) -> Path | None:
-    folder = Path(path).expanduser()
-    return folder if folder.is_dir() or folder.is_file() else None
+def check_modules(modules: Sequence[LoraModule]) -> None:
+    """Raise ConfigError for the first module that names nothing on this disk and nothing that a hub could have."""
+    for module in modules:
+        _place(module, None)
+
+
+def _place(module: LoraModule, download_dir: str | None) -> Path | HubModel:
+    """Where a module's files are. Raises ConfigError."""
+    folder = Path(module.path).expanduser()
+    if folder.is_file() and not is_gguf(folder):
+        raise ConfigError(
+            f"--lora-modules {module.name}={module.path}: a folder in PEFT's format or a GGUF file is needed"
+        )
+    if folder.is_dir() or folder.is_file():
+        return folder
+    named = hub_name(module.path)
+    if named is None or named.repository.startswith((".", "/")):
+        raise ConfigError(f"--lora-modules {module.name}: there is no folder {module.path}")
+    return HubModel(named.repository, named.revision, download_dir=download_dir, adapter=True)
 
 
 async def load_modules(
@@ -43,18 +59,8 @@ async def load_modules(
     """Load the adapters that the operator named; `fetch` brings those of the hub. Raises ConfigError naming one that cannot be
     loaded, HubError."""
     for module in modules:
-        folder = await asyncio.to_thread(_folder, module.path)
-        if folder is not None and folder.is_file() and not is_gguf(folder):
-            raise ConfigError(
-                f"--lora-modules {module.name}={module.path}: a folder in PEFT's format or a GGUF file is needed"
-            )
-        if folder is None:
-            named = hub_name(module.path)
-            if named is None or named.repository.startswith((".", "/")):
-                raise ConfigError(f"--lora-modules {module.name}: there is no folder {module.path}")
-            folder = await fetch(
-                HubModel(named.repository, named.revision, download_dir=download_dir, adapter=True)
-            )
+        place = await asyncio.to_thread(_place, module, download_dir)
+        folder = await fetch(place) if isinstance(place, HubModel) else place
         try:
             await registry.load(module.name, folder, module.path, base_model=module.base_model_name)
         except EngineError as error:

@@ -91,7 +91,7 @@ def serve(model_dir: ModelArgument = None, **flags: Any) -> None:
         fail(str(error), code_of(error))
 
     # The large imports come last: a client that connects by now waits in the socket's queue and is not refused.
-    first_lines.in_format(chosen.log_format)
+    first_lines.settle(chosen.log_format, chosen.log_level)
     from server import bootstrap
 
     sys.exit(bootstrap.run(chosen, listener, [*IGNORED_FLAGS, *notes]))
@@ -117,8 +117,7 @@ def main() -> None:
     # What other servers call their flags is of no use to the other verbs: Typer answers there.
     for words in (["serve"], ["ray", "serve"]):
         if argv[: len(words)] == words:
-            set_log_format(form := _log_format(argv))
-            first_lines.in_format(form)
+            set_log_format(_log_format(argv))
             verb = functools.reduce(lambda group, word: group.commands[word], words, command)
             argv = [*words, *_without_foreign(argv[len(words) :], known_options(verb))]
     if not argv:

@@ -37,6 +37,8 @@ NOT_USED: Mapping[str, tuple[Any, ...]] = {
 }
 """Settings of generation_config.json that change an answer and are not supported, with the values at which they do not."""
 _OVERRIDE = "--override-generation-config"
+_KNOWN = ("do_sample", *(field.name for field in fields(SamplingDefaults) if field.compare))
+"""Settings that change how a request without its own is sampled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,8 @@ class GenerationConfig:
     defaults: SamplingDefaults
     end_tokens: frozenset[int]
     warnings: tuple[str, ...] = ()
+    source: str = ""
+    """Where the defaults of sampling come from, for people; "": nothing sets any, and they are OpenAI's."""
 
 
 def choose(
@@ -66,10 +70,16 @@ def choose(
     if choice == AUTO:
         file = model_file(model_dir)
         values, origin = {**(shipped or {}), **own}, str(models if file is None else file)
+        sources = [
+            (own, FILE if file is None else f"general.sampling.* of {file.name}"),
+            (shipped or {}, "Cohort, for its default model"),
+            (packaged or {}, "the parameters of Ollama's model"),
+        ]
         if packaged:
             values = {**_sampled(values, packaged), **packaged}
     elif choice in NEUTRAL:
         values, origin = {}, f"--generation-config {choice}"
+        sources = [({"temperature": 1.0}, origin)]
     else:
         path = Path(choice).expanduser() / FILE
         if not path.is_file():
@@ -77,14 +87,17 @@ def choose(
                 f"--generation-config {choice}: it should be {AUTO}, {' or '.join(NEUTRAL)}, or a directory with a {FILE}"
             )
         values, origin = read_json(path), str(path)
+        sources = [(values, str(path))]
         more, told = end_tokens(values.get("eos_token_id"), str(path))
         ends, warnings = ends | more, warnings + told
     warnings += _unread(values, origin)
+    sources.append((override, _OVERRIDE))
+    source = ", ".join(name for some, name in sources if any(some.get(key) is not None for key in _KNOWN))
     defaults = _defaults(values, origin, override)
     if choice in NEUTRAL:
         # The operator's choice: a client that has a default for models without one leaves these alone.
         defaults = replace(defaults, stated=tuple(one.name for one in fields(defaults) if one.compare))
-    return GenerationConfig(defaults, ends, tuple(warnings))
+    return GenerationConfig(defaults, ends, tuple(warnings), source)
 
 
 def _unread(values: Mapping[str, Any], origin: str) -> list[str]:
@@ -98,10 +111,11 @@ def _unread(values: Mapping[str, Any], origin: str) -> list[str]:
 
 
 def _defaults(values: Mapping[str, Any], origin: str, override: Mapping[str, Any]) -> SamplingDefaults:
-    known = {"do_sample", *(field.name for field in fields(SamplingDefaults) if field.compare)}
-    unknown = sorted(set(override) - known)
+    unknown = sorted(set(override) - set(_KNOWN))
     if unknown:
-        raise ConfigError(f"{_OVERRIDE}: {unknown[0]}: no such default; there are {', '.join(sorted(known))}")
+        raise ConfigError(
+            f"{_OVERRIDE}: {unknown[0]}: no such default; there are {', '.join(sorted(_KNOWN))}"
+        )
     if not override:
         return SamplingDefaults.of(values, origin)
     SamplingDefaults.of(override, _OVERRIDE)  # faults of the flag are named as such

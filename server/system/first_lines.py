@@ -10,6 +10,7 @@ import json
 import os
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 _PATIENCE = 1.0
@@ -17,21 +18,39 @@ _INTERVAL = 1.6
 _STDERR = 2
 
 _over: threading.Event | None = None
-"""Set by `stop`; None: nothing was started. One writer, of both: the main thread."""
+"""Set by `stop`; None: nothing was started. One writer, of all three: the main thread."""
 _json = False
+_wanted = True
+_LEVELS = ("debug", "info")
+"""Levels of a log that has such lines."""
 
 
-def start() -> None:
-    """Write lines from now on until `stop`."""
+def start(words: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Write lines from now on until `stop`, unless these words of a command line or the environment ask for a log without them.
+
+    A quick look, before anything is imported: `settle` follows once the settings are read."""
     global _over
+    settle(
+        _value(words, environment, "--log-format", "COHORT_LOG_FORMAT"),
+        _value(words, environment, "--log-level", "COHORT_LOG_LEVEL"),
+    )
     _over = threading.Event()
     threading.Thread(target=_run, args=(_over,), name="first lines", daemon=True).start()
 
 
-def in_format(log_format: str | None) -> None:
-    """Write the lines to come as a log of this format has them."""
-    global _json
-    _json = log_format == "json"
+def settle(log_format: str | None, log_level: str | None) -> None:
+    """Write the lines to come as a log of this format and level has them."""
+    global _json, _wanted
+    _json, _wanted = log_format == "json", (log_level or "info").lower() in _LEVELS
+
+
+def _value(words: Sequence[str], environment: Mapping[str, str], flag: str, variable: str) -> str | None:
+    found = environment.get(variable)
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        name, has_value, value = word.partition("=")
+        if name == flag:  # the last counts
+            found = value if has_value else following
+    return found
 
 
 def stop() -> None:
@@ -45,6 +64,8 @@ def _run(over: threading.Event) -> None:
     wait = _PATIENCE
     while not over.wait(wait):
         wait = _INTERVAL
+        if not _wanted:
+            continue
         with contextlib.suppress(OSError):  # closed, or a full disk
             os.write(_STDERR, _line(f"starting, {time.monotonic() - began:.0f} s so far").encode())
 

@@ -34,6 +34,7 @@ from executors.llm.fused import cpu_forward
 from executors.llm.gpu import fp8_support, stored_support
 from executors.llm.memory.cgroup import memory_limit
 from executors.llm.memory.kv_cache import plan_kv
+from executors.llm.memory.sizing import Claim
 from executors.llm.model import fp8
 from executors.llm.model.api import KvSpec, LoadedModel
 from executors.llm.model.config import DTYPES, DecoderConfig, check_length, read_config
@@ -97,8 +98,8 @@ def load_model(config: ExecutorConfig, progress: Progress, ranks: Ranks | None =
         refuse_unreadable_kv(decoder.kv_spec)
         if config.optimization.deterministic:
             decoder.be_steady()
-        # Refuse before the long part: there is no more memory for KV afterwards.
-        plan_kv(decoder.kv_spec, config, decoder_config.context_length)
+        # Refuse before the long part: there is no more memory afterwards.
+        plan_kv(decoder.kv_spec, config, decoder_config.context_length, _step(config, decoder, kernels))
         _check_room(decoder, config, kept)
         if config.load_format == "dummy":
             fill_dummy(decoder, config.seed, progress)
@@ -403,6 +404,14 @@ def _check_room(decoder: Decoder, config: ExecutorConfig, kept: Mapping[str, Sto
             f"{read_source(directory).path if gguf else directory}: the weights need {needed / 2**30:.1f} GiB of memory, "
             f"{available / 2**30:.1f} GiB are free: take {narrower} or a smaller model"
         )
+
+
+def _step(config: ExecutorConfig, decoder: Decoder, kernels: CpuKernels | None) -> tuple[Claim, ...]:
+    """The memory that the largest step takes, if its size is not to be reduced."""
+    tokens = config.max_num_batched_tokens
+    if config.shrink_batch:
+        return ()
+    return (Claim("max_num_batched_tokens", tokens, tokens * activation_bytes(decoder, kernels)),)
 
 
 def activation_bytes(decoder: Decoder, kernels: CpuKernels | None) -> int:

@@ -26,7 +26,7 @@ ModelArgument = Annotated[
     Text,
     typer.Argument(
         metavar="[MODEL]",
-        help="A model directory, a GGUF file, a hub name ORG/NAME or ORG/NAME:Q4_K_M, or a name in Ollama's store "
+        help="A model directory, a GGUF file, a hub name ORG/NAME or ORG/NAME:Q4_K_M, or a name that `cohort list` shows "
         "[default: the best one on this disk that fits, see `cohort list`; SmolLM2-135M-Instruct where there is none]",
         show_default=False,
     ),

@@ -178,9 +178,9 @@ class Thinking(WireModel):
     budget_tokens: Annotated[Integer, Field(ge=1, le=MAX_OUTPUT_TOKENS)] | None = None
     """Anthropic: Passed to the chat template as `thinking_budget`. If the template does not use it, the header `x-cohort-ignored`
     lists it, and only `max_tokens` limits the reasoning, together with the answer."""
-    display: Literal["summarized", "full", "omitted"] | None = None
+    display: Literal["summarized", "full", "omitted", "updates"] | None = None
     """Anthropic: `omitted` leaves the text of the reasoning out of the answer; the block's signature carries it to the next turn.
-    Reasoning is never summarized. Default: full."""
+    Reasoning is never summarized, so the others mean the same. Default: full."""
 
 
 class OutputFormat(WireModel):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,19 +34,26 @@ class Session:
         return [one for one in offers if one.body["tools"] == offers[0].body["tools"]]
 
 
-async def play(agent: Agent, script: str, folder: Path) -> Session:
-    """Let the client ask for `script`; `folder` becomes its home, and a folder in it the place where it works."""
-    command = agent.command(PROMPT.format(script=script))
+async def play(
+    agent: Agent,
+    script: str,
+    folder: Path,
+    context: int | None = None,
+    started: Callable[[str], Agent] | None = None,
+) -> Session:
+    """Let the client ask for `script`; `folder` becomes its home, and a folder in it the place where it works. `context`: tokens
+    of the model's. `started`: the client for a server at a URL, if it is to be started in another way."""
     work = folder / "project"
     work.mkdir()
     for name, text in NOTES.items():
         (work / name).write_text(text, "utf-8")
-    context = SMALL_CONTEXT if script == "overlong" else CONTEXT
+    context = context or (SMALL_CONTEXT if script == "overlong" else CONTEXT)
     async with scripted_server(lambda name: agent.reads(str(work / name)), context) as (url, exchanges):
+        one = agent if started is None else started(url)
         process = await asyncio.create_subprocess_exec(
-            *command,
+            *one.command(PROMPT.format(script=script)),
             cwd=work,
-            env=agent.environment(url, folder),
+            env=one.environment(url, folder),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,

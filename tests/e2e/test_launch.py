@@ -47,6 +47,7 @@ def test_a_client_takes_the_place_of_the_command(tmp_path: Path, tokenizer_dir: 
             server.url,
             "--api-key",
             "a-key",
+            "--force",  # its context is too short for the client's own prompt
             "--",
             "-p",
             "Hi --there",

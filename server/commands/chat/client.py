@@ -72,9 +72,16 @@ class ChatClient:
 
     def get(self, path: str) -> Any:
         """The JSON at a path. Raises ServerFault and ConnectionRefusedError."""
+        return self._exchange("GET", path, None)
+
+    def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        """The JSON that answers a body. Raises ServerFault and ConnectionRefusedError."""
+        return self._exchange("POST", path, json.dumps(body))
+
+    def _exchange(self, method: str, path: str, body: str | None) -> Any:
         connection = self._connect()
         try:
-            response = self._send(connection, "GET", path, None)
+            response = self._send(connection, method, path, body)
             return json.loads(response.read())
         except ConnectionRefusedError:
             raise

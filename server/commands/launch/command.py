@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from server.commands.chat.client import ChatClient
     from server.commands.launch.clients import Client, Target
 
-_ROOM = 4 / 3
-"""Context that a client needs, as a multiple of its first prompt: less leaves no room for files and answers."""
-
 
 def launch(
     client: Annotated[
@@ -33,8 +30,13 @@ def launch(
     url: Annotated[Text, flag(f"Address of the running server [{DEFAULT_URL}].", "--url")] = None,
     model: Annotated[Text, flag("Name of the model [the first that the server lists].", "--model")] = None,
     api_key: Annotated[Text, flag("The server's key [COHORT_API_KEY].", "--api-key")] = None,
+    force: Annotated[
+        bool, flag("Start it also where its first prompt leaves no room to work.", "--force")
+    ] = False,
 ) -> None:
     """Start an agent against a running server.
+
+    The agent's first prompt is counted against the model's context, and limits are set so that prompts and answers fit it.
 
     The client gets the server's address and model by its environment, and Codex by -c. Its configuration files stay as they
     are."""
@@ -49,15 +51,18 @@ def launch(
     if path is None:
         fail(f"{chosen.name} is not installed: npm install -g {chosen.package}", 1)
     key = api_key or client_key(os.environ)
-    target = _target(chosen, url or DEFAULT_URL, key, model)
-    _warn_of_context(chosen, target)
+    target, warning = _target(chosen, url or DEFAULT_URL, key, model, force)
+    if warning:
+        print(f"cohort: warning: {warning}", file=sys.stderr)
     _become(path, chosen, target, arguments or ())
 
 
-def _target(client: Client, url: str, key: str | None, model: str | None) -> Target:
-    """The model that is asked for, or the server's first. Ends the process with one line if it cannot serve the client."""
+def _target(client: Client, url: str, key: str | None, model: str | None, force: bool) -> tuple[Target, str]:
+    """The model that is asked for, or the server's first, with limits for the client, and a warning or "". Ends the process with
+    one line if the model cannot serve the client."""
     from server.commands.chat.client import ChatClient, ServerFault
     from server.commands.launch.clients import Target
+    from server.commands.launch.room import NoRoom, prompt_tokens, with_limits
 
     try:
         server = ChatClient(url, key, model, {})
@@ -66,15 +71,16 @@ def _target(client: Client, url: str, key: str | None, model: str | None) -> Tar
         if card.get("generates") is False:
             fail(f"{name} generates no tokens: it makes embeddings only", 1)
         _check_tools(server, client, name)
+        context = card.get("max_model_len")
+        target = Target(server.address, key, name, context if isinstance(context, int) else None)
+        return with_limits(client, target, prompt_tokens(server, client, name), force=force)
     except ConnectionRefusedError:
         fail(
             f"no server answers at {url}: start one with cohort serve MODEL, or give its address with --url",
             1,
         )
-    except ServerFault as error:
+    except (ServerFault, NoRoom) as error:
         fail(str(error), 1)
-    context = card.get("max_model_len")
-    return Target(server.address, key, name, context if isinstance(context, int) else None)
 
 
 def _card(server: ChatClient, model: str | None) -> Mapping[str, Any]:
@@ -102,16 +108,6 @@ def _check_tools(server: ChatClient, client: Client, model: str) -> None:
         "--tool-call-parser NAME, or serve another model",
         1,
     )
-
-
-def _warn_of_context(client: Client, target: Target) -> None:
-    prompt = client.prompt_tokens
-    if target.context is not None and prompt is not None and target.context < prompt * _ROOM:
-        print(
-            f"cohort: warning: {target.model} has {target.context:,} tokens of context, and {client.name} begins with about "
-            f"{prompt:,}: see --max-model-len",
-            file=sys.stderr,
-        )
 
 
 def _become(path: str, client: Client, target: Target, arguments: Sequence[str]) -> NoReturn:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import re
 import subprocess
 import tomllib
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +19,19 @@ import pytest
 from executors.contract import ModelExecutor
 from executors.process import connect
 from server.answer.notation import ModelNotation
-from server.commands.launch.clients import CLIENTS, Target
+from server.commands.launch.clients import CLIENTS, Target, output_limit
 from server.commands.launch.command import launch
+from server.commands.launch.room import with_limits
+from server.commands.launch.sample import SAMPLE, SAMPLE_TOKENS
+from tests.agents.clients import AGENTS
 from tests.server.fakes import House
 from tests.server.http.raw_http import serving
 from tests.server.routes.test_executors import PAGED, register
 from tests.server.test_lifecycle import Running
 
+LONG = 200_000
+"""Tokens of context that hold every client's first prompt. Those of the fake model are bytes."""
+RECORD = Path(__file__).parents[2] / "agents/recorded/first_prompts.json"
 FAKE = '#!/bin/sh\nenv -0 > "$RECORD.env"\nfor word in "$0" "$@"; do printf "%s\\0" "$word"; done > "$RECORD.args"\n'
 
 
@@ -53,8 +62,14 @@ async def executor(house: House) -> AsyncIterator[ModelExecutor]:
     await executor.shutdown()
 
 
+def set_context(house: House, context: int) -> None:
+    assert house.state.model is not None
+    house.state.model = replace(house.state.model, max_model_len=context)
+
+
 @pytest.fixture
 async def running(house: House, executor: ModelExecutor) -> AsyncIterator[Running]:
+    set_context(house, LONG)
     async with serving(house) as one:
         yield one
 
@@ -97,6 +112,8 @@ async def test_claude(running: Running, folder: Path, monkeypatch: pytest.Monkey
     assert models == {"fake"} and variables["ANTHROPIC_DEFAULT_HAIKU_MODEL"] == "fake"
     assert "of another server" not in variables.values() and variables["EDITOR"] == "kept"
     assert variables["CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC"] == "1"
+    assert variables["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == str(LONG)
+    assert variables["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] == "32000"
 
 
 async def test_codex(running: Running, folder: Path) -> None:
@@ -105,7 +122,8 @@ async def test_codex(running: Running, folder: Path) -> None:
     )
     assert words[-2:] == ["exec", "hi"] and words[:-2:2] == ["-c"] * (len(words) // 2 - 1)
     settings = tomllib.loads("\n".join(words[1:-2:2]))
-    assert settings["model"] == "org/fake-1" and settings["model_context_window"] == 512
+    assert settings["model"] == "org/fake-1" and settings["model_context_window"] == LONG
+    assert LONG - settings["model_auto_compact_token_limit"] == 32_000
     provider = settings["model_providers"][settings["model_provider"]]
     assert provider["base_url"] == f"{running.url}/v1" and provider["wire_api"] == "responses"
     assert variables[provider["env_key"]] == "a key"
@@ -119,7 +137,7 @@ async def test_opencode(running: Running, folder: Path, monkeypatch: pytest.Monk
     name, _, model = config["model"].partition("/")
     assert config["small_model"] == config["model"]
     assert config["provider"][name]["options"] == {"baseURL": f"{running.url}/v1", "apiKey": "first"}
-    assert config["provider"][name]["models"][model]["limit"]["context"] == 512
+    assert config["provider"][name]["models"][model]["limit"] == {"context": LONG, "output": 32_000}
     assert not files(folder, "*.json"), "no file is written"
 
 
@@ -138,6 +156,7 @@ async def test_agents_get_no_other_key(
 async def test_qwen(running: Running, folder: Path) -> None:
     variables, words = await launched(running, folder, "qwen", "-p", "hi")
     assert words == ["--auth-type", "openai", "--model", "fake", "-p", "hi"]
+    assert variables["QWEN_CODE_MAX_OUTPUT_TOKENS"] == "32000"
     _, words = await launched(running, folder, "qwen", "-m", "mine", "--auth-type=openai")
     assert words == ["-m", "mine", "--auth-type=openai"], "no option comes twice"
     told = {name: variables[name] for name in ("OPENAI_BASE_URL", "OPENAI_API_KEY", "OPENAI_MODEL")}
@@ -175,6 +194,7 @@ async def test_a_model_without_a_tool_format(
     folder: Path, executor: ModelExecutor, capsys: pytest.CaptureFixture[str]
 ) -> None:
     house = House(notation=ModelNotation(tools=None, unknown=True))
+    set_context(house, LONG)
     register(house, fake=executor)
     async with serving(house) as running:
         line = await failed(capsys, lambda: launch("claude", url=running.url))
@@ -187,6 +207,7 @@ async def test_a_key_is_asked_for(
     folder: Path, executor: ModelExecutor, capsys: pytest.CaptureFixture[str]
 ) -> None:
     house = House(options={"api_keys": ["right"]})
+    set_context(house, LONG)
     register(house, fake=executor)
     async with serving(house) as running:
         assert "--api-key" in await failed(capsys, lambda: launch("claude", url=running.url))
@@ -195,11 +216,86 @@ async def test_a_key_is_asked_for(
     house.state.threads.close()
 
 
-async def test_a_short_context_is_told(
-    running: Running, folder: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("client", CLIENTS)
+async def test_a_context_that_can_never_hold_the_session_is_refused(
+    running: Running, house: House, folder: Path, capsys: pytest.CaptureFixture[str], client: str
 ) -> None:
+    set_context(house, 512)
+    line = await failed(capsys, lambda: launch(client, url=running.url))
+    assert re.fullmatch(
+        rf"{client} begins with about [\d,]+ tokens, and fake has 512 tokens of context, too few for its prompt, files and "
+        r"answers: start the server with --max-model-len \d+ or more, or serve another model; --force starts it anyway",
+        line,
+    )
+    assert not files(folder, "record.*")
+    set_context(house, int(line.partition("--max-model-len ")[2].split()[0]))
+    await launched(running, folder, client)
+    set_context(house, 512)
+    capsys.readouterr()
+    await launched(running, folder, client, force=True)
+    assert "512 tokens of context, too few" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+async def test_limits_leave_room_behind_the_first_prompt(
+    running: Running, house: House, folder: Path, client: str
+) -> None:
+    """The least context that is accepted: a first prompt, its answer and two thousand tokens fit before history is shortened."""
+    prompt = round(CLIENTS[client].prompt_tokens * len(SAMPLE) / SAMPLE_TOKENS)  # the fake's tokens are bytes
+    for context in range(prompt, LONG, 128):
+        set_context(house, context)
+        with contextlib.suppress(SystemExit):
+            variables, words = await launched(running, folder, client)
+            break
+    output = output_limit(context - prompt)
+    assert prompt + output + 2_048 <= context < prompt + 10_000
+    told = " ".join((*variables.values(), *words))
+    assert str(context - output if client == "codex" else output) in told
+
+
+async def test_a_short_session_is_told(
+    running: Running, house: House, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    set_context(house, 42_000)
+    await launched(running, folder, "codex")
+    error = capsys.readouterr().err
+    assert "cohort: warning: codex begins with about 32," in error and "so the session will be short" in error
+
+
+async def test_a_model_whose_name_claude_knows_gets_a_longer_prompt(
+    running: Running, house: House, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    house.state.aliases = (("claude-*", "fake"),)
+    set_context(house, 65_000)
     await launched(running, folder, "claude")
-    assert "fake has 512 tokens of context, and claude begins with about 27,000" in capsys.readouterr().err
+    line = await failed(capsys, lambda: launch("claude", url=running.url, model="claude-sonnet-4-5"))
+    assert "claude begins with about 8" in line
+
+
+def test_a_context_that_is_not_told_sets_no_limits() -> None:
+    target = Target("http://h", None, "m", None)
+    for client in CLIENTS.values():
+        same, warning = with_limits(client, target, 9_000, force=False)
+        assert same == target and "does not tell how long its context is" in warning
+        launched = client.launch(same)
+        told = " ".join((*launched.variables, *launched.variables.values(), *launched.arguments))
+        assert "MAX_OUTPUT" not in told and "limit" not in told and "window" not in told
+
+
+def test_the_sample_counts_as_the_prompts_do() -> None:
+    """Of two models whose tokens differ: within three percent of what each client sends."""
+    record = json.loads(RECORD.read_text("utf-8"))
+    sample = record["sample"]
+    assert (sample["characters"], sample["tokens"]["smollm2"]) == (len(SAMPLE), SAMPLE_TOKENS)
+    for name, prompt in record["prompts"].items():
+        assert prompt["version"] == AGENTS[name].version, (
+            "python -m tests.agents.first_prompts measures them anew"
+        )
+        tokens = prompt["tokens"]
+        estimate = tokens["smollm2"] * sample["tokens"]["gemma3"] / sample["tokens"]["smollm2"]
+        assert estimate == pytest.approx(tokens["gemma3"], rel=0.03)
+        # Claude Code's is that of an interactive session.
+        assert tokens["smollm2"] <= CLIENTS[name].prompt_tokens * 1.01 <= tokens["smollm2"] * 1.2
 
 
 def test_values_for_codex_are_toml() -> None:

@@ -1,4 +1,5 @@
-"""A third party's executor, named by `--executor tests.e2e.restarting_executor:RestartingFactory`: each start of it takes a while."""
+"""A third party's executor, named by `--executor tests.e2e.restarting_executor:RestartingFactory`: each start
+of it takes a while."""
 
 from __future__ import annotations
 

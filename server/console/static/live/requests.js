@@ -54,8 +54,8 @@ export class Requests {
   }
 
   makeMore() {
-    const cell = el("td", { colSpan: COLUMNS.length + 1 });
-    return { node: el("tr", { className: "more" }, cell), cell };
+    const cell = el("td", { role: "cell", colSpan: COLUMNS.length + 1 });
+    return { node: el("tr", { role: "row", className: "more" }, cell), cell };
   }
 
   rowOf(seq, several) {
@@ -78,9 +78,10 @@ export class Requests {
     const name = shortId(seq.requestId, seq.choice, several);
     const button = el("button", { type: "button", title: "Open its story", onfocus: () => this.light(seq.id), onblur: () => this.light(null) },
       markNode(seq.mark), name);
-    const cells = COLUMNS.map((label, i) => el("td", { className: i ? "" : "state", "data-label": label }));
-    const node = el("tr", { onclick: () => this.open(seq.requestId), onpointerenter: () => this.light(seq.id) },
-      el("td", {}, button), cells);
+    const cells = COLUMNS.map((label, i) => el("td", { role: "cell", className: i ? "" : "state", "data-label": label }));
+    // The roles are those of the elements, which a narrow page's layout as cards would take from them.
+    const node = el("tr", { role: "row", onclick: () => this.open(seq.requestId), onpointerenter: () => this.light(seq.id) },
+      el("td", { role: "cell" }, button), cells);
     return { node, cells };
   }
 

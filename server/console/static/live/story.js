@@ -3,10 +3,11 @@
 import { story } from "../lib/api.js";
 import { byId, el, fit } from "../lib/dom.js";
 import { head, open } from "../lib/dialogs.js";
-import { count, durationText } from "../lib/format.js";
+import { count, durationText, plural } from "../lib/format.js";
 import { showKeys } from "../lib/keys_dialog.js";
 import { term } from "../lib/terms.js";
 import { colours } from "../lib/theme.js";
+import { stateText } from "./history.js";
 
 const PARTS = [
   // field, name, colour
@@ -75,11 +76,11 @@ function account(told) {
       ["Route", told.route], ["Model", told.model], ["Key", told.key],
       ["Received", new Date(told.received * 1000).toLocaleString()], [told.outcome ? "Ended" : "State", ended],
       [term("ttft", "First token after"), durationText(told.ttft_seconds)], ["In all", durationText(told.e2e_seconds)],
-      ["Waited", list(told.waited_for)], ["Paused", list(told.paused_for)],
+      ["Waited", list(told.waited_for)], ["Paused", list({ ...told.paused_for, recovery: 0 })],
       ["Refused", refused(told.refused)], ["Interrupted", interruptions(told.interruptions)],
-      ["Prompt", `${count(told.prompt_tokens)} tokens, ${count(told.cached_tokens)} from the cache`],
+      ["Prompt", `${plural(told.prompt_tokens, "token")}, ${count(told.cached_tokens)} from the cache`],
       [term("prefix", "Prefix cache"), prefix(told.prefix)],
-      ["Output", `${count(told.output_tokens)} tokens${told.choices > 1 ? ` in ${told.choices} choices` : ""}`],
+      ["Output", `${plural(told.output_tokens, "token")}${told.choices > 1 ? ` in ${told.choices} choices` : ""}`],
       [term("preempted", "Preempted"), told.preempted || null], ["Restarts survived", told.resumed || null],
     ]),
   ];
@@ -97,23 +98,23 @@ function refused(told) {
 
 function interruptions(told) {
   if (!told) return null;
-  const causes = Object.entries(told.causes).map(([cause, times]) => `${times} by ${cause}`).join(", ");
-  return `${causes}; ${durationText(told.restart_seconds)} to restart, ${durationText(told.recompute_seconds)} to compute again`;
+  const causes = Object.entries(told.causes).map(([cause, times]) => `${count(times)} × ${cause}`).join(", ");
+  return `${causes}; the executor was ready after ${durationText(told.outage_seconds)}, computed again in ${durationText(told.recompute_seconds)}`;
 }
 
 function prefix(told) {
   if (!told) return null;
   const where = told.first_difference === null || told.first_difference === undefined ? "" : ` (token ${count(told.first_difference)})`;
   const missed = told.missed ? `; ${MISSED[told.missed] || told.missed}${where}` : "";
-  return `${count(told.matched_tokens)} tokens matched${missed}`;
+  return `${plural(told.matched_tokens, "token")} matched${missed}`;
 }
 
 function eventNode(event) {
   const details = [];
   if (event.choice) details.push(`choice ${event.choice}`);
-  if (event.cached_tokens) details.push(`${count(event.cached_tokens)} tokens cached`);
+  if (event.cached_tokens) details.push(`${plural(event.cached_tokens, "token")} cached`);
   if (list(event.waited)) details.push(`waited ${list(event.waited)}`);
-  if (event.output_tokens !== undefined) details.push(`${count(event.output_tokens)} tokens out`);
+  if (event.output_tokens !== undefined) details.push(`${plural(event.output_tokens, "token")} out`);
   for (const name of ["cause", "reason", "status", "code"]) if (event[name]) details.push(String(event[name]));
   return el("li", {}, el("time", {}, durationText(event.at)),
     el("span", {}, [EVENTS[event.event] || event.event, ...details].join(", ")));
@@ -139,12 +140,12 @@ function ownAccount(requestId, seen, why) {
   const parts = [el("p", { className: "note needs" }, why)];
   for (const seq of seen) {
     if (seen.length > 1) parts.push(el("h3", {}, `Choice ${seq.choice}`));
-    const waited = seq.firstStep === null ? "it waits" : `waited ${durationText(seq.firstStep - seq.arrived)}`;
+    const waited = seq.firstStep === null ? (seq.endedAt === null ? "it waits" : "it was not started") : `waited ${durationText(seq.firstStep - seq.arrived)}`;
     const first = seq.ttft === null ? "" : `, first token after ${durationText(seq.ttft)}`;
     parts.push(facts([
-      ["Request", seen.length > 1 ? null : requestId], ["State", `${seq.status}; ${waited}${first}`],
-      ["Prompt", `${count(seq.prompt)} tokens, ${count(seq.cached)} from the cache`],
-      ["Output", `${count(seq.output)} of at most ${count(seq.max)} tokens${seq.blocks ? `, in ${count(seq.blocks)} KV blocks` : ""}`],
+      ["Request", seen.length > 1 ? null : requestId], ["State", `${stateText(seq)}; ${waited}${first}`],
+      ["Prompt", `${plural(seq.prompt, "token")}, ${count(seq.cached)} from the cache`],
+      ["Output", `${count(seq.output)} of at most ${plural(seq.max, "token")}${seq.blocks ? `, in ${plural(seq.blocks, "KV block")}` : ""}`],
     ]));
   }
   if (!seen.length) parts.push(el("p", {}, "It ended before this page was opened."));

@@ -156,3 +156,25 @@ def test_workers_answer_every_form_of_request(tokenizer_dir: Path, tmp_path: Pat
             assert server.get(path).status_code == 200, path
         for path in ("/v1/settings", "/v1/requests", "/v1/load_lora_adapter"):  # there is no admin key
             assert server.get(path).status_code == 404, path
+
+
+def test_the_feed_has_the_ends_of_calls(echo_server: ServerProcess) -> None:
+    """It is the engine's process that tells steps; a stop string is found in a worker's."""
+    calls = ({"max_tokens": 1}, {"max_tokens": 64, "stop": ["7"]}, {"max_tokens": 9})
+    with (
+        httpx.Client(base_url=echo_server.url, timeout=30) as client,
+        client.stream("GET", "/v1/steps") as feed,
+    ):
+        frames = (json.loads(line[6:]) for line in feed.iter_lines() if line.startswith("data: "))
+        next(frames)
+        answers = [
+            client.post("/v1/completions", json=body("0123456789" * 4) | call).json() for call in calls
+        ]
+        ends: dict[str, dict[str, object]] = {}
+        while len(ends) < len(calls):
+            ends |= {end["request_id"]: end for end in next(frames)["ended"]}
+    for answer in answers:
+        end = ends[answer["id"]]
+        assert end["output_tokens"] == answer["usage"]["completion_tokens"] and end["blocks"] == 0
+        assert end["finish_reason"] == answer["choices"][0]["finish_reason"] and end["ttft"]
+    assert [answer["choices"][0]["finish_reason"] for answer in answers] == ["length", "stop", "length"]

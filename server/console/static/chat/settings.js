@@ -115,9 +115,9 @@ function choose(name, choices, again) {
 /** The value in force while the field is empty, and who says so. */
 function inForce(name, preset, card) {
   const own = card?.sampling_defaults?.[name];
-  if (own !== undefined) return [String(Number(own.toFixed(4))), "the model's"];
+  if (own !== undefined) return [String(Number(own.toFixed(4))), "model's default"];
   if (name === "max_tokens") return card?.max_model_len ? [`≤ ${count(card.max_model_len)}`, "to the context's end"] : ["", "to the context's end"];
-  return [preset, name === "seed" ? "" : "the API's"];
+  return [preset, name === "seed" ? "" : "API's default"];
 }
 
 function numberField([name, label, low, high, step, preset], card) {

@@ -23,14 +23,18 @@ export function progressOfServer({ status, detail, phase, done, total }) {
   return { state: status === "recovering" ? "recovering" : "waiting" };
 }
 
-const share = ({ done, total, detail }) => (total ? `${Math.min(99, Math.floor((100 * done) / total))}%` : detail);
+/** "loading the model: 40%"; other work than reading the weights is named, and a single piece of it has no percentage. */
+function loading({ done, total, detail }) {
+  const what = ["", "weights", "loading"].includes(detail) ? "loading the model" : `loading the model (${detail})`;
+  return total > 1 ? `${what}: ${Math.min(99, Math.floor((100 * done) / total))}%` : what;
+}
 
 const WORDS = {
   waiting: ({ place }) => (place ? `waiting in the queue, place ${count(place)}` : "waiting for the first token"),
   prefill: ({ computed, total }) => `computing the prompt: ${count(computed)} of ${count(total)} tokens`,
   recompute: ({ computed, total }) => `computing the answer so far again: ${count(computed)} of ${count(total)} tokens`,
   recovering: () => "the executor is restarting",
-  loading: (wait) => (share(wait) ? `loading the model: ${share(wait)}` : "loading the model"),
+  loading,
 };
 const GOING_ON = {
   waiting: ({ place }) => (place ? `paused; in the queue, place ${count(place)}` : "waiting for the next token"),

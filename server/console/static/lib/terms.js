@@ -21,6 +21,7 @@ const LINGER = 160;
 /** Milliseconds that a sentence stays after the pointer left, so that the pointer can reach it. */
 
 let shown = null;
+let shownFor = null;
 let timer = null;
 
 /** The hidden element with a word's sentence, which assistive technology reads with the word. */
@@ -54,7 +55,7 @@ function show(word, name) {
   clearTimeout(timer);
   const tip = tooltipOf(name);
   if (shown !== tip) hide();
-  shown = tip;
+  [shown, shownFor] = [tip, word];
   if (!tip.matches(":popover-open")) tip.showPopover();
   const at = word.getBoundingClientRect();
   const { width, height } = tip.getBoundingClientRect();
@@ -93,4 +94,6 @@ document.addEventListener("keydown", (event) => {
 document.addEventListener("pointerdown", (event) => {
   if (shown !== null && !shown.contains(event.target) && !event.target.closest?.(".term")) hide();
 });
-document.addEventListener("scroll", hide, { capture: true, passive: true });
+document.addEventListener("scroll", (event) => {
+  if (shown !== null && event.target.contains(shownFor)) hide(); // the word moved, and not only an answer that grows elsewhere
+}, { capture: true, passive: true });

@@ -16,7 +16,7 @@ export class Kill {
 
   ask() {
     if (!getKey("admin")) {
-      this.askForKeys("The button needs the admin key.");
+      this.askForKeys("The button needs the admin key.").then((given) => given && getKey("admin") && this.ask());
       return;
     }
     const dialog = byId("confirm-kill");

@@ -25,7 +25,7 @@ startIntro();
 teach(TAUGHT);
 onMissingKey(askForMissing);
 
-const chat = startChat({ onStory: (requestId) => live.openStory(requestId) });
+const chat = startChat({ onStory: (requestId) => live.openStory(requestId), sequences: () => live.sequences() });
 const live = startLive({
   model: () => byId("model").value || undefined,
   askForKeys: (why) => showKeys(why, "admin"),

@@ -30,7 +30,7 @@ def test_states_of_the_server_come_first(house: House) -> None:
 
 def test_an_api_worker_says_that_it_does_not_know(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(house.core, "stats", lambda: None)
-    assert progress(house.state, "a") == {"state": "unknown"}
+    assert progress(house.state, "a") == {"state": "unknown", "id": "a"}
 
 
 def test_only_who_asks_is_told(house: House) -> None:

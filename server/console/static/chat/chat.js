@@ -9,15 +9,15 @@ import { makeView } from "./view.js";
 const AGAIN = 2000;
 /** Milliseconds after which a server that could not list its models is asked again. */
 
-/** `onStory(requestId)` opens a story. */
-export function startChat({ onStory }) {
+/** `onStory(requestId)` opens a story; `sequences()`: those that the feed of steps tells. */
+export function startChat({ onStory, sequences }) {
   const message = byId("message");
   const cards = new Map();
   let view = null;
   const conversation = new Conversation((changed) => {
     view.changed(changed);
     showButtons();
-  });
+  }, sequences);
   const run = (answer) => answer?.finally(() => {
     showButtons();
     view.drawAll();

@@ -2,7 +2,7 @@
 
 import { ready, stream } from "../lib/api.js";
 import { requestBody } from "./settings.js";
-import { progressOf, progressOfServer } from "./waiting.js";
+import { progressInFeed, progressOf, progressOfServer } from "./waiting.js";
 
 const LOOK = 500;
 /** Milliseconds between two looks at the stage of a server that loads. */
@@ -33,8 +33,10 @@ function explained(error) {
 const sendable = (messages) => messages.filter((one) => one.role !== "assistant" || one.content || one.calls.length).map(wire);
 
 export class Conversation {
-  /** `changed(message)` is called when a message has changed, with null when messages came or went. */
-  constructor(changed) {
+  /** `changed(message)` is called when a message has changed, with null when messages came or went. `sequences()`: those that the
+   * feed of steps tells, none where it may not be watched. */
+  constructor(changed, sequences) {
+    this.sequences = sequences;
     this.messages = [];
     this.model = null;
     this.changed = changed;
@@ -135,13 +137,18 @@ export class Conversation {
     }
   }
 
-  /** A comment: what the answer waits for. A process without the engine does not know; the stage it can tell. */
+  /** A comment: what the answer waits for. A process without the engine does not know; the stage and the feed can tell. */
   async hear(message, comment) {
     const progress = progressOf(comment);
     if (progress === null) return;
     const { last } = message;
-    const wait = progress.state === "unknown" ? progressOfServer(await ready().catch(() => ({}))) : progress;
+    const wait = progress.state === "unknown" ? await this.lookUp(progress.id) : progress;
     if (message.last === last) message.wait = wait;
+  }
+
+  async lookUp(id) {
+    const wait = progressOfServer(await ready().catch(() => ({})));
+    return wait.state === "waiting" ? progressInFeed(this.sequences(), id) : wait;
   }
 
   /** One chunk of a stream. */

@@ -23,6 +23,13 @@ export function progressOfServer({ status, detail, phase, done, total }) {
   return { state: status === "recovering" ? "recovering" : "waiting" };
 }
 
+/** `wait` of a message from what the feed of steps told of the sequences, if it did: that of the answer with this id. */
+export function progressInFeed(sequences, id) {
+  const waiting = sequences.filter((seq) => seq.endedAt === null && seq.status !== "running").sort((a, b) => a.id - b.id);
+  const at = waiting.findIndex((seq) => seq.requestId === id);
+  return at < 0 ? { state: "waiting" } : { state: "waiting", place: at + 1 };
+}
+
 /** "loading the model: 40%"; other work than reading the weights is named, and a single piece of it has no percentage. */
 function loading({ done, total, detail }) {
   const what = ["", "weights", "loading"].includes(detail) ? "loading the model" : `loading the model (${detail})`;

@@ -108,7 +108,10 @@ def main() -> None:
     refused = False
     for subject in subjects:
         file = asked.json or RESULTS / f"{_report_name(asked, subject)}-{here.name}.json"
-        refused |= not _compare(asked, sides, subject, here, file)
+        try:
+            refused |= not _compare(asked, sides, subject, here, file)
+        except (RuntimeError, subprocess.CalledProcessError) as error:
+            sys.exit(f"benchmarks.peers: {error}; the rounds before are in {file}, if there were any")
     if refused and asked.for_headline:
         sys.exit(3)
 

@@ -8,6 +8,8 @@ TORCH_BACKEND ?=
 ARGS ?=
 # What bench-peers compares with: vllm; llamacpp, openvino, ik (a GGUF file); cohort (itself).
 PEER ?= vllm
+# What kill-table breaks: cohort, vllm, llamacpp.
+SERVER ?= cohort
 # Test files side by side. Most of a server's start is waiting for one core.
 TEST_JOBS ?= 2
 
@@ -40,7 +42,7 @@ KUBERNETES_TOOL := .reports/kubernetes-venv/bin/kubernetes-validate
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install first-minutes dev serve demo test test-fast test-long test-long-ci test-sweeps sim chaos soak soak-ci hostile test-clients test-clients-ci test-agents test-real test-real-ci test-ops test-ops-ci test-image test-ray test-ray-ci test-console check api-docs fuzz bench bench-peers parity format promises lock gpu-check gpu-compile gpu-wheels clean
+.PHONY: help install first-minutes dev serve demo test test-fast test-long test-long-ci test-sweeps sim chaos soak soak-ci hostile test-clients test-clients-ci test-agents test-real test-real-ci test-ops test-ops-ci test-image test-ray test-ray-ci test-console check api-docs fuzz bench bench-peers kill-table parity format promises lock gpu-check gpu-compile gpu-wheels clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -145,6 +147,7 @@ check: $(DEV) $(TRITON)  ## format, lint, types, imports, promises
 	$(BIN)/python -m tools.missing_docs check
 	$(BIN)/python -m tools.metrics_docs check
 	$(BIN)/python -m tests.clients.page check
+	$(BIN)/python -m benchmarks.kill_table.page check
 	$(BIN)/python -m tools.parity check
 
 api-docs: $(DEV)  ## rewrite docs/api.md, docs/openapi.json, docs/settings.md, docs/foreign-flags.md and the generated tables of other pages
@@ -155,6 +158,7 @@ api-docs: $(DEV)  ## rewrite docs/api.md, docs/openapi.json, docs/settings.md, d
 	$(BIN)/python -m tools.missing_docs write
 	$(BIN)/python -m tools.metrics_docs write
 	$(BIN)/python -m tests.clients.page write
+	$(BIN)/python -m benchmarks.kill_table.page write
 
 fuzz: $(DEV)  ## send what the API's description allows, and what it does not, for five minutes or so
 	$(BIN)/python -m pytest -s -m slow tests/e2e/test_fuzz_schema.py
@@ -164,6 +168,9 @@ bench: $(STAMP)  ## measure a running server; ARGS="http://127.0.0.1:8000 --work
 
 bench-peers: $(DEV)  ## this server and another in turn, five rounds for README's headline: vLLM, or PEER=llamacpp|openvino|ik; ARGS="--rounds 2 --no-headline"
 	$(BIN)/python -m benchmarks.peers --peer $(PEER) $(ARGS)
+
+kill-table: $(DEV)  ## what eight kinds of calls see while the server is killed, hangs, drains ...; SERVER=vllm|llamacpp; ARGS="--rounds 1"
+	$(BIN)/python -m benchmarks.kill_table --server $(SERVER) $(ARGS)
 
 parity: $(DEV)  ## compare every model family with transformers and rewrite the table in docs/models.md
 	$(BIN)/python -m pytest -q tests/executors/llm/model/test_parity.py --junitxml=$(REPORT)

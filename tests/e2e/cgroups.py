@@ -21,17 +21,23 @@ class Limited:
         self.groups: list[Path] = []
         if (_ROOT / "cgroup.controllers").exists():
             group = self._make(_ROOT / name)
-            (group / "memory.max").write_text(str(memory_bytes))
+            self.limit(memory_bytes)
             (group / "cpu.max").write_text(f"{quota} 100000")
         else:
             group = self._make(_ROOT / "memory" / name)
-            (group / "memory.limit_in_bytes").write_text(str(memory_bytes))
+            self.limit(memory_bytes)
             (self._make(_ROOT / "cpu" / name) / "cpu.cfs_quota_us").write_text(quota)
 
     def _make(self, group: Path) -> Path:
         group.mkdir()
         self.groups.append(group)
         return group
+
+    def limit(self, memory_bytes: int) -> None:
+        """Set the memory limit, also while processes run in the group. OSError: version 1 does not go below what is in use."""
+        v1 = (self.groups[0] / "memory.limit_in_bytes").exists()
+        name = "memory.limit_in_bytes" if v1 else "memory.max"
+        (self.groups[0] / name).write_text(str(memory_bytes))
 
     def enter(self) -> None:
         """Move the calling process in: for `preexec_fn`."""

@@ -44,8 +44,8 @@ class Settings:
 
     model: str | None = text(
         None,
-        "Model directory, GGUF file, hub name ORG/NAME or ORG/NAME:Q4_K_M, or a name that `cohort list` shows; the same as the argument "
-        "MODEL.",
+        "Model directory, GGUF file, hub name ORG/NAME or ORG/NAME:Q4_K_M, or a name that `cohort list` shows; the same as the "
+        "argument MODEL.",
         metavar="MODEL",
         shown="the best one on this disk that fits; SmolLM2-135M-Instruct where there is none",
         opens="Model and address",

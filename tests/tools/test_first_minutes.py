@@ -128,7 +128,7 @@ def test_what_stands_on_the_screen() -> None:
 
 
 def test_files_name_no_place_and_hold_no_key(tmp_path: Path) -> None:
-    text = "see https://mirror.example:8080/simple, http://127.0.0.1:8000/#admin_key=s3cret and /home/someone/x.whl\r\n"
+    text = "see https://mirror.example:8080/simple, http://127.0.0.1:8000/#admin_key=s3cret and \x1b[1m/mnt/wheels/x.whl\r\n"
     done = play(Command("echo 'Lima?'", ["Lima?"]), folder=tmp_path)
     done.recording.events.append((1.23456, text))
     report.write_cast(done, tmp_path / "x.cast")
@@ -136,7 +136,10 @@ def test_files_name_no_place_and_hold_no_key(tmp_path: Path) -> None:
     assert header["version"] == 2 and header["width"] > 80
     assert all(kind == "o" for _, kind, _ in events)
     assert events[-1][0] == 1.235
-    assert events[-1][2] == "see https://.../simple, http://127.0.0.1:8000/#admin_key=... and .../x.whl\r\n"
+    assert (
+        events[-1][2]
+        == "see https://.../simple, http://127.0.0.1:8000/#admin_key=... and \x1b[1m.../x.whl\r\n"
+    )
     summary = report.summary(done, ["one"], {"silence": 2.0}, "abc")
     assert (
         summary["commands"][0]["exit_code"] == 0

@@ -16,6 +16,7 @@ from tools.neutral_paths import neutral
 
 _HOST = re.compile(r"(https?://)(?!127\.0\.0\.1|localhost|\.\.\.)[\w.-]+(?::\d+)?")
 
+_COLOUR = re.compile(r"(\x1b\[[0-?]*[ -/]*[@-~])")
 _KEY = re.compile(r"(admin_key=|Admin key of this start: )[\w-]+")
 
 
@@ -23,7 +24,7 @@ def write_cast(session: Session, path: Path) -> None:
     """The recording in asciinema's format, version 2: a header, and a line for each event (seconds, "o", text)."""
     header = {
         "version": 2, "width": COLUMNS, "height": ROWS, "title": "README's first screen on an empty machine",
-        "env": {"TERM": "xterm-256color", "SHELL": "/bin/bash"},
+        "env": {"TERM": "xterm-256color"},
     }  # fmt: skip
     lines = [json.dumps(header)]
     lines += [
@@ -60,8 +61,9 @@ def summary(session: Session, faults: list[str], limits: dict[str, float], commi
 
 
 def _without_secrets(text: str) -> str:
-    """Without hosts, paths and the key of a start."""
-    return str(neutral(_KEY.sub(r"\1...", _HOST.sub(r"\1...", text))))
+    """Without hosts, paths and the key of a start. A colour's escape sequence ends in a letter, which would hide a path behind it."""
+    pieces = _COLOUR.split(_KEY.sub(r"\1...", _HOST.sub(r"\1...", text)))
+    return "".join(str(neutral(piece)) for piece in pieces)
 
 
 def _cpu() -> str:

@@ -31,6 +31,8 @@ _ACTIVITY = re.compile(
 _PROGRESS = re.compile(r"^Progress (\d+) of (\d+)$")
 """pip's `--progress-bar raw`."""
 _FOLDER = re.compile(r"\S*/(?=\S)")
+_TAGS = re.compile(r"-(?:cp|py)\d\S*\.whl")
+"""Of a wheel's name: what it is built for."""
 
 
 @dataclass(slots=True)
@@ -151,7 +153,7 @@ class _Display:
             done, total = map(int, progress.groups())
             self._activity = f"{self._activity.partition(' · ')[0]} · {100 * done // max(total, 1)}%"
         elif _ACTIVITY.match(line):
-            self._activity = _FOLDER.sub("", line.strip())
+            self._activity = _TAGS.sub("", _FOLDER.sub("", line.strip()))
         if self._relays and not self._rewrites and not progress:
             self._write(f"  {line}\n")
         elif time.monotonic() - self._last >= _REDRAW_S:

@@ -47,18 +47,21 @@ def test_a_log_gets_the_lines_and_beats_between_them() -> None:
         "working", python("print('one', flush=True);" + SILENT + ";print('two')"), output=log
     )
     assert (outcome.code, outcome.lines) == (0, ["one", "two"])
-    first, *beats, last = log.getvalue().splitlines()
-    assert (first, last) == ("  one", "  two") and len(beats) >= 2
-    assert all(re.fullmatch(r"  working: \d+ s", beat) for beat in beats)
+    lines = log.getvalue().splitlines()
+    beats = lines[lines.index("  one") + 1 : lines.index("  two")]
+    assert len(beats) >= 2 and all(re.fullmatch(r"  working: \d+ s", beat) for beat in beats)
 
 
 def test_a_terminal_gets_one_line_with_what_is_done_and_how_far() -> None:
     terminal = Terminal()
-    code = "print('Downloading /a/b/torch.whl (9 MB)\\nProgress 25 of 100', flush=True);" + SILENT
+    code = (
+        "print('Downloading /a/b/torch-2.13.0-cp311-cp311-linux_x86_64.whl (9 MB)\\nProgress 25 of 100', flush=True);"
+        + SILENT
+    )
     heartbeat.run("installing", python(code), output=terminal)
     text = terminal.getvalue()
     assert "\n" not in text and text.endswith("\r\x1b[K")
-    assert "installing: Downloading torch.whl (9 MB) · 25%" in text and "/a/b" not in text
+    assert "installing: Downloading torch-2.13.0 (9 MB) · 25%" in text and "/a/b" not in text
 
 
 def test_what_watches_ends_the_command_and_what_it_started() -> None:

@@ -61,7 +61,7 @@ def summary(session: Session, faults: list[str], limits: dict[str, float], commi
 
 
 def _without_secrets(text: str) -> str:
-    """Without hosts, paths and the key of a start. A colour's escape sequence ends in a letter, which would hide a path behind it."""
+    """Without hosts, paths and the key of a start. A colour's escape sequence ends in a letter, which would hide a path."""
     pieces = _COLOUR.split(_KEY.sub(r"\1...", _HOST.sub(r"\1...", text)))
     return "".join(str(neutral(piece)) for piece in pieces)
 

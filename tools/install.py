@@ -153,8 +153,6 @@ def main(argv: Sequence[str]) -> None:
     commands.add_parser("requirements").add_argument("--dev", action="store_true")
     commands.add_parser("slim")
     options = parser.parse_args(argv)
-    for ending in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(ending, signal.default_int_handler)
     try:
         if options.what == "venv":
             make_environment(options.folder)
@@ -174,4 +172,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
+    # What it started ends with it, however it is ended.
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, signal.default_int_handler)
     main(sys.argv[1:])

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+import time
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from tools import install
+from tools import heartbeat, install, torch_choice
 
 ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = (ROOT / "pyproject.toml").read_text("utf-8")
@@ -53,6 +57,45 @@ def test_a_failed_step_ends_the_installation(capsys: pytest.CaptureFixture[str])
         install.main(["all", "--torch", "2.13.0", "--backend", "rocm"])
     assert str(ended.value) == "TORCH_BACKEND=rocm: it should be cpu, cuda or empty"
     assert "Installing" not in capsys.readouterr().out
+
+
+def test_size_and_time_are_said_before_anything_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And the kernels, which are compiled meanwhile, end with an installation that fails."""
+    compilers: list[subprocess.Popen[bytes]] = []
+
+    def spawn(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+        log.touch()
+        compilers.append(subprocess.Popen(["sleep", "60"], process_group=0))
+        return compilers[-1]
+
+    def refuse(*arguments: object) -> None:
+        raise torch_choice.TorchRefused("no torch")
+
+    monkeypatch.setenv("PIP_PROGRESS_BAR", "as it was")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(heartbeat, "spawn", spawn)
+    monkeypatch.setattr(torch_choice, "install", refuse)
+    with pytest.raises(SystemExit, match="no torch"):
+        install.main(["all", "--torch", "2.13.0"])
+    packages, kernels = capsys.readouterr().out.splitlines()
+    assert re.search(r"[\d.]+ GB to download and [\d.]+ GB on disk .* minutes", packages)
+    assert "Compiling the CPU kernels" in kernels and re.search(r"\d+ to \d+ seconds", kernels)
+    assert compilers[0].returncode == -9 and not list(tmp_path.iterdir())
+
+
+def test_kernels_that_cannot_be_compiled_are_no_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "log"
+    for code, line in (
+        ("raise SystemExit('no C++ compiler found')", "no C++ compiler found"),
+        ("print('a.so')", "a.so"),
+    ):
+        install._finish_kernels(heartbeat.spawn([sys.executable, "-c", code], log), time.monotonic(), log)
+        out = capsys.readouterr().out.splitlines()[-1]
+        assert out.endswith(line) and out.startswith("The CPU kernels could not") == (line != "a.so")
 
 
 def test_targets_ask_for_what_they_need() -> None:

@@ -123,7 +123,7 @@ def _finish_kernels(process: subprocess.Popen[bytes], began: float, log: Path) -
             f"The CPU kernels could not be compiled, so torch computes instead, slower: {reason}", flush=True
         )
     else:
-        print(log.read_text("utf-8", "replace").strip(), flush=True)
+        print(f"The CPU kernels are here: {log.read_text('utf-8', 'replace').strip()}", flush=True)
 
 
 def _step(what: str, command: Sequence[str], relays: bool = True) -> None:

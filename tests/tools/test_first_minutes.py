@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from pathlib import Path
 
@@ -58,6 +59,15 @@ def test_readme_begins_with_a_clone_two_commands_and_an_answer() -> None:
     assert {"git", "make", "g++", "python3-venv"} <= set(screen.packages(text))
     for platform in ("macOS", "Windows", "AMD"):
         assert platform in text
+
+
+def test_readmes_figure_is_the_recorded_one() -> None:
+    recorded = json.loads((ROOT / "benchmarks/results/first-minutes.json").read_text("utf-8"))
+    figure = re.search(r"the first answer came (\d+) s", (ROOT / "README.md").read_text("utf-8"))
+    assert figure and int(figure[1]) == round(recorded["first_answer_s"]) and recorded["faults"] == []
+    typed = [command["command"] for command in recorded["commands"]]
+    screen_text = screen.first_screen((ROOT / "README.md").read_text("utf-8"))
+    assert typed == [command.text for command in screen.commands(screen_text)]
 
 
 def test_commands_of_a_screen() -> None:

@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks/results"
 _FROM_HERE = ("/etc/resolv.conf", "/etc/hosts")
 _PROXIES = ("http_proxy", "https_proxy", "no_proxy")
+_APT = ("/etc/apt", "/usr/share/keyrings")
 _SOURCE, _RECORDER, _OUT = "opt/cohort.git", "opt/recorder", "opt/out"
 _FILES = ("first-minutes.cast", "first-minutes.json")
 
@@ -54,7 +55,7 @@ def mounts(root: Path, sources: package_sources.PackageSources) -> list[list[str
         ["mount", "--rbind", "/sys", f"{root}/sys"],
     ]
     volumes = {path: Path(path) for path in _FROM_HERE}
-    volumes |= {inside: path for inside, path in sources.volumes.items() if "/apt" not in inside}
+    volumes |= {inside: path for inside, path in sources.volumes.items() if not inside.startswith(_APT)}
     for inside, path in volumes.items():
         place = root / inside.lstrip("/")
         if path.is_dir():

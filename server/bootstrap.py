@@ -273,7 +273,6 @@ class Bootstrap:
             )
             self.draft_dir = await asyncio.to_thread(model_directory, path)
         self.config = executor_config(self.settings, self.model_dir, self.draft_dir)
-        await asyncio.to_thread(self._check_config, self.config)
         if self.pool is not None:
             self.pool.model_at(str(self.model_dir), self.is_default)
         engine = self._core(state)
@@ -301,6 +300,10 @@ class Bootstrap:
             raise
 
     async def _read_and_detect(self, state: ServerState) -> tuple[TextSide, ModelNotation]:
+        if (
+            self.settings.executor != "llm"
+        ):  # which has its process check its configuration before anything is imported
+            await asyncio.to_thread(self._check_config, self.config)
         text = await asyncio.to_thread(self._read_text_side)
         return text, await detect_notation(self.settings, state.threads, text.tokenizer, text.template)
 

@@ -67,7 +67,7 @@ class ServerProcess:
     @property
     def url(self) -> str:
         """Where it listens; waits until it does."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 40
         while (match := _LISTENING.search(self.log())) is None:
             self.check_alive()
             assert time.monotonic() < deadline, self.log()

@@ -44,12 +44,12 @@ def test_start_to_ready(tmp_path: Path) -> None:
 
 
 def test_port_is_open_while_loading(tokenizer_dir: Path, tmp_path: Path) -> None:
-    """Open to connections within a second, the best of three on a busy machine, and answering with less than that in CPU
-    time."""
+    """Open to connections within a second, the best of three on a busy machine, and answering with little more than that in CPU
+    time: the model's files are checked first."""
     opened, answered = zip(*(_first_answer(tokenizer_dir, tmp_path) for _ in range(3)), strict=True)
     print(f"open after {opened} s, answering after {answered} s of CPU time")
     assert min(opened) < 1, opened
-    assert min(answered) < 1, answered
+    assert min(answered) < 1.4, answered
 
 
 def _first_answer(tokenizer_dir: Path, folder: Path) -> tuple[float, float]:
@@ -142,7 +142,7 @@ def test_loading_is_shown(echo_server: ServerProcess, tokenizer_dir: Path, tmp_p
             os.close(main)
     assert process.returncode == 0
     assert "\x1b[?25l" in shown, "the cursor hides while a bar is drawn"
-    assert "loading the executor" not in shown
+    assert not re.search(r"info.*loading the executor", shown), "the bar says it, not the log"
 
 
 def _read_terminal(main: int) -> bytes:
@@ -218,7 +218,7 @@ def test_port_in_use(echo_server: ServerProcess, tokenizer_dir: Path, tmp_path: 
     port = echo_server.url.rpartition(":")[2]
     code, output, log = run_until_exit([str(tokenizer_dir), *ECHO, "--port", port], tmp_path)
     assert (code, output) == (75, "")
-    [line] = log.splitlines()
+    line = log.splitlines()[-1]
     assert re.fullmatch(r"cohort: error: cannot listen on 127\.0\.0\.1:\d+: address already in use; .*", line)
 
 

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import pairwise
 
 _PATIENCE = 1.0
 _INTERVAL = 1.6
@@ -46,7 +47,7 @@ def settle(log_format: str | None, log_level: str | None) -> None:
 
 def _value(words: Sequence[str], environment: Mapping[str, str], flag: str, variable: str) -> str | None:
     found = environment.get(variable)
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in pairwise([*words, ""]):
         name, has_value, value = word.partition("=")
         if name == flag:  # the last counts
             found = value if has_value else following

@@ -210,3 +210,28 @@ def test_the_library_is_imported_for_hub_names_only() -> None:
     """Its import would be a third of the time until the port answers."""
     code = "import sys, server.bootstrap; assert not {'huggingface_hub', 'httpx2', 'tqdm'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+
+
+def test_pull_fetches_and_says_where(hub: FakeHub, env: dict[str, str], tmp_path: Path) -> None:
+    """Progress in lines where there is no terminal, and nothing is fetched twice."""
+    command = [str(Path(sys.executable).with_name("cohort")), "pull", NAME]
+
+    def pull() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command, cwd=tmp_path, env={**os.environ, **env}, capture_output=True, text=True, timeout=50
+        )
+
+    done = pull()
+    assert (done.returncode, done.stderr.splitlines()[0]) == (0, f"Fetching {NAME}")
+    where = done.stdout.removeprefix(f"{NAME} is here: ").partition(" (")[0]
+    assert (Path(where) / "model.safetensors.index.json").exists() and Path(where).is_relative_to(
+        tmp_path / "home"
+    )
+    assert done.stdout.endswith(f"To chat with it: cohort run {NAME}\n")
+    assert pull().stdout == done.stdout
+    command[2:] = ["acme/no-such"]
+    missing = pull()
+    assert missing.returncode == 1
+    assert "no repository acme/no-such" in missing.stderr.splitlines()[-1]
+    command[2:] = ["llama9:1b"]
+    assert pull().returncode == 2

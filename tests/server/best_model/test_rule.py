@@ -42,7 +42,7 @@ def test_what_is_not_for_chats_by_its_name(name: str, reason: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "Qwen/Qwen3-4B-Instruct-2507", "llama3.2:3b", "/home/me/.lmstudio/models/lmstudio-community/gemma-3-4b-it-GGUF/a.gguf",
+        "Qwen/Qwen3-4B-Instruct-2507", "llama3.2:3b", "/data/.lmstudio/models/lmstudio-community/gemma-3-4b-it-GGUF/a.gguf",
         "acme/Explorations-4B", "acme/database-chat", "mistralai/Ministral-3B", "Vanguard-7B", "unsloth/gemma-3n-E4B-it",
     ],
 )  # fmt: skip

@@ -30,13 +30,14 @@ RECORD = RECORDED / "trained.json"
 TEMPLATE = Path(__file__).with_name("gemma.jinja")
 MODEL = "gemma-3-270m"
 CONTEXT = 32_768
-OUTPUT = 512
-"""Tokens of an answer: a small model may not come to an end by itself."""
+OUTPUT = 256
+"""Tokens of an answer, for the clients that limit it: a small model may not come to an end by itself. Penalties help it there."""
 PROMPT = "Read the file note.txt and tell me which bird it names."
 WITHIN = 1_500.0
 SERVED = (
     "--served-model-name", MODEL, "--max-model-len", str(CONTEXT), "--log-format", "json", "--unread-parts", "placeholder",
-    "--override-generation-config", '{"temperature": 0}', "--chat-template", str(TEMPLATE),
+    "--override-generation-config", '{"temperature": 0, "repetition_penalty": 1.2, "frequency_penalty": 0.5}',
+    "--chat-template", str(TEMPLATE),
 )  # fmt: skip
 _GENERATES = re.compile(r"/v1/(messages|responses|chat/completions)$")
 _KEPT = ("status", "prompt_tokens", "cached_tokens", "output_tokens", "finish", "tool_calls")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 
 @contextlib.contextmanager
@@ -27,15 +28,25 @@ def typed_ahead() -> Iterator[None]:
         yield
         return
     descriptor = sys.stdin.fileno()
-    before = termios.tcgetattr(descriptor)
-    quiet = [*before[:6], [*before[6]]]
-    # Without lines, a key is no line's that was edited before the prompt; NOFLSH keeps the keys before a Ctrl-C.
-    quiet[3] = (quiet[3] & ~(termios.ECHO | termios.ICANON)) | termios.NOFLSH
-    quiet[6][termios.VMIN], quiet[6][termios.VTIME] = 1, 0
     try:
-        termios.tcsetattr(descriptor, termios.TCSANOW, quiet)
+        before = termios.tcgetattr(descriptor)
+        termios.tcsetattr(descriptor, termios.TCSANOW, _quiet(before))
+    except termios.error:  # a terminal that is closed
+        yield
+        return
+    try:
         yield
     finally:
-        # A terminal that is closed meanwhile has nothing to set.
         with contextlib.suppress(termios.error):
             termios.tcsetattr(descriptor, termios.TCSANOW, before)
+
+
+def _quiet(before: list[Any]) -> list[Any]:
+    """The attributes of a terminal that shows no keys. Without lines, a key is no line's that is edited before the prompt; NOFLSH
+    keeps the keys before a Ctrl-C."""
+    import termios
+
+    quiet = [*before[:6], [*before[6]]]
+    quiet[3] = (quiet[3] & ~(termios.ECHO | termios.ICANON)) | termios.NOFLSH
+    quiet[6][termios.VMIN], quiet[6][termios.VTIME] = 1, 0
+    return quiet

@@ -18,7 +18,7 @@ overwrites something, say what it will do and wait for an answer.
 1. Find out what is asked. If two readings of a request lead to different changes, ask which of them is meant.
 2. Look at the code first. Use `search` for names and `read_file` for the lines around them; do not guess at interfaces.
 3. Make the smallest change that solves the whole task. Keep the style of the file: its names, its quotes, its line length.
-4. Run the tests that belong to what you changed, for example `pytest tests/test_parser.py -q` or `npm test -- --watch=false`.
+4. Run the tests that belong to what you changed, for example `pytest -q -k test_parser` or `npm test -- --watch=false`.
    If a test fails, fix the cause and not the test.
 5. When you are done, tell in two or three sentences what changed and where, such as `src/parser/lexer.py:214`. No summary of the
    conversation, no praise, no emoji.
@@ -28,10 +28,10 @@ IMPORTANT: never write keys, passwords or tokens into a file or a commit message
 
 <example>
 user: Why does the build fail on Windows?
-assistant: `scripts/build.sh` calls `cp -a`, which is not there. I can use `shutil.copytree` in `scripts/build.py`. Shall I?
+assistant: `scripts/build.sh` calls `cp -a`, which is not there. I can use `fs.cpSync` in `scripts/build.mjs`. Shall I?
 </example>
 
-Environment: working directory /home/user/project, a git repository: yes, platform: linux, date: 2026-01-31.
+Environment: working directory /srv/project, a git repository: yes, platform: linux, date: 2026-01-31.
 """
 
 _TOOLS = [
@@ -81,5 +81,5 @@ _TOOLS = [
 ]
 
 SAMPLE = _INSTRUCTIONS + json.dumps(_TOOLS)
-SAMPLE_TOKENS = 794
+SAMPLE_TOKENS = 792
 """Of SmolLM2, whose tokens `Client.prompt_tokens` counts."""

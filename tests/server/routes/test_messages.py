@@ -334,6 +334,9 @@ async def test_reasoning_is_a_block_of_its_own() -> None:
         ("thinking", "Hm."),
         ("text", "Yes."),
     ]
+    for display in ("updates", "summarized"):  # the first is Claude Code's in a terminal
+        shown = await ask(house, thinking={"type": "adaptive", "display": display})
+        assert shown.json()["content"][0]["thinking"] == "Hm."
     omitted = (await ask(house, thinking={"type": "adaptive", "display": "omitted"})).json()
     assert omitted["content"][0]["thinking"] == "" and "Hm" not in json.dumps(omitted)
     assert omitted["usage"]["output_tokens_details"]["thinking_tokens"] > 0

@@ -84,7 +84,7 @@ function account(told) {
       [term("preempted", "Preempted"), told.preempted || null], ["Restarts survived", told.resumed || null],
     ]),
   ];
-  if (told.events?.length) parts.push(el("h3", {}, "Events"), el("ol", {}, told.events.map(eventNode)));
+  if (told.events?.length) parts.push(el("h3", {}, "Events"), el("ol", {}, told.events.map((event) => eventNode(event, told.interruptions))));
   if (told.events_dropped) parts.push(el("p", { className: "note" }, `and ${count(told.events_dropped)} more`));
   return parts;
 }
@@ -109,11 +109,12 @@ function prefix(told) {
   return `${plural(told.matched_tokens, "token")} matched${missed}`;
 }
 
-function eventNode(event) {
+function eventNode(event, interruptions) {
   const details = [];
+  const waited = list({ ...event.waited, ...(interruptions ? { recovery: 0 } : {}) }); // `Interrupted` has that, in one number
   if (event.choice) details.push(`choice ${event.choice}`);
   if (event.cached_tokens) details.push(`${plural(event.cached_tokens, "token")} cached`);
-  if (list(event.waited)) details.push(`waited ${list(event.waited)}`);
+  if (waited) details.push(`waited ${waited}`);
   if (event.output_tokens !== undefined) details.push(`${plural(event.output_tokens, "token")} out`);
   for (const name of ["cause", "reason", "status", "code"]) if (event[name]) details.push(String(event[name]));
   return el("li", {}, el("time", {}, durationText(event.at)),

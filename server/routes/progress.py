@@ -31,7 +31,7 @@ class ProgressForm(OpenAIForm):
 
 def progress(state: ServerState, answer_id: str) -> dict[str, Any]:
     """See `CallsProgress.of`; besides, `recovering` with the `seconds` since the executor was lost and a `detail`, and `unknown`
-    in a process that has no engine (--api-server-count): the answer's `id` is told there, by which /v1/steps names its sequences."""
+    in a process that has no engine (--api-server-count), with the answer's `id`, by which /v1/steps names its sequences."""
     core = state.core
     if core is None or core.stats() is None:
         return {"state": "unknown", "id": answer_id}

@@ -8,7 +8,7 @@ import asyncio
 from executors.contract import ExecutorConfig
 from executors.testing.fakes.paged import PagedFakeExecutor, PagedFakeFactory
 
-WARMUP = 1.5
+WARMUP = 1.0
 """Seconds, long enough for a page to say that the executor is restarting."""
 
 

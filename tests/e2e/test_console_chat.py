@@ -41,14 +41,14 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """Two sequences at a time, and 2 ms for each token of a prompt, 256 in a step at most."""
+    """Two sequences at a time, and 1 ms for each token of a prompt, 256 in a step at most."""
     args = [
         "--max-num-seqs",
         "2",
         "--max-num-batched-tokens",
         "256",
         "--executor-option",
-        "prompt_token_ms=2",
+        "prompt_token_ms=1",
     ]
     with talking_server(model_dir, tmp_path_factory.mktemp("console"), *args) as one:
         yield one
@@ -119,10 +119,10 @@ def test_queue_prompt_and_restart_are_named(server: ServerProcess, browser: Brow
             }"""
         )
         with busy(server.url):
-            ask(page, "long " * 600)
+            ask(page, "long " * 300)
             expect(page.locator(WAIT)).to_have_text(re.compile(r"^waiting in the queue, place 3, [1-9] s$"))
         expect(page.locator(WAIT)).to_have_text(
-            re.compile(r"^computing the prompt: [\d,]+ of 3,0\d\d tokens, \d+ s$")
+            re.compile(r"^computing the prompt: [\d,]+ of 1,5\d\d tokens, \d+ s$")
         )
         grown(page, 20)
         expect(page.locator(WAIT)).to_be_hidden()

@@ -95,8 +95,8 @@ function announcer(status) {
   return (wait, now) => {
     if ((wait?.kind ?? null) === kind || now - at < QUIET) return;
     kind = wait?.kind ?? null;
-    status.textContent = wait === null ? "" : wait.text;
-    if (wait !== null) at = now;
+    status.textContent = kind === null ? "" : wait.text;
+    if (kind !== null) at = now;
   };
 }
 

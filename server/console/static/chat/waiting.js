@@ -50,7 +50,7 @@ const GOING_ON = {
 };
 
 /** What the message waits for at the time `now`, as { kind, text, seconds }; null while tokens come. `kind` changes with the
- * thing that is waited for, not with numbers: it is what a screen reader is to be told. */
+ * thing that is waited for, not with numbers: each is told to a screen reader. It is null before the server has told anything. */
 export function waitOf(message, now) {
   if (message.state !== "streaming") return null;
   const since = message.last ?? message.begun;
@@ -58,7 +58,8 @@ export function waitOf(message, now) {
   if (now - since < (begun ? PAUSE : AT_ONCE) && message.wait?.state !== "recovering") return null;
   const wait = message.wait ?? { state: "waiting" };
   const words = (begun && GOING_ON[wait.state]) || WORDS[wait.state] || WORDS.waiting;
-  return { kind: `${begun}-${wait.state}`, text: words(wait), seconds: Math.floor((now - since) / 1000) };
+  const seconds = Math.floor((now - since) / 1000);
+  return { kind: message.wait === null && seconds < 2 ? null : `${begun}-${wait.state}`, text: words(wait), seconds };
 }
 
 export const waitText = ({ text, seconds }) => (seconds ? `${text}, ${seconds} s` : text);

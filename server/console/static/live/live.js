@@ -101,7 +101,7 @@ export function startLive({ model, askForKeys, onFrame }) {
   }
 
   function refused(error) {
-    showStage("disconnected");
+    showStage(error.status === 401 ? "locked" : "disconnected");
     if (error.status === 401) {
       say("-", "wait");
       byId("live-notice").replaceChildren(...needsAdmin("The steps show the requests of everybody, so watching them needs the admin key."));

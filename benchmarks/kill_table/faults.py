@@ -34,6 +34,11 @@ class Fault:
     cancels: bool = False
     drains: bool = False
 
+    @property
+    def harmless(self) -> bool:
+        """Whether the server that it struck is as good as new."""
+        return self.cancels
+
 
 async def _kill(running: Running, group: Limited | None) -> str:
     _signal(running, signal.SIGKILL)

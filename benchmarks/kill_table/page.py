@@ -49,13 +49,18 @@ def summary(found: Sequence[dict[str, Any]]) -> str:
 
 
 def _in_short(result: dict[str, Any], fault: str) -> str:
-    verdicts = list(_verdicts(result, fault).values())
+    verdicts = _verdicts(result, fault)
     if not verdicts:
         return NOT_APPLIED
-    counts = {sight: sum(one.sight is sight for one in verdicts) for sight in Sight}
-    shown = ", ".join(f"{count} {sight}" for sight, count in counts.items() if count)
-    pause = max(one.pause_s for one in verdicts)
+    words = [_word(verdict.sight, _varies(result, name)) for name, verdict in verdicts.items()]
+    shown = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
+    pause = max(verdict.pause_s for verdict in verdicts.values())
     return f"{shown}; {pause:.1f} s"
+
+
+def _varies(result: dict[str, Any], name: str) -> bool:
+    """Whether a call has been answered differently without a fault too."""
+    return bool(result["without_a_fault"][name]["answers"] > 1)
 
 
 def section(result: dict[str, Any]) -> Iterator[str]:
@@ -66,7 +71,7 @@ def section(result: dict[str, Any]) -> Iterator[str]:
         f"{result['model']}; {result['options']}. {result['processes']} {result['date']}, commit `{result['commit']}` of this "
         f"repository, {result['cpu']}, {result['cores']} cores, {result['threads']} of them for computing, load average "
         f"{result['load_average']}, {result['system']}. {_rounds(result['rounds'])}; the server started in "
-        f"{min(result['start_s']):.0f} to {max(result['start_s']):.0f} s."
+        f"{min(result['start_s']):.1f} to {max(result['start_s']):.1f} s."
     )
     yield ""
     yield _row(["call", *(fault.title for fault in FAULTS)])
@@ -75,13 +80,17 @@ def section(result: dict[str, Any]) -> Iterator[str]:
     rounds = [result["faults"].get(fault.name, []) for fault in FAULTS]
     for call in kinds():
         cells = (
-            _cell(column.get(call.name), [one["calls"].get(call.name) for one in observed])
+            _cell(
+                column.get(call.name),
+                [one["calls"].get(call.name) for one in observed],
+                _varies(result, call.name),
+            )
             for column, observed in zip(columns, rounds, strict=True)
         )
         yield _row([call.name, *cells])
     yield _row(["a call that comes 0.5 s later", *(_extra(observed, "newcomer") for observed in rounds)])
     yield _row(["the poisoned request", *(_extra(observed, "poisoned") for observed in rounds)])
-    yield _row(["serves again", *(map(_again, FAULTS, rounds))])
+    yield _row(["new calls are answered", *(map(_again, FAULTS, rounds))])
     yield ""
     yield from _details(result)
     yield _noise(result)
@@ -103,16 +112,18 @@ def _verdict(entry: dict[str, Any]) -> Verdict:
     return Verdict(Sight(entry["sight"]), entry["detail"], entry["pause_s"], (first, last), entry["comments"])
 
 
-def _cell(verdict: Verdict | None, rounds: Sequence[dict[str, Any] | None]) -> str:
+def _cell(verdict: Verdict | None, rounds: Sequence[dict[str, Any] | None], varies: bool) -> str:
     if verdict is None:
         return NOT_APPLIED
     times = sum(one is not None and one["sight"] == verdict.sight for one in rounds)
     often = "" if times == len(rounds) else f" ({times} of {len(rounds)})"
-    return f"{_word(verdict.sight)}{often}, {verdict.pause_s:.1f} s"
+    return f"{_word(verdict.sight, varies)}{often}, {verdict.pause_s:.1f} s"
 
 
-def _word(sight: Sight) -> str:
-    return sight.value if sight is Sight.SAME else f"**{sight}**"
+def _word(sight: Sight, varies: bool) -> str:
+    if sight is Sight.SAME:
+        return sight.value
+    return f"{sight}, as without a fault" if sight is Sight.DIFFERENT and varies else f"**{sight}**"
 
 
 def _extra(observed: Sequence[dict[str, Any]], which: str) -> str:
@@ -127,10 +138,10 @@ def _again(fault: Any, observed: Sequence[dict[str, Any]]) -> str:
     if not observed:
         return ""
     if fault.drains:
-        return "it has ended" if all(one["ended"] for one in observed) else "it still runs"
+        return "the server has ended" if all(one["ended"] for one in observed) else "it still runs"
     times = [one["serves_again_s"] for one in observed]
     if None not in times:
-        return f"after {max(times):.1f} s"
+        return f"if they come after {max(times):.1f} s"
     return next((one["ended"] for one in observed if one["ended"]), "not within 60 s")
 
 

@@ -8,8 +8,6 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
-
 from benchmarks.kill_table.calls import kinds, neighbours, newcomer, poisoned
 from benchmarks.kill_table.client import Record, open_client, perform, wait_for_all
 from benchmarks.kill_table.faults import Fault
@@ -21,14 +19,14 @@ PIECES = 6
 """Of each stream's answer have come when the fault strikes."""
 STRIKE_WITHIN = 120.0
 NEWCOMER_AFTER_S = 0.5
-SERVES_WITHIN = 60.0
+SERVES_WITHIN, LAST_TRY_S = 60.0, 10.0
 
 
 @dataclass
 class Observation:
     """Of one fault: `verdicts` by the kinds of calls; `newcomer` of the call that came NEWCOMER_AFTER_S seconds after the fault;
-    `poisoned` of the request that was the fault; `serves_again_s` from the fault to the beginning of a call that was answered,
-    None if there was none within SERVES_WITHIN seconds after the last call."""
+    `poisoned` of the request that was the fault; `serves_again_s` from the fault to the beginning of the first new call that was
+    answered, None if none of SERVES_WITHIN seconds was."""
 
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     newcomer: Verdict | None = None
@@ -100,14 +98,14 @@ async def observe(
         await asyncio.sleep(NEWCOMER_AFTER_S)
         late = Record(newcomer())
         coming = asyncio.create_task(perform(client, late))
+        again = asyncio.create_task(_answered_from(running, coming, late, struck))
         await wait_for_all([*records, *others, late], [*tasks, *beside, coming], patience)
+        found.serves_again_s = await again
     for record in records:
         verdict = judge(record, references.of(record), before[record.call.name], patience)
         found.verdicts[record.call.name] = _missed(verdict) if record.call.name in missed else verdict
     found.newcomer = judge(late, references.of(late), 0, patience)
     found.poisoned = judge(bad, [], 0, patience) if bad is not None else None
-    if not fault.drains:
-        found.serves_again_s = await _serves_again(running, struck)
     with contextlib.suppress(Exception):
         await asyncio.to_thread(
             running.process.wait, 5 if fault.drains or found.serves_again_s is None else 0.1
@@ -141,15 +139,22 @@ def _missed(verdict: Verdict) -> Verdict:
     return Verdict(Sight.MISSED, "over before the fault", 0.0, verdict.events, verdict.comments)
 
 
-async def _serves_again(running: Running, struck: float) -> float | None:
-    deadline = time.monotonic() + SERVES_WITHIN
-    while time.monotonic() < deadline and running.process.poll() is None:
-        record, began = Record(newcomer()), time.monotonic()
-        async with open_client(running.url) as client:
-            with contextlib.suppress(TimeoutError, httpx.HTTPError):
-                async with asyncio.timeout(max(deadline - began, 1.0)):
-                    await perform(client, record)
-        if record.answer.whole:
-            return began - struck
+async def _answered_from(
+    running: Running, coming: asyncio.Task[None], first: Record, struck: float
+) -> float | None:
+    """When a call has to come to be answered: the first one's beginning, or that of one of its successors, in seconds after the
+    fault. Each comes when the one before it has failed."""
+    await asyncio.wait([coming])
+    record = first
+    deadline = max(struck + SERVES_WITHIN, time.monotonic() + LAST_TRY_S)
+    while not record.answer.whole:
         await asyncio.sleep(0.25)
-    return None
+        now = time.monotonic()
+        if now > deadline or running.process.poll() is not None:
+            return None
+        record = Record(newcomer())
+        async with open_client(running.url) as client:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(deadline - now, LAST_TRY_S)):
+                    await perform(client, record)
+    return record.moments[0] - struck

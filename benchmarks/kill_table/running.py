@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.kill_table.subjects import ROOT, Subject
 
-START_WITHIN = 300.0
+START_WITHIN = 600.0
 
 
 class Running:

@@ -20,6 +20,8 @@ SEQUENCES, CONTEXT = 16, 1024
 KV_GIB = 1
 THREADS = int(os.environ.get("KILL_TABLE_THREADS") or len(os.sched_getaffinity(0)))
 """That compute. Beside other work, one for the peers: theirs wait for each other in a loop."""
+STEP_S = 45
+"""Seconds until vLLM takes a step for hung: less than the clients' patience, and more than a first step beside other work."""
 DRAIN_S = 60
 """Seconds for running calls after SIGTERM, where a server has a setting for that."""
 
@@ -79,20 +81,21 @@ def vllm(folder: Path) -> Subject:
     command = [
         str(venv / "bin/vllm"), "serve", str(real_models.directory("smollm2")), "--host", "127.0.0.1", "--port", "{port}",
         "--served-model-name", MODEL, "--dtype", "bfloat16", "--max-model-len", str(CONTEXT), "--max-num-seqs",
-        str(SEQUENCES), "--shutdown-timeout", str(DRAIN_S), "--enforce-eager",
+        str(SEQUENCES), "--shutdown-timeout", str(DRAIN_S), "--enforce-eager", "--enable-auto-tool-choice", "--tool-call-parser",
+        "hermes",
     ]  # fmt: skip
     env = {
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)), "OMP_NUM_THREADS": str(len(cores)),
         "VLLM_CPU_KVCACHE_SPACE": str(KV_GIB), "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1",
         "LD_PRELOAD": str(install.openmp(venv)), "PATH": f"{venv / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
-        "PYTHONPATH": str(Path(__file__).parent),
+        "PYTHONPATH": str(Path(__file__).parent), "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": str(STEP_S),
     }  # fmt: skip
     return Subject(
         "vllm", "vLLM", install.VERSION, "SmolLM2-135M-Instruct, bfloat16", command, "/health",
-        lambda line: line.startswith("VLLM::EngineCore"),
-        f"`--shutdown-timeout {DRAIN_S} --enforce-eager` (the latter starts faster). Its fault tolerance rearranges groups of "
-        "data-parallel engines and has nothing to do for one",
-        "Killed, hung and out of memory strike EngineCore, a child of the API server.",
+        lambda line: line.startswith("VLLM::Worker"),
+        f"`--shutdown-timeout {DRAIN_S}`, `VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS={STEP_S}` (300 if not set), `--enforce-eager` "
+        "(starts faster). Its fault tolerance rearranges groups of data-parallel engines and has nothing to do for one",
+        "Killed, hung and out of memory strike the worker, a child of EngineCore, which is a child of the API server.",
         (["--logits-processors", "vllm_poison:Poison"], {"vllm_xargs": {"poison": 1}}),
         "A logits processor, vLLM's own way to add code, ends the process without a word whenever a request with this argument "
         "is computed (`benchmarks/kill_table/vllm_poison.py`).",
@@ -106,21 +109,28 @@ def llama(folder: Path) -> Subject:
     program = llamacpp.ensure() / "bin/llama-server"
     preset = folder / "models.ini"
     # SmolLM2's own template knows no tools; this one has the same turns.
-    template = next(
-        llamacpp.folder().glob(
-            "*/vendor/llama.cpp/models/templates/NousResearch-Hermes-2-Pro-*-tool_use.jinja"
-        )
-    )
+    template = next(llamacpp.folder().glob("*/vendor/llama.cpp/models/templates/Qwen-Qwen2.5-*.jinja"))
     preset.write_text(
         f"version = 1\n\n[{MODEL}]\nmodel = {real_models.gguf_file('smollm2')}\nload-on-startup = true\n"
         f"chat-template-file = {template}\nstop-timeout = {DRAIN_S}\nt = {THREADS}\nnp = {SEQUENCES}\nc = {SEQUENCES * CONTEXT}\n"
     )
-    command = [str(program), "--models-preset", str(preset), "--host", "127.0.0.1", "--port", "{port}"]
+    command = [
+        str(program),
+        "--models-preset",
+        str(preset),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        "{port}",
+        "--threads-http",
+        "32",
+    ]
     return Subject(
         "llamacpp", "llama.cpp", f"llama-cpp-python {llamacpp.VERSION}'s copy", "SmolLM2-135M-Instruct, Q4_K_M",
         command, "/health",
         lambda line: "llama-server" in line,
-        f"its router, which loads the model again for the next request, `stop-timeout = {DRAIN_S}`",
+        f"its router, which loads the model again for the next request, `stop-timeout = {DRAIN_S}`, `--threads-http 32` (it "
+        "holds back the tenth call otherwise), Qwen2.5's template (SmolLM2's own knows no tools)",
         "Killed, hung and out of memory strike the model's instance, a child of the router. Without the router there is one "
         "process, and its end is the end of everything.",
         None,

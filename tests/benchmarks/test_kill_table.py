@@ -178,6 +178,17 @@ def test_an_empty_answer_equals_no_other() -> None:
     assert not same(Answer(), Answer(choices={0: Answer().choice(0)}))
 
 
+def test_an_answer_that_varies_by_itself_is_no_fault_of_the_fault() -> None:
+    different = {"sight": "different", "detail": "", "pause_s": 1.0, "events": [6, 9], "comments": 0}
+    result = {
+        "title": "X",
+        "faults": {"drain": [{"calls": {"chat": different, "stream": different}}]},
+        "without_a_fault": {"chat": {"answers": 2}, "stream": {"answers": 1}},
+    }
+    row = page.summary([result]).splitlines()[-1]
+    assert row == "| drain | 1 different, as without a fault, 1 **different**; 1.0 s |"
+
+
 def test_the_page_shows_what_was_recorded() -> None:
     found = page.results()
     assert found

@@ -19,7 +19,7 @@ SEQUENCES, CONTEXT = 16, 1024
 """Of each server: nine sequences of the eight calls, two neighbours, a newcomer and a poisoned one."""
 KV_GIB = 1
 THREADS = int(os.environ.get("KILL_TABLE_THREADS") or len(os.sched_getaffinity(0)))
-"""That compute. Beside other work, one for the peers: theirs wait for each other in a loop."""
+"""That compute, of the peers. One beside other work: theirs wait for each other in a loop."""
 STEP_S = 45
 """Seconds until vLLM takes a step for hung: less than the clients' patience, and more than a first step beside other work."""
 DRAIN_S = 60
@@ -69,8 +69,8 @@ def cohort(folder: Path) -> Subject:
         (["--executor", "tests.chaos.crashing_executor:CrashingFactory"], {"seed": 666}),
         "An executor for tests (`tests/chaos/crashing_executor.py`) ends its process, without a word, whenever it computes a "
         "request with this seed.",
-        {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(THREADS)},
-        THREADS,
+        {"PYTHONPATH": str(ROOT)},
+        len(os.sched_getaffinity(0)),
     )  # fmt: skip
 
 

@@ -7,7 +7,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -26,6 +27,9 @@ INTERRUPTED = 130
 IGNORED_FLAGS: list[str] = []
 """A line about each flag of another server that was left out of the command line. `command_line` alone writes it, before the
 verb runs."""
+
+_BUSY_S = 1.6
+"""Seconds between lines on a terminal whose cursor cannot move."""
 
 _json_errors = False
 """Whether `fail` writes an object. One writer: `set_log_format`."""
@@ -70,6 +74,33 @@ def console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, highlight=False, emoji=False, markup=False)
 
 
+@contextlib.contextmanager
+def busy(text: str) -> Iterator[None]:
+    """Show on a terminal that something is done inside: a spinner, or lines with the seconds where the cursor cannot move."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    screen = console(stderr=True)
+    if not screen.is_dumb_terminal:
+        with screen.status(text):
+            yield
+        return
+    from threading import Event, Thread
+
+    over, began = Event(), time.monotonic()
+
+    def tell() -> None:
+        print(text, file=sys.stderr, flush=True)
+        while not over.wait(_BUSY_S):
+            print(f"{text}, {time.monotonic() - began:.0f} s so far", file=sys.stderr, flush=True)
+
+    Thread(target=tell, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
 def print_json(value: Any) -> None:
     """For programs. Numbers that JSON does not know do not occur in it."""
     print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
@@ -87,13 +118,16 @@ def find_model(flags: Mapping[str, Any], *, weights: bool = True) -> tuple[Setti
     from server.model_files.prepared import model_directory
     from server.model_source import LocalModel
     from server.settings.load import SettingsError, load
+    from server.system.logs import configure_own
 
     try:
         chosen, _ = load(flags, os.environ)
         source = best_model.choose(chosen).model or bootstrap.model_source(chosen)
         chosen = bootstrap.settings_for(chosen, source)
         if isinstance(source, LocalModel):
-            return chosen, source.name, model_directory(source.path, package=source.package)
+            with busy("reading the model's files"):
+                return chosen, source.name, model_directory(source.path, package=source.package)
+        configure_own("info")  # lines of a terminal that shows no bar go to stderr
         display = loading_display() if sys.stderr.isatty() else None
         name = source.label
 

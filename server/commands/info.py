@@ -70,7 +70,7 @@ def _facts(settings: Any, name: str, directory: Path, memory: int | None) -> dic
     from executors.contract import ModelInfo
     from server.adapters.own import shown_name
     from server.bootstrap import model_source
-    from server.commands.common import ToolError, ToolRefusal, ask
+    from server.commands.common import ToolError, ToolRefusal, ask, busy
     from server.core_configs import executor_config
     from server.model_files.ollama_package import read_package
     from server.model_files.prepared import model_file
@@ -83,7 +83,8 @@ def _facts(settings: Any, name: str, directory: Path, memory: int | None) -> dic
         adapter = {"path": str(package.adapter), "shown": shown_name(package)}
     try:
         job = {"config": asdict(executor), "memory": memory, "adapter": adapter}
-        facts: dict[str, Any] = ask("describe", job)
+        with busy("asking the executor"):
+            facts: dict[str, Any] = ask("describe", job)
     except ToolRefusal as error:
         fail(_refusal(name, str(error)))
     except ToolError as error:

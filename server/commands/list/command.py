@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from server.commands.common import ToolError, ask, fail, print_json, take_interrupts
+from server.commands.common import ToolError, ask, busy, fail, print_json, take_interrupts
 from server.commands.options import AsJson, flag, with_settings
 
 if TYPE_CHECKING:
@@ -129,7 +129,8 @@ def _facts(models: list[Found]) -> list[dict[str, Any]]:
                 if one.problem is None:
                     configs[number] = asdict(executor_config(settings, directory))
         try:
-            found |= zip(configs, ask("fits", {"configs": list(configs.values())}), strict=True)
+            with busy("asking the executor what fits"):
+                found |= zip(configs, ask("fits", {"configs": list(configs.values())}), strict=True)
         except ToolError as error:
             fail(str(error), 1)
     return [found[number] for number in range(len(models))]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, Page, Route, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Route, sync_playwright
 
 from tests.e2e.checkpoints import VOCAB_SIZE
 from tests.e2e.server_process import ServerProcess
@@ -47,14 +47,18 @@ class Watched:
         self.page = page
         self.faults: list[str] = []
         self.foreign: list[str] = []
+        self._base = base
         page.on("pageerror", lambda error: self.faults.append(str(error)))
-        page.on(
-            "console",
-            lambda line: (
-                line.type in ("error", "warning") and self.faults.append(f"{line.text} {line.location}")
-            ),
-        )
-        page.on("request", lambda request: request.url.startswith(base) or self.foreign.append(request.url))
+        page.on("console", self._take_line)
+        page.on("request", self._take_request)
+
+    def _take_line(self, line: ConsoleMessage) -> None:
+        if line.type in ("error", "warning"):
+            self.faults.append(f"{line.text} {line.location}")
+
+    def _take_request(self, request: Request) -> None:
+        if not request.url.startswith(self._base):
+            self.foreign.append(request.url)
 
     def check(self, *allowed: str) -> None:
         faults = [fault for fault in self.faults if not any(part in fault for part in allowed)]

@@ -233,5 +233,3 @@ def test_pull_fetches_and_says_where(hub: FakeHub, env: dict[str, str], tmp_path
     missing = pull()
     assert missing.returncode == 1
     assert "no repository acme/no-such" in missing.stderr.splitlines()[-1]
-    command[2:] = ["llama9:1b"]
-    assert pull().returncode == 2

@@ -52,6 +52,20 @@ def test_compiles_once_and_loads(isa: Isa, cache: Path, source: Path) -> None:
 
 
 @with_compiler
+def test_whether_a_start_would_compile(
+    isa: Isa, cache: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not compiler.is_compiled(source) and not list(cache.iterdir())
+    compiled(source, isa)
+    assert compiler.is_compiled(source) and compiler.is_compiled(source, isa.name)
+    source.write_text(SMALL + "// changed\n")
+    assert not compiler.is_compiled(source)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert compiler.is_compiled(source), "none can be made"
+
+
+@with_compiler
 def test_source_flags_and_compiler_are_in_the_name(
     isa: Isa, cache: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -83,7 +83,7 @@ test-clients: $(DEV)  ## real clients, each in its own environment, against a li
 test-clients-ci: $(DEV)  ## the same without those that install torch (vLLM's, guidellm), and lm-eval, which needs as long as five others
 	$(BIN)/python -m tests.clients --without-torch --without lm-eval $(ARGS)
 
-test-agents: $(DEV)  ## Codex, Claude Code, OpenCode and Qwen Code against a scripted model; needs npm, and fetches 1.3 GB the first time; ARGS="-k codex"
+test-agents: $(DEV)  ## Codex, Claude Code, OpenCode and Qwen Code against a scripted model, and one session of each with Gemma 3 270M; needs npm, and fetches 1.3 GB the first time; ARGS="-k codex", ARGS="-k trained"
 	$(BIN)/python -m pytest -m slow tests/agents $(ARGS)
 
 test-real: $(DEV)  ## two trained models beside transformers, in float32 and int8, and from their GGUF files, and the default model; fetches 92 and 241 MiB the first time

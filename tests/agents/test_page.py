@@ -29,3 +29,14 @@ def test_prompts_are_those_that_were_measured(name: str) -> None:
     assert row is not None
     characters, tokens = (int(one.replace(",", "")) for one in row.groups())
     assert (characters, tokens) == (round(record["characters"], -2), round(record["tokens"]["smollm2"], -2))
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_sessions_with_a_trained_model_are_those_that_were_recorded(name: str) -> None:
+    session = json.loads((RECORDED / "trained.json").read_text("utf-8"))["sessions"][name]
+    last = session["requests"][-1]
+    row = (
+        f"| {NAMES[name]} {session['version']} | {len(session['requests'])} | {last['prompt_tokens']:,} | "
+        f"{last['output_tokens']} | `{last['finish']}` | {session['seconds']} |"
+    )
+    assert row in PAGE, row

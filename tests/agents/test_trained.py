@@ -27,7 +27,7 @@ def check(session: dict[str, object]) -> None:
     for one in requests:
         assert one["status"] == 200 and one["finish"] in ENDS
         assert one["output_tokens"] > 0 and one["prompt_tokens"] + one["output_tokens"] <= CONTEXT
-    assert session["shown"]
+    assert session["printed_characters"]
 
 
 def test_the_record_is_of_the_pinned_versions() -> None:

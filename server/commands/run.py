@@ -9,11 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from server.commands.chat.command import Wishes, chat, talk
+from server.commands.chat.command import SAMPLING, Wishes, chat, talk
 from server.commands.common import take_interrupts
 from server.commands.options import Text
 
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "seed")
 _OF_CHAT_ALONE = ("target", "url", "model")
 
 Model = Annotated[
@@ -45,7 +44,7 @@ def run(model: Model = None, prompt: Prompt = None, **flags: Any) -> None:
     if not sys.stdin.isatty() and words:
         piped = sys.stdin.read()
         words = [piped, *words] if piped.strip() else words
-    sampling = {name: flags.pop(name) for name in _SAMPLING}
+    sampling = {name: flags.pop(name) for name in SAMPLING}
     wishes = Wishes(
         None, flags.pop("system"), flags.pop("api_key"), sampling, " ".join(words) if words else None
     )

@@ -27,6 +27,12 @@ from server.settings.table import TABLE
 if TYPE_CHECKING:
     from server.commands.chat.client import ChatClient
 
+SAMPLING = (
+    "temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "repetition_penalty", "presence_penalty",
+    "frequency_penalty", "stop",
+)  # fmt: skip
+"""Flags of `chat` that are fields of each request, by name."""
+
 Real = float | None
 Target = Annotated[
     Text,
@@ -90,7 +96,7 @@ def chat(
     values = {
         "temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p, "max_tokens": max_tokens,
         "seed": seed, "repetition_penalty": repetition_penalty, "presence_penalty": presence_penalty,
-        "frequency_penalty": frequency_penalty, "stop": stop or None,
+        "frequency_penalty": frequency_penalty, "stop": stop,
     }  # fmt: skip
     talk(target, url, Wishes(model, system, api_key, values), serving)
 
@@ -114,7 +120,7 @@ def talk(target: str | None, url: str | None, wishes: Wishes, serving: Mapping[s
     from server.settings.foreign.keys import client_key
 
     key = wishes.api_key or client_key(os.environ)
-    options = _checked({name: value for name, value in wishes.sampling.items() if value is not None})
+    options = _checked({name: value for name, value in wishes.sampling.items() if value not in (None, [])})
     arguments = [
         part for name, said in serving.items() if said is not None for part in (TABLE[name].flag, said)
     ]

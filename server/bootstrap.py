@@ -77,7 +77,7 @@ log = structlog.get_logger("server")
 _CHECKS_S = 10.0
 """Seconds for the executor to check a model on this disk before clients are answered; a cold disk takes longer to import it."""
 _UNCHECKED = ("importing", "loading", "meeting other ranks")
-"""Stages in which an executor may still find that it cannot serve the model."""
+"""Stages in which LlmExecutor may still refuse the model. Others have checked their settings after the first."""
 
 
 def run(settings: Settings, listener: Listener, notes: Sequence[str] = ()) -> int:
@@ -243,10 +243,9 @@ class Bootstrap:
         begun = await self._begin(state, core, report)
         checking = asyncio.create_task(begun.checked.wait())
         try:
-            if self.settings.executor == "llm":
-                await asyncio.wait(
-                    (begun.starting, checking), timeout=_CHECKS_S, return_when=asyncio.FIRST_COMPLETED
-                )
+            await asyncio.wait(
+                (begun.starting, checking), timeout=_CHECKS_S, return_when=asyncio.FIRST_COMPLETED
+            )
             if begun.starting.done():
                 begun.starting.result()
             return begun
@@ -278,10 +277,11 @@ class Bootstrap:
         engine = self._core(state)
         core.arrives(engine)
         loop, checked = asyncio.get_running_loop(), asyncio.Event()
+        unchecked = _UNCHECKED if self.settings.executor == "llm" else _UNCHECKED[:1]
 
         def heard(stage: str, done: int, total: int) -> None:
             report(stage, done, total)
-            if stage not in _UNCHECKED:
+            if stage not in unchecked:
                 loop.call_soon_threadsafe(checked.set)
 
         engine.executor.set_progress(heard)

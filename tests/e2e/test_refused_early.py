@@ -60,13 +60,20 @@ CASES: dict[str, tuple[Callable[[Path], None], list[str], str]] = {
     "kernels": (nothing, ["--cpu-isa", "avx2", "--dtype", "float16"], "cpu_isa avx2 cannot be used"),
     "quantization": (nothing, ["--quantization", "fp8"], "take int8"),
     "adapter": (nothing, ["--lora-modules", "x=/nope"], "--lora-modules x: there is no folder /nope"),
+    "option": (nothing, ["--executor", "echo", "--executor-option", "x=1"], "options.x is unknown to echo"),
+    "foreign option": (
+        nothing,
+        ["--executor", "tests.e2e.slow_executor:SlowFactory", "--executor-option", "x=1"],
+        "options.x is unknown to tests.e2e.slow_executor:SlowFactory",
+    ),
     "defaults": (nothing, ["--override-generation-config", '{"temp": 1}'], "temp: no such default"),
 }  # fmt: skip
 
 
 @pytest.mark.extended(every=3)
 @pytest.mark.parametrize("case", CASES)
-def test_before_it_listens(case: str, tmp_path: Path) -> None:
+def test_before_it_listens(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     change, args, words = CASES[case]
     model = tmp_path / "model"
     shutil.copytree(tiny.weights_dir(), model)

@@ -69,7 +69,7 @@ def _sight(record: Record, references: list[Answer], patience: float) -> tuple[S
     if record.failure is not None:
         return Sight.CUT, _short(record.failure)
     if not answer.whole:
-        return Sight.SHORT, f"after {record.events} pieces, finish {_finishes(answer)}"
+        return Sight.SHORT, f"no end, finish {_finishes(answer)}"
     if any(same(answer, reference) for reference in references):
         return Sight.SAME, ""
     return Sight.DIFFERENT, _difference(answer, references)

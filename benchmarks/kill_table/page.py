@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ PAGE = ROOT / "docs/kill-table.md"
 RESULTS = ROOT / "benchmarks/results"
 SERVERS = ("cohort", "vllm", "llamacpp")
 NOT_APPLIED = "not applied"
+_PROCESS = re.compile(r"process \d+")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -146,10 +148,9 @@ def _again(fault: Any, observed: Sequence[dict[str, Any]]) -> str:
 
 
 def _details(result: dict[str, Any]) -> Iterator[str]:
-    """What a client is told or finds, once for all calls that have it in common."""
-    lines: list[str] = []
+    """What a client is told or finds, once for all faults and calls that have it in common."""
+    faults_by_finding: dict[tuple[str, str], list[str]] = {}
     for fault in FAULTS:
-        told: dict[str, list[str]] = {}
         for one in result["faults"].get(fault.name, []):
             entries = {
                 **one["calls"],
@@ -158,9 +159,13 @@ def _details(result: dict[str, Any]) -> Iterator[str]:
             }
             for name, entry in entries.items():
                 if entry and entry["detail"]:
-                    names = told.setdefault(f"{entry['sight']}: {_code(entry['detail'])}", [])
-                    names += [] if name in names else [name]
-        lines += [f"- {fault.title}, {', '.join(names)}: {text}" for text, names in told.items()]
+                    text = f"{entry['sight']}: {_code(_PROCESS.sub('process N', entry['detail']))}"
+                    titles = faults_by_finding.setdefault((text, name), [])
+                    titles += [] if fault.title in titles else [fault.title]
+    names_by_text: dict[tuple[str, str], list[str]] = {}
+    for (text, name), titles in faults_by_finding.items():
+        names_by_text.setdefault((", ".join(titles), text), []).append(name)
+    lines = [f"- {titles}; {', '.join(names)}: {text}" for (titles, text), names in names_by_text.items()]
     if result["poison"]:
         lines.append(f"- Poisoned request: {result['poison']}")
     lines += [f"- Not filled: {_code(failure.splitlines()[0])}" for failure in result["failures"]]

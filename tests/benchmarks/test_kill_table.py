@@ -88,7 +88,7 @@ GOOD = STREAMED + piece("Once ") + piece("upon", "length") + event("[DONE]") + E
         (b"HTTP/1.1 500 X\r\ncontent-length: 5\r\n\r\nooops", Sight.ERROR, "status 500: ooops"),
         (STREAMED + piece("Once "), Sight.CUT, "RemoteProtocolError"),
         (b"", Sight.CUT, "RemoteProtocolError"),
-        (STREAMED + piece("Once ") + piece("upon", "length") + END, Sight.SHORT, "after 2 pieces"),
+        (STREAMED + piece("Once ") + piece("upon", "length") + END, Sight.SHORT, "no end, finish length"),
         (STREAMED + piece("Once ") + event("[DONE]") + END, Sight.SHORT, "finish None"),
     ],
 )  # fmt: skip

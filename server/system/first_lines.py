@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 
-_PATIENCE = 1.0
+_PATIENCE = 1.6
 _INTERVAL = 1.6
 _STDERR = 2
 

@@ -138,7 +138,7 @@ async def test_progress_is_reported(qwen3):
     weights = [r for r in reports if r[0] == "weights"]
     assert weights[-1][1] == weights[-1][2] == executor.info().num_parameters * 4
     assert [r[1] for r in weights] == sorted(r[1] for r in weights)
-    assert reports[-1] == ("warmup", 1, 1)
+    assert ("warmup", 1, 1) in reports[reports.index(weights[-1]) :]
 
 
 def _rename(tensors):

@@ -4,7 +4,7 @@ nothing                        the default model, or the embedded one where that
 a directory                    a checkpoint, or GGUF files, of which one is chosen
 a file                         GGUF
 llama3.2:1b                    a model in Ollama's store
-ORG/NAME, ORG/NAME:Q4_K_M      the hub; see server/hub/names.py
+ORG/NAME, ORG/NAME:Q4_K_M      the hub, with or without hf.co/ before it; see server/hub/names.py
 Qwen3-4B-Q4_K_M                a model in the folders of other programs; see server/model_files/short_names.py
 """
 
@@ -75,9 +75,10 @@ def find_source(settings: Settings, embedded: Path, index: FolderIndex | None = 
         if (file := default_model.find()) is None:
             raise SettingsError(f"{name} is not here: {default_model.HOW}")
         return _local(settings, LocalModel(file, name, is_default=True))
-    if (":" in name or "/" not in name) and (found := ollama.find(name)) is not None:
+    plain = hub.without_host(name)  # Ollama's store names such a model without it, too
+    if (":" in plain or "/" not in plain) and (found := ollama.find(plain)) is not None:
         assert found.path is not None
-        return _local(settings, LocalModel(found.path, name, package=found.package()))
+        return _local(settings, LocalModel(found.path, plain, package=found.package()))
     if (named := hub.hub_name(name)) is not None:
         return _on_hub(settings, named)
     if (model := _by_short_name(settings, name, index)) is not None:

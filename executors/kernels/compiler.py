@@ -305,9 +305,9 @@ def _reason(errors: str, code: int) -> str:
 def cache_folder() -> Path:
     """Return a directory that only this user can write to."""
     base = os.environ.get("XDG_CACHE_HOME") or ""
-    root = Path(base) if Path(base).is_absolute() else Path("~/.cache").expanduser()
-    folder = root / "cohort" / "kernels"
     try:
+        root = Path(base) if Path(base).is_absolute() else Path("~/.cache").expanduser()
+        folder = root / "cohort" / "kernels"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.lstat()
         private = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077

@@ -3,8 +3,8 @@
     <cache>/choice/last.json    {"key", "free", "path", "package", "why"}
 
 `key` is a digest of everything that a choice depends on but free memory: the models with their sizes and times, the settings and
-the version. `free` is that memory, in bytes: with much less of it, or on a GPU, whose memory is not known here, a new choice is
-made.
+the version. `free` is that memory, in bytes: with much less or more of it, or on a GPU, whose memory is not known here, the
+choice is made anew.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from server.model_files.private_cache import cache_root, private_folder
 FOLDER = "choice"
 _FILE = "last.json"
 _ENOUGH = 0.8
-"""Share of the memory that was free then."""
+"""The smaller of the memory that was free then and the one that is free now, as a share of the larger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def recall(key: str, free: int) -> Remembered | None:
         return None
     match stored:
         case {"key": str(of), "free": int(then), "path": str(path), "package": str(package), "why": str(why)}:
-            if of == key and free != NO_BOUND and free >= _ENOUGH * then:
+            if of == key and free != NO_BOUND and min(free, then) >= _ENOUGH * max(free, then):
                 return Remembered(path, package, why)
     return None
 

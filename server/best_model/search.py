@@ -278,6 +278,6 @@ def _text_problem(settings: Settings, found: Found, info: ModelInfo | None) -> s
             _, _, scoring = retrieval_side(settings, text.tokenizer, info, directory, (model.name,))
             if scoring.kind:
                 return f"it is used as {scoring.kind}"
-    except ConfigError as error:
+    except (ConfigError, OSError) as error:
         return str(error)
     return None

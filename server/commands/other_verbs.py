@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 _INSTEAD = {
+    "help": "--help lists the commands, and behind one of them its flags, as in `cohort serve --help`",
     "show": "`cohort info MODEL` shows a model's size, context and memory",
     "ls": "`cohort list` lists the models on this disk",
     "models": "`cohort list` lists the models on this disk",
@@ -49,7 +50,11 @@ def instead_of(words: list[str], known: Iterable[str]) -> str:
         return (
             f"{verb} is no command; `cohort serve {shlex.quote(verb)}` or `cohort run {shlex.quote(verb)}`?"
         )
-    near = difflib.get_close_matches(verb, [*known, *_INSTEAD, *_REMOVE], n=1, cutoff=0.6)
+    small, verbs = verb.lower(), list(known)
+    near = [
+        *difflib.get_close_matches(small, verbs, n=1, cutoff=0.6),
+        *difflib.get_close_matches(small, [*_INSTEAD, *_REMOVE], n=1, cutoff=0.6),
+    ]
     hint = f"; did you mean {near[0]}?" if near else ""
     return f"no such command {verb!r}{hint}; see cohort --help"
 

@@ -13,6 +13,6 @@ up the end of the server, and a download can be killed at any moment.
 
 from server.hub.client import HubModel, fetch
 from server.hub.files import HubError, HubNotYet
-from server.hub.names import HubName, hub_name
+from server.hub.names import HubName, hub_name, without_host
 
-__all__ = ["HubError", "HubModel", "HubName", "HubNotYet", "fetch", "hub_name"]
+__all__ = ["HubError", "HubModel", "HubName", "HubNotYet", "fetch", "hub_name", "without_host"]

@@ -4,6 +4,7 @@ ORG/NAME                      the repository
 ORG/NAME:Q4_K_M               its GGUF file in this quantization
 ORG/NAME/FOLDER/FILE.gguf     this file of it
 https://huggingface.co/...    the link to any of them
+hf.co/ORG/NAME...             the same; Ollama's form
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]*[A-Za-z0-9][\w.-]*", re.ASCII)
 _QUANTIZATION = re.compile(r"\w[\w.-]*", re.ASCII)
+_HOST = re.compile(r"(?:hf|(?:www\.)?huggingface)\.co/(?=[^/]+/)")
 _HOSTS = frozenset({"huggingface.co", "www.huggingface.co", "hf.co"})
 
 
@@ -32,7 +34,7 @@ def hub_name(text: str) -> HubName | None:
     The caller first checks whether it names something on this disk. A link is what the address bar shows on a model's page,
     `https://huggingface.co/ORG/NAME`, `.../tree/REVISION` or `.../blob/REVISION/FILE.gguf`, on the hub or on HF_ENDPOINT's host.
     """
-    if (named := _named(text)) is not None:
+    if (named := _named(without_host(text))) is not None:
         return named
     try:
         link = urlsplit(text)
@@ -54,6 +56,11 @@ def hub_name(text: str) -> HubName | None:
             return None
     found = _named(f"{organisation}/{repository}" + (f"/{file}" if file else ""))
     return None if found is None else found._replace(revision=revision)
+
+
+def without_host(text: str) -> str:
+    """Return a name without the hub's host before it, as in `hf.co/ORG/NAME`; a link is left as it is."""
+    return text[match.end() :] if (match := _HOST.match(text)) else text
 
 
 def _named(text: str) -> HubName | None:

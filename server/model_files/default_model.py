@@ -55,7 +55,7 @@ def environment_folder() -> Path:
 
 def find() -> Path | None:
     """Return the file; None where it is not, or not completely, on this disk."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: there is no home directory
         path = environment_folder() / FILE
         if path.is_file() and path.stat().st_size == SIZE:
             return path

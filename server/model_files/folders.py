@@ -5,6 +5,7 @@
     LM Studio      LM_STUDIO_MODELS, else ~/.lmstudio/models         ORG/NAME/*.gguf
                    and ~/.cache/lm-studio/models
     Ollama         OLLAMA_MODELS, else ~/.ollama/models              manifests/HOST/ORG/NAME/TAG name blobs by digest
+                   and /usr/share/ollama/.ollama/models, that of its service
     llama.cpp      LLAMA_CACHE, else ~/.cache/llama.cpp              *.gguf
 
 A quantization is taken from a GGUF file's name, where every converter writes it.
@@ -22,7 +23,7 @@ from executors.contract import ConfigError
 from executors.weight_files import has_weights, index_of, weight_files
 from server.model_files import ollama
 from server.model_files.candidates import PART, candidates
-from server.model_files.ollama import listed, store
+from server.model_files.ollama import is_file, listed, stores
 
 MAX_JSON_BYTES = 4 << 20
 """Of a config.json or manifest; a larger file is another kind of file."""
@@ -63,7 +64,7 @@ def roots(environ: Mapping[str, str], home: Path) -> dict[str, list[Path]]:
         "Hugging Face": [Path(hub)],
         "Cohort": [Path(own)] if own else [],
         "LM Studio": [Path(studio)] if studio else usual,
-        "Ollama": [store(environ, home)],
+        "Ollama": stores(environ, home),
         "llama.cpp": [Path(environ.get("LLAMA_CACHE") or cache / "llama.cpp")],
     }
 
@@ -90,7 +91,7 @@ def _hub(root: Path, source: str) -> Iterator[Found]:
         if snapshot is None:
             yield Found(name, "?", 0, folder, source, "nothing of it was fetched")
             continue
-        files = [path for path in listed(snapshot) if path.is_file()]
+        files = _files_of(snapshot)
         weights = has_weights([path.name for path in files])
         if weights:
             yield _checkpoint(name, snapshot, files, source)
@@ -107,7 +108,7 @@ def _snapshot(folder: Path) -> Path | None:
             return named
     except (OSError, ValueError):
         pass
-    there = [path for path in listed(folder / "snapshots") if path.is_dir()]
+    there = [path for path in listed(folder / "snapshots") if _is_folder(path)]
     return max(there, key=changed, default=None)
 
 
@@ -132,17 +133,17 @@ def _checkpoint(name: str, folder: Path, files: list[Path], source: str) -> Foun
 
 
 def _lm_studio(root: Path, source: str, depth: int = MAX_DEPTH) -> Iterator[Found]:
-    files = [path for path in listed(root) if path.is_file()]
+    files = _files_of(root)
     if has_weights([path.name for path in files]):
         yield _checkpoint(str(root), root, files, source)
     yield from _gguf(files, source, str)
     for folder in listed(root) if depth else ():
-        if folder.is_dir() and not folder.is_symlink():
+        if _is_folder(folder) and not folder.is_symlink():
             yield from _lm_studio(folder, source, depth - 1)
 
 
 def _files(root: Path, source: str) -> Iterator[Found]:
-    return _gguf((path for path in listed(root) if path.is_file()), source, str)
+    return _gguf(_files_of(root), source, str)
 
 
 def _gguf(files: Iterable[Path], source: str, name: Any) -> Iterator[Found]:
@@ -161,7 +162,7 @@ def _ollama(root: Path, source: str) -> Iterator[Found]:
         if one.path is None:
             yield Found(one.name, "?", 0, manifest, source, "its manifest names no model")
             continue
-        problem, package = _package(one) if one.path.is_file() else ("its file is missing", "")
+        problem, package = _package(one) if is_file(one.path) else ("its file is missing", "")
         kind = f"GGUF {one.kind}" if one.kind else "GGUF"
         yield Found(one.name, kind, _size(one.path), one.path, source, problem, package)
 
@@ -172,6 +173,17 @@ def _package(manifest: ollama.Manifest) -> tuple[str | None, str]:
         return None, manifest.package().digest
     except ConfigError as error:
         return str(error), manifest.name
+
+
+def _files_of(folder: Path) -> list[Path]:
+    return [path for path in listed(folder) if is_file(path)]
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -46,7 +46,10 @@ class Header:
 
 def read_header(path: Path) -> Header:
     """Read what lies in a checkpoint directory, or a GGUF file's metadata. Raises ConfigError for what cannot be read."""
-    return _of_directory(path) if path.is_dir() else _of_gguf(path)
+    try:
+        return _of_directory(path) if path.is_dir() else _of_gguf(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def _of_gguf(path: Path) -> Header:

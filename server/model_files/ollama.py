@@ -19,6 +19,8 @@ from server.model_files.ollama_package import MODEL, PREFIX, Package, package_of
 MAX_MANIFEST_BYTES = 4 << 20
 LATEST = "latest"
 """Tag of a name without one."""
+SERVICE = Path("/usr/share/ollama/.ollama/models")
+"""The store of the service that Ollama's installer sets up on Linux: the home directory of its user, `ollama`."""
 OFFICIAL = ("registry.ollama.ai", "library")
 _NAME = re.compile(r"(?:(?P<organisation>[\w.-]+)/)?(?P<model>[\w.-]+)(?::(?P<tag>[\w.-]+))?", re.ASCII)
 
@@ -39,18 +41,26 @@ class Manifest:
         return package_of(self.name, list(self.layers), lambda layer: _blob(self.root, layer))
 
 
-def store(environ: Mapping[str, str], home: Path) -> Path:
-    """Return the folder of Ollama's store, whether it exists or not."""
-    return Path(environ.get("OLLAMA_MODELS") or home / ".ollama" / "models")
+def stores(environ: Mapping[str, str], home: Path | None) -> list[Path]:
+    """Return the folders of Ollama's stores, whether they exist or not: the user's, and that of the service which Ollama's
+    installer makes. `home`: None for a user without one."""
+    if named := environ.get("OLLAMA_MODELS"):
+        return [Path(named)]
+    return [*([] if home is None else [home / ".ollama" / "models"]), SERVICE]
 
 
 def find(name: str, root: Path | None = None) -> Manifest | None:
-    """Return a model by its name in Ollama, with a GGUF file that is there; None if the store does not have it. Raises
-    ConfigError for a manifest that names a model in another form."""
+    """Return a model by its name in Ollama, with a GGUF file that is there; None if no store has it. `root`: the store to look
+    into, None for all. Raises ConfigError for a manifest that names a model in another form."""
     match = _NAME.fullmatch(name)
     if match is None or ".." in name:
         return None
-    root = store(os.environ, Path.home()) if root is None else root
+    if root is None:
+        try:
+            roots = stores(os.environ, Path.home())
+        except RuntimeError:  # a user without a home directory
+            roots = stores(os.environ, None)
+        return next((found for one in roots if (found := find(name, one)) is not None), None)
     tag = match["tag"] or LATEST
     if match["organisation"] is None:
         paths = [root.joinpath("manifests", *OFFICIAL, match["model"], tag)]
@@ -58,10 +68,10 @@ def find(name: str, root: Path | None = None) -> Manifest | None:
         hosts = listed(root / "manifests")
         paths = [host / match["organisation"] / match["model"] / tag for host in hosts]
     for path in paths:
-        found = read(root, path, name) if path.is_file() else None
+        found = read(root, path, name) if is_file(path) else None
         if found is not None and found.path is None:
             found.package()  # raises if it is a model of another form
-        if found is not None and found.path is not None and found.path.is_file():
+        if found is not None and found.path is not None and is_file(found.path):
             return found
     return None
 
@@ -100,6 +110,14 @@ def listed(folder: Path) -> list[Path]:
         return sorted(folder.iterdir())
     except OSError:
         return []
+
+
+def is_file(path: Path) -> bool:
+    """Return whether `path` is a file that may be looked at: a folder may show the names alone of what lies in it."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 def _blob(root: Path, layer: Mapping[str, Any]) -> Path:

@@ -30,17 +30,20 @@ def ask(tool: str, job: Mapping[str, Any], stage: Stage | None = None, timeout: 
 
     Raises ToolError, also after `timeout` seconds. KeyboardInterrupt ends the process, too.
     """
-    process = subprocess.Popen(
-        run.command(TOOL_PROCESS, tool),
-        stdin=subprocess.PIPE,  # its end tells the child that we are gone
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=_environment(),
-        text=True,
-        encoding="utf-8",
-        errors="replace",
-        process_group=0,  # Ctrl-C in the terminal is ours to answer
-    )
+    try:
+        process = subprocess.Popen(
+            run.command(TOOL_PROCESS, tool),
+            stdin=subprocess.PIPE,  # its end tells the child that we are gone
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=_environment(),
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            process_group=0,  # Ctrl-C in the terminal is ours to answer
+        )
+    except OSError as error:
+        raise ToolError(f"its process cannot be started: {error.strerror}: {error.filename}") from None
     assert process.stdin is not None and process.stdout is not None and process.stderr is not None
     from threading import Thread, Timer
 

@@ -11,10 +11,12 @@ import pytest
 from gguf import GGUFWriter
 
 from executors.contract import ConfigError
+from executors.kernels import compiler
 from server import model_source
 from server.hub import HubModel
-from server.model_files import default_model
+from server.model_files import default_model, ollama
 from server.model_files.ollama_package import Package
+from server.model_files.short_names import models_on_disk
 from server.model_source import LocalModel, find_source, tagged_names, with_context
 from server.settings.load import SettingsError
 from server.settings.table import DEFAULTS
@@ -180,6 +182,7 @@ def test_ollamas_store(tmp_path: Path) -> None:
         path.write_text(json.dumps({"layers": [layer]}))
     for name in ("llama3.2:1b", "phi", "phi:latest", "acme/x:q8"):
         assert find(name) == LocalModel(blob, name, package=Package(name))
+    assert find("hf.co/acme/x:q8") == find("acme/x:q8"), "as `ollama run` has it"
     with pytest.raises(SettingsError) as error:
         find("llama3.2:3b")
     assert str(error.value).startswith(
@@ -191,7 +194,41 @@ def test_ollamas_store(tmp_path: Path) -> None:
         find("llama3.2:1b")
 
 
+def test_the_store_of_ollamas_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ollama's installer on Linux makes a service with a home directory of its own; there its models are."""
+    monkeypatch.delenv("OLLAMA_MODELS")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(ollama, "SERVICE", tmp_path / "service")
+    write_model(tmp_path / "service", "phi", [("model", b"GGUF of the service")])
+    found = find("phi")
+    assert isinstance(found, LocalModel) and found.path.is_relative_to(tmp_path / "service")
+    assert [one.name for one in models_on_disk(None)] == ["phi:latest"]
+    write_model(tmp_path / "home" / ".ollama" / "models", "phi", [("model", b"GGUF of the user")])
+    found = find("phi")
+    assert isinstance(found, LocalModel) and found.path.is_relative_to(tmp_path / "home")
+
+
+def test_a_user_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    for name in ("OLLAMA_MODELS", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(ollama, "SERVICE", tmp_path)
+    monkeypatch.setattr(default_model, "environment_folder", lambda: tmp_path)
+
+    def none(path: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", none)
+    monkeypatch.setattr(Path, "home", lambda: none(Path()))
+    found = find(None)
+    assert isinstance(found, LocalModel) and found.path == TINY
+    assert ollama.find("phi") is None
+    assert compiler.cache_folder().is_dir(), "a temporary folder"
+
+
 def test_the_hub() -> None:
+    assert find("hf.co/acme/x:Q4_K_M") == find("acme/x:Q4_K_M") == HubModel("acme/x", gguf="Q4_K_M")
+    assert find("huggingface.co/acme/x") == HubModel("acme/x")
     assert find("acme/x") == HubModel("acme/x")
     assert find("acme/x:Q4_K_M") == HubModel("acme/x", gguf="Q4_K_M")
     assert find("acme/x/sub/x-Q8_0.gguf") == HubModel("acme/x", gguf="sub/x-Q8_0.gguf")

@@ -41,7 +41,10 @@ def list_models(
     if caches:
         from server.commands.list.caches import folders, show
 
-        own = folders(os.environ)
+        try:
+            own = folders(os.environ)
+        except RuntimeError:
+            fail("this user has no home directory, so nothing is cached; HOME names one", 1)
         return print_json(own) if as_json else show(own)
 
     from server.commands.list.table import show_models
@@ -73,17 +76,14 @@ def _own() -> Iterator[Found]:
 def _rows(download_dir: str | None) -> tuple[list[dict[str, Any]], str]:
     """A row per model as plain data, and why one of them is `chosen`. `context` in tokens, or None and `problem`."""
     from server import best_model
-    from server.model_files.folders import find, roots
+    from server.model_files.short_names import models_on_disk
     from server.settings.load import SettingsError, load
 
     try:
         settings, _ = load({}, os.environ)
     except SettingsError:
         settings, _ = load({}, {})
-    folders = roots(os.environ, Path.home())
-    if download_dir is not None:
-        folders["Cohort"] = [Path(download_dir).expanduser()]
-    own, others = list(_own()), list(find(folders))
+    own, others = list(_own()), list(models_on_disk(download_dir))
     models = [*own, *others]
     facts = _facts(models)
     names = _short_names(own, others)

@@ -215,6 +215,8 @@ def test_the_next_start_does_not_search_again(hub: Path, monkeypatch: pytest.Mon
     free = search.free_memory("auto")
     monkeypatch.setattr(search, "free_memory", lambda device: free // 2)
     assert choose(DEFAULTS).model is not None and len(asked) == 5, "much less memory"
+    monkeypatch.setattr(search, "free_memory", lambda device: free)
+    assert choose(DEFAULTS).model is not None and len(asked) == 6, "much more: a larger one may fit now"
 
 
 def test_that_none_will_do_is_remembered_and_a_guess_is_not(

@@ -157,6 +157,24 @@ def test_folders_that_are_none(tmp_path: Path, name: str) -> None:
     ] == [[]] * 4
 
 
+@pytest.mark.parametrize("source", ["Hugging Face", "LM Studio", "Ollama", "llama.cpp"])
+def test_a_folder_that_shows_names_alone(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Readable but not searchable, as another user's may be: its files cannot be looked at."""
+    put(tmp_path / "closed" / "small-Q6_K.gguf", b"xyz")
+    put(tmp_path / "closed" / "models--acme--x" / "snapshots" / "abc" / "config.json")
+    real = Path.stat
+
+    def stat(path: Path, **options: Any) -> os.stat_result:
+        if "closed" in path.parts[:-1]:
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, **options)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    assert [one.path for one in find({source: [tmp_path / "closed"]}) if one.problem is None] == []
+
+
 def test_a_thousand_repositories_take_little_time(tmp_path: Path) -> None:
     for i in range(1000):
         snapshot = repository(tmp_path, f"acme/m{i}")

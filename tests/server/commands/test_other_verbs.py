@@ -28,6 +28,8 @@ def test_what_does_it_instead_exists(verb: str) -> None:
     [
         ("bogus", "no such command 'bogus'; see cohort --help"),
         ("lst", "no such command 'lst'; did you mean list?; see cohort --help"),
+        ("rum", "no such command 'rum'; did you mean run?; see cohort --help"),
+        ("PS", "no such command 'PS'; did you mean ps?; see cohort --help"),
         ("pul", "no such command 'pul'; did you mean pull?; see cohort --help"),
         ("Qwen/Qwen3-4B", "Qwen/Qwen3-4B is no command; `cohort serve Qwen/Qwen3-4B` or `cohort run Qwen/Qwen3-4B`?"),
         ("my model.gguf", "my model.gguf is no command; `cohort serve 'my model.gguf'` or `cohort run 'my model.gguf'`?"),

@@ -403,7 +403,7 @@ def test_hub_names(text: str, is_one: bool) -> None:
         ("https://user@example.org/a/b", None),
         ("https://[/a/b", None),
         ("file://huggingface.co/a/b", None),
-        ("huggingface.co/a/b", None),
+        ("huggingface.co/a/b", ("a/b",)),
     ],
 )
 def test_links(link: str, named: tuple[str | None, ...] | None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import re
+import signal
 import struct
 import sys
 import termios
@@ -146,3 +147,27 @@ def test_lines_break_at_words_at_the_width_of_the_moment(server: Slow, tmp_path:
     lines = answer.splitlines()
     at = next(index for index, line in enumerate(lines) if f"word{WORDS // 2 - 1}" in line)
     assert max(map(len, lines[:at])) in range(30, 41) and max(map(len, lines[at + 1 :])) <= 15
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+def test_a_signal_that_ends_the_conversation_leaves_the_terminal_as_it_was(
+    server: Slow, tmp_path: Path, number: signal.Signals
+) -> None:
+    with Terminal([COHORT, "chat", server.url], tmp_path) as terminal:
+        before = termios.tcgetattr(terminal.fd)[:4]
+        terminal.expect(">>> ")
+        terminal.type("first\n")
+        terminal.expect(f"word{WORDS // 2 - 2}")
+        assert termios.tcgetattr(terminal.fd)[:4] != before
+        terminal.process.send_signal(number)
+        assert terminal.wait() == (0 if number == signal.SIGTERM else -number)
+        assert termios.tcgetattr(terminal.fd)[:4] == before
+
+
+def test_a_signal_at_the_prompt_leaves_the_terminal_as_it_was(server: Slow, tmp_path: Path) -> None:
+    with Terminal([COHORT, "chat", server.url], tmp_path) as terminal:
+        before = termios.tcgetattr(terminal.fd)[:4]
+        terminal.expect(">>> ")
+        terminal.process.terminate()
+        assert terminal.wait() == 0
+        assert termios.tcgetattr(terminal.fd)[:4] == before

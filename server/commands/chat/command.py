@@ -117,6 +117,7 @@ def talk(target: str | None, url: str | None, wishes: Wishes, serving: Mapping[s
     """Have a conversation with the server or the model that is named. `serving`: settings of a server that is started for it.
 
     Ends the process with one line for what is wrong."""
+    from server.commands.chat.keyboard import restore_at_signals
     from server.settings.foreign.keys import client_key
 
     key = wishes.api_key or client_key(os.environ)
@@ -125,6 +126,7 @@ def talk(target: str | None, url: str | None, wishes: Wishes, serving: Mapping[s
         part for name, said in serving.items() if said is not None for part in (TABLE[name].flag, said)
     ]
     take_interrupts()
+    restore_at_signals()
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

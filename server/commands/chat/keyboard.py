@@ -3,14 +3,22 @@
 The terminal shows a key as soon as it is typed, in the middle of the answer. `typed_ahead` turns that off. Nothing reads the keys
 meanwhile: the terminal keeps them (4,095 bytes on Linux), and readline takes them as if they were typed at its prompt. Keys that
 delete and move work, and a line that ends with Enter is sent, as in a shell.
+
+A signal that ends the process leaves no `finally` to run: `restore_at_signals` gives the terminal back before.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import sys
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
+
+_STDERR = 2
+_SHOW_CURSOR = b"\x1b[?25h"
 
 
 @contextlib.contextmanager
@@ -39,6 +47,38 @@ def typed_ahead() -> Iterator[None]:
     finally:
         with contextlib.suppress(termios.error):
             termios.tcsetattr(descriptor, termios.TCSANOW, before)
+
+
+def restore_at_signals() -> None:
+    """From here on the terminal of stdin gets its present modes back, and a cursor, when a signal ends this process. What the
+    signal did before follows.
+
+    No effect without a terminal, and on one that another job has by then: its modes are that job's."""
+    try:
+        import termios
+
+        descriptor = sys.stdin.fileno()
+        before = termios.tcgetattr(descriptor)
+    except (ImportError, OSError, ValueError, termios.error):
+        return
+
+    def restore(number: int, frame: FrameType | None) -> None:
+        with contextlib.suppress(OSError, termios.error):  # the terminal is closed, as with SIGHUP
+            if os.tcgetpgrp(descriptor) == os.getpgrp():
+                termios.tcsetattr(descriptor, termios.TCSANOW, before)
+                if os.isatty(_STDERR) and os.environ.get("TERM", "dumb") != "dumb":
+                    os.write(_STDERR, _SHOW_CURSOR)
+        former = handlers[signal.Signals(number)]
+        if callable(former):
+            former(number, frame)
+        else:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    ending = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    handlers = {one: former for one in ending if (former := signal.getsignal(one)) is not signal.SIG_IGN}
+    for number in handlers:
+        signal.signal(number, restore)
 
 
 def _quiet(before: list[Any]) -> list[Any]:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from server.commands.chat.client import ChatClient
     from server.commands.launch.clients import Client, Target
 
+_OURS = "cohort"
+"""`owned_by` of this server's models."""
+
 
 def launch(
     client: Annotated[
@@ -70,7 +73,8 @@ def _target(client: Client, url: str, key: str | None, model: str | None, force:
         name = str(card["id"])
         if card.get("generates") is False:
             fail(f"{name} generates no tokens: it makes embeddings only", 1)
-        _check_tools(server, client, name)
+        if card.get("owned_by") == _OURS:  # another server does not tell
+            _check_tools(server, client, name)
         context = card.get("max_model_len")
         target = Target(server.address, key, name, context if isinstance(context, int) else None)
         return with_limits(client, target, prompt_tokens(server, client, name), force=force)
@@ -85,15 +89,27 @@ def _target(client: Client, url: str, key: str | None, model: str | None, force:
 
 def _card(server: ChatClient, model: str | None) -> Mapping[str, Any]:
     """The server's description of the model. Raises ServerFault and ConnectionRefusedError."""
+    from server.commands.chat.client import ServerFault
+
     if model is not None:
-        card = server.get(f"/v1/models/{quote(model)}")
+        try:
+            card = server.get(f"/v1/models/{quote(model)}")
+        except ServerFault:  # vLLM and llama.cpp have the list alone
+            card = next((one for one in _cards(server) if one.get("id") == model), None)
+            if card is None:
+                raise
     else:
-        listed = server.get("/v1/models")
-        cards = listed.get("data") if isinstance(listed, dict) else None
-        card = cards[0] if isinstance(cards, list) and cards else None
+        card = next(iter(_cards(server)), None)
     if not isinstance(card, dict) or not isinstance(card.get("id"), str):
         raise server.unlike_openai()
     return card
+
+
+def _cards(server: ChatClient) -> list[Mapping[str, Any]]:
+    """All that the server lists. Raises ServerFault and ConnectionRefusedError."""
+    listed = server.get("/v1/models")
+    cards = listed.get("data") if isinstance(listed, dict) else None
+    return [one for one in cards if isinstance(one, dict)] if isinstance(cards, list) else []
 
 
 def _check_tools(server: ChatClient, client: Client, model: str) -> None:

@@ -8,9 +8,11 @@ import json
 import os
 import re
 import subprocess
+import threading
 import tomllib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -302,3 +304,48 @@ def test_values_for_codex_are_toml() -> None:
     target = Target("http://h", None, 'odd "name" \\ é', None)
     words = CLIENTS["codex"].launch(target).arguments
     assert tomllib.loads("\n".join(words[1::2]))["model"] == target.model
+
+
+class Foreign(BaseHTTPRequestHandler):
+    """A server with OpenAI's API that has no other routes than those, as vLLM and llama.cpp answer."""
+
+    def do_GET(self) -> None:
+        cards = [{"id": "first", "owned_by": "vllm", "max_model_len": 40_000}, {"id": "org/second"}]
+        self._send(200, {"data": cards}) if self.path == "/v1/models" else self._send(404, {"detail": "?"})
+
+    def do_POST(self) -> None:
+        self._send(404, {"detail": "Not Found"})
+
+    def _send(self, status: int, body: Any) -> None:
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def foreign() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Foreign)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_server_of_another_kind(foreign: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    launch("qwen", ["-p", "hi"], foreign)
+    variables, words = recorded(folder)
+    assert words[:4] == ["--auth-type", "openai", "--model", "first"]
+    prompt = CLIENTS["qwen"].prompt_tokens
+    assert variables["QWEN_CODE_MAX_OUTPUT_TOKENS"] == str(output_limit(40_000 - prompt))
+    launch("qwen", [], foreign, "org/second")
+    variables, words = recorded(folder)
+    assert words[2:] == ["--model", "org/second"] and "QWEN_CODE_MAX_OUTPUT_TOKENS" not in variables
+    assert "does not tell how long its context is" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        launch("qwen", [], foreign, "third")
+    assert "the server says 404" in capsys.readouterr().err

@@ -196,11 +196,13 @@ class Bootstrap:
             entry = registry_of_servers.register(url, self.names, settings.drain_timeout)
 
             async def load() -> None:
-                model = await self._finish(
-                    state, core, report, begun or await self._begin(state, core, report)
-                )
-                gc_tuning.freeze_after_load()
-                display.close()
+                try:
+                    model = await self._finish(
+                        state, core, report, begun or await self._begin(state, core, report)
+                    )
+                    gc_tuning.freeze_after_load()
+                finally:
+                    display.close()  # also by a signal: what is told from then on is the end
                 core.core.executor.set_progress(reporter(None, state))  # `lifecycle` tells of a recovery
                 self._announce(core.core, model, url)
 

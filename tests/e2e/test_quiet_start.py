@@ -61,6 +61,18 @@ def test_kernels_are_compiled_before_the_first_start(slow_compiler: dict[str, st
         server.assert_never_silent(0, ready.at)
 
 
+def test_a_signal_while_kernels_are_compiled_is_told_last(
+    slow_compiler: dict[str, str], tmp_path: Path
+) -> None:
+    with TimedServer(["cohort-tiny"], tmp_path, slow_compiler) as server:
+        server.wait_for("listening on")
+        server.wait_for("compiling the CPU kernels for ")
+        server.process.terminate()
+        begun = server.wait_for("draining: no new requests")
+        assert server.wait() == 0
+        assert not any("compiling" in line.text for line in server.lines if line.at > begun.at), server.log()
+
+
 @pytest.mark.extended
 def test_ranks_that_wait_for_the_compiler_of_another(slow_compiler: dict[str, str], tmp_path: Path) -> None:
     with TimedServer(["cohort-tiny", "-tp", "2"], tmp_path, slow_compiler) as server:

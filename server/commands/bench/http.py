@@ -50,14 +50,14 @@ class Refused(Exception):
 
 
 def complaint(body: bytes | Any) -> str:
-    """What an error's body says, as one clean line: OpenAI's form, FastAPI's, or text."""
+    """What an error's body says, as one clean line: OpenAI's form, FastAPI's, the status of /ready, or text."""
     found: Any = body
     if isinstance(body, bytes):
         try:
             found = msgspec.json.decode(body)
         except (msgspec.DecodeError, RecursionError):
             found = body.decode("utf-8", "replace")
-    for name in ("error", "message", "detail"):
+    for name in ("error", "message", "detail", "status"):
         if isinstance(found, dict) and found.get(name):
             found = found[name]
     return CONTROL.sub("", " ".join(str(found).split()))[:300] if found else ""

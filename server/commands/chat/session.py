@@ -171,6 +171,8 @@ class Session:
         if complaint:
             self.screen.complain(complaint)
             return
+        if not answer.pieces and not answer.note:
+            answer.note = "the answer has no text"
         figures = answer.closing() if self.screen.colours and self._set_command.verbose else ""
         if note := "; ".join(filter(None, (answer.note, figures))):
             self.screen.say(f"[{note}]")

@@ -262,6 +262,8 @@ def test_a_key_that_no_header_can_carry() -> None:
         (b'{"error": {"message": "no\\u001b[2J such\\n model"}}', "no[2J such model"),
         (b'{"error": "no"}', "no"),
         (b'{"detail": "Not Found"}', "Not Found"),
+        (b'{"status": "loading", "detail": "warming up"}', "warming up"),
+        (b'{"status": "loading"}', "loading"),
         (b"<html>502</html>", "<html>502</html>"),
         (b"", ""),
     ],

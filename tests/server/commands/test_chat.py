@@ -375,6 +375,19 @@ def test_the_speed_is_shown_in_a_terminal(scripted: Scripted, monkeypatch: pytes
     )
 
 
+def test_an_answer_without_text_is_told(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = Session(client_of(scripted), None)
+    for events in ([finish("stop")], [event(tool_calls=[{"index": 0}]), finish("tool_calls")]):
+        scripted.events = [*events, "data: [DONE]\n\n"]
+        typed(monkeypatch, session, "Say nothing.")
+        assert "[the answer has no text]" in capsys.readouterr().out
+    scripted.events = [event(content="Yes."), finish("stop"), "data: [DONE]\n\n"]
+    typed(monkeypatch, session, "Say something.")
+    assert "no text" not in capsys.readouterr().out
+
+
 def test_a_stopped_answer_has_its_figures(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     """From a server that counts tokens in each chunk; another one's are counted by its pieces."""
     screen, clock = Screen(), iter(range(100))

@@ -37,7 +37,13 @@ from server.adapter_models import adapter_facts
 from server.adapters.modules import read_modules
 from server.adapters.own import load_own_adapter, with_own_adapter
 from server.adapters.registry import AdapterRegistry
-from server.adapters.start import check_adapter_settings, check_modules, load_modules, uses_adapters
+from server.adapters.start import (
+    check_adapter_settings,
+    check_files,
+    check_modules,
+    load_modules,
+    uses_adapters,
+)
 from server.adapters.store import AdapterStore
 from server.answer.notation import ModelNotation
 from server.app import app_of
@@ -307,6 +313,8 @@ class Bootstrap:
         ):  # which has its process check its configuration before anything is imported
             await asyncio.to_thread(self._check_config, self.config)
         text = await asyncio.to_thread(self._read_text_side)
+        if self.modules:
+            await asyncio.to_thread(check_files, self.modules, self._check_adapter)
         return text, await detect_notation(self.settings, state.threads, text.tokenizer, text.template)
 
     async def load(self, state: ServerState, core: LateCore) -> ServedModel:
@@ -359,6 +367,9 @@ class Bootstrap:
 
     def _pack(self, source: Path, target: Path, shown: str) -> lora.PackedAdapter:
         return lora.pack(source, target, self.settings.max_lora_rank, shown, self.model_dir)
+
+    def _check_adapter(self, source: Path, shown: str) -> None:
+        lora.check(source, self.settings.max_lora_rank, shown)
 
     async def _add_adapters(self, core: EngineCore, state: ServerState, model: ServedModel) -> None:
         settings, tokenizer = self.settings, model.tokenizer

@@ -14,10 +14,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from executors.lora.adapter_file import AdapterFile, Module, PackedAdapter, read_adapter
-from executors.lora.gguf_adapter import GGUF, gguf_rank, pack_gguf
-from executors.lora.peft import WEIGHTS, pack_folder
+from executors.lora.gguf_adapter import GGUF, check_gguf, gguf_rank, pack_gguf
+from executors.lora.peft import WEIGHTS, check_folder, pack_folder
 
-__all__ = ["AdapterFile", "Module", "PackedAdapter", "gguf_rank", "pack", "read_adapter"]
+__all__ = ["AdapterFile", "Module", "PackedAdapter", "check", "gguf_rank", "pack", "read_adapter"]
 
 
 def pack(
@@ -33,3 +33,13 @@ def pack(
     if file.is_file():
         return pack_gguf(file, target, max_rank, shown)
     return pack_folder(source, target, max_rank, shown or WEIGHTS, base)
+
+
+def check(source: Path, max_rank: int, shown: str) -> None:
+    """Check what an adapter's configuration and the header of its weights say, as `pack` does, without reading the weights.
+
+    `source`: a GGUF file, or a folder in PEFT's format. Raises ConfigError and OSError."""
+    if source.is_file():
+        check_gguf(source, max_rank, shown)
+    else:
+        check_folder(source, max_rank, shown)

@@ -61,9 +61,7 @@ def pack_gguf(path: Path, target: Path, max_rank: int, shown: str | None = None)
     gguf = _read(path, shown)
     alpha = _check_metadata(gguf.metadata, shown)
     pairs = _pairs(gguf, shown)
-    rank = _check_shapes(pairs, shown)
-    if rank > max_rank:
-        raise ConfigError(f"{shown}: rank {rank} is more than this server's --max-lora-rank {max_rank}")
+    rank = _check_rank(_check_shapes(pairs, shown), max_rank, shown)
     scales = {name: alpha / b.shape[1] if alpha else 1.0 for name, (_, b) in pairs.items()}
     with path.open("rb") as file:
         tensors = {name: (_packed(file, a, shown), _packed(file, b, shown)) for name, (a, b) in pairs.items()}
@@ -78,6 +76,17 @@ def gguf_rank(path: Path, shown: str) -> int:
     gguf = _read(path, shown)
     _check_metadata(gguf.metadata, shown)
     return _check_shapes(_pairs(gguf, shown), shown)
+
+
+def check_gguf(path: Path, max_rank: int, shown: str) -> None:
+    """Check what the header of an adapter in a GGUF file says. Raises ConfigError as `pack_gguf` does."""
+    _check_rank(gguf_rank(path, shown), max_rank, shown)
+
+
+def _check_rank(rank: int, max_rank: int, shown: str) -> int:
+    if rank > max_rank:
+        raise ConfigError(f"{shown}: rank {rank} is more than this server's --max-lora-rank {max_rank}")
+    return rank
 
 
 def _read(path: Path, shown: str) -> GgufFile:

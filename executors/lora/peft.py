@@ -45,10 +45,7 @@ def pack_folder(
         size = path.stat().st_size
         with path.open("rb") as file:
             entries, _ = read_header(file, path, size)
-            parts = _sorted_out(shown, entries)
-            _check_whole(config, parts, shown)
-            pairs = _pairs(shown, parts.pairs)
-            scales = {name: _scale(config, shown, name, pair, max_rank) for name, pair in pairs.items()}
+            parts, pairs, scales = _layout(config, entries, max_rank, shown)
             notes = _notes(parts, BaseWeights(base), path, shown)
             tensors = {
                 name: tuple(
@@ -67,6 +64,14 @@ def pack_folder(
     return PackedAdapter(final, digest, rank, named if isinstance(named, str) else None, notes)
 
 
+def check_folder(folder: Path, max_rank: int, shown: str = WEIGHTS) -> None:
+    """Check the configuration and the header of the weights. Raises ConfigError as `pack_folder` does, and OSError."""
+    config, path = read_config(folder / CONFIG), folder / WEIGHTS
+    with path.open("rb") as file:
+        entries, _ = read_header(file, path, path.stat().st_size)
+    _layout(config, entries, max_rank, shown)
+
+
 Pair = tuple[tuple[str, Entry], tuple[str, Entry]]
 """Names and entries of A and B."""
 
@@ -78,6 +83,16 @@ class _Parts:
     pairs: dict[str, Entry] = field(default_factory=dict)
     whole: dict[str, Entry] = field(default_factory=dict)
     others: list[str] = field(default_factory=list)
+
+
+def _layout(
+    config: dict[str, Any], entries: dict[str, Entry], max_rank: int, shown: str
+) -> tuple[_Parts, dict[str, Pair], dict[str, float]]:
+    """The parts, and the tensors and the scale of each module. Raises ConfigError."""
+    parts = _sorted_out(shown, entries)
+    _check_whole(config, parts, shown)
+    pairs = _pairs(shown, parts.pairs)
+    return parts, pairs, {name: _scale(config, shown, name, pair, max_rank) for name, pair in pairs.items()}
 
 
 def _sorted_out(shown: str, entries: dict[str, Entry]) -> _Parts:

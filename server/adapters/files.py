@@ -55,6 +55,16 @@ def copy_files(folder: Path, target: Path, most_bytes: int, root: Path | None) -
         if not _copy(file, target / GGUF, most_bytes, root):
             raise InvalidRequest(f"The adapter has no {file.name}.", "lora_path")
         return
+    check_present(folder)
+    for name, most in ((CONFIG, MOST_TEXT), (WEIGHTS, most_bytes)):
+        if not _copy(folder / name, target / name, most, root):
+            raise InvalidRequest(f"The adapter has no {name}.", "lora_path")
+    for name in TEXT_FILES:
+        _copy(folder / name, target / name, MOST_TEXT, root)
+
+
+def check_present(folder: Path) -> None:
+    """Raises InvalidRequest for a folder that lacks one of PEFT's two files."""
     pickled = next((name for name in _PICKLES if (folder / name).exists()), None)
     if pickled is not None and not (folder / WEIGHTS).exists():
         raise InvalidRequest(
@@ -62,11 +72,9 @@ def copy_files(folder: Path, target: Path, most_bytes: int, root: Path | None) -
             "(save_pretrained of PEFT, with safe_serialization left at True).",
             "lora_path",
         )
-    for name, most in ((CONFIG, MOST_TEXT), (WEIGHTS, most_bytes)):
-        if not _copy(folder / name, target / name, most, root):
+    for name in (CONFIG, WEIGHTS):
+        if not (folder / name).exists():
             raise InvalidRequest(f"The adapter has no {name}.", "lora_path")
-    for name in TEXT_FILES:
-        _copy(folder / name, target / name, MOST_TEXT, root)
 
 
 def weights_file(folder: Path) -> Path:
@@ -81,6 +89,11 @@ def weights_file(folder: Path) -> Path:
         listed = ", ".join(one.name for one in files[:8])
         raise InvalidRequest(f"The folder has {len(files)} GGUF files: name one of {listed}.", "lora_path")
     return files[0]
+
+
+def shown_name(said: str, folder: Path, file: Path) -> str:
+    """The name of an adapter's `file` in messages, where its `folder` is called `said`."""
+    return said if file == folder else f"{said.rstrip('/')}/{file.name}"
 
 
 def _copy(source: Path, target: Path, most: int, root: Path | None) -> bool:

@@ -28,6 +28,7 @@ from server.adapters.files import (
     below,
     copy_files,
     own_template,
+    shown_name,
     weights_file,
 )
 from server.adapters.store import AdapterStore
@@ -248,7 +249,7 @@ class AdapterRegistry:
         """Copy and check the files, and find the adapter's own chat template. Copies of what is read once are removed."""
         copy_files(folder, place, MOST_BYTES, root)
         file = weights_file(folder)
-        packed = self._pack(place, place, said if file == folder else f"{said.rstrip('/')}/{file.name}")
+        packed = self._pack(place, place, shown_name(said, folder, file))
         source = own_template(place)
         for name in (CONFIG, WEIGHTS, GGUF, *TEXT_FILES):
             with suppress(FileNotFoundError):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from engine.errors import EngineError
 from executors.contract import ConfigError
+from server.adapters.files import check_present, shown_name, weights_file
 from server.adapters.modules import LoraModule
 from server.adapters.registry import AdapterRegistry
 from server.hub import HubModel, hub_name
@@ -33,6 +34,29 @@ def check_modules(modules: Sequence[LoraModule]) -> None:
     """Raise ConfigError for the first module that names nothing on this disk and nothing that a hub could have."""
     for module in modules:
         _place(module, None)
+
+
+def check_files(modules: Sequence[LoraModule], check: Callable[[Path, str], None]) -> None:
+    """Raise ConfigError for the first module on this disk that lacks a file or whose headers say that it cannot be served, in the
+    words in which `load_modules` would refuse it. `check(source, shown)` raises ConfigError or OSError."""
+    for module in modules:
+        folder = Path(module.path).expanduser()
+        if not folder.exists():
+            continue
+        try:
+            file = weights_file(folder)
+            if not is_gguf(file):
+                check_present(folder)
+                if not file.is_file():  # opening a FIFO would wait for its writer
+                    continue
+            check(file if is_gguf(file) else folder, shown_name(module.path, folder, file))
+        except EngineError as error:
+            raise ConfigError(f"--lora-modules {module.name}={module.path}: {error.message}") from None
+        except ConfigError as error:
+            text = f"The adapter '{module.name}' cannot be loaded: {error}"
+            raise ConfigError(f"--lora-modules {module.name}={module.path}: {text}") from None
+        except OSError:
+            continue  # loading it tells why it cannot be read
 
 
 def _place(module: LoraModule, download_dir: str | None) -> Path | HubModel:

@@ -43,6 +43,15 @@ def bad_template(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text("{% for x in %}")
 
 
+def adapter(folder: Path) -> None:
+    """Beside the model, with weights that are none, and one without weights."""
+    for name in ("junk", "empty"):
+        (folder.parent / name).mkdir()
+        keys = {"peft_type": "LORA", "r": 8, "lora_alpha": 8, "target_modules": ["q_proj"]}
+        (folder.parent / name / "adapter_config.json").write_text(json.dumps(keys))
+    (folder.parent / "junk/adapter_model.safetensors").write_bytes(b"junk")
+
+
 def nothing(folder: Path) -> None:
     pass
 
@@ -66,6 +75,8 @@ CASES: dict[str, tuple[Callable[[Path], None], list[str], str]] = {
         ["--executor", "tests.e2e.slow_executor:SlowFactory", "--executor-option", "x=1"],
         "options.x is unknown to tests.e2e.slow_executor:SlowFactory",
     ),
+    "cut adapter": (adapter, ["--lora-modules", "x=junk"], "x=junk: The adapter 'x' cannot be loaded: "),
+    "empty adapter": (adapter, ["--lora-modules", "x=empty"], "x=empty: The adapter has no adapter_model.safetensors."),
     "defaults": (nothing, ["--override-generation-config", '{"temp": 1}'], "temp: no such default"),
 }  # fmt: skip
 

@@ -137,7 +137,8 @@ def _by_short_name(settings: Settings, name: str, index: FolderIndex | None) -> 
 
 def in_folders(model: Found) -> LocalModel:
     """Return how a model in the folders of other programs is served. Raises ConfigError if it cannot be."""
-    if model.source == "Ollama" and (found := ollama.find(model.name)) is not None and found.path is not None:
+    root = model.path.parent.parent  # two stores may have models of one name: that of this file
+    if model.source == "Ollama" and (found := ollama.find(model.name, root)) and found.path is not None:
         return LocalModel(found.path, model.name, package=found.package())
     if model.is_gguf:
         return LocalModel(model.path, model_stem(model.path.name))

@@ -17,7 +17,7 @@ from server.hub import HubModel
 from server.model_files import default_model, ollama
 from server.model_files.ollama_package import Package
 from server.model_files.short_names import models_on_disk
-from server.model_source import LocalModel, find_source, tagged_names, with_context
+from server.model_source import LocalModel, find_source, in_folders, tagged_names, with_context
 from server.settings.load import SettingsError
 from server.settings.table import DEFAULTS
 from tests.server.model_files.ollama_store import write_model
@@ -206,6 +206,8 @@ def test_the_store_of_ollamas_service(tmp_path: Path, monkeypatch: pytest.Monkey
     write_model(tmp_path / "home" / ".ollama" / "models", "phi", [("model", b"GGUF of the user")])
     found = find("phi")
     assert isinstance(found, LocalModel) and found.path.is_relative_to(tmp_path / "home")
+    models = list(models_on_disk(None))
+    assert [in_folders(one).path for one in models] == [one.path for one in models] and len(models) == 2
 
 
 def test_a_user_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

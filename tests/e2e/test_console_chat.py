@@ -41,8 +41,9 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """Two sequences at a time, and 1 ms for each token of a prompt, 256 in a step at most."""
+    """Two sequences at a time, 1 ms for each token of a prompt, 256 in a step at most, and a second for a restart."""
     args = [
+        *LATE,
         "--max-num-seqs",
         "2",
         "--max-num-batched-tokens",

@@ -29,7 +29,11 @@ SEATS = 64
 
 @pytest.fixture(scope="module")
 def server(tokenizer_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    args = ("--max-num-seqs", str(SEATS), "--executor-option", f"num_blocks={NUM_BLOCKS}")
+    late = (
+        "--executor",
+        "tests.e2e.restarting_executor:RestartingFactory",
+    )  # else it is back before it is seen to be lost
+    args = (*late, "--max-num-seqs", str(SEATS), "--executor-option", f"num_blocks={NUM_BLOCKS}")
     with talking_server(tokenizer_dir, tmp_path_factory.mktemp("live"), *args) as one:
         yield one
 

@@ -99,6 +99,11 @@ def briefly(route: Route) -> None:
     route.continue_(post_data=json.dumps(body | {"max_tokens": 8}))
 
 
+def one_token(route: Route) -> None:
+    body = json.loads(route.request.post_data or "{}")
+    route.continue_(post_data=json.dumps(body | {"max_tokens": 1, "ignore_eos": True}))
+
+
 def ask(page: Page, text: str) -> None:
     page.fill("#message", text)
     page.press("#message", "Enter")
@@ -139,6 +144,29 @@ def test_queue_prompt_and_restart_are_named(server: ServerProcess, browser: Brow
         )
         assert "waiting in the queue, place 3" in announced
         watched.check()
+
+
+def test_another_model_at_the_same_address_is_listed(server: ServerProcess, browser: Browser) -> None:
+    """A server that was started anew is reached by the feed, and the chat asks it for its models again."""
+    with opened(browser, server.url) as watched:
+        page = watched.page
+        expect(page.locator("#model")).to_have_value("fake")
+        named = {"data": [{"id": "another", "object": "model"}]}
+        page.route("**/v1/models", lambda route: route.fulfill(json=named))
+        page.evaluate(
+            "document.dispatchEvent(new Event('visibilitychange'))"
+        )  # the page comes in sight: a new feed
+        expect(page.locator("#model")).to_have_value("another")
+        watched.check()
+
+
+def test_one_token_is_no_tokens(server: ServerProcess, browser: Browser) -> None:
+    with opened(browser, server.url) as watched:
+        page = watched.page
+        page.route("**/v1/chat/completions", one_token)
+        ask(page, "a word")
+        expect(page.locator(".message.assistant .meta")).to_contain_text("1 token")
+        assert "1 tokens" not in (page.locator(".message.assistant .meta").text_content() or "")
 
 
 def test_a_chat_waits_for_the_model_to_load(server: ServerProcess, browser: Browser) -> None:

@@ -404,6 +404,35 @@ def test_a_kill_has_one_duration_and_its_streams_are_recovering(
         page.keyboard.press("Escape")
 
 
+SPIED = """() => {
+  window.words = [];
+  const write = CanvasRenderingContext2D.prototype.fillText;
+  CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
+    if (text.includes("executor killed")) window.words.push([x, x + this.measureText(text).width]);
+    return write.call(this, text, x, y);
+  };
+}"""
+
+
+def test_the_words_of_two_kills_in_quick_succession_are_apart(
+    browser: Browser, server: ServerProcess
+) -> None:
+    with looking(browser, server) as page, streams(server, ["one", "two"]):
+        for _ in range(2):
+            page.click("#kill")
+            page.click("#really-kill")
+            notice = page.locator("#live-notice[data-tone=good]")
+            expect(notice).to_contain_text("; 2 streams went on without losing a token.", timeout=20_000)
+        page.wait_for_timeout(700)
+        page.click("#pause")
+        page.evaluate(SPIED)
+        page.wait_for_timeout(200)
+        first, second = sorted(
+            {(round(left), round(right)) for left, right in page.evaluate("window.words")}
+        )[-2:]
+        assert first[1] <= second[0], (first, second)
+
+
 # -- more than fits -----------------------------------------------------------------------------------------------------------
 
 

@@ -30,6 +30,7 @@ const live = startLive({
   model: () => byId("model").value || undefined,
   askForKeys: (why) => showKeys(why, "admin"),
   onFrame: (history) => earlier.look(history),
+  onServer: chat.listModels, // another one may answer at this address, with another model
 });
 const earlier = startEarlier(byId("earlier"), live.openStory);
 onKeys(() => {

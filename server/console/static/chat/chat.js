@@ -13,6 +13,7 @@ const AGAIN = 2000;
 export function startChat({ onStory, sequences }) {
   const message = byId("message");
   const cards = new Map();
+  let timer = null;
   let view = null;
   const conversation = new Conversation((changed) => {
     view.changed(changed);
@@ -84,12 +85,15 @@ export function startChat({ onStory, sequences }) {
   /** Fills the picker. A server that is still to come is asked again. */
   async function listModels() {
     const notice = byId("chat-notice");
+    clearTimeout(timer);
     try {
       const found = await models();
       const before = conversation.model;
       cards.clear();
       for (const card of found) cards.set(card.id, card);
-      byId("model").replaceChildren(...found.map((one) => el("option", { value: one.id }, one.id)));
+      const ids = found.map((one) => one.id);
+      const same = ids.join("\n") === [...byId("model").options].map((one) => one.value).join("\n");
+      if (!same) byId("model").replaceChildren(...ids.map((id) => el("option", { value: id }, id))); // else it may stand open
       conversation.model = found.some((one) => one.id === before) ? before : found[0].id;
       byId("model").value = conversation.model;
       notice.hidden = true;
@@ -99,7 +103,10 @@ export function startChat({ onStory, sequences }) {
         const ask = el("button", { type: "button", className: "button small", onclick: () => listModels() }, "Give the key");
         notice.replaceChildren(el("span", {}, "This server requires an API key."), ask);
         notice.hidden = false;
-      } else setTimeout(listModels, AGAIN);
+      } else {
+        clearTimeout(timer);
+        timer = setTimeout(listModels, AGAIN);
+      }
       return false;
     }
   }

@@ -2,7 +2,7 @@
 
 import { copy } from "../lib/clipboard.js";
 import { byId, el } from "../lib/dom.js";
-import { count, durationText } from "../lib/format.js";
+import { durationText, plural } from "../lib/format.js";
 import { render } from "../lib/markdown.js";
 import { term } from "../lib/terms.js";
 import { curl, python } from "./code.js";
@@ -167,7 +167,7 @@ function meta(message, conversation, actions) {
   const tokens = usage ? usage.completion_tokens : message.tokens;
   const facts = [];
   if (first !== null) facts.push([term("ttft", "first token"), ` ${durationText((first - message.begun) / 1000)}`]);
-  if (tokens) facts.push(`${count(tokens)} tokens`);
+  if (tokens) facts.push(plural(tokens, "token"));
   if (tokens > 1 && last > first) facts.push(`${(((tokens - 1) * 1000) / (last - first)).toFixed(1)} tokens/s`);
   if (message.state === "stopped") facts.push("stopped");
   if (ENDS[message.finish]) facts.push(ENDS[message.finish]);

@@ -17,8 +17,9 @@ const FIRST_PAUSE = 500;
 const LONGEST_PAUSE = 8000;
 const CALM = matchMedia("(prefers-reduced-motion: reduce)");
 
-/** `model()`: the model that is chosen; `askForKeys(why)` opens the dialog for keys; `onFrame(history)` is called after each frame. */
-export function startLive({ model, askForKeys, onFrame }) {
+/** `model()`: the model that is chosen; `askForKeys(why)` opens the dialog for keys; `onFrame(history)` is called after each frame,
+ * `onServer()` when the feed has told about the server: it was reached (again), or has its model now. */
+export function startLive({ model, askForKeys, onFrame, onServer }) {
   const history = new History();
   const timeline = new Timeline(byId("timeline"), history);
   const memory = new Memory(byId("memory"), byId("memory-legend"), byId("memory-note"), history);
@@ -84,6 +85,7 @@ export function startLive({ model, askForKeys, onFrame }) {
         const frame = JSON.parse(data);
         history.take(frame);
         onFrame(history);
+        if (frame.server) onServer();
         showStage(frame.stage, frame.detail);
         kill.look(frame);
         drawFrame();

@@ -152,10 +152,14 @@ export class Timeline {
     context.font = "600 12px system-ui, sans-serif";
     context.textAlign = "left";
     context.lineJoin = "round";
-    for (const outage of this.history.outages) {
+    let room = width; // the words of the earlier one of two outages stand left of the later one's, not under them
+    for (const outage of [...this.history.outages].reverse()) {
       if (outage.began > to || (outage.ended ?? to) < from) continue;
       const text = outageText(outage, to);
-      const at = Math.max(gutter + 4, Math.min(x(Math.max(outage.began, from)) + 8, width - context.measureText(text).width - 4));
+      const size = context.measureText(text).width;
+      const at = Math.max(gutter + 4, Math.min(x(Math.max(outage.began, from)) + 8, room - size - 4));
+      if (at + size > room) continue; // the pointer is told
+      room = at - 4;
       context.strokeStyle = this.colour["bad-soft"];
       context.lineWidth = 4;
       context.strokeText(text, at, bottom + 10);

@@ -42,6 +42,7 @@ onKeys(() => {
 function show(view) {
   byId("main").dataset.view = view;
   for (const name of ["chat", "live"]) byId(`tab-${name}`).setAttribute("aria-pressed", String(name === view));
+  if (view === "live") live.draw(); // an idle server's next frame may be a second away
 }
 
 byId("tab-chat").addEventListener("click", () => show("chat"));

@@ -137,7 +137,7 @@ export function startLive({ model, askForKeys, onFrame, onServer }) {
   });
   requestAnimationFrame(animate);
   connect();
-  return { reconnect, openStory, sequences: () => [...history.sequences.values()] };
+  return { reconnect, openStory, draw: drawFrame, sequences: () => [...history.sequences.values()] };
 }
 
 /** Tells a pointer over a picture what is there: its `at` finds it, `describe` has the words, `seqOf` the sequence, if it is one. */

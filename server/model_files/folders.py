@@ -102,14 +102,28 @@ def _hub(root: Path, source: str) -> Iterator[Found]:
 
 def _snapshot(folder: Path) -> Path | None:
     """The commit that `main` names, else the one that was changed last."""
-    try:
-        named = folder / "snapshots" / (folder / "refs" / "main").read_text()[:64].strip()
-        if named.is_dir():
-            return named
-    except (OSError, ValueError):
-        pass
+    if (named := _snapshot_of_main(folder)) is not None:
+        return named
     there = [path for path in listed(folder / "snapshots") if _is_folder(path)]
     return max(there, key=changed, default=None)
+
+
+def _snapshot_of_main(folder: Path) -> Path | None:
+    try:
+        named = folder / "snapshots" / (folder / "refs" / "main").read_text()[:64].strip()
+        return named if named.is_dir() else None
+    except (OSError, ValueError):
+        return None
+
+
+def is_of_main(path: Path) -> bool:
+    """Whether a snapshot of the hub's layout, or a file in one, is what the branch `main` was when it was fetched: that is what a
+    name without a revision means. False where a revision was fetched by its commit alone."""
+    for folder in path.parents:
+        if folder.name == "snapshots":
+            named = _snapshot_of_main(folder.parent)
+            return named is not None and path.is_relative_to(named)
+    return False
 
 
 def _checkpoint(name: str, folder: Path, files: list[Path], source: str) -> Found:

@@ -34,7 +34,10 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a user with one model for chats, and a larger one that is none."""
     hub = tmp_path_factory.mktemp("hub")
     for name, layers in {"chat": 13, "base": 16}.items():
-        write_sparse_model(hub / f"models--acme--{name}" / "snapshots" / "abc", layers)
+        folder = hub / f"models--acme--{name}"
+        write_sparse_model(folder / "snapshots" / "abc", layers)
+        (folder / "refs").mkdir()
+        (folder / "refs/main").write_text("abc")
     return {"HF_HUB_CACHE": str(hub), "XDG_RUNTIME_DIR": str(tmp_path_factory.mktemp("run"))}
 
 
@@ -119,7 +122,7 @@ def test_run_starts_a_server_of_its_own_and_ends_it(tmp_path: Path) -> None:
     env = {"XDG_RUNTIME_DIR": str(tmp_path)}
     done = run(tmp_path, "run", "cohort-tiny", "Count from 3 to 9.", "--temperature", "0", env=env)
     assert (done.returncode, done.stdout, done.stderr) == (0, "3, 4, 5, 6, 7, 8, 9\n", "")
-    assert list((tmp_path / "cohort").iterdir()) == []
+    assert list(tmp_path.rglob("*.json")) == []
 
 
 def test_stop_ends_a_server(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_chat_streams_stops_and_goes_on(endless_server: ServerProcess, tmp_path:
             assert terminal.read(10)
         assert server.metric("cohort_requests_running") == 1
         terminal.type("\x03")
-        terminal.expect("[stopped]")
+        terminal.expect("[stopped; ")
         terminal.expect(">>> ")
         wait_for_running(server, 0, within=5)
         assert server.metric(ABORTED) == aborted + 1
@@ -139,7 +139,6 @@ def test_chat_in_a_pipe(tiny_server: ServerProcess, tmp_path: Path) -> None:
     ("args", "stdin", "words"),
     [
         (["--model", "nope"], "Hi", "the server says 404: The model 'nope' does not exist"),
-        (["--temperature", "-1"], "Hi", "the server says 400: Invalid value for 'temperature'"),
         ([], " ", "nothing came on stdin"),
         (["--url", "ftp://x"], "Hi", "--url ftp://x: it should be an address such as"),
     ],
@@ -185,7 +184,7 @@ def test_chat_shows_the_speed(tiny_server: ServerProcess, tmp_path: Path) -> Non
     with Terminal(command, tmp_path) as terminal:
         terminal.expect(">>> ")
         terminal.type("Count from 3 to 9.\n")
-        assert re.search(r"\[\d+\.\d tokens per second\]\n", terminal.expect(">>> "))
+        assert re.search(r"\[\d+ tokens, \d+\.\d/s, first after \d+\.\d s\]\n", terminal.expect(">>> "))
         terminal.type("/exit\n")
         assert terminal.wait() == 0
 

@@ -13,11 +13,14 @@ import contextlib
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
 _STDERR = 2
+_REPEAT_S = 0.05
 _SHOW_CURSOR = b"\x1b[?25h"
 
 
@@ -79,6 +82,25 @@ def restore_at_signals() -> None:
     handlers = {one: former for one in ending if (former := signal.getsignal(one)) is not signal.SIG_IGN}
     for number in handlers:
         signal.signal(number, restore)
+    _repeat(frozenset(handlers))
+
+
+def _repeat(numbers: frozenset[int]) -> None:
+    """Send these signals to the main thread again until it has handled them: one that comes right before it waits for a key
+    would be handled only after the key."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def repeat() -> None:
+        while received := os.read(reader, 1):
+            if received[0] in numbers:
+                time.sleep(_REPEAT_S)
+                signal.pthread_kill(main, received[0])  # which comes here as well
+
+    threading.Thread(target=repeat, name="repeated signals", daemon=True).start()
 
 
 def _quiet(before: list[Any]) -> list[Any]:

@@ -155,7 +155,7 @@ def _short_names(own: list[Found], others: list[Found]) -> list[str]:
 def _short_name(model: Found, settings: Settings, index: Any, embedded: Path) -> str:
     from executors.contract import ConfigError
     from server.hub import HubModel
-    from server.model_files.folders import roots
+    from server.model_files.folders import is_of_main, roots
     from server.model_files.short_names import names_of
     from server.model_source import find_source
     from server.settings.load import SettingsError
@@ -169,7 +169,7 @@ def _short_name(model: Found, settings: Settings, index: Any, embedded: Path) ->
             continue
         if isinstance(source, HubModel):
             cache = settings.download_dir or roots(os.environ, Path.home())["Hugging Face"][0]
-            if model.path.is_relative_to(Path(cache).expanduser()):
+            if model.path.is_relative_to(Path(cache).expanduser()) and is_of_main(model.path):
                 return name
         elif (source.path, source.package.digest if source.package else "") == (model.path, model.package):
             return name

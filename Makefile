@@ -80,8 +80,8 @@ sim: $(DEV)  ## 10,000 seeds of the deterministic simulation; ARGS="--seeds N --
 test-clients: $(DEV)  ## real clients, each in its own environment, against a live server; ARGS="litellm lm-eval"
 	$(BIN)/python -m tests.clients $(ARGS)
 
-test-clients-ci: $(DEV)  ## the same without those that install torch (vLLM's, guidellm), and lm-eval, which needs as long as five others
-	$(BIN)/python -m tests.clients --without-torch --without lm-eval $(ARGS)
+test-clients-ci: $(DEV)  ## the same without those that install torch (vLLM's, guidellm), and lm-eval, dspy and llama-index, whose installations take as long as the others together
+	$(BIN)/python -m tests.clients --without-torch --without lm-eval --without dspy --without llama-index $(ARGS)
 
 test-agents: $(DEV)  ## Codex, Claude Code, OpenCode and Qwen Code against a scripted model, and one session of each with Gemma 3 270M; needs npm, and fetches 1.3 GB the first time; ARGS="-k codex", ARGS="-k trained"
 	$(BIN)/python -m pytest -m slow tests/agents $(ARGS)

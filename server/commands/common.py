@@ -12,10 +12,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from server.system.executor_tool import ToolError, ToolRefusal, ask
-
-__all__ = ["ToolError", "ToolRefusal", "ask"]
-
 if TYPE_CHECKING:
     from rich.console import Console
 

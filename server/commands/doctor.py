@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from typing import Annotated, Any
 
-from server.commands.common import ToolError, ask, console, fail, print_json, size
+from server.commands.common import console, fail, print_json, size
 from server.commands.options import DEFAULT_URL, Text, flag
+from server.system.executor_tool import ToolError, ask
 
 _PACKAGES = (
     "tokenizers", "transformers", "safetensors", "huggingface_hub", "fastapi", "uvicorn", "uvloop", "numpy", "triton",

@@ -70,11 +70,12 @@ def _facts(settings: Any, name: str, directory: Path, memory: int | None) -> dic
     from executors.contract import ModelInfo
     from server.adapters.own import shown_name
     from server.bootstrap import model_source
-    from server.commands.common import ToolError, ToolRefusal, ask, busy
+    from server.commands.common import busy
     from server.core_configs import executor_config
     from server.model_files.ollama_package import read_package
     from server.model_files.prepared import model_file
     from server.model_source import LocalModel
+    from server.system.executor_tool import ToolError, ToolRefusal, ask
 
     executor = executor_config(settings, directory)
     package = read_package(directory)

@@ -13,7 +13,6 @@ A quantization is taken from a GGUF file's name, where every converter writes it
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +23,8 @@ from executors.weight_files import has_weights, index_of, weight_files
 from server.model_files import ollama
 from server.model_files.candidates import PART, candidates
 from server.model_files.ollama import is_file, listed, stores
+from server.model_files.small_json import read_object
 
-MAX_JSON_BYTES = 4 << 20
-"""Of a config.json or manifest; a larger file is another kind of file."""
 MAX_DEPTH = 4
 """Folders below LM Studio's root that are searched."""
 _DTYPES = ("torch_dtype", "dtype")
@@ -127,13 +125,13 @@ def is_of_main(path: Path) -> bool:
 
 
 def _checkpoint(name: str, folder: Path, files: list[Path], source: str) -> Found:
-    config = read_json(folder / "config.json")
+    config = read_object(folder / "config.json")
     problem = None if config else "config.json is missing or no JSON object"
     by_name = {path.name: path for path in files}
     weights: list[Path] = []
     try:
         index = index_of(by_name)
-        chosen = weight_files(by_name, index, None if index is None else read_json(folder / index))
+        chosen = weight_files(by_name, index, None if index is None else read_object(folder / index))
         weights = [by_name[part] for part in chosen.files if part in by_name]
         if absent := len(chosen.files) - len(weights):
             problem = f"{absent} of {len(chosen.files)} weight files are missing"
@@ -198,17 +196,6 @@ def _is_folder(path: Path) -> bool:
         return path.is_dir()
     except OSError:
         return False
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return a JSON object, {} for anything else."""
-    try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            return {}
-        read = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return read if isinstance(read, dict) else {}
 
 
 def _size(path: Path) -> int:

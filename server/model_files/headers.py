@@ -10,7 +10,8 @@ from typing import Any
 from engine.text.tokenizer_files import chat_templates
 from executors.contract import ConfigError
 from executors.gguf.file import read_gguf
-from server.model_files.folders import changed, read_json
+from server.model_files.folders import changed
+from server.model_files.small_json import read_object
 
 _SHARED_WEIGHTS = 0.05
 """Share of a mixture's weights that every token uses: attention, embeddings, shared experts. A guess."""
@@ -65,7 +66,7 @@ def _of_gguf(path: Path) -> Header:
 
 def _of_directory(directory: Path) -> Header:
     try:
-        templates = chat_templates(directory, read_json(directory / "tokenizer_config.json"))
+        templates = chat_templates(directory, read_object(directory / "tokenizer_config.json"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{directory}: chat template: {error}") from None
     other = None
@@ -74,7 +75,7 @@ def _of_directory(directory: Path) -> Header:
     elif (directory / "adapter_config.json").exists():
         other = "a LoRA adapter"
     newest = max((changed(one) for one in directory.iterdir()), default=0.0)
-    return Header(bool(templates), experts_of(read_json(directory / "config.json")), other, newest)
+    return Header(bool(templates), experts_of(read_object(directory / "config.json")), other, newest)
 
 
 def experts_of(config: Mapping[str, Any]) -> Experts | None:

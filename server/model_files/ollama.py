@@ -6,7 +6,6 @@ org/name:tag    manifests/*/org/name/tag
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -15,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from server.model_files.ollama_package import MODEL, PREFIX, Package, package_of
+from server.model_files.small_json import read_object
 
-MAX_MANIFEST_BYTES = 4 << 20
 LATEST = "latest"
 """Tag of a name without one."""
 SERVICE = Path("/usr/share/ollama/.ollama/models")
@@ -89,7 +88,7 @@ def manifests(root: Path) -> Iterator[tuple[Path, Manifest]]:
 
 def read(root: Path, path: Path, name: str) -> Manifest:
     """Read one manifest. Anything that is none names no model."""
-    manifest = _json(path)
+    manifest = read_object(path)
     listed_layers = manifest.get("layers")
     layers = tuple(
         layer
@@ -100,7 +99,7 @@ def read(root: Path, path: Path, name: str) -> Manifest:
     if not models:
         return Manifest(name, None, None, root, layers)
     config = manifest.get("config")
-    kind = _json(_blob(root, config)).get("file_type") if isinstance(config, dict) else None
+    kind = read_object(_blob(root, config)).get("file_type") if isinstance(config, dict) else None
     return Manifest(name, _blob(root, models[0]), kind if isinstance(kind, str) else None, root, layers)
 
 
@@ -122,13 +121,3 @@ def is_file(path: Path) -> bool:
 
 def _blob(root: Path, layer: Mapping[str, Any]) -> Path:
     return root / "blobs" / re.sub(r"[^A-Za-z0-9-]", "-", str(layer.get("digest", "")))
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        if path.stat().st_size > MAX_MANIFEST_BYTES:
-            return {}
-        read = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return read if isinstance(read, dict) else {}

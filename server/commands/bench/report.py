@@ -43,7 +43,7 @@ def client_facts() -> dict[str, Any]:
     from importlib import metadata
 
     from server import __version__
-    from server.commands.common import ToolError, ask
+    from server.system.executor_tool import ToolError, ask
 
     packages: dict[str, str | None] = {}
     for name in _PACKAGES:

@@ -12,8 +12,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from server.commands.common import ToolError, ask, busy, fail, print_json, take_interrupts
+from server.commands.common import busy, fail, print_json, take_interrupts
 from server.commands.options import AsJson, flag, with_settings
+from server.system.executor_tool import ToolError, ask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -80,9 +80,10 @@ def verify(
     Compares chat templates, token ids, logits (of whole prompts and of prompts in chunks) and greedy text.
     Exit code 0: all are equal within the tolerance; 1: something differs. Needs the extra [verify].
     """
-    from server.commands.common import ToolError, ask, console
+    from server.commands.common import console
     from server.commands.verify import view
     from server.model_files.ollama_package import read_package
+    from server.system.executor_tool import ToolError, ask
 
     _check(tokens, dtype, tolerance)
     _require("transformers", "transformers")

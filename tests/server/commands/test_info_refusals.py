@@ -16,10 +16,10 @@ from executors.contract import ConfigError, ExecutorConfig
 from executors.llm.checkpoint.loader import load_model
 from executors.llm.tools import describe
 from executors.tiny import weights_dir
-from server.commands import common
 from server.commands import info as verb
 from server.core_configs import executor_config
 from server.settings.load import load
+from server.system import executor_tool
 from server.text_side import read_text_side, retrieval_side
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.gguf_files import converted_checkpoint, prepared, retyped, sizes, write_gguf
@@ -100,13 +100,13 @@ def _in_process(tool: str, job: dict[str, Any], stage: Any = None) -> Any:
     try:
         return describe.run(job, lambda text: None)
     except ConfigError as error:
-        raise common.ToolRefusal(str(error)) from None
+        raise executor_tool.ToolRefusal(str(error)) from None
 
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[[Path], str]:
     """What `cohort info` prints of a directory, which ends with code 2."""
-    monkeypatch.setattr(common, "ask", _in_process)
+    monkeypatch.setattr(executor_tool, "ask", _in_process)
     monkeypatch.setenv("COLUMNS", "2000")
     monkeypatch.setenv("COHORT_DEVICE", "cpu")
 
@@ -210,7 +210,7 @@ def test_what_is_not_fetched_is_no_fault(
     """Of a model on the hub the weights may be missing: a server would fetch them."""
     folder = Path(shutil.copytree(weights_dir(), tmp_path / "model"))
     (folder / "model.safetensors").unlink()
-    monkeypatch.setattr(common, "ask", _in_process)
+    monkeypatch.setattr(executor_tool, "ask", _in_process)
     named, _ = load({"model": "org/name", "device": "cpu"}, {})
     facts = verb._facts(named, "org/name", folder, None)
     assert facts["refused"] is None and "no weights" in facts["checkpoint"]["problem"]

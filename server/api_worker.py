@@ -24,7 +24,6 @@ import uvloop
 from executors.contract import ConfigError, ModelInfo
 from server.adapter_models import models_of_adapters
 from server.app import app_of
-from server.bootstrap import reasoning_fields
 from server.core_configs import engine_config
 from server.http.certificates import INTERVAL, Certificates, certificates_of
 from server.http.endpoints import Answered, Endpoints
@@ -32,6 +31,7 @@ from server.http.listener import Listener, of_descriptors
 from server.key_files import worker_keys
 from server.lifecycle import HttpFrontEnd
 from server.metrics import Metrics
+from server.new_state import reasoning_fields
 from server.settings.load import SettingsError
 from server.settings.table import Settings
 from server.state import ServerState

@@ -60,14 +60,13 @@ from server.model_files import default_model
 from server.model_files.ollama_package import Package
 from server.model_files.prepared import model_directory, model_file
 from server.model_source import LocalModel, Source, find_source, tagged_names, with_context
+from server.new_state import new_state, open_traces
 from server.pending_core import LateCore
-from server.responses.store import MemoryResponseStore
 from server.running import registry as registry_of_servers
 from server.settings.load import SettingsError
 from server.settings.table import Settings
 from server.speculation import check_vocabularies, draft_source, read_speculation
 from server.state import ServedModel, ServerState
-from server.stories.ring import Stories
 from server.system import exit_codes, first_lines, gc_tuning, log_output, logs
 from server.system.signals import Signals
 from server.templates.template import ChatTemplate
@@ -76,7 +75,7 @@ from server.workers.messages import Serve, Setup
 from server.workers.pool import WorkerPool, WorkersFailed
 
 if TYPE_CHECKING:
-    from server.stories.traces import Traces
+    pass
 
 log = structlog.get_logger("server")
 
@@ -545,44 +544,6 @@ class Bootstrap:
         return notes
 
 
-def new_state(
-    settings: Settings,
-    names: tuple[str, ...],
-    aliases: tuple[tuple[str, str], ...],
-    metrics: Metrics,
-    traces: Traces | None,
-) -> ServerState:
-    """The state of a process that answers clients and keeps stories and responses, before there is a model."""
-    state = ServerState(names, metrics, settings, recovery_timeout=settings.recovery_timeout)
-    state.write_timeout = settings.write_timeout
-    state.reasoning_fields = reasoning_fields(settings.reasoning_field)
-    state.aliases = aliases
-    state.unread_parts = settings.unread_parts
-    state.responses = MemoryResponseStore(
-        settings.responses_store_entries, settings.responses_store_bytes, settings.responses_store_age
-    )
-    state.stories = Stories(settings.stories)
-    if traces is not None:
-        state.stories.on_end(traces.tell)
-    return state
-
-
-def open_traces(endpoint: str | None) -> Traces | None:
-    """What sends traces to this URL; None without one. Raises SettingsError for a bad URL, and without the packages."""
-    if endpoint is None:
-        return None
-    if not endpoint.startswith(("http://", "https://")):
-        raise SettingsError(
-            f"--otlp-traces-endpoint {endpoint}: a URL such as http://localhost:4318/v1/traces"
-        )
-    try:
-        from server.stories.traces import Traces
-    except ModuleNotFoundError as error:
-        message = f"--otlp-traces-endpoint needs {error.name}: pip install 'cohort-server[otel]'"
-        raise SettingsError(message) from None
-    return Traces(endpoint)
-
-
 def settings_for(settings: Settings, source: Source) -> Settings:
     """The settings with what the source says where the operator says nothing: the length of the context, and room for an adapter
     that is part of the model. Raises ConfigError or SettingsError."""
@@ -602,11 +563,6 @@ def model_aliases(settings: Settings, names: Sequence[str]) -> tuple[tuple[str, 
             served = ", ".join(names)
             raise ConfigError(f"--model-alias: {name!r} is not served; this server has {served}")
     return found
-
-
-def reasoning_fields(chosen: str) -> tuple[str, ...]:
-    """The names of the reasoning field for a value of `--reasoning-field`."""
-    return ("reasoning", "reasoning_content") if chosen == "both" else (chosen,)
 
 
 def embedded_directory() -> Path:

@@ -21,12 +21,13 @@ from executors.contract import ModelInfo
 from server import banner, hub
 from server.adapter_models import models_of_adapters
 from server.app import app_of
-from server.bootstrap import Bootstrap, new_state
+from server.bootstrap import Bootstrap
 from server.core_configs import engine_config
 from server.grammar.validator import GrammarJudge
 from server.http.listener import Listener
 from server.lifecycle import HttpFrontEnd, serve_by
 from server.model_files.made_tokenizer import tokenizer_directory
+from server.new_state import new_state
 from server.replicas.core import FleetCore
 from server.replicas.figures import IngressMetrics
 from server.replicas.fleet import Fleet, Member, Transport

@@ -13,7 +13,7 @@ import pytest
 
 from engine.errors import Overloaded
 from executors.testing.fakes.failures import Failure
-from server.bootstrap import open_traces
+from server.new_state import open_traces
 from server.settings.load import SettingsError
 from tests.otlp_receiver import Receiver
 from tests.server.fakes import House

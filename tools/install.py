@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 _NEEDED_PROGRAMS = ("torch_shm_manager",)
 """Of torch/bin: torch does not import without them."""
 _RUN_TIME = (
-    "run-time packages, torch among them, and a small model: 0.35 GB to download and 0.95 GB on disk with a CPU-only torch, "
+    "run-time packages, torch among them, and a small model: 0.35 GB to download and 0.93 GB on disk with a CPU-only torch, "
     "one to two minutes"
 )
 _WORKSHOP = "packages for tests, checks and benchmarks: 0.1 GB to download and 0.4 GB on disk, a minute"

@@ -126,7 +126,7 @@ test-ray-ci: $(DEV)  ## the first of them: equal streams, a killed replica, keys
 
 test-console: $(DEV) $(AXE)  ## the console in Debian's Chromium: chat, kill, stories, accessibility, pages of others, behind nginx; needs npm
 	tools/ops/packages.sh chromium nginx
-	$(BIN)/python -m pytest -m slow tests/e2e/test_console*.py tests/e2e/test_subpath.py $(ARGS)
+	$(BIN)/python -m pytest -m slow tests/e2e/test_console*.py tests/e2e/test_subpath.py -n $(TEST_JOBS) --dist loadfile $(ARGS)
 
 first-minutes: $(STAMP)  ## README's first screen as it is written, recorded in an empty Debian: silences, seconds to the first answer; needs root
 	tools/ops/packages.sh mmdebstrap git

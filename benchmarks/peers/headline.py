@@ -1,8 +1,8 @@
 """What README may say: which runs are a headline, why others are none, and the file that README's block is made from.
 
 A headline is of the workloads, model and flags that HEADLINES names, from at least ROUNDS rounds that can be trusted, all on
-one commit without changed files. A round can be trusted if the machine did nothing else meanwhile, and read memory as fast
-as in the other rounds: figures of decoding follow the bandwidth, and a neighbour on the same host takes of it unseen.
+one commit without changed files. A round can be trusted if the machine did nothing else meanwhile, and never read memory at
+less than half of its best rate: figures of decoding follow the bandwidth, and a neighbour on the same host takes of it unseen.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ SCHEMA = 1
 ROUNDS = 5
 MAX_OTHERS = 0.05
 """Share of the cores that other processes and the hypervisor may take while a workload runs or a server starts."""
-MAX_SPREAD = 0.10
-"""By how much the fastest reading may exceed the slowest, over all rounds that count."""
+LEAST_READING = 0.5
+"""The slowest reading of a round that counts, as a share of the fastest of all rounds: below it a neighbour takes more than half.
+Readings of a second differ by 1.8 on an idle virtual machine whose figures of decoding stay within 8%, so the probe alone is no
+reason to refuse; README says its range."""
 PREFIX = "headline-"
 
 
@@ -76,7 +78,7 @@ def judge(conditions: Sequence[dict[str, Any]]) -> None:
     """Set `trusted` and `why` of each round.
 
     A round has `beside`, the records of beside.watched, and `read_gb_per_s`, measured before, between and after its sides.
-    Of the rounds without load those count whose readings lie within MAX_SPREAD, as many as can be.
+    Of the rounds without load those count that have no reading below LEAST_READING of the best.
     """
     quiet = []
     for one in conditions:
@@ -88,20 +90,11 @@ def judge(conditions: Sequence[dict[str, Any]]) -> None:
         ]
         if not one["why"]:
             quiet.append(one)
-    within: list[dict[str, Any]] = []
-    for lowest in sorted({min(one["read_gb_per_s"]) for one in quiet}, reverse=True):
-        highest = lowest * (1 + MAX_SPREAD)
-        fit = [
-            one
-            for one in quiet
-            if lowest <= min(one["read_gb_per_s"]) <= max(one["read_gb_per_s"]) <= highest
-        ]
-        within = max(within, fit, key=len)
+    best = max((reading for one in conditions for reading in one["read_gb_per_s"]), default=0.0)
     for one in quiet:
-        if one not in within:
-            low, high = min(one["read_gb_per_s"]), max(one["read_gb_per_s"])
+        if min(one["read_gb_per_s"]) < LEAST_READING * best:
             one["why"].append(
-                f"memory was read at {low:.1f} to {high:.1f} GB/s, more than {MAX_SPREAD:.0%} from the other rounds"
+                f"memory was read at {min(one['read_gb_per_s']):.1f} GB/s, less than {LEAST_READING:.0%} of {best:.1f}"
             )
     for one in conditions:
         one["trusted"] = not one["why"]

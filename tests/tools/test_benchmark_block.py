@@ -30,7 +30,7 @@ def headline(
     ours = [factor * value for value in (10.0, 11.0, 12.0, 13.0, 14.0)]
     sides = {"cohort": spread(ours), peer: spread([2 * value for value in ours])}
     figure = {"unit": "x", "sides": sides, "ratio": spread([2.0, 2.0, 2.0, 1.5, 2.5])}
-    condition = {"commit": commit, "changed": [], "trusted": True, "why": []}
+    condition = {"commit": commit, "changed": [], "trusted": True, "why": [], "read_gb_per_s": [45.2, 79.9]}
     return {
         "headline": True, "peer": peer, "title": peer.upper(), "version": "0.9", "date": "2026-01-02", "commit": commit,
         "rounds": 5, "machine": machine, "sides": ["cohort", peer], "conditions": [condition] * 5,
@@ -71,7 +71,10 @@ def test_readme_has_median_spread_machine_date_and_commit(checkout: Path) -> Non
     assert tool.main(["check"], checkout) == 0
     page = (checkout / "README.md").read_text()
     one_line = " ".join(page.split())
-    assert f"{ZEN5['words']}, 2026-01-02, commit `{commit[:10]}`, 5 rounds" in one_line
+    assert (
+        f"{ZEN5['words']}, 2026-01-02, commit `{commit[:10]}`, 5 rounds, memory read at 45 to 80 GB/s"
+        in one_line
+    )
     assert (
         "| one stream: ms between tokens | 12.0 (10.0 to 14.0) | 24.0 (20.0 to 28.0) | 2.00 (1.50 to 2.50) |"
         in page

@@ -77,11 +77,11 @@ def test_stolen_time_counts_as_load() -> None:
     assert not conditions[0]["trusted"]
 
 
-def test_rounds_that_read_memory_at_another_rate_do_not_count() -> None:
-    """Two humps: those of the larger one count. A round whose own readings differ belongs to none."""
-    conditions = judged((80.0,), (50.0, 52.0), (50.0,), (54.0,), (50.0, 80.0), (53.0,), (51.0,))
-    assert [one["trusted"] for one in conditions] == [False, True, True, True, False, True, True]
-    assert "memory was read at 50.0 to 80.0 GB/s" in conditions[4]["why"][0]
+def test_a_round_in_which_a_neighbour_took_most_of_the_memory_does_not_count() -> None:
+    """Readings of an idle machine vary by less than two; the load of its cores does not show a neighbour on the host."""
+    conditions = judged((80.0,), (45.0, 79.0), (50.0,), (39.0, 80.0), (60.0,), (53.0,))
+    assert [one["trusted"] for one in conditions] == [True, True, True, False, True, True]
+    assert conditions[3]["why"] == ["memory was read at 39.0 GB/s, less than 50% of 80.0"]
     # A spare round makes up for one that was left out.
     assert headline.refused([], conditions, CLEAN) == []
 

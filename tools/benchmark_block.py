@@ -176,7 +176,8 @@ def _origin(files: Mapping[str, Headline]) -> str:
     by_run: dict[str, list[str]] = {}
     for one in files.values():
         read = [rate for of in one["conditions"] if of["trusted"] for rate in of["read_gb_per_s"]]
-        run_of = f"{one['date']}, commit `{one['commit'][:10]}`, {one['rounds']} rounds, memory read at {min(read):.0f} to {max(read):.0f} GB/s"
+        origin = f"{one['date']}, commit `{one['commit'][:10]}`, {one['rounds']} rounds"
+        run_of = f"{origin}, memory read at {min(read):.0f} to {max(read):.0f} GB/s"
         by_run.setdefault(run_of, []).append(one["title"])
     runs = list(by_run) if len(by_run) == 1 else [f"{', '.join(of)}: {when}" for when, of in by_run.items()]
     links = ", ".join(f"[{one['title']}'s]({RESULTS}/{name})" for name, one in files.items())

@@ -1,7 +1,9 @@
 """What every test can rely on: no network look-ups, no settings leaking in, no GPU tests without a GPU."""
 
+import atexit
 import gc
 import os
+import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -22,6 +24,11 @@ for name in ("HF_HOME", "LM_STUDIO_MODELS", "OLLAMA_MODELS", "LLAMA_CACHE"):
     os.environ[name] = str(
         Path(tempfile.gettempdir()) / f"cohort-tests-{os.getuid()}-no-models" / name.lower()
     )
+
+# Servers name themselves to `cohort ps`, `run` and `stop` here: those of another test process, or of the developer, are none of
+# a test's business.
+os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="cohort-tests-run-")
+atexit.register(shutil.rmtree, os.environ["XDG_RUNTIME_DIR"], ignore_errors=True)
 
 # The time-out per test is pytest's; the examples are the same in every run.
 settings.register_profile("cohort", deadline=None, derandomize=True)

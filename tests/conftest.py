@@ -4,6 +4,7 @@ import atexit
 import gc
 import os
 import shutil
+import signal
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -24,6 +25,12 @@ for name in ("HF_HOME", "LM_STUDIO_MODELS", "OLLAMA_MODELS", "LLAMA_CACHE"):
     os.environ[name] = str(
         Path(tempfile.gettempdir()) / f"cohort-tests-{os.getuid()}-no-models" / name.lower()
     )
+
+# A run that a shell put into the background, or `nohup`, ignores these, and so would every process that a test starts.
+for number in (signal.SIGHUP, signal.SIGQUIT):
+    signal.signal(number, signal.SIG_DFL)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Servers name themselves to `cohort ps`, `run` and `stop` here: those of another test process, or of the developer, are none of
 # a test's business.

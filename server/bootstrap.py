@@ -14,7 +14,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import setproctitle
 import structlog
@@ -73,9 +72,6 @@ from server.templates.template import ChatTemplate
 from server.text_side import TextSide, adapter_text_side, detect_notation, read_text_side, served_model
 from server.workers.messages import Serve, Setup
 from server.workers.pool import WorkerPool, WorkersFailed
-
-if TYPE_CHECKING:
-    pass
 
 log = structlog.get_logger("server")
 
@@ -307,9 +303,8 @@ class Bootstrap:
             raise
 
     async def _read_and_detect(self, state: ServerState) -> tuple[TextSide, ModelNotation]:
-        if (
-            self.settings.executor != "llm"
-        ):  # which has its process check its configuration before anything is imported
+        # The process of LlmExecutor checks its configuration itself, before it imports anything.
+        if self.settings.executor != "llm":
             await asyncio.to_thread(self._check_config, self.config)
         text = await asyncio.to_thread(self._read_text_side)
         if self.modules:

@@ -1,4 +1,4 @@
-"""A server of the table as processes: start it, find what computes, make it serve again or stop it."""
+"""A server of the table as processes: start it, find what computes, stop it."""
 
 from __future__ import annotations
 
@@ -70,11 +70,6 @@ class Running:
         """Process ids of its living children, and theirs, that compute."""
         return [pid for pid, line in _descendants(self.process.pid) if self.subject.computes(line)]
 
-    def largest(self) -> int:
-        """Resident bytes of the largest of its processes."""
-        pids = [self.process.pid, *(pid for pid, _ in _descendants(self.process.pid))]
-        return max(_resident_bytes(pid) for pid in pids)
-
     def stop(self) -> None:
         """End it and all its children at once: what it does when it is asked to is a row of the table."""
         with contextlib.suppress(ProcessLookupError):
@@ -99,13 +94,6 @@ def _descendants(pid: int) -> Iterator[tuple[int, str]]:
         with contextlib.suppress(OSError):
             line = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
             yield child, line.strip()
-
-
-def _resident_bytes(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0
 
 
 def _free_port() -> int:

@@ -64,8 +64,9 @@ class Client:
 
     def first_prompt(self, model: str) -> int:
         """Tokens of SmolLM2 in its first prompt for a model of this name."""
-        known = self.known_name_tokens is not None and model.startswith("claude-")
-        return self.known_name_tokens if known and self.known_name_tokens else self.prompt_tokens
+        if self.known_name_tokens is not None and model.startswith("claude-"):
+            return self.known_name_tokens
+        return self.prompt_tokens
 
 
 def _claude(target: Target) -> Launch:

@@ -32,7 +32,7 @@ import numpy as np
 
 from benchmarks.engine import generate
 from engine.config import EngineConfig
-from engine.core.loop import EngineCore
+from engine.core.engine import EngineCore
 from engine.mailbox import Mailbox
 from engine.policies.drafter import NgramDrafter
 from engine.request import Request, RequestContext

@@ -24,7 +24,7 @@ import numpy as np
 
 from benchmarks.shapes import matrix_flops, write_shape
 from engine.config import EngineConfig
-from engine.core.loop import EngineCore
+from engine.core.engine import EngineCore
 from engine.mailbox import Mailbox
 from engine.request import Request, RequestContext
 from executors.contract import ExecutorConfig, OptimizationConfig, SamplingParams

@@ -34,7 +34,7 @@ import numpy as np
 
 from benchmarks.engine import Result, engine, generate, prompts
 from benchmarks.shapes import SHAPES
-from engine.core.loop import EngineCore
+from engine.core.engine import EngineCore
 from engine.mailbox import Mailbox
 from engine.request import Request, RequestContext
 from executors.contract import OptimizationConfig, SamplingParams

@@ -30,7 +30,7 @@ import torch
 from benchmarks.host_step import SETTINGS, IdleExecutor
 from benchmarks.shapes import write_shape
 from engine.config import EngineConfig
-from engine.core.loop import EngineCore
+from engine.core.engine import EngineCore
 from engine.mailbox import Mailbox
 from engine.request import Request, RequestContext
 from executors.contract import ExecutorAttentionConfig, ExecutorConfig, ExecutorMemoryConfig

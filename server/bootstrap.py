@@ -19,7 +19,7 @@ import setproctitle
 import structlog
 import uvloop
 
-from engine.core.loop import EngineCore
+from engine.core.engine import EngineCore
 from engine.text.tokenizer import Tokenizer
 from executors import lora, registry, tiny
 from executors.contract import (

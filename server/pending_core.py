@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from engine.core.loop import EngineCore
+from engine.core.engine import EngineCore
 
 
 class LateCore:

@@ -88,7 +88,7 @@ class TokenizerLike(Protocol):
 
 
 class CoreLike(Protocol):
-    """The part of `engine.core.loop.EngineCore` that routes and metrics read."""
+    """The part of `engine.core.engine.EngineCore` that routes and metrics read."""
 
     @property
     def executor(self) -> ModelExecutor:

@@ -1,10 +1,12 @@
-"""`Inbox`: commands of callers until the loop task applies them."""
+"""`Inbox`: commands of callers, and the executor's death, until the loop task handles them."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
 from collections.abc import Callable
+
+from executors.contract import ExecutorDied
 
 
 class Inbox:
@@ -14,6 +16,8 @@ class Inbox:
     def __init__(self) -> None:
         self._commands: deque[Callable[[], None]] = deque()
         self._filled = asyncio.Event()
+        self.death: ExecutorDied | None = None
+        """The executor's death, until `take_death`."""
 
     def put(self, command: Callable[[], None]) -> None:
         """Add a command and wake the loop task if it sleeps."""
@@ -23,6 +27,16 @@ class Inbox:
     def wake(self) -> None:
         """Wake the loop task after a change that is not a command."""
         self._filled.set()
+
+    def report_death(self, death: ExecutorDied) -> None:
+        """The executor died, maybe with no step in flight: wake the loop task, which recovers at once."""
+        self.death = death
+        self._filled.set()
+
+    def take_death(self) -> ExecutorDied | None:
+        """Return the death that was reported last, if any, and forget it: one reported from here on is another one."""
+        death, self.death = self.death, None
+        return death
 
     def apply(self) -> None:
         """Apply all queued commands."""

@@ -12,7 +12,7 @@ from engine.request import Request
 
 
 class TextCore(Protocol):
-    """The part of `engine.core.loop.EngineCore` that turns token ids into token ids.
+    """The part of `engine.core.engine.EngineCore` that turns token ids into token ids.
 
     A core in another process cannot refuse a request at once: there `submit` and `submit_choices` return, and the refusal is
     the first delta.

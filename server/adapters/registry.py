@@ -75,7 +75,7 @@ ConfigError."""
 
 
 class EngineLike(Protocol):
-    """The part of `engine.core.loop.EngineCore` that adapters need."""
+    """The part of `engine.core.engine.EngineCore` that adapters need."""
 
     async def add_adapter(self, digest: str, path: str, forgotten: Callable[[], None]) -> bool:
         """See `Adapters.add`."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from engine.core.loop import EngineCore
+from engine.core.engine import EngineCore
 from engine.text.generation import TextRequest
 from server.bootstrap import Bootstrap
 from server.metrics import Metrics

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
-from engine.core.loop import EngineCore
+from engine.core.engine import EngineCore
 from engine.errors import EngineError, Unavailable
 from engine.request import FinishReason, Request, TokenDelta
 from engine.story import Story

@@ -6,7 +6,7 @@ import asyncio
 
 import structlog
 
-from engine.core.loop import EngineCore
+from engine.core.engine import EngineCore
 from engine.errors import EngineError, Unavailable
 from server.responses.store import StoredResponse
 from server.state import ServerState

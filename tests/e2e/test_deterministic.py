@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 from engine.config import EngineConfig
-from engine.core.loop import EngineCore
+from engine.core.engine import EngineCore
 from engine.mailbox import Mailbox
 from engine.request import Request, RequestContext, TokenDelta
 from executors.contract import (

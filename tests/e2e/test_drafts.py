@@ -18,7 +18,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from engine.config import EngineConfig
-from engine.core.loop import EngineCore
+from engine.core.engine import EngineCore
 from engine.policies.draft_length import DraftLengths
 from engine.request import RequestContext
 from engine.text.generation import TextEngine, TextRequest

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from engine.config import EngineConfig
-from engine.core.loop import EngineCore
+from engine.core.engine import EngineCore
 from engine.errors import InvalidRequest
 from engine.mailbox import Mailbox
 from engine.request import FinishReason

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from engine.config import EngineConfig
-from engine.core.loop import EngineCore
+from engine.core.engine import EngineCore
 from engine.mailbox import Mailbox
 from engine.request import FinishReason, Request, RequestContext, Stage
 from executors.contract import ExecutorConfig, ExecutorMemoryConfig, SamplingParams

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import numpy as np
 
 from engine.config import EngineConfig
-from engine.core.loop import EngineCore
+from engine.core.engine import EngineCore
 from engine.mailbox import Mailbox
 from engine.request import FinishReason, Observer, Request, RequestContext, TokenDelta
 from executors import registry

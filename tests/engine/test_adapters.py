@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from engine.core import adapters
-from engine.core.loop import EngineCore
+from engine.core.engine import EngineCore
 from engine.errors import InvalidRequest, ModelNotFound, Unavailable
 from engine.mailbox import Mailbox
 from engine.request import FinishReason, Request, TokenDelta

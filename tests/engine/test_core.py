@@ -335,7 +335,7 @@ async def test_a_death_between_steps_is_heard() -> None:
     made = fake()
     async with engine(made) as core:
         await run(core, request([1], 3))
-        core._heard_death(ExecutorDied("of itself", "exit"))
+        core._inbox.report_death(ExecutorDied("of itself", "exit"))
         await asyncio.sleep(0.02)
         assert core.stats().epoch == 2 and core.stats().stage is Stage.READY
         assert (await run(core, request([1], 3)))[0] == expected_tokens([1], 3)

@@ -15,7 +15,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from engine.config import EngineConfig
-from engine.core.loop import EngineCore
+from engine.core.engine import EngineCore
 from engine.errors import InvalidRequest, SequenceFailed
 from engine.request import FinishReason, Request, RequestContext
 from executors.contract import ExecutorConfig, ExecutorMemoryConfig, OptimizationConfig, SamplingParams

@@ -9,7 +9,7 @@ import random
 import pytest
 
 from engine.core import step_budget
-from engine.core.loop import EngineCore
+from engine.core.engine import EngineCore
 from engine.core.step_budget import LEAST_TOKENS, MOST_PATIENCE, PATIENCE, StepBudget
 from engine.errors import BrokeExecutor
 from engine.mailbox import Mailbox

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from engine.core.loop import EngineCore
+from engine.core.engine import EngineCore
 from engine.errors import InvalidRequest
 from engine.mailbox import Mailbox
 from engine.policies.drafter import NgramDrafter
@@ -137,14 +137,15 @@ async def test_who_dies_behind_a_step_that_went_well_is_known() -> None:
     made.capabilities = lambda: replace(declared(), max_in_flight=2)  # type: ignore[method-assign]
     made.unified_decode = unified_decode  # type: ignore[method-assign]
     async with engine(made) as core:
-        recovers = core._recover
+        assert core._loop is not None
+        recovers = core._loop._recover
 
-        async def recover(recovery: Any, batch: UnifiedBatch | None, error: Any) -> None:
+        async def recover(batch: UnifiedBatch | None, error: Any) -> None:
             blamed.append(None if batch is None else batch.step_id)
             made.unified_decode = works  # type: ignore[method-assign]
-            await recovers(recovery, batch, error)
+            await recovers(batch, error)
 
-        core._recover = recover  # type: ignore[method-assign]
+        core._loop._recover = recover  # type: ignore[method-assign]
         answer = asyncio.create_task(run(core, request([1, 2], 20)))
         async with asyncio.timeout(5):
             while len(out) < 2:  # noqa: ASYNC110
@@ -153,7 +154,7 @@ async def test_who_dies_behind_a_step_that_went_well_is_known() -> None:
         death = ExecutorDied("it crashed", "signal")
         one.set_result(await works(first))
         two.set_exception(death)
-        core._heard_death(death)
+        core._inbox.report_death(death)
         assert (await answer)[0] == expected_tokens([1, 2], 20)
     assert blamed == [second.step_id]
 

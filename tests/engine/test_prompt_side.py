@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from engine.core.loop import EngineCore
+from engine.core.engine import EngineCore
 from engine.errors import (
     ContextLengthExceeded,
     ExecutorFailed,

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from engine.config import MAX_FRUITLESS_RESTARTS, EngineConfig
-from engine.core.loop import EngineCore
+from engine.core.engine import EngineCore
 from engine.errors import BrokeExecutor, ExecutorFailed
 from engine.request import Observer, Stage
 from executors.contract import (
@@ -78,10 +78,10 @@ async def test_a_death_right_behind_a_restart_is_heard() -> None:
         async def begin_epoch(epoch: int) -> None:
             await works(epoch)
             if deaths:
-                core._heard_death(deaths.pop())
+                core._inbox.report_death(deaths.pop())
 
         made.begin_epoch = begin_epoch  # type: ignore[method-assign]
-        core._heard_death(ExecutorDied("of itself", "exit"))
+        core._inbox.report_death(ExecutorDied("of itself", "exit"))
         async with asyncio.timeout(5):
             while core.stats().epoch < 3 or core.stats().stage is not Stage.READY:  # noqa: ASYNC110  (nothing is told of stages)
                 await asyncio.sleep(0.01)
@@ -97,7 +97,7 @@ async def test_a_model_that_cannot_be_loaded_again_counts_as_tried() -> None:
 
         async def begin_epoch(epoch: int) -> None:
             if left:
-                core._heard_death(
+                core._inbox.report_death(
                     ExecutorDied("config.json is gone", "load")
                 )  # as a process that ended over it
                 raise left.pop()
@@ -120,12 +120,12 @@ async def test_deaths_of_an_idle_executor_are_a_loop_only_if_they_follow_each_ot
     try:
         for epoch in range(2, 2 + MAX_FRUITLESS_RESTARTS):
             ahead += between
-            core._heard_death(ExecutorDied("of itself", "exit"))
+            core._inbox.report_death(ExecutorDied("of itself", "exit"))
             async with asyncio.timeout(5):
                 while core.stats().epoch < epoch or core.stats().stage is Stage.RECOVERING:  # noqa: ASYNC110
                     await asyncio.sleep(0)
         ahead += between
-        core._heard_death(ExecutorDied("once more", "exit"))
+        core._inbox.report_death(ExecutorDied("once more", "exit"))
         await asyncio.sleep(0.05)
         assert core.failed.is_set() == fails
     finally:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from engine.config import EngineConfig
-from engine.core.loop import EngineCore
+from engine.core.engine import EngineCore
 from engine.errors import ExecutorFailed
 from engine.mailbox import Mailbox
 from engine.request import Stage

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.core.loop import EngineCore
+from engine.core.engine import EngineCore
 from engine.errors import DeadlinePassed, EngineError
 from engine.interruptions import Outage
 from engine.mailbox import Mailbox

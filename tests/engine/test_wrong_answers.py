@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from engine.core.loop import EngineCore
+from engine.core.engine import EngineCore
 from engine.errors import BrokeExecutor
 from engine.request import Stage
 from executors.contract import ItemOutput, SampledToken, UnifiedBatch, UnifiedOutput

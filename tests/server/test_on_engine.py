@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from engine.config import EngineConfig
-from engine.core.loop import EngineCore
+from engine.core.engine import EngineCore
 from engine.text.generation import TextEngine
 from tests.engine.harness import fake
 from tests.engine.tokenizers_for_tests import byte_level, load

@@ -8,7 +8,7 @@ import pytest
 import structlog
 
 from engine.config import EngineConfig
-from engine.core.loop import EngineCore
+from engine.core.engine import EngineCore
 from engine.mailbox import Mailbox
 from engine.request import EngineStats
 from server.stats_line import StatsLine

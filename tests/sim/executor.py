@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from engine.core.loop import EngineCore
+from engine.core.engine import EngineCore
 from executors.contract import (
     ExecutorCapabilities,
     ExecutorDied,

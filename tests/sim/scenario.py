@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from engine.config import EngineConfig
-from engine.core.loop import EngineCore
+from engine.core.engine import EngineCore
 from engine.core.step_budget import LEAST_TOKENS
 from engine.errors import DeadlinePassed, EngineError, ExecutorFailed, SequenceFailed, Unavailable
 from engine.kv.block_pool import BlockPool

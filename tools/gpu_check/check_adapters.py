@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from engine.core.loop import EngineCore
+from engine.core.engine import EngineCore
 from executors.llm.model.config import read_config
 from executors.llm.model.decoder import Decoder
 from executors.lora import PackedAdapter, pack

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.core.loop import EngineCore
+from engine.core.engine import EngineCore
 from executors.contract import ExecutorStatus
 from tools.gpu_check import shapes
 from tools.gpu_check.part_process import Found

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from engine.core.loop import EngineCore
+from engine.core.engine import EngineCore
 from tools.gpu_check import profiled, shapes
 from tools.gpu_check.check_engine import facts, limits_of, random_prompts
 from tools.gpu_check.part_process import Found

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from engine.config import EngineConfig
-from engine.core.loop import EngineCore
+from engine.core.engine import EngineCore
 from engine.mailbox import Mailbox
 from engine.request import Request, RequestContext
 from executors.contract import ExecutorConfig, ModelExecutor, SamplingParams

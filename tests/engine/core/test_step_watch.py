@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from engine.core.loop import EngineCore
+from engine.core.engine import EngineCore
 from engine.core.step_watch import SequenceEnd, StepRecord
 from engine.mailbox import Mailbox
 from executors.testing.fakes.failures import Failure

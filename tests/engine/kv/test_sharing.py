@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine.core.loop import EngineCore
+from engine.core.engine import EngineCore
 from engine.kv.prefix_cache import block_key
 from engine.mailbox import Mailbox
 from engine.request import Request, RequestContext, TokenDelta

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from engine.config import EngineConfig
-from engine.core.loop import EngineCore
+from engine.core.engine import EngineCore
 from engine.core.spare_memory import ROUNDS, SpareMemory
 from engine.kv.block_pool import BlockPool
 from engine.kv.kv_cache_manager import KvCacheManager
@@ -146,8 +146,8 @@ def test_a_command_ends_the_giving_back() -> None:
 
     async def scenario(core: EngineCore, fake: PagedFakeExecutor) -> None:
         await asyncio.gather(*(ask(core, prompt, 5) for prompt in prompts(9)))
-        assert core._spare_memory is not None
-        core._spare_memory._piece = 1
+        assert core._loop is not None
+        core._loop.spare_memory._piece = 1
         await asyncio.sleep(core.config.integrity_check_after + core.config.give_back_after + 0.05)
         assert 0 < fake.num_released < 30
         began = core.clock()

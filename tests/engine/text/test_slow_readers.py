@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from engine import mailbox
-from engine.core.loop import EngineCore
+from engine.core.engine import EngineCore
 from engine.errors import ReaderTooSlow
 from engine.mailbox import Mailbox
 from engine.text import generation

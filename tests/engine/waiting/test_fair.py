@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from engine.config import EngineConfig
+from engine.core.engine import EngineCore
 from engine.core.journal import Journal
-from engine.core.loop import EngineCore
 from engine.core.policies import Policies
 from engine.core.scheduler import Scheduler
 from engine.kv.kv_cache_manager import KvCacheManager

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from engine.core.loop import EngineCore
+from engine.core.engine import EngineCore
 from engine.sequence import Sequence
 from engine.waiting.fair import Fair
 from executors.process.inline import InlineExecutor

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from engine.config import EngineConfig
-from engine.core.loop import EngineCore
+from engine.core.engine import EngineCore
 from engine.mailbox import Mailbox
 from engine.request import Request, RequestContext
 from engine.sequence import Sequence

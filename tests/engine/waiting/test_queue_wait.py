@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from engine.config import EngineConfig
-from engine.core.loop import EngineCore
+from engine.core.engine import EngineCore
 from engine.errors import DeadlinePassed, Overloaded
 from engine.mailbox import Mailbox
 from engine.request import FinishReason, Observer, Stage, TokenDelta

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from engine.config import EngineConfig
-from engine.core.loop import EngineCore
+from engine.core.engine import EngineCore
 from engine.errors import EngineError
 from engine.mailbox import Mailbox
 from engine.request import RequestContext

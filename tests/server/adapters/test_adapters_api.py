@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engine.config import EngineConfig
 from engine.core import adapters as engine_adapters
-from engine.core.loop import EngineCore
+from engine.core.engine import EngineCore
 from engine.text.generation import TextEngine
 from server.adapters import registry as registry_module
 from server.adapters.registry import AdapterRegistry

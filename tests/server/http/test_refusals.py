@@ -40,7 +40,7 @@ WITHOUT_FIELD = {
     ("server/http/request_timing.py", "run_off_loop_if_large"),
     ("server/schemas/extras.py", "judge"),
     ("server/schemas/base.py", "_explain"),
-    ("engine/core/loop.py", "prepare_grammar"),
+    ("engine/core/engine.py", "prepare_grammar"),
     ("server/grammar/validator.py", "check"),
     ("server/routes/console.py", "kill_executor"),
     ("server/workers/remote_core.py", "unsendable"),

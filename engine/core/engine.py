@@ -1,0 +1,353 @@
+"""`EngineCore`: what callers see of the engine core. It handles token ids only; `engine.text` handles text.
+
+    submit / abort / finish  ->  commands  ->  [ apply, schedule, execute, commit, publish ]  ->  mailboxes
+
+One task, `loop.py`, owns every sequence: only it mutates sequences and KV state. All other code queues a command that is applied
+between two steps, so that an abort takes effect within one step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import time
+import weakref
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+
+from engine.config import EngineConfig
+from engine.core.adapters import Adapters, AdapterUse
+from engine.core.assembly import make_scheduler, steps_in_flight
+from engine.core.delivery import Delivery
+from engine.core.endings import Endings
+from engine.core.health import Health
+from engine.core.inbox import Inbox
+from engine.core.journal import Journal
+from engine.core.loop import EngineLoop
+from engine.core.recovery import Recovery
+from engine.core.restart import Restart
+from engine.core.scheduler import Scheduler
+from engine.core.spare_memory import SpareMemory
+from engine.core.step_watch import SequenceView, StepWatch, view_of
+from engine.core.steps import StepQueue
+from engine.errors import EngineError, InvalidRequest, Overloaded, Unavailable
+from engine.interruptions import Outage
+from engine.mailbox import Outlet
+from engine.request import DraftStats, EngineStats, FinishReason, Observer, Request, Stage
+from engine.sequence import Sequence
+from engine.waiting.admission import Admission
+from engine.waiting.order import make_policy
+from engine.waiting.queue import WaitingQueue
+from executors.contract import (
+    ExecutorError,
+    InvalidInput,
+    ModelExecutor,
+    ModelInfo,
+    SampledToken,
+    Unsupported,
+)
+
+logger = logging.getLogger("cohort.engine")
+
+
+class EngineCore:
+    """Runs an executor for many sequences. All methods belong to the event loop that called `start`."""
+
+    def __init__(
+        self,
+        executor: ModelExecutor,
+        config: EngineConfig | None = None,
+        observer: Observer | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        at_rest: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`at_rest`: what else to do when there has been nothing to compute for a while; milliseconds at most."""
+        self.executor = executor
+        self.config = config or EngineConfig()
+        self.observer = observer or Observer()
+        self.clock = clock
+        self.watch = StepWatch()
+        self._at_rest = at_rest
+        self.journal = Journal()
+        self._health = Health()
+        self._info: ModelInfo | None = None
+        self._scheduler: Scheduler | None = None
+        self._admission: Admission | None = None
+        self._delivery = Delivery(self.observer, clock, self.watch)
+        policy = make_policy(self.config.scheduling_policy, clock)
+        self._waiting = WaitingQueue(policy, clock, self.config.max_queue_wait)
+        self._inbox = Inbox()
+        self._steps = StepQueue(executor, self._inbox, clock)
+        self._adapters = Adapters(
+            executor, self.config.max_loras, clock, self._inbox.wake, self._adapter_failed
+        )
+        self._recovery: Recovery | None = None
+        self._endings: Endings | None = None
+        self._loop: EngineLoop | None = None
+        self._seq_ids = itertools.count(1)
+        self._let_in: weakref.WeakSet[Outlet] = weakref.WeakSet()
+        """Of calls that are queued, in part at least."""
+        self._task: asyncio.Task[None] | None = None
+        executor.set_death_listener(self._inbox.report_death)
+
+    @property
+    def stage(self) -> Stage:
+        """The stage the engine is in."""
+        return self._health.stage
+
+    @property
+    def detail(self) -> str:
+        """What is wrong with the engine; "" if nothing is."""
+        return self._health.detail
+
+    @property
+    def failed(self) -> asyncio.Event:
+        """Set once the engine has failed and will not recover."""
+        return self._health.failed
+
+    # -- life --------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Load the model and start serving. Raises ConfigError for a model that cannot be served."""
+        try:
+            await self._start()
+        except BaseException as error:
+            self._health.stage, self._health.detail = Stage.FAILED, str(error)
+            raise
+
+    async def _start(self) -> None:
+        await self.executor.warmup()
+        self._info = self.executor.info()
+        self._scheduler = make_scheduler(
+            self.executor, self.config, self.journal, self._waiting, self._adapters
+        )
+        self._steps.limit = steps_in_flight(self.executor, self.config)
+        self._admission = Admission(self._info, self._scheduler.kv, self.executor.kv_capacity(), self.config)
+        self._recovery = Recovery(self._scheduler, self.config, self.clock)
+        self._endings = Endings(self._scheduler.sequences, self._delivery, self._inbox, self.observer)
+        self._loop = self._make_loop(self._scheduler, self._recovery, self._endings)
+        await self.executor.begin_epoch(self.journal.open_epoch())
+        self._health.stage = Stage.READY
+        self._task = asyncio.create_task(self._loop.run(), name="engine loop")
+
+    def _make_loop(self, scheduler: Scheduler, recovery: Recovery, endings: Endings) -> EngineLoop:
+        return EngineLoop(
+            self.executor,
+            self.config,
+            self.clock,
+            self._at_rest,
+            scheduler,
+            recovery,
+            Restart(self.executor, self._inbox, self._health, self.observer, self.clock),
+            endings,
+            self._delivery,
+            self._steps,
+            self._inbox,
+            SpareMemory(self.executor, scheduler.kv, self.config, self.clock),
+            self._adapters,
+            self._health,
+            self.watch,
+        )
+
+    async def drain(self, timeout: float) -> bool:
+        """Admit nothing more and wait at most `timeout` seconds for what runs. True if all finished."""
+        if self.stage in (Stage.READY, Stage.RECOVERING):
+            self._health.stage = Stage.DRAINING
+        try:
+            async with asyncio.timeout(timeout):
+                await self._delivery.nobody_waits()
+        except TimeoutError:
+            return False
+        return True
+
+    async def stop(self) -> None:
+        """End everything: what still runs gets `Unavailable`, the executor is shut down. Idempotent."""
+        self._health.stage = Stage.STOPPED
+        if self._task is not None:
+            self._task.cancel()
+            try:
+                await self._task
+            except asyncio.CancelledError:
+                pass
+            except Exception:
+                logger.exception("the engine loop ended badly")
+            self._task = None
+        await self._steps.cancel()
+        await self._adapters.stop()
+        if self._endings is not None:
+            self._endings.fail_all(Unavailable("the server is shutting down"))
+        await self.executor.shutdown()
+
+    # -- for callers --------------------------------------------------------------------------------------------------
+
+    def submit(
+        self, request: Request, mailbox: Outlet, key: int = 0, committed: SequenceOf[SampledToken] = (),
+        accepted: bool = False, begun: bool = False,
+    ) -> int:  # fmt: skip
+        """Queue a request; its deltas arrive in `mailbox` under `key`. Returns the sequence id, minted here.
+
+        `committed` are tokens that exist already (resume): they are part of the output and not sent again; where they end it,
+        the end is all that comes. `accepted`: a later part of a call that was taken in; neither a full queue nor a drain
+        refuses it. `begun`: the call was begun elsewhere, so no wait is too long for it.
+        Raises InvalidRequest, ContextLengthExceeded, Overloaded or Unavailable; nothing is queued then.
+        """
+        if begun:
+            self._waiting.not_started.call_started(mailbox)
+        return self._submit([request], mailbox, key, committed, accepted)[0]
+
+    def submit_choices(self, requests: SequenceOf[Request], mailbox: Outlet, first_key: int = 0) -> list[int]:
+        """As `submit` for several requests with one prompt, all of them or none: they share the prompt's KV.
+
+        Their deltas arrive under `first_key` and the keys after it.
+        """
+        return self._submit(requests, mailbox, first_key)
+
+    def call(self) -> contextlib.AbstractContextManager[None]:
+        """For a call that submits its parts one after the other: a drain waits until the block is left."""
+        return self._delivery.call()
+
+    def _submit(
+        self,
+        requests: SequenceOf[Request],
+        mailbox: Outlet,
+        key: int,
+        committed: SequenceOf[SampledToken] = (),
+        accepted: bool = False,
+    ) -> list[int]:
+        open_ = self.stage in (Stage.READY, Stage.RECOVERING) or (accepted and self.stage is Stage.DRAINING)
+        if not open_ or self._admission is None or self._endings is None or self._loop is None:
+            raise Unavailable(f"the engine is {self.stage}")
+        waiting, now, continues = self.num_waiting, self.clock(), accepted or mailbox in self._let_in
+        try:
+            for number, request in enumerate(requests):
+                goes_on = continues or number > 0
+                self._adapters.check(request.adapter)
+                self._admission.check(request, waiting, self._waiting, now, goes_on, len(committed))
+        except Overloaded as error:
+            self.observer.refused(str(error.code))
+            requests[0].context.story.refuse(error.refusal)
+            raise
+        self._let_in.add(mailbox)
+        seqs = [Sequence(next(self._seq_ids), one, mailbox, key + i) for i, one in enumerate(requests)]
+        for seq in seqs:
+            if len(seqs) > 1:
+                seq.link_siblings(seqs)
+            self._delivery.expect(seq)
+            end = self.journal.restore(seq, committed) if committed else None
+            if end is None:
+                self._waiting.submit(seq)
+            else:
+                self._delivery.publish([(seq, end)])
+        endings = self._endings
+        self._inbox.put(lambda: endings.add(seqs))
+        self._loop.look_at(self._waiting.not_started.next_at())
+        return [seq.seq_id for seq in seqs]
+
+    async def prepare_grammar(self, grammar: str) -> None:
+        """See `TextEngine.prepare_grammar`."""
+        try:
+            if not self.executor.capabilities().grammars:
+                message = "this server's executor cannot constrain its output to a grammar"
+                raise InvalidRequest(message, code="unsupported_parameter")
+            await self.executor.prepare_grammar(grammar)
+        except (InvalidInput, Unsupported) as error:
+            raise InvalidRequest(f"the grammar was refused: {error}", code="invalid_value") from None
+        except ExecutorError as error:
+            logger.warning("a grammar was not prepared: %s", error)
+
+    async def add_adapter(self, digest: str, path: str, forgotten: Callable[[], None] = lambda: None) -> bool:
+        """See `Adapters.add`."""
+        if self.stage not in (Stage.READY, Stage.RECOVERING):
+            raise Unavailable(f"the engine is {self.stage}")
+        return await self._adapters.add(digest, path, forgotten)
+
+    def drop_adapter(self, digest: str) -> None:
+        """See `Adapters.drop`."""
+        self._adapters.drop(digest)
+
+    def adapter_uses(self) -> list[AdapterUse]:
+        """Each known adapter and the sequences that use it, as of now."""
+        running = self._scheduler.running if self._scheduler else ()
+        return self._adapters.uses(running, self._delivery.live.values())
+
+    @property
+    def adapter_moves(self) -> tuple[int, int]:
+        """How often an adapter was loaded into the executor, and how often one gave way to another, ever."""
+        return self._adapters.num_loads, self._adapters.num_evictions
+
+    def abort(self, seq_id: int) -> None:
+        """Drop a sequence within one step; no delta follows. Unknown or finished ids are harmless."""
+        self._end(seq_id, FinishReason.ABORT)
+
+    def finish(self, seq_id: int, num_tokens: int) -> None:
+        """The text layer found a stop string: the output ends after `num_tokens` tokens; later ones do not count."""
+        self._end(seq_id, FinishReason.STOP, num_tokens)
+
+    def _end(self, seq_id: int, reason: FinishReason, num_tokens: int | None = None) -> None:
+        if (endings := self._endings) is not None:
+            self._inbox.put(lambda: endings.end(seq_id, reason, num_tokens))
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences not running, those not yet applied included."""
+        running = len(self._scheduler.running) if self._scheduler else 0
+        return len(self._delivery.live) - running
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens a sequence may have, prompt and output, given model and KV pool. Raises Unavailable before start."""
+        if self._admission is None:
+            raise Unavailable(f"the engine is {self.stage}")
+        return self._admission.max_model_len
+
+    def info(self) -> ModelInfo | None:
+        """The loaded model, None while loading."""
+        return self._info
+
+    def stats(self) -> EngineStats:
+        """Gauges as of now; never waits."""
+        scheduler = self._scheduler
+        sequences = scheduler.sequences if scheduler else None
+        return EngineStats(
+            stage=self.stage,
+            running=len(scheduler.running) if scheduler else 0,
+            waiting=self.num_waiting,
+            kv_blocks_used=scheduler.kv.pool.num_used if scheduler else 0,
+            kv_blocks_total=scheduler.kv.pool.num_blocks if scheduler else 0,
+            epoch=self.journal.epoch,
+            steps=scheduler.num_steps if scheduler else 0,
+            preemptions=sequences.num_preemptions if sequences else 0,
+            detail=self.detail,
+            kv_blocks_cached=scheduler.kv.num_cached if scheduler else 0,
+            prompt_tokens=scheduler.num_prompt_tokens if scheduler else 0,
+            kv_blocks_touched=scheduler.kv.pool.num_with_memory if scheduler else 0,
+            prefix_queries=sequences.prefix_queries if sequences else 0,
+            prefix_hits=sequences.prefix_hits if sequences else 0,
+            resumed=sequences.num_resumed if sequences else 0,
+            step_tokens=scheduler.step_budget.tokens if scheduler else 0,
+            steps_cut=scheduler.step_budget.num_cuts if scheduler else 0,
+            oldest_wait=self._waiting.not_started.oldest_wait(),
+            drafts=scheduler.policies.lengths.stats if scheduler else DraftStats(),
+        )
+
+    def sequences(self, most: int) -> list[SequenceView]:
+        """At most so many unfinished sequences: those that run, then those that wait, in the order of their ids."""
+        running = self._scheduler.running if self._scheduler else {}
+        waiting = (seq for seq in self._delivery.live.values() if seq not in running)
+        return [view_of(seq) for seq in itertools.islice(itertools.chain(running, waiting), most)]
+
+    def outages(self) -> SequenceOf[Outage]:
+        """The latest times without an executor, in order."""
+        return self._recovery.outages if self._recovery else ()
+
+    def check_integrity(self) -> None:
+        """Raises RuntimeError unless every block and slot is accounted for. For idle moments and tests."""
+        if self._scheduler is not None:
+            self._scheduler.sequences.check_integrity()
+
+    def _adapter_failed(self, digest: str, error: EngineError) -> None:
+        """End the sequences that wait for an adapter which cannot be loaded."""
+        if (endings := self._endings) is not None:
+            self._inbox.put(lambda: endings.fail_waiting_for(digest, error))

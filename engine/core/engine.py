@@ -321,7 +321,7 @@ class EngineCore:
             preemptions=sequences.num_preemptions if sequences else 0,
             detail=self.detail,
             kv_blocks_cached=scheduler.kv.num_cached if scheduler else 0,
-            prompt_tokens=scheduler.num_prompt_tokens if scheduler else 0,
+            prompt_tokens=scheduler.results.num_prompt_tokens if scheduler else 0,
             kv_blocks_touched=scheduler.kv.pool.num_with_memory if scheduler else 0,
             prefix_queries=sequences.prefix_queries if sequences else 0,
             prefix_hits=sequences.prefix_hits if sequences else 0,

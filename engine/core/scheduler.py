@@ -10,24 +10,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 
-import numpy as np
-from numpy.typing import NDArray
-
 from engine.core.adapters import Adapters
 from engine.core.journal import Journal
+from engine.core.model_drafts import ModelDrafts
 from engine.core.plan import StepPacker, StepPlan
 from engine.core.policies import Policies
+from engine.core.results import StepResults
 from engine.core.sequences import Sequences
 from engine.core.step_budget import StepBudget
-from engine.errors import InvalidRequest, SequenceFailed
 from engine.kv.kv_cache_manager import KvCacheManager
 from engine.policies.budget import MIN_CHUNK
-from engine.policies.drafter import Drafter, ModelDrafter
-from engine.request import FinishReason, TokenDelta
+from engine.policies.drafter import Drafter
+from engine.request import TokenDelta
 from engine.sequence import Sequence, SequenceStatus
 from engine.story import WaitReason
 from engine.waiting.queue import WaitingQueue
-from executors.contract import Drafts, ItemFault, SampledToken, UnifiedBatch, UnifiedOutput
+from executors.contract import UnifiedBatch, UnifiedOutput
 
 _PASSED_OVER = 65536
 """Tokens of prompts that wait for what this step computes, after which nobody further back is looked at: naming the blocks of as
@@ -56,10 +54,9 @@ class Scheduler:
         self.running = self.sequences.running
         self.step_budget = StepBudget(max_num_batched_tokens)
         self.num_steps = 0
-        self.num_prompt_tokens = 0
-        """Tokens of prompts that steps computed, those computed again after a failure included."""
         self._packer = StepPacker()
-        self._plain = _PlainTokens()
+        self._model_drafts = ModelDrafts(self.policies, kv, self.sequences)
+        self.results = StepResults(self.policies, self.sequences, self.step_budget, self._model_drafts)
 
     # -- a step ------------------------------------------------------------------------------------------------------
 
@@ -206,28 +203,6 @@ class Scheduler:
             plan.drafts[seq] = drafts
             seq.verify_drafts()
 
-    def _want_drafts(self, plan: StepPlan) -> None:
-        """Ask the executor's draft model for guesses of what the next step may verify. Sequences grow for them as far as blocks
-        are free that no running sequence may need at once."""
-        if not isinstance(self.policies.drafter, ModelDrafter):
-            return
-        lengths, num_seqs = self.policies.lengths, len(self.running)
-        if self.waiting:
-            num_seqs = min(self.sequences.num_slots, num_seqs + len(self.waiting))
-        if not lengths.could_pay(num_seqs):
-            return
-        sampling = [seq for seq in plan.grants if seq.request.speculative and seq.request.pooling is None]
-        for seq, most in zip(sampling, lengths.wanted(num_seqs, sampling), strict=True):
-            count = plan.grants[seq]
-            end = seq.num_computed_tokens + count
-            if end < seq.num_tokens:
-                if most:
-                    plan.drafts_wanted[seq] = most
-                continue
-            wanted = min(most, seq.max_len - end - 2, self.kv.room(seq, len(self.running)) - count)
-            if wanted > 0 and self.kv.grow(seq, end + wanted):
-                plan.drafts_wanted[seq] = wanted
-
     def _grant(self, seq: Sequence, count: int, plan: StepPlan) -> bool:
         """Let the step compute the next `count` tokens of a running sequence, if there is budget and room."""
         if not 0 < count <= plan.budget:
@@ -241,16 +216,10 @@ class Scheduler:
                 return False
         self.kv.register(seq, end)
         # Drafts lie behind what is known: they are charged when it turns out which are accepted.
-        self._charge(seq, seq.num_computed_tokens, min(end, seq.num_tokens))
+        self.waiting.charge(seq, seq.num_computed_tokens, min(end, seq.num_tokens))
         plan.grants[seq] = count
         plan.budget -= count
         return True
-
-    def _charge(self, seq: Sequence, begin: int, end: int) -> None:
-        """Charge the queue policy with those of positions begin .. end - 1 that it was not charged with before."""
-        policy = self.waiting.policy
-        if policy.charges and (count := seq.charge(begin, end)):
-            policy.charge(seq, count)
 
     def _admit_waiting(self, plan: StepPlan, before: Sequence | None = None) -> None:
         """Admit in order while slots, blocks and budget last: the prompts admitted together are this step's cohort. With
@@ -312,7 +281,7 @@ class Scheduler:
     def _pack(self, plan: StepPlan) -> UnifiedBatch:
         """The step for the executor; the grants count as computed from here on."""
         self.num_steps += 1
-        self._want_drafts(plan)
+        self._model_drafts.request(plan)
         self.sequences.submitted(self.num_steps, list(plan.grants))
         batch = self._packer.pack(plan, self.num_steps, self.journal.epoch, self.kv)
         self.waiting.estimate.submitted(batch)
@@ -321,141 +290,9 @@ class Scheduler:
     # -- results -----------------------------------------------------------------------------------------------------
 
     def observe(self, batch: UnifiedBatch, output: UnifiedOutput, seconds: float) -> None:
-        """A step took `seconds`: the policies of budget and drafts and the wait estimate learn from it. A step of an older epoch
-        tells nothing: its time is that of a restart."""
-        spared = self.sequences.spared_by(batch.step_id)
-        if not self.journal.accepts(batch.epoch):
-            return
-        prompt_tokens = batch.num_prompt_tokens
-        self.num_prompt_tokens += prompt_tokens
-        self.policies.budget.observe(batch.num_decodes, prompt_tokens, seconds)
-        self.waiting.estimate.observe(seconds, prompt_tokens + spared)
-        if self.policies.drafter is not None and not prompt_tokens:
-            lengths, drafts = self.policies.lengths, output.drafts
-            drafting = 0.0 if drafts is None else drafts.seconds
-            self.waiting.estimate.gained(len(output.token_ids) / len(batch))
-            lengths.observe(len(batch), int(batch.num_draft_tokens.sum()), max(0.0, seconds - drafting))
-            if drafts is not None and batch.drafts_wanted is not None:
-                lengths.observe_drafting(int(np.count_nonzero(batch.drafts_wanted)), drafts.rounds, drafting)
+        """See `StepResults.observe`."""
+        self.results.observe(batch, output, seconds)
 
     def commit(self, batch: UnifiedBatch, output: UnifiedOutput) -> list[tuple[Sequence, TokenDelta]]:
-        """Take in a step's result; returns what each sequence gained. Output of an older epoch changes nothing."""
-        seqs = self.sequences.done(batch.step_id)
-        if not self.journal.accepts(batch.epoch):
-            return []
-        self.step_budget.went_well()
-        deltas: list[tuple[Sequence, TokenDelta]] = []
-        ids, counts, details = output.token_ids.tolist(), output.num_tokens.tolist(), output.details
-        drafts, sampled = batch.num_draft_tokens.tolist(), batch.is_final_chunk.tolist()
-        if verified := any(drafts):  # how many tokens come of drafts is settled below
-            sampled = [final and not count for final, count in zip(sampled, drafts, strict=True)]
-        at = 0
-        for i, (seq, count, samples) in enumerate(zip(seqs, counts, sampled, strict=True)):
-            begin, at = at, at + count
-            if not seq.receive(samples):
-                if seq.finished and not seq.in_flight:
-                    self.sequences.let_go(seq)
-                continue
-            if verified and drafts[i]:
-                computed = int(batch.pos_offsets[i]) + count
-                seq.settle(computed)
-                self._charge(seq, 0, computed)
-                self.policies.lengths.verdict(drafts[i], max(0, count - 1))
-            detail = details.get(i) if details else None
-            if detail is None and count == 1:
-                deltas.append((seq, self._append_plain(seq, ids[begin])))
-                continue
-            if detail is not None and detail.prompt_logprobs:
-                self.journal.commit_prompt(seq, int(batch.pos_offsets[i]), detail.prompt_logprobs)
-            if detail is not None and detail.error is not None:
-                if (failed := self._fail(seq, detail.fault, detail.error)) is not None:
-                    deltas.append((seq, failed))
-            elif at > begin:
-                tokens = detail.tokens if detail is not None else [self._plain[id_] for id_ in ids[begin:at]]
-                deltas.append((seq, self._append(seq, tokens)))
-            elif detail is not None and detail.pooled is not None:
-                if np.isfinite(detail.pooled).all():
-                    deltas.append((seq, self._pooled(seq, detail.pooled)))
-                elif (
-                    failed := self._fail(seq, ItemFault.NOT_FINITE, "the vector is not finite")
-                ) is not None:
-                    deltas.append((seq, failed))
-        if output.drafts is not None:
-            self._receive_drafts(seqs, output.drafts)
-        return deltas
-
-    def _receive_drafts(self, seqs: SequenceOf[Sequence], drafts: Drafts) -> None:
-        """Keep the draft model's guesses for the next step."""
-        if isinstance(drafter := self.policies.drafter, ModelDrafter):
-            for i, token_ids in drafts.by_item().items():
-                if seqs[i].status is SequenceStatus.RUNNING:
-                    drafter.receive(seqs[i], token_ids)
-
-    def _append_plain(self, seq: Sequence, token_id: int) -> TokenDelta:
-        """`_append` of one token of which nothing more is told, as nearly all are."""
-        token, request, output = self._plain[token_id], seq.request, seq.output_token_ids
-        ends = token_id in request.stop_token_ids or len(output) + 1 >= request.max_tokens
-        if ends or not output or seq.num_failed_steps:
-            return self._append(seq, (token,))
-        seq.commit_one(token_id)
-        return TokenDelta([token], None, None, seq.num_cached_tokens)
-
-    def _append(self, seq: Sequence, tokens: SequenceOf[SampledToken]) -> TokenDelta:
-        """Commit tokens up to the first that ends the sequence."""
-        request, reason, stop_token_id = seq.request, None, None
-        room = request.max_tokens - len(seq.output_token_ids)
-        for n, token in enumerate(tokens, 1):
-            if token.token_id in request.stop_token_ids:
-                reason, stop_token_id = FinishReason.STOP, token.token_id
-            elif n == room:
-                reason = FinishReason.LENGTH
-            if reason is not None:
-                tokens = tokens[:n]
-                break
-        first = not seq.output_token_ids
-        self.journal.commit(seq, tokens)
-        self.sequences.went_well(seq)
-        if reason is not None:
-            self.sequences.finish(seq, reason)
-        told = tuple(seq.prompt_logprobs) if first and request.prompt_logprobs is not None else None
-        return TokenDelta(list(tokens), reason, stop_token_id, seq.num_cached_tokens, prompt_logprobs=told)
-
-    def _pooled(self, seq: Sequence, pooled: NDArray[np.float32]) -> TokenDelta:
-        """An embedding request ends with its prompt."""
-        self.sequences.went_well(seq)
-        self.sequences.finish(seq, FinishReason.STOP)
-        return TokenDelta(
-            finish_reason=FinishReason.STOP, num_cached_tokens=seq.num_cached_tokens, pooled=pooled
-        )
-
-    def _fail(self, seq: Sequence, fault: ItemFault, message: str) -> TokenDelta | None:
-        """The sequence failed alone. None if it gets another try, with KV of its own in place of what it shares."""
-        if fault is ItemFault.GRAMMAR_TOO_LARGE:
-            self.sequences.finish(seq, FinishReason.ABORT)
-            refused = InvalidRequest(message, "grammar", "invalid_value")
-            return TokenDelta(finish_reason=FinishReason.ERROR, error=refused)
-        if fault is ItemFault.NOTHING_LEFT:
-            # What the client asked for cannot go on; it counts with the requests taken back, not with our failures.
-            self.sequences.finish(seq, FinishReason.ABORT)
-            culprit = seq.request.sampling.restricted_by()
-            said = f"{message} at position {len(seq.output_token_ids)} of the output"
-            error = InvalidRequest(said, culprit, "invalid_value")
-            return TokenDelta(finish_reason=FinishReason.ERROR, error=error)
-        self.kv.withdraw(seq)
-        if seq.num_shared_blocks:
-            # Whoever wrote that may have failed itself, a moment too late for this one to know.
-            seq.void_in_flight()
-            if seq.status is SequenceStatus.RUNNING:
-                self.sequences.preempt(seq, fault.value)
-            return None
-        self.sequences.finish(seq, FinishReason.ERROR)
-        return TokenDelta(finish_reason=FinishReason.ERROR, error=SequenceFailed(message))
-
-
-class _PlainTokens(dict[int, SampledToken]):
-    """Tokens without logprobs, one object for each id of the vocabulary: making thousands a second costs time, and the
-    garbage collector more."""
-
-    def __missing__(self, token_id: int) -> SampledToken:
-        token = self[token_id] = SampledToken(token_id)
-        return token
+        """See `StepResults.commit`."""
+        return self.results.commit(batch, output)

@@ -117,6 +117,12 @@ class WaitingQueue:
             self.estimate.end(seq)
         self.policy.gone(seq)
 
+    def charge(self, seq: Sequence, begin: int, end: int) -> None:
+        """Charge the policy with those of positions begin .. end - 1 that it was not charged with before."""
+        policy = self.policy
+        if policy.charges and (count := seq.charge(begin, end)):
+            policy.charge(seq, count)
+
     def __iter__(self) -> Iterator[Sequence]:
         """Sequences in order, from the first to be admitted on."""
         return iter(self.policy)

@@ -10,6 +10,8 @@ import pytest
 
 from engine.core import scheduler as scheduling
 from engine.core.journal import Journal
+from engine.core.model_drafts import ModelDrafts
+from engine.core.results import StepResults
 from engine.core.scheduler import Scheduler
 from engine.core.sequences import Sequences
 from engine.core.step_budget import StepBudget
@@ -179,54 +181,55 @@ def _rejected_drafts_count(patch: pytest.MonkeyPatch) -> None:
 
 def _drafts_without_room(patch: pytest.MonkeyPatch) -> None:
     """Drafts are asked for, and no blocks for them are taken."""
-    want = Scheduler._want_drafts
+    want = ModelDrafts.request
 
-    def rash(self: Scheduler, plan: Any) -> None:
-        grow, self.kv.grow = self.kv.grow, lambda seq, end: True  # type: ignore[method-assign]
+    def rash(self: ModelDrafts, plan: Any) -> None:
+        kv = self._kv
+        grow, kv.grow = kv.grow, lambda seq, end: True  # type: ignore[method-assign]
         try:
             want(self, plan)
         finally:
-            self.kv.grow = grow  # type: ignore[method-assign]
+            kv.grow = grow  # type: ignore[method-assign]
 
-    patch.setattr(Scheduler, "_want_drafts", rash)
+    patch.setattr(ModelDrafts, "request", rash)
 
 
 def _drafts_taken_as_tokens(patch: pytest.MonkeyPatch) -> None:
     """The draft model's guesses are committed without a check."""
-    receive = Scheduler._receive_drafts
+    receive = ModelDrafts.receive
 
-    def believed(self: Scheduler, seqs: Any, drafts: Any) -> None:
+    def believed(self: ModelDrafts, seqs: Any, drafts: Any) -> None:
         receive(self, seqs, drafts)
         for i, token_ids in drafts.by_item().items():
             if seqs[i].status is SequenceStatus.RUNNING and len(token_ids) < seqs[i].num_to_generate:
                 seqs[i].commit(token_ids)
 
-    patch.setattr(Scheduler, "_receive_drafts", believed)
+    patch.setattr(ModelDrafts, "receive", believed)
 
 
 def _void_results_count(patch: pytest.MonkeyPatch) -> None:
     """Tokens sampled behind a failed one are taken in."""
-    fail = Scheduler._fail
+    fail = StepResults._fail
 
-    def keep(self: Scheduler, seq: Sequence, *failure: Any) -> Any:
+    def keep(self: StepResults, seq: Sequence, *failure: Any) -> Any:
         failed = fail(self, seq, *failure)
         seq.num_void_results = 0
         return failed
 
-    patch.setattr(Scheduler, "_fail", keep)
+    patch.setattr(StepResults, "_fail", keep)
 
 
 def _stop_found_late(patch: pytest.MonkeyPatch) -> None:
     """The surplus token of a step in flight reaches the client."""
-    append = Scheduler._append
+    append = StepResults._append
 
-    def late(self: Scheduler, seq: Sequence, tokens: Any) -> Any:
+    def late(self: StepResults, seq: Sequence, tokens: Any) -> Any:
         delta = append(self, seq, tokens)
         if delta.finish_reason is FinishReason.STOP and seq.in_flight:
             delta.tokens.append(delta.tokens[-1])
         return delta
 
-    patch.setattr(Scheduler, "_append", late)
+    patch.setattr(StepResults, "_append", late)
 
 
 def _budget_ignored(patch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What most sequences of a step take a short way for (`Scheduler`, `StepPacker`) comes out as by the long one."""
+"""What most sequences of a step take a short way for (`Scheduler`, `StepResults`, `StepPacker`) comes out as by the long one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from engine.core.plan import StepPacker
+from engine.core.results import StepResults
 from engine.core.scheduler import Scheduler
 from engine.kv.kv_cache_manager import KvCacheManager
 from engine.sequence import Sequence, SequenceStatus
@@ -82,7 +83,7 @@ def test_short_ways_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     who = StepPacker._who
     monkeypatch.setattr(Scheduler, "_grant_one_each", _grant_by_the_long_way)
     monkeypatch.setattr(
-        Scheduler, "_append_plain", lambda self, seq, token: self._append(seq, (self._plain[token],))
+        StepResults, "_append_plain", lambda self, seq, token: self._append(seq, (self._plain[token],))
     )
     monkeypatch.setattr(StepPacker, "_who", lambda self, seqs: who(StepPacker(), seqs))
     assert told() == short
@@ -112,12 +113,12 @@ def _same_as_the_last(patch: pytest.MonkeyPatch) -> None:
 def _past_the_end(patch: pytest.MonkeyPatch) -> None:
     """A plain token that ends a sequence does not."""
 
-    def append(self: Scheduler, seq: Sequence, token_id: int) -> Any:
+    def append(self: StepResults, seq: Sequence, token_id: int) -> Any:
         delta = self._append(seq, (self._plain[token_id],))
         delta.finish_reason = None
         return delta
 
-    patch.setattr(Scheduler, "_append_plain", append)
+    patch.setattr(StepResults, "_append_plain", append)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,168 @@
+"""`StepResults`: takes in what a step computed: commits tokens, ends sequences, and tells the policies how long it took."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.core.model_drafts import ModelDrafts
+from engine.core.policies import Policies
+from engine.core.sequences import Sequences
+from engine.core.step_budget import StepBudget
+from engine.errors import InvalidRequest, SequenceFailed
+from engine.request import FinishReason, TokenDelta
+from engine.sequence import Sequence, SequenceStatus
+from executors.contract import ItemFault, SampledToken, UnifiedBatch, UnifiedOutput
+
+
+class StepResults:
+    """The half of `Scheduler` behind a step. Called by the loop task only; never waits, touches no executor."""
+
+    def __init__(
+        self, policies: Policies, sequences: Sequences, step_budget: StepBudget, model_drafts: ModelDrafts
+    ) -> None:
+        self._policies = policies
+        self._sequences = sequences
+        self._kv = sequences.kv
+        self._journal = sequences.journal
+        self._waiting = sequences.waiting
+        self._step_budget = step_budget
+        self._model_drafts = model_drafts
+        self.num_prompt_tokens = 0
+        """Tokens of prompts that steps computed, those computed again after a failure included."""
+        self._plain = _PlainTokens()
+
+    def observe(self, batch: UnifiedBatch, output: UnifiedOutput, seconds: float) -> None:
+        """A step took `seconds`: the policies of budget and drafts and the wait estimate learn from it. A step of an older epoch
+        tells nothing: its time is that of a restart."""
+        spared = self._sequences.spared_by(batch.step_id)
+        if not self._journal.accepts(batch.epoch):
+            return
+        prompt_tokens = batch.num_prompt_tokens
+        self.num_prompt_tokens += prompt_tokens
+        self._policies.budget.observe(batch.num_decodes, prompt_tokens, seconds)
+        self._waiting.estimate.observe(seconds, prompt_tokens + spared)
+        if self._policies.drafter is not None and not prompt_tokens:
+            lengths, drafts = self._policies.lengths, output.drafts
+            drafting = 0.0 if drafts is None else drafts.seconds
+            self._waiting.estimate.gained(len(output.token_ids) / len(batch))
+            lengths.observe(len(batch), int(batch.num_draft_tokens.sum()), max(0.0, seconds - drafting))
+            if drafts is not None and batch.drafts_wanted is not None:
+                lengths.observe_drafting(int(np.count_nonzero(batch.drafts_wanted)), drafts.rounds, drafting)
+
+    def commit(self, batch: UnifiedBatch, output: UnifiedOutput) -> list[tuple[Sequence, TokenDelta]]:
+        """Take in a step's result; returns what each sequence gained. Output of an older epoch changes nothing."""
+        seqs = self._sequences.done(batch.step_id)
+        if not self._journal.accepts(batch.epoch):
+            return []
+        self._step_budget.went_well()
+        deltas: list[tuple[Sequence, TokenDelta]] = []
+        ids, counts, details = output.token_ids.tolist(), output.num_tokens.tolist(), output.details
+        drafts, sampled = batch.num_draft_tokens.tolist(), batch.is_final_chunk.tolist()
+        if verified := any(drafts):  # how many tokens come of drafts is settled below
+            sampled = [final and not count for final, count in zip(sampled, drafts, strict=True)]
+        at = 0
+        for i, (seq, count, samples) in enumerate(zip(seqs, counts, sampled, strict=True)):
+            begin, at = at, at + count
+            if not seq.receive(samples):
+                if seq.finished and not seq.in_flight:
+                    self._sequences.let_go(seq)
+                continue
+            if verified and drafts[i]:
+                computed = int(batch.pos_offsets[i]) + count
+                seq.settle(computed)
+                self._waiting.charge(seq, 0, computed)
+                self._policies.lengths.verdict(drafts[i], max(0, count - 1))
+            detail = details.get(i) if details else None
+            if detail is None and count == 1:
+                deltas.append((seq, self._append_plain(seq, ids[begin])))
+                continue
+            if detail is not None and detail.prompt_logprobs:
+                self._journal.commit_prompt(seq, int(batch.pos_offsets[i]), detail.prompt_logprobs)
+            if detail is not None and detail.error is not None:
+                if (failed := self._fail(seq, detail.fault, detail.error)) is not None:
+                    deltas.append((seq, failed))
+            elif at > begin:
+                tokens = detail.tokens if detail is not None else [self._plain[id_] for id_ in ids[begin:at]]
+                deltas.append((seq, self._append(seq, tokens)))
+            elif detail is not None and detail.pooled is not None:
+                if np.isfinite(detail.pooled).all():
+                    deltas.append((seq, self._pooled(seq, detail.pooled)))
+                elif (
+                    failed := self._fail(seq, ItemFault.NOT_FINITE, "the vector is not finite")
+                ) is not None:
+                    deltas.append((seq, failed))
+        if output.drafts is not None:
+            self._model_drafts.receive(seqs, output.drafts)
+        return deltas
+
+    def _append_plain(self, seq: Sequence, token_id: int) -> TokenDelta:
+        """`_append` of one token of which nothing more is told, as nearly all are."""
+        token, request, output = self._plain[token_id], seq.request, seq.output_token_ids
+        ends = token_id in request.stop_token_ids or len(output) + 1 >= request.max_tokens
+        if ends or not output or seq.num_failed_steps:
+            return self._append(seq, (token,))
+        seq.commit_one(token_id)
+        return TokenDelta([token], None, None, seq.num_cached_tokens)
+
+    def _append(self, seq: Sequence, tokens: SequenceOf[SampledToken]) -> TokenDelta:
+        """Commit tokens up to the first that ends the sequence."""
+        request, reason, stop_token_id = seq.request, None, None
+        room = request.max_tokens - len(seq.output_token_ids)
+        for n, token in enumerate(tokens, 1):
+            if token.token_id in request.stop_token_ids:
+                reason, stop_token_id = FinishReason.STOP, token.token_id
+            elif n == room:
+                reason = FinishReason.LENGTH
+            if reason is not None:
+                tokens = tokens[:n]
+                break
+        first = not seq.output_token_ids
+        self._journal.commit(seq, tokens)
+        self._sequences.went_well(seq)
+        if reason is not None:
+            self._sequences.finish(seq, reason)
+        told = tuple(seq.prompt_logprobs) if first and request.prompt_logprobs is not None else None
+        return TokenDelta(list(tokens), reason, stop_token_id, seq.num_cached_tokens, prompt_logprobs=told)
+
+    def _pooled(self, seq: Sequence, pooled: NDArray[np.float32]) -> TokenDelta:
+        """An embedding request ends with its prompt."""
+        self._sequences.went_well(seq)
+        self._sequences.finish(seq, FinishReason.STOP)
+        return TokenDelta(
+            finish_reason=FinishReason.STOP, num_cached_tokens=seq.num_cached_tokens, pooled=pooled
+        )
+
+    def _fail(self, seq: Sequence, fault: ItemFault, message: str) -> TokenDelta | None:
+        """The sequence failed alone. None if it gets another try, with KV of its own in place of what it shares."""
+        if fault is ItemFault.GRAMMAR_TOO_LARGE:
+            self._sequences.finish(seq, FinishReason.ABORT)
+            refused = InvalidRequest(message, "grammar", "invalid_value")
+            return TokenDelta(finish_reason=FinishReason.ERROR, error=refused)
+        if fault is ItemFault.NOTHING_LEFT:
+            # What the client asked for cannot go on; it counts with the requests taken back, not with our failures.
+            self._sequences.finish(seq, FinishReason.ABORT)
+            culprit = seq.request.sampling.restricted_by()
+            said = f"{message} at position {len(seq.output_token_ids)} of the output"
+            error = InvalidRequest(said, culprit, "invalid_value")
+            return TokenDelta(finish_reason=FinishReason.ERROR, error=error)
+        self._kv.withdraw(seq)
+        if seq.num_shared_blocks:
+            # Whoever wrote that may have failed itself, a moment too late for this one to know.
+            seq.void_in_flight()
+            if seq.status is SequenceStatus.RUNNING:
+                self._sequences.preempt(seq, fault.value)
+            return None
+        self._sequences.finish(seq, FinishReason.ERROR)
+        return TokenDelta(finish_reason=FinishReason.ERROR, error=SequenceFailed(message))
+
+
+class _PlainTokens(dict[int, SampledToken]):
+    """Tokens without logprobs, one object for each id of the vocabulary: making thousands a second costs time, and the
+    garbage collector more."""
+
+    def __missing__(self, token_id: int) -> SampledToken:
+        token = self[token_id] = SampledToken(token_id)
+        return token

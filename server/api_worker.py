@@ -79,7 +79,7 @@ class Counts(Metrics):
         return answered
 
     def refused(self, code: str) -> None:
-        """See Observer."""
+        """See MetricsSink."""
         self._codes[code] += 1
         self._tell_soon()
 

@@ -1,4 +1,4 @@
-"""Prometheus metrics: names fixed by the design, fed by the engine's Observer calls and by gauges read when scraped.
+"""Prometheus metrics: names fixed by the design, fed by the engine as its `MetricsSink` and by gauges read when scraped.
 
 Scraping never blocks: gauges come from `EngineStats` and from the executor's last snapshots, whose age is exported with
 them, so that a hanging executor shows as old numbers and not as a hanging scrape.
@@ -27,7 +27,8 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from engine.core.adapters import AdapterUse
-from engine.request import DraftStats, EngineStats, Observer, Stage
+from engine.metrics_sink import MetricsSink
+from engine.request import DraftStats, EngineStats, Stage
 from engine.story import WaitReason
 from executors.contract import MemoryStatus, ModelExecutor, NotReady, SnapshotValue
 from server import __version__, vllm_metrics
@@ -92,7 +93,7 @@ class _Workers(Protocol):
     def uses(self) -> Sequence[_WorkerUse]: ...
 
 
-class Metrics(Observer):
+class Metrics(MetricsSink):
     """All metrics of one server, in a registry of their own, so that two servers in one test process do not collide."""
 
     def __init__(self, model: str = "", compat: str = "none") -> None:
@@ -260,10 +261,10 @@ class Metrics(Observer):
             ]
         return family
 
-    # -- Observer: called from the engine's loop task ------------------------------------------------------------------
+    # -- MetricsSink: called from the engine's loop task ------------------------------------------------------------------
 
     def first_token(self, ttft: float) -> None:
-        """See Observer."""
+        """See MetricsSink."""
         self._ttft.observe(ttft)
         self._tokens.output += 1
 
@@ -273,18 +274,18 @@ class Metrics(Observer):
         return self._tokens.output
 
     def tokens(self, count: int, inter_token: float) -> None:
-        """See Observer. Tokens that arrive together share the time since the last one."""
+        """See MetricsSink. Tokens that arrive together share the time since the last one."""
         self._tokens.output += count
         self._itl.observe(inter_token / count, count)
 
     def finished(self, outcome: str, prompt_tokens: int, output_tokens: int, e2e: float) -> None:
-        """See Observer."""
+        """See MetricsSink."""
         self._requests.labels(outcome).inc()
         self._tokens.prompt += prompt_tokens
         self._e2e.observe(e2e)
 
     def used(self, key_name: str, prompt_tokens: int, output_tokens: int) -> None:
-        """See Observer."""
+        """See MetricsSink."""
         self._count_key(key_name, prompt_tokens, output_tokens)
 
     def _count_key(self, name: str, prompt_tokens: int, output_tokens: int, requests: int = 1) -> None:
@@ -298,15 +299,15 @@ class Metrics(Observer):
         self._key_tokens.labels(name, "output").inc(output_tokens)
 
     def refused(self, code: str) -> None:
-        """See Observer."""
+        """See MetricsSink."""
         self._refused.labels(code).inc()
 
     def failed(self, code: str) -> None:
-        """See Observer."""
+        """See MetricsSink."""
         self._failed.labels(code).inc()
 
     def restarted(self, cause: str) -> None:
-        """See Observer."""
+        """See MetricsSink."""
         self._restarts.labels(cause).inc()
 
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from engine.errors import EngineError, InvalidRequest, ModelNotFound, Unavailable
+from engine.observer import Observer
 from engine.sequence import Sequence
 from executors.contract import (
     AdapterExecutor,
@@ -67,12 +68,12 @@ class Adapters:
         clock: Callable[[], float],
         wake: Callable[[], None],
         failed: Callable[[str, EngineError], None],
+        observer: Observer | None = None,
     ) -> None:
         """`most`: adapters that a step may have; 0: there are none. `wake` is called when something has changed for waiting
         sequences, `failed` with an adapter that cannot be loaded, whose sequences have to end."""
         self.most = most
-        self.num_loads = 0
-        self.num_evictions = 0
+        self._observer = observer or Observer()
         self._model_executor, self._executor = executor, cast(AdapterExecutor, executor)
         self._clock = clock
         self._wake = wake
@@ -116,7 +117,7 @@ class Adapters:
                 raise InvalidRequest(f"the adapter cannot be loaded: {error}", "lora_path") from None
             except ExecutorError as error:
                 raise Unavailable(f"the adapter was not loaded: {error}") from None
-            self.num_loads += 1
+            self._observer.adapter_loaded()
             self._known[digest] = _Known(path, forgotten)
             if lives != self._lives:
                 return True
@@ -227,7 +228,7 @@ class Adapters:
         del self._held[free]
         self._lost.add(free)
         self._leaving = None
-        self.num_evictions += 1
+        self._observer.adapter_evicted()
         return wanted
 
     async def _do(self, digest: str | None) -> None:
@@ -255,7 +256,7 @@ class Adapters:
             logger.error("adapter %s cannot be loaded: %s", digest[:12], error)
             self._failed(digest, InvalidRequest(f"the adapter cannot be loaded: {error}", "model"))
             return
-        self.num_loads += 1
+        self._observer.adapter_loaded()
         if lives == self._lives:
             self._held[digest] = None
 

@@ -10,6 +10,7 @@ from engine.core.journal import Journal
 from engine.core.policies import Policies
 from engine.core.scheduler import Scheduler
 from engine.kv.kv_cache_manager import KvCacheManager
+from engine.observer import Observer
 from engine.waiting.forecast import Forecast
 from engine.waiting.queue import WaitingQueue
 from executors.contract import AdapterExecutor, ConfigError, ModelExecutor
@@ -23,6 +24,7 @@ def make_scheduler(
     journal: Journal,
     waiting: WaitingQueue,
     adapters: Adapters,
+    observer: Observer,
 ) -> Scheduler:
     """Return a scheduler for this executor. Raises ConfigError for settings that the executor does not support."""
     limits = executor.capabilities()
@@ -49,6 +51,7 @@ def make_scheduler(
         policies=policies,
         waiting=waiting,
         adapters=adapters,
+        observer=observer,
     )
 
 

@@ -11,7 +11,8 @@ from engine.core.inbox import Inbox
 from engine.core.sequences import Sequences
 from engine.errors import EngineError, Overloaded
 from engine.mailbox import Outlet
-from engine.request import FinishReason, Observer
+from engine.observer import Observer
+from engine.request import FinishReason
 from engine.sequence import Sequence, SequenceStatus
 
 logger = logging.getLogger("cohort.engine")
@@ -47,8 +48,7 @@ class Endings:
         """Refuse a sequence that waits. Of all those of a call one is counted; `calls` are those that were."""
         if seq.mailbox not in calls:
             calls.add(seq.mailbox)
-            self.observer.refused(str(late.code))
-        seq.context.story.refuse(late.refusal)
+            self.observer.refused(seq.context, late)
         # Asked for, or no fault of the executor: not one of our failures.
         self.fail([seq], late, FinishReason.ABORT)
 

@@ -16,10 +16,12 @@ import time
 import weakref
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
+from functools import partial
 
 from engine.config import EngineConfig
 from engine.core.adapters import Adapters, AdapterUse
 from engine.core.assembly import make_scheduler, steps_in_flight
+from engine.core.counters import Counters
 from engine.core.delivery import Delivery
 from engine.core.endings import Endings
 from engine.core.health import Health
@@ -32,10 +34,13 @@ from engine.core.scheduler import Scheduler
 from engine.core.spare_memory import SpareMemory
 from engine.core.step_watch import SequenceView, StepWatch, view_of
 from engine.core.steps import StepQueue
+from engine.core.story_writer import StoryWriter
 from engine.errors import EngineError, InvalidRequest, Overloaded, Unavailable
 from engine.interruptions import Outage
 from engine.mailbox import Outlet
-from engine.request import DraftStats, EngineStats, FinishReason, Observer, Request, Stage
+from engine.metrics_sink import MetricsSink
+from engine.observer import Observer, Observers
+from engine.request import DraftStats, EngineStats, FinishReason, Request, Stage
 from engine.sequence import Sequence
 from engine.waiting.admission import Admission
 from engine.waiting.order import make_policy
@@ -59,29 +64,30 @@ class EngineCore:
         self,
         executor: ModelExecutor,
         config: EngineConfig | None = None,
-        observer: Observer | None = None,
+        metrics: MetricsSink | None = None,
         clock: Callable[[], float] = time.monotonic,
         at_rest: Callable[[], None] = lambda: None,
     ) -> None:
         """`at_rest`: what else to do when there has been nothing to compute for a while; milliseconds at most."""
         self.executor = executor
         self.config = config or EngineConfig()
-        self.observer = observer or Observer()
         self.clock = clock
         self.watch = StepWatch()
+        self.counters = Counters(metrics or MetricsSink())
+        self.observer: Observer = Observers(self.counters, StoryWriter(), self.watch)
         self._at_rest = at_rest
         self.journal = Journal()
         self._health = Health()
         self._info: ModelInfo | None = None
         self._scheduler: Scheduler | None = None
         self._admission: Admission | None = None
-        self._delivery = Delivery(self.observer, clock, self.watch)
+        self._delivery = Delivery(self.observer, clock)
         policy = make_policy(self.config.scheduling_policy, clock)
         self._waiting = WaitingQueue(policy, clock, self.config.max_queue_wait)
         self._inbox = Inbox()
         self._steps = StepQueue(executor, self._inbox, clock)
         self._adapters = Adapters(
-            executor, self.config.max_loras, clock, self._inbox.wake, self._adapter_failed
+            executor, self.config.max_loras, clock, self._inbox.wake, self._adapter_failed, self.observer
         )
         self._recovery: Recovery | None = None
         self._endings: Endings | None = None
@@ -121,7 +127,7 @@ class EngineCore:
         await self.executor.warmup()
         self._info = self.executor.info()
         self._scheduler = make_scheduler(
-            self.executor, self.config, self.journal, self._waiting, self._adapters
+            self.executor, self.config, self.journal, self._waiting, self._adapters, self.observer
         )
         self._steps.limit = steps_in_flight(self.executor, self.config)
         self._admission = Admission(self._info, self._scheduler.kv, self.executor.kv_capacity(), self.config)
@@ -148,7 +154,7 @@ class EngineCore:
             SpareMemory(self.executor, scheduler.kv, self.config, self.clock),
             self._adapters,
             self._health,
-            self.watch,
+            self.observer,
         )
 
     async def drain(self, timeout: float) -> bool:
@@ -226,8 +232,7 @@ class EngineCore:
                 self._adapters.check(request.adapter)
                 self._admission.check(request, waiting, self._waiting, now, goes_on, len(committed))
         except Overloaded as error:
-            self.observer.refused(str(error.code))
-            requests[0].context.story.refuse(error.refusal)
+            self.observer.refused(requests[0].context, error)
             raise
         self._let_in.add(mailbox)
         seqs = [Sequence(next(self._seq_ids), one, mailbox, key + i) for i, one in enumerate(requests)]
@@ -238,7 +243,9 @@ class EngineCore:
             end = self.journal.restore(seq, committed) if committed else None
             if end is None:
                 self._waiting.submit(seq)
+                self.observer.queued(seq, self.clock(), partial(self._waiting.reasons.so_far, seq))
             else:
+                self.observer.queued(seq, self.clock(), None)
                 self._delivery.publish([(seq, end)])
         endings = self._endings
         self._inbox.put(lambda: endings.add(seqs))
@@ -275,7 +282,7 @@ class EngineCore:
     @property
     def adapter_moves(self) -> tuple[int, int]:
         """How often an adapter was loaded into the executor, and how often one gave way to another, ever."""
-        return self._adapters.num_loads, self._adapters.num_evictions
+        return self.counters.adapter_loads, self.counters.adapter_evictions
 
     def abort(self, seq_id: int) -> None:
         """Drop a sequence within one step; no delta follows. Unknown or finished ids are harmless."""
@@ -309,7 +316,7 @@ class EngineCore:
     def stats(self) -> EngineStats:
         """Gauges as of now; never waits."""
         scheduler = self._scheduler
-        sequences = scheduler.sequences if scheduler else None
+        counters = self.counters
         return EngineStats(
             stage=self.stage,
             running=len(scheduler.running) if scheduler else 0,
@@ -317,17 +324,17 @@ class EngineCore:
             kv_blocks_used=scheduler.kv.pool.num_used if scheduler else 0,
             kv_blocks_total=scheduler.kv.pool.num_blocks if scheduler else 0,
             epoch=self.journal.epoch,
-            steps=scheduler.num_steps if scheduler else 0,
-            preemptions=sequences.num_preemptions if sequences else 0,
+            steps=counters.steps,
+            preemptions=counters.preemptions,
             detail=self.detail,
             kv_blocks_cached=scheduler.kv.num_cached if scheduler else 0,
-            prompt_tokens=scheduler.results.num_prompt_tokens if scheduler else 0,
+            prompt_tokens=counters.prompt_tokens,
             kv_blocks_touched=scheduler.kv.pool.num_with_memory if scheduler else 0,
-            prefix_queries=sequences.prefix_queries if sequences else 0,
-            prefix_hits=sequences.prefix_hits if sequences else 0,
-            resumed=sequences.num_resumed if sequences else 0,
+            prefix_queries=counters.prefix_queries,
+            prefix_hits=counters.prefix_hits,
+            resumed=counters.resumed,
             step_tokens=scheduler.step_budget.tokens if scheduler else 0,
-            steps_cut=scheduler.step_budget.num_cuts if scheduler else 0,
+            steps_cut=counters.steps_cut,
             oldest_wait=self._waiting.not_started.oldest_wait(),
             drafts=scheduler.policies.lengths.stats if scheduler else DraftStats(),
         )

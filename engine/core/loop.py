@@ -19,12 +19,11 @@ from engine.core.recovery import Recovery, RecoveryPlan
 from engine.core.restart import Restart
 from engine.core.scheduler import Scheduler
 from engine.core.spare_memory import SpareMemory
-from engine.core.step_watch import StepWatch
-from engine.core.steps import PendingStep, StepQueue
+from engine.core.steps import StepQueue
 from engine.errors import EngineError, ExecutorFailed
 from engine.mailbox import Outlet
+from engine.observer import Observer
 from engine.request import Stage
-from engine.sequence import Sequence
 from engine.waiting.too_late import too_late
 from executors.contract import ExecutorError, KvCacheHandle, ModelExecutor, UnifiedBatch
 
@@ -55,7 +54,7 @@ class EngineLoop:
     spare_memory: SpareMemory
     adapters: Adapters
     health: Health
-    watch: StepWatch
+    observer: Observer
     _looks_at: float | None = None
     """When the loop task next looks for sequences that have waited too long, unless an event comes first; None: never."""
 
@@ -80,6 +79,7 @@ class EngineLoop:
                 self._tell_executor()
                 if batch is not None:
                     self.steps.submit(batch)
+                    self.observer.step_submitted(batch)
                 self.delivery.release()
                 if batch is not None:
                     # One turn of the event loop: the step is sent, then readers run.
@@ -129,26 +129,21 @@ class EngineLoop:
             output = step.result.result()
         except ExecutorError as error:
             if self.scheduler.journal.accepts(step.batch.epoch):
-                if seqs := self._watched(step):
-                    self.watch.failed(step.batch, seqs, self.steps.seconds(step), self.clock(), str(error))
+                seqs = self.scheduler.sequences.by_step[step.batch.step_id]
+                seconds = self.steps.seconds(step)
+                self.observer.step_failed(step.batch, seqs, seconds, self.clock(), str(error))
                 await self._recover(step.batch, error)
             else:
                 self.scheduler.sequences.abandon(step.batch)
             return
-        seqs = self._watched(step)
-        self.scheduler.observe(step.batch, output, seconds := self.steps.seconds(step))
+        seqs, seconds = self.scheduler.sequences.by_step[step.batch.step_id], self.steps.seconds(step)
+        self.scheduler.observe(step.batch, output, seconds)
         deltas = self.scheduler.commit(step.batch, output)
-        if seqs:
-            self.watch.landed(step.batch, output, seqs, seconds, self.clock())
+        if self.scheduler.journal.accepts(step.batch.epoch):
+            self.observer.step_landed(step.batch, output, seqs, seconds, self.clock())
         if any(delta.error is None for _, delta in deltas):
             self.recovery.gave_something()
         self.delivery.hold(deltas)
-
-    def _watched(self, step: PendingStep) -> list[Sequence]:
-        """The sequences of a step that subscribers are to hear of; none if there are no subscribers."""
-        if not self.watch.active or not self.scheduler.journal.accepts(step.batch.epoch):
-            return []
-        return self.scheduler.sequences.by_step.get(step.batch.step_id, [])
 
     async def _rest(self) -> None:
         """Nothing to compute: sleep until a command comes, then let others of the same moment join its step."""

@@ -114,6 +114,7 @@ class Recovery:
         outage = Outage(scheduler.journal.epoch, self._clock(), _word(error))
         self.outages.append(outage)
         epoch = scheduler.journal.open_epoch()
+        num_running = len(scheduler.running)
         # What was refused has its reason in the step: no need to try it again as it was.
         suspects = scheduler.sequences.rewind(
             batch,
@@ -129,7 +130,7 @@ class Recovery:
         by_chance = isinstance(error, ExecutorDied) and error.from_outside
         most = MAX_FAILED_STEPS + (MORE_DEATHS_FROM_OUTSIDE if by_chance else 0)
         culprits = [seq for seq in suspects if seq.num_failed_steps >= most]
-        scheduler.sequences.num_resumed -= len(culprits)
+        scheduler.sequences.observer.sequences_rewound(0 if shrunk else num_running - len(culprits))
         self._forgive_known(culprits)
         code = "executor_died" if died else error.kind
         what = "failed" if code != OutOfMemory.kind else "has no memory for this request, even by itself"
@@ -146,6 +147,7 @@ class Recovery:
         tokens, budget = batch.total_q_tokens(), self._scheduler.step_budget
         if not budget.shrink(tokens):
             return False
+        self._scheduler.sequences.observer.step_cut()
         logger.warning(
             "no memory for a step of %d tokens of %d sequences, at most %d from now on: %s",
             tokens, len(batch), budget.tokens, error,

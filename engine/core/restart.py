@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from engine.core.health import Health
 from engine.core.inbox import Inbox
 from engine.core.recovery import RecoveryPlan
-from engine.request import Observer
+from engine.observer import Observer
 from executors.contract import ExecutorDied, ExecutorError, ModelExecutor
 
 logger = logging.getLogger("cohort.engine")
@@ -55,4 +55,4 @@ class Restart:
         follows a death, heard or raised as `error`."""
         death = self.inbox.take_death() or (error if isinstance(error, ExecutorDied) else None)
         if death is not None:
-            self.observer.restarted(death.cause)
+            self.observer.executor_restarted(death.cause)

@@ -30,8 +30,6 @@ class StepResults:
         self._waiting = sequences.waiting
         self._step_budget = step_budget
         self._model_drafts = model_drafts
-        self.num_prompt_tokens = 0
-        """Tokens of prompts that steps computed, those computed again after a failure included."""
         self._plain = _PlainTokens()
 
     def observe(self, batch: UnifiedBatch, output: UnifiedOutput, seconds: float) -> None:
@@ -41,7 +39,6 @@ class StepResults:
         if not self._journal.accepts(batch.epoch):
             return
         prompt_tokens = batch.num_prompt_tokens
-        self.num_prompt_tokens += prompt_tokens
         self._policies.budget.observe(batch.num_decodes, prompt_tokens, seconds)
         self._waiting.estimate.observe(seconds, prompt_tokens + spared)
         if self._policies.drafter is not None and not prompt_tokens:

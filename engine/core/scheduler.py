@@ -19,6 +19,7 @@ from engine.core.results import StepResults
 from engine.core.sequences import Sequences
 from engine.core.step_budget import StepBudget
 from engine.kv.kv_cache_manager import KvCacheManager
+from engine.observer import Observer
 from engine.policies.budget import MIN_CHUNK
 from engine.policies.drafter import Drafter
 from engine.request import TokenDelta
@@ -44,16 +45,17 @@ class Scheduler:
         policies: Policies | None = None,
         waiting: WaitingQueue | None = None,
         adapters: Adapters | None = None,
+        observer: Observer | None = None,
     ) -> None:
         self.policies = policies or Policies()
         self.adapters = adapters
         self.kv = kv
         self.journal = journal
         self.waiting = WaitingQueue() if waiting is None else waiting
-        self.sequences = Sequences(kv, journal, max_num_seqs, self.waiting)
+        self.sequences = Sequences(kv, journal, max_num_seqs, self.waiting, observer or Observer())
         self.running = self.sequences.running
         self.step_budget = StepBudget(max_num_batched_tokens)
-        self.num_steps = 0
+        self._last_step_id = 0
         self._packer = StepPacker()
         self._model_drafts = ModelDrafts(self.policies, kv, self.sequences)
         self.results = StepResults(self.policies, self.sequences, self.step_budget, self._model_drafts)
@@ -280,10 +282,10 @@ class Scheduler:
 
     def _pack(self, plan: StepPlan) -> UnifiedBatch:
         """The step for the executor; the grants count as computed from here on."""
-        self.num_steps += 1
+        self._last_step_id += 1
         self._model_drafts.request(plan)
-        self.sequences.submitted(self.num_steps, list(plan.grants))
-        batch = self._packer.pack(plan, self.num_steps, self.journal.epoch, self.kv)
+        self.sequences.submitted(self._last_step_id, list(plan.grants))
+        batch = self._packer.pack(plan, self._last_step_id, self.journal.epoch, self.kv)
         self.waiting.estimate.submitted(batch)
         return batch
 

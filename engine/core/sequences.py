@@ -8,11 +8,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 from engine.config import FAILED_STEPS_BEFORE_ALONE
 from engine.core.journal import Journal
 from engine.interruptions import Outage
 from engine.kv.kv_cache_manager import Hit, KvCacheManager
+from engine.observer import Observer, PrefixLookup
 from engine.request import FinishReason
 from engine.sequence import Sequence, SequenceStatus
 from engine.story import WaitReason
@@ -35,18 +37,16 @@ class Sequences:
         journal: Journal,
         num_slots: int,
         waiting: WaitingQueue,
+        observer: Observer,
     ) -> None:
         self.kv = kv
         self.journal = journal
         self.num_slots = num_slots
         self.waiting = waiting
+        self.observer = observer
         self.running: dict[Sequence, None] = {}
         self.by_step: dict[int, list[Sequence]] = {}
         self.suspects: dict[Sequence, None] = {}
-        self.num_preemptions = 0
-        self.num_resumed = 0
-        self.prefix_queries = 0
-        self.prefix_hits = 0
         paged = kv.layout.num_blocks > 0
         waiting.open(num_slots, paged, kv.layout.capacity_tokens if paged else math.inf)
         self._free_slots = deque(range(num_slots))
@@ -73,7 +73,9 @@ class Sequences:
             self.waiting.remove(seq)
         seq.finish(reason)
         self.suspects.pop(seq, None)
-        self.waiting.end(seq)
+        waits = self.waiting.end(seq)
+        if waits and not seq.was_started:
+            self.observer.left_queue(seq, waits)
         if not seq.in_flight:
             self.let_go(seq)
 
@@ -109,28 +111,22 @@ class Sequences:
         self.kv.begin(seq, hit)
         first = seq.status is SequenceStatus.WAITING
         seq.admit(hit.num_tokens)
-        now, waited = self.waiting.admitted(seq)
-        # Choices share the prompt of the first one, which is not what a cache found.
-        cached = seq.num_cached_tokens if first and seq.is_first else None
-        seq.context.story.admit(now, seq.mailbox_key, waited, cached)
+        now, waits = self.waiting.admitted(seq)
+        lookup = PrefixLookup(hit.looked_up, partial(self.kv.explain, seq, hit)) if first else None
+        self.observer.admitted(seq, now, waits, lookup)
         if first:
-            if seq.is_first and seq.context.story.prefix is None:
-                seq.context.story.match(self.kv.explain(seq, hit))
             self.waiting.start(seq)
             self._num_spared += min(seq.num_cached_tokens, self.waiting.prompt_tokens(seq))
-            if hit.looked_up:
-                self.prefix_queries += seq.prompt_len
-                self.prefix_hits += seq.num_cached_tokens
         self.running[seq] = None
 
     def preempt(self, seq: Sequence, fault: str | None = None, outage: Outage | None = None) -> None:
         """Roll back to nothing computed; it keeps its slot and its place in the queue. `fault`: the failure that is the reason;
         None: others need its blocks. `outage`: None if the executor goes on."""
-        now, tokens, story = self.waiting.clock(), len(seq.output_token_ids), seq.context.story
+        now = self.waiting.clock()
         if fault is None:
-            story.preempt(now, seq.mailbox_key, tokens)
+            self.observer.preempted(seq, now)
         else:
-            story.interrupt(now, seq.mailbox_key, fault, tokens, outage)
+            self.observer.interrupted(seq, now, fault, outage)
         self.kv.free(seq)
         seq.roll_back()
         del self.running[seq]
@@ -139,7 +135,6 @@ class Sequences:
             self.waiting.reasons.hold(seq, WaitReason.KV_BLOCKS)
         if seq.started_epoch == self.journal.epoch:
             self._rolled_back.append(seq)
-        self.num_preemptions += 1
 
     def started(self) -> Iterator[Sequence]:
         """Sequences that the executor may know: running, preempted, or ended with a step in flight. Some come twice."""
@@ -206,7 +201,6 @@ class Sequences:
             seq.drop_in_flight()
             if seq.finished:
                 self.let_go(seq)
-        self.num_resumed += 0 if blameless else len(self.running)
         for seq in list(self.running):
             self.preempt(seq, cause, outage)
         for seq in self.waiting:

@@ -29,7 +29,6 @@ class StepBudget:
     def __init__(self, most: int) -> None:
         self.most = most
         self.tokens = most
-        self.num_cuts = 0
         self._patience = PATIENCE
         self._good = 0
         self._grown = False
@@ -39,7 +38,6 @@ class StepBudget:
         if num_tokens <= LEAST_TOKENS:
             return False
         # Of what the step had: thousands are not what failed where a hundred decodes did.
-        self.num_cuts += 1
         self.tokens = max(LEAST_TOKENS, min(self.tokens, num_tokens) // 2)
         if self._grown:
             self._patience = min(MOST_PATIENCE, 2 * self._patience)

@@ -11,6 +11,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from engine.observer import Observer
 from engine.request import FinishReason
 from engine.sequence import Sequence, SequenceStatus
 from executors.contract import UnifiedBatch, UnifiedOutput
@@ -111,7 +112,7 @@ class StepRecord:
 Told = TypeVar("Told", StepRecord, SequenceEnd)
 
 
-class StepWatch:
+class StepWatch(Observer):
     """Subscribers to steps and to the ends of sequences, and the records made for them. Called by the loop task only, but for
     `subscribe`."""
 
@@ -146,7 +147,7 @@ class StepWatch:
 
         return unsubscribe
 
-    def landed(
+    def step_landed(
         self,
         batch: UnifiedBatch,
         output: UnifiedOutput,
@@ -155,18 +156,22 @@ class StepWatch:
         now: float,
     ) -> None:
         """A step's result was taken in at `now`, after `seconds`; `seqs` are its items' sequences, with their new tokens."""
+        if not self._listeners:
+            return
         items, first_tokens = self._items(batch, output, seqs, now)
         self._tell(_record(batch, seqs, seconds, now, items, first_tokens))
 
-    def failed(
+    def step_failed(
         self, batch: UnifiedBatch, seqs: SequenceOf[Sequence], seconds: float, now: float, error: str
     ) -> None:
         """A step failed, or died with its executor."""
+        if not self._listeners:
+            return
         items = _all_items(batch, [0] * len(batch), seqs)
         self._last = self._last_ids = None
         self._tell(_record(batch, seqs, seconds, now, items, error=error or "failed"))
 
-    def ended(self, seq: Sequence, now: float) -> None:
+    def finished(self, seq: Sequence, now: float) -> None:
         """A sequence has ended: no token of it comes or counts any more."""
         if not self._end_listeners:
             return

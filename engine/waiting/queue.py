@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 
 from engine.refusal import Because, Refusal
 from engine.request import Request
@@ -83,7 +82,6 @@ class WaitingQueue:
         if self.estimate.forecast is not None and self.not_started.may_drop(seq):
             self.second_look.add(seq)
         self.reasons.begin(seq)
-        seq.context.story.watch_wait(partial(self.reasons.so_far, seq))
 
     def add(self, seq: Sequence) -> None:
         """Give a new or a preempted sequence its place in the order."""
@@ -105,17 +103,17 @@ class WaitingQueue:
         by reason."""
         return self.reasons.end(seq)
 
-    def end(self, seq: Sequence) -> None:
-        """A sequence has ended, started or not; it has no place in the order any more."""
-        _, waited = self.reasons.end(seq)
-        if waited and not seq.was_started:
-            seq.context.story.give_up(waited)
+    def end(self, seq: Sequence) -> dict[WaitReason, float]:
+        """A sequence has ended, started or not; it has no place in the order any more. Returns the seconds that it has waited by
+        reason, {} if it was not waiting."""
+        _, waits = self.reasons.end(seq)
         if seq in self._fresh:
             self._uncount(seq)
             self.not_started.remove(seq)
         else:
             self.estimate.end(seq)
         self.policy.gone(seq)
+        return waits
 
     def charge(self, seq: Sequence, begin: int, end: int) -> None:
         """Charge the policy with those of positions begin .. end - 1 that it was not charged with before."""

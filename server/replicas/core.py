@@ -32,7 +32,8 @@ from engine.errors import (
     Unavailable,
 )
 from engine.mailbox import Mailbox, Outlet
-from engine.request import FinishReason, Observer, Request, TokenDelta
+from engine.metrics_sink import MetricsSink
+from engine.request import FinishReason, Request, TokenDelta
 from engine.story import Story
 from server.replicas.journal import MOST_LIVES, Call, Entry, Tap
 from server.replicas.router import Router, prefix_keys, short_key
@@ -87,7 +88,7 @@ class FleetCore:
         max_model_len: int,
         model: str,
         block_size: int,
-        observer: Observer,
+        observer: MetricsSink,
         router: Router | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

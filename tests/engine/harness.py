@@ -10,7 +10,8 @@ import numpy as np
 from engine.config import EngineConfig
 from engine.core.engine import EngineCore
 from engine.mailbox import Mailbox
-from engine.request import FinishReason, Observer, Request, RequestContext, TokenDelta
+from engine.metrics_sink import MetricsSink
+from engine.request import FinishReason, Request, RequestContext, TokenDelta
 from executors import registry
 from executors.contract import ExecutorAttentionConfig, ExecutorConfig, SamplingParams
 from executors.testing.fakes.base import FakeExecutor
@@ -37,7 +38,7 @@ def fake(
 
 @asynccontextmanager
 async def engine(
-    executor: FakeExecutor, observer: Observer | None = None, **config: float
+    executor: FakeExecutor, observer: MetricsSink | None = None, **config: float
 ) -> AsyncIterator[EngineCore]:
     """A started engine; at the end everything must be accounted for."""
     config = {

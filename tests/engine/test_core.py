@@ -18,7 +18,8 @@ from engine.errors import (
     Unavailable,
 )
 from engine.mailbox import Mailbox
-from engine.request import FinishReason, Observer, Stage
+from engine.metrics_sink import MetricsSink
+from engine.request import FinishReason, Stage
 from executors.contract import ExecutorDied, SampledToken, SamplingParams
 from executors.process.inline import InlineExecutor
 from executors.testing.fakes.failures import Failure
@@ -113,7 +114,7 @@ async def test_an_abort_takes_effect_within_one_step() -> None:
 async def test_a_finish_from_the_text_side_cuts_the_output() -> None:
     seen: list[tuple[str, int, int]] = []
 
-    class Ears(Observer):
+    class Ears(MetricsSink):
         def finished(self, outcome: str, prompt_tokens: int, output_tokens: int, e2e: float) -> None:
             seen.append((outcome, prompt_tokens, output_tokens))
 
@@ -132,7 +133,7 @@ async def test_a_finish_from_the_text_side_cuts_the_output() -> None:
 async def test_a_prompt_counts_once_for_all_its_choices_and_not_for_who_left_before() -> None:
     seen: list[int] = []
 
-    class Ears(Observer):
+    class Ears(MetricsSink):
         def finished(self, outcome: str, prompt_tokens: int, output_tokens: int, e2e: float) -> None:
             seen.append(prompt_tokens)
 

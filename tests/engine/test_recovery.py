@@ -10,7 +10,8 @@ import pytest
 from engine.config import MAX_FRUITLESS_RESTARTS, EngineConfig
 from engine.core.engine import EngineCore
 from engine.errors import BrokeExecutor, ExecutorFailed
-from engine.request import Observer, Stage
+from engine.metrics_sink import MetricsSink
+from engine.request import Stage
 from executors.contract import (
     ConfigError,
     ExecutorDied,
@@ -26,7 +27,7 @@ from executors.testing.fakes.oracle import expected_tokens
 from tests.engine.harness import engine, fake, request, run
 
 
-class Restarts(Observer):
+class Restarts(MetricsSink):
     """Their causes, in order."""
 
     def __init__(self) -> None:

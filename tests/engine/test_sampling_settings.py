@@ -15,7 +15,8 @@ from engine.config import EngineConfig
 from engine.core.engine import EngineCore
 from engine.errors import InvalidRequest
 from engine.mailbox import Mailbox
-from engine.request import FinishReason, Observer, Request, RequestContext, TokenDelta
+from engine.metrics_sink import MetricsSink
+from engine.request import FinishReason, Request, RequestContext, TokenDelta
 from engine.text.choice import Choice, ChoiceOptions
 from engine.text.generation import TextEngine
 from executors.contract import (
@@ -42,7 +43,7 @@ FEW = tuple(range(40, 48))
 APART = tuple((token, 0.37 * token) for token in FEW)
 
 
-class Outcomes(Observer):
+class Outcomes(MetricsSink):
     """How the requests ended."""
 
     def __init__(self) -> None:

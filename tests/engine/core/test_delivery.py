@@ -5,7 +5,8 @@ import numpy as np
 from engine.core.delivery import Delivery
 from engine.errors import SequenceFailed
 from engine.mailbox import Mailbox
-from engine.request import FinishReason, Observer, Request, RequestContext, TokenDelta
+from engine.observer import Observer
+from engine.request import FinishReason, Request, RequestContext, TokenDelta
 from engine.sequence import Sequence
 from executors.contract import SampledToken, SamplingParams
 

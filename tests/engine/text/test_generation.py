@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from engine.errors import ContextLengthExceeded, DeadlinePassed, ExecutorFailed
-from engine.request import Observer, Request, RequestContext
+from engine.metrics_sink import MetricsSink
+from engine.request import Request, RequestContext
 from engine.text.embedding import Embedder, EmbeddingRequest
 from engine.text.generation import Generation, TextDelta, TextEngine, TextRequest
 from engine.text.tokenizer import Tokenizer
@@ -58,7 +59,7 @@ async def test_text_equals_the_whole_decoded(tokenizer: Tokenizer) -> None:
     assert (generation.usage.prompt_tokens, generation.usage.completion_tokens) == (2, 20)
 
 
-class _Times(Observer):
+class _Times(MetricsSink):
     """Keeps what a call took."""
 
     def __init__(self) -> None:

@@ -13,7 +13,8 @@ from engine.config import EngineConfig
 from engine.core.engine import EngineCore
 from engine.errors import DeadlinePassed, Overloaded
 from engine.mailbox import Mailbox
-from engine.request import FinishReason, Observer, Stage, TokenDelta
+from engine.metrics_sink import MetricsSink
+from engine.request import FinishReason, Stage, TokenDelta
 from engine.sequence import Sequence
 from engine.waiting.not_started import NotStarted
 from executors.contract import SampledToken, SamplingParams, UnifiedBatch, UnifiedOutput
@@ -27,7 +28,7 @@ from tests.text_requests import changed
 
 
 @dataclass
-class Heard(Observer):
+class Heard(MetricsSink):
     refusals: list[str] = field(default_factory=list)
     outcomes: list[str] = field(default_factory=list)
 
@@ -38,7 +39,7 @@ class Heard(Observer):
         self.outcomes.append(outcome)
 
 
-async def started(made: FakeExecutor, observer: Observer | None = None, **config: Any) -> EngineCore:
+async def started(made: FakeExecutor, observer: MetricsSink | None = None, **config: Any) -> EngineCore:
     """An engine on the loop's clock."""
     settings = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "restart_pause": 0.01, **config}
     core = EngineCore(made, EngineConfig(**settings), observer, clock=asyncio.get_running_loop().time)

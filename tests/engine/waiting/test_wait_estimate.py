@@ -9,7 +9,8 @@ import pytest
 
 from engine.errors import DeadlinePassed, EngineError, Overloaded
 from engine.mailbox import Mailbox
-from engine.request import Observer, Request, Stage, TokenDelta
+from engine.metrics_sink import MetricsSink
+from engine.request import Request, Stage, TokenDelta
 from engine.sequence import Sequence, SequenceStatus
 from engine.waiting.fair import Fair
 from engine.waiting.order import QUEUE_POLICIES, Priority
@@ -225,7 +226,7 @@ def test_the_rest_of_a_call_that_was_started_does_not_expire() -> None:
     assert list(queue.not_started.past_deadline(3.0)) == []
 
 
-class Refusals(Observer):
+class Refusals(MetricsSink):
     def __init__(self) -> None:
         self.refusals: list[str] = []
         self.outcomes: list[str] = []

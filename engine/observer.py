@@ -1,0 +1,202 @@
+"""`Observer`: hears the events of the engine core. Counters, stories and the feed of steps are observers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from typing import NamedTuple
+
+from engine.errors import EngineError, Overloaded
+from engine.interruptions import Outage
+from engine.request import RequestContext
+from engine.sequence import Sequence
+from engine.story import PrefixMatch, WaitReason
+from executors.contract import UnifiedBatch, UnifiedOutput
+
+Waits = dict[WaitReason, float]
+"""Seconds that a sequence has waited, by reason."""
+
+
+class PrefixLookup(NamedTuple):
+    """The search for a prompt's prefix."""
+
+    searched: bool
+    """Whether the prefix cache was searched; False for a prompt that a sibling computes, say."""
+    explain: Callable[[], PrefixMatch]
+    """Returns what was found, and why not more. To be called before the event is over."""
+
+
+class Observer:
+    """Is called once for each event, by the loop task or by the caller that submits. The methods do nothing here.
+
+    An observer reads sequences and changes none; it must be quick and not raise. `now` is seconds of the engine's clock.
+
+        queued --- admitted --- output_started .. tokens_committed .. finished      a sequence
+                      ^------- preempted, interrupted -------'
+        step_submitted --- step_landed or step_failed                               a step
+    """
+
+    # -- sequences -----------------------------------------------------------------------------------------------------
+
+    def refused(self, context: RequestContext, error: Overloaded) -> None:
+        """A call was not queued, or was dropped from the queue: once for all its sequences."""
+
+    def queued(self, seq: Sequence, now: float, waits: Callable[[], Waits] | None) -> None:
+        """A sequence was submitted. `waits` returns what it has waited until now, {} once it waits no longer; None: its output
+        was complete on arrival."""
+
+    def admitted(self, seq: Sequence, now: float, waits: Waits, lookup: PrefixLookup | None) -> None:
+        """A sequence begins to run. `lookup`: how its prompt was looked up; None if it ran before."""
+
+    def left_queue(self, seq: Sequence, waits: Waits) -> None:
+        """A sequence ends that was never admitted."""
+
+    def preempted(self, seq: Sequence, now: float) -> None:
+        """A running sequence is about to be rolled back because others need its KV blocks."""
+
+    def interrupted(self, seq: Sequence, now: float, cause: str, outage: Outage | None) -> None:
+        """A running sequence is about to be rolled back by a failure; `outage` None: the executor goes on."""
+
+    def output_started(self, seq: Sequence, count: int, now: float) -> None:
+        """The first `count` tokens of a sequence were committed."""
+
+    def output_resumed(self, seq: Sequence, now: float) -> None:
+        """A sequence that was rolled back has a new token."""
+
+    def tokens_committed(self, gaps: SequenceOf[tuple[int, float]]) -> None:
+        """A step gave tokens to sequences that had some: for each sequence their number, and seconds since its last ones."""
+
+    def failed(self, seq: Sequence, error: EngineError) -> None:
+        """A sequence has ended, or is about to end, in an error."""
+
+    def finished(self, seq: Sequence, now: float) -> None:
+        """A sequence has ended: no token of it comes or counts any more."""
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+
+    def step_submitted(self, batch: UnifiedBatch) -> None:
+        """A step was sent to the executor."""
+
+    def step_landed(
+        self,
+        batch: UnifiedBatch,
+        output: UnifiedOutput,
+        seqs: SequenceOf[Sequence],
+        seconds: float,
+        now: float,
+    ) -> None:
+        """A step's result was taken in at `now`, after `seconds`; `seqs` are its items' sequences, with their new tokens."""
+
+    def step_failed(
+        self, batch: UnifiedBatch, seqs: SequenceOf[Sequence], seconds: float, now: float, error: str
+    ) -> None:
+        """A step failed, or died with its executor."""
+
+    def step_cut(self) -> None:
+        """There was no memory for a step: the following ones are smaller."""
+
+    # -- the executor --------------------------------------------------------------------------------------------------
+
+    def sequences_rewound(self, num_resumed: int) -> None:
+        """A failure rolled all sequences back; `num_resumed` of those that ran go on."""
+
+    def executor_restarted(self, cause: str) -> None:
+        """The executor is restarted after a death of this cause."""
+
+    def adapter_loaded(self) -> None:
+        """The executor has loaded a LoRA adapter."""
+
+    def adapter_evicted(self) -> None:
+        """A LoRA adapter gives way to another one."""
+
+
+class Observers(Observer):
+    """Passes each event on to several observers, in their order."""
+
+    def __init__(self, *observers: Observer) -> None:
+        self._observers = observers
+
+    def refused(self, context: RequestContext, error: Overloaded) -> None:
+        for one in self._observers:
+            one.refused(context, error)
+
+    def queued(self, seq: Sequence, now: float, waits: Callable[[], Waits] | None) -> None:
+        for one in self._observers:
+            one.queued(seq, now, waits)
+
+    def admitted(self, seq: Sequence, now: float, waits: Waits, lookup: PrefixLookup | None) -> None:
+        for one in self._observers:
+            one.admitted(seq, now, waits, lookup)
+
+    def left_queue(self, seq: Sequence, waits: Waits) -> None:
+        for one in self._observers:
+            one.left_queue(seq, waits)
+
+    def preempted(self, seq: Sequence, now: float) -> None:
+        for one in self._observers:
+            one.preempted(seq, now)
+
+    def interrupted(self, seq: Sequence, now: float, cause: str, outage: Outage | None) -> None:
+        for one in self._observers:
+            one.interrupted(seq, now, cause, outage)
+
+    def output_started(self, seq: Sequence, count: int, now: float) -> None:
+        for one in self._observers:
+            one.output_started(seq, count, now)
+
+    def output_resumed(self, seq: Sequence, now: float) -> None:
+        for one in self._observers:
+            one.output_resumed(seq, now)
+
+    def tokens_committed(self, gaps: SequenceOf[tuple[int, float]]) -> None:
+        for one in self._observers:
+            one.tokens_committed(gaps)
+
+    def failed(self, seq: Sequence, error: EngineError) -> None:
+        for one in self._observers:
+            one.failed(seq, error)
+
+    def finished(self, seq: Sequence, now: float) -> None:
+        for one in self._observers:
+            one.finished(seq, now)
+
+    def step_submitted(self, batch: UnifiedBatch) -> None:
+        for one in self._observers:
+            one.step_submitted(batch)
+
+    def step_landed(
+        self,
+        batch: UnifiedBatch,
+        output: UnifiedOutput,
+        seqs: SequenceOf[Sequence],
+        seconds: float,
+        now: float,
+    ) -> None:
+        for one in self._observers:
+            one.step_landed(batch, output, seqs, seconds, now)
+
+    def step_failed(
+        self, batch: UnifiedBatch, seqs: SequenceOf[Sequence], seconds: float, now: float, error: str
+    ) -> None:
+        for one in self._observers:
+            one.step_failed(batch, seqs, seconds, now, error)
+
+    def step_cut(self) -> None:
+        for one in self._observers:
+            one.step_cut()
+
+    def sequences_rewound(self, num_resumed: int) -> None:
+        for one in self._observers:
+            one.sequences_rewound(num_resumed)
+
+    def executor_restarted(self, cause: str) -> None:
+        for one in self._observers:
+            one.executor_restarted(cause)
+
+    def adapter_loaded(self) -> None:
+        for one in self._observers:
+            one.adapter_loaded()
+
+    def adapter_evicted(self) -> None:
+        for one in self._observers:
+            one.adapter_evicted()

@@ -9,10 +9,10 @@ exist.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from contextvars import ContextVar
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from server.http.call import call_of
 from server.http.endpoints import without_slash
 from server.http.errors import http_error_response
 from server.http.foreign_paths import MAX_PATH_TOLD
@@ -27,12 +27,6 @@ ADMIN = frozenset(
 STEPS = "/v1/steps"
 """Shows the requests of all clients: where clients have keys, it requires the admin key."""
 
-TENANT: ContextVar[str] = ContextVar("tenant", default="")
-"""Identity of the client whose request is being answered: a hash of the key's name or of the key, "" where no key is required."""
-KEY_NAME: ContextVar[str] = ContextVar("key_name", default="")
-"""Name of that client's key for logs and metrics, "" where no key is required."""
-SCOPE_KEY_NAME = "cohort.key_name"
-"""The same in the scope of the request, for what runs around the routes."""
 _WANTED = "Give a valid API key: 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
 
 
@@ -93,17 +87,14 @@ class KeyAuth:
         return self._admin_keys if admin else self._metrics_keys if path == METRICS else self._client_keys
 
     def _may_pass(self, scope: Scope, keys: Keys | AnyOf | None) -> bool:
-        TENANT.set("")
-        KEY_NAME.set("")
         if not keys:
             return True
         given = _given_key(scope)
         key = None if given is None else keys.find(given)
         if key is None:
             return False
-        TENANT.set(key.tenant)
-        KEY_NAME.set(key.name)
-        scope[SCOPE_KEY_NAME] = key.name
+        call = call_of(scope)
+        call.tenant, call.key_name = key.tenant, key.name
         return True
 
 

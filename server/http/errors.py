@@ -7,7 +7,7 @@ The engine's errors know their own status, type and code (engine/errors.py); tho
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import structlog
@@ -19,13 +19,11 @@ from starlette.types import Receive, Scope, Send
 
 from engine.errors import EngineError, Overloaded, Unavailable
 from server.http import anthropic, ollama
+from server.http.call import CLIENT_CLOSED_REQUEST, Refusal, call_of
 from server.http.endpoints import Endpoints
 from server.http.foreign_paths import MAX_PATH_TOLD, WHERE_THE_API_IS, is_foreign, no_such_path
 
 log = structlog.get_logger("server")
-
-CLIENT_CLOSED_REQUEST = 499
-"""Status that the access log gives for a client that disconnected; no client receives it."""
 
 _RETRY_AFTER_UNAVAILABLE = 5
 """Value of Retry-After in seconds. Loading and draining take about that long; without the header the SDKs retry twice a
@@ -48,20 +46,6 @@ _HTTP_TYPES = {
 }
 
 
-REQUEST_ID = "cohort.request_id"
-"""Key in the scope of the request's id."""
-REFUSAL = "cohort.refusal"
-"""Key in the scope of the `Refusal` that answered a request or ended its stream."""
-
-
-class Refusal(NamedTuple):
-    """Facts of an error for the log and the metrics: its status, and `code` and `param` of its body."""
-
-    status: int
-    code: str
-    param: str | None
-
-
 class ClientDisconnected(Exception):
     """The client closed its connection; its call is aborted."""
 
@@ -80,7 +64,7 @@ def naming(message: str, param: str | None, code: str) -> str:
 
 
 class ErrorResponse(Response):
-    """An error as an HTTP response. It leaves its `refusal` in the scope."""
+    """An error as an HTTP response. It leaves its `refusal` in the `Call`."""
 
     def __init__(
         self,
@@ -98,8 +82,9 @@ class ErrorResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it, in the form of the API that the path belongs to."""
-        scope[REFUSAL] = self.refusal
-        self.shape(scope["path"], scope.get(REQUEST_ID))
+        call = call_of(scope)
+        call.refusal = self.refusal
+        self.shape(scope["path"], call.request_id)
         await super().__call__(scope, receive, send)
 
     def shape(self, path: str, request_id: str | None) -> None:

@@ -17,7 +17,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from engine.errors import EngineError
-from server.http.errors import REFUSAL, ClientDisconnected, Refusal, error_object
+from server.http.call import Refusal, call_of
+from server.http.errors import ClientDisconnected, error_object
 
 log = structlog.get_logger("server")
 
@@ -104,10 +105,10 @@ class EventStream(Response):
         try:
             await _race(receive, self._stream(send, sending), sending, alive)
         except ClientDisconnected:  # no client is left to answer; the access log records it
-            scope["cohort.disconnected"] = True
+            call_of(scope).disconnected = True
         finally:
             if self._refusal is not None:
-                scope[REFUSAL] = self._refusal
+                call_of(scope).refusal = self._refusal
 
     async def _send(self, send: Send, body: bytes) -> None:
         if not self._started:

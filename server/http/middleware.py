@@ -5,7 +5,6 @@ Pure ASGI: Starlette's BaseHTTPMiddleware puts a queue between a stream and its 
 
 from __future__ import annotations
 
-import secrets
 import time
 from urllib.parse import quote
 
@@ -14,17 +13,11 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.http import anthropic
-from server.http.auth import KEYLESS, METRICS, SCOPE_KEY_NAME
+from server.http.auth import KEYLESS, METRICS
+from server.http.call import Call, Refusal, call_of
 from server.http.cors import Cors
 from server.http.endpoints import Answered, without_slash
-from server.http.errors import (
-    CLIENT_CLOSED_REQUEST,
-    REFUSAL,
-    REQUEST_ID,
-    Refusal,
-    http_error_response,
-    internal_error_response,
-)
+from server.http.errors import http_error_response, internal_error_response
 from server.schemas.extras import MAX_TOLD
 from server.stories.record import AccessLine, CallStory
 from server.stories.wire import log_fields, server_timing
@@ -38,14 +31,6 @@ PROBES = frozenset({"/live", "/ready", "/health", "/metrics"})
 _FILES = "/console/"
 """Where the files of the console lie. A page loads dozens of them: its own line is enough."""
 MAX_HEADER_BYTES = 64 * 1024
-RESPONSE_ID = "cohort.response_id"
-"""Key in the scope of the id of the answer; set by the route."""
-STORY = "cohort.story"
-"""Key in the scope of the `CallStory` of a request for the model; set by the route."""
-IGNORED = "cohort.ignored"
-"""Key in the scope of the names of the request's parameters that had no effect."""
-COUNTED = "cohort.counted"
-"""Key set in the scope if the protocol has answered, and counted, a request whose body did not arrive."""
 _MAX_IGNORED_BYTES = 2048
 """Limit on the header's value in characters, names and separators together."""
 _MAX_NAME = 100
@@ -68,10 +53,11 @@ class RequestLogging:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        scope[REQUEST_ID] = request_id = new_request_id()
-        always = [(b"x-request-id", request_id.encode()), *self._cors.headers(scope)]
+        call = call_of(scope)
+        request_id = call.request_id.encode()
+        always = [(b"x-request-id", request_id), *self._cors.headers(scope)]
         if anthropic.speaks(scope["path"]):
-            always.append((b"request-id", request_id.encode()))  # where Anthropic's SDKs look
+            always.append((b"request-id", request_id))  # where Anthropic's SDKs look
         status = 0
         begun = time.perf_counter()
 
@@ -79,26 +65,22 @@ class RequestLogging:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), *always, *_ignored(scope), *_timing(scope)]
+                message["headers"] = [*message.get("headers", ()), *always, *_ignored(call), *_timing(call)]
             await send(message)
 
         try:
             await (self._cors.preflight(scope) or self._app)(scope, receive, send_with_id)
         except Exception as error:
-            log.exception("a request failed", exc_info=error, request_id=request_id)
+            log.exception("a request failed", exc_info=error, request_id=call.request_id)
             if not status:
                 await internal_error_response()(scope, receive, send_with_id)
         finally:
-            if scope.get("cohort.disconnected") or not status:
-                status = CLIENT_CLOSED_REQUEST
-            self._record(scope, status, time.perf_counter() - begun, request_id)
+            self._record(scope, call, call.sent_status(status), time.perf_counter() - begun)
 
-    def _record(self, scope: Scope, status: int, seconds: float, request_id: str) -> None:
+    def _record(self, scope: Scope, call: Call, status: int, seconds: float) -> None:
         """Count the answer, and write its line to the access log."""
-        refusal: Refusal | None = scope.get(REFUSAL)
-        if COUNTED not in scope:
-            # A stream that failed was begun with a 200; what counts is how it ended.
-            self._answered(scope["path"], refusal.status if refusal and status == 200 else status)
+        if not call.counted:
+            self._answered(scope["path"], call.end_status(status))
         if scope["path"] in PROBES and status in (200, 503):
             return
         if scope["path"].startswith(_FILES) and status in (200, 304):
@@ -106,23 +88,20 @@ class RequestLogging:
         fields = {
             "status": status,
             "ms": round(seconds * 1000, 1),
-            "request_id": request_id,
+            "request_id": call.request_id,
             # What the client has, where its library hides the headers.
-            "response_id": scope.get(RESPONSE_ID),
+            "response_id": call.response_id,
             "client_request_id": client_request_id(scope),
-            "key": scope.get(SCOPE_KEY_NAME),
-            **_told(refusal),
+            "key": call.key_name,
+            **_told(call.refusal),
         }
         line = AccessLine(
             _line(scope), {name: value for name, value in fields.items() if value not in (None, "")}
         )
-        story: CallStory | None = scope.get(STORY)
-        if story is None:
+        if call.story is None:
             access_log.info(line.event, **line.fields)
         else:
-            # A stream that failed was begun with a 200; what counts is how it ended.
-            ended = refusal.status if refusal and status == 200 else status
-            story.answer(time.monotonic(), ended, refusal.code if refusal else None, line)
+            _end_story(call, status, line)
 
 
 def log_call(story: CallStory) -> None:
@@ -149,6 +128,7 @@ class AnswerFailures:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run one request."""
+        call = call_of(scope)
         status = 0
 
         async def send_noting(message: Message) -> None:
@@ -160,35 +140,30 @@ class AnswerFailures:
         try:
             await self._app(scope, receive, send_noting)
         except Exception as error:
-            log.exception("a request failed", exc_info=error, request_id=scope.get(REQUEST_ID))
+            log.exception("a request failed", exc_info=error, request_id=call.request_id)
             if not status:
                 await internal_error_response()(scope, receive, send_noting)
         finally:
-            story: CallStory | None = scope.get(STORY)
-            if story is not None:
-                refusal: Refusal | None = scope.get(REFUSAL)
-                if scope.get("cohort.disconnected") or not status:
-                    status = CLIENT_CLOSED_REQUEST
-                ended = refusal.status if refusal and status == 200 else status
-                story.answer(time.monotonic(), ended, refusal.code if refusal else None)
+            _end_story(call, call.sent_status(status))
 
 
-def new_request_id() -> str:
-    """The request's id, for `x-request-id` and the log."""
-    return f"req_{secrets.token_hex(12)}"
+def _end_story(call: Call, status: int, line: AccessLine | None = None) -> None:
+    """Tell the story, if there is one, that the call is answered."""
+    if call.story is not None:
+        code = None if call.refusal is None else call.refusal.code
+        call.story.answer(time.monotonic(), call.end_status(status), code, line)
 
 
-def _timing(scope: Scope) -> list[tuple[bytes, bytes]]:
+def _timing(call: Call) -> list[tuple[bytes, bytes]]:
     """The header that tells how long the parts of a call took, if it was queued."""
-    story: CallStory | None = scope.get(STORY)
-    value = None if story is None else server_timing(story, story.stream)
+    value = None if call.story is None else server_timing(call.story, call.story.stream)
     return [] if value is None else [(b"server-timing", value)]
 
 
-def _ignored(scope: Scope) -> list[tuple[bytes, bytes]]:
+def _ignored(call: Call) -> list[tuple[bytes, bytes]]:
     """The header that lists ignored parameters, if there are any. The client chose the names: they are percent-encoded, since a
     header must be ASCII and commas separate them. A name that is cut ends with "...", and so does a list that is cut."""
-    names = scope.get(IGNORED, ())
+    names = call.ignored
     told: list[bytes] = []
     size = 0
     for name in names[:MAX_TOLD]:

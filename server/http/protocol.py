@@ -15,12 +15,13 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from server.http import upgrade
 from server.http.body_budget import BodyBudget, Flow
+from server.http.call import call_of, new_request_id
 from server.http.endpoints import Answered, path_of
 from server.http.errors import http_error_response
 from server.http.head import fault_of, take_target
 from server.http.http_1_0 import unchunked
 from server.http.listener import SPARE_CONNECTIONS
-from server.http.middleware import COUNTED, PROBES, RESPONSE_ID, new_request_id
+from server.http.middleware import PROBES
 from server.http.unacknowledged import unread_bytes
 from server.settings.table import DEFAULTS
 
@@ -397,7 +398,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """True while an accepted call has no complete answer yet. The engine may finish the call before the first byte of the
         answer is sent."""
         active = self._active if self._busy else None
-        taken = active is not None and (active.response_started or RESPONSE_ID in active.scope)
+        taken = active is not None and (
+            active.response_started or call_of(active.scope).response_id is not None
+        )
         return taken or self.transport.get_write_buffer_size() > 0
 
     def _refuse(self, status: int, message: str, headers: dict[str, str] | None = None) -> None:
@@ -441,7 +444,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             if refused.response_started:
                 self.transport.close()
                 return
-            refused.scope[COUNTED] = True  # type: ignore[literal-required]
+            call_of(refused.scope).counted = True
         self.answered(path, status)
         self._tell(answer)
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from engine.core.engine import EngineCore
 from engine.text.generation import TextRequest
 from server.bootstrap import Bootstrap
+from server.http.call import Call
 from server.metrics import Metrics
 from server.offline.outputs import Gathered, RequestOutput, prompt_entries
 from server.pending_core import LateCore
@@ -192,10 +193,10 @@ class OfflineEngine:
             variables, unused = chat.variables(read)
             if unused:
                 raise ValueError(f"{unused[0]}: the model's chat template does not read it")
-            return (await prepare_chat(state, model, chat, variables)).request
+            return (await prepare_chat(state, Call(), model, chat, variables)).request
         completion = parse(CompletionRequest, job.body)
         completion.check()
-        request = (await prepare_completion(state, model, completion)).request
+        request = (await prepare_completion(state, Call(), model, completion)).request
         return replace(request, default_tokens=None) if job.unlimited else request
 
 

@@ -13,6 +13,7 @@ from server.answer.notation import ModelNotation
 from server.answer.reasoning import Place, continued_text
 from server.grammar.compose import alone
 from server.grammar.forms import Constraint, constraint_of
+from server.http.call import Call
 from server.http.request_timing import run_off_loop_if_large
 from server.prepare import structured_output as structured
 from server.prepare.chat_grammar import chat_grammar, writes_calls
@@ -37,6 +38,7 @@ class PreparedChat:
 
 async def prepare_chat(
     state: ServerState,
+    call: Call,
     model: ServedModel,
     body: ChatRequest,
     variables: Mapping[str, Any],
@@ -48,21 +50,21 @@ async def prepare_chat(
     notation = model.notation.for_calls(choice.forced)
     if notation.single_calls and notation.tools is not None:
         choice = replace(choice, several=False)
-    text_form = await run_off_loop_if_large(state.threads, lambda: constraint_of(body))
+    text_form = await run_off_loop_if_large(call, state.threads, lambda: constraint_of(body))
     constraint, ignored = text_form, tuple[str, ...]()
     if choice.forced and text_form is not None:  # it describes a text, and the answer is calls
         constraint, ignored = None, (text_form.param.partition(".")[0],)
-    prompt = await prompt_ids(state, model, body, choice, variables)
+    prompt = await prompt_ids(state, call, model, body, choice, variables)
     body.check_prompt_logprobs(len(prompt), body.prompt_logprobs, "prompt_logprobs")
     place = _place(model, body, prompt)
     reading = _reading(model, notation, body, choice, place)
     grammar = None
     if found := await run_off_loop_if_large(
-        state.threads, lambda: chat_grammar(choice, constraint, notation, place)
+        call, state.threads, lambda: chat_grammar(choice, constraint, notation, place)
     ):
-        grammar = await _prepared(state, model, found, choice, constraint)
+        grammar = await _prepared(state, call, model, found, choice, constraint)
     asked = text_request(
-        request_context(prefix, body, model),
+        request_context(call, prefix, body, model),
         body,
         model,
         (prompt,),
@@ -81,6 +83,7 @@ async def prepare_chat(
 
 async def prompt_ids(
     state: ServerState,
+    call: Call,
     model: ServedModel,
     body: ChatRequest,
     choice: ToolChoice,
@@ -92,7 +95,7 @@ async def prompt_ids(
         state,
         model,
         body.messages,
-        await run_off_loop_if_large(state.threads, lambda: body.offered_tools(choice)),
+        await run_off_loop_if_large(call, state.threads, lambda: body.offered_tools(choice)),
         add_generation_prompt=body.begins_answer,
         continue_final_message=bool(body.continue_final_message),
         add_special_tokens=bool(body.add_special_tokens),
@@ -131,6 +134,7 @@ def _token_bytes(model: ServedModel, shows_special: bool) -> Callable[[int], byt
 
 async def _prepared(
     state: ServerState,
+    call: Call,
     model: ServedModel,
     found: tuple[str, str],
     choice: ToolChoice,
@@ -139,7 +143,7 @@ async def _prepared(
     """The validated grammar. A refusal names the field that required it: with a constraint beside calls, the one at fault."""
     grammar, param = found
     try:
-        return await structured.prepared(state, model, grammar, param)
+        return await structured.prepared(state, call, model, grammar, param)
     except InvalidRequest as error:
         asked_by = param
         if error.code == "unsupported_parameter":  # nothing of the kind can be kept
@@ -147,7 +151,7 @@ async def _prepared(
                 place = next((one.place for one in choice.functions if one.strict), 0)
                 asked_by = "tool_choice" if choice.forced else f"tools.{place}.function.strict"
         elif constraint is not None and writes_calls(choice, constraint, model.notation):
-            await structured.prepared(state, model, alone(constraint), param)
+            await structured.prepared(state, call, model, alone(constraint), param)
             asked_by = "tools"
         if asked_by == param:
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from engine.text.generation import TextRequest
+from server.http.call import Call
 from server.prepare.chat_prompt import INLINE_CHARACTERS
 from server.prepare.engine_request import request_context, text_request
 from server.prepare.fill_in_middle import encode_behind, fill_in_middle
@@ -23,15 +24,15 @@ class PreparedCompletion:
 
 
 async def prepare_completion(
-    state: ServerState, model: ServedModel, body: CompletionRequest
+    state: ServerState, call: Call, model: ServedModel, body: CompletionRequest
 ) -> PreparedCompletion:
     """Tokenize the prompts and validate the grammar. Raises InvalidRequest, Overloaded or Unavailable."""
     prompts = await _tokenize(state, model, body)
     body.check_answer(total_length(prompts))
     limit = body.output_limit
-    grammar = await for_body(state, model, body)
+    grammar = await for_body(state, call, model, body)
     request = text_request(
-        request_context("cmpl-", body, model),
+        request_context(call, "cmpl-", body, model),
         body,
         model,
         prompts,

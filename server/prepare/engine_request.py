@@ -12,12 +12,11 @@ from engine.story import Story
 from engine.text.generation import TextRequest
 from engine.waiting.admission import check_min_tokens
 from executors.contract import SamplingParams
-from server.http.auth import KEY_NAME, TENANT
-from server.http.request_timing import arrival_time
+from server.http.call import Call
 from server.prepare.token_settings import bad_words, check_do_sample, check_ids, logit_bias, typical_p
 from server.schemas.sampling import GenerationFields
 from server.state import ServedModel
-from server.stories.record import CURRENT, CallStory
+from server.stories.record import CallStory
 
 _SMALLEST_TOP_P = 1e-6
 """Value used for top_p 0, which OpenAI accepts for the most likely token; a set whose probability "reaches 0" would be
@@ -36,11 +35,11 @@ class ContextFields(Protocol):
     deadline_ms: int | None
 
 
-def request_context(prefix: str, fields: ContextFields, model: ServedModel) -> RequestContext:
-    """The context of the call that this task answers. The id begins with `prefix` and is generated here: a client's own id is
-    never used. `deadline_ms` counts from the arrival of the body."""
-    arrived, wait, tenant = arrival_time(), fields.deadline_ms, TENANT.get()
-    story, id_ = CURRENT.get(), f"{prefix}{secrets.token_hex(16)}"
+def request_context(call: Call, prefix: str, fields: ContextFields, model: ServedModel) -> RequestContext:
+    """The context of a call. The id begins with `prefix` and is generated here: a client's own id is never used. `deadline_ms`
+    counts from the arrival of the body."""
+    arrived, wait, tenant = call.arrival_time, fields.deadline_ms, call.tenant
+    story, id_ = call.story, f"{prefix}{secrets.token_hex(16)}"
     if story is not None:
         story.id = id_
     return RequestContext(
@@ -51,7 +50,7 @@ def request_context(prefix: str, fields: ContextFields, model: ServedModel) -> R
         f"{tenant}/{fields.cache_salt or ''}" if model.salt_per_key else fields.cache_salt,
         tenant,
         None if wait is None else arrived + wait / 1000,
-        key_name=KEY_NAME.get(),
+        key_name=call.key_name,
         story=Story(arrived) if story is None else story,
     )
 

@@ -10,7 +10,7 @@ from executors.contract import ExecutorError
 from server.grammar.compose import alone
 from server.grammar.forms import constraint_of
 from server.grammar.schemas import MAX_GRAMMAR_LENGTH
-from server.http.auth import TENANT
+from server.http.call import Call
 from server.http.request_timing import run_off_loop_if_large
 from server.schemas.structured import StructuredFields
 
@@ -26,15 +26,19 @@ class ValidGrammar:
     param: str
 
 
-async def for_body(state: ServerState, model: ServedModel, body: StructuredFields) -> ValidGrammar | None:
+async def for_body(
+    state: ServerState, call: Call, model: ServedModel, body: StructuredFields
+) -> ValidGrammar | None:
     """The grammar of a request whose whole answer is constrained; None for free text. Raises InvalidRequest naming the field."""
-    constraint = await run_off_loop_if_large(state.threads, lambda: constraint_of(body))
+    constraint = await run_off_loop_if_large(call, state.threads, lambda: constraint_of(body))
     if constraint is None:
         return None
-    return await prepared(state, model, alone(constraint), constraint.param)
+    return await prepared(state, call, model, alone(constraint), constraint.param)
 
 
-async def prepared(state: ServerState, model: ServedModel, grammar: str, param: str) -> ValidGrammar:
+async def prepared(
+    state: ServerState, call: Call, model: ServedModel, grammar: str, param: str
+) -> ValidGrammar:
     """The grammar, validated and compiled by the executor. `param` is the field it came from.
 
     Raises InvalidRequest naming `param` with the compiler's reason, Overloaded or Unavailable.
@@ -48,7 +52,7 @@ async def prepared(state: ServerState, model: ServedModel, grammar: str, param: 
         )
         raise InvalidRequest(message, param=param, code="unsupported_parameter")
     try:
-        text = await state.judge.check(grammar, TENANT.get())
+        text = await state.judge.check(grammar, call.tenant)
         await model.engine.prepare_grammar(text)
     except Overloaded as error:
         state.metrics.refused(str(error.code))

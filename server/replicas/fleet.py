@@ -22,7 +22,7 @@ from engine.config import EngineConfig
 from engine.errors import Unavailable
 from engine.mailbox import Outlet
 from engine.request import EngineStats, Request, RequestContext, Stage
-from server.http.errors import REQUEST_ID
+from server.http.call import CALL, Call
 from server.replicas.engine import PASSED_ON, boot_id
 from server.replicas.messages import Report, ToIngress, Welcome
 from server.replicas.pipe import pipe_link
@@ -146,7 +146,7 @@ class Member:
             "method": "GET",
             "path": path,
             "headers": [(b"authorization", f"Bearer {PASSED_ON}".encode())],
-            REQUEST_ID: "",
+            CALL: Call(request_id=""),
         }
         async with asyncio.timeout(timeout):
             try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -13,23 +13,17 @@ from starlette.responses import Response
 
 from engine.errors import InvalidRequest
 from engine.text.generation import Generation, TextRequest
-from server.http.auth import KEY_NAME
-from server.http.errors import REQUEST_ID
+from server.http.call import Call, call_of
 from server.http.media import check_media
-from server.http.middleware import IGNORED, STORY, client_request_id
-from server.http.request_timing import (
-    INLINE_BODY_BYTES,
-    arrival_time,
-    mark_received,
-    run_off_loop_if_large,
-)
+from server.http.middleware import client_request_id
+from server.http.request_timing import INLINE_BODY_BYTES, run_off_loop_if_large
 from server.schemas.base import Model, parse
 from server.schemas.chat import TemplateVariables
-from server.schemas.extras import MAX_TOLD, screen
+from server.schemas.extras import screen
 from server.schemas.sampling import RequestFields
 from server.schemas.volume import check_volume
 from server.state import ServedModel, ServerState
-from server.stories.record import CURRENT, CallStory
+from server.stories.record import CallStory
 from server.system.gc_tuning import collector_pause
 
 ClientName = str | None | Callable[[int], str]
@@ -49,21 +43,22 @@ def state_of(request: Request) -> ServerState:
 
 
 async def read(request: Request, model: type[Model]) -> Model:
-    """The validated body; a large one is parsed on a thread. The names of parameters without effect are left in the scope for
-    the response's header. Raises InvalidRequest, also for unsupported parameters that would have an effect, and HTTPException
-    for a body that is not JSON."""
+    """The validated body; a large one is parsed on a thread. The `Call` gets its arrival, its size, the names of parameters
+    without effect and, if it is for the model, its story. Raises InvalidRequest, also for unsupported parameters that would have
+    an effect, and HTTPException for a body that is not JSON."""
     check_media(request.scope, request.app.state.cors)
     body = await request.body()
-    mark_received(body)
-    story = _begin_story(request) if issubclass(model, RequestFields) else None
+    call = call_of(request.scope)
+    call.receive(body)
+    call.story = story = _begin_story(request, call) if issubclass(model, RequestFields) else None
     if len(body) <= INLINE_BODY_BYTES:
-        parsed, request.scope[IGNORED] = _parse(model, body)
+        parsed, call.ignored = _parse(model, body)
     else:
         with collector_pause():
             # It would go through millions of new objects again and again and find nothing: that is most of the time, and the
             # parser holds up every other thread meanwhile.
-            parsed, request.scope[IGNORED] = await run_off_loop_if_large(
-                state_of(request).threads, lambda: _parse_large(model, body)
+            parsed, call.ignored = await run_off_loop_if_large(
+                call, state_of(request).threads, lambda: _parse_large(model, body)
             )
     if story is not None and isinstance(parsed, RequestFields):
         story.model = parsed.model or state_of(request).names[0]
@@ -71,32 +66,25 @@ async def read(request: Request, model: type[Model]) -> Model:
     return parsed
 
 
-def _begin_story(request: Request) -> CallStory:
-    """The story of this task's call, whose body is there."""
+def _begin_story(request: Request, call: Call) -> CallStory:
+    """The story of a call whose body is there."""
     scope = request.scope
     story = state_of(request).stories.begin(
-        arrival_time(), scope[REQUEST_ID], scope["path"], KEY_NAME.get(), client_request_id(scope)
+        call.arrival_time, call.request_id, scope["path"], call.key_name, client_request_id(scope)
     )
     for name in (b"traceparent", b"tracestate"):
         if given := [value for key, value in scope["headers"] if key == name]:
             story.trace_headers[name.decode()] = given[0].decode("latin-1")
     if (found := _TRACEPARENT.fullmatch(story.trace_headers.get("traceparent", ""))) is not None:
         story.trace_id = found[1]
-    scope[STORY] = story
-    CURRENT.set(story)
     return story
 
 
-def tell_ignored(request: Request, names: Iterable[str]) -> None:
-    """Add names to the response's list of ignored parameters; for those that only the requested model shows to have no effect."""
-    request.scope[IGNORED] = [*request.scope.get(IGNORED, ()), *names][: MAX_TOLD + 1]
-
-
-def template_variables(request: Request, model: ServedModel, body: TemplateVariables) -> dict[str, Any]:
+def template_variables(call: Call, model: ServedModel, body: TemplateVariables) -> dict[str, Any]:
     """The body's variables for the chat template. Those that the template does not read are listed as ignored."""
     read = frozenset[str]() if model.template is None else model.template.variables
     variables, unread = body.variables(read)
-    tell_ignored(request, unread)
+    call.ignore(unread)
     return variables
 
 

@@ -16,8 +16,8 @@ from server.answer.prompt_tokens import PromptSide
 from server.answer.sse import Chunks, encode, usage_object
 from server.answer.timings import timings
 from server.http.buffered import AnswerBudget, ChunkedJSON, YieldRegularly
+from server.http.call import Call, call_of
 from server.http.event_stream import DONE, EventStream, while_connected
-from server.http.middleware import RESPONSE_ID
 from server.prepare.chat_prompt import decoded
 from server.prepare.completions import prepare_completion
 from server.prepare.prompts import added_ids, place_in, text_span
@@ -31,15 +31,16 @@ router = APIRouter()
 @router.post("/v1/completions")
 async def completions(request: Request) -> Response:
     """Continue one prompt or many."""
-    state = state_of(request)
+    state, call = state_of(request), call_of(request.scope)
     body = await read(request, CompletionRequest)
     body.check()
     model, name = await state.find(body.model, generating=True)
-    call = await while_connected(request.receive, _CompletionCall.prepare(state, model, name, body))
-    request.scope[RESPONSE_ID] = call.id
+    work = _CompletionCall.prepare(state, call, model, name, body)
+    completion = await while_connected(request.receive, work)
+    call.response_id = completion.id
     if body.stream:
-        return EventStream(call.stream())
-    return ChunkedJSON(await while_connected(request.receive, call.collect()))
+        return EventStream(completion.stream())
+    return ChunkedJSON(await while_connected(request.receive, completion.collect()))
 
 
 class _CompletionCall:
@@ -68,10 +69,10 @@ class _CompletionCall:
 
     @classmethod
     async def prepare(
-        cls, state: ServerState, model: ServedModel, name: str, body: CompletionRequest
+        cls, state: ServerState, call: Call, model: ServedModel, name: str, body: CompletionRequest
     ) -> _CompletionCall:
         """Tokenize the prompts and validate the grammar. Raises InvalidRequest."""
-        prepared = await prepare_completion(state, model, body)
+        prepared = await prepare_completion(state, call, model, body)
         sides = await _sides(state, model, body, prepared.request.prompts)
         return cls(model, name, body, prepared.request, sides, prepared.grammar_param)
 

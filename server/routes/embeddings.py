@@ -16,8 +16,8 @@ from engine.errors import InvalidRequest, SequenceFailed
 from engine.text.embedding import EmbeddingRequest as Asked
 from engine.text.generation import Usage
 from server.answer.sse import encode
+from server.http.call import Call, call_of
 from server.http.event_stream import while_connected
-from server.http.middleware import RESPONSE_ID
 from server.prepare.embeddings import prompted
 from server.prepare.engine_request import request_context
 from server.prepare.prompts import input_ids, place_in, truncation_of
@@ -34,16 +34,18 @@ _NUMBERS_AT_ONCE = 16384
 @router.post("/v1/embeddings")
 async def embeddings(request: Request) -> Response:
     """A vector for each input."""
-    state = state_of(request)
+    state, call = state_of(request), call_of(request.scope)
     body = await read(request, EmbeddingRequest)
     body.check()
     model, name = await state.find(body.model)
-    asked = await while_connected(request.receive, prepare_embedding(state, model, body))
-    request.scope[RESPONSE_ID] = asked.context.request_id
+    asked = await while_connected(request.receive, prepare_embedding(state, call, model, body))
+    call.response_id = asked.context.request_id
     return json_response(await while_connected(request.receive, _answer(model, name, body, asked)))
 
 
-async def prepare_embedding(state: ServerState, model: ServedModel, body: EmbeddingRequest) -> Asked:
+async def prepare_embedding(
+    state: ServerState, call: Call, model: ServedModel, body: EmbeddingRequest
+) -> Asked:
     """The engine request of a body. Raises InvalidRequest."""
     width = model.info.hidden_size
     if body.dimensions is not None and body.dimensions > width:
@@ -67,7 +69,7 @@ async def prepare_embedding(state: ServerState, model: ServedModel, body: Embedd
         truncation=truncation_of(body, model, 0),
         longest=model.max_model_len,
     )
-    return Asked(request_context("embd-", body, model), prompts, pooling, model.adapter)
+    return Asked(request_context(call, "embd-", body, model), prompts, pooling, model.adapter)
 
 
 async def _answer(model: ServedModel, name: str, body: EmbeddingRequest, asked: Asked) -> dict[str, Any]:

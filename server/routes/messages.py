@@ -11,14 +11,14 @@ from starlette.responses import Response
 from engine.errors import ContextLengthExceeded
 from server.answer.messages_encoder import MessageAnswer, MessageStream, MessageWhole, error_event
 from server.http import anthropic
-from server.http.errors import REQUEST_ID, Refusal, naming
+from server.http.call import Call, Refusal, call_of
+from server.http.errors import naming
 from server.http.event_stream import EventStream, refusal_of, while_connected
-from server.http.middleware import RESPONSE_ID
 from server.http.request_timing import run_off_loop_if_large
 from server.prepare.chat import PreparedChat, prepare_chat, prompt_ids
 from server.prepare.messages import ConvertedMessages, chat_of, template_variables_of
 from server.routes.answering import AnsweredCall
-from server.routes.common import json_response, read, state_of, tell_ignored
+from server.routes.common import json_response, read, state_of
 from server.schemas.chat import ChatRequest
 from server.schemas.messages import CountTokensRequest, MessagesPrompt, MessagesRequest
 from server.state import ServedModel, ServerState
@@ -29,54 +29,54 @@ router = APIRouter()
 @router.post("/v1/messages")
 async def messages(request: Request) -> Response:
     """Answer a conversation."""
-    state = state_of(request)
+    state, call = state_of(request), call_of(request.scope)
     body = await read(request, MessagesRequest)
     model, name = await state.find(body.model, generating=True)
-    converted, variables = await _converted(request, state, model, body)
+    converted, variables = await _converted(call, state, model, body)
 
     async def prepare(chat: ChatRequest) -> PreparedChat:
-        return await prepare_chat(state, model, chat, variables, "msg_")
+        return await prepare_chat(state, call, model, chat, variables, "msg_")
 
     prepared = await while_connected(request.receive, converted.prepared(prepare))
-    tell_ignored(request, [converted.field_name(name) or name for name in prepared.ignored])
+    call.ignore([converted.field_name(name) or name for name in prepared.ignored])
     prepared, limited = _within_context(model, prepared, body.max_tokens)
     prepared = replace(prepared, grammar_param=converted.field_name(prepared.grammar_param))
-    call = AnsweredCall(model, prepared, "messages", "max_tokens")
-    request.scope[RESPONSE_ID] = call.id
+    message_call = AnsweredCall(model, prepared, "messages", "max_tokens")
+    call.response_id = message_call.id
     show = body.thinking is None or body.thinking.display != "omitted"
-    answer = MessageAnswer(call.id, name, len(call.asked.prompts[0]), limited, show)
-    [choice] = call.choices
+    answer = MessageAnswer(message_call.id, name, len(message_call.asked.prompts[0]), limited, show)
+    [choice] = message_call.choices
     if body.stream:
         encoder = MessageStream(answer, choice)
-        return EventStream(call.stream(encoder), form=_Form(encoder, request.scope.get(REQUEST_ID)))
+        return EventStream(message_call.stream(encoder), form=_Form(encoder, call.request_id))
     whole = MessageWhole(answer, choice)
-    generation = await while_connected(request.receive, call.collect(whole))
+    generation = await while_connected(request.receive, message_call.collect(whole))
     return json_response(whole.body(generation))
 
 
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(request: Request) -> Response:
     """Count the tokens of a conversation's prompt."""
-    state = state_of(request)
+    state, call = state_of(request), call_of(request.scope)
     body = await read(request, CountTokensRequest)
     model, _ = await state.find(body.model, generating=True)
-    converted, variables = await _converted(request, state, model, body)
+    converted, variables = await _converted(call, state, model, body)
 
     async def prepare(chat: ChatRequest) -> tuple[int, ...]:
-        return await prompt_ids(state, model, chat, chat.choice, variables)
+        return await prompt_ids(state, call, model, chat, chat.choice, variables)
 
     ids = await while_connected(request.receive, converted.prepared(prepare))
     return json_response({"input_tokens": len(ids)})
 
 
 async def _converted(
-    request: Request, state: ServerState, model: ServedModel, body: MessagesPrompt
+    call: Call, state: ServerState, model: ServedModel, body: MessagesPrompt
 ) -> tuple[ConvertedMessages, dict[str, Any]]:
     """The chat that a body means, and its variables for the template. What has no effect is listed in the response's header."""
-    converted = await run_off_loop_if_large(state.threads, lambda: chat_of(body, state.unread_parts))
+    converted = await run_off_loop_if_large(call, state.threads, lambda: chat_of(body, state.unread_parts))
     known = frozenset[str]() if model.template is None else model.template.variables
     variables, unread = template_variables_of(body, known)
-    tell_ignored(request, [*converted.ignored, *unread])
+    call.ignore([*converted.ignored, *unread])
     return converted, variables
 
 

@@ -17,11 +17,11 @@ from server.answer.ollama_encoder import OllamaAnswer, OllamaStream, OllamaWhole
 from server.answer.reasoning import Place
 from server.answer.sse import encode
 from server.http.buffered import YieldRegularly
-from server.http.errors import Refusal, naming
+from server.http.call import Call, Refusal, call_of
+from server.http.errors import naming
 from server.http.event_stream import EventStream, refusal_of, while_connected
-from server.http.middleware import RESPONSE_ID
 from server.http.ollama import error_object
-from server.http.request_timing import arrival_time, run_off_loop_if_large
+from server.http.request_timing import run_off_loop_if_large
 from server.prepare.chat import PreparedChat, prepare_chat
 from server.prepare.completions import prepare_completion
 from server.prepare.ollama import (
@@ -38,7 +38,7 @@ from server.prepare.ollama import (
 )
 from server.prepare.prompts import place_in
 from server.routes.answering import AnsweredCall
-from server.routes.common import json_response, named, read, state_of, tell_ignored
+from server.routes.common import json_response, named, read, state_of
 from server.routes.embeddings import prepare_embedding, shaped
 from server.schemas.ollama import (
     OllamaChatRequest,
@@ -60,33 +60,35 @@ _LIMIT = "options.num_predict"
 @router.post("/api/chat")
 async def chat(request: Request) -> Response:
     """Answer a conversation."""
-    state = state_of(request)
+    state, call = state_of(request), call_of(request.scope)
     body = await read(request, OllamaChatRequest)
     model = await find_model(state, body.model, generating=True)
     if not body.messages:
-        return _loaded(request, body, OllamaAnswer(body.model, arrival_time(), as_text=False))
-    converted = await run_off_loop_if_large(state.threads, lambda: chat_of_messages(body, state.unread_parts))
-    prepared = await _prepared_chat(request, state, model, body, converted)
+        return _loaded(call, body, OllamaAnswer(body.model, call.arrival_time, as_text=False))
+    converted = await run_off_loop_if_large(
+        call, state.threads, lambda: chat_of_messages(body, state.unread_parts)
+    )
+    prepared = await _prepared_chat(request, call, state, model, body, converted)
     return await _answered(request, model, body, prepared, "messages")
 
 
 @router.post("/api/generate")
 async def generate(request: Request) -> Response:
     """Answer a prompt, or continue a text."""
-    state = state_of(request)
+    state, call = state_of(request), call_of(request.scope)
     body = await read(request, OllamaGenerateRequest)
     body.check()
     model = await find_model(state, body.model, generating=True)
     if not (body.prompt or body.suffix or body.images):
-        return _loaded(request, body, OllamaAnswer(body.model, arrival_time(), as_text=True))
+        return _loaded(call, body, OllamaAnswer(body.model, call.arrival_time, as_text=True))
     if body.continues:
-        tell_ignored(request, without_effect(body))
-        prepared = await while_connected(request.receive, _prepared_text(state, model, body))
+        call.ignore(without_effect(body))
+        prepared = await while_connected(request.receive, _prepared_text(state, call, model, body))
     else:
         converted = await run_off_loop_if_large(
-            state.threads, lambda: chat_of_prompt(body, state.unread_parts)
+            call, state.threads, lambda: chat_of_prompt(body, state.unread_parts)
         )
-        prepared = await _prepared_chat(request, state, model, body, converted)
+        prepared = await _prepared_chat(request, call, state, model, body, converted)
     return await _answered(request, model, body, prepared, "prompt")
 
 
@@ -95,7 +97,7 @@ async def embed(request: Request) -> Response:
     """A vector for each text."""
     body = await read(request, OllamaEmbedRequest)
     vectors, usage, started = await _vectors(request, body, "input", body.input)
-    arrived = arrival_time()
+    arrived = call_of(request.scope).arrival_time
     durations = {
         "total_duration": nanoseconds(time.monotonic() - arrived),
         "load_duration": nanoseconds(started - arrived),
@@ -125,9 +127,9 @@ def without_tag(state: ServerState, name: str) -> str:
     return name if known else bare
 
 
-def _loaded(request: Request, body: OllamaGenerationFields, answer: OllamaAnswer) -> Response:
+def _loaded(call: Call, body: OllamaGenerationFields, answer: OllamaAnswer) -> Response:
     """The answer to a request without a prompt, by which clients load a model: it is loaded."""
-    tell_ignored(request, without_effect(body))
+    call.ignore(without_effect(body))
     told = answer.loaded()
     if body.stream is False:
         return json_response(told)
@@ -136,6 +138,7 @@ def _loaded(request: Request, body: OllamaGenerationFields, answer: OllamaAnswer
 
 async def _prepared_chat(
     request: Request,
+    call: Call,
     state: ServerState,
     model: ServedModel,
     body: OllamaGenerationFields,
@@ -149,18 +152,20 @@ async def _prepared_chat(
         # No grammar can force calls whose form is unknown. Ollama never forces any, so its clients expect text as well.
         converted.chat.tool_choice = None
         unread.append("tool_choice")
-    tell_ignored(request, [*converted.ignored, *unread])
+    call.ignore([*converted.ignored, *unread])
     with naming_fields(converted.prompt):
-        work = prepare_chat(state, model, converted.chat, variables, _PREFIX)
+        work = prepare_chat(state, call, model, converted.chat, variables, _PREFIX)
         prepared = await while_connected(request.receive, work)
-    tell_ignored(request, [field_name(name, converted.prompt) or name for name in prepared.ignored])
+    call.ignore([field_name(name, converted.prompt) or name for name in prepared.ignored])
     return prepared
 
 
-async def _prepared_text(state: ServerState, model: ServedModel, body: OllamaGenerateRequest) -> PreparedChat:
+async def _prepared_text(
+    state: ServerState, call: Call, model: ServedModel, body: OllamaGenerateRequest
+) -> PreparedChat:
     """The call that continues a text, in which neither reasoning nor calls are looked for. Raises EngineError."""
     with naming_fields("prompt"):
-        prepared = await prepare_completion(state, model, completion_of(body))
+        prepared = await prepare_completion(state, call, model, completion_of(body))
     reading = Reading(ModelNotation(tools=None), ToolChoice(), Place.AFTER, model.tokenizer.token_bytes)
     asked = replace(prepared.request, default_tokens=model.preset.max_tokens)
     return PreparedChat(asked, reading, prepared.grammar_param)
@@ -176,17 +181,17 @@ async def _answered(
         # As with Ollama, a limit may be more than fits: an answer that fills the context ends with `length`.
         asked = replace(asked, max_tokens=min(asked.max_tokens, room))
     grammar = field_name(prepared.grammar_param, prompt)
-    call = AnsweredCall(model, replace(prepared, request=asked, grammar_param=grammar), prompt, _LIMIT)
-    request.scope[RESPONSE_ID] = call.id
+    ollama_call = AnsweredCall(model, replace(prepared, request=asked, grammar_param=grammar), prompt, _LIMIT)
+    call_of(request.scope).response_id = ollama_call.id
     as_text = isinstance(body, OllamaGenerateRequest)
     answer = OllamaAnswer(body.model, asked.context.arrival_time, as_text=as_text)
-    [choice] = call.choices
+    [choice] = ollama_call.choices
     if body.stream is not False:
         encoder = OllamaStream(answer, choice)
-        return EventStream(call.stream(encoder), form=_Form(encoder), media_type=NDJSON)
+        return EventStream(ollama_call.stream(encoder), form=_Form(encoder), media_type=NDJSON)
     whole = OllamaWhole(answer, choice, bool(body.logprobs))
     answer.begin()
-    generation = await while_connected(request.receive, call.collect(whole))
+    generation = await while_connected(request.receive, ollama_call.collect(whole))
     return json_response(whole.body(generation))
 
 
@@ -198,9 +203,9 @@ async def _vectors(
 ) -> tuple[list[msgspec.Raw], Usage, float]:
     """The vectors, encoded, their tokens, and when the model began, in seconds of the monotonic clock. `prompt`: the body's name
     for its `texts`. Raises EngineError."""
-    state = state_of(request)
+    state, call = state_of(request), call_of(request.scope)
     model = await find_model(state, body.model)
-    tell_ignored(request, body.without_effect())
+    call.ignore(body.without_effect())
     if not texts:
         return [], Usage(), time.monotonic()
     asked_for = embedding_of(body, model.info.hidden_size)
@@ -208,8 +213,8 @@ async def _vectors(
     async def work() -> tuple[list[msgspec.Raw], Usage, float]:
         place = place_in(prompt, texts)
         with named({"input": place, "prompt": place}):
-            asked = await prepare_embedding(state, model, asked_for)
-            request.scope[RESPONSE_ID] = asked.context.request_id
+            asked = await prepare_embedding(state, call, model, asked_for)
+            call.response_id = asked.context.request_id
             started = time.monotonic()
             vectors, usage = await model.engine.embed(asked)
         encoded, pauses = [], YieldRegularly()

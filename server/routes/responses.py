@@ -14,19 +14,17 @@ from starlette.responses import Response
 from engine.errors import ContextLengthExceeded, InvalidRequest
 from engine.text.generation import Generation
 from server.answer.responses_encoder import ResponseAnswer, ResponseStream, ResponseWhole, new_id
-from server.http.auth import TENANT
-from server.http.errors import Refusal
+from server.http.call import Call, Refusal, call_of
 from server.http.event_stream import EventStream, refusal_of, while_connected
 from server.http.media import check_media
-from server.http.middleware import RESPONSE_ID
-from server.http.request_timing import count_stored, run_off_loop_if_large
+from server.http.request_timing import run_off_loop_if_large
 from server.prepare.chat import PreparedChat, prepare_chat, prompt_ids
 from server.prepare.responses import ConvertedResponse, Placed, converted
 from server.responses.errors import ResponseNotFound, StoreFull
 from server.responses.run import BackgroundRun
 from server.responses.store import Item, ResponseStore, SharedResponseStore, StoredResponse
 from server.routes.answering import AnsweredCall
-from server.routes.common import READ, json_response, query_number, read, state_of, tell_ignored
+from server.routes.common import READ, json_response, query_number, read, state_of
 from server.schemas.chat import MAX_MESSAGES, ChatRequest
 from server.schemas.responses import ENCRYPTED_REASONING, InputItem, ResponsesRequest, ResponsesTool
 from server.state import ServedModel, ServerState
@@ -71,61 +69,61 @@ class _Kept:
 @router.post("/v1/responses")
 async def create_response(request: Request) -> Response:
     """Answer a conversation."""
-    state = state_of(request)
+    state, call = state_of(request), call_of(request.scope)
     body = await read(request, ResponsesRequest)
     body.check()
     if body.background and state.elsewhere is not None:
         # It outlives its client, and with it the worker that the client happened to meet.
         return state.elsewhere.response(request, await request.body())
     model, name = await state.find(body.model, generating=True)
-    inputs, placed = await _conversation(state, body)
+    inputs, placed = await _conversation(state, call, body)
     conversion = await run_off_loop_if_large(
-        state.threads, lambda: converted(body, placed, state.unread_parts, model.max_model_len)
+        call, state.threads, lambda: converted(body, placed, state.unread_parts, model.max_model_len)
     )
-    prepared = await _prepared(request, state, model, body, conversion)
-    call = AnsweredCall(model, prepared, "input", "max_output_tokens")
-    request.scope[RESPONSE_ID] = call.id
+    prepared = await _prepared(request, call, state, model, body, conversion)
+    response_call = AnsweredCall(model, prepared, "input", "max_output_tokens")
+    call.response_id = response_call.id
     stores = state.responses.enabled and body.store is not False
     if body.background and not stores:
         message = "'background' needs the store of responses, which this server runs without."
         raise InvalidRequest(message, "background", "unsupported_value")
     if body.store and not stores:
-        tell_ignored(request, ["store"])
+        call.ignore(["store"])
     answer = ResponseAnswer(
-        call.id,
+        response_call.id,
         name,
         _echo(body, prepared, stores),
         conversion.tools.called,
         ENCRYPTED_REASONING in (body.include or ()),
     )
-    kept = _Kept(state, TENANT.get(), inputs)
+    kept = _Kept(state, call.tenant, inputs)
     if body.background:
-        return await _background(call, answer, kept, bool(body.stream))
-    [choice] = call.choices
+        return await _background(response_call, answer, kept, bool(body.stream))
+    [choice] = response_call.choices
     if body.stream:
         encoder = ResponseStream(answer, choice)
         form = _Form(encoder)
-        return EventStream(_stream(call, encoder, form, kept), form=form)
+        return EventStream(_stream(response_call, encoder, form, kept), form=form)
     whole = ResponseWhole(answer, choice)
-    generation = await while_connected(request.receive, call.collect(whole))
+    generation = await while_connected(request.receive, response_call.collect(whole))
     return json_response(await kept.put(whole.body(generation)))
 
 
 @router.post("/v1/responses/input_tokens")
 async def count_input_tokens(request: Request) -> Response:
     """Count the tokens of a conversation's prompt."""
-    state = state_of(request)
+    state, call = state_of(request), call_of(request.scope)
     body = await read(request, ResponsesRequest)
     body.check()
     model, _ = await state.find(body.model, generating=True)
-    _, placed = await _conversation(state, body)
+    _, placed = await _conversation(state, call, body)
     conversion = await run_off_loop_if_large(
-        state.threads, lambda: converted(body, placed, state.unread_parts, model.max_model_len)
+        call, state.threads, lambda: converted(body, placed, state.unread_parts, model.max_model_len)
     )
-    variables = _variables(request, model, body, conversion)
+    variables = _variables(call, model, body, conversion)
 
     async def prompt(chat: ChatRequest) -> tuple[int, ...]:
-        return await prompt_ids(state, model, chat, chat.choice, variables)
+        return await prompt_ids(state, call, model, chat, chat.choice, variables)
 
     count = await while_connected(request.receive, conversion.num_tokens(prompt))
     return json_response({"object": "response.input_tokens", "input_tokens": count})
@@ -133,29 +131,30 @@ async def count_input_tokens(request: Request) -> Response:
 
 async def _prepared(
     request: Request,
+    call: Call,
     state: ServerState,
     model: ServedModel,
     body: ResponsesRequest,
     conversion: ConvertedResponse,
 ) -> PreparedChat:
     """The prepared call."""
-    variables = _variables(request, model, body, conversion)
+    variables = _variables(call, model, body, conversion)
 
     async def prepare(chat: ChatRequest) -> PreparedChat:
-        return await prepare_chat(state, model, chat, variables, _PREFIX)
+        return await prepare_chat(state, call, model, chat, variables, _PREFIX)
 
     prepared = await while_connected(request.receive, conversion.prepared(prepare))
-    tell_ignored(request, [conversion.field_name(name) or name for name in prepared.ignored])
+    call.ignore([conversion.field_name(name) or name for name in prepared.ignored])
     return prepared
 
 
 def _variables(
-    request: Request, model: ServedModel, body: ResponsesRequest, conversion: ConvertedResponse
+    call: Call, model: ServedModel, body: ResponsesRequest, conversion: ConvertedResponse
 ) -> dict[str, Any]:
     """The body's variables for the template. What has no effect is listed in the response's header."""
     known = frozenset[str]() if model.template is None else model.template.variables
     variables, unread = body.variables(known)
-    tell_ignored(request, [*conversion.ignored, *unread, *body.without_effect()])
+    call.ignore([*conversion.ignored, *unread, *body.without_effect()])
     return variables
 
 
@@ -263,7 +262,7 @@ async def delete_response(request: Request, response_id: str) -> Response:
     """Forget a response. One that is in progress ends."""
     store = state_of(request).responses
     assert isinstance(store, ResponseStore), "API workers pass this path on"
-    found = await store.delete(TENANT.get(), response_id)
+    found = await store.delete(call_of(request.scope).tenant, response_id)
     if found is None:
         raise _unknown(response_id)
     if found.run is not None:
@@ -309,7 +308,7 @@ async def list_input_items(request: Request, response_id: str) -> Response:
 
 
 async def _found(request: Request, response_id: str) -> StoredResponse:
-    found = await state_of(request).responses.get(TENANT.get(), response_id)
+    found = await state_of(request).responses.get(call_of(request.scope).tenant, response_id)
     if found is None:
         raise _unknown(response_id)
     return found
@@ -326,10 +325,12 @@ def _flag(request: Request, name: str) -> bool:
     return value in ("true", "1")
 
 
-async def _conversation(state: ServerState, body: ResponsesRequest) -> tuple[list[Item], list[Placed]]:
+async def _conversation(
+    state: ServerState, call: Call, body: ResponsesRequest
+) -> tuple[list[Item], list[Placed]]:
     """All items of the conversation, for the store and for the prompt. Raises ResponseNotFound for what is not stored, and
     InvalidRequest for more than one body could contain."""
-    store, tenant = state.responses, TENANT.get()
+    store, tenant = state.responses, call.tenant
     earlier = await _earlier(store, tenant, body.previous_response_id)
     own = [InputItem(role="user", content=body.input)] if isinstance(body.input, str) else body.input or []
     size = sum(len(item) for _, item in earlier)
@@ -345,8 +346,8 @@ async def _conversation(state: ServerState, body: ResponsesRequest) -> tuple[lis
     if len(earlier) + len(own) > MAX_MESSAGES or size > _MOST_STORED_BYTES:
         message = f"With what is stored, the conversation has more than {MAX_MESSAGES} items or 16 MiB: begin a new one."
         raise ContextLengthExceeded(message, "input")
-    count_stored(size)
-    return await run_off_loop_if_large(state.threads, lambda: _items(earlier, own, referred))
+    call.size += size
+    return await run_off_loop_if_large(call, state.threads, lambda: _items(earlier, own, referred))
 
 
 async def _earlier(store: SharedResponseStore, tenant: str, previous: str | None) -> list[Item]:

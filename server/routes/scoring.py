@@ -9,8 +9,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from engine.text.generation import Usage
+from server.http.call import call_of
 from server.http.event_stream import while_connected
-from server.http.middleware import RESPONSE_ID
 from server.prepare.engine_request import request_context
 from server.prepare.prompts import Place, place_in
 from server.prepare.scoring import Pairs, PreparedScores, prepare_scores
@@ -79,11 +79,11 @@ async def _scored(
 ) -> tuple[str, PreparedScores, list[float], Usage]:
     """The model's name, the call, its scores and its token counts. A client that goes away ends the call. Raises
     EngineError."""
-    state = state_of(request)
+    state, call = state_of(request), call_of(request.scope)
     model, name = await state.find(body.model)
-    context = request_context(prefix, body, model)
+    context = request_context(call, prefix, body, model)
     prepared = await while_connected(request.receive, prepare_scores(state, model, body, pairs, context))
-    request.scope[RESPONSE_ID] = context.request_id
+    call.response_id = context.request_id
     scores, usage = await while_connected(request.receive, _computed(model, prepared, pairs))
     return name, prepared, scores, usage
 

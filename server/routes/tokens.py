@@ -8,10 +8,11 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from server.http.call import call_of
 from server.http.request_timing import run_off_loop_if_large
 from server.prepare.chat_prompt import chat_prompt, check_token_ids, decoded, token_texts
 from server.prepare.prompts import input_ids, truncation_of
-from server.routes.common import READ, json_response, read, state_of, tell_ignored, template_variables
+from server.routes.common import READ, json_response, read, state_of, template_variables
 from server.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from server.state import ServedModel
 from server.templates.template import DEFAULT, ChatTemplate
@@ -32,16 +33,16 @@ _OF_CHATS = (
 @router.post("/tokenize")
 async def tokenize(request: Request) -> Response:
     """Token ids of a text, or of a conversation rendered for the model."""
-    state = state_of(request)
+    state, call = state_of(request), call_of(request.scope)
     body = await read(request, TokenizeRequest)
     body.check()
     model, _ = await state.find(body.model)
     truncation = truncation_of(body, model, 0)
     if body.messages is not None:
-        variables = template_variables(request, model, body)
+        variables = template_variables(call, model, body)
         asked = body.tools or ()
         tools = await run_off_loop_if_large(
-            state.threads, lambda: [tool.model_dump(exclude_unset=True) for tool in asked]
+            call, state.threads, lambda: [tool.model_dump(exclude_unset=True) for tool in asked]
         )
         ids = await chat_prompt(
             state,
@@ -56,7 +57,7 @@ async def tokenize(request: Request) -> Response:
         )
         ids = ids if truncation is None else tuple(truncation.cut(ids))
     else:
-        tell_ignored(request, [name for name in _OF_CHATS if getattr(body, name) is not None])
+        call.ignore([name for name in _OF_CHATS if getattr(body, name) is not None])
         [ids] = await input_ids(
             state,
             model,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,7 +111,3 @@ class CallStory(Story):
         """From the arrival to the end of the last sequence; of a call without any to the answer; so far to `now`."""
         end = now if self.parts or self.answered is None else self.ended or self.answered
         return max(0.0, end - self.received)
-
-
-CURRENT: ContextVar[CallStory | None] = ContextVar("story", default=None)
-"""The story of the call that this task answers."""

@@ -9,8 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from server.http.errors import REFUSAL, REQUEST_ID, Refusal
-from server.http.middleware import IGNORED, RESPONSE_ID, STORY
+from server.http.call import Refusal, call_of
 from server.workers import messages as m
 from server.workers.link import Link
 
@@ -29,7 +28,7 @@ class Forwarding:
 
     def response(self, request: Request, body: bytes) -> Response:
         """The answer that the server's process gives to this request, whose story begins and ends there."""
-        request.scope.pop(STORY, None)
+        call_of(request.scope).story = None
         return _PassedOn(self, body)
 
     def received(self, piece: m.Head | m.Body) -> None:
@@ -54,7 +53,7 @@ class Forwarding:
             if passing.done():
                 passing.result()
             else:
-                scope["cohort.disconnected"] = True
+                call_of(scope).disconnected = True
         finally:
             del self._open[number]
             if not passing.done() or passing.cancelled():
@@ -66,20 +65,21 @@ class Forwarding:
     async def _pass(
         self, number: int, pieces: asyncio.Queue[m.Head | m.Body], scope: Scope, send: Send
     ) -> None:
+        call = call_of(scope)
         while True:
             piece = await pieces.get()
             if isinstance(piece, m.Head):
                 if piece.ignored is not None:
-                    scope[IGNORED] = piece.ignored
+                    call.ignored = piece.ignored
                 if piece.response_id is not None:
-                    scope[RESPONSE_ID] = piece.response_id
+                    call.response_id = piece.response_id
                 headers = list(piece.headers)
                 await send({"type": "http.response.start", "status": piece.status, "headers": headers})
                 continue
             if piece.failed:
                 raise PassedOnFailed("the server's process has no answer")
             if piece.refusal is not None:
-                scope[REFUSAL] = Refusal(*piece.refusal)
+                call.refusal = Refusal(*piece.refusal)
             await send({"type": "http.response.body", "body": piece.data, "more_body": piece.more})
             if not piece.more:
                 return
@@ -109,7 +109,7 @@ def _forward(number: int, scope: Scope, body: bytes) -> m.Forward:
         [(bytes(name), bytes(value)) for name, value in scope["headers"]],
         scope.get("scheme", "http"),
         scope.get("http_version", "1.1"),
-        scope.get(REQUEST_ID, ""),
+        call_of(scope).request_id,
         scope.get("client"),
         scope.get("server"),
         body,

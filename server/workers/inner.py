@@ -10,8 +10,7 @@ import asyncio
 import structlog
 from starlette.types import ASGIApp, Message, Scope
 
-from server.http.errors import REFUSAL, REQUEST_ID, Refusal
-from server.http.middleware import IGNORED, RESPONSE_ID
+from server.http.call import CALL, Call
 from server.workers import messages as m
 from server.workers.link import Link
 
@@ -56,7 +55,8 @@ class _Exchange:
         self.task: asyncio.Task[None] | None = None
         self._asked = asked
         self._link = link
-        self._scope = _scope(asked)
+        self._call = Call(asked.request_id)
+        self._scope = {**_scope(asked), CALL: self._call}
         self._left = asyncio.Event()
         self._body_given = False
         self._ended = False
@@ -89,13 +89,12 @@ class _Exchange:
         number = self._asked.number
         if message["type"] == "http.response.start":
             headers = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
-            ignored, response_id = self._scope.get(IGNORED), self._scope.get(RESPONSE_ID)
-            told = None if ignored is None else list(ignored)
-            self._link.send(m.Head(number, message["status"], headers, told, response_id))
+            ignored = list(self._call.ignored) or None
+            self._link.send(m.Head(number, message["status"], headers, ignored, self._call.response_id))
             return
         body, more = bytes(message.get("body", b"")), message.get("more_body", False)
         if not more:
-            refusal: Refusal | None = self._scope.get(REFUSAL)
+            refusal = self._call.refusal
             self._ended = True
             self._link.send(
                 m.Body(number, body, False, refusal and (refusal.status, refusal.code, refusal.param))
@@ -121,5 +120,4 @@ def _scope(asked: m.Forward) -> Scope:
         "client": asked.client,
         "server": asked.server,
         "state": {},
-        REQUEST_ID: asked.request_id,
     }

@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 
 from engine.story import Story
-from server.http.errors import CLIENT_CLOSED_REQUEST
+from server.http.call import CLIENT_CLOSED_REQUEST
 from server.stories.record import AccessLine, CallStory
 from server.stories.ring import Stories
 from server.workers import messages as m

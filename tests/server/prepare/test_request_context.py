@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from engine.request import RequestContext
-from server.http import request_timing
-from server.http.auth import TENANT
+from server.http import call as calls
+from server.http.call import Call
 from server.prepare.engine_request import request_context
 from server.schemas.embeddings import EmbeddingRequest
 from server.schemas.sampling import GenerationFields
@@ -20,37 +20,37 @@ def _model(salt_per_key: bool = False) -> Any:
 
 async def test_every_field_of_a_body_reaches_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each with a value of its own, so that no two can be exchanged."""
-    TENANT.set("0123456789abcdef")
-    monkeypatch.setattr(request_timing.time, "monotonic", lambda: 100.0)
-    request_timing.mark_received(b"{}")
-    monkeypatch.setattr(request_timing.time, "monotonic", lambda: 107.0)
+    call = Call(tenant="0123456789abcdef")
+    monkeypatch.setattr(calls.time, "monotonic", lambda: 100.0)
+    call.receive(b"{}")
+    monkeypatch.setattr(calls.time, "monotonic", lambda: 107.0)
     for body in (
         GenerationFields(priority=-3, deadline_ms=2500, cache_salt="salt"),
         EmbeddingRequest(input="a", priority=-3, deadline_ms=2500, cache_salt="salt"),
     ):
-        context = request_context("cmpl-", body, _model())
+        context = request_context(call, "cmpl-", body, _model())
         assert context == RequestContext(context.request_id, 100.0, -3, "salt", "0123456789abcdef", 102.5), (
             "times count from the arrival of the body"
         )
         assert context.request_id.startswith("cmpl-") and len(context.request_id) == len("cmpl-") + 32
     assert (
-        request_context("embd-", body, _model()).request_id
-        != request_context("embd-", body, _model()).request_id
+        request_context(call, "embd-", body, _model()).request_id
+        != request_context(call, "embd-", body, _model()).request_id
     )
 
 
 async def test_a_call_without_a_body_of_http_arrives_when_it_is_prepared() -> None:
     """As offline; and what a body leaves out is not limited, ranked or salted."""
     begun = time.monotonic()
-    context = request_context("cmpl-", GenerationFields(), _model())
+    context = request_context(Call(), "cmpl-", GenerationFields(), _model())
     assert begun <= context.arrival_time <= time.monotonic()
     assert context == RequestContext(context.request_id, context.arrival_time)
 
 
 async def test_with_a_salt_per_key_no_salt_passes_for_another_key() -> None:
-    TENANT.set("aa")
-    own = request_context("cmpl-", GenerationFields(), _model(True)).cache_salt
-    salted = request_context("cmpl-", GenerationFields(cache_salt="bb/x"), _model(True)).cache_salt
-    TENANT.set("bb")
-    other = request_context("cmpl-", GenerationFields(cache_salt="x"), _model(True)).cache_salt
+    call = Call(tenant="aa")
+    own = request_context(call, "cmpl-", GenerationFields(), _model(True)).cache_salt
+    salted = request_context(call, "cmpl-", GenerationFields(cache_salt="bb/x"), _model(True)).cache_salt
+    call.tenant = "bb"
+    other = request_context(call, "cmpl-", GenerationFields(cache_salt="x"), _model(True)).cache_salt
     assert (own, salted, other) == ("aa/", "aa/bb/x", "bb/x")

@@ -9,7 +9,8 @@ import pytest
 
 from engine.errors import InvalidRequest
 from engine.text.generation import MAX_SETTING_IDS, Generation
-from server.http.middleware import RESPONSE_ID, BodyLimit
+from server.http.call import CALL, Call
+from server.http.middleware import BodyLimit
 from server.http.protocol import BoundedHttpProtocol
 from tests.server.fakes import House, error_of
 from tests.text_requests import text_request
@@ -66,8 +67,8 @@ def test_token_ids_times_choices_are_bounded() -> None:
             assert refused and error.param == "allowed_token_ids" and str(MAX_SETTING_IDS) in error.message
 
 
-@pytest.mark.parametrize(("scope", "owed"), [({}, False), ({RESPONSE_ID: "cmpl-1"}, True)])
-def test_a_call_that_was_taken_in_is_owed_its_answer(scope: dict[str, str], owed: bool) -> None:
+@pytest.mark.parametrize(("scope", "owed"), [({}, False), ({CALL: Call(response_id="cmpl-1")}, True)])
+def test_a_call_that_was_taken_in_is_owed_its_answer(scope: dict[str, Any], owed: bool) -> None:
     """Before its first byte: between the engine's last token and that no drain ends. One still judged is told to leave."""
     protocol: Any = SimpleNamespace(
         _busy=True,

@@ -12,6 +12,7 @@ import pytest
 from engine.errors import InvalidRequest, Overloaded, Unavailable
 from engine.text.generation import TextDelta
 from server.grammar.compose import compose
+from server.http.call import Call
 from server.prepare.structured_output import prepared
 from tests.server.fakes import House, error_of, events, steps
 
@@ -177,10 +178,10 @@ async def test_many_schemas_in_one_grammar(house: House) -> None:
     for count, fits in ((8, True), (9, False)):
         grammar = compose("start: @p0", {f"p{i}": part for i in range(count)})
         if fits:
-            assert (await prepared(house.state, house.state.model, grammar, "tools")).text == grammar
+            assert (await prepared(house.state, Call(), house.state.model, grammar, "tools")).text == grammar
         else:
             with pytest.raises(InvalidRequest, match="at most") as caught:
-                await prepared(house.state, house.state.model, grammar, "tools")
+                await prepared(house.state, Call(), house.state.model, grammar, "tools")
             assert caught.value.param == "tools"
     assert len(house.judge.asked) == 1
 

@@ -1,0 +1,87 @@
+"""`Call`: what the server knows of one HTTP request, in one place.
+
+The first of our layers that meets a request makes its `Call`, which the request's scope carries under `CALL`. Layers around the
+routes and the routes themselves take it from there (`call_of`); everything below them gets it as an argument.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
+
+from server.schemas.extras import MAX_TOLD
+from server.stories.record import CallStory
+
+CALL = "cohort.call"
+"""Key of the `Call` in a request's scope: the only key of ours there."""
+CLIENT_CLOSED_REQUEST = 499
+"""Status that the access log gives for a client that disconnected; no client receives it."""
+
+
+class Refusal(NamedTuple):
+    """Facts of an error for the log and the metrics: its status, and `code` and `param` of its body."""
+
+    status: int
+    code: str
+    param: str | None
+
+
+def new_request_id() -> str:
+    """The request's id, for `x-request-id` and the log."""
+    return f"req_{secrets.token_hex(12)}"
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One request. Each field names its writer; offline, where there is no request, a new `Call` has all that a call needs."""
+
+    request_id: str = field(default_factory=new_request_id)
+    tenant: str = ""
+    """Identity of the client: a hash of the key's name or of the key, "" where no key is required. Written by `KeyAuth`."""
+    key_name: str = ""
+    """Name of the client's key for logs and metrics, "" where no key is required. Written by `KeyAuth`."""
+    arrival_time: float = field(default_factory=time.monotonic)
+    """Time in seconds of the engine's clock from which latencies and the deadline count: when the body was complete, or when
+    the `Call` was made if there is none."""
+    size: int = 0
+    """Bytes of the body and of stored items that it refers to: what work on it is proportional to."""
+    story: CallStory | None = None
+    """The story of a request for the model. Written by `read`; None where another process has it."""
+    response_id: str | None = None
+    """Id of the answer, once the engine's request is made. Written by the route."""
+    ignored: Sequence[str] = ()
+    """Names of the request's parameters that have no effect, at most `MAX_TOLD` + 1 of them. Written by `read` and the route."""
+    refusal: Refusal | None = None
+    """The error that answered the request or ended its stream. Written by the response."""
+    disconnected: bool = False
+    """Whether the client closed its connection before the end of a stream. Written by the response."""
+    counted: bool = False
+    """Whether the protocol has answered, and counted, a request whose body did not arrive. Written by the protocol."""
+
+    def receive(self, body: bytes) -> None:
+        """Record that the body is complete: times count from here."""
+        self.arrival_time, self.size = time.monotonic(), len(body)
+
+    def ignore(self, names: Iterable[str]) -> None:
+        """Add names to the response's list of ignored parameters."""
+        self.ignored = [*self.ignored, *names][: MAX_TOLD + 1]
+
+    def sent_status(self, status: int) -> int:
+        """The status for the log. `status`: of the response that was begun, 0 if none was."""
+        return CLIENT_CLOSED_REQUEST if self.disconnected or not status else status
+
+    def end_status(self, status: int) -> int:
+        """The status for stories and metrics: a stream that failed was begun with 200, and its end counts."""
+        return self.refusal.status if self.refusal is not None and status == 200 else status
+
+
+def call_of(scope: Any) -> Call:
+    """The `Call` of the request with this ASGI scope. Whichever of our layers asks first makes it: the protocol, the middleware
+    that logs requests or, in an application that answers what another process passes on, the caller of that application."""
+    call = scope.get(CALL)
+    if call is None:
+        call = scope[CALL] = Call()
+    return cast(Call, call)

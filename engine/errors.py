@@ -6,16 +6,28 @@ table elsewhere has to be kept in step with this tree.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from typing import ClassVar
 
 from engine.refusal import Refusal
 
 FIELD = "{param}"
 """Stands in an error's message for the name of the request field at fault."""
+_MARK = re.compile(r"\{param(?::([a-z_.]+))?\}")
+Names = Callable[[str, int], str | None]
+"""The client's name of a field, by the field's role and the number of the prompt at fault; None if the client has no such
+field."""
+
+
+def field(role: str) -> str:
+    """Stands in an error's message for the name of another field than the one at fault."""
+    return f"{{param:{role}}}"
 
 
 class EngineError(Exception):
-    """Base of all. `param` names the request field at fault, if one is; `FIELD` in the message becomes that name."""
+    """Base of all. `param` names the request field at fault, if one is: by its role, which is the field's name in a chat, in a
+    completion or in the engine's request, until the edge that knows the client's names puts those (`rename`)."""
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "internal_error"
@@ -24,23 +36,37 @@ class EngineError(Exception):
     """The same request would most likely fail again: clients are told not to send it once more by themselves."""
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
+        """`message` may hold `FIELD` and `field(role)`."""
         self.template = message
-        """The message before the field's name was put in."""
-        self.message = message.replace(FIELD, param or "")
-        super().__init__(self.message)
+        """The message before names of fields were put in."""
         self.param = param
+        self.message = _with_names(message, param, _same)
+        super().__init__(self.message)
         self.element: int | None = None
         """Number of the prompt at fault, among those of its call."""
         if code is not None:
             self.code = code  # type: ignore[misc]  # an instance may be more precise than its class
 
-    def rename(self, param: str | None) -> None:
-        """Name the field at fault as the client does, in `param` and in the message. None: no field of the client's is."""
-        before, self.param = self.param, param
-        if param is not None:
-            self.message = self.template.replace(FIELD, param)
-            if before is not None:
-                self.message = self.message.replace(f"'{before}'", f"'{param}'")
+    def blame(self, role: str | None) -> None:
+        """Say which field is at fault."""
+        self.param = role
+        self.message = _with_names(self.template, role, _same)
+
+    def rename(self, names: Names) -> None:
+        """Name fields as the client does, in `param` and in the message, where a field that the client does not have keeps its
+        role."""
+        role = self.param
+        self.param = None if role is None else names(role, self.element or 0)
+        self.message = _with_names(self.template, self.param or role, names)
+
+
+def _same(role: str, element: int) -> str:
+    return role
+
+
+def _with_names(template: str, own: str | None, names: Names) -> str:
+    """The message. `own`: the name of the field at fault."""
+    return _MARK.sub(lambda mark: (names(mark[1], 0) or mark[1]) if mark[1] else own or "", template)
 
 
 class InvalidRequest(EngineError):

@@ -16,7 +16,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.errors import EngineError, InvalidRequest, SequenceFailed
+from engine.errors import FIELD, EngineError, InvalidRequest, SequenceFailed
 from engine.mailbox import Mailbox
 from engine.request import FinishReason, Request, RequestContext, TokenDelta
 from engine.text.choice import Choice, ChoiceOptions, TextDelta, TokenText
@@ -168,7 +168,7 @@ class Generation:
         }
         if sum(sizes.values()) * asked.n * len(asked.prompts) > MAX_SETTING_IDS:
             param = max(sizes, key=lambda name: sizes[name])
-            message = f"The token ids of '{param}' times the choices may be at most {MAX_SETTING_IDS}; ask for fewer of one."
+            message = f"The token ids of '{FIELD}' times the choices may be at most {MAX_SETTING_IDS}; ask for fewer of one."
             raise InvalidRequest(message, param=param, code="invalid_value")
 
     def _equal_before(self) -> list[int]:
@@ -291,6 +291,6 @@ class TextEngine:
         policy = self.core.config.scheduling_policy
         if context.priority and policy != "priority":
             message = (
-                f"'priority' has no effect with --scheduling-policy {policy}: this server ignores priorities."
+                f"'{FIELD}' has no effect with --scheduling-policy {policy}: this server ignores priorities."
             )
             raise InvalidRequest(message, "priority", "unsupported_value")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.config import EngineConfig
-from engine.errors import FIELD, ContextLengthExceeded, DeadlinePassed, InvalidRequest, Overloaded
+from engine.errors import FIELD, ContextLengthExceeded, DeadlinePassed, InvalidRequest, Overloaded, field
 from engine.kv.kv_cache_manager import KvCacheManager
 from engine.refusal import Because
 from engine.request import Request
@@ -18,7 +18,7 @@ dropped at the end of its patience has lost that time."""
 def check_min_tokens(min_tokens: int, max_tokens: int) -> None:
     """Raises InvalidRequest where more tokens are asked for than can come."""
     if min_tokens > max_tokens:
-        message = f"'min_tokens' is {min_tokens}, more than the {max_tokens} tokens to generate at most."
+        message = f"'{FIELD}' is {min_tokens}, more than the {max_tokens} tokens to generate at most."
         raise InvalidRequest(message, "min_tokens", "invalid_value")
 
 
@@ -127,7 +127,7 @@ class Admission:
         for name, ids in sampling.ids_by_name():
             if ids and max(ids) >= width:
                 raise InvalidRequest(
-                    f"{name} holds {max(ids)}, but this model's ids end at {width - 1}", name
+                    f"{FIELD} holds {max(ids)}, but this model's ids end at {width - 1}", name
                 )
 
     def _check_anything_left(self, sampling: SamplingParams) -> None:
@@ -136,7 +136,8 @@ class Admission:
             return
         name = "bad_words" if sampling.allowed_token_ids is None else "allowed_token_ids"
         raise InvalidRequest(
-            f"'{name}' leaves no token to generate: each one is a bad word, or would end the output before 'min_tokens'.",
+            f"'{FIELD}' leaves no token to generate: each one is a bad word, or would end the output before "
+            f"'{field('min_tokens')}'.",
             name,
             "invalid_value",
         )

@@ -11,7 +11,7 @@ import shutil
 import stat
 from pathlib import Path
 
-from engine.errors import InvalidRequest, ModelNotFound
+from engine.errors import FIELD, InvalidRequest, ModelNotFound
 from executors.contract import ConfigError
 from server.model_files.prepared import is_gguf
 
@@ -31,7 +31,7 @@ def below(root: Path, said: str, param: str = "lora_path") -> Path:
     Raises InvalidRequest for a path that leads out of the root, by its name or by a link, and ModelNotFound if there is no
     such folder or file.
     """
-    outside = InvalidRequest(f"'{param}' must name a folder below the server's --lora-root.", param)
+    outside = InvalidRequest(f"'{FIELD}' must name a folder below the server's --lora-root.", param)
     if "\0" in said or not said.strip():
         raise outside
     base = Path(os.path.realpath(root))

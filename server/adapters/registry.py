@@ -297,7 +297,7 @@ class AdapterRegistry:
             try:
                 found = await self._load(name, folder, name, self._root, None, True)
             except InvalidRequest as error:
-                error.rename("model")
+                error.blame("model")
                 raise
             others = [one for one in self._adapters.values() if one.on_demand]
             surplus = others[: max(0, len(others) - MOST_ON_DEMAND)]

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from engine.errors import InvalidRequest
+from engine.errors import FIELD, InvalidRequest
 from server.grammar.schemas import prepared_schema, refusal
 from server.schemas.base import WireModel
 from server.schemas.structured import (
@@ -80,9 +80,7 @@ def _of_format(asked: ResponseFormat | None) -> Constraint | None:
     _refuse_unknown(asked, "response_format")
     if asked.type != "json_schema":
         if asked.json_schema is not None:
-            message = (
-                "'response_format.json_schema' is only allowed when 'response_format.type' is 'json_schema'."
-            )
+            message = f"'{FIELD}' is only allowed when 'response_format.type' is 'json_schema'."
             raise InvalidRequest(message, param="response_format.json_schema", code="invalid_value")
         if asked.type == "text":
             return None
@@ -104,7 +102,7 @@ def _of_guided(body: StructuredFields) -> Constraint | None:
         raise _not_together(given[0], f"'{given[1]}'")
     pattern = body.guided_whitespace_pattern
     if pattern is not None and given != ["guided_json"]:
-        message = "'guided_whitespace_pattern' only goes with 'guided_json'."
+        message = f"'{FIELD}' only goes with 'guided_json'."
         raise InvalidRequest(message, param="guided_whitespace_pattern", code="invalid_value")
     if not given:
         return None
@@ -116,7 +114,7 @@ def _of_guided(body: StructuredFields) -> Constraint | None:
 
 
 def _not_together(param: str, other: str) -> InvalidRequest:
-    message = f"'{param}' and {other} cannot be combined; send only one."
+    message = f"'{FIELD}' and {other} cannot be combined; send only one."
     return InvalidRequest(message, param=param, code="invalid_value")
 
 
@@ -125,15 +123,13 @@ def _of_outputs(asked: StructuredOutputs) -> Constraint:
     given = [name for name in _KINDS if _value(asked, name) not in (None, False)]
     if len(given) != 1:
         found = ", ".join(f"'{name}'" for name in given) or "none"
-        message = (
-            f"'structured_outputs' should have exactly one of {', '.join(map(repr, _KINDS))}; it has {found}."
-        )
+        message = f"'{FIELD}' should have exactly one of {', '.join(map(repr, _KINDS))}; it has {found}."
         raise InvalidRequest(message, param="structured_outputs", code="invalid_value")
     kind = given[0]
     if not kind.startswith("json"):
         for name in _OF_JSON:
             if _value(asked, name):
-                message = f"'structured_outputs.{name}' only goes with 'json' or 'json_object'."
+                message = f"'{FIELD}' only goes with 'json' or 'json_object'."
                 raise InvalidRequest(message, param=f"structured_outputs.{name}", code="invalid_value")
     return _constraint(asked, kind, "structured_outputs.")
 
@@ -233,10 +229,10 @@ def _refuse_unknown(part: WireModel, where: str) -> None:
     for name, value in (part.model_extra or {}).items():
         if value is not None:
             param = f"{where}.{name[:100]}"
-            raise InvalidRequest(f"'{param}' is not supported.", param=param, code="unsupported_parameter")
+            raise InvalidRequest(f"'{FIELD}' is not supported.", param=param, code="unsupported_parameter")
 
 
 def _missing(param: str) -> InvalidRequest:
     return InvalidRequest(
-        f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
+        f"Missing required parameter: '{FIELD}'.", param=param, code="missing_required_parameter"
     )

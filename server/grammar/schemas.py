@@ -17,7 +17,7 @@ import math
 import re
 from typing import Any
 
-from engine.errors import InvalidRequest
+from engine.errors import FIELD, InvalidRequest
 from server.schemas.structured import MAX_CONSTRAINT_BYTES
 
 MAX_DEPTH = 100
@@ -84,7 +84,7 @@ def prepared_schema(schema: dict[str, Any], param: str, closed: bool = False) ->
 
 def refusal(param: str, reason: str) -> InvalidRequest:
     """The error for a value at fault."""
-    return InvalidRequest(f"Invalid value for '{param}': {reason}.", param=param, code="invalid_value")
+    return InvalidRequest(f"Invalid value for '{FIELD}': {reason}.", param=param, code="invalid_value")
 
 
 def _close_zero(node: dict[str, Any]) -> None:

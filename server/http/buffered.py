@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from engine.errors import InvalidRequest
+from engine.errors import FIELD, InvalidRequest
 
 MAX_ANSWER_BYTES = 256 * 2**20
 """Limit in bytes on the encoded parts of one answer besides its generated text: logprobs (four million tokens and alternatives,
@@ -31,7 +31,7 @@ class AnswerBudget:
         self._taken += size
         if self._taken > MAX_ANSWER_BYTES:
             message = (
-                f"This answer would be more than {MAX_ANSWER_BYTES} bytes by what '{param}' adds to it. Ask for fewer "
+                f"This answer would be more than {MAX_ANSWER_BYTES} bytes by what '{FIELD}' adds to it. Ask for fewer "
                 "alternatives, choices or tokens, or for a stream."
             )
             raise InvalidRequest(message, param, "answer_too_large")

@@ -19,15 +19,19 @@ from server.prepare import structured_output as structured
 from server.prepare.chat_grammar import chat_grammar, writes_calls
 from server.prepare.chat_prompt import chat_prompt
 from server.prepare.engine_request import request_context, text_request
+from server.prepare.field_names import FieldNames
 from server.prepare.prompts import truncation_of
 from server.schemas.chat import ChatRequest
 from server.schemas.tool_choice import ToolChoice
 from server.state import ServedModel, ServerState
 
+FIELD_NAMES = FieldNames({"prompt": "messages", "max_tokens": "{limit}"})
+"""Names of a chat's fields by their roles. `limit`: of the two names of the limit on output tokens, the one that was sent."""
+
 
 @dataclass(frozen=True, slots=True)
 class PreparedChat:
-    """A prepared chat: the engine's request, the way to parse its answer, the client's field that requires the grammar, if
+    """A prepared chat: the engine's request, the way to parse its answer, the role of the field that requires the grammar, if
     there is one, and the names of fields without effect on this answer."""
 
     request: TextRequest
@@ -90,7 +94,7 @@ async def prompt_ids(
     variables: Mapping[str, Any],
 ) -> tuple[int, ...]:
     """The ids of the prompt. Raises InvalidRequest."""
-    truncation = truncation_of(body, model, body.output_limit or 1, body.output_limit_name)
+    truncation = truncation_of(body, model, body.output_limit or 1)
     ids = await chat_prompt(
         state,
         model,
@@ -153,7 +157,5 @@ async def _prepared(
         elif constraint is not None and writes_calls(choice, constraint, model.notation):
             await structured.prepared(state, call, model, alone(constraint), param)
             asked_by = "tools"
-        if asked_by == param:
-            raise
-        message = error.message.replace(f"'{param}'", f"'{asked_by}'", 1)
-        raise InvalidRequest(message, asked_by, error.code) from None
+        error.blame(asked_by)
+        raise

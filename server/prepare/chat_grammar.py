@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any
 
-from engine.errors import InvalidRequest
+from engine.errors import FIELD, InvalidRequest
 from server.answer.notation import ModelNotation
 from server.answer.reasoning import Place
 from server.answer.tools.llama3_json import Llama3Json
@@ -84,7 +84,7 @@ def _check_unparsed(choice: ToolChoice, notation: ModelNotation) -> None:
         if notation.unknown
         else "this server runs with --tool-call-parser none"
     )
-    message = f"'{param}' cannot be enforced: {reason}."
+    message = f"'{FIELD}' cannot be enforced: {reason}."
     raise InvalidRequest(message, param=param, code="unsupported_value")
 
 
@@ -158,6 +158,6 @@ def _schema(function: Function, by_schema: bool) -> dict[str, Any]:
         return _NO_ARGUMENTS
     param = f"tools.{function.place}.function.parameters"
     if function.parameters.get("type", "object") != "object":
-        message = f"Invalid value for '{param}': arguments are an object, so its 'type' should be 'object'."
+        message = f"Invalid value for '{FIELD}': arguments are an object, so its 'type' should be 'object'."
         raise InvalidRequest(message, param=param, code="invalid_value")
     return closed_by_name({**function.parameters, "type": "object"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.errors import ContextLengthExceeded, InvalidRequest
+from engine.errors import FIELD, ContextLengthExceeded, InvalidRequest
 from server.prepare.billing_header import without_billing_header
 from server.prepare.unread_parts import placeholder
 from server.schemas.chat import TEXTS, THOUGHTS, ChatMessage, ToolCall
@@ -50,7 +50,7 @@ async def chat_prompt(
     """
     if continue_final_message and add_generation_prompt:
         message = (
-            "'continue_final_message' and 'add_generation_prompt' cannot both be true: one goes on with the last "
+            f"'{FIELD}' and 'add_generation_prompt' cannot both be true: one goes on with the last "
             "message, the other begins a new one."
         )
         raise InvalidRequest(message, param="continue_final_message", code="invalid_value")
@@ -58,7 +58,7 @@ async def chat_prompt(
     if template is None:
         raise InvalidRequest(model.template_lack or "", param="messages", code="no_chat_template")
     if tools and not template.reads_tools:
-        message = "'tools' are not supported by this model: its chat template does not show them to it."
+        message = f"'{FIELD}' are not supported by this model: its chat template does not show them to it."
         raise InvalidRequest(message, param="tools", code="unsupported_parameter")
 
     def work() -> list[int]:
@@ -93,7 +93,7 @@ async def decoded(
     try:
         return await state.threads.run(work, DEADLINE)
     except DeadlineExceeded:
-        message = f"'{param}' took more than {DEADLINE:g} s to turn into text."
+        message = f"'{FIELD}' took more than {DEADLINE:g} s to turn into text."
         raise InvalidRequest(message, param=param, code="invalid_value") from None
 
 
@@ -108,7 +108,7 @@ async def token_texts(state: ServerState, model: ServedModel, ids: Sequence[int]
     try:
         return await state.threads.run(work, DEADLINE)
     except DeadlineExceeded:
-        message = f"'return_token_strs' took more than {DEADLINE:g} s for {len(ids)} tokens."
+        message = f"'{FIELD}' took more than {DEADLINE:g} s for {len(ids)} tokens."
         raise InvalidRequest(message, param="return_token_strs", code="invalid_value") from None
 
 
@@ -117,7 +117,7 @@ def check_token_ids(model: ServedModel, ids: Sequence[int], param: str) -> None:
     largest = max(ids, default=0)
     if largest >= model.info.logits_width:
         message = (
-            f"'{param}' holds token id {largest}, but this model's ids end at {model.info.logits_width - 1}."
+            f"'{FIELD}' holds token id {largest}, but this model's ids end at {model.info.logits_width - 1}."
         )
         raise InvalidRequest(message, param=param, code="invalid_value")
 
@@ -132,17 +132,17 @@ def encode_text(
         if len(text) > max(PLAUSIBLE_CHARACTERS_PER_TOKEN * context, PIECE):
             if bounded and _cannot_fit(model, text):
                 message = (
-                    f"This model's maximum context length is {context} tokens, and '{param}' has {len(text)} characters, "
+                    f"This model's maximum context length is {context} tokens, and '{FIELD}' has {len(text)} characters, "
                     "more than fit."
                 )
                 raise ContextLengthExceeded(message, param=param)
             most = max(PLAUSIBLE_CHARACTERS_PER_TOKEN * context, MOST_CUT_CHARACTERS)
             if not bounded and len(text) > most:
-                message = f"'{param}' has {len(text)} characters: of a prompt that is to be truncated at most {most} are read."
+                message = f"'{FIELD}' has {len(text)} characters: of a prompt that is to be truncated at most {most} are read."
                 raise ContextLengthExceeded(message, param=param)
         return model.tokenizer.encode(text, add_special_tokens)
     except UnicodeEncodeError:
-        message = f"'{param}' holds half of a surrogate pair, which is not a character."
+        message = f"'{FIELD}' holds half of a surrogate pair, which is not a character."
         raise InvalidRequest(message, param=param, code="invalid_value") from None
 
 
@@ -156,7 +156,7 @@ def _naming_arguments(refusal: InvalidRequest, messages: Sequence[Mapping[str, A
             arguments = call["function"]["arguments"]
             if arguments and not isinstance(arguments_object(arguments), dict):
                 param = f"messages.{index}.tool_calls.{number}.function.arguments"
-                said = f"{refusal} ('{param}' is no JSON object, which a template may need)"
+                said = f"{refusal} ('{FIELD}' is no JSON object, which a template may need)"
                 return InvalidRequest(said, param=param, code=refusal.code)
     return refusal
 
@@ -192,7 +192,7 @@ def _plain_message(index: int, message: ChatMessage, unread_parts: str) -> dict[
     if message.content is not None:
         plain["content"] = _content(param, message, unread_parts)
     elif message.role != "assistant":
-        text = f"Invalid value for '{param}.content': it is required for role '{message.role}'."
+        text = f"Invalid value for '{FIELD}': it is required for role '{message.role}'."
         raise InvalidRequest(text, param=f"{param}.content", code="missing_required_parameter")
     elif "content" in message.model_fields_set:
         plain["content"] = None
@@ -227,7 +227,7 @@ def _content(param: str, message: ChatMessage, unread_parts: str) -> str | list[
             text = f"Content parts of type '{part.type[:50]}' are not supported: this model reads text only."
             raise InvalidRequest(text, param=f"{where}.type", code="unsupported_value")
         if text_of_part is None:
-            text = f"Invalid value for '{where}.text': it is required."
+            text = f"Invalid value for '{FIELD}': it is required."
             raise InvalidRequest(text, param=f"{where}.text", code="missing_required_parameter")
         shown = without_billing_header(text_of_part) if to_system else text_of_part
         if shown or not text_of_part:

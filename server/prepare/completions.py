@@ -8,16 +8,21 @@ from engine.text.generation import TextRequest
 from server.http.call import Call
 from server.prepare.chat_prompt import INLINE_CHARACTERS
 from server.prepare.engine_request import request_context, text_request
+from server.prepare.field_names import FieldNames
 from server.prepare.fill_in_middle import encode_behind, fill_in_middle
 from server.prepare.prompts import added_ids, fenced, input_ids, place_in, total_length, truncation_of
 from server.prepare.structured_output import for_body
 from server.schemas.completions import DEFAULT_MAX_TOKENS, CompletionRequest
 from server.state import ServedModel, ServerState
 
+FIELD_NAMES = FieldNames({"prompt": "{prompt}", "max_tokens": "{limit}"})
+"""Names of a completion's fields by their roles. `prompt`: with the number of the prompt at fault, if there are several.
+`limit`: of the two names of the limit on output tokens, the one that was sent."""
+
 
 @dataclass(frozen=True, slots=True)
 class PreparedCompletion:
-    """The engine's request, and the field of the body that requires its grammar, if there is one."""
+    """The engine's request, and the role of the field that requires its grammar, if there is one."""
 
     request: TextRequest
     grammar_param: str | None
@@ -58,7 +63,7 @@ async def _tokenize(
     if body.suffix:
         return await _tokenize_around(state, model, body, special)
     reserved = DEFAULT_MAX_TOKENS if body.output_limit is None else max(1, body.output_limit)
-    truncation = truncation_of(body, model, reserved, body.output_limit_name)
+    truncation = truncation_of(body, model, reserved)
     place = place_in("prompt", body.prompt)
     return await input_ids(
         state, model, body.prompts, "prompt", place=place, add_special_tokens=special, truncation=truncation

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from engine.errors import InvalidRequest
+from engine.errors import FIELD, InvalidRequest
+from server.prepare.field_names import FieldNames
 from server.schemas.embeddings import EmbeddingRequest
 from server.state import ServedModel
 
+FIELD_NAMES = FieldNames({"prompt": "{text}", "input": "{text}"})
+"""Names of the fields of embeddings, rerank and score by their roles. `text`: what the prompt at fault was made of."""
 _MOST_NAMES = 16
 
 
@@ -15,12 +18,12 @@ def prompted(model: ServedModel, body: EmbeddingRequest) -> list[str | list[int]
         return body.inputs
     param = "prompt_name" if body.instruction is None else "instruction"
     if not model.pooling.includes_prompt and (body.pooling or model.pooling.kind) == "mean":
-        message = f"'{param}' is not supported: this model's mean leaves the prompt out, and ours does not."
+        message = f"'{FIELD}' is not supported: this model's mean leaves the prompt out, and ours does not."
         raise InvalidRequest(message, param=param, code="unsupported_parameter")
     texts = []
     for one in body.inputs:
         if not isinstance(one, str):
-            message = f"'{param}' needs inputs given as text, not as token ids."
+            message = f"'{FIELD}' needs inputs given as text, not as token ids."
             raise InvalidRequest(message, param=param, code="invalid_value")
         if body.instruction is not None:
             texts.append(instructed(model, body.instruction, one))
@@ -34,7 +37,7 @@ def instructed(model: ServedModel, instruction: str, text: str) -> str:
     form = model.prompts.instructed
     if form is None:
         message = (
-            "'instruction' is not supported by this model: no prompt in its config_sentence_transformers.json has one. Write the "
+            f"'{FIELD}' is not supported by this model: no prompt in its config_sentence_transformers.json has one. Write the "
             "instruction into the text."
         )
         raise InvalidRequest(message, param="instruction", code="unsupported_parameter")
@@ -45,6 +48,6 @@ def _prompt(model: ServedModel, name: str) -> str:
     prompts = model.prompts.by_name
     if name not in prompts:
         names = ", ".join(f"'{one[:50]}'" for one in list(prompts)[:_MOST_NAMES]) or "none"
-        message = f"This model has no prompt of the name in 'prompt_name'; its prompts: {names}."
+        message = f"This model has no prompt of the name in '{FIELD}'; its prompts: {names}."
         raise InvalidRequest(message, param="prompt_name", code="invalid_value")
     return prompts[name]

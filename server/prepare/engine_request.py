@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable
 from typing import Protocol
 
-from engine.errors import InvalidRequest
+from engine.errors import FIELD, InvalidRequest
 from engine.request import RequestContext
 from engine.story import Story
 from engine.text.generation import TextRequest
@@ -82,10 +82,10 @@ def text_request(
     if max_tokens is not None:
         check_min_tokens(fields.min_tokens or 0, max_tokens)
     if grammar is not None and fields.include_stop_str_in_output:
-        message = "'include_stop_str_in_output' would add text after the constrained answer; leave it out."
+        message = f"'{FIELD}' would add text after the constrained answer; leave it out."
         raise InvalidRequest(message, param="include_stop_str_in_output", code="invalid_value")
     if fields.speculative and not model.drafts:
-        message = "'speculative' is true, and this server makes no drafts: it was started without --speculative-config."
+        message = f"'{FIELD}' is true, and this server makes no drafts: it was started without --speculative-config."
         raise InvalidRequest(message, param="speculative", code="unsupported_value")
     sampling = SamplingParams(
         temperature=temperature,

@@ -17,7 +17,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.errors import InvalidRequest
+from engine.errors import FIELD, InvalidRequest
 from server.prepare.chat_prompt import encode_text
 from server.state import ServedModel, TokenizerLike
 
@@ -88,7 +88,7 @@ def fill_in_middle(tokenizer: TokenizerLike) -> FillInMiddle:
             layout = tuple(ids[part] if isinstance(part, str) else part for part in family.layout)
             return FillInMiddle(layout, tuple(ids.values()))
     message = (
-        "'suffix' is not supported by this model: its tokenizer has no tokens for filling in the middle."
+        f"'{FIELD}' is not supported by this model: its tokenizer has no tokens for filling in the middle."
     )
     raise InvalidRequest(message, param="suffix", code="unsupported_parameter")
 

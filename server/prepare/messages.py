@@ -16,6 +16,7 @@ from engine.errors import ContextLengthExceeded, InvalidRequest
 from server.answer.carried_reasoning import decoded_reasoning
 from server.answer.messages_encoder import call_id
 from server.prepare.billing_header import without_billing_header
+from server.prepare.field_names import FieldNames, named
 from server.prepare.turns import Turn, folded_turns
 from server.prepare.unread_parts import placeholder
 from server.schemas.chat import (
@@ -55,57 +56,47 @@ _SAMPLING = ("temperature", "top_p", "top_k", "seed", "max_tokens", "priority", 
 _ERROR_SIGNS = ("error", "<error", "<tool_use_error")
 """Beginnings of a result that says itself that it is an error."""
 
+FIELD_NAMES = FieldNames(
+    {
+        "prompt": "messages",
+        "messages.*": "messages",  # the chat's are others: the system's, results of tools
+        "continue_final_message": "messages",
+        "tools.#.function.parameters.*": "{tool}.input_schema.*",
+        "tools.#.function.*": "{tool}.*",
+        "tool_choice.function.name": "tool_choice.name",
+        "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+        "response_format": "{format}",
+        "response_format.*": "{format}.schema",
+        "stop.*": "stop_sequences.*",
+    }
+)
+"""Names of a message's fields by their roles. `tool`: a tool's place in the body. `format`: the path of the answer's format."""
+
 
 @dataclass(frozen=True, slots=True)
 class ConvertedMessages:
     """The chat that a body means. `folded`: the same for templates that want users and assistants to take turns and the system
-    to speak first; None if that changes nothing. `ignored`: names of what has no effect. `tools`: positions, in the body, of the
-    chat's tools."""
+    to speak first; None if that changes nothing. `ignored`: names of what has no effect. `names`: of the body's fields."""
 
     chat: ChatRequest
     folded: ChatRequest | None
     ignored: tuple[str, ...]
-    tools: tuple[int, ...]
-    format_name: str
+    names: FieldNames
 
     async def prepared(self, prepare: Callable[[ChatRequest], Awaitable[Result]]) -> Result:
         """The result of `prepare` for the chat, or for the folded one if the template refuses the other. Raises what it raises,
         with the names of the body's fields."""
         try:
-            try:
-                return await prepare(self.chat)
-            except InvalidRequest as refusal:
-                if refusal.code != _TEMPLATE_REFUSAL or self.folded is None:
-                    raise
-                return await prepare(self.folded)
+            with named(self.names):
+                try:
+                    return await prepare(self.chat)
+                except InvalidRequest as refusal:
+                    if refusal.code != _TEMPLATE_REFUSAL or self.folded is None:
+                        raise
+                    return await prepare(self.folded)
         except ContextLengthExceeded as error:
             # The words by which Anthropic's clients recognise it.
             raise ContextLengthExceeded(f"prompt is too long: {error.message}", "messages") from None
-        except InvalidRequest as error:
-            theirs = self.field_name(error.param)
-            if theirs == error.param:
-                raise
-            message = error.message.replace(f"'{error.param}'", f"'{theirs}'")
-            raise type(error)(message, theirs, error.code) from None
-
-    def field_name(self, param: str | None) -> str | None:
-        """The body's name for a field of the chat."""
-        match (param or "").split("."):
-            case ["tools", str(number), "function", "parameters", *rest] if number.isdigit():
-                return ".".join(["tools", str(self.tools[int(number)]), "input_schema", *rest])
-            case ["tools", str(number), "function", *rest] if number.isdigit():
-                return ".".join(["tools", str(self.tools[int(number)]), *rest])
-            case ["response_format", *rest]:
-                return f"{self.format_name}.schema" if rest else self.format_name
-            case ["parallel_tool_calls"]:
-                return "tool_choice.disable_parallel_tool_use"
-            case ["tool_choice", "function", "name"]:
-                return "tool_choice.name"
-            case ["stop", *rest]:
-                return ".".join(["stop_sequences", *rest])
-            case ["continue_final_message"] | ["messages", *_]:
-                return "messages"
-        return param
 
 
 def chat_of(body: MessagesPrompt, unread_parts: str) -> ConvertedMessages:
@@ -141,8 +132,7 @@ def chat_of(body: MessagesPrompt, unread_parts: str) -> ConvertedMessages:
         _chat(turns, fields),
         None if folded is None else _chat(folded, fields),
         tuple(reader.ignored),
-        tuple(place for place, _ in tools),
-        format_name,
+        FIELD_NAMES.of_body(tool=[f"tools.{place}" for place, _ in tools].__getitem__, format=format_name),
     )
 
 

@@ -8,14 +8,14 @@ options, format, think             sampling fields, response_format, variables o
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
 from engine.errors import InvalidRequest
+from server.prepare.field_names import FieldNames
 from server.prepare.turns import Turn
 from server.prepare.unread_parts import placeholder
 from server.schemas.chat import ChatRequest, ContentPart, FunctionCall, Tool, ToolCall
@@ -39,46 +39,35 @@ _EFFORT = "reasoning_effort"
 _SAME = ("temperature", "top_p", "top_k", "min_p", "typical_p", "seed")
 """Options with the same name and meaning in a chat."""
 _REQUEST = ("model", "priority", "deadline_ms", "cache_salt")
-_OF_FORMAT = ("response_format", "structured_outputs")
-_LIMITS = ("max_tokens", "max_completion_tokens")
+
+CHAT_NAMES = FieldNames(
+    {
+        "prompt": "messages",
+        "continue_final_message": "messages",
+        "response_format.*": "format",
+        "structured_outputs.*": "format",
+        "max_tokens": "options.num_predict",
+        "stop.*": "options.stop.*",
+        "repetition_penalty": "options.repeat_penalty",
+        **{name: f"options.{name}" for name in (*_SAME, "presence_penalty", "frequency_penalty")},
+    }
+)
+"""Names of the fields of /api/chat by their roles."""
+PROMPT_NAMES = FieldNames(
+    {**CHAT_NAMES.rows, "prompt": "prompt", "continue_final_message": "prompt", "messages.*": "prompt"}
+)
+"""Those of /api/generate, whose prompt is the chat's only message."""
+VECTOR_NAMES = FieldNames({"prompt": "{text}", "input": "{text}"})
+"""Those of /api/embed and /api/embeddings. `text`: the text at fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConvertedOllama:
-    """The chat that a body means. `prompt`: the body's name for its messages. `ignored`: names of what has no effect."""
+    """The chat that a body means. `names`: of the body's fields. `ignored`: names of what has no effect."""
 
     chat: ChatRequest
-    prompt: str
+    names: FieldNames
     ignored: tuple[str, ...]
-
-
-@contextlib.contextmanager
-def naming_fields(prompt: str) -> Iterator[None]:
-    """Replace names of fields in refusals by those of Ollama's body, which calls its messages `prompt`."""
-    try:
-        yield
-    except InvalidRequest as error:
-        theirs = field_name(error.param, prompt)
-        if theirs == error.param:
-            raise
-        message = error.message.replace(f"'{error.param}'", f"'{theirs}'")
-        raise type(error)(message, theirs, error.code) from None
-
-
-def field_name(param: str | None, prompt: str) -> str | None:
-    """The body's name for a field of the chat or completion. `prompt`: that for its messages."""
-    match (param or "").split("."):
-        case [name, *_] if name in _OF_FORMAT:
-            return "format"
-        case [name] if name in _LIMITS:
-            return "options.num_predict"
-        case ["stop", *rest]:
-            return ".".join(["options", "stop", *rest])
-        case ["continue_final_message"]:
-            return prompt
-        case ["messages", *_] if prompt != "messages":
-            return prompt
-    return param
 
 
 def chat_of_messages(body: OllamaChatRequest, unread_parts: str) -> ConvertedOllama:
@@ -97,7 +86,7 @@ def chat_of_messages(body: OllamaChatRequest, unread_parts: str) -> ConvertedOll
     fields["tool_choice"] = _tool_choice(fields["tools"], body.tool_choice)
     if fields["tool_choice"] is None and body.tool_choice is not None:
         reader.ignored["tool_choice"] = None
-    return _converted(turns, fields, "messages", reader, body)
+    return _converted(turns, fields, CHAT_NAMES, reader, body)
 
 
 def _tool_choice(tools: list[Tool] | None, asked: Any) -> Any:
@@ -117,7 +106,7 @@ def chat_of_prompt(body: OllamaGenerateRequest, unread_parts: str) -> ConvertedO
     reader = _Reader(unread_parts)
     turns = [Turn("system", [_text(body.system)])] if body.system else []
     turns.append(Turn("user", [*reader.images("images", "images", body.images), _text(body.prompt or "")]))
-    return _converted(turns, _fields(body), "prompt", reader, body)
+    return _converted(turns, _fields(body), PROMPT_NAMES, reader, body)
 
 
 def completion_of(body: OllamaGenerateRequest) -> CompletionRequest:
@@ -231,13 +220,13 @@ def _text(text: str) -> ContentPart:
 def _converted(
     turns: Sequence[Turn],
     fields: dict[str, Any],
-    prompt: str,
+    names: FieldNames,
     reader: _Reader,
     body: OllamaGenerationFields,
 ) -> ConvertedOllama:
     chat = ChatRequest.model_construct(messages=[turn.message() for turn in turns], **fields)
     chat.check()
-    return ConvertedOllama(chat, prompt, (*reader.ignored, *without_effect(body)))
+    return ConvertedOllama(chat, names, (*reader.ignored, *without_effect(body)))
 
 
 def _fields(body: OllamaGenerationFields) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from engine.errors import ContextLengthExceeded, InvalidRequest
+from engine.errors import FIELD, ContextLengthExceeded, InvalidRequest
 from server.prepare.chat_prompt import DEADLINE, INLINE_CHARACTERS, check_token_ids, encode_text
 from server.schemas.sampling import TruncationFields
 from server.state import ServedModel, ServerState
@@ -41,9 +41,7 @@ class Truncation:
         return [*ids[:before], *text, *ids[end:]]
 
 
-def truncation_of(
-    fields: TruncationFields, model: ServedModel, reserved: int, reserved_by: str = "max_tokens"
-) -> Truncation | None:
+def truncation_of(fields: TruncationFields, model: ServedModel, reserved: int) -> Truncation | None:
     """The truncation that `truncate_prompt_tokens` requests; -1 means the context without `reserved` tokens of output.
 
     Raises InvalidRequest for more than the context, ContextLengthExceeded if no token is left.
@@ -52,14 +50,14 @@ def truncation_of(
     if length is None:
         return None
     if length > model.max_model_len:
-        message = f"'truncate_prompt_tokens' is {length}, more than this model's context of {model.max_model_len} tokens."
+        message = f"'{FIELD}' is {length}, more than this model's context of {model.max_model_len} tokens."
         raise InvalidRequest(message, param="truncate_prompt_tokens", code="invalid_value")
     if length < 0 and (length := model.max_model_len - reserved) < 1:
         message = (
-            f"'{reserved_by}' is {reserved}, and this model's context has {model.max_model_len} tokens: none is left for "
+            f"'{FIELD}' is {reserved}, and this model's context has {model.max_model_len} tokens: none is left for "
             "the prompt."
         )
-        raise ContextLengthExceeded(message, param=reserved_by)
+        raise ContextLengthExceeded(message, param="max_tokens")
     return Truncation(length, fields.truncation_side == "right")
 
 
@@ -99,7 +97,7 @@ async def input_ids(
             if truncation is not None:
                 kept = truncation.cut(kept, _around(model) if add_special_tokens else (0, 0))
         if not kept and not may_be_empty:
-            raise InvalidRequest(f"'{where}' is empty.", param=where, code="invalid_value")
+            raise InvalidRequest(f"'{FIELD}' is empty.", param=where, code="invalid_value")
         return tuple(kept)
 
     def work() -> tuple[tuple[int, ...], ...]:
@@ -117,7 +115,7 @@ async def fenced(state: ServerState, work: Callable[[], Result], param: str, wha
     try:
         return await state.threads.run(work, DEADLINE)
     except DeadlineExceeded:
-        message = f"'{param}' took more than {DEADLINE:g} s {what}."
+        message = f"'{FIELD}' took more than {DEADLINE:g} s {what}."
         raise InvalidRequest(message, param=param, code="invalid_value") from None
 
 
@@ -147,7 +145,7 @@ def _check_length(model: ServedModel, length: int, param: str, longest: int) -> 
     if length <= longest:
         return
     room = ": no room is left for output" if longest < model.max_model_len else ""
-    message = f"This model's maximum context length is {model.max_model_len} tokens, and '{param}' has {length}{room}."
+    message = f"This model's maximum context length is {model.max_model_len} tokens, and '{FIELD}' has {length}{room}."
     raise ContextLengthExceeded(message, param=param)
 
 

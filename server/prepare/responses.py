@@ -21,6 +21,7 @@ from engine.errors import ContextLengthExceeded, InvalidRequest
 from server.answer.carried_reasoning import decoded_reasoning
 from server.answer.responses_encoder import CalledTool
 from server.prepare.chat import PreparedChat
+from server.prepare.field_names import FieldNames, named
 from server.prepare.turns import Turn, folded_turns, naming_arguments
 from server.prepare.unread_parts import placeholder
 from server.schemas.chat import (
@@ -73,6 +74,20 @@ _INPUT_SCHEMA = {
 }
 _SEPARATORS = ("__", ".")
 """Texts between a namespace and a name."""
+
+FIELD_NAMES = FieldNames(
+    {
+        "prompt": "input",
+        "messages.*": "input",  # the chat's are others: one message of the assistant may be several items
+        "continue_final_message": "input",
+        "tools.#.function.*": "{tool}.*",
+        "tool_choice.*": "tool_choice",
+        "response_format": "text.format",
+        "response_format.*": "text.format.schema",
+        "max_tokens": "max_output_tokens",
+    }
+)
+"""Names of a response's fields by their roles. `tool`: a tool's place in the body."""
 
 
 @dataclass(slots=True)
@@ -163,7 +178,7 @@ class ConvertedResponse:
             self._check_room(tokens)
             limit = None if self.limit is None else min(self.limit, self.max_model_len - tokens)
             request = replace(prepared.request, max_tokens=limit)
-            return replace(prepared, request=request, grammar_param=self.field_name(prepared.grammar_param))
+            return replace(prepared, request=request)
 
         return await self._fitted(fitting)
 
@@ -180,17 +195,11 @@ class ConvertedResponse:
         return await self._fitted(counted)
 
     async def _fitted(self, fitting: Callable[[Sequence[Turn]], Awaitable[Result]]) -> Result:
-        try:
+        with named(self.names):
             try:
                 return await fitting(self.turns)
             except ContextLengthExceeded as error:
                 return await self._shortened(fitting, error)
-        except InvalidRequest as error:
-            theirs = self.field_name(error.param)
-            if theirs == error.param:
-                raise
-            message = error.message.replace(f"'{error.param}'", f"'{theirs}'")
-            raise type(error)(message, theirs, error.code) from None
 
     async def _shortened(
         self, fitting: Callable[[Sequence[Turn]], Awaitable[Result]], error: ContextLengthExceeded
@@ -241,20 +250,10 @@ class ConvertedResponse:
     def _chat(self, turns: Sequence[Turn]) -> ChatRequest:
         return ChatRequest.model_construct(messages=[turn.message() for turn in turns], **self.fields)
 
-    def field_name(self, param: str | None) -> str | None:
-        """The body's name for a field of the chat."""
-        match (param or "").split("."):
-            case ["tools", str(number), "function", *rest] if number.isdigit():
-                return ".".join([self.tools.places[int(number)], *rest])
-            case ["response_format", *rest]:
-                return "text.format.schema" if rest else "text.format"
-            case ["tool_choice", *_]:
-                return "tool_choice"
-            case ["messages", *_]:
-                return "input"
-            case ["max_tokens" | "max_completion_tokens"]:
-                return "max_output_tokens"
-        return param
+    @property
+    def names(self) -> FieldNames:
+        """The names of the body's fields."""
+        return FIELD_NAMES.of_body(tool=self.tools.places.__getitem__)
 
 
 def _of_system(turn: Turn) -> bool:

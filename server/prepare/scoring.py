@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.errors import ContextLengthExceeded, InvalidRequest, SequenceFailed
+from engine.errors import FIELD, ContextLengthExceeded, InvalidRequest, SequenceFailed
 from engine.request import RequestContext
 from engine.text.embedding import EmbeddingRequest
 from server.prepare.chat_prompt import encode_text
@@ -68,7 +68,7 @@ async def prepare_scores(
     total = sum(map(len, pairs.second)) + sum(len(pairs.first_of(i)) for i in range(len(pairs)))
     if total > MAX_TOTAL_CHARACTERS:
         message = (
-            f"The prompts have {total} characters, '{pairs.names[0]}' counted with each of '{pairs.names[1]}'; at most "
+            f"The prompts have {total} characters, '{pairs.names[0]}' counted with each of '{FIELD}'; at most "
             f"{MAX_TOTAL_CHARACTERS} are allowed in one request."
         )
         raise InvalidRequest(message, param=pairs.names[1], code="invalid_value")
@@ -90,7 +90,7 @@ async def _vectors(
     state: ServerState, model: ServedModel, fields: ScoreFields, pairs: Pairs, context: RequestContext
 ) -> PreparedScores:
     if fields.use_activation is False:
-        message = "'use_activation' cannot be false: this is an embedding model, whose scores are cosines."
+        message = f"'{FIELD}' cannot be false: this is an embedding model, whose scores are cosines."
         raise InvalidRequest(message, param="use_activation", code="unsupported_value")
     truncation = _truncation(model, fields)
     sides = []
@@ -142,7 +142,7 @@ def _ids(
     ids = encode_text(model, text, False, param, bounded=truncation is None)
     if truncation is None and len(ids) > model.max_model_len:
         message = (
-            f"'{param}' makes a prompt of {len(ids)} tokens, and this model's context has {model.max_model_len}: shorten it, or "
+            f"'{FIELD}' makes a prompt of {len(ids)} tokens, and this model's context has {model.max_model_len}: shorten it, or "
             "set 'truncate_prompt_tokens' to -1."
         )
         raise ContextLengthExceeded(message, param=param)
@@ -155,7 +155,7 @@ def _ids(
         behind = []
     if truncation.length <= before + len(behind):
         message = (
-            f"'truncate_prompt_tokens' leaves {truncation.length} tokens, and the prompt has {before + len(behind)} beside the "
+            f"'{FIELD}' leaves {truncation.length} tokens, and the prompt has {before + len(behind)} beside the "
             "document: none of the document would be left."
         )
         raise InvalidRequest(message, param="truncate_prompt_tokens", code="invalid_value")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine.errors import InvalidRequest, Overloaded
+from engine.errors import FIELD, InvalidRequest, Overloaded
 from executors.contract import ExecutorError
 from server.grammar.compose import alone
 from server.grammar.forms import constraint_of
@@ -44,11 +44,11 @@ async def prepared(
     Raises InvalidRequest naming `param` with the compiler's reason, Overloaded or Unavailable.
     """
     if len(grammar) > MAX_GRAMMAR_LENGTH:
-        message = f"Invalid value for '{param}': the schemas of a request should have at most {MAX_GRAMMAR_LENGTH} characters."
+        message = f"Invalid value for '{FIELD}': the schemas of a request should have at most {MAX_GRAMMAR_LENGTH} characters."
         raise InvalidRequest(message, param=param, code="invalid_value")
     if state.judge is None or not _has_grammars(state):
         message = (
-            f"'{param}' is not supported: this server's executor cannot constrain its output to a grammar."
+            f"'{FIELD}' is not supported: this server's executor cannot constrain its output to a grammar."
         )
         raise InvalidRequest(message, param=param, code="unsupported_parameter")
     try:
@@ -58,7 +58,7 @@ async def prepared(
         state.metrics.refused(str(error.code))
         raise
     except InvalidRequest as error:
-        message = f"Invalid value for '{param}': {error.message.rstrip('.')}."
+        message = f"Invalid value for '{FIELD}': {error.message.rstrip('.')}."
         raise InvalidRequest(message, param=param, code=error.code) from None
     return ValidGrammar(text, param)
 

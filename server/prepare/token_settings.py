@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.errors import InvalidRequest
+from engine.errors import FIELD, InvalidRequest, field
 from server.schemas.sampling import GenerationFields
 from server.state import ServedModel
 
@@ -16,7 +16,7 @@ def check_ids(fields: GenerationFields, width: int) -> None:
     ):
         largest = max(ids, default=0)
         if largest >= width:
-            message = f"'{name}' holds {largest}, but this model's ids end at {width - 1}."
+            message = f"'{FIELD}' holds {largest}, but this model's ids end at {width - 1}."
             raise InvalidRequest(message, param=name, code="invalid_value")
 
 
@@ -25,7 +25,9 @@ def check_do_sample(fields: GenerationFields, temperature: float) -> None:
     wanted = (fields.model_extra or {}).get("do_sample")
     if wanted is not None and wanted != (temperature > 0):
         means = "more than 0" if wanted else "0"
-        message = f"'do_sample' is not supported: set 'temperature' to {means}, which means the same."
+        message = (
+            f"'{FIELD}' is not supported: set '{field('temperature')}' to {means}, which means the same."
+        )
         raise InvalidRequest(message, param="do_sample", code="unsupported_parameter")
 
 
@@ -38,7 +40,7 @@ def logit_bias(fields: GenerationFields) -> tuple[tuple[int, float], ...]:
     """(token id, bias) pairs. Raises InvalidRequest if two keys, such as "7" and "07", mean one id."""
     biases = {int(key): bias for key, bias in (fields.logit_bias or {}).items()}
     if len(biases) < len(fields.logit_bias or {}):
-        raise InvalidRequest("'logit_bias' names a token id twice.", param="logit_bias", code="invalid_value")
+        raise InvalidRequest(f"'{FIELD}' names a token id twice.", param="logit_bias", code="invalid_value")
     return tuple(biases.items())
 
 
@@ -52,7 +54,7 @@ def bad_words(fields: GenerationFields, model: ServedModel) -> tuple[tuple[int, 
             try:
                 ids = tuple(model.tokenizer.encode(text, False))
             except UnicodeEncodeError:
-                message = f"'bad_words.{number}' holds half of a surrogate pair, which is not a character."
+                message = f"'{FIELD}' holds half of a surrogate pair, which is not a character."
                 raise InvalidRequest(message, param=f"bad_words.{number}", code="invalid_value") from None
             # A sequence with an id that the model has no logit for cannot come anyway.
             if ids and max(ids) < model.info.logits_width:

@@ -11,6 +11,7 @@ from server.answer.choice import Choice
 from server.answer.prompt_tokens import encoded_prompt_logprobs
 from server.http.buffered import AnswerBudget
 from server.prepare.chat import PreparedChat
+from server.prepare.field_names import FieldNames
 from server.routes.common import generation_of
 from server.state import ServedModel
 
@@ -39,19 +40,19 @@ class WholeEncoder(Protocol):
 
 
 class AnsweredCall:
-    """A prepared call and the choices of its answer. `prompt` and `limit`: the client's names for the prompt and for the
-    limit on output tokens, for errors."""
+    """A prepared call and the choices of its answer. `names`: those of the client's fields, for errors."""
 
-    def __init__(self, model: ServedModel, prepared: PreparedChat, prompt: str, limit: str) -> None:
+    def __init__(self, model: ServedModel, prepared: PreparedChat, names: FieldNames) -> None:
         self.asked = prepared.request
         self.id = self.asked.context.request_id
         self.choices = [Choice(index, prepared.reading) for index in range(self.asked.n)]
         self._model = model
-        self._names = {"prompt": prompt, "max_tokens": limit, "grammar": prepared.grammar_param}
+        self._names = names
+        self._grammar = prepared.grammar_param
 
     def start(self) -> AbstractAsyncContextManager[Generation]:
         """Queue the call."""
-        return generation_of(self._model, self.asked, self._names)
+        return generation_of(self._model, self.asked, self._names, self._grammar)
 
     async def stream(self, encoder: StreamEncoder, last: bytes = b"") -> AsyncGenerator[bytes, None]:
         """The answer as events, and `last` behind them."""

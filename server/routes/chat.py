@@ -8,7 +8,8 @@ from starlette.responses import Response
 from server.answer.chat_encoder import ChatAnswer, ChatStream, ChatWhole
 from server.http.call import call_of
 from server.http.event_stream import DONE, EventStream, while_connected
-from server.prepare.chat import prepare_chat
+from server.prepare.chat import FIELD_NAMES, prepare_chat
+from server.prepare.field_names import named
 from server.routes.answering import AnsweredCall
 from server.routes.common import json_response, read, state_of, template_variables
 from server.routes.progress import stream_form
@@ -25,9 +26,11 @@ async def chat_completions(request: Request) -> Response:
     body.check()
     model, name = await state.find(body.model, generating=True)
     variables = template_variables(call, model, body)
-    prepared = await while_connected(request.receive, prepare_chat(state, call, model, body, variables))
+    names = FIELD_NAMES.of_body(limit=body.output_limit_name)
+    with named(names):
+        prepared = await while_connected(request.receive, prepare_chat(state, call, model, body, variables))
     call.ignore(prepared.ignored)
-    chat_call = AnsweredCall(model, prepared, "messages", body.output_limit_name)
+    chat_call = AnsweredCall(model, prepared, names)
     call.response_id = chat_call.id
     prompt = chat_call.asked.prompts[0]
     answer = ChatAnswer(chat_call.id, name, model.fingerprint, body, prompt, state.reasoning_fields)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -17,6 +17,7 @@ from server.http.call import Call, call_of
 from server.http.media import check_media
 from server.http.middleware import client_request_id
 from server.http.request_timing import INLINE_BODY_BYTES, run_off_loop_if_large
+from server.prepare.field_names import FieldNames, named
 from server.schemas.base import Model, parse
 from server.schemas.chat import TemplateVariables
 from server.schemas.extras import screen
@@ -26,8 +27,8 @@ from server.state import ServedModel, ServerState
 from server.stories.record import CallStory
 from server.system.gc_tuning import collector_pause
 
-ClientName = str | None | Callable[[int], str]
-"""The client's name of a field; one that depends on the number of the prompt at fault; None if it is no field of the client's."""
+GRAMMAR = "grammar"
+"""The engine's name of a field that has other names in bodies."""
 READ = ["GET", "HEAD"]
 """Methods of a read-only route. FastAPI does not add HEAD to a GET, and load balancers probe with HEAD."""
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -116,23 +117,15 @@ def json_response(data: Any, status: int = 200) -> Response:
 
 @contextlib.asynccontextmanager
 async def generation_of(
-    model: ServedModel, asked: TextRequest, names: Mapping[str, ClientName]
+    model: ServedModel, asked: TextRequest, names: FieldNames, grammar: str | None
 ) -> AsyncIterator[Generation]:
     """The call, queued and in progress. The engine's refusals, before or during the computation, name the field at fault by the
-    client's name: `names` maps the engine's names (prompt, grammar, max_tokens) to those."""
+    client's name. `grammar`: the role of the field that requires the grammar."""
     with named(names):
-        async with model.engine.start(asked) as generation:
-            yield generation
-
-
-@contextlib.contextmanager
-def named(names: Mapping[str, ClientName]) -> Iterator[None]:
-    """Replace the engine's name of the field at fault in its refusals: `names` maps the engine's name to the client's, or to one
-    that depends on the number of the prompt at fault."""
-    try:
-        yield
-    except InvalidRequest as error:
-        if error.param is not None and error.param in names:
-            name = names[error.param]
-            error.rename(name(error.element or 0) if callable(name) else name)
-        raise
+        try:
+            async with model.engine.start(asked) as generation:
+                yield generation
+        except InvalidRequest as error:
+            if error.param == GRAMMAR:
+                error.blame(grammar)
+            raise

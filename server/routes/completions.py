@@ -19,9 +19,10 @@ from server.http.buffered import AnswerBudget, ChunkedJSON, YieldRegularly
 from server.http.call import Call, call_of
 from server.http.event_stream import DONE, EventStream, while_connected
 from server.prepare.chat_prompt import decoded
-from server.prepare.completions import prepare_completion
+from server.prepare.completions import FIELD_NAMES, prepare_completion
+from server.prepare.field_names import named
 from server.prepare.prompts import added_ids, place_in, text_span
-from server.routes.common import ClientName, generation_of, read, state_of
+from server.routes.common import generation_of, read, state_of
 from server.schemas.completions import CompletionRequest
 from server.state import ServedModel, ServerState
 
@@ -33,10 +34,12 @@ async def completions(request: Request) -> Response:
     """Continue one prompt or many."""
     state, call = state_of(request), call_of(request.scope)
     body = await read(request, CompletionRequest)
-    body.check()
-    model, name = await state.find(body.model, generating=True)
-    work = _CompletionCall.prepare(state, call, model, name, body)
-    completion = await while_connected(request.receive, work)
+    names = FIELD_NAMES.of_body(prompt="prompt", limit=body.output_limit_name)
+    with named(names):
+        body.check()
+        model, name = await state.find(body.model, generating=True)
+        work = _CompletionCall.prepare(state, call, model, name, body)
+        completion = await while_connected(request.receive, work)
     call.response_id = completion.id
     if body.stream:
         return EventStream(completion.stream())
@@ -78,12 +81,10 @@ class _CompletionCall:
 
     def _start(self) -> AbstractAsyncContextManager[Generation]:
         """Queue the call."""
-        names: dict[str, ClientName] = {
-            "grammar": self._grammar_param,
-            "max_tokens": self._body.output_limit_name,
-            "prompt": place_in("prompt", self._body.prompt),
-        }
-        return generation_of(self._model, self._asked, names)
+        names = FIELD_NAMES.of_body(
+            prompt=place_in("prompt", self._body.prompt), limit=self._body.output_limit_name
+        )
+        return generation_of(self._model, self._asked, names, self._grammar_param)
 
     async def collect(self) -> list[bytes]:
         """The whole answer, encoded, in pieces."""

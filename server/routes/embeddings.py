@@ -18,10 +18,11 @@ from engine.text.generation import Usage
 from server.answer.sse import encode
 from server.http.call import Call, call_of
 from server.http.event_stream import while_connected
-from server.prepare.embeddings import prompted
+from server.prepare.embeddings import FIELD_NAMES, prompted
 from server.prepare.engine_request import request_context
+from server.prepare.field_names import named
 from server.prepare.prompts import input_ids, place_in, truncation_of
-from server.routes.common import json_response, named, read, state_of
+from server.routes.common import json_response, read, state_of
 from server.schemas.embeddings import EmbeddingRequest
 from server.state import ServedModel, ServerState
 
@@ -74,7 +75,7 @@ async def prepare_embedding(
 
 async def _answer(model: ServedModel, name: str, body: EmbeddingRequest, asked: Asked) -> dict[str, Any]:
     place = place_in("input", body.input)
-    with named({"prompt": place, "input": place}):
+    with named(FIELD_NAMES.of_body(text=place)):
         vectors, usage = await model.engine.embed(asked)
     data = []
     since_pause = 0

@@ -38,10 +38,9 @@ async def messages(request: Request) -> Response:
         return await prepare_chat(state, call, model, chat, variables, "msg_")
 
     prepared = await while_connected(request.receive, converted.prepared(prepare))
-    call.ignore([converted.field_name(name) or name for name in prepared.ignored])
+    call.ignore(converted.names(name) or name for name in prepared.ignored)
     prepared, limited = _within_context(model, prepared, body.max_tokens)
-    prepared = replace(prepared, grammar_param=converted.field_name(prepared.grammar_param))
-    message_call = AnsweredCall(model, prepared, "messages", "max_tokens")
+    message_call = AnsweredCall(model, prepared, converted.names)
     call.response_id = message_call.id
     show = body.thinking is None or body.thinking.display != "omitted"
     answer = MessageAnswer(message_call.id, name, len(message_call.asked.prompts[0]), limited, show)

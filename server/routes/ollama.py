@@ -24,21 +24,23 @@ from server.http.ollama import error_object
 from server.http.request_timing import run_off_loop_if_large
 from server.prepare.chat import PreparedChat, prepare_chat
 from server.prepare.completions import prepare_completion
+from server.prepare.field_names import FieldNames, named
 from server.prepare.ollama import (
+    CHAT_NAMES,
     LATEST,
+    PROMPT_NAMES,
+    VECTOR_NAMES,
     ConvertedOllama,
     chat_of_messages,
     chat_of_prompt,
     completion_of,
     embedding_of,
-    field_name,
-    naming_fields,
     template_variables_of,
     without_effect,
 )
 from server.prepare.prompts import place_in
 from server.routes.answering import AnsweredCall
-from server.routes.common import json_response, named, read, state_of
+from server.routes.common import json_response, read, state_of
 from server.routes.embeddings import prepare_embedding, shaped
 from server.schemas.ollama import (
     OllamaChatRequest,
@@ -54,7 +56,6 @@ router = APIRouter()
 
 NDJSON = "application/x-ndjson"
 _PREFIX = "ollama-"
-_LIMIT = "options.num_predict"
 
 
 @router.post("/api/chat")
@@ -69,7 +70,7 @@ async def chat(request: Request) -> Response:
         call, state.threads, lambda: chat_of_messages(body, state.unread_parts)
     )
     prepared = await _prepared_chat(request, call, state, model, body, converted)
-    return await _answered(request, model, body, prepared, "messages")
+    return await _answered(request, model, body, prepared, CHAT_NAMES)
 
 
 @router.post("/api/generate")
@@ -89,7 +90,7 @@ async def generate(request: Request) -> Response:
             call, state.threads, lambda: chat_of_prompt(body, state.unread_parts)
         )
         prepared = await _prepared_chat(request, call, state, model, body, converted)
-    return await _answered(request, model, body, prepared, "prompt")
+    return await _answered(request, model, body, prepared, PROMPT_NAMES)
 
 
 @router.post("/api/embed")
@@ -153,10 +154,10 @@ async def _prepared_chat(
         converted.chat.tool_choice = None
         unread.append("tool_choice")
     call.ignore([*converted.ignored, *unread])
-    with naming_fields(converted.prompt):
+    with named(converted.names):
         work = prepare_chat(state, call, model, converted.chat, variables, _PREFIX)
         prepared = await while_connected(request.receive, work)
-    call.ignore([field_name(name, converted.prompt) or name for name in prepared.ignored])
+    call.ignore(converted.names(name) or name for name in prepared.ignored)
     return prepared
 
 
@@ -164,7 +165,7 @@ async def _prepared_text(
     state: ServerState, call: Call, model: ServedModel, body: OllamaGenerateRequest
 ) -> PreparedChat:
     """The call that continues a text, in which neither reasoning nor calls are looked for. Raises EngineError."""
-    with naming_fields("prompt"):
+    with named(PROMPT_NAMES):
         prepared = await prepare_completion(state, call, model, completion_of(body))
     reading = Reading(ModelNotation(tools=None), ToolChoice(), Place.AFTER, model.tokenizer.token_bytes)
     asked = replace(prepared.request, default_tokens=model.preset.max_tokens)
@@ -172,7 +173,11 @@ async def _prepared_text(
 
 
 async def _answered(
-    request: Request, model: ServedModel, body: OllamaGenerationFields, prepared: PreparedChat, prompt: str
+    request: Request,
+    model: ServedModel,
+    body: OllamaGenerationFields,
+    prepared: PreparedChat,
+    names: FieldNames,
 ) -> Response:
     """The answer, as lines unless the body says otherwise."""
     asked = prepared.request
@@ -180,8 +185,7 @@ async def _answered(
     if asked.max_tokens is not None and room > 0:
         # As with Ollama, a limit may be more than fits: an answer that fills the context ends with `length`.
         asked = replace(asked, max_tokens=min(asked.max_tokens, room))
-    grammar = field_name(prepared.grammar_param, prompt)
-    ollama_call = AnsweredCall(model, replace(prepared, request=asked, grammar_param=grammar), prompt, _LIMIT)
+    ollama_call = AnsweredCall(model, replace(prepared, request=asked), names)
     call_of(request.scope).response_id = ollama_call.id
     as_text = isinstance(body, OllamaGenerateRequest)
     answer = OllamaAnswer(body.model, asked.context.arrival_time, as_text=as_text)
@@ -212,7 +216,7 @@ async def _vectors(
 
     async def work() -> tuple[list[msgspec.Raw], Usage, float]:
         place = place_in(prompt, texts)
-        with named({"input": place, "prompt": place}):
+        with named(VECTOR_NAMES.of_body(text=place)):
             asked = await prepare_embedding(state, call, model, asked_for)
             call.response_id = asked.context.request_id
             started = time.monotonic()

@@ -81,7 +81,7 @@ async def create_response(request: Request) -> Response:
         call, state.threads, lambda: converted(body, placed, state.unread_parts, model.max_model_len)
     )
     prepared = await _prepared(request, call, state, model, body, conversion)
-    response_call = AnsweredCall(model, prepared, "input", "max_output_tokens")
+    response_call = AnsweredCall(model, prepared, conversion.names)
     call.response_id = response_call.id
     stores = state.responses.enabled and body.store is not False
     if body.background and not stores:
@@ -144,7 +144,7 @@ async def _prepared(
         return await prepare_chat(state, call, model, chat, variables, _PREFIX)
 
     prepared = await while_connected(request.receive, conversion.prepared(prepare))
-    call.ignore([conversion.field_name(name) or name for name in prepared.ignored])
+    call.ignore(conversion.names(name) or name for name in prepared.ignored)
     return prepared
 
 

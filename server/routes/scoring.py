@@ -11,10 +11,12 @@ from starlette.responses import Response
 from engine.text.generation import Usage
 from server.http.call import call_of
 from server.http.event_stream import while_connected
+from server.prepare.embeddings import FIELD_NAMES
 from server.prepare.engine_request import request_context
+from server.prepare.field_names import named
 from server.prepare.prompts import Place, place_in
 from server.prepare.scoring import Pairs, PreparedScores, prepare_scores
-from server.routes.common import json_response, named, read, state_of
+from server.routes.common import json_response, read, state_of
 from server.schemas.scoring import RerankRequest, ScoreFields, ScoreRequest
 from server.state import ServedModel
 
@@ -96,7 +98,7 @@ async def _computed(model: ServedModel, prepared: PreparedScores, pairs: Pairs) 
             return pairs.places[0](number)
         return pairs.places[1](number - prepared.num_first)
 
-    with named({"prompt": place, "input": place}):
+    with named(FIELD_NAMES.of_body(text=place)):
         vectors, usage = await model.engine.embed(prepared.request)
     return prepared.scores(vectors), usage
 

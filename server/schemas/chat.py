@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, WithJsonSchema
 
-from engine.errors import InvalidRequest
+from engine.errors import FIELD, InvalidRequest, field
 from server.schemas.base import WireModel
 from server.schemas.extras import Rules
 from server.schemas.sampling import (
@@ -275,7 +275,7 @@ class ChatRequest(PromptSideFields, StructuredFields, GenerationFields, ChatProm
         self.check_generation()
         self.check_prompt_side(bool(self.stream))
         if self.top_logprobs and not self.logprobs:
-            message = "'top_logprobs' is only allowed when 'logprobs' is true."
+            message = f"'{FIELD}' is only allowed when '{field('logprobs')}' is true."
             raise InvalidRequest(message, param="top_logprobs", code="invalid_value")
         self.check_logprobs(self.n or 1, self.num_logprobs, "top_logprobs")
         self._check_tools()
@@ -286,6 +286,6 @@ class ChatRequest(PromptSideFields, StructuredFields, GenerationFields, ChatProm
             name = tool.function.name
             if name in names:
                 param = f"tools.{place}.function.name"
-                message = f"Invalid value for '{param}': there is another function '{name}' before it."
+                message = f"Invalid value for '{FIELD}': there is another function '{name}' before it."
                 raise InvalidRequest(message, param=param, code="invalid_value")
             names.add(name)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Discriminator, Field, Tag
 
-from engine.errors import InvalidRequest
+from engine.errors import FIELD, InvalidRequest, field
 from server.schemas.extras import Rules
 from server.schemas.sampling import (
     MAX_CHOICES,
@@ -119,7 +119,7 @@ class CompletionRequest(PromptSideFields, StructuredFields, GenerationFields):
         self.check_prompt_side(bool(self.stream))
         if len(self.prompts) * self.num_generated > MAX_SEQUENCES:
             name = "best_of" if self.ranks else "n"
-            message = f"Prompts times '{name}' may be at most {MAX_SEQUENCES}."
+            message = f"Prompts times '{FIELD}' may be at most {MAX_SEQUENCES}."
             if self.num_generated == 1:  # there are too many prompts by themselves
                 name, message = "prompt", f"'prompt' may hold at most {MAX_SEQUENCES} prompts."
             raise InvalidRequest(message, param=name, code="invalid_value")
@@ -138,11 +138,11 @@ class CompletionRequest(PromptSideFields, StructuredFields, GenerationFields):
         if self.best_of is None:
             return
         if self.best_of < (self.n or 1):
-            message = f"'best_of' is {self.best_of}, fewer than the {self.n} choices of 'n'."
+            message = f"'{FIELD}' is {self.best_of}, fewer than the {self.n} choices of 'n'."
             raise InvalidRequest(message, param="best_of", code="invalid_value")
         if self.stream and self.ranks:
             message = (
-                "'best_of' greater than 'n' is not available when 'stream' is true: which choices are the best is "
+                f"'{FIELD}' greater than 'n' is not available when 'stream' is true: which choices are the best is "
                 "known when all have ended."
             )
             raise InvalidRequest(message, param="best_of", code="unsupported_value")
@@ -164,11 +164,11 @@ class CompletionRequest(PromptSideFields, StructuredFields, GenerationFields):
         if self.output_limit != 0:
             return
         if not self.echo and self.prompt_logprobs is None:
-            message = "'max_tokens' should be at least 1, unless 'echo' or 'prompt_logprobs' ask about the prompt alone."
+            message = f"'{FIELD}' should be at least 1, unless 'echo' or 'prompt_logprobs' ask about the prompt alone."
             raise InvalidRequest(message, param="max_tokens", code="invalid_value")
         if self.min_tokens:
-            message = f"'min_tokens' is {self.min_tokens}, more than the 0 tokens to generate at most."
+            message = f"'{FIELD}' is {self.min_tokens}, more than the 0 tokens to generate at most."
             raise InvalidRequest(message, param="min_tokens", code="invalid_value")
         if self.ranks:
-            message = "'best_of' has nothing to choose by with 'max_tokens' 0."
+            message = f"'{FIELD}' has nothing to choose by with '{field('max_tokens')}' 0."
             raise InvalidRequest(message, param="best_of", code="invalid_value")

@@ -30,12 +30,13 @@ def fitted(hint: str, model: type[BaseModel], inner: bool = False) -> str | None
     """The hint in the names of `model`'s fields. Without such a field: another endpoint for a body that generates, else None.
     `inner`: the hint is about a key of an inner object, beside which the fields of that object stand."""
     known = field_paths(model) | (inner_names(model) if inner else frozenset())
+    own: dict[str, str] = {}
     for name in _QUOTED.findall(hint):
-        own = next((one for one in (name, *OTHER_NAMES.get(name, ())) if one in known), None)
-        if own is None:
+        fit = next((one for one in (name, *OTHER_NAMES.get(name, ())) if one in known), None)
+        if fit is None:
             return ELSEWHERE if "temperature" in known else None
-        hint = hint.replace(f"'{name}'", f"'{own}'")
-    return hint
+        own[name] = fit
+    return _QUOTED.sub(lambda quoted: f"'{own[quoted[1]]}'", hint)
 
 
 @functools.cache

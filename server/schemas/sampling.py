@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticKnownError
 
-from engine.errors import InvalidRequest
+from engine.errors import FIELD, InvalidRequest, field
 from executors.contract import MAX_REPETITION_PENALTY, MIN_REPETITION_PENALTY
 from server.schemas.base import WireModel
 
@@ -90,7 +90,7 @@ class TruncationFields(WireModel):
     def check_truncation(self) -> None:
         """Raises InvalidRequest if no token would be left."""
         if self.truncate_prompt_tokens == 0:
-            message = "'truncate_prompt_tokens' should be at least 1, or -1 for what fits."
+            message = f"'{FIELD}' should be at least 1, or -1 for what fits."
             raise InvalidRequest(message, param="truncate_prompt_tokens", code="invalid_value")
 
 
@@ -106,7 +106,7 @@ class PromptSideFields(TruncationFields):
         """Rules between fields. Raises InvalidRequest naming the field."""
         self.check_truncation()
         if stream and self.prompt_logprobs is not None:
-            message = "'prompt_logprobs' is not available when 'stream' is true."
+            message = f"'{FIELD}' is not available when 'stream' is true."
             raise InvalidRequest(message, param="prompt_logprobs", code="unsupported_value")
 
     @staticmethod
@@ -233,10 +233,10 @@ class GenerationFields(RequestFields):
     def check_generation(self) -> None:
         """Rules between fields. Raises InvalidRequest naming the field."""
         if self.stream_options is not None and not self.stream:
-            message = "'stream_options' is only allowed when 'stream' is true."
+            message = f"'{FIELD}' is only allowed when 'stream' is true."
             raise InvalidRequest(message, param="stream_options", code="invalid_value")
         if self.random_seed is not None and self.seed not in (None, self.random_seed):
-            message = f"'random_seed' is {self.random_seed} and 'seed' is {self.seed}: send only one of the two names."
+            message = f"'{FIELD}' is {self.random_seed} and '{field('seed')}' is {self.seed}: send only one of the two names."
             raise InvalidRequest(message, param="random_seed", code="invalid_value")
 
     def check_logprobs(self, sequences: int, logprobs: int | None, param: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from engine.errors import InvalidRequest
+from engine.errors import FIELD, InvalidRequest, field
 
 Mode = Literal["none", "auto", "required", "named"]
 
@@ -77,7 +77,7 @@ def tool_choice(
     if not functions:
         if asked in (None, "none"):
             return ToolChoice()
-        raise _invalid("tool_choice", "'tool_choice' is only allowed when 'tools' are given.")
+        raise _invalid("tool_choice", f"'{FIELD}' is only allowed when '{field('tools')}' are given.")
     match asked:
         case "none":
             return ToolChoice()
@@ -94,7 +94,7 @@ def tool_choice(
         }:
             return ToolChoice(mode, _allowed(tools, functions), parallel)
     message = (
-        'Invalid value for \'tool_choice\': it should be "none", "auto", "required", '
+        f'Invalid value for \'{FIELD}\': it should be "none", "auto", "required", '
         '{"type": "function", "function": {"name": ...}} or {"type": "allowed_tools", "allowed_tools": {"mode": "auto" or '
         '"required", "tools": [...]}}.'
     )
@@ -109,11 +109,11 @@ def _allowed(tools: Sequence[Any], functions: Sequence[Function]) -> tuple[Funct
                 names.append(name)
             case _:
                 where = f"tool_choice.allowed_tools.tools.{number}"
-                message = f'\'{where}\' should be {{"type": "function", "function": {{"name": ...}}}}.'
+                message = f'\'{FIELD}\' should be {{"type": "function", "function": {{"name": ...}}}}.'
                 raise _invalid(where, message)
     if not names:
         where = "tool_choice.allowed_tools.tools"
-        raise _invalid(where, f"Invalid value for '{where}': it should not be empty.")
+        raise _invalid(where, f"Invalid value for '{FIELD}': it should not be empty.")
     return _functions(names, functions, "tool_choice.allowed_tools.tools")
 
 
@@ -121,7 +121,9 @@ def _functions(names: Sequence[str], functions: Sequence[Function], param: str) 
     known, wanted = {function.name for function in functions}, set(names)
     for name in names:
         if name not in known:
-            raise _invalid(param, f"'{param}' names the function '{name[:100]}', which is not in 'tools'.")
+            raise _invalid(
+                param, f"'{FIELD}' names the function '{name[:100]}', which is not in '{field('tools')}'."
+            )
     return tuple(function for function in functions if function.name in wanted)
 
 

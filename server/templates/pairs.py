@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Protocol
 
-from engine.errors import InvalidRequest
+from engine.errors import FIELD, InvalidRequest
 from server.templates.template import ChatTemplate
 
 QUERY, DOCUMENT = "query", "document"
@@ -62,7 +62,7 @@ class TemplatePairs:
             extra = {"instruction": instruction} if "instruction" in self._template.variables else {}
         text = self._template.render(messages, extra=extra)
         if instruction is not None and instruction.strip() not in text:
-            message = "'instruction' is not supported by this model: its template does not show it."
+            message = f"'{FIELD}' is not supported by this model: its template does not show it."
             raise InvalidRequest(message, param="instruction", code="unsupported_parameter")
         return text
 
@@ -76,7 +76,9 @@ class PlaceholderPairs:
     def text(self, query: str, document: str, instruction: str | None) -> str:
         """See `PairPrompt`. Raises InvalidRequest for an instruction, which has no place."""
         if instruction is not None:
-            message = "'instruction' is not supported by this model: its file's template 'rerank' has no place for it."
+            message = (
+                f"'{FIELD}' is not supported by this model: its file's template 'rerank' has no place for it."
+            )
             raise InvalidRequest(message, param="instruction", code="unsupported_parameter")
         values = {QUERY: query, DOCUMENT: document}
         return _PLACE.sub(lambda match: values[match[1]], self._source)

@@ -17,7 +17,7 @@ import jinja2
 import jinja2.meta
 from jinja2 import nodes
 
-from engine.errors import InvalidRequest
+from engine.errors import FIELD, InvalidRequest
 from executors.contract import ConfigError
 from server.system.worker_threads import DeadlineExceeded, MemoryExceeded, watched_memory
 from server.templates.generic_tools import GenericTools, Written, calls_as_text
@@ -296,7 +296,7 @@ def _open_end(messages: list[dict[str, Any]]) -> tuple[str, str]:
             parts[number] = {**parts[number], "text": text + tag}
             messages[-1]["content"] = parts
             return text, tag
-    message = "'continue_final_message' needs a last message with text."
+    message = f"'{FIELD}' needs a last message with text."
     raise InvalidRequest(message, param="continue_final_message", code="invalid_value")
 
 

@@ -1,0 +1,54 @@
+"""Errors name fields by their roles until somebody who knows the client's names puts those."""
+
+import pytest
+
+from engine.errors import FIELD, ContextLengthExceeded, EngineError, InvalidRequest, field
+
+CLIENTS = {"max_tokens": "options.num_predict", "stop": "options.stop", "grammar": None}
+
+
+def names(role: str, element: int) -> str | None:
+    return f"prompt.{element}" if role == "prompt" else CLIENTS.get(role, role)
+
+
+def error(message: str, param: str | None, element: int | None = None) -> InvalidRequest:
+    made = InvalidRequest(message, param)
+    made.element = element
+    return made
+
+
+@pytest.mark.parametrize(
+    ("message", "param", "message_then", "param_then"),
+    [
+        (f"'{FIELD}' is 9", "max_tokens", "'options.num_predict' is 9", "options.num_predict"),
+        (f"'{FIELD}' is empty", "prompt", "'prompt.3' is empty", "prompt.3"),
+        (f"'{FIELD}' needs '{field('stop')}'", "n", "'n' needs 'options.stop'", "n"),
+        (f"{FIELD} is refused", "grammar", "grammar is refused", None),
+        (f"'{field('grammar')}' is refused", None, "'grammar' is refused", None),
+        ("'max_tokens' is a word of the client's", "max_tokens", "'max_tokens' is a word of the client's",
+         "options.num_predict"),
+        ("{params}, {0} and '{field}' stay", "max_tokens", "{params}, {0} and '{field}' stay", "options.num_predict"),
+    ],
+)  # fmt: skip
+def test_names_are_put_where_roles_stand(
+    message: str, param: str | None, message_then: str, param_then: str | None
+) -> None:
+    refused = error(message, param, 3)
+    refused.rename(names)
+    assert (refused.message, refused.param) == (message_then, param_then)
+
+
+def test_until_then_a_message_has_the_roles() -> None:
+    refused = ContextLengthExceeded(f"'{FIELD}' and '{field('stop')}'", "max_tokens")
+    assert refused.message == str(refused) == "'max_tokens' and 'stop'"
+    assert EngineError("plain").message == "plain"
+
+
+def test_blame_may_move_to_another_field() -> None:
+    refused = error(f"'{FIELD}' is not supported beside '{field('stop')}'", "response_format")
+    refused.blame("tools")
+    assert (refused.message, refused.param) == ("'tools' is not supported beside 'stop'", "tools")
+    refused.rename(names)
+    assert refused.message == "'tools' is not supported beside 'options.stop'"
+    refused.blame(None)
+    assert refused.param is None

@@ -32,7 +32,7 @@ from engine.waiting.queue import WaitingQueue
 from executors import registry
 from executors.contract import ExecutorAttentionConfig, ExecutorConfig, ModelExecutor, SamplingParams
 from executors.process import messages as m
-from executors.process.wire import Decoder, encode
+from executors.process.wire import FrameDecoder, encode
 from server.system.gc_tuning import freeze_after_load
 
 SIZES = (1, 32, 256, 1024)
@@ -50,7 +50,7 @@ class Bench:
         self.scheduler = Scheduler(self.kv, Journal(), size, max(2048, size), waiting=queue)
         self.scheduler.journal.open_epoch()
         self.mailbox = Mailbox()
-        self.decoder: Decoder[Any] = Decoder(m.ToServer)
+        self.decoder: FrameDecoder[Any] = FrameDecoder(m.ToServer)
         self.times: dict[str, list[float]] = {stage: [] for stage in STAGES}
         rng = np.random.default_rng(size)
         if policy == "fair" and waiting:

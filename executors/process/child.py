@@ -30,7 +30,7 @@ import setproctitle
 from executors.process import child_logs
 from executors.process import messages as m
 from executors.process.memory_watch import MemoryWatch
-from executors.process.wire import Decoder, WireError, encode
+from executors.process.wire import FrameDecoder, WireError, encode
 from executors.process.worker import Worker
 
 TITLE = "cohort: executor rank {}"
@@ -116,7 +116,7 @@ class IoThread(threading.Thread):
             os._exit(EXIT_FAILED)
 
     def _run(self) -> None:
-        decoder: Decoder[m.ToExecutor | m.Unreadable] = Decoder(m.ToExecutor, m.unreadable)
+        decoder: FrameDecoder[m.ToExecutor | m.Unreadable] = FrameDecoder(m.ToExecutor, rescue=m.unreadable)
         interval_s = 1.0
         due = time.monotonic()
         while True:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 
 from executors.process.messages import ToServer
-from executors.process.wire import Decoder, WireError
+from executors.process.wire import FrameDecoder, WireError
 
 _READ_BYTES = 1 << 18
 
@@ -35,7 +35,7 @@ class MessageStream:
         self._sock = sock
         self._deliver = deliver
         self._ended = ended
-        self._decoder: Decoder[ToServer] = Decoder(ToServer)
+        self._decoder: FrameDecoder[ToServer] = FrameDecoder(ToServer)
         self._unsent: deque[memoryview] = deque()
         # One buffer for all reads: as new objects, cut down to what has come, they leave the heap full of holes.
         self._buffer = memoryview(bytearray(_READ_BYTES))

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import msgspec
 
-from server.workers.messages import Decoder, WireError, encode
+from server.workers.codec import WireError, decoder, encode
 
 MAX_UNSENT = 256 * 2**20
 """Bytes that wait for an end that does not read; beyond them it is given up."""
@@ -27,7 +27,7 @@ class Link(asyncio.Protocol):
 
     def __init__(self, union: Any, deliver: Callable[[Any], None], lost: Callable[[str], None]) -> None:
         self.open = False
-        self._decoder = Decoder(union)
+        self._decoder = decoder(union)
         self._deliver = deliver
         self._lost = lost
         self._reason = ""

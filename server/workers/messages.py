@@ -1,21 +1,11 @@
-"""Messages between the server and an API worker: frames of msgpack on an inherited Unix socket.
+"""Messages between the server and an API worker, in the frames of `codec.py` on an inherited Unix socket.
 
-    frame:  length (4 bytes, little endian, of what follows)  |  msgpack list of messages
-
-A frame is taken in at once: what a worker sends in one turn of its event loop, the choices of a call above all, is applied
-before the engine goes on. Structs travel as arrays, dataclasses of the engine as maps; an int32 array is an extension. No
-message can name code to run.
-
-    worker -> server   Hello, Serving or NotServing; Submit, CallAnswered, Abort, Finish, CallBegins, CallEnds; Ask, Cancel;
-                       Forward, Gone, Taken; Counts, Synced, Answered
-    server -> worker   Setup, ModelAt, Serve; Deltas; Reply; Head, Body; Adapters, Sync, Drain, Stop
+worker -> server   Hello, Serving or NotServing; Submit, CallAnswered, Abort, Finish, CallBegins, CallEnds; Ask, Cancel;
+                   Forward, Gone, Taken; Counts, Synced, Answered
+server -> worker   Setup, ModelAt, Serve; Deltas; Reply; Head, Body; Adapters, Sync, Drain, Stop
 """
 
 from __future__ import annotations
-
-import struct
-from collections.abc import Sequence
-from typing import Any, get_origin
 
 import msgspec
 import numpy as np
@@ -25,15 +15,6 @@ from engine.request import FinishReason, Request
 from engine.story import Story
 from executors.contract import ExecutorCapabilities, ModelInfo, SampledToken
 from server.settings.table import Settings
-
-HEADER = struct.Struct("<I")
-MAX_FRAME_BYTES = 1 << 30
-_INT32, _FLOAT32 = 1, 2
-"""Codes of the extensions for arrays."""
-
-
-class WireError(Exception):
-    """Bytes that are not a message of this protocol."""
 
 
 class WireFault(msgspec.Struct, array_like=True):
@@ -399,75 +380,3 @@ ToServer = (
     | Synced
     | Answered
 )
-
-# -- frames --------------------------------------------------------------------------------------------------------------
-
-
-def _array(value: Any) -> msgspec.msgpack.Ext | None:
-    if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype in (np.int32, np.float32):
-        code = _INT32 if value.dtype == np.int32 else _FLOAT32
-        return msgspec.msgpack.Ext(code, np.ascontiguousarray(value).data)
-    if isinstance(value, Story):
-        return None  # the engine's is told in the process that schedules
-    raise WireError(f"{type(value).__name__} cannot travel to another process")
-
-
-def _read_array(code: int, data: memoryview) -> NDArray[Any]:
-    if code not in (_INT32, _FLOAT32):
-        raise WireError(f"unknown extension code {code}")
-    # A copy: aligned, and it does not keep the whole frame alive.
-    return np.frombuffer(bytearray(data), np.int32 if code == _INT32 else np.float32)
-
-
-def _checked(kind: Any, value: Any) -> Any:
-    """A value of a type that msgspec does not know."""
-    if isinstance(value, get_origin(kind) or kind):
-        return value
-    if kind is Story and value is None:
-        return Story()
-    raise TypeError(f"not a {kind}")
-
-
-_encoder = msgspec.msgpack.Encoder(enc_hook=_array)
-
-
-def encode(messages: Sequence[msgspec.Struct]) -> bytearray:
-    """One frame. Raises WireError for what cannot travel."""
-    frame = bytearray(512)
-    try:
-        _encoder.encode_into(messages, frame, HEADER.size)
-    except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
-        raise WireError(str(error)) from error
-    if len(frame) - HEADER.size > MAX_FRAME_BYTES:
-        raise WireError(f"{len(frame)} bytes do not fit a frame")
-    HEADER.pack_into(frame, 0, len(frame) - HEADER.size)
-    return frame
-
-
-class Decoder:
-    """Bytes in any pieces in, messages out. `union`: the type of the messages."""
-
-    def __init__(self, union: Any) -> None:
-        self._decoder = msgspec.msgpack.Decoder(list[union], ext_hook=_read_array, dec_hook=_checked)
-        self._rest = bytearray()
-
-    def feed(self, data: bytes) -> list[list[Any]]:
-        """The frames that are complete now. Raises WireError: nothing that follows can be trusted."""
-        rest = self._rest
-        rest += data
-        frames: list[list[Any]] = []
-        begin = 0
-        while len(rest) - begin >= HEADER.size:
-            (size,) = HEADER.unpack_from(rest, begin)
-            if size > MAX_FRAME_BYTES:
-                raise WireError(f"a frame of {size} bytes")
-            end = begin + HEADER.size + size
-            if len(rest) < end:
-                break
-            try:
-                frames.append(self._decoder.decode(memoryview(rest)[begin + HEADER.size : end]))
-            except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
-                raise WireError(f"not a message: {error}") from error
-            begin = end
-        del rest[:begin]
-        return frames

@@ -32,7 +32,7 @@ from executors.contract import (
     UnifiedOutput,
 )
 from executors.process import messages as m
-from executors.process.wire import MAX_FRAME_BYTES, Decoder, WireError, encode
+from executors.process.wire import MAX_FRAME_BYTES, FrameDecoder, WireError, encode
 
 int32 = st.integers(-(2**31), 2**31 - 1)
 floats = st.floats(allow_nan=False)
@@ -127,11 +127,11 @@ def same(a: object, b: object) -> bool:
 
 
 def to_child(message: m.ToExecutor) -> m.ToExecutor:
-    return Decoder(m.ToExecutor).feed(bytes(encode(message)))[0]
+    return FrameDecoder(m.ToExecutor).feed(bytes(encode(message)))[0]
 
 
 def to_parent(message: m.ToServer) -> m.ToServer:
-    return Decoder(m.ToServer).feed(bytes(encode(message)))[0]
+    return FrameDecoder(m.ToServer).feed(bytes(encode(message)))[0]
 
 
 @given(batches())
@@ -180,14 +180,14 @@ def test_other_messages_come_back() -> None:
 @given(st.lists(st.integers(0, 2**40), max_size=5), st.integers(1, 30))
 def test_frames_may_come_in_any_pieces(ids: list[int], size: int) -> None:
     stream = b"".join(bytes(encode(m.Release(i))) for i in ids)
-    decoder: Decoder[m.ToExecutor] = Decoder(m.ToExecutor)
+    decoder: FrameDecoder[m.ToExecutor] = FrameDecoder(m.ToExecutor)
     got = [message for at in range(0, len(stream), size) for message in decoder.feed(stream[at : at + size])]
     assert got == [m.Release(i) for i in ids]
 
 
 @given(st.binary(min_size=1, max_size=200))
 def test_garbage_is_a_typed_error(payload: bytes) -> None:
-    decoder: Decoder[m.ToServer] = Decoder(m.ToServer)
+    decoder: FrameDecoder[m.ToServer] = FrameDecoder(m.ToServer)
     try:
         decoder.feed(struct.pack("<I", len(payload)) + payload)
     except WireError:
@@ -201,13 +201,13 @@ def test_garbage_is_a_typed_error(payload: bytes) -> None:
 )
 def test_nested_and_odd_garbage_is_a_typed_error(payload: bytes) -> None:
     with pytest.raises(WireError):
-        Decoder(m.ToExecutor).feed(struct.pack("<I", len(payload)) + payload)
+        FrameDecoder(m.ToExecutor).feed(struct.pack("<I", len(payload)) + payload)
 
 
 def test_a_call_with_odd_fields_is_rescued_and_garbage_is_not() -> None:
     def feed(*parts: object) -> m.ToExecutor | m.Unreadable:
         payload = msgspec.msgpack.encode(parts)
-        decoder: Decoder[m.ToExecutor | m.Unreadable] = Decoder(m.ToExecutor, m.unreadable)
+        decoder: FrameDecoder[m.ToExecutor | m.Unreadable] = FrameDecoder(m.ToExecutor, rescue=m.unreadable)
         return decoder.feed(struct.pack("<I", len(payload)) + payload)[0]
 
     assert feed(9, 7, 1) == m.BeginEpoch(7, 1)
@@ -227,7 +227,7 @@ def test_a_call_with_odd_fields_is_rescued_and_garbage_is_not() -> None:
 
 def test_a_frame_beyond_the_cap_is_refused_at_its_header() -> None:
     with pytest.raises(WireError, match="refused"):
-        Decoder(m.ToServer).feed(struct.pack("<I", MAX_FRAME_BYTES + 1))
+        FrameDecoder(m.ToServer).feed(struct.pack("<I", MAX_FRAME_BYTES + 1))
 
 
 def test_a_message_beyond_the_cap_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,8 +271,8 @@ def usual_batch(n: int) -> UnifiedBatch:
 def test_a_usual_step_costs_little() -> None:
     batch, output = usual_batch(256), UnifiedOutput(np.ones(256, np.int32), np.arange(256, dtype=np.int32))
     down, up = bytes(encode(m.pack_batch(1, batch))), bytes(encode(m.pack_output(1, 0.0, output)))
-    to_executor: Decoder[m.Step] = Decoder(m.ToExecutor)
-    to_server: Decoder[m.StepDone] = Decoder(m.ToServer)
+    to_executor: FrameDecoder[m.Step] = FrameDecoder(m.ToExecutor)
+    to_server: FrameDecoder[m.StepDone] = FrameDecoder(m.ToServer)
     for work in (
         lambda: encode(m.pack_batch(1, batch)),
         lambda: m.unpack_batch(to_executor.feed(down)[0]),

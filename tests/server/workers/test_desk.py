@@ -233,12 +233,3 @@ def test_errors_travel_whole() -> None:
     assert isinstance(full, StoreFull) and full.retry_after == 9
     odd = unpacked(packed(EngineError("x", "p", "own_code")))
     assert (odd.param, odd.code) == ("p", "own_code")
-
-
-def test_garbage_is_no_message() -> None:
-    decoder = m.Decoder(m.ToServer)
-    assert decoder.feed(b"\x01") == []
-    with pytest.raises(m.WireError):
-        decoder.feed(b"\x00\x00\x00\xc1")
-    with pytest.raises(m.WireError):
-        m.Decoder(m.ToServer).feed(b"\xff\xff\xff\xff")

@@ -32,6 +32,7 @@ from server.key_files import worker_keys
 from server.lifecycle import HttpFrontEnd
 from server.metrics import Metrics
 from server.new_state import reasoning_fields
+from server.remote.link import Link
 from server.settings.load import SettingsError
 from server.settings.table import Settings
 from server.state import ServerState
@@ -40,7 +41,6 @@ from server.system.signals import leave_to_parent
 from server.text_side import TextSide, detect_notation, read_text_side, served_model
 from server.workers import messages as m
 from server.workers.forwarding import Forwarding
-from server.workers.link import Link
 from server.workers.remote_core import RemoteCore
 from server.workers.remote_parts import (
     Asker,

@@ -11,6 +11,6 @@ router.py   which replica comes first: no Ray, no I/O
 fleet.py    the replicas there are, and a link to each
 figures.py  /metrics of all of them        routes.py   paths that concern replicas
 
-both: messages.py (what is said beyond `server.workers.messages`), pipe.py (a link whose bytes Ray carries)
+both: messages.py (what is said beyond `server.workers.messages`), `server.remote` (a link whose bytes Ray carries)
 placing.py: what Ray reserves. ray_side.py and serve_app.py: the only modules that import Ray
 """

@@ -22,12 +22,12 @@ from server.app import create_app
 from server.bootstrap import Bootstrap
 from server.metrics import Metrics
 from server.pending_core import LateCore
+from server.remote.link import Link
+from server.remote.pipe import Pipe, pipe_link
 from server.replicas.messages import Report, ToReplica, Welcome
-from server.replicas.pipe import Pipe, pipe_link
 from server.settings.table import Settings
 from server.state import ServerState
 from server.system import gc_tuning, logs
-from server.workers.link import Link
 from server.workers.served import ServedFront
 
 log = structlog.get_logger("server")

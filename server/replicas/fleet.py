@@ -23,9 +23,9 @@ from engine.errors import Unavailable
 from engine.mailbox import Outlet
 from engine.request import EngineStats, Request, RequestContext, Stage
 from server.http.call import CALL, Call
+from server.remote.pipe import pipe_link
 from server.replicas.engine import PASSED_ON, boot_id
 from server.replicas.messages import Report, ToIngress, Welcome
-from server.replicas.pipe import pipe_link
 from server.workers import messages as m
 from server.workers.forwarding import Forwarding, PassedOnFailed
 from server.workers.remote_core import RemoteCore

@@ -8,5 +8,5 @@ remote_parts.py   judge, store, adapters  questions.py its questions, answered b
 forwarding.py     requests passed on      inner.py     requests that only the server can answer
                                           served.py    all of these for one worker
                                           pool.py      starts workers, replaces dead ones, drains and stops them
-both: link.py (frames), messages.py, wire_errors.py
+both: server.remote (link and frames), messages.py, wire_errors.py
 """

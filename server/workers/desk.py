@@ -16,8 +16,8 @@ from engine.errors import EngineError, Unavailable
 from engine.request import FinishReason, Request, TokenDelta
 from engine.story import Story
 from executors.contract import SampledToken
+from server.remote.link import Link
 from server.workers import messages as m
-from server.workers.link import Link
 from server.workers.stories import WorkerStories, times_of
 from server.workers.wire_errors import packed
 

@@ -10,8 +10,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from server.http.call import Refusal, call_of
+from server.remote.link import Link
 from server.workers import messages as m
-from server.workers.link import Link
 
 
 class PassedOnFailed(Exception):

@@ -11,8 +11,8 @@ import structlog
 from starlette.types import ASGIApp, Message, Scope
 
 from server.http.call import CALL, Call
+from server.remote.link import Link
 from server.workers import messages as m
-from server.workers.link import Link
 
 log = structlog.get_logger("server")
 

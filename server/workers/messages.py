@@ -1,4 +1,4 @@
-"""Messages between the server and an API worker, in the frames of `codec.py` on an inherited Unix socket.
+"""Messages between the server and an API worker, in the frames of `server.remote.codec` on an inherited Unix socket.
 
 worker -> server   Hello, Serving or NotServing; Submit, CallAnswered, Abort, Finish, CallBegins, CallEnds; Ask, Cancel;
                    Forward, Gone, Taken; Counts, Synced, Answered
@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.request import FinishReason, Request
-from engine.story import Story
 from executors.contract import ExecutorCapabilities, ModelInfo, SampledToken
 from server.settings.table import Settings
 

@@ -25,12 +25,12 @@ from cohort_server import run
 from executors.contract import ConfigError
 from server.http.answer_counter import AnswerCounter
 from server.http.listener import Listener
+from server.remote.link import Link
 from server.settings.table import Settings
 from server.state import ServerState
 from server.system import log_output
 from server.workers import messages as m
 from server.workers.desk import CoreOf
-from server.workers.link import Link
 from server.workers.served import ServedFront
 
 log = structlog.get_logger("server")

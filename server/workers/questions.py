@@ -8,11 +8,11 @@ import structlog
 
 from engine.core.engine import EngineCore
 from engine.errors import EngineError, Unavailable
+from server.remote.link import Link
 from server.responses.store import StoredResponse
 from server.state import ServerState
 from server.workers import messages as m
 from server.workers.desk import CoreOf
-from server.workers.link import Link
 from server.workers.wire_errors import packed
 
 log = structlog.get_logger("server")

@@ -15,9 +15,9 @@ from engine.mailbox import Mailbox, Outlet
 from engine.request import FinishReason, Request, TokenDelta
 from engine.story import Story
 from executors.contract import SampledToken
+from server.remote.link import Link
 from server.stories.record import CallStory
 from server.workers import messages as m
-from server.workers.link import Link
 from server.workers.remote_parts import Asker
 from server.workers.stories import facts_of, take_times
 from server.workers.wire_errors import unpacked

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from engine.errors import EngineError, Unavailable
 from executors.contract import ExecutorCapabilities
+from server.remote.link import Link
 from server.responses.store import StoredResponse
 from server.state import ServedModel
 from server.stories.record import CallStory
 from server.stories.ring import Stories
 from server.workers import messages as m
-from server.workers.link import Link
 from server.workers.stories import facts_of
 from server.workers.wire_errors import unpacked
 

@@ -6,11 +6,11 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
+from server.remote.link import Link
 from server.state import ServerState
 from server.workers import messages as m
 from server.workers.desk import CoreOf, Desk
 from server.workers.inner import Inner
-from server.workers.link import Link
 from server.workers.questions import Questions
 from server.workers.stories import WorkerStories
 

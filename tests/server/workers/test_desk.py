@@ -19,11 +19,11 @@ from engine.request import FinishReason, Request, RequestContext, TokenDelta
 from engine.story import Story
 from executors import registry
 from executors.contract import ExecutorConfig, SampledToken, SamplingParams
+from server.remote.link import Link
 from server.responses.errors import StoreFull
 from server.stories.ring import Stories
 from server.workers import messages as m
 from server.workers.desk import Desk, _Outlet
-from server.workers.link import Link
 from server.workers.remote_core import RemoteCore
 from server.workers.remote_parts import Asker
 from server.workers.stories import WorkerStories
@@ -184,7 +184,7 @@ async def test_a_reader_that_is_too_slow_is_given_up_in_the_worker() -> None:
 
 
 async def test_a_worker_that_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.workers.link.MAX_UNSENT", 10_000)
+    monkeypatch.setattr("server.remote.link.MAX_UNSENT", 10_000)
     async with paired() as pair:
         pair.worker._transport.pause_reading()
         pair.remote.submit_choices([asked(90_000, logprobs=5)] * 8, Mailbox())

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from server.workers.link import Link
+from server.remote.link import Link
 
 
 class Pipe(asyncio.Transport):

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import msgspec
 
-from server.workers.codec import WireError, decoder, encode
+from server.remote.codec import WireError, decoder, encode
 
 MAX_UNSENT = 256 * 2**20
 """Bytes that wait for an end that does not read; beyond them it is given up."""

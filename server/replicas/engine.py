@@ -28,7 +28,7 @@ from server.replicas.messages import Report, ToReplica, Welcome
 from server.settings.table import Settings
 from server.state import ServerState
 from server.system import gc_tuning, logs
-from server.workers.served import ServedFront
+from server.workers.session import ServedFront
 
 log = structlog.get_logger("server")
 

@@ -30,8 +30,8 @@ from server.settings.table import Settings
 from server.state import ServerState
 from server.system import log_output
 from server.workers import messages as m
-from server.workers.desk import CoreOf
-from server.workers.served import ServedFront
+from server.workers.sequences import CoreOf
+from server.workers.session import ServedFront
 
 log = structlog.get_logger("server")
 

@@ -12,7 +12,7 @@ from server.remote.link import Link
 from server.responses.store import StoredResponse
 from server.state import ServerState
 from server.workers import messages as m
-from server.workers.desk import CoreOf
+from server.workers.sequences import CoreOf
 from server.workers.wire_errors import packed
 
 log = structlog.get_logger("server")

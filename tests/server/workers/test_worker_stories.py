@@ -9,7 +9,7 @@ from engine.request import Request, RequestContext
 from executors.contract import SamplingParams
 from server.stories.record import AccessLine, CallStory
 from server.workers.remote_parts import RemoteStories
-from tests.server.workers.test_desk import Pair, paired, until, whole
+from tests.server.workers.test_sequences import Pair, paired, until, whole
 
 
 def begin(pair: Pair, max_tokens: int) -> tuple[CallStory, Mailbox]:

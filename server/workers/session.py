@@ -9,9 +9,9 @@ from starlette.types import ASGIApp
 from server.remote.link import Link
 from server.state import ServerState
 from server.workers import messages as m
-from server.workers.desk import CoreOf, Desk
-from server.workers.inner import Inner
+from server.workers.forwarded import Inner
 from server.workers.questions import Questions
+from server.workers.sequences import CoreOf, Desk
 from server.workers.stories import WorkerStories
 
 

@@ -23,9 +23,9 @@ from server.remote.link import Link
 from server.responses.errors import StoreFull
 from server.stories.ring import Stories
 from server.workers import messages as m
-from server.workers.desk import Desk, _Outlet
 from server.workers.remote_core import RemoteCore
 from server.workers.remote_parts import Asker
+from server.workers.sequences import Desk, _Outlet
 from server.workers.stories import WorkerStories
 from server.workers.wire_errors import packed, unpacked
 

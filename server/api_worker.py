@@ -43,8 +43,8 @@ from server.workers import messages as m
 from server.workers.forwarding import Forwarding
 from server.workers.remote_core import RemoteCore
 from server.workers.remote_parts import (
-    Asker,
     DeclaredExecutor,
+    QuestionClient,
     RemoteAdapters,
     RemoteJudge,
     RemoteResponseStore,
@@ -55,7 +55,7 @@ log = structlog.get_logger("server")
 
 _PR_SET_PDEATHSIG = 1
 _COUNT_INTERVAL = 0.2
-"""Seconds after which counted answers are told."""
+"""Seconds after which counted answers are sent."""
 EXIT_SERVER_GONE, EXIT_CANNOT_SERVE = 0, 2
 
 
@@ -67,40 +67,40 @@ class Counts(Metrics):
         self._link = link
         self._answers: Counter[tuple[str, int]] = Counter()
         self._codes: Counter[str] = Counter()
-        self._telling: asyncio.TimerHandle | None = None
+        self._pending_report: asyncio.TimerHandle | None = None
 
     def of(self, endpoints: Endpoints) -> Answered:
         """Returns what counts answers, by these endpoints."""
 
         def answered(path: str | None, status: int) -> None:
             self._answers[(endpoints.template_of(path), status)] += 1
-            self._tell_soon()
+            self._report_soon()
 
         return answered
 
     def refused(self, code: str) -> None:
         """See MetricsSink."""
         self._codes[code] += 1
-        self._tell_soon()
+        self._report_soon()
 
     def report(self) -> None:
         """Send what was counted since the last time."""
-        if self._telling is not None:
-            self._telling.cancel()
-            self._telling = None
+        if self._pending_report is not None:
+            self._pending_report.cancel()
+            self._pending_report = None
         if self._answers or self._codes:
             answers = [(template, status, n) for (template, status), n in self._answers.items()]
             self._link.send(m.Counts(answers, dict(self._codes)))
             self._answers.clear()
             self._codes.clear()
 
-    def _tell_soon(self) -> None:
-        if self._telling is None:
-            self._telling = asyncio.get_running_loop().call_later(_COUNT_INTERVAL, self.report)
+    def _report_soon(self) -> None:
+        if self._pending_report is None:
+            self._pending_report = asyncio.get_running_loop().call_later(_COUNT_INTERVAL, self.report)
 
 
-class _Known:
-    """The engine as a worker's routes read it. All else about it is answered by the server's process."""
+class DeclaredEngine:
+    """The engine as a worker's routes read it. The server's process answers all other questions about it."""
 
     def __init__(self, facts: m.Serve) -> None:
         self.executor = DeclaredExecutor(facts.capabilities)
@@ -132,7 +132,7 @@ class ApiWorker:
     async def run(self, sock: socket.socket) -> None:
         """Work until the server says stop."""
         self._link = link = await Link.connect(sock, m.ToWorker, self._received, _server_gone)
-        self._asker, self._forwarding = Asker(link), Forwarding(link)
+        self._questions, self._forwarding = QuestionClient(link), Forwarding(link)
         self._counts = Counts(link)
         link.unsendable = self._unsendable
         setup = await self._messages.get()
@@ -164,7 +164,7 @@ class ApiWorker:
                 assert self._core is not None
                 self._core.deliver(message)
             case m.Reply():
-                self._asker.replied(message)
+                self._questions.replied(message)
             case m.Head() | m.Body():
                 self._forwarding.received(message)
             case m.Stop(hurry=True) if self._front is not None:
@@ -175,7 +175,7 @@ class ApiWorker:
 
     def _unsendable(self, message: Any, reason: str) -> None:
         if isinstance(message, m.Ask):
-            self._asker.unsendable(message, reason)
+            self._questions.unsendable(message, reason)
         elif self._core is not None:
             self._core.unsendable(message, reason)
 
@@ -194,7 +194,7 @@ class ApiWorker:
         state.unread_parts = settings.unread_parts
         state.started = setup.started
         state.elsewhere = self._forwarding
-        state.responses = RemoteResponseStore(self._asker, settings.responses_store_entries > 0)
+        state.responses = RemoteResponseStore(self._questions, settings.responses_store_entries > 0)
         state.stories = RemoteStories(self._link)
         keys = worker_keys(settings, setup.minted_key)
         app = app_of(settings, state, setup.address, keys, counting=self._counts.of)
@@ -211,8 +211,8 @@ class ApiWorker:
         directory = Path(at.model_dir)
 
         async def read() -> tuple[TextSide, Path]:
-            found = await asyncio.to_thread(read_text_side, self._settings.settings, directory, at.is_default)
-            return found, directory
+            text = await asyncio.to_thread(read_text_side, self._settings.settings, directory, at.is_default)
+            return text, directory
 
         self._text = asyncio.create_task(read())
         self._text.add_done_callback(lambda task: task.cancelled() or task.exception())
@@ -234,7 +234,9 @@ class ApiWorker:
         assert self._text is not None
         text, directory = await self._text
         text.drop_end_tokens_beyond(facts.info.logits_width)
-        self._core = core = RemoteCore(self._link, self._asker, engine_config(settings), facts.max_model_len)
+        self._core = core = RemoteCore(
+            self._link, self._questions, engine_config(settings), facts.max_model_len
+        )
         notation = await detect_notation(settings, state.threads, text.tokenizer, text.template)
         model = served_model(
             settings,
@@ -249,11 +251,13 @@ class ApiWorker:
             drafts=facts.drafts,
             adapter=facts.own_adapter,
         )
-        state.core = _Known(facts)  # type: ignore[assignment]  # the routes of a worker read no more of it
-        state.judge = RemoteJudge(self._asker)
+        state.core = DeclaredEngine(facts)  # type: ignore[assignment]  # the routes of a worker read no more of it
+        state.judge = RemoteJudge(self._questions)
         if facts.adapters is not None:
             served_by = models_of_adapters(settings, state.threads, text, model)
-            state.adapters = RemoteAdapters(self._asker, served_by, facts.max_loras, settings.lora_on_demand)
+            state.adapters = RemoteAdapters(
+                self._questions, served_by, facts.max_loras, settings.lora_on_demand
+            )
             await state.adapters.replace(facts.adapters)
         state.model = model
 

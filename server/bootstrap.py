@@ -60,7 +60,7 @@ from server.model_files.ollama_package import Package
 from server.model_files.prepared import model_directory, model_file
 from server.model_source import LocalModel, Source, find_source, tagged_names, with_context
 from server.new_state import new_state, open_traces
-from server.pending_core import LateCore
+from server.pending_core import PendingCore
 from server.running import registry as registry_of_servers
 from server.settings.load import SettingsError
 from server.settings.table import Settings
@@ -175,7 +175,7 @@ class Bootstrap:
         metrics = Metrics(model=self.names[0], compat=settings.metrics_compat)
         metrics.know_keys(self.keys.names())
         state = new_state(settings, self.names, self.aliases, metrics, self.traces)
-        core = LateCore()
+        core = PendingCore()
         front = self._front_end(state, core, listener)
         secure = self.tls is not None
         url = banner.url_of("" if listener.any_address else settings.host, listener.port, secure=secure)
@@ -215,7 +215,7 @@ class Bootstrap:
             if self.traces is not None:
                 await asyncio.to_thread(self.traces.close)
 
-    def _front_end(self, state: ServerState, core: LateCore, listener: Listener) -> FrontEnd:
+    def _front_end(self, state: ServerState, core: PendingCore, listener: Listener) -> FrontEnd:
         """This process's HTTP server, or API workers."""
         settings, address = self.settings, listener.address
         if not settings.api_server_count:
@@ -241,7 +241,7 @@ class Bootstrap:
         """Whether all files are on this disk, so that what they say can be refused before a client is answered."""
         return isinstance(self.source, LocalModel) and not isinstance(self.draft, hub.HubModel)
 
-    async def _begin_checked(self, state: ServerState, core: LateCore, report: ProgressCallback) -> _Begun:
+    async def _begin_checked(self, state: ServerState, core: PendingCore, report: ProgressCallback) -> _Begun:
         """`_begin`, and wait until the executor has checked its side too: it compiles kernels or loads weights then."""
         begun = await self._begin(state, core, report)
         checking = asyncio.create_task(begun.checked.wait())
@@ -260,7 +260,7 @@ class Bootstrap:
         finally:
             checking.cancel()
 
-    async def _begin(self, state: ServerState, core: LateCore, report: ProgressCallback) -> _Begun:
+    async def _begin(self, state: ServerState, core: PendingCore, report: ProgressCallback) -> _Begun:
         """Find the model, check what can be known without the executor, and start that meanwhile.
 
         Raises ConfigError or HubError, and ExecutorError if the executor is the quicker to fail; it is stopped then.
@@ -311,7 +311,7 @@ class Bootstrap:
             await asyncio.to_thread(check_files, self.modules, self._check_adapter)
         return text, await detect_notation(self.settings, state.threads, text.tokenizer, text.template)
 
-    async def load(self, state: ServerState, core: LateCore) -> ServedModel:
+    async def load(self, state: ServerState, core: PendingCore) -> ServedModel:
         """Find the model, start its executor, read its tokenizer and template, and put them into `state` and `core`.
 
         Raises ConfigError, ExecutorError or HubError.
@@ -320,7 +320,7 @@ class Bootstrap:
             return await self._finish(state, core, report, await self._begin(state, core, report))
 
     async def _finish(
-        self, state: ServerState, core: LateCore, report: ProgressCallback, begun: _Begun
+        self, state: ServerState, core: PendingCore, report: ProgressCallback, begun: _Begun
     ) -> ServedModel:
         """Wait for the executor, and put the model into `state`."""
         try:

@@ -7,8 +7,8 @@ import asyncio
 from engine.core.engine import EngineCore
 
 
-class LateCore:
-    """The object that `server.lifecycle` drains and stops. Written once, by `arrives`."""
+class PendingCore:
+    """The engine that `server.lifecycle` drains and stops, once there is one. Written once, by `arrives`."""
 
     def __init__(self) -> None:
         self._core: EngineCore | None = None

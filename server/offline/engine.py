@@ -18,7 +18,7 @@ from server.bootstrap import Bootstrap
 from server.http.call import Call
 from server.metrics import Metrics
 from server.offline.outputs import Gathered, RequestOutput, prompt_entries
-from server.pending_core import LateCore
+from server.pending_core import PendingCore
 from server.prepare.chat import prepare_chat
 from server.prepare.completions import prepare_completion
 from server.schemas.base import parse
@@ -55,7 +55,7 @@ class OfflineEngine:
     def __init__(self, settings: Settings) -> None:
         """Load the model. Raises what `Bootstrap` raises; nothing is left running then."""
         self._bootstrap = Bootstrap(settings)
-        self._core = LateCore()
+        self._core = PendingCore()
         self._state = ServerState(self._bootstrap.names, Metrics())
         self._places = _Places(2 * settings.max_num_seqs)
         # asyncio's own loop: another one may take over the process's handler of SIGCHLD, which is the caller's.

@@ -33,11 +33,11 @@ class Pipe(asyncio.Transport):
         while not self._waiting and not self._closed:
             self._news.clear()
             await self._news.wait()
-        taken, self._waiting = bytes(self._waiting), bytearray()
-        return taken
+        data, self._waiting = bytes(self._waiting), bytearray()
+        return data
 
     def close(self) -> None:
-        """No more is written; what waits can still be taken."""
+        """No more is written; what waits can still be data."""
         self._end(None)
 
     def abort(self) -> None:
@@ -53,7 +53,7 @@ class Pipe(asyncio.Transport):
 
 
 def pipe_link(union: Any, deliver: Callable[[Any], None], lost: Callable[[str], None]) -> tuple[Link, Pipe]:
-    """An open link, and what its bytes are taken from. Bytes for it go to its `data_received`."""
+    """An open link, and what its bytes are data from. Bytes for it go to its `data_received`."""
     pipe, link = Pipe(), Link(union, deliver, lost)
     pipe.link = link
     link.connection_made(pipe)

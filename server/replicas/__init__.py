@@ -3,8 +3,8 @@
 clients --HTTP--> ingress (HTTP, templates, tokenizer, text, journal, router) --Ray--> replica (scheduler, KV, executor)
 
 ingress                                    replica
-ingress.py  puts the ingress together      engine.py   an engine, and a door for each ingress
-core.py     the engine core: places        (the rest is what API workers talk to: sequences.py, questions.py, forwarded.py)
+ingress.py  puts the ingress together      engine.py   an engine, and a session for each ingress
+core.py     the engine core: places        (the rest is `server.workers`: sequences.py, questions.py, forwarded.py)
             sequences, keeps the journal
 journal.py  what a sequence needs to go on elsewhere
 router.py   which replica comes first: no Ray, no I/O

@@ -1,6 +1,6 @@
 """`FleetCore`: the engine core as the ingress has it. The engines run at replicas, which come and go.
 
-    submit --> router --> replica's RemoteCore --> ... deltas --> Tap --> journal --> mailbox
+    submit --> router --> replica's RemoteCore --> ... deltas --> DeltaSink --> journal --> mailbox
                  ^                                                  |
                  +------- refused, or the replica is gone ----------+
 
@@ -35,7 +35,7 @@ from engine.mailbox import Mailbox, Outlet
 from engine.metrics_sink import MetricsSink
 from engine.request import FinishReason, Request, TokenDelta
 from engine.story import Story
-from server.replicas.journal import MOST_LIVES, Call, Entry, Tap
+from server.replicas.journal import MOST_LIVES, Call, DeltaSink, Entry
 from server.replicas.router import Router, prefix_keys, short_key
 
 log = structlog.get_logger("server")
@@ -108,7 +108,7 @@ class FleetCore:
         self._resting: set[str] = set()
         """Replicas that get new sequences only where there is no other: their executors are being restarted."""
         self._leaving: dict[str, float] = {}
-        """Replicas that hear nothing any more, and since when by the clock. They finish what they have."""
+        """Replicas that receive nothing any more, and since when by the clock. They finish what they have."""
         self._calls: weakref.WeakKeyDictionary[Mailbox, Call] = weakref.WeakKeyDictionary()
         self._entries: dict[int, Entry] = {}
         """Unfinished sequences, by id."""
@@ -155,8 +155,8 @@ class FleetCore:
     async def prepare_grammar(self, grammar: str) -> None:
         """See `TextCore`. All replicas compile it: which one will get the request is not known yet. One that is lost meanwhile
         compiles it when the request comes."""
-        asked = [engine.prepare_grammar(grammar) for engine in self._ready()]
-        for answer in await asyncio.gather(*asked, return_exceptions=True):
+        compilations = [engine.prepare_grammar(grammar) for engine in self._ready()]
+        for answer in await asyncio.gather(*compilations, return_exceptions=True):
             if isinstance(answer, InvalidRequest):
                 raise answer
             if isinstance(answer, BaseException) and not isinstance(answer, EngineError):
@@ -177,12 +177,12 @@ class FleetCore:
     @property
     def num_placed(self) -> int:
         """Unfinished sequences that a replica has."""
-        return len(self._entries) - self.num_homeless
+        return len(self._entries) - self.num_unplaced
 
     @property
-    def num_homeless(self) -> int:
+    def num_unplaced(self) -> int:
         """Unfinished sequences that wait for a replica."""
-        return sum(entry.tap is None for entry in self._entries.values())
+        return sum(entry.sink is None for entry in self._entries.values())
 
     async def drain(self, timeout: float) -> bool:
         """Admit nothing more and wait at most `timeout` seconds for what runs. True if all finished."""
@@ -213,7 +213,7 @@ class FleetCore:
         self._resting.discard(engine.name)
         self._leaving.pop(engine.name, None)
         self.router.join(engine.name)
-        self._place_homeless()
+        self._place_waiting()
 
     def rest(self, name: str, resting: bool) -> None:
         """Whether a replica is to get no new sequences while others can take them."""
@@ -221,11 +221,11 @@ class FleetCore:
             self._resting.add(name)
         elif name in self._resting:
             self._resting.discard(name)
-            self._place_homeless()
+            self._place_waiting()
 
     def retire(self, name: str) -> None:
-        """A replica is about to leave and hears nothing any more; said again and again until it has left. It finishes what it
-        has. A sequence that has given nothing since it was placed there may never have arrived: it goes elsewhere, or waits."""
+        """A replica is about to leave and receives nothing any more; called again and again until it has left. It finishes
+        its sequences. A sequence that has given nothing since it was placed there may never have arrived: it goes elsewhere, or waits."""
         now = self._clock()
         if name not in self._engines or now < self._leaving.setdefault(name, now) + _UNTIL_RETIRED:
             return
@@ -234,7 +234,7 @@ class FleetCore:
                 entry.call.home = None
             if entry.paused or entry.cached_tokens is None:
                 self._take_back(entry, now)
-        self._place_homeless()
+        self._place_waiting()
 
     def leave(self, name: str, why: str) -> None:
         """A replica is gone. Its sequences go on elsewhere, or wait."""
@@ -250,9 +250,9 @@ class FleetCore:
                 f"replica {name} is lost: its sequences go on elsewhere", sequences=len(theirs), reason=why
             )
         for entry in theirs:
-            entry.call.taps.pop(name, None)
+            entry.call.sinks.pop(name, None)
             self._unplace(entry, now, "replica")
-        self._place_homeless()
+        self._place_waiting()
 
     # -- placing -------------------------------------------------------------------------------------------------------
 
@@ -264,9 +264,9 @@ class FleetCore:
             raise Unavailable("the engine is draining")
         now, first = self._clock(), requests[0]
         if call is None:
-            if (homeless := self.num_homeless) >= self.config.max_queued_seqs:
+            if (unplaced := self.num_unplaced) >= self.config.max_queued_seqs:
                 self._observer.refused(str(Overloaded.code))
-                raise Overloaded(f"{homeless} requests are waiting already")
+                raise Overloaded(f"{unplaced} requests are waiting already")
             call = self._calls[mailbox] = Call(replace(first.context, story=Story()))
         story, keys = first.context.story, self._keys(first)
         entries = [
@@ -326,14 +326,14 @@ class FleetCore:
 
     def _give(self, name: str, entries: list[Entry], accepted: bool, committed: Sequence[int] | None) -> None:
         engine, call = self._engines[name], entries[0].call
-        if (tap := call.taps.get(name)) is None:
-            tap = call.taps[name] = Tap(call, name, self._took)
+        if (sink := call.sinks.get(name)) is None:
+            sink = call.sinks[name] = DeltaSink(call, name, self._on_delta)
         for entry in entries:
-            entry.tap, entry.waits_since = tap, None
+            entry.sink, entry.waits_since = sink, None
         self.router.begin(name, len(entries))
         self.router.remember(entries[0].keys, name)
         requests = [entry.request for entry in entries]
-        ids = engine.submit(requests, tap, entries[0].choice, accepted, committed)
+        ids = engine.submit(requests, sink, entries[0].choice, accepted, committed)
         for entry, remote_id in zip(entries, ids, strict=True):
             entry.remote_id = remote_id
 
@@ -354,33 +354,31 @@ class FleetCore:
         return ready or list(hearing.values())
 
     def _engine_of(self, entry: Entry) -> Engine | None:
-        return None if entry.tap is None else self._engines.get(entry.tap.replica)
+        return None if entry.sink is None else self._engines.get(entry.sink.replica)
 
     def _wait(self) -> bool:
         """A sequence waits for a replica: look after it."""
         if self._ticking is None or self._ticking.done():
-            self._ticking = asyncio.create_task(
-                self._look_after_homeless(), name="sequences without a replica"
-            )
+            self._ticking = asyncio.create_task(self._expire_waiting(), name="sequences without a replica")
         return False
 
-    def _place_homeless(self) -> None:
+    def _place_waiting(self) -> None:
         """Place what waits, in order of arrival."""
         for entry in list(self._entries.values()):
-            if entry.tap is not None or entry.seq_id not in self._entries:
+            if entry.sink is not None or entry.seq_id not in self._entries:
                 continue
             for name in entry.refused_by.keys() - self._engines.keys():
                 del entry.refused_by[name]
-            if entry.paused or entry.call.begun:
+            if entry.paused or entry.call.started:
                 self._go_on(entry)
             else:
                 self._place(
-                    [one for one in entry.siblings if one.tap is None and one.seq_id in self._entries]
+                    [one for one in entry.siblings if one.sink is None and one.seq_id in self._entries]
                 )
 
-    async def _look_after_homeless(self) -> None:
+    async def _expire_waiting(self) -> None:
         """End what has waited too long, until nothing waits."""
-        while self.num_homeless:
+        while self.num_unplaced:
             await asyncio.sleep(_TICK)
             now = self._clock()
             for entry in [one for one in self._entries.values() if one.waits_since is not None]:
@@ -392,7 +390,7 @@ class FleetCore:
     def _too_late(self, entry: Entry, now: float) -> EngineError | None:
         """Why a sequence waits no longer for a replica; None if it does."""
         waited, deadline = now - (entry.waits_since or now), entry.request.context.deadline
-        if entry.paused or entry.call.begun:
+        if entry.paused or entry.call.started:
             limit = self.config.recovery_timeout
             return ExecutorFailed(f"no replica was ready within {limit:g} s") if waited > limit else None
         if deadline is not None and now >= deadline:
@@ -402,10 +400,10 @@ class FleetCore:
 
     # -- from replicas -------------------------------------------------------------------------------------------------
 
-    def _took(self, tap: Tap, choice: int, delta: TokenDelta) -> None:
+    def _on_delta(self, sink: DeltaSink, choice: int, delta: TokenDelta) -> None:
         """A delta of a sequence came."""
-        entry = tap.call.entries.get(choice)
-        if entry is None or entry.tap is not tap:
+        entry = sink.call.entries.get(choice)
+        if entry is None or entry.sink is not sink:
             return
         if delta.error is not None and self._moves_on(entry, delta.error):
             return
@@ -429,22 +427,22 @@ class FleetCore:
 
     def _begins(self, entry: Entry, delta: TokenDelta, now: float) -> None:
         """The first delta of a sequence: with it came the times of its call by the replica's clock."""
-        told, engine = entry.call.context.story, self._engine_of(entry)
+        times, engine = entry.call.context.story, self._engine_of(entry)
         ahead = 0.0 if engine is None else engine.clock_offset
-        entry.call.begun = True
+        entry.call.started = True
         entry.cached_tokens, is_first = delta.num_cached_tokens, entry.siblings[0] is entry
-        admitted = now if told.admitted is None else told.admitted - ahead
+        admitted = now if times.admitted is None else times.admitted - ahead
         entry.story.admit(admitted, entry.choice, {}, delta.num_cached_tokens if is_first else None)
         if delta.tokens:
             entry.story.start_output(
-                now if told.first_token is None else told.first_token - ahead, entry.choice
+                now if times.first_token is None else times.first_token - ahead, entry.choice
             )
 
     def _moves_on(self, entry: Entry, error: EngineError) -> bool:
         """Whether a sequence that a replica ended with this error has been given to another one, or waits for one, or its whole
         prompt has been answered."""
-        assert entry.tap is not None
-        name, now = entry.tap.replica, self._clock()
+        assert entry.sink is not None
+        name, now = entry.sink.replica, self._clock()
         if isinstance(error, Overloaded):
             group = [one for one in entry.siblings if one.seq_id in self._entries]
             if any(one.output_token_ids or one.paused for one in group):
@@ -481,11 +479,11 @@ class FleetCore:
             self._fail(entry, BrokeExecutor(f"{entry.lives} replicas ended while they computed this request"))
 
     def _take_back(self, entry: Entry, now: float) -> None:
-        if entry.tap is not None:
-            self.router.end(entry.tap.replica)
+        if entry.sink is not None:
+            self.router.end(entry.sink.replica)
             if (engine := self._engine_of(entry)) is not None:
                 engine.abort(entry.remote_id)
-            entry.tap, entry.waits_since = None, now
+            entry.sink, entry.waits_since = None, now
 
     # -- ends ----------------------------------------------------------------------------------------------------------
 
@@ -495,8 +493,8 @@ class FleetCore:
             return None
         del entry.call.entries[entry.choice]
         entry.siblings = []  # they know each other in a circle
-        if entry.tap is not None:
-            self.router.end(entry.tap.replica)
+        if entry.sink is not None:
+            self.router.end(entry.sink.replica)
         entry.story.finish(self._clock(), entry.choice, reason.value, len(entry.output_token_ids))
         if not self._entries:
             self._idle.set()
@@ -509,4 +507,4 @@ class FleetCore:
 
 
 def _is_at(entry: Entry, name: str) -> bool:
-    return entry.tap is not None and entry.tap.replica == name
+    return entry.sink is not None and entry.sink.replica == name

@@ -1,7 +1,7 @@
-"""`ReplicaEngine`: an engine without HTTP, and a door for each ingress that uses it.
+"""`ReplicaEngine`: an engine without HTTP, and a session for each ingress that uses it.
 
-What comes through a door is what an API worker says to its server, and is answered by the same code. An ingress that goes away
-closes its door: its sequences are dropped.
+An ingress sends the messages that an API worker sends to its server, and the same code answers them. The end of an ingress ends
+its session, and its sequences are dropped.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from engine.request import Stage
 from server.app import create_app
 from server.bootstrap import Bootstrap
 from server.metrics import Metrics
-from server.pending_core import LateCore
+from server.pending_core import PendingCore
 from server.remote.link import Link
 from server.remote.pipe import Pipe, pipe_link
-from server.replicas.messages import Report, ToReplica, Welcome
+from server.replicas.messages import ReplicaFacts, Report, ToReplica
 from server.settings.table import Settings
 from server.state import ServerState
 from server.system import gc_tuning, logs
-from server.workers.session import ServedFront
+from server.workers.session import FrontEndSession
 
 log = structlog.get_logger("server")
 
@@ -36,9 +36,9 @@ PASSED_ON = "passed-on"
 """The administrator's key of a replica's own application. It is no secret: the application has no port, and the ingress has
 checked the client's key."""
 REPORT_INTERVAL = 0.5
-"""Seconds between two reports, and most seconds until a new stage is told."""
-DOOR_SILENCE = 30.0
-"""Seconds for which an ingress may say nothing, besides those of a drain: a replica that is to leave hears nothing any more.
+"""Seconds between two reports, and most seconds until a report of a new stage."""
+INGRESS_SILENCE = 30.0
+"""Seconds for which an ingress may send nothing, besides those of a drain: a replica that is to leave receives nothing any more.
 An ingress gives a sign of life (`fleet.LIFE_SIGN`), so one that is silent has died or hangs, and its streams have no reader."""
 _LOOK_INTERVAL = 0.1
 _MOST_DRAIN = 30 * 86_400.0
@@ -85,13 +85,13 @@ def drain_limit(settings: Settings) -> float:
     return min(settings.drain_timeout, _MOST_DRAIN)
 
 
-class _Door:
+class IngressSession:
     """One ingress."""
 
-    def __init__(self, link: Link, pipe: Pipe, served: ServedFront) -> None:
+    def __init__(self, link: Link, pipe: Pipe, served: FrontEndSession) -> None:
         self.link, self.pipe, self.served = link, pipe, served
-        self.heard = time.monotonic()
-        """When it said something last."""
+        self.last_message_at = time.monotonic()
+        """Time of its last bytes, signs of life included, by the monotonic clock."""
 
     def close(self) -> None:
         """The ingress is gone: its sequences are dropped."""
@@ -105,8 +105,8 @@ class ReplicaEngine:
     def __init__(self, settings: Settings) -> None:
         """Raises SettingsError or ConfigError for settings that cannot be served."""
         self._settings = settings
-        self._core = LateCore()
-        self._doors: dict[str, _Door] = {}
+        self._core = PendingCore()
+        self._sessions: dict[str, IngressSession] = {}
         self._bootstrap = Bootstrap(settings)
         names = self._bootstrap.names
         self._state = ServerState(
@@ -119,7 +119,7 @@ class ReplicaEngine:
             self._state, admin_key=PASSED_ON, kill_button=settings.enable_kill_button, inner=True
         )
         self._reporting: asyncio.Task[None] | None = None
-        self._silence = DOOR_SILENCE + drain_limit(settings)
+        self._silence = INGRESS_SILENCE + drain_limit(settings)
 
     async def start(self) -> None:
         """Load the model. Raises ConfigError, ExecutorError, HubError or SettingsError."""
@@ -134,8 +134,8 @@ class ReplicaEngine:
             self._reporting.cancel()
             await asyncio.gather(self._reporting, return_exceptions=True)
             self._reporting = None
-        for door in list(self._doors.values()):
-            door.link.close()
+        for session in list(self._sessions.values()):
+            session.link.close()
         await self._core.stop()
         if self._state.judge is not None:
             await self._state.judge.close()
@@ -150,47 +150,48 @@ class ReplicaEngine:
         """Wait at most so many seconds for what runs."""
         await self._core.drain(timeout)
 
-    async def talk(self, door: str) -> AsyncGenerator[bytes, None]:
-        """All that is said to an ingress through a door of this name, as it comes, until the ingress leaves or the replica
-        stops."""
-        link, pipe = pipe_link(ToReplica, lambda message: self._doors[door].served.received(message), _ignore)
-        served = ServedFront(self._state, lambda: self._core.known, self._app, link)
-        self._doors[door] = _Door(link, pipe, served)
-        link.send(self._welcome())
+    async def open_session(self, session: str) -> AsyncGenerator[bytes, None]:
+        """The bytes for one ingress, as they come, until the ingress leaves or the replica stops."""
+        link, pipe = pipe_link(
+            ToReplica, lambda message: self._sessions[session].served.received(message), _ignore
+        )
+        served = FrontEndSession(self._state, lambda: self._core.known, self._app, link)
+        self._sessions[session] = IngressSession(link, pipe, served)
+        link.send(self._facts())
         link.send(Report(self._core.core.stats(), time.monotonic()))
         try:
             while data := await pipe.take():
                 yield data
         finally:
-            self._close(door)
+            self._close(session)
 
-    def hear(self, door: str, data: bytes) -> None:
-        """What an ingress says; nothing is a sign of life. Raises Unavailable for a door that is closed."""
-        if (found := self._doors.get(door)) is None:
+    def receive(self, session: str, data: bytes) -> None:
+        """Bytes of an ingress; none are a sign of life. Raises Unavailable for a session that is closed."""
+        if (known := self._sessions.get(session)) is None:
             raise Unavailable("this replica does not know this ingress any more")
-        found.heard = time.monotonic()
+        known.last_message_at = time.monotonic()
         if data:
-            found.link.data_received(data)
+            known.link.data_received(data)
 
     def _close(self, name: str) -> None:
-        if (door := self._doors.pop(name, None)) is not None:
-            door.close()
+        if (session := self._sessions.pop(name, None)) is not None:
+            session.close()
 
     def _close_silent(self) -> None:
-        """Close the doors of ingresses that are gone without Ray having ended their calls."""
+        """Close the sessions of ingresses that are gone without Ray having ended their calls."""
         limit = time.monotonic() - self._silence
-        for name in [name for name, door in self._doors.items() if door.heard < limit]:
-            count = self._doors[name].served.desk.num_sequences
+        for name in [name for name, session in self._sessions.items() if session.last_message_at < limit]:
+            count = self._sessions[name].served.sequences.num_sequences
             log.warning(
-                f"an ingress has said nothing for {self._silence:g} s: its door is closed", sequences=count
+                f"an ingress has sent nothing for {self._silence:g} s: its session is closed", sequences=count
             )
             self._close(name)
 
-    def _welcome(self) -> Welcome:
+    def _facts(self) -> ReplicaFacts:
         core, model = self._core.core, self._state.model
         assert model is not None
         facts = self._bootstrap.facts(self._state, core, model)
-        return Welcome(facts, boot_id(), core.executor.kv_layout(), time.monotonic())
+        return ReplicaFacts(facts, boot_id(), core.executor.kv_layout(), time.monotonic())
 
     async def _report(self) -> None:
         """Tell the gauges to every ingress, and look after those that are silent."""
@@ -201,8 +202,8 @@ class ReplicaEngine:
             since += _LOOK_INTERVAL
             if stats.stage is not before or since >= REPORT_INTERVAL:
                 before, since = stats.stage, 0.0
-                for door in self._doors.values():
-                    door.link.send(Report(stats, time.monotonic()))
+                for session in self._sessions.values():
+                    session.link.send(Report(stats, time.monotonic()))
             await asyncio.sleep(_LOOK_INTERVAL)
 
 

@@ -14,7 +14,7 @@ from server.replicas.core import FleetCore
 from server.replicas.fleet import Fleet, Member
 
 FETCH_TIMEOUT = 1.0
-"""Seconds that a scrape waits for the figures of replicas. Of one that does not answer, none are told."""
+"""Seconds that a scrape waits for the figures of replicas. One that does not answer is left out."""
 
 ENGINES = frozenset(
     {
@@ -31,7 +31,7 @@ ENGINES = frozenset(
 )
 """Families that the engine feeds: they are the replicas'."""
 _PARTS = ("cohort_request_", "cohort_http_requests", "cohort_build")
-"""Beginnings of families that the ingress feeds: calls are answered and told there."""
+"""Beginnings of families that the ingress feeds: calls are answered and recorded there."""
 
 
 class IngressMetrics(Metrics):
@@ -58,8 +58,8 @@ class IngressMetrics(Metrics):
                 return member.name, None
             return member.name, body.decode()
 
-        found = await asyncio.gather(*(fetch(member) for member in self._fleet.present))
-        self._texts = {name: text for name, text in found if text is not None}
+        texts = await asyncio.gather(*(fetch(member) for member in self._fleet.present))
+        self._texts = {name: text for name, text in texts if text is not None}
 
     def collect(self) -> Iterator[Metric]:
         """All families, each once: the ingress's samples, then those of the replicas."""
@@ -111,7 +111,7 @@ class FleetCollector(Collector):
         yield GaugeMetricFamily(
             "cohort_replica_sequences_waiting",
             "Unfinished sequences for which there is no replica at the moment.",
-            value=float(core.num_homeless),
+            value=float(core.num_unplaced),
         )
         routed = CounterMetricFamily(
             "cohort_replica_routed",

@@ -25,11 +25,11 @@ from engine.request import EngineStats, Request, RequestContext, Stage
 from server.http.call import CALL, Call
 from server.remote.pipe import pipe_link
 from server.replicas.engine import PASSED_ON, boot_id
-from server.replicas.messages import Report, ToIngress, Welcome
+from server.replicas.messages import ReplicaFacts, Report, ToIngress
 from server.workers import messages as m
 from server.workers.forwarding import Forwarding, PassedOnFailed
 from server.workers.remote_core import RemoteCore
-from server.workers.remote_parts import Asker
+from server.workers.remote_parts import QuestionClient
 
 log = structlog.get_logger("server")
 
@@ -54,11 +54,11 @@ class Transport(Protocol):
     def on_change(self, changed: Callable[[], None]) -> None:
         """Call `changed` on this event loop whenever `names` may be different."""
 
-    def talk(self, replica: str, door: str) -> AsyncGenerator[bytes, None]:
-        """Open a door: what the replica says, until it ends. Raises whatever shows that the replica is gone."""
+    def open_session(self, replica: str, session: str) -> AsyncGenerator[bytes, None]:
+        """Open a session: bytes of the replica, until its end. Raises whatever shows that the replica is gone."""
 
-    async def hear(self, replica: str, door: str, data: bytes) -> None:
-        """Say something through a door; returns once the replica has it. Raises as `talk`."""
+    async def send(self, replica: str, session: str, data: bytes) -> None:
+        """Send bytes in a session; returns once the replica has it. Raises as `open_session`."""
 
 
 class Member:
@@ -72,19 +72,19 @@ class Member:
         reported: Callable[[Member], None],
     ) -> None:
         self.name = name
-        self.welcome: Welcome | None = None
+        self.facts: ReplicaFacts | None = None
         self.stats: EngineStats | None = None
         self.clock_offset = 0.0
         """Seconds by which the replica's clock is ahead of this process's."""
         self._offsets: deque[float] = deque(maxlen=_RECENT)
         self.why_not = ""
         """Why it is given no sequences although it is there."""
-        self._door = uuid.uuid4().hex
+        self._session = uuid.uuid4().hex
         self._joined, self._reported = joined, reported
         self._link, self._pipe = pipe_link(ToIngress, self._received, lambda _: None)
         self._link.unsendable = self._unsendable
-        self.asker, self.forwarding = Asker(self._link), Forwarding(self._link)
-        self._core = RemoteCore(self._link, self.asker, config, 0)
+        self.questions, self.forwarding = QuestionClient(self._link), Forwarding(self._link)
+        self._core = RemoteCore(self._link, self.questions, config, 0)
         self._leaving = asyncio.Event()
 
     # -- Engine, for FleetCore -----------------------------------------------------------------------------------------
@@ -100,8 +100,8 @@ class Member:
         """See `server.replicas.core.Engine`."""
         context = self._in_its_time(requests[0].context)
         sent = [replace(request, context=context) for request in requests]
-        begun = committed is not None
-        return self._core.give(sent, outlet, first_key, accepted, committed or (), begun)
+        started = committed is not None
+        return self._core.give(sent, outlet, first_key, accepted, committed or (), started)
 
     def abort(self, remote_id: int) -> None:
         """See `server.replicas.core.Engine`."""
@@ -175,7 +175,7 @@ class Member:
             await asyncio.gather(*work, return_exceptions=True)
             self._link.give_up("")
             self.forwarding.close()
-            self.asker.close(Unavailable("the replica is gone"))
+            self.questions.close(Unavailable("the replica is gone"))
 
     def close(self) -> None:
         """End the link."""
@@ -187,7 +187,7 @@ class Member:
 
     async def _receive(self, transport: Transport) -> str:
         try:
-            async with aclosing(transport.talk(self.name, self._door)) as pieces:
+            async with aclosing(transport.open_session(self.name, self._session)) as pieces:
                 while True:
                     async with asyncio.timeout(SILENCE):
                         data = await anext(pieces, None)
@@ -205,7 +205,7 @@ class Member:
         """One call at a time, for calls may overtake each other; what comes meanwhile goes with the next one."""
         try:
             while (data := await self._next_piece()) is not None:
-                await transport.hear(self.name, self._door, data)
+                await transport.send(self.name, self._session, data)
         except Exception as error:
             return _first_line(error)
         return "the link is closed"
@@ -225,32 +225,32 @@ class Member:
             case m.Deltas():
                 self._core.deliver(message)
             case m.Reply():
-                self.asker.replied(message)
+                self.questions.replied(message)
             case m.Head() | m.Body():
                 self.forwarding.received(message)
             case Report():
                 self.stats = message.stats
                 self._compare_clocks(message.clock)
                 self._reported(self)
-            case Welcome():
-                self._take_welcome(message)
+            case ReplicaFacts():
+                self._take_facts(message)
 
-    def _take_welcome(self, welcome: Welcome) -> None:
-        self.welcome = welcome
-        self._compare_clocks(welcome.clock)
+    def _take_facts(self, facts: ReplicaFacts) -> None:
+        self.facts = facts
+        self._compare_clocks(facts.clock)
         self._joined(self)
 
     def _compare_clocks(self, theirs: float) -> None:
         """The offset is what the quickest of recent reports shows, too small by the time that one took. Clocks drift apart, so
         older ones count no more."""
-        if self.welcome is not None and self.welcome.boot and self.welcome.boot == boot_id():
+        if self.facts is not None and self.facts.boot and self.facts.boot == boot_id():
             return  # one machine, one clock
         self._offsets.append(theirs - time.monotonic())
         self.clock_offset = max(self._offsets)
 
     def _unsendable(self, message: Any, reason: str) -> None:
         if isinstance(message, m.Ask):
-            self.asker.unsendable(message, reason)
+            self.questions.unsendable(message, reason)
         else:
             self._core.unsendable(message, reason)
 
@@ -283,7 +283,7 @@ class Fleet:
     @property
     def present(self) -> list[Member]:
         """Members that have said what they serve, by name."""
-        return [self.members[name] for name in sorted(self.members) if self.members[name].welcome]
+        return [self.members[name] for name in sorted(self.members) if self.members[name].facts]
 
     def is_leaving(self, name: str) -> bool:
         """Whether Ray is about to end a replica: it finishes what it has."""
@@ -322,6 +322,6 @@ class Fleet:
             finally:
                 del self.members[name]
             self._left(member, why)
-            pause = _FIRST_PAUSE if member.welcome else min(2 * pause, _LONGEST_PAUSE)
+            pause = _FIRST_PAUSE if member.facts else min(2 * pause, _LONGEST_PAUSE)
             await asyncio.sleep(pause)
         del self._keepers[name]

@@ -95,13 +95,13 @@ class FleetView:
             one.stage is Stage.READY and not one.why_not and not self._fleet.is_leaving(one.name)
             for one in self._fleet.present
         )
-        homeless = self._core.num_homeless
+        unplaced = self._core.num_unplaced
         numbers = {
             field.name: sum(getattr(one, field.name) for one in known)
             for field in dataclasses.fields(EngineStats)
             if field.type == "int"
         }
-        numbers["waiting"] += homeless
+        numbers["waiting"] += unplaced
         return EngineStats(
             stage=Stage.DRAINING if self._core.draining else Stage.READY if usable else Stage.RECOVERING,
             detail="" if usable or self._core.draining else "no replica is ready",
@@ -179,8 +179,8 @@ class Ingress:
         directory = await parts.find_model(state)
         text = await asyncio.to_thread(read_text_side, settings, directory, parts.is_default)
         member = await self._first_member(starting)
-        assert member.welcome is not None and self.core is not None
-        facts = member.welcome.serve
+        assert member.facts is not None and self.core is not None
+        facts = member.facts.serve
         text.drop_end_tokens_beyond(facts.info.logits_width)
         notation = await detect_notation(settings, state.threads, text.tokenizer, text.template)
         model = served_model(
@@ -200,7 +200,7 @@ class Ingress:
         state.judge = GrammarJudge(tokenizer, facts.info.logits_width)
         if facts.adapters is not None:
             served_by = models_of_adapters(settings, state.threads, text, model)
-            adapters = RemoteAdapters(member.asker, served_by, facts.max_loras, False)
+            adapters = RemoteAdapters(member.questions, served_by, facts.max_loras, False)
             await adapters.replace(facts.adapters)
             state.adapters = adapters
         state.model = model
@@ -217,15 +217,15 @@ class Ingress:
 
     def _joined(self, member: Member) -> None:
         """A replica says what it serves."""
-        assert member.welcome is not None
-        facts = member.welcome.serve
+        assert member.facts is not None
+        facts = member.facts.serve
         if self._facts is None or self.core is None:
             self._facts = facts
             self.core = FleetCore(
                 self.config,
                 facts.max_model_len,
                 facts.fingerprint,
-                member.welcome.layout.block_size,
+                member.facts.layout.block_size,
                 self.metrics,
                 self._router,
             )
@@ -248,7 +248,7 @@ class Ingress:
             self.core.rest(member.name, member.stage is not Stage.READY)
 
     def _left(self, member: Member, why: str) -> None:
-        if member.welcome is not None:
+        if member.facts is not None:
             log.warning(f"replica {member.name} is gone", reason=why)
         if self.core is not None:
             self.core.leave(member.name, why)
@@ -303,14 +303,14 @@ async def serve(
 def _announce(ingress: Ingress, model: ServedModel, url: str, replicas: int) -> None:
     settings, parts = ingress.settings, ingress.parts
     [member, *_] = ingress.fleet.present
-    assert member.welcome is not None
+    assert member.facts is not None
     facts = banner.Facts(
         url=url,
         name=parts.names[0],
         info=model.info,
         scores=model.scoring.kind,
-        layout=member.welcome.layout,
-        weight_bytes=member.welcome.serve.capabilities.memory.parameter_memory,
+        layout=member.facts.layout,
+        weight_bytes=member.facts.serve.capabilities.memory.parameter_memory,
         max_model_len=model.max_model_len,
         needs_key=settings.needs_key,
         admin_key=parts.keys.minted,

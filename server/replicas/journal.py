@@ -14,20 +14,22 @@ MOST_LIVES = 5
 """Replicas in a row that a sequence may lose without a token in between. Then it is failed: it may be what kills them."""
 
 
-class Tap:
-    """What one replica, in one of its lives, gives the deltas of a call to. A sequence that has moved on has another one, so
-    that what comes late is dropped."""
+class DeltaSink:
+    """Where one replica, in one of its lives, puts the deltas of a call. A sequence that has moved on has another one, so that
+    late deltas are dropped."""
 
-    __slots__ = ("__weakref__", "call", "replica", "took")
+    __slots__ = ("__weakref__", "call", "on_delta", "replica")
 
-    def __init__(self, call: Call, replica: str, took: Callable[[Tap, int, TokenDelta], None]) -> None:
+    def __init__(
+        self, call: Call, replica: str, on_delta: Callable[[DeltaSink, int, TokenDelta], None]
+    ) -> None:
         self.call = call
         self.replica = replica
-        self.took = took
+        self.on_delta = on_delta
 
     def put(self, choice: int, delta: TokenDelta) -> None:
         """See `engine.mailbox.Outlet`."""
-        self.took(self, choice, delta)
+        self.on_delta(self, choice, delta)
 
 
 @dataclass(slots=True, eq=False)
@@ -35,13 +37,13 @@ class Call:
     """One API call: all sequences that answer to one mailbox. `entries`: those that have not ended, by choice."""
 
     context: RequestContext
-    """As replicas get it. Its story is empty but for the times that a replica tells: the call's own is told here."""
+    """As replicas get it. Its story is empty but for the times that a replica sends: the call's own is written here."""
     entries: dict[int, Entry] = field(default_factory=dict)
-    taps: dict[str, Tap] = field(default_factory=dict)
+    sinks: dict[str, DeltaSink] = field(default_factory=dict)
     """By replica."""
     home: str | None = None
     """The replica that got its first prompt."""
-    begun: bool = False
+    started: bool = False
     """Whether one of its sequences has given something: then none of them is refused or late any more."""
 
 
@@ -67,7 +69,7 @@ class Entry:
     """Whether its replica was lost and it has given no token since."""
     cached_tokens: int | None = None
     """Prompt tokens found in the prefix cache of the first replica that gave a token; None before."""
-    tap: Tap | None = None
+    sink: DeltaSink | None = None
     """Where its deltas come from; None while no replica has it."""
     remote_id: int = 0
     """Its id at that replica's core."""

@@ -1,7 +1,7 @@
-"""What ingress and replica say beyond what an API worker and its server say (`server.workers.messages`).
+"""Messages between ingress and replica beyond those between an API worker and its server (`server.workers.messages`).
 
-ingress -> replica   Submit, Abort, Finish, CallBegins, CallEnds; Ask, Cancel; Forward, Gone, Taken
-replica -> ingress   Welcome; Deltas; Reply; Head, Body; Report
+ingress -> replica   Submit, Abort, Finish, CallBegins, CallEnds; Ask, Cancel; Forward, Disconnected, BodySent
+replica -> ingress   ReplicaFacts; Deltas; Reply; Head, Body; Report
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from executors.contract import KvLayout
 from server.workers import messages as m
 
 
-class Welcome(msgspec.Struct, tag=20, array_like=True):
-    """The first message of a replica. `boot`: id of the machine's start, for the engine's clock is the machine's.
+class ReplicaFacts(msgspec.Struct, tag=20, array_like=True):
+    """The first message of a replica: what it serves. `boot`: id of the machine's start, for the engine's clock is the machine's.
     `clock`: that clock in seconds, for sequences may be given to the replica before it reports."""
 
     serve: m.Serve
@@ -39,7 +39,7 @@ ToReplica = (
     | m.Ask
     | m.Cancel
     | m.Forward
-    | m.Gone
-    | m.Taken
+    | m.Disconnected
+    | m.BodySent
 )
-ToIngress = Welcome | m.Deltas | m.Reply | m.Head | m.Body | Report
+ToIngress = ReplicaFacts | m.Deltas | m.Reply | m.Head | m.Body | Report

@@ -1,8 +1,8 @@
 """What of the replicas is Ray's: the deployment, the router that finds a replica by its name, and the transport.
 
-Ray Serve starts, places, watches and replaces the replicas. An ingress holds one call to each (`talk`, a streaming generator,
-which carries what the replica says) and says what it has to say by others (`hear`). Only this module and `serve_app.py` import
-Ray; the deployments themselves are in `cohort_server.ray_app`, which every process can import by name.
+Ray Serve starts, places, watches and replaces the replicas. An ingress holds one call to each (`open_session`, a streaming
+generator of what the replica sends) and sends its own bytes by others (`receive`). Only this module and `serve_app.py` import Ray;
+the deployments themselves are in `cohort_server.ray_app`, which every process can import by name.
 """
 
 from __future__ import annotations
@@ -62,19 +62,19 @@ class EngineReplica:
         """Its name."""
         return self.name
 
-    async def talk(self, replica: str, door: str) -> AsyncGenerator[bytes, None]:
-        """See `ReplicaEngine.talk`."""
+    async def open_session(self, replica: str, session: str) -> AsyncGenerator[bytes, None]:
+        """See `ReplicaEngine.open_session`."""
         if replica != self.name:
             raise LookupError(f"this is {self.name}, not {replica}")
-        async with contextlib.aclosing(self._engine.talk(door)) as pieces:
+        async with contextlib.aclosing(self._engine.open_session(session)) as pieces:
             async for piece in pieces:
                 yield piece
 
-    async def hear(self, replica: str, door: str, data: bytes) -> None:
-        """See `ReplicaEngine.hear`."""
+    async def receive(self, replica: str, session: str, data: bytes) -> None:
+        """See `ReplicaEngine.receive`."""
         if replica != self.name:
             raise LookupError(f"this is {self.name}, not {replica}")
-        self._engine.hear(door, data)
+        self._engine.receive(session, data)
 
     async def check_health(self) -> None:
         """Ray replaces a replica whose engine has given up."""
@@ -178,18 +178,18 @@ class RayTransport:
                     await self._handle.ping.remote("")
             await asyncio.sleep(_POLL)
 
-    async def talk(self, replica: str, door: str) -> AsyncGenerator[bytes, None]:
+    async def open_session(self, replica: str, session: str) -> AsyncGenerator[bytes, None]:
         """See Transport."""
-        pieces = self._streams.talk.remote(replica, door)
+        pieces = self._streams.open_session.remote(replica, session)
         try:
             async for piece in pieces:
                 yield piece
         finally:
             pieces.cancel()
 
-    async def hear(self, replica: str, door: str, data: bytes) -> None:
+    async def send(self, replica: str, session: str, data: bytes) -> None:
         """See Transport."""
-        await self._handle.hear.remote(replica, door, data)
+        await self._handle.receive.remote(replica, session, data)
 
 
 # -- `cohort ray serve` --------------------------------------------------------------------------------------------------
@@ -250,12 +250,14 @@ def deploy(application: serve.Application, name: str) -> DeploymentHandle:
 async def watch_deployment(name: str) -> None:
     """Return once all replicas of an application run. Raises DeployFailed when Serve has given up."""
     while True:
-        found = (await asyncio.to_thread(serve.status)).applications.get(name)
-        if found is not None and found.status is ApplicationStatus.RUNNING:
+        application = (await asyncio.to_thread(serve.status)).applications.get(name)
+        if application is not None and application.status is ApplicationStatus.RUNNING:
             return
-        if found is not None and found.status is ApplicationStatus.DEPLOY_FAILED:
-            said = [one.message for one in found.deployments.values() if one.message] or [found.message]
-            raise DeployFailed(f"the replicas cannot be started: {' '.join(said[0].split())[-600:]}")
+        if application is not None and application.status is ApplicationStatus.DEPLOY_FAILED:
+            messages = [one.message for one in application.deployments.values() if one.message] or [
+                application.message
+            ]
+            raise DeployFailed(f"the replicas cannot be started: {' '.join(messages[0].split())[-600:]}")
         await asyncio.sleep(_POLL)
 
 

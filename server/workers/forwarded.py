@@ -17,7 +17,7 @@ from server.workers import messages as m
 log = structlog.get_logger("server")
 
 
-class Inner:
+class ForwardedRequests:
     """The passed-on requests of one worker, a task each. One writer: the event loop."""
 
     def __init__(self, app: ASGIApp, link: Link) -> None:
@@ -25,21 +25,21 @@ class Inner:
         self._link = link
         self._open: dict[int, _Exchange] = {}
 
-    def begin(self, asked: m.Forward) -> None:
+    def begin(self, request: m.Forward) -> None:
         """Answer a request."""
-        exchange = self._open[asked.number] = _Exchange(asked, self._link)
-        task = exchange.task = asyncio.create_task(exchange.run(self._app), name=f"passed on: {asked.path}")
-        task.add_done_callback(lambda _: self._open.pop(asked.number, None))
+        exchange = self._open[request.number] = _Exchange(request, self._link)
+        task = exchange.task = asyncio.create_task(exchange.run(self._app), name=f"passed on: {request.path}")
+        task.add_done_callback(lambda _: self._open.pop(request.number, None))
 
-    def gone(self, number: int) -> None:
+    def disconnected(self, number: int) -> None:
         """The client has disconnected."""
         if (exchange := self._open.get(number)) is not None:
             exchange.leave()
 
-    def taken(self, number: int) -> None:
+    def body_sent(self, number: int) -> None:
         """The client has what was sent."""
         if (exchange := self._open.get(number)) is not None:
-            exchange.taken.set()
+            exchange.body_sent.set()
 
     def close(self) -> None:
         """The worker is gone, and its clients with it. What they asked for is finished as with any client that disconnects."""
@@ -50,13 +50,13 @@ class Inner:
 class _Exchange:
     """One request and its answer, as an ASGI server has them."""
 
-    def __init__(self, asked: m.Forward, link: Link) -> None:
-        self.taken = asyncio.Event()
+    def __init__(self, request: m.Forward, link: Link) -> None:
+        self.body_sent = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
-        self._asked = asked
+        self._request = request
         self._link = link
-        self._call = Call(asked.request_id)
-        self._scope = {**_scope(asked), CALL: self._call}
+        self._call = Call(request.request_id)
+        self._scope = {**_scope(request), CALL: self._call}
         self._left = asyncio.Event()
         self._body_given = False
         self._ended = False
@@ -64,33 +64,33 @@ class _Exchange:
     def leave(self) -> None:
         """The client is gone."""
         self._left.set()
-        self.taken.set()
+        self.body_sent.set()
 
     async def run(self, app: ASGIApp) -> None:
         """Call the application."""
         try:
             await app(self._scope, self._receive, self._send)
         except Exception as error:
-            log.exception("a request failed", exc_info=error, request_id=self._asked.request_id)
+            log.exception("a request failed", exc_info=error, request_id=self._request.request_id)
         finally:
             if not self._ended:
-                self._link.send(m.Body(self._asked.number, b"", False, failed=True))
+                self._link.send(m.Body(self._request.number, b"", False, failed=True))
 
     async def _receive(self) -> Message:
         if not self._body_given:
             self._body_given = True
-            return {"type": "http.request", "body": self._asked.body, "more_body": False}
+            return {"type": "http.request", "body": self._request.body, "more_body": False}
         await self._left.wait()
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Message) -> None:
         if self._left.is_set():
             return
-        number = self._asked.number
+        number = self._request.number
         if message["type"] == "http.response.start":
             headers = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
-            ignored = list(self._call.ignored) or None
-            self._link.send(m.Head(number, message["status"], headers, ignored, self._call.response_id))
+            names = list(self._call.ignored) or None
+            self._link.send(m.Head(number, message["status"], headers, names, self._call.response_id))
             return
         body, more = bytes(message.get("body", b"")), message.get("more_body", False)
         if not more:
@@ -100,24 +100,24 @@ class _Exchange:
                 m.Body(number, body, False, refusal and (refusal.status, refusal.code, refusal.param))
             )
         elif body:
-            self.taken.clear()
+            self.body_sent.clear()
             self._link.send(m.Body(number, body, True))
-            await self.taken.wait()
+            await self.body_sent.wait()
 
 
-def _scope(asked: m.Forward) -> Scope:
+def _scope(request: m.Forward) -> Scope:
     return {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
-        "http_version": asked.http_version,
-        "method": asked.method,
-        "scheme": asked.scheme,
-        "path": asked.path,
-        "raw_path": asked.raw_path,
-        "query_string": asked.query,
+        "http_version": request.http_version,
+        "method": request.method,
+        "scheme": request.scheme,
+        "path": request.path,
+        "raw_path": request.raw_path,
+        "query_string": request.query,
         "root_path": "",
-        "headers": asked.headers,
-        "client": asked.client,
-        "server": asked.server,
+        "headers": request.headers,
+        "client": request.client,
+        "server": request.server,
         "state": {},
     }

@@ -57,7 +57,7 @@ class Forwarding:
         finally:
             del self._open[number]
             if not passing.done() or passing.cancelled():
-                self._link.send(m.Gone(number))
+                self._link.send(m.Disconnected(number))
             for task in (passing, leaving):
                 task.cancel()
             await asyncio.gather(passing, leaving, return_exceptions=True)
@@ -83,7 +83,7 @@ class Forwarding:
             await send({"type": "http.response.body", "body": piece.data, "more_body": piece.more})
             if not piece.more:
                 return
-            self._link.send(m.Taken(number))
+            self._link.send(m.BodySent(number))
 
 
 class _PassedOn(Response):

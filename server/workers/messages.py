@@ -1,7 +1,7 @@
 """Messages between the server and an API worker, in the frames of `server.remote.codec` on an inherited Unix socket.
 
 worker -> server   Hello, Serving or NotServing; Submit, CallAnswered, Abort, Finish, CallBegins, CallEnds; Ask, Cancel;
-                   Forward, Gone, Taken; Counts, Synced, Answered
+                   Forward, Disconnected, BodySent; Counts, Synced, Answered
 server -> worker   Setup, ModelAt, Serve; Deltas; Reply; Head, Body; Adapters, Sync, Drain, Stop
 """
 
@@ -159,7 +159,7 @@ class Head(msgspec.Struct, tag=6, array_like=True):
 
 
 class Body(msgspec.Struct, tag=7, array_like=True):
-    """A piece of that answer, to be answered by Taken. The last one carries the refusal that it ended with: status, code and
+    """A piece of that answer, to be answered by BodySent. The last one carries the refusal that it ended with: status, code and
     param. `failed`: there is no answer, or no end of it."""
 
     number: int
@@ -210,8 +210,8 @@ class NotServing(msgspec.Struct, tag=2, array_like=True):
 class Submit(msgspec.Struct, tag=3, array_like=True):
     """Requests with one prompt, whose sequences the worker calls `first_key` and the numbers after it, and their reader `choice`
     and the numbers after it. `call`: which API call they are a part of. `story`: with the call's first part what is known of it,
-    with others the id of its story; None: it is told where the call is answered. `committed`: output that a single request has
-    already, and `begun`, see `EngineCore.submit`."""
+    with others the id of its story; None: the process that answers the call writes it. `committed`: output that a single
+    request has already, and `started`, see `begun` of `EngineCore.submit`."""
 
     call: int
     first_key: int
@@ -220,7 +220,7 @@ class Submit(msgspec.Struct, tag=3, array_like=True):
     accepted: bool
     story: StoryFacts | str | None = None
     committed: list[int] | None = None
-    begun: bool = False
+    started: bool = False
 
 
 class CallAnswered(msgspec.Struct, tag=16, array_like=True):
@@ -332,13 +332,13 @@ class Forward(msgspec.Struct, tag=10, array_like=True):
     body: bytes
 
 
-class Gone(msgspec.Struct, tag=11, array_like=True):
+class Disconnected(msgspec.Struct, tag=11, array_like=True):
     """The client of this forwarded request has disconnected."""
 
     number: int
 
 
-class Taken(msgspec.Struct, tag=12, array_like=True):
+class BodySent(msgspec.Struct, tag=12, array_like=True):
     """The last Body of this forwarded request was sent to the client."""
 
     number: int
@@ -373,8 +373,8 @@ ToServer = (
     | Ask
     | Cancel
     | Forward
-    | Gone
-    | Taken
+    | Disconnected
+    | BodySent
     | Counts
     | Synced
     | Answered

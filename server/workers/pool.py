@@ -31,7 +31,7 @@ from server.state import ServerState
 from server.system import log_output
 from server.workers import messages as m
 from server.workers.sequences import CoreOf
-from server.workers.session import ServedFront
+from server.workers.session import FrontEndSession
 
 log = structlog.get_logger("server")
 
@@ -81,7 +81,7 @@ class _Worker:
         self.missed = 0
         self.syncs: dict[int, asyncio.Future[None]] = {}
         self.link: Link
-        self.served: ServedFront
+        self.served: FrontEndSession
 
     def sync(self, number: int) -> asyncio.Future[None]:
         """A future that is done when the worker has answered, or is gone."""
@@ -196,7 +196,7 @@ class WorkerPool:
         await self.sync(_PUBLISH_TIMEOUT)
 
     async def sync(self, timeout: float) -> None:
-        """Wait, at most `timeout` seconds, until every worker has done what came before and told what it counted."""
+        """Wait, at most `timeout` seconds, until every worker has acted on all messages before and sent its counts."""
         self._last_sync += 1
         futures = [worker.sync(self._last_sync) for worker in self._workers.values()]
         if futures:
@@ -204,13 +204,13 @@ class WorkerPool:
 
     def uses(self) -> list[WorkerUse]:
         """What each living worker's process uses."""
-        found = []
+        uses = []
         for number, worker in sorted(self._workers.items()):
             with contextlib.suppress(OSError, ValueError, IndexError):
                 fields = Path(f"/proc/{worker.process.pid}/stat").read_text().rpartition(")")[2].split()
                 cpu = (int(fields[11]) + int(fields[12])) / _TICKS
-                found.append(WorkerUse(number, cpu, int(fields[21]) * _PAGE))
-        return found
+                uses.append(WorkerUse(number, cpu, int(fields[21]) * _PAGE))
+        return uses
 
     # -- lives ---------------------------------------------------------------------------------------------------------
 
@@ -266,7 +266,7 @@ class WorkerPool:
             ours.close()
             process.kill()
             raise
-        worker.link, worker.served = link, ServedFront(self._state, self._core, self._app, link)
+        worker.link, worker.served = link, FrontEndSession(self._state, self._core, self._app, link)
         self._workers[number] = worker
         link.send(self._setup(number, self._served[number].is_set()))
         for message in (self._model_at, self._serve):

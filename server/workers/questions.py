@@ -64,13 +64,13 @@ class Questions:
             case m.PrepareGrammar():
                 await self._engine().prepare_grammar(question.grammar)
             case m.PutResponse():
-                given = question.response
+                stored = question.response
                 await state.responses.put(
-                    StoredResponse(given.id, question.tenant, given.inputs, given.body, given.outputs)
+                    StoredResponse(stored.id, question.tenant, stored.inputs, stored.body, stored.outputs)
                 )
             case m.GetResponse():
-                found = await state.responses.get(question.tenant, question.id)
-                return m.Reply(number, stored=None if found is None else _stored(found))
+                response = await state.responses.get(question.tenant, question.id)
+                return m.Reply(number, stored=None if response is None else _stored(response))
             case m.GetItem():
                 return m.Reply(number, item=await state.responses.item(question.tenant, question.id))
             case m.FindAdapter():
@@ -85,5 +85,7 @@ class Questions:
         return core
 
 
-def _stored(found: StoredResponse) -> m.Stored:
-    return m.Stored(found.id, list(found.inputs), found.body, list(found.outputs), found.in_progress)
+def _stored(response: StoredResponse) -> m.Stored:
+    return m.Stored(
+        response.id, list(response.inputs), response.body, list(response.outputs), response.in_progress
+    )

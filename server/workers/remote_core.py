@@ -18,7 +18,7 @@ from executors.contract import SampledToken
 from server.remote.link import Link
 from server.stories.record import CallStory
 from server.workers import messages as m
-from server.workers.remote_parts import Asker
+from server.workers.remote_parts import QuestionClient
 from server.workers.stories import facts_of, take_times
 from server.workers.wire_errors import unpacked
 
@@ -26,18 +26,20 @@ from server.workers.wire_errors import unpacked
 class RemoteCore:
     """Sends requests to the engine and gives what comes back to their mailboxes. One writer: the event loop."""
 
-    def __init__(self, link: Link, asker: Asker, config: EngineConfig, max_model_len: int) -> None:
+    def __init__(
+        self, link: Link, questions: QuestionClient, config: EngineConfig, max_model_len: int
+    ) -> None:
         self.config = config
         self.max_model_len = max_model_len
         self._link = link
-        self._asker = asker
+        self._questions = questions
         self._keys = itertools.count(1)
         self._numbers = itertools.count(1)
         """Of calls."""
         self._calls: weakref.WeakKeyDictionary[Outlet, int] = weakref.WeakKeyDictionary()
         self._readers: dict[int, tuple[Outlet, int, Story]] = {}
         """By sequence: the mailbox of its reader, the reader's own key, and the story of the call."""
-        self._told: weakref.WeakSet[Story] = weakref.WeakSet()
+        self._sent_stories: weakref.WeakSet[Story] = weakref.WeakSet()
         """Stories that the server has heard of."""
 
     # -- TextCore ------------------------------------------------------------------------------------------------------
@@ -72,7 +74,7 @@ class RemoteCore:
 
     async def prepare_grammar(self, grammar: str) -> None:
         """See `TextCore`."""
-        await self._asker.ask(m.PrepareGrammar(grammar))
+        await self._questions.ask(m.PrepareGrammar(grammar))
 
     def give(
         self,
@@ -81,28 +83,28 @@ class RemoteCore:
         first_key: int,
         accepted: bool,
         committed: Sequence[int] = (),
-        begun: bool = False,
+        started: bool = False,
     ) -> list[int]:
-        """Send requests with one prompt; returns the ids of their sequences. `committed`: output that a single one has; `begun`:
-        its call was begun elsewhere."""
+        """Send requests with one prompt; returns the ids of their sequences. `committed`: output that a single one has;
+        `started`: its call was begun elsewhere."""
         call = self._calls.get(mailbox)
         if call is None:
             call = self._calls[mailbox] = next(self._numbers)
         ids = [next(self._keys) for _ in requests]
         for number, seq_id in enumerate(ids):
             self._readers[seq_id] = mailbox, first_key + number, requests[number].context.story
-        told = self._tell(requests[0].context.story)
-        known = list(committed) if committed else None
-        self._link.send(m.Submit(call, ids[0], first_key, list(requests), accepted, told, known, begun))
+        story = self._facts_once(requests[0].context.story)
+        output = list(committed) if committed else None
+        self._link.send(m.Submit(call, ids[0], first_key, list(requests), accepted, story, output, started))
         return ids
 
-    def _tell(self, story: Story) -> m.StoryFacts | str | None:
+    def _facts_once(self, story: Story) -> m.StoryFacts | str | None:
         """What the server has to hear of the call that a part belongs to."""
         if not isinstance(story, CallStory):
             return None
-        if story in self._told:
+        if story in self._sent_stories:
             return story.request_id
-        self._told.add(story)
+        self._sent_stories.add(story)
         return facts_of(story)
 
     # -- from the engine -----------------------------------------------------------------------------------------------

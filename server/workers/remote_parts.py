@@ -19,18 +19,18 @@ from server.workers.stories import facts_of
 from server.workers.wire_errors import unpacked
 
 
-class Asker:
+class QuestionClient:
     """Asks the server and waits for its answers. One writer: the event loop."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
         self._numbers = itertools.count(1)
-        self._asked: dict[int, asyncio.Future[m.Reply]] = {}
+        self._replies: dict[int, asyncio.Future[m.Reply]] = {}
 
     async def ask(self, question: m.Question) -> m.Reply:
         """The answer. Cancelling it withdraws the question. Raises EngineError, as the server did."""
         number = next(self._numbers)
-        future = self._asked[number] = asyncio.get_running_loop().create_future()
+        future = self._replies[number] = asyncio.get_running_loop().create_future()
         self._link.send(m.Ask(number, question))
         try:
             reply: m.Reply = await future
@@ -38,26 +38,26 @@ class Asker:
             self._link.send(m.Cancel(number))
             raise
         finally:
-            self._asked.pop(number, None)
+            self._replies.pop(number, None)
         if reply.fault is not None:
             raise unpacked(reply.fault)
         return reply
 
     def replied(self, reply: m.Reply) -> None:
         """An answer came."""
-        future = self._asked.get(reply.number)
+        future = self._replies.get(reply.number)
         if future is not None and not future.done():
             future.set_result(reply)
 
     def close(self, error: EngineError) -> None:
         """The server is gone: its answers are this error."""
-        for future in self._asked.values():
+        for future in self._replies.values():
             if not future.done():
                 future.set_exception(error)
 
     def unsendable(self, ask: m.Ask, reason: str) -> None:
         """A question cannot travel."""
-        future = self._asked.get(ask.number)
+        future = self._replies.get(ask.number)
         if future is not None and not future.done():
             future.set_exception(Unavailable(f"The request cannot be passed on: {reason}"))
 
@@ -76,12 +76,12 @@ class DeclaredExecutor:
 class RemoteJudge:
     """See `server.grammar.validator.GrammarJudge`: there is one for all workers."""
 
-    def __init__(self, asker: Asker) -> None:
-        self._asker = asker
+    def __init__(self, questions: QuestionClient) -> None:
+        self._questions = questions
 
     async def check(self, grammar: str, tenant: str = "") -> str:
         """The validated text for the executor."""
-        reply = await self._asker.ask(m.CheckGrammar(grammar, tenant))
+        reply = await self._questions.ask(m.CheckGrammar(grammar, tenant))
         return grammar if reply.text is None else reply.text
 
     async def close(self) -> None:
@@ -102,8 +102,8 @@ class _InProgress(StoredResponse):
 class RemoteResponseStore:
     """See `server.responses.store.SharedResponseStore`. The server generates background responses itself."""
 
-    def __init__(self, asker: Asker, enabled: bool) -> None:
-        self._asker = asker
+    def __init__(self, questions: QuestionClient, enabled: bool) -> None:
+        self._questions = questions
         self._enabled = enabled
 
     @property
@@ -114,11 +114,11 @@ class RemoteResponseStore:
     async def put(self, response: StoredResponse) -> None:
         """Keep a response that has ended. Raises StoreFull."""
         stored = m.Stored(response.id, list(response.inputs), response.body, list(response.outputs), False)
-        await self._asker.ask(m.PutResponse(response.tenant, stored))
+        await self._questions.ask(m.PutResponse(response.tenant, stored))
 
     async def get(self, tenant: str, response_id: str) -> StoredResponse | None:
         """The response of this id."""
-        stored = (await self._asker.ask(m.GetResponse(tenant, response_id))).stored
+        stored = (await self._questions.ask(m.GetResponse(tenant, response_id))).stored
         if stored is None:
             return None
         kind = _InProgress if stored.in_progress else StoredResponse
@@ -126,7 +126,7 @@ class RemoteResponseStore:
 
     async def item(self, tenant: str, item_id: str) -> bytes | None:
         """An output item of a stored response, as JSON."""
-        return (await self._asker.ask(m.GetItem(tenant, item_id))).item
+        return (await self._questions.ask(m.GetItem(tenant, item_id))).item
 
     async def close(self) -> None:
         """The store is the server's."""
@@ -164,7 +164,7 @@ class RemoteStories(Stories):
 
 @dataclass(frozen=True, slots=True)
 class RemoteAdapter:
-    """An adapter of the table. `facts`: what the server told of it."""
+    """An adapter of the table. `facts`: the message that describes it."""
 
     facts: m.AdapterFacts
     model: ServedModel
@@ -197,23 +197,25 @@ ServedBy = Callable[[m.AdapterFacts], Awaitable[ServedModel]]
 class RemoteAdapters:
     """The table of adapters, as the server last sent it. One writer: the worker's task that reads messages."""
 
-    def __init__(self, asker: Asker, served_by: ServedBy, max_loras: int, on_demand: bool) -> None:
+    def __init__(
+        self, questions: QuestionClient, served_by: ServedBy, max_loras: int, on_demand: bool
+    ) -> None:
         self.max_loras = max_loras
-        self._asker = asker
+        self._questions = questions
         self._served_by = served_by
         self._on_demand = on_demand
         self._adapters: dict[str, RemoteAdapter] = {}
 
     async def replace(self, table: list[m.AdapterFacts]) -> None:
         """Take over a table. Models of adapters that did not change stay."""
-        found: dict[str, RemoteAdapter] = {}
+        adapters: dict[str, RemoteAdapter] = {}
         for facts in table:
             before = self._adapters.get(facts.name)
             same = before is not None and before.facts == facts
-            found[facts.name] = (
+            adapters[facts.name] = (
                 before if same and before else RemoteAdapter(facts, await self._served_by(facts))
             )
-        self._adapters = found
+        self._adapters = adapters
 
     def get(self, name: str) -> RemoteAdapter | None:
         """The adapter of this name."""
@@ -227,5 +229,5 @@ class RemoteAdapters:
         """The adapter of this name, loaded if that is allowed. Where adapters are loaded on demand the server is always asked: it
         unloads the one that was unused for longest. Raises EngineError."""
         if self._on_demand:
-            await self._asker.ask(m.FindAdapter(name))
+            await self._questions.ask(m.FindAdapter(name))
         return self.get(name)

@@ -1,4 +1,5 @@
-"""`Desk`: the engine's side of one worker. It gives the worker's requests to the engine and sends it what its sequences gain.
+"""`WorkerSequences`: the sequences of one API worker in the process that schedules. It submits the worker's requests to the
+engine and sends the worker the deltas of its sequences.
 
 A sequence has the number that its worker gave it (`key`). Nothing waits here for a reader: a worker that falls behind holds its
 clients' tokens in their mailboxes, and one that stops reading is given up by its link.
@@ -38,8 +39,8 @@ class _Outlet:
 
     __slots__ = ("__weakref__", "_put", "keys", "story")
 
-    def __init__(self, desk: Outlets, story: Story | None) -> None:
-        self._put = desk.put
+    def __init__(self, sequences: Outlets, story: Story | None) -> None:
+        self._put = sequences.put
         self.keys: dict[int, int] = {}
         self.story = story
 
@@ -48,7 +49,7 @@ class _Outlet:
         self._put(self.keys[choice], delta)
 
 
-class Desk:
+class WorkerSequences:
     """The sequences of one worker. One writer: the event loop."""
 
     def __init__(self, core: CoreOf, link: Link, stories: WorkerStories) -> None:
@@ -75,36 +76,38 @@ class Desk:
 
     # -- from the worker -----------------------------------------------------------------------------------------------
 
-    def submit(self, asked: m.Submit) -> None:
+    def submit(self, message: m.Submit) -> None:
         """Give requests to the engine. A refusal is the first delta of each."""
-        # Without facts it is told elsewhere: what the engine writes into the empty one are the times that go back.
-        story = asked.requests[0].context.story if asked.story is None else self._stories.of(asked.story)
-        outlet, count = self._outlets.get(asked.call) or (_Outlet(self, story), 0)
-        requests = asked.requests if outlet.story is None else _with_story(asked.requests, outlet.story)
-        keys = range(asked.first_key, asked.first_key + len(asked.requests))
+        # Without facts another process writes the story: the engine writes into an empty one the times that go back.
+        story = (
+            message.requests[0].context.story if message.story is None else self._stories.of(message.story)
+        )
+        outlet, count = self._outlets.get(message.call) or (_Outlet(self, story), 0)
+        requests = message.requests if outlet.story is None else _with_story(message.requests, outlet.story)
+        keys = range(message.first_key, message.first_key + len(message.requests))
         # Before the engine knows them: one whose output exists already ends at once.
-        self._outlets[asked.call] = outlet, count + len(keys)
-        for choice, key in enumerate(keys, asked.choice):
-            self._seq_ids[key] = (-1, asked.call)
+        self._outlets[message.call] = outlet, count + len(keys)
+        for choice, key in enumerate(keys, message.choice):
+            self._seq_ids[key] = (-1, message.call)
             outlet.keys[choice] = key
             self._fresh.add(key)
         try:
             core = self._core()
             if core is None:
                 raise Unavailable("The model is still loading.")
-            if asked.accepted:
+            if message.accepted:
                 [request] = requests
-                committed = [SampledToken(token_id) for token_id in asked.committed or ()]
-                seq_ids = [core.submit(request, outlet, asked.choice, committed, True, asked.begun)]
+                committed = [SampledToken(token_id) for token_id in message.committed or ()]
+                seq_ids = [core.submit(request, outlet, message.choice, committed, True, message.started)]
             else:
-                seq_ids = core.submit_choices(requests, outlet, asked.choice)
+                seq_ids = core.submit_choices(requests, outlet, message.choice)
         except EngineError as error:
             for key in keys:
                 self.put(key, TokenDelta(finish_reason=FinishReason.ERROR, error=error))
             return
         for key, seq_id in zip(keys, seq_ids, strict=True):
             if key in self._seq_ids:
-                self._seq_ids[key] = (seq_id, asked.call)
+                self._seq_ids[key] = (seq_id, message.call)
 
     def abort(self, key: int) -> None:
         """Drop a sequence. An unknown one is harmless: its end may be on the way."""

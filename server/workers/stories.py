@@ -32,16 +32,16 @@ class WorkerStories:
         story.trace_headers, story.trace_id = facts.trace_headers, facts.trace_id
         return story
 
-    def of(self, told: m.StoryFacts | str) -> CallStory | None:
+    def of(self, facts: m.StoryFacts | str) -> CallStory | None:
         """The story of the call that a part belongs to; None for a later part of one that is answered."""
-        return self._open.get(told) if isinstance(told, str) else self.begin(told)
+        return self._open.get(facts) if isinstance(facts, str) else self.begin(facts)
 
-    def answered(self, told: m.CallAnswered) -> None:
+    def answered(self, message: m.CallAnswered) -> None:
         """A call is answered."""
-        request_id = told.story.request_id
-        story = self._open.get(request_id) or self.begin(told.story)
+        request_id = message.story.request_id
+        story = self._open.get(request_id) or self.begin(message.story)
         del self._open[request_id]
-        story.answer(told.at, told.status, told.code, AccessLine(told.event, told.fields))
+        story.answer(message.at, message.status, message.code, AccessLine(message.event, message.fields))
 
     def close(self) -> None:
         """The worker is gone, and its clients with it."""

@@ -59,9 +59,9 @@ class LocalTransport:
     def on_change(self, changed: Callable[[], None]) -> None:
         self._changed = changed
 
-    async def talk(self, replica: str, door: str) -> AsyncGenerator[bytes, None]:
+    async def open_session(self, replica: str, session: str) -> AsyncGenerator[bytes, None]:
         engine, gone = self._of(replica), asyncio.create_task(self.gone[replica].wait())
-        pieces = engine.talk(door)
+        pieces = engine.open_session(session)
         try:
             while True:
                 piece = asyncio.ensure_future(anext(pieces, b""))
@@ -79,11 +79,11 @@ class LocalTransport:
             gone.cancel()
             await pieces.aclose()  # type: ignore[attr-defined]
 
-    async def hear(self, replica: str, door: str, data: bytes) -> None:
+    async def send(self, replica: str, session: str, data: bytes) -> None:
         await asyncio.sleep(0)
         while self.ingress_hangs or (replica in self.engines and replica not in self.names()):  # noqa: ASYNC110  # as Serve's router does
             await asyncio.sleep(0.02)
-        self._of(replica).hear(door, data)
+        self._of(replica).receive(session, data)
 
     def _of(self, replica: str) -> ReplicaEngine:
         if replica not in self.engines:

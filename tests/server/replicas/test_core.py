@@ -169,7 +169,7 @@ async def test_all_lost_wait_until_one_is_back(model_dir: Path) -> None:
         await until(lambda: all(entry.output_token_ids for entry in w.core._entries.values()))
         await w.transport.kill("r0")
         await w.transport.kill("r1")
-        await until(lambda: w.core.num_homeless == 4)
+        await until(lambda: w.core.num_unplaced == 4)
         assert w.ingress.state.stage()[0] is Stage.RECOVERING
         late = Mailbox()
         w.core.submit(asked(80), late)
@@ -204,7 +204,7 @@ async def test_what_moves_is_never_late(model_dir: Path, limit: str) -> None:
         w.core.submit_choices(requests, mailbox := Mailbox())
         reading = asyncio.create_task(read(mailbox, 2))
         await until(lambda: any(len(entry.output_token_ids) > 5 for entry in w.core._entries.values()))
-        taken = w.core._entries[2].tap
+        taken = w.core._entries[2].sink
         assert taken is not None
         other = next(name for name in w.core.router.names if name != taken.replica)
         w.core.router.begin(taken.replica, 1000)
@@ -225,7 +225,7 @@ async def test_too_long_without_a_replica(model_dir: Path) -> None:
         w.core.submit(asked(500), begun)
         await until(lambda: all(entry.output_token_ids for entry in w.core._entries.values()))
         await w.transport.kill("r0")
-        await until(lambda: w.core.num_homeless == 1)
+        await until(lambda: w.core.num_unplaced == 1)
         w.core.submit(asked(5), fresh)
         w.core.submit(asked(5, deadline=w.core._clock() + 0.1), hurried)
         with pytest.raises(Overloaded):
@@ -267,8 +267,8 @@ async def test_an_early_refusal_does_not_bind_a_stream(model_dir: Path) -> None:
             await asyncio.sleep(0.05)
         [refused] = [entry for entry in w.core._entries.values() if entry.seq_id == 3]
         await until(lambda: refused.output_token_ids)
-        assert refused.tap is not None
-        await w.transport.kill(refused.tap.replica)
+        assert refused.sink is not None
+        await w.transport.kill(refused.sink.replica)
         async with asyncio.timeout(10):
             texts = [ids(await stream) for stream in streams]
         assert texts == [texts[0]] * 3 and len(texts[0]) == 100 and w.core.moved == 1
@@ -358,7 +358,7 @@ async def test_what_a_leaving_replica_has_not_heard_waits_for_another(model_dir:
         await until(lambda: "r0" in w.core._leaving)
         w.core.submit(asked(20), late := Mailbox())
         w.core.submit(asked(20), aborted := Mailbox())
-        await until(lambda: w.core.num_homeless == 3)
+        await until(lambda: w.core.num_unplaced == 3)
         assert w.core.num_placed == 1
         w.core.abort(max(w.core._entries))
         await w.core.prepare_grammar("nonsense")  # nobody is asked
@@ -371,27 +371,27 @@ async def test_what_a_leaving_replica_has_not_heard_waits_for_another(model_dir:
         await until(lambda: "r0" not in w.ingress.fleet.members)
 
 
-async def test_the_door_of_a_silent_ingress_is_closed(
+async def test_the_session_of_a_silent_ingress_is_closed(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A call of an ingress that was killed may stay open for ever: its sequences do not. An ingress that is well and has nothing
-    to say keeps its door; one that was asleep gets a new one, and its stream goes on."""
-    monkeypatch.setattr("server.replicas.engine.DOOR_SILENCE", 0.4)
+    to say keeps its session; one that was asleep gets a new one, and its stream goes on."""
+    monkeypatch.setattr("server.replicas.engine.INGRESS_SILENCE", 0.4)
     monkeypatch.setattr("server.replicas.fleet.LIFE_SIGN", 0.1)
     async with world(model_dir, 1, delay=10, drain_timeout="0") as w:
         [engine] = w.transport.engines.values()
         [member] = w.ingress.fleet.present
         await asyncio.sleep(0.8)
-        assert list(engine._doors) == [member._door]
+        assert list(engine._sessions) == [member._session]
         w.core.submit(asked(300), mailbox := Mailbox())
         reading = asyncio.create_task(read(mailbox, 1))
         await until(lambda: any(len(entry.output_token_ids) > 5 for entry in w.core._entries.values()))
         w.transport.ingress_hangs = True
-        await until(lambda: not engine._doors, within=2)
+        await until(lambda: not engine._sessions, within=2)
         await until(lambda: not engine._core.core.stats().running, within=1)
         w.transport.ingress_hangs = False
         assert len(ids(await reading)) == 300 and w.core.moved == 1
-        assert len(engine._doors) == 1 and member._door not in engine._doors
+        assert len(engine._sessions) == 1 and member._session not in engine._sessions
 
 
 async def test_another_machine_s_clock(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,12 +91,12 @@ async def test_no_key_of_a_client_reaches_a_replica(model_dir: Path, monkeypatch
     """In whatever header it comes."""
     sent: list[bytes] = []
 
-    async def hear(self: LocalTransport, replica: str, door: str, data: bytes) -> None:
+    async def send(self: LocalTransport, replica: str, session: str, data: bytes) -> None:
         sent.append(data)
-        await plain(self, replica, door, data)
+        await plain(self, replica, session, data)
 
-    plain = LocalTransport.hear
-    monkeypatch.setattr(LocalTransport, "hear", hear)
+    plain = LocalTransport.send
+    monkeypatch.setattr(LocalTransport, "send", send)
     async with served(model_dir, 1, enable_kill_button=True) as (_, client):
         for headers in (ADMIN, {"X-Api-Key": "admin"}):
             more = {"Cookie": "session=cookie", "Proxy-Authorization": "proxy", "X-Request-Id": "mine"}

@@ -24,8 +24,8 @@ from server.responses.errors import StoreFull
 from server.stories.ring import Stories
 from server.workers import messages as m
 from server.workers.remote_core import RemoteCore
-from server.workers.remote_parts import Asker
-from server.workers.sequences import Desk, _Outlet
+from server.workers.remote_parts import QuestionClient
+from server.workers.sequences import WorkerSequences, _Outlet
 from server.workers.stories import WorkerStories
 from server.workers.wire_errors import packed, unpacked
 
@@ -35,7 +35,7 @@ class Pair:
     """Both ends of one worker's socket, in one process."""
 
     core: EngineCore
-    desk: Desk
+    sequences: WorkerSequences
     remote: RemoteCore
     server: Link
     worker: Link
@@ -55,27 +55,27 @@ async def paired(**config: object) -> AsyncIterator[Pair]:
     def from_worker(message: object) -> None:
         match message:
             case m.Submit():
-                pair.desk.submit(message)
+                pair.sequences.submit(message)
             case m.CallAnswered():
                 told.answered(message)
             case m.Abort():
-                pair.desk.abort(message.key)
+                pair.sequences.abort(message.key)
             case m.Finish():
-                pair.desk.finish(message.key, message.num_tokens)
+                pair.sequences.finish(message.key, message.num_tokens)
             case m.CallBegins():
-                pair.desk.begin_call(message.number)
+                pair.sequences.begin_call(message.number)
             case m.CallEnds():
-                pair.desk.end_call(message.number)
+                pair.sequences.end_call(message.number)
 
     def from_server(message: object) -> None:
         assert isinstance(message, m.Deltas)
         pair.remote.deliver(message)
 
-    server = await Link.connect(ours, m.ToServer, from_worker, lambda _: pair.desk.close())
+    server = await Link.connect(ours, m.ToServer, from_worker, lambda _: pair.sequences.close())
     worker = await Link.connect(theirs, m.ToWorker, from_server, lambda _: None)
-    desk = Desk(lambda: core, server, told)
-    remote = RemoteCore(worker, Asker(worker), core.config, core.max_model_len)
-    pair = Pair(core, desk, remote, server, worker, stories)
+    sequences = WorkerSequences(lambda: core, server, told)
+    remote = RemoteCore(worker, QuestionClient(worker), core.config, core.max_model_len)
+    pair = Pair(core, sequences, remote, server, worker, stories)
     worker.unsendable = pair.remote.unsendable
     try:
         yield pair
@@ -128,7 +128,7 @@ async def test_tokens_are_those_of_the_engine_in_one_process(logprobs: int | Non
                 core.submit_choices([first, asked(11, prompt, logprobs)], mailbox, 4)  # type: ignore[attr-defined]
             found += [await whole(mailbox, 2) for mailbox in mailboxes]
         assert near == far
-        assert [len(tokens[4]) for tokens in far] == [20] * 3 and not pair.desk.num_sequences
+        assert [len(tokens[4]) for tokens in far] == [20] * 3 and not pair.sequences.num_sequences
 
 
 async def test_a_refusal_is_the_first_delta() -> None:
@@ -146,7 +146,7 @@ async def test_a_refusal_is_the_first_delta() -> None:
         with pytest.raises(ContextLengthExceeded):
             pair.remote.submit(asked(4, tuple(range(1, 60)) * 2000), too_long := Mailbox())
             await whole(too_long)
-        assert pair.desk.num_sequences == 3
+        assert pair.sequences.num_sequences == 3
 
 
 async def test_abort_finish_and_the_end_of_a_worker_free_sequences() -> None:
@@ -158,7 +158,7 @@ async def test_abort_finish_and_the_end_of_a_worker_free_sequences() -> None:
         await until(lambda: pair.core.stats().running == 2, pair)
         pair.worker.give_up("killed")
         await until(lambda: pair.core.stats().running == 0, pair)
-        assert not pair.desk.num_sequences
+        assert not pair.sequences.num_sequences
 
 
 async def test_a_drain_waits_for_a_call_and_not_for_a_dead_worker() -> None:
@@ -198,10 +198,10 @@ async def test_deltas_of_one_frame_keep_their_order() -> None:
         mailbox = Mailbox()
         pair.remote._readers[5] = mailbox, 0, Story()
         for token in (SampledToken(1), SampledToken(2, -0.5), SampledToken(3), SampledToken(4)):
-            pair.desk.put(5, TokenDelta([token]))
-        pair.desk._seq_ids[5] = (0, 1)
-        pair.desk._outlets[1] = _Outlet(pair.desk, None), 1
-        pair.desk.put(5, TokenDelta(finish_reason=FinishReason.LENGTH))
+            pair.sequences.put(5, TokenDelta([token]))
+        pair.sequences._seq_ids[5] = (0, 1)
+        pair.sequences._outlets[1] = _Outlet(pair.sequences, None), 1
+        pair.sequences.put(5, TokenDelta(finish_reason=FinishReason.LENGTH))
         assert [one.token_id for one in (await whole(mailbox))[0]] == [1, 2, 3, 4]
 
 

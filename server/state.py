@@ -126,7 +126,7 @@ class GrammarJudgeLike(Protocol):
 
 
 class AdapterLike(Protocol):
-    """The part of `server.adapters.registry.Adapter` that routes use."""
+    """The part of `server.adapters.registry.ServedLora` that routes use."""
 
     @property
     def name(self) -> str:

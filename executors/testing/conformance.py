@@ -33,16 +33,25 @@ from executors.testing import (
 )
 from executors.testing.conformance_kit import (
     CASES,
-    Adapter,
     Inject,
     Kit,
+    LoraSource,
     MakeExecutor,
     Nonconformance,
     NotApplicable,
 )
 
 __all__ = [
-    "CASES", "Adapter", "Inject", "Kit", "MakeExecutor", "Nonconformance", "NotApplicable", "Report", "check", "run_case",
+    "CASES",
+    "Inject",
+    "Kit",
+    "LoraSource",
+    "MakeExecutor",
+    "Nonconformance",
+    "NotApplicable",
+    "Report",
+    "check",
+    "run_case",
 ]  # fmt: skip
 
 # Importing the modules registered their cases.
@@ -87,7 +96,7 @@ async def check(
     *,
     tolerance: float = 0.0,
     inject: Inject | None = None,
-    adapters: Sequence[Adapter] = (),
+    adapters: Sequence[LoraSource] = (),
 ) -> Report:
     """Run every case against one executor, an epoch or more each.
 
@@ -124,7 +133,7 @@ async def run_case(
     inject: Inject | None = None,
     executor: ModelExecutor | None = None,
     epoch: int = 1,
-    adapters: Sequence[Adapter] = (),
+    adapters: Sequence[LoraSource] = (),
 ) -> str | None:
     """Run one case; None if it passed, the reason if it does not apply.
 

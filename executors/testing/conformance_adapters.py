@@ -11,11 +11,11 @@ from typing import cast
 from executors.contract import AdapterExecutor
 from executors.testing.conformance_kit import (
     GREEDY,
-    Adapter,
     DrivenSequence,
     Driver,
     Feed,
     Kit,
+    LoraSource,
     NotApplicable,
     case,
     refused,
@@ -30,7 +30,7 @@ def _executor(kit: Kit) -> AdapterExecutor:
     return cast(AdapterExecutor, kit.executor)
 
 
-async def loaded(kit: Kit, num: int = 2) -> list[Adapter]:
+async def loaded(kit: Kit, num: int = 2) -> list[LoraSource]:
     """The first `num` adapters of the caller, loaded. Raises NotApplicable."""
     executor = kit.executor
     loads = getattr(executor, "supports_adapters", isinstance(executor, AdapterExecutor))
@@ -41,7 +41,9 @@ async def loaded(kit: Kit, num: int = 2) -> list[Adapter]:
     return list(kit.adapters[:num])
 
 
-async def _alone(kit: Kit, prompt: list[int], num: int, adapter: Adapter | None, seed: int) -> DrivenSequence:
+async def _alone(
+    kit: Kit, prompt: list[int], num: int, adapter: LoraSource | None, seed: int
+) -> DrivenSequence:
     return await kit.alone(prompt, num, kit.drawn(seed), adapter=adapter and adapter.name)
 
 

@@ -30,7 +30,7 @@ Inject = Callable[[ModelExecutor, str, int], None]
 """Makes the next step that computes sequence `int` fail: kind "step_failed", "out_of_memory" or "nan"."""
 
 
-class Adapter(NamedTuple):
+class LoraSource(NamedTuple):
     """What `load_adapter` is given of an adapter that the executor under test can load."""
 
     name: str
@@ -66,7 +66,7 @@ class Kit:
         tolerance: float = 0.0,
         inject: Inject | None = None,
         epoch: int = 1,
-        adapters: Sequence[Adapter] = (),
+        adapters: Sequence[LoraSource] = (),
     ) -> None:
         self.make = make
         self.adapters = adapters
@@ -220,6 +220,20 @@ def case(function: CaseFunction) -> CaseFunction:
 
 
 __all__ = [
-    "CASES", "GREEDY", "Adapter", "CaseFunction", "DrivenSequence", "Driver", "Feed", "Inject", "Kit", "MakeExecutor",
-    "Nonconformance", "NotApplicable", "case", "refused", "require", "row_of",
+    "CASES",
+    "GREEDY",
+    "CaseFunction",
+    "DrivenSequence",
+    "Driver",
+    "Feed",
+    "Inject",
+    "Kit",
+    "LoraSource",
+    "MakeExecutor",
+    "Nonconformance",
+    "NotApplicable",
+    "case",
+    "refused",
+    "require",
+    "row_of",
 ]  # fmt: skip

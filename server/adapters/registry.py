@@ -96,7 +96,7 @@ TextSide = Callable[[str], Awaitable[tuple[ChatTemplate | None, ModelNotation]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Adapter:
+class ServedLora:
     """A name and what it stands for now. `root`: where it was loaded from, as it was said. `created`: Unix seconds. `source`: of
     its own chat template, None without one."""
 
@@ -143,20 +143,20 @@ class AdapterRegistry:
         self._root = root
         self._on_demand = on_demand
         self._changed = changed or _no_listener
-        self._adapters: dict[str, Adapter] = {}
+        self._adapters: dict[str, ServedLora] = {}
         """In order of their last use."""
         self._turn = asyncio.Lock()
 
     # -- what there is -------------------------------------------------------------------------------------------------
 
-    def get(self, name: str) -> Adapter | None:
+    def get(self, name: str) -> ServedLora | None:
         """The adapter of this name, which counts as used now."""
         found = self._adapters.pop(name, None)
         if found is not None:
             self._adapters[name] = found
         return found
 
-    def all(self) -> list[Adapter]:
+    def all(self) -> list[ServedLora]:
         """By name."""
         return sorted(self._adapters.values(), key=lambda one: one.name)
 
@@ -198,7 +198,7 @@ class AdapterRegistry:
         root: Path | None = None,
         base_model: str | None = None,
         on_demand: bool = False,
-    ) -> Adapter:
+    ) -> ServedLora:
         """Load a folder's adapter and let `name` stand for it. `said`: how the folder is called in /v1/models. `root`: its files
         must lie below it.
 
@@ -210,7 +210,7 @@ class AdapterRegistry:
 
     async def _load(
         self, name: str, folder: Path, said: str, root: Path | None, base_model: str | None, on_demand: bool
-    ) -> Adapter:
+    ) -> ServedLora:
         place = self._store.place()
         kept = False
         try:
@@ -236,7 +236,9 @@ class AdapterRegistry:
             fingerprint=f"{self._model.fingerprint}-{packed.digest[:10]}",
         )
         before = self._adapters.pop(name, None)
-        made = self._adapters[name] = Adapter(name, said, packed, model, int(time.time()), on_demand, source)
+        made = self._adapters[name] = ServedLora(
+            name, said, packed, model, int(time.time()), on_demand, source
+        )
         await self._told(() if before is None else (before,))
         for note in packed.notes:
             log.warning(f"adapter {name}: {note}")
@@ -265,7 +267,7 @@ class AdapterRegistry:
             await self._told((found,))
         log.info(f"adapter {name} unloaded")
 
-    async def _told(self, replaced: Sequence[Adapter]) -> None:
+    async def _told(self, replaced: Sequence[ServedLora]) -> None:
         """The table has changed: tell those who have a copy, then let go of what it replaced, so that no worker asks for that."""
         try:
             await self._changed()
@@ -273,12 +275,12 @@ class AdapterRegistry:
             for adapter in replaced:
                 self._let_go(adapter)
 
-    def _let_go(self, adapter: Adapter) -> None:
+    def _let_go(self, adapter: ServedLora) -> None:
         digest = adapter.packed.digest
         if all(other.packed.digest != digest for other in self._adapters.values()):
             self._engine.drop_adapter(digest)
 
-    async def find(self, name: str) -> Adapter | None:
+    async def find(self, name: str) -> ServedLora | None:
         """The adapter of a name that a request gives; with `on_demand` it is loaded if it lies below the root.
 
         Raises InvalidRequest if it is there and cannot be loaded.

@@ -36,7 +36,7 @@ def written_time(seconds: float) -> str:
 
 
 @dataclass(slots=True)
-class Part:
+class LineContent:
     """What one line, or a whole answer, says."""
 
     text: str = ""
@@ -57,7 +57,7 @@ class CallCollector:
         self._arguments = JSONObject()
         self._written: list[str] = []
 
-    def take(self, pieces: Iterable[Piece], all_complete: bool) -> Part:
+    def take(self, pieces: Iterable[Piece], all_complete: bool) -> LineContent:
         """What these parts add. `all_complete`: every call so far is complete."""
         texts, thoughts, calls = list[str](), list[str](), list[dict[str, Any]]()
         for piece in pieces:
@@ -73,7 +73,7 @@ class CallCollector:
                     self._written.append(self._arguments.push(text))
         if all_complete:
             calls += self._ended()
-        return Part("".join(texts), "".join(thoughts), calls)
+        return LineContent("".join(texts), "".join(thoughts), calls)
 
     def _ended(self) -> list[dict[str, Any]]:
         """The open call, which is complete; empty if there is none."""
@@ -122,7 +122,7 @@ class OllamaAnswer:
             return before, b'","response":', b',"done":false}\n'
         return before, b'","message":{"role":"assistant","content":', b'},"done":false}\n'
 
-    def body(self, part: Part, logprobs: bytes | None = None) -> dict[str, Any]:
+    def body(self, part: LineContent, logprobs: bytes | None = None) -> dict[str, Any]:
         """A part of the answer as members. `logprobs`: an encoded list."""
         thinking = {"thinking": part.thinking} if part.thinking else {}
         told: dict[str, Any]
@@ -149,7 +149,7 @@ class OllamaAnswer:
 
     def loaded(self) -> dict[str, Any]:
         """The answer to a request that only loads the model."""
-        return {**self.head(), **self.body(Part()), "done": True, "done_reason": "load"}
+        return {**self.head(), **self.body(LineContent()), "done": True, "done_reason": "load"}
 
 
 def line(members: dict[str, Any]) -> bytes:
@@ -198,7 +198,9 @@ class OllamaStream:
     def end(self) -> bytes:
         """The last line."""
         answer = self._answer
-        return line({**answer.head(), **answer.body(Part()), **answer.ending(self._reason, self._usage)})
+        return line(
+            {**answer.head(), **answer.body(LineContent()), **answer.ending(self._reason, self._usage)}
+        )
 
     def _text(self, text: str) -> bytes:
         head, name, tail = self._plain
@@ -215,7 +217,7 @@ class OllamaWhole:
         self._answer = answer
         self._choice = choice
         self._calls = CallCollector()
-        self._parts: list[Part] = []
+        self._parts: list[LineContent] = []
         self._logprobs = ChatLogprobs() if logprobs else None
         self._begun = False
         self._reason = "stop"
@@ -234,7 +236,7 @@ class OllamaWhole:
     def body(self, generation: Generation) -> dict[str, Any]:
         """The body, once all deltas are taken."""
         answer, parts = self._answer, self._parts
-        whole = Part(
+        whole = LineContent(
             "".join(part.text for part in parts),
             "".join(part.thinking for part in parts),
             [call for part in parts for call in part.calls],

@@ -84,7 +84,7 @@ class Redactor:
 
 
 @dataclass(frozen=True, slots=True)
-class Keys:
+class ClientKeys:
     """Keys for a server's paths; None: ask without one."""
 
     api: str | None = None
@@ -97,7 +97,7 @@ def write_bundle(
     facts: Mapping[str, Any],
     *,
     url: str,
-    keys: Keys,
+    keys: ClientKeys,
     environ: Mapping[str, str],
 ) -> dict[str, str]:
     """Write the archive, readable by its owner only. Returns what is missing, with reasons. Raises OSError, also if the
@@ -156,7 +156,7 @@ def _packages() -> dict[str, str]:
     return dict(sorted((one.metadata["Name"] or "", one.version) for one in metadata.distributions()))
 
 
-def _ask(url: str, keys: Keys) -> tuple[dict[str, Any], dict[str, str]]:
+def _ask(url: str, keys: ClientKeys) -> tuple[dict[str, Any], dict[str, str]]:
     """Answers of the server by names of files, and why others are missing."""
     import asyncio
 

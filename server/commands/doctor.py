@@ -66,10 +66,10 @@ def _bundle(
     """Write the archive and say what it lacks."""
     from pathlib import Path
 
-    from server.commands.bundle import Keys, write_bundle
+    from server.commands.bundle import ClientKeys, write_bundle
     from server.settings.foreign.keys import client_key
 
-    keys = Keys(
+    keys = ClientKeys(
         api_key or client_key(os.environ),
         admin_key or os.environ.get("COHORT_ADMIN_KEY") or None,
         metrics_key or os.environ.get("COHORT_METRICS_KEY") or None,

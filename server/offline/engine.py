@@ -36,7 +36,7 @@ _STOP_TIMEOUT = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class OfflineRequest:
     """One prompt or conversation: `body` is the JSON that would ask the server for it, `n` the answers it has.
 
     `prompt`: its text where that is known. `unlimited`: the body names no limit, and none is meant.
@@ -82,11 +82,11 @@ class OfflineEngine:
         """The engine."""
         return self._core.core
 
-    def run(self, jobs: Sequence[Job]) -> list[RequestOutput]:
-        """The answers to all jobs, in their order. Raises EngineError for the first that fails, and ends the others."""
+    def run(self, requests: Sequence[OfflineRequest]) -> list[RequestOutput]:
+        """The answers to all requests, in their order. Raises EngineError for the first that fails, and ends the others."""
         if self._is_closed:
             raise RuntimeError("this LLM is closed")
-        return self._call(self._run(jobs))
+        return self._call(self._run(requests))
 
     def close(self) -> None:
         """End the executor process and the thread. Idempotent; a `run` that another thread waits for raises."""
@@ -144,14 +144,14 @@ class OfflineEngine:
                 await state.judge.close()
             state.threads.close()
 
-    async def _run(self, jobs: Sequence[Job]) -> list[RequestOutput]:
+    async def _run(self, requests: Sequence[OfflineRequest]) -> list[RequestOutput]:
         answers: list[asyncio.Task[RequestOutput]] = []
         try:
-            for job in jobs:
-                await self._places.take(job.n)
-                answer = asyncio.create_task(self._answer(job))
+            for request in requests:
+                await self._places.take(request.n)
+                answer = asyncio.create_task(self._answer(request))
                 # Not in the task itself: one that is cancelled before it begins runs no line.
-                answer.add_done_callback(partial(self._places.give_back, job.n))
+                answer.add_done_callback(partial(self._places.give_back, request.n))
                 answers.append(answer)
                 failed = next((one for one in answers if one.done() and one.exception()), None)
                 if failed is not None:
@@ -162,9 +162,9 @@ class OfflineEngine:
                 answer.cancel()
             await asyncio.gather(*answers, return_exceptions=True)
 
-    async def _answer(self, job: Job) -> RequestOutput:
+    async def _answer(self, offline: OfflineRequest) -> RequestOutput:
         model, _ = self._state.require(None, generating=True)
-        request = await self._prepared(job, model)
+        request = await self._prepared(offline, model)
         gathered = [Gathered(index) for index in range(request.n)]
         prompt_logprobs = None
         async with model.engine.start(request) as generation:
@@ -176,17 +176,17 @@ class OfflineEngine:
         ids = list(request.prompts[0])
         return RequestOutput(
             request.context.request_id,
-            model.tokenizer.decode(ids, False) if job.prompt is None else job.prompt,
+            model.tokenizer.decode(ids, False) if offline.prompt is None else offline.prompt,
             ids,
             [one.output(request.sampling.logprobs is not None) for one in gathered],
             prompt_logprobs,
             cached,
         )
 
-    async def _prepared(self, job: Job, model: ServedModel) -> TextRequest:
+    async def _prepared(self, offline: OfflineRequest, model: ServedModel) -> TextRequest:
         state = self._state
-        if job.chat:
-            chat = parse(ChatRequest, job.body)
+        if offline.chat:
+            chat = parse(ChatRequest, offline.body)
             screen(chat)
             chat.check()
             read = frozenset[str]() if model.template is None else model.template.variables
@@ -194,10 +194,10 @@ class OfflineEngine:
             if unused:
                 raise ValueError(f"{unused[0]}: the model's chat template does not read it")
             return (await prepare_chat(state, Call(), model, chat, variables)).request
-        completion = parse(CompletionRequest, job.body)
+        completion = parse(CompletionRequest, offline.body)
         completion.check()
         request = (await prepare_completion(state, Call(), model, completion)).request
-        return replace(request, default_tokens=None) if job.unlimited else request
+        return replace(request, default_tokens=None) if offline.unlimited else request
 
 
 class _Places:

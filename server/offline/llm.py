@@ -15,7 +15,7 @@ from cohort_server.standard_streams import open_standard_streams
 from engine.errors import EngineError, InvalidRequest
 from executors.contract import ConfigError, ExecutorError
 from server.hub import HubError
-from server.offline.engine import Job, OfflineEngine
+from server.offline.engine import OfflineEngine, OfflineRequest
 from server.offline.outputs import RequestOutput
 from server.offline.params import SamplingParams
 from server.settings.load import SettingsError, load
@@ -83,8 +83,10 @@ class LLM:
         an answer that fails.
         """
         each = [prompts] if _is_one(prompts) else list(prompts)
-        jobs = [self._completion(one, params) for one, params in _paired(each, sampling_params, "prompts")]
-        return self._run(jobs)
+        requests = [
+            self._completion(one, params) for one, params in _paired(each, sampling_params, "prompts")
+        ]
+        return self._run(requests)
 
     def chat(
         self,
@@ -109,11 +111,11 @@ class LLM:
             "continue_final_message": continue_final_message,
         }
         given = {name: value for name, value in fields.items() if value is not None}
-        jobs = [
-            Job(params.chat_body(one, **given), True, params.n)
+        requests = [
+            OfflineRequest(params.chat_body(one, **given), True, params.n)
             for one, params in _paired(each, sampling_params, "conversations")
         ]
-        return self._run(jobs)
+        return self._run(requests)
 
     def close(self) -> None:
         """End the executor process and free the model's memory. Idempotent."""
@@ -125,15 +127,17 @@ class LLM:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _completion(self, prompt: Prompt, params: SamplingParams) -> Job:
+    def _completion(self, prompt: Prompt, params: SamplingParams) -> OfflineRequest:
         if isinstance(prompt, Mapping):
             prompt = _unwrapped(prompt)
         text = prompt if isinstance(prompt, str) else None
-        return Job(params.completion_body(prompt), False, params.n, text, params.max_tokens is None)
+        return OfflineRequest(
+            params.completion_body(prompt), False, params.n, text, params.max_tokens is None
+        )
 
-    def _run(self, jobs: Sequence[Job]) -> list[RequestOutput]:
+    def _run(self, requests: Sequence[OfflineRequest]) -> list[RequestOutput]:
         with _as_python():
-            return self._engine.run(jobs)
+            return self._engine.run(requests)
 
 
 def _check_name(name: str) -> None:

@@ -22,7 +22,7 @@ from server.prepare.chat_prompt import encode_text
 from server.state import ServedModel, TokenizerLike
 
 
-class Part(enum.Enum):
+class ClientText(enum.Enum):
     """The client's texts."""
 
     BEFORE = "prompt"
@@ -33,7 +33,7 @@ class Part(enum.Enum):
 class _Family:
     """`layout`: marks and parts in order. `ends`: other tokens that occur only at the end of the middle."""
 
-    layout: tuple[str | Part, ...]
+    layout: tuple[str | ClientText, ...]
     ends: tuple[str, ...] = ()
 
     @property
@@ -42,7 +42,7 @@ class _Family:
 
 
 def _psm(before: str, behind: str, middle: str, *ends: str) -> _Family:
-    return _Family((before, Part.BEFORE, behind, Part.BEHIND, middle), ends)
+    return _Family((before, ClientText.BEFORE, behind, ClientText.BEHIND, middle), ends)
 
 
 _FAMILIES = (
@@ -54,7 +54,7 @@ _FAMILIES = (
     _psm("<fim-prefix>", "<fim-suffix>", "<fim-middle>", "<fim-pad>"),
     _psm("\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>", "\u2581<EOT>"),
     _psm("<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>", "<\uff5cfim\u2581end\uff5c>"),
-    _Family(("[SUFFIX]", Part.BEHIND, "[PREFIX]", Part.BEFORE), ("[MIDDLE]",)),
+    _Family(("[SUFFIX]", ClientText.BEHIND, "[PREFIX]", ClientText.BEFORE), ("[MIDDLE]",)),
 )  # fmt: skip
 
 _ANCHOR = "\u263a"
@@ -65,7 +65,7 @@ _ANCHOR = "\u263a"
 class FillInMiddle:
     """The notation of one model in token ids. `end_ids` end the middle when they are generated: they are notation, not text."""
 
-    layout: tuple[int | Part, ...]
+    layout: tuple[int | ClientText, ...]
     end_ids: tuple[int, ...]
 
     def prompt(self, before: Sequence[int], behind: Sequence[int]) -> tuple[int, ...]:
@@ -75,7 +75,7 @@ class FillInMiddle:
             if isinstance(part, int):
                 ids.append(part)
             else:
-                ids.extend(before if part is Part.BEFORE else behind)
+                ids.extend(before if part is ClientText.BEFORE else behind)
         return tuple(ids)
 
 

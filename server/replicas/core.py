@@ -225,7 +225,8 @@ class FleetCore:
 
     def retire(self, name: str) -> None:
         """A replica is about to leave and receives nothing any more; called again and again until it has left. It finishes
-        its sequences. A sequence that has given nothing since it was placed there may never have arrived: it goes elsewhere, or waits."""
+        its sequences. A sequence that has given nothing since it was placed there may never have
+        arrived: it goes elsewhere, or waits."""
         now = self._clock()
         if name not in self._engines or now < self._leaving.setdefault(name, now) + _UNTIL_RETIRED:
             return

@@ -1,8 +1,8 @@
 """What of the replicas is Ray's: the deployment, the router that finds a replica by its name, and the transport.
 
 Ray Serve starts, places, watches and replaces the replicas. An ingress holds one call to each (`open_session`, a streaming
-generator of what the replica sends) and sends its own bytes by others (`receive`). Only this module and `serve_app.py` import Ray;
-the deployments themselves are in `cohort_server.ray_app`, which every process can import by name.
+generator of what the replica sends) and sends its own bytes by others (`receive`). Only this module and `serve_app.py`
+import Ray; the deployments themselves are in `cohort_server.ray_app`, which every process can import by name.
 """
 
 from __future__ import annotations

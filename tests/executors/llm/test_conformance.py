@@ -10,7 +10,7 @@ from executors.contract.config import ExecutorAttentionConfig, OptimizationConfi
 from executors.llm.executor import LlmAdapterExecutor, LlmExecutor
 from executors.lora import pack
 from executors.testing import conformance_drafts
-from executors.testing.conformance import CASES, Adapter, run_case
+from executors.testing.conformance import CASES, LoraSource, run_case
 from tests.executors.grammar_tokenizers import write_tokenizer
 from tests.executors.llm.driver import config
 from tests.executors.lora.peft_files import write_peft
@@ -41,7 +41,7 @@ def make_inject(monkeypatch):
     return inject
 
 
-def write_adapters(model: Path, folder: Path) -> list[Adapter]:
+def write_adapters(model: Path, folder: Path) -> list[LoraSource]:
     """Two for all linear layers, large enough to change what the model says."""
     tensors = load_file(model / "model.safetensors")
     targets = {
@@ -54,7 +54,7 @@ def write_adapters(model: Path, folder: Path) -> list[Adapter]:
     for seed, rank in enumerate((3, 8)):
         write_peft(folder / f"a{seed}", targets, rank=rank, seed=seed)
         packed = pack(folder / f"a{seed}", folder / "packed", 8)
-        found.append(Adapter(f"a{seed}", str(packed.path), packed.digest))
+        found.append(LoraSource(f"a{seed}", str(packed.path), packed.digest))
     return found
 
 

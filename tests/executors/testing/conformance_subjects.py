@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from executors.contract import ExecutorConfig, ModelExecutor
 from executors.contract.sampling_adapter import SamplingAdapter
-from executors.testing.conformance import Adapter, MakeExecutor
+from executors.testing.conformance import LoraSource, MakeExecutor
 from executors.testing.fakes.base import FakeExecutor
 from executors.testing.fakes.echo import EchoExecutor
 from executors.testing.fakes.failures import Failure
@@ -34,7 +34,7 @@ def inject(executor: ModelExecutor, kind: str, seq_id: int) -> None:
     inner.failures.append(Failure(kind, seq=seq_id))
 
 
-ADAPTERS = (Adapter("one", "/one", "digest of one"), Adapter("two", "/two", "digest of two"))
+ADAPTERS = (LoraSource("one", "/one", "digest of one"), LoraSource("two", "/two", "digest of two"))
 """What the fakes load: they read no files."""
 
 SUBJECTS: dict[str, MakeExecutor] = {

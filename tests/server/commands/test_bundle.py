@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from server.commands.bundle import Keys, Redactor, write_bundle
+from server.commands.bundle import ClientKeys, Redactor, write_bundle
 
 FACTS = {"versions": {"cohort": "1"}, "hub": {"cache": str(Path.home() / "cache"), "token": True}}
 ENVIRON = {
@@ -24,7 +24,7 @@ ENVIRON = {
     "HF_ENDPOINT": "https://user:word@hub.example",
     "MY_PASSWORD": "never read",
 }
-KEYS = Keys("key-of-alice", "key-of-admin", "key-of-metrics")
+KEYS = ClientKeys("key-of-alice", "key-of-admin", "key-of-metrics")
 
 
 class Server(BaseHTTPRequestHandler):
@@ -106,7 +106,7 @@ def test_a_bundle_of_a_server_that_answers_everything(tmp_path: Path, url: str) 
 def test_a_bundle_of_a_server_without_stories_and_keys(tmp_path: Path, url: str) -> None:
     Server.answers = {"/version": (200, '{"version": "1"}')}
     path = tmp_path / "b.tar.gz"
-    missing = write_bundle(path, FACTS, url=url, keys=Keys(), environ={})
+    missing = write_bundle(path, FACTS, url=url, keys=ClientKeys(), environ={})
     assert missing["requests"] == "/v1/requests?limit=200: 404 There is no such path."
     found, _ = unpacked(path)
     assert found["missing.json"] == missing and "server/version.json" in found

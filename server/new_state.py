@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from server.metrics import Metrics
 from server.responses.store import MemoryResponseStore
+from server.schemas.answers.chat import ReasoningField
 from server.settings.load import SettingsError
 from server.settings.table import Settings
 from server.state import ServerState
@@ -53,6 +54,6 @@ def open_traces(endpoint: str | None) -> Traces | None:
     return Traces(endpoint)
 
 
-def reasoning_fields(chosen: str) -> tuple[str, ...]:
+def reasoning_fields(chosen: str) -> tuple[ReasoningField, ...]:
     """The names of the reasoning field for a value of `--reasoning-field`."""
-    return ("reasoning", "reasoning_content") if chosen == "both" else (chosen,)
+    return ("reasoning", "reasoning_content") if chosen == "both" else (cast(ReasoningField, chosen),)

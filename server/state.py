@@ -29,6 +29,7 @@ from server.model_defaults.retrieval import EmbeddingPrompts, Scoring
 from server.model_defaults.sampling import SamplingDefaults
 from server.progress import Progress
 from server.responses.store import MemoryResponseStore, SharedResponseStore
+from server.schemas.answers.chat import ReasoningField
 from server.settings.table import DEFAULTS, Settings
 from server.stories.ring import Stories
 from server.system.worker_threads import FencedThreads
@@ -266,7 +267,7 @@ class ServerState:
     """LoRA adapters; None: there are none. Set with the model."""
     progress: Progress | None = None
     """Progress while loading. Written from the loading threads; a reader sees a complete value, the old or the new one."""
-    reasoning_fields: tuple[str, ...] = ("reasoning", "reasoning_content")
+    reasoning_fields: tuple[ReasoningField, ...] = ("reasoning", "reasoning_content")
     """Names of the reasoning field in messages and deltas: both are in use."""
     aliases: tuple[tuple[str, str], ...] = ()
     """Patterns of further names, and the served name or adapter that each stands for. The first match counts."""

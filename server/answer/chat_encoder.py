@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import cast
 
 import msgspec
 
 from engine.text.generation import Generation, TextDelta, Usage
 from server.answer.choice import Choice
-from server.answer.sse import ChatChoice, ChatLogprobs, Chunks, delta_members, usage_object
+from server.answer.sse import ChatChoiceEncoder, ChatLogprobs, Chunks, delta_members, usage_object
 from server.answer.timings import timings
+from server.schemas.answers import chat
 from server.schemas.chat import ChatRequest
 
 
@@ -25,7 +26,7 @@ class ChatAnswer:
     fingerprint: str
     body: ChatRequest
     prompt: Sequence[int]
-    reasoning_fields: tuple[str, ...]
+    reasoning_fields: tuple[chat.ReasoningField, ...]
     created: int = field(default_factory=lambda: int(time.time()))
 
 
@@ -40,7 +41,7 @@ class ChatStream:
         self._continuous = body.continuous_usage
         self._plain = body.num_logprobs is None and not body.return_token_ids
         as_ids = bool(body.return_tokens_as_token_ids)
-        self._wires = [ChatChoice(choice.index, as_ids) for choice in choices]
+        self._wires = [ChatChoiceEncoder(choice.index, as_ids) for choice in choices]
         self._roles_sent = False
 
     def begin(self, generation: Generation) -> None:
@@ -98,7 +99,7 @@ class ChatStream:
         out = self._chunks.chunk(first, usage, extra)
         return out + b"".join(self._chunks.chunk(role, usage) for role in others)
 
-    def _pieces(self, choice: Choice, wire: ChatChoice, delta: TextDelta) -> list[bytes]:
+    def _pieces(self, choice: Choice, wire: ChatChoiceEncoder, delta: TextDelta) -> list[bytes]:
         """Encoded choices for a delta that is more than text."""
         members = [delta_members(piece, self._answer.reasoning_fields) for piece in choice.pieces(delta)]
         encoded: list[bytes] = []
@@ -133,11 +134,11 @@ class ChatWhole:
         self._choices[delta.index].take(delta)
         return self._logprobs[delta.index].add(delta.logprobs or (), self._as_ids)
 
-    def body(self, generation: Generation) -> dict[str, Any]:
+    def body(self, generation: Generation) -> chat.ChatCompletion:
         """The body, once all deltas are taken."""
-        answer, asked = self._answer, self._answer.body
+        answer, request = self._answer, self._answer.body
         thoughts = sum(choice.reasoning_tokens for choice in self._choices)
-        body: dict[str, Any] = {
+        body: chat.ChatCompletion = {
             "id": answer.id,
             "object": "chat.completion",
             "created": answer.created,
@@ -149,32 +150,34 @@ class ChatWhole:
         }
         if self.prompt_logprobs is not None:
             body["prompt_logprobs"] = msgspec.Raw(self.prompt_logprobs)
-        if asked.return_token_ids:
+        if request.return_token_ids:
             body["prompt_token_ids"] = answer.prompt
-        if asked.timings:
+        if request.timings:
             body["timings"] = timings(generation)
         return body
 
-    def _choice(self, choice: Choice, logprobs: ChatLogprobs) -> dict[str, Any]:
-        asked = self._answer.body
-        encoded: dict[str, Any] = {
+    def _choice(self, choice: Choice, logprobs: ChatLogprobs) -> chat.ChatChoice:
+        request, end = self._answer.body, finish_of(choice)
+        answered: chat.ChatChoice = {
             "index": choice.index,
             "message": message_of(choice, self._answer.reasoning_fields),
-            "logprobs": None if asked.num_logprobs is None else msgspec.Raw(logprobs.encoded()),
-            **finish_of(choice),
+            "logprobs": None if request.num_logprobs is None else msgspec.Raw(logprobs.encoded()),
+            "finish_reason": end["finish_reason"],
+            "stop_reason": end["stop_reason"],
         }
-        if asked.return_token_ids:
-            encoded["token_ids"] = choice.token_ids
-        return encoded
+        if request.return_token_ids:
+            answered["token_ids"] = choice.token_ids
+        return answered
 
 
-def message_of(choice: Choice, reasoning_fields: tuple[str, ...]) -> dict[str, Any]:
+def message_of(choice: Choice, reasoning_fields: Sequence[chat.ReasoningField]) -> chat.AnsweredMessage:
     """The message of a whole choice. Keys without a value are omitted where clients expect it."""
     text, thoughts, calls = choice.text, choice.thoughts, choice.calls
     empty = None if calls or thoughts else ""
-    message: dict[str, Any] = {"role": "assistant", "content": text or empty, "refusal": None}
+    message: chat.AnsweredMessage = {"role": "assistant", "content": text or empty, "refusal": None}
     if thoughts:
-        message |= dict.fromkeys(reasoning_fields, thoughts)
+        for name in reasoning_fields:
+            message[name] = thoughts
     if calls:
         message["tool_calls"] = [
             {
@@ -187,12 +190,12 @@ def message_of(choice: Choice, reasoning_fields: tuple[str, ...]) -> dict[str, A
     return message
 
 
-def finish_of(choice: Choice) -> Mapping[str, Any]:
+def finish_of(choice: Choice) -> chat.ChatEnd:
     """The reason why a whole choice ended."""
     reason = _openai_reason(choice, choice.finish_reason)
     return {"finish_reason": reason, "stop_reason": choice.stop_reason}
 
 
-def _openai_reason(choice: Choice, reason: str) -> str:
+def _openai_reason(choice: Choice, reason: str) -> chat.ChatFinish:
     """A call that the client named ends with "stop", as with OpenAI and vLLM: the client knows that there is a call."""
-    return "stop" if reason == "tool_calls" and choice.mode == "named" else reason
+    return "stop" if reason == "tool_calls" and choice.mode == "named" else cast(chat.ChatFinish, reason)

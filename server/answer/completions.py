@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import cast
 
 from engine.text.generation import TextDelta, TokenText
 from server.answer.prompt_tokens import PromptSide
-from server.answer.sse import CompletionChoice, CompletionLogprobs, encode
+from server.answer.sse import CompletionChoiceEncoder, CompletionLogprobs, encode
+from server.schemas.answers.completions import CompletionFinish
 from server.schemas.completions import CompletionRequest
 
 
@@ -17,7 +19,7 @@ class CompletionProgress:
         self.index = index
         self.side = side
         self._body = body
-        self._wire = CompletionChoice(index)
+        self._wire = CompletionChoiceEncoder(index)
         self._begun = not (side.echo or body.return_token_ids or body.echoed_logprobs is not None)
         """Whether the stream has sent the parts that precede the generated text."""
         self._text: list[str] = []
@@ -75,9 +77,8 @@ class CompletionProgress:
             logprobs = self._logprobs(delta.logprobs or (), side.logprobs if first else None)
         ids = delta.token_ids if body.return_token_ids else None
         prompt_ids = side.encoded_ids if first and body.return_token_ids else None
-        return self._wire.full(
-            delta.text, logprobs, ids, delta.finish_reason, delta.stop_reason, echo, prompt_ids
-        )
+        finish = cast(CompletionFinish | None, delta.finish_reason)
+        return self._wire.full(delta.text, logprobs, ids, finish, delta.stop_reason, echo, prompt_ids)
 
     def _logprobs(self, tokens: Sequence[TokenText], before: CompletionLogprobs | None) -> bytes:
         own = CompletionLogprobs()

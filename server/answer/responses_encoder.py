@@ -22,6 +22,7 @@ from server.answer.choice import Choice, Piece
 from server.answer.reasoning import Thought
 from server.answer.sse import chat_logprobs, encode
 from server.answer.tools.events import CallArguments, CallBegun
+from server.schemas.answers.chat import ChosenLogprob
 
 Event = tuple[str, dict[str, Any]]
 """Type of an event and its members, without its sequence number."""
@@ -105,7 +106,7 @@ class ItemWriter:
         self._encrypted = encrypted
         self._item: dict[str, Any] = {}
         self._texts: list[str] = []
-        self._logprobs: list[dict[str, Any]] = []
+        self._logprobs: list[ChosenLogprob] = []
         self._tokens: list[TokenText] = []
         """Tokens whose text is held back."""
         self._blanks = ""
@@ -167,17 +168,17 @@ class ItemWriter:
             self._open("message", {"role": "assistant", "content": []})
         if text:
             self._texts.append(text)
-            logprobs = self._told()
+            logprobs = self._new_logprobs()
             self._add(_TEXT_DELTA, content_index=0, delta=text, logprobs=logprobs)
 
-    def _told(self) -> list[dict[str, Any]]:
+    def _new_logprobs(self) -> list[ChosenLogprob]:
         """Log probabilities of the tokens so far that are not reported yet."""
         if not self._tokens:
             return []
-        told: list[dict[str, Any]] = chat_logprobs(self._tokens)["content"]
+        logprobs = chat_logprobs(self._tokens)["content"]
         self._tokens.clear()
-        self._logprobs += told
-        return told
+        self._logprobs += logprobs
+        return logprobs
 
     def _thought(self, text: str) -> None:
         if self.kind != "reasoning":

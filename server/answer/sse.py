@@ -4,7 +4,7 @@ chunk."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -12,14 +12,31 @@ from engine.text.generation import TokenText, Usage
 from server.answer.choice import Piece
 from server.answer.reasoning import Thought
 from server.answer.tools.events import CallArguments, CallBegun
+from server.schemas.answers import chat, completions
+from server.schemas.answers.common import PromptLogprob, PromptLogprobs, Timings, TokenUsage
 
 encode = msgspec.json.encode
 
 _LOWEST_LOGPROB = -9999.0
 """Logprob of an impossible token: JSON has no infinity, and OpenAI and vLLM send this number."""
+_PLACE = "\ue000"
+"""Text in whose place an encoded value is put."""
 
 
-def usage_object(usage: Usage, reasoning_tokens: int = 0) -> dict[str, Any]:
+def around(value: Any) -> tuple[bytes, bytes]:
+    """The JSON before and after the only text `_PLACE` in a value: what is written anew for each chunk goes between."""
+    before, after = encode(value).split(encode(_PLACE))
+    return before, after
+
+
+def before_choices(
+    answer: chat.ChatCompletionChunk | completions.CompletionChunk | completions.Completion,
+) -> bytes:
+    """The JSON of an answer without choices up to where its first one goes. Within a string, quotes would be escaped."""
+    return encode(answer).partition(b'"choices":[]')[0] + b'"choices":['
+
+
+def usage_object(usage: Usage, reasoning_tokens: int = 0) -> TokenUsage:
     """Token counts in OpenAI's form, always with details. `reasoning_tokens` are part of the generated tokens."""
     return {
         "prompt_tokens": usage.prompt_tokens,
@@ -30,9 +47,9 @@ def usage_object(usage: Usage, reasoning_tokens: int = 0) -> dict[str, Any]:
     }
 
 
-def chat_logprobs(tokens: Iterable[TokenText], as_ids: bool = False) -> dict[str, Any]:
+def chat_logprobs(tokens: Iterable[TokenText], as_ids: bool = False) -> chat.ChatLogprobs:
     """The `logprobs` of a chat choice or chunk; `as_ids` writes tokens as their ids."""
-    content = [
+    content: list[chat.ChosenLogprob] = [
         {
             "token": _name(one.token.token_id, one.text, as_ids),
             "logprob": _finite(one.token.logprob),
@@ -130,26 +147,24 @@ def _top_of(one: TokenText, alternatives: int, as_ids: bool) -> dict[str, float]
     return top
 
 
-def prompt_logprobs_object(
-    tokens: Sequence[TokenText], alternatives: int
-) -> list[dict[str, dict[str, Any]] | None]:
+def prompt_logprobs_object(tokens: Sequence[TokenText], alternatives: int) -> PromptLogprobs:
     """The `prompt_logprobs` of these tokens in vLLM's form: null for a token without a logprob, else the token itself and the
     most likely alternatives, by token id. The rank counts from 1; it is null if the executor does not report it."""
-    found: list[dict[str, dict[str, Any]] | None] = []
+    positions: PromptLogprobs = []
     for one in tokens:
         if one.token.logprob is None:
-            found.append(None)
+            positions.append(None)
             continue
         own = _entry(one.token.logprob, one.token.rank, one.text)
         entries = {str(one.token.token_id): own}
         listed = zip(one.token.top_logprobs[:alternatives], one.top, strict=False)
         for rank, ((id_, logprob), (text, _, _)) in enumerate(listed, 1):
             entries[str(id_)] = _entry(logprob, rank, text)
-        found.append(entries)
-    return found
+        positions.append(entries)
+    return positions
 
 
-def _entry(logprob: float, rank: int | None, text: str) -> dict[str, Any]:
+def _entry(logprob: float, rank: int | None, text: str) -> PromptLogprob:
     return {"logprob": _finite(logprob), "rank": rank, "decoded_token": text}
 
 
@@ -163,17 +178,36 @@ class Chunks:
     sent with the same request it gives the same answer."""
 
     def __init__(
-        self, kind: str, call_id: str, created: int, model: str, fingerprint: str, seed: int
+        self,
+        kind: Literal["chat.completion.chunk", "text_completion"],
+        call_id: str,
+        created: int,
+        model: str,
+        fingerprint: str,
+        seed: int,
     ) -> None:
-        envelope = {
-            "id": call_id,
-            "object": kind,
-            "created": created,
-            "model": model,
-            "system_fingerprint": fingerprint,
-            "seed": seed,
-        }
-        self._head = b"data: " + encode(envelope)[:-1] + b',"choices":['
+        chunk: chat.ChatCompletionChunk | completions.CompletionChunk
+        if kind == "text_completion":
+            chunk = {
+                "id": call_id,
+                "object": kind,
+                "created": created,
+                "model": model,
+                "system_fingerprint": fingerprint,
+                "seed": seed,
+                "choices": [],
+            }
+        else:
+            chunk = {
+                "id": call_id,
+                "object": kind,
+                "created": created,
+                "model": model,
+                "system_fingerprint": fingerprint,
+                "seed": seed,
+                "choices": [],
+            }
+        self._head = b"data: " + before_choices(chunk)
 
     def chunk(
         self, choice: bytes, usage: Usage | None = None, extra: bytes = b"", reasoning_tokens: int = 0
@@ -182,12 +216,10 @@ class Chunks:
         that follow the choices, each with a comma before it."""
         if usage is None:
             return self._head + choice + b"]" + extra + b"}\n\n"
-        told = encode(usage_object(usage, reasoning_tokens))
-        return self._head + choice + b"]" + extra + b',"usage":' + told + b"}\n\n"
+        counts = encode(usage_object(usage, reasoning_tokens))
+        return self._head + choice + b"]" + extra + b',"usage":' + counts + b"}\n\n"
 
-    def totals(
-        self, usage: Usage | None, timings: dict[str, Any] | None = None, reasoning_tokens: int = 0
-    ) -> bytes:
+    def totals(self, usage: Usage | None, timings: Timings | None = None, reasoning_tokens: int = 0) -> bytes:
         """The event behind all choices, with what the client asked for; empty if that is nothing."""
         if usage is None and timings is None:
             return b""
@@ -195,23 +227,24 @@ class Chunks:
         return self.chunk(b"", usage, extra, reasoning_tokens)
 
 
-class ChatChoice:
+class ChatChoiceEncoder:
     """Encodes the chunks of one choice of a chat."""
 
     def __init__(self, index: int, tokens_as_ids: bool = False) -> None:
+        self._index = index
         self._as_ids = tokens_as_ids
-        start = b'{"index":%d,"delta":' % index
-        self.role = start + b'{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
-        self._start = start
-        self._content = start + b'{"content":'
+        first: chat.ChatDelta = {"role": "assistant", "content": ""}
+        self.role = encode(_chunk_choice(index, first))
+        self._before_content, self._after_content = around(_chunk_choice(index, {"content": _PLACE}))
+        self._start = b'{"index":%d,"delta":' % index
 
     def content(self, text: str) -> bytes:
         """The frequent one: text and nothing else."""
-        return self._content + encode(text) + b'},"logprobs":null,"finish_reason":null}'
+        return self._before_content + encode(text) + self._after_content
 
     def delta(
         self,
-        members: dict[str, Any],
+        members: chat.ChatDelta,
         tokens: Sequence[TokenText] | None = None,
         token_ids: Sequence[int] | None = None,
     ) -> bytes:
@@ -221,55 +254,80 @@ class ChatChoice:
         delta = encode(members)
         return self._start + delta + b',"logprobs":' + logprobs + b',"finish_reason":null' + tail + b"}"
 
-    def finish(self, reason: str, stop_reason: str | int | None) -> bytes:
+    def finish(self, reason: chat.ChatFinish, stop_reason: str | int | None) -> bytes:
         """The last chunk of the choice."""
-        ends = {"finish_reason": reason, "stop_reason": stop_reason}
-        return self._start + b'{},"logprobs":null,' + encode(ends)[1:]
+        last: chat.ChatChunkChoice = {
+            "index": self._index,
+            "delta": {},
+            "logprobs": None,
+            "finish_reason": reason,
+            "stop_reason": stop_reason,
+        }
+        return encode(last)
 
 
-def delta_members(piece: Piece, reasoning_fields: Sequence[str]) -> dict[str, Any]:
+def _chunk_choice(index: int, delta: chat.ChatDelta) -> chat.ChatChunkChoice:
+    """A choice that adds this and does not end."""
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+
+def delta_members(piece: Piece, reasoning_fields: Sequence[chat.ReasoningField]) -> chat.ChatDelta:
     """A piece of an answer as members of a delta. Clients concatenate strings: a call's id and name are sent once, with its
     beginning, and its arguments in fragments."""
     match piece:
         case str():
             return {"content": piece}
         case Thought(text):
-            return dict.fromkeys(reasoning_fields, text)
+            thought: chat.ChatDelta = {}
+            for name in reasoning_fields:
+                thought[name] = text
+            return thought
         case CallBegun(index, call_id, name):
-            function = {"name": name, "arguments": ""}
+            function: chat.FunctionDelta = {"name": name, "arguments": ""}
             return {"tool_calls": [{"index": index, "id": call_id, "type": "function", "function": function}]}
         case CallArguments(index, text):
             return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
 
 
-class CompletionChoice:
+class CompletionChoiceEncoder:
     """Encodes the chunks of one choice of a completion."""
 
     def __init__(self, index: int) -> None:
-        self._start = b'{"index":%d,"text":' % index
+        self._index = index
+        plain: completions.CompletionChunkChoice = {
+            "index": index,
+            "text": _PLACE,
+            "logprobs": None,
+            "finish_reason": None,
+        }
+        self._before_text, self._after_text = around(plain)
 
     def text(self, text: str) -> bytes:
         """The frequent one: text and nothing else."""
-        return self._start + encode(text) + b',"logprobs":null,"finish_reason":null}'
+        return self._before_text + encode(text) + self._after_text
 
     def full(
         self,
         text: str,
         logprobs: bytes | None,
         token_ids: Sequence[int] | None,
-        finish_reason: str | None,
+        finish_reason: completions.CompletionFinish | None,
         stop_reason: str | int | None,
         echo: bytes = b"",
         prompt_token_ids: bytes | None = None,
     ) -> bytes:
         """Text with all other members; `logprobs` and `prompt_token_ids` are encoded, and so is `echo`, the inside of a JSON
         string that precedes the text."""
-        rest: dict[str, Any] = {"finish_reason": finish_reason}
+        choice: completions.CompletionChunkChoice = {
+            "index": self._index,
+            "text": msgspec.Raw(b'"' + echo + encode(text)[1:]) if echo else text,
+            "logprobs": None if logprobs is None else msgspec.Raw(logprobs),
+            "finish_reason": finish_reason,
+        }
         if finish_reason is not None:
-            rest["stop_reason"] = stop_reason
+            choice["stop_reason"] = stop_reason
         if token_ids is not None:
-            rest["token_ids"] = token_ids
+            choice["token_ids"] = token_ids
         if prompt_token_ids is not None:
-            rest["prompt_token_ids"] = msgspec.Raw(prompt_token_ids)
-        told = (echo, encode(text)[1:], b',"logprobs":', logprobs or b"null", b",", encode(rest)[1:])
-        return self._start + b'"' + b"".join(told)
+            choice["prompt_token_ids"] = msgspec.Raw(prompt_token_ids)
+        return encode(choice)

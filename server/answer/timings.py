@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from engine.story import Story
 from engine.text.generation import Generation
+from server.schemas.answers.common import Timings
 
 
-def timings(generation: Generation) -> dict[str, Any]:
+def timings(generation: Generation) -> Timings:
     """Times in milliseconds and token counts of a call that has its last token.
 
     `prompt_n` counts the prompt tokens that were computed, `cache_n` those that were found in the prefix cache. Members

@@ -1,11 +1,12 @@
 """JSON schemas of the server's answers. Tests validate real answers against them.
 
-Objects are closed, so that a test fails if an answer has a member that is missing here. The answers have no types of their own:
-those of generation are written as bytes, chunk by chunk.
+Objects are closed, so that a test fails if an answer has a member that is missing here. Most are derived from the types that the
+encoders fill; the others are written here.
 """
 
 from __future__ import annotations
 
+from server.openapi.components import DERIVED
 from server.openapi.ollama import OLLAMA
 from server.openapi.responses import RESPONSES
 from server.openapi.schema import (
@@ -91,159 +92,18 @@ ANSWERS: dict[str, Schema] = {
         },
         description="Body of every answer that is not a success, and the event that ends a failed stream.",
     ),
-    "Usage": closed(
-        {
-            "prompt_tokens": COUNT,
-            "completion_tokens": COUNT,
-            "total_tokens": COUNT,
-            "prompt_tokens_details": closed({"cached_tokens": COUNT}),
-            "completion_tokens_details": closed({"reasoning_tokens": COUNT}),
-        },
-        description="Token counts.",
-    ),
-    "Timings": closed(
-        {
-            **dict.fromkeys(
-                ("prepare_ms", "queue_ms", "ttft_ms", "prompt_ms", "prompt_per_token_ms", "prompt_per_second"), NUMBER
-            ),
-            **dict.fromkeys(("predicted_ms", "predicted_per_token_ms", "predicted_per_second"), NUMBER),
-            **dict.fromkeys(("cache_n", "prompt_n", "predicted_n"), COUNT),
-        },
-        description="Times of a call in milliseconds, with llama.cpp's names: `prompt_*` is the prefill, `predicted_*` the "
-        "tokens after the first. `prompt_n` prompt tokens were computed, `cache_n` found in the prefix cache.",
-    ),
-    "PromptLogprobs": array(
-        nullable(
-            {
-                "type": "object",
-                "additionalProperties": closed(
-                    {"logprob": NUMBER, "rank": nullable(INTEGER), "decoded_token": nullable(STRING)}
-                ),
-            }
-        )
-    ),
-    "ChatLogprobs": closed(
-        {"content": array(closed({**_TOKEN, "top_logprobs": array(closed(_TOKEN))})), "refusal": {"type": "null"}}
-    ),
-    "CompletionLogprobs": closed(
-        {
-            "tokens": array(STRING),
-            "token_logprobs": array(nullable(NUMBER)),
-            "top_logprobs": array(nullable({"type": "object", "additionalProperties": NUMBER})),
-            "text_offset": array(COUNT),
-        }
-    ),
-    "AnsweredToolCall": closed(
-        {"id": STRING, "type": const("function"), "function": closed({"name": STRING, "arguments": STRING})}
-    ),
-    "ToolCallDelta": closed(
-        {"index": COUNT},
-        {
-            "id": STRING,
-            "type": const("function"),
-            "function": closed({}, {"name": STRING, "arguments": STRING}),
-        },
-    ),
-    "AnsweredMessage": closed(
-        {"role": const("assistant"), "content": nullable(STRING), "refusal": {"type": "null"}},
-        {"tool_calls": array(ref("AnsweredToolCall"), minItems=1), **_REASONING},
-    ),
-    "ChatCompletion": closed(
-        {
-            "id": STRING,
-            "object": const("chat.completion"),
-            **_ENVELOPE,
-            "choices": array(
-                closed(
-                    {
-                        "index": COUNT,
-                        "message": ref("AnsweredMessage"),
-                        "logprobs": nullable(ref("ChatLogprobs")),
-                        "finish_reason": _FINISH,
-                        "stop_reason": _STOP_REASON,
-                    },
-                    {"token_ids": _IDS},
-                ),
-                minItems=1,
-            ),
-            "usage": ref("Usage"),
-        },
-        {"prompt_token_ids": _IDS, "prompt_logprobs": nullable(ref("PromptLogprobs")), "timings": ref("Timings")},
-    ),
-    "ChatCompletionChunk": closed(
-        {
-            "id": STRING,
-            "object": const("chat.completion.chunk"),
-            **_ENVELOPE,
-            "choices": array(
-                closed(
-                    {
-                        "index": COUNT,
-                        "delta": closed(
-                            {},
-                            {
-                                "role": const("assistant"),
-                                "content": nullable(STRING),
-                                "tool_calls": array(ref("ToolCallDelta"), minItems=1),
-                                **_REASONING,
-                            },
-                        ),
-                        "logprobs": nullable(ref("ChatLogprobs")),
-                        "finish_reason": _FINISH,
-                    },
-                    {"stop_reason": _STOP_REASON, "token_ids": _IDS},
-                ),
-                maxItems=1,
-            ),
-        },
-        {"usage": ref("Usage"), "prompt_token_ids": _IDS, "timings": ref("Timings")},
-    ),
-    "Completion": closed(
-        {
-            "id": STRING,
-            "object": const("text_completion"),
-            **_ENVELOPE,
-            "choices": array(
-                closed(
-                    {
-                        "index": COUNT,
-                        "text": STRING,
-                        "logprobs": nullable(ref("CompletionLogprobs")),
-                        "finish_reason": _COMPLETION_FINISH,
-                        "stop_reason": _STOP_REASON,
-                    },
-                    {
-                        "token_ids": _IDS,
-                        "prompt_token_ids": _IDS,
-                        "prompt_logprobs": nullable(ref("PromptLogprobs")),
-                    },
-                ),
-                minItems=1,
-            ),
-            "usage": ref("Usage"),
-        },
-        {"timings": ref("Timings")},
-    ),
-    "CompletionChunk": closed(
-        {
-            "id": STRING,
-            "object": const("text_completion"),
-            **_ENVELOPE,
-            "choices": array(
-                closed(
-                    {
-                        "index": COUNT,
-                        "text": STRING,
-                        "logprobs": nullable(ref("CompletionLogprobs")),
-                        "finish_reason": _COMPLETION_FINISH,
-                    },
-                    {"stop_reason": _STOP_REASON, "token_ids": _IDS, "prompt_token_ids": _IDS},
-                ),
-                maxItems=1,
-            ),
-        },
-        {"usage": ref("Usage"), "timings": ref("Timings")},
-    ),
+    "Usage": DERIVED["Usage"],
+    "Timings": DERIVED["Timings"],
+    "PromptLogprobs": DERIVED["PromptLogprobs"],
+    "ChatLogprobs": DERIVED["ChatLogprobs"],
+    "CompletionLogprobs": DERIVED["CompletionLogprobs"],
+    "AnsweredToolCall": DERIVED["AnsweredToolCall"],
+    "ToolCallDelta": DERIVED["ToolCallDelta"],
+    "AnsweredMessage": DERIVED["AnsweredMessage"],
+    "ChatCompletion": DERIVED["ChatCompletion"],
+    "ChatCompletionChunk": DERIVED["ChatCompletionChunk"],
+    "Completion": DERIVED["Completion"],
+    "CompletionChunk": DERIVED["CompletionChunk"],
     "MessagesError": closed(
         {
             "type": const("error"),
@@ -354,14 +214,7 @@ ANSWERS: dict[str, Schema] = {
             "usage": ref("PromptUsage"),
         }
     ),
-    "PromptUsage": closed(
-        {
-            "prompt_tokens": COUNT,
-            "total_tokens": COUNT,
-            "prompt_tokens_details": closed({"cached_tokens": COUNT}),
-        },
-        description="Token counts of a call that generates no tokens.",
-    ),
+    "PromptUsage": DERIVED["PromptUsage"],
     **STORIES,
     "Embeddings": closed(
         {

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from engine.text.generation import Generation, TextDelta, TextRequest, Usage
 from server.answer.completions import CompletionProgress, best
 from server.answer.prompt_tokens import PromptSide
-from server.answer.sse import Chunks, encode, usage_object
+from server.answer.sse import Chunks, before_choices, encode, usage_object
 from server.answer.timings import timings
 from server.http.buffered import AnswerBudget, ChunkedJSON, YieldRegularly
 from server.http.call import Call, call_of
@@ -23,6 +23,7 @@ from server.prepare.completions import FIELD_NAMES, prepare_completion
 from server.prepare.field_names import named
 from server.prepare.prompts import added_ids, place_in, text_span
 from server.routes.common import generation_of, read, state_of
+from server.schemas.answers.completions import Completion
 from server.schemas.completions import CompletionRequest
 from server.state import ServedModel, ServerState
 
@@ -96,22 +97,22 @@ class _CompletionCall:
                 await choice.side.take(delta)
                 room.take(choice.take(delta), "logprobs")
             usage = self._usage(generation)
-        head = encode(
-            {
-                "id": self._asked.context.request_id,
-                "object": "text_completion",
-                "created": self._created,
-                "model": self._name,
-                "system_fingerprint": self._model.fingerprint,
-                "seed": generation.seed,
-            }
-        )
-        pieces = [head[:-1], b',"choices":[']
+        answer: Completion = {
+            "id": self._asked.context.request_id,
+            "object": "text_completion",
+            "created": self._created,
+            "model": self._name,
+            "system_fingerprint": self._model.fingerprint,
+            "seed": generation.seed,
+            "choices": [],
+            "usage": usage_object(usage),
+        }
+        pieces = [before_choices(answer)]
         pauses = YieldRegularly()
         for index, choice in enumerate(self._shown()):
             pieces += [b","] * (index > 0) + choice.answer(index)
             await pauses.pause()
-        pieces += [b'],"usage":', encode(usage_object(usage))]
+        pieces += [b'],"usage":', encode(answer["usage"])]
         if self._body.timings:
             pieces += [b',"timings":', encode(timings(generation))]
         return [*pieces, b"}"]

@@ -13,7 +13,7 @@ import pytest
 from engine.errors import ContextLengthExceeded, ExecutorFailed, Overloaded, Unavailable
 from engine.text.generation import TextDelta, TokenText
 from executors.contract import SampledToken
-from server.answer.sse import ChatChoice, Chunks
+from server.answer.sse import ChatChoiceEncoder, Chunks
 from server.http.event_stream import EventStream
 from server.system.worker_threads import FencedThreads
 from tests.server.fakes import FakeJudge, House, error_of, events, says, steps
@@ -368,7 +368,7 @@ async def test_headers_wait_for_the_first_token(house: House) -> None:
 
 async def test_a_chunk_is_cheap() -> None:
     """Encoding and handing over one content chunk; the bound is ten times what an idle machine needs."""
-    chunks, choice = Chunks("chat.completion.chunk", "chatcmpl-x", 1, "m", "fp", 7), ChatChoice(0)
+    chunks, choice = Chunks("chat.completion.chunk", "chatcmpl-x", 1, "m", "fp", 7), ChatChoiceEncoder(0)
     count = 5000
 
     async def produce() -> Any:

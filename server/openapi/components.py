@@ -1,0 +1,39 @@
+"""The components that are derived from the types of answers: name, type and description of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from server.openapi.derive import Derivation
+from server.openapi.schema import Schema
+from server.schemas.answers import chat, common, completions
+
+TYPES: Mapping[str, tuple[Any, str]] = {
+    "Usage": (common.TokenUsage, "Token counts."),
+    "Timings": (
+        common.Timings,
+        "Times of a call in milliseconds, with llama.cpp's names: `prompt_*` is the prefill, `predicted_*` the "
+        "tokens after the first. `prompt_n` prompt tokens were computed, `cache_n` found in the prefix cache.",
+    ),
+    "PromptLogprobs": (common.PromptLogprobs, ""),
+    "PromptUsage": (common.PromptUsage, "Token counts of a call that generates no tokens."),
+    "ChatLogprobs": (chat.ChatLogprobs, ""),
+    "CompletionLogprobs": (completions.CompletionLogprobs, ""),
+    "AnsweredToolCall": (chat.ToolCall, ""),
+    "ToolCallDelta": (chat.ToolCallDelta, ""),
+    "AnsweredMessage": (chat.AnsweredMessage, ""),
+    "ChatCompletion": (chat.ChatCompletion, ""),
+    "ChatCompletionChunk": (chat.ChatCompletionChunk, ""),
+    "Completion": (completions.Completion, ""),
+    "CompletionChunk": (completions.CompletionChunk, ""),
+}
+
+
+def _derived() -> dict[str, Schema]:
+    derivation = Derivation({kind: name for name, (kind, _) in TYPES.items()})
+    return {name: derivation.component(kind, description) for name, (kind, description) in TYPES.items()}
+
+
+DERIVED = _derived()
+"""The schemas of these components, by name."""

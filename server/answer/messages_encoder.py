@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import lru_cache
 
 import msgspec
 import pydantic_core
@@ -21,13 +21,13 @@ from server.answer.carried_reasoning import encoded_reasoning
 from server.answer.choice import Choice, Piece
 from server.answer.json_object import JSONObject
 from server.answer.reasoning import Thought
-from server.answer.sse import encode
+from server.answer.sse import PLACE, around, encode
 from server.answer.tools.events import CallArguments, CallBegun
+from server.schemas.answers import messages as m
 
 _TOOL_ID, _CALL_ID = "toolu_", "call_"
 _GENERATED_DIGITS = 24
-_PING = b'event: ping\ndata: {"type":"ping"}\n\n'
-_STOP_REASONS = {
+_STOP_REASONS: dict[str, m.StopReason] = {
     "stop": "end_turn",
     "length": "max_tokens",
     "tool_calls": "tool_use",
@@ -51,7 +51,7 @@ class Opened:
     """A block begins. `block`: its form without contents."""
 
     index: int
-    block: dict[str, Any]
+    block: m.AnsweredBlock
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Grew:
     """A block grows. `delta` has a type and one text."""
 
     index: int
-    delta: dict[str, Any]
+    delta: m.BlockDelta
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,17 +99,17 @@ class BlockWriter:
                 case Thought(text):
                     self._thought(text)
                 case CallBegun(_, id_, name):
-                    self._open("tool_use", {"id": tool_use_id(id_), "name": name, "input": {}})
+                    self._open({"type": "tool_use", "id": tool_use_id(id_), "name": name, "input": {}})
                     self._arguments = JSONObject()
                 case CallArguments(_, text):
-                    self._grow("input_json_delta", "partial_json", self._arguments.push(text))
+                    self._grow_input(self._arguments.push(text))
         return self._events()
 
     def finish(self, calls_complete: bool) -> list[BlockEvent]:
         """The events at the end of the answer, which has at least one block. The arguments of a last call that is not complete
         stay as they are: clients must not carry it out."""
         if self.index < 0 and not self.kind:
-            self._open("text", {"text": ""})
+            self._open({"type": "text", "text": ""})
         self._close(calls_complete)
         return self._events()
 
@@ -126,37 +126,43 @@ class BlockWriter:
                 return
             if not text:
                 return
-            self._open("text", {"text": ""})
-        self._grow("text_delta", "text", text)
+            self._open({"type": "text", "text": ""})
+        if text:
+            self._grow({"type": "text_delta", "text": text})
 
     def _thought(self, text: str) -> None:
         if self.kind != "thinking":
-            self._open("thinking", {"thinking": "", "signature": ""})
+            self._open({"type": "thinking", "thinking": "", "signature": ""})
             self._digest, self._unshown = hashlib.sha256(), []
         if self._show_thoughts:
             self._digest.update(text.encode("utf-8", "surrogatepass"))
-            self._grow("thinking_delta", "thinking", text)
+            if text:
+                self._grow({"type": "thinking_delta", "thinking": text})
         else:
             self._unshown.append(text)
 
-    def _open(self, kind: str, members: dict[str, Any]) -> None:
+    def _open(self, block: m.AnsweredBlock) -> None:
         self._close(calls_complete=True)
         self.index += 1
-        self.kind = kind
-        self._out.append(Opened(self.index, {"type": kind, **members}))
+        self.kind = block["type"]
+        self._out.append(Opened(self.index, block))
 
-    def _grow(self, kind: str, name: str, text: str) -> None:
-        if text:
-            self._out.append(Grew(self.index, {"type": kind, name: text}))
+    def _grow(self, delta: m.BlockDelta) -> None:
+        self._out.append(Grew(self.index, delta))
+
+    def _grow_input(self, fragment: str) -> None:
+        if fragment:
+            self._grow({"type": "input_json_delta", "partial_json": fragment})
 
     def _close(self, calls_complete: bool) -> None:
         match self.kind:
             case "":
                 return
             case "thinking":
-                self._grow("signature_delta", "signature", self._signature())
+                if signature := self._signature():
+                    self._grow({"type": "signature_delta", "signature": signature})
             case "tool_use" if calls_complete:
-                self._grow("input_json_delta", "partial_json", self._arguments.finish())
+                self._grow_input(self._arguments.finish())
         self._out.append(Closed(self.index, self.kind == "tool_use" and not calls_complete))
         self.kind = ""
 
@@ -175,7 +181,7 @@ class MessageAnswer:
     limited_by_context: bool = False
     show_thoughts: bool = True
 
-    def opening(self, usage: Usage, thinking_tokens: int = 0) -> dict[str, Any]:
+    def opening(self, usage: Usage, thinking_tokens: int = 0) -> m.Message:
         """The message before its contents."""
         return {
             "id": self.id,
@@ -188,17 +194,17 @@ class MessageAnswer:
             "usage": usage_of(usage, thinking_tokens),
         }
 
-    def ending(self, reason: str, stop_reason: str | int | None) -> dict[str, Any]:
+    def ending(self, reason: str, stop_reason: str | int | None) -> m.MessageEnd:
         """The reason why the message ended. `reason`: that of the choice."""
         if reason == "stop" and isinstance(stop_reason, str):
             return {"stop_reason": "stop_sequence", "stop_sequence": stop_reason}
-        told = _STOP_REASONS.get(reason, "end_turn")
-        if told == "max_tokens" and self.limited_by_context:
-            told = "model_context_window_exceeded"
-        return {"stop_reason": told, "stop_sequence": None}
+        own = _STOP_REASONS.get(reason, "end_turn")
+        if own == "max_tokens" and self.limited_by_context:
+            own = "model_context_window_exceeded"
+        return {"stop_reason": own, "stop_sequence": None}
 
 
-def usage_of(usage: Usage, thinking_tokens: int = 0) -> dict[str, Any]:
+def usage_of(usage: Usage, thinking_tokens: int = 0) -> m.MessagesUsage:
     """Token counts in Anthropic's form: `input_tokens` does not include those read from the cache, `output_tokens` includes
     those of reasoning."""
     return {
@@ -227,7 +233,7 @@ class MessageStream:
 
     def ping(self) -> bytes:
         """The events after a silence. A message that has not begun begins: clients read nothing before that."""
-        return self._begin(self._usage.completion_tokens) + _PING
+        return self._begin(self._usage.completion_tokens) + _event({"type": "ping"})
 
     def delta(self, delta: TextDelta) -> bytes:
         """The events of a delta; empty if all of it is held back."""
@@ -245,64 +251,87 @@ class MessageStream:
     def end(self) -> bytes:
         """The events after the last delta."""
         usage = usage_of(self._usage, self._choice.reasoning_tokens)
-        ending = {"type": "message_delta", "delta": self._ending, "usage": usage}
-        return (
-            self._begin(0)
-            + _event("message_delta", ending)
-            + _event("message_stop", {"type": "message_stop"})
-        )
+        ending: m.MessageUpdate = {"type": "message_delta", "delta": self._ending, "usage": usage}
+        return self._begin(0) + _event(ending) + _event({"type": "message_stop"})
 
     def _begin(self, completion_tokens: int) -> bytes:
         if self._begun:
             return b""
         self._begun = True
         counts = Usage(self._usage.prompt_tokens, completion_tokens, self._usage.cached_tokens)
-        opening = {"type": "message_start", "message": self._answer.opening(counts)}
-        return _event("message_start", opening)
+        return _event({"type": "message_start", "message": self._answer.opening(counts)})
 
 
-def _event(kind: str, data: dict[str, Any]) -> bytes:
-    return b"event: " + kind.encode() + b"\ndata: " + encode(data) + b"\n\n"
+def _event(data: m.MessageEvent | m.MessagesError) -> bytes:
+    return b"event: " + data["type"].encode() + b"\ndata: " + encode(data) + b"\n\n"
 
 
-def error_event(error: dict[str, Any]) -> bytes:
+def error_event(error: m.MessagesError) -> bytes:
     """The event that ends a failed stream."""
-    return _event("error", error)
+    return _event(error)
+
+
+@lru_cache(maxsize=64)
+def _text_frame(index: int) -> tuple[bytes, bytes]:
+    """A text event before and after its text."""
+    growth: m.BlockGrowth = {
+        "type": "content_block_delta",
+        "index": index,
+        "delta": {"type": "text_delta", "text": PLACE},
+    }
+    before, after = around(growth)
+    return b"event: content_block_delta\ndata: " + before, after + b"\n\n"
 
 
 def _text_event(index: int, text: str) -> bytes:
-    head = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,' % index
-    return head + b'"delta":{"type":"text_delta","text":' + encode(text) + b"}}\n\n"
+    before, after = _text_frame(index)
+    return before + encode(text) + after
 
 
 def _encoded(event: BlockEvent) -> bytes:
     match event:
         case Opened(index, block):
-            kind, members = "content_block_start", {"index": index, "content_block": block}
+            return _event({"type": "content_block_start", "index": index, "content_block": block})
         case Grew(index, delta):
-            kind, members = "content_block_delta", {"index": index, "delta": delta}
+            return _event({"type": "content_block_delta", "index": index, "delta": delta})
         case Closed(index):
-            kind, members = "content_block_stop", {"index": index}
-    return _event(kind, {"type": kind, **members})
+            return _event({"type": "content_block_stop", "index": index})
 
 
 @dataclass(slots=True)
 class _Block:
-    form: dict[str, Any]
-    texts: dict[str, list[str]] = field(default_factory=dict)
+    """`texts`: its text, its reasoning or the JSON of its input, in pieces."""
 
-    def whole(self, cut_off: bool) -> dict[str, Any]:
+    form: m.AnsweredBlock
+    texts: list[str] = field(default_factory=list)
+    signature: str = ""
+
+    def take(self, delta: m.BlockDelta) -> None:
+        """Add a delta."""
+        match delta["type"]:
+            case "text_delta":
+                self.texts.append(delta["text"])
+            case "thinking_delta":
+                self.texts.append(delta["thinking"])
+            case "input_json_delta":
+                self.texts.append(delta["partial_json"])
+            case "signature_delta":
+                self.signature += delta["signature"]
+
+    def whole(self, cut_off: bool) -> m.AnsweredBlock:
         """The block with its contents."""
-        joined: dict[str, Any] = {name: "".join(pieces) for name, pieces in self.texts.items()}
-        if (arguments := joined.pop("partial_json", None)) is not None:
-            # Those that are cut off read as they do in a stream: without the member that is not complete.
+        form, text = self.form, "".join(self.texts)
+        if form["type"] == "text":
+            return {"type": "text", "text": text}
+        if form["type"] == "thinking":
+            return {"type": "thinking", "thinking": text, "signature": self.signature}
+        if text:
+            # Input that is cut off reads as it does in a stream: without the member that is not complete.
             known = (
-                pydantic_core.from_json(arguments, allow_partial=True)
-                if cut_off
-                else msgspec.Raw(arguments.encode())
+                pydantic_core.from_json(text, allow_partial=True) if cut_off else msgspec.Raw(text.encode())
             )
-            joined["input"] = known
-        return {**self.form, **joined}
+            return {"type": "tool_use", "id": form["id"], "name": form["name"], "input": known}
+        return form
 
 
 class MessageWhole:
@@ -315,7 +344,7 @@ class MessageWhole:
         self._choice = choice
         self._writer = BlockWriter(answer.show_thoughts)
         self._blocks: list[_Block] = []
-        self._content: list[dict[str, Any]] = []
+        self._content: list[m.AnsweredBlock] = []
         self._ending = answer.ending("stop", None)
         self.prompt_logprobs: bytes | None = None
 
@@ -334,12 +363,14 @@ class MessageWhole:
                 case Opened(_, block):
                     self._blocks.append(_Block(block))
                 case Grew(index, delta):
-                    [name] = delta.keys() - {"type"}
-                    self._blocks[index].texts.setdefault(name, []).append(delta[name])
+                    self._blocks[index].take(delta)
                 case Closed(index, cut_off):
                     self._content.append(self._blocks[index].whole(cut_off))
 
-    def body(self, generation: Generation) -> dict[str, Any]:
+    def body(self, generation: Generation) -> m.Message:
         """The body, once all deltas are taken."""
-        opening = self._answer.opening(generation.usage, self._choice.reasoning_tokens)
-        return {**opening, "content": self._content, **self._ending}
+        message = self._answer.opening(generation.usage, self._choice.reasoning_tokens)
+        message["content"] = self._content
+        message["stop_reason"] = self._ending["stop_reason"]
+        message["stop_sequence"] = self._ending["stop_sequence"]
+        return message

@@ -19,13 +19,13 @@ encode = msgspec.json.encode
 
 _LOWEST_LOGPROB = -9999.0
 """Logprob of an impossible token: JSON has no infinity, and OpenAI and vLLM send this number."""
-_PLACE = "\ue000"
+PLACE = "\ue000"
 """Text in whose place an encoded value is put."""
 
 
 def around(value: Any) -> tuple[bytes, bytes]:
-    """The JSON before and after the only text `_PLACE` in a value: what is written anew for each chunk goes between."""
-    before, after = encode(value).split(encode(_PLACE))
+    """The JSON before and after the only text `PLACE` in a value: what is written anew for each chunk goes between."""
+    before, after = encode(value).split(encode(PLACE))
     return before, after
 
 
@@ -235,7 +235,7 @@ class ChatChoiceEncoder:
         self._as_ids = tokens_as_ids
         first: chat.ChatDelta = {"role": "assistant", "content": ""}
         self.role = encode(_chunk_choice(index, first))
-        self._before_content, self._after_content = around(_chunk_choice(index, {"content": _PLACE}))
+        self._before_content, self._after_content = around(_chunk_choice(index, {"content": PLACE}))
         self._start = b'{"index":%d,"delta":' % index
 
     def content(self, text: str) -> bytes:
@@ -296,7 +296,7 @@ class CompletionChoiceEncoder:
         self._index = index
         plain: completions.CompletionChunkChoice = {
             "index": index,
-            "text": _PLACE,
+            "text": PLACE,
             "logprobs": None,
             "finish_reason": None,
         }

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+
+from server.schemas.answers.messages import ErrorType, MessagesError
 
 PREFIX = "/v1/messages"
 """Path below which answers have Anthropic's form."""
-_TYPES: Mapping[int, str] = {
+_TYPES: Mapping[int, ErrorType] = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
@@ -27,7 +28,7 @@ def speaks(path: str) -> bool:
     return path == PREFIX or path.startswith(f"{PREFIX}/")
 
 
-def error_object(status: int, message: str, request_id: str | None) -> dict[str, Any]:
+def error_object(status: int, message: str, request_id: str | None) -> MessagesError:
     """The whole body as plain data."""
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}

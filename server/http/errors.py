@@ -89,7 +89,7 @@ class ErrorResponse(Response):
 
     def shape(self, path: str, request_id: str | None) -> None:
         """Give the body the form of the API that the path belongs to."""
-        told: dict[str, Any]
+        told: Any
         message = naming(self._message, self.refusal.param, self.refusal.code)
         if anthropic.speaks(path):
             told = anthropic.error_object(self.status_code, message, request_id)

@@ -104,90 +104,12 @@ ANSWERS: dict[str, Schema] = {
     "ChatCompletionChunk": DERIVED["ChatCompletionChunk"],
     "Completion": DERIVED["Completion"],
     "CompletionChunk": DERIVED["CompletionChunk"],
-    "MessagesError": closed(
-        {
-            "type": const("error"),
-            "error": closed(
-                {
-                    "type": one_of(
-                        "invalid_request_error",
-                        "authentication_error",
-                        "permission_error",
-                        "not_found_error",
-                        "request_too_large",
-                        "rate_limit_error",
-                        "timeout_error",
-                        "api_error",
-                        "overloaded_error",
-                    ),
-                    "message": {**STRING, "minLength": 1},
-                }
-            ),
-            "request_id": nullable(STRING),
-        },
-        description="Error of the Messages API, and the event that ends a failed stream.",
-    ),
-    "MessagesUsage": closed(
-        {
-            "input_tokens": {**COUNT, "description": "Tokens of the prompt, without those read from the cache."},
-            "cache_creation_input_tokens": COUNT,
-            "cache_read_input_tokens": COUNT,
-            "output_tokens": COUNT,
-            "output_tokens_details": closed({"thinking_tokens": COUNT}),
-        }
-    ),
-    "AnsweredBlock": {
-        "oneOf": [
-            closed({"type": const("text"), "text": STRING}),
-            closed({"type": const("thinking"), "thinking": STRING, "signature": STRING}),
-            closed({"type": const("tool_use"), "id": STRING, "name": STRING, "input": {"type": "object"}}),
-        ]
-    },
-    "Message": closed(
-        {
-            "id": STRING,
-            "type": const("message"),
-            "role": const("assistant"),
-            "model": STRING,
-            "content": array(ref("AnsweredBlock")),
-            "usage": ref("MessagesUsage"),
-            **_MESSAGE_END,
-        }
-    ),
-    "MessageEvent": {
-        "oneOf": [
-            closed({"type": const("message_start"), "message": ref("Message")}),
-            closed({"type": const("ping")}),
-            closed({"type": const("content_block_start"), "index": COUNT, "content_block": ref("AnsweredBlock")}),
-            closed(
-                {
-                    "type": const("content_block_delta"),
-                    "index": COUNT,
-                    "delta": {
-                        "oneOf": [
-                            closed({"type": const(kind), name: STRING})
-                            for kind, name in (
-                                ("text_delta", "text"),
-                                ("thinking_delta", "thinking"),
-                                ("signature_delta", "signature"),
-                                ("input_json_delta", "partial_json"),
-                            )
-                        ]
-                    },
-                }
-            ),
-            closed({"type": const("content_block_stop"), "index": COUNT}),
-            closed(
-                {
-                    "type": const("message_delta"),
-                    "delta": closed(_MESSAGE_END),
-                    "usage": ref("MessagesUsage"),
-                }
-            ),
-            closed({"type": const("message_stop")}),
-        ]
-    },
-    "TokenCount": closed({"input_tokens": COUNT}),
+    "MessagesError": DERIVED["MessagesError"],
+    "MessagesUsage": DERIVED["MessagesUsage"],
+    "AnsweredBlock": DERIVED["AnsweredBlock"],
+    "Message": DERIVED["Message"],
+    "MessageEvent": DERIVED["MessageEvent"],
+    "TokenCount": DERIVED["TokenCount"],
     **OLLAMA,
     "InputTokenCount": closed({"object": const("response.input_tokens"), "input_tokens": COUNT}),
     **RESPONSES,

@@ -7,7 +7,7 @@ from typing import Any
 
 from server.openapi.derive import Derivation
 from server.openapi.schema import Schema
-from server.schemas.answers import chat, common, completions
+from server.schemas.answers import chat, common, completions, messages
 
 TYPES: Mapping[str, tuple[Any, str]] = {
     "Usage": (common.TokenUsage, "Token counts."),
@@ -27,6 +27,15 @@ TYPES: Mapping[str, tuple[Any, str]] = {
     "ChatCompletionChunk": (chat.ChatCompletionChunk, ""),
     "Completion": (completions.Completion, ""),
     "CompletionChunk": (completions.CompletionChunk, ""),
+    "MessagesError": (
+        messages.MessagesError,
+        "Error of the Messages API, and the event that ends a failed stream.",
+    ),
+    "MessagesUsage": (messages.MessagesUsage, ""),
+    "AnsweredBlock": (messages.AnsweredBlock, ""),
+    "Message": (messages.Message, ""),
+    "MessageEvent": (messages.MessageEvent, ""),
+    "TokenCount": (messages.TokenCount, ""),
 }
 
 

@@ -19,6 +19,7 @@ from server.prepare.chat import PreparedChat, prepare_chat, prompt_ids
 from server.prepare.messages import ConvertedMessages, chat_of, template_variables_of
 from server.routes.answering import AnsweredCall
 from server.routes.common import json_response, read, state_of
+from server.schemas.answers.messages import TokenCount
 from server.schemas.chat import ChatRequest
 from server.schemas.messages import CountTokensRequest, MessagesPrompt, MessagesRequest
 from server.state import ServedModel, ServerState
@@ -65,7 +66,8 @@ async def count_tokens(request: Request) -> Response:
         return await prompt_ids(state, call, model, chat, chat.choice, variables)
 
     ids = await while_connected(request.receive, converted.prepared(prepare))
-    return json_response({"input_tokens": len(ids)})
+    count: TokenCount = {"input_tokens": len(ids)}
+    return json_response(count)
 
 
 async def _converted(

@@ -1,0 +1,94 @@
+"""Answers about models and tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal, NotRequired, TypedDict
+
+from msgspec import Meta
+
+from server.schemas.answers.common import Count
+
+class SamplingDefaults(TypedDict, total=False):
+    """Sampling parameters that requests without them have."""
+
+    temperature: NotRequired[float]
+    top_p: NotRequired[float]
+    top_k: NotRequired[float]
+    repetition_penalty: NotRequired[float]
+    min_p: NotRequired[float]
+    typical_p: NotRequired[float]
+    frequency_penalty: NotRequired[float]
+    presence_penalty: NotRequired[float]
+
+class ModelCapabilities(TypedDict):
+    """What a model can do, in Mistral's words."""
+
+    completion_chat: bool
+    function_calling: bool
+    reasoning: bool
+
+class OpenAIModel(TypedDict):
+    """A model in OpenAI's form."""
+
+    id: str
+    object: Literal["model"]
+    created: Count
+    owned_by: str
+    root: str
+    parent: str | None
+    max_model_len: Count | None
+    generates: bool | None
+    sampling_defaults: (
+        Annotated[
+            SamplingDefaults,
+            Meta(
+                description="Sampling parameters that the model's files or the operator set for requests without them. Those not "
+                "named have OpenAI's defaults; `{}` if none is set."
+            ),
+        ]
+        | None
+    )
+    type: Literal["base"]
+    capabilities: ModelCapabilities
+    notes: NotRequired[list[str]]
+
+class AnthropicModel(TypedDict):
+    """A model in Anthropic's form."""
+
+    type: Literal["model"]
+    id: str
+    display_name: str
+    created_at: str
+    lifecycle: Literal["active"]
+    max_input_tokens: Count | None
+    max_tokens: Count | None
+
+class OpenAIModelList(TypedDict):
+    """All names, in OpenAI's form."""
+
+    object: Literal["list"]
+    data: Annotated[Sequence[OpenAIModel], Meta(min_length=1)]
+
+class AnthropicModelList(TypedDict):
+    """All names, in Anthropic's form."""
+
+    data: Annotated[Sequence[AnthropicModel], Meta(min_length=1)]
+    first_id: str
+    last_id: str
+    has_more: bool
+
+class Tokenized(TypedDict):
+    """Ids of a text's tokens, and their texts."""
+
+    count: Count
+    max_model_len: Count
+    tokens: Sequence[Count]
+    token_strs: Sequence[str] | None
+
+class Detokenized(TypedDict):
+    """The text of token ids."""
+
+    prompt: str
+
+Names = Mapping[str, float]

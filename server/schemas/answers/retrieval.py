@@ -1,0 +1,70 @@
+"""Answers of embeddings, reranking and scoring."""
+
+from __future__ import annotations
+
+from typing import Literal, NotRequired, TypedDict
+
+from msgspec import Raw
+
+from server.schemas.answers.common import Count, PromptUsage
+
+
+class Embedding(TypedDict):
+    """A vector, as numbers or as base64 of little-endian float32."""
+
+    object: Literal["embedding"]
+    index: Count
+    embedding: list[float] | str
+
+
+class Embeddings(TypedDict):
+    """The vectors of the inputs."""
+
+    id: str
+    object: Literal["list"]
+    data: list[Embedding | Raw]
+    model: str
+    usage: PromptUsage
+
+
+class RankedDocument(TypedDict):
+    """The text of a document."""
+
+    text: str
+
+
+class Rank(TypedDict):
+    """A document's place in the request, and its score."""
+
+    index: Count
+    relevance_score: float
+    document: NotRequired[RankedDocument]
+
+
+class Reranked(TypedDict):
+    """Documents, the most relevant one first."""
+
+    id: str
+    object: Literal["list"]
+    model: str
+    results: list[Rank]
+    usage: PromptUsage
+
+
+class Score(TypedDict):
+    """The score of a pair."""
+
+    index: Count
+    object: Literal["score"]
+    score: float
+
+
+class Scores(TypedDict):
+    """The scores of pairs."""
+
+    id: str
+    object: Literal["list"]
+    created: Count
+    model: str
+    data: list[Score]
+    usage: PromptUsage

@@ -13,7 +13,7 @@ from server.answer.choice import Piece
 from server.answer.reasoning import Thought
 from server.answer.tools.events import CallArguments, CallBegun
 from server.schemas.answers import chat, completions
-from server.schemas.answers.common import PromptLogprob, PromptLogprobs, Timings, TokenUsage
+from server.schemas.answers.common import PromptLogprob, PromptLogprobs, PromptUsage, Timings, TokenUsage
 
 encode = msgspec.json.encode
 
@@ -44,6 +44,15 @@ def usage_object(usage: Usage, reasoning_tokens: int = 0) -> TokenUsage:
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
         "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
+    }
+
+
+def prompt_usage(usage: Usage) -> PromptUsage:
+    """Token counts of a call that generates no tokens."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "total_tokens": usage.prompt_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
 
 

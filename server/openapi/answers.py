@@ -113,79 +113,14 @@ ANSWERS: dict[str, Schema] = {
     **OLLAMA,
     "InputTokenCount": closed({"object": const("response.input_tokens"), "input_tokens": COUNT}),
     **RESPONSES,
-    "Reranked": closed(
-        {
-            "id": STRING,
-            "object": const("list"),
-            "model": STRING,
-            "results": array(
-                closed(
-                    {"index": COUNT, "relevance_score": NUMBER}, {"document": closed({"text": STRING})}
-                )
-            ),
-            "usage": ref("PromptUsage"),
-        }
-    ),
-    "Scores": closed(
-        {
-            "id": STRING,
-            "object": const("list"),
-            "created": COUNT,
-            "model": STRING,
-            "data": array(closed({"index": COUNT, "object": const("score"), "score": NUMBER})),
-            "usage": ref("PromptUsage"),
-        }
-    ),
+    "Reranked": DERIVED["Reranked"],
+    "Scores": DERIVED["Scores"],
     "PromptUsage": DERIVED["PromptUsage"],
     **STORIES,
-    "Embeddings": closed(
-        {
-            "id": STRING,
-            "object": const("list"),
-            "data": array(
-                closed(
-                    {
-                        "object": const("embedding"),
-                        "index": COUNT,
-                        "embedding": {"anyOf": [array(NUMBER), STRING]},
-                    }
-                )
-            ),
-            "model": STRING,
-            "usage": ref("PromptUsage"),
-        }
-    ),
+    "Embeddings": DERIVED["Embeddings"],
     "Model": {"anyOf": [ref("OpenAIModel"), ref("AnthropicModel")]},
-    "AnthropicModel": closed(
-        {
-            "type": const("model"),
-            "id": STRING,
-            "display_name": STRING,
-            "created_at": STRING,
-            "lifecycle": const("active"),
-            "max_input_tokens": nullable(COUNT),
-            "max_tokens": nullable(COUNT),
-        },
-        description="Model, for a client that sends `anthropic-version`.",
-    ),
-    "OpenAIModel": closed(
-        {
-            "id": STRING,
-            "object": const("model"),
-            "created": COUNT,
-            "owned_by": STRING,
-            "root": STRING,
-            "parent": nullable(STRING),
-            "max_model_len": nullable(COUNT),
-            "generates": nullable(BOOLEAN),
-            "sampling_defaults": nullable(_SAMPLING_DEFAULTS),
-            "type": const("base"),
-            "capabilities": closed(
-                {"completion_chat": BOOLEAN, "function_calling": BOOLEAN, "reasoning": BOOLEAN}
-            ),
-        },
-        {"notes": array(STRING)},
-    ),
+    "AnthropicModel": DERIVED["AnthropicModel"],
+    "OpenAIModel": DERIVED["OpenAIModel"],
     "ModelList": {
         "anyOf": [
             closed({"object": const("list"), "data": array(ref("OpenAIModel"), minItems=1)}),
@@ -199,15 +134,8 @@ ANSWERS: dict[str, Schema] = {
             ),
         ]
     },
-    "Tokenized": closed(
-        {
-            "count": COUNT,
-            "max_model_len": COUNT,
-            "tokens": _IDS,
-            "token_strs": nullable(array(STRING)),
-        }
-    ),
-    "Detokenized": closed({"prompt": STRING}),
+    "Tokenized": DERIVED["Tokenized"],
+    "Detokenized": DERIVED["Detokenized"],
     "TokenizerInfo": {
         "type": "object",
         "description": "Contents of the model's tokenizer_config.json, and the chat template in use.",

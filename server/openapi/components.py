@@ -7,7 +7,7 @@ from typing import Any
 
 from server.openapi.derive import Derivation
 from server.openapi.schema import Schema
-from server.schemas.answers import chat, common, completions, messages
+from server.schemas.answers import chat, common, completions, messages, models, retrieval
 
 TYPES: Mapping[str, tuple[Any, str]] = {
     "Usage": (common.TokenUsage, "Token counts."),
@@ -36,6 +36,13 @@ TYPES: Mapping[str, tuple[Any, str]] = {
     "Message": (messages.Message, ""),
     "MessageEvent": (messages.MessageEvent, ""),
     "TokenCount": (messages.TokenCount, ""),
+    "Reranked": (retrieval.Reranked, ""),
+    "Scores": (retrieval.Scores, ""),
+    "Embeddings": (retrieval.Embeddings, ""),
+    "AnthropicModel": (models.AnthropicModel, "Model, for a client that sends `anthropic-version`."),
+    "OpenAIModel": (models.OpenAIModel, ""),
+    "Tokenized": (models.Tokenized, ""),
+    "Detokenized": (models.Detokenized, ""),
 }
 
 

@@ -109,6 +109,8 @@ class Derivation:
                 "description": meta.description,
             }
             schema |= {name: limit for name, limit in limits.items() if limit is not None}
+        if schema.get("type") == "object" and "description" in schema:
+            schema = {"description": schema.pop("description"), **schema}
         return schema
 
 

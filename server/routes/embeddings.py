@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,8 +13,7 @@ from starlette.responses import Response
 
 from engine.errors import InvalidRequest, SequenceFailed
 from engine.text.embedding import EmbeddingRequest as Asked
-from engine.text.generation import Usage
-from server.answer.sse import encode
+from server.answer.sse import encode, prompt_usage
 from server.http.call import Call, call_of
 from server.http.event_stream import while_connected
 from server.prepare.embeddings import FIELD_NAMES, prompted
@@ -23,6 +21,7 @@ from server.prepare.engine_request import request_context
 from server.prepare.field_names import named
 from server.prepare.prompts import input_ids, place_in, truncation_of
 from server.routes.common import json_response, read, state_of
+from server.schemas.answers.retrieval import Embedding, Embeddings
 from server.schemas.embeddings import EmbeddingRequest
 from server.state import ServedModel, ServerState
 
@@ -73,11 +72,11 @@ async def prepare_embedding(
     return Asked(request_context(call, "embd-", body, model), prompts, pooling, model.adapter)
 
 
-async def _answer(model: ServedModel, name: str, body: EmbeddingRequest, asked: Asked) -> dict[str, Any]:
+async def _answer(model: ServedModel, name: str, body: EmbeddingRequest, asked: Asked) -> Embeddings:
     place = place_in("input", body.input)
     with named(FIELD_NAMES.of_body(text=place)):
         vectors, usage = await model.engine.embed(asked)
-    data = []
+    data: list[Embedding | msgspec.Raw] = []
     since_pause = 0
     for index, vector in enumerate(vectors):
         data.append(msgspec.Raw(_encoded(index, shaped(vector, body), body.encoding_format == "base64")))
@@ -90,7 +89,7 @@ async def _answer(model: ServedModel, name: str, body: EmbeddingRequest, asked: 
         "object": "list",
         "model": name,
         "data": data,
-        "usage": _usage_object(usage),
+        "usage": prompt_usage(usage),
     }
 
 
@@ -109,16 +108,7 @@ def shaped(vector: NDArray[np.float32], body: EmbeddingRequest) -> NDArray[np.fl
 
 def _encoded(index: int, vector: NDArray[np.float32], as_base64: bool) -> bytes:
     """An entry of the answer's list; base64 encodes the numbers as little-endian float32."""
-    value: Any = vector.tolist()
-    if as_base64:
-        value = base64.b64encode(vector.astype("<f4").tobytes()).decode()
-    return encode({"object": "embedding", "index": index, "embedding": value})
-
-
-def _usage_object(usage: Usage) -> dict[str, Any]:
-    """Token counts in the form of this endpoint, which generates no tokens."""
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "total_tokens": usage.prompt_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-    }
+    value: list[float] | str
+    value = base64.b64encode(vector.astype("<f4").tobytes()).decode() if as_base64 else vector.tolist()
+    entry: Embedding = {"object": "embedding", "index": index, "embedding": value}
+    return encode(entry)

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import cast
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from engine.errors import ModelNotFound
 from server.routes.common import READ, json_response, state_of
+from server.schemas.answers.models import (
+    AnthropicModel,
+    AnthropicModelList,
+    ModelCapabilities,
+    OpenAIModel,
+    OpenAIModelList,
+    SamplingDefaults,
+)
 from server.state import AdapterLike, ServedModel, ServerState
 
 router = APIRouter()
@@ -25,9 +33,15 @@ async def list_models(request: Request) -> Response:
     cards = [_card(state, name) for name in state.names]
     cards += [_adapter_card(state, one) for one in (state.adapters.all() if state.adapters else ())]
     if _ANTHROPIC in request.headers:
-        ids = {"first_id": cards[0]["id"], "last_id": cards[-1]["id"], "has_more": False}
-        return json_response({"data": list(map(_anthropic_card, cards)), **ids})
-    return json_response({"object": "list", "data": cards})
+        models: AnthropicModelList = {
+            "data": list(map(_anthropic_card, cards)),
+            "first_id": cards[0]["id"],
+            "last_id": cards[-1]["id"],
+            "has_more": False,
+        }
+        return json_response(models)
+    answer: OpenAIModelList = {"object": "list", "data": cards}
+    return json_response(answer)
 
 
 @router.api_route("/v1/models/{name:path}", methods=READ)
@@ -38,11 +52,12 @@ async def get_model(request: Request, name: str) -> Response:
     adapter = None if state.adapters is None else state.adapters.get(served)
     if adapter is None and served not in state.names:
         raise ModelNotFound(f"The model '{name[:200]}' does not exist.", param="model")
-    card = (_card(state, served) if adapter is None else _adapter_card(state, adapter)) | {"id": name}
+    card = _card(state, served) if adapter is None else _adapter_card(state, adapter)
+    card["id"] = name
     return json_response(_anthropic_card(card) if _ANTHROPIC in request.headers else card)
 
 
-def _card(state: ServerState, name: str) -> dict[str, Any]:
+def _card(state: ServerState, name: str) -> OpenAIModel:
     # max_model_len is vLLM's addition; benchmarks and agents size their prompts by it.
     return {
         "id": name,
@@ -55,14 +70,18 @@ def _card(state: ServerState, name: str) -> dict[str, Any]:
         # False: it makes embeddings or scores only.
         "generates": state.model.info.generates if state.model is not None else None,
         # {}: the model has none, and OpenAI's are in force.
-        "sampling_defaults": None if state.model is None else state.model.defaults.own,
+        "sampling_defaults": None if state.model is None else _sampling_defaults(state.model),
         # Mistral's SDK reads no card without these two.
         "type": "base",
         "capabilities": _capabilities(state.model),
     }
 
 
-def _capabilities(model: ServedModel | None) -> dict[str, bool]:
+def _sampling_defaults(model: ServedModel) -> SamplingDefaults:
+    return cast(SamplingDefaults, model.defaults.own)
+
+
+def _capabilities(model: ServedModel | None) -> ModelCapabilities:
     """What the model can do, in Mistral's words; nothing while it loads."""
     if model is None:
         return {"completion_chat": False, "function_calling": False, "reasoning": False}
@@ -75,16 +94,18 @@ def _capabilities(model: ServedModel | None) -> dict[str, bool]:
     }
 
 
-def _adapter_card(state: ServerState, adapter: AdapterLike) -> dict[str, Any]:
+def _adapter_card(state: ServerState, adapter: AdapterLike) -> OpenAIModel:
     """vLLM's form: `parent` is the model that the adapter changes, `root` where it was loaded from. `notes`, if any, say what of
     its files is not used."""
-    base = _card(state, adapter.name)
-    card = {**base, "created": adapter.created, "root": adapter.root, "parent": state.names[0]}
-    card["sampling_defaults"] = adapter.model.defaults.own
-    return card | ({"notes": list(adapter.notes)} if adapter.notes else {})
+    card = _card(state, adapter.name)
+    card["created"], card["root"], card["parent"] = adapter.created, adapter.root, state.names[0]
+    card["sampling_defaults"] = _sampling_defaults(adapter.model)
+    if adapter.notes:
+        card["notes"] = list(adapter.notes)
+    return card
 
 
-def _anthropic_card(card: dict[str, Any]) -> dict[str, Any]:
+def _anthropic_card(card: OpenAIModel) -> AnthropicModel:
     """The same model in Anthropic's form."""
     return {
         "type": "model",

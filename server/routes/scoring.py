@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from engine.text.generation import Usage
+from server.answer.sse import prompt_usage
 from server.http.call import call_of
 from server.http.event_stream import while_connected
 from server.prepare.embeddings import FIELD_NAMES
@@ -17,6 +17,7 @@ from server.prepare.field_names import named
 from server.prepare.prompts import Place, place_in
 from server.prepare.scoring import Pairs, PreparedScores, prepare_scores
 from server.routes.common import json_response, read, state_of
+from server.schemas.answers.retrieval import Rank, RankedDocument, Reranked, Scores
 from server.schemas.scoring import RerankRequest, ScoreFields, ScoreRequest
 from server.state import ServedModel
 
@@ -33,21 +34,21 @@ async def rerank(request: Request) -> Response:
     pairs = Pairs([body.query], body.texts, ("query", "documents"), _places(body, "query", "documents"))
     name, prepared, scores, usage = await _scored(request, "rerank-", body, pairs)
     order = sorted(range(len(scores)), key=lambda index: -scores[index])
-    results = []
+    results: list[Rank] = []
     for index in order[: body.top_n or None]:
-        result: dict[str, Any] = {"index": index}
-        if body.return_documents is not False:
-            result["document"] = {"text": pairs.second[index]}
-        results.append({**result, "relevance_score": scores[index]})
-    return json_response(
-        {
-            "id": prepared.request.context.request_id,
-            "object": "list",
-            "model": name,
-            "results": results,
-            "usage": _usage_object(usage),
-        }
-    )
+        if body.return_documents is False:
+            results.append({"index": index, "relevance_score": scores[index]})
+        else:
+            document: RankedDocument = {"text": pairs.second[index]}
+            results.append({"index": index, "document": document, "relevance_score": scores[index]})
+    answer: Reranked = {
+        "id": prepared.request.context.request_id,
+        "object": "list",
+        "model": name,
+        "results": results,
+        "usage": prompt_usage(usage),
+    }
+    return json_response(answer)
 
 
 @router.post("/score")
@@ -59,16 +60,15 @@ async def score(request: Request) -> Response:
     first, second = body.sides
     pairs = Pairs(first, second, body.names, _places(body, *body.names))
     name, prepared, scores, usage = await _scored(request, "score-", body, pairs)
-    return json_response(
-        {
-            "id": prepared.request.context.request_id,
-            "object": "list",
-            "created": int(time.time()),
-            "model": name,
-            "data": [{"index": index, "object": "score", "score": one} for index, one in enumerate(scores)],
-            "usage": _usage_object(usage),
-        }
-    )
+    answer: Scores = {
+        "id": prepared.request.context.request_id,
+        "object": "list",
+        "created": int(time.time()),
+        "model": name,
+        "data": [{"index": index, "object": "score", "score": one} for index, one in enumerate(scores)],
+        "usage": prompt_usage(usage),
+    }
+    return json_response(answer)
 
 
 def _places(body: ScoreFields, first: str, second: str) -> tuple[Place, Place]:
@@ -101,12 +101,3 @@ async def _computed(model: ServedModel, prepared: PreparedScores, pairs: Pairs) 
     with named(FIELD_NAMES.of_body(text=place)):
         vectors, usage = await model.engine.embed(prepared.request)
     return prepared.scores(vectors), usage
-
-
-def _usage_object(usage: Usage) -> dict[str, Any]:
-    """Token counts in the form of embeddings: no tokens are generated."""
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "total_tokens": usage.prompt_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-    }

@@ -13,6 +13,7 @@ from server.http.request_timing import run_off_loop_if_large
 from server.prepare.chat_prompt import chat_prompt, check_token_ids, decoded, token_texts
 from server.prepare.prompts import input_ids, truncation_of
 from server.routes.common import READ, json_response, read, state_of, template_variables
+from server.schemas.answers.models import Detokenized, Tokenized
 from server.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from server.state import ServedModel
 from server.templates.template import DEFAULT, ChatTemplate
@@ -67,8 +68,12 @@ async def tokenize(request: Request) -> Response:
             truncation=truncation,
             may_be_empty=True,
         )
-    answer: dict[str, Any] = {"count": len(ids), "max_model_len": model.max_model_len, "tokens": ids}
-    answer["token_strs"] = await token_texts(state, model, ids) if body.return_token_strs else None
+    answer: Tokenized = {
+        "count": len(ids),
+        "max_model_len": model.max_model_len,
+        "tokens": ids,
+        "token_strs": await token_texts(state, model, ids) if body.return_token_strs else None,
+    }
     return json_response(answer)
 
 
@@ -80,7 +85,8 @@ async def detokenize(request: Request) -> Response:
     model, _ = await state.find(body.model)
     check_token_ids(model, body.tokens, "tokens")
     [text] = await decoded(state, model, [body.tokens], bool(body.skip_special_tokens), "tokens")
-    return json_response({"prompt": text})
+    answer: Detokenized = {"prompt": text}
+    return json_response(answer)
 
 
 @router.api_route("/tokenizer_info", methods=READ)

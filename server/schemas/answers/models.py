@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from server.schemas.answers.common import Count
 
+
 class SamplingDefaults(TypedDict, total=False):
     """Sampling parameters that requests without them have."""
 
@@ -21,12 +22,14 @@ class SamplingDefaults(TypedDict, total=False):
     frequency_penalty: NotRequired[float]
     presence_penalty: NotRequired[float]
 
+
 class ModelCapabilities(TypedDict):
     """What a model can do, in Mistral's words."""
 
     completion_chat: bool
     function_calling: bool
     reasoning: bool
+
 
 class OpenAIModel(TypedDict):
     """A model in OpenAI's form."""
@@ -53,6 +56,7 @@ class OpenAIModel(TypedDict):
     capabilities: ModelCapabilities
     notes: NotRequired[list[str]]
 
+
 class AnthropicModel(TypedDict):
     """A model in Anthropic's form."""
 
@@ -64,11 +68,13 @@ class AnthropicModel(TypedDict):
     max_input_tokens: Count | None
     max_tokens: Count | None
 
+
 class OpenAIModelList(TypedDict):
     """All names, in OpenAI's form."""
 
     object: Literal["list"]
     data: Annotated[Sequence[OpenAIModel], Meta(min_length=1)]
+
 
 class AnthropicModelList(TypedDict):
     """All names, in Anthropic's form."""
@@ -78,6 +84,7 @@ class AnthropicModelList(TypedDict):
     last_id: str
     has_more: bool
 
+
 class Tokenized(TypedDict):
     """Ids of a text's tokens, and their texts."""
 
@@ -86,9 +93,11 @@ class Tokenized(TypedDict):
     tokens: Sequence[Count]
     token_strs: Sequence[str] | None
 
+
 class Detokenized(TypedDict):
     """The text of token ids."""
 
     prompt: str
+
 
 Names = Mapping[str, float]

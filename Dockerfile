@@ -31,6 +31,7 @@ RUN python3 -m venv /opt/build && /opt/build/bin/pip install -c constraints.txt 
 COPY pyproject.toml hatch_build.py README.md LICENSE NOTICE ./
 COPY configs configs
 COPY cohort_server cohort_server
+COPY clients clients
 COPY server server
 COPY engine engine
 COPY executors executors

@@ -5,7 +5,7 @@
     with LLM("path/to/model") as llm:
         [result] = llm.generate(["Once upon a time"], SamplingParams(max_tokens=32))
 
-This package is the public door. The application behind it (`server`, `engine`, `executors`) keeps names that other
+This package is the public door. The application behind it (`server`, `engine`, `executors`, `clients`) keeps names that other
 distributions use too, so those packages are no top-level packages of an installation: see `cohort_server.rooms`.
 """
 

@@ -3,8 +3,8 @@
     checkout                          site-packages
     +- cohort_server/                 +- cohort_server/
     +- server/ engine/ executors/        +- _app/
-    +- configs/                             +- server/ engine/ executors/
-                                            +- configs/
+    +- clients/ configs/                    +- server/ engine/ executors/
+                                            +- clients/ configs/
 
 A process of the application calls `enter`: the folder becomes the first of `sys.path`, so a foreign `server` in the
 working directory or on PYTHONPATH is never imported. A process of the user's calls `load`: the packages are imported
@@ -19,10 +19,11 @@ from pathlib import Path
 from types import ModuleType
 
 PACKAGES = ("server", "engine", "executors")
+"""Those that the LLM class needs. `clients` is not among them, so a program may have a package of that name."""
 
 
 def folder() -> Path:
-    """The folder that holds `server`, `engine`, `executors` and `configs`."""
+    """The folder that holds `clients`, `server`, `engine`, `executors` and `configs`."""
     here = Path(__file__).resolve().parent
     installed = here / "_app"
     return installed if installed.is_dir() else here.parent

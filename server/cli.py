@@ -25,7 +25,7 @@ def main() -> None:
         first_lines.start(sys.argv[2:], os.environ)
     drop_empty(os.environ)
 
-    from server.commands import command_line
+    from cohort_server import command_line
 
     command_line.main()
 

@@ -21,7 +21,9 @@ from cohort_server import run
 from executors import tiny
 
 ROOT = Path(__file__).resolve().parents[1]
-PRODUCT = tuple(ROOT / name for name in ("cohort_server", "server", "engine", "executors", "configs"))
+PRODUCT = tuple(
+    ROOT / name for name in ("cohort_server", "clients", "server", "engine", "executors", "configs")
+)
 SUFFIXES = frozenset({".py", ".yaml", ".jinja", ".json", ".cpp", ".h"})
 _LOOK_EVERY = 0.3
 """Seconds."""

@@ -1,4 +1,4 @@
-"""Checks the shape of the three packages: `python -m tools.structure`, part of `make check`.
+"""Checks the shape of the packages: `python -m tools.structure`, part of `make check`.
 
 - no circle of imports between modules, and none between rooms
 - no function longer than MAX_FUNCTION_LINES
@@ -19,7 +19,7 @@ from pathlib import Path
 import grimp
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("server", "engine", "executors")
+PACKAGES = ("cohort_server", "clients", "server", "engine", "executors")
 DEEP = ("executors.llm", "executors.testing")
 """Folders whose folders are rooms."""
 MAX_FUNCTION_LINES = 80

@@ -52,10 +52,10 @@ from benchmarks.peers import (
 )  # fmt: skip
 from benchmarks.peers.roofline import Cost
 from benchmarks.peers.servers import Room, Side
+from clients.bench.report import client_facts
+from clients.bench.workloads import WORKLOADS
 from executors.contract.errors import ConfigError
 from executors.gguf.file import read_gguf
-from server.commands.bench.report import client_facts
-from server.commands.bench.workloads import WORKLOADS
 from tools.neutral_paths import neutral
 
 ROOT = Path(__file__).resolve().parents[2]

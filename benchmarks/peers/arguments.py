@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.peers import compare, gguf_files, headline, servers
 from benchmarks.shapes import SHAPES
-from server.commands.bench.workloads import WORKLOADS
+from clients.bench.workloads import WORKLOADS
 
 PEERS = ("vllm", "llamacpp", "openvino", "ik", "cohort")
 ONE_STREAM = ("openvino", "ik")

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.peers import roofline
 from benchmarks.peers.roofline import Cost
-from server.commands.bench.workloads import WORKLOADS
+from clients.bench.workloads import WORKLOADS
 
 START = "start"
 """Not a workload: from starting the process to ready."""

@@ -16,8 +16,8 @@ import numpy as np
 
 from benchmarks.peers.models import weight_bytes
 from benchmarks.shapes import SHAPES, matrix_flops
+from clients.bench.workloads import Workload
 from executors.gguf.file import GgufFile, read_gguf
-from server.commands.bench.workloads import Workload
 
 _BYTES = 2
 """of a number in the KV cache, and in a checkpoint in bfloat16"""

@@ -1,21 +1,19 @@
-"""What the verbs share: how they fail, find a model and write sizes."""
+"""What the verbs share: how they fail, print and write sizes."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import re
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from server.settings.table import Settings
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
@@ -23,6 +21,9 @@ INTERRUPTED = 130
 IGNORED_FLAGS: list[str] = []
 """A line about each flag of another server that was left out of the command line. `command_line` alone writes it, before the
 verb runs."""
+
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""What could move the cursor or change the terminal; models and servers may be made to say anything."""
 
 _BUSY_S = 1.6
 """Seconds between lines on a terminal whose cursor cannot move."""
@@ -100,45 +101,6 @@ def busy(text: str) -> Iterator[None]:
 def print_json(value: Any) -> None:
     """For programs. Numbers that JSON does not know do not occur in it."""
     print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
-
-
-def find_model(flags: Mapping[str, Any], *, weights: bool = True) -> tuple[Settings, str, Path]:
-    """The settings that `cohort serve` would have with these flags, the model's name and its directory; fetched from the hub
-    where it is not here (without `weights`, no safetensors). Ends the process with one line for what is wrong."""
-    import asyncio
-    from dataclasses import replace
-
-    from executors.contract import ConfigError
-    from server import best_model, bootstrap, hub
-    from server.loading import loading_display
-    from server.model_files.prepared import model_directory
-    from server.model_source import LocalModel
-    from server.settings.load import SettingsError, load
-    from server.system.logs import configure_own
-
-    try:
-        chosen, _ = load(flags, os.environ)
-        source = best_model.choose(chosen).model or bootstrap.model_source(chosen)
-        chosen = bootstrap.settings_for(chosen, source)
-        if isinstance(source, LocalModel):
-            with busy("reading the model's files"):
-                return chosen, source.name, model_directory(source.path, package=source.package)
-        configure_own("info")  # lines of a terminal that shows no bar go to stderr
-        display = loading_display() if sys.stderr.isatty() else None
-        name = source.label
-
-        def report(done: int, total: int) -> None:
-            if display is not None:
-                display.report(f"downloading {name}", done, total)
-
-        try:
-            fetched = asyncio.run(hub.fetch(replace(source, weights=weights), report))
-            return chosen, name, model_directory(fetched)
-        finally:
-            if display is not None:
-                display.close()
-    except (SettingsError, ConfigError, hub.HubError) as error:
-        fail(str(error))
 
 
 def as_bytes(text: str | None, name: str) -> int | None:

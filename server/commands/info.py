@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
-from server.commands.common import as_bytes, console, count, fail, find_model, print_json, size
+from server.commands.common import as_bytes, console, count, fail, print_json, size
+from server.commands.find_model import find_model
 from server.commands.options import AsJson, ModelArgument, Text, flag, with_settings
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from clients.launch.clients import CLIENTS, Launch, Target, output_limit
+from clients.launch.sample import SAMPLE
 from engine.text.tokenizer import Tokenizer
-from server.commands.launch.clients import CLIENTS, Launch, Target, output_limit
-from server.commands.launch.sample import SAMPLE
 from tests.agents.clients import AGENTS, Agent
 from tests.agents.recording import RECORDED
 from tests.agents.scripted import CONTEXT

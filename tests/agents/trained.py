@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from server.commands.launch.clients import CLIENTS, Target
+from clients.launch.clients import CLIENTS, Target
 from tests.agents.clients import AGENTS
 from tests.agents.first_prompts import as_launched
 from tests.agents.recording import RECORDED

@@ -155,14 +155,12 @@ def test_the_verb_is_light(tmp_path: Path) -> None:
     """Its process imports no torch, and the help none of what it runs with."""
     names = "('torch', 'rich.live', 'uvloop')"
     enter = "import sys; from cohort_server import rooms; rooms.enter()"
-    code = (
-        f"{enter}; from server.commands import command_line; print([m for m in {names} if m in sys.modules])"
-    )
+    code = f"{enter}; from cohort_server import command_line; print([m for m in {names} if m in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=20
     )
     assert done.stdout == "[]\n", done
-    code = f"{enter}; import server.commands.demo.view; print('torch' in sys.modules)"
+    code = f"{enter}; import clients.demo.view; print('torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=20
     )

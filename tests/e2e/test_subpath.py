@@ -13,7 +13,7 @@ import pytest
 from openai import OpenAI
 from playwright.sync_api import expect
 
-from server.commands.chat.client import ChatClient
+from clients.chat.client import ChatClient
 from tests.e2e.checkpoints import VOCAB_SIZE
 from tests.e2e.chromium import chromium, grown, opened, talking_server, without_end
 from tests.e2e.nginx import nginx

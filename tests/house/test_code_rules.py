@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted(
     file
-    for package in ("cohort_server", "server", "engine", "executors")
+    for package in ("cohort_server", "clients", "server", "engine", "executors")
     for file in (ROOT / package).rglob("*.py")
 )
 
@@ -28,7 +28,7 @@ FORBIDDEN_IMPORTS = {
 FETCHERS = ("requests", "urllib.request", "httpx", "httpx2", "huggingface_hub", "http.client")
 MAY_FETCH = {
     "server/hub": "fetches the model that the operator names, in a process of its own",
-    "server/commands": "clients: they talk to the server that the user names",
+    "clients": "they talk to the server that the user names",
     "server/healthcheck.py": "asks this very server, from its container",
 }
 LISTENER = "server/http/listener.py"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from server.commands.command_line import app
+from cohort_server.command_line import app
 from tests.house.test_doc_links import LINK
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -22,7 +22,7 @@ import pytest
 from executors.kernels.compiler import ISAS, Isa, usable_isas
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("server", "engine", "executors")
+ROOMS = ("clients", "server", "engine", "executors")
 # Whichever test comes first pays for building the wheel: in a clean checkout that compiles four variants of the kernels, 25 s
 # of CPU time, and several times that on a machine with other work.
 pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
@@ -107,8 +107,8 @@ def test_wheel_carries_presets_and_answers_help(installed: Path, tmp_path: Path)
     code = (
         "from cohort_server import rooms\n"
         "rooms.enter()\n"
-        "import engine, executors, server, server.system.paths\n"
-        "print(*(p.__file__ for p in (engine, executors, server)), server.system.paths.configs_dir(), sep='\\n')"
+        "import clients, engine, executors, server, server.system.paths\n"
+        "print(*(p.__file__ for p in (engine, executors, server, clients)), server.system.paths.configs_dir(), sep='\\n')"
     )
     *packages, configs = _run(str(installed / "python"), "-c", code, cwd=tmp_path).split()
     assert all(Path(p).is_relative_to(installed.parent) for p in [*packages, configs])
@@ -202,7 +202,7 @@ def test_an_editable_install_shows_one_package(editable: Path, tmp_path: Path) -
     code = (
         "from importlib.util import find_spec\n"
         "import cohort_server.rooms\n"
-        "specs = [find_spec(name) for name in ('server', 'engine', 'executors', 'tests', 'tools')]\n"
+        "specs = [find_spec(name) for name in ('clients', 'server', 'engine', 'executors', 'tests', 'tools')]\n"
         "print(cohort_server.rooms.folder(), *(spec.origin for spec in specs if spec and spec.origin))"
     )
     python = str(editable / "python")

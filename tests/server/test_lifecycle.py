@@ -328,7 +328,7 @@ def test_a_signal_before_anything_is_imported(number: signal.Signals) -> None:
         "import sys, time; from server import cli\n"
         "class Slow:\n"
         "    def find_spec(self, name, *_):\n"
-        "        if name == 'server.commands.command_line': print(flush=True); time.sleep(30)\n"
+        "        if name == 'cohort_server.command_line': print(flush=True); time.sleep(30)\n"
         "sys.meta_path.insert(0, Slow()); assert 'typer' not in sys.modules; cli.main()"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)

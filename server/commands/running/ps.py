@@ -40,7 +40,7 @@ def ps(as_json: AsJson = False) -> None:
 
 def running_rows() -> list[dict[str, Any]]:
     """Return a row per server as plain data: `pid`, `url`, `models`, `seconds` since its start, `memory` in bytes."""
-    from server.commands.address import CONTROL
+    from server.commands.common import CONTROL
     from server.running import processes
     from server.running.registry import running
 

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
-from server.commands.common import INTERRUPTED, fail, find_model, print_json, take_interrupts
+from server.commands.common import INTERRUPTED, fail, print_json, take_interrupts
+from server.commands.find_model import find_model
 from server.commands.options import AsJson, ModelArgument, Text, flag, with_settings
 from server.commands.verify.cases import DIFFERENT, EQUAL, NOT_THERE
 

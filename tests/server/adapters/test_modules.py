@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from cohort_server.command_line import _each_named
 from server.adapters.modules import LoraModule, read_modules
-from server.commands.command_line import _each_named
 from server.settings.load import SettingsError
 from server.settings.readers import Unfit
 from server.settings.table import TABLE

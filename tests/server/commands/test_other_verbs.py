@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from server.commands import command_line, other_verbs
+from cohort_server import command_line
+from server.commands import other_verbs
 from server.commands.other_verbs import instead_of
 from tests.server.commands.test_list import put, repository
 from tests.server.model_files.ollama_store import write_model

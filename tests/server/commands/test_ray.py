@@ -11,9 +11,9 @@ from types import ModuleType
 import pytest
 
 import cohort_server
+from cohort_server import command_line
 from executors.contract import ConfigError
 from server import replicas
-from server.commands import command_line
 from server.commands import ray as command
 from server.commands.ray import MISSING
 from server.http.listener import Listener

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import typer
 
-from server.commands.command_line import app, known_options
+from cohort_server.command_line import app, known_options
 from server.settings.foreign.command_line import ROWS, Reading, read_flags
 from server.settings.foreign.rows import Kind, by_name
 from server.settings.foreign.variables import LLAMA_CPP, advice_of_flags

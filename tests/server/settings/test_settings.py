@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from cohort_server.command_line import app, known_options
 from engine.config import EngineConfig
 from server.bootstrap import Bootstrap
-from server.commands.command_line import app, known_options
 from server.core_configs import engine_config, executor_config
 from server.hub import HubModel
 from server.model_source import LocalModel

@@ -17,10 +17,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cohort_server.command_line import app
 from engine.config import EngineConfig
 from executors.contract import ExecutorConfig
 from server import healthcheck
-from server.commands.command_line import app
 from server.core_configs import engine_config, executor_config
 from server.settings.kinds import Setting
 from server.settings.load import SettingsError, load
@@ -104,7 +104,7 @@ def test_the_table_is_read_without_pydantic_and_yaml() -> None:
 )
 def test_help_is_shown_without_pydantic(argv: list[str]) -> None:
     code = (
-        "import sys, atexit; from server.commands import command_line; sys.argv[0] = 'cohort'\n"
+        "import sys, atexit; from cohort_server import command_line; sys.argv[0] = 'cohort'\n"
         "atexit.register(lambda: print({'pydantic', 'yaml'} & set(sys.modules), file=sys.stderr))\n"
         "command_line.main()"
     )

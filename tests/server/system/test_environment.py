@@ -31,8 +31,8 @@ def test_an_empty_list_of_gpus_hides_them() -> None:
 
 def test_the_command_does_so_before_it_imports_anything() -> None:
     code = (
-        "import os, json, sys; from server import cli, commands\n"
-        "import server.commands.command_line as line\n"
+        "import os, json, sys; from server import cli\n"
+        "import cohort_server.command_line as line\n"
         "line.main = lambda: print(json.dumps([name for name in ('HF_HOME', 'HF_TOKEN') if name in os.environ]))\n"
         "cli.main()"
     )

@@ -1,0 +1,156 @@
+"""One answer of `cohort demo` as it comes in, and whether two of them are the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from clients.http import complaint
+
+
+class _Token(msgspec.Struct, gc=False):
+    token: str = ""
+    logprob: float = 0.0
+
+
+class _Logprobs(msgspec.Struct, gc=False):
+    content: tuple[_Token, ...] | None = None
+
+
+class _Delta(msgspec.Struct, gc=False):
+    content: str | None = None
+    reasoning: str | None = None
+
+
+class _Choice(msgspec.Struct, gc=False):
+    delta: _Delta | None = None
+    logprobs: _Logprobs | None = None
+    finish_reason: str | None = None
+
+
+class _Usage(msgspec.Struct, gc=False):
+    completion_tokens: int = 0
+
+
+class _Event(msgspec.Struct, gc=False):
+    """What is read of an event; msgspec skips the rest."""
+
+    choices: tuple[_Choice, ...] = ()
+    usage: _Usage | None = None
+    error: Any = None
+
+
+_QUOTED = 20
+"""Characters of two texts that are shown from where they part."""
+
+_decode = msgspec.json.Decoder(_Event).decode
+
+
+class Answer:
+    """One streamed chat completion. Its one writer is the connection that feeds it; views read it at any time.
+
+    `arrivals` are the times (of `time.perf_counter`) at which something of the answer came: comments that keep a connection
+    alive do not count.
+    """
+
+    def __init__(self, on_news: Callable[[], None] | None = None) -> None:
+        self.text = ""
+        self.tokens: list[tuple[str, float]] = []
+        """Each with its logprob."""
+        self.position = 0
+        """Tokens so far, as the server counts them."""
+        self.finish: str | None = None
+        self.arrivals: list[float] = []
+        self.problem: str | None = None
+        """Why there will be no more of it."""
+        self.closed = False
+        """[DONE] has come."""
+        self._on_news = on_news
+        self._rest = b""
+
+    @property
+    def over(self) -> bool:
+        """Nothing more is expected."""
+        return self.closed or self.problem is not None
+
+    @property
+    def begun(self) -> bool:
+        return self.position > 0
+
+    def longest_pause(self) -> float:
+        """Seconds between two parts of the answer, at most."""
+        return max((b - a for a, b in zip(self.arrivals, self.arrivals[1:], strict=False)), default=0.0)
+
+    def feed(self, data: bytes, now: float) -> None:
+        """A part of the body, which may begin and end anywhere; what came in it came at `now`."""
+        lines = (self._rest + data).split(b"\n")
+        self._rest = lines.pop()
+        for line in lines:
+            if line.startswith(b"data:"):
+                self._take(line[5:].strip(), now)
+        if self._on_news is not None:
+            self._on_news()
+
+    def end(self, problem: str | None = None) -> None:
+        """There is nothing more of the body."""
+        if problem is None and not self.closed:
+            problem = "the answer ended without [DONE]"
+        self.problem = self.problem or problem
+        if self._on_news is not None:
+            self._on_news()
+
+    def _take(self, data: bytes, now: float) -> None:
+        if data == b"[DONE]":
+            self.closed = True
+            return
+        try:
+            event = _decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            self.problem = self.problem or "the server sent an event that no OpenAI-compatible API has"
+            return
+        if event.error is not None:
+            self.problem = self.problem or complaint(event.error) or "an error without a word"
+        if event.usage is not None:
+            self.position = max(self.position, event.usage.completion_tokens)
+        for choice in event.choices:
+            self._take_choice(choice, now)
+
+    def _take_choice(self, choice: _Choice, now: float) -> None:
+        tokens = (choice.logprobs.content or ()) if choice.logprobs is not None else ()
+        text = (choice.delta.content or choice.delta.reasoning or "") if choice.delta is not None else ""
+        if text or tokens or choice.finish_reason is not None:
+            self.arrivals.append(now)
+        self.text += text
+        self.tokens += [(one.token, one.logprob) for one in tokens]
+        self.finish = choice.finish_reason or self.finish
+
+
+def difference(expected: Answer, found: Answer, *, exact: bool) -> str | None:
+    """In what `found` is not `expected`, the first thing only; None where they are equal: token for token, the same text and
+    the same end, and with `exact` the same logprobs, bit for bit."""
+    if found.problem is not None:
+        return f"after {found.position} tokens: {found.problem}"
+    for i, (before, after) in enumerate(zip(expected.tokens, found.tokens, strict=False), 1):
+        if before[0] != after[0]:
+            return f"token {i} is {_quoted(after[0])}, and was {_quoted(before[0])}"
+        if exact and before[1] != after[1]:
+            return f"the logprob of token {i} is {after[1]!r}, and was {before[1]!r}"
+    if len(expected.tokens) != len(found.tokens):
+        return f"it has {len(found.tokens)} tokens, and had {len(expected.tokens)}"
+    if expected.text != found.text:
+        i = next(
+            (i for i, (a, b) in enumerate(zip(expected.text, found.text, strict=False)) if a != b),
+            min(len(expected.text), len(found.text)),
+        )
+        now, then = found.text[i : i + _QUOTED], expected.text[i : i + _QUOTED]
+        return f"from character {i} it is {_quoted(now)}, and was {_quoted(then)}"
+    if expected.finish != found.finish:
+        return f"it ends with {found.finish}, and ended with {expected.finish}"
+    return None
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

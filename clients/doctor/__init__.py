@@ -1,0 +1,1 @@
+"""`cohort doctor`: what this machine can do, and an archive for a bug report."""

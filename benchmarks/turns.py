@@ -37,6 +37,7 @@ from urllib.parse import urlsplit
 
 from benchmarks.attention import cpu_name
 from benchmarks.peers import servers
+from clients.event_stream import EventReader
 from server.model_files import default_model
 from tools.neutral_paths import neutral
 
@@ -215,10 +216,10 @@ class Client:
         response = self._connection.getresponse()
         if response.status != 200:
             raise RuntimeError(f"{path}: {response.status} {response.read()[:500]!r}")
-        first, events = None, []
+        first, events, reader = None, [], EventReader()
         for line in iter(response.readline, b""):
-            if line.startswith(b"data: {"):
-                events.append(json.loads(line[6:]))
+            for event in reader.feed(line):
+                events.append(json.loads(event))
                 if first is None and is_first(events[-1]):
                     first = time.perf_counter() - began
         if first is None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from clients.bench.stream import EventReader, Served
+from clients.bench.stream import CompletionReader, Served
 from clients.http import PATIENCE, Broken, Client, Connection, Refused, reason
 
 LOOK_EVERY = 5.0
@@ -108,7 +108,7 @@ class _Worker:
 
     async def _once(self, message: bytes) -> Outcome:
         connection = await self.connect()
-        reader = EventReader()
+        reader = CompletionReader()
         sent = time.perf_counter()
         await connection.exchange(message, reader.feed)
         return reader.result(sent)

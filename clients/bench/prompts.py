@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from clients.bench.stream import EventReader
+from clients.bench.stream import CompletionReader
 from clients.bench.workloads import Workload
 from clients.http import BenchFault, Broken, Client, Refused
 
@@ -164,9 +164,11 @@ async def _try(client: Client, model: str, prompts: Prompts) -> Refused | None:
     return await _ask(client, body(model, prompt, 1))
 
 
-async def _ask(client: Client, asked: dict[str, Any], reader: EventReader | None = None) -> Refused | None:
+async def _ask(
+    client: Client, asked: dict[str, Any], reader: CompletionReader | None = None
+) -> Refused | None:
     """The refusal, or None. An error in the stream is one, too."""
-    reader = reader or EventReader()
+    reader = reader or CompletionReader()
     connection = await client.connect()
     try:
         await connection.exchange(client.message("POST", "/v1/completions", asked), reader.feed)
@@ -210,7 +212,7 @@ async def _tokenized(client: Client, model: str) -> list[int]:
 
 async def _tokens_per_word(client: Client, model: str) -> float:
     """By the server's own count of a text; 1.3, as of English, where it does not count."""
-    reader = EventReader()
+    reader = CompletionReader()
     text = Words(1.0).draw(random.Random(1), _TRIAL_WORDS)
     await _ask(client, body(model, text, 1), reader)
     result = reader.result(0.0)

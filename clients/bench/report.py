@@ -70,7 +70,7 @@ def commit() -> dict[str, Any]:
     import subprocess
     from pathlib import Path
 
-    root = Path(__file__).resolve().parents[3]
+    root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return {"commit": None, "modified": None}
 

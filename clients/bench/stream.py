@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from clients.event_stream import EventReader
 from clients.http import complaint
 
 
@@ -43,41 +44,29 @@ class Served:
     counted: bool
 
 
-class EventReader:
+class CompletionReader:
     """Takes the body of one answer in whatever parts it comes. Owned by the connection until the answer is complete."""
 
-    __slots__ = ("_arrivals", "_closing", "_problem", "_rest", "_usage", "done")
+    __slots__ = ("_arrivals", "_closing", "_events", "_problem", "_usage")
 
     def __init__(self) -> None:
         self._arrivals: list[float] = []
-        self._rest = b""
+        self._events = EventReader()
         self._usage: _Usage | None = None
         self._closing = False
         """The last event had a finish reason and no text."""
         self._problem: str | None = None
-        self.done = False
 
     def feed(self, data: bytes, now: float) -> None:
-        """A part of the body, which may begin and end anywhere. All tokens in it came at `now`.
-
-        Events are read line by line: each has its JSON in one line, in all servers of this kind.
-        """
-        if self._rest:
-            data = self._rest + data
-        lines = data.split(b"\n")
-        self._rest = lines.pop()
-        for line in lines:
-            if line[:5] == b"data:":
-                self._take(line[5:], now)
+        """A part of the body, which may begin and end anywhere. All tokens in it came at `now`."""
+        for event in self._events.feed(data):
+            self._take(event, now)
 
     def _take(self, data: bytes, now: float) -> None:
         try:
             event = _decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            if data.strip() == b"[DONE]":
-                self.done = True
-            else:
-                self._problem = self._problem or "the server sent an event that no OpenAI-compatible API has"
+            self._problem = self._problem or "the server sent an event that no OpenAI-compatible API has"
             return
         if event.choices:
             self._arrivals.append(now)
@@ -92,7 +81,7 @@ class EventReader:
         """What came, or why it does not count."""
         if self._problem:
             return self._problem
-        if not self.done:
+        if not self._events.done:
             return "the answer ended without [DONE]"
         tokens = self._usage.completion_tokens if self._usage is not None else 0
         # Some servers end with an event of its own for the finish reason, which no token came with.

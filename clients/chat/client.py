@@ -10,6 +10,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 from clients.address import BadAddress, parse_address
+from clients.event_stream import EventReader
 from server.commands.common import CONTROL
 
 _PATIENCE = 600.0
@@ -120,20 +121,19 @@ class ChatClient:
         try:
             response = self._send(connection, "POST", "/v1/chat/completions", json.dumps(body))
             reason = ""
+            events = EventReader()
             for line in self._lines(response):
-                if not line.startswith(b"data:"):
-                    continue
-                data = line[5:].strip()
-                if data == b"[DONE]":
+                for data in events.feed(line):
+                    for kind, piece in _pieces(data):
+                        if kind == "tokens" and not count_tokens:
+                            continue
+                        if kind == "finish":
+                            reason = piece
+                        else:
+                            yield kind, piece
+                if events.done:
                     yield "finish", reason
                     return
-                for kind, piece in _pieces(data):
-                    if kind == "tokens" and not count_tokens:
-                        continue
-                    if kind == "finish":
-                        reason = piece
-                    else:
-                        yield kind, piece
             raise ServerFault("the server closed the connection before the answer was complete")
         finally:
             connection.close()
@@ -161,9 +161,11 @@ class ChatClient:
             raise ServerFault(f"{self.url}: {_reason(error)}") from None
 
     def _lines(self, response: http.client.HTTPResponse) -> Iterator[bytes]:
+        """The body's lines. The last one counts also where the connection ends without a line end."""
         try:
             while line := response.readline():
                 yield line
+            yield b"\n"
         except (OSError, http.client.HTTPException) as error:
             raise ServerFault(f"the connection to the server broke off: {_reason(error)}") from None
 

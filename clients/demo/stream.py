@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from clients.event_stream import EventReader
 from clients.http import complaint
 
 
@@ -66,15 +67,13 @@ class Answer:
         self.arrivals: list[float] = []
         self.problem: str | None = None
         """Why there will be no more of it."""
-        self.closed = False
-        """[DONE] has come."""
         self._on_news = on_news
-        self._rest = b""
+        self._events = EventReader()
 
     @property
     def over(self) -> bool:
         """Nothing more is expected."""
-        return self.closed or self.problem is not None
+        return self._events.done or self.problem is not None
 
     @property
     def begun(self) -> bool:
@@ -86,26 +85,20 @@ class Answer:
 
     def feed(self, data: bytes, now: float) -> None:
         """A part of the body, which may begin and end anywhere; what came in it came at `now`."""
-        lines = (self._rest + data).split(b"\n")
-        self._rest = lines.pop()
-        for line in lines:
-            if line.startswith(b"data:"):
-                self._take(line[5:].strip(), now)
+        for event in self._events.feed(data):
+            self._take(event, now)
         if self._on_news is not None:
             self._on_news()
 
     def end(self, problem: str | None = None) -> None:
         """There is nothing more of the body."""
-        if problem is None and not self.closed:
+        if problem is None and not self._events.done:
             problem = "the answer ended without [DONE]"
         self.problem = self.problem or problem
         if self._on_news is not None:
             self._on_news()
 
     def _take(self, data: bytes, now: float) -> None:
-        if data == b"[DONE]":
-            self.closed = True
-            return
         try:
             event = _decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

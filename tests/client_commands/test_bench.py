@@ -64,6 +64,7 @@ def test_the_report() -> None:
         server.url, "first", 3, 1, 7,
     )  # fmt: skip
     assert config["prompts"] == {"form": "token ids", "low": 1000, "high": 99_999, "source": "default"}
+    assert (found["client"]["commit"] is not None) == (Path(__file__).parents[2] / ".git").exists()
     assert {"cohort", "commit", "modified", "python", "kernel", "packages", "hardware"} == set(
         found["client"]
     )

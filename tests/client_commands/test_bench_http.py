@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from clients.bench.load import Run, run
-from clients.bench.stream import EventReader, Served
+from clients.bench.stream import CompletionReader, Served
 from clients.http import BenchFault, Broken, Client, Refused, complaint
 from tests.client_commands.bench_fake import Cut, FakeServer, every, whole
 
@@ -97,13 +97,13 @@ async def test_a_closing_event_is_no_token(closing: bool) -> None:
 
 def test_the_only_event_counts_even_without_text() -> None:
     """A token may have no text, such as a special one."""
-    reader = EventReader()
+    reader = CompletionReader()
     reader.feed(b'data: {"choices":[{"text":"","finish_reason":"length"}]}\n\ndata: [DONE]\n\n', 2.0)
     assert reader.result(1.0) == Served(1.0, [2.0], None, 1, False)
 
 
 def test_two_events_in_one_read_came_together() -> None:
-    reader = EventReader()
+    reader = CompletionReader()
     event = b'data: {"choices":[{"text":"a"}]}\n\n'
     reader.feed(event + event + event[:9], 2.0)
     reader.feed(event[9:] + b"data: [DO", 3.0)
@@ -114,7 +114,7 @@ def test_two_events_in_one_read_came_together() -> None:
 
 @pytest.mark.parametrize("event", [b"{", b'{"choices": 3}', b"[]", b"\xff", b'{"usage": "much"}'])
 def test_an_event_that_is_none(event: bytes) -> None:
-    reader = EventReader()
+    reader = CompletionReader()
     reader.feed(b"data: " + event + b"\ndata: [DONE]\n", 1.0)
     assert reader.result(0.0) == "the server sent an event that no OpenAI-compatible API has"
 

@@ -33,7 +33,7 @@ from tests.server.test_lifecycle import Running
 
 LONG = 200_000
 """Tokens of context that hold every client's first prompt. Those of the fake model are bytes."""
-RECORD = Path(__file__).parents[2] / "agents/recorded/first_prompts.json"
+RECORD = Path(__file__).parents[1] / "agents/recorded/first_prompts.json"
 FAKE = '#!/bin/sh\nenv -0 > "$RECORD.env"\nfor word in "$0" "$@"; do printf "%s\\0" "$word"; done > "$RECORD.args"\n'
 
 

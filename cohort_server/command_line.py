@@ -1,4 +1,7 @@
-"""The verbs of the `cohort` command. Light: what serving needs is imported when a server is really started."""
+"""The verbs of the `cohort` command: a table of names and places, of which one module is imported when a verb is typed.
+
+The one place that knows both the server's verbs and those of `clients/`.
+"""
 
 from __future__ import annotations
 
@@ -6,51 +9,89 @@ import functools
 import inspect
 import os
 import sys
+from collections.abc import Iterable
+from importlib import import_module
 from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.exceptions import TyperException
 
-from clients.bench.command import BenchCommand, bench
-from clients.chat.command import chat
-from clients.chat.run import run
-from clients.demo.command import demo
-from clients.doctor.command import doctor
-from clients.launch.command import launch
-from server import __version__
 from server.commands.common import IGNORED_FLAGS, fail, lost_output, set_log_format
-from server.commands.fetch_default import fetch_default
-from server.commands.info import info
-from server.commands.list.command import list_models
-from server.commands.options import ModelArgument, with_settings
-from server.commands.pull import pull
-from server.commands.ray import app as ray_app
-from server.commands.running.ps import ps
-from server.commands.running.stop import stop
-from server.commands.verify.command import verify
-from server.settings.table import CONFIG, TABLE
-from server.system import first_lines
+from server.settings.table import TABLE
 
-app = typer.Typer(
-    name="cohort",
-    help="Serve language models with an OpenAI-compatible API. Without a model, `cohort serve` serves the best one on this "
-    "disk that fits, and where there is none SmolLM2-135M-Instruct, a small model to try the server with.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    # Without a value for `--help` Typer would import pydantic to read None as a switch, which takes longer than the help.
-    context_settings={"default_map": {"help": False}},
-)
+VERBS = {
+    "version": "server.commands.version:version",
+    "serve": "server.commands.serve:serve",
+    "run": "clients.chat.run:run",
+    "chat": "clients.chat.command:chat",
+    "launch": "clients.launch.command:launch",
+    "pull": "server.commands.pull:pull",
+    "ps": "server.commands.running.ps:ps",
+    "stop": "server.commands.running.stop:stop",
+    "info": "server.commands.info:info",
+    "verify": "server.commands.verify.command:verify",
+    "doctor": "clients.doctor.command:doctor",
+    "demo": "clients.demo.command:demo",
+    "list": "server.commands.list.command:list_models",
+    "fetch-default": "server.commands.fetch_default:fetch_default",
+    "bench": "clients.bench.command:bench",
+    "ray": "server.commands.ray:app",
+}
+"""Module and function of each verb, in the order of the help; `ray` is a group of verbs. A module may have a COMMAND_CLASS."""
 
 
-def _version(asked: bool) -> None:
-    if asked:
-        typer.echo(f"cohort {__version__}")
+def application(names: Iterable[str] = VERBS) -> typer.Typer:
+    """The command with these verbs, whose modules are imported."""
+    app = _command()
+    for name in names:
+        module, verb = _load(name)
+        if isinstance(verb, typer.Typer):
+            app.add_typer(verb, name=name)
+        else:
+            app.command(name, cls=getattr(module, "COMMAND_CLASS", None))(verb)
+    return app
+
+
+def _overview() -> typer.Typer:
+    """The command with names and descriptions alone: Typer would inspect the parameters of all verbs, which takes longer than the
+    help."""
+    app = _command()
+    for name in VERBS:
+        _, verb = _load(name)
+        description = verb.info.help if isinstance(verb, typer.Typer) else inspect.getdoc(verb)
+        app.command(name, help=str(description))(_nothing)
+    return app
+
+
+def _command() -> typer.Typer:
+    app = typer.Typer(
+        name="cohort",
+        help="Serve language models with an OpenAI-compatible API. Without a model, `cohort serve` serves the best one on this "
+        "disk that fits, and where there is none SmolLM2-135M-Instruct, a small model to try the server with.",
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        # Without a value for `--help` Typer would import pydantic to read None as a switch, which takes longer than the help.
+        context_settings={"default_map": {"help": False}},
+    )
+    app.callback()(_cohort)
+    return app
+
+
+def _load(name: str) -> tuple[Any, Any]:
+    """The module of a verb, and the verb."""
+    place, _, attribute = VERBS[name].partition(":")
+    module = import_module(place)
+    return module, getattr(module, attribute)
+
+
+def _version(is_given: bool) -> None:
+    if is_given:
+        _load("version")[1]()
         raise typer.Exit
 
 
-@app.callback()
 def _cohort(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
@@ -59,60 +100,19 @@ def _cohort(
     pass
 
 
-@app.command()
-def version() -> None:
-    """Print the version."""
-    _version(True)
-
-
-@app.command(
-    help="Start the server. A setting is a flag (--max-num-seqs), an environment variable (COHORT_MAX_NUM_SEQS) or a key of "
-    "a YAML file (max_num_seqs in --config). Flags take precedence over the environment, and the environment over the file.",
-)
-@with_settings((*TABLE, CONFIG.name), short={"tensor_parallel_size": "-tp", "pipeline_parallel_size": "-pp"})
-def serve(model_dir: ModelArgument = None, **flags: Any) -> None:
-    """Start the server."""
-    named = flags["model"]
-    if model_dir is not None and named is not None and model_dir != named:
-        fail(f"two models are named: {model_dir} and --model {named}")
-    flags["model"] = named if model_dir is None else model_dir
-
-    from server.http.listener import listen
-    from server.settings.foreign.keys import remove_secrets
-    from server.settings.load import SettingsError, load
-    from server.system.exit_codes import code_of
-
-    try:
-        chosen, notes = load(flags, os.environ)
-        set_log_format(chosen.log_format)
-        remove_secrets(os.environ)
-        listener = listen(chosen.host, chosen.port, chosen.write_timeout)
-    except SettingsError as error:
-        fail(str(error), code_of(error))
-
-    # The large imports come last: a client that connects by now waits in the socket's queue and is not refused.
-    first_lines.settle(chosen.log_format, chosen.log_level)
-    from server import bootstrap
-
-    sys.exit(bootstrap.run(chosen, listener, [*IGNORED_FLAGS, *notes]))
-
-
-for _verb in (run, chat, launch, pull, ps, stop, info, verify, doctor, demo):
-    app.command()(_verb)
-app.command(name="list")(list_models)
-app.command(name="fetch-default")(fetch_default)
-app.command(cls=BenchCommand)(bench)
-app.add_typer(ray_app)
+def _nothing() -> None:
+    """Stands for a verb that is not run."""
 
 
 def main() -> None:
     """Run the command line. Unknown flags are answered before Typer sees them: it would only say that there is no such one."""
     argv = _each_named(sys.argv[1:])
-    if argv and not argv[0].startswith("-") and argv[0] not in (known := {*_verbs(), "ray"}):
+    word = argv[0] if argv else "--help"
+    if not word.startswith("-") and word not in VERBS:
         from server.commands.other_verbs import instead_of
 
-        fail(instead_of(argv, known))
-    _limit_to(argv[0] if argv else None)
+        fail(instead_of(argv, VERBS))
+    app = application([word]) if word in VERBS else _overview()
     command: Any = typer.main.get_command(app)
     # What other servers call their flags is of no use to the other verbs: Typer answers there.
     for words in (["serve"], ["ray", "serve"]):
@@ -128,7 +128,7 @@ def main() -> None:
         _refuse(error)
     except OSError as error:
         # Of the other verbs, which have told what is wrong with their files, it is stdout's.
-        if argv[0] == "serve" or argv[:2] == ["ray", "serve"]:
+        if word == "serve" or argv[:2] == ["ray", "serve"]:
             raise
         lost_output(error)
     try:
@@ -176,35 +176,6 @@ def _each_named(argv: list[str]) -> list[str]:
             module = word == "--lora-modules"
         found.append(word)
     return found
-
-
-def _limit_to(word: str | None) -> None:
-    """Keep one verb of `app`; where `word` is none of them, keep names and descriptions of all, which the help shows.
-
-    Typer inspects the parameters of all verbs before it runs one of them, which takes longer than the help of that one.
-    """
-    names = _verbs()
-    if word == "ray":
-        app.registered_commands = []
-        return
-    for verb in ray_app.registered_commands:
-        verb.callback = _nothing
-    if word in names:
-        app.registered_commands = [names[word]]
-        return
-    for name, verb in names.items():
-        verb.name, verb.help, verb.callback = name, verb.help or inspect.getdoc(verb.callback), _nothing
-
-
-def _verbs() -> dict[str, Any]:
-    """Typer's commands by name, as they are typed."""
-    return {
-        verb.name or str(getattr(verb.callback, "__name__", "")): verb for verb in app.registered_commands
-    }
-
-
-def _nothing() -> None:
-    """Stands for a verb that is not run."""
 
 
 def _refuse(error: TyperException) -> NoReturn:

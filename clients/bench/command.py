@@ -40,6 +40,9 @@ class BenchCommand(TyperCommand):
         return super().parse_args(ctx, found)
 
 
+COMMAND_CLASS = BenchCommand
+
+
 def bench(
     url: Annotated[
         str,

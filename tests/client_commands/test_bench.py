@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from clients.bench import plot, view
 from clients.bench.report import SCHEMA
 from clients.bench.workloads import WORKLOADS
-from cohort_server.command_line import app
+from cohort_server.command_line import application
 from tests.client_commands.bench_fake import FakeServer
 from tests.e2e.checkpoints import VOCAB_SIZE, write_tokenizer
 from tests.e2e.server_process import ServerProcess
@@ -36,7 +36,7 @@ def no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def bench(*args: str, code: int = 0) -> Any:
     """What `cohort bench ARGS` prints, both streams apart."""
-    result = CliRunner().invoke(app, ["bench", *args])
+    result = CliRunner().invoke(application(["bench"]), ["bench", *args])
     assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
     return result
 

@@ -21,7 +21,7 @@ def talks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 
 def ask(*argv: str) -> None:
-    command: Any = get_command(command_line.app)
+    command: Any = get_command(command_line.application())
     command.main(["run", *argv], prog_name="cohort", standalone_mode=False)
 
 

@@ -1,5 +1,6 @@
 """The serving process is light: no torch in it, and a help text at once."""
 
+import ast
 import os
 import statistics
 import subprocess
@@ -45,11 +46,36 @@ def test_engine_core_needs_no_web_framework() -> None:
     assert run.stdout.split() == ["[]", "False"], run.stderr
 
 
-def test_help_is_quick() -> None:
+@pytest.mark.parametrize("words", [["--help"], ["serve", "--help"]], ids=" ".join)
+def test_help_is_quick(words: list[str]) -> None:
     """CPU time, user and system, which a busy machine does not change much. The first run writes bytecode."""
-    command = [str(Path(sys.executable).with_name("cohort")), "--help"]
+    command = [str(Path(sys.executable).with_name("cohort")), *words]
     seconds = [_cpu_seconds(command) for _ in range(4)]
     assert statistics.median(seconds[1:]) < 0.5, seconds
+
+
+def test_a_verb_imports_its_own_module_alone() -> None:
+    code = (
+        "import sys; from cohort_server import command_line\n"
+        "command_line.application(['serve'])\n"
+        "print(sorted(name for name in sys.modules if name.startswith(('clients', 'server.commands.'))))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert last_parts(run.stdout) == ["common", "options", "serve"], run
+
+
+def last_parts(text: str) -> list[str]:
+    """Last parts of the names that a program printed as a list."""
+    return [name.rpartition(".")[2] for name in ast.literal_eval(text)]
+
+
+def test_a_program_may_have_a_package_called_clients() -> None:
+    code = (
+        "import sys, types; sys.modules['clients'] = own = types.ModuleType('clients'); own.__path__ = ['/nowhere']\n"
+        "from cohort_server import LLM; print(sys.modules['clients'] is own, LLM.__name__)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert run.stdout == "True LLM\n", run.stderr
 
 
 def _cpu_seconds(command: list[str]) -> float:

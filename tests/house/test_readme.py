@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from cohort_server.command_line import app
+from cohort_server.command_line import application
 from tests.house.test_doc_links import LINK
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,7 +35,7 @@ def targets() -> set[str]:
 
 
 def verbs() -> set[str]:
-    return set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+    return set(typer.main.get_command(application()).commands)  # type: ignore[attr-defined]
 
 
 def faults(page: str) -> Iterator[str]:

@@ -13,7 +13,7 @@ from server.commands.other_verbs import instead_of
 from tests.server.commands.test_list import put, repository
 from tests.server.model_files.ollama_store import write_model
 
-KNOWN = {*command_line._verbs(), "ray"}
+KNOWN = set(command_line.VERBS)
 
 
 @pytest.mark.parametrize("verb", [*other_verbs._INSTEAD, *other_verbs._REMOVE])

@@ -25,7 +25,6 @@ from tests.e2e.checkpoints import write_tokenizer
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int | str | None:
     monkeypatch.setattr(sys, "argv", ["cohort", "ray", "serve", *words])
-    monkeypatch.setattr(command_line.app, "registered_commands", list(command_line.app.registered_commands))
     with pytest.raises(SystemExit) as ended:
         command_line.main()
     return ended.value.code

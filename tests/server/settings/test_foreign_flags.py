@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import typer
 
-from cohort_server.command_line import app, known_options
+from cohort_server.command_line import application, known_options
 from server.settings.foreign.command_line import ROWS, Reading, read_flags
 from server.settings.foreign.rows import Kind, by_name
 from server.settings.foreign.variables import LLAMA_CPP, advice_of_flags
@@ -22,7 +22,7 @@ def listed(file: str) -> list[str]:
 
 
 def serve_options() -> dict[str, bool]:
-    command: Any = typer.main.get_command(app)
+    command: Any = typer.main.get_command(application())
     return known_options(command.commands["serve"])
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cohort_server.command_line import app, known_options
+from cohort_server.command_line import application, known_options
 from engine.config import EngineConfig
 from server.bootstrap import Bootstrap
 from server.core_configs import engine_config, executor_config
@@ -248,7 +248,7 @@ def test_a_json_object() -> None:
 def serve_options() -> dict[str, bool]:
     import typer
 
-    command: Any = typer.main.get_command(app)
+    command: Any = typer.main.get_command(application())
     return known_options(command.commands["serve"])
 
 

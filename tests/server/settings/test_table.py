@@ -17,7 +17,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cohort_server.command_line import app
+from cohort_server.command_line import application
 from engine.config import EngineConfig
 from executors.contract import ExecutorConfig
 from server import healthcheck
@@ -34,7 +34,7 @@ ROWS = pytest.mark.parametrize("row", TABLE.values(), ids=list(TABLE))
 
 def options(verb: str) -> dict[str, Any]:
     """Options of a verb by their names in Python."""
-    command: Any = typer.main.get_command(app)
+    command: Any = typer.main.get_command(application())
     return {one.name: one for one in command.commands[verb].params if one.param_type_name == "option"}
 
 

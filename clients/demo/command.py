@@ -1,10 +1,10 @@
 """`cohort demo`: many streams, a dead executor, and nothing lost.
 
-demo/server.py  the server that it starts, whose executor it kills
+server.py    the server that it starts, whose executor it kills
 prompts.py   what is asked
-stream.py    one answer, and whether two are equal
+answer.py    one answer, and whether two are equal
 session.py   both runs, the kills, the verdict
-view.py      what is seen; text.py: one stream in one line
+view.py      the lines that it prints
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from clients.demo.session import Job, Outcome
 
 MAX_STREAMS = 512
-"""More are refused: their steps would take so long that nothing is seen."""
+"""More are refused: each step would take very long."""
 MAX_KILLS = 10
 """The shortest answer should have room for them."""
 
@@ -79,12 +79,9 @@ def _demonstrate(job: Job) -> Outcome:
     import uvloop
 
     from clients.demo.session import demonstrate
-    from clients.demo.view import PlainView, TerminalView
+    from clients.demo.view import View
     from clients.own_server import OwnServerFault, Unserved
 
-    view = PlainView()
-    if view.screen.is_terminal and not view.screen.is_dumb_terminal:
-        view = TerminalView(view.screen)
     ended_by: list[int] = []
 
     async def work() -> Outcome:
@@ -95,10 +92,10 @@ def _demonstrate(job: Job) -> Outcome:
             ended_by.append(number)
             task.cancel()
 
-        # Of `timeout`, or a terminal that is closed: server and cursor are put in order all the same.
+        # Of `timeout`, or a terminal that is closed: the server ends all the same.
         for number in (signal.SIGTERM, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, end, number)
-        return await demonstrate(job, view)
+        return await demonstrate(job, View())
 
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -113,6 +110,4 @@ def _demonstrate(job: Job) -> Outcome:
         sys.exit(INTERRUPTED)
     except asyncio.CancelledError:
         sys.exit(128 + ended_by[0])
-    finally:
-        view.close()
     fail(message, code)

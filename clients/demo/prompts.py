@@ -53,8 +53,8 @@ def _count_down(rng: random.Random) -> Fields:
 
 def _after_a_sum(rng: random.Random) -> Fields:
     a, b = rng.randint(10, 99), rng.randint(10, 99)
-    told = {"role": "assistant", "content": str(a + b)}
-    return {**_story(rng), "messages": [_user(f"What is {a} + {b}?"), told, *_story(rng)["messages"]]}
+    answer = {"role": "assistant", "content": str(a + b)}
+    return {**_story(rng), "messages": [_user(f"What is {a} + {b}?"), answer, *_story(rng)["messages"]]}
 
 
 def _question(rng: random.Random) -> Fields:

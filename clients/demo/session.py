@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any
 
 from clients.demo import prompts
+from clients.demo.answer import Answer, difference
 from clients.demo.server import DemoFault, DemoServer
-from clients.demo.stream import Answer, difference
+from clients.demo.view import View, streams
 from clients.http import Broken, Client, Refused, reason
 from clients.own_server import Unserved
 
@@ -20,15 +19,12 @@ _EXACT = ("--deterministic",)
 _CLOSE = ("--dtype", "float32", "--no-enable-prefix-caching")
 """Where `--deterministic` cannot be had: both runs compute the same in the same order, and rounding hardly ever shows."""
 
-_ON_THE_WAY = 0.05
-"""Seconds after a kill in which what was sent before it may still come."""
-
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is to be shown. `model` None: the default one."""
+    """What is to be shown."""
 
-    model: str | None = None
+    model: str
     streams: int = 32
     kills: int = 1
     seed: int = 0
@@ -36,77 +32,49 @@ class Job:
 
 @dataclass(slots=True)
 class Kill:
-    """One death of the executor. Times are of `time.perf_counter`; `lengths` are the characters, and `positions` the tokens,
-    that each stream had shown until then; `cut` of them were in mid-answer."""
+    """One death of the executor. `lengths` are the characters, and `positions` the tokens, that each stream had shown until then;
+    `cut` of them were in mid-answer. `seconds`: until another executor, `next_pid`, was ready."""
 
     pid: int
-    at: float
     lengths: list[int]
     positions: list[int]
     cut: int
-    next_pid: int | None = None
-    back: float | None = None
+    next_pid: int = 0
+    seconds: float = 0.0
+
+
+class Run:
+    """All streams once. The connections write the answers, and set `news`."""
+
+    def __init__(self, count: int) -> None:
+        self.news = asyncio.Event()
+        self.answers = [Answer(self.news.set) for _ in range(count)]
+        self.kills: list[Kill] = []
+        self.seconds = 0.0
 
     @property
-    def took(self) -> float:
-        """Seconds until another executor was ready; infinite where none is yet."""
-        return math.inf if self.back is None else self.back - self.at
+    def line(self) -> str:
+        """Its tokens and its time."""
+        return f"{sum(answer.position for answer in self.answers):,} tokens in {self.seconds:.1f} s"
 
+    async def play(self, client: Client, messages: list[bytes]) -> None:
+        """All streams at once, to their ends; what goes wrong with one is its answer's `problem`."""
+        began = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            for message, answer in zip(messages, self.answers, strict=True):
+                group.create_task(_stream(client, message, answer))
+        self.seconds = time.perf_counter() - began
 
-@dataclass(slots=True)
-class Pass:
-    """One run of all streams: written by the session, drawn by views at any time. `expected`: the undisturbed answers, where
-    there are some; `exact`: logprobs count, too."""
-
-    count: int
-    expected: list[Answer] | None = None
-    exact: bool = True
-    answers: list[Answer] = field(default_factory=list)
-    kills: list[Kill] = field(default_factory=list)
-    news: asyncio.Event = field(default_factory=asyncio.Event)
-    began: float = 0.0
-    ended: float | None = None
-    _judged: dict[int, str | None] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.answers = [Answer(self.news.set) for _ in range(self.count)]
-
-    @property
-    def tokens(self) -> int:
-        return sum(answer.position for answer in self.answers)
-
-    @property
-    def seconds(self) -> float:
-        return (self.ended if self.ended is not None else time.perf_counter()) - self.began
-
-    def is_waiting(self, number: int) -> bool:
-        """Whether this stream has not gone on since the last kill."""
-        answer = self.answers[number]
-        heard = answer.arrivals[-1] if answer.arrivals else 0.0
-        return bool(self.kills) and not answer.over and heard < self.kills[-1].at + _ON_THE_WAY
-
-    def difference(self, number: int) -> str | None:
-        """In what this stream, which is over, is not the undisturbed one."""
-        if self.expected is None:
-            return None
-        if number not in self._judged:
-            found = difference(self.expected[number], self.answers[number], exact=self.exact)
-            self._judged[number] = found
-        return self._judged[number]
-
-    def is_due(self, share: float) -> bool:
-        """Whether the first stream has come to this share of its answer, and all that are not over have begun, or gone on
-        since the last kill. Raises DemoFault where all are over: there is nothing left to disturb."""
-        assert self.expected is not None
+    def is_due(self, share: float, whole: list[Answer]) -> bool:
+        """Whether the first stream has come to this share of its answer in the first run, and each that is not over has begun, or
+        gone on since the last kill. Raises DemoFault where all are over: there is nothing left to disturb."""
         if all(answer.over for answer in self.answers):
             raise DemoFault("all answers were over before the executor could be killed in their midst")
-        before = self.kills[-1].positions if self.kills else [0] * self.count
+        before = self.kills[-1].positions if self.kills else [0] * len(self.answers)
         if any(not one.over and one.position <= then for one, then in zip(self.answers, before, strict=True)):
             return False
-        return any(
-            one.over or one.position >= share * whole.position
-            for one, whole in zip(self.answers, self.expected, strict=True)
-        )
+        pairs = zip(self.answers, whole, strict=True)
+        return any(one.over or one.position >= share * answer.position for one, answer in pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,92 +92,70 @@ class Outcome:
         return f"{self.equal} of {self.streams} equal, longest pause {self.pause:.1f} s"
 
 
-class Server(Protocol):
-    """What of DemoServer is used once it runs."""
-
-    client: Client
-
-    async def ask(self, path: str) -> Any: ...
-    async def executor(self) -> dict[str, Any]: ...
-    def kill_executor(self, pid: int) -> None: ...
-    async def next_executor(self, old: int) -> int: ...
-    async def check(self) -> None: ...
-
-
-class View(Protocol):
-    """How it is shown."""
-
-    def loading(self, stage: str) -> None: ...
-    def ready(self, model: str, pid: int, job: Job, *, exact: bool) -> None: ...
-    def passing(self, run: Pass) -> AbstractAsyncContextManager[None]: ...
-    def killed(self, kill: Kill) -> None: ...
-    def returned(self, kill: Kill) -> None: ...
-    def conclude(self, run: Pass, outcome: Outcome) -> None: ...
-
-
 async def demonstrate(job: Job, view: View) -> Outcome:
     """All of it, with a server of its own. Raises DemoFault where there is nothing to show, and OSError for the view's stdout."""
-    arguments = [job.model] if job.model is not None else []
-    arguments += ["--max-num-seqs", str(job.streams)]
+    arguments = [job.model, "--max-num-seqs", str(job.streams)]
     async with AsyncExitStack() as stack:
         try:
-            server = await stack.enter_async_context(DemoServer([*arguments, *_EXACT], view.loading))
+            server = await stack.enter_async_context(DemoServer([*arguments, *_EXACT]))
             exact = True
         except Unserved as error:
             if "deterministic:" not in str(error):
                 raise
-            server = await stack.enter_async_context(DemoServer([*arguments, *_CLOSE], view.loading))
+            server = await stack.enter_async_context(DemoServer([*arguments, *_CLOSE]))
             exact = False
         return await compare(job, view, server, exact=exact)
 
 
-async def compare(job: Job, view: View, server: Server, *, exact: bool) -> Outcome:
+async def compare(job: Job, view: View, server: DemoServer, *, exact: bool) -> Outcome:
     """Both runs, on a server that is ready."""
     card = await server.executor()
+    pid = int(card["pid"])
     model = str((await server.ask("/v1/models"))["data"][0]["id"])
-    view.ready(model, int(card["pid"]), job, exact=exact)
-    asked = prompts.fields(job.streams, job.seed, grammars=bool(card["capabilities"]["grammars"]))
-    messages = [_message(server.client, model, one) for one in asked]
+    view.say(f"{streams(job.streams)} of {model}, seed {job.seed}; its executor is process {pid}", "bold")
+    if not exact:
+        view.say(
+            "--deterministic cannot be had here: float32 instead, and logprobs are not compared", "yellow"
+        )
+    bodies = prompts.fields(job.streams, job.seed, grammars=bool(card["capabilities"]["grammars"]))
+    messages = [_message(server.client, model, body) for body in bodies]
 
-    first = Pass(job.streams)
-    async with view.passing(first):
-        await _play(server.client, messages, first)
+    first, second = Run(job.streams), Run(job.streams)
+    await first.play(server.client, messages)
     for i, answer in enumerate(first.answers, 1):
         if answer.problem is not None:
             await server.check()
             raise DemoFault(f"stream {i} of the undisturbed run: {answer.problem}")
+    view.say(f"First run, undisturbed: {first.line}")
+    playing = asyncio.create_task(second.play(server.client, messages))
+    try:
+        await _disturb(server, second, first.answers, pid, job.kills, view)
+        await playing
+    finally:
+        playing.cancel()
+        await asyncio.gather(playing, return_exceptions=True)
+    view.say(f"Second run: {second.line}")
 
-    second = Pass(job.streams, first.answers, exact)
-    async with view.passing(second):
-        await _play_disturbed(server, messages, second, int(card["pid"]), job.kills, view)
-    judged = (difference(*both, exact=exact) for both in zip(first.answers, second.answers, strict=True))
-    differences = [(number, found) for number, found in enumerate(judged, 1) if found is not None]
-    outcome = Outcome(
-        equal=job.streams - len(differences),
-        streams=job.streams,
-        pause=max(answer.longest_pause() for answer in second.answers),
-        kills=second.kills,
-        first=differences[0] if differences else None,
-    )
-    view.conclude(second, outcome)
+    pairs = zip(first.answers, second.answers, strict=True)
+    differences = [difference(*pair, exact=exact) for pair in pairs]
+    different = [(number, text) for number, text in enumerate(differences, 1) if text is not None]
+    pause = max(answer.longest_pause() for answer in second.answers)
+    equal = job.streams - len(different)
+    outcome = Outcome(equal, job.streams, pause, second.kills, different[0] if different else None)
+    view.show_rows(second.answers, [kill.lengths for kill in second.kills], differences)
+    view.say(f"Restarting the executor took {', '.join(f'{kill.seconds:.1f} s' for kill in second.kills)}")
+    if outcome.first is not None:
+        view.say("Stream {} is the first that differs: {}".format(*outcome.first), "red")
+    view.say(outcome.line, "bold red" if different else "bold green")
     return outcome
 
 
-def _message(client: Client, model: str, fields: dict[str, Any]) -> bytes:
+def _message(client: Client, model: str, body: dict[str, Any]) -> bytes:
     common = {
         "model": model, "max_tokens": prompts.MAX_TOKENS, "logprobs": True, "stream": True,
         "stream_options": {"include_usage": True, "continuous_usage_stats": True},
     }  # fmt: skip
-    return client.message("POST", "/v1/chat/completions", common | fields)
-
-
-async def _play(client: Client, messages: Sequence[bytes], run: Pass) -> None:
-    """All streams at once, to their ends; what goes wrong with one is its answer's `problem`."""
-    run.began = time.perf_counter()
-    async with asyncio.TaskGroup() as group:
-        for message, answer in zip(messages, run.answers, strict=True):
-            group.create_task(_stream(client, message, answer))
-    run.ended = time.perf_counter()
+    return client.message("POST", "/v1/chat/completions", common | body)
 
 
 async def _stream(client: Client, message: bytes, answer: Answer) -> None:
@@ -225,34 +171,20 @@ async def _stream(client: Client, message: bytes, answer: Answer) -> None:
         answer.end()
 
 
-async def _play_disturbed(
-    server: Server, messages: Sequence[bytes], run: Pass, pid: int, kills: int, view: View
+async def _disturb(
+    server: DemoServer, run: Run, whole: list[Answer], pid: int, kills: int, view: View
 ) -> None:
-    """The same with kills, evenly spread over the answer that is the first to end: all others are in mid-answer then."""
-    playing = asyncio.create_task(_play(server.client, messages, run))
-    try:
-        for number in range(1, kills + 1):
-            while not run.is_due(number / (kills + 1)):
-                run.news.clear()
-                await run.news.wait()
-            server.kill_executor(pid)
-            kill = _kill_of(run, pid)
-            run.kills.append(kill)
-            view.killed(kill)
-            pid = kill.next_pid = await server.next_executor(pid)
-            kill.back = time.perf_counter()
-            view.returned(kill)
-        await playing
-    finally:
-        playing.cancel()
-        await asyncio.gather(playing, return_exceptions=True)
-
-
-def _kill_of(run: Pass, pid: int) -> Kill:
-    return Kill(
-        pid,
-        time.perf_counter(),
-        lengths=[len(answer.text) for answer in run.answers],
-        positions=[answer.position for answer in run.answers],
-        cut=sum(not answer.over for answer in run.answers),
-    )
+    """Kill the executor, evenly spread over the answer that is the first to end: all others are in mid-answer then."""
+    for number in range(1, kills + 1):
+        while not run.is_due(number / (kills + 1), whole):
+            run.news.clear()
+            await run.news.wait()
+        server.kill_executor(pid)
+        at, answers = time.perf_counter(), run.answers
+        lengths, positions = [len(one.text) for one in answers], [one.position for one in answers]
+        kill = Kill(pid, lengths, positions, cut=sum(not one.over for one in answers))
+        run.kills.append(kill)
+        view.say(f"Executor {pid} killed by SIGKILL, {streams(kill.cut)} in mid-answer")
+        pid = kill.next_pid = await server.next_executor(pid)
+        kill.seconds = time.perf_counter() - at
+        view.say(f"Executor {pid} took over after {kill.seconds:.1f} s")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 import re
@@ -15,24 +14,20 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from clients.demo import prompts, session
+from clients.demo.answer import Answer, difference
 from clients.demo.server import DemoFault
-from clients.demo.session import Job, Kill, Outcome, Pass, compare
-from clients.demo.stream import Answer, difference
-from clients.demo.text import marks_for, row_of
-from clients.demo.view import PlainView, TerminalView, frame
+from clients.demo.session import Job, Outcome, compare
+from clients.demo.view import View, around_last
 from clients.own_server import Unserved
 from tests.client_commands.demo_fake import FakeOwn
 
 pytestmark = pytest.mark.long
 
-FINE = marks_for("utf-8")
 
-
-def screen(width: int = 80, height: int = 24, *, terminal: bool = False) -> Console:
+def screen() -> Console:
     return Console(
-        file=io.StringIO(), width=width, height=height, force_terminal=terminal, color_system=None,
-        highlight=False, emoji=False, markup=False, legacy_windows=False,
-    )  # fmt: skip
+        file=io.StringIO(), width=80, color_system=None, highlight=False, emoji=False, markup=False
+    )
 
 
 def written(console: Console) -> str:
@@ -43,7 +38,7 @@ def written(console: Console) -> str:
 async def shown(fake: FakeOwn, job: Job | None = None, *, exact: bool = True) -> tuple[Outcome, str]:
     console = screen()
     async with fake.running() as own:
-        outcome = await compare(job or Job(streams=4), PlainView(console), own, exact=exact)
+        outcome = await compare(job or Job("m", streams=4), View(console), own, exact=exact)
     return outcome, written(console)
 
 
@@ -154,11 +149,11 @@ async def test_all_are_equal() -> None:
     fake = FakeOwn(restart=0.3)
     outcome, text = await shown(fake)
     assert (outcome.equal, outcome.streams, outcome.first) == (4, 4, None)
-    assert 0.3 <= outcome.pause < 5 and outcome.kills[0].took >= 0.3
+    assert 0.3 <= outcome.pause < 5 and outcome.kills[0].seconds >= 0.3
     assert fake.killed == [1000] and outcome.kills[0].next_pid == 1001 and outcome.kills[0].cut == 4
     lines = text.splitlines()
     assert lines[-1] == f"4 of 4 equal, longest pause {outcome.pause:.1f} s"
-    assert lines[-2] == f"Restarting the executor took {outcome.kills[0].took:.1f} s"
+    assert lines[-2] == f"Restarting the executor took {outcome.kills[0].seconds:.1f} s"
     assert "Executor 1000 killed by SIGKILL, 4 streams in mid-answer" in lines
     # The same requests twice, each with what is compared.
     assert len(fake.asked) == 8 and all(one["logprobs"] and one["stream"] for one in fake.asked)
@@ -174,7 +169,7 @@ async def test_the_kill_comes_in_the_middle_of_the_first_to_end() -> None:
 
 async def test_several_kills_are_of_several_processes() -> None:
     fake = FakeOwn(restart=0.05, word=lambda number, at, died: "abc"[number])
-    outcome, text = await shown(fake, Job(streams=3, kills=3))
+    outcome, text = await shown(fake, Job("m", streams=3, kills=3))
     assert fake.killed == [1000, 1001, 1002] and outcome.equal == 3
     assert [kill.cut for kill in outcome.kills] == [3, 3, 3]
     first, second, third = (kill.positions for kill in outcome.kills)
@@ -230,7 +225,7 @@ async def test_a_server_that_refuses_is_told_in_one_line() -> None:
 
 async def test_answers_too_short_to_be_disturbed() -> None:
     with pytest.raises(DemoFault, match="all answers were over before the executor could be killed"):
-        await shown(FakeOwn(length=lambda number: 2, restart=0.01), Job(streams=2, kills=3))
+        await shown(FakeOwn(length=lambda number: 2, restart=0.01), Job("m", streams=2, kills=3))
 
 
 async def test_a_server_that_ends_is_told() -> None:
@@ -259,7 +254,7 @@ async def test_deterministic_where_it_can_be_had(
     tried: list[list[str]] = []
 
     @asynccontextmanager
-    async def own_server(arguments: list[str], loading: object) -> AsyncIterator[FakeOwn]:
+    async def own_server(arguments: list[str], *_: object) -> AsyncIterator[FakeOwn]:
         tried.append(arguments)
         if complaint is not None and "--deterministic" in arguments:
             raise Unserved(complaint)
@@ -271,9 +266,9 @@ async def test_deterministic_where_it_can_be_had(
     job = Job("m", streams=4)
     if len(started) == 1 and complaint is not None:
         with pytest.raises(Unserved, match=complaint):
-            await session.demonstrate(job, PlainView(console))
+            await session.demonstrate(job, View(console))
     else:
-        assert (await session.demonstrate(job, PlainView(console))).equal == 4
+        assert (await session.demonstrate(job, View(console))).equal == 4
         assert ("logprobs are not compared" in written(console)) is (complaint is not None)
     assert tried == started
 
@@ -281,120 +276,31 @@ async def test_deterministic_where_it_can_be_had(
 @pytest.mark.parametrize("grammars", [True, False])
 async def test_grammars_are_asked_for_where_the_executor_knows_them(grammars: bool) -> None:
     fake = FakeOwn(grammars=grammars)
-    await shown(fake, Job(streams=6))
+    await shown(fake, Job("m", streams=6))
     assert any("structured_outputs" in one for one in fake.asked) is grammars
 
 
-# -- the picture ---------------------------------------------------------------------------------------------------------------
+# -- what is printed -----------------------------------------------------------------------------------------------------------
 
 
-async def a_run(count: int, kill: int | None = None, text: str = "word 界 é\n\x1b[2J tail ") -> Pass:
-    """`count` streams, the first of which is over; a kill after so many characters."""
-    words = [text] * 12
-    run = Pass(count, [answer(*words) for _ in range(count)])
-    for number, one in enumerate(run.answers):
-        for i, word in enumerate(words if number == 0 else words[:9], 1):
-            one.feed(event(word, i, "stop" if i == 12 else None), 1.0)
-    run.answers[0].feed(b"data: [DONE]\n\n", 1.0)
-    if kill is not None:
-        run.kills.append(Kill(7, 1.0, [kill] * count, [3] * count, count))
-    return run
+@pytest.mark.parametrize(
+    ("text", "cuts", "line"),
+    [
+        ("abcdef", [3], "  abc┃def"),
+        ("abcdef", [1, 3], " a┃bc┃def"),
+        ("0123456789abcdefghij", [10], "56789┃abcd"),
+        ("a\x1b[2J\nb", [6], "a [2J ┃b"[1:]),
+        ("short", [], "short"),
+        ("much longer than that", [], "much longe"),
+    ],
+)
+def test_a_text_is_seen_on_both_sides_of_the_last_cut(text: str, cuts: list[int], line: str) -> None:
+    assert around_last(text, cuts, 10) == line
 
 
-@pytest.mark.parametrize("width", [5, 20, 39, 80, 200])
-@pytest.mark.parametrize("kill", [None, 0, 40, 100, 164])
-async def test_a_row_is_as_wide_as_it_should_be(width: int, kill: int | None) -> None:
-    run = await a_run(12, kill)
-    for number in (0, 11):
-        row = "".join(piece for piece, _ in row_of(run, number, width, FINE))
-        assert cell_len(row) == max(width, 17)
-        assert row.isprintable()
-
-
-async def test_cuts_stand_one_under_the_other() -> None:
-    """What was cut at different places, in text of different lengths, is shown with the cut in one column."""
-    run = Pass(3, [answer("a" * 50, "b" * 50), answer("a", "b" * 50), answer("a" * 50, "b")])
-    run.answers = [answer("a" * 50, "b" * 50), answer("a", "b" * 50), answer("a" * 50, "b")]
-    run.kills.append(Kill(7, 0.0, [50, 1, 50], [1, 1, 1], 3))
-    rows = ["".join(piece for piece, _ in row_of(run, number, 40, FINE)) for number in range(3)]
-    assert len({row.index("┃") for row in rows}) == 1
-    assert [row[:4] for row in rows] == ["1 = ", "2 = ", "3 = "]
-    for row in rows:
-        assert set(row[4 : row.index("┃")]) <= set("…a ") and set(row[row.index("┃") + 1 :]) <= set("…b ")
-
-
-async def test_a_stream_tells_how_it_fares() -> None:
-    run = await a_run(3, 50)
-    run.answers[2].feed(event("more", 10), 2.0)
-    assert [row_of(run, i, 40, FINE)[1][0] for i in range(3)] == ["= ", "‖ ", "› "]
-    run.expected = [answer("other"), answer("other"), answer("other")]
-    assert row_of(judged_anew(run), 0, 40, FINE)[1][0] == "≠ "
-
-
-def judged_anew(run: Pass) -> Pass:
-    """The same, judged once more."""
-    other = Pass(run.count, run.expected)
-    other.answers, other.kills = run.answers, run.kills
-    return other
-
-
-async def test_a_terminal_without_unicode_gets_ascii() -> None:
-    run = await a_run(2, 40, "word ")
-    row = "".join(piece for piece, _ in row_of(run, 0, 40, marks_for("ascii")))
-    assert row.isascii() and "|" in row
-    assert marks_for("no such encoding") == marks_for("ascii") != FINE
-
-
-@pytest.mark.parametrize("count", [1, 2, 16, 32, 33, 64, 500])
-@pytest.mark.parametrize(("width", "height"), [(80, 24), (40, 10), (200, 50), (10, 4)])
-async def test_a_frame_fits_the_terminal(count: int, width: int, height: int) -> None:
-    run = await a_run(count, 40)
-    console = screen(width, height)
-    console.print(frame(run, console, FINE))
-    lines = written(console).splitlines()
-    assert len(lines) <= max(height - 1, 5)
-    if width >= 40:
-        assert max(map(cell_len, lines)) <= width
-        text = "\n".join(lines)
-        hidden = re.search(r"(?m)^and (\d+) streams? more$", text)
-        rows = len(re.findall(r"(?m)(?:^|  ) *\d+ [=‖›] ", text))
-        assert rows + (int(hidden[1]) if hidden else 0) == count
-
-
-async def test_32_streams_are_seen_whole_on_80_by_24() -> None:
-    run = await a_run(32, 40)
-    console = screen()
-    console.print(frame(run, console, FINE))
-    lines = written(console).splitlines()
-    assert len(lines) == 20 and "31 streams waiting" in lines[-1]
-    assert " 1 = " in lines[2] and "17 ‖ " in lines[2] and "16 ‖ " in lines[17] and "32 ‖ " in lines[17]
-
-
-async def test_the_terminal_shows_who_waits_and_who_took_over() -> None:
-    console = screen(terminal=True)
-    view = TerminalView(console)
-    async with FakeOwn(restart=0.5, length=lambda number: 100).running() as own:
-        outcome = await compare(Job(streams=4), view, own, exact=True)
-    view.close()
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written(console))
-    assert "First run, undisturbed: 400 tokens in" in text
-    assert re.search(r"Executor 1000 killed by SIGKILL: 4 streams waiting, \d", text)
-    assert re.search(r"Executor 1001 took over from 1000 after \d", text)
-    last = re.findall(
-        r"Executor 1000 killed by SIGKILL, 4 streams in mid-answer; restarted in .*\s+(.*)", text
-    )
-    assert last == [outcome.line] and text.rstrip().endswith(outcome.line)
-    assert "\x1b[?25h" in written(console), "the cursor is back"
-
-
-async def test_a_view_ends_with_what_went_wrong() -> None:
-    """The picture stops where the run breaks, and the cursor comes back."""
-    console = screen(terminal=True)
-    view = TerminalView(console)
-    run = Pass(2)
-    with pytest.raises(DemoFault):
-        async with view.passing(run):
-            await asyncio.sleep(0)
-            raise DemoFault("gone")
-    view.close()
-    assert written(console).rstrip("\n\r").rfind("\x1b[?25h") > written(console).rfind("\x1b[?25l")
+async def test_each_stream_has_a_line_as_wide_as_the_terminal_at_most() -> None:
+    fake = FakeOwn(word=lambda number, at, died: "界 \x1b[2J" if number else "x" * 40)
+    _, text = await shown(fake)
+    lines = [line for line in text.splitlines() if "┃" in line]
+    assert [line[:4] for line in lines] == ["1 = ", "2 = ", "3 = ", "4 = "]
+    assert max(map(cell_len, lines)) <= 80 and "\x1b" not in text

@@ -15,8 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.terminal import Terminal
-
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 COHORT = str(Path(sys.executable).with_name("cohort"))
@@ -72,30 +70,6 @@ def test_nothing_is_lost(tmp_path: Path) -> None:
     assert len(cut) == 2 and all(5 <= n <= 6 for n in cut), cut
     assert sum("┃" in line for line in lines) == 6 and max(map(len, lines)) <= 80
     assert not list(tmp_path.iterdir()), "it leaves no file"
-
-
-@pytest.mark.extended
-def test_a_terminal_sees_the_streams_wait_and_go_on(tmp_path: Path) -> None:
-    command = [
-        "/usr/bin/env",
-        "TERM=xterm",
-        "COLUMNS=80",
-        "LINES=24",
-        COHORT,
-        "demo",
-        "cohort-tiny",
-        "--streams",
-        "4",
-    ]
-    with Terminal(command, tmp_path) as terminal:
-        (pid,) = re.findall(
-            r"\d+", terminal.expect(" killed by SIGKILL: ", within=40).rpartition("Executor")[2]
-        )
-        terminal.expect(" streams waiting")
-        terminal.expect(f" took over from {pid} after ", within=40)
-        terminal.expect(f"Executor {pid} killed by SIGKILL, 4 streams in mid-answer; restarted in ")
-        terminal.expect("4 of 4 equal, longest pause ")
-        assert terminal.wait() == 0
 
 
 @pytest.mark.extended(every=3)

@@ -51,7 +51,7 @@ _decode = msgspec.json.Decoder(_Event).decode
 
 
 class Answer:
-    """One streamed chat completion. Its one writer is the connection that feeds it; views read it at any time.
+    """One streamed chat completion. Its one writer is the connection that feeds it.
 
     `arrivals` are the times (of `time.perf_counter`) at which something of the answer came: comments that keep a connection
     alive do not count.
@@ -74,10 +74,6 @@ class Answer:
     def over(self) -> bool:
         """Nothing more is expected."""
         return self._events.done or self.problem is not None
-
-    @property
-    def begun(self) -> bool:
-        return self.position > 0
 
     def longest_pause(self) -> float:
         """Seconds between two parts of the answer, at most."""

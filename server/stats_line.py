@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 import structlog
 
 from engine.request import EngineStats
-from server.state import ServerState
+from server.metrics import Metrics
 
 log = structlog.get_logger("server")
 
@@ -17,10 +18,29 @@ INTERVAL = 10.0
 """Seconds between lines."""
 
 
+class Core(Protocol):
+    """The part of the engine that the line reads."""
+
+    def stats(self) -> EngineStats:
+        """Gauges and totals; never blocks."""
+
+
+class Working(Protocol):
+    """The part of `server.state.ServerState` that the line reads."""
+
+    @property
+    def core(self) -> Core | None:
+        """The engine, None while it does not exist."""
+
+    @property
+    def metrics(self) -> Metrics:
+        """What this process counts."""
+
+
 class StatsLine:
     """Remembers the totals of the last line, to tell what was done since. One writer: its task."""
 
-    def __init__(self, state: ServerState, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, state: Working, clock: Callable[[], float] = time.monotonic) -> None:
         self._state = state
         self._clock = clock
         self._at = clock()

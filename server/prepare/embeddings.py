@@ -1,15 +1,64 @@
-"""Texts to embed, with what a model was trained to see before them."""
+"""A body with texts to embed: the engine's request, what a model was trained to see before a text, the vector's form."""
 
 from __future__ import annotations
 
-from engine.errors import FIELD, InvalidRequest
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.errors import FIELD, InvalidRequest, SequenceFailed
+from engine.text.embedding import EmbeddingRequest as Asked
+from server.http.call import Call
+from server.prepare.engine_request import request_context
 from server.prepare.field_names import FieldNames
+from server.prepare.prompts import input_ids, place_in, truncation_of
 from server.schemas.embeddings import EmbeddingRequest
-from server.state import ServedModel
+from server.state import ServedModel, ServerState
 
 FIELD_NAMES = FieldNames({"prompt": "{text}", "input": "{text}"})
 """Names of the fields of embeddings, rerank and score by their roles. `text`: what the prompt at fault was made of."""
 _MOST_NAMES = 16
+
+
+async def prepare_embedding(
+    state: ServerState, call: Call, model: ServedModel, body: EmbeddingRequest
+) -> Asked:
+    """The engine request of a body. Raises InvalidRequest."""
+    width = model.info.hidden_size
+    if body.dimensions is not None and body.dimensions > width:
+        # Their number is not told back: it may have thousands of digits.
+        message = f"'dimensions' is more than this model's vectors have, which is {width}."
+        raise InvalidRequest(message, param="dimensions", code="invalid_value")
+    pooling = body.pooling or model.pooling.kind
+    if pooling is None:
+        message = (
+            f"This model's own kind of embedding is not supported: {model.pooling.reason}. 'pooling' can ask for 'last' "
+            "or 'mean' instead."
+        )
+        raise InvalidRequest(message, param="pooling", code="unsupported_value")
+    prompts = await input_ids(
+        state,
+        model,
+        prompted(model, body),
+        "input",
+        place=place_in("input", body.input),
+        add_special_tokens=body.add_special_tokens is not False,
+        truncation=truncation_of(body, model, 0),
+        longest=model.max_model_len,
+    )
+    return Asked(request_context(call, "embd-", body, model), prompts, pooling, model.adapter)
+
+
+def shaped(vector: NDArray[np.float32], body: EmbeddingRequest) -> NDArray[np.float32]:
+    """float32 [dimensions]: the vector, cut and normalised to length 1 as requested. Raises SequenceFailed for NaN or inf."""
+    if not np.isfinite(vector).all():
+        raise SequenceFailed("the model's hidden states are not finite")
+    vector = vector[: body.dimensions]
+    if body.use_activation is False:
+        return vector
+    wide = vector.astype(np.float64)
+    length = float(np.linalg.norm(wide))
+    unit: NDArray[np.float32] = (wide / length).astype(np.float32) if length else vector
+    return unit
 
 
 def prompted(model: ServedModel, body: EmbeddingRequest) -> list[str | list[int]]:

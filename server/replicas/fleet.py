@@ -24,8 +24,8 @@ from engine.mailbox import Outlet
 from engine.request import EngineStats, Request, RequestContext, Stage
 from server.http.call import CALL, Call
 from server.remote.pipe import pipe_link
-from server.replicas.engine import PASSED_ON, boot_id
 from server.replicas.messages import ReplicaFacts, Report, ToIngress
+from server.replicas.node import PASSED_ON, boot_id
 from server.workers import messages as m
 from server.workers.forwarding import Forwarding, PassedOnFailed
 from server.workers.remote_core import RemoteCore

@@ -25,7 +25,8 @@ from ray.serve.request_router import PendingRequest, RequestRouter, RunningRepli
 from ray.serve.schema import ApplicationStatus
 
 from executors.contract import ConfigError, Unavailable
-from server.replicas.engine import ReplicaEngine, drain_limit, pack_settings, unpack_settings, without_keys
+from server.replicas.engine import ReplicaEngine
+from server.replicas.node import drain_limit, pack_settings, unpack_settings, without_keys
 from server.replicas.placing import Placing
 from server.settings.table import Settings
 

@@ -10,8 +10,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from engine.errors import InvalidRequest, Unavailable
-from server.replicas.engine import PASSED_ON
 from server.replicas.fleet import Fleet, Member
+from server.replicas.node import PASSED_ON
 from server.routes.common import READ, json_response, state_of
 
 _PASSED_HEADERS = frozenset(

@@ -16,8 +16,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.key_files import read_keys
 from server.replicas import ray_side
-from server.replicas.engine import drain_limit, pack_settings, unpack_settings
 from server.replicas.ingress import Ingress, check_behind_proxy, check_settings
+from server.replicas.node import drain_limit, pack_settings, unpack_settings
 from server.replicas.placing import Placing, placing_of
 from server.settings.load import SettingsError, load
 from server.settings.table import Settings

@@ -11,19 +11,17 @@ from fastapi import APIRouter, Request
 from numpy.typing import NDArray
 from starlette.responses import Response
 
-from engine.errors import InvalidRequest, SequenceFailed
 from engine.text.embedding import EmbeddingRequest as Asked
 from server.answer.sse import encode, prompt_usage
-from server.http.call import Call, call_of
+from server.http.call import call_of
 from server.http.event_stream import while_connected
-from server.prepare.embeddings import FIELD_NAMES, prompted
-from server.prepare.engine_request import request_context
+from server.prepare.embeddings import FIELD_NAMES, prepare_embedding, shaped
 from server.prepare.field_names import named
-from server.prepare.prompts import input_ids, place_in, truncation_of
+from server.prepare.prompts import place_in
 from server.routes.common import json_response, read, state_of
 from server.schemas.answers.retrieval import Embedding, Embeddings
 from server.schemas.embeddings import EmbeddingRequest
-from server.state import ServedModel, ServerState
+from server.state import ServedModel
 
 router = APIRouter()
 
@@ -41,35 +39,6 @@ async def embeddings(request: Request) -> Response:
     asked = await while_connected(request.receive, prepare_embedding(state, call, model, body))
     call.response_id = asked.context.request_id
     return json_response(await while_connected(request.receive, _answer(model, name, body, asked)))
-
-
-async def prepare_embedding(
-    state: ServerState, call: Call, model: ServedModel, body: EmbeddingRequest
-) -> Asked:
-    """The engine request of a body. Raises InvalidRequest."""
-    width = model.info.hidden_size
-    if body.dimensions is not None and body.dimensions > width:
-        # Their number is not told back: it may have thousands of digits.
-        message = f"'dimensions' is more than this model's vectors have, which is {width}."
-        raise InvalidRequest(message, param="dimensions", code="invalid_value")
-    pooling = body.pooling or model.pooling.kind
-    if pooling is None:
-        message = (
-            f"This model's own kind of embedding is not supported: {model.pooling.reason}. 'pooling' can ask for 'last' "
-            "or 'mean' instead."
-        )
-        raise InvalidRequest(message, param="pooling", code="unsupported_value")
-    prompts = await input_ids(
-        state,
-        model,
-        prompted(model, body),
-        "input",
-        place=place_in("input", body.input),
-        add_special_tokens=body.add_special_tokens is not False,
-        truncation=truncation_of(body, model, 0),
-        longest=model.max_model_len,
-    )
-    return Asked(request_context(call, "embd-", body, model), prompts, pooling, model.adapter)
 
 
 async def _answer(model: ServedModel, name: str, body: EmbeddingRequest, asked: Asked) -> Embeddings:
@@ -91,19 +60,6 @@ async def _answer(model: ServedModel, name: str, body: EmbeddingRequest, asked: 
         "data": data,
         "usage": prompt_usage(usage),
     }
-
-
-def shaped(vector: NDArray[np.float32], body: EmbeddingRequest) -> NDArray[np.float32]:
-    """float32 [dimensions]: the vector, cut and normalised to length 1 as requested. Raises SequenceFailed for NaN or inf."""
-    if not np.isfinite(vector).all():
-        raise SequenceFailed("the model's hidden states are not finite")
-    vector = vector[: body.dimensions]
-    if body.use_activation is False:
-        return vector
-    wide = vector.astype(np.float64)
-    length = float(np.linalg.norm(wide))
-    unit: NDArray[np.float32] = (wide / length).astype(np.float32) if length else vector
-    return unit
 
 
 def _encoded(index: int, vector: NDArray[np.float32], as_base64: bool) -> bytes:

@@ -24,6 +24,7 @@ from server.http.ollama import error_object
 from server.http.request_timing import run_off_loop_if_large
 from server.prepare.chat import PreparedChat, prepare_chat
 from server.prepare.completions import prepare_completion
+from server.prepare.embeddings import prepare_embedding, shaped
 from server.prepare.field_names import FieldNames, named
 from server.prepare.ollama import (
     CHAT_NAMES,
@@ -41,7 +42,6 @@ from server.prepare.ollama import (
 from server.prepare.prompts import place_in
 from server.routes.answering import AnsweredCall
 from server.routes.common import json_response, read, state_of
-from server.routes.embeddings import prepare_embedding, shaped
 from server.schemas.ollama import (
     OllamaChatRequest,
     OllamaEmbeddingsRequest,

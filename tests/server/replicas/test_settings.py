@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from server.replicas.engine import drain_limit, pack_settings, unpack_settings, without_keys
 from server.replicas.ingress import check_behind_proxy
+from server.replicas.node import drain_limit, pack_settings, unpack_settings, without_keys
 from server.replicas.placing import placing_of
 from server.settings.load import SettingsError, load
 from server.settings.table import TABLE

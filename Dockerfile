@@ -88,7 +88,7 @@ STOPSIGNAL SIGTERM
 # first success on, six misses (30 s) mean unhealthy. Before it no miss counts for half an hour: fetching 140 GB at 100 MB/s and
 # loading them take that long, and a server that cannot load its model ends by itself.
 HEALTHCHECK --interval=5s --timeout=5s --start-period=30m --retries=6 \
-  CMD ["python", "-I", "-m", "cohort_server.run", "server.healthcheck"]
+  CMD ["python", "-I", "-m", "cohort_server.run", "server.commands.healthcheck"]
 ENTRYPOINT ["cohort"]
 CMD ["serve"]
 

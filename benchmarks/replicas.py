@@ -52,7 +52,7 @@ _ASCII, _LONG = 128, 100_000
 
 
 def _routers() -> dict[str, Any]:
-    from server.replicas.router import Router
+    from server.remote.replicas.router import Router
 
     class AtRandom(Router):
         def choose(
@@ -101,8 +101,8 @@ async def _conversation(model: Any, number: int, salt: str, gate: asyncio.Semaph
 
 
 async def _prefix_round(settings: Any, handle: Any, router: Any, salt: str) -> dict[str, float]:
-    from server.replicas.ingress import Ingress
-    from server.replicas.ray_side import RayTransport
+    from server.ray_serve.ingress import Ingress
+    from server.ray_serve.ray_side import RayTransport
 
     ingress = Ingress(settings, RayTransport(handle), router())
     model = await ingress.load()
@@ -143,8 +143,8 @@ def prefix(rounds: int) -> dict[str, Any]:
 
     _set_environment(own=True)
     from cohort_server import ray_app
-    from server.replicas import ray_side
-    from server.replicas.placing import placing_of
+    from server.ray_serve import ray_side
+    from server.ray_serve.placing import placing_of
     from server.settings.load import load
     from server.system import logs
 

@@ -15,25 +15,25 @@ rooms.enter()
 
 from ray import serve  # noqa: E402  # after the application's folder is the first
 
-from server.replicas import ray_side, serve_app  # noqa: E402
+from server.ray_serve import ray_side, serve_app  # noqa: E402
 
 if TYPE_CHECKING:
-    from server.replicas.placing import Placing
+    from server.ray_serve.placing import Placing
     from server.settings.table import Settings
 
 ROUTER = "cohort_server.ray_app:ByName"
 
 
 class ByName(ray_side.ByName):
-    """See `server.replicas.ray_side`."""
+    """See `server.ray_serve.ray_side`."""
 
 
 class Engine(ray_side.EngineReplica):
-    """See `server.replicas.ray_side`."""
+    """See `server.ray_serve.ray_side`."""
 
 
 class Ingress(serve_app.ServeIngress):
-    """See `server.replicas.serve_app`."""
+    """See `server.ray_serve.serve_app`."""
 
 
 def engines(settings: Settings, placing: Placing) -> serve.Application:

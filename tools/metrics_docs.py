@@ -15,16 +15,16 @@ from typing import Any, cast
 
 from prometheus_client.core import Metric
 
-from engine.core.adapters import AdapterUse
+from engine.core.loras import AdapterUse
 from engine.request import DraftStats, EngineStats, Stage
 from executors.contract import KvLayout, MemoryStatus
 from server.http.answer_counter import AnswerCounter
 from server.http.endpoints import Endpoints
-from server.metrics import Metrics
-from server.replicas.figures import FleetCollector
-from server.replicas.router import Router
-from server.vllm_metrics import COPIES
-from server.workers.pool import WorkerUse
+from server.remote.replicas.figures import FleetCollector
+from server.remote.replicas.router import Router
+from server.remote.workers.pool import WorkerUse
+from server.telemetry.metrics import Metrics
+from server.telemetry.vllm_metrics import COPIES
 from tools.generated_page import run, with_parts
 from tools.settings_docs import escaped
 

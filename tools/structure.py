@@ -4,7 +4,7 @@
 - no function longer than MAX_FUNCTION_LINES
 - no MAX_EQUAL_LINES lines that stand in two places
 
-A room is a folder directly below a package, or below executors/llm; a module beside the folders is a room of its own. Imports for
+A room is a folder directly below a package, or below one of `DEEP`; a module beside the folders is a room of its own. Imports for
 type checking count, and so do those inside functions.
 """
 
@@ -20,7 +20,7 @@ import grimp
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("cohort_server", "clients", "server", "engine", "executors")
-DEEP = ("executors.llm", "executors.testing")
+DEEP = ("executors.llm", "executors.testing", "server.apis", "server.remote")
 """Folders whose folders are rooms."""
 MAX_FUNCTION_LINES = 80
 MAX_EQUAL_LINES = 20

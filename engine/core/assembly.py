@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 
 from engine.config import EngineConfig
-from engine.core.adapters import Adapters
 from engine.core.journal import Journal
+from engine.core.loras import Adapters
 from engine.core.policies import Policies
 from engine.core.scheduler import Scheduler
 from engine.kv.kv_cache_manager import KvCacheManager

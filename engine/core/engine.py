@@ -19,7 +19,6 @@ from collections.abc import Sequence as SequenceOf
 from functools import partial
 
 from engine.config import EngineConfig
-from engine.core.adapters import Adapters, AdapterUse
 from engine.core.assembly import make_scheduler, steps_in_flight
 from engine.core.counters import Counters
 from engine.core.delivery import Delivery
@@ -28,6 +27,7 @@ from engine.core.health import Health
 from engine.core.inbox import Inbox
 from engine.core.journal import Journal
 from engine.core.loop import EngineLoop
+from engine.core.loras import Adapters, AdapterUse
 from engine.core.recovery import Recovery
 from engine.core.restart import Restart
 from engine.core.scheduler import Scheduler

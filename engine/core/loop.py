@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from engine.config import EngineConfig
-from engine.core.adapters import Adapters
 from engine.core.delivery import Delivery
 from engine.core.endings import Endings
 from engine.core.health import Health
 from engine.core.inbox import Inbox
+from engine.core.loras import Adapters
 from engine.core.recovery import Recovery, RecoveryPlan
 from engine.core.restart import Restart
 from engine.core.scheduler import Scheduler

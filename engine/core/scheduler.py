@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 
-from engine.core.adapters import Adapters
 from engine.core.journal import Journal
+from engine.core.loras import Adapters
 from engine.core.model_drafts import ModelDrafts
 from engine.core.plan import StepPacker, StepPlan
 from engine.core.policies import Policies

@@ -57,7 +57,6 @@ from executors.contract import (
 )
 from executors.contract.stats import StepStats
 from executors.kernels import compiler
-from executors.llm.adapters.table import AdapterTable
 from executors.llm.attention.backend import AttentionBackend
 from executors.llm.checkpoint.draft import load_draft
 from executors.llm.checkpoint.loader import load_model
@@ -68,6 +67,7 @@ from executors.llm.gpu.device_sizing import DeviceSizing
 from executors.llm.gpu.graphs import StepDevice
 from executors.llm.gpu.unified import DeviceUnifiedRunner
 from executors.llm.kernel_choice import choose_adapters, choose_attention, fuse
+from executors.llm.lora.table import AdapterTable
 from executors.llm.memory import sizing
 from executors.llm.memory.cgroup import PressureGauge, cpu_threads
 from executors.llm.memory.device_memory import DeviceMemory, device_memory

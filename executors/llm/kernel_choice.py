@@ -20,9 +20,6 @@ import torch
 
 from executors.contract.errors import ConfigError
 from executors.kernels import triton_build
-from executors.llm.adapters.device import DeviceWeights
-from executors.llm.adapters.host import HostWeights
-from executors.llm.adapters.table import AdapterWeights
 from executors.llm.attention import cpu_attention
 from executors.llm.attention.backend import TRITON, AttentionBackend
 from executors.llm.attention.check import fault
@@ -33,6 +30,9 @@ from executors.llm.attention.plain_torch import TorchAttention
 from executors.llm.attention.varlen import NAME as VARLEN
 from executors.llm.attention.varlen import varlen_attention
 from executors.llm.fused import cpu_forward
+from executors.llm.lora.device import DeviceWeights
+from executors.llm.lora.host import HostWeights
+from executors.llm.lora.table import AdapterWeights
 from executors.llm.model.api import KvSpec
 from executors.llm.model.decoder import Decoder
 

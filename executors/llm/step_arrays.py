@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from executors.contract.errors import InvalidInput
-from executors.llm.row_adapters import StepAdapters
+from executors.llm.row_loras import StepAdapters
 
 
 @dataclass

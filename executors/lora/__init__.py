@@ -1,9 +1,9 @@
 """LoRA adapters (Hu et al., 2021) as files: read as PEFT and llama.cpp write them, checked, and written as one file that is
 named by its content.
 
-    adapter_file.py   the one file: what an executor loads
+    lora_file.py   the one file: what an executor loads
     peft.py           a folder of PEFT's into it          peft_config.py   the keys of its configuration
-    gguf_adapter.py   a GGUF file into it
+    gguf_lora.py   a GGUF file into it
     other_parts.py    parts of models that are not served base_weights.py  embeddings that equal the model's
 
 Nothing here needs torch: the server packs adapters, and an executor's process reads them.
@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from executors.lora.adapter_file import AdapterFile, Module, PackedAdapter, read_adapter
-from executors.lora.gguf_adapter import GGUF, check_gguf, gguf_rank, pack_gguf
+from executors.lora.gguf_lora import GGUF, check_gguf, gguf_rank, pack_gguf
+from executors.lora.lora_file import AdapterFile, Module, PackedAdapter, read_adapter
 from executors.lora.peft import WEIGHTS, check_folder, pack_folder
 
 __all__ = ["AdapterFile", "Module", "PackedAdapter", "check", "gguf_rank", "pack", "read_adapter"]

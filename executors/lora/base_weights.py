@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from executors.contract.errors import ConfigError
 from executors.gguf.file import read_gguf
-from executors.lora.adapter_file import widened
+from executors.lora.lora_file import widened
 from executors.lora.other_parts import is_of_other_part
 from executors.lora.safetensors_header import MOST_HEADER, SIZES, Entry
 

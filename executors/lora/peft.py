@@ -1,4 +1,4 @@
-"""A folder of PEFT's (adapter_config.json, adapter_model.safetensors) as one file: see `adapter_file.py`.
+"""A folder of PEFT's (adapter_config.json, adapter_model.safetensors) as one file: see `lora_file.py`.
 
 What changes the result and is not supported is refused by its name: other kinds of adapters, DoRA, trained biases and whole
 modules, layers that are repeated, embeddings, and initialisations that also change the model's own weights. Two kinds of tensors
@@ -17,8 +17,8 @@ from typing import Any
 
 from executors.contract.errors import ConfigError
 from executors.lora import other_parts
-from executors.lora.adapter_file import MOST_MODULES, PackedAdapter, PackedTensor, read_exactly, write_adapter
 from executors.lora.base_weights import BaseWeights
+from executors.lora.lora_file import MOST_MODULES, PackedAdapter, PackedTensor, read_exactly, write_adapter
 from executors.lora.peft_config import CONFIG, MERGE, rank_of, read_config, scale_of
 from executors.lora.safetensors_header import Entry, read_header
 

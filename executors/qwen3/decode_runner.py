@@ -17,7 +17,7 @@ import torch
 
 from executors.llm.memory.kv_cache import KvCache
 from executors.llm.model.api import Attend
-from executors.llm.row_adapters import RowAdapters
+from executors.llm.row_loras import RowAdapters
 from executors.llm.step.runner import ModelRunner
 from executors.llm.step_arrays import StepArrays
 

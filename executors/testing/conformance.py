@@ -23,7 +23,6 @@ from dataclasses import dataclass, field
 
 from executors.contract import ModelExecutor
 from executors.testing import (
-    conformance_adapters,
     conformance_drafts,
     conformance_grammars,
     conformance_history,
@@ -31,6 +30,7 @@ from executors.testing import (
     conformance_sampling,
     conformance_settings,
 )
+from executors.testing import conformance_loras as conformance_adapters
 from executors.testing.conformance_kit import (
     CASES,
     Inject,

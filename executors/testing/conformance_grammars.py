@@ -12,7 +12,6 @@ from itertools import pairwise
 from typing import Any
 
 from executors.contract import SamplingParams
-from executors.testing.conformance_adapters import loaded
 from executors.testing.conformance_kit import (
     DrivenSequence,
     Driver,
@@ -23,6 +22,7 @@ from executors.testing.conformance_kit import (
     refused,
     require,
 )
+from executors.testing.conformance_loras import loaded
 
 _GRAMMAR = "start: (<[10-19]> <[20-39]>)+ <[40-41]>?"
 _A, _B, _C = range(10, 20), range(20, 40), range(40, 42)

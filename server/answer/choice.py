@@ -1,6 +1,6 @@
 """One choice of an answer, whatever API asked: its text read as typed parts, reasoning, text and tool calls, one by one or whole.
 
-The engine's deltas go in. Encoders (`chat_encoder.py` and its neighbours) make an API's events and bodies of what comes out.
+The engine's deltas go in. Encoders (`chat/encode.py` and its neighbours) make an API's events and bodies of what comes out.
 """
 
 from __future__ import annotations

@@ -21,11 +21,12 @@ def find_model(flags: Mapping[str, Any], *, weights: bool = True) -> tuple[Setti
     from dataclasses import replace
 
     from executors.contract import ConfigError
-    from server import best_model, bootstrap, hub
-    from server.loading import loading_display
+    from server import hub
     from server.model_files.prepared import model_directory
-    from server.model_source import LocalModel
     from server.settings.load import SettingsError, load
+    from server.startup import best_model, bootstrap
+    from server.startup.loading import loading_display
+    from server.startup.model_source import LocalModel
     from server.system.logs import configure_own
 
     try:

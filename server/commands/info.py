@@ -69,13 +69,13 @@ def _facts(settings: Any, name: str, directory: Path, memory: int | None) -> dic
     from dataclasses import asdict
 
     from executors.contract import ModelInfo
-    from server.adapters.own import shown_name
-    from server.bootstrap import model_source
     from server.commands.common import busy
-    from server.core_configs import executor_config
+    from server.lora.own import shown_name
     from server.model_files.ollama_package import read_package
     from server.model_files.prepared import model_file
-    from server.model_source import LocalModel
+    from server.startup.bootstrap import model_source
+    from server.startup.core_configs import executor_config
+    from server.startup.model_source import LocalModel
     from server.system.executor_tool import ToolError, ToolRefusal, ask
 
     executor = executor_config(settings, directory)
@@ -118,7 +118,7 @@ def text_outcome(
     it would serve them; and what it would note on them."""
     from executors.contract import ConfigError
     from server.model_files import default_model
-    from server.text_side import read_text_side, retrieval_side
+    from server.startup.text_side import read_text_side, retrieval_side
 
     try:
         text = read_text_side(settings, directory, name == default_model.NAME)

@@ -38,9 +38,10 @@ def pull(model: Model, **flags: Any) -> None:
     Models of the hub go to the cache of its library (HF_HOME) or to --download-dir, which other programs share. A download
     that was cut goes on where it stopped. A model that is here is left as it is."""
     from executors.contract import ConfigError
-    from server import bootstrap, hub
+    from server import hub
     from server.model_files import default_model
     from server.settings.load import SettingsError, load
+    from server.startup import bootstrap
 
     take_interrupts()
     try:
@@ -74,7 +75,7 @@ def _fetched(source: HubModel) -> Path:
     import asyncio
 
     from server import hub
-    from server.loading import loading_display
+    from server.startup.loading import loading_display
 
     if not sys.stderr.isatty():
         return asyncio.run(hub.fetch(source, _lines(source.label)))

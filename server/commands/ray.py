@@ -135,14 +135,14 @@ def _run(settings: Settings, listener: Listener, notes: list[str], asked: _Deplo
 
     try:
         from cohort_server import ray_app
-        from server.replicas import ray_side
+        from server.ray_serve import ray_side
     except ModuleNotFoundError as error:
         fail(f"{MISSING} (there is no {error.name})")
     from executors.contract import ConfigError
-    from server import bootstrap
-    from server.replicas import ingress
-    from server.replicas.placing import placing_of
+    from server.ray_serve import ingress
+    from server.ray_serve.placing import placing_of
     from server.settings.load import SettingsError
+    from server.startup import bootstrap
 
     async def serve() -> None:
         placing = placing_of(settings, asked.replicas, asked.cpus, asked.gpus, ray_side.cluster_gpus())

@@ -36,6 +36,6 @@ def serve(model_dir: ModelArgument = None, **flags: Any) -> None:
 
     # The large imports come last: a client that connects by now waits in the socket's queue and is not refused.
     first_lines.settle(chosen.log_format, chosen.log_level)
-    from server import bootstrap
+    from server.startup import bootstrap
 
     sys.exit(bootstrap.run(chosen, listener, [*IGNORED_FLAGS, *notes]))

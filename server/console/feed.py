@@ -22,7 +22,7 @@ from engine.errors import Overloaded
 from engine.interruptions import Outage
 from engine.request import EngineStats, Stage
 from server import __version__
-from server.state import CoreLike, ServerState
+from server.state.server_state import CoreLike, ServerState
 
 log = structlog.get_logger("server")
 

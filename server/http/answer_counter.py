@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import Counter
 
 from server.http.endpoints import Endpoints
-from server.metrics import Metrics
+from server.telemetry.metrics import Metrics
 
 _FROM_THE_START = ("200", "400", "429", "500", "503")
 """Statuses that exist for the endpoints below /v1/ before the first such answer: a rate over a counter that appears at its

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
 from server.schemas.extras import MAX_TOLD
-from server.stories.record import CallStory
+from server.telemetry.stories.record import CallStory
 
 CALL = "cohort.call"
 """Key of the `Call` in a request's scope: the only key of ours there."""

@@ -19,8 +19,8 @@ from server.http.cors import Cors
 from server.http.endpoints import Answered, without_slash
 from server.http.errors import http_error_response, internal_error_response
 from server.schemas.extras import MAX_TOLD
-from server.stories.record import AccessLine, CallStory
-from server.stories.wire import log_fields, server_timing
+from server.telemetry.stories.record import AccessLine, CallStory
+from server.telemetry.stories.wire import log_fields, server_timing
 
 log = structlog.get_logger("server")
 access_log = structlog.get_logger("server.access")

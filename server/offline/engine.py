@@ -14,11 +14,8 @@ from typing import Any, TypeVar
 
 from engine.core.engine import EngineCore
 from engine.text.generation import TextRequest
-from server.bootstrap import Bootstrap
 from server.http.call import Call
-from server.metrics import Metrics
 from server.offline.outputs import Gathered, RequestOutput, prompt_entries
-from server.pending_core import PendingCore
 from server.prepare.chat import prepare_chat
 from server.prepare.completions import prepare_completion
 from server.schemas.base import parse
@@ -26,7 +23,10 @@ from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
 from server.schemas.extras import screen
 from server.settings.table import Settings
-from server.state import ServedModel, ServerState
+from server.startup.bootstrap import Bootstrap
+from server.startup.pending_core import PendingCore
+from server.state.server_state import ServedModel, ServerState
+from server.telemetry.metrics import Metrics
 
 Result = TypeVar("Result")
 _SIGNALS_SEEN = 0.5

@@ -5,23 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from server.schemas.adapters import LoadAdapterRequest, UnloadAdapterRequest
-from server.schemas.base import WireModel
-from server.schemas.chat import ChatRequest
-from server.schemas.completions import CompletionRequest
-from server.schemas.embeddings import EmbeddingRequest
-from server.schemas.messages import CountTokensRequest, MessagesRequest
-from server.schemas.ollama import (
+from server.apis.anthropic.schema import CountTokensRequest, MessagesRequest
+from server.apis.lora.schema import LoadAdapterRequest, UnloadAdapterRequest
+from server.apis.ollama.schema import (
     OllamaChatRequest,
     OllamaEmbeddingsRequest,
     OllamaEmbedRequest,
     OllamaGenerateRequest,
     OllamaShowRequest,
 )
-from server.schemas.responses import ResponsesRequest
-from server.schemas.scoring import RerankRequest, ScoreRequest
-from server.schemas.tokens import DetokenizeRequest, TokenizeRequest
-from server.stories.ring import OUTCOMES, SORTS
+from server.apis.responses.schema import ResponsesRequest
+from server.apis.scoring.schema import RerankRequest, ScoreRequest
+from server.apis.tokens.schema import DetokenizeRequest, TokenizeRequest
+from server.schemas.base import WireModel
+from server.schemas.chat import ChatRequest
+from server.schemas.completions import CompletionRequest
+from server.schemas.embeddings import EmbeddingRequest
+from server.telemetry.stories.ring import OUTCOMES, SORTS
 
 TAGS = {
     "Generation": "Chat, completions and embeddings in OpenAI's form, and messages in Anthropic's.",

@@ -23,7 +23,7 @@ from server.prepare.field_names import FieldNames
 from server.prepare.prompts import truncation_of
 from server.schemas.chat import ChatRequest
 from server.schemas.tool_choice import ToolChoice
-from server.state import ServedModel, ServerState
+from server.state.server_state import ServedModel, ServerState
 
 FIELD_NAMES = FieldNames({"prompt": "messages", "max_tokens": "{limit}"})
 """Names of a chat's fields by their roles. `limit`: of the two names of the limit on output tokens, the one that was sent."""

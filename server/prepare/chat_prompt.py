@@ -10,7 +10,7 @@ from server.prepare.billing_header import without_billing_header
 from server.prepare.unread_parts import placeholder
 from server.schemas.chat import TEXTS, THOUGHTS, ChatMessage, ToolCall
 from server.schemas.volume import check_texts
-from server.state import ServedModel, ServerState
+from server.state.server_state import ServedModel, ServerState
 from server.system.worker_threads import DeadlineExceeded
 from server.templates.message_forms import THINKING, TookTooMuch, arguments_object
 

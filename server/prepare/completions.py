@@ -13,7 +13,7 @@ from server.prepare.fill_in_middle import encode_behind, fill_in_middle
 from server.prepare.prompts import added_ids, fenced, input_ids, place_in, total_length, truncation_of
 from server.prepare.structured_output import for_body
 from server.schemas.completions import DEFAULT_MAX_TOKENS, CompletionRequest
-from server.state import ServedModel, ServerState
+from server.state.server_state import ServedModel, ServerState
 
 FIELD_NAMES = FieldNames({"prompt": "{prompt}", "max_tokens": "{limit}"})
 """Names of a completion's fields by their roles. `prompt`: with the number of the prompt at fault, if there are several.

@@ -12,7 +12,7 @@ from server.prepare.engine_request import request_context
 from server.prepare.field_names import FieldNames
 from server.prepare.prompts import input_ids, place_in, truncation_of
 from server.schemas.embeddings import EmbeddingRequest
-from server.state import ServedModel, ServerState
+from server.state.server_state import ServedModel, ServerState
 
 FIELD_NAMES = FieldNames({"prompt": "{text}", "input": "{text}"})
 """Names of the fields of embeddings, rerank and score by their roles. `text`: what the prompt at fault was made of."""

@@ -15,8 +15,8 @@ from executors.contract import SamplingParams
 from server.http.call import Call
 from server.prepare.token_settings import bad_words, check_do_sample, check_ids, logit_bias, typical_p
 from server.schemas.sampling import GenerationFields
-from server.state import ServedModel
-from server.stories.record import CallStory
+from server.state.server_state import ServedModel
+from server.telemetry.stories.record import CallStory
 
 _SMALLEST_TOP_P = 1e-6
 """Value used for top_p 0, which OpenAI accepts for the most likely token; a set whose probability "reaches 0" would be

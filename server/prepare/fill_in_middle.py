@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from engine.errors import FIELD, InvalidRequest
 from server.prepare.chat_prompt import encode_text
-from server.state import ServedModel, TokenizerLike
+from server.state.server_state import ServedModel, TokenizerLike
 
 
 class ClientText(enum.Enum):

@@ -10,7 +10,7 @@ from typing import TypeVar
 from engine.errors import FIELD, ContextLengthExceeded, InvalidRequest
 from server.prepare.chat_prompt import DEADLINE, INLINE_CHARACTERS, check_token_ids, encode_text
 from server.schemas.sampling import TruncationFields
-from server.state import ServedModel, ServerState
+from server.state.server_state import ServedModel, ServerState
 from server.system.worker_threads import DeadlineExceeded
 
 Input = str | Sequence[int]

@@ -15,7 +15,7 @@ from server.http.request_timing import run_off_loop_if_large
 from server.schemas.structured import StructuredFields
 
 if TYPE_CHECKING:
-    from server.state import ServedModel, ServerState
+    from server.state.server_state import ServedModel, ServerState
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.errors import FIELD, InvalidRequest, field
 from server.schemas.sampling import GenerationFields
-from server.state import ServedModel
+from server.state.server_state import ServedModel
 
 
 def check_ids(fields: GenerationFields, width: int) -> None:

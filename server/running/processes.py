@@ -9,7 +9,7 @@ from pathlib import Path
 
 PROC = Path("/proc")
 TITLE = "cohort: server"
-"""What a server's process is called, see `server.bootstrap.run_server`."""
+"""What a server's process is called, see `server.startup.bootstrap.run_server`."""
 _PARENT, _START = 1, 19
 """Fields of /proc/PID/stat behind the name, which may have spaces and brackets in it; see proc(5)."""
 

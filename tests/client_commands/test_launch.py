@@ -26,10 +26,10 @@ from executors.contract import ModelExecutor
 from executors.process import connect
 from server.answer.notation import ModelNotation
 from tests.agents.clients import AGENTS
+from tests.server.apis.operation.test_executors import PAGED, register
 from tests.server.fakes import House
 from tests.server.http.raw_http import serving
-from tests.server.routes.test_executors import PAGED, register
-from tests.server.test_lifecycle import Running
+from tests.server.startup.test_lifecycle import Running
 
 LONG = 200_000
 """Tokens of context that hold every client's first prompt. Those of the fake model are bytes."""

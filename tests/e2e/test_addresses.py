@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from server import healthcheck
+from server.commands import healthcheck
 from tests.e2e.conftest import ECHO
 from tests.e2e.server_process import ServerProcess, run_until_exit
 from tests.server.http.test_listener import has_ipv6, reached

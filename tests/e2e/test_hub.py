@@ -208,7 +208,7 @@ def test_a_bar_on_a_terminal(hub: FakeHub, env: dict[str, str], tmp_path: Path) 
 
 def test_the_library_is_imported_for_hub_names_only() -> None:
     """Its import would be a third of the time until the port answers."""
-    code = "import sys, server.bootstrap; assert not {'huggingface_hub', 'httpx2', 'tqdm'} & set(sys.modules)"
+    code = "import sys, server.startup.bootstrap; assert not {'huggingface_hub', 'httpx2', 'tqdm'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
 
 

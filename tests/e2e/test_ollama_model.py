@@ -20,7 +20,7 @@ from cohort_server import LLM, SamplingParams
 from executors.gguf.file import read_gguf
 from tests.e2e.server_process import ServerProcess
 from tests.executors.gguf_files import interleaved
-from tests.executors.lora.gguf_adapters import write_gguf_adapter
+from tests.executors.lora.gguf_loras import write_gguf_adapter
 from tests.executors.lora.peft_files import write_peft
 from tests.server.model_files.ollama_store import write_model
 from tests.small_gguf import CONFIG, write_small_gguf

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from server import healthcheck
+from server.commands import healthcheck
 from server.http.tls import server_context
 from server.settings.load import SettingsError, load
 from tests.e2e.certificates import certificate, key

@@ -147,7 +147,7 @@ async def test_settings_that_forbid_the_first_token_are_refused_at_once(
 
 
 async def test_min_tokens_in_the_rest_of_the_context(tmp_path: Path) -> None:
-    """Without max_tokens, as in `server/routes/common.py` with them; and end tokens count unless they are ignored."""
+    """Without max_tokens, as in `server/apis/base/common.py` with them; and end tokens count unless they are ignored."""
     tokenizer = load(byte_level(), tmp_path)
     [end, *_] = tokenizer.eos_token_ids
     asked = text_request("r", ((1, 2),), min_tokens=100_000)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from executors.contract import ExecutorConfig, ModelExecutor
-from executors.testing import conformance_adapters, conformance_drafts, conformance_grammars
+from executors.testing import conformance_drafts, conformance_grammars
+from executors.testing import conformance_loras as conformance_adapters
 from executors.testing.conformance import CASES, run_case
 from executors.testing.fakes.base import OPTIONS
 from executors.testing.fakes.failures import KINDS

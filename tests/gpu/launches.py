@@ -25,7 +25,6 @@ from executors.kernels import triton as package
 from executors.kernels.lora_tiles import most_tiles
 from executors.kernels.shaping_layout import row_words
 from executors.kernels.triton.lora import add_lora
-from executors.llm.adapters.device import DeviceWeights
 from executors.llm.attention.triton_attention import TritonAttention, piece_rule
 from executors.llm.checkpoint.device_layers import keep, keep_head
 from executors.llm.checkpoint.fp8_layers import hold
@@ -33,6 +32,7 @@ from executors.llm.gpu.graphs import MIXED_TOKENS, adapted_shapes, decode_shapes
 from executors.llm.gpu.inputs import DeviceStep, DeviceTables, StepShape, num_words
 from executors.llm.gpu.program import DeviceProgram
 from executors.llm.kernel_choice import fuse
+from executors.llm.lora.device import DeviceWeights
 from executors.llm.memory.kv_cache import KvCache
 from executors.llm.model.config import DecoderConfig, parse_config
 from executors.llm.model.decoder import Decoder

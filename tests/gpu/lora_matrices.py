@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from executors.kernels.lora_tiles import PART_WORDS, LoraMatrix, LoraTiles, in_tiles, tile_rows
-from executors.llm.adapters.device import of_place, part_of
+from executors.llm.lora.device import of_place, part_of
 
 Ranks = list[tuple[int, ...]]
 """Of each adapter, those of the parts."""

@@ -14,7 +14,7 @@ from executors.llm.executor import LlmExecutor
 from executors.llm.step.pending_steps import PendingStep
 from executors.testing import conformance_drafts
 from executors.testing.conformance import CASES, run_case
-from executors.testing.conformance_adapters import NO_ADAPTERS
+from executors.testing.conformance_loras import NO_ADAPTERS
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.grammar_tokenizers import write_tokenizer
 from tests.executors.llm.driver import config

@@ -24,7 +24,7 @@ from executors.kernels.lora_tiles import (
 )
 from executors.kernels.triton import lora
 from executors.kernels.triton.lora import add_lora, splits_of
-from executors.llm.adapters.device import add_by_torch
+from executors.llm.lora.device import add_by_torch
 from tests.gpu.lora_matrices import Ranks, expected, lora_matrix, tiles_of
 
 pytestmark = pytest.mark.long

@@ -29,7 +29,7 @@ FETCHERS = ("requests", "urllib.request", "httpx", "httpx2", "huggingface_hub", 
 MAY_FETCH = {
     "server/hub": "fetches the model that the operator names, in a process of its own",
     "clients": "they talk to the server that the user names",
-    "server/healthcheck.py": "asks this very server, from its container",
+    "server/commands/healthcheck.py": "asks this very server, from its container",
 }
 LISTENER = "server/http/listener.py"
 INVARIANTS = {

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from server.prepare import chat, messages, ollama, responses
+from server.apis.anthropic import convert as messages
+from server.apis.ollama import convert as ollama
+from server.apis.responses import convert as responses
+from server.prepare import chat
 from tests.server.http.test_refusals import refusals
 
 ROOT = Path(__file__).resolve().parents[2]

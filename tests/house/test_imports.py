@@ -31,7 +31,9 @@ print(sorted({{"torch", "triton", "transformers", "safetensors"}} & set(sys.modu
 
 
 @pytest.mark.parametrize(
-    "packages", [["server.app"], ["executors.process.client"], ["engine"], ["server"]], ids=lambda p: p[0]
+    "packages",
+    [["server.startup.app"], ["executors.process.client"], ["engine"], ["server"]],
+    ids=lambda p: p[0],
 )
 def test_the_serving_process_never_imports_torch(packages: list[str]) -> None:
     code = IMPORT_EVERYTHING.format(packages=packages)

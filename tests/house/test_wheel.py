@@ -209,7 +209,7 @@ def test_an_editable_install_shows_one_package(editable: Path, tmp_path: Path) -
     assert _run(python, "-c", code, cwd=tmp_path).split() == [str(ROOT)]
     foreign = {"PYTHONPATH": str(_foreign(tmp_path))}
     assert "serve" in _run(str(editable / "cohort"), "--help", cwd=tmp_path, env=foreign)
-    child = [python, "-P", "-m", "cohort_server.run", "server.healthcheck"]
+    child = [python, "-P", "-m", "cohort_server.run", "server.commands.healthcheck"]
     run = subprocess.run(
         child,
         cwd=tmp_path,

@@ -130,7 +130,7 @@ def test_the_grace_period_covers_preStop_and_drain(tmp_path: Path, drain: int, p
     one, pod = container(objects), objects["Deployment"]["spec"]["template"]["spec"]
     assert one["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", str(pause)]
     assert started_with(objects).drain_timeout == drain
-    # Three seconds for last bytes and two for the executor's end: server/lifecycle.py.
+    # Three seconds for last bytes and two for the executor's end: server/startup/lifecycle.py.
     assert pod["terminationGracePeriodSeconds"] >= pause + drain + 3 + 2 + 1
 
 

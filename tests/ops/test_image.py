@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from server import healthcheck
+from server.commands import healthcheck
 from tests.ops import dockerfile
 from tests.ops.compose import ComposeFile
 from tests.ops.expressions import ROOT

@@ -188,7 +188,7 @@ from cohort_server import rooms
 rooms.enter()
 import ray, yaml
 from ray import serve
-from server.replicas.ray_side import OBJECT_STORE_BYTES
+from server.ray_serve.ray_side import OBJECT_STORE_BYTES
 ray.init(address="local", num_cpus=4, include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES)
 from cohort_server.ray_app import build
 args, port = yaml.safe_load(sys.argv[1]), int(sys.argv[2])

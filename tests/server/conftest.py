@@ -7,7 +7,7 @@ import pytest
 from server.model_files import default_model
 from tests.server.fakes import House
 from tests.server.http.raw_http import serving
-from tests.server.test_lifecycle import Running
+from tests.server.startup.test_lifecycle import Running
 
 
 @pytest.fixture(autouse=True)

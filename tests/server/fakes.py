@@ -28,11 +28,11 @@ from executors.contract import (
     SampledToken,
 )
 from server.answer.notation import ModelNotation
-from server.app import create_app
-from server.metrics import Metrics
 from server.model_defaults.retrieval import Scoring
 from server.model_defaults.sampling import SamplingDefaults
-from server.state import ServedModel, ServerState
+from server.startup.app import create_app
+from server.state.server_state import ServedModel, ServerState
+from server.telemetry.metrics import Metrics
 from server.templates.pairs import Qwen3Pairs
 from server.templates.template import ChatTemplate
 

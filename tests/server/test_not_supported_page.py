@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from server.bootstrap import model_source
 from server.settings.load import SettingsError
 from server.settings.table import DEFAULTS
+from server.startup.bootstrap import model_source
 from tests.server.fakes import House, error_of
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "not-supported.md").read_text("utf-8")

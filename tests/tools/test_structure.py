@@ -25,7 +25,7 @@ def test_rooms() -> None:
         {"server", "server.http", "executors.llm", "executors.llm.gpu", "executors.kernels.triton"}
     )
     assert room_of("server.http.errors", folders) == "server.http" == room_of("server.http", folders)
-    assert room_of("server.app", folders) == "server.app"
+    assert room_of("server.cli", folders) == "server.cli"
     assert room_of("executors.llm.gpu.graphs", folders) == "executors.llm.gpu"
     assert room_of("executors.llm.executor", folders) == "executors.llm.executor"
     assert room_of("executors.kernels.triton.tile", folders) == "executors.kernels"

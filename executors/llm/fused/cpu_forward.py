@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from executors.llm.model.decoder import Decoder
     from executors.llm.model.layer import Layer
     from executors.llm.model.linear import Linear
-    from executors.llm.row_adapters import KernelAdapters
+    from executors.llm.row_loras import KernelAdapters
 
 _FLOAT = ctypes.c_float
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from executors.llm.model.layer import Layer
     from executors.llm.model.linear import Linear
     from executors.llm.model.modules import Norm
-    from executors.llm.row_adapters import RowAdapters
+    from executors.llm.row_loras import RowAdapters
 
 
 @runtime_checkable

@@ -10,7 +10,7 @@ import numpy as np
 
 from executors.contract.batch import SamplingParams, SequenceStart, TableUpdates, UnifiedBatch
 from executors.contract.config import ExecutorConfig
-from executors.llm.adapters.table import blank_name
+from executors.llm.lora.table import blank_name
 
 _Settings = tuple[SamplingParams, ...]
 _PLAIN: _Settings = (

@@ -36,10 +36,10 @@ from executors.kernels.triton.activation import gated
 from executors.kernels.triton.lora import PROCESSORS, splits_of
 from executors.kernels.triton.norms import rms_norm
 from executors.kernels.triton.rotary import rotate_and_store
-from executors.llm.adapters.device import DeviceWeights, add_by_torch, of_place, part_of
 from executors.llm.attention.check import CHUNKS, LIMITS, PAST, Problem, verdict
 from executors.llm.attention.key_pieces import PieceRule
 from executors.llm.attention.packed import StepMeta
+from executors.llm.lora.device import DeviceWeights, add_by_torch, of_place, part_of
 from executors.llm.memory.kv_cache import KvCache, plain
 from executors.llm.model.fp8 import GROUP, Fp8Weight, narrowed, quantized, widened
 from executors.llm.model.modules import ACTIVATIONS, Mlp, Norm

@@ -12,7 +12,6 @@ from collections.abc import Callable
 import torch
 
 from executors.kernels.lora_tiles import LoraTiles, tile_rows
-from executors.llm.adapters.device import DeviceRows, DeviceWeights
 from executors.llm.attention.key_pieces import idle_pieces
 from executors.llm.attention.packed import PackedAttention, StepMeta
 from executors.llm.gpu.inputs import (
@@ -23,6 +22,7 @@ from executors.llm.gpu.inputs import (
     result_views,
     result_words,
 )
+from executors.llm.lora.device import DeviceRows, DeviceWeights
 from executors.llm.model.api import Attend
 from executors.llm.sampling import device_logprobs
 from executors.llm.sampling.columns import PADDING, SamplingColumns

@@ -22,8 +22,6 @@ from executors.contract.batch import SequenceStart, UnifiedBatch, UnifiedOutput
 from executors.contract.checks import check_blocks
 from executors.contract.faults import no_device_memory, no_memory
 from executors.kernels.lora_tiles import most_tiles
-from executors.llm.adapters.device import DeviceWeights
-from executors.llm.adapters.table import AdapterTable
 from executors.llm.attention.key_pieces import WORDS, with_idle
 from executors.llm.attention.packed import PackedAttention
 from executors.llm.gpu.graphs import (
@@ -51,6 +49,8 @@ from executors.llm.gpu.pending_step import PendingDeviceStep
 from executors.llm.gpu.plan import DevicePlan
 from executors.llm.gpu.program import DeviceProgram
 from executors.llm.gpu.repeat import RepeatedStep, Rows
+from executors.llm.lora.device import DeviceWeights
+from executors.llm.lora.table import AdapterTable
 from executors.llm.memory.device_memory import retried
 from executors.llm.sampling.columns import MIN_TEMPERATURE, PADDING
 from executors.llm.sampling.device_logprobs import Wanted

@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from executors.contract.status import ModelInfo
-from executors.llm.row_adapters import RowAdapters
+from executors.llm.row_loras import RowAdapters
 
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """(layer, q [T, heads, head_dim], k, v [T, kv_heads, head_dim]) -> [T, heads, head_dim]; writes k and v to the cache."""

@@ -35,7 +35,7 @@ from executors.llm.model.rope import rotary_table, rotate
 from executors.llm.model.rotated_linears import rotate_linears
 from executors.llm.model.stored_transform import StoredMatrix
 from executors.llm.model.stored_weight import StoredEmbedding
-from executors.llm.row_adapters import RowAdapters
+from executors.llm.row_loras import RowAdapters
 
 
 class Decoder:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from executors.llm.model.config import DecoderConfig
 from executors.llm.model.families import NormKind
 from executors.llm.model.linear import Linear, Packing
-from executors.llm.row_adapters import RowAdapters
+from executors.llm.row_loras import RowAdapters
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 

@@ -17,7 +17,7 @@ from executors.llm.model.linear import Linear, Packing, StoredFormat
 from executors.llm.model.modules import Experts
 from executors.llm.parallel.ranks import Ranks
 from executors.llm.parallel.shard import Shard
-from executors.llm.row_adapters import RowAdapters
+from executors.llm.row_loras import RowAdapters
 
 
 class ParallelDecoder(Decoder):

@@ -15,7 +15,7 @@ from executors.contract import DecodeInput, DecodeOutput, LogitsMode, PrefillInp
 from executors.contract.batch import KvCacheHandle, SampledToken, SamplingParams
 from executors.contract.errors import InvalidInput, ItemFault, StepFailed, Unsupported
 from executors.contract.tensor import Tensor
-from executors.llm.adapters.table import AdapterTable
+from executors.llm.lora.table import AdapterTable
 from executors.llm.memory.kv_cache import KvCache
 from executors.llm.sampling.edits import EditsBuilder, LogitEdits, Shaper
 from executors.llm.sampling.sampler import SamplingTable, sample

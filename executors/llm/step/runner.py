@@ -17,7 +17,7 @@ from executors.llm.model.api import (
     SamplingModel,
     UnifiedModel,
 )
-from executors.llm.row_adapters import RowAdapters
+from executors.llm.row_loras import RowAdapters
 from executors.llm.step_arrays import StepArrays
 
 LOGITS_CHUNK = 256

@@ -24,8 +24,8 @@ from executors.contract.batch import (
 from executors.contract.checks import check_arrays, check_blocks, check_limits, check_pooling
 from executors.contract.errors import InvalidInput, ItemFault
 from executors.contract.slots import SlotTable
-from executors.llm.adapters.device import DeviceWeights
-from executors.llm.adapters.table import AdapterTable
+from executors.llm.lora.device import DeviceWeights
+from executors.llm.lora.table import AdapterTable
 from executors.llm.memory.device_memory import DeviceMemory, retried
 from executors.llm.memory.kv_cache import lazy_zeros
 from executors.llm.sampling.edits import EditsBuilder, LogitEdits, SlotShapers

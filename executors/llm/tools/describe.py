@@ -40,7 +40,7 @@ from executors.llm.model.gguf_source import is_gguf
 from executors.llm.model.linear import can_pack_onednn
 from executors.llm.parallel.decoder import ParallelDecoder
 from executors.llm.parallel.shard import plan_shard
-from executors.llm.tools.adapter_check import check_adapter
+from executors.llm.tools.lora_check import check_adapter
 
 SERVER_BYTES = 120 << 20
 """Memory of the serving process beside the executor's, in bytes: 90 MiB resident with the embedded model when idle, plus a

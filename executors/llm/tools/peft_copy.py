@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from executors.llm.adapters.gguf_modules import gguf_modules
+from executors.llm.lora.gguf_modules import gguf_modules
 from executors.llm.model.config import read_config
 from executors.lora import pack, read_adapter
 from executors.lora.peft import WEIGHTS

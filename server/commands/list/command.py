@@ -60,10 +60,10 @@ def list_models(
 
 def _own() -> Iterator[Found]:
     """The default model if it is here, and the one that is part of this package."""
-    from server.bootstrap import embedded_directory
     from server.model_files import default_model
     from server.model_files.candidates import quantization_in
     from server.model_files.folders import Found
+    from server.startup.bootstrap import embedded_directory
 
     file = default_model.find()
     if file is not None:
@@ -76,9 +76,9 @@ def _own() -> Iterator[Found]:
 
 def _rows(download_dir: str | None) -> tuple[list[dict[str, Any]], str]:
     """A row per model as plain data, and why one of them is `chosen`. `context` in tokens, or None and `problem`."""
-    from server import best_model
     from server.model_files.short_names import models_on_disk
     from server.settings.load import SettingsError, load
+    from server.startup import best_model
 
     try:
         settings, _ = load({}, os.environ)
@@ -109,9 +109,9 @@ def _facts(models: list[Found]) -> list[dict[str, Any]]:
     from tempfile import TemporaryDirectory
 
     from executors.contract import ConfigError
-    from server.core_configs import executor_config
     from server.model_files.prepared import write_source
     from server.settings.load import load
+    from server.startup.core_configs import executor_config
 
     settings, _ = load({}, {})
     found: dict[int, dict[str, Any]] = {
@@ -139,10 +139,10 @@ def _facts(models: list[Found]) -> list[dict[str, Any]]:
 
 def _short_names(own: list[Found], others: list[Found]) -> list[str]:
     """The shortest name of each model with which `cohort serve`, run in this folder, serves it, and no other one."""
-    from server.bootstrap import embedded_directory
     from server.model_files import default_model
     from server.model_files.short_names import FolderIndex
     from server.settings.load import SettingsError, load
+    from server.startup.bootstrap import embedded_directory
 
     try:
         settings, _ = load({}, os.environ)
@@ -158,8 +158,8 @@ def _short_name(model: Found, settings: Settings, index: Any, embedded: Path) ->
     from server.hub import HubModel
     from server.model_files.folders import is_of_main, roots
     from server.model_files.short_names import names_of
-    from server.model_source import find_source
     from server.settings.load import SettingsError
+    from server.startup.model_source import find_source
 
     for name in names_of(model):
         if name.startswith("-") or not name.isprintable():

@@ -7,7 +7,7 @@ import pytest
 from executors.qwen3.executor import Qwen3ModelExecutor
 from executors.testing import conformance_drafts
 from executors.testing.conformance import CASES, run_case
-from executors.testing.conformance_adapters import NO_ADAPTERS
+from executors.testing.conformance_loras import NO_ADAPTERS
 from tests.executors.grammar_tokenizers import write_tokenizer
 from tests.executors.llm.driver import config
 from tests.executors.llm.test_conformance import make_inject

@@ -4,7 +4,7 @@ import pytest
 
 from executors.testing import conformance_drafts, conformance_grammars
 from executors.testing.conformance import CASES, Nonconformance, check, run_case
-from executors.testing.conformance_adapters import NO_ADAPTERS
+from executors.testing.conformance_loras import NO_ADAPTERS
 from executors.testing.fakes.echo import EchoExecutor
 from tests.executors.testing.conformance_subjects import ADAPTERS, SUBJECTS, inject, maker
 

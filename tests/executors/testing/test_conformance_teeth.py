@@ -4,7 +4,8 @@ import pytest
 
 from executors.testing import conformance_grammars
 from executors.testing.conformance import CASES, run_case
-from tests.executors.testing import mutants_adapters, mutants_history, mutants_life, mutants_sampling
+from tests.executors.testing import mutants_history, mutants_life, mutants_sampling
+from tests.executors.testing import mutants_loras as mutants_adapters
 from tests.executors.testing.conformance_subjects import ADAPTERS, MUTANTS, inject, maker
 
 pytestmark = pytest.mark.long

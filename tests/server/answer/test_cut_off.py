@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from server.answer.chat_encoder import finish_of, message_of
 from server.answer.choice import Choice, Reading
 from server.answer.notation import ModelNotation
 from server.answer.reasoning import REASONING, Place, ReasoningParser, Thought
@@ -14,6 +13,7 @@ from server.answer.reasoning.tags import Tags
 from server.answer.tools.events import CallArguments, CallBegun
 from server.answer.tools.harmony import Harmony
 from server.answer.tools.hermes import Hermes
+from server.apis.chat.encode import finish_of, message_of
 from server.schemas.tool_choice import Function, ToolChoice
 from tests.server.fakes import TextDelta
 

@@ -9,14 +9,14 @@ import pytest
 
 import executors
 import server
-from server.best_model import memory
 from server.commands.list import caches
 from server.model_files import default_model, made_tokenizer, prepared
 from server.running import registry
+from server.startup.best_model import memory
 
 WRITERS = {
-    "server/adapters/store.py": "adapters",
-    "server/best_model/memory.py": memory.FOLDER,
+    "server/lora/store.py": "adapters",
+    "server/startup/best_model/memory.py": memory.FOLDER,
     "server/model_files/default_model.py": default_model._FOLDER,
     "server/model_files/made_tokenizer.py": made_tokenizer._FOLDER,
     "server/model_files/prepared.py": prepared._FOLDER,

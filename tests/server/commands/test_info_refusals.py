@@ -17,10 +17,10 @@ from executors.llm.checkpoint.loader import load_model
 from executors.llm.tools import describe
 from executors.tiny import weights_dir
 from server.commands import info as verb
-from server.core_configs import executor_config
 from server.settings.load import load
+from server.startup.core_configs import executor_config
+from server.startup.text_side import read_text_side, retrieval_side
 from server.system import executor_tool
-from server.text_side import read_text_side, retrieval_side
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.gguf_files import converted_checkpoint, prepared, retyped, sizes, write_gguf
 

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from executors import tiny
-from server.bootstrap import model_source
 from server.commands.list import command
 from server.commands.list.table import shell_word, show_models, table
 from server.hub import HubModel
 from server.model_files.folders import Found, find, roots
 from server.model_files.short_names import FolderIndex
-from server.model_source import LocalModel
 from server.settings.load import SettingsError
 from server.settings.table import DEFAULTS
+from server.startup.bootstrap import model_source
+from server.startup.model_source import LocalModel
 from tests.server.commands.test_list import put, repository
 from tests.server.model_files.ollama_store import write_model
 
@@ -114,7 +114,7 @@ def test_a_name_of_several_models_names_their_paths(disk: Path) -> None:
 def test_a_short_name_costs_nothing_where_another_rule_knows_it(
     disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.model_source.folder_index", None)
+    monkeypatch.setattr("server.startup.model_source.folder_index", None)
     for name in ("cohort-tiny", "acme/other", str(disk / "llama" / "small-Q4_K_M.gguf"), "qwen3:0.6b"):
         assert model_source(replace(DEFAULTS, model=name)) is not None
 

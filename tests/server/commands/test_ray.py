@@ -13,11 +13,11 @@ import pytest
 import cohort_server
 from cohort_server import command_line
 from executors.contract import ConfigError
-from server import replicas
 from server.commands import ray as command
 from server.commands.ray import MISSING
 from server.http.listener import Listener
-from server.replicas import ingress
+from server.ray_serve import ingress
+from server.remote import replicas
 from server.settings.table import Settings
 from server.system import log_output
 from tests.e2e.checkpoints import write_tokenizer
@@ -58,7 +58,7 @@ class Cluster(ModuleType):
     """What the command uses of a Ray cluster that it joins, on which there may be an application already."""
 
     def __init__(self, *applications: str) -> None:
-        super().__init__("server.replicas.ray_side")
+        super().__init__("server.ray_serve.ray_side")
         self.applications = list(applications)
         self.watch_deployment = lambda name: None
         self.cluster_gpus = lambda: 0.0
@@ -90,7 +90,7 @@ def test_an_application_of_others_stays(
 
     monkeypatch.setattr(os, "environ", dict(os.environ))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setitem(sys.modules, "server.replicas.ray_side", cluster)
+    monkeypatch.setitem(sys.modules, "server.ray_serve.ray_side", cluster)
     monkeypatch.setattr(replicas, "ray_side", cluster, raising=False)
     application = ModuleType("cohort_server.ray_app")
     application.engines = lambda *_: None  # type: ignore[attr-defined]

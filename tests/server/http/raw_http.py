@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 
 from server.http import protocol
 from tests.server.fakes import House
-from tests.server.test_lifecycle import Running, run
+from tests.server.startup.test_lifecycle import Running, run
 
 PIECE = b"x" * 65536
 JSON = b"Content-Type: application/json\r\n"

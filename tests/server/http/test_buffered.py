@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from engine.text.generation import TextDelta
-from server.answer.completions import CompletionProgress
 from server.answer.prompt_tokens import PromptSide
+from server.apis.completions.encode import CompletionProgress
 from server.http import buffered
 from server.http.buffered import AnswerBudget, ChunkedJSON
 from server.schemas.completions import CompletionRequest

@@ -23,7 +23,7 @@ from tests.server.http.raw_http import (
     talk,
     until,
 )
-from tests.server.test_lifecycle import Running
+from tests.server.startup.test_lifecycle import Running
 
 
 async def test_pipelined_requests_are_answered_in_order_each_with_its_own_id(running: Running) -> None:

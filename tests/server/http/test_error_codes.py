@@ -13,8 +13,8 @@ from executors.contract.errors import ConfigError, ExecutorError, Skipped, Unava
 from server.http.cors import _EXPOSED
 from server.http.errors import _HTTP_TYPES
 from server.openapi.answers import ANSWERS
-from server.responses import errors as response_errors
-from server.stories import ring
+from server.state.responses import errors as response_errors
+from server.telemetry.stories import ring
 from tools import api_docs
 
 Error = tuple[int, str, str]

@@ -16,8 +16,8 @@ from executors.contract import SampledToken
 from server.answer.sse import ChatChoiceEncoder, Chunks
 from server.http.event_stream import EventStream
 from server.system.worker_threads import FencedThreads
+from tests.server.apis.chat.test_routes import CALL, TOOLS
 from tests.server.fakes import FakeJudge, House, error_of, events, says, steps
-from tests.server.routes.test_chat import CALL, TOOLS
 
 
 def deltas(data: list[str]) -> list[dict[str, Any]]:

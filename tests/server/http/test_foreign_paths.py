@@ -8,8 +8,8 @@ import pytest
 
 from server.http.endpoints import OTHER, Endpoints
 from server.http.foreign_paths import _ELSEWHERE
+from tests.server.apis.test_security import PATHS, filled, routes
 from tests.server.fakes import House, error_of
-from tests.server.routes.test_security import PATHS, filled, routes
 
 
 def test_every_get_answers_head() -> None:

@@ -9,7 +9,7 @@ from engine.text.generation import TextDelta
 from server.http.head import is_host
 from tests.server.fakes import says, steps
 from tests.server.http.raw_http import STREAM, WHOLE, status_of, talk
-from tests.server.test_lifecycle import Running
+from tests.server.startup.test_lifecycle import Running
 
 JSON = b"Content-Type: application/json\r\n"
 LAST = b"GET /live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"

@@ -8,8 +8,8 @@ import pytest
 
 from server.http.hosts import Hosts, hosts_of
 from server.settings.load import SettingsError, load
+from tests.server.apis.test_security import filled, routes
 from tests.server.fakes import House, error_of
-from tests.server.routes.test_security import filled, routes
 
 LOOPBACK = [
     "localhost", "localhost:8000", "LOCALHOST", "localhost.", "app.localhost:3000", "127.0.0.1", "127.0.0.1:8000",

@@ -11,8 +11,8 @@ import pytest
 
 from server.http import keys as keys_module
 from server.http.keys import Keys, parse_keys
-from server.key_files import read_keys
 from server.settings.load import SettingsError, load
+from server.startup.key_files import read_keys
 from tests.server.fakes import House
 
 HI = {"messages": [{"role": "user", "content": "Hi"}]}

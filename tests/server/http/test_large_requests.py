@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import InvalidRequest
+from server.apis.tokens.schema import DetokenizeRequest, TokenizeRequest
 from server.http import buffered
 from server.prepare import chat_prompt
 from server.schemas import base, volume
 from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
-from server.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from tests.server.fakes import AS_JSON, House, error_of, events, spells
 
 pytestmark = pytest.mark.long

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from server.banner import url_of
 from server.http import listener
 from server.http.listener import AddressNotYet, Listener, listen
 from server.settings.load import SettingsError
+from server.startup.banner import url_of
 from server.system.exit_codes import MISTAKE, NOT_YET, code_of
 
 Info = tuple[int, int, int, str, tuple[Any, ...]]

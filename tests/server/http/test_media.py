@@ -11,8 +11,8 @@ import pytest
 
 from server.http.cors import Cors
 from server.http.media import is_json
+from tests.server.apis.test_security import filled, routes
 from tests.server.fakes import House, error_of
-from tests.server.routes.test_security import filled, routes
 
 BODY = b'{"prompt": "Hi"}'
 POSTS = sorted(path for method, path in routes(House()) if method == "POST")

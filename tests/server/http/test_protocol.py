@@ -24,7 +24,7 @@ from tests.server.http.raw_http import (
     talk,
     until,
 )
-from tests.server.test_lifecycle import Running
+from tests.server.startup.test_lifecycle import Running
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from engine.text.generation import TextDelta, TextRequest
-from server import lifecycle
 from server.http.listener import listen
+from server.startup import lifecycle
 from tests.server.fakes import House, Script
 from tests.server.http.raw_http import STREAM, WHOLE, dial, post, send, serving, until
-from tests.server.test_lifecycle import Running, run
+from tests.server.startup.test_lifecycle import Running, run
 
 pytestmark = pytest.mark.long
 

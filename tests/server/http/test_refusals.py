@@ -27,7 +27,7 @@ from server.http.hosts import Hosts
 from tests.server.fakes import AS_JSON, House, error_of, steps
 from tests.server.http.raw_http import CHUNKED, talk
 from tests.server.http.test_error_codes import KINDS, in_page
-from tests.server.test_lifecycle import Running
+from tests.server.startup.test_lifecycle import Running
 
 ROOT = Path(__file__).resolve().parents[3]
 USER = {"role": "user", "content": "Hi"}
@@ -42,8 +42,8 @@ WITHOUT_FIELD = {
     ("server/schemas/base.py", "_explain"),
     ("engine/core/engine.py", "prepare_grammar"),
     ("server/grammar/validator.py", "check"),
-    ("server/routes/console.py", "kill_executor"),
-    ("server/workers/remote_core.py", "unsendable"),
+    ("server/console/routes.py", "kill_executor"),
+    ("server/remote/workers/remote_core.py", "unsendable"),
 }
 """Where a 400 is raised that is about the call as a whole, or whose field the caller fills in."""
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from server.apis.chat import routes as chat
 from server.http import request_timing
 from server.prepare import chat as preparing
 from server.prepare import structured_output
 from server.prepare.chat import PreparedChat, prepare_chat
-from server.routes import chat
 from server.schemas.chat import ChatRequest
 from tests.server.fakes import House, error_of
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.server.http.raw_http import status_of, talk
-from tests.server.test_lifecycle import Running
+from tests.server.startup.test_lifecycle import Running
 
 BODY = b'{"prompt": "Hi", "user": "u"}'
 OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB\r\n"

@@ -14,7 +14,7 @@ from server.model_defaults.generation_config import NOT_USED, choose
 from server.model_defaults.sampling import SamplingDefaults
 from server.model_files.ollama_package import FILE, Package
 from server.settings.table import DEFAULTS
-from server.text_side import read_text_side
+from server.startup.text_side import read_text_side
 from tests.engine.tokenizers_for_tests import byte_level, load
 
 OWN = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "do_sample": True, "eos_token_id": [7, 9]}

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from engine.text.tokenizer import Tokenizer
-from server.core_configs import executor_config
 from server.model_files.made_tokenizer import tokenizer_directory
 from server.settings.table import DEFAULTS
+from server.startup.core_configs import executor_config
 from tests.engine.text.gguf_strings import SENTENCES
 from tests.engine.text.kinds import trained
 

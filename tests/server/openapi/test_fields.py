@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from engine.errors import InvalidRequest
+from server.apis.tokens.schema import TokenizeRequest
 from server.openapi.fields import FieldText, field_texts
 from server.schemas.base import WireModel, parse
 from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
 from server.schemas.embeddings import EmbeddingRequest
 from server.schemas.structured import JsonSchemaFormat
-from server.schemas.tokens import TokenizeRequest
 from tests.server.api_schema import described, validator
 from tests.server.fakes import House
 

@@ -9,16 +9,19 @@ import pytest
 from pydantic import BaseModel
 
 from engine.errors import FIELD, ContextLengthExceeded, InvalidRequest, field
-from server.prepare import chat, completions, embeddings, messages, ollama, responses
+from server.apis.anthropic import convert as messages
+from server.apis.anthropic.schema import MessagesRequest
+from server.apis.ollama import convert as ollama
+from server.apis.ollama.schema import OllamaChatRequest, OllamaEmbedRequest, OllamaGenerateRequest
+from server.apis.responses import convert as responses
+from server.apis.responses.schema import ResponsesRequest
+from server.prepare import chat, completions, embeddings
 from server.prepare.field_names import FieldNames, named
 from server.prepare.prompts import place_in
 from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
 from server.schemas.embeddings import EmbeddingRequest
 from server.schemas.hints import OTHER_NAMES, field_paths
-from server.schemas.messages import MessagesRequest
-from server.schemas.ollama import OllamaChatRequest, OllamaEmbedRequest, OllamaGenerateRequest
-from server.schemas.responses import ResponsesRequest
 from tests.server.fakes import House, error_of
 
 USER = {"role": "user", "content": "Hi"}

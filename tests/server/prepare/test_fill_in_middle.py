@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as RawTokenizer
 from engine.errors import InvalidRequest
 from engine.text.tokenizer import Tokenizer
 from server.prepare.fill_in_middle import encode_behind, fill_in_middle
-from server.state import ServedModel
+from server.state.server_state import ServedModel
 from tests.engine.text.kinds import trained
 from tests.server.fakes import House
 

@@ -8,8 +8,8 @@ import pytest
 from engine.request import Request, RequestContext
 from engine.story import Story
 from executors.contract import SamplingParams
+from server.remote import messages as m
 from server.remote.codec import WireError, decoder, encode
-from server.workers import messages as m
 
 
 def submit(prompt: np.ndarray) -> m.Submit:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from server.core_configs import executor_config
 from server.settings.load import load
+from server.startup.core_configs import executor_config
 
 
 @pytest.mark.parametrize("source", ["flag", "environment", "file"])

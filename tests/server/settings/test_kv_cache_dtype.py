@@ -9,8 +9,8 @@ import pytest
 from executors.contract import ConfigError
 from executors.llm.factory import LlmFactory
 from executors.tiny import weights_dir
-from server.core_configs import executor_config
 from server.settings.load import load
+from server.startup.core_configs import executor_config
 
 
 @pytest.mark.parametrize(("given", "expected"), [({}, "auto"), ({"kv_cache_dtype": "fp8"}, "fp8")])

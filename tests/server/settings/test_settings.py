@@ -10,12 +10,12 @@ import pytest
 
 from cohort_server.command_line import application, known_options
 from engine.config import EngineConfig
-from server.bootstrap import Bootstrap
-from server.core_configs import engine_config, executor_config
 from server.hub import HubModel
-from server.model_source import LocalModel
 from server.settings.load import SettingsError, load
 from server.settings.table import TABLE, Settings
+from server.startup.bootstrap import Bootstrap
+from server.startup.core_configs import engine_config, executor_config
+from server.startup.model_source import LocalModel
 from server.system.paths import configs_dir
 
 

@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 from cohort_server.command_line import application
 from engine.config import EngineConfig
 from executors.contract import ExecutorConfig
-from server import healthcheck
-from server.core_configs import engine_config, executor_config
+from server.commands import healthcheck
 from server.settings.kinds import Setting
 from server.settings.load import SettingsError, load
 from server.settings.table import CONFIG, DEFAULTS, TABLE, Settings
+from server.startup.core_configs import engine_config, executor_config
 from server.system.paths import configs_dir
 from tools import settings_docs
 

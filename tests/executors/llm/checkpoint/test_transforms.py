@@ -19,11 +19,11 @@ from executors.llm.checkpoint.loader import load_model
 from executors.llm.tools.describe import describe
 from executors.lora import pack
 from tests.executors.checkpoints import LLAMA, write_checkpoint
-from tests.executors.llm.adapters.test_adapters import logits as last_logits
-from tests.executors.llm.adapters.test_adapters import merged, prompt, start
 from tests.executors.llm.checkpoint.quantized_checkpoints import FORMS, SHAPES, write_quantized
 from tests.executors.llm.checkpoint.test_fp8_weights import distance, logits, write_fp8
 from tests.executors.llm.driver import config
+from tests.executors.llm.lora.test_loras import logits as last_logits
+from tests.executors.llm.lora.test_loras import merged, prompt, start
 from tests.executors.lora.peft_files import write_peft
 
 SIZES = {

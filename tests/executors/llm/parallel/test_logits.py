@@ -19,7 +19,7 @@ from tests.executors.llm.checkpoint.fused_layouts import experts_in_one, linears
 from tests.executors.llm.checkpoint.quantized_checkpoints import FORMS, GPTQ, write_mixed, write_quantized
 from tests.executors.llm.driver import config
 from tests.executors.llm.parallel.rank_process import logits_of, on_ranks
-from tests.executors.lora.gguf_adapters import write_gguf_adapter
+from tests.executors.lora.gguf_loras import write_gguf_adapter
 from tests.executors.lora.peft_files import write_peft
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.answer.chat_encoder import finish_of, message_of
 from server.answer.choice import Choice, Reading
 from server.answer.notation import ModelNotation
 from server.answer.reasoning import REASONING, Place
@@ -17,6 +16,7 @@ from server.answer.tools.hermes import Hermes
 from server.answer.tools.llama3_json import Llama3Json
 from server.answer.tools.mistral import Mistral
 from server.answer.tools.notation import ToolNotation
+from server.apis.chat.encode import finish_of, message_of
 from server.schemas.tool_choice import Function, ToolChoice
 from tests.server.fakes import TextDelta
 

@@ -14,8 +14,8 @@ from server.answer.tools.detect import detected
 from server.system.worker_threads import DeadlineExceeded, FencedThreads
 from server.templates.template import ChatTemplate
 from tests.server.answer.tools.test_notation import Tokens
+from tests.server.apis.operation.test_executors import PAGED, register
 from tests.server.fakes import House, error_of, spells
-from tests.server.routes.test_executors import PAGED, register
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 OBJECT = "{{ f.arguments | tojson }}"

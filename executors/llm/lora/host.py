@@ -1,0 +1,80 @@
+"""`HostWeights`: adapters in the machine's memory, computed by Cohort's CPU kernels in the one call, or by torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from executors.llm.lora.loaded import LoadedAdapter, load_adapter
+from executors.llm.lora.table import Adapter
+from executors.llm.model.decoder import Decoder
+from executors.llm.row_loras import Product
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRows:
+    """The `KernelAdapters` of a step. `of_row` int64 [T]: the number in `loaded` of each row's adapter, -1 for none."""
+
+    of_row: torch.Tensor
+    loaded: tuple[LoadedAdapter, ...]
+
+    @property
+    def addresses(self) -> list[int]:
+        """See `KernelAdapters`."""
+        return [one.address for one in self.loaded]
+
+    def subset(self, rows: np.ndarray) -> AdapterRows:
+        """Of some rows, in that order."""
+        return AdapterRows(self.of_row.index_select(0, torch.from_numpy(rows)), self.loaded)
+
+    def padded(self, rows: int) -> AdapterRows:
+        """With rows that have none behind them, `rows` in all."""
+        return AdapterRows(F.pad(self.of_row, (0, rows - len(self.of_row)), value=-1), self.loaded)
+
+    def extra(self, linear: Product, x: torch.Tensor) -> torch.Tensor | None:
+        """See `RowAdapters`."""
+        found: torch.Tensor | None = None
+        for place, adapter in enumerate(self.loaded):
+            parts = adapter.parts(linear)
+            rows = (self.of_row == place).nonzero()[:, 0] if parts else None
+            if rows is None or not len(rows):
+                continue
+            if found is None:
+                found = torch.zeros(len(x), linear.outputs)
+            own = x.index_select(0, rows).float()
+            for part in parts:
+                end = part.begin + part.outputs
+                found[rows, part.begin : end] += part.scale * (
+                    (own @ part.a.float().T) @ part.rows_of_b().float()
+                )
+        return found
+
+    def add(self, linear: Product, x: torch.Tensor, out: torch.Tensor) -> None:
+        """See `RowAdapters`."""
+        extra = self.extra(linear, x)
+        if extra is not None:
+            out.copy_(out.float() + extra)
+
+
+class HostWeights:
+    """The `AdapterWeights` of a decoder on a CPU."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+
+    def read(self, path: Path, digest: str, place: int) -> LoadedAdapter:
+        """See `AdapterWeights`."""
+        return load_adapter(self._decoder, path, digest)
+
+    def rows(self, places: np.ndarray, adapters: Mapping[int, Adapter]) -> AdapterRows:
+        """See `AdapterWeights`."""
+        used = np.unique(places[places >= 0])
+        of_row = np.where(places < 0, -1, np.searchsorted(used, places))
+        loaded = tuple(cast(LoadedAdapter, adapters[place]) for place in used.tolist())
+        return AdapterRows(torch.from_numpy(of_row), loaded)

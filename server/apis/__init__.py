@@ -1,0 +1,1 @@
+"""A folder for each dialect: schema, conversion to the engine's call, encoding of its deltas, routes."""

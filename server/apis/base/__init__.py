@@ -1,0 +1,1 @@
+"""What dialects share: reading a body, driving an answer."""

@@ -1,0 +1,131 @@
+"""Steps shared by all routes with a body."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+from fastapi import Request
+from starlette.responses import Response
+
+from engine.errors import InvalidRequest
+from engine.text.generation import Generation, TextRequest
+from server.http.call import Call, call_of
+from server.http.media import check_media
+from server.http.middleware import client_request_id
+from server.http.request_timing import INLINE_BODY_BYTES, run_off_loop_if_large
+from server.prepare.field_names import FieldNames, named
+from server.schemas.base import Model, parse
+from server.schemas.chat import TemplateVariables
+from server.schemas.extras import screen
+from server.schemas.sampling import RequestFields
+from server.schemas.volume import check_volume
+from server.state.server_state import ServedModel, ServerState
+from server.system.gc_tuning import collector_pause
+from server.telemetry.stories.record import CallStory
+
+GRAMMAR = "grammar"
+"""The engine's name of a field that has other names in bodies."""
+READ = ["GET", "HEAD"]
+"""Methods of a read-only route. FastAPI does not add HEAD to a GET, and load balancers probe with HEAD."""
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
+"""W3C Trace Context: version, trace id, parent id, flags."""
+_DIGITS = 10
+"""Most digits of a number in a query."""
+
+
+def state_of(request: Request) -> ServerState:
+    """The server's state, as a dependency."""
+    state: ServerState = request.app.state.server
+    return state
+
+
+async def read(request: Request, model: type[Model]) -> Model:
+    """The validated body; a large one is parsed on a thread. The `Call` gets its arrival, its size, the names of parameters
+    without effect and, if it is for the model, its story. Raises InvalidRequest, also for unsupported parameters that would have
+    an effect, and HTTPException for a body that is not JSON."""
+    check_media(request.scope, request.app.state.cors)
+    body = await request.body()
+    call = call_of(request.scope)
+    call.receive(body)
+    call.story = story = _begin_story(request, call) if issubclass(model, RequestFields) else None
+    if len(body) <= INLINE_BODY_BYTES:
+        parsed, call.ignored = _parse(model, body)
+    else:
+        with collector_pause():
+            # It would go through millions of new objects again and again and find nothing: that is most of the time, and the
+            # parser holds up every other thread meanwhile.
+            parsed, call.ignored = await run_off_loop_if_large(
+                call, state_of(request).threads, lambda: _parse_large(model, body)
+            )
+    if story is not None and isinstance(parsed, RequestFields):
+        story.model = parsed.model or state_of(request).names[0]
+        story.stream = bool(getattr(parsed, "stream", False))
+    return parsed
+
+
+def _begin_story(request: Request, call: Call) -> CallStory:
+    """The story of a call whose body is there."""
+    scope = request.scope
+    story = state_of(request).stories.begin(
+        call.arrival_time, call.request_id, scope["path"], call.key_name, client_request_id(scope)
+    )
+    for name in (b"traceparent", b"tracestate"):
+        if given := [value for key, value in scope["headers"] if key == name]:
+            story.trace_headers[name.decode()] = given[0].decode("latin-1")
+    if (found := _TRACEPARENT.fullmatch(story.trace_headers.get("traceparent", ""))) is not None:
+        story.trace_id = found[1]
+    return story
+
+
+def template_variables(call: Call, model: ServedModel, body: TemplateVariables) -> dict[str, Any]:
+    """The body's variables for the chat template. Those that the template does not read are listed as ignored."""
+    read = frozenset[str]() if model.template is None else model.template.variables
+    variables, unread = body.variables(read)
+    call.ignore(unread)
+    return variables
+
+
+def _parse(model: type[Model], body: bytes) -> tuple[Model, list[str]]:
+    parsed = parse(model, body)
+    return parsed, screen(parsed)
+
+
+def _parse_large(model: type[Model], body: bytes) -> tuple[Model, list[str]]:
+    check_volume(body)
+    return _parse(model, body)
+
+
+def query_number(request: Request, name: str, default: int, least: int, most: int = 2**31 - 1) -> int:
+    """A number of the query. Raises InvalidRequest."""
+    value = request.query_params.get(name)
+    if value is None:
+        return default
+    if not (value.isascii() and value.isdigit() and len(value) <= _DIGITS and least <= int(value) <= most):
+        message = f"'{name}' should be a whole number from {least} to {most}."
+        raise InvalidRequest(message, name, "invalid_value")
+    return int(value)
+
+
+def json_response(data: Any, status: int = 200) -> Response:
+    """Plain data as a JSON response."""
+    return Response(msgspec.json.encode(data), status, media_type="application/json")
+
+
+@contextlib.asynccontextmanager
+async def generation_of(
+    model: ServedModel, asked: TextRequest, names: FieldNames, grammar: str | None
+) -> AsyncIterator[Generation]:
+    """The call, queued and in progress. The engine's refusals, before or during the computation, name the field at fault by the
+    client's name. `grammar`: the role of the field that requires the grammar."""
+    with named(names):
+        try:
+            async with model.engine.start(asked) as generation:
+                yield generation
+        except InvalidRequest as error:
+            if error.param == GRAMMAR:
+                error.blame(grammar)
+            raise

@@ -1,0 +1,42 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from server.apis.base.answering import AnsweredCall
+from server.apis.base.common import json_response, read, state_of, template_variables
+from server.apis.base.progress import stream_form
+from server.apis.chat.encode import ChatAnswer, ChatStream, ChatWhole
+from server.http.call import call_of
+from server.http.event_stream import DONE, EventStream, while_connected
+from server.prepare.chat import FIELD_NAMES, prepare_chat
+from server.prepare.field_names import named
+from server.schemas.chat import ChatRequest
+
+router = APIRouter()
+
+
+@router.post("/v1/chat/completions")
+async def chat_completions(request: Request) -> Response:
+    """Answer a conversation."""
+    state, call = state_of(request), call_of(request.scope)
+    body = await read(request, ChatRequest)
+    body.check()
+    model, name = await state.find(body.model, generating=True)
+    variables = template_variables(call, model, body)
+    names = FIELD_NAMES.of_body(limit=body.output_limit_name)
+    with named(names):
+        prepared = await while_connected(request.receive, prepare_chat(state, call, model, body, variables))
+    call.ignore(prepared.ignored)
+    chat_call = AnsweredCall(model, prepared, names)
+    call.response_id = chat_call.id
+    prompt = chat_call.asked.prompts[0]
+    answer = ChatAnswer(chat_call.id, name, model.fingerprint, body, prompt, state.reasoning_fields)
+    if body.stream:
+        chunks = chat_call.stream(ChatStream(answer, chat_call.choices), DONE)
+        return EventStream(chunks, *stream_form(request, state, chat_call.id))
+    whole = ChatWhole(answer, chat_call.choices)
+    generation = await while_connected(request.receive, chat_call.collect(whole, body.prompt_logprobs or 0))
+    return json_response(whole.body(generation))

@@ -1,0 +1,1 @@
+"""The served names, in OpenAI's and Anthropic's forms."""

@@ -1,0 +1,246 @@
+"""POST /api/chat, /api/generate, /api/embed and /api/embeddings, in Ollama's form."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from engine.text.generation import Usage
+from server.answer.choice import Reading
+from server.answer.notation import ModelNotation
+from server.answer.reasoning import Place
+from server.answer.sse import encode
+from server.apis.base.answering import AnsweredCall
+from server.apis.base.common import json_response, read, state_of
+from server.apis.ollama.convert import (
+    CHAT_NAMES,
+    LATEST,
+    PROMPT_NAMES,
+    VECTOR_NAMES,
+    ConvertedOllama,
+    chat_of_messages,
+    chat_of_prompt,
+    completion_of,
+    embedding_of,
+    template_variables_of,
+    without_effect,
+)
+from server.apis.ollama.encode import OllamaAnswer, OllamaStream, OllamaWhole, line, nanoseconds
+from server.apis.ollama.schema import (
+    OllamaChatRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
+    OllamaGenerateRequest,
+    OllamaGenerationFields,
+)
+from server.http.buffered import YieldRegularly
+from server.http.call import Call, Refusal, call_of
+from server.http.errors import naming
+from server.http.event_stream import EventStream, refusal_of, while_connected
+from server.http.ollama import error_object
+from server.http.request_timing import run_off_loop_if_large
+from server.prepare.chat import PreparedChat, prepare_chat
+from server.prepare.completions import prepare_completion
+from server.prepare.embeddings import prepare_embedding, shaped
+from server.prepare.field_names import FieldNames, named
+from server.prepare.prompts import place_in
+from server.schemas.tool_choice import ToolChoice
+from server.state.server_state import ServedModel, ServerState
+
+router = APIRouter()
+
+NDJSON = "application/x-ndjson"
+_PREFIX = "ollama-"
+
+
+@router.post("/api/chat")
+async def chat(request: Request) -> Response:
+    """Answer a conversation."""
+    state, call = state_of(request), call_of(request.scope)
+    body = await read(request, OllamaChatRequest)
+    model = await find_model(state, body.model, generating=True)
+    if not body.messages:
+        return _loaded(call, body, OllamaAnswer(body.model, call.arrival_time, as_text=False))
+    converted = await run_off_loop_if_large(
+        call, state.threads, lambda: chat_of_messages(body, state.unread_parts)
+    )
+    prepared = await _prepared_chat(request, call, state, model, body, converted)
+    return await _answered(request, model, body, prepared, CHAT_NAMES)
+
+
+@router.post("/api/generate")
+async def generate(request: Request) -> Response:
+    """Answer a prompt, or continue a text."""
+    state, call = state_of(request), call_of(request.scope)
+    body = await read(request, OllamaGenerateRequest)
+    body.check()
+    model = await find_model(state, body.model, generating=True)
+    if not (body.prompt or body.suffix or body.images):
+        return _loaded(call, body, OllamaAnswer(body.model, call.arrival_time, as_text=True))
+    if body.continues:
+        call.ignore(without_effect(body))
+        prepared = await while_connected(request.receive, _prepared_text(state, call, model, body))
+    else:
+        converted = await run_off_loop_if_large(
+            call, state.threads, lambda: chat_of_prompt(body, state.unread_parts)
+        )
+        prepared = await _prepared_chat(request, call, state, model, body, converted)
+    return await _answered(request, model, body, prepared, PROMPT_NAMES)
+
+
+@router.post("/api/embed")
+async def embed(request: Request) -> Response:
+    """A vector for each text."""
+    body = await read(request, OllamaEmbedRequest)
+    vectors, usage, started = await _vectors(request, body, "input", body.input)
+    arrived = call_of(request.scope).arrival_time
+    durations = {
+        "total_duration": nanoseconds(time.monotonic() - arrived),
+        "load_duration": nanoseconds(started - arrived),
+    }
+    counts = {"prompt_eval_count": usage.prompt_tokens}
+    return json_response({"model": body.model, "embeddings": vectors, **durations, **counts})
+
+
+@router.post("/api/embeddings")
+async def embeddings(request: Request) -> Response:
+    """The vector of one text, not normalised: Ollama's older endpoint."""
+    body = await read(request, OllamaEmbeddingsRequest)
+    vectors, _, _ = await _vectors(request, body, "prompt", body.prompt)
+    return json_response({"embedding": vectors[0] if vectors else []})
+
+
+async def find_model(state: ServerState, name: str, *, generating: bool = False) -> ServedModel:
+    """The model of a name, which may have the tag that Ollama gives to names without one. Raises EngineError."""
+    model, _ = await state.find(without_tag(state, name), generating=generating)
+    return model
+
+
+def without_tag(state: ServerState, name: str) -> str:
+    """The name without Ollama's tag, unless it is served with it."""
+    bare, served = name.removesuffix(LATEST), state.served_name(name)
+    known = served in state.names or (state.adapters is not None and state.adapters.get(name) is not None)
+    return name if known else bare
+
+
+def _loaded(call: Call, body: OllamaGenerationFields, answer: OllamaAnswer) -> Response:
+    """The answer to a request without a prompt, by which clients load a model: it is loaded."""
+    call.ignore(without_effect(body))
+    told = answer.loaded()
+    if body.stream is False:
+        return json_response(told)
+    return Response(line(told), media_type=NDJSON)
+
+
+async def _prepared_chat(
+    request: Request,
+    call: Call,
+    state: ServerState,
+    model: ServedModel,
+    body: OllamaGenerationFields,
+    converted: ConvertedOllama,
+) -> PreparedChat:
+    """The call. What has no effect is listed in the response's header. Raises EngineError, in the names of the body's fields."""
+    known = frozenset[str]() if model.template is None else model.template.variables
+    reasons = model.notation.reasoning is not None
+    variables, unread = template_variables_of(body.thinking, known, reasons)
+    if converted.chat.choice.forced and model.notation.for_calls(True).tools is None:
+        # No grammar can force calls whose form is unknown. Ollama never forces any, so its clients expect text as well.
+        converted.chat.tool_choice = None
+        unread.append("tool_choice")
+    call.ignore([*converted.ignored, *unread])
+    with named(converted.names):
+        work = prepare_chat(state, call, model, converted.chat, variables, _PREFIX)
+        prepared = await while_connected(request.receive, work)
+    call.ignore(converted.names(name) or name for name in prepared.ignored)
+    return prepared
+
+
+async def _prepared_text(
+    state: ServerState, call: Call, model: ServedModel, body: OllamaGenerateRequest
+) -> PreparedChat:
+    """The call that continues a text, in which neither reasoning nor calls are looked for. Raises EngineError."""
+    with named(PROMPT_NAMES):
+        prepared = await prepare_completion(state, call, model, completion_of(body))
+    reading = Reading(ModelNotation(tools=None), ToolChoice(), Place.AFTER, model.tokenizer.token_bytes)
+    asked = replace(prepared.request, default_tokens=model.preset.max_tokens)
+    return PreparedChat(asked, reading, prepared.grammar_param)
+
+
+async def _answered(
+    request: Request,
+    model: ServedModel,
+    body: OllamaGenerationFields,
+    prepared: PreparedChat,
+    names: FieldNames,
+) -> Response:
+    """The answer, as lines unless the body says otherwise."""
+    asked = prepared.request
+    room = model.max_model_len - len(asked.prompts[0])
+    if asked.max_tokens is not None and room > 0:
+        # As with Ollama, a limit may be more than fits: an answer that fills the context ends with `length`.
+        asked = replace(asked, max_tokens=min(asked.max_tokens, room))
+    ollama_call = AnsweredCall(model, replace(prepared, request=asked), names)
+    call_of(request.scope).response_id = ollama_call.id
+    as_text = isinstance(body, OllamaGenerateRequest)
+    answer = OllamaAnswer(body.model, asked.context.arrival_time, as_text=as_text)
+    [choice] = ollama_call.choices
+    if body.stream is not False:
+        encoder = OllamaStream(answer, choice)
+        return EventStream(ollama_call.stream(encoder), form=_Form(encoder), media_type=NDJSON)
+    whole = OllamaWhole(answer, choice, bool(body.logprobs))
+    answer.begin()
+    generation = await while_connected(request.receive, ollama_call.collect(whole))
+    return json_response(whole.body(generation))
+
+
+async def _vectors(
+    request: Request,
+    body: OllamaEmbedRequest | OllamaEmbeddingsRequest,
+    prompt: str,
+    texts: str | Sequence[str] | None,
+) -> tuple[list[msgspec.Raw], Usage, float]:
+    """The vectors, encoded, their tokens, and when the model began, in seconds of the monotonic clock. `prompt`: the body's name
+    for its `texts`. Raises EngineError."""
+    state, call = state_of(request), call_of(request.scope)
+    model = await find_model(state, body.model)
+    call.ignore(body.without_effect())
+    if not texts:
+        return [], Usage(), time.monotonic()
+    asked_for = embedding_of(body, model.info.hidden_size)
+
+    async def work() -> tuple[list[msgspec.Raw], Usage, float]:
+        place = place_in(prompt, texts)
+        with named(VECTOR_NAMES.of_body(text=place)):
+            asked = await prepare_embedding(state, call, model, asked_for)
+            call.response_id = asked.context.request_id
+            started = time.monotonic()
+            vectors, usage = await model.engine.embed(asked)
+        encoded, pauses = [], YieldRegularly()
+        for vector in vectors:
+            encoded.append(msgspec.Raw(encode(shaped(vector, asked_for).tolist())))
+            await pauses.pause()
+        return encoded, usage, started
+
+    return await while_connected(request.receive, work())
+
+
+class _Form:
+    """A line without text keeps a stream alive, and a line with the error ends a failed one."""
+
+    def __init__(self, encoder: OllamaStream) -> None:
+        self._encoder = encoder
+
+    def keep_alive(self) -> bytes:
+        """A line without text."""
+        return self._encoder.keep_alive()
+
+    def error(self, error: Exception) -> tuple[Refusal, bytes]:
+        """The error."""
+        refusal, message, _ = refusal_of(error)
+        return refusal, line(error_object(naming(message, refusal.param, refusal.code)))

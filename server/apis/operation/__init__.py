@@ -1,0 +1,1 @@
+"""Paths for operators: health, metrics, executors, requests, settings."""

@@ -1,0 +1,1 @@
+"""Scores and reranking, in the forms of vLLM, Jina and Cohere."""

@@ -1,0 +1,1 @@
+"""The model's tokenizer, in vLLM's form."""

@@ -1,0 +1,1 @@
+"""How the processes of a server start: from settings to parts that are put together, and their life to the end."""

@@ -1,0 +1,163 @@
+"""The FastAPI application: routes, error handlers and middleware. It receives its state and starts nothing itself."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fastapi import APIRouter, FastAPI
+
+from server import __version__
+from server.apis.anthropic import routes as messages
+from server.apis.chat import routes as chat
+from server.apis.completions import routes as completions
+from server.apis.embeddings import routes as embeddings
+from server.apis.lora import routes as adapters
+from server.apis.models import routes as models
+from server.apis.ollama import model_routes as ollama_models
+from server.apis.ollama import routes as ollama
+from server.apis.operation import executors, requests, settings
+from server.apis.operation import health as ops
+from server.apis.responses import routes as responses
+from server.apis.scoring import routes as scoring
+from server.apis.tokens import routes as tokens
+from server.console import routes as console
+from server.console.assets import assets
+from server.console.feed import StepFeed
+from server.console.redirects import PageRedirects
+from server.http.answer_counter import AnswerCounter
+from server.http.auth import KeyAuth
+from server.http.cors import Cors
+from server.http.endpoints import Answered, Endpoints, paths_of
+from server.http.errors import install_handlers
+from server.http.hosts import HostCheck, Hosts, hosts_of
+from server.http.keys import Keys
+from server.http.middleware import AnswerFailures, BodyLimit, RequestLogging, TrailingSlash, log_call
+from server.remote.workers import passed_on
+from server.settings.table import Settings
+from server.startup.key_files import ServerKeys
+from server.state.server_state import ServerState
+
+MAX_BODY_BYTES = 16 * 1024 * 1024
+
+
+def create_app(
+    state: ServerState,
+    *,
+    api_keys: Keys | Sequence[str] = (),
+    metrics_key: str | None = None,
+    admin_key: Keys | str | None = None,
+    cors: Cors | None = None,
+    hosts: Hosts | None = None,
+    max_body_bytes: int = MAX_BODY_BYTES,
+    kill_button: bool = False,
+    counting: Callable[[Endpoints], Answered] | None = None,
+    inner: bool = False,
+    first: Sequence[APIRouter] = (),
+) -> FastAPI:
+    """An application over `state`. Without `hosts` it accepts every host name; without `admin_key` the administrator's paths are
+    404. `kill_button`: the admin may kill the executor. `counting`: makes what counts answers, if not the metrics of `state`.
+    `inner`: it answers what API workers pass on, which have checked, counted and logged the request. `first`: routes that come
+    before all others."""
+    app = FastAPI(
+        title="Cohort",
+        version=__version__,
+        # The interactive pages load scripts from a CDN: no page of this server reaches out.
+        docs_url=None,
+        redoc_url=None,
+        # A redirect would turn a POST into a GET in some clients.
+        redirect_slashes=False,
+    )
+    app.state.server = state
+    app.state.cors = cors = cors or Cors()
+    state.stories.on_end(log_call)
+    state.stories.on_end(state.metrics.tell)
+    app.state.step_feed = StepFeed(state, kill_button=kill_button)
+    app.openapi = _document  # type: ignore[method-assign]
+    for router in first:
+        app.include_router(router)
+    if state.elsewhere is not None:
+        app.include_router(passed_on.router)
+    for module in (
+        adapters,
+        chat,
+        completions,
+        messages,
+        responses,
+        ollama,
+        ollama_models,
+        embeddings,
+        scoring,
+        models,
+        executors,
+        tokens,
+        requests,
+        settings,
+        ops,
+        console,
+    ):
+        app.include_router(module.router)
+    endpoints = Endpoints(paths_of(app.routes))
+    install_handlers(app, endpoints)
+    answered = counting(endpoints) if counting is not None else AnswerCounter(state.metrics, endpoints)
+    app.state.answered = answered
+    # The last one added is the outermost: ids, log and preflights first, then hosts, then keys, and only then is a body
+    # looked at.
+    app.add_middleware(TrailingSlash)
+    if not inner:
+        app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
+    admin_keys = Keys((admin_key,), label="admin") if isinstance(admin_key, str) else admin_key
+    app.add_middleware(
+        KeyAuth,
+        api_keys=api_keys,
+        metrics_key=metrics_key,
+        admin_keys=admin_keys,
+        open_paths=[f"/console/{name}" for name in assets()],
+    )
+    if inner:
+        app.add_middleware(AnswerFailures)
+        return app
+    app.add_middleware(PageRedirects)
+    app.add_middleware(HostCheck, hosts=hosts or Hosts())
+    app.add_middleware(RequestLogging, cors=cors, answered=answered)
+    return app
+
+
+def app_of(
+    settings: Settings,
+    state: ServerState,
+    address: str,
+    keys: ServerKeys,
+    *,
+    counting: Callable[[Endpoints], Answered] | None = None,
+    inner: bool = False,
+    first: Sequence[APIRouter] = (),
+) -> FastAPI:
+    """`create_app` with the settings of access. `address`: where the server listens."""
+    return create_app(
+        state,
+        api_keys=keys.api,
+        metrics_key=settings.metrics_key,
+        admin_key=keys.admin,
+        cors=Cors(
+            settings.allowed_origins,
+            settings.allowed_methods,
+            settings.allowed_headers,
+            settings.allow_credentials,
+        ),
+        hosts=hosts_of(settings.allowed_hosts, settings.host, address, keys=settings.needs_key),
+        max_body_bytes=settings.max_body_bytes,
+        kill_button=settings.enable_kill_button,
+        counting=counting,
+        inner=inner,
+        first=first,
+    )
+
+
+@functools.cache
+def _document() -> dict[str, Any]:
+    """The OpenAPI document, built on the first request for it."""
+    from server.openapi.document import document
+
+    return document()

@@ -1,13 +1,9 @@
-"""The error body of every answer that is not a success. It has OpenAI's form, or that of Anthropic or Ollama on their paths.
-
-    {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
+"""The error body of every answer that is not a success, in the form of the API that the path belongs to (`server/http/form.py`).
 
 The engine's errors know their own status, type and code (engine/errors.py); those of the HTTP layer are mapped here.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import msgspec
 import structlog
@@ -18,10 +14,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from engine.errors import EngineError, Overloaded, Unavailable
-from server.http import anthropic, ollama
 from server.http.call import CLIENT_CLOSED_REQUEST, Refusal, call_of
 from server.http.endpoints import Endpoints
 from server.http.foreign_paths import MAX_PATH_TOLD, WHERE_THE_API_IS, is_foreign, no_such_path
+from server.http.form import PLAIN, Failure, Form, form_of
 
 log = structlog.get_logger("server")
 
@@ -50,19 +46,6 @@ class ClientDisconnected(Exception):
     """The client closed its connection; its call is aborted."""
 
 
-def error_object(message: str, type_: str, param: str | None, code: str) -> dict[str, Any]:
-    """The whole body as plain data."""
-    return {"error": {"message": message, "type": type_, "param": param, "code": code}}
-
-
-def naming(message: str, param: str | None, code: str) -> str:
-    """The message with the name of the field at fault, for forms that have no member for it. Clients recognise a prompt that is
-    too long by the beginning of its message."""
-    if param is None or f"'{param}'" in message or code == "context_length_exceeded":
-        return message
-    return f"{param}: {message}"
-
-
 class ErrorResponse(Response):
     """An error as an HTTP response. It leaves its `refusal` in the `Call`."""
 
@@ -75,29 +58,24 @@ class ErrorResponse(Response):
         code: str,
         headers: dict[str, str] | None = None,
     ) -> None:
-        body = msgspec.json.encode(error_object(message, type_, param, code))
-        super().__init__(body, status, headers, media_type="application/json")
+        self._failure = Failure(status, message, type_, param, code, None)
+        super().__init__(
+            msgspec.json.encode(PLAIN.error(self._failure)), status, headers, media_type="application/json"
+        )
         self.refusal = Refusal(status, code, param)
-        self._message = message
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it, in the form of the API that the path belongs to."""
         call = call_of(scope)
         call.refusal = self.refusal
-        self.shape(scope["path"], call.request_id)
+        self.shape(form_of(scope), call.request_id)
         await super().__call__(scope, receive, send)
 
-    def shape(self, path: str, request_id: str | None) -> None:
-        """Give the body the form of the API that the path belongs to."""
-        told: Any
-        message = naming(self._message, self.refusal.param, self.refusal.code)
-        if anthropic.speaks(path):
-            told = anthropic.error_object(self.status_code, message, request_id)
-        elif ollama.speaks(path):
-            told = ollama.error_object(message)
-        else:
+    def shape(self, form: Form, request_id: str | None) -> None:
+        """Give the body a form; `PLAIN` is the one that it has."""
+        if form is PLAIN:
             return
-        self.body = msgspec.json.encode(told)
+        self.body = msgspec.json.encode(form.error(self._failure._replace(request_id=request_id)))
         self.headers["content-length"] = str(len(self.body))
 
 
@@ -127,7 +105,7 @@ def internal_error_response() -> ErrorResponse:
 
 
 def install_handlers(app: FastAPI, endpoints: Endpoints) -> None:
-    """Register the handlers that turn every error raised by a route into OpenAI's error body."""
+    """Register the handlers that turn every error raised by a route into an error body."""
 
     async def on_engine_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, EngineError)

@@ -18,7 +18,8 @@ from starlette.types import Receive, Scope, Send
 
 from engine.errors import EngineError
 from server.http.call import Refusal, call_of
-from server.http.errors import ClientDisconnected, error_object
+from server.http.errors import ClientDisconnected
+from server.http.form import Failure, plain_error
 
 log = structlog.get_logger("server")
 
@@ -53,9 +54,8 @@ class OpenAIForm:
 
     def error(self, error: Exception) -> tuple[Refusal, bytes]:
         """The error and [DONE]."""
-        refusal, message, kind = refusal_of(error)
-        data = error_object(message, kind, refusal.param, refusal.code)
-        return refusal, b"data: " + msgspec.json.encode(data) + b"\n\n" + DONE
+        refusal, failure = failure_of(error)
+        return refusal, b"data: " + msgspec.json.encode(plain_error(failure)) + b"\n\n" + DONE
 
 
 _OPENAI = OpenAIForm()
@@ -211,3 +211,9 @@ def refusal_of(error: Exception) -> tuple[Refusal, str, str]:
         return Refusal(error.status, error.code, error.param), error.message, error.type
     log.exception("a stream failed", exc_info=error)
     return Refusal(500, "internal_error", None), "Internal server error.", "internal_error"
+
+
+def failure_of(error: Exception, request_id: str | None = None) -> tuple[Refusal, Failure]:
+    """An error of a stream that has begun: facts for the log and metrics, and what the client is told in its API's form."""
+    refusal, message, kind = refusal_of(error)
+    return refusal, Failure(refusal.status, message, kind, refusal.param, refusal.code, request_id)

@@ -3,8 +3,8 @@
 A browser sends bodies of other types to any server without a preflight. Only for `application/json` does it send one, which
 `--allowed-origins` answers; so a body of another type may come from a page that is not allowed to call.
 
-Ollama reads any type as JSON, and its clients rely on that: some send no type, `curl -d` sends that of a form. On its paths a
-body of any type is read unless a web page of another origin sent it. Current browsers send `Origin` with every POST of such a
+On the paths of an API whose clients rely on that (`Form.any_media`) a body of any type is read as JSON unless a web page of
+another origin sent it. Current browsers send `Origin` with every POST of such a
 page, be it a form's, `fetch`'s or `sendBeacon`'s, and most send `Sec-Fetch-Site`, too; a script can neither leave them out nor
 choose them. The rule is that of Go's `http.CrossOriginProtection` (https://pkg.go.dev/net/http#CrossOriginProtection).
 """
@@ -17,8 +17,8 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
-from server.http import ollama
 from server.http.cors import Cors
+from server.http.form import form_of
 
 _JSON = re.compile(r"application/(?:[a-z0-9!#$&^_.+-]+\+)?json")
 _MAX_TOLD = 100
@@ -27,7 +27,7 @@ _MAX_TOLD = 100
 
 def check_media(scope: Scope, cors: Cors) -> None:
     """Check the headers of a body. Raises HTTPException (415) if its Content-Type is not JSON, or if it is compressed. On
-    Ollama's paths the Content-Type matters only for web pages of origins that `cors` does not allow.
+    the paths of a form with `any_media` the Content-Type matters only for web pages of origins that `cors` does not allow.
 
     A request without a body needs no Content-Type; it is refused later, for the missing body.
     """
@@ -42,12 +42,12 @@ def check_media(scope: Scope, cors: Cors) -> None:
         return
     if len(kinds) == 1 and is_json(kinds[0]):
         return
-    of_ollama = ollama.speaks(scope["path"])
-    if of_ollama and not cors.is_foreign_page(scope):
+    any_media = form_of(scope).any_media
+    if any_media and not cors.is_foreign_page(scope):
         return
     given = f"is {', '.join(kinds)[:_MAX_TOLD]!r}" if kinds else "is missing"
     reads = (
-        "from web pages of other origins this server reads JSON" if of_ollama else "this server reads JSON"
+        "from web pages of other origins this server reads JSON" if any_media else "this server reads JSON"
     )
     said = (
         f"The Content-Type of the body {given}, and {reads}: send 'Content-Type: application/json'. "

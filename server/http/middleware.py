@@ -12,12 +12,12 @@ import structlog
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.http import anthropic
 from server.http.auth import KEYLESS, METRICS
 from server.http.call import Call, Refusal, call_of
 from server.http.cors import Cors
 from server.http.endpoints import Answered, without_slash
 from server.http.errors import http_error_response, internal_error_response
+from server.http.form import form_of
 from server.schemas.extras import MAX_TOLD
 from server.telemetry.stories.record import AccessLine, CallStory
 from server.telemetry.stories.wire import log_fields, server_timing
@@ -39,7 +39,7 @@ _SEPARATOR, _MORE = b", ", b"..."
 
 
 class RequestLogging:
-    """Creates `x-request-id` (and `request-id`, where Anthropic's clients look for it), lists ignored parameters in
+    """Creates `x-request-id` (and the header in which clients of another API look for it), lists ignored parameters in
     `x-cohort-ignored`, answers preflights of browsers, writes the access log, counts answers, and answers an unexpected
     exception with a 500 in the API's own form."""
 
@@ -56,8 +56,8 @@ class RequestLogging:
         call = call_of(scope)
         request_id = call.request_id.encode()
         always = [(b"x-request-id", request_id), *self._cors.headers(scope)]
-        if anthropic.speaks(scope["path"]):
-            always.append((b"request-id", request_id))  # where Anthropic's SDKs look
+        if (header := form_of(scope).id_header) is not None:
+            always.append((header.encode(), request_id))
         status = 0
         begun = time.perf_counter()
 

@@ -18,6 +18,7 @@ from server.http.body_budget import BodyBudget, Flow
 from server.http.call import call_of, new_request_id
 from server.http.endpoints import Answered, path_of
 from server.http.errors import http_error_response
+from server.http.form import Forms
 from server.http.head import fault_of, take_target
 from server.http.http_1_0 import unchunked
 from server.http.listener import SPARE_CONNECTIONS
@@ -61,14 +62,18 @@ and the client might never see the answer."""
 
 
 def bounded(
-    write_timeout: float, max_connections: int, answered: Answered | None = None
+    write_timeout: float,
+    max_connections: int,
+    answered: Answered | None = None,
+    forms: Forms | None = None,
 ) -> type[BoundedHttpProtocol]:
     """The protocol with these limits, for Uvicorn, which creates one instance per connection. `answered` counts the answers that
-    are given before the application sees a request."""
+    are given before the application sees a request, and `forms` are those of these answers."""
     limits = {
         "answered": staticmethod(answered or _uncounted),
         "write_timeout": write_timeout,
         "max_connections": max_connections,
+        "forms": forms or Forms(),
         "budget": BodyBudget(),
         "idle": {},
         "silent": {},
@@ -87,6 +92,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     """Time within which a client with much to read must take some of it, in seconds."""
     max_connections = 8192
     answered: Answered = staticmethod(_uncounted)
+    forms = Forms()
+    """Forms of errors by the path."""
     budget = BodyBudget()
     """Budget for bodies, shared by all connections, as is `idle`."""
     idle: ClassVar[dict[BoundedHttpProtocol, float]] = {}
@@ -421,7 +428,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         response = http_error_response(status, message, {**always, **(headers or {})})
         path = path_of(self.url) if self._receiving and self._target_known else None
         if path is not None:
-            response.shape(path, request_id)
+            response.shape(self.forms.of(path), request_id)
         log.info(
             "a request was refused before it was complete",
             status=status,

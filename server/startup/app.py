@@ -9,12 +9,14 @@ from typing import Any
 from fastapi import APIRouter, FastAPI
 
 from server import __version__
+from server.apis.anthropic import errors as anthropic_errors
 from server.apis.anthropic import routes as messages
 from server.apis.chat import routes as chat
 from server.apis.completions import routes as completions
 from server.apis.embeddings import routes as embeddings
 from server.apis.lora import routes as adapters
 from server.apis.models import routes as models
+from server.apis.ollama import errors as ollama_errors
 from server.apis.ollama import model_routes as ollama_models
 from server.apis.ollama import routes as ollama
 from server.apis.operation import executors, requests, settings
@@ -31,6 +33,7 @@ from server.http.auth import KeyAuth
 from server.http.cors import Cors
 from server.http.endpoints import Answered, Endpoints, paths_of
 from server.http.errors import install_handlers
+from server.http.form import Forms
 from server.http.hosts import HostCheck, Hosts, hosts_of
 from server.http.keys import Keys
 from server.http.middleware import AnswerFailures, BodyLimit, RequestLogging, TrailingSlash, log_call
@@ -98,6 +101,7 @@ def create_app(
         console,
     ):
         app.include_router(module.router)
+    app.state.forms = Forms((anthropic_errors.FORM, ollama_errors.FORM))
     endpoints = Endpoints(paths_of(app.routes))
     install_handlers(app, endpoints)
     answered = counting(endpoints) if counting is not None else AnswerCounter(state.metrics, endpoints)

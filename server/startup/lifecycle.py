@@ -92,7 +92,7 @@ class HttpFrontEnd:
     ) -> None:
         config = uvicorn.Config(
             app,
-            http=bounded(state.write_timeout, most_connections(), app.state.answered),
+            http=bounded(state.write_timeout, most_connections(), app.state.answered, app.state.forms),
             ws="none",
             lifespan="off",
             log_config=None,

@@ -11,13 +11,12 @@ from starlette.responses import Response
 from engine.errors import ContextLengthExceeded
 from server.apis.anthropic.convert import ConvertedMessages, chat_of, template_variables_of
 from server.apis.anthropic.encode import MessageAnswer, MessageStream, MessageWhole, error_event
+from server.apis.anthropic.errors import error_object
 from server.apis.anthropic.schema import CountTokensRequest, MessagesPrompt, MessagesRequest
 from server.apis.base.answering import AnsweredCall
 from server.apis.base.common import json_response, read, state_of
-from server.http import anthropic
 from server.http.call import Call, Refusal, call_of
-from server.http.errors import naming
-from server.http.event_stream import EventStream, refusal_of, while_connected
+from server.http.event_stream import EventStream, failure_of, while_connected
 from server.http.request_timing import run_off_loop_if_large
 from server.prepare.chat import PreparedChat, prepare_chat, prompt_ids
 from server.schemas.answers.messages import TokenCount
@@ -106,6 +105,5 @@ class _Form:
 
     def error(self, error: Exception) -> tuple[Refusal, bytes]:
         """The error."""
-        refusal, message, _ = refusal_of(error)
-        message = naming(message, refusal.param, refusal.code)
-        return refusal, error_event(anthropic.error_object(refusal.status, message, self._request_id))
+        refusal, failure = failure_of(error, self._request_id)
+        return refusal, error_event(error_object(failure))

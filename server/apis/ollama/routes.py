@@ -31,6 +31,7 @@ from server.apis.ollama.convert import (
     without_effect,
 )
 from server.apis.ollama.encode import OllamaAnswer, OllamaStream, OllamaWhole, line, nanoseconds
+from server.apis.ollama.errors import error_object
 from server.apis.ollama.schema import (
     OllamaChatRequest,
     OllamaEmbeddingsRequest,
@@ -40,9 +41,7 @@ from server.apis.ollama.schema import (
 )
 from server.http.buffered import YieldRegularly
 from server.http.call import Call, Refusal, call_of
-from server.http.errors import naming
-from server.http.event_stream import EventStream, refusal_of, while_connected
-from server.http.ollama import error_object
+from server.http.event_stream import EventStream, failure_of, while_connected
 from server.http.request_timing import run_off_loop_if_large
 from server.prepare.chat import PreparedChat, prepare_chat
 from server.prepare.completions import prepare_completion
@@ -242,5 +241,5 @@ class _Form:
 
     def error(self, error: Exception) -> tuple[Refusal, bytes]:
         """The error."""
-        refusal, message, _ = refusal_of(error)
-        return refusal, line(error_object(naming(message, refusal.param, refusal.code)))
+        refusal, failure = failure_of(error)
+        return refusal, line(error_object(failure))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from server.http.form import Failure, Form
 from server.schemas.answers.messages import ErrorType, MessagesError
 
 PREFIX = "/v1/messages"
@@ -28,7 +29,15 @@ def speaks(path: str) -> bool:
     return path == PREFIX or path.startswith(f"{PREFIX}/")
 
 
-def error_object(status: int, message: str, request_id: str | None) -> MessagesError:
+def error_object(failure: Failure) -> MessagesError:
     """The whole body as plain data."""
-    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
+    kind = _TYPES.get(failure.status, "invalid_request_error" if failure.status < 500 else "api_error")
+    return {
+        "type": "error",
+        "error": {"type": kind, "message": failure.named},
+        "request_id": failure.request_id,
+    }
+
+
+FORM = Form(speaks, error_object, id_header="request-id")
+"""Anthropic's SDKs look for the request's id in `request-id`."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from server.http.form import Failure, Form
+
 _PATHS = frozenset(
     f"/api/{name}"
     for name in (
@@ -16,6 +18,10 @@ def speaks(path: str) -> bool:
     return path.rstrip("/") in _PATHS or path.startswith(_BLOBS)
 
 
-def error_object(message: str) -> dict[str, str]:
+def error_object(failure: Failure) -> dict[str, str]:
     """The whole body as plain data."""
-    return {"error": message}
+    return {"error": failure.named}
+
+
+FORM = Form(speaks, error_object, any_media=True)
+"""Ollama reads any type as JSON, and its clients rely on that: some send no type, `curl -d` sends that of a form."""

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from server.apis.description import OPERATIONS, document_of
+from server.apis.dialects import DIALECTS
 from server.http.auth import is_admin
-from server.openapi.document import document
-from server.openapi.operations import OPERATIONS, Operation
+from server.openapi.operation import Operation
 from server.schemas import extras
 from tools import api_docs_text as text
 
@@ -45,12 +46,12 @@ def main(argv: Sequence[str]) -> int:
 
 def snapshot() -> str:
     """The description that the server returns, in lines that can be compared."""
-    return json.dumps(document(), indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(document_of(DIALECTS), indent=1, ensure_ascii=False) + "\n"
 
 
 def page() -> str:
     """docs/api.md."""
-    schemas: dict[str, Schema] = document()["components"]["schemas"]
+    schemas: dict[str, Schema] = document_of(DIALECTS)["components"]["schemas"]
     parts = [
         text.INTRODUCTION,
         _endpoints(),

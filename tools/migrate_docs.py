@@ -9,8 +9,8 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from server.apis.description import OPERATIONS
 from server.http.foreign_paths import FOREIGN
-from server.openapi.operations import OPERATIONS
 from server.settings.foreign import llama_cpp, vllm
 from server.settings.foreign.keys import API_KEYS
 from server.settings.foreign.rows import Row, filled

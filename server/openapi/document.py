@@ -1,14 +1,13 @@
-"""/openapi.json (OpenAPI 3.1), made from the table of operations, the wire types and the schemas of answers."""
+"""/openapi.json (OpenAPI 3.1), made from tables of operations, the wire types and the schemas of answers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from server import __version__
-from server.openapi.answers import ANSWERS
 from server.openapi.fields import field_texts
-from server.openapi.operations import OPERATIONS, TAGS, Operation
+from server.openapi.operation import Operation
 from server.openapi.schema import Schema, ref
 from server.schemas.base import WireModel, wire_types
 from server.schemas.extras import HARMLESS
@@ -56,11 +55,13 @@ _HEADERS: dict[str, Schema] = {
 }  # fmt: skip
 
 
-def document() -> dict[str, Any]:
-    """The whole description as plain data."""
-    schemas: dict[str, Schema] = dict(ANSWERS)
+def document(
+    operations: Sequence[Operation], answers: Mapping[str, Schema], tags: Mapping[str, str]
+) -> dict[str, Any]:
+    """The whole description as plain data. `answers`: components by name; `tags`: their descriptions by name."""
+    schemas: dict[str, Schema] = dict(answers)
     paths: dict[str, dict[str, Any]] = {}
-    for operation in OPERATIONS:
+    for operation in operations:
         if operation.request is not None:
             schemas.update(request_schemas(operation.request))
         paths.setdefault(operation.path, {})[operation.method] = _operation(operation)
@@ -74,17 +75,17 @@ def document() -> dict[str, Any]:
         },
         # Relative to the document's own address, which ends in /openapi.json: right below a proxy's path, too.
         "servers": [{"url": "."}],
-        "tags": [{"name": name, "description": text} for name, text in TAGS.items()],
+        "tags": [{"name": name, "description": text} for name, text in tags.items()],
         "security": [{"bearer": []}],
         "paths": paths,
         "components": {
             "schemas": schemas,
             "headers": _HEADERS,
             "responses": {
-                _named(status, error): _error(status, error)
-                for error in sorted({one.error for one in OPERATIONS})
+                _named(status, error): _error(status, error, id_header)
+                for error, id_header in sorted({one.error: one.id_header for one in operations}.items())
                 for status in _ERRORS
-                if any(status in one.errors for one in OPERATIONS if one.error == error)
+                if any(status in one.errors for one in operations if one.error == error)
             },
             "securitySchemes": {
                 "bearer": {
@@ -177,8 +178,8 @@ def _operation(operation: Operation) -> dict[str, Any]:
 
 def _success(operation: Operation) -> dict[str, Any]:
     headers = {"x-request-id": _header("RequestId")}
-    if operation.as_anthropic:
-        headers["request-id"] = _header("RequestId")
+    if operation.id_header is not None:
+        headers[operation.id_header] = _header("RequestId")
     content: dict[str, Any] = {kind: {"schema": {"type": "string"}} for kind in operation.media}
     if operation.answer is not None:
         content = {"application/json": {"schema": ref(operation.answer)}}
@@ -187,12 +188,12 @@ def _success(operation: Operation) -> dict[str, Any]:
         if issubclass(operation.request, RequestFields):
             headers["server-timing"] = _header("ServerTiming")
     if operation.chunk is not None:
-        if operation.lines:
+        if operation.events == "lines":
             content["application/x-ndjson"] = {
                 "schema": {"oneOf": [ref(operation.chunk), ref(operation.error)]}
             }
         else:
-            event = _typed_event(operation) if operation.typed_events else _event(operation.chunk)
+            event = _typed_event(operation) if operation.events == "typed" else _event(operation.chunk)
             content["text/event-stream"] = {"schema": event}
     return {"description": "Success.", "headers": headers, "content": content}
 
@@ -215,7 +216,7 @@ def _event(chunk: str) -> Schema:
 def _typed_event(operation: Operation) -> Schema:
     """The schema of one event of a stream whose events have a line with their type."""
     assert operation.chunk is not None
-    chunks = [operation.chunk, *(["MessagesError"] if operation.as_anthropic else [])]
+    chunks = [operation.chunk, *([operation.error] if operation.failing_events else [])]
     data = {
         "type": "string",
         "contentMediaType": "application/json",
@@ -236,10 +237,10 @@ def _named(status: int, error: str) -> str:
     return str(status) if error == "Error" else f"{error}{status}"
 
 
-def _error(status: int, error: str) -> dict[str, Any]:
+def _error(status: int, error: str, id_header: str | None) -> dict[str, Any]:
     headers = {} if status in (408, 431) else {"x-request-id": _header("RequestId")}
-    if error == "MessagesError" and headers:
-        headers["request-id"] = _header("RequestId")
+    if id_header is not None and headers:
+        headers[id_header] = _header("RequestId")
     if status in (429, 503):
         headers["Retry-After"] = _header("RetryAfter")
     if status == 500:

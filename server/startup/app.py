@@ -9,21 +9,8 @@ from typing import Any
 from fastapi import APIRouter, FastAPI
 
 from server import __version__
-from server.apis.anthropic import errors as anthropic_errors
-from server.apis.anthropic import routes as messages
-from server.apis.chat import routes as chat
-from server.apis.completions import routes as completions
-from server.apis.embeddings import routes as embeddings
-from server.apis.lora import routes as adapters
-from server.apis.models import routes as models
-from server.apis.ollama import errors as ollama_errors
-from server.apis.ollama import model_routes as ollama_models
-from server.apis.ollama import routes as ollama
-from server.apis.operation import executors, requests, settings
-from server.apis.operation import health as ops
-from server.apis.responses import routes as responses
-from server.apis.scoring import routes as scoring
-from server.apis.tokens import routes as tokens
+from server.apis import dialects as apis
+from server.apis.base.dialect import Dialect
 from server.console import routes as console
 from server.console.assets import assets
 from server.console.feed import StepFeed
@@ -77,31 +64,17 @@ def create_app(
     state.stories.on_end(log_call)
     state.stories.on_end(state.metrics.tell)
     app.state.step_feed = StepFeed(state, kill_button=kill_button)
-    app.openapi = _document  # type: ignore[method-assign]
+    dialects = apis.DIALECTS
+    app.openapi = functools.partial(_document, dialects)  # type: ignore[method-assign]
     for router in first:
         app.include_router(router)
     if state.elsewhere is not None:
         app.include_router(passed_on.router)
-    for module in (
-        adapters,
-        chat,
-        completions,
-        messages,
-        responses,
-        ollama,
-        ollama_models,
-        embeddings,
-        scoring,
-        models,
-        executors,
-        tokens,
-        requests,
-        settings,
-        ops,
-        console,
-    ):
-        app.include_router(module.router)
-    app.state.forms = Forms((anthropic_errors.FORM, ollama_errors.FORM))
+    for dialect in dialects:
+        for router in dialect.routers:
+            app.include_router(router)
+    app.include_router(console.router)
+    app.state.forms = Forms(dialect.form for dialect in dialects)
     endpoints = Endpoints(paths_of(app.routes))
     install_handlers(app, endpoints)
     answered = counting(endpoints) if counting is not None else AnswerCounter(state.metrics, endpoints)
@@ -159,9 +132,8 @@ def app_of(
     )
 
 
-@functools.cache
-def _document() -> dict[str, Any]:
-    """The OpenAPI document, built on the first request for it."""
-    from server.openapi.document import document
+def _document(dialects: tuple[Dialect, ...]) -> dict[str, Any]:
+    """The OpenAPI document. What it is made of is imported on the first request for it."""
+    from server.apis.description import document_of
 
-    return document()
+    return document_of(dialects)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+from server.apis.dialects import DIALECTS
 from server.schemas.answers.chat import ReasoningField
 from server.settings.load import SettingsError
 from server.settings.table import Settings
@@ -51,7 +52,7 @@ def open_traces(endpoint: str | None) -> Traces | None:
     except ModuleNotFoundError as error:
         message = f"--otlp-traces-endpoint needs {error.name}: pip install 'cohort-server[otel]'"
         raise SettingsError(message) from None
-    return Traces(endpoint)
+    return Traces(endpoint, {route: name for dialect in DIALECTS for route, name in dialect.spans.items()})
 
 
 def reasoning_fields(chosen: str) -> tuple[ReasoningField, ...]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -40,13 +40,6 @@ _EXPORT_TIMEOUT = 5.0
 """Seconds for one export, and at most for the last one at the server's end."""
 _TOGETHER = 0.05
 """Seconds between interruptions of a call's choices that have one reason."""
-_OPERATIONS = {
-    "/v1/completions": "text_completion",
-    **dict.fromkeys(("/v1/embeddings", "/api/embed", "/api/embeddings"), "embeddings"),
-    **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank"), "rerank"),
-    **dict.fromkeys(("/v1/score", "/score"), "score"),
-}
-"""What calls are, by route; all others are chats. The conventions have no name for rerank and score, and allow others."""
 _LOGGERS = (OTLPSpanExporter.__module__, "opentelemetry.exporter.otlp.common.http")
 """Loggers that tell of failed exports, in the SDK's versions."""
 _IN_ADDRESS = re.compile(r"(?<=//)[^/?\s]*(?=@)|(?<=\?)[^\s()'\"]+")
@@ -72,7 +65,9 @@ class Traces:
     as long to make.
     """
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, operations: Mapping[str, str]) -> None:
+        """`operations`: values of `gen_ai.operation.name` by the route; a call of another route is a chat."""
+        self._operations = operations
         resource = Resource.create({SERVICE_VERSION: __version__})
         if str(resource.attributes.get(SERVICE_NAME, "")).startswith(
             "unknown_service"
@@ -89,7 +84,7 @@ class Traces:
 
     def tell(self, story: CallStory) -> None:
         """Make the spans of a call that is over, if it is sampled."""
-        operation = _OPERATIONS.get(story.route, "chat")
+        operation = self._operations.get(story.route, "chat")
         name = f"{operation} {story.model}" if story.model else operation
         context = _CONTEXT.extract(story.trace_headers) if story.trace_headers else None
         parent = get_current_span(context).get_span_context()

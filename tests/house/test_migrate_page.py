@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from server.apis.description import OPERATIONS
 from server.http.foreign_paths import FOREIGN, no_such_path
-from server.openapi.operations import OPERATIONS
 from server.settings.foreign.command_line import ROWS, read_flags
 from server.settings.foreign.variables import LLAMA_CPP, OLLAMA, TGI, VLLM, advice_of_flags
 from server.settings.table import TABLE

@@ -10,13 +10,14 @@ from typing import Any
 import httpx
 from jsonschema import Draft202012Validator
 
-from server.openapi.document import document
-from server.openapi.operations import OPERATIONS, Operation
+from server.apis.description import OPERATIONS, document_of
+from server.apis.dialects import DIALECTS
+from server.openapi.operation import Operation
 
 
 @functools.cache
 def described() -> dict[str, Any]:
-    return document()
+    return document_of(DIALECTS)
 
 
 @functools.cache

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from server.openapi.operations import OPERATIONS
+from server.apis.description import OPERATIONS
 from server.settings.foreign.command_line import read_flags
 from server.settings.table import TABLE
 from tests.server.fakes import House, error_of

@@ -17,7 +17,8 @@ import pytest
 
 from engine.errors import FIELD, ContextLengthExceeded, InvalidRequest
 from server.answer.notation import ModelNotation
-from server.openapi.operations import OPERATIONS, Operation
+from server.apis.description import OPERATIONS
+from server.openapi.operation import Operation
 from server.schemas import extras
 from server.schemas.base import field_names, parse
 from server.schemas.extras import screen

@@ -10,9 +10,9 @@ from pathlib import Path
 from engine import errors
 from engine.errors import BrokeExecutor, EngineError
 from executors.contract.errors import ConfigError, ExecutorError, Skipped, Unavailable
+from server.apis.description import ANSWERS
 from server.http.cors import _EXPOSED
 from server.http.errors import _HTTP_TYPES
-from server.openapi.answers import ANSWERS
 from server.state.responses import errors as response_errors
 from server.telemetry.stories import ring
 from tools import api_docs

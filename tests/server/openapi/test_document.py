@@ -15,8 +15,8 @@ from engine.errors import ExecutorFailed, InvalidRequest, Overloaded
 from engine.request import Stage
 from engine.text.generation import TextDelta, TokenText
 from executors.contract import SampledToken
-from server.openapi.answers import ANSWERS
-from server.openapi.operations import OPERATIONS, Operation
+from server.apis.description import ANSWERS, OPERATIONS
+from server.openapi.operation import Operation
 from server.schemas.base import parse
 from tests.server.api_schema import check, check_answer, described, validator
 from tests.server.apis.test_security import routes

@@ -1,0 +1,37 @@
+"""Operations and answers of OpenAI's embeddings, for /openapi.json."""
+
+from __future__ import annotations
+
+from server.openapi.operation import OF_WORK, Operation
+from server.openapi.schema import COUNT, NUMBER, STRING, Schema, array, closed, const, ref
+from server.schemas.embeddings import EmbeddingRequest
+
+OPERATIONS: tuple[Operation, ...] = (
+    Operation(
+        "post", "/v1/embeddings", "createEmbedding", "Generation", "Turn texts into vectors",
+        "Embeddings", OF_WORK,
+        "Vectors have length 1 unless `use_activation` is false. They come in the order of the inputs.",
+        EmbeddingRequest,
+        {"texts": {"input": ["Hello", "Good morning"]}, "base64": {"input": "Hello", "encoding_format": "base64"}},
+    ),
+)  # fmt: skip
+
+ANSWERS: dict[str, Schema] = {
+    "Embeddings": closed(
+        {
+            "id": STRING,
+            "object": const("list"),
+            "data": array(
+                closed(
+                    {
+                        "object": const("embedding"),
+                        "index": COUNT,
+                        "embedding": {"anyOf": [array(NUMBER), STRING]},
+                    }
+                )
+            ),
+            "model": STRING,
+            "usage": ref("PromptUsage"),
+        }
+    ),
+}

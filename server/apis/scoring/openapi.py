@@ -1,0 +1,63 @@
+"""Operations and answers of scores and reranking, for /openapi.json."""
+
+from __future__ import annotations
+
+from server.apis.scoring.schema import RerankRequest, ScoreRequest
+from server.openapi.operation import OF_WORK, Operation
+from server.openapi.schema import COUNT, NUMBER, STRING, Schema, array, closed, const, ref
+
+_CAPITAL = {
+    "query": "What is the capital of Peru?",
+    "documents": ["Llamas live in Peru.", "Lima is its capital."],
+}
+OPERATIONS: tuple[Operation, ...] = (
+    Operation(
+        "post", "/v1/rerank", "rerank", "Retrieval", "Order documents by their relevance to a query", "Reranked", OF_WORK,
+        "The most relevant document comes first. A reranker's scores are probabilities, those of an embedding model cosines. "
+        "`index` is the document's place in the request. The form is Jina's, Cohere's and vLLM's.",
+        RerankRequest, {"documents": _CAPITAL, "the best one": {**_CAPITAL, "top_n": 1, "return_documents": False}},
+    ),
+    Operation(
+        "post", "/v2/rerank", "rerankV2", "Retrieval", "The same as /v1/rerank", "Reranked", OF_WORK, "", RerankRequest,
+        {"documents": _CAPITAL},
+    ),
+    Operation(
+        "post", "/rerank", "rerankUnversioned", "Retrieval", "The same as /v1/rerank", "Reranked", OF_WORK, "", RerankRequest,
+        {"documents": _CAPITAL},
+    ),
+    Operation(
+        "post", "/v1/score", "score", "Retrieval", "Score pairs of texts", "Scores", OF_WORK,
+        "One text is paired with each text of the other side, or the texts of both sides one by one. Scores come in the order of "
+        "the pairs.",
+        ScoreRequest,
+        {"one and several": {"text_1": "What is the capital of Peru?", "text_2": ["Lima.", "A llama."]}},
+    ),
+    Operation(
+        "post", "/score", "scoreUnversioned", "Retrieval", "The same as /v1/score", "Scores", OF_WORK, "", ScoreRequest,
+        {"a pair": {"text_1": "What is the capital of Peru?", "text_2": "Lima."}},
+    ),
+)  # fmt: skip
+
+ANSWERS: dict[str, Schema] = {
+    "Reranked": closed(
+        {
+            "id": STRING,
+            "object": const("list"),
+            "model": STRING,
+            "results": array(
+                closed({"index": COUNT, "relevance_score": NUMBER}, {"document": closed({"text": STRING})})
+            ),
+            "usage": ref("PromptUsage"),
+        }
+    ),
+    "Scores": closed(
+        {
+            "id": STRING,
+            "object": const("list"),
+            "created": COUNT,
+            "model": STRING,
+            "data": array(closed({"index": COUNT, "object": const("score"), "score": NUMBER})),
+            "usage": ref("PromptUsage"),
+        }
+    ),
+}

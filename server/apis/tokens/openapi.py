@@ -1,0 +1,42 @@
+"""Operations and answers of the model's tokenizer, for /openapi.json."""
+
+from __future__ import annotations
+
+from server.apis.tokens.schema import DetokenizeRequest, TokenizeRequest
+from server.openapi.operation import OF_BODIES, Operation
+from server.openapi.schema import COUNT, STRING, Schema, array, closed, nullable
+from server.openapi.shared import TOKEN_IDS
+
+OPERATIONS: tuple[Operation, ...] = (
+    Operation(
+        "post", "/tokenize", "tokenize", "Tokens", "Turn a text or a conversation into token ids",
+        "Tokenized", OF_BODIES, "The chat template renders a conversation.", TokenizeRequest,
+        {"text": {"prompt": "Hello"}, "chat": {"messages": [{"role": "user", "content": "Hello"}]}},
+    ),
+    Operation(
+        "post", "/detokenize", "detokenize", "Tokens", "Turn token ids into text",
+        "Detokenized", OF_BODIES, "", DetokenizeRequest, {"ids": {"tokens": [1, 2, 3]}},
+    ),
+    Operation(
+        "get", "/tokenizer_info", "tokenizerInfo", "Tokens", "Return the tokenizer's settings and chat template",
+        "TokenizerInfo", (401, 403, 431, 500, 503),
+    ),
+)  # fmt: skip
+
+ANSWERS: dict[str, Schema] = {
+    "Tokenized": closed(
+        {
+            "count": COUNT,
+            "max_model_len": COUNT,
+            "tokens": TOKEN_IDS,
+            "token_strs": nullable(array(STRING)),
+        }
+    ),
+    "Detokenized": closed({"prompt": STRING}),
+    "TokenizerInfo": {
+        "type": "object",
+        "description": "Contents of the model's tokenizer_config.json, and the chat template in use.",
+        "properties": {"tokenizer_class": nullable(STRING), "chat_template": {}},
+        "additionalProperties": True,
+    },
+}

@@ -10,13 +10,15 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import re
 import sys
 from itertools import pairwise
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 from server.schemas.base import WireModel
 
-Origin = Literal["OpenAI", "vLLM", "Anthropic", "Ollama", "LangChain", "Mistral", "Jina", "Cohort"]
+_ORIGIN = re.compile(r"[A-Z][A-Za-z]+|vLLM")
+"""The API that a parameter comes from, or this server."""
 
 
 class FieldText(NamedTuple):
@@ -45,8 +47,10 @@ def field_texts(model: type[WireModel]) -> dict[str, FieldText]:
 
 def _parsed(model: type[WireModel], name: str, text: str) -> FieldText:
     origin, _, rest = text.partition(": ")
-    if origin not in get_args(Origin) or not rest:
-        raise ValueError(f"the text of {model.__name__}.{name} begins with none of {get_args(Origin)}")
+    if _ORIGIN.fullmatch(origin) is None or not rest:
+        raise ValueError(
+            f"the text of {model.__name__}.{name} does not begin with the name of an API and a colon"
+        )
     meaning, _, default = rest.partition(" Default: ")
     return FieldText(origin, meaning, default.removesuffix("."))
 

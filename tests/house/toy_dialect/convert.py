@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from server.prepare.field_names import FieldNames
 from server.schemas.chat import ChatRequest
 from tests.house.toy_dialect.schema import ToyRequest
+
+FIELD_NAMES = FieldNames({"prompt": "messages"})
+"""Names of its fields by their roles."""
 
 
 def chat_of(body: ToyRequest) -> ChatRequest:

@@ -8,7 +8,7 @@ import msgspec
 
 from engine.text.generation import Generation, TextDelta, Usage
 from server.answer.choice import Choice
-from server.http.errors import Refusal
+from server.http.call import Refusal
 from server.http.event_stream import failure_of
 from server.http.form import Failure
 

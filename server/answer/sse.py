@@ -24,8 +24,8 @@ PLACE = "\ue000"
 
 
 def around(value: Any) -> tuple[bytes, bytes]:
-    """The JSON before and after the only text `PLACE` in a value: what is written anew for each chunk goes between."""
-    before, after = encode(value).split(encode(PLACE))
+    """The JSON before and after the last text `PLACE` in a value: what is written anew for each chunk goes between."""
+    before, _, after = encode(value).rpartition(encode(PLACE))
     return before, after
 
 

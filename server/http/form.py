@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from starlette.types import Scope
+
+from server.schemas.answers.errors import ErrorBody, ErrorType
 
 
 class Failure(NamedTuple):
@@ -42,9 +44,9 @@ class Form:
     """Name of another header with the request's id, where clients look for it."""
 
 
-def plain_error(failure: Failure) -> dict[str, Any]:
+def plain_error(failure: Failure) -> ErrorBody:
     """The whole body in OpenAI's form, as plain data."""
-    message, kind, param, code = failure.message, failure.type, failure.param, failure.code
+    message, kind, param, code = failure.message, cast(ErrorType, failure.type), failure.param, failure.code
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 

@@ -7,9 +7,25 @@ from typing import Any
 
 from server.openapi.derive import Derivation
 from server.openapi.schema import Schema
-from server.schemas.answers import chat, common, completions, messages, models, retrieval
+from server.schemas.answers import (
+    chat,
+    common,
+    completions,
+    errors,
+    messages,
+    models,
+    ollama,
+    responses,
+    retrieval,
+)
+
+_LINE = "Whole answer, or a line of a stream, whose last is `done`."
 
 TYPES: Mapping[str, tuple[Any, str]] = {
+    "Error": (
+        errors.ErrorBody,
+        "Body of every answer that is not a success, and the event that ends a failed stream.",
+    ),
     "Usage": (common.TokenUsage, "Token counts."),
     "Timings": (
         common.Timings,
@@ -36,6 +52,19 @@ TYPES: Mapping[str, tuple[Any, str]] = {
     "Message": (messages.Message, ""),
     "MessageEvent": (messages.MessageEvent, ""),
     "TokenCount": (messages.TokenCount, ""),
+    "OllamaError": (ollama.OllamaError, "Error of Ollama's API; it ends a failed stream."),
+    "OllamaMessageOut": (ollama.AnsweredMessage, ""),
+    "OllamaChat": (ollama.OllamaChat, _LINE),
+    "OllamaGeneration": (ollama.OllamaGeneration, _LINE),
+    "OllamaEmbeddings": (ollama.OllamaEmbeddings, ""),
+    "OllamaEmbedding": (ollama.OllamaEmbedding, ""),
+    "OllamaTags": (ollama.OllamaTags, ""),
+    "OllamaProcesses": (ollama.OllamaProcesses, ""),
+    "OllamaModel": (ollama.OllamaModel, ""),
+    "InputTokenCount": (responses.InputTokenCount, ""),
+    "ResponsesUsage": (responses.ResponsesUsage, ""),
+    "DeletedResponse": (responses.DeletedResponse, ""),
+    "InputItemList": (responses.InputItemList, ""),
     "Reranked": (retrieval.Reranked, ""),
     "Scores": (retrieval.Scores, ""),
     "Embeddings": (retrieval.Embeddings, ""),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -20,8 +20,12 @@ from engine.text.generation import Generation, TextDelta, TokenText, Usage
 from server.answer.choice import Choice, Piece
 from server.answer.json_object import JSONObject
 from server.answer.reasoning import Thought
-from server.answer.sse import ChatLogprobs, chat_logprobs, encode
+from server.answer.sse import PLACE, ChatLogprobs, around, chat_logprobs, encode
 from server.answer.tools.events import CallArguments, CallBegun
+from server.schemas.answers import ollama
+
+_TIME = "\ue001"
+"""Text in whose place a time is put."""
 
 
 def nanoseconds(seconds: float) -> int:
@@ -41,7 +45,7 @@ class LineContent:
 
     text: str = ""
     thinking: str = ""
-    calls: Sequence[dict[str, Any]] = ()
+    calls: Sequence[ollama.ToolCall] = ()
 
     def __bool__(self) -> bool:
         return bool(self.text or self.thinking or self.calls)
@@ -59,7 +63,7 @@ class CallCollector:
 
     def take(self, pieces: Iterable[Piece], all_complete: bool) -> LineContent:
         """What these parts add. `all_complete`: every call so far is complete."""
-        texts, thoughts, calls = list[str](), list[str](), list[dict[str, Any]]()
+        texts, thoughts, calls = list[str](), list[str](), list[ollama.ToolCall]()
         for piece in pieces:
             match piece:
                 case str():
@@ -75,14 +79,14 @@ class CallCollector:
             calls += self._ended()
         return LineContent("".join(texts), "".join(thoughts), calls)
 
-    def _ended(self) -> list[dict[str, Any]]:
+    def _ended(self) -> list[ollama.ToolCall]:
         """The open call, which is complete; empty if there is none."""
         if self._begun is None:
             return []
         begun, self._begun = self._begun, None
         self._number += 1
         arguments = "".join([*self._written, self._arguments.finish()])
-        function = {
+        function: ollama.CalledFunction = {
             "index": self._number,
             "name": begun.name,
             "arguments": msgspec.Raw(arguments.encode()),
@@ -111,29 +115,33 @@ class OllamaAnswer:
         """The prompt is computed."""
         self._first = self._clock()
 
-    def head(self) -> dict[str, Any]:
+    def head(self) -> ollama.LineHead:
         """The first members of a line."""
         return {"model": self._model, "created_at": written_time(time.time())}
 
     def frame(self) -> tuple[bytes, bytes, bytes]:
         """A line with a text and nothing else, in encoded pieces: before its time, between time and text, behind the text."""
-        before = encode({"model": self._model, "created_at": ""})[:-2]
-        if self.as_text:
-            return before, b'","response":', b',"done":false}\n'
-        return before, b'","message":{"role":"assistant","content":', b'},"done":false}\n'
+        plain = self.line(LineContent(PLACE), {"done": False})
+        plain["created_at"] = _TIME
+        before, behind = around(plain)
+        head, _, between = before.rpartition(_TIME.encode())
+        return head, between, behind + b"\n"
 
-    def body(self, part: LineContent, logprobs: bytes | None = None) -> dict[str, Any]:
-        """A part of the answer as members. `logprobs`: an encoded list."""
-        thinking = {"thinking": part.thinking} if part.thinking else {}
-        told: dict[str, Any]
+    def line(
+        self,
+        part: LineContent,
+        end: ollama.Ending | ollama.NotDone | ollama.Loaded,
+        logprobs: bytes | None = None,
+    ) -> ollama.OllamaChat | ollama.OllamaGeneration:
+        """A line, or a whole answer, of a part and its last members. `logprobs`: an encoded list."""
+        listed: dict[str, Any] = {} if logprobs is None else {"logprobs": msgspec.Raw(logprobs)}
         if self.as_text:
-            told = {"response": part.text, **thinking}
-        else:
-            calls = {"tool_calls": list(part.calls)} if part.calls else {}
-            told = {"message": {"role": "assistant", "content": part.text, **thinking, **calls}}
-        return told if logprobs is None else {**told, "logprobs": msgspec.Raw(logprobs)}
+            thinking = {"thinking": part.thinking} if part.thinking else {}
+            members = {**self.head(), "response": part.text, **thinking, **listed, **end}
+            return cast(ollama.OllamaGeneration, members)
+        return cast(ollama.OllamaChat, {**self.head(), "message": _message(part), **listed, **end})
 
-    def ending(self, reason: str, usage: Usage) -> dict[str, Any]:
+    def ending(self, reason: str, usage: Usage) -> ollama.Ending:
         """The last members: the reason, durations in nanoseconds, and counts."""
         ended = self._clock()
         return {
@@ -147,12 +155,21 @@ class OllamaAnswer:
             "eval_duration": nanoseconds(ended - self._first),
         }
 
-    def loaded(self) -> dict[str, Any]:
+    def loaded(self) -> ollama.OllamaChat | ollama.OllamaGeneration:
         """The answer to a request that only loads the model."""
-        return {**self.head(), **self.body(LineContent()), "done": True, "done_reason": "load"}
+        return self.line(LineContent(), {"done": True, "done_reason": "load"})
 
 
-def line(members: dict[str, Any]) -> bytes:
+def _message(part: LineContent) -> ollama.AnsweredMessage:
+    message: ollama.AnsweredMessage = {"role": "assistant", "content": part.text}
+    if part.thinking:
+        message["thinking"] = part.thinking
+    if part.calls:
+        message["tool_calls"] = list(part.calls)
+    return message
+
+
+def line(members: ollama.OllamaChat | ollama.OllamaGeneration | ollama.OllamaError) -> bytes:
     """A line of a stream."""
     return encode(members) + b"\n"
 
@@ -193,14 +210,12 @@ class OllamaStream:
         logprobs = _encoded(delta.logprobs) if delta.logprobs else None
         if not part and logprobs is None:
             return b""
-        return line({**self._answer.head(), **self._answer.body(part, logprobs), "done": False})
+        return line(self._answer.line(part, {"done": False}, logprobs))
 
     def end(self) -> bytes:
         """The last line."""
         answer = self._answer
-        return line(
-            {**answer.head(), **answer.body(LineContent()), **answer.ending(self._reason, self._usage)}
-        )
+        return line(answer.line(LineContent(), answer.ending(self._reason, self._usage)))
 
     def _text(self, text: str) -> bytes:
         head, name, tail = self._plain
@@ -233,7 +248,7 @@ class OllamaWhole:
             self._reason = self._choice.reason(delta.finish_reason)
         return 0 if self._logprobs is None else self._logprobs.add(delta.logprobs or ())
 
-    def body(self, generation: Generation) -> dict[str, Any]:
+    def body(self, generation: Generation) -> ollama.OllamaChat | ollama.OllamaGeneration:
         """The body, once all deltas are taken."""
         answer, parts = self._answer, self._parts
         whole = LineContent(
@@ -242,8 +257,7 @@ class OllamaWhole:
             [call for part in parts for call in part.calls],
         )
         logprobs = None if self._logprobs is None else self._logprobs.items()
-        ending = answer.ending(self._reason, generation.usage)
-        return {**answer.head(), **answer.body(whole, logprobs), **ending}
+        return answer.line(whole, answer.ending(self._reason, generation.usage), logprobs)
 
 
 def _encoded(tokens: Sequence[TokenText]) -> bytes:

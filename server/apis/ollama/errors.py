@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from server.http.form import Failure, Form
+from server.schemas.answers.ollama import OllamaError
 
 _PATHS = frozenset(
     f"/api/{name}"
@@ -18,7 +19,7 @@ def speaks(path: str) -> bool:
     return path.rstrip("/") in _PATHS or path.startswith(_BLOBS)
 
 
-def error_object(failure: Failure) -> dict[str, str]:
+def error_object(failure: Failure) -> OllamaError:
     """The whole body as plain data."""
     return {"error": failure.named}
 

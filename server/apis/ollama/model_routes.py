@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any
+from typing import Any, cast
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -17,6 +17,16 @@ from server.apis.ollama.routes import find_model, without_tag
 from server.apis.ollama.schema import OllamaShowRequest
 from server.model_defaults.preset import Preset
 from server.prepare.fill_in_middle import fill_in_middle
+from server.schemas.answers.ollama import (
+    Capability,
+    Details,
+    OllamaModel,
+    OllamaProcesses,
+    OllamaTags,
+    Package,
+    ProcessCard,
+    TagCard,
+)
 from server.state.server_state import ServedModel, ServerState
 from server.templates.template import DEFAULT, TOOL_USE
 
@@ -39,7 +49,8 @@ async def version(request: Request) -> Response:
 async def tags(request: Request) -> Response:
     """List the names under which the model is served."""
     state = state_of(request)
-    return json_response({"models": [_card(state, *one) for one in _served(state)]})
+    answer: OllamaTags = {"models": [_card(state, *one) for one in _served(state)]}
+    return json_response(answer)
 
 
 @router.api_route("/api/ps", methods=READ)
@@ -49,13 +60,21 @@ async def ps(request: Request) -> Response:
     if state.model is None:
         return json_response({"models": []})
     on_gpu = not state.model.info.device.startswith("cpu")
-    cards = []
+    answer: OllamaProcesses = {"models": []}
     for name, created in _served(state):
         card = _card(state, name, created)
-        del card["modified_at"]
-        rest = {"size_vram": card["size"] if on_gpu else 0, "context_length": state.model.max_model_len}
-        cards.append({**card, "expires_at": _NEVER, **rest})
-    return json_response({"models": cards})
+        process: ProcessCard = {
+            "name": card["name"],
+            "model": card["model"],
+            "size": card["size"],
+            "digest": card["digest"],
+            "details": card["details"],
+            "expires_at": _NEVER,
+            "size_vram": card["size"] if on_gpu else 0,
+            "context_length": state.model.max_model_len,
+        }
+        answer["models"].append(process)
+    return json_response(answer)
 
 
 @router.post("/api/show")
@@ -69,18 +88,16 @@ async def show(request: Request) -> Response:
     model = await find_model(state, name)
     name = without_tag(state, name)
     parameters = _parameters(model)
-    return json_response(
-        {
-            **_packaged(model.preset),
-            "modelfile": _modelfile(name, model, parameters),
-            "parameters": "\n".join(parameters),
-            "template": _template(model) or model.preset.template,
-            "details": _details(state, name),
-            "model_info": _model_info(model),
-            "capabilities": _capabilities(model),
-            "modified_at": written_time(dict(_served(state)).get(name, state.started)),
-        }
-    )
+    facts: OllamaModel = {
+        "modelfile": _modelfile(name, model, parameters),
+        "parameters": "\n".join(parameters),
+        "template": _template(model) or model.preset.template,
+        "details": _details(state, name),
+        "model_info": _model_info(model),
+        "capabilities": _capabilities(model),
+        "modified_at": written_time(dict(_served(state)).get(name, state.started)),
+    }
+    return json_response({**_packaged(model.preset), **facts})
 
 
 def _served(state: ServerState) -> list[tuple[str, int]]:
@@ -89,7 +106,7 @@ def _served(state: ServerState) -> list[tuple[str, int]]:
     return [*((name, state.started) for name in state.names), *((one.name, one.created) for one in adapters)]
 
 
-def _card(state: ServerState, name: str, created: int) -> dict[str, Any]:
+def _card(state: ServerState, name: str, created: int) -> TagCard:
     fingerprint = "" if state.model is None else state.model.fingerprint
     return {
         "name": name,
@@ -111,19 +128,23 @@ def _size(state: ServerState) -> int:
         return 0
 
 
-def _details(state: ServerState, name: str) -> dict[str, Any]:
+def _details(state: ServerState, name: str) -> Details:
     info = None if state.model is None else state.model.info
-    known = {"family": "", "families": [], "parameter_size": "", "quantization_level": ""}
+    is_adapter = state.adapters is not None and state.adapters.get(name) is not None
+    details: Details = {
+        "parent_model": state.names[0] if is_adapter else "",
+        "format": "",
+        "family": "",
+        "families": [],
+        "parameter_size": "",
+        "quantization_level": "",
+    }
     if info is not None:
         level = info.quantization or _DTYPES.get(info.dtype, info.dtype)
-        known = {
-            "family": info.family,
-            "families": [info.family],
-            "parameter_size": _count(info.num_parameters),
-            "quantization_level": level.upper(),
-        }
-    is_adapter = state.adapters is not None and state.adapters.get(name) is not None
-    return {"parent_model": state.names[0] if is_adapter else "", "format": "", **known}
+        details["family"], details["families"] = info.family, [info.family]
+        details["parameter_size"] = _count(info.num_parameters)
+        details["quantization_level"] = level.upper()
+    return details
 
 
 def _count(parameters: int) -> str:
@@ -171,7 +192,7 @@ def _parameters(model: ServedModel) -> list[str]:
     return lines + [f"stop {json.dumps(one, ensure_ascii=False)}" for one in preset.stop]
 
 
-def _packaged(preset: Preset) -> dict[str, Any]:
+def _packaged(preset: Preset) -> Package:
     """What the model's package brings, without what it does not."""
     facts = {
         "system": preset.system,
@@ -179,7 +200,7 @@ def _packaged(preset: Preset) -> dict[str, Any]:
         "license": "\n".join(preset.licenses),
         "adapter": preset.adapter,
     }
-    return {name: value for name, value in facts.items() if value}
+    return cast(Package, {name: value for name, value in facts.items() if value})
 
 
 def _modelfile(name: str, model: ServedModel, parameters: list[str]) -> str:
@@ -202,18 +223,18 @@ def _template(model: ServedModel) -> str:
     return sources.get(DEFAULT) or sources.get(TOOL_USE) or next(iter(sources.values()), "")
 
 
-def _capabilities(model: ServedModel) -> list[str]:
+def _capabilities(model: ServedModel) -> list[Capability]:
     """Ollama's words for what the model can do."""
     if not model.info.generates:
         return ["embedding"]
-    found = ["completion"]
+    capabilities: list[Capability] = ["completion"]
     if model.template is not None and model.template.reads_tools and model.notation.tools is not None:
-        found.append("tools")
+        capabilities.append("tools")
     if model.notation.reasoning is not None:
-        found.append("thinking")
+        capabilities.append("thinking")
     try:
         fill_in_middle(model.tokenizer)
-        found.append("insert")
+        capabilities.append("insert")
     except InvalidRequest:
         pass
-    return found
+    return capabilities

@@ -48,6 +48,7 @@ from server.prepare.completions import prepare_completion
 from server.prepare.embeddings import prepare_embedding, shaped
 from server.prepare.field_names import FieldNames, named
 from server.prepare.prompts import place_in
+from server.schemas.answers.ollama import OllamaEmbedding, OllamaEmbeddings
 from server.schemas.tool_choice import ToolChoice
 from server.state.server_state import ServedModel, ServerState
 
@@ -98,12 +99,14 @@ async def embed(request: Request) -> Response:
     body = await read(request, OllamaEmbedRequest)
     vectors, usage, started = await _vectors(request, body, "input", body.input)
     arrived = call_of(request.scope).arrival_time
-    durations = {
+    answer: OllamaEmbeddings = {
+        "model": body.model,
+        "embeddings": vectors,
         "total_duration": nanoseconds(time.monotonic() - arrived),
         "load_duration": nanoseconds(started - arrived),
+        "prompt_eval_count": usage.prompt_tokens,
     }
-    counts = {"prompt_eval_count": usage.prompt_tokens}
-    return json_response({"model": body.model, "embeddings": vectors, **durations, **counts})
+    return json_response(answer)
 
 
 @router.post("/api/embeddings")
@@ -111,7 +114,8 @@ async def embeddings(request: Request) -> Response:
     """The vector of one text, not normalised: Ollama's older endpoint."""
     body = await read(request, OllamaEmbeddingsRequest)
     vectors, _, _ = await _vectors(request, body, "prompt", body.prompt)
-    return json_response({"embedding": vectors[0] if vectors else []})
+    answer: OllamaEmbedding = {"embedding": vectors[0] if vectors else []}
+    return json_response(answer)
 
 
 async def find_model(state: ServerState, name: str, *, generating: bool = False) -> ServedModel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from server.openapi.components import DERIVED
 from server.openapi.schema import (
     BOOLEAN,
     COUNT,
@@ -47,15 +48,7 @@ def _event(kind: str, members: Schema) -> Schema:
 
 
 RESPONSES: dict[str, Schema] = {
-    "ResponsesUsage": closed(
-        {
-            "input_tokens": {**COUNT, "description": "Tokens of the prompt, with those read from the cache."},
-            "input_tokens_details": closed({"cached_tokens": COUNT, "cache_write_tokens": COUNT}),
-            "output_tokens": COUNT,
-            "output_tokens_details": closed({"reasoning_tokens": COUNT}),
-            "total_tokens": COUNT,
-        }
-    ),
+    "ResponsesUsage": DERIVED["ResponsesUsage"],
     "OutputItem": {
         "oneOf": [
             closed(
@@ -149,14 +142,6 @@ RESPONSES: dict[str, Schema] = {
             _event("custom_tool_call_input.done", {**_ITEM, "input": STRING}),
         ]
     },
-    "DeletedResponse": closed({"id": STRING, "object": const("response"), "deleted": {"const": True}}),
-    "InputItemList": closed(
-        {
-            "object": const("list"),
-            "data": array(_OBJECT),
-            "first_id": nullable(STRING),
-            "last_id": nullable(STRING),
-            "has_more": BOOLEAN,
-        }
-    ),
+    "DeletedResponse": DERIVED["DeletedResponse"],
+    "InputItemList": DERIVED["InputItemList"],
 }

@@ -23,6 +23,7 @@ from server.answer.reasoning import Thought
 from server.answer.sse import chat_logprobs, encode
 from server.answer.tools.events import CallArguments, CallBegun
 from server.schemas.answers.chat import ChosenLogprob
+from server.schemas.answers.responses import ResponsesUsage
 
 Event = tuple[str, dict[str, Any]]
 """Type of an event and its members, without its sequence number."""
@@ -36,7 +37,7 @@ def new_id(prefix: str) -> str:
     return f"{prefix}{secrets.token_hex(16)}"
 
 
-def usage_of(usage: Usage, reasoning_tokens: int = 0) -> dict[str, Any]:
+def usage_of(usage: Usage, reasoning_tokens: int = 0) -> ResponsesUsage:
     """Token counts in the API's form. `reasoning_tokens` are part of the generated tokens."""
     return {
         "input_tokens": usage.prompt_tokens,
@@ -72,7 +73,7 @@ class ResponseAnswer:
         self,
         status: str,
         output: Sequence[Mapping[str, Any]] = (),
-        usage: Mapping[str, Any] | None = None,
+        usage: ResponsesUsage | None = None,
         error: Mapping[str, Any] | None = None,
         incomplete: str | None = None,
     ) -> dict[str, Any]:

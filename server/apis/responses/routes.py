@@ -23,6 +23,7 @@ from server.http.event_stream import EventStream, refusal_of, while_connected
 from server.http.media import check_media
 from server.http.request_timing import run_off_loop_if_large
 from server.prepare.chat import PreparedChat, prepare_chat, prompt_ids
+from server.schemas.answers.responses import DeletedResponse, InputItemList, InputTokenCount
 from server.schemas.chat import MAX_MESSAGES, ChatRequest
 from server.state.responses.errors import ResponseNotFound, StoreFull
 from server.state.responses.run import BackgroundRun
@@ -126,7 +127,8 @@ async def count_input_tokens(request: Request) -> Response:
         return await prompt_ids(state, call, model, chat, chat.choice, variables)
 
     count = await while_connected(request.receive, conversion.num_tokens(prompt))
-    return json_response({"object": "response.input_tokens", "input_tokens": count})
+    answer: InputTokenCount = {"object": "response.input_tokens", "input_tokens": count}
+    return json_response(answer)
 
 
 async def _prepared(
@@ -267,7 +269,8 @@ async def delete_response(request: Request, response_id: str) -> Response:
         raise _unknown(response_id)
     if found.run is not None:
         await found.run.cancel()
-    return json_response({"id": found.id, "object": "response", "deleted": True})
+    answer: DeletedResponse = {"id": found.id, "object": "response", "deleted": True}
+    return json_response(answer)
 
 
 @router.post("/v1/responses/{response_id}/cancel")
@@ -297,7 +300,7 @@ async def list_input_items(request: Request, response_id: str) -> Response:
             raise InvalidRequest("'after' is no item of this response.", "after", "invalid_value")
         items = items[at + 1 :]
     page = items[:limit]
-    listed: dict[str, Any] = {
+    listed: InputItemList = {
         "object": "list",
         "data": [msgspec.Raw(item) for _, item in page],
         "first_id": page[0][0] if page else None,

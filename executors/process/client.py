@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar, cast
 
@@ -51,7 +50,6 @@ A = TypeVar("A", bound=m.Answer)
 class RemoteExecutor(BatchModelExecutor):
     """See the module. All of it belongs to one event loop.
 
-    - `restarts`: number of restarts by the cause of the previous death (exit, signal, closed, hang, load, memory).
     - `on_death`: called on the loop at each death of a child, `shutdown` excepted.
     - `config.executor` names a built-in executor or `package.module:Factory`: factories that `register_factory` added in this
       process do not exist in the child.
@@ -71,7 +69,6 @@ class RemoteExecutor(BatchModelExecutor):
     ) -> None:
         self.config = config
         self.on_death = on_death
-        self.restarts: Counter[str] = Counter()
         self._limits = limits or Limits()
         self._clock = clock
         self._command, self._output = command, output
@@ -187,8 +184,6 @@ class RemoteExecutor(BatchModelExecutor):
         await self._life.ready()
 
     def _start(self) -> None:
-        if self._life is not None and self._life.death is not None:
-            self.restarts[self._life.death.cause] += 1
         listener = Listener(self._progressed, self._beaten, self._became_ready, self._died)
         try:
             start = RankGroup if self.config.parallel.world_size > 1 else Life
@@ -206,7 +201,7 @@ class RemoteExecutor(BatchModelExecutor):
             raise ExecutorDied(f"the executor process cannot be started: {error}", "load") from error
 
     async def begin_epoch(self, epoch: int) -> None:
-        """As the contract's; counts in `restarts` when the child was dead."""
+        """As the contract's; starts a new child when the old one is dead."""
         await self.warmup()
         await self._ask(m.Done, lambda call: m.BeginEpoch(call, epoch))
 

@@ -10,7 +10,7 @@ import asyncio
 import concurrent.futures
 import enum
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
@@ -140,7 +140,7 @@ class InlineExecutor(BatchModelExecutor):
 
     - `executor` None: created from `config` by the registry at warmup, on the thread, as imports may take long.
     - `inner`: the executor itself, once created; tests may read it.
-    - `restarts`, `on_death`, `wait_dead`, `snapshot_age` and the like as `RemoteExecutor`'s. A death is an executor that
+    - `on_death`, `wait_dead`, `snapshot_age` and the like as `RemoteExecutor`'s. A death is an executor that
       raised ExecutorDied; `begin_epoch` of the same executor is its restart.
     """
 
@@ -157,7 +157,6 @@ class InlineExecutor(BatchModelExecutor):
         self.config = config
         self.inner = executor
         self.on_death = on_death
-        self.restarts: Counter[str] = Counter()
         self._shutdown_s = shutdown_s
         self._guard: StepGuard | None = None  # set when the executor is warm
         self._overlaps = False  # it takes a step while it computes another
@@ -282,7 +281,6 @@ class InlineExecutor(BatchModelExecutor):
         await self.warmup()
         await self._run(lambda guard: guard.begin_epoch(epoch), revive=True)
         if self._death is not None:
-            self.restarts[self._death.cause] += 1
             self._death = None
             self._over.clear()
 

@@ -1,6 +1,7 @@
 """Configurations, steps and short limits for the tests of this folder."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,21 @@ SHORT = Limits(
 )
 """Limits for tests of hangs: what takes seconds in earnest takes tenths of them."""
 
-Make = Callable[..., RemoteExecutor]
+
+class CountedExecutor(RemoteExecutor):
+    """Counts its restarts by the cause of the death before: exit, signal, closed, hang, load, memory."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.restarts: Counter[str] = Counter()
+        super().__init__(*args, **options)
+
+    def _start(self) -> None:
+        if self._life is not None and self._life.death is not None:
+            self.restarts[self._life.death.cause] += 1
+        super()._start()
+
+
+Make = Callable[..., CountedExecutor]
 
 
 def config(**options: Any) -> ExecutorConfig:

@@ -16,22 +16,22 @@ from executors.process import connect
 from executors.process.client import RemoteExecutor
 from executors.process.watch import Limits
 from tests.executors.process import stub
-from tests.executors.process.helpers import QUICK, SHORT, config, log_of, state_of, step
+from tests.executors.process.helpers import QUICK, SHORT, CountedExecutor, config, log_of, state_of, step
 
 pytestmark = pytest.mark.long
 
-Make = Callable[..., RemoteExecutor]
+Make = Callable[..., CountedExecutor]
 
 
 @pytest.fixture
 async def ranks() -> AsyncIterator[Make]:
     """Makes executors of two ranks; `rank`: which of them misbehaves."""
-    made: list[RemoteExecutor] = []
+    made: list[CountedExecutor] = []
 
-    def make(limits: Limits | None = None, **options: Any) -> RemoteExecutor:
+    def make(limits: Limits | None = None, **options: Any) -> CountedExecutor:
         parallel = ParallelConfig(2)
         of_two = replace(config(**options), parallel=parallel, executor_type=parallel.executor_type)
-        made.append(RemoteExecutor(of_two, limits=limits))
+        made.append(CountedExecutor(of_two, limits=limits))
         return made[-1]
 
     yield make

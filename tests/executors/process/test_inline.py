@@ -108,7 +108,7 @@ async def test_a_death_lasts_until_the_next_epoch(inline: MakeInline) -> None:
         await executor.unified_decode(step(1))
     assert executor.status().state is ExecutorState.ERROR
     await executor.begin_epoch(2)
-    assert executor.restarts == {"fake": 1}
+    assert [death.cause for death in deaths] == ["fake"]
     assert (await executor.unified_decode(step(2))).token_ids.tolist() == [3]
 
 

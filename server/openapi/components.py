@@ -15,6 +15,7 @@ from server.schemas.answers import (
     messages,
     models,
     ollama,
+    response_items,
     responses,
     retrieval,
 )
@@ -63,6 +64,9 @@ TYPES: Mapping[str, tuple[Any, str]] = {
     "OllamaModel": (ollama.OllamaModel, ""),
     "InputTokenCount": (responses.InputTokenCount, ""),
     "ResponsesUsage": (responses.ResponsesUsage, ""),
+    "OutputItem": (response_items.OutputItem, ""),
+    "Response": (response_items.Response, ""),
+    "ResponseEvent": (response_items.ResponseEvent, ""),
     "DeletedResponse": (responses.DeletedResponse, ""),
     "InputItemList": (responses.InputItemList, ""),
     "Reranked": (retrieval.Reranked, ""),

@@ -2,7 +2,7 @@
 
     class                        closed object, `NotRequired` members optional
     Literal                      const or enum
-    A | B of classes             oneOf; any other union: anyOf
+    A | B of classes             oneOf, an entry for each `type` that a class may have; any other union: anyOf
     Annotated[T, Meta(...)]      bounds, pattern and description
     Raw                          left out: a member that may be given as encoded JSON
 
@@ -94,7 +94,9 @@ class Derivation:
         schemas = [self.schema(kind) for kind in kinds]
         if len(schemas) == 1:
             return schemas[0]
-        return {"oneOf" if all(map(is_typeddict, kinds)) else "anyOf": schemas}
+        if all(map(is_typeddict, kinds)):
+            return {"oneOf": [variant for schema in schemas for variant in _variants(schema)]}
+        return {"anyOf": schemas}
 
     def _annotated(self, kind: Any, annotations: Iterable[Any]) -> Schema:
         schema = self.schema(kind)
@@ -112,6 +114,16 @@ class Derivation:
         if schema.get("type") == "object" and "description" in schema:
             schema = {"description": schema.pop("description"), **schema}
         return schema
+
+
+def _variants(schema: Schema) -> Iterable[Schema]:
+    """A schema for each `type` that an object may have: tools tell the members of a union apart by it."""
+    kind = schema.get("properties", {}).get("type", {})
+    if "enum" not in kind:
+        yield schema
+        return
+    for value in kind["enum"]:
+        yield {**schema, "properties": {**schema["properties"], "type": {"type": "string", "const": value}}}
 
 
 def _literal(values: tuple[Any, ...]) -> Schema:

@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 import pydantic_core
@@ -22,14 +22,10 @@ from server.answer.choice import Choice, Piece
 from server.answer.reasoning import Thought
 from server.answer.sse import chat_logprobs, encode
 from server.answer.tools.events import CallArguments, CallBegun
-from server.schemas.answers.chat import ChosenLogprob
+from server.schemas.answers import response_items as r
 from server.schemas.answers.responses import ResponsesUsage
 
-Event = tuple[str, dict[str, Any]]
-"""Type of an event and its members, without its sequence number."""
-_TEXT_DELTA = "response.output_text.delta"
 _CALLS = ("function_call", "custom_tool_call")
-_ITEM_PREFIXES = {"reasoning": "rs_", "message": "msg_", "function_call": "fc_", "custom_tool_call": "ctc_"}
 
 
 def new_id(prefix: str) -> str:
@@ -64,19 +60,19 @@ class ResponseAnswer:
 
     id: str
     model: str
-    echo: Mapping[str, Any]
+    echo: r.ResponseEcho
     tools: Mapping[str, CalledTool] = field(default_factory=dict)
     encrypted: bool = False
     created_at: int = field(default_factory=lambda: int(time.time()))
 
     def response(
         self,
-        status: str,
-        output: Sequence[Mapping[str, Any]] = (),
+        status: r.ResponseStatus,
+        output: Sequence[r.OutputItem] = (),
         usage: ResponsesUsage | None = None,
-        error: Mapping[str, Any] | None = None,
-        incomplete: str | None = None,
-    ) -> dict[str, Any]:
+        error: r.ResponseFailure | None = None,
+        incomplete: r.IncompleteReason | None = None,
+    ) -> r.Response:
         """The response object. `incomplete`: the reason for an incomplete answer."""
         return {
             "id": self.id,
@@ -97,7 +93,7 @@ class ItemWriter:
     """Turns typed parts into items, of which one is open at a time. One writer: the caller of `take`."""
 
     def __init__(self, tools: Mapping[str, CalledTool], encrypted: bool = False) -> None:
-        self.output: list[dict[str, Any]] = []
+        self.output: list[r.OutputItem] = []
         """The finished items."""
         self.kind = ""
         """Type of the open item, "" if none is open."""
@@ -105,16 +101,19 @@ class ItemWriter:
         """Identifier of the open item."""
         self._tools = tools
         self._encrypted = encrypted
-        self._item: dict[str, Any] = {}
+        self._item: r.OutputItem | None = None
         self._texts: list[str] = []
-        self._logprobs: list[ChosenLogprob] = []
+        self._logprobs: list[r.ChosenLogprob] = []
         self._tokens: list[TokenText] = []
         """Tokens whose text is held back."""
         self._blanks = ""
         """Blanks behind an item, which belong to a message if one follows."""
-        self._out: list[Event] = []
+        self._out: list[r.ResponseEvent] = []
+        """Events, each with the sequence number 0: the stream numbers them."""
 
-    def take(self, pieces: Sequence[Piece], tokens: Iterable[TokenText] | None = None) -> list[Event]:
+    def take(
+        self, pieces: Sequence[Piece], tokens: Iterable[TokenText] | None = None
+    ) -> list[r.ResponseEvent]:
         """The events of these parts. `tokens`: their tokens, if log probabilities were requested."""
         self._tokens += tokens or ()
         for piece in pieces:
@@ -128,7 +127,7 @@ class ItemWriter:
                 case CallArguments(_, text):
                     self._texts.append(text)
                     if text and self.kind == "function_call":
-                        self._add("response.function_call_arguments.delta", delta=text)
+                        self._arguments(text)
         if pieces and not any(isinstance(piece, str) for piece in pieces):
             self._tokens.clear()  # those of reasoning and of calls are not reported
         return self._events()
@@ -137,11 +136,11 @@ class ItemWriter:
         """Add text to the open message without an event."""
         self._texts.append(text)
 
-    def finish(self, cut_off: bool, call_complete: bool = True) -> list[Event]:
+    def finish(self, cut_off: bool, call_complete: bool = True) -> list[r.ResponseEvent]:
         """The events at the end of the answer, which has at least one item unless it is `cut_off`: the open item is then
         incomplete. `call_complete`: whether the arguments of an open call are complete."""
         if not self.output and not self.kind and not cut_off:
-            self._open("message", {"role": "assistant", "content": []})
+            self._open_message()
         self._close("incomplete" if cut_off or (self.kind in _CALLS and not call_complete) else "completed")
         return self._events()
 
@@ -150,12 +149,20 @@ class ItemWriter:
         """Number of the open item in the output."""
         return len(self.output)
 
-    def _events(self) -> list[Event]:
+    def _events(self) -> list[r.ResponseEvent]:
         out, self._out = self._out, []
         return out
 
-    def _add(self, kind: str, **members: Any) -> None:
-        self._out.append((kind, {"item_id": self.item_id, "output_index": self.index, **members}))
+    def _arguments(self, fragment: str) -> None:
+        self._out.append(
+            {
+                "type": "response.function_call_arguments.delta",
+                "item_id": self.item_id,
+                "output_index": self.index,
+                "delta": fragment,
+                "sequence_number": 0,
+            }
+        )
 
     def _text(self, text: str) -> None:
         if self.kind != "message":
@@ -166,49 +173,105 @@ class ItemWriter:
                 return
             if not text:
                 return
-            self._open("message", {"role": "assistant", "content": []})
+            self._open_message()
         if text:
             self._texts.append(text)
-            logprobs = self._new_logprobs()
-            self._add(_TEXT_DELTA, content_index=0, delta=text, logprobs=logprobs)
+            self._out.append(
+                {
+                    "type": "response.output_text.delta",
+                    "item_id": self.item_id,
+                    "output_index": self.index,
+                    "content_index": 0,
+                    "delta": text,
+                    "logprobs": self._new_logprobs(),
+                    "sequence_number": 0,
+                }
+            )
 
-    def _new_logprobs(self) -> list[ChosenLogprob]:
+    def _new_logprobs(self) -> list[r.ChosenLogprob]:
         """Log probabilities of the tokens so far that are not reported yet."""
         if not self._tokens:
             return []
-        logprobs = chat_logprobs(self._tokens)["content"]
+        logprobs = cast(list[r.ChosenLogprob], chat_logprobs(self._tokens)["content"])
         self._tokens.clear()
         self._logprobs += logprobs
         return logprobs
 
     def _thought(self, text: str) -> None:
         if self.kind != "reasoning":
-            self._open("reasoning", {"summary": [], "content": []})
+            self._open(
+                {
+                    "id": new_id("rs_"),
+                    "type": "reasoning",
+                    "status": "in_progress",
+                    "summary": [],
+                    "content": [],
+                }
+            )
         if text:
             self._texts.append(text)
-            self._add("response.reasoning_text.delta", content_index=0, delta=text)
+            self._out.append(
+                {
+                    "type": "response.reasoning_text.delta",
+                    "item_id": self.item_id,
+                    "output_index": self.index,
+                    "content_index": 0,
+                    "delta": text,
+                    "sequence_number": 0,
+                }
+            )
 
     def _call(self, call_id: str, name: str) -> None:
         tool = self._tools.get(name, CalledTool("function", name))
-        members: dict[str, Any] = {"call_id": call_id, "name": tool.name}
+        item: dict[str, Any] = {"status": "in_progress", "call_id": call_id, "name": tool.name}
         if tool.namespace is not None:
-            members["namespace"] = tool.namespace
+            item["namespace"] = tool.namespace
         if tool.kind == "custom":
-            self._open("custom_tool_call", {**members, "input": ""})
+            custom = {"id": new_id("ctc_"), "type": "custom_tool_call", **item, "input": ""}
+            self._open(cast(r.CustomCallItem, custom))
         else:
-            self._open("function_call", {**members, "arguments": ""})
+            function = {"id": new_id("fc_"), "type": "function_call", **item, "arguments": ""}
+            self._open(cast(r.FunctionCallItem, function))
 
-    def _open(self, kind: str, members: dict[str, Any]) -> None:
-        self._close("completed")
-        self.kind, self.item_id, self._texts = kind, new_id(_ITEM_PREFIXES[kind]), []
-        self._item = {"id": self.item_id, "type": kind, "status": "in_progress", **members}
-        self._out.append(
-            ("response.output_item.added", {"output_index": self.index, "item": dict(self._item)})
+    def _open_message(self) -> None:
+        self._open(
+            {
+                "id": new_id("msg_"),
+                "type": "message",
+                "status": "in_progress",
+                "role": "assistant",
+                "content": [],
+            }
         )
-        if (part := self._part("")) is not None:
-            self._add("response.content_part.added", content_index=0, part=part)
 
-    def _part(self, text: str) -> dict[str, Any] | None:
+    def _open(self, item: r.OutputItem) -> None:
+        self._close("completed")
+        self.kind, self.item_id, self._texts = item["type"], item["id"], []
+        self._item = item
+        self._item_event("response.output_item.added", item.copy())
+        self._part_event("response.content_part.added", self._part(""))
+
+    def _item_event(
+        self, kind: Literal["response.output_item.added", "response.output_item.done"], item: r.OutputItem
+    ) -> None:
+        self._out.append({"type": kind, "output_index": self.index, "item": item, "sequence_number": 0})
+
+    def _part_event(
+        self, kind: Literal["response.content_part.added", "response.content_part.done"], part: r.Part | None
+    ) -> None:
+        if part is not None:
+            self._out.append(
+                {
+                    "type": kind,
+                    "item_id": self.item_id,
+                    "output_index": self.index,
+                    "content_index": 0,
+                    "part": part,
+                    "sequence_number": 0,
+                }
+            )
+
+    def _part(self, text: str) -> r.Part | None:
         """The only part of the open item, if its type has parts."""
         match self.kind:
             case "message":
@@ -217,31 +280,69 @@ class ItemWriter:
                 return {"type": "reasoning_text", "text": text}
         return None
 
-    def _close(self, status: str) -> None:
-        if not self.kind:
+    def _close(self, status: r.ItemStatus) -> None:
+        if self._item is None:
             return
-        text = "".join(self._texts)
-        item = {**self._item, "status": status}
-        match self.kind:
-            case "message":
-                self._add("response.output_text.done", content_index=0, text=text, logprobs=self._logprobs)
-            case "reasoning":
-                self._add("response.reasoning_text.done", content_index=0, text=text)
-                if self._encrypted:
-                    item["encrypted_content"] = encoded_reasoning(text)
-            case "function_call":
-                self._add("response.function_call_arguments.done", name=item["name"], arguments=text)
-                item["arguments"] = text
-            case "custom_tool_call":
-                item["input"] = text = _input_of(text, status == "incomplete")
-                self._add("response.custom_tool_call_input.delta", delta=text)
-                self._add("response.custom_tool_call_input.done", input=text)
-        if (part := self._part(text)) is not None:
-            self._add("response.content_part.done", content_index=0, part=part)
-            item["content"] = [part]
-        self._out.append(("response.output_item.done", {"output_index": self.index, "item": item}))
+        item, text = self._item.copy(), "".join(self._texts)
+        item["status"] = status
+        self._ended(item, text)
+        self._item_event("response.output_item.done", item)
         self.output.append(item)
-        self.kind, self._texts, self._logprobs = "", [], []
+        self.kind, self._item, self._texts, self._logprobs = "", None, [], []
+
+    def _ended(self, item: r.OutputItem, text: str) -> None:
+        """Give an item its contents, and make the events of their end."""
+        out = self._out
+        if item["type"] == "message":
+            logprobs = self._logprobs
+            out.append(
+                {
+                    "type": "response.output_text.done", "item_id": self.item_id, "output_index": self.index,
+                    "content_index": 0, "text": text, "logprobs": logprobs, "sequence_number": 0,
+                }
+            )  # fmt: skip
+            whole: r.TextPart = {
+                "type": "output_text",
+                "text": text,
+                "annotations": [],
+                "logprobs": [*logprobs],
+            }
+            self._part_event("response.content_part.done", whole)
+            item["content"] = [whole]
+        elif item["type"] == "reasoning":
+            out.append(
+                {
+                    "type": "response.reasoning_text.done", "item_id": self.item_id, "output_index": self.index,
+                    "content_index": 0, "text": text, "sequence_number": 0,
+                }
+            )  # fmt: skip
+            thoughts: r.ReasoningPart = {"type": "reasoning_text", "text": text}
+            self._part_event("response.content_part.done", thoughts)
+            if self._encrypted:
+                item["encrypted_content"] = encoded_reasoning(text)
+            item["content"] = [thoughts]
+        elif item["type"] == "function_call":
+            out.append(
+                {
+                    "type": "response.function_call_arguments.done", "item_id": self.item_id,
+                    "output_index": self.index, "name": item["name"], "arguments": text, "sequence_number": 0,
+                }
+            )  # fmt: skip
+            item["arguments"] = text
+        else:
+            item["input"] = text = _input_of(text, item["status"] == "incomplete")
+            out.append(
+                {
+                    "type": "response.custom_tool_call_input.delta", "item_id": self.item_id,
+                    "output_index": self.index, "delta": text, "sequence_number": 0,
+                }
+            )  # fmt: skip
+            out.append(
+                {
+                    "type": "response.custom_tool_call_input.done", "item_id": self.item_id,
+                    "output_index": self.index, "input": text, "sequence_number": 0,
+                }
+            )  # fmt: skip
 
 
 def _input_of(arguments: str, cut_off: bool) -> str:
@@ -267,7 +368,7 @@ def _beginning_of(arguments: str) -> Any:
         return None
 
 
-_ENDS = {"length": "max_output_tokens", "content_filter": "content_filter"}
+_ENDS: dict[str, r.IncompleteReason] = {"length": "max_output_tokens", "content_filter": "content_filter"}
 """Reasons of incomplete answers, by the choice's finish reasons."""
 
 
@@ -278,14 +379,14 @@ class _Answered:
         self.answer = answer
         self._choice = choice
         self._writer = ItemWriter(answer.tools, answer.encrypted)
-        self._incomplete: str | None = None
+        self._incomplete: r.IncompleteReason | None = None
 
     def _is_text(self, delta: TextDelta) -> bool:
         """True in the frequent case: the delta is text of the open message and nothing else."""
         known = self._writer.kind == "message" and delta.finish_reason is None and delta.logprobs is None
         return known and self._choice.plain
 
-    def _taken(self, delta: TextDelta) -> list[Event]:
+    def _taken(self, delta: TextDelta) -> list[r.ResponseEvent]:
         events = self._writer.take(self._choice.pieces(delta), delta.logprobs)
         if delta.finish_reason is not None:
             reason = self._choice.reason(delta.finish_reason)
@@ -293,11 +394,15 @@ class _Answered:
             events += self._writer.finish(self._incomplete is not None, reason == "tool_calls")
         return events
 
-    def _ended(self, usage: Usage) -> dict[str, Any]:
+    def _ended(self, usage: Usage) -> r.Response:
         """The response at its end."""
         counts = usage_of(usage, self._choice.reasoning_tokens)
-        status = "completed" if self._incomplete is None else "incomplete"
+        status: r.ResponseStatus = "completed" if self._incomplete is None else "incomplete"
         return self.answer.response(status, self._writer.output, counts, incomplete=self._incomplete)
+
+
+def _stage(status: r.ResponseStatus) -> r.LifecycleType:
+    return cast(r.LifecycleType, f"response.{status}")
 
 
 class ResponseStream(_Answered):
@@ -306,11 +411,11 @@ class ResponseStream(_Answered):
 
     def __init__(self, answer: ResponseAnswer, choice: Choice, queued: bool = False) -> None:
         super().__init__(answer, choice)
-        self._status = "queued" if queued else "in_progress"
+        self._status: Literal["queued", "in_progress"] = "queued" if queued else "in_progress"
         self._usage = Usage()
         self._sequence = 0
         self._created = self._begun = False
-        self.final: dict[str, Any] | None = None
+        self.final: r.Response | None = None
         """The response at its end."""
 
     @property
@@ -318,7 +423,7 @@ class ResponseStream(_Answered):
         """True if an event was made."""
         return self._created
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> r.Response:
         """The response so far, with the finished items."""
         return self.final or self.answer.response(self._status, list(self._writer.output))
 
@@ -328,8 +433,8 @@ class ResponseStream(_Answered):
             return b""
         self._created = True
         response = self.answer.response(self._status)
-        out = self._lifecycle("created", response)
-        return out + self._lifecycle("queued", response) if self._status == "queued" else out
+        out = self._lifecycle("response.created", response)
+        return out + self._lifecycle("response.queued", response) if self._status == "queued" else out
 
     def begin(self, generation: Generation) -> None:
         """The call is queued; the first event waits for the first delta, so that an error before it has its own status."""
@@ -337,16 +442,16 @@ class ResponseStream(_Answered):
 
     def keep_alive(self) -> bytes:
         """The event after a silence: clients watch events, not bytes. A response that has not begun begins."""
-        return self._begin() or self._lifecycle("in_progress", self.snapshot())
+        return self._begin() or self._lifecycle("response.in_progress", self.snapshot())
 
     def delta(self, delta: TextDelta) -> bytes:
         """The events of a delta; empty if all of it is held back."""
         out = self._begin()
         if self._is_text(delta):
             return out + self._text_event(delta.text) if delta.text else out
-        return out + b"".join(self._event(*event) for event in self._taken(delta))
+        return out + b"".join(map(self._event, self._taken(delta)))
 
-    def conclude(self) -> dict[str, Any]:
+    def conclude(self) -> r.Response:
         """The response at its end, once all deltas are taken."""
         if self.final is None:
             self.final = self._ended(self._usage)
@@ -356,30 +461,30 @@ class ResponseStream(_Answered):
         """The events after the last delta."""
         out = self._begin()
         final = self.conclude()
-        return out + self._lifecycle(final["status"], final)
+        return out + self._lifecycle(_stage(final["status"]), final)
 
-    def stopped(self, status: Literal["failed", "cancelled"], error: Mapping[str, Any] | None) -> bytes:
+    def stopped(self, status: Literal["failed", "cancelled"], error: r.ResponseFailure | None) -> bytes:
         """The events after which nothing comes."""
         if self.final is not None:
             return b""
-        out = self.created() + b"".join(self._event(*event) for event in self._writer.finish(cut_off=True))
+        out = self.created() + b"".join(map(self._event, self._writer.finish(cut_off=True)))
         self.final = self.answer.response(status, self._writer.output, error=error)
-        return out + self._lifecycle(status, self.final)
+        return out + self._lifecycle(_stage(status), self.final)
 
     def _begin(self) -> bytes:
         if self._begun:
             return b""
         out = self.created()
         self._begun, self._status = True, "in_progress"
-        return out + self._lifecycle("in_progress", self.answer.response("in_progress"))
+        return out + self._lifecycle("response.in_progress", self.answer.response("in_progress"))
 
-    def _lifecycle(self, kind: str, response: dict[str, Any]) -> bytes:
-        return self._event(f"response.{kind}", {"response": response})
+    def _lifecycle(self, kind: r.LifecycleType, response: r.Response) -> bytes:
+        return self._event({"type": kind, "response": response, "sequence_number": 0})
 
-    def _event(self, kind: str, members: dict[str, Any]) -> bytes:
-        data = encode({"type": kind, **members, "sequence_number": self._sequence})
+    def _event(self, event: r.ResponseEvent) -> bytes:
+        event["sequence_number"] = self._sequence
         self._sequence += 1
-        return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
+        return b"event: " + event["type"].encode() + b"\ndata: " + encode(event) + b"\n\n"
 
     def _text_event(self, text: str) -> bytes:
         """The frequent one."""
@@ -404,9 +509,12 @@ class ResponseWhole(_Answered):
         if self._is_text(delta):
             self._writer.append(delta.text)
             return 0
-        reported = (members.get("logprobs") for kind, members in self._taken(delta) if kind == _TEXT_DELTA)
-        return sum(len(encode(logprobs)) for logprobs in reported if logprobs)
+        size = 0
+        for event in self._taken(delta):
+            if event["type"] == "response.output_text.delta" and event["logprobs"]:
+                size += len(encode(event["logprobs"]))
+        return size
 
-    def body(self, generation: Generation) -> dict[str, Any]:
+    def body(self, generation: Generation) -> r.Response:
         """The response, once all deltas are taken."""
         return self._ended(generation.usage)

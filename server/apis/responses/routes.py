@@ -23,6 +23,7 @@ from server.http.event_stream import EventStream, refusal_of, while_connected
 from server.http.media import check_media
 from server.http.request_timing import run_off_loop_if_large
 from server.prepare.chat import PreparedChat, prepare_chat, prompt_ids
+from server.schemas.answers import response_items as items
 from server.schemas.answers.responses import DeletedResponse, InputItemList, InputTokenCount
 from server.schemas.chat import MAX_MESSAGES, ChatRequest
 from server.state.responses.errors import ResponseNotFound, StoreFull
@@ -50,7 +51,7 @@ class _Kept:
     tenant: str
     inputs: Sequence[Item]
 
-    async def put(self, response: dict[str, Any]) -> dict[str, Any]:
+    async def put(self, response: items.Response) -> items.Response:
         """Store a response that has ended, if it is to be stored. Returns it as the client gets it: one that is larger than the
         whole store is not stored, and says so."""
         if response["store"]:
@@ -60,7 +61,7 @@ class _Kept:
                 return {**response, "store": False}
         return response
 
-    def entry(self, response: dict[str, Any]) -> StoredResponse:
+    def entry(self, response: items.Response) -> StoredResponse:
         """The response for the store."""
         return StoredResponse(
             response["id"], self.tenant, self.inputs, msgspec.json.encode(response), _outputs(response)
@@ -174,8 +175,8 @@ class _Form:
     def error(self, error: Exception) -> tuple[Refusal, bytes]:
         """`response.failed`, always the same."""
         if self._failed is None:
-            refusal, told = _failure(error)
-            self._failed = refusal, self._encoder.stopped("failed", told)
+            refusal, failure = _failure(error)
+            self._failed = refusal, self._encoder.stopped("failed", failure)
         return self._failed
 
 
@@ -195,7 +196,7 @@ async def _stream(
         raise
 
 
-def _failure(error: Exception) -> tuple[Refusal, dict[str, Any]]:
+def _failure(error: Exception) -> tuple[Refusal, items.ResponseFailure]:
     """The facts of an error, and the error of a failed response. Clients retry by its code: those of refusals are the
     server's own."""
     refusal, message, _ = refusal_of(error)
@@ -400,17 +401,19 @@ def _stored_item(item: InputItem) -> Item:
     return item_id, msgspec.json.encode(members)
 
 
-def _outputs(response: Mapping[str, Any]) -> list[Item]:
+def _outputs(response: items.Response) -> list[Item]:
     return [(item["id"], msgspec.json.encode(item)) for item in response["output"]]
 
 
-def _echo(body: ResponsesRequest, prepared: PreparedChat, stores: bool) -> dict[str, Any]:
+def _echo(body: ResponsesRequest, prepared: PreparedChat, stores: bool) -> items.ResponseEcho:
     """The members of a response that repeat the request, with the values that count."""
     sampling, text, reasoning = prepared.request.sampling, body.text, body.reasoning
-    told: dict[str, Any] = {"type": "text"}
+    form: dict[str, Any] = {"type": "text"}
     if text is not None and text.format is not None:
-        told = text.format.model_dump(by_alias=True, exclude_none=True)
-    verbosity = None if text is None else text.verbosity
+        form = text.format.model_dump(by_alias=True, exclude_none=True)
+    settings: items.TextSettings = {"format": form}
+    if text is not None and text.verbosity is not None:
+        settings["verbosity"] = text.verbosity
     return {
         "background": bool(body.background),
         "instructions": body.instructions,
@@ -425,7 +428,7 @@ def _echo(body: ResponsesRequest, prepared: PreparedChat, stores: bool) -> dict[
         "service_tier": "default",
         "store": stores,
         "temperature": sampling.temperature,
-        "text": {"format": told} | ({} if verbosity is None else {"verbosity": verbosity}),
+        "text": settings,
         "tool_choice": body.tool_choice or "auto",
         "tools": [_told_tool(tool) for tool in body.tools or ()],
         "top_logprobs": body.top_logprobs or 0,

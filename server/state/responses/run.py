@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from typing import Any, Literal, Protocol
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Literal, Protocol
 
+from server.schemas.answers.response_items import Response, ResponseFailure
 from server.state.responses.errors import StoreFull
 
 _BOUNDARY = b"\n\n"
@@ -24,10 +25,10 @@ class RunEncoder(Protocol):
     def created(self) -> bytes:
         """The first events."""
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Response:
         """The response so far."""
 
-    def stopped(self, status: Literal["failed", "cancelled"], error: Mapping[str, Any] | None) -> bytes:
+    def stopped(self, status: Literal["failed", "cancelled"], error: ResponseFailure | None) -> bytes:
         """The last events of a response that does not end by itself."""
 
 
@@ -39,7 +40,7 @@ class BackgroundRun:
         self,
         encoder: RunEncoder,
         chunks: AsyncGenerator[bytes, None],
-        failure: Callable[[Exception], Mapping[str, Any]],
+        failure: Callable[[Exception], ResponseFailure],
     ) -> None:
         self.size = 0
         """Bytes of the log."""
@@ -60,7 +61,7 @@ class BackgroundRun:
         self._task = asyncio.create_task(self._run(grown), name="background response")
         await self._begun.wait()
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Response:
         """The response so far."""
         return self._encoder.snapshot()
 

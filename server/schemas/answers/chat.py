@@ -7,7 +7,15 @@ from typing import Annotated, Literal, NotRequired, TypedDict
 
 from msgspec import Meta, Raw
 
-from server.schemas.answers.common import Count, PromptLogprobs, Seed, StopReason, Timings, TokenUsage
+from server.schemas.answers.common import (
+    Components,
+    Count,
+    PromptLogprobs,
+    Seed,
+    StopReason,
+    Timings,
+    TokenUsage,
+)
 
 ReasoningField = Literal["reasoning", "reasoning_content"]
 ChatFinish = Literal["stop", "length", "tool_calls", "content_filter"]
@@ -147,3 +155,13 @@ class ChatCompletionChunk(TypedDict):
     usage: NotRequired[TokenUsage]
     prompt_token_ids: NotRequired[Sequence[Count]]
     timings: NotRequired[Timings]
+
+
+COMPONENTS: Components = {
+    "ChatLogprobs": (ChatLogprobs, ""),
+    "AnsweredToolCall": (ToolCall, ""),
+    "ToolCallDelta": (ToolCallDelta, ""),
+    "AnsweredMessage": (AnsweredMessage, ""),
+    "ChatCompletion": (ChatCompletion, ""),
+    "ChatCompletionChunk": (ChatCompletionChunk, ""),
+}

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypedDict
+from collections.abc import Mapping
+from typing import Annotated, Any, TypedDict
 
 from msgspec import Meta
+
+Components = Mapping[str, tuple[Any, str]]
+"""Types that `/openapi.json` describes under a name of their own, each with its description there, "" for none."""
 
 Count = Annotated[int, Meta(ge=0)]
 Seed = Annotated[
@@ -71,3 +75,14 @@ class PromptLogprob(TypedDict):
 
 
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
+
+COMPONENTS: Components = {
+    "Usage": (TokenUsage, "Token counts."),
+    "Timings": (
+        Timings,
+        "Times of a call in milliseconds, with llama.cpp's names: `prompt_*` is the prefill, "
+        "`predicted_*` the tokens after the first. `prompt_n` prompt tokens were computed, `cache_n` found in the prefix cache.",
+    ),
+    "PromptLogprobs": (PromptLogprobs, ""),
+    "PromptUsage": (PromptUsage, "Token counts of a call that generates no tokens."),
+}

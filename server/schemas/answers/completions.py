@@ -7,7 +7,15 @@ from typing import Annotated, Literal, NotRequired, TypedDict
 
 from msgspec import Meta, Raw
 
-from server.schemas.answers.common import Count, PromptLogprobs, Seed, StopReason, Timings, TokenUsage
+from server.schemas.answers.common import (
+    Components,
+    Count,
+    PromptLogprobs,
+    Seed,
+    StopReason,
+    Timings,
+    TokenUsage,
+)
 
 CompletionFinish = Literal["stop", "length", "content_filter"]
 
@@ -72,3 +80,10 @@ class CompletionChunk(TypedDict):
     choices: Annotated[list[CompletionChunkChoice], Meta(max_length=1)]
     usage: NotRequired[TokenUsage]
     timings: NotRequired[Timings]
+
+
+COMPONENTS: Components = {
+    "CompletionLogprobs": (CompletionLogprobs, ""),
+    "Completion": (Completion, ""),
+    "CompletionChunk": (CompletionChunk, ""),
+}

@@ -6,6 +6,8 @@ from typing import Annotated, Literal, TypedDict
 
 from msgspec import Meta
 
+from server.schemas.answers.common import Components
+
 ErrorType = Literal[
     "invalid_request_error",
     "authentication_error",
@@ -31,3 +33,11 @@ class ErrorBody(TypedDict):
     """An error."""
 
     error: ErrorFacts
+
+
+COMPONENTS: Components = {
+    "Error": (
+        ErrorBody,
+        "Body of every answer that is not a success, and the event that ends a failed stream.",
+    ),
+}

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypedDict
 
 from msgspec import Meta, Raw
 
-from server.schemas.answers.common import Count
+from server.schemas.answers.common import Components, Count
 
 StopReason = Literal[
     "end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal", "model_context_window_exceeded"
@@ -193,3 +193,13 @@ class TokenCount(TypedDict):
     """The answer of `count_tokens`."""
 
     input_tokens: Count
+
+
+COMPONENTS: Components = {
+    "MessagesError": (MessagesError, "Error of the Messages API, and the event that ends a failed stream."),
+    "MessagesUsage": (MessagesUsage, ""),
+    "AnsweredBlock": (AnsweredBlock, ""),
+    "Message": (Message, ""),
+    "MessageEvent": (MessageEvent, ""),
+    "TokenCount": (TokenCount, ""),
+}

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, NotRequired, TypedDict
 
 from msgspec import Meta
 
-from server.schemas.answers.common import Count
+from server.schemas.answers.common import Components, Count
 
 
 class SamplingDefaults(TypedDict, total=False):
@@ -101,3 +101,10 @@ class Detokenized(TypedDict):
 
 
 Names = Mapping[str, float]
+
+COMPONENTS: Components = {
+    "AnthropicModel": (AnthropicModel, "Model, for a client that sends `anthropic-version`."),
+    "OpenAIModel": (OpenAIModel, ""),
+    "Tokenized": (Tokenized, ""),
+    "Detokenized": (Detokenized, ""),
+}

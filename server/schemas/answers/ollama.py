@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from msgspec import Meta, Raw
 
-from server.schemas.answers.common import Count
+from server.schemas.answers.common import Components, Count
 
 Nanoseconds = Annotated[Count, Meta(description="Nanoseconds.")]
 DoneReason = Literal["stop", "length", "load"]
@@ -237,3 +237,17 @@ class OllamaModel(TypedDict):
     messages: NotRequired[list[PackagedMessage]]
     license: NotRequired[str]
     adapter: NotRequired[str]
+
+
+_LINE = "Whole answer, or a line of a stream, whose last is `done`."
+COMPONENTS: Components = {
+    "OllamaError": (OllamaError, "Error of Ollama's API; it ends a failed stream."),
+    "OllamaMessageOut": (AnsweredMessage, ""),
+    "OllamaChat": (OllamaChat, _LINE),
+    "OllamaGeneration": (OllamaGeneration, _LINE),
+    "OllamaEmbeddings": (OllamaEmbeddings, ""),
+    "OllamaEmbedding": (OllamaEmbedding, ""),
+    "OllamaTags": (OllamaTags, ""),
+    "OllamaProcesses": (OllamaProcesses, ""),
+    "OllamaModel": (OllamaModel, ""),
+}

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from msgspec import Meta
 
-from server.schemas.answers.common import Count
+from server.schemas.answers.common import Components, Count
 from server.schemas.answers.responses import ResponsesUsage
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -311,3 +311,9 @@ ResponseEvent = (
     | InputDelta
     | InputDone
 )
+
+COMPONENTS: Components = {
+    "OutputItem": (OutputItem, ""),
+    "Response": (Response, ""),
+    "ResponseEvent": (ResponseEvent, ""),
+}

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, TypedDict
 
 from msgspec import Meta, Raw
 
-from server.schemas.answers.common import Count, ReasoningTokens
+from server.schemas.answers.common import Components, Count, ReasoningTokens
 
 
 class InputDetails(TypedDict):
@@ -49,3 +49,11 @@ class InputItemList(TypedDict):
     first_id: str | None
     last_id: str | None
     has_more: bool
+
+
+COMPONENTS: Components = {
+    "InputTokenCount": (InputTokenCount, ""),
+    "ResponsesUsage": (ResponsesUsage, ""),
+    "DeletedResponse": (DeletedResponse, ""),
+    "InputItemList": (InputItemList, ""),
+}

@@ -6,7 +6,7 @@ from typing import Literal, NotRequired, TypedDict
 
 from msgspec import Raw
 
-from server.schemas.answers.common import Count, PromptUsage
+from server.schemas.answers.common import Components, Count, PromptUsage
 
 
 class Embedding(TypedDict):
@@ -68,3 +68,10 @@ class Scores(TypedDict):
     model: str
     data: list[Score]
     usage: PromptUsage
+
+
+COMPONENTS: Components = {
+    "Reranked": (Reranked, ""),
+    "Scores": (Scores, ""),
+    "Embeddings": (Embeddings, ""),
+}

@@ -4,18 +4,7 @@ from __future__ import annotations
 
 from server.openapi.derive import Derivation
 from server.openapi.schema import Schema
-from server.schemas.answers import (
-    chat,
-    common,
-    completions,
-    errors,
-    messages,
-    models,
-    ollama,
-    response_items,
-    responses,
-    retrieval,
-)
+from server.schemas.answers import common
 from server.schemas.answers.common import Components
 
 
@@ -27,17 +16,3 @@ def derived(*dialects: Components) -> dict[str, Schema]:
     known = {**common.COMPONENTS, **components}
     derivation = Derivation({kind: name for name, (kind, _) in known.items()})
     return {name: derivation.component(kind, about) for name, (kind, about) in components.items()}
-
-
-DERIVED = {
-    **derived(common.COMPONENTS),
-    **derived(errors.COMPONENTS),
-    **derived(chat.COMPONENTS),
-    **derived(completions.COMPONENTS),
-    **derived(messages.COMPONENTS),
-    **derived(ollama.COMPONENTS),
-    **derived(responses.COMPONENTS, response_items.COMPONENTS),
-    **derived(retrieval.COMPONENTS),
-    **derived(models.COMPONENTS),
-}
-"""The schemas of all derived components, by name."""

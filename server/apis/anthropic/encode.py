@@ -23,7 +23,7 @@ from server.answer.json_object import JSONObject
 from server.answer.reasoning import Thought
 from server.answer.sse import PLACE, around, encode
 from server.answer.tools.events import CallArguments, CallBegun
-from server.schemas.answers import messages as m
+from server.apis.anthropic import answers as m
 
 _TOOL_ID, _CALL_ID = "toolu_", "call_"
 _GENERATED_DIGITS = 24

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from server.apis.anthropic.answers import ErrorType, MessagesError
 from server.http.form import Failure, Form
-from server.schemas.answers.messages import ErrorType, MessagesError
 
 PREFIX = "/v1/messages"
 """Path below which answers have Anthropic's form."""

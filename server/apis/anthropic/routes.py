@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from engine.errors import ContextLengthExceeded
+from server.apis.anthropic.answers import TokenCount
 from server.apis.anthropic.convert import ConvertedMessages, chat_of, template_variables_of
 from server.apis.anthropic.encode import MessageAnswer, MessageStream, MessageWhole, error_event
 from server.apis.anthropic.errors import error_object
@@ -19,7 +20,6 @@ from server.http.call import Call, Refusal, call_of
 from server.http.event_stream import EventStream, failure_of, while_connected
 from server.http.request_timing import run_off_loop_if_large
 from server.prepare.chat import PreparedChat, prepare_chat, prompt_ids
-from server.schemas.answers.messages import TokenCount
 from server.schemas.chat import ChatRequest
 from server.state.server_state import ServedModel, ServerState
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from server.openapi.components import derived
 from server.openapi.operation import OF_WORK, Operation
-from server.openapi.schema import COUNT, NUMBER, STRING, Schema, array, closed, const, nullable, one_of, ref
-from server.openapi.shared import ENVELOPE, STOP_REASON, TOKEN_IDS
+from server.openapi.schema import Schema
+from server.schemas.answers import completions
 from server.schemas.completions import CompletionRequest
-
-_COMPLETION_FINISH = nullable(one_of("stop", "length", "content_filter"))
 
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
@@ -23,59 +22,4 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
 )  # fmt: skip
 
-ANSWERS: dict[str, Schema] = {
-    "CompletionLogprobs": closed(
-        {
-            "tokens": array(STRING),
-            "token_logprobs": array(nullable(NUMBER)),
-            "top_logprobs": array(nullable({"type": "object", "additionalProperties": NUMBER})),
-            "text_offset": array(COUNT),
-        }
-    ),
-    "Completion": closed(
-        {
-            "id": STRING,
-            "object": const("text_completion"),
-            **ENVELOPE,
-            "choices": array(
-                closed(
-                    {
-                        "index": COUNT,
-                        "text": STRING,
-                        "logprobs": nullable(ref("CompletionLogprobs")),
-                        "finish_reason": _COMPLETION_FINISH,
-                        "stop_reason": STOP_REASON,
-                    },
-                    {
-                        "token_ids": TOKEN_IDS,
-                        "prompt_token_ids": TOKEN_IDS,
-                        "prompt_logprobs": nullable(ref("PromptLogprobs")),
-                    },
-                ),
-                minItems=1,
-            ),
-            "usage": ref("Usage"),
-        },
-        {"timings": ref("Timings")},
-    ),
-    "CompletionChunk": closed(
-        {
-            "id": STRING,
-            "object": const("text_completion"),
-            **ENVELOPE,
-            "choices": array(
-                closed(
-                    {
-                        "index": COUNT,
-                        "text": STRING,
-                        "logprobs": nullable(ref("CompletionLogprobs")),
-                        "finish_reason": _COMPLETION_FINISH,
-                    },
-                    {"stop_reason": STOP_REASON, "token_ids": TOKEN_IDS, "prompt_token_ids": TOKEN_IDS},
-                ),
-                maxItems=1,
-            ),
-        },
-        {"usage": ref("Usage"), "timings": ref("Timings")},
-    ),
-}
+ANSWERS: dict[str, Schema] = derived(completions.COMPONENTS)

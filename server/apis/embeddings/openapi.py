@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from server.apis.embeddings.answers import COMPONENTS
+from server.openapi.components import derived
 from server.openapi.operation import OF_WORK, Operation
-from server.openapi.schema import COUNT, NUMBER, STRING, Schema, array, closed, const, ref
+from server.openapi.schema import Schema
 from server.schemas.embeddings import EmbeddingRequest
 
 OPERATIONS: tuple[Operation, ...] = (
@@ -16,22 +18,4 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
 )  # fmt: skip
 
-ANSWERS: dict[str, Schema] = {
-    "Embeddings": closed(
-        {
-            "id": STRING,
-            "object": const("list"),
-            "data": array(
-                closed(
-                    {
-                        "object": const("embedding"),
-                        "index": COUNT,
-                        "embedding": {"anyOf": [array(NUMBER), STRING]},
-                    }
-                )
-            ),
-            "model": STRING,
-            "usage": ref("PromptUsage"),
-        }
-    ),
-}
+ANSWERS: dict[str, Schema] = derived(COMPONENTS)

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from engine.errors import ModelNotFound
 from server.apis.base.common import READ, json_response, state_of
-from server.schemas.answers.models import (
+from server.apis.models.answers import (
     AnthropicModel,
     AnthropicModelList,
     ModelCapabilities,

@@ -1,115 +1,253 @@
-"""JSON schemas of the answers of Ollama's API."""
+"""Answers of Ollama's API."""
 
 from __future__ import annotations
 
-from server.openapi.schema import (
-    BOOLEAN,
-    COUNT,
-    NUMBER,
-    STRING,
-    Schema,
-    array,
-    closed,
-    const,
-    one_of,
-    ref,
-)
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
-_TOKEN: Schema = {"token": STRING, "logprob": NUMBER, "bytes": array(COUNT)}
-_LOGPROBS = array(closed({**_TOKEN, "top_logprobs": array(closed(_TOKEN))}))
-_NANOSECONDS: Schema = {**COUNT, "description": "Nanoseconds."}
-_ENDING: Schema = {
-    "done_reason": one_of("stop", "length", "load"),
-    "total_duration": _NANOSECONDS,
-    "load_duration": {**COUNT, "description": "Nanoseconds until the prompt was made and queued."},
-    "prompt_eval_count": {**COUNT, "description": "Tokens of the prompt, with those read from the cache."},
-    "prompt_eval_duration": {**COUNT, "description": "Nanoseconds until the first token, in the queue too."},
-    "eval_count": {**COUNT, "description": "Generated tokens."},
-    "eval_duration": _NANOSECONDS,
-}
-_DETAILS = closed(
-    {
-        "parent_model": STRING,
-        "format": STRING,
-        "family": STRING,
-        "families": array(STRING),
-        "parameter_size": STRING,
-        "quantization_level": STRING,
-    }
-)
-_CARD: Schema = {
-    "name": STRING,
-    "model": STRING,
-    "size": COUNT,
-    "digest": {"type": "string", "pattern": "^[0-9a-f]{64}$"},
-    "details": _DETAILS,
-}
+from msgspec import Meta, Raw
+
+from server.schemas.answers.common import Components, Count
+
+Nanoseconds = Annotated[Count, Meta(description="Nanoseconds.")]
+DoneReason = Literal["stop", "length", "load"]
+Capability = Literal["completion", "tools", "thinking", "insert", "embedding"]
 
 
-def _line(members: Schema, optional: Schema, about: str) -> Schema:
-    head = {"model": STRING, "created_at": STRING, **members, "done": BOOLEAN}
-    return closed(head, {**optional, "logprobs": _LOGPROBS, **_ENDING}, about)
+class OllamaError(TypedDict):
+    """An error."""
+
+    error: Annotated[str, Meta(min_length=1)]
 
 
-OLLAMA: dict[str, Schema] = {
-    "OllamaError": closed(
-        {"error": {**STRING, "minLength": 1}}, description="Error of Ollama's API; it ends a failed stream."
-    ),
-    "OllamaMessageOut": closed(
-        {"role": const("assistant"), "content": STRING},
-        {
-            "thinking": STRING,
-            "tool_calls": array(
-                closed(
-                    {
-                        "id": STRING,
-                        "function": closed({"index": COUNT, "name": STRING, "arguments": {"type": "object"}}),
-                    }
-                )
-            ),
-        },
-    ),
-    "OllamaChat": _line(
-        {"message": ref("OllamaMessageOut")}, {}, "Whole answer, or a line of a stream, whose last is `done`."
-    ),
-    "OllamaGeneration": _line(
-        {"response": STRING},
-        {"thinking": STRING},
-        "Whole answer, or a line of a stream, whose last is `done`.",
-    ),
-    "OllamaEmbeddings": closed(
-        {
-            "model": STRING,
-            "embeddings": array(array(NUMBER)),
-            "total_duration": _NANOSECONDS,
-            "load_duration": _NANOSECONDS,
-            "prompt_eval_count": COUNT,
-        }
-    ),
-    "OllamaEmbedding": closed({"embedding": array(NUMBER)}),
-    "OllamaTags": closed({"models": array(closed({**_CARD, "modified_at": STRING}))}),
-    "OllamaProcesses": closed(
-        {
-            "models": array(
-                closed({**_CARD, "expires_at": STRING, "size_vram": COUNT, "context_length": COUNT})
-            )
-        }
-    ),
-    "OllamaModel": closed(
-        {
-            "modelfile": STRING,
-            "parameters": STRING,
-            "template": STRING,
-            "details": _DETAILS,
-            "model_info": {"type": "object"},
-            "capabilities": array(one_of("completion", "tools", "thinking", "insert", "embedding")),
-            "modified_at": STRING,
-        },
-        {
-            "system": STRING,
-            "messages": array(closed({"role": one_of("system", "user", "assistant"), "content": STRING})),
-            "license": STRING,
-            "adapter": STRING,
-        },
-    ),
+class CalledFunction(TypedDict):
+    """A function, and its arguments as an object."""
+
+    index: Count
+    name: str
+    arguments: dict[str, Any] | Raw
+
+
+class ToolCall(TypedDict):
+    """A call."""
+
+    id: str
+    function: CalledFunction
+
+
+class AnsweredMessage(TypedDict):
+    """A message, or a part of one."""
+
+    role: Literal["assistant"]
+    content: str
+    thinking: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCall]]
+
+
+class Token(TypedDict):
+    """A token and its logprob."""
+
+    token: str
+    logprob: float
+    bytes: list[Count]
+
+
+class ChosenToken(TypedDict):
+    """A token of the answer with its most likely alternatives."""
+
+    token: str
+    logprob: float
+    bytes: list[Count]
+    top_logprobs: list[Token]
+
+
+class LineHead(TypedDict):
+    """The first members of a line."""
+
+    model: str
+    created_at: str
+
+
+class Ending(TypedDict):
+    """The last members of the last line."""
+
+    done: bool
+    done_reason: DoneReason
+    total_duration: Count
+    load_duration: Count
+    prompt_eval_count: Count
+    prompt_eval_duration: Count
+    eval_count: Count
+    eval_duration: Count
+
+
+class NotDone(TypedDict):
+    """The last member of other lines."""
+
+    done: Literal[False]
+
+
+class Loaded(TypedDict):
+    """The last members where only the model was loaded."""
+
+    done: Literal[True]
+    done_reason: Literal["load"]
+
+
+class OllamaChat(TypedDict):
+    """A whole answer, or a line of a stream."""
+
+    model: str
+    created_at: str
+    message: AnsweredMessage
+    done: bool
+    logprobs: NotRequired[list[ChosenToken] | Raw]
+    done_reason: NotRequired[DoneReason]
+    total_duration: NotRequired[Nanoseconds]
+    load_duration: NotRequired[
+        Annotated[Count, Meta(description="Nanoseconds until the prompt was made and queued.")]
+    ]
+    prompt_eval_count: NotRequired[
+        Annotated[Count, Meta(description="Tokens of the prompt, with those read from the cache.")]
+    ]
+    prompt_eval_duration: NotRequired[
+        Annotated[Count, Meta(description="Nanoseconds until the first token, in the queue too.")]
+    ]
+    eval_count: NotRequired[Annotated[Count, Meta(description="Generated tokens.")]]
+    eval_duration: NotRequired[Nanoseconds]
+
+
+class OllamaGeneration(TypedDict):
+    """A whole text, or a line of a stream."""
+
+    model: str
+    created_at: str
+    response: str
+    done: bool
+    thinking: NotRequired[str]
+    logprobs: NotRequired[list[ChosenToken] | Raw]
+    done_reason: NotRequired[DoneReason]
+    total_duration: NotRequired[Nanoseconds]
+    load_duration: NotRequired[
+        Annotated[Count, Meta(description="Nanoseconds until the prompt was made and queued.")]
+    ]
+    prompt_eval_count: NotRequired[
+        Annotated[Count, Meta(description="Tokens of the prompt, with those read from the cache.")]
+    ]
+    prompt_eval_duration: NotRequired[
+        Annotated[Count, Meta(description="Nanoseconds until the first token, in the queue too.")]
+    ]
+    eval_count: NotRequired[Annotated[Count, Meta(description="Generated tokens.")]]
+    eval_duration: NotRequired[Nanoseconds]
+
+
+class OllamaEmbeddings(TypedDict):
+    """Vectors of `/api/embed`."""
+
+    model: str
+    embeddings: Sequence[list[float] | Raw]
+    total_duration: Nanoseconds
+    load_duration: Nanoseconds
+    prompt_eval_count: Count
+
+
+class OllamaEmbedding(TypedDict):
+    """The vector of `/api/embeddings`."""
+
+    embedding: list[float] | Raw
+
+
+class Details(TypedDict):
+    """What a model is."""
+
+    parent_model: str
+    format: str
+    family: str
+    families: list[str]
+    parameter_size: str
+    quantization_level: str
+
+
+Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+
+
+class TagCard(TypedDict):
+    """A model that can be served."""
+
+    name: str
+    model: str
+    size: Count
+    digest: Digest
+    details: Details
+    modified_at: str
+
+
+class OllamaTags(TypedDict):
+    """All names."""
+
+    models: list[TagCard]
+
+
+class ProcessCard(TypedDict):
+    """A loaded model."""
+
+    name: str
+    model: str
+    size: Count
+    digest: Digest
+    details: Details
+    expires_at: str
+    size_vram: Count
+    context_length: Count
+
+
+class OllamaProcesses(TypedDict):
+    """All loaded models."""
+
+    models: list[ProcessCard]
+
+
+class PackagedMessage(TypedDict):
+    """A message of a model's package."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class Package(TypedDict, total=False):
+    """What a model's package brings."""
+
+    system: NotRequired[str]
+    messages: NotRequired[list[PackagedMessage]]
+    license: NotRequired[str]
+    adapter: NotRequired[str]
+
+
+class OllamaModel(TypedDict):
+    """A model described."""
+
+    modelfile: str
+    parameters: str
+    template: str
+    details: Details
+    model_info: dict[str, Any]
+    capabilities: Sequence[Capability]
+    modified_at: str
+    system: NotRequired[str]
+    messages: NotRequired[list[PackagedMessage]]
+    license: NotRequired[str]
+    adapter: NotRequired[str]
+
+
+_LINE = "Whole answer, or a line of a stream, whose last is `done`."
+COMPONENTS: Components = {
+    "OllamaError": (OllamaError, "Error of Ollama's API; it ends a failed stream."),
+    "OllamaMessageOut": (AnsweredMessage, ""),
+    "OllamaChat": (OllamaChat, _LINE),
+    "OllamaGeneration": (OllamaGeneration, _LINE),
+    "OllamaEmbeddings": (OllamaEmbeddings, ""),
+    "OllamaEmbedding": (OllamaEmbedding, ""),
+    "OllamaTags": (OllamaTags, ""),
+    "OllamaProcesses": (OllamaProcesses, ""),
+    "OllamaModel": (OllamaModel, ""),
 }

@@ -22,7 +22,7 @@ from server.answer.json_object import JSONObject
 from server.answer.reasoning import Thought
 from server.answer.sse import PLACE, ChatLogprobs, around, chat_logprobs, encode
 from server.answer.tools.events import CallArguments, CallBegun
-from server.schemas.answers import ollama
+from server.apis.ollama import answers as ollama
 
 _TIME = "\ue001"
 """Text in whose place a time is put."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from server.apis.ollama.answers import OllamaError
 from server.http.form import Failure, Form
-from server.schemas.answers.ollama import OllamaError
 
 _PATHS = frozenset(
     f"/api/{name}"

@@ -12,12 +12,7 @@ from starlette.responses import Response
 from engine.errors import InvalidRequest
 from executors.contract import ExecutorError
 from server.apis.base.common import READ, json_response, read, state_of
-from server.apis.ollama.encode import written_time
-from server.apis.ollama.routes import find_model, without_tag
-from server.apis.ollama.schema import OllamaShowRequest
-from server.model_defaults.preset import Preset
-from server.prepare.fill_in_middle import fill_in_middle
-from server.schemas.answers.ollama import (
+from server.apis.ollama.answers import (
     Capability,
     Details,
     OllamaModel,
@@ -27,6 +22,11 @@ from server.schemas.answers.ollama import (
     ProcessCard,
     TagCard,
 )
+from server.apis.ollama.encode import written_time
+from server.apis.ollama.routes import find_model, without_tag
+from server.apis.ollama.schema import OllamaShowRequest
+from server.model_defaults.preset import Preset
+from server.prepare.fill_in_middle import fill_in_middle
 from server.state.server_state import ServedModel, ServerState
 from server.templates.template import DEFAULT, TOOL_USE
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.apis.ollama.answers import OLLAMA
+from server.apis.ollama.answers import COMPONENTS
 from server.apis.ollama.schema import (
     OllamaChatRequest,
     OllamaEmbeddingsRequest,
@@ -10,6 +10,7 @@ from server.apis.ollama.schema import (
     OllamaGenerateRequest,
     OllamaShowRequest,
 )
+from server.openapi.components import derived
 from server.openapi.operation import HELLO, OF_BODIES, OF_WORK, WEATHER, Operation
 from server.openapi.schema import Schema
 
@@ -70,6 +71,4 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
 )  # fmt: skip
 
-ANSWERS: dict[str, Schema] = {
-    **OLLAMA,
-}
+ANSWERS: dict[str, Schema] = derived(COMPONENTS)

@@ -17,6 +17,7 @@ from server.answer.reasoning import Place
 from server.answer.sse import encode
 from server.apis.base.answering import AnsweredCall
 from server.apis.base.common import json_response, read, state_of
+from server.apis.ollama.answers import OllamaEmbedding, OllamaEmbeddings
 from server.apis.ollama.convert import (
     CHAT_NAMES,
     LATEST,
@@ -48,7 +49,6 @@ from server.prepare.completions import prepare_completion
 from server.prepare.embeddings import prepare_embedding, shaped
 from server.prepare.field_names import FieldNames, named
 from server.prepare.prompts import place_in
-from server.schemas.answers.ollama import OllamaEmbedding, OllamaEmbeddings
 from server.schemas.tool_choice import ToolChoice
 from server.state.server_state import ServedModel, ServerState
 

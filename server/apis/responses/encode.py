@@ -23,7 +23,7 @@ from server.answer.reasoning import Thought
 from server.answer.sse import chat_logprobs, encode
 from server.answer.tools.events import CallArguments, CallBegun
 from server.schemas.answers import response_items as r
-from server.schemas.answers.responses import ResponsesUsage
+from server.schemas.answers.response_items import ResponsesUsage
 
 _CALLS = ("function_call", "custom_tool_call")
 

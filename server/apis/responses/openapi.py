@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from server.apis.responses.answers import RESPONSES
+from server.apis.responses.answers import COMPONENTS
 from server.apis.responses.schema import ResponsesRequest
+from server.openapi.components import derived
 from server.openapi.operation import OF_BODIES, OF_WORK, WEATHER, Operation
-from server.openapi.schema import COUNT, Schema, closed, const
+from server.openapi.schema import Schema
+from server.schemas.answers import response_items
 
 _OF_STORED = (400, 401, 403, 404, 431, 500)
 _WHOLE = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
@@ -64,7 +66,4 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
 )  # fmt: skip
 
-ANSWERS: dict[str, Schema] = {
-    "InputTokenCount": closed({"object": const("response.input_tokens"), "input_tokens": COUNT}),
-    **RESPONSES,
-}
+ANSWERS: dict[str, Schema] = derived(COMPONENTS, response_items.COMPONENTS)

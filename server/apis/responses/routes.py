@@ -15,6 +15,7 @@ from engine.errors import ContextLengthExceeded, InvalidRequest
 from engine.text.generation import Generation
 from server.apis.base.answering import AnsweredCall
 from server.apis.base.common import READ, json_response, query_number, read, state_of
+from server.apis.responses.answers import DeletedResponse, InputItemList, InputTokenCount
 from server.apis.responses.convert import ConvertedResponse, Placed, converted
 from server.apis.responses.encode import ResponseAnswer, ResponseStream, ResponseWhole, new_id
 from server.apis.responses.schema import ENCRYPTED_REASONING, InputItem, ResponsesRequest, ResponsesTool
@@ -24,7 +25,6 @@ from server.http.media import check_media
 from server.http.request_timing import run_off_loop_if_large
 from server.prepare.chat import PreparedChat, prepare_chat, prompt_ids
 from server.schemas.answers import response_items as items
-from server.schemas.answers.responses import DeletedResponse, InputItemList, InputTokenCount
 from server.schemas.chat import MAX_MESSAGES, ChatRequest
 from server.state.responses.errors import ResponseNotFound, StoreFull
 from server.state.responses.run import BackgroundRun

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from server.apis.scoring.answers import COMPONENTS
 from server.apis.scoring.schema import RerankRequest, ScoreRequest
+from server.openapi.components import derived
 from server.openapi.operation import OF_WORK, Operation
-from server.openapi.schema import COUNT, NUMBER, STRING, Schema, array, closed, const, ref
+from server.openapi.schema import Schema
 
 _CAPITAL = {
     "query": "What is the capital of Peru?",
@@ -38,26 +40,4 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
 )  # fmt: skip
 
-ANSWERS: dict[str, Schema] = {
-    "Reranked": closed(
-        {
-            "id": STRING,
-            "object": const("list"),
-            "model": STRING,
-            "results": array(
-                closed({"index": COUNT, "relevance_score": NUMBER}, {"document": closed({"text": STRING})})
-            ),
-            "usage": ref("PromptUsage"),
-        }
-    ),
-    "Scores": closed(
-        {
-            "id": STRING,
-            "object": const("list"),
-            "created": COUNT,
-            "model": STRING,
-            "data": array(closed({"index": COUNT, "object": const("score"), "score": NUMBER})),
-            "usage": ref("PromptUsage"),
-        }
-    ),
-}
+ANSWERS: dict[str, Schema] = derived(COMPONENTS)

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from engine.text.generation import Usage
 from server.answer.sse import prompt_usage
 from server.apis.base.common import json_response, read, state_of
+from server.apis.scoring.answers import Rank, RankedDocument, Reranked, Scores
 from server.apis.scoring.convert import Pairs, PreparedScores, prepare_scores
 from server.apis.scoring.schema import RerankRequest, ScoreFields, ScoreRequest
 from server.http.call import call_of
@@ -18,7 +19,6 @@ from server.prepare.embeddings import FIELD_NAMES
 from server.prepare.engine_request import request_context
 from server.prepare.field_names import named
 from server.prepare.prompts import Place, place_in
-from server.schemas.answers.retrieval import Rank, RankedDocument, Reranked, Scores
 from server.state.server_state import ServedModel
 
 router = APIRouter()

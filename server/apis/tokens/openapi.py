@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from server.apis.tokens.answers import COMPONENTS
 from server.apis.tokens.schema import DetokenizeRequest, TokenizeRequest
+from server.openapi.components import derived
 from server.openapi.operation import OF_BODIES, Operation
-from server.openapi.schema import COUNT, STRING, Schema, array, closed, nullable
-from server.openapi.shared import TOKEN_IDS
+from server.openapi.schema import STRING, Schema, nullable
 
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
@@ -24,15 +25,7 @@ OPERATIONS: tuple[Operation, ...] = (
 )  # fmt: skip
 
 ANSWERS: dict[str, Schema] = {
-    "Tokenized": closed(
-        {
-            "count": COUNT,
-            "max_model_len": COUNT,
-            "tokens": TOKEN_IDS,
-            "token_strs": nullable(array(STRING)),
-        }
-    ),
-    "Detokenized": closed({"prompt": STRING}),
+    **derived(COMPONENTS),
     "TokenizerInfo": {
         "type": "object",
         "description": "Contents of the model's tokenizer_config.json, and the chat template in use.",

@@ -9,12 +9,12 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from server.apis.base.common import READ, json_response, read, state_of, template_variables
+from server.apis.tokens.answers import Detokenized, Tokenized
 from server.apis.tokens.schema import DetokenizeRequest, TokenizeRequest
 from server.http.call import call_of
 from server.http.request_timing import run_off_loop_if_large
 from server.prepare.chat_prompt import chat_prompt, check_token_ids, decoded, token_texts
 from server.prepare.prompts import input_ids, truncation_of
-from server.schemas.answers.models import Detokenized, Tokenized
 from server.state.server_state import ServedModel
 from server.templates.template import DEFAULT, ChatTemplate
 

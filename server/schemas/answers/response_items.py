@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from msgspec import Meta
 
-from server.schemas.answers.common import Components, Count
-from server.schemas.answers.responses import ResponsesUsage
+from server.schemas.answers.common import Components, Count, ReasoningTokens
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -24,6 +23,23 @@ LifecycleType = Literal[
     "response.failed",
     "response.cancelled",
 ]
+
+
+class InputDetails(TypedDict):
+    """Details of the prompt's tokens."""
+
+    cached_tokens: Count
+    cache_write_tokens: Count
+
+
+class ResponsesUsage(TypedDict):
+    """Token counts."""
+
+    input_tokens: Annotated[Count, Meta(description="Tokens of the prompt, with those read from the cache.")]
+    input_tokens_details: InputDetails
+    output_tokens: Count
+    output_tokens_details: ReasoningTokens
+    total_tokens: Count
 
 
 class TokenLogprob(TypedDict):
@@ -313,6 +329,7 @@ ResponseEvent = (
 )
 
 COMPONENTS: Components = {
+    "ResponsesUsage": (ResponsesUsage, ""),
     "OutputItem": (OutputItem, ""),
     "Response": (Response, ""),
     "ResponseEvent": (ResponseEvent, ""),

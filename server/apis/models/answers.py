@@ -1,4 +1,4 @@
-"""Answers about models and tokens."""
+"""Answers about models."""
 
 from __future__ import annotations
 
@@ -85,26 +85,9 @@ class AnthropicModelList(TypedDict):
     has_more: bool
 
 
-class Tokenized(TypedDict):
-    """Ids of a text's tokens, and their texts."""
-
-    count: Count
-    max_model_len: Count
-    tokens: Sequence[Count]
-    token_strs: Sequence[str] | None
-
-
-class Detokenized(TypedDict):
-    """The text of token ids."""
-
-    prompt: str
-
-
 Names = Mapping[str, float]
 
 COMPONENTS: Components = {
     "AnthropicModel": (AnthropicModel, "Model, for a client that sends `anthropic-version`."),
     "OpenAIModel": (OpenAIModel, ""),
-    "Tokenized": (Tokenized, ""),
-    "Detokenized": (Detokenized, ""),
 }

@@ -69,10 +69,10 @@ def _fit(pattern: list[str], parts: list[str]) -> tuple[int | None, list[str]] |
     if len(pattern) != len(parts):
         return None
     number = None
-    for wanted, part in zip(pattern, parts, strict=True):
-        if wanted == _NUMBER and part.isdecimal() and part.isascii():
+    for expected, part in zip(pattern, parts, strict=True):
+        if expected == _NUMBER and part.isdecimal() and part.isascii():
             number = int(part)
-        elif wanted != part:
+        elif expected != part:
             return None
     return number, rest
 

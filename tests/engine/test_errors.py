@@ -12,9 +12,9 @@ def names(role: str, element: int) -> str | None:
 
 
 def error(message: str, param: str | None, element: int | None = None) -> InvalidRequest:
-    made = InvalidRequest(message, param)
-    made.element = element
-    return made
+    refusal = InvalidRequest(message, param)
+    refusal.element = element
+    return refusal
 
 
 @pytest.mark.parametrize(
@@ -33,22 +33,22 @@ def error(message: str, param: str | None, element: int | None = None) -> Invali
 def test_names_are_put_where_roles_stand(
     message: str, param: str | None, message_then: str, param_then: str | None
 ) -> None:
-    refused = error(message, param, 3)
-    refused.rename(names)
-    assert (refused.message, refused.param) == (message_then, param_then)
+    refusal = error(message, param, 3)
+    refusal.rename(names)
+    assert (refusal.message, refusal.param) == (message_then, param_then)
 
 
 def test_until_then_a_message_has_the_roles() -> None:
-    refused = ContextLengthExceeded(f"'{FIELD}' and '{field('stop')}'", "max_tokens")
-    assert refused.message == str(refused) == "'max_tokens' and 'stop'"
+    refusal = ContextLengthExceeded(f"'{FIELD}' and '{field('stop')}'", "max_tokens")
+    assert refusal.message == str(refusal) == "'max_tokens' and 'stop'"
     assert EngineError("plain").message == "plain"
 
 
 def test_blame_may_move_to_another_field() -> None:
-    refused = error(f"'{FIELD}' is not supported beside '{field('stop')}'", "response_format")
-    refused.blame("tools")
-    assert (refused.message, refused.param) == ("'tools' is not supported beside 'stop'", "tools")
-    refused.rename(names)
-    assert refused.message == "'tools' is not supported beside 'options.stop'"
-    refused.blame(None)
-    assert refused.param is None
+    refusal = error(f"'{FIELD}' is not supported beside '{field('stop')}'", "response_format")
+    refusal.blame("tools")
+    assert (refusal.message, refusal.param) == ("'tools' is not supported beside 'stop'", "tools")
+    refusal.rename(names)
+    assert refusal.message == "'tools' is not supported beside 'options.stop'"
+    refusal.blame(None)
+    assert refusal.param is None

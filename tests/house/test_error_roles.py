@@ -37,7 +37,7 @@ def files(*places: str) -> Iterator[Path]:
         yield from sorted((ROOT / place).rglob("*.py")) if (ROOT / place).is_dir() else [ROOT / place]
 
 
-def rewritten(source: str) -> list[int]:
+def rewrites(source: str) -> list[int]:
     """Lines that replace a part of an error's sentence."""
     return [
         node.lineno
@@ -51,7 +51,7 @@ def rewritten(source: str) -> list[int]:
     ]
 
 
-def shown(message: ast.expr) -> str:
+def text_of(message: ast.expr) -> str:
     """The sentence with its expressions in braces."""
     if isinstance(message, ast.Constant):
         return str(message.value)
@@ -63,22 +63,22 @@ def shown(message: ast.expr) -> str:
     return ""
 
 
-def literal(source: str) -> Iterator[str]:
+def literal_names(source: str) -> Iterator[str]:
     """Names of fields in sentences of errors that no dialect could replace."""
     for function in ast.walk(ast.parse(source)):
         if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
-        for call in made(function):
-            given = {one.arg: one.value for one in call.keywords}
-            param = given.get("param", call.args[1] if len(call.args) > 1 else None)
+        for call in refusal_calls(function):
+            arguments = {one.arg: one.value for one in call.keywords}
+            param = arguments.get("param", call.args[1] if len(call.args) > 1 else None)
             for sentence in sentences(function, call):
-                own = "" if param is None else shown(param) or f"{{{ast.unparse(param)}}}"
+                own = "" if param is None else text_of(param) or f"{{{ast.unparse(param)}}}"
                 for name in re.findall(r"'([^' ]+)'", sentence):
                     if name == own or name in RENAMED:
                         yield f"line {call.lineno}: '{name}'"
 
 
-def made(function: ast.AST) -> Iterator[ast.Call]:
+def refusal_calls(function: ast.AST) -> Iterator[ast.Call]:
     for node in ast.walk(function):
         if isinstance(node, ast.Call) and ast.unparse(node.func) in (
             "InvalidRequest",
@@ -93,16 +93,16 @@ def sentences(function: ast.AST, call: ast.Call) -> Iterator[str]:
     if isinstance(message, ast.Name):
         for node in ast.walk(function):
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == message.id:
-                yield shown(node.value)
+                yield text_of(node.value)
     elif message is not None:
-        yield shown(message)
+        yield text_of(message)
 
 
 def test_no_sentence_of_an_error_is_rewritten() -> None:
     found = {
         file.relative_to(ROOT).as_posix(): lines
         for file in files("server", "engine")
-        if (lines := rewritten(file.read_text("utf-8")))
+        if (lines := rewrites(file.read_text("utf-8")))
     }
     assert not found
 
@@ -111,7 +111,7 @@ def test_shared_code_names_fields_by_their_roles() -> None:
     found = {
         file.relative_to(ROOT).as_posix(): lines
         for file in files(*SHARED)
-        if (lines := list(literal(file.read_text("utf-8"))))
+        if (lines := list(literal_names(file.read_text("utf-8"))))
     }
     assert not found
     assert sum(1 for file in files(*SHARED) for _ in refusals(file)) > 40
@@ -126,7 +126,7 @@ def test_shared_code_names_fields_by_their_roles() -> None:
     ],
 )
 def test_each_way_to_rewrite_is_seen(source: str) -> None:
-    assert rewritten(source)
+    assert rewrites(source)
 
 
 @pytest.mark.parametrize(
@@ -138,4 +138,4 @@ def test_each_way_to_rewrite_is_seen(source: str) -> None:
     ],
 )
 def test_each_literal_name_is_seen(body: str) -> None:
-    assert len(list(literal(f"def check(param):\n    {body}"))) == 1 + body.count("'n' goes")
+    assert len(list(literal_names(f"def check(param):\n    {body}"))) == 1 + body.count("'n' goes")

@@ -22,7 +22,7 @@ from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
 from server.schemas.embeddings import EmbeddingRequest
 from server.schemas.hints import OTHER_NAMES, field_paths
-from tests.server.fakes import House, error_of
+from tests.server.fakes import House
 
 USER = {"role": "user", "content": "Hi"}
 
@@ -64,9 +64,9 @@ def test_a_body_has_words_of_its_own() -> None:
 
 
 def test_refusals_alone_are_renamed() -> None:
-    with pytest.raises(InvalidRequest) as caught, named(FieldNames({"stop": "stop_sequences"})):
+    with pytest.raises(InvalidRequest) as refusal, named(FieldNames({"stop": "stop_sequences"})):
         raise InvalidRequest(f"'{FIELD}' is wrong", "stop")
-    assert (caught.value.param, caught.value.message) == ("stop_sequences", "'stop_sequences' is wrong")
+    assert (refusal.value.param, refusal.value.message) == ("stop_sequences", "'stop_sequences' is wrong")
 
 
 # -- the maps of the dialects ------------------------------------------------------------------------------------------
@@ -154,9 +154,9 @@ async def test_the_engine_s_refusals_have_the_names_of_the_body(
         model = {"model": house.state.names[0]}
         response = await house.post(path, {**model, **body})
         assert response.status_code == 400, response.text
-        told = response.json()["error"]
-        message = told if isinstance(told, str) else told["message"]
+        error = response.json()["error"]
+        message = error if isinstance(error, str) else error["message"]
         limit = names.get("max_tokens", "max_tokens")
         assert f"'{name}' and '{limit}' are long, and a tool is named '{role}'" in message
-        if isinstance(told, dict) and "param" in told:
-            assert error_of(response)["param"] == name
+        if isinstance(error, dict) and "param" in error:
+            assert error["param"] == name

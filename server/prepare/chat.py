@@ -14,7 +14,7 @@ from server.answer.reasoning import Place, continued_text
 from server.grammar.compose import alone
 from server.grammar.forms import Constraint, constraint_of
 from server.http.call import Call
-from server.http.request_timing import run_off_loop_if_large
+from server.http.large_body import run_off_loop_if_large
 from server.prepare import structured_output as structured
 from server.prepare.chat_grammar import chat_grammar, writes_calls
 from server.prepare.chat_prompt import chat_prompt

@@ -11,7 +11,7 @@ from server.grammar.compose import alone
 from server.grammar.forms import constraint_of
 from server.grammar.schemas import MAX_GRAMMAR_LENGTH
 from server.http.call import Call
-from server.http.request_timing import run_off_loop_if_large
+from server.http.large_body import run_off_loop_if_large
 from server.schemas.structured import StructuredFields
 
 if TYPE_CHECKING:

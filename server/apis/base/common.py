@@ -14,9 +14,9 @@ from starlette.responses import Response
 from engine.errors import InvalidRequest
 from engine.text.generation import Generation, TextRequest
 from server.http.call import Call, call_of
+from server.http.large_body import INLINE_BODY_BYTES, run_off_loop_if_large
 from server.http.media import check_media
 from server.http.middleware import client_request_id
-from server.http.request_timing import INLINE_BODY_BYTES, run_off_loop_if_large
 from server.prepare.field_names import FieldNames, named
 from server.schemas.base import Model, parse
 from server.schemas.chat import TemplateVariables

@@ -43,7 +43,7 @@ from server.apis.ollama.schema import (
 from server.http.buffered import YieldRegularly
 from server.http.call import Call, Refusal, call_of
 from server.http.event_stream import EventStream, failure_of, while_connected
-from server.http.request_timing import run_off_loop_if_large
+from server.http.large_body import run_off_loop_if_large
 from server.prepare.chat import PreparedChat, prepare_chat
 from server.prepare.completions import prepare_completion
 from server.prepare.embeddings import prepare_embedding, shaped

@@ -21,8 +21,8 @@ from server.apis.responses.encode import ResponseAnswer, ResponseStream, Respons
 from server.apis.responses.schema import ENCRYPTED_REASONING, InputItem, ResponsesRequest, ResponsesTool
 from server.http.call import Call, Refusal, call_of
 from server.http.event_stream import EventStream, refusal_of, while_connected
+from server.http.large_body import run_off_loop_if_large
 from server.http.media import check_media
-from server.http.request_timing import run_off_loop_if_large
 from server.prepare.chat import PreparedChat, prepare_chat, prompt_ids
 from server.schemas.answers import response_items as items
 from server.schemas.chat import MAX_MESSAGES, ChatRequest

@@ -12,7 +12,7 @@ from server.apis.base.common import READ, json_response, read, state_of, templat
 from server.apis.tokens.answers import Detokenized, Tokenized
 from server.apis.tokens.schema import DetokenizeRequest, TokenizeRequest
 from server.http.call import call_of
-from server.http.request_timing import run_off_loop_if_large
+from server.http.large_body import run_off_loop_if_large
 from server.prepare.chat_prompt import chat_prompt, check_token_ids, decoded, token_texts
 from server.prepare.prompts import input_ids, truncation_of
 from server.state.server_state import ServedModel

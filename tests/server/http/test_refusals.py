@@ -37,7 +37,7 @@ LONG = "x" * 100_000
 # -- code and param ----------------------------------------------------------------------------------------------------
 
 WITHOUT_FIELD = {
-    ("server/http/request_timing.py", "run_off_loop_if_large"),
+    ("server/http/large_body.py", "run_off_loop_if_large"),
     ("server/schemas/extras.py", "judge"),
     ("server/schemas/base.py", "_explain"),
     ("engine/core/engine.py", "prepare_grammar"),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from server.apis.chat import routes as chat
-from server.http import request_timing
+from server.http import large_body
 from server.prepare import chat as preparing
 from server.prepare import structured_output
 from server.prepare.chat import PreparedChat, prepare_chat
@@ -87,7 +87,7 @@ async def test_work_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPat
             pass
 
     monkeypatch.setattr(preparing, "constraint_of", for_ever)
-    monkeypatch.setattr(request_timing, "_DEADLINE", 0.1)
+    monkeypatch.setattr(large_body, "_DEADLINE", 0.1)
     house = House()
     response = await asyncio.wait_for(house.chat(metadata={"a": "x" * 400}, user="y" * 20_000), 20)
     assert response.status_code == 400, response.text

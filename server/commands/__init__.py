@@ -1,2 +1,2 @@
-"""The verbs of the `cohort` command beside `serve`, a file each. Their flags are declared here and nothing else is imported
-until one runs, for `cohort --help` must stay quick."""
+"""The verbs of the `cohort` command that are the server's own, a file each; `clients/` has the others. Their flags are declared
+here and nothing else is imported until one runs, for `cohort --help` must stay quick."""

@@ -11,7 +11,7 @@ from tools import promises
 ROOT = Path(__file__).resolve().parents[2]
 FAST = (ROOT / "tests/fast.txt").read_text("utf-8").splitlines()
 LONG = re.compile(r"^pytestmark = .*pytest\.mark\.long", re.MULTILINE)
-AREAS = ("tests/server", "tests/engine", "tests/executors/contract")
+AREAS = ("tests/client_commands", "tests/server", "tests/engine", "tests/executors/contract")
 
 
 def extended_as_a_whole(path: Path) -> set[str]:

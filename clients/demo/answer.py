@@ -11,43 +11,9 @@ import msgspec
 from clients.event_stream import EventReader
 from clients.http import complaint
 
-
-class _Token(msgspec.Struct, gc=False):
-    token: str = ""
-    logprob: float = 0.0
-
-
-class _Logprobs(msgspec.Struct, gc=False):
-    content: tuple[_Token, ...] | None = None
-
-
-class _Delta(msgspec.Struct, gc=False):
-    content: str | None = None
-    reasoning: str | None = None
-
-
-class _Choice(msgspec.Struct, gc=False):
-    delta: _Delta | None = None
-    logprobs: _Logprobs | None = None
-    finish_reason: str | None = None
-
-
-class _Usage(msgspec.Struct, gc=False):
-    completion_tokens: int = 0
-
-
-class _Event(msgspec.Struct, gc=False):
-    """What is read of an event; msgspec skips the rest."""
-
-    choices: tuple[_Choice, ...] = ()
-    usage: _Usage | None = None
-    error: Any = None
-
-
 _QUOTED = 20
 """Characters of two texts that are shown from where they part."""
-
-_decode = msgspec.json.Decoder(_Event).decode
+_STRANGE = "the server sent an event that no OpenAI-compatible API has"
 
 
 class Answer:
@@ -96,25 +62,25 @@ class Answer:
 
     def _take(self, data: bytes, now: float) -> None:
         try:
-            event = _decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            self.problem = self.problem or "the server sent an event that no OpenAI-compatible API has"
-            return
-        if event.error is not None:
-            self.problem = self.problem or complaint(event.error) or "an error without a word"
-        if event.usage is not None:
-            self.position = max(self.position, event.usage.completion_tokens)
-        for choice in event.choices:
-            self._take_choice(choice, now)
+            event = msgspec.json.decode(data)
+            if event.get("error") is not None:
+                self.problem = self.problem or complaint(event["error"]) or "an error without a word"
+            self.position = max(self.position, (event.get("usage") or {}).get("completion_tokens", 0))
+            for choice in event.get("choices") or ():
+                self._take_choice(choice, now)
+        except (ValueError, RecursionError, AttributeError, KeyError, TypeError):
+            self.problem = self.problem or _STRANGE
 
-    def _take_choice(self, choice: _Choice, now: float) -> None:
-        tokens = (choice.logprobs.content or ()) if choice.logprobs is not None else ()
-        text = (choice.delta.content or choice.delta.reasoning or "") if choice.delta is not None else ""
-        if text or tokens or choice.finish_reason is not None:
+    def _take_choice(self, choice: dict[str, Any], now: float) -> None:
+        """Raises AttributeError, KeyError and TypeError for a choice that makes no sense."""
+        logprobs, delta = choice.get("logprobs") or {}, choice.get("delta") or {}
+        tokens = [(one["token"], one["logprob"]) for one in logprobs.get("content") or ()]
+        text, finish = delta.get("content") or delta.get("reasoning") or "", choice.get("finish_reason")
+        if text or tokens or finish is not None:
             self.arrivals.append(now)
         self.text += text
-        self.tokens += [(one.token, one.logprob) for one in tokens]
-        self.finish = choice.finish_reason or self.finish
+        self.tokens += tokens
+        self.finish = finish or self.finish
 
 
 def difference(expected: Answer, found: Answer, *, exact: bool) -> str | None:

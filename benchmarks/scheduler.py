@@ -90,7 +90,7 @@ class Bench:
         output = await self.executor.unified_decode(batch)
         frame = bytes(encode(m.pack_output(1, 0.0, output)))
         answer = self._timed("decode", lambda: m.unpack_output(next(iter(self.decoder.feed(frame)))))
-        deltas = self._timed("commit", lambda: self.scheduler.commit(batch, answer))
+        deltas = self._timed("commit", lambda: self.scheduler.results.commit(batch, answer))
         self._timed("publish", lambda: [seq.mailbox.put(seq.mailbox_key, delta) for seq, delta in deltas])
         await self.mailbox.take()
         return following

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
+from functools import partial
 from typing import NamedTuple
 
 from engine.errors import EngineError, Overloaded
@@ -111,92 +112,28 @@ class Observer:
 
 
 class Observers(Observer):
-    """Passes each event on to several observers, in their order."""
+    """Passes each event on to several observers, in their order. An event that one observer alone overrides costs one call."""
 
     def __init__(self, *observers: Observer) -> None:
-        self._observers = observers
+        self._observers: tuple[Observer, ...] = ()
+        self.add(*observers)
 
-    def refused(self, context: RequestContext, error: Overloaded) -> None:
-        for one in self._observers:
-            one.refused(context, error)
+    def add(self, *observers: Observer) -> None:
+        """Pass events on to these, too."""
+        self._observers += observers
+        for event in EVENTS:
+            plain = getattr(Observer, event)
+            methods = [
+                getattr(one, event) for one in self._observers if getattr(type(one), event) is not plain
+            ]
+            if methods:
+                setattr(self, event, methods[0] if len(methods) == 1 else partial(_call_all, tuple(methods)))
 
-    def queued(self, seq: Sequence, now: float, waits: Callable[[], Waits] | None) -> None:
-        for one in self._observers:
-            one.queued(seq, now, waits)
 
-    def admitted(self, seq: Sequence, now: float, waits: Waits, lookup: PrefixLookup | None) -> None:
-        for one in self._observers:
-            one.admitted(seq, now, waits, lookup)
+EVENTS = tuple(name for name in vars(Observer) if not name.startswith("_"))
+"""Names of the methods of `Observer`."""
 
-    def left_queue(self, seq: Sequence, waits: Waits) -> None:
-        for one in self._observers:
-            one.left_queue(seq, waits)
 
-    def preempted(self, seq: Sequence, now: float) -> None:
-        for one in self._observers:
-            one.preempted(seq, now)
-
-    def interrupted(self, seq: Sequence, now: float, cause: str, outage: Outage | None) -> None:
-        for one in self._observers:
-            one.interrupted(seq, now, cause, outage)
-
-    def output_started(self, seq: Sequence, count: int, now: float) -> None:
-        for one in self._observers:
-            one.output_started(seq, count, now)
-
-    def output_resumed(self, seq: Sequence, now: float) -> None:
-        for one in self._observers:
-            one.output_resumed(seq, now)
-
-    def tokens_committed(self, gaps: SequenceOf[tuple[int, float]]) -> None:
-        for one in self._observers:
-            one.tokens_committed(gaps)
-
-    def failed(self, seq: Sequence, error: EngineError) -> None:
-        for one in self._observers:
-            one.failed(seq, error)
-
-    def finished(self, seq: Sequence, now: float) -> None:
-        for one in self._observers:
-            one.finished(seq, now)
-
-    def step_submitted(self, batch: UnifiedBatch) -> None:
-        for one in self._observers:
-            one.step_submitted(batch)
-
-    def step_landed(
-        self,
-        batch: UnifiedBatch,
-        output: UnifiedOutput,
-        seqs: SequenceOf[Sequence],
-        seconds: float,
-        now: float,
-    ) -> None:
-        for one in self._observers:
-            one.step_landed(batch, output, seqs, seconds, now)
-
-    def step_failed(
-        self, batch: UnifiedBatch, seqs: SequenceOf[Sequence], seconds: float, now: float, error: str
-    ) -> None:
-        for one in self._observers:
-            one.step_failed(batch, seqs, seconds, now, error)
-
-    def step_cut(self) -> None:
-        for one in self._observers:
-            one.step_cut()
-
-    def sequences_rewound(self, num_resumed: int) -> None:
-        for one in self._observers:
-            one.sequences_rewound(num_resumed)
-
-    def executor_restarted(self, cause: str) -> None:
-        for one in self._observers:
-            one.executor_restarted(cause)
-
-    def adapter_loaded(self) -> None:
-        for one in self._observers:
-            one.adapter_loaded()
-
-    def adapter_evicted(self) -> None:
-        for one in self._observers:
-            one.adapter_evicted()
+def _call_all(methods: tuple[Callable[..., None], ...], *arguments: object) -> None:
+    for method in methods:
+        method(*arguments)

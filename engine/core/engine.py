@@ -13,10 +13,8 @@ import contextlib
 import itertools
 import logging
 import time
-import weakref
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from functools import partial
 
 from engine.config import EngineConfig
 from engine.core.assembly import make_scheduler, steps_in_flight
@@ -25,6 +23,7 @@ from engine.core.delivery import Delivery
 from engine.core.endings import Endings
 from engine.core.health import Health
 from engine.core.inbox import Inbox
+from engine.core.intake import Intake
 from engine.core.journal import Journal
 from engine.core.loop import EngineLoop
 from engine.core.loras import Adapters, AdapterUse
@@ -35,13 +34,12 @@ from engine.core.spare_memory import SpareMemory
 from engine.core.step_watch import SequenceView, StepWatch, view_of
 from engine.core.steps import StepQueue
 from engine.core.story_writer import StoryWriter
-from engine.errors import EngineError, InvalidRequest, Overloaded, Unavailable
+from engine.errors import EngineError, InvalidRequest, Unavailable
 from engine.interruptions import Outage
 from engine.mailbox import Outlet
 from engine.metrics_sink import MetricsSink
 from engine.observer import Observer, Observers
 from engine.request import DraftStats, EngineStats, FinishReason, Request, Stage
-from engine.sequence import Sequence
 from engine.waiting.admission import Admission
 from engine.waiting.order import make_policy
 from engine.waiting.queue import WaitingQueue
@@ -80,7 +78,7 @@ class EngineCore:
         self._health = Health()
         self._info: ModelInfo | None = None
         self._scheduler: Scheduler | None = None
-        self._admission: Admission | None = None
+        self._intake: Intake | None = None
         self._delivery = Delivery(self.observer, clock)
         policy = make_policy(self.config.scheduling_policy, clock)
         self._waiting = WaitingQueue(policy, clock, self.config.max_queue_wait)
@@ -92,9 +90,6 @@ class EngineCore:
         self._recovery: Recovery | None = None
         self._endings: Endings | None = None
         self._loop: EngineLoop | None = None
-        self._seq_ids = itertools.count(1)
-        self._let_in: weakref.WeakSet[Outlet] = weakref.WeakSet()
-        """Of calls that are queued, in part at least."""
         self._task: asyncio.Task[None] | None = None
         executor.set_death_listener(self._inbox.report_death)
 
@@ -130,10 +125,13 @@ class EngineCore:
             self.executor, self.config, self.journal, self._waiting, self._adapters, self.observer
         )
         self._steps.limit = steps_in_flight(self.executor, self.config)
-        self._admission = Admission(self._info, self._scheduler.kv, self.executor.kv_capacity(), self.config)
         self._recovery = Recovery(self._scheduler, self.config, self.clock)
         self._endings = Endings(self._scheduler.sequences, self._delivery, self._inbox, self.observer)
         self._loop = self._make_loop(self._scheduler, self._recovery, self._endings)
+        admission = Admission(self._info, self._scheduler.kv, self.executor.kv_capacity(), self.config)
+        self._intake = Intake(
+            admission, self._adapters, self._endings, self.observer, self.clock, self._loop.look_at
+        )
         await self.executor.begin_epoch(self.journal.open_epoch())
         self._health.stage = Stage.READY
         self._task = asyncio.create_task(self._loop.run(), name="engine loop")
@@ -201,56 +199,25 @@ class EngineCore:
         """
         if begun:
             self._waiting.not_started.call_started(mailbox)
-        return self._submit([request], mailbox, key, committed, accepted)[0]
+        return self._open_intake(accepted).submit([request], mailbox, key, committed, accepted)[0]
 
     def submit_choices(self, requests: SequenceOf[Request], mailbox: Outlet, first_key: int = 0) -> list[int]:
         """As `submit` for several requests with one prompt, all of them or none: they share the prompt's KV.
 
         Their deltas arrive under `first_key` and the keys after it.
         """
-        return self._submit(requests, mailbox, first_key)
+        return self._open_intake().submit(requests, mailbox, first_key)
+
+    def _open_intake(self, accepted: bool = False) -> Intake:
+        """Raises Unavailable if the engine takes no request in, or none but later parts of `accepted` calls."""
+        is_open = self.stage in (Stage.READY, Stage.RECOVERING) or (accepted and self.stage is Stage.DRAINING)
+        if not is_open or self._intake is None:
+            raise Unavailable(f"the engine is {self.stage}")
+        return self._intake
 
     def call(self) -> contextlib.AbstractContextManager[None]:
         """For a call that submits its parts one after the other: a drain waits until the block is left."""
         return self._delivery.call()
-
-    def _submit(
-        self,
-        requests: SequenceOf[Request],
-        mailbox: Outlet,
-        key: int,
-        committed: SequenceOf[SampledToken] = (),
-        accepted: bool = False,
-    ) -> list[int]:
-        open_ = self.stage in (Stage.READY, Stage.RECOVERING) or (accepted and self.stage is Stage.DRAINING)
-        if not open_ or self._admission is None or self._endings is None or self._loop is None:
-            raise Unavailable(f"the engine is {self.stage}")
-        waiting, now, continues = self.num_waiting, self.clock(), accepted or mailbox in self._let_in
-        try:
-            for number, request in enumerate(requests):
-                goes_on = continues or number > 0
-                self._adapters.check(request.adapter)
-                self._admission.check(request, waiting, self._waiting, now, goes_on, len(committed))
-        except Overloaded as error:
-            self.observer.refused(requests[0].context, error)
-            raise
-        self._let_in.add(mailbox)
-        seqs = [Sequence(next(self._seq_ids), one, mailbox, key + i) for i, one in enumerate(requests)]
-        for seq in seqs:
-            if len(seqs) > 1:
-                seq.link_siblings(seqs)
-            self._delivery.expect(seq)
-            end = self.journal.restore(seq, committed) if committed else None
-            if end is None:
-                self._waiting.submit(seq)
-                self.observer.queued(seq, self.clock(), partial(self._waiting.reasons.so_far, seq))
-            else:
-                self.observer.queued(seq, self.clock(), None)
-                self._delivery.publish([(seq, end)])
-        endings = self._endings
-        self._inbox.put(lambda: endings.add(seqs))
-        self._loop.look_at(self._waiting.not_started.next_at())
-        return [seq.seq_id for seq in seqs]
 
     async def prepare_grammar(self, grammar: str) -> None:
         """See `TextEngine.prepare_grammar`."""
@@ -305,9 +272,9 @@ class EngineCore:
     @property
     def max_model_len(self) -> int:
         """Most tokens a sequence may have, prompt and output, given model and KV pool. Raises Unavailable before start."""
-        if self._admission is None:
+        if self._intake is None:
             raise Unavailable(f"the engine is {self.stage}")
-        return self._admission.max_model_len
+        return self._intake.admission.max_model_len
 
     def info(self) -> ModelInfo | None:
         """The loaded model, None while loading."""

@@ -125,22 +125,26 @@ class EngineLoop:
         step = await self.steps.next_result(self._until_too_late())
         if step is None:
             return
+        batch, sequences = step.batch, self.scheduler.sequences
+        counts = self.scheduler.journal.accepts(batch.epoch)
         try:
             output = step.result.result()
         except ExecutorError as error:
-            if self.scheduler.journal.accepts(step.batch.epoch):
-                seqs = self.scheduler.sequences.by_step[step.batch.step_id]
-                seconds = self.steps.seconds(step)
-                self.observer.step_failed(step.batch, seqs, seconds, self.clock(), str(error))
-                await self._recover(step.batch, error)
+            if counts:
+                seqs, seconds = sequences.by_step[batch.step_id], self.steps.seconds(step)
+                self.observer.step_failed(batch, seqs, seconds, step.ended, str(error))
+                await self._recover(batch, error)
             else:
-                self.scheduler.sequences.abandon(step.batch)
+                sequences.abandon(batch)
             return
-        seqs, seconds = self.scheduler.sequences.by_step[step.batch.step_id], self.steps.seconds(step)
-        self.scheduler.observe(step.batch, output, seconds)
-        deltas = self.scheduler.commit(step.batch, output)
-        if self.scheduler.journal.accepts(step.batch.epoch):
-            self.observer.step_landed(step.batch, output, seqs, seconds, self.clock())
+        seconds = self.steps.seconds(step)
+        if not counts:
+            sequences.abandon(batch)
+            return
+        seqs = sequences.by_step[batch.step_id]
+        self.scheduler.results.observe(batch, output, seconds)
+        deltas = self.scheduler.results.commit(batch, output)
+        self.observer.step_landed(batch, output, seqs, seconds, step.ended)
         if any(delta.error is None for _, delta in deltas):
             self.recovery.gave_something()
         self.delivery.hold(deltas)

@@ -18,7 +18,10 @@ from executors.contract import ItemFault, SampledToken, UnifiedBatch, UnifiedOut
 
 
 class StepResults:
-    """The half of `Scheduler` behind a step. Called by the loop task only; never waits, touches no executor."""
+    """The half of `Scheduler` behind a step. Called by the loop task only; never waits, touches no executor.
+
+    A step of an older epoch has no place here: its output does not count, and its time is that of a restart.
+    """
 
     def __init__(
         self, policies: Policies, sequences: Sequences, step_budget: StepBudget, model_drafts: ModelDrafts
@@ -33,11 +36,8 @@ class StepResults:
         self._plain = _PlainTokens()
 
     def observe(self, batch: UnifiedBatch, output: UnifiedOutput, seconds: float) -> None:
-        """A step took `seconds`: the policies of budget and drafts and the wait estimate learn from it. A step of an older epoch
-        tells nothing: its time is that of a restart."""
+        """A step took `seconds`: the policies of budget and drafts and the wait estimate learn from it."""
         spared = self._sequences.spared_by(batch.step_id)
-        if not self._journal.accepts(batch.epoch):
-            return
         prompt_tokens = batch.num_prompt_tokens
         self._policies.budget.observe(batch.num_decodes, prompt_tokens, seconds)
         self._waiting.estimate.observe(seconds, prompt_tokens + spared)
@@ -50,10 +50,8 @@ class StepResults:
                 lengths.observe_drafting(int(np.count_nonzero(batch.drafts_wanted)), drafts.rounds, drafting)
 
     def commit(self, batch: UnifiedBatch, output: UnifiedOutput) -> list[tuple[Sequence, TokenDelta]]:
-        """Take in a step's result; returns what each sequence gained. Output of an older epoch changes nothing."""
+        """Take in a step's result; returns what each sequence gained."""
         seqs = self._sequences.done(batch.step_id)
-        if not self._journal.accepts(batch.epoch):
-            return []
         self._step_budget.went_well()
         deltas: list[tuple[Sequence, TokenDelta]] = []
         ids, counts, details = output.token_ids.tolist(), output.num_tokens.tolist(), output.details

@@ -22,11 +22,10 @@ from engine.kv.kv_cache_manager import KvCacheManager
 from engine.observer import Observer
 from engine.policies.budget import MIN_CHUNK
 from engine.policies.drafter import Drafter
-from engine.request import TokenDelta
 from engine.sequence import Sequence, SequenceStatus
 from engine.story import WaitReason
 from engine.waiting.queue import WaitingQueue
-from executors.contract import UnifiedBatch, UnifiedOutput
+from executors.contract import UnifiedBatch
 
 _PASSED_OVER = 65536
 """Tokens of prompts that wait for what this step computes, after which nobody further back is looked at: naming the blocks of as
@@ -34,7 +33,8 @@ many takes 10 ms, and a queue may hold millions."""
 
 
 class Scheduler:
-    """Makes steps of the sequences and takes in their results. Called by the loop task only; never waits, touches no executor."""
+    """Makes steps of the sequences; `results` takes their results in. Called by the loop task only; never waits, touches no
+    executor."""
 
     def __init__(
         self,
@@ -288,13 +288,3 @@ class Scheduler:
         batch = self._packer.pack(plan, self._last_step_id, self.journal.epoch, self.kv)
         self.waiting.estimate.submitted(batch)
         return batch
-
-    # -- results -----------------------------------------------------------------------------------------------------
-
-    def observe(self, batch: UnifiedBatch, output: UnifiedOutput, seconds: float) -> None:
-        """See `StepResults.observe`."""
-        self.results.observe(batch, output, seconds)
-
-    def commit(self, batch: UnifiedBatch, output: UnifiedOutput) -> list[tuple[Sequence, TokenDelta]]:
-        """See `StepResults.commit`."""
-        return self.results.commit(batch, output)

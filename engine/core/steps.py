@@ -20,6 +20,8 @@ class PendingStep:
     result: asyncio.Task[UnifiedOutput]
     began: float
     """When it was submitted, or when the step before it was done, if that came later."""
+    ended: float = 0.0
+    """When it had landed; 0 before."""
 
 
 class StepQueue:
@@ -69,7 +71,7 @@ class StepQueue:
 
     def seconds(self, step: PendingStep) -> float:
         """How long a step that has landed just now took; the next one's time begins with its end."""
-        now = self._clock()
+        now = step.ended = self._clock()
         if self.out:
             self.out[0].began = now
         return now - step.began

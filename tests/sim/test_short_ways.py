@@ -30,7 +30,7 @@ def told(seeds: range = SEEDS) -> list[str]:
             digest = hashlib.sha256()
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(Scheduler, "_pack", _heard(Scheduler._pack, digest.update))
-                patch.setattr(Scheduler, "commit", _told(Scheduler.commit, digest.update))
+                patch.setattr(StepResults, "commit", _told(StepResults.commit, digest.update))
                 try:
                     simulate(seed)
                 except Exception as error:
@@ -62,7 +62,7 @@ def _tables(batch: UnifiedBatch) -> tuple[Any, ...]:
 
 
 def _told(commit: Callable[..., Any], hear: Callable[[bytes], None]) -> Callable[..., Any]:
-    def committed(self: Scheduler, batch: UnifiedBatch, output: UnifiedOutput) -> Any:
+    def committed(self: StepResults, batch: UnifiedBatch, output: UnifiedOutput) -> Any:
         deltas = commit(self, batch, output)
         hear(repr([(seq.seq_id, delta) for seq, delta in deltas]).encode())
         return deltas

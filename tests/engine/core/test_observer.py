@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,24 +13,18 @@ import pytest
 
 from engine.core.engine import EngineCore
 from engine.mailbox import Mailbox
-from engine.observer import Observer, Observers
+from engine.observer import EVENTS, Observer, Observers
 from executors.testing.fakes.base import Failure
 from tests.engine.harness import engine, fake, read, request, run
 
 ROOT = Path(__file__).resolve().parents[3]
-EVENTS = [name for name, _ in inspect.getmembers(Observer, inspect.isfunction)]
 
 
 class Recorder(Observer):
-    """The names of events; `of` one sequence where it is given."""
+    """Keeps all events with their arguments."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, tuple[Any, ...]]] = []
-
-    def __getattribute__(self, name: str) -> Any:
-        if name in EVENTS:
-            return lambda *args: self.events.append((name, args))
-        return super().__getattribute__(name)
 
     def names(self) -> list[str]:
         return [name for name, _ in self.events]
@@ -39,12 +34,20 @@ class Recorder(Observer):
         return [name for name, args in self.events if args and getattr(args[0], "seq_id", None) == seq_id]
 
 
+def _recorder_of(event: str) -> Callable[..., None]:
+    return lambda self, *args: self.events.append((event, args))
+
+
+for _event in EVENTS:
+    setattr(Recorder, _event, _recorder_of(_event))
+
+
 def listen(core: EngineCore) -> Recorder:
     """A recorder behind the engine's own observers."""
     recorder = Recorder()
     observers = core.observer
     assert isinstance(observers, Observers)
-    observers._observers += (recorder,)
+    observers.add(recorder)
     return recorder
 
 
@@ -54,6 +57,13 @@ def test_each_event_goes_to_each_observer_with_all_arguments(event: str) -> None
     one, other = Recorder(), Recorder()
     getattr(Observers(one, other), event)(*arguments)
     assert one.events == other.events == [(event, arguments)]
+
+
+def test_the_methods_of_an_observer_are_the_events() -> None:
+    assert set(EVENTS) == {name for name, _ in inspect.getmembers(Observer, inspect.isfunction)}
+    for event in EVENTS:
+        arguments = [object()] * (len(inspect.signature(getattr(Observer, event)).parameters) - 1)
+        assert getattr(Observers(Observer()), event)(*arguments) is None
 
 
 async def test_a_sequences_events_come_once_and_in_order() -> None:

@@ -51,20 +51,20 @@ class Mailbox:
         """Add a delta; never blocks."""
         if self._full:
             return
-        held = self._deltas.get(key)
-        if held is None:
+        first = self._deltas.get(key)
+        if first is None:
             self._deltas[key] = delta
         else:
-            self._append(key, held, delta)
+            self._append(key, first, delta)
         self._filled.set()
 
-    def _append(self, key: int, held: TokenDelta, delta: TokenDelta) -> None:
+    def _append(self, key: int, first: TokenDelta, delta: TokenDelta) -> None:
         if delta.tokens:
             packed = self._packed.setdefault(key, PendingTokens())
             before = packed.num_bytes
             packed.append(delta.tokens)
             self.num_bytes += packed.num_bytes - before
-        held.merge(replace(delta, tokens=[]))
+        first.merge(replace(delta, tokens=[]))
         if self.num_bytes > self._max_bytes:
             self._full = True
             if self._on_full is not None:
@@ -78,15 +78,15 @@ class Mailbox:
         await self._filled.wait()
         if not self._deltas:
             raise ReaderTooSlow(f"more than {self._max_bytes} bytes of the answer waited to be read")
-        room, taken = _AT_ONCE, {}
+        room, deltas = _AT_ONCE, {}
         for key in list(self._deltas):
             if room <= 0:
                 break
-            taken[key] = delta = self._next(key, room)
+            deltas[key] = delta = self._next(key, room)
             room -= _entries(delta)
         if not self._deltas and not self._full:
             self._filled.clear()
-        return taken
+        return deltas
 
     def _next(self, key: int, room: int) -> TokenDelta:
         delta, packed = self._deltas.pop(key), self._packed.get(key)

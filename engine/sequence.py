@@ -132,8 +132,8 @@ class Sequence:
     @property
     def needs_whole_prompt(self) -> bool:
         """True if every position of the prompt must be computed, in this sequence's own name."""
-        wanted = self.request.needs_whole_prompt
-        return wanted and not (self.output_token_ids or len(self.prompt_logprobs) == self.prompt_len - 1 > 0)
+        whole = self.request.needs_whole_prompt
+        return whole and not (self.output_token_ids or len(self.prompt_logprobs) == self.prompt_len - 1 > 0)
 
     @property
     def finished(self) -> bool:
@@ -250,9 +250,9 @@ class Sequence:
         self.output_token_ids.append(token_id)
         self.num_known_tokens += 1
 
-    def commit_prompt(self, found: Iterable[SampledToken]) -> None:
+    def commit_prompt(self, logprobs: Iterable[SampledToken]) -> None:
         """Append logprobs of the next prompt tokens."""
-        self.prompt_logprobs.extend(found)
+        self.prompt_logprobs.extend(logprobs)
 
     def cut(self, num_tokens: int) -> None:
         """Drop output tokens past the first `num_tokens`."""

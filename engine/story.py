@@ -194,9 +194,9 @@ class Story:
             self.admitted, self.waited = now, _longest(self._wait_so_far(), waited)
             self._wait_so_far = dict
         self.resumed += self.interruptions.admit(now, choice)
-        found = {} if cached is None else {"cached_tokens": cached}
+        details = {} if cached is None else {"cached_tokens": cached}
         self.cached_tokens += cached or 0
-        self.tell(now, "admitted", choice, waited=waited, **found)
+        self.tell(now, "admitted", choice, waited=waited, **details)
 
     def match(self, prefix: PrefixMatch) -> None:
         """A prompt was looked up in the prefix cache; the first one counts."""

@@ -46,14 +46,14 @@ class PendingTokens:
 
     def take(self, most_entries: int) -> list[SampledToken]:
         """Remove the first tokens and return them: as many as have `most_entries` in all, but one at least, if there is one."""
-        taken: list[SampledToken] = []
+        pieces: list[SampledToken] = []
         while self._runs:
             run = self._runs[0]
             room = most_entries // (1 + run.width)
-            if room <= 0 and taken:
+            if room <= 0 and pieces:
                 break
             end = min(len(run), self._begin + max(room, 1))
-            taken += run.tokens(self._begin, end)
+            pieces += run.tokens(self._begin, end)
             count, self._begin = end - self._begin, end
             most_entries -= count * (1 + run.width)
             self.num_tokens -= count
@@ -63,7 +63,7 @@ class PendingTokens:
                 self._begin = 0
             if most_entries <= 0:
                 break
-        return taken
+        return pieces
 
 
 class _Run:
@@ -110,10 +110,10 @@ class _Run:
 
     def tokens(self, begin: int, end: int) -> list[SampledToken]:
         """Tokens begin .. end - 1 as they were."""
-        found = []
+        entries = []
         for i in range(begin, end):
             top = slice(i * self.width, (i + 1) * self.width)
-            found.append(
+            entries.append(
                 SampledToken(
                     self.ids[i],
                     None if self.logprobs is None else self.logprobs[i],
@@ -121,4 +121,4 @@ class _Run:
                     None if self.ranks is None else self.ranks[i],
                 )
             )
-        return found
+        return entries

@@ -145,7 +145,7 @@ class _Adapters:
     moves = (0, 0)
 
     def uses(self) -> list[tuple[str, AdapterUse]]:
-        return [("name", AdapterUse("digest", held=True, running=0, waiting=0))]
+        return [("name", AdapterUse("digest", is_loaded=True, running=0, waiting=0))]
 
 
 class _Workers:

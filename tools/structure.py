@@ -3,6 +3,7 @@
 - no circle of imports between modules, and none between rooms
 - no function longer than MAX_FUNCTION_LINES
 - no MAX_EQUAL_LINES lines that stand in two places
+- no name that is a form of a verb (`tools/names.py`, in some folders)
 
 A room is a folder directly below a package, or below one of `DEEP`; a module beside the folders is a room of its own. Imports for
 type checking count, and so do those inside functions.
@@ -17,6 +18,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import grimp
+
+from tools import names
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("cohort_server", "clients", "server", "engine", "executors")
@@ -116,6 +119,8 @@ def problems() -> list[str]:
         f"rooms import each other in a circle: {', '.join(circle)}" for circle in circles(rooms(imports))
     ]
     found += [problem for path in sources for problem in long_functions(path)]
+    nouns = (path for root in names.ROOTS for path in sorted((ROOT / root).rglob("*.py")))
+    found += [problem for path in nouns for problem in names.verb_names(path)]
     code = [*sources, *sorted(path for kind in ("*.h", "*.cpp") for path in (ROOT / "executors").rglob(kind))]
     found += equal_lines(code)
     return [problem.replace(f"{ROOT}/", "") for problem in found]
@@ -129,7 +134,7 @@ def main() -> int:
     print(
         f"structure: {len(found)} problem(s)"
         if found
-        else "structure: no circles, no long functions, no copies"
+        else "structure: no circles, no long functions, no copies, no verbs as names"
     )
     return bool(found)
 

@@ -65,7 +65,7 @@ def steps_in_flight(executor: ModelExecutor, config: EngineConfig) -> int:
     limits = executor.capabilities()
     # On a CPU the host's work runs on the cores that compute the step, so overlap makes the streams less even.
     apart = executor.info().device != "cpu"
-    wanted = config.max_in_flight or (limits.max_in_flight if apart else 1)
-    if wanted > limits.max_in_flight:
-        logger.warning("max_in_flight %d: the executor takes %d", wanted, limits.max_in_flight)
-    return min(wanted, limits.max_in_flight)
+    limit = config.max_in_flight or (limits.max_in_flight if apart else 1)
+    if limit > limits.max_in_flight:
+        logger.warning("max_in_flight %d: the executor takes %d", limit, limits.max_in_flight)
+    return min(limit, limits.max_in_flight)

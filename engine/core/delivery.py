@@ -23,7 +23,7 @@ class Delivery:
         self._observer = observer
         self._clock = clock
         self._idle = asyncio.Event()
-        self._held: list[tuple[Sequence, TokenDelta]] = []
+        self._unsent: list[tuple[Sequence, TokenDelta]] = []
         """Deltas that are counted but not yet in their mailboxes."""
         self._calls = 0
         """Calls that will submit more requests."""
@@ -72,14 +72,14 @@ class Delivery:
                 self._observer.failed(seq, delta.error)
             if delta.finish_reason is not None:
                 self.gone(seq)
-            self._held.append((seq, delta))
+            self._unsent.append((seq, delta))
         if gaps:
             self._observer.tokens_committed(gaps)
 
     def release(self) -> None:
         """Put the held deltas into their mailboxes."""
-        held, self._held = self._held, []
-        for seq, delta in held:
+        unsent, self._unsent = self._unsent, []
+        for seq, delta in unsent:
             seq.mailbox.put(seq.mailbox_key, delta)
 
     def fail(self, seq: Sequence, error: EngineError) -> None:

@@ -188,16 +188,16 @@ class EngineCore:
 
     def submit(
         self, request: Request, mailbox: Outlet, key: int = 0, committed: SequenceOf[SampledToken] = (),
-        accepted: bool = False, begun: bool = False,
+        accepted: bool = False, started_elsewhere: bool = False,
     ) -> int:  # fmt: skip
         """Queue a request; its deltas arrive in `mailbox` under `key`. Returns the sequence id, minted here.
 
         `committed` are tokens that exist already (resume): they are part of the output and not sent again; where they end it,
         the end is all that comes. `accepted`: a later part of a call that was taken in; neither a full queue nor a drain
-        refuses it. `begun`: the call was begun elsewhere, so no wait is too long for it.
+        refuses it. `started_elsewhere`: another engine has begun the call, so no wait is too long for it.
         Raises InvalidRequest, ContextLengthExceeded, Overloaded or Unavailable; nothing is queued then.
         """
-        if begun:
+        if started_elsewhere:
             self._waiting.not_started.call_started(mailbox)
         return self._open_intake(accepted).submit([request], mailbox, key, committed, accepted)[0]
 

@@ -36,10 +36,10 @@ class Journal:
         """Append tokens to the output, in order of position."""
         seq.commit([token.token_id for token in tokens])
 
-    def commit_prompt(self, seq: Sequence, position: int, found: SequenceOf[SampledToken]) -> None:
+    def commit_prompt(self, seq: Sequence, position: int, logprobs: SequenceOf[SampledToken]) -> None:
         """Record logprobs of the prompt tokens from `position` + 1 on. Known logprobs do not change: a prompt
         that is computed again does not replace them."""
-        seq.commit_prompt(found[len(seq.prompt_logprobs) - position :])
+        seq.commit_prompt(logprobs[len(seq.prompt_logprobs) - position :])
 
     def restore(self, seq: Sequence, committed: SequenceOf[SampledToken]) -> TokenDelta | None:
         """Commit tokens that existed before this engine met the sequence (resume after a crash elsewhere). Returns the final

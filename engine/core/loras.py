@@ -44,16 +44,16 @@ LINGER = 10.0
 
 @dataclass(frozen=True, slots=True)
 class AdapterUse:
-    """An adapter as of now: `held` by the executor, `running` and `waiting` sequences."""
+    """An adapter as of now: `is_loaded` by the executor, `running` and `waiting` sequences."""
 
     digest: str
-    held: bool
+    is_loaded: bool
     running: int
     waiting: int
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _Source:
     path: str
     forgotten: Callable[[], None]
 
@@ -78,14 +78,14 @@ class Adapters:
         self._clock = clock
         self._wake = wake
         self._failed = failed
-        self._known: dict[str, _Known] = {}
+        self._sources: dict[str, _Source] = {}
         self._dropped: dict[str, float] = {}
         """When each was dropped."""
-        self._held: dict[str, None] = {}
+        self._loaded: dict[str, None] = {}
         """By the executor, the one unused for longest first."""
-        self._lost: set[str] = set()
+        self._stale: set[str] = set()
         """Held in the epoch before: perhaps they still are, and take room."""
-        self._wanted: dict[str, Sequence] = {}
+        self._missing: dict[str, Sequence] = {}
         """Not held, and the first sequence that waits for it; of the last `schedule`."""
         self._leaving: str | None = None
         """Held, and to give way: no new sequence of it is started."""
@@ -107,7 +107,7 @@ class Adapters:
             raise InvalidRequest(message, "lora_name", "unsupported_parameter")
         async with self._turn:
             self._dropped.pop(digest, None)
-            if digest in self._known:
+            if digest in self._sources:
                 return False
             lives = self._lives
             try:
@@ -118,11 +118,11 @@ class Adapters:
             except ExecutorError as error:
                 raise Unavailable(f"the adapter was not loaded: {error}") from None
             self._observer.adapter_loaded()
-            self._known[digest] = _Known(path, forgotten)
+            self._sources[digest] = _Source(path, forgotten)
             if lives != self._lives:
                 return True
-            if len(self._held) < self.most:
-                self._held[digest] = None
+            if len(self._loaded) < self.most:
+                self._loaded[digest] = None
                 self._wake()
             else:
                 await self._quietly(self._unload(digest))
@@ -130,41 +130,41 @@ class Adapters:
 
     def drop(self, digest: str) -> None:
         """Refuse new requests with an adapter, after `LINGER`, and forget it when its last sequence has ended."""
-        if digest in self._known and digest not in self._dropped:
+        if digest in self._sources and digest not in self._dropped:
             self._dropped[digest] = self._clock()
             self._wake()
             asyncio.get_running_loop().call_later(LINGER + 0.01, self._wake)
 
     def check(self, digest: str | None) -> None:
         """Raises ModelNotFound for an adapter that is not known."""
-        if digest is not None and digest not in self._known:
+        if digest is not None and digest not in self._sources:
             raise ModelNotFound("The adapter was unloaded before the request was started.", "model")
 
     def uses(self, running: Iterable[Sequence], live: Iterable[Sequence]) -> list[AdapterUse]:
         """All that are known, in order of their addition."""
         run = Counter(seq.request.adapter for seq in running)
         all_ = Counter(seq.request.adapter for seq in live)
-        return [AdapterUse(one, one in self._held, run[one], all_[one] - run[one]) for one in self._known]
+        return [AdapterUse(one, one in self._loaded, run[one], all_[one] - run[one]) for one in self._sources]
 
     # -- for the scheduler -------------------------------------------------------------------------------------------
 
     def begin_step(self) -> None:
         """A step is put together: what waiting sequences want is noted anew."""
-        if self._wanted:
-            self._wanted = {}
+        if self._missing:
+            self._missing = {}
 
     def ready(self, seq: Sequence) -> bool:
         """Whether the executor holds what a waiting sequence needs. If not, it is noted as wanted."""
         adapter = seq.request.adapter
         if adapter is None:
             return True
-        if adapter in self._held:
+        if adapter in self._loaded:
             # One that was started keeps its adapter from leaving, so it has to get to its end.
             if adapter == self._leaving and seq.slot is None:
                 return False
-            self._held[adapter] = self._held.pop(adapter)
+            self._loaded[adapter] = self._loaded.pop(adapter)
             return True
-        self._wanted.setdefault(adapter, seq)
+        self._missing.setdefault(adapter, seq)
         return False
 
     # -- for the loop ------------------------------------------------------------------------------------------------
@@ -172,19 +172,23 @@ class Adapters:
     def look(self, users: Callable[[], Iterable[Sequence]], live: Iterable[Sequence]) -> None:
         """Start what is to be done in the executor, if anything is. `users`: sequences that the executor has started; `live`:
         all that are unfinished."""
-        if not (self._wanted or self._dropped or self._lost) or self._turn.locked() or self._task is not None:
+        if (
+            not (self._missing or self._dropped or self._stale)
+            or self._turn.locked()
+            or self._task is not None
+        ):
             return
         if self._dropped:
             self._forget(live)
         digest = self._next(users)
-        if digest is not None or self._lost:
+        if digest is not None or self._stale:
             self._task = asyncio.create_task(self._do(digest), name="adapters")
 
     def lose_all(self) -> None:
         """The executor begins a new epoch."""
         self._lives += 1
-        self._lost |= self._held.keys()
-        self._held, self._wanted, self._leaving = {}, {}, None
+        self._stale |= self._loaded.keys()
+        self._loaded, self._missing, self._leaving = {}, {}, None
 
     async def stop(self) -> None:
         """Cancel what is under way."""
@@ -199,37 +203,37 @@ class Adapters:
             if digest in used or now - since < LINGER:
                 continue
             del self._dropped[digest]
-            known = self._known.pop(digest)
-            if digest in self._held:
-                del self._held[digest]
-                self._lost.add(digest)
+            source = self._sources.pop(digest)
+            if digest in self._loaded:
+                del self._loaded[digest]
+                self._stale.add(digest)
             if self._leaving == digest:
                 self._leaving = None
-            known.forgotten()
+            source.forgotten()
 
     def _next(self, users: Callable[[], Iterable[Sequence]]) -> str | None:
         """The adapter to load, once there is room for it: another one is given up if need be."""
-        if not self._wanted:
+        if not self._missing:
             return None
-        wanted, first = next(iter(self._wanted.items()))
-        if len(self._held) < self.most:
-            return wanted
+        missing, first = next(iter(self._missing.items()))
+        if len(self._loaded) < self.most:
+            return missing
         used = Counter(seq.request.adapter for seq in users())
-        if self._leaving is None or self._leaving not in self._held:
+        if self._leaving is None or self._leaving not in self._loaded:
             self._leaving = None
-            free = next((one for one in self._held if one not in used), None)
+            free = next((one for one in self._loaded if one not in used), None)
             if free is None and self._clock() - first.context.arrival_time > PATIENCE:
-                self._leaving = min(self._held, key=lambda one: used[one])
+                self._leaving = min(self._loaded, key=lambda one: used[one])
         else:
             free = self._leaving if self._leaving not in used else None
         if free is None:
             return None
         # Out of `_held` at once, so that no sequence of it is started meanwhile.
-        del self._held[free]
-        self._lost.add(free)
+        del self._loaded[free]
+        self._stale.add(free)
         self._leaving = None
         self._observer.adapter_evicted()
-        return wanted
+        return missing
 
     async def _do(self, digest: str | None) -> None:
         """Unload what is lost, then load one."""
@@ -237,10 +241,10 @@ class Adapters:
             async with self._turn:
                 lives = self._lives
                 await self._unload_lost()
-                if digest is None or digest not in self._known or lives != self._lives:
+                if digest is None or digest not in self._sources or lives != self._lives:
                     return
                 # An `add` that had its turn first may have taken the room; then the next `look` makes room again.
-                if len(self._held) < self.most:
+                if len(self._loaded) < self.most:
                     await self._load(digest, lives)
         except ExecutorError as error:
             # Dead or away: the loop recovers, and what is wanted then is loaded again.
@@ -251,14 +255,14 @@ class Adapters:
 
     async def _load(self, digest: str, lives: int) -> None:
         try:
-            await self._load_into(digest, self._known[digest].path)
+            await self._load_into(digest, self._sources[digest].path)
         except (ConfigError, InvalidInput, OutOfMemory, Unsupported) as error:
             logger.error("adapter %s cannot be loaded: %s", digest[:12], error)
             self._failed(digest, InvalidRequest(f"the adapter cannot be loaded: {error}", "model"))
             return
         self._observer.adapter_loaded()
         if lives == self._lives:
-            self._held[digest] = None
+            self._loaded[digest] = None
 
     async def _load_into(self, digest: str, path: str) -> None:
         """Load an adapter; steps run on while its file is read."""
@@ -266,9 +270,9 @@ class Adapters:
         await self._executor.load_adapter(digest, path, digest)
 
     async def _unload_lost(self) -> None:
-        for digest in list(self._lost):
+        for digest in list(self._stale):
             await self._unload(digest)
-            self._lost.discard(digest)
+            self._stale.discard(digest)
 
     async def _unload(self, digest: str) -> None:
         await self._executor.unload_adapter(digest)

@@ -39,11 +39,9 @@ class ModelDrafts:
                 if most:
                     plan.drafts_wanted[seq] = most
                 continue
-            wanted = min(
-                most, seq.max_len - end - 2, self._kv.room(seq, len(self._sequences.running)) - count
-            )
-            if wanted > 0 and self._kv.grow(seq, end + wanted):
-                plan.drafts_wanted[seq] = wanted
+            extra = min(most, seq.max_len - end - 2, self._kv.room(seq, len(self._sequences.running)) - count)
+            if extra > 0 and self._kv.grow(seq, end + extra):
+                plan.drafts_wanted[seq] = extra
 
     def receive(self, seqs: SequenceOf[Sequence], drafts: Drafts) -> None:
         """Keep the draft model's guesses for the next step."""

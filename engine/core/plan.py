@@ -52,11 +52,11 @@ class StepPacker:
         unfinished: list[int] = []
         starts: list[SequenceStart] = []
         for seq, count in plan.grants.items():
-            begin, known = seq.num_computed_tokens, seq.num_known_tokens
+            begin, num_known = seq.num_computed_tokens, seq.num_known_tokens
             end = begin + count
-            if begin < known:
-                tokens += seq.token_ids(begin, min(end, known))
-            if end > known:
+            if begin < num_known:
+                tokens += seq.token_ids(begin, min(end, num_known))
+            if end > num_known:
                 tokens += drafts.get(seq, _PENDING) if drafts else _PENDING
             if not seq.grant(count, step_id):
                 unfinished.append(len(offsets))

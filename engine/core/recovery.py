@@ -83,7 +83,7 @@ class Recovery:
         self._clock = clock
         self._fruitless = 0
         """Deaths since the last token."""
-        self._named: set[int] = set()
+        self._culprit_prompts: set[int] = set()
         """Hashes of the prompts of all culprits since the last token."""
         self._back_at = clock()
         self.outages: deque[Outage] = deque(maxlen=MAX_OUTAGES)
@@ -92,7 +92,7 @@ class Recovery:
     def gave_something(self) -> None:
         """Record that a token came: the restarts before it succeeded."""
         self._fruitless = 0
-        self._named.clear()
+        self._culprit_prompts.clear()
 
     def is_back(self) -> None:
         """Record that the executor was restarted."""
@@ -159,9 +159,9 @@ class Recovery:
         Deaths by one prompt after the other do: the executor may be able to compute none."""
         for seq in culprits:
             prompt = hash(seq.request.prompt_token_ids.tobytes())
-            if prompt in self._named:
+            if prompt in self._culprit_prompts:
                 self._fruitless = max(0, self._fruitless - seq.num_failed_steps)
-            self._named.add(prompt)
+            self._culprit_prompts.add(prompt)
 
 
 def _word(error: ExecutorError) -> str:

@@ -119,8 +119,10 @@ class StepResults:
         self._sequences.went_well(seq)
         if reason is not None:
             self._sequences.finish(seq, reason)
-        told = tuple(seq.prompt_logprobs) if first and request.prompt_logprobs is not None else None
-        return TokenDelta(list(tokens), reason, stop_token_id, seq.num_cached_tokens, prompt_logprobs=told)
+        prompt_entries = tuple(seq.prompt_logprobs) if first and request.prompt_logprobs is not None else None
+        return TokenDelta(
+            list(tokens), reason, stop_token_id, seq.num_cached_tokens, prompt_logprobs=prompt_entries
+        )
 
     def _pooled(self, seq: Sequence, pooled: NDArray[np.float32]) -> TokenDelta:
         """An embedding request ends with its prompt."""
@@ -140,8 +142,8 @@ class StepResults:
             # What the client asked for cannot go on; it counts with the requests taken back, not with our failures.
             self._sequences.finish(seq, FinishReason.ABORT)
             culprit = seq.request.sampling.restricted_by()
-            said = f"{message} at position {len(seq.output_token_ids)} of the output"
-            error = InvalidRequest(said, culprit, "invalid_value")
+            reason = f"{message} at position {len(seq.output_token_ids)} of the output"
+            error = InvalidRequest(reason, culprit, "invalid_value")
             return TokenDelta(finish_reason=FinishReason.ERROR, error=error)
         self._kv.withdraw(seq)
         if seq.num_shared_blocks:

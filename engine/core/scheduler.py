@@ -162,11 +162,11 @@ class Scheduler:
         proposals = [(seq, drafter.propose(seq)) for seq in decodes if seq.request.speculative]
         parts = self.policies.lengths.verified(len(decodes), proposals)
         drafts = {seq: part for (seq, _), part in zip(proposals, parts, strict=True)}
-        kept = MIN_CHUNK if chunks or len(self.waiting) else 0
+        reserve = MIN_CHUNK if chunks or len(self.waiting) else 0
         for number, seq in enumerate(decodes, 1):
             if seq.status is SequenceStatus.RUNNING:  # not preempted a moment ago
                 others = len(decodes) - number
-                room = min(plan.budget - others - kept, self.kv.room(seq, others))
+                room = min(plan.budget - others - reserve, self.kv.room(seq, others))
                 self._draft(seq, drafts.get(seq, []), room - 1, plan)
 
     def _grant_one_each(self, decodes: SequenceOf[Sequence], plan: StepPlan) -> None:

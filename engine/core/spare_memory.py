@@ -39,10 +39,10 @@ class SpareMemory:
         self._active = layout.blocks_per_span > 0
         if self._active:
             bytes_per_block = max(1, layout.bytes_per_block)
-            kept = config.kept_kv_bytes
-            if kept is None:
-                kept = max(LEAST_KEPT_BYTES, needs.parameter_memory)
-            self._keep = kept // bytes_per_block
+            keep_bytes = config.kept_kv_bytes
+            if keep_bytes is None:
+                keep_bytes = max(LEAST_KEPT_BYTES, needs.parameter_memory)
+            self._keep = keep_bytes // bytes_per_block
             self._piece = max(1, _PIECE_BYTES // (bytes_per_block * layout.blocks_per_span))
         self._due = clock() + self._round
 

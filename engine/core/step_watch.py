@@ -109,7 +109,7 @@ class StepRecord:
     """Why the step failed; "" if it did not."""
 
 
-Told = TypeVar("Told", StepRecord, SequenceEnd)
+Record = TypeVar("Record", StepRecord, SequenceEnd)
 
 
 class StepWatch(Observer):
@@ -201,7 +201,7 @@ class StepWatch(Observer):
         return items, first
 
 
-def _tell_all(listeners: list[Callable[[Told], None]], record: Told) -> None:
+def _tell_all(listeners: list[Callable[[Record], None]], record: Record) -> None:
     for listener in tuple(listeners):
         try:
             listener(record)

@@ -80,8 +80,8 @@ class BlockPool:
                 block = self._unused.pop()
                 self._has_memory[block] = True
             else:
-                block, kept = self._free.popitem(last=False)
-                self.num_kept -= kept
+                block, has_key = self._free.popitem(last=False)
+                self.num_kept -= has_key
             self._references[block] = 1
             blocks.append(block)
         return blocks
@@ -104,9 +104,9 @@ class BlockPool:
             if not self._references[block]:
                 if span:
                     freed_at[block // span] = now
-                self._free[block] = kept = block in worth_keeping
-                self.num_kept += kept
-                if not kept:
+                self._free[block] = has_key = block in worth_keeping
+                self.num_kept += has_key
+                if not has_key:
                     self._free.move_to_end(block, last=False)
 
     def forsake(self, blocks: Iterable[int]) -> None:
@@ -126,31 +126,31 @@ class BlockPool:
         free first. At most `most_spans` spans, and none that would leave less than `keep` free blocks with memory. Their KV is
         lost: the caller must forget it.
         """
-        taken: list[int] = []
+        spare: list[int] = []
         if len(self._free) > keep:
             for blocks in self._spare_spans(min_age)[:most_spans]:
-                held = [block for block in blocks if self._has_memory[block]]
-                if len(self._free) - len(held) < keep:
+                with_memory = [block for block in blocks if self._has_memory[block]]
+                if len(self._free) - len(with_memory) < keep:
                     break
-                for block in held:
+                for block in with_memory:
                     self.num_kept -= self._free.pop(block)
                     self._has_memory[block] = False
-                taken += held
-        if taken:
-            self._unused = sorted(self._unused + taken, reverse=True)
-        return np.array(sorted(taken), np.int32)
+                spare += with_memory
+        if spare:
+            self._unused = sorted(self._unused + spare, reverse=True)
+        return np.array(sorted(spare), np.int32)
 
     def _spare_spans(self, min_age: int) -> list[range]:
         """Spans with memory and without a block in use, the longest free first."""
-        found: list[tuple[int, int]] = []
+        spans: list[tuple[int, int]] = []
         size = self.blocks_per_span
         for span, freed_at in enumerate(self._freed_at):
             begin = span * size
             if self.now - freed_at < min_age or self._has_memory.find(True, begin, begin + size) < 0:
                 continue
             if not any(self._references[begin : begin + size]):
-                found.append((freed_at, begin))
-        return [range(begin, min(begin + size, self.num_blocks)) for _, begin in sorted(found)]
+                spans.append((freed_at, begin))
+        return [range(begin, min(begin + size, self.num_blocks)) for _, begin in sorted(spans)]
 
     # -- books ---------------------------------------------------------------------------------------------------------
 
@@ -170,15 +170,15 @@ class BlockPool:
             if any(map(ne, references, map(counted.get, blocks, repeat(0)))):
                 wrong = [b for b, count in zip(blocks, references, strict=True) if counted[b] != count]
                 raise RuntimeError(f"references differ from block tables at blocks {wrong[:8]}")
-            kept = list(map(self._free.get, blocks))
+            keyed = list(map(self._free.get, blocks))
             unused = [not one for one in self._has_memory[begin : begin + SLICE]]
             if any(
                 (count > 0) + (one is not None) + without != 1
-                for count, one, without in zip(references, kept, unused, strict=True)
+                for count, one, without in zip(references, keyed, unused, strict=True)
             ):
                 raise RuntimeError("a block is neither free nor used, or both")
-            num_free += len(kept) - kept.count(None)
-            num_kept += kept.count(True)
+            num_free += len(keyed) - keyed.count(None)
+            num_kept += keyed.count(True)
             num_unused += sum(unused)
             yield
         if num_free != len(self._free) or num_unused != len(self._unused):

@@ -132,20 +132,20 @@ class KvCacheManager:
 
         Each choice computes the last token again: it gives the logits from which the choice samples its own first token.
         """
-        wanted = seq.prompt_len - 1
-        if not seq.siblings or not wanted or seq.output_token_ids:
+        num_shared = seq.prompt_len - 1
+        if not seq.siblings or not num_shared or seq.output_token_ids:
             return None
         holders = [other for other in seq.siblings if other.block_table and not other.finished]
-        full, partial = divmod(wanted, self.layout.block_size)
+        full, partial = divmod(num_shared, self.layout.block_size)
         to_come = {destination for _, destination in self._copies}
         for other in holders:
-            if other.num_computed_tokens < wanted:
+            if other.num_computed_tokens < num_shared:
                 continue
             copied = other.block_table[full] if partial else None
             if (
                 copied not in to_come
             ):  # the copy of a sequence admitted in this very step is itself still to be made
-                return Hit(other.block_table[:full], wanted, copied, keys=other.block_keys[:full])
+                return Hit(other.block_table[:full], num_shared, copied, keys=other.block_keys[:full])
         # Where the prompt is being computed it is worth waiting for.
         return Hit([], 0, pending=True) if holders else None
 
@@ -274,9 +274,9 @@ class KvCacheManager:
         """`check_integrity` a slice at a time: nothing may change before it is exhausted."""
         yield from self.pool.integrity(seq.block_table for seq in sequences)
         yield from self.cache.integrity()
-        kept, named = 0, iter(self.cache.blocks)
-        while some := list(islice(named, SLICE)):
-            kept += sum(not self.pool.num_references(block) for block in some)
+        num_keyed, cached = 0, iter(self.cache.blocks)
+        while some := list(islice(cached, SLICE)):
+            num_keyed += sum(not self.pool.num_references(block) for block in some)
             yield
-        if kept != self.pool.num_kept:
-            raise RuntimeError(f"{kept} free blocks have a key, {self.pool.num_kept} are kept")
+        if num_keyed != self.pool.num_kept:
+            raise RuntimeError(f"{num_keyed} free blocks have a key, {self.pool.num_kept} are kept")

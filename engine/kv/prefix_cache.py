@@ -55,13 +55,13 @@ class PrefixCache:
 
     def find(self, keys: Iterable[bytes]) -> list[int]:
         """The blocks of the longest known prefix of `keys`."""
-        found: list[int] = []
+        matches: list[int] = []
         for key in keys:
             block = self._block_of.get(key)
             if block is None:
                 break
-            found.append(block)
-        return found
+            matches.append(block)
+        return matches
 
     def add(self, key: bytes, block: int) -> None:
         """Add a block that the step being assembled fills. Does nothing if another block has the key already."""

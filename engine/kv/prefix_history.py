@@ -27,7 +27,7 @@ class PrefixHistory:
         # Ordered ones: a plain dict walks over the places of all that was taken out before it finds the oldest entry.
         self._next: OrderedDict[bytes, bytes] = OrderedDict()
         """Tokens of the block behind the prefix with this key, int32."""
-        self._lost: OrderedDict[bytes, Lost] = OrderedDict()
+        self._causes: OrderedDict[bytes, Lost] = OrderedDict()
 
     def add(self, before: bytes, key: bytes, tokens: Int32Array) -> None:
         """A block with these tokens was cached behind the prefix with key `before`."""
@@ -35,14 +35,14 @@ class PrefixHistory:
         self._next.move_to_end(before)
         if len(self._next) > self._most:
             self._next.popitem(last=False)
-        self._lost.pop(key, None)
+        self._causes.pop(key, None)
 
     def lose(self, key: bytes, why: Lost) -> None:
         """A block is no longer cached."""
-        self._lost[key] = why
-        self._lost.move_to_end(key)
-        if len(self._lost) > self._most:
-            self._lost.popitem(last=False)
+        self._causes[key] = why
+        self._causes.move_to_end(key)
+        if len(self._causes) > self._most:
+            self._causes.popitem(last=False)
 
     def lose_all(self, keys: Iterable[bytes], why: Lost) -> None:
         """None of these is cached any longer."""
@@ -56,11 +56,11 @@ class PrefixHistory:
         of the full blocks behind it, at least one; `tokens`: of the first of these."""
         gone = 0
         for key in keys:
-            if key not in self._lost:
+            if key not in self._causes:
                 break
             gone += 1
         if gone:
-            return PrefixMatch(matched, Missed.EVICTED, None, gone * len(tokens), self._lost[keys[0]])
+            return PrefixMatch(matched, Missed.EVICTED, None, gone * len(tokens), self._causes[keys[0]])
         followed = self._next.get(before)
         if followed is not None:
             differ = np.flatnonzero(np.frombuffer(followed, np.int32) != tokens)

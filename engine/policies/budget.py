@@ -110,13 +110,13 @@ class LatencyBudget:
 
     def _observe_base(self, size: int, seconds: float) -> None:
         self._step += 1
-        known = self._base.get(size)
-        if known is None:
+        base = self._base.get(size)
+        if base is None:
             self._base[size], again = _Base(seconds, self._step), _SOON
         else:
-            again = _SOON if abs(seconds - known.seconds) > _SURPRISE * known.seconds else _SELDOM
-            weight = _LATE if self._step - known.step >= _SOON else _SMOOTHING
-            known.seconds, known.step = _smoothed(known.seconds, seconds, weight), self._step
+            again = _SOON if abs(seconds - base.seconds) > _SURPRISE * base.seconds else _SELDOM
+            weight = _LATE if self._step - base.step >= _SOON else _SMOOTHING
+            base.seconds, base.step = _smoothed(base.seconds, seconds, weight), self._step
         self._due[size] = self._step + again
 
     def _base_for(self, num_decodes: int) -> float | None:
@@ -124,7 +124,7 @@ class LatencyBudget:
         if not self._base:
             return None
         size = num_decodes.bit_length()
-        return self._base[min(self._base, key=lambda known: abs(known - size))].seconds
+        return self._base[min(self._base, key=lambda base_size: abs(base_size - size))].seconds
 
 
 def chunk_tokens(base: float, cost: float, target_itl: float | None, most: int) -> int:
@@ -134,8 +134,8 @@ def chunk_tokens(base: float, cost: float, target_itl: float | None, most: int) 
     return min(most, max(MIN_CHUNK, int((target - base) / cost)))
 
 
-def _smoothed(known: float | None, seen: float, weight: float = _SMOOTHING) -> float:
+def _smoothed(average: float | None, value: float, weight: float = _SMOOTHING) -> float:
     """The mean with later values weighing more; one stall among many steps moves it little."""
-    if known is None:
-        return seen
-    return known + weight * (min(seen, 3 * known) - known)
+    if average is None:
+        return value
+    return average + weight * (min(value, 3 * average) - average)

@@ -84,21 +84,21 @@ class _StepTimes:
     def observe(self, num_seqs: int, rows: int, seconds: float) -> None:
         """A step took so long."""
         self._step += 1
-        key, seen = (num_seqs.bit_length(), rows), seconds / self.expected(rows)
-        known = self._ratios.get(key)
-        if known is not None and self._step - known[1] < _FRESH:
-            seen = known[0] + _SMOOTHING * (min(seen, _SHORT * known[0]) - known[0])
-        self._ratios[key] = seen, self._step
+        key, ratio = (num_seqs.bit_length(), rows), seconds / self.expected(rows)
+        record = self._ratios.get(key)
+        if record is not None and self._step - record[1] < _FRESH:
+            ratio = record[0] + _SMOOTHING * (min(ratio, _SHORT * record[0]) - record[0])
+        self._ratios[key] = ratio, self._step
 
     def of(self, num_seqs: int) -> Callable[[int], float]:
         """What a step of so many sequences takes, by its rows."""
         size, fresh = num_seqs.bit_length(), self._step - _FRESH
-        known = sorted(
+        ratios = sorted(
             (at, ratio) for (of, at), (ratio, step) in self._ratios.items() if of == size and step >= fresh
         )
-        if not known:
+        if not ratios:
             return self.expected
-        return lambda rows: self.expected(rows) * interpolated(known, rows)
+        return lambda rows: self.expected(rows) * interpolated(ratios, rows)
 
 
 class DraftLengths:
@@ -160,12 +160,12 @@ class DraftLengths:
             return True
         if not num_seqs:
             return False
-        known = self._hopes.get(num_seqs)
-        if known is None or self._step - known[0] >= _PLAIN_EVERY:
+        entry = self._hopes.get(num_seqs)
+        if entry is None or self._step - entry[0] >= _PLAIN_EVERY:
             chances = [_MOST_HOPEFUL] * num_seqs
             hope = any(self._best(num_seqs, chances, [self.most] * num_seqs, self.from_model))
-            known = self._hopes[num_seqs] = self._step, hope
-        return known[1]
+            entry = self._hopes[num_seqs] = self._step, hope
+        return entry[1]
 
     def _is_plain_due(self, num_seqs: int) -> bool:
         return self._since_plain.get(num_seqs.bit_length(), 0) >= _PLAIN_EVERY
@@ -214,19 +214,19 @@ class DraftLengths:
 
     def _judge(self, seq: Sequence, token_ids: list[int]) -> None:
         """Compare the last proposal with the tokens that came since, verified or not, and note the new one."""
-        record, known = self._record(seq), seq.num_known_tokens
+        record, num_known = self._record(seq), seq.num_known_tokens
         made_for, guessed = record.last
-        record.last = known, token_ids
-        came = seq.token_ids(made_for, min(known, made_for + len(guessed))) if guessed else []
-        if not came:
+        record.last = num_known, token_ids
+        following = seq.token_ids(made_for, min(num_known, made_for + len(guessed))) if guessed else []
+        if not following:
             return
         right = 0
-        while right < len(came) and came[right] == guessed[right]:
+        while right < len(following) and following[right] == guessed[right]:
             right += 1
         for one in (record, self._all):
             weight = _MEMORY if one is record else _MEMORY ** (1 / 8)
             one.right = weight * one.right + right
-            one.judged = weight * one.judged + min(len(came), right + 1)
+            one.judged = weight * one.judged + min(len(following), right + 1)
 
     def verdict(self, num_drafts: int, num_accepted: int) -> None:
         """A step verified drafts of a sequence."""

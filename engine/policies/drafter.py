@@ -65,16 +65,16 @@ class NgramDrafter:
         index = self._indexes.get(seq)
         if index is None:
             index = self._indexes[seq] = _Index(num_tokens=max(0, seq.prompt_len - _INDEXED))
-        known = seq.num_known_tokens
-        end = min(known, index.num_tokens + _AT_ONCE)
+        num_known = seq.num_known_tokens
+        end = min(num_known, index.num_tokens + _AT_ONCE)
         self._extend(index, seq.token_ids(index.num_tokens, end))
-        if end < known:
+        if end < num_known:
             return []
         for length in self._lengths:
             key = self._key(index.run, length)
             following = index.followed_by.get(key) or index.before.get(key)
             if following is not None and length <= index.run_length:
-                return self._repeated(seq.token_ids(following, min(following + self.num_tokens, known)))
+                return self._repeated(seq.token_ids(following, min(following + self.num_tokens, num_known)))
         return []
 
     def _repeated(self, token_ids: list[int]) -> list[int]:
@@ -121,5 +121,5 @@ class ModelDrafter:
 
     def propose(self, seq: Sequence) -> list[int]:
         """See Drafter. Guesses count for the tokens that they were made for."""
-        known, token_ids = self._received.pop(seq, (0, []))
-        return token_ids if known == seq.num_known_tokens else []
+        num_known, token_ids = self._received.pop(seq, (0, []))
+        return token_ids if num_known == seq.num_known_tokens else []

@@ -61,10 +61,10 @@ class ChoiceOptions:
     """Number of tokens before a stop string counts: a later token must complete it, but it may begin in their text."""
 
 
-def begins_at(offset: int, shown: str, own: str) -> int:
+def begins_at(offset: int, text: str, own: str) -> int:
     """The offset where a token's text begins: `offset`, or after the earlier text that became certain with it. Bytes that turn
-    out not to be a character are shown with the next token, as the first part of `shown`."""
-    return offset + len(shown) - len(own) if own and "\ufffd" not in own and shown.endswith(own) else offset
+    out not to be a character are shown with the next token, as the first part of `text`."""
+    return offset + len(text) - len(own) if own and "\ufffd" not in own and text.endswith(own) else offset
 
 
 class Choice:
@@ -135,10 +135,10 @@ class Choice:
         self._offset += len(text)
         return self._stops.push(text, ignored=early)
 
-    def _logprob_text(self, token: SampledToken, shown: str) -> TokenText:
+    def _logprob_text(self, token: SampledToken, text: str) -> TokenText:
         of, own = self._tokenizer, self._tokenizer.token_text(token.token_id)
         top = tuple((of.token_text(i), of.token_bytes(i), logprob) for i, logprob in token.top_logprobs)
-        return TokenText(token, own, of.token_bytes(token.token_id), begins_at(self._offset, shown, own), top)
+        return TokenText(token, own, of.token_bytes(token.token_id), begins_at(self._offset, text, own), top)
 
     def _ending(self, delta: TokenDelta, parts: list[str]) -> tuple[str | None, str | int | None]:
         """Finish reason and stop reason; adds the held-back text when the choice ends."""

@@ -31,13 +31,13 @@ def detokenizer(
     Without `context` the text begins here: a decoder that strips the first space does so. With `context`, the preceding ids,
     the result is the part of the whole text after the text of `context`.
     """
-    made: Detokenizer = (ByteDetokenizer if tokenizer.byte_level else StreamDetokenizer)(
+    stream: Detokenizer = (ByteDetokenizer if tokenizer.byte_level else StreamDetokenizer)(
         tokenizer, skip_special_tokens, shown_special
     )
-    shown = [i for i in context[-4 * _CONTEXT :] if not (skip_special_tokens and tokenizer.is_special(i))]
-    for token_id in shown[-_CONTEXT:]:
-        made.push(token_id)
-    return made
+    visible = [i for i in context[-4 * _CONTEXT :] if not (skip_special_tokens and tokenizer.is_special(i))]
+    for token_id in visible[-_CONTEXT:]:
+        stream.push(token_id)
+    return stream
 
 
 class ByteDetokenizer:
@@ -49,12 +49,12 @@ class ByteDetokenizer:
     ) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
-        self._shown = shown_special
+        self._visible_special = shown_special
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
         """Text that became certain with this token."""
-        if self._skip and self._tokenizer.is_special(token_id) and token_id not in self._shown:
+        if self._skip and self._tokenizer.is_special(token_id) and token_id not in self._visible_special:
             return ""
         return self._utf8.decode(self._tokenizer.token_bytes(token_id))
 
@@ -71,12 +71,12 @@ class StreamDetokenizer:
     ) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
-        self._shown = shown_special
+        self._visible_special = shown_special
         self._stream = tokenizer.decoder.stream()
 
     def push(self, token_id: int) -> str:
         """Text that became certain with this token; an id without a token adds nothing."""
-        if self._skip and self._tokenizer.is_special(token_id) and token_id not in self._shown:
+        if self._skip and self._tokenizer.is_special(token_id) and token_id not in self._visible_special:
             return ""
         token = self._tokenizer.raw.id_to_token(token_id)
         return "" if token is None else self._stream.push(token)

@@ -49,30 +49,30 @@ class Embedder:
 
         Raises EngineError: the first prompt that fails ends the call.
         """
-        found: dict[int, NDArray[np.float32]] = {}
+        vectors: dict[int, NDArray[np.float32]] = {}
         waiting = list(enumerate(self._request.prompts))[::-1]
         with self._core.call():
             try:
                 while waiting or self._seq_ids:
                     while waiting and len(self._seq_ids) < _MOST_AT_ONCE:
-                        self._submit(*waiting.pop(), accepted=bool(found))
+                        self._submit(*waiting.pop(), accepted=bool(vectors))
                     for number, delta in (await self._mailbox.take()).items():
-                        found[number] = self._take(number, delta)
+                        vectors[number] = self._take(number, delta)
             finally:
                 for seq_id in self._seq_ids.values():
                     self._core.abort(seq_id)
-        return [found[number] for number in range(len(self._request.prompts))]
+        return [vectors[number] for number in range(len(self._request.prompts))]
 
     def _submit(self, number: int, ids: SequenceOf[int], accepted: bool) -> None:
-        asked = self._request
+        call = self._request
         one = Request(
-            asked.context,
+            call.context,
             np.array(ids, np.int32),
             SamplingParams(),
             max_tokens=1,
-            adapter=asked.adapter,
-            pooling=asked.pooling,
-            label_ids=asked.label_ids,
+            adapter=call.adapter,
+            pooling=call.pooling,
+            label_ids=call.label_ids,
         )
         try:
             self._seq_ids[number] = self._core.submit(one, self._mailbox, number, accepted=accepted)

@@ -147,9 +147,9 @@ class Generation:
             n, before = self.request.n, self._equal_before()
             for prompt_number, prompt in enumerate(self.request.prompts):
                 ids, first = np.array(prompt, np.int32), prompt_number * n
-                asked = [self._ask(ids, choice, before[prompt_number] * n) for choice in range(n)]
+                requests = [self._ask(ids, choice, before[prompt_number] * n) for choice in range(n)]
                 try:
-                    seq_ids = self._core.submit_choices(asked, self._mailbox, first)
+                    seq_ids = self._core.submit_choices(requests, self._mailbox, first)
                 except InvalidRequest as error:
                     error.element = prompt_number
                     raise
@@ -160,13 +160,13 @@ class Generation:
 
     def _check_volume(self) -> None:
         """Check the number of ids in settings: each choice has its own copy, whose ids are all checked. Raises InvalidRequest."""
-        asked, sampling = self.request, self.request.sampling
+        call, sampling = self.request, self.request.sampling
         sizes = {
             "bad_words": sum(map(len, sampling.bad_words)),
             "logit_bias": len(sampling.logit_bias),
             "allowed_token_ids": len(sampling.allowed_token_ids or ()),
         }
-        if sum(sizes.values()) * asked.n * len(asked.prompts) > MAX_SETTING_IDS:
+        if sum(sizes.values()) * call.n * len(call.prompts) > MAX_SETTING_IDS:
             param = max(sizes, key=lambda name: sizes[name])
             message = f"The token ids of '{FIELD}' times the choices may be at most {MAX_SETTING_IDS}; ask for fewer of one."
             raise InvalidRequest(message, param=param, code="invalid_value")
@@ -176,31 +176,31 @@ class Generation:
         that repeats a prompt wants different answers. A prompt that occurs once gives the same text alone and in a list."""
         if len(self.request.prompts) == 1:
             return [0]  # hashing a long prompt takes a millisecond
-        seen: Counter[tuple[int, ...]] = Counter()
-        found = []
+        counts: Counter[tuple[int, ...]] = Counter()
+        ranks = []
         for prompt in self.request.prompts:
-            found.append(seen[prompt])
-            seen[prompt] += 1
-        return found
+            ranks.append(counts[prompt])
+            counts[prompt] += 1
+        return ranks
 
     def _ask(
         self, ids: np.ndarray[tuple[int], np.dtype[np.int32]], choice: int, chosen_before: int
     ) -> Request:
-        asked = self.request
-        max_tokens = asked.max_tokens
+        call = self.request
+        max_tokens = call.max_tokens
         if max_tokens is None:
             room = self._core.max_model_len - len(ids)
-            max_tokens = max(1, room if asked.default_tokens is None else min(room, asked.default_tokens))
+            max_tokens = max(1, room if call.default_tokens is None else min(room, call.default_tokens))
         return Request(
-            asked.context,
+            call.context,
             ids,
             self._sampling.of_choice(chosen_before + choice),
             max_tokens,
             self._stop_token_ids,
-            adapter=asked.adapter,
-            speculative=asked.speculative,
-            grammar=asked.grammar,
-            prompt_logprobs=None if choice else asked.prompt_logprobs,
+            adapter=call.adapter,
+            speculative=call.speculative,
+            grammar=call.grammar,
+            prompt_logprobs=None if choice else call.prompt_logprobs,
         )
 
     async def __aenter__(self) -> Self:
@@ -226,8 +226,8 @@ class Generation:
                 text = self._advance(index, delta)
                 if delta.prompt_logprobs is not None:
                     prompt = self.request.prompts[index // self.request.n]
-                    told = await prompt_texts(self._tokenizer, prompt, delta.prompt_logprobs)
-                    text = replace(text, prompt_logprobs=told)
+                    entries = await prompt_texts(self._tokenizer, prompt, delta.prompt_logprobs)
+                    text = replace(text, prompt_logprobs=entries)
                 if text.text or text.token_ids or text.finish_reason or text.prompt_logprobs:
                     yield text
                 if delta.finish_reason is FinishReason.ERROR and index in self._seq_ids:

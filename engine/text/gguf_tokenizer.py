@@ -44,8 +44,8 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
     model = values.text(MODEL)
     make = MODELS.get(model or "")
     if model is None or make is None:
-        said = "missing" if model is None else f"tokenizer model {ascii(model)[:40]} is not supported"
-        raise ConfigError(f"{MODEL}: {said}; supported are {', '.join(MODELS)}")
+        problem = "missing" if model is None else f"tokenizer model {ascii(model)[:40]} is not supported"
+        raise ConfigError(f"{MODEL}: {problem}; supported are {', '.join(MODELS)}")
     vocabulary = read_vocabulary(values, model)
     tokenizer = make(values, vocabulary)
     config = _tokenizer_config(values, vocabulary, cleanup=model == "bert")

@@ -15,24 +15,24 @@ _AT_ONCE = 1024
 
 
 async def prompt_texts(
-    tokenizer: Tokenizer, ids: Sequence[int], found: Sequence[SampledToken]
+    tokenizer: Tokenizer, ids: Sequence[int], logprobs: Sequence[SampledToken]
 ) -> tuple[TokenText, ...]:
-    """One entry for each of the prompt's `ids`; `found` describes all but the first, which has no logprob.
+    """One entry for each of the prompt's `ids`; `logprobs` describes all but the first, which has no logprob.
 
     Offsets count the characters of the prompt's text with its special tokens.
     """
     stream = detokenizer(tokenizer, skip_special_tokens=False)
     entries: list[TokenText] = []
-    offset = told = 0
-    for id_, token in zip(ids, (SampledToken(ids[0]), *found), strict=True):
+    offset = since_yield = 0
+    for id_, token in zip(ids, (SampledToken(ids[0]), *logprobs), strict=True):
         top = tuple(
             (tokenizer.token_text(i), tokenizer.token_bytes(i), value) for i, value in token.top_logprobs
         )
-        own, shown = tokenizer.token_text(id_), stream.push(id_)
-        entries.append(TokenText(token, own, tokenizer.token_bytes(id_), begins_at(offset, shown, own), top))
-        offset += len(shown)
-        told += 1 + len(top)
-        if told >= _AT_ONCE:
+        own, text = tokenizer.token_text(id_), stream.push(id_)
+        entries.append(TokenText(token, own, tokenizer.token_bytes(id_), begins_at(offset, text, own), top))
+        offset += len(text)
+        since_yield += 1 + len(top)
+        if since_yield >= _AT_ONCE:
             await asyncio.sleep(0)
-            told = 0
+            since_yield = 0
     return tuple(entries)

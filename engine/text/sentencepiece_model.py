@@ -107,15 +107,15 @@ _TEXTS = {45: "unk_piece", 46: "bos_piece", 47: "eos_piece"}
 
 def _trainer(data: bytes) -> dict[str, Any]:
     """Fields of SentencePieceModel that the trainer's settings hold."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for number, value in _fields(data):
         if number == 35:
-            found["byte_fallback"] = bool(_integer(value))
+            settings["byte_fallback"] = bool(_integer(value))
         elif number in _INTEGERS:
-            found[_INTEGERS[number]] = _integer(value)
+            settings[_INTEGERS[number]] = _integer(value)
         elif number in _TEXTS:
-            found[_TEXTS[number]] = _text(value, _TEXTS[number])
-    return found
+            settings[_TEXTS[number]] = _text(value, _TEXTS[number])
+    return settings
 
 
 def _normalizer(data: bytes) -> dict[str, Any]:

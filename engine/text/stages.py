@@ -110,26 +110,26 @@ class Strip:
 
     def __init__(self, content: str, start: int, stop: int, joined: bool) -> None:
         self._content, self._start, self.stop, self._joined = content, start, stop, joined
-        self._left = start
-        self._held = ""
+        self._to_strip = start
+        self._pending = ""
         """Characters at the end that are removed if the token ends here."""
 
     def push(self, text: str, new: bool) -> Sequence[Piece]:
         """Text without trailing characters that may have to be removed."""
         if new:
-            self._left, self._held = self._start, ""
+            self._to_strip, self._pending = self._start, ""
         cut = 0
-        while self._left and cut < len(text):
+        while self._to_strip and cut < len(text):
             if text[cut] != self._content:
-                self._left = 0
+                self._to_strip = 0
                 break
-            self._left -= 1
+            self._to_strip -= 1
             cut += 1
-        text = self._held + text[cut:]
+        text = self._pending + text[cut:]
         keep = len(text)
         while len(text) - keep < self.stop and keep and text[keep - 1] == self._content:
             keep -= 1
-        self._held = text[keep:]
+        self._pending = text[keep:]
         return ((text[:keep], new),)
 
     def end(self) -> Sequence[Piece]:
@@ -140,8 +140,8 @@ class Strip:
         """A token of a joined text is in its middle, where nothing is removed."""
         if self._joined:
             return text
-        [(kept, _)] = Strip(self._content, self._start, self.stop, joined=False).push(text, True)
-        return kept
+        [(content, _)] = Strip(self._content, self._start, self.stop, joined=False).push(text, True)
+        return content
 
 
 class Metaspace:
@@ -172,20 +172,20 @@ class Replace:
 
     def __init__(self, old: str, new: str) -> None:
         self._old, self._new = old, new
-        self._held = ""
+        self._pending = ""
         """Text that may be the beginning of `old`."""
 
     def push(self, text: str, new: bool) -> Sequence[Piece]:
         """Text in which nothing can be replaced any more."""
-        *done, rest = (self._held + text).split(self._old)
+        *done, rest = (self._pending + text).split(self._old)
         certain = len(rest) - _length_of_partial(rest, self._old)
-        self._held = rest[certain:]
+        self._pending = rest[certain:]
         return ((self._new.join([*done, rest[:certain]]), new),)
 
     def end(self) -> Sequence[Piece]:
         """The held-back incomplete `old`."""
-        held, self._held = self._held, ""
-        return ((held, False),) if held else ()
+        pending, self._pending = self._pending, ""
+        return ((pending, False),) if pending else ()
 
     def middle(self, text: str) -> str | bytes:
         """The same within this token."""
@@ -218,19 +218,19 @@ class BpeSuffix:
 
     def __init__(self, suffix: str) -> None:
         self._suffix = suffix
-        self._held = ""
+        self._pending = ""
 
     def push(self, text: str, new: bool) -> Sequence[Piece]:
         """The token up to its mark; the mark itself waits for the next token."""
-        before = self._held.replace(self._suffix, " ") if self._suffix else self._held
+        before = self._pending.replace(self._suffix, " ") if self._suffix else self._pending
         at = text.find(self._suffix) if self._suffix else -1
-        self._held = text[at:] if at >= 0 else ""
+        self._pending = text[at:] if at >= 0 else ""
         return ((before, False), (text[:at] if at >= 0 else text, new))
 
     def end(self) -> Sequence[Piece]:
         """The last token's mark is removed."""
-        held, self._held = self._held, ""
-        return ((held.replace(self._suffix, ""), False),) if held else ()
+        pending, self._pending = self._pending, ""
+        return ((pending.replace(self._suffix, ""), False),) if pending else ()
 
     def middle(self, text: str) -> str | bytes:
         """The mark is a space."""
@@ -264,8 +264,8 @@ def fallback_byte(token: str) -> bytes | None:
     """The byte of a token such as `<0x41>`, None for any other token."""
     if not token.startswith("<0x"):
         return None
-    found = _FALLBACK.fullmatch(token)
-    return None if found is None else bytes([int(found[1], 16)])
+    match = _FALLBACK.fullmatch(token)
+    return None if match is None else bytes([int(match[1], 16)])
 
 
 @lru_cache(maxsize=1)

@@ -18,7 +18,7 @@ class StopStrings:
         self._matched_chars = [0] * len(self._stops)
         """Number of characters of each stop string with which the text so far ends."""
         self._include = include
-        self._held = ""
+        self._pending = ""
         self.matched: str | None = None
 
     def push(self, text: str, ignored: bool = False) -> str:
@@ -34,12 +34,12 @@ class StopStrings:
             if complete is not None and not ignored:
                 # The match that is complete first wins; of several, the one that began earliest: the longest.
                 self.matched = complete
-                shown = self._held + text[: i + 1]
-                self._held = ""
-                return shown if self._include else shown[: len(shown) - len(complete)]
-        text = self._held + text
+                visible = self._pending + text[: i + 1]
+                self._pending = ""
+                return visible if self._include else visible[: len(visible) - len(complete)]
+        text = self._pending + text
         keep = max(self._matched_chars)
-        self._held = text[len(text) - keep :]
+        self._pending = text[len(text) - keep :]
         return text[: len(text) - keep]
 
     def _advance(self, char: str) -> str | None:
@@ -59,8 +59,8 @@ class StopStrings:
 
     def flush(self) -> str:
         """End the choice without a match; returns the held-back text."""
-        held, self._held = self._held, ""
-        return held
+        pending, self._pending = self._pending, ""
+        return pending
 
 
 @lru_cache(maxsize=256)

@@ -59,12 +59,12 @@ class Tokenizer:
         Raises ConfigError, one line naming the file, if there is no usable tokenizer.
         """
         path = directory / "tokenizer.json"
-        found = _read_file(path) if path.is_file() else None
+        raw_file = _read_file(path) if path.is_file() else None
         config = files.read_tokenizer_config(directory)
         model_config = files.read_json(directory / "config.json")
-        name = classes.class_of(found, config, model_config)
-        if found is not None:
-            raw, config = classes.rebuild(found, config, name)
+        name = classes.class_of(raw_file, config, model_config)
+        if raw_file is not None:
+            raw, config = classes.rebuild(raw_file, config, name)
         elif (source := vocabulary_file(directory)) is not None:
             if source.name == "vocab.json":
                 name = classes.class_of_words(config, model_config)
@@ -76,11 +76,11 @@ class Tokenizer:
         else:
             raise missing(directory)
         files.add_tokens(raw, config, str(directory / "tokenizer_config.json"))
-        classes.finish(raw, config, name, has_file=found is not None)
+        classes.finish(raw, config, name, has_file=raw_file is not None)
         raw.encode_special_tokens = config.get("split_special_tokens") is True
         generation = files.read_json(directory / "generation_config.json")
         eos, warnings = files.eos_ids(raw, config, generation, model_config)
-        if name in classes.OTHERS and found is not None:
+        if name in classes.OTHERS and raw_file is not None:
             warnings.append(f"tokenizer_config.json: tokenizer_class {name} not used: tokenizer.json decides")
         notes = config.get(files.NOTES)
         warnings = [
@@ -120,8 +120,8 @@ class Tokenizer:
     def _decode_streamed(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         """The text that the stream of the same ids gives. The library would lose whole characters next to an invalid byte."""
         stream = self.decoder.stream()
-        shown = (i for i in ids if not (skip_special_tokens and self.is_special(i)))
-        tokens = (token for i in shown if (token := self.raw.id_to_token(i)) is not None)
+        visible = (i for i in ids if not (skip_special_tokens and self.is_special(i)))
+        tokens = (token for i in visible if (token := self.raw.id_to_token(i)) is not None)
         return "".join([stream.push(token) for token in tokens]) + stream.end()
 
     def has_tokens_of(self, other: Tokenizer) -> bool:

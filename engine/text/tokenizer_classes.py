@@ -83,8 +83,8 @@ def class_of_words(config: Mapping[str, Any], model: Mapping[str, Any]) -> str:
     selected one. transformers 5 loads such files for the selected class alone."""
     selected = class_of(None, config, model)
     hub, _, registered = _named(config, model)
-    known = (name for name in (selected, hub, registered) if name in CLASSES and CLASSES[name].byte_level)
-    return next(known, None) or selected
+    supported = (name for name in (selected, hub, registered) if name in CLASSES and CLASSES[name].byte_level)
+    return next(supported, None) or selected
 
 
 def _named(config: Mapping[str, Any], model: Mapping[str, Any]) -> tuple[str, str, str | None]:
@@ -104,14 +104,14 @@ def rebuild(raw: RawTokenizer, config: dict[str, Any], name: str) -> tuple[RawTo
     if chosen is None or not isinstance(raw.model, models.BPE):
         return raw, config
     config_of_class = with_defaults(config, name)
-    made = RawTokenizer(raw.model)
-    chosen.set_up(made, config_of_class)
-    made.post_processor = raw.post_processor
+    rebuilt = RawTokenizer(raw.model)
+    chosen.set_up(rebuilt, config_of_class)
+    rebuilt.post_processor = raw.post_processor
     if "added_tokens_decoder" not in config:
         with contextlib.suppress(TypeError, ValueError):  # `add_tokens` says so
             tokens = older_tokens(config) | raw.get_added_tokens_decoder()
-            made.add_tokens([token for _, token in sorted(tokens.items(), key=lambda one: one[0])])
-    return made, config_of_class
+            rebuilt.add_tokens([token for _, token in sorted(tokens.items(), key=lambda one: one[0])])
+    return rebuilt, config_of_class
 
 
 def with_defaults(config: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -145,9 +145,9 @@ def _put_around(raw: RawTokenizer, config: Mapping[str, Any], bos: bool, eos: bo
     first, last = (text if token_id is not None else None for text, token_id in zip(texts, ids, strict=True))
     single = [*([] if first is None else [first]), "$A", *([] if last is None else [last])]
     pair = [f"{piece}:1" if piece != "$A" else "$B:1" for piece in single]
-    known = {text: i for text, i in zip(texts, ids, strict=True) if text is not None and i is not None}
+    special = {text: i for text, i in zip(texts, ids, strict=True) if text is not None and i is not None}
     raw.post_processor = processors.TemplateProcessing(
-        single=single, pair=[*single, *pair], special_tokens=list(known.items())
+        single=single, pair=[*single, *pair], special_tokens=list(special.items())
     )
 
 

@@ -52,8 +52,8 @@ def read_tokenizer_config(directory: Path) -> dict[str, Any]:
 def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     """Texts of the special tokens by role (bos_token, ..., and a model's own such as image_token)."""
     own = [name for name in config if name.endswith("_token") and name not in _ROLES]
-    named = {name: token_text(config.get(name)) for name in (*_ROLES, *own)}
-    return {name: text for name, text in named.items() if text is not None}
+    by_role = {name: token_text(config.get(name)) for name in (*_ROLES, *own)}
+    return {name: text for name, text in by_role.items() if text is not None}
 
 
 def add_tokens(raw: RawTokenizer, config: Mapping[str, Any], where: str) -> None:
@@ -62,7 +62,7 @@ def add_tokens(raw: RawTokenizer, config: Mapping[str, Any], where: str) -> None
     Modifies `raw`. Raises ConfigError for entries that are not tokens.
     """
     own = raw.get_added_tokens_decoder()
-    known = {repr(token) for token in own.values()}
+    existing = {repr(token) for token in own.values()}
     texts = {token.content for token in own.values()}
     decoder = config.get("added_tokens_decoder") or {}
     try:
@@ -71,10 +71,10 @@ def add_tokens(raw: RawTokenizer, config: Mapping[str, Any], where: str) -> None
         listed += [token for i, token in sorted(older_tokens(config).items()) if i not in own]
     except (TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"{where}: not a list of tokens: {one_line(error)}") from error
-    new = [token for token in listed if repr(token) not in known]
-    named = set(special_tokens(config).values())
+    new = [token for token in listed if repr(token) not in existing]
+    roles = set(special_tokens(config).values())
     for token in new:
-        if token.content in named:
+        if token.content in roles:
             token.special = True
     texts |= {token.content for token in new}
     for token in special:
@@ -125,16 +125,16 @@ def end_tokens(value: Any, where: str, width: int | None = None) -> tuple[frozen
     numbers below 0, which mean "none", and numbers from `width` on. Raises ConfigError for values of another kind."""
     entries = [] if value is None else value if isinstance(value, list) else [value]
     if not all(entry is None or type(entry) is int for entry in entries):
-        said = one_line(value)[:50]
-        raise ConfigError(f"{where}: eos_token_id: it should be a token id or several, not {said!r}")
+        excerpt = one_line(value)[:50]
+        raise ConfigError(f"{where}: eos_token_id: it should be a token id or several, not {excerpt!r}")
     ids = {one for one in entries if one is not None and one >= 0 and (width is None or one < width)}
     odd = [one for one in entries if one not in ids]
     if not odd:
         return frozenset(ids), []
-    named = ", ".join("null" if one is None else str(one)[:20] for one in odd[:4]) + (
+    numbers = ", ".join("null" if one is None else str(one)[:20] for one in odd[:4]) + (
         ", ..." if odd[4:] else ""
     )
-    return frozenset(ids), [f"{where}: eos_token_id: {named} not used: no token of the model has that id"]
+    return frozenset(ids), [f"{where}: eos_token_id: {numbers} not used: no token of the model has that id"]
 
 
 def chat_templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
@@ -169,11 +169,11 @@ def _configured(value: Any) -> dict[str, str]:
     if isinstance(value, str):
         return {DEFAULT: value}
     if isinstance(value, dict):
-        named = value
+        templates = value
     else:
         entries = [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
-        named = {entry.get("name"): entry.get("template") for entry in entries}
-    return {n: t for n, t in named.items() if isinstance(n, str) and isinstance(t, str)}
+        templates = {entry.get("name"): entry.get("template") for entry in entries}
+    return {n: t for n, t in templates.items() if isinstance(n, str) and isinstance(t, str)}
 
 
 def token_text(value: Any) -> str | None:

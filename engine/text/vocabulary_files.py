@@ -88,9 +88,9 @@ def _read(path: Path) -> bytes:
 def _from_merges(path: Path, name: str) -> RawTokenizer:
     chosen = CLASSES.get(name)
     if chosen is None or not chosen.byte_level:
-        known = ", ".join(sorted(key for key, one in CLASSES.items() if one.byte_level))
+        supported = ", ".join(sorted(key for key, one in CLASSES.items() if one.byte_level))
         raise ConfigError(
-            f"how words are cut is not known for tokenizer_class {name}; supported are {known}; a tokenizer.json says it, too"
+            f"how words are cut is not known for tokenizer_class {name}; supported are {supported}; a tokenizer.json says it, too"
         )
     return RawTokenizer(models.BPE.from_file(str(path), str(path.with_name("merges.txt"))))
 
@@ -116,8 +116,8 @@ def _from_sentencepiece(
         "eos": (model.eos_id, model.eos_piece),
         "unk": (model.unk_id, model.unk_piece),
     }
-    found = {f"{role}_token": text for role, (token_id, text) in roles.items() if token_id >= 0 and text}
-    return raw, {**found, **config}, False
+    role_texts = {f"{role}_token": text for role, (token_id, text) in roles.items() if token_id >= 0 and text}
+    return raw, {**role_texts, **config}, False
 
 
 def _generic_sentencepiece(model: SentencePieceModel, config: Mapping[str, Any]) -> RawTokenizer:
@@ -257,9 +257,9 @@ def _cuts(token: bytes, ranks: Mapping[bytes, int]) -> Iterable[tuple[bytes, byt
 
 def _characters() -> dict[int, int]:
     """The character that stands for each byte in GPT-2's vocabularies."""
-    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(256) if byte not in shown]
-    return {byte: byte for byte in shown} | {byte: 256 + i for i, byte in enumerate(hidden)}
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in visible]
+    return {byte: byte for byte in visible} | {byte: 256 + i for i, byte in enumerate(hidden)}
 
 
 _CHARACTERS = _characters()

@@ -58,13 +58,13 @@ class Admission:
                 "prompt",
             )
         if committed > request.max_tokens and request.pooling is None:
-            said = f"{committed} tokens of the output exist already, and {FIELD} is {request.max_tokens}"
-            raise InvalidRequest(said, "max_tokens", "invalid_value")
+            message = f"{committed} tokens of the output exist already, and {FIELD} is {request.max_tokens}"
+            raise InvalidRequest(message, "max_tokens", "invalid_value")
         if request.pooling is None:
             self._check_output(request)
         elif len(ids) > self.max_model_len:
-            said = f"this model's maximum context length is {self.max_model_len} tokens, and the input has {len(ids)}"
-            raise ContextLengthExceeded(said, "input")
+            message = f"this model's maximum context length is {self.max_model_len} tokens, and the input has {len(ids)}"
+            raise ContextLengthExceeded(message, "input")
         if request.pooling == "logits":
             self._check_labels(request.label_ids)
         if not continues:
@@ -92,11 +92,11 @@ class Admission:
             request, self.max_queued_seqs, self.max_queued_tokens
         ):
             return
-        said = f"{queued} requests" if too_many else f"requests of {waiting.tokens} tokens"
+        cause = f"{queued} requests" if too_many else f"requests of {waiting.tokens} tokens"
         because = Because.QUEUED_SEQS if too_many else Because.QUEUED_TOKENS
         limit = self.max_queued_seqs if too_many else self.max_queued_tokens
         refusal = waiting.refusal(request, because, limit, wait)
-        raise Overloaded(f"{said} are waiting already", waiting.retry_after(request, wait), refusal=refusal)
+        raise Overloaded(f"{cause} are waiting already", waiting.retry_after(request, wait), refusal=refusal)
 
     def _check_output(self, request: Request) -> None:
         """What is to follow the prompt. Raises InvalidRequest or ContextLengthExceeded."""
@@ -118,8 +118,8 @@ class Admission:
         width = self.info.label_width
         if not label_ids or min(label_ids) < 0 or max(label_ids) >= width:
             head = "label" if self.info.num_labels else "vocabulary"
-            said = f"labels {label_ids} are asked for, and this model's {head} logits are {width}"
-            raise InvalidRequest(said, "model", "unsupported_value")
+            message = f"labels {label_ids} are asked for, and this model's {head} logits are {width}"
+            raise InvalidRequest(message, "model", "unsupported_value")
 
     def _check_ids(self, sampling: SamplingParams) -> None:
         """Raises InvalidRequest naming the setting that holds an id the model does not have."""

@@ -22,11 +22,11 @@ from engine.sequence import Sequence
 USUAL_ANSWER = 512
 """Tokens. Of answers that may be longer most are shorter. A guess that is too short lets callers in that are dropped later, one
 that is too long refuses callers that could be served until the first answers have ended."""
-_KEPT = math.exp(-1 / 32)
+_DECAY = math.exp(-1 / 32)
 """Weight that ended outputs keep each time another one ends."""
 _PRIOR = 2
 """Outputs of the length guessed before any ended that count with those that did: one short output says little."""
-_LEFT = 0.25
+_LEAST_SHARE = 0.25
 """Least share of the guess that an output is taken to go on, unless it ends for certain."""
 
 
@@ -49,8 +49,8 @@ def kind_of(request: Request) -> Kind:
 
 
 @dataclass(slots=True)
-class Asked:
-    """What requests have asked for, added up by kind: tokens of `sure` and `short` ones, the number of `open` ones."""
+class OutputLimits:
+    """Limits of the outputs of requests, added up by kind: tokens of `sure` and `short` ones, the number of `open` ones."""
 
     sure: float = 0.0
     short: float = 0.0
@@ -66,13 +66,13 @@ class Asked:
         elif kind is Kind.OPEN:
             self.open += change
 
-    def part(self, share: float) -> Asked:
+    def part(self, share: float) -> OutputLimits:
         """Return a share of it."""
-        return Asked(self.sure * share, self.short * share, self.open * share)
+        return OutputLimits(self.sure * share, self.short * share, self.open * share)
 
-    def plus(self, other: Asked) -> Asked:
+    def plus(self, other: OutputLimits) -> OutputLimits:
         """Return the sum."""
-        return Asked(self.sure + other.sure, self.short + other.short, self.open + other.open)
+        return OutputLimits(self.sure + other.sure, self.short + other.short, self.open + other.open)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +82,9 @@ class Guess:
     short: float = 1.0
     open: float = USUAL_ANSWER
 
-    def total(self, asked: Asked) -> float:
+    def total(self, limits: OutputLimits) -> float:
         """Tokens of all outputs."""
-        return asked.sure + self.short * asked.short + self.open * asked.open
+        return limits.sure + self.short * limits.short + self.open * limits.open
 
     def left(self, seq: Sequence) -> float:
         """Tokens of a running sequence's output that are still to come."""
@@ -94,7 +94,7 @@ class Guess:
         if kind is Kind.SURE:
             return most - there
         whole = self.short * most if kind is Kind.SHORT else min(most, self.open)
-        return min(most - there, max(whole - there, _LEFT * whole))
+        return min(most - there, max(whole - there, _LEAST_SHARE * whole))
 
 
 class AnswerLengths:
@@ -103,7 +103,7 @@ class AnswerLengths:
     def __init__(self) -> None:
         self._tokens = {Kind.SHORT: 0.0, Kind.OPEN: 0.0}
         """Tokens of outputs that have ended, those that ended last counting most."""
-        self._asked = {Kind.SHORT: 0.0, Kind.OPEN: 0.0}
+        self._limits = {Kind.SHORT: 0.0, Kind.OPEN: 0.0}
         """The same of what they were guessed to have at first."""
         self._ends = {Kind.SHORT: 0.0, Kind.OPEN: 0.0}
         """The same of their number."""
@@ -112,9 +112,9 @@ class AnswerLengths:
         """A sequence that was started has ended."""
         if (kind := kind_of(seq.request)) not in self._tokens:
             return
-        self._tokens[kind] = self._tokens[kind] * _KEPT + len(seq.output_token_ids)
-        self._asked[kind] = self._asked[kind] * _KEPT + min(seq.request.max_tokens, USUAL_ANSWER)
-        self._ends[kind] = self._ends[kind] * _KEPT + 1
+        self._tokens[kind] = self._tokens[kind] * _DECAY + len(seq.output_token_ids)
+        self._limits[kind] = self._limits[kind] * _DECAY + min(seq.request.max_tokens, USUAL_ANSWER)
+        self._ends[kind] = self._ends[kind] * _DECAY + 1
 
     def guess(self, running: Iterable[Sequence]) -> Guess:
         """Return the guess by what has ended and what the `running` sequences have given."""
@@ -131,5 +131,5 @@ class AnswerLengths:
         """The tokens that outputs of a kind have as a share of what they were guessed to have at first."""
         if not self._ends[kind]:
             return 1.0
-        prior = _PRIOR * self._asked[kind] / self._ends[kind]
-        return (tokens + prior) / (self._asked[kind] + prior)
+        prior = _PRIOR * self._limits[kind] / self._ends[kind]
+        return (tokens + prior) / (self._limits[kind] + prior)

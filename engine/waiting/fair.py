@@ -57,7 +57,7 @@ class Fair:
         """Ids of sequences that wait or run."""
         self._holding: dict[str, set[int]] = {}
         """Ids of sequences with a slot."""
-        self._left: OrderedDict[str, float] = OrderedDict()
+        self._absent: OrderedDict[str, float] = OrderedDict()
         """When the tenants left that were here last and are not now; the one that left first comes first."""
 
     def group(self, request: Request) -> str:
@@ -76,7 +76,7 @@ class Fair:
 
     def _arrive(self, tenant: str) -> None:
         least = min((self._served[other] for other in self._live), default=0)
-        self._left.pop(tenant, None)
+        self._absent.pop(tenant, None)
         self._served[tenant] = max(self._served.get(tenant, 0), least - CREDIT)
         self._live[tenant] = set()
         if len(self._served) > MOST_TENANTS + len(self._live):
@@ -114,16 +114,16 @@ class Fair:
 
     def room(self, tenant: str | int, num_slots: int) -> int:
         """Return how many slots the tenant may take beside those it has, free or not, with a request that comes now."""
-        known = tenant in self._live or tenant in self._left
-        most = _most(num_slots) if self._several(0 if known else 1) else num_slots
+        is_active = tenant in self._live or tenant in self._absent
+        most = _most(num_slots) if self._several(0 if is_active else 1) else num_slots
         return max(0, most - len(self._holding.get(str(tenant), ())))
 
     def _several(self, coming: int = 0) -> bool:
         """Whether more than one tenant is here, or was `RESERVED_FOR` seconds ago, with those `coming` now."""
         long_ago = self._clock() - RESERVED_FOR
-        while self._left and next(iter(self._left.values())) < long_ago:
-            self._left.popitem(last=False)
-        return len(self._live) + len(self._left) + coming > 1
+        while self._absent and next(iter(self._absent.values())) < long_ago:
+            self._absent.popitem(last=False)
+        return len(self._live) + len(self._absent) + coming > 1
 
     def _in_turn(self, limits: dict[str, int], most: int) -> Iterator[Sequence]:
         """Return the first sequences of each tenant: as many as `limits` says, or `most` for other tenants."""
@@ -185,10 +185,10 @@ class Fair:
             self._served = dict.fromkeys(list(self._served)[-MOST_TENANTS:], 0)
 
     def _leave(self, tenant: str) -> None:
-        self._left.pop(tenant, None)
-        self._left[tenant] = self._clock()
-        if len(self._left) > MOST_TENANTS:
-            self._left.popitem(last=False)
+        self._absent.pop(tenant, None)
+        self._absent[tenant] = self._clock()
+        if len(self._absent) > MOST_TENANTS:
+            self._absent.popitem(last=False)
 
 
 def _place(entry: _Entry) -> _Place:

@@ -70,7 +70,7 @@ class Forecast:
         self._step_tokens = step_tokens
         self._num_slots = num_slots
         self._target_itl = target_itl
-        self._taken = self._expected = _PRIOR
+        self._measured = self._expected = _PRIOR
         self._decodes_taken = self._decodes_expected = 0.0
         """The same of steps with decodes alone."""
         self._first: float = _FIRST_STEPS * FIRST_CHUNK
@@ -80,19 +80,19 @@ class Forecast:
         """Record how long a step with this many prompt tokens and decodes took."""
         if decodes:
             self._first = max(0, self._first - prompt_tokens) if prompt_tokens else 0
-        kept = math.exp(-seconds / _MEMORY)
+        decay = math.exp(-seconds / _MEMORY)
         # What a step takes whatever it computes is in that of one decode.
         expected = prompt_tokens * self._pace.prompt_token + self._pace.decode_step(max(1, decodes))
-        self._taken = self._taken * kept + seconds
-        self._expected = self._expected * kept + expected
+        self._measured = self._measured * decay + seconds
+        self._expected = self._expected * decay + expected
         if decodes and not prompt_tokens:
-            self._decodes_taken = self._decodes_taken * kept + seconds
-            self._decodes_expected = self._decodes_expected * kept + expected
+            self._decodes_taken = self._decodes_taken * decay + seconds
+            self._decodes_expected = self._decodes_expected * decay + expected
 
     @property
     def _scale(self) -> float:
         """Factor by which steps take longer than the pace says."""
-        return self._taken / self._expected
+        return self._measured / self._expected
 
     def seconds(self, work: Work) -> float:
         """Return the seconds until all that work is done."""
@@ -114,17 +114,17 @@ class Forecast:
             share = together / tokens
             running += min(work.joining, max(1, round(work.joining * share)))
             tokens, count = tokens - together, max(1, round(count * (1 - share)))
-        left = max(0, work.running + work.coming + work.joining - running)
+        remaining = max(0, work.running + work.coming + work.joining - running)
         pieces = min(_PIECES, count) if tokens else 0
         for piece in range(pieces):
-            prompts.compute(tokens / pieces, running + round(left * piece / pieces))
+            prompts.compute(tokens / pieces, running + round(remaining * piece / pieces))
         return prompts.seconds
 
     def decode_step(self, num_seqs: int) -> float:
         """Return the seconds of a step with one token of each of so many sequences. Before such steps were measured alone they
         are taken to be as much slower than the pace as all steps are."""
-        taken = self._decodes_taken + _PRIOR * self._scale
-        scale = taken / (self._decodes_expected + _PRIOR)
+        measured = self._decodes_taken + _PRIOR * self._scale
+        scale = measured / (self._decodes_expected + _PRIOR)
         return scale * self._pace.decode_step(min(num_seqs, self._num_slots))
 
     def prompt(self, tokens: float) -> float:

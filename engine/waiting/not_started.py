@@ -24,7 +24,7 @@ class NotStarted:
     def __init__(self, patience: float = math.inf, clock: Callable[[], float] = lambda: 0.0) -> None:
         self._patience = patience
         self._clock = clock
-        self._came: dict[Sequence, float] = {}
+        self._arrivals: dict[Sequence, float] = {}
         """Time of the clock; the sequence that waits longest comes first. Those over `patience` are gone from it."""
         self._since: dict[Sequence, float] = {}
         """The same for all that wait."""
@@ -39,7 +39,7 @@ class NotStarted:
         """Record that a sequence waits."""
         if seq.output_token_ids:
             return  # a resumed stream: it was started elsewhere
-        self._came[seq] = self._since[seq] = self._clock()
+        self._arrivals[seq] = self._since[seq] = self._clock()
         if seq.context.deadline is not None:
             heapq.heappush(self._deadlines, (seq.context.deadline, seq.seq_id, seq))
             self._with_deadline.add(seq)
@@ -59,7 +59,7 @@ class NotStarted:
 
     def remove(self, seq: Sequence) -> None:
         """Record that a sequence no longer waits."""
-        self._came.pop(seq, None)
+        self._arrivals.pop(seq, None)
         self._since.pop(seq, None)
         self._with_deadline.discard(seq)
         if len(self._deadlines) > 2 * len(self._with_deadline) + _SPARE:
@@ -79,11 +79,11 @@ class NotStarted:
 
     def out_of_patience(self, now: float) -> Iterator[Sequence]:
         """Sequences that have waited for `patience` seconds, each once."""
-        while self._came:
-            seq, came = next(iter(self._came.items()))
-            if now < came + self._patience:
+        while self._arrivals:
+            seq, arrival = next(iter(self._arrivals.items()))
+            if now < arrival + self._patience:
                 return
-            del self._came[seq]
+            del self._arrivals[seq]
             if seq.mailbox not in self._calls_started:
                 yield seq
 
@@ -94,6 +94,6 @@ class NotStarted:
     def next_at(self) -> float | None:
         """By the clock: when to look again for sequences over their limit, at the latest. None if no sequence waits."""
         times = [self._deadlines[0][0]] if self._deadlines else []
-        if self._came and self._patience != math.inf:
-            times.append(next(iter(self._came.values())) + self._patience)
+        if self._arrivals and self._patience != math.inf:
+            times.append(next(iter(self._arrivals.values())) + self._patience)
         return min(times, default=None)

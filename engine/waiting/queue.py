@@ -10,7 +10,7 @@ from engine.refusal import Because, Refusal
 from engine.request import Request
 from engine.sequence import Sequence
 from engine.story import WaitReason
-from engine.waiting.answers import Asked
+from engine.waiting.answers import OutputLimits
 from engine.waiting.forecast import Forecast, SharedPrefixes, streams
 from engine.waiting.not_started import NotStarted
 from engine.waiting.order import Fcfs, QueuePolicy
@@ -152,7 +152,7 @@ class WaitingQueue:
         group.tokens += tokens
         group.fresh += change * self._fresh[seq]
         group.joining += change * streams(seq.request)
-        group.asked.add(seq.request, change)
+        group.limits.add(seq.request, change)
         if not group.count:
             del self._groups[key]
 
@@ -200,10 +200,10 @@ class WaitingQueue:
         """Seconds, about, until a request that comes now is started. 0 if nothing is before it, or nothing was measured yet and
         there is no forecast."""
         own, group = self.policy.group(request), self.policy.group
-        ahead, kept = self.ahead(request), 0
+        ahead, num_kept = self.ahead(request), 0
         if self.policy.keeps_slots:
-            ahead, kept = self._with_kept_slots(own, ahead)
-        return self.estimate.wait(ahead, lambda started: self._precedes(group(started), own), kept)
+            ahead, num_kept = self._with_kept_slots(own, ahead)
+        return self.estimate.wait(ahead, lambda started: self._precedes(group(started), own), num_kept)
 
     def _with_kept_slots(self, own: str | int, ahead: Waiting) -> tuple[Waiting, int]:
         """Return what is started before a request of group `own`, and how many free slots are kept for others. If there is a
@@ -248,7 +248,7 @@ def _sum(groups: Iterable[Waiting]) -> Waiting:
         total.tokens += one.tokens
         total.fresh += one.fresh
         total.joining += one.joining
-        total.asked = total.asked.plus(one.asked)
+        total.limits = total.limits.plus(one.limits)
     return total
 
 
@@ -256,5 +256,5 @@ def _first(group: Waiting, most: int, most_tokens: int) -> Waiting:
     """Return the first sequences of a group, up to a number of sequences and tokens; all are assumed to be alike."""
     count, tokens = min(group.count, most), min(group.tokens, most_tokens)
     share = tokens / group.tokens if group.tokens else 0.0
-    asked = group.asked.part(count / group.count) if group.count else Asked()
-    return Waiting(count, tokens, group.fresh * share, min(group.joining, count), asked)
+    limits = group.limits.part(count / group.count) if group.count else OutputLimits()
+    return Waiting(count, tokens, group.fresh * share, min(group.joining, count), limits)

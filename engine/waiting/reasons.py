@@ -14,9 +14,9 @@ _NOTHING = 1e-9
 
 @dataclass(slots=True)
 class _Wait:
-    """One sequence's wait. Its seconds by reason are the totals' growth since `begun`, corrected by `shift`."""
+    """One sequence's wait. Its seconds by reason are the totals' growth since `totals_before`, corrected by `shift`."""
 
-    begun: dict[WaitReason, float]
+    totals_before: dict[WaitReason, float]
     shift: dict[WaitReason, float] = field(default_factory=dict)
     """Seconds that the queue spent for its reason and this sequence for one of its own: they sum to 0."""
 
@@ -97,7 +97,10 @@ class WaitReasons:
             return {}
         self._settle_one(seq)
         shift = wait.shift
-        spent = ((one, total - wait.begun[one] + shift.get(one, 0.0)) for one, total in self._totals.items())
+        spent = (
+            (one, total - wait.totals_before[one] + shift.get(one, 0.0))
+            for one, total in self._totals.items()
+        )
         return {one: seconds for one, seconds in spent if seconds > _NOTHING}
 
     # -- time ----------------------------------------------------------------------------------------------------------

@@ -52,13 +52,13 @@ class SecondLook:
             return
         self._next_at = now + _PAUSE
         in_time, looks = set[str | int](), 0
-        for came, seq in reversed(list(self._young)):
+        for arrival, seq in reversed(list(self._young)):
             if looks == _MOST:
                 return
             if seq.status is not SequenceStatus.WAITING or (own := group(seq)) in in_time:
                 continue
             looks += 1
-            seconds, waited = wait(seq), now - came
+            seconds, waited = wait(seq), now - arrival
             if seconds <= _DOUBT * (self._patience - waited):
                 in_time.add(own)
             else:

@@ -11,30 +11,30 @@ from typing import Protocol
 
 from engine.request import Request
 from engine.sequence import Sequence
-from engine.waiting.answers import AnswerLengths, Asked, Guess
+from engine.waiting.answers import AnswerLengths, Guess, OutputLimits
 from engine.waiting.forecast import Forecast, Work, streams
 
 _MEMORY = 10.0
 """Seconds of computing prompts after which a measurement of their pace counts 1/e."""
 _ENOUGH = 1.0
 """Seconds of computing prompts before their pace says anything: the first steps of a cold executor are many times as slow."""
-_HELD = 0.8
+_USED_SHARE = 0.8
 """Share of outputs that is in the KV pool while sequences give way to each other: between half and all of them."""
 _GAIN_SMOOTHING = 0.1
-_KEPT = math.exp(-1 / 32)
+_DECAY = math.exp(-1 / 32)
 """Weight that the durations of earlier sequences keep each time another sequence ends."""
 
 
 @dataclass(slots=True)
 class Waiting:
     """`count` sequences with `tokens` tokens of prompts, `fresh` of them not shared with earlier prompts; decode steps follow the
-    prompts of `joining` sequences, whose outputs `asked` tells."""
+    prompts of `joining` sequences, whose outputs `limits` tells."""
 
     count: int = 0
     tokens: int = 0
     fresh: float = 0
     joining: int = 0
-    asked: Asked = field(default_factory=Asked)
+    limits: OutputLimits = field(default_factory=OutputLimits)
 
 
 class StepSize(Protocol):
@@ -72,7 +72,7 @@ class WaitEstimate:
         self._prompt_tokens = 0.0
         self._started: dict[Sequence, float] = {}
         """When each sequence that has not ended was admitted first, by `_worked`; the oldest first."""
-        self._took = 0.0
+        self._run_seconds = 0.0
         self._ended = 0.0
         self._lengths = AnswerLengths()
         self._gain = 1.0
@@ -102,8 +102,8 @@ class WaitEstimate:
     def end(self, seq: Sequence) -> None:
         """Record that a started sequence has ended."""
         started = self._started.pop(seq)
-        self._took = self._took * _KEPT + max(0.0, self._worked() - started)
-        self._ended = self._ended * _KEPT + 1
+        self._run_seconds = self._run_seconds * _DECAY + max(0.0, self._worked() - started)
+        self._ended = self._ended * _DECAY + 1
         self._lengths.learn(seq)
 
     def gained(self, tokens: float) -> None:
@@ -145,10 +145,10 @@ class WaitEstimate:
             self._away += max(0.0, self._moved - seconds - self._stopped)
             self._stopped = None
         if prompt_tokens:
-            kept = math.exp(-seconds / _MEMORY)
-            self._prompt_seconds = self._prompt_seconds * kept + seconds
-            self._prompt_tokens = self._prompt_tokens * kept + prompt_tokens
-            self._trust *= kept
+            decay = math.exp(-seconds / _MEMORY)
+            self._prompt_seconds = self._prompt_seconds * decay + seconds
+            self._prompt_tokens = self._prompt_tokens * decay + prompt_tokens
+            self._trust *= decay
 
     # -- how long ------------------------------------------------------------------------------------------------------
 
@@ -157,16 +157,16 @@ class WaitEstimate:
         """Number of sequences that were started and have not ended."""
         return len(self._started)
 
-    def wait(self, ahead: Waiting, goes_first: Callable[[Request], bool], kept: int = 0) -> float:
+    def wait(self, ahead: Waiting, goes_first: Callable[[Request], bool], num_kept: int = 0) -> float:
         """Seconds, about, until a request with `ahead` before it is started. `goes_first` says of a running request whether the
-        rest of its prompt is computed before. `kept` free slots are not for it."""
+        rest of its prompt is computed before. `num_kept` free slots are not for it."""
         by_tokens = self._until_computed(ahead, goes_first)
         if self.forecast is None:
             if not ahead.count:
                 return by_tokens
-            free = self._capacity - kept - len(self._started)
+            free = self._capacity - num_kept - len(self._started)
             return max(by_tokens, self._until_ended(ahead.count + 1 - free))
-        return max(by_tokens, self._until_computed_to_the_end(self.forecast, ahead, kept))
+        return max(by_tokens, self._until_computed_to_the_end(self.forecast, ahead, num_kept))
 
     @property
     def _measured(self) -> bool:
@@ -187,12 +187,12 @@ class WaitEstimate:
         """What is computed first: steps in flight, the rest of prompts that were started, and what waits ahead."""
         rest = running = coming = 0
         for seq in self._started:
-            left = max(0, seq.num_uncomputed_tokens - 1)
+            remaining = max(0, seq.num_uncomputed_tokens - 1)
             more = streams(seq.request)
-            if not left:
+            if not remaining:
                 running += more
             elif goes_first(seq.request):
-                rest, coming = rest + left, coming + more
+                rest, coming = rest + remaining, coming + more
         return Work(
             in_flight=sum(step.num_prompt_tokens for step in self._steps),
             decodes=max((step.num_decodes for step in self._steps), default=0),
@@ -209,41 +209,41 @@ class WaitEstimate:
         """Seconds until `count` sequences have ended, those that will be admitted meanwhile included, by how long others took."""
         if not self._ended:
             return 0.0
-        each = self._took / self._ended
+        each = self._run_seconds / self._ended
         rounds, number = divmod(count - 1, self._capacity)
         started = next(islice(self._started.values(), number, None), None)
-        left = each if started is None else min(each, max(0.0, started + each - self._worked()))
-        return rounds * each + left
+        remaining = each if started is None else min(each, max(0.0, started + each - self._worked()))
+        return rounds * each + remaining
 
-    def _until_computed_to_the_end(self, forecast: Forecast, ahead: Waiting, kept: int) -> float:
+    def _until_computed_to_the_end(self, forecast: Forecast, ahead: Waiting, num_kept: int) -> float:
         """Seconds until there is a slot, by the tokens that are left to those that have one. Those that wait get the slots in
         turn, each for the same time: that of its tokens, and of the prompts of all others, which every stream waits for."""
         guess = self._lengths.guess(self._started)
         slots = min(self._capacity, self._fitting(guess, ahead)) if ahead.count else self._num_slots
-        slots = max(1, min(slots, self._num_slots - kept))
+        slots = max(1, min(slots, self._num_slots - num_kept))
         count = ahead.count + 1 - (slots - len(self._started))
         if count <= 0:
             return 0.0
         token = forecast.decode_step(slots) / self._gain
         rest = forecast.prompt(sum(max(0, seq.num_uncomputed_tokens - 1) for seq in self._started))
-        left = [guess.left(seq) * token + rest for seq in self._started]
+        ends = [guess.left(seq) * token + rest for seq in self._started]
         if not ahead.count:  # all slots are taken, and the next that is free is this request's
-            return min(left)
+            return min(ends)
         prompts = forecast.prompt(ahead.fresh / ahead.count)
         if self._measured:  # the cache may hold more of them than can be told beforehand
             prompts = min(prompts, ahead.tokens / ahead.count * self._prompt_seconds / self._prompt_tokens)
-        each = guess.total(ahead.asked) / ahead.count * token + slots * prompts
-        left += [each + rest] * (slots - len(left))
+        each = guess.total(ahead.limits) / ahead.count * token + slots * prompts
+        ends += [each + rest] * (slots - len(ends))
         rounds, number = divmod(count - 1, slots)
-        return sorted(left)[number] + rounds * each
+        return sorted(ends)[number] + rounds * each
 
     def _fitting(self, guess: Guess, ahead: Waiting) -> int:
         """How many sequences the KV pool has room for: those that run and those that wait are alike, and not all of them are at
         the end of their output at once."""
         if self._kv_tokens == math.inf:
             return self._num_slots
-        tokens = ahead.fresh + _HELD * guess.total(ahead.asked)
+        tokens = ahead.fresh + _USED_SHARE * guess.total(ahead.limits)
         for seq in self._started:
-            tokens += seq.num_known_tokens - seq.num_cached_tokens + _HELD * guess.left(seq)
+            tokens += seq.num_known_tokens - seq.num_cached_tokens + _USED_SHARE * guess.left(seq)
         each = tokens / (ahead.count + len(self._started))
         return max(1, min(self._num_slots, int(self._kv_tokens / max(1.0, each))))

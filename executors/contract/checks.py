@@ -35,8 +35,8 @@ def check_arrays(batch: UnifiedBatch) -> None:
         raise InvalidInput(f"pending has {len(batch.pending)} entries for {total} tokens")
     if n > 1 and (len(set(batch.seq_ids.tolist())) != n or len(set(batch.slots.tolist())) != n):
         raise InvalidInput("a sequence or slot occurs twice in one step")
-    if (wanted := batch.drafts_wanted) is not None and (len(wanted) != n or wanted.min() < 0):
-        raise InvalidInput(f"drafts_wanted has {len(wanted)} entries for {n} items, or one below 0")
+    if (most_drafts := batch.drafts_wanted) is not None and (len(most_drafts) != n or most_drafts.min() < 0):
+        raise InvalidInput(f"drafts_wanted has {len(most_drafts)} entries for {n} items, or one below 0")
     drafts = batch.num_draft_tokens
     if not drafts.any():
         return
@@ -52,8 +52,8 @@ def check_limits(
     """Check the batch against the executor's facts; `check_arrays` must have passed. Raises InvalidInput."""
     if len(batch) > max_batch_size:
         raise InvalidInput(f"{len(batch)} items exceed the largest batch, {max_batch_size}")
-    known = batch.token_ids if batch.pending is None else batch.token_ids[~batch.pending]
-    if len(known) and (known.min() < 0 or known.max() >= logits_width):
+    known_ids = batch.token_ids if batch.pending is None else batch.token_ids[~batch.pending]
+    if len(known_ids) and (known_ids.min() < 0 or known_ids.max() >= logits_width):
         raise InvalidInput(f"a token id is outside 0..{logits_width - 1}")
     if len(batch) and int((batch.pos_offsets + batch.num_q_tokens).max()) > max_sequence_length:
         raise InvalidInput(f"a sequence would exceed {max_sequence_length} tokens")
@@ -62,8 +62,10 @@ def check_limits(
 def check_pooling(start: SequenceStart, label_width: int) -> None:
     """Check what a sequence asks for in place of tokens; `label_width` of the model's `ModelInfo`. Raises InvalidInput."""
     if start.pooling not in (None, *POOLINGS):
-        known = ", ".join(POOLINGS)
-        raise InvalidInput(f"sequence {start.seq_id}: pooling {start.pooling!r} is unknown; known: {known}")
+        supported = ", ".join(POOLINGS)
+        raise InvalidInput(
+            f"sequence {start.seq_id}: pooling {start.pooling!r} is unknown; known: {supported}"
+        )
     if start.pooling != "logits":
         return
     ids = start.label_ids
@@ -122,10 +124,10 @@ def _check_drafts(batch: UnifiedBatch, output: UnifiedOutput) -> None:
     drafts = output.drafts
     if drafts is None:
         return
-    counts, ids, wanted = drafts.counts, drafts.token_ids, batch.drafts_wanted
+    counts, ids, most_drafts = drafts.counts, drafts.token_ids, batch.drafts_wanted
     if counts.dtype != np.int32 or ids.dtype != np.int32:
         raise StepFailed(f"an answer with drafts of {counts.dtype} and {ids.dtype}, not int32")
-    if wanted is None or len(counts) != len(batch) or (counts < 0).any() or (counts > wanted).any():
+    if most_drafts is None or len(counts) != len(batch) or (counts < 0).any() or (counts > most_drafts).any():
         raise StepFailed("an answer with drafts that were not asked for")
     if (counts[~batch.is_final_chunk] > 0).any():
         raise StepFailed("an answer with drafts for an intermediate chunk")

@@ -110,10 +110,10 @@ class ItemFault(enum.StrEnum):
     @property
     def message(self) -> str:
         """A sentence without its full stop, for `ItemOutput.error`."""
-        return _SAID[self]
+        return _MESSAGES[self]
 
 
-_SAID = {
+_MESSAGES = {
     ItemFault.EXECUTOR: "the executor has no result for this sequence",
     ItemFault.NOT_FINITE: "the model's logits are not finite numbers",
     ItemFault.NOTHING_LEFT: "the sampling settings forbid every token",

@@ -42,27 +42,27 @@ def executor_error(error: BaseException) -> ExecutorError:
         return error
     if (why := no_memory(error)) is not None:
         return OutOfMemory(why)
-    said = f"{type(error).__name__}: {_joined(error)}"
+    message = f"{type(error).__name__}: {_joined(error)}"
     # Of other kinds, a text may quote what a client wrote.
-    lost = isinstance(error, RuntimeError) and _LOST_DEVICE.search(str(error)) is not None
-    if lost or type(error).__name__ == "AcceleratorError":
-        return ExecutorDied(said)
-    return StepFailed(said)
+    is_lost_device = isinstance(error, RuntimeError) and _LOST_DEVICE.search(str(error)) is not None
+    if is_lost_device or type(error).__name__ == "AcceleratorError":
+        return ExecutorDied(message)
+    return StepFailed(message)
 
 
 def no_device_memory(error: BaseException) -> str | None:
     """In a line, what memory of a device was not there; None where that is not what the error says."""
-    found: BaseException | None = error
+    cause: BaseException | None = error
     for _ in range(8):  # no chain of errors is as long, and one may be a circle
-        if type(found).__name__ == "OutOfMemoryError":
-            return _line(found)
-        if not isinstance(found, RuntimeError):  # of other kinds, a text may quote what a client wrote
+        if type(cause).__name__ == "OutOfMemoryError":
+            return _line(cause)
+        if not isinstance(cause, RuntimeError):  # of other kinds, a text may quote what a client wrote
             return None
-        if _OF_DEVICE.search(str(found)):
-            return f"{type(found).__name__}: {_line(found)}"
-        if not _HIDDEN.search(str(found)):
+        if _OF_DEVICE.search(str(cause)):
+            return f"{type(cause).__name__}: {_line(cause)}"
+        if not _HIDDEN.search(str(cause)):
             return None
-        found = found.__cause__ or found.__context__
+        cause = cause.__cause__ or cause.__context__
     return None
 
 

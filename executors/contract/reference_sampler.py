@@ -118,10 +118,10 @@ def probabilities(logits: Row, params: SamplingParams) -> NDArray[np.float64]:
 def _until(weights: NDArray[np.float64], order: NDArray[np.int64], mass: float) -> NDArray[np.float64]:
     """The weights, renormalised, of the first tokens in `order` that together reach `mass`; at least one."""
     reached_before = np.cumsum(weights[order]) - weights[order]
-    kept = weights.copy()
-    kept[order[1:][reached_before[1:] >= mass]] = 0.0
-    kept /= kept.sum()
-    return kept
+    truncated = weights.copy()
+    truncated[order[1:][reached_before[1:] >= mass]] = 0.0
+    truncated /= truncated.sum()
+    return truncated
 
 
 def choose(logits: Row, params: SamplingParams, position: int, history: TokenHistory | None = None) -> int:

@@ -190,15 +190,15 @@ class SamplingAdapter(BatchModelExecutor):
         for start in batch.starts:
             if start.sampling is not None:
                 start.sampling.check_ids(self.inner.info().logits_width)
-        sent = replace(batch, starts=tuple(replace(start, sampling=None) for start in batch.starts))
+        plain = replace(batch, starts=tuple(replace(start, sampling=None) for start in batch.starts))
         if batch.pending is not None and batch.pending.any():
-            sent = replace(sent, token_ids=fill_pending(batch, batch.pending, self._recall), pending=None)
-        outputs = await self.inner.unified_decode(sent)
+            plain = replace(plain, token_ids=fill_pending(batch, batch.pending, self._recall), pending=None)
+        outputs = await self.inner.unified_decode(plain)
         for start in batch.starts:
             self._sequences[start.seq_id] = start
             if start.sampling is not None and start.sampling.needs_history:
                 self._histories[start.seq_id] = TokenHistory.of(start)
-        items = [self._sample_item(sent, i, outputs[i]) for i in range(len(outputs))]
+        items = [self._sample_item(plain, i, outputs[i]) for i in range(len(outputs))]
         return UnifiedOutput.from_items(items)
 
     def _recall(self, seq_id: int, position: int) -> int:

@@ -95,8 +95,8 @@ class SlotTable:
                 raise InvalidInput(f"there is no block table of slot {slot}, group {group}")
             if slot not in started and self._starts[slot] is None:
                 raise InvalidInput(f"block table of slot {slot}: the slot is empty")
-            held = lengths.get((group, slot), 0 if slot in started else int(self.num_blocks[group, slot]))
-            if count < 0 or not 0 <= first <= held or first + count > self.block_tables[group].shape[1]:
+            length = lengths.get((group, slot), 0 if slot in started else int(self.num_blocks[group, slot]))
+            if count < 0 or not 0 <= first <= length or first + count > self.block_tables[group].shape[1]:
                 raise InvalidInput(
                     f"block table of slot {slot}: cannot write {count} ids from index {first} on"
                 )
@@ -115,10 +115,10 @@ class SlotTable:
             return False
         if max(starts) >= self.block_tables[0].shape[1]:
             return False
-        held = self.num_blocks[0, tables.slots].tolist()
+        lengths = self.num_blocks[0, tables.slots].tolist()
         return all(
             start <= blocks and self._starts[slot] is not None
-            for slot, start, blocks in zip(slots, starts, held, strict=True)
+            for slot, start, blocks in zip(slots, starts, lengths, strict=True)
         )
 
     def _check_starts(self, batch: UnifiedBatch) -> dict[int, int]:
@@ -128,9 +128,9 @@ class SlotTable:
         for start in batch.starts:
             if not 0 <= start.slot < self.num_slots:
                 raise InvalidInput(f"slot {start.slot} is outside 0..{self.num_slots - 1}")
-            held = self._starts[start.slot]
-            if held is not None and held.seq_id != start.seq_id:
-                raise InvalidInput(f"slot {start.slot} still belongs to sequence {held.seq_id}")
+            owner = self._starts[start.slot]
+            if owner is not None and owner.seq_id != start.seq_id:
+                raise InvalidInput(f"slot {start.slot} still belongs to sequence {owner.seq_id}")
             if start.slot in started or start.seq_id in seq_ids:
                 raise InvalidInput(f"sequence {start.seq_id} or slot {start.slot} is started twice")
             if self._slot_of.get(start.seq_id, start.slot) != start.slot:
@@ -169,15 +169,15 @@ class SlotTable:
 
         Raises InvalidInput when the tokens before `position` were never added.
         """
-        length, held = self._hidden.get(slot, (0, np.zeros_like(total)))
+        length, total_before = self._hidden.get(slot, (0, np.zeros_like(total)))
         if position == 0:
-            length, held = 0, np.zeros_like(total)
+            length, total_before = 0, np.zeros_like(total)
         if length != position:
             raise InvalidInput(
                 f"slot {slot}: mean pooling from position {position} on, but {length} tokens were seen"
             )
-        self._hidden[slot] = (length + count, held + total)
-        return held + total
+        self._hidden[slot] = (length + count, total_before + total)
+        return total_before + total
 
     def history_of(self, slot: int) -> TokenHistory:
         """The tokens of the sequence in a slot, created from its start on the first call; the caller keeps it up to date.

@@ -197,8 +197,8 @@ def _tasks(batch: UnifiedBatch, table: SlotTable) -> list[_Task]:
         item = task.item
         if item.is_final_chunk and item.sampling is not None and item.sampling.needs_history:
             task.history = table.history_of(task.slot)
-            known = len(item.q_tokens) - item.num_draft_tokens
-            task.history.sync(item.pos_offset, item.q_tokens[:known].tolist())
+            num_known = len(item.q_tokens) - item.num_draft_tokens
+            task.history.sync(item.pos_offset, item.q_tokens[:num_known].tolist())
     return tasks
 
 
@@ -226,8 +226,8 @@ async def _prefill(executor: SplitForwards, table: SlotTable, tasks: list[_Task]
             if item.is_final_chunk:
                 task.pooled = output.last_token_logits()[list(item.label_ids)].astype(np.float32)
         elif item.pooling is not None and output.hidden_states is None:
-            said = "this executor returns no hidden states, which embeddings are made from"
-            task.failed = ItemOutput(error=said)
+            message = "this executor returns no hidden states, which embeddings are made from"
+            task.failed = ItemOutput(error=message)
         elif item.pooling is not None:
             pooled = _pool(table, task, output)
             task.pooled = pooled if item.is_final_chunk else None
@@ -298,8 +298,8 @@ def _take(executor: SplitForwards, task: _Task, output: PrefillOutput | DecodeOu
         _sample_here(task, task.item.sampling, task.history, output.last_token_logits())
     elif output.sampled is None and output.logits is not None:
         # SamplingAdapter's way to say so: logits that were not asked for, and no token drawn from them.
-        said = f"{ItemFault.NOT_FINITE.message}, or {ItemFault.NOTHING_LEFT.message}"
-        task.failed, task.going = ItemOutput(error=said), False
+        message = f"{ItemFault.NOT_FINITE.message}, or {ItemFault.NOTHING_LEFT.message}"
+        task.failed, task.going = ItemOutput(error=message), False
     elif output.sampled is None:
         raise Unsupported(f"{type(executor).__name__} does not sample; wrap it in SamplingAdapter")
     else:

@@ -181,11 +181,11 @@ def interpolated(points: Sequence[tuple[int, float]], at: int) -> float:
     if at <= 0:
         return 0.0
     before, after = points[0], points[-1]
-    for known in points:
-        if known[0] <= at:
-            before = known
+    for point in points:
+        if point[0] <= at:
+            before = point
         else:
-            after = known
+            after = point
             break
     if at <= before[0] or at >= after[0]:
         return before[1] if at <= before[0] else after[1]

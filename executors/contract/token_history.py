@@ -26,16 +26,16 @@ class TokenHistory:
     def __init__(
         self, prompt: Sequence[int] | NDArray[np.integer], output: Sequence[int] | NDArray[np.integer] = ()
     ) -> None:
-        seen = np.unique(np.asarray(prompt, np.int64))
+        prompt_ids = np.unique(np.asarray(prompt, np.int64))
         self.prompt_len = len(prompt)
         self.output: list[int] = []
-        self._num = len(seen)
+        self._num = len(prompt_ids)
         self._ids = np.zeros(max(64, 2 * self._num), np.int64)
-        self._ids[: self._num] = seen
+        self._ids[: self._num] = prompt_ids
         self._counts = np.zeros(len(self._ids), np.int32)
         self._in_prompt = np.zeros(len(self._ids), np.bool_)
         self._in_prompt[: self._num] = True
-        self._place = {int(token): i for i, token in enumerate(seen)}
+        self._place = {int(token): i for i, token in enumerate(prompt_ids)}
         for token in output:
             self.append(int(token))
 
@@ -93,15 +93,15 @@ class TokenHistory:
             raise InvalidInput(f"the sampler knows {len(self)} tokens of a sequence that is at {position}")
         for place in range(first, end):
             token = int(tokens[place - position])
-            known = place < len(self)
+            is_recorded = place < len(self)
             if pending is not None and pending[place - position]:
-                if not known:
+                if not is_recorded:
                     raise InvalidInput(f"no token was sampled for position {place}, it cannot be pending")
                 continue
-            if known and self.output[place - self.prompt_len] != token:
+            if is_recorded and self.output[place - self.prompt_len] != token:
                 self.truncate(place)
-                known = False
-            if not known:
+                is_recorded = False
+            if not is_recorded:
                 self.append(token)
         self.truncate(max(end, self.prompt_len))
 

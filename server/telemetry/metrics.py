@@ -426,7 +426,7 @@ class _AdapterCollector(Collector):
         yield _gauge(
             "cohort_lora_adapters_held",
             "Those of them in the executor's memory.",
-            sum(u.held for _, u in uses),
+            sum(u.is_loaded for _, u in uses),
         )
         yield _counter("cohort_lora_loads", "Adapters loaded into the executor.", loads)
         yield _counter("cohort_lora_evictions", "Adapters that gave way to another one.", evictions)

@@ -82,7 +82,7 @@ async def test_more_adapters_than_are_held_take_turns() -> None:
         got = await asyncio.gather(*(tokens(core, with_adapter(one)) for one in digests * 2))
         assert got == [expected(one, 8) for one in digests * 2]
         assert core.adapter_moves[1] >= 6
-        assert sum(use.held for use in core.adapter_uses()) == 2
+        assert sum(use.is_loaded for use in core.adapter_uses()) == 2
 
 
 async def test_a_prefix_is_shared_within_an_adapter_and_not_between_them() -> None:
@@ -105,7 +105,7 @@ async def test_one_that_waits_for_its_adapter_holds_up_nobody() -> None:
 
     async with serving(1, "ba", made) as core:
         # "b" was held first and gave way to nothing: "a" was tried and let go.
-        assert [use.held for use in core.adapter_uses()] == [True, False]
+        assert [use.is_loaded for use in core.adapter_uses()] == [True, False]
         assert await tokens(core, with_adapter("a")) == expected("a", 8)
         made.load_adapter = slow
         waits = asyncio.create_task(tokens(core, with_adapter("b")))
@@ -134,7 +134,7 @@ async def test_additions_that_take_the_room_of_a_load_have_it() -> None:
         table.look(tuple, [])
         await asyncio.gather(*additions)
         await until(lambda: table._task is None)
-        assert {use.digest for use in table.uses([], []) if use.held} == set(expected_held)
+        assert {use.digest for use in table.uses([], []) if use.is_loaded} == set(expected_held)
     assert table.ready(waits)
     assert await table.add("e", "/e"), "there is still room to try one"
     await made.shutdown()

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tools.names import verb_names
 from tools.structure import circles, equal_lines, long_functions, room_of, rooms
 
 
@@ -58,3 +59,19 @@ def test_equal_lines(tmp_path: Path) -> None:
     [problem] = equal_lines([one, two], most=6)
     assert problem.startswith(f"{two}:4:") and f"{one}:2" in problem
     assert list(equal_lines([one, two], most=9)) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("said = 1", 1), ("_held: int = 0", 1), ("self._taken = 1", 1), ("def f(found): ...", 1), ("def f(*, begun=1): ...", 1),
+        ("for kept in x: ...", 1), ("a, known = x", 1), ("if (wanted := x): ...", 1), ("f = lambda seen: 0", 1),
+        ("class C:\n    asked: int", 1), ("with x as held: ...", 1), ("left = 3", 1), ("[told for told in x]", 1),
+        ("left, right = x", 0), ("num_kept = 1", 0), ("drafts_wanted = 1", 0), ("x.held()", 0), ("f(said)", 0),
+        ("def held(self): ...", 0),
+    ],
+)  # fmt: skip
+def test_names_that_are_verbs(source: str, expected: int, tmp_path: Path) -> None:
+    file = tmp_path / "module.py"
+    file.write_text(source)
+    assert len(list(verb_names(file))) == expected

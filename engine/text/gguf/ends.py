@@ -39,26 +39,26 @@ def answer_ends(
     Files of old converters type such a token as ordinary text; it counts where the chat template writes it. Raises ConfigError
     for a key whose value is no id.
     """
-    named = [*eos]
+    listed = [*eos]
     for role in _SEVERAL:
-        named += _ids(metadata, f"tokenizer.ggml.{role}_token_ids")
+        listed += _ids(metadata, f"tokenizer.ggml.{role}_token_ids")
     for role in _ONE:
         one = metadata.integer(f"tokenizer.ggml.{role}_token_id")
-        named += [] if one is None else [one]
-    named = [i for i in named if 0 <= i < len(texts)]
+        listed += [] if one is None else [one]
+    listed = [i for i in listed if 0 <= i < len(texts)]
     template = metadata.text(_TEMPLATE, MAX_TEMPLATE_CHARS) or ""
-    found = [
+    by_text = [
         i
         for i, text in enumerate(texts)
         if (text in END_TEXTS and (types[i] != _NORMAL or text in template))
         or (text in CONTROL_TEXTS and types[i] == _CONTROL)
     ]
-    there = {texts[i] for i in found}
+    there = {texts[i] for i in by_text}
     if any(between <= there for between in _BETWEEN):
-        found = [i for i in found if texts[i] != "<|end|>"]
+        by_text = [i for i in by_text if texts[i] != "<|end|>"]
     if "<|tool_response>" in there:
-        found = [i for i in found if texts[i] != "</s>"]
-    return tuple(dict.fromkeys([*named, *found]))
+        by_text = [i for i in by_text if texts[i] != "</s>"]
+    return tuple(dict.fromkeys([*listed, *by_text]))
 
 
 def _ids(metadata: Metadata, key: str) -> list[int]:

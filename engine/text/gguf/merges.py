@@ -112,8 +112,8 @@ def _cuts(texts: list[str]) -> tuple[Ints, Ints, Ints, Ints]:
     inverses = np.cumprod(np.concatenate([[np.uint64(1)], np.full(sizes.max(), inverse)]), dtype=np.uint64)
     running = np.concatenate([[np.uint64(0)], np.cumsum(points * powers[place], dtype=np.uint64)])
     whole = running[first + sizes] - running[first]
-    known = np.flatnonzero(sizes)
-    table = known[np.argsort(whole[known])]
+    nonempty = np.flatnonzero(sizes)
+    table = nonempty[np.argsort(whole[nonempty])]
     hashes = whole[table]
     if (hashes[1:] == hashes[:-1]).any():
         at = int(np.flatnonzero(hashes[1:] == hashes[:-1])[0])
@@ -131,7 +131,7 @@ def _cuts(texts: list[str]) -> tuple[Ints, Ints, Ints, Ints]:
     rights = (running[ends] - running[inner]) * inverses[place[inner]]
     may = present[rights >> shift]
     inner, lefts, rights = inner[may], lefts[may], rights[may]
-    slots = [_places(hashes, wanted) for wanted in (lefts, rights)]
+    slots = [_places(hashes, keys) for keys in (lefts, rights)]
     hit = (hashes[slots[0]] == lefts) & (hashes[slots[1]] == rights)
     piece, length = owner[inner[hit]], place[inner[hit]]
     left, right = table[slots[0][hit]], table[slots[1][hit]]
@@ -139,9 +139,9 @@ def _cuts(texts: list[str]) -> tuple[Ints, Ints, Ints, Ints]:
     return piece[same], length[same], left[same], right[same]
 
 
-def _places(hashes: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any]) -> Ints:
-    """Index of the first of the sorted hashes that is not below each wanted one, at most the last; shape of `wanted`."""
-    order = np.argsort(wanted)  # in ascending order the search stays in the cache
-    places = np.empty(len(wanted), np.int64)
-    places[order] = np.minimum(np.searchsorted(hashes, wanted[order]), len(hashes) - 1)
+def _places(hashes: np.ndarray[Any, Any], keys: np.ndarray[Any, Any]) -> Ints:
+    """Index of the first of the sorted hashes that is not below each wanted one, at most the last; shape of `keys`."""
+    order = np.argsort(keys)  # in ascending order the search stays in the cache
+    places = np.empty(len(keys), np.int64)
+    places[order] = np.minimum(np.searchsorted(hashes, keys[order]), len(hashes) - 1)
     return places

@@ -159,8 +159,8 @@ class Metadata:
 
 def wrong(key: str, expected: str, value: object) -> ConfigError:
     """The error for a value of another type or range."""
-    said = " ".join(repr(value)[:200].split())[:60] if isinstance(value, str | int | float) else ""
-    return ConfigError(f"{key}: {expected} is expected, not {type(value).__name__} {said}".rstrip())
+    shown_value = " ".join(repr(value)[:200].split())[:60] if isinstance(value, str | int | float) else ""
+    return ConfigError(f"{key}: {expected} is expected, not {type(value).__name__} {shown_value}".rstrip())
 
 
 def _check_array(key: str, value: object, expected: str) -> None:

@@ -77,7 +77,7 @@ class Vocabulary:
 
         `strip_right`: tokens other than bos, unk and `<|endoftext|>` take the white space after them.
         """
-        kept = {self.role_text("bos"), self.role_text("unk"), "<|endoftext|>"}
+        bare = {self.role_text("bos"), self.role_text("unk"), "<|endoftext|>"}
         ends = set(self.ends)
         types = self.types.tolist()
         listed = {i for i, kind in enumerate(types) if kind in (UNKNOWN, CONTROL, USER_DEFINED)} | ends
@@ -87,7 +87,7 @@ class Vocabulary:
                 "content": self.texts[i],
                 "single_word": False,
                 "lstrip": False,
-                "rstrip": strip_right and self.texts[i] not in kept,
+                "rstrip": strip_right and self.texts[i] not in bare,
                 "normalized": False,
                 "special": i in ends
                 or (types[i] != USER_DEFINED and _VISIBLE.fullmatch(self.texts[i]) is None),
@@ -110,8 +110,8 @@ def read_vocabulary(metadata: Metadata, model: str) -> Vocabulary:
     types = _types(metadata, len(texts))
     for i in _not_text(metadata):
         texts[i], types[i] = f"[INVALID_{i}]", NORMAL
-    named = {role: metadata.token_id(key, len(texts)) for role, key in _ROLE_KEYS.items()}
-    roles = {role: i for role, i in named.items() if i is not None}
+    by_role = {role: metadata.token_id(key, len(texts)) for role, key in _ROLE_KEYS.items()}
+    roles = {role: i for role, i in by_role.items() if i is not None}
     if model == "llama":
         roles = {role: i for role, i in _LLAMA_IDS.items() if i < len(texts)} | roles
     if model == "bert":
@@ -133,29 +133,27 @@ def _types(metadata: Metadata, count: int) -> np.ndarray[Any, np.dtype[Any]]:
     types = metadata.numbers(TYPES, count, missing=NORMAL)
     if types is None:
         return np.full(count, NORMAL)
-    known = np.isin(types, range(NORMAL, BYTE + 1))
-    if not known.all():
-        at = int(np.flatnonzero(~known)[0])
-        number = int((~known).sum())
+    valid = np.isin(types, range(NORMAL, BYTE + 1))
+    if not valid.all():
+        at = int(np.flatnonzero(~valid)[0])
+        number = int((~valid).sum())
         metadata.note(
             f"{TYPES}: {number} are unknown, the first is {types[at]} of token {at}: taken as ordinary text"
         )
-    return np.where(known, types, NORMAL).astype(np.int64)
+    return np.where(valid, types, NORMAL).astype(np.int64)
 
 
 def _not_text(metadata: Metadata) -> list[int]:
     """Ids of the tokens that are not UTF-8, which no text has."""
-    found = [i for i, text in enumerate(metadata.values[TOKENS]) if as_unicode(text) != text]
-    if found:
-        metadata.note(
-            f"{TOKENS}: {len(found)} are not UTF-8, the first is token {found[0]}: no text has them"
-        )
-    return found
+    bad = [i for i, text in enumerate(metadata.values[TOKENS]) if as_unicode(text) != text]
+    if bad:
+        metadata.note(f"{TOKENS}: {len(bad)} are not UTF-8, the first is token {bad[0]}: no text has them")
+    return bad
 
 
 def _ends(
     metadata: Metadata, texts: list[str], types: np.ndarray[Any, np.dtype[Any]], roles: dict[str, int]
 ) -> tuple[int, ...]:
     """Ids that end an answer, see `answer_ends`."""
-    named = [roles[role] for role in ("eos", "eot", "eom") if role in roles]
-    return answer_ends(metadata, texts, types.tolist(), named)
+    ends = [roles[role] for role in ("eos", "eot", "eom") if role in roles]
+    return answer_ends(metadata, texts, types.tolist(), ends)

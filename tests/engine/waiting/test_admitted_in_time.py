@@ -22,7 +22,7 @@ from engine.errors import Overloaded
 from engine.mailbox import Mailbox
 from engine.request import Request, RequestContext
 from engine.story import Story
-from engine.waiting.answers import USUAL_ANSWER, AnswerLengths, Asked, Guess, Kind, kind_of
+from engine.waiting.answers import USUAL_ANSWER, AnswerLengths, Guess, Kind, OutputLimits, kind_of
 from executors import registry
 from executors.contract import ExecutorAttentionConfig, ExecutorConfig, Pace
 from executors.testing.fakes.base import FakeExecutor
@@ -221,7 +221,7 @@ def test_what_is_known_of_a_length_before_it_is_there() -> None:
     assert kind_of(asked(100).request) is Kind.SHORT and kind_of(asked(5000).request) is Kind.OPEN
     assert kind_of(asked(5000, stops=False).request) is Kind.SURE
     assert kind_of(asked(1, pooling="last").request) is Kind.NONE
-    total = Asked()
+    total = OutputLimits()
     for one in (asked(100), asked(5000), asked(700, stops=False), asked(1, pooling="last")):
         total.add(one.request, 1)
     assert (total.short, total.open, total.sure) == (100, 1, 700)

@@ -370,7 +370,7 @@ def test_tables_follow_the_hosts() -> None:
         tables.tensor.view(-1)[torch.from_numpy(places)] = torch.from_numpy(values)
         tables.sent()
         assert np.array_equal(tables.tensor[:4].numpy(), host)
-    assert not tables.tensor[tables.nobody].any()
+    assert not tables.tensor[tables.padding_slot].any()
 
 
 @pytest.mark.parametrize("width", [1, 50, 700])

@@ -256,7 +256,7 @@ class DeviceTables:
         self._changed: list[np.ndarray] = []
         slots, blocks = host.shape
         self.tensor = torch.zeros(slots + 1, blocks, dtype=torch.int32, device=device)
-        self.nobody = slots
+        self.padding_slot = slots
 
     def changed(self, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> None:
         """Record that the host wrote entries `starts[i] .. + counts[i]` of the tables of `slots[i]`."""

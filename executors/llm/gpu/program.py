@@ -34,19 +34,19 @@ from executors.llm.step.runner import ModelRunner
 class DeviceProgram:
     """The calls and the memory that they share.
 
-    `pool` int32, flat: the token pool, whose place `nobody` receives the tokens of padding; `shaping` int32: the table of
+    `pool` int32, flat: the token pool, whose place `padding_dest` receives the tokens of padding; `shaping` int32: the table of
     `device_shaping.py`; `inputs` int32: the packed inputs; `result` int32: tokens and flags of the step computed last.
     """
 
     def __init__(
         self, runner: ModelRunner, sampler: DeviceSampler, tables: DeviceTables, pool: torch.Tensor, width: int,
-        nobody: int, shaping: torch.Tensor,
+        padding_dest: int, shaping: torch.Tensor,
     ) -> None:  # fmt: skip
         self.runner = runner
         self.sampler = sampler
         self.tables = tables
         self.pool = pool
-        self.nobody = nobody
+        self.padding_dest = padding_dest
         self.shaping = shaping
         self.adapters: DeviceWeights | None = None
         """LoRA adapters, if the executor has any."""
@@ -120,8 +120,8 @@ class DeviceProgram:
         step = DeviceStep(words, shape)
         step["source"].fill_(-1)
         step["cells"].fill_(-1)
-        step["slots"].fill_(self.tables.nobody)
-        step["dest"].fill_(self.nobody)
+        step["slots"].fill_(self.tables.padding_slot)
+        step["dest"].fill_(self.padding_dest)
         step["rows"].fill_(shape.tokens - 1)
         step["shaped"].fill_(-1)
         step["lora_rows"].fill_(-1)

@@ -496,7 +496,7 @@ class DeviceUnifiedRunner(UnifiedRunner):
         host.put("source", source[order], -1)
         host.put("positions", positions[order])
         host.put("cells", (blocks * size + positions % size)[order], -1)
-        host.put("slots", batch.slots[order], self._tables.nobody)
+        host.put("slots", batch.slots[order], self._tables.padding_slot)
         host.put("lengths", lengths[order])
         host.put("pieces", plan.pieces_of(shape).ravel(), -1)
         for name, values in zip(("lora_rows", "lora_owners"), plan.lora_tiles_of(shape), strict=True):
@@ -510,11 +510,11 @@ class DeviceUnifiedRunner(UnifiedRunner):
             host.put_pairs("decodes", named, (shape.items - 1, shape.tokens - 1))
             items = np.flatnonzero(plan.sampled)
             host.put("rows", (step.q_starts + step.q_lens - 1)[items], shape.tokens - 1)
-            host.put("dest", slots[items] * row + lengths[items], self.program.nobody)
+            host.put("dest", slots[items] * row + lengths[items], self.program.padding_dest)
         else:
             items = plan.order
-            dest = np.where(plan.sampled, slots * row + lengths, self.program.nobody)
-            host.put("dest", dest[items], self.program.nobody)
+            dest = np.where(plan.sampled, slots * row + lengths, self.program.padding_dest)
+            host.put("dest", dest[items], self.program.padding_dest)
         self._write_settings(host, slots[items], lengths[items], plan.sampled[items])
 
     def _write_settings(

@@ -70,8 +70,8 @@ def shaped(logits: torch.Tensor, shaping: RowShaping) -> torch.Tensor:
 
 def count_inputs(shaping: RowShaping) -> None:
     """Count the inputs that are not counted yet. Rows that are not shaped may write to the table's last row."""
-    table, nobody = shaping.table, len(shaping.table) - 1
-    rows = torch.where(shaping.rows < 0, nobody, shaping.rows).long()
+    table, last_row = shaping.table, len(shaping.table) - 1
+    rows = torch.where(shaping.rows < 0, last_row, shaping.rows).long()
     fresh = (shaping.rows >= 0) & _fresh(table[:, 0].index_select(0, rows), shaping.lengths)
     places = rows * table.shape[1] + HEADER + shaping.inputs
     table.view(-1).index_add_(0, places, fresh.int())

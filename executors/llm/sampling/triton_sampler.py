@@ -63,9 +63,11 @@ class TritonSampler:
         self._bests, self._totals = make(torch.float32), make(torch.int64)
         self._lengths = make(torch.int32)
         self._kept, self._ids = make(torch.float32, capacity), make(torch.int32, capacity)
-        nobody, zero = (torch.full((max_rows,), value, dtype=torch.int32, device=device) for value in (-1, 0))
+        minus_one, zero = (
+            torch.full((max_rows,), value, dtype=torch.int32, device=device) for value in (-1, 0)
+        )
         none = torch.zeros(1, row_words(1), dtype=torch.int32, device=device)
-        self._unshaped = RowShaping(none, nobody, zero, zero)
+        self._unshaped = RowShaping(none, minus_one, zero, zero)
 
     def sample(
         self, logits: torch.Tensor, settings: SamplingColumns[torch.Tensor], tokens: torch.Tensor, bad: torch.Tensor,

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from executors.contract import *
-from executors.contract.sampling_adapter import SamplingAdapter
+from executors.contract.sampling_wrapper import SamplingWrapper
 
 VOCABULARY, CONTEXT = 1024, 512  # as many token ids as the embedded tokenizer has
 
@@ -34,7 +34,7 @@ class Successor(BatchModelExecutor):
         return ExecutorStatus(self.state, self.state is ExecutorState.READY)
 
     def metrics(self) -> ExecutorMetrics:
-        return ExecutorMetrics()  # SamplingAdapter counts the steps
+        return ExecutorMetrics()  # SamplingWrapper counts the steps
 
     def kv_layout(self) -> KvLayout:
         return KvLayout(block_size=16, num_blocks=0, bytes_per_block=0)  # no blocks: we own our KV
@@ -91,7 +91,7 @@ class Successor(BatchModelExecutor):
 
 class SuccessorFactory(ModelExecutorFactory):
     def create_executor(self, config: ExecutorConfig) -> ModelExecutor:
-        return SamplingAdapter(Successor(config.max_num_seqs))
+        return SamplingWrapper(Successor(config.max_num_seqs))
 
     def supported_types(self) -> tuple[ExecutorType, ...]:
         return (ExecutorType.CONTINUOUS_BATCH,)

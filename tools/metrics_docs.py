@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from prometheus_client.core import Metric
 
-from engine.core.loras import AdapterUse
+from engine.core.lora import LoraUse
 from engine.request import DraftStats, EngineStats, Stage
 from executors.contract import KvLayout, MemoryStatus
 from server.http.answer_counter import AnswerCounter
@@ -144,8 +144,8 @@ class _Adapters:
     max_loras = 1
     moves = (0, 0)
 
-    def uses(self) -> list[tuple[str, AdapterUse]]:
-        return [("name", AdapterUse("digest", is_loaded=True, running=0, waiting=0))]
+    def uses(self) -> list[tuple[str, LoraUse]]:
+        return [("name", LoraUse("digest", is_loaded=True, running=0, waiting=0))]
 
 
 class _Workers:

@@ -6,7 +6,7 @@ import logging
 
 from engine.config import EngineConfig
 from engine.core.journal import Journal
-from engine.core.loras import Adapters
+from engine.core.lora import LoraAdapters
 from engine.core.policies import Policies
 from engine.core.scheduler import Scheduler
 from engine.kv.kv_cache_manager import KvCacheManager
@@ -23,7 +23,7 @@ def make_scheduler(
     config: EngineConfig,
     journal: Journal,
     waiting: WaitingQueue,
-    adapters: Adapters,
+    adapters: LoraAdapters,
     observer: Observer,
 ) -> Scheduler:
     """Return a scheduler for this executor. Raises ConfigError for settings that the executor does not support."""

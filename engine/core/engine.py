@@ -26,7 +26,7 @@ from engine.core.inbox import Inbox
 from engine.core.intake import Intake
 from engine.core.journal import Journal
 from engine.core.loop import EngineLoop
-from engine.core.loras import Adapters, AdapterUse
+from engine.core.lora import LoraAdapters, LoraUse
 from engine.core.recovery import Recovery
 from engine.core.restart import Restart
 from engine.core.scheduler import Scheduler
@@ -84,7 +84,7 @@ class EngineCore:
         self._waiting = WaitingQueue(policy, clock, self.config.max_queue_wait)
         self._inbox = Inbox()
         self._steps = StepQueue(executor, self._inbox, clock)
-        self._adapters = Adapters(
+        self._adapters = LoraAdapters(
             executor, self.config.max_loras, clock, self._inbox.wake, self._adapter_failed, self.observer
         )
         self._recovery: Recovery | None = None
@@ -232,16 +232,16 @@ class EngineCore:
             logger.warning("a grammar was not prepared: %s", error)
 
     async def add_adapter(self, digest: str, path: str, forgotten: Callable[[], None] = lambda: None) -> bool:
-        """See `Adapters.add`."""
+        """See `LoraAdapters.add`."""
         if self.stage not in (Stage.READY, Stage.RECOVERING):
             raise Unavailable(f"the engine is {self.stage}")
         return await self._adapters.add(digest, path, forgotten)
 
     def drop_adapter(self, digest: str) -> None:
-        """See `Adapters.drop`."""
+        """See `LoraAdapters.drop`."""
         self._adapters.drop(digest)
 
-    def adapter_uses(self) -> list[AdapterUse]:
+    def adapter_uses(self) -> list[LoraUse]:
         """Each known adapter and the sequences that use it, as of now."""
         running = self._scheduler.running if self._scheduler else ()
         return self._adapters.uses(running, self._delivery.live.values())

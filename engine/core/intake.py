@@ -9,8 +9,8 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from functools import partial
 
-from engine.core.adapters import Adapters
 from engine.core.endings import Endings
+from engine.core.lora import LoraAdapters
 from engine.errors import Overloaded
 from engine.mailbox import Outlet
 from engine.observer import Observer
@@ -25,7 +25,7 @@ class Intake:
     """Used by callers of `EngineCore.submit`; the loop task gives each sequence its place in the queue afterwards."""
 
     admission: Admission
-    adapters: Adapters
+    adapters: LoraAdapters
     endings: Endings
     observer: Observer
     clock: Callable[[], float]

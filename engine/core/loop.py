@@ -14,7 +14,7 @@ from engine.core.delivery import Delivery
 from engine.core.endings import Endings
 from engine.core.health import Health
 from engine.core.inbox import Inbox
-from engine.core.loras import Adapters
+from engine.core.lora import LoraAdapters
 from engine.core.recovery import Recovery, RecoveryPlan
 from engine.core.restart import Restart
 from engine.core.scheduler import Scheduler
@@ -52,7 +52,7 @@ class EngineLoop:
     steps: StepQueue
     inbox: Inbox
     spare_memory: SpareMemory
-    adapters: Adapters
+    adapters: LoraAdapters
     health: Health
     observer: Observer
     _looks_at: float | None = None

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 
 from engine.core.journal import Journal
-from engine.core.loras import Adapters
+from engine.core.lora import LoraAdapters
 from engine.core.model_drafts import ModelDrafts
 from engine.core.plan import StepPacker, StepPlan
 from engine.core.policies import Policies
@@ -44,7 +44,7 @@ class Scheduler:
         max_num_batched_tokens: int,
         policies: Policies | None = None,
         waiting: WaitingQueue | None = None,
-        adapters: Adapters | None = None,
+        adapters: LoraAdapters | None = None,
         observer: Observer | None = None,
     ) -> None:
         self.policies = policies or Policies()

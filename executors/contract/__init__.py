@@ -12,7 +12,7 @@ errors.py       every error by name; faults.py: which exceptions mean that memor
 and helpers for executors with fewer features:
 
 split.py              a `UnifiedBatch` for an executor without a forward of its own for mixed batches
-sampling_adapter.py   samples for an executor that returns logits, by reference_sampler.py
+sampling_wrapper.py   samples for an executor that returns logits, by reference_sampler.py
 stats.py              counts what `metrics()` and `status()` report
 
 Rules that hold for every executor:

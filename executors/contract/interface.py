@@ -217,7 +217,7 @@ class ModelExecutor(ABC):
         for draft in (*draft_tokens, None):
             output = await self.decode(replace(request, input_ids=token, pos_offset=pos, kv_cache=handle))
             if output.sampled is None:
-                raise Unsupported(f"{type(self).__name__} does not sample; wrap it in SamplingAdapter")
+                raise Unsupported(f"{type(self).__name__} does not sample; wrap it in SamplingWrapper")
             accepted.append(output.sampled)
             logits, written = output.logits, output.kv_cache
             if draft is None or draft != output.sampled.token_id:

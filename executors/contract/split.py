@@ -297,11 +297,11 @@ def _take(executor: SplitForwards, task: _Task, output: PrefillOutput | DecodeOu
     elif task.history is not None:
         _sample_here(task, task.item.sampling, task.history, output.last_token_logits())
     elif output.sampled is None and output.logits is not None:
-        # SamplingAdapter's way to say so: logits that were not asked for, and no token drawn from them.
+        # SamplingWrapper's way to say so: logits that were not asked for, and no token drawn from them.
         message = f"{ItemFault.NOT_FINITE.message}, or {ItemFault.NOTHING_LEFT.message}"
         task.failed, task.going = ItemOutput(error=message), False
     elif output.sampled is None:
-        raise Unsupported(f"{type(executor).__name__} does not sample; wrap it in SamplingAdapter")
+        raise Unsupported(f"{type(executor).__name__} does not sample; wrap it in SamplingWrapper")
     else:
         task.tokens.append(output.sampled)
 

@@ -5,5 +5,5 @@
     store.py     the server's own copies, from which the executor loads, also after a death
     modules.py   `--lora-modules`
 
-The engine knows an adapter by the digest of its content alone (engine/core/loras.py).
+The engine knows an adapter by the digest of its content alone (engine/core/lora.py).
 """

@@ -17,7 +17,7 @@ from typing import Protocol
 
 import structlog
 
-from engine.core.loras import AdapterUse
+from engine.core.lora import LoraUse
 from engine.errors import InvalidRequest, ModelNotFound, Unavailable
 from executors.contract import ConfigError
 from server.answer.notation import ModelNotation
@@ -83,7 +83,7 @@ class EngineLike(Protocol):
     def drop_adapter(self, digest: str) -> None:
         """See `Adapters.drop`."""
 
-    def adapter_uses(self) -> list[AdapterUse]:
+    def adapter_uses(self) -> list[LoraUse]:
         """Known adapters by digest."""
 
     @property
@@ -160,7 +160,7 @@ class AdapterRegistry:
         """By name."""
         return sorted(self._adapters.values(), key=lambda one: one.name)
 
-    def uses(self) -> list[tuple[str, AdapterUse]]:
+    def uses(self) -> list[tuple[str, LoraUse]]:
         """Sequences of each adapter. One that several names share comes once, with the first of them; one that no name stands
         for any more has the name "unloaded"."""
         names: dict[str, str] = {}

@@ -26,7 +26,7 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from engine.core.loras import AdapterUse
+from engine.core.lora import LoraUse
 from engine.metrics_sink import MetricsSink
 from engine.request import DraftStats, EngineStats, Stage
 from engine.story import WaitReason
@@ -70,7 +70,7 @@ class _Core(Protocol):
 class _Adapters(Protocol):
     max_loras: int
 
-    def uses(self) -> list[tuple[str, AdapterUse]]: ...
+    def uses(self) -> list[tuple[str, LoraUse]]: ...
 
     @property
     def moves(self) -> tuple[int, int]: ...

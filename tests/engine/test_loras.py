@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from engine.core import loras as adapters
+from engine.core import lora
 from engine.core.engine import EngineCore
 from engine.errors import InvalidRequest, ModelNotFound, Unavailable
 from engine.mailbox import Mailbox
@@ -120,7 +120,7 @@ async def test_additions_that_take_the_room_of_a_load_have_it() -> None:
     """A load that was decided on before two additions had their turn comes after them, and finds no room."""
     made = fake(max_adapters=3)
     await made.warmup()
-    table = adapters.Adapters(made, 2, lambda: 0.0, lambda: None, lambda digest, error: None)
+    table = lora.LoraAdapters(made, 2, lambda: 0.0, lambda: None, lambda digest, error: None)
     for digest in "ab":
         await table.add(digest, f"/{digest}")
     table.lose_all()
@@ -141,7 +141,7 @@ async def test_additions_that_take_the_room_of_a_load_have_it() -> None:
 
 
 async def test_a_busy_adapter_gives_way_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapters, "PATIENCE", 0.05)
+    monkeypatch.setattr(lora, "PATIENCE", 0.05)
     async with serving(1, "ab") as core:
         end = asyncio.Event()
 
@@ -180,7 +180,7 @@ async def test_preempted_with_an_adapter() -> None:
 
 
 async def test_a_dropped_adapter_serves_its_streams_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapters, "LINGER", 0.0)
+    monkeypatch.setattr(lora, "LINGER", 0.0)
     made = fake(max_adapters=3, step_delay_ms=1.0)
     gone: list[str] = []
     async with engine(made, max_loras=2) as core:
@@ -210,7 +210,7 @@ async def test_a_request_of_the_moment_before_the_drop_is_served() -> None:
 
 
 async def test_added_again_while_it_is_being_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapters, "LINGER", 0.05)
+    monkeypatch.setattr(lora, "LINGER", 0.05)
     async with serving(1, "a") as core:
         core.drop_adapter("a")
         await core.add_adapter("a", "/elsewhere")
@@ -302,7 +302,7 @@ async def test_stopped_while_one_is_loaded() -> None:
 
 
 async def test_thousands_of_generations_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapters, "LINGER", 0.0)
+    monkeypatch.setattr(lora, "LINGER", 0.0)
     made = fake(max_adapters=3)
     gone = 0
 

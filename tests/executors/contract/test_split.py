@@ -17,7 +17,7 @@ from executors.contract import (
     StepFailed,
     Unsupported,
 )
-from executors.contract.sampling_adapter import SamplingAdapter
+from executors.contract.sampling_wrapper import SamplingWrapper
 from executors.testing.driver import GREEDY, Driver, Feed
 from executors.testing.fakes.echo import EchoExecutor
 from executors.testing.fakes.oracle import expected_logits, expected_tokens
@@ -112,7 +112,7 @@ async def test_a_refusal_after_a_part_was_computed_is_a_failed_step() -> None:
 
 async def test_the_default_unified_decode_skips_after_a_failure_without_the_executors_help() -> None:
     inner = EchoExecutor(CONFIG)
-    driver = await Driver.start(SamplingAdapter(inner))
+    driver = await Driver.start(SamplingWrapper(inner))
     seq = driver.add([1, 2])
     inner.batch_prefill = lambda inputs: _fail()  # type: ignore[method-assign]
     with pytest.raises(StepFailed):
@@ -131,7 +131,7 @@ async def _fail() -> list:
 
 
 async def test_block_copies_need_a_copier() -> None:
-    class Plain(SamplingAdapter):
+    class Plain(SamplingWrapper):
         copy_blocks = None  # type: ignore[assignment]
 
     driver = await Driver.start(Plain(PagedFakeExecutor(CONFIG)))
@@ -147,9 +147,9 @@ async def test_an_executor_without_a_sampler_is_told_to_take_the_adapter() -> No
             return None
 
     driver = await Driver.start(LogitsOnly(CONFIG))
-    with pytest.raises(Unsupported, match="SamplingAdapter"):
+    with pytest.raises(Unsupported, match="SamplingWrapper"):
         await driver.prefill(driver.add([1, 2]))
-    driver = await Driver.start(SamplingAdapter(LogitsOnly(CONFIG)))
+    driver = await Driver.start(SamplingWrapper(LogitsOnly(CONFIG)))
     seq = driver.add([1, 2], SamplingParams(seed=8))
     await driver.prefill(seq)
     await driver.decode(3, seq)
@@ -159,7 +159,7 @@ async def test_an_executor_without_a_sampler_is_told_to_take_the_adapter() -> No
 @pytest.mark.parametrize("native", [True, False])
 async def test_the_adapter_asks_for_logits_and_returns_tokens_only(native: bool) -> None:
     config = ExecutorConfig("fake", max_num_seqs=8, max_model_len=128, options={"native": native})
-    driver = await Driver.start(SamplingAdapter(PagedFakeExecutor(config)))
+    driver = await Driver.start(SamplingWrapper(PagedFakeExecutor(config)))
     seq = driver.add([1, 2, 3], GREEDY)
     outputs = await driver.step(Feed(seq))
     assert outputs[0] is not None and outputs[0].logits is None

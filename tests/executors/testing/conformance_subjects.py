@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from executors.contract import ExecutorConfig, ModelExecutor
-from executors.contract.sampling_adapter import SamplingAdapter
+from executors.contract.sampling_wrapper import SamplingWrapper
 from executors.testing.conformance import LoraSource, MakeExecutor
 from executors.testing.fakes.base import FakeExecutor
 from executors.testing.fakes.echo import EchoExecutor
@@ -44,10 +44,10 @@ SUBJECTS: dict[str, MakeExecutor] = {
     "echo-drafts": maker(EchoExecutor, drafts_right=0.7),
     "paged_fake-drafts": maker(PagedFakeExecutor, drafts_right=0.7),
     "paged_fake-split": maker(PagedFakeExecutor, native=False),
-    "adapter-echo": maker(EchoExecutor, SamplingAdapter),
-    "adapter-echo-split": maker(EchoExecutor, SamplingAdapter, native=False),
-    "adapter-paged_fake": maker(PagedFakeExecutor, SamplingAdapter),
-    "adapter-paged_fake-split": maker(PagedFakeExecutor, SamplingAdapter, native=False),
+    "adapter-echo": maker(EchoExecutor, SamplingWrapper),
+    "adapter-echo-split": maker(EchoExecutor, SamplingWrapper, native=False),
+    "adapter-paged_fake": maker(PagedFakeExecutor, SamplingWrapper),
+    "adapter-paged_fake-split": maker(PagedFakeExecutor, SamplingWrapper, native=False),
 }
 
 MUTANTS: list[tuple[type, str]] = []

@@ -1,4 +1,4 @@
-"""The fakes, the split path and SamplingAdapter pass the conformance kit, exactly and with a tolerance."""
+"""The fakes, the split path and SamplingWrapper pass the conformance kit, exactly and with a tolerance."""
 
 import pytest
 
@@ -14,7 +14,7 @@ from tests.executors.testing.conformance_subjects import ADAPTERS, SUBJECTS, inj
 async def test_fakes_conform(subject: str, case: str) -> None:
     reason = await run_case(case, SUBJECTS[subject], inject=inject, adapters=ADAPTERS)
     if reason == NO_ADAPTERS:
-        assert subject.startswith("adapter-")  # SamplingAdapter passes no adapters on
+        assert subject.startswith("adapter-")  # SamplingWrapper passes no adapters on
     elif reason not in (None, conformance_grammars.NOT_DECLARED, conformance_drafts.NOT_DECLARED):
         assert "echo" in subject, f"{subject} must run every case: {reason}"
         assert reason == "the executor owns its KV"

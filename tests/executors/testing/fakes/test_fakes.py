@@ -10,7 +10,7 @@ import pytest
 
 from executors.contract import ExecutorConfig, ExecutorDied, InvalidInput, NotReady, Pace, Skipped, StepFailed
 from executors.contract.batch import SamplingParams, TableUpdates
-from executors.contract.sampling_adapter import SamplingAdapter
+from executors.contract.sampling_wrapper import SamplingWrapper
 from executors.process.inline import InlineExecutor
 from executors.registry import create
 from executors.testing.driver import GREEDY, Driver, Feed
@@ -102,7 +102,7 @@ async def test_the_pace_is_what_steps_take_and_passes_through_wrappers(name: str
         await driver.prefill(seq)
         took.append(time.perf_counter() - began)
     assert took[0] >= 0.12 and took[1] >= 0.02, "one token alone is a decode's"
-    assert SamplingAdapter(executor).pace() == executor.pace()
+    assert SamplingWrapper(executor).pace() == executor.pace()
     inline = InlineExecutor(executor.config, create(executor.config))
     with pytest.raises(NotReady):
         inline.pace()

@@ -15,7 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.config import EngineConfig
-from engine.core import loras as engine_adapters
+from engine.core import lora as engine_lora
 from engine.core.engine import EngineCore
 from engine.text.generation import TextEngine
 from server.answer.notation import ModelNotation
@@ -165,7 +165,7 @@ async def test_only_the_admin_may(tmp_path: Path, serving: Serving) -> None:
 async def test_streams_keep_the_generation_they_began_with(
     serving: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_adapters, "LINGER", 0.0)
+    monkeypatch.setattr(engine_lora, "LINGER", 0.0)
     folder = write_adapter(serving.root / "a", "old")
     await serving.load("a", "a")
     old = await serving.text("a", max_tokens=100)
@@ -344,7 +344,7 @@ async def test_metrics_name_a_bounded_number(tmp_path: Path) -> None:
 
 
 async def test_thousands_of_loads_leave_nothing(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_adapters, "LINGER", 0.0)
+    monkeypatch.setattr(engine_lora, "LINGER", 0.0)
     folder = write_adapter(serving.root / "a")
     for number in range(300):
         write_adapter(folder, str(number))

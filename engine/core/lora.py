@@ -1,4 +1,4 @@
-"""`Adapters`: which LoRA adapters exist, and which of them the executor holds.
+"""`LoraAdapters`: which LoRA adapters exist, and which of them the executor holds.
 
 An adapter goes by the digest of its content, which is also what the executor knows it by. The executor holds at most `most`
 that sequences use, and room for one more, in which `add` tries a new one. A sequence whose adapter is not held waits; others
@@ -43,7 +43,7 @@ LINGER = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterUse:
+class LoraUse:
     """An adapter as of now: `is_loaded` by the executor, `running` and `waiting` sequences."""
 
     digest: str
@@ -58,7 +58,7 @@ class _Source:
     forgotten: Callable[[], None]
 
 
-class Adapters:
+class LoraAdapters:
     """Used by the loop task, and by callers of `add` and `drop` on the same event loop."""
 
     def __init__(
@@ -140,11 +140,11 @@ class Adapters:
         if digest is not None and digest not in self._sources:
             raise ModelNotFound("The adapter was unloaded before the request was started.", "model")
 
-    def uses(self, running: Iterable[Sequence], live: Iterable[Sequence]) -> list[AdapterUse]:
+    def uses(self, running: Iterable[Sequence], live: Iterable[Sequence]) -> list[LoraUse]:
         """All that are known, in order of their addition."""
         run = Counter(seq.request.adapter for seq in running)
         all_ = Counter(seq.request.adapter for seq in live)
-        return [AdapterUse(one, one in self._loaded, run[one], all_[one] - run[one]) for one in self._sources]
+        return [LoraUse(one, one in self._loaded, run[one], all_[one] - run[one]) for one in self._sources]
 
     # -- for the scheduler -------------------------------------------------------------------------------------------
 
@@ -182,7 +182,7 @@ class Adapters:
             self._forget(live)
         digest = self._next(users)
         if digest is not None or self._stale:
-            self._task = asyncio.create_task(self._do(digest), name="adapters")
+            self._task = asyncio.create_task(self._do(digest), name="LoRA adapters")
 
     def lose_all(self) -> None:
         """The executor begins a new epoch."""

@@ -1,4 +1,4 @@
-"""What the engine may be told."""
+"""`EngineConfig`: the settings of the engine."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ MAX_RESTART_PAUSE = 10.0
 MAX_FAILED_STEPS = 3
 """A sequence that was in so many failed steps in a row is failed; the others of those steps go on."""
 FAILED_STEPS_BEFORE_ALONE = 2
-"""After so many of them it is computed in steps of its own, so that the last one tells who it is."""
+"""After so many of them it is computed in steps of its own, so that the last failure has one culprit."""
 
 
 MAX_FRUITLESS_RESTARTS = 16
-"""The executor died so many times in a row without a token in between: no request of these can be to blame for all of it,
-and another restart helps nobody. Whoever started the server learns of it by its exit."""
+"""The executor died so many times in a row without a token in between: no single request can be to blame for all of
+them, and another restart would not help. The process that started the server learns it from the exit code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class EngineConfig:
     kept_kv_bytes: int | None = None
     """Memory that free KV blocks keep all the same; None: as much as the weights take, at least 256 MiB."""
     scheduling_policy: Literal["fcfs", "priority", "fair"] = "fcfs"
-    """Who is admitted first, and whose KV is given up last. "fair": whose tenant has been served least."""
+    """Order of admission, and the reverse order of preemption. "fair": the tenant that was served least comes first."""
     target_itl: float | None = None
     """Seconds a step may take while streams run; None: 1.75 times what their decodes alone take; 0: prompts are
     computed as fast as possible, whatever the streams bear."""

@@ -1,4 +1,4 @@
-"""`Observer`: hears the events of the engine core. Counters, stories and the feed of steps are observers."""
+"""`Observer`: receives the events of the engine core. Counters, stories and the feed of steps are observers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Refusal`: why a call was told to come back later, with the numbers that decided it. Stories show it."""
+"""`Refusal`: why a call was refused with the advice to retry later, and the numbers that decided it. Stories show it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 class Because(enum.StrEnum):
-    """What a call was refused for."""
+    """The reason of a refusal."""
 
     ESTIMATED_WAIT = "estimated_wait"
     """It would have waited longer than a request may."""

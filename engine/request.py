@@ -1,4 +1,4 @@
-"""What is asked of the engine and what it answers, in token ids. No text, no HTTP."""
+"""Requests to the engine and its answers, in token ids. No text, no HTTP."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class RequestContext:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """An immutable ask for ONE sequence. A call with n choices or several prompts is several of these.
+    """An immutable request for ONE sequence. A call with n choices or several prompts is several of these.
 
     `prompt_token_ids` int32 [prompt length], never empty. `sampling.seed` and `.choice` are set by the maker of the request.
     `stop_token_ids` end the sequence and include the model's end tokens unless the client said ignore_eos.
@@ -69,10 +69,10 @@ class Request:
     speculative: bool = True
     """Whether drafts may be made for it, if the engine makes any."""
     prompt_logprobs: int | None = None
-    """So many alternatives for each prompt token but the first; None: nothing is told of the prompt."""
+    """So many alternatives for each prompt token but the first; None: no logprobs of the prompt."""
     pooling: str | None = None
     """"last" or "mean": an embedding of the prompt; "logits": those of `label_ids` at its last token. There is no output, and
-    `max_tokens` is 1: one token that is never asked for."""
+    `max_tokens` is 1, a token that is never sampled."""
     label_ids: tuple[int, ...] = ()
     """Labels of the model's classification head, or token ids if it has none."""
 

@@ -44,7 +44,7 @@ class Sequence:
     mailbox_key: int
     siblings: list[Sequence] = field(default_factory=list)
     """All choices of one prompt, this one included, which may share the prompt's KV; empty for an only one, and at its end:
-    choices that knew each other for ever would stay, with their prompt, until the garbage collector came."""
+    choices that referred to each other at their end would keep their prompt in memory until garbage collection."""
     is_first: bool = True
     """Of those choices: the one that looks the prompt up and computes it."""
     output_token_ids: list[int] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Sequence:
     """Context of the request, kept here because queue policies read it for each sequence of a step."""
     prompt_len: int = field(init=False)
     max_len: int = field(init=False)
-    """Tokens of the prompt and of the longest output that was asked for."""
+    """Tokens of the prompt and of the longest output that the request allows."""
     num_known_tokens: int = field(init=False)
     """Tokens of the prompt and of the committed output."""
     num_computed_tokens: int = 0
@@ -126,7 +126,7 @@ class Sequence:
 
     @property
     def num_to_generate(self) -> int:
-        """Output tokens that no step has been asked for yet."""
+        """Output tokens that no submitted step computes yet."""
         return self.max_len - self.num_tokens
 
     @property
@@ -280,7 +280,7 @@ class Sequence:
         self.paused = True
 
     def lose_executor(self) -> None:
-        """The executor that was to compute it is gone: until it runs again, it waits for the next one."""
+        """Record that its executor is gone: it waits for the next one until it runs again."""
         self.lost_executor = self.status is SequenceStatus.PREEMPTED
 
     def void_in_flight(self) -> None:

@@ -1,4 +1,4 @@
-"""`Story`: what became of one call, from its arrival to its end.
+"""`Story`: the record of one call, from its arrival to its end.
 
 The call's sequences share one story. It feeds the access log, `GET /v1/requests`, the timings of answers, traces and
 histograms. The front end adds what it knows of the call in a subclass.
@@ -245,7 +245,7 @@ class Story:
         self.tell(now, "finished", choice, reason=reason, output_tokens=output_tokens)
 
     def refuse(self, refusal: Refusal | None) -> None:
-        """The call was told to come back later. The first reason counts."""
+        """The call was refused with the advice to retry later. The first reason counts."""
         if self.refusal is None:
             self.refusal = refusal
 

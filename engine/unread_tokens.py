@@ -1,4 +1,4 @@
-"""`PendingTokens`: committed tokens that nobody has read yet, in little memory."""
+"""`PendingTokens`: committed tokens that their reader has not taken yet, in little memory."""
 
 from __future__ import annotations
 

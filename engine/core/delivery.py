@@ -42,7 +42,7 @@ class Delivery:
         """Register a sequence, which now has to get an answer."""
         self.live[seq.seq_id] = seq
 
-    async def nobody_waits(self) -> None:
+    async def all_answered(self) -> None:
         """Wait until every sequence has its answer."""
         while self.live or self._calls:
             self._idle.clear()

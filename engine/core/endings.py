@@ -30,7 +30,7 @@ class Endings:
     def add(self, seqs: Iterable[Sequence]) -> None:
         """Queue new sequences, unless one has ended meanwhile."""
         for seq in seqs:
-            # Failed or aborted before the loop applied the command.
+            # A sequence may have failed or been aborted before this command is applied.
             if seq.seq_id in self.delivery.live:
                 self.sequences.add(seq)
 
@@ -45,11 +45,11 @@ class Endings:
         self.delivery.gone(seq)
 
     def drop(self, seq: Sequence, late: Overloaded, calls: set[Outlet]) -> None:
-        """Refuse a sequence that waits. Of all those of a call one is counted; `calls` are those that were."""
+        """Refuse a waiting sequence. Each call is reported once: `calls` are the mailboxes of calls reported before."""
         if seq.mailbox not in calls:
             calls.add(seq.mailbox)
             self.observer.refused(seq.context, late)
-        # Asked for, or no fault of the executor: not one of our failures.
+        # ABORT: a refusal is no failure of the server.
         self.fail([seq], late, FinishReason.ABORT)
 
     def fail_waiting_for(self, adapter: str, error: EngineError) -> None:

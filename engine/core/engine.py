@@ -161,7 +161,7 @@ class EngineCore:
             self._health.stage = Stage.DRAINING
         try:
             async with asyncio.timeout(timeout):
-                await self._delivery.nobody_waits()
+                await self._delivery.all_answered()
         except TimeoutError:
             return False
         return True
@@ -193,8 +193,8 @@ class EngineCore:
         """Queue a request; its deltas arrive in `mailbox` under `key`. Returns the sequence id, minted here.
 
         `committed` are tokens that exist already (resume): they are part of the output and not sent again; where they end it,
-        the end is all that comes. `accepted`: a later part of a call that was taken in; neither a full queue nor a drain
-        refuses it. `started_elsewhere`: another engine has begun the call, so no wait is too long for it.
+        the end is all that comes. `accepted`: a later part of an accepted call; neither a full queue nor a drain
+        refuses it. `started_elsewhere`: another engine started the call, so it is not dropped however long it waits.
         Raises InvalidRequest, ContextLengthExceeded, Overloaded or Unavailable; nothing is queued then.
         """
         if started_elsewhere:

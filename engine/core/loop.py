@@ -146,7 +146,7 @@ class EngineLoop:
         deltas = self.scheduler.results.commit(batch, output)
         self.observer.step_landed(batch, output, seqs, seconds, step.ended)
         if any(delta.error is None for _, delta in deltas):
-            self.recovery.gave_something()
+            self.recovery.record_progress()
         self.delivery.hold(deltas)
 
     async def _rest(self) -> None:
@@ -192,9 +192,9 @@ class EngineLoop:
         plan = self.recovery.plan(batch, error)
         self.adapters.lose_all()
         self.endings.fail(plan.culprits, plan.blame)
-        if plan.hopeless is not None:
-            health.detail = plan.hopeless
-            await self._stay_failed(plan.hopeless)
+        if plan.give_up_reason is not None:
+            health.detail = plan.give_up_reason
+            await self._stay_failed(plan.give_up_reason)
         if not await self._bring_back(plan, error):
             await self._stay_failed(f"the executor cannot be restarted: {health.detail}")
         self.recovery.is_back()

@@ -35,8 +35,8 @@ class StepPlan:
 
 
 class StepPacker:
-    """Makes a UnifiedBatch of each plan. The arrays that say who is in a step are kept for the next: those are often the
-    same."""
+    """Makes a UnifiedBatch of each plan. The arrays that identify the sequences of a step are kept for the next one: often they
+    are the same."""
 
     def __init__(self) -> None:
         self._ids: list[int] = []

@@ -66,7 +66,7 @@ class RecoveryPlan:
     culprits: list[Sequence]
     """Sequences that broke the executor; each one ends with the error `blame`."""
     blame: BrokeExecutor
-    hopeless: str | None
+    give_up_reason: str | None
     """The reason to stop serving; None if the executor is to be restarted."""
     tries: RestartTries
 
@@ -89,8 +89,8 @@ class Recovery:
         self.outages: deque[Outage] = deque(maxlen=MAX_OUTAGES)
         """The latest times without an executor. The last one is under way if it has no end."""
 
-    def gave_something(self) -> None:
-        """Record that a token came: the restarts before it succeeded."""
+    def record_progress(self) -> None:
+        """Record that a step gave a token: the restarts before it succeeded."""
         self._fruitless = 0
         self._culprit_prompts.clear()
 
@@ -131,14 +131,14 @@ class Recovery:
         most = MAX_FAILED_STEPS + (MORE_DEATHS_FROM_OUTSIDE if by_chance else 0)
         culprits = [seq for seq in suspects if seq.num_failed_steps >= most]
         scheduler.sequences.observer.sequences_rewound(0 if shrunk else num_running - len(culprits))
-        self._forgive_known(culprits)
+        self._ignore_repeated_culprits(culprits)
         code = "executor_died" if died else error.kind
         what = "failed" if code != OutOfMemory.kind else "has no memory for this request, even by itself"
         blame = BrokeExecutor(f"the executor {what}: {error}", code=code)
-        hopeless = None
+        give_up_reason = None
         if self._fruitless > MAX_FRUITLESS_RESTARTS:
-            hopeless = f"the executor died {self._fruitless} times without a token in between: {error}"
-        return RecoveryPlan(epoch, culprits, blame, hopeless, RestartTries(self._config, self._clock()))
+            give_up_reason = f"the executor died {self._fruitless} times without a token in between: {error}"
+        return RecoveryPlan(epoch, culprits, blame, give_up_reason, RestartTries(self._config, self._clock()))
 
     def _shrunk(self, batch: UnifiedBatch | None, error: ExecutorError) -> bool:
         """Whether the step failed for want of memory, and the next ones are smaller."""
@@ -154,9 +154,9 @@ class Recovery:
         )  # fmt: skip
         return True
 
-    def _forgive_known(self, culprits: Iterable[Sequence]) -> None:
-        """Do not count deaths by a prompt that was a culprit before and was sent again: they say nothing new of the executor.
-        Deaths by one prompt after the other do: the executor may be able to compute none."""
+    def _ignore_repeated_culprits(self, culprits: Iterable[Sequence]) -> None:
+        """Do not count deaths by a prompt that was a culprit before and was sent again: they show nothing new about the executor.
+        Deaths by different prompts do: the executor may be unable to compute any."""
         for seq in culprits:
             prompt = hash(seq.request.prompt_token_ids.tobytes())
             if prompt in self._culprit_prompts:

@@ -94,7 +94,7 @@ class StepResults:
         return deltas
 
     def _append_plain(self, seq: Sequence, token_id: int) -> TokenDelta:
-        """`_append` of one token of which nothing more is told, as nearly all are."""
+        """`_append` of one token without logprobs: nearly all are."""
         token, request, output = self._plain[token_id], seq.request, seq.output_token_ids
         ends = token_id in request.stop_token_ids or len(output) + 1 >= request.max_tokens
         if ends or not output or seq.num_failed_steps:
@@ -147,7 +147,7 @@ class StepResults:
             return TokenDelta(finish_reason=FinishReason.ERROR, error=error)
         self._kv.withdraw(seq)
         if seq.num_shared_blocks:
-            # Whoever wrote that may have failed itself, a moment too late for this one to know.
+            # The sequence that wrote the shared blocks may have failed, too, after this one had found them.
             seq.void_in_flight()
             if seq.status is SequenceStatus.RUNNING:
                 self._sequences.preempt(seq, fault.value)

@@ -28,8 +28,8 @@ from engine.waiting.queue import WaitingQueue
 from executors.contract import UnifiedBatch
 
 _PASSED_OVER = 65536
-"""Tokens of prompts that wait for what this step computes, after which nobody further back is looked at: naming the blocks of as
-many takes 10 ms, and a queue may hold millions."""
+"""Tokens of prompts that wait for what this step computes, after which the search of the queue ends: naming the blocks of so
+many tokens takes 10 ms, and a queue may hold millions."""
 
 
 class Scheduler:
@@ -77,7 +77,7 @@ class Scheduler:
         return self._pack(plan) if plan.grants else None
 
     def _grant_all(self, plan: StepPlan) -> None:
-        """Decodes first, then prompts: those that are started already, and those that wait."""
+        """Grant decodes first, then the prompts of running and of waiting sequences."""
         chunks = self._grant_decodes(plan)
         if chunks or (self.waiting and self.sequences.has_slot_to_run_in()):
             self._grant_prompts(chunks, plan)
@@ -109,14 +109,14 @@ class Scheduler:
             plan.for_prompts = max(0, plan.for_prompts - count)
 
     def _stream_waits(self, chunks: SequenceOf[Sequence]) -> bool:
-        """Whether somebody's stream stands still until it is computed anew: after a restart, or preempted. Small chunks would
-        spare those who run already at its cost."""
+        """Whether a stream is stalled until its KV is recomputed, after a restart or a preemption. Small chunks would spare the
+        running streams at its cost."""
         first = next(iter(self.waiting), None)
         return any(seq.output_token_ids for seq in ((*chunks, first) if first is not None else chunks))
 
     def _grant_suspect(self, plan: StepPlan) -> None:
-        """After two failed steps in a row: who was in both is computed alone, with nothing else out, until it gives a token
-        or fails the third step, by itself."""
+        """Compute a sequence that took part in two consecutive failed steps alone, with no other step in flight, until it gives
+        a token or fails a third step."""
         plan.blocked = WaitReason.RECOVERY
         if self.sequences.by_step:
             return
@@ -127,7 +127,7 @@ class Scheduler:
             hit = self.kv.find(seq)
             while not self.kv.fits(seq, hit):
                 if not self.running:
-                    return  # one that has ended, with its step still out, gives back what is missing
+                    return  # a sequence that has ended with a step in flight holds the missing blocks
                 self.sequences.preempt(self.policies.victim(self.running))
                 hit = self.kv.find(seq)
             self.sequences.admit(seq, hit)
@@ -157,14 +157,14 @@ class Scheduler:
         self, decodes: SequenceOf[Sequence], drafter: Drafter, chunks: bool, plan: StepPlan
     ) -> None:
         """A token for each, and guesses of what follows it: they take what is left when every stream has its token and prompts
-        get on; nobody is preempted for them."""
+        get on; no sequence is preempted for them."""
         decodes = [seq for seq in decodes if not seq.num_pending_tokens]
         proposals = [(seq, drafter.propose(seq)) for seq in decodes if seq.request.speculative]
         parts = self.policies.lengths.verified(len(decodes), proposals)
         drafts = {seq: part for (seq, _), part in zip(proposals, parts, strict=True)}
         reserve = MIN_CHUNK if chunks or len(self.waiting) else 0
         for number, seq in enumerate(decodes, 1):
-            if seq.status is SequenceStatus.RUNNING:  # not preempted a moment ago
+            if seq.status is SequenceStatus.RUNNING:  # not preempted in this step
                 others = len(decodes) - number
                 room = min(plan.budget - others - reserve, self.kv.room(seq, others))
                 self._draft(seq, drafts.get(seq, []), room - 1, plan)
@@ -174,7 +174,7 @@ class Scheduler:
         grants, charge = plan.grants, self.waiting.policy.charge if self.waiting.policy.charges else None
         for seq in decodes:
             if seq.status is not SequenceStatus.RUNNING:
-                continue  # preempted a moment ago
+                continue  # preempted in this step
             end = seq.num_computed_tokens + 1
             if plan.budget < 1 or end > seq.num_prepared_tokens:
                 self._grant(seq, 1, plan)
@@ -187,9 +187,8 @@ class Scheduler:
     def _in_turn(
         self, decodes: list[Sequence], chunks: SequenceOf[Sequence], plan: StepPlan
     ) -> list[Sequence]:
-        """Which of them the step has room for: all, unless want of memory made steps smaller than there are streams. Then
-        whoever has waited longest, so that nobody stands still until another one ends; half of the step is for those who
-        have to be computed anew first."""
+        """The decodes that the step has room for: all, unless lack of memory made steps smaller than the number of streams. Then
+        the streams that have waited longest, so that each gets its turn; half of the step is for sequences to be recomputed."""
         if self.step_budget.tokens == self.step_budget.most:
             return decodes
         others = plan.budget // 2 if chunks or self._stream_waits(()) else 0
@@ -255,7 +254,7 @@ class Scheduler:
         """Waiting sequences that could be admitted now if they fit, in order; the caller may admit each as it comes."""
         if plan.preempted:
             plan.blocked = WaitReason.KV_BLOCKS
-            return  # somebody has just given way: not for newcomers
+            return  # the preempted sequence gave its blocks for running ones, not for new ones
         for seq in self.waiting.policy.candidates(self.sequences.num_slots):
             if not self.sequences.has_slot_to_run_in():
                 plan.blocked = WaitReason.SLOTS

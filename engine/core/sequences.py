@@ -160,11 +160,11 @@ class Sequences:
             self._spared[step_id], self._num_spared = self._num_spared, 0
 
     def done(self, step_id: int) -> list[Sequence]:
-        """The sequences of a step that is in flight no more."""
+        """Remove a step that is no longer in flight, and return its sequences."""
         return self.by_step.pop(step_id)
 
     def spared_by(self, step_id: int) -> int:
-        """Prompt tokens that the sequences started for a step found in the cache; to be asked once."""
+        """Prompt tokens that the sequences started for a step found in the cache; 0 at a second call."""
         return self._spared.pop(step_id, 0)
 
     def went_well(self, seq: Sequence) -> None:
@@ -192,7 +192,7 @@ class Sequences:
 
         Called after `Journal.open_epoch`. `failed` is the step that did it, whose live sequences are returned. `at_fault`:
         the step itself is wrong, and would fail again; its sequences are computed alone at once. `blameless`: it was too
-        large, which is nobody's fault and no death survived: nothing is counted, nobody returned. Steps still out belong
+        large, which no sequence is to blame for: no failed step is counted, and no sequence returned. Steps in flight belong
         to the older epoch; their results are dropped. `cause`: a word for the failure, for stories. `outage`: the time without
         an executor that begins with it.
         """

@@ -57,8 +57,8 @@ class SpareMemory:
         """No step is out and there is nothing to compute: wait, then give back all that is spare, until a command comes."""
         if not self._active:
             return
-        if not await _heard(inbox, self._config.give_back_after):
-            while self._give_back(0) and not await _heard(inbox, _BETWEEN_S):
+        if not await _command_within(inbox, self._config.give_back_after):
+            while self._give_back(0) and not await _command_within(inbox, _BETWEEN_S):
                 pass
 
     def _give_back(self, min_age: int) -> bool:
@@ -69,7 +69,7 @@ class SpareMemory:
         return len(blocks) > 0
 
 
-async def _heard(inbox: Inbox, seconds: float) -> bool:
+async def _command_within(inbox: Inbox, seconds: float) -> bool:
     """A command came within that time."""
     try:
         async with asyncio.timeout(seconds):

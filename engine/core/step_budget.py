@@ -22,8 +22,8 @@ class StepBudget:
         no memory for a step         tokens -> half of what it had, at least LEAST_TOKENS
         `patience` steps went well   tokens -> twice as many, at most the configured number
 
-    Each failed step costs everybody a recompute. So one that follows upon growing doubles the patience: where memory stays
-    short (another process on the device, say), growing is tried less and less often.
+    Each failed step makes all sequences recompute. So a failure right after growing doubles the patience: where memory stays
+    short (another process on the device, say), the budget grows less and less often.
     """
 
     def __init__(self, most: int) -> None:

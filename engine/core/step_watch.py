@@ -1,4 +1,4 @@
-"""`StepWatch`: what each step computed, told to subscribers after its result is taken in, and how each sequence ended.
+"""`StepWatch`: tells subscribers what each step computed, and how each sequence ended.
 
 Without a subscriber the loop tests one attribute per step and makes nothing.
 """
@@ -125,7 +125,7 @@ class StepWatch(Observer):
 
     @property
     def active(self) -> bool:
-        """Whether anybody listens."""
+        """Whether there is a subscriber."""
         return bool(self._listeners)
 
     def subscribe(

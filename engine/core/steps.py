@@ -1,4 +1,4 @@
-"""`StepQueue`: the steps that are out."""
+"""`StepQueue`: the steps in flight."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from executors.contract import ExecutorError, ModelExecutor, UnifiedBatch, Unifi
 
 @dataclass(slots=True)
 class PendingStep:
-    """A step that was submitted and whose result is not in yet."""
+    """A step that was submitted and has no result yet."""
 
     batch: UnifiedBatch
     result: asyncio.Task[UnifiedOutput]
@@ -25,12 +25,12 @@ class PendingStep:
 
 
 class StepQueue:
-    """Steps out, the oldest first: they are executed in the order of their submission. Used by the loop task only."""
+    """The steps in flight, the oldest first: the executor runs them in the order of submission. Used by the loop task only."""
 
     def __init__(self, executor: ModelExecutor, inbox: Inbox, clock: Callable[[], float]) -> None:
         self.out: deque[PendingStep] = deque()
         self.limit = 1
-        """As many as may be out at once."""
+        """Maximum number of steps in flight."""
         self._executor = executor
         self._inbox = inbox
         self._clock = clock
@@ -50,8 +50,8 @@ class StepQueue:
         self.out.append(PendingStep(batch, step, self._clock()))
 
     async def _computed(self, batch: UnifiedBatch) -> UnifiedOutput:
-        """Its result, if it is one. An answer that does not fit the step is none: taken in, it would break what the scheduler
-        relies on, or leave a sequence that nobody computes any more. So it is a failed step, and everybody is computed anew."""
+        """Return the step's result. Raises ExecutorError for an answer that does not fit the step: it would break what the
+        scheduler relies on, or leave a sequence that is never computed. The step has failed then, and all are recomputed."""
         output = await self._executor.unified_decode(batch)
         check_output(batch, output)
         return output
@@ -77,7 +77,7 @@ class StepQueue:
         return now - step.began
 
     def interrupt(self) -> None:
-        """Have who waits in `next_result` look around: a time-out that was given is too late now."""
+        """Make `next_result` return: the time-out that it was called with is too late now."""
         self._interrupt()
 
     async def _interruption_or(self, result: asyncio.Task[UnifiedOutput], timeout: float | None) -> None:
@@ -111,7 +111,7 @@ class StepQueue:
             command.cancel()
 
     async def cancel(self) -> None:
-        """Nobody wants their results any more."""
+        """Cancel the steps in flight and discard their results."""
         for step in self.out:
             step.result.cancel()
         await asyncio.gather(*(step.result for step in self.out), return_exceptions=True)

@@ -60,7 +60,7 @@ class LatencyBudget:
 
         seconds = base(decodes) + cost * prompt tokens
 
-    `base` is kept by powers of two of the number of decodes. Alone, prompts get the whole step: nobody waits for it.
+    `base` is kept by powers of two of the number of decodes. While no stream decodes, prompts get the whole step.
 
     Steps with a chunk, all of about one size, cannot tell the two apart. While prompts wait there may be no others, and what
     more streams or longer contexts take would be booked as the prompts' cost: chunks would shrink to nothing, the prompts

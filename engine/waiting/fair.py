@@ -1,10 +1,10 @@
-"""The fair queue: whoever has been served least comes first, so that one tenant's thousand requests starve nobody.
+"""The fair queue: the tenant that was served least comes first, so that a thousand requests of one tenant starve no other.
 
 Virtual token counters, after "Fairness in Serving Large Language Models" (Sheng et al., 2023, arXiv:2401.00588): each tenant
 has a counter of the tokens computed for it, and the one with the least is next. What a request will cost is not known before it
 ends, which a deficit round robin would have to guess; counters are charged with what was really computed, each position once:
-what a failure or a preemption undoes is nobody's debt, nor are drafts that were rejected. Who comes after a pause begins just
-below the least counter of those who are there: time not used is not saved up.
+no tenant pays for what a failure or a preemption undoes, nor for rejected drafts. A tenant that comes after a pause begins just
+below the least counter of the tenants present: unused time is not saved up.
 """
 
 from __future__ import annotations

@@ -220,9 +220,9 @@ class WaitingQueue:
             return before, 0
         return ahead, max(0, free - room - sum(one.count for one in others))
 
-    def hopeless(self, now: float) -> Iterator[tuple[Sequence, float, float]]:
+    def overdue(self, now: float) -> Iterator[tuple[Sequence, float, float]]:
         """See `SecondLook`."""
-        for seq, seconds, waited in self.second_look.hopeless(
+        for seq, seconds, waited in self.second_look.overdue(
             now, lambda seq: self.policy.group(seq.request), self._wait_of
         ):
             if self.not_started.may_drop(seq):

@@ -1,8 +1,8 @@
 """`SecondLook`: takes back an admission that was a mistake, while its caller can still go elsewhere.
 
-Callers who come together are let in before a single step of theirs is done, by a pace that was measured in a moment of warm-up. A
-machine that is busier now may be several times as slow, which the first steps show. Those who cannot be started in time by then
-are told so in seconds, as on arrival, and do not wait for nothing until their patience is over.
+Calls that arrive together are queued before any of their steps is done, by a pace that was measured at warm-up. A machine that is
+busier now may be several times slower, which the first steps show. Calls that cannot be started in time by the new estimate are
+refused within seconds, as on arrival, instead of waiting in vain until their patience is over.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SecondLook:
         """A new sequence waits."""
         self._young.append((self._clock(), seq))
 
-    def hopeless(
+    def overdue(
         self, now: float, group: Callable[[Sequence], str | int], wait: Callable[[Sequence], float]
     ) -> Iterator[tuple[Sequence, float, float]]:
         """Yield sequences that cannot be started in time, with the estimate from now on and what they have waited, in seconds:

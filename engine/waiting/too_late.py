@@ -23,7 +23,7 @@ def too_late(waiting: WaitingQueue, now: float, patience: float) -> Iterator[tup
         message = f"this request was not started within the {patience:g} s that it may wait"
         refusal = waiting.refusal(seq.request, Because.WAITED, patience, waited=_waited(seq, now))
         yield seq, Overloaded(message, waiting.retry_after(seq.request), refusal=refusal)
-    for seq, wait, waited in waiting.hopeless(now):
+    for seq, wait, waited in waiting.overdue(now):
         message = (
             f"the queue is about {wait:.0f} s long, too long for the {patience:g} s that a request may wait"
         )

@@ -39,7 +39,7 @@ def test_a_failed_step_is_tried_again_and_the_third_names_the_culprit() -> None:
     scheduler, recovery, seq = made(Clock())
     for epoch in (2, 3):
         plan = recovery.plan(scheduler.schedule(), StepFailed("broken"))
-        assert (plan.epoch, plan.culprits, plan.hopeless) == (epoch, [], None)
+        assert (plan.epoch, plan.culprits, plan.give_up_reason) == (epoch, [], None)
     plan = recovery.plan(scheduler.schedule(), StepFailed("broken"))
     assert plan.culprits == [seq] and plan.blame.message == "the executor failed: broken"
     assert plan.blame.code == "step_failed" and not seq.finished, "to answer it is the loop's"
@@ -55,10 +55,10 @@ def test_deaths_without_a_token_between_are_hopeless_in_the_end() -> None:
     clock = Clock()
     _, recovery, _ = made(clock)
     for _ in range(MAX_FRUITLESS_RESTARTS):
-        assert recovery.plan(None, ExecutorDied("gone", "kill")).hopeless is None
-    assert "times without a token" in str(recovery.plan(None, ExecutorDied("gone", "kill")).hopeless)
-    recovery.gave_something()
-    assert recovery.plan(None, ExecutorDied("gone", "kill")).hopeless is None
+        assert recovery.plan(None, ExecutorDied("gone", "kill")).give_up_reason is None
+    assert "times without a token" in str(recovery.plan(None, ExecutorDied("gone", "kill")).give_up_reason)
+    recovery.record_progress()
+    assert recovery.plan(None, ExecutorDied("gone", "kill")).give_up_reason is None
 
 
 def test_no_memory_is_said_of_the_request_alone() -> None:

@@ -26,7 +26,7 @@ def test_a_look_makes_a_few_estimates_and_the_next_goes_on() -> None:
     for _ in range(4):
         now += 0.1
         before = estimates
-        for seq, _, waited in look.hopeless(now, lambda _: "key", wait):
+        for seq, _, waited in look.overdue(now, lambda _: "key", wait):
             seq.status = SequenceStatus.FINISHED
             dropped.append(seqs.index(seq))
             assert waited == now

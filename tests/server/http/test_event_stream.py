@@ -296,7 +296,7 @@ async def test_a_client_that_goes_while_its_grammar_is_judged(house: House, path
     assert house.engine.requests == []
 
 
-async def test_work_that_nobody_waits_for_gives_its_thread_back() -> None:
+async def test_work_that_all_answered_for_gives_its_thread_back() -> None:
     threads, begun, ran = FencedThreads(1), threading.Event(), []
 
     def forever() -> None:

@@ -303,7 +303,7 @@ def test_a_bar_on_a_terminal() -> None:
 def test_nobody_has_to_see_the_banner() -> None:
     """Nor the log."""
     code = (
-        "from server import banner; from server.system import logs; logs.configure(); "
+        "from server.startup import banner; from server.system import logs; logs.configure(); "
         "banner.show('x' * 100); banner.show('y'); import logging;"
         "banner.log.info('a'); logging.getLogger('x').info('b'); import sys; sys.exit(0)"
     )
@@ -314,7 +314,7 @@ def test_nobody_has_to_see_the_banner() -> None:
 
 
 def test_a_banner_that_is_not_read_holds_up_neither_the_start_nor_the_end() -> None:
-    code = "from server import banner; banner.show('x' * 200_000); import sys; print('on', file=sys.stderr)"
+    code = "from server.startup import banner; banner.show('x' * 200_000); import sys; print('on', file=sys.stderr)"
     command = [sys.executable, "-c", code]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.wait(10) == 0

@@ -11,6 +11,9 @@ import sys
 
 from cohort_server import rooms, standard_streams, working_directory
 
+_RENAMED = {"server.healthcheck": "server.commands.healthcheck"}
+"""Modules that files of users name (docker-compose.yml), by their old names."""
+
 
 def command(module: str, *arguments: str) -> list[str]:
     """The command line that runs `module` of the application in a process of its own."""
@@ -25,7 +28,7 @@ def main() -> None:
         sys.exit("usage: python -P -m cohort_server.run MODULE [ARGUMENT ...]")
     del sys.argv[0]
     rooms.enter()
-    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    runpy.run_module(_RENAMED.get(sys.argv[0], sys.argv[0]), run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

@@ -37,8 +37,8 @@ from executors.llm.memory.kv_cache import KvCache
 from executors.llm.model.config import DecoderConfig, parse_config
 from executors.llm.model.decoder import Decoder
 from executors.llm.model.fp8 import E4M3, Fp8Plan
+from executors.llm.model.layers.modules import Experts, Mlp
 from executors.llm.model.linear import StoredFormat
-from executors.llm.model.modules import Experts, Mlp
 from executors.llm.sampling.triton_sampler import TritonSampler
 from executors.llm.step.runner import ModelRunner
 

@@ -36,7 +36,7 @@ from executors.llm.gpu import kernel_check
 from executors.llm.kernel_choice import fuse
 from executors.llm.model.decoder import Decoder
 from executors.llm.model.fp8 import Fp8Weight
-from executors.llm.model.modules import ACTIVATIONS
+from executors.llm.model.layers.modules import ACTIVATIONS
 from tests.executors.checkpoints import LLAMA, QWEN3, write_checkpoint
 from tests.executors.llm.driver import Driver, config
 from tests.gpu.device_fakes import FakeDevice, FakeDeviceExecutor

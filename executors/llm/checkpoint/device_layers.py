@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from executors.kernels.device_layouts import LAYOUTS
 from executors.llm.model.decoder import Decoder, stored_parts
-from executors.llm.model.layer import Layer
+from executors.llm.model.layers.layer import Layer
+from executors.llm.model.layers.modules import Mlp
 from executors.llm.model.linear import Linear, StoredFormat
-from executors.llm.model.modules import Mlp
 from executors.llm.model.parameters import Place, linear_parts, of_layer
 
 

@@ -6,9 +6,9 @@ import math
 
 from executors.llm.model.decoder import Decoder
 from executors.llm.model.fp8 import GROUP, Fp8Plan, Fp8Weight
-from executors.llm.model.layer import Layer
+from executors.llm.model.layers.layer import Layer
+from executors.llm.model.layers.modules import Mlp
 from executors.llm.model.linear import Linear
-from executors.llm.model.modules import Mlp
 from executors.llm.model.parameters import Place, of_layer
 
 _ALIGN = 16

@@ -29,7 +29,7 @@ from executors.llm.attention.cpu_attention import MAX_HEAD_DIM, CpuAttend
 if TYPE_CHECKING:
     from executors.llm.model.api import Attend, ForwardInput
     from executors.llm.model.decoder import Decoder
-    from executors.llm.model.layer import Layer
+    from executors.llm.model.layers.layer import Layer
     from executors.llm.model.linear import Linear
     from executors.llm.row_loras import KernelAdapters
 

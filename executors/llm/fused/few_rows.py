@@ -22,13 +22,13 @@ from executors.kernels.triton.few_rows import (
     normed_product,
 )
 from executors.kernels.triton.norms import rms_norm
-from executors.llm.model.modules import Mlp
+from executors.llm.model.layers.modules import Mlp
 
 if TYPE_CHECKING:
     from executors.llm.model.decoder import Decoder
-    from executors.llm.model.layer import Layer
+    from executors.llm.model.layers.layer import Layer
+    from executors.llm.model.layers.modules import Norm
     from executors.llm.model.linear import Linear
-    from executors.llm.model.modules import Norm
 
 
 def why_not(decoder: Decoder) -> str | None:

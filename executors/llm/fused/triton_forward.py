@@ -18,15 +18,15 @@ from executors.kernels.triton.norms import rms_norm
 from executors.kernels.triton.rotary import rotate_and_store
 from executors.llm.fused.few_rows import FewRows
 from executors.llm.fused.triton_experts import TritonExperts, triton_experts
-from executors.llm.model.modules import Experts, Mlp
+from executors.llm.model.layers.modules import Experts, Mlp
 
 if TYPE_CHECKING:
     from executors.llm.memory.kv_cache import KvCache
     from executors.llm.model.api import Attend, ForwardInput
     from executors.llm.model.decoder import Decoder
-    from executors.llm.model.layer import Layer
+    from executors.llm.model.layers.layer import Layer
+    from executors.llm.model.layers.modules import Norm
     from executors.llm.model.linear import Linear
-    from executors.llm.model.modules import Norm
     from executors.llm.row_loras import RowAdapters
 
 

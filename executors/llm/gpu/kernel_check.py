@@ -42,7 +42,7 @@ from executors.llm.attention.packed import StepMeta
 from executors.llm.lora.device import DeviceWeights, add_by_torch, of_place, part_of
 from executors.llm.memory.kv_cache import KvCache, plain
 from executors.llm.model.fp8 import GROUP, Fp8Weight, narrowed, quantized, widened
-from executors.llm.model.modules import ACTIVATIONS, Mlp, Norm
+from executors.llm.model.layers.modules import ACTIVATIONS, Mlp, Norm
 from executors.llm.model.rope import rotate
 from executors.llm.sampling.columns import PADDING, SamplingColumns
 from executors.llm.sampling.device_sampler import DeviceSampler, TorchDeviceSampler
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from executors.llm.fused.triton_experts import TritonExperts
     from executors.llm.model.api import KvSpec
     from executors.llm.model.decoder import Decoder
-    from executors.llm.model.layer import Layer
+    from executors.llm.model.layers.layer import Layer
     from executors.llm.model.linear import Linear
 
 _ROWS = 5

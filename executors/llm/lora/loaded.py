@@ -16,7 +16,7 @@ from executors.kernels import lora as structs
 from executors.llm.lora.gguf_modules import GgufModules, gguf_modules
 from executors.llm.model.cuts import Cut
 from executors.llm.model.decoder import Decoder
-from executors.llm.model.layer import Layer
+from executors.llm.model.layers.layer import Layer
 from executors.llm.model.linear import Linear
 from executors.llm.model.names import wrapped_name
 from executors.llm.model.parameters import Place

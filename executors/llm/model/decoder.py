@@ -20,7 +20,8 @@ from executors.llm.model.api import ForwardInput, FusedForward, KvSpec
 from executors.llm.model.config import DecoderConfig
 from executors.llm.model.cuts import Cut
 from executors.llm.model.fp8 import Fp8Plan
-from executors.llm.model.layer import Layer
+from executors.llm.model.layers.layer import Layer
+from executors.llm.model.layers.modules import Norm
 from executors.llm.model.linear import (
     KIND_NAMES,
     Linear,
@@ -30,7 +31,6 @@ from executors.llm.model.linear import (
     can_pack_onednn,
     padded_rows,
 )
-from executors.llm.model.modules import Norm
 from executors.llm.model.rope import rotary_table, rotate
 from executors.llm.model.rotated_linears import rotate_linears
 from executors.llm.model.stored_transform import StoredMatrix

@@ -9,9 +9,9 @@ from typing import Protocol
 import torch
 
 from executors.llm.model.config import DecoderConfig
-from executors.llm.model.layer import Layer
+from executors.llm.model.layers.layer import Layer
+from executors.llm.model.layers.modules import Experts, Mlp, Norm
 from executors.llm.model.linear import Linear
-from executors.llm.model.modules import Experts, Mlp, Norm
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from executors.llm.model.api import ForwardInput
 from executors.llm.model.config import DecoderConfig
 from executors.llm.model.decoder import Decoder
 from executors.llm.model.fp8 import Fp8Plan
-from executors.llm.model.layer import Layer
+from executors.llm.model.layers.layer import Layer
+from executors.llm.model.layers.modules import Experts
 from executors.llm.model.linear import Linear, Packing, StoredFormat
-from executors.llm.model.modules import Experts
 from executors.llm.parallel.ranks import Ranks
 from executors.llm.parallel.shard import Shard
 from executors.llm.row_loras import RowAdapters

@@ -30,8 +30,8 @@ from executors.llm.model import parameters as naming
 from executors.llm.model.config import DecoderConfig
 from executors.llm.model.cuts import Cut, Range
 from executors.llm.model.decoder import Decoder
+from executors.llm.model.layers.modules import Experts
 from executors.llm.model.linear import Linear, StoredFormat
-from executors.llm.model.modules import Experts
 
 Joining = Literal["whole", "sum", "join"]
 """How a sublayer's second matrix is computed: by each rank alone with the whole sublayer, as a sum over ranks, or by each rank

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from executors.llm.model.config import DecoderConfig, LayerConfig
+from executors.llm.model.layers.modules import Experts, Mlp, Norm
 from executors.llm.model.linear import Linear
-from executors.llm.model.modules import Experts, Mlp, Norm
 
 
 class Layer:

@@ -24,7 +24,7 @@ from executors.llm.attention.backend import AttentionBackend
 from executors.llm.attention.cpu_attention import CpuAttention
 from executors.llm.attention.plain_torch import TorchAttention
 from executors.llm.memory.kv_cache import KvCache
-from executors.llm.model.api import KvSpec
+from executors.llm.model.caches import KvSpec
 from executors.llm.step_arrays import StepArrays
 
 LAYERS, HEADS, KV_HEADS, HEAD_DIM, BLOCK = 28, 16, 8, 128, 16

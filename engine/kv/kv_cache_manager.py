@@ -49,7 +49,7 @@ class KvCacheManager:
         self.layout = layout
         self.pool = BlockPool(layout.num_blocks, layout.blocks_per_span)
         self.cache = PrefixCache()
-        self.prefix_caching = prefix_caching and layout.num_blocks > 0
+        self.prefix_caching = prefix_caching and layout.num_blocks > 0 and layout.state is None
         self._model = model
         self._grown: list[tuple[int, int, list[int]]] = []
         self._copies: list[tuple[int, int]] = []
@@ -115,7 +115,7 @@ class KvCacheManager:
 
         At least one token is always left to compute, because it gives the logits.
         """
-        if not self.layout.num_blocks or seq.alone or seq.needs_whole_prompt:
+        if not self.layout.num_blocks or self.layout.state is not None or seq.alone or seq.needs_whole_prompt:
             return MISS
         forked = self._find_sibling(seq)
         if forked is not None:

@@ -92,6 +92,7 @@ from executors.contract.status import (
     MemoryStatus,
     ModelInfo,
     Pace,
+    StateLayout,
     interpolated,
 )
 from executors.contract.tensor import Tensor
@@ -104,7 +105,8 @@ __all__ = [
     "InvalidInput", "ItemFault", "ItemOutput", "KvCacheHandle", "KvLayout", "LogitsMode", "MemoryRequirements", "MemoryStatus",
     "ModelExecutor", "ModelExecutorFactory", "ModelInfo", "NotReady", "OptimizationConfig", "OutOfMemory",
     "Pace", "ParallelConfig", "PrefillInput", "PrefillOutput", "ProgressCallback", "SampledToken", "SamplingParams",
-    "SequenceStart", "Skipped", "SlotTable", "SnapshotValue", "SpeculativeDecodeOutput", "SpeculativeExecutor", "StepFailed",
+    "SequenceStart", "Skipped", "SlotTable", "SnapshotValue", "SpeculativeDecodeOutput", "SpeculativeExecutor", "StateLayout",
+    "StepFailed",
     "TableUpdates", "Tensor", "Unavailable", "UnifiedBatch", "UnifiedOutput", "Unsupported",
     "check_output", "from_kind", "interpolated", "replace",
 ]  # fmt: skip

@@ -211,6 +211,17 @@ class ExecutorMetrics:
 
 
 @dataclass(frozen=True, slots=True)
+class StateLayout:
+    """States that an executor keeps of sequences beside KV, by slot; fixed after warmup.
+
+    A state is that of the last position computed. So no sequence can begin with another one's KV, and no draft can be verified.
+    """
+
+    slot_bytes: int
+    num_slots: int
+
+
+@dataclass(frozen=True, slots=True)
 class KvLayout:
     """The paged KV memory as the engine accounts for it; fixed after warmup.
 
@@ -224,6 +235,8 @@ class KvLayout:
     blocks_per_span: int = 0
     """Number of consecutive blocks, starting at a multiple of it, whose memory `release_memory` can release together; 0: the
     memory was allocated at the start and is never released."""
+    state: StateLayout | None = None
+    """States of sequences; None if the model has KV alone."""
 
     @property
     def capacity_tokens(self) -> int:

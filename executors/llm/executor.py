@@ -73,6 +73,7 @@ from executors.llm.memory.cgroup import PressureGauge, cpu_threads
 from executors.llm.memory.device_memory import DeviceMemory, device_memory
 from executors.llm.memory.kv_cache import KvCache, KvPlan, free_bytes, plan_kv
 from executors.llm.model.api import DecoderOnlyLLM, LoadedModel, PreparedModel
+from executors.llm.model.caches import kv_group
 from executors.llm.model.decoder import Decoder
 from executors.llm.runtime import ExecutorRuntime
 from executors.llm.sampling.grammar import GrammarCompiler
@@ -103,7 +104,7 @@ class LlmExecutor(BatchModelExecutor):
         """Pass either a `model` in memory with its `info`, or a function `load`, which `warmup` calls."""
         self.config = config or ExecutorConfig(executor=self.name)
         if model is not None and info is not None:
-            made = LoadedModel(model, info, info.num_parameters * model.kv_spec.dtype.itemsize, 0)
+            made = LoadedModel(model, info, info.num_parameters * kv_group(model).dtype.itemsize, 0)
             load = lambda progress: made  # noqa: E731
         if load is None:
             raise InvalidInput("LlmExecutor needs a model and its info, or a function that loads them")
@@ -220,7 +221,7 @@ class LlmExecutor(BatchModelExecutor):
 
     def _build(self, source: LoadedModel, draft: LoadedModel | None) -> ExecutorRuntime:
         self._check(source)
-        spec = source.model.kv_spec
+        spec = kv_group(source.model)
         # From here on these are the limits: a second life must not find others, whatever else takes memory then.
         self.config = config = replace(self._fitting(source), shrink_batch=False)
         memory = self._device_memory(spec.device)
@@ -236,14 +237,15 @@ class LlmExecutor(BatchModelExecutor):
 
     def _fitting(self, source: LoadedModel) -> ExecutorConfig:
         """Return the configuration with batch limits that this machine supports."""
-        free, _ = free_bytes(source.model.kv_spec.device, self.config)
+        free, _ = free_bytes(kv_group(source.model).device, self.config)
         return sizing.fitting(self.config, source, free)
 
     def _planned(self, source: LoadedModel, draft: LoadedModel | None) -> KvPlan:
         """Plan the KV memory."""
-        spec, config = source.model.kv_spec, self.config
+        spec, config = kv_group(source.model), self.config
         claims, beside = sizing.claims(config, source), sizing.kv_bytes_beside(draft)
-        return plan_kv(spec, config, source.info.max_model_len, claims, beside=beside)
+        plan = plan_kv(spec, config, source.info.max_model_len, claims, beside=beside)
+        return replace(plan, layout=replace(plan.layout, state=sizing.state_layout(config, source.model)))
 
     def _device_memory(self, device: torch.device) -> DeviceMemory | None:
         """Return the device's own memory, or None if the device uses the machine's memory."""
@@ -252,7 +254,7 @@ class LlmExecutor(BatchModelExecutor):
     def _assemble(self, source: LoadedModel, plan: KvPlan) -> ExecutorRuntime:
         """Build every part that computes, with KV of the given plan. On a device this happens more than once, see
         `DeviceSizing`."""
-        config, spec, width = self.config, source.model.kv_spec, source.info.logits_width
+        config, spec, width = self.config, kv_group(source.model), source.info.logits_width
         info = replace(source.info, max_model_len=plan.max_model_len)
         if isinstance(source.model, PreparedModel):
             source.model.prepare(plan.max_model_len)
@@ -286,7 +288,7 @@ class LlmExecutor(BatchModelExecutor):
         length = min(draft.info.max_model_len, runtime.info.max_model_len)
         if isinstance(model, PreparedModel):
             model.prepare(length)
-        cache = KvCache(model.kv_spec, layout.num_blocks, layout.block_size)
+        cache = KvCache(kv_group(model), layout.num_blocks, layout.block_size)
         attention = self._attention(cache)
         fuse(attention, model)
         companion = DraftCompanion(

@@ -33,7 +33,7 @@ from executors.llm.fused import cpu_forward
 from executors.llm.lora.device import DeviceWeights
 from executors.llm.lora.host import HostWeights
 from executors.llm.lora.table import AdapterWeights
-from executors.llm.model.api import KvSpec
+from executors.llm.model.caches import KvSpec
 from executors.llm.model.decoder import Decoder
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from executors.contract import (
     UnifiedBatch,
 )
 from executors.kernels.cpu import kernels_in_use
-from executors.llm.memory import sizing
+from executors.llm.memory import sizing, state_limits
 from executors.llm.memory.cgroup import PressureGauge, memory_limit
 from executors.llm.memory.kv_cache import KvPlan
 from executors.llm.memory.status import memory_status
@@ -73,7 +73,7 @@ class ExecutorRuntime:
             memory=sizing.requirements(config, self.source, self.draft),
             dynamic_batching=True,
             continuous_batching=True,
-            speculative=True,
+            speculative=self.runner.states is None,
             drafts=self.companion is not None,
             dtypes=("float32", "bfloat16", "float16"),
             devices=("cpu", "cuda") if torch.cuda.is_available() else ("cpu",),
@@ -89,6 +89,7 @@ class ExecutorRuntime:
             self.runner.attention.note,
             self.plan.note,
             self.source.note,
+            state_limits.NOTE if self.runner.states is not None else None,
             *self.source.warnings,
             self.unified.grammars.compiler.unsupported,
             *self.unified.notes,
@@ -98,6 +99,8 @@ class ExecutorRuntime:
     def memory(self, gauge: PressureGauge) -> MemoryStatus:
         """Return the current memory use."""
         held = self.source.parameter_bytes + self.runner.cache.num_bytes
+        if self.runner.states is not None:
+            held += self.runner.states.num_bytes
         if self.draft is not None and self.companion is not None:
             held += self.draft.parameter_bytes + self.companion.runner.cache.num_bytes
         return memory_status(self.runner.device, held, gauge)

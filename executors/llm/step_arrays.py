@@ -18,6 +18,7 @@ class StepArrays:
     `token_ids` int64 [T]; `q_lens`, `pos_offsets` int64 [n]; `tables` int32 [n, at least the longest item's blocks];
     `rotary_positions` int64 [T] if they differ from the positions in the cache, else None. `wanted` int64, ascending: the
     rows whose hidden states are used; None for all rows. `adapters`: LoRA adapters of the rows, None if no row has one.
+    `slots` int64 [n]: the slots of the items' sequences; None if they have none and begin at position 0.
     """
 
     token_ids: np.ndarray
@@ -27,6 +28,7 @@ class StepArrays:
     rotary_positions: np.ndarray | None = None
     wanted: np.ndarray | None = None
     adapters: StepAdapters | None = None
+    slots: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.q_lens)
@@ -63,6 +65,7 @@ class StepArrays:
             self.tables[items],
             rotary,
             adapters=None if self.adapters is None else self.adapters.subset(rows),
+            slots=None if self.slots is None else self.slots[items],
         )
 
 

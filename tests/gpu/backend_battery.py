@@ -15,7 +15,7 @@ from executors.llm.attention.backend import AttentionBackend
 from executors.llm.attention.check import LIMITS, Problem
 from executors.llm.attention.library import Unsuitable
 from executors.llm.attention.plain_torch import TorchAttention
-from executors.llm.model.api import KvSpec
+from executors.llm.model.caches import KvSpec
 
 BLOCK_SIZES = {"torch": 16, "triton": 16, "flash-attn": 16, "flash-attn 2": 256, "varlen": 256}
 """Of each backend. flash-attn takes its third version for small blocks and its second for those of 256."""

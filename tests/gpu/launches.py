@@ -34,10 +34,12 @@ from executors.llm.gpu.program import DeviceProgram
 from executors.llm.kernel_choice import fuse
 from executors.llm.lora.device import DeviceWeights
 from executors.llm.memory.kv_cache import KvCache
+from executors.llm.model.caches import kv_group
 from executors.llm.model.config import DecoderConfig, parse_config
 from executors.llm.model.decoder import Decoder
 from executors.llm.model.fp8 import E4M3, Fp8Plan
-from executors.llm.model.layers.modules import Experts, Mlp
+from executors.llm.model.layers.experts import Experts
+from executors.llm.model.layers.mlp import Mlp
 from executors.llm.model.linear import StoredFormat
 from executors.llm.sampling.triton_sampler import TritonSampler
 from executors.llm.step.runner import ModelRunner
@@ -261,12 +263,12 @@ def _serve(case: Case) -> None:
     if case.steady:
         model.be_steady()
     for layer in model.layers:
-        if isinstance(layer.mlp, Experts):
-            layer.mlp.stacked = partial(_stacked, layer.mlp.experts)  # type: ignore[method-assign]
-    attention = TritonAttention(model.kv_spec, case.steady)
-    attention.rule = piece_rule(model.kv_spec, PROCESSORS, case.steady)
+        if isinstance(layer.feed_forward, Experts):
+            layer.feed_forward.stacked = partial(_stacked, layer.feed_forward.experts)  # type: ignore[method-assign]
+    attention = TritonAttention(kv_group(model), case.steady)
+    attention.rule = piece_rule(kv_group(model), PROCESSORS, case.steady)
     fuse(attention, model)
-    runner = ModelRunner(model, attention, KvCache(model.kv_spec, 8, case.page))
+    runner = ModelRunner(model, attention, KvCache(kv_group(model), 8, case.page))
     blocks = MAX_LEN // case.page
     tables = DeviceTables(np.zeros((MAX_ROWS, blocks), np.int32), META)
     pool = torch.empty(MAX_ROWS * MAX_LEN + 1, dtype=torch.int32, device=META)

@@ -20,7 +20,7 @@ from executors.llm.gpu.graphs import AT_START, CudaDevice, decode_shapes
 from executors.llm.gpu.inputs import StepShape
 from executors.llm.gpu.program import DeviceProgram
 from executors.llm.memory.kv_cache import KvCache
-from executors.llm.model.api import KvSpec
+from executors.llm.model.caches import KvSpec
 from executors.llm.sampling import draw
 from executors.llm.sampling.sampler import SamplingRows, sample
 from tests.executors.checkpoints import write_checkpoint

@@ -14,7 +14,7 @@ from executors.contract.config import ExecutorAttentionConfig, OptimizationConfi
 from executors.llm.executor import LlmExecutor
 from executors.llm.fused.triton_experts import TritonExperts
 from executors.llm.fused.triton_forward import TritonForward
-from executors.llm.model.layers.modules import Mlp
+from executors.llm.model.layers.mlp import Mlp
 from tests.executors.checkpoints import LLAMA, QWEN3, write_checkpoint
 from tests.executors.llm.driver import Driver, config
 

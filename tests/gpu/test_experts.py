@@ -25,7 +25,8 @@ from executors.llm.fused.triton_experts import (
 )
 from executors.llm.model.config import parse_config
 from executors.llm.model.decoder import Decoder
-from executors.llm.model.layers.modules import ACTIVATIONS, Experts
+from executors.llm.model.layers.activations import ACTIVATIONS
+from executors.llm.model.layers.experts import Experts
 from tests.executors.checkpoints import QWEN3
 
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:overflow encountered in exp")]

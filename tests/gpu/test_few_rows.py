@@ -36,7 +36,7 @@ from executors.llm.gpu import kernel_check
 from executors.llm.kernel_choice import fuse
 from executors.llm.model.decoder import Decoder
 from executors.llm.model.fp8 import Fp8Weight
-from executors.llm.model.layers.modules import ACTIVATIONS
+from executors.llm.model.layers.activations import ACTIVATIONS
 from tests.executors.checkpoints import LLAMA, QWEN3, write_checkpoint
 from tests.executors.llm.driver import Driver, config
 from tests.gpu.device_fakes import FakeDevice, FakeDeviceExecutor
@@ -252,7 +252,7 @@ def filled(fields: dict[str, Any], dtype: torch.dtype) -> Decoder:
     made = decoder(fields, dtype)
     for layer in made.layers:
         norms = [one.weight for one in (layer.attn_norm, layer.mlp_norm) if one is not None]
-        for part in (*norms, *(linear.bias for linear in (layer.qkv, layer.o, *layer.mlp.linears))):
+        for part in (*norms, *(linear.bias for linear in layer.linears)):
             if part is not None:
                 part.normal_()
     return made
@@ -275,7 +275,7 @@ def test_others_are_computed_as_they_were(fields: dict[str, Any], dtype: torch.d
 
 def test_weights_in_e4m3_are_computed_as_they_were() -> None:
     made = decoder(QWEN3)
-    made.layers[0].o.hold(Fp8Weight(QWEN3["hidden_size"], 8, DEVICE, True))
+    made.layers[0].attention.o.hold(Fp8Weight(QWEN3["hidden_size"], 8, DEVICE, True))
     assert few_rows.why_not(made) == "weights in another form"
 
 

@@ -23,7 +23,7 @@ from executors.llm.executor import LlmExecutor
 from executors.llm.model import fp8
 from executors.llm.model.config import parse_config
 from executors.llm.model.fp8 import E4M3, Fp8Weight, quantized
-from executors.llm.model.layers.modules import Mlp
+from executors.llm.model.layers.mlp import Mlp
 from executors.llm.model.linear import Linear
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.llm.checkpoint.test_fp8_weights import SMALL, chunk, distance, write_fp8

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from executors.kernels.triton.activation import KINDS, gated
 from executors.kernels.triton.norms import rms_norm
 from executors.kernels.triton.rotary import rotate_and_store
-from executors.llm.model.layers.modules import ACTIVATIONS
+from executors.llm.model.layers.activations import ACTIVATIONS
 from executors.llm.model.rope import rotate
 
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:overflow encountered in exp")]

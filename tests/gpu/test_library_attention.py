@@ -19,7 +19,7 @@ from executors.llm.executor import LlmExecutor
 from executors.llm.fused.triton_forward import PagedAttend, TritonForward
 from executors.llm.kernel_choice import choose_attention
 from executors.llm.memory.kv_cache import KvCache
-from executors.llm.model.api import KvSpec
+from executors.llm.model.caches import KvSpec
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.kernels.steps import Sequences
 from tests.executors.llm.driver import config

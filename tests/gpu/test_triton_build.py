@@ -15,7 +15,7 @@ from executors.kernels import triton_build
 from executors.llm import kernel_choice
 from executors.llm.attention.library import LibraryAttention, Unsuitable, over
 from executors.llm.gpu import fp8_support
-from executors.llm.model.api import KvSpec
+from executors.llm.model.caches import KvSpec
 
 SPEC = KvSpec(
     num_layers=1, num_heads=1, num_kv_heads=1, head_dim=64, dtype=torch.bfloat16, device=torch.device("cuda"), scale=0.1,

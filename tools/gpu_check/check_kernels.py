@@ -26,7 +26,7 @@ from executors.kernels.triton.stored import matmul
 from executors.llm.gpu import kernel_check
 from executors.llm.kernel_choice import choose_attention
 from executors.llm.memory.kv_cache import KvCache
-from executors.llm.model.api import KvSpec
+from executors.llm.model.caches import KvSpec
 from executors.llm.step_arrays import StepArrays
 from tools.gpu_check import check_sampling, interpreted, timing
 from tools.gpu_check.part_process import Found

@@ -18,7 +18,8 @@ import torch
 
 from executors.contract.faults import no_device_memory
 from executors.llm.memory.kv_cache import KvCache, plain
-from executors.llm.model.api import Attend, KvSpec
+from executors.llm.model.api import Attend
+from executors.llm.model.caches import KvSpec
 from executors.llm.model.fp8 import narrowed
 from executors.llm.step_arrays import StepArrays
 

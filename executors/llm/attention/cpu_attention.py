@@ -18,7 +18,7 @@ from executors.contract.errors import OutOfMemory
 from executors.kernels.compiler import KernelUnavailable
 from executors.kernels.cpu import DTYPES, I64, OUT_OF_MEMORY, POINTER, CpuKernels, cpu_kernels
 from executors.llm.memory.kv_cache import KvCache
-from executors.llm.model.api import KvSpec
+from executors.llm.model.caches import KvSpec
 from executors.llm.step_arrays import StepArrays
 
 MAX_HEAD_DIM = 256

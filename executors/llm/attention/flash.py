@@ -28,7 +28,7 @@ from executors.llm.attention.library import (
     import_library,
     over,
 )
-from executors.llm.model.api import KvSpec
+from executors.llm.model.caches import KvSpec
 
 NAME = "flash-attn"
 FLASH_2_BLOCK = 256

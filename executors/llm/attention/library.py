@@ -23,7 +23,7 @@ from executors.kernels import triton_build
 from executors.llm.attention.key_pieces import WORDS
 from executors.llm.attention.packed import StepMeta
 from executors.llm.memory.kv_cache import KvCache
-from executors.llm.model.api import KvSpec
+from executors.llm.model.caches import KvSpec
 from executors.llm.step_arrays import StepArrays
 
 DTYPES = (torch.float16, torch.bfloat16)

@@ -19,7 +19,8 @@ import torch
 import torch.nn.functional as F
 
 from executors.llm.memory.kv_cache import KvCache, plain
-from executors.llm.model.api import Attend, KvSpec
+from executors.llm.model.api import Attend
+from executors.llm.model.caches import KvSpec
 from executors.llm.model.fp8 import narrowed
 from executors.llm.step_arrays import StepArrays
 

@@ -21,7 +21,7 @@ from executors.llm.attention.library import (
     import_library,
     over,
 )
-from executors.llm.model.api import KvSpec
+from executors.llm.model.caches import KvSpec
 
 NAME = "varlen"
 BLOCK = 256

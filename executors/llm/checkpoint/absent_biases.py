@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from executors.llm.model.families import Family
+from executors.llm.model.family import Family
 from executors.llm.model.names import WrittenNames
 
 _ROLES = ("qkv", "q", "k", "v", "o", "gate_up", "gate", "up", "down")

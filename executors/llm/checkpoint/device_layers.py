@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from executors.kernels.device_layouts import LAYOUTS
 from executors.llm.model.decoder import Decoder, stored_parts
 from executors.llm.model.layers.layer import Layer
-from executors.llm.model.layers.modules import Mlp
 from executors.llm.model.linear import Linear, StoredFormat
-from executors.llm.model.parameters import Place, linear_parts, of_layer
+from executors.llm.model.parameters import linear_parts, of_layer
+from executors.llm.model.places import Place
 
 
 def keep(decoder: Decoder, index: int, layer: Layer, stored: Mapping[str, StoredFormat]) -> None:
@@ -17,8 +17,7 @@ def keep(decoder: Decoder, index: int, layer: Layer, stored: Mapping[str, Stored
 
     Experts are widened, and so are linear layers with a part that the file has in another form.
     """
-    mlp = layer.mlp.linears if isinstance(layer.mlp, Mlp) else ()
-    parts: dict[Linear, list[tuple[str, Place]]] = {one: [] for one in (layer.qkv, layer.o, *mlp)}
+    parts: dict[Linear, list[tuple[str, Place]]] = {one: [] for one in layer.adapted_linears()}
     for name, place in of_layer(decoder, index, layer):
         if place.linear in parts:
             parts[place.linear].append((name, place))

@@ -9,6 +9,7 @@ from executors.contract.errors import ConfigError
 from executors.contract.status import ModelInfo
 from executors.llm.checkpoint.loader import load_model
 from executors.llm.checkpoint.weights import Progress
+from executors.llm.memory.state_limits import refuse_states
 from executors.llm.model.api import LoadedModel
 
 
@@ -33,6 +34,7 @@ def load_draft(config: ExecutorConfig, info: ModelInfo, progress: Progress) -> L
         optimization=replace(config.optimization, draft_model="", max_loras=0),
     )
     draft = load_model(own, lambda stage, done, total: progress(f"draft model: {stage}", done, total))
+    refuse_states(draft.model, config)
     if not draft.info.generates:
         raise ConfigError(f"draft_model {directory}: this model has no lm_head and generates nothing")
     if draft.info.vocab_size != info.vocab_size:

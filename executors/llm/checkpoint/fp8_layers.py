@@ -7,9 +7,9 @@ import math
 from executors.llm.model.decoder import Decoder
 from executors.llm.model.fp8 import GROUP, Fp8Plan, Fp8Weight
 from executors.llm.model.layers.layer import Layer
-from executors.llm.model.layers.modules import Mlp
 from executors.llm.model.linear import Linear
-from executors.llm.model.parameters import Place, of_layer
+from executors.llm.model.parameters import of_layer
+from executors.llm.model.places import Place
 
 _ALIGN = 16
 """torch._scaled_mm accepts only sizes that are multiples of this."""
@@ -21,8 +21,7 @@ def hold(decoder: Decoder, index: int, layer: Layer, plan: Fp8Plan) -> None:
     Experts and linear layers whose checkpoint weight is transposed stay wide, as do layers of sizes that the products do not
     support.
     """
-    mlp = layer.mlp.linears if isinstance(layer.mlp, Mlp) else ()
-    parts: dict[Linear, list[tuple[str, Place]]] = {one: [] for one in (layer.qkv, layer.o, *mlp)}
+    parts: dict[Linear, list[tuple[str, Place]]] = {one: [] for one in layer.adapted_linears()}
     for name, place in of_layer(decoder, index, layer):
         if place.linear in parts:
             parts[place.linear].append((name, place))

@@ -15,7 +15,7 @@ from executors.llm.model.names import WrittenNames
 if TYPE_CHECKING:
     from executors.llm.checkpoint.files import Checkpoint
     from executors.llm.model.decoder import Decoder
-    from executors.llm.model.parameters import Place
+    from executors.llm.model.places import Place
 
 _OF_WEIGHT = ("weight_scale_inv", "weight_scale")
 """Names of weight scales. Both are factors: "inverse" refers to the multiplier that was applied before the weight was

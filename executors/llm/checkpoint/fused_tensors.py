@@ -21,9 +21,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from executors.contract.errors import ConfigError
-from executors.llm.checkpoint.safetensors_file import Part, SafetensorsFile
+from executors.llm.checkpoint.safetensors_file import SafetensorsFile, TensorPart
 from executors.llm.model.config import DecoderConfig, read_config
-from executors.llm.model.families import Family, TensorNames
+from executors.llm.model.family import Family, TensorNames
 from executors.llm.model.fp8 import GROUP
 
 _OF_LAYER = re.compile(r"(?P<layer>(?:.*\.)?layers\.\d+\.)(?P<own>.+)")
@@ -69,7 +69,7 @@ def apart(config: DecoderConfig, present: Collection[str]) -> DecoderConfig:
     for role, own in (("qkv", usual.q), ("gate_up", usual.gate)):
         fused = _below_layer(getattr(names, role))
         if fused and f".{fused}." not in text and f".{_below_layer(own)}." in text:
-            names = replace(names, **{role: ""})
+            names = replace(names, qkv="") if role == "qkv" else replace(names, gate_up="")
     return (
         config
         if names is config.family.names
@@ -99,7 +99,7 @@ class _Fused:
 
     def _is_other(self, name: str) -> bool:
         """Whether a tensor belongs to another part of a nested checkpoint, such as a vision tower."""
-        return any(fnmatchcase(name, pattern) for pattern in self._family.other_parts)
+        return any(fnmatchcase(name, pattern) for pattern in self._family.names.other_parts)
 
     def _own_names(self, own: str) -> tuple[str, ...]:
         """Return the names below the layer."""
@@ -118,7 +118,7 @@ class _Fused:
         renamed = _old_block(self._family) and own.startswith((f"{_NEW_BLOCK}experts.", f"{_NEW_BLOCK}gate."))
         return (_OLD_BLOCK + own.removeprefix(_NEW_BLOCK),) if renamed else ()
 
-    def divided(self, file: SafetensorsFile, name: str) -> dict[str, Part]:
+    def divided(self, file: SafetensorsFile, name: str) -> dict[str, TensorPart]:
         """Return where in a tensor the parts are. Raises ConfigError."""
         names, shape = self.part_names(name), file.shape(name)
         match = _OF_LAYER.fullmatch(name)
@@ -132,12 +132,12 @@ class _Fused:
             found = _by_rows(shape, sizes, scale=suffix in _SCALES)
             return _checked(found, file, name, names, [sum(sizes), "..."])
         if len(names) == 1 and names[0].partition(_OLD_BLOCK)[2] == own.removeprefix(_NEW_BLOCK):
-            return {names[0]: Part(0, shape)}
+            return {names[0]: TensorPart(0, shape)}
         return self._of_experts(file, name, names, own)
 
     def _of_experts(
         self, file: SafetensorsFile, name: str, names: tuple[str, ...], own: str
-    ) -> dict[str, Part]:
+    ) -> dict[str, TensorPart]:
         moe, hidden = self._config.moe, self._config.hidden_size
         assert moe is not None
         gated, inner = "gate_up_proj" in own, moe.intermediate_size
@@ -152,7 +152,7 @@ class _Fused:
         found = _by_rows(shape[1:], sizes, scale=bool(rest))
         count = math.prod(shape[1:])
         every = found and [
-            Part(e * count + one.first, one.shape) for e in range(moe.num_experts) for one in found
+            TensorPart(e * count + one.first, one.shape) for e in range(moe.num_experts) for one in found
         ]
         return _checked(every, file, name, names, needed)
 
@@ -186,7 +186,7 @@ def _below_layer(template: str) -> str:
     return template.partition("{i}.")[2]
 
 
-def _by_rows(shape: tuple[int, ...], sizes: list[int], scale: bool) -> list[Part] | None:
+def _by_rows(shape: tuple[int, ...], sizes: list[int], scale: bool) -> list[TensorPart] | None:
     """Divide the rows of a tensor into parts of these sizes; None if it has another number of rows. A scale may be one number
     for all parts, or one for each, or have a row for each block of rows."""
     total, count = sum(sizes), math.prod(shape)
@@ -195,7 +195,7 @@ def _by_rows(shape: tuple[int, ...], sizes: list[int], scale: bool) -> list[Part
     if not scale:
         return None
     if count == 1 or shape[0] == 1:
-        return [Part(0, shape)] * len(sizes)
+        return [TensorPart(0, shape)] * len(sizes)
     if shape == (len(sizes),):
         return _cut(shape, [1] * len(sizes))
     if len(shape) == 2 and shape[0] == -(-total // GROUP) and not any(size % GROUP for size in sizes[:-1]):
@@ -203,21 +203,21 @@ def _by_rows(shape: tuple[int, ...], sizes: list[int], scale: bool) -> list[Part
     return None
 
 
-def _cut(shape: tuple[int, ...], sizes: list[int]) -> list[Part]:
+def _cut(shape: tuple[int, ...], sizes: list[int]) -> list[TensorPart]:
     row, begin, found = math.prod(shape[1:]), 0, []
     for size in sizes:
-        found.append(Part(begin * row, (size, *shape[1:])))
+        found.append(TensorPart(begin * row, (size, *shape[1:])))
         begin += size
     return found
 
 
 def _checked(
-    found: list[Part] | None,
+    found: list[TensorPart] | None,
     file: SafetensorsFile,
     name: str,
     names: tuple[str, ...],
     needed: Sequence[object],
-) -> dict[str, Part]:
+) -> dict[str, TensorPart]:
     if found is None:
         raise _misshapen(file, name, needed)
     return dict(zip(names, found, strict=True))

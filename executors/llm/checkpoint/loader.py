@@ -35,13 +35,15 @@ from executors.llm.gpu import fp8_support, stored_support
 from executors.llm.memory.cgroup import memory_limit
 from executors.llm.memory.kv_cache import plan_kv
 from executors.llm.memory.sizing import Claim
+from executors.llm.memory.state_limits import refuse_states
 from executors.llm.model import fp8
-from executors.llm.model.api import KvSpec, LoadedModel
+from executors.llm.model.api import LoadedModel
+from executors.llm.model.caches import KvSpec, kv_group
 from executors.llm.model.config import DTYPES, DecoderConfig, check_length, read_config
 from executors.llm.model.decoder import Decoder
 from executors.llm.model.gguf_source import config_path, is_gguf, model_path, read_source
 from executors.llm.model.linear import StoredFormat, kernels_support
-from executors.llm.parallel.decoder import ParallelDecoder
+from executors.llm.parallel.rank_decoder import RankDecoder
 from executors.llm.parallel.ranks import Ranks
 from executors.llm.parallel.shard import plan_shard
 
@@ -81,25 +83,18 @@ def load_model(config: ExecutorConfig, progress: Progress, ranks: Ranks | None =
     if ranks is not None:
         refuse_for_ranks(decoder_config, plan)
         shard = plan_shard(decoder_config, config.parallel, kept or on_device, whole_numbers(config))
-        make = partial(ParallelDecoder, shard, ranks)
+        make = partial(RankDecoder, shard, ranks)
     try:
-        decoder = make(
-            dtype,
-            device,
-            kernels,
-            whole_numbers(config),
-            plan,
-            each_layer,
-            kept,
-        )
+        decoder = make(dtype, device, kernels, whole_numbers(config), plan, each_layer, kept)
         if on_device:
             keep_head(decoder, on_device)
         decoder.kv_dtype = kv
-        refuse_unreadable_kv(decoder.kv_spec)
+        refuse_unreadable_kv(kv_group(decoder))
+        refuse_states(decoder, config)
         if config.optimization.deterministic:
             decoder.be_steady()
         # Refuse before the long part: there is no more memory afterwards.
-        plan_kv(decoder.kv_spec, config, decoder_config.context_length, _step(config, decoder, kernels))
+        plan_kv(kv_group(decoder), config, decoder_config.context_length, _step(config, decoder, kernels))
         _check_room(decoder, config, kept)
         if config.load_format == "dummy":
             fill_dummy(decoder, config.seed, progress)

@@ -44,7 +44,7 @@ class _Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TensorPart:
     """Neighbouring elements of a tensor as a tensor of its own: the first one's index in the order of the file, and the shape."""
 
     first: int
@@ -65,7 +65,7 @@ class SafetensorsFile(TensorFile):
     def __contains__(self, name: object) -> bool:
         return name in self._entries
 
-    def divide(self, parts: Mapping[str, Mapping[str, Part]]) -> None:
+    def divide(self, parts: Mapping[str, Mapping[str, TensorPart]]) -> None:
         """Replace tensors by parts of them: by a tensor's name its parts by theirs, which lie within it. Nothing is copied, and
         the parts take the place of the whole in the order of the file. Raises ConfigError for a dtype of unknown size."""
         entries: dict[str, _Entry] = {}

@@ -27,12 +27,12 @@ from executors.llm.checkpoint.transform_tensors import load_transforms, transfor
 from executors.llm.model.config import DecoderConfig, read_config
 from executors.llm.model.cuts import Cut
 from executors.llm.model.decoder import Decoder
-from executors.llm.model.families import Family
+from executors.llm.model.family import Family
 from executors.llm.model.fp8 import widened
 from executors.llm.model.gguf_source import is_gguf
 from executors.llm.model.linear import StoredFormat
 from executors.llm.model.names import WrittenNames
-from executors.llm.model.parameters import Place
+from executors.llm.model.places import Place
 
 Progress = Callable[[str, int, int], None]
 T = TypeVar("T")
@@ -354,7 +354,7 @@ def _surplus(config: DecoderConfig, checkpoint: Checkpoint, known: set[str]) -> 
         name
         for name in checkpoint.listed() - known
         if not checkpoint.has_no_effect(name)
-        and not any(fnmatchcase(name, pattern) for pattern in config.family.other_parts)
+        and not any(fnmatchcase(name, pattern) for pattern in config.family.names.other_parts)
     )
 
 

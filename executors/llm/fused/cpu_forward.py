@@ -25,6 +25,7 @@ from executors.kernels.cpu import (
     StoredRows,
 )
 from executors.llm.attention.cpu_attention import MAX_HEAD_DIM, CpuAttend
+from executors.llm.model.layers.attention import Attention
 
 if TYPE_CHECKING:
     from executors.llm.model.api import Attend, ForwardInput
@@ -96,13 +97,14 @@ def why_not(decoder: Decoder) -> str | None:
     family = config.family
     reasons = {
         "several ranks": not decoder.alone,
-        "LayerNorm": family.norm == "layer",
+        "layers without attention": any(not isinstance(layer.mixer, Attention) for layer in decoder.layers),
+        "LayerNorm": family.stream.norm == "layer",
         "no norm before attention": not family.names.attn_norm or not family.names.mlp_norm,
         "scaled sublayers": config.residual_scale != 1.0,
         "experts": config.moe is not None,
         "an ungated MLP": not family.names.gate and not family.names.gate_up,
         f"the activation {config.activation}": config.activation not in ACTIVATIONS,
-        "a norm over all query heads": family.qk_norm == "full",
+        "a norm over all query heads": family.attention.qk_norm == "full",
         "learned positions": decoder.position_embed is not None,
         f"heads of {config.head_dim}": config.head_dim > MAX_HEAD_DIM,
         "KV in fp8": decoder.kv_dtype not in (None, torch.int8),
@@ -110,7 +112,7 @@ def why_not(decoder: Decoder) -> str | None:
         "gate and up projections in different formats": any(
             isinstance(linear.packed, MergedWeight)
             for layer in decoder.layers
-            for linear in layer.mlp.linears
+            for linear in layer.feed_forward.linears
         ),
         "Hadamard transforms": any(linear.rotation is not None for linear in _linears(decoder)),
         "several rotary tables": len({rope.dim for rope in config.ropes}) > 1,
@@ -123,7 +125,7 @@ def _mixed(decoder: Decoder) -> bool:
 
 
 def _linears(decoder: Decoder) -> list[Linear]:
-    return [linear for layer in decoder.layers for linear in (layer.qkv, layer.o, *layer.mlp.linears)]
+    return [linear for layer in decoder.layers for linear in layer.linears]
 
 
 class CpuForward:
@@ -154,8 +156,9 @@ class CpuForward:
         weights = _weights(layer)
         assert layer.attn_norm is not None and layer.mlp_norm is not None
         q_norm = k_norm = None
-        if layer.qk_norm is not None:  # one row of weights per head, all queries' the same
-            q_norm, k_norm = layer.qk_norm[0], layer.qk_norm[-1]
+        qk_norm = layer.attention.qk_norm
+        if qk_norm is not None:  # one row of weights per head, all queries' the same
+            q_norm, k_norm = qk_norm[0], qk_norm[-1]
         rope = layer.config.rope
         self._kept.append((weights, decoder.rotary))
         return _Layer(
@@ -171,7 +174,7 @@ class CpuForward:
         """Return the address of a norm's factor in fp32; for an "rms1" norm the factor is the stored weight plus one."""
         if weight is None:
             return None
-        wide = weight.float() + (1.0 if decoder.config.family.norm == "rms1" else 0.0)
+        wide = weight.float() + (1.0 if decoder.config.family.stream.norm == "rms1" else 0.0)
         self._kept.append(wide)
         return wide.data_ptr()
 
@@ -212,7 +215,6 @@ class CpuForward:
 
 
 def _weights(layer: Layer) -> _Weights:
-    mlp = layer.mlp
-    found = [linear.packed for linear in (layer.qkv, layer.o, *mlp.linears)]
+    found = [linear.packed for linear in layer.linears]
     assert all(isinstance(weight, PackedWeight | MergedWeight) for weight in found)
     return _Weights(*found)  # type: ignore[arg-type]

@@ -22,12 +22,12 @@ from executors.kernels.triton.few_rows import (
     normed_product,
 )
 from executors.kernels.triton.norms import rms_norm
-from executors.llm.model.layers.modules import Mlp
+from executors.llm.model.layers.mlp import Mlp
 
 if TYPE_CHECKING:
     from executors.llm.model.decoder import Decoder
     from executors.llm.model.layers.layer import Layer
-    from executors.llm.model.layers.modules import Norm
+    from executors.llm.model.layers.norms import Norm
     from executors.llm.model.linear import Linear
 
 
@@ -39,9 +39,9 @@ def why_not(decoder: Decoder) -> str | None:
         "norms after sublayers": any(
             layer.attn_post_norm is not None or layer.mlp_post_norm is not None for layer in decoder.layers
         ),
-        "experts": any(not isinstance(layer.mlp, Mlp) for layer in decoder.layers),
+        "experts": any(not isinstance(layer.feed_forward, Mlp) for layer in decoder.layers),
         "weights in another form": any(
-            not linear.plain for layer in decoder.layers for linear in (layer.qkv, layer.o, *layer.mlp.linears)
+            not linear.plain for layer in decoder.layers for linear in layer.linears
         ),
     }  # fmt: skip
     return next((reason for reason, holds in reasons.items() if holds), None)
@@ -53,7 +53,7 @@ class FewRows:
     def __init__(self, decoder: Decoder) -> None:
         config = decoder.config
         self._activation = config.activation
-        self._plus_one = config.family.norm == "rms1"
+        self._plus_one = config.family.stream.norm == "rms1"
         self._scale = config.residual_scale
         hidden = config.hidden_size
         shapes = [(hidden, config.q_size), (hidden, config.intermediate_size)]
@@ -65,15 +65,15 @@ class FewRows:
 
     def qkv(self, layer: Layer, residual: torch.Tensor) -> torch.Tensor:
         """Compute [T, hidden] -> queries, keys and values [T, (heads + 2 kv_heads) * head_dim] of the normed residual."""
-        return self._normed(layer.attn_norm, layer.qkv, residual, None)
+        return self._normed(layer.attn_norm, layer.attention.qkv, residual, None)
 
     def add_attention(self, layer: Layer, x: torch.Tensor, residual: torch.Tensor) -> None:
         """Add the product of `o` and `x` [T, heads * head_dim] to `residual` [T, hidden]."""
-        self._add(layer.o, x, residual)
+        self._add(layer.attention.o, x, residual)
 
     def add_mlp(self, layer: Layer, residual: torch.Tensor) -> None:
         """Add the MLP's output for the normed residual to `residual` [T, hidden]."""
-        gate_up, down = layer.mlp.linears
+        gate_up, down = layer.feed_forward.linears
         self._add(down, self._normed(layer.mlp_norm, gate_up, residual, self._activation), residual)
 
     def _normed(

@@ -9,7 +9,7 @@ import torch
 from executors.kernels.triton.experts import Tile, add_up, place, place_directly, product, route
 
 if TYPE_CHECKING:
-    from executors.llm.model.layers.modules import Experts
+    from executors.llm.model.layers.experts import Experts
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 FEW, SOME, MANY = Tile(16, 64, 128, 1, 4, 4), Tile(64, 128, 64, 4, 4, 4), Tile(128, 128, 64, 8, 8, 3)

@@ -18,14 +18,16 @@ from executors.kernels.triton.norms import rms_norm
 from executors.kernels.triton.rotary import rotate_and_store
 from executors.llm.fused.few_rows import FewRows
 from executors.llm.fused.triton_experts import TritonExperts, triton_experts
-from executors.llm.model.layers.modules import Experts, Mlp
+from executors.llm.model.layers.attention import Attention
+from executors.llm.model.layers.experts import Experts
+from executors.llm.model.layers.mlp import Mlp
 
 if TYPE_CHECKING:
     from executors.llm.memory.kv_cache import KvCache
     from executors.llm.model.api import Attend, ForwardInput
     from executors.llm.model.decoder import Decoder
     from executors.llm.model.layers.layer import Layer
-    from executors.llm.model.layers.modules import Norm
+    from executors.llm.model.layers.norms import Norm
     from executors.llm.model.linear import Linear
     from executors.llm.row_loras import RowAdapters
 
@@ -50,11 +52,15 @@ def why_not(decoder: Decoder) -> str | None:
     family = config.family
     reasons = {
         "several ranks": not decoder.alone,
-        "LayerNorm": family.norm == "layer",
+        "layers without attention": any(not isinstance(layer.mixer, Attention) for layer in decoder.layers),
+        "another feed-forward": any(
+            not isinstance(layer.feed_forward, Mlp | Experts) for layer in decoder.layers
+        ),
+        "LayerNorm": family.stream.norm == "layer",
         "no norm before attention": not family.names.attn_norm or not family.names.mlp_norm,
         "an ungated MLP": config.moe is None and not family.names.gate and not family.names.gate_up,
         f"the activation {config.activation}": config.activation not in KINDS,
-        "a norm over all query heads": family.qk_norm == "full",
+        "a norm over all query heads": family.attention.qk_norm == "full",
         "learned positions": decoder.position_embed is not None,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
@@ -67,11 +73,12 @@ class TritonForward:
         """`few`: computes steps of few tokens."""
         self._decoder = decoder
         self.few = few
-        self._plus_one = decoder.config.family.norm == "rms1"
-        self._mlps: list[Mlp | Experts | TritonExperts] = [
-            (triton_experts(layer.mlp) or layer.mlp) if isinstance(layer.mlp, Experts) else layer.mlp
-            for layer in decoder.layers
-        ]
+        self._plus_one = decoder.config.family.stream.norm == "rms1"
+        self._mlps: list[Mlp | Experts | TritonExperts] = []
+        for layer in decoder.layers:
+            kind = layer.feed_forward
+            assert isinstance(kind, Mlp | Experts)
+            self._mlps.append((triton_experts(kind) or kind) if isinstance(kind, Experts) else kind)
 
     @property
     def experts(self) -> TritonExperts | None:
@@ -98,9 +105,9 @@ class TritonForward:
             assert layer.attn_norm is not None and layer.mlp_norm is not None
             normed = self._norm(layer.attn_norm, x, residual)
             found = self._attend(
-                index, layer, _product(layer.qkv, normed, adapters), inputs.positions, attend
+                index, layer, _product(layer.attention.qkv, normed, adapters), inputs.positions, attend
             )
-            x = _product(layer.o, found, adapters)
+            x = _product(layer.attention.o, found, adapters)
             if layer.attn_post_norm is not None:
                 x = self._norm(layer.attn_post_norm, None, x)
             x = self._mlp(index, self._norm(layer.mlp_norm, self._scaled(x), residual), adapters)
@@ -134,10 +141,10 @@ class TritonForward:
         self, index: int, layer: Layer, qkv: torch.Tensor, positions: torch.Tensor, attend: PagedAttend
     ) -> torch.Tensor:
         """Compute [T, heads * head_dim] from the output of `layer.qkv`."""
-        config, rope = self._decoder.config, layer.config.rope
+        config, rope = self._decoder.config, layer.attention.rope
         q = rotate_and_store(
             qkv, attend.cache.layers[index], attend.cells, config.num_heads,
-            positions=positions, table=None if rope is None else self._decoder.rotary[rope], norms=layer.qk_norm,
+            positions=positions, table=None if rope is None else self._decoder.rotary[rope], norms=layer.attention.qk_norm,
             eps=config.norm_eps, plus_one=self._plus_one, kv_scales=attend.cache.spec.scales(index),
         )  # fmt: skip
         return attend.attend(index, q).view(len(q), -1)

@@ -13,6 +13,7 @@ from executors.llm.gpu.inputs import StepShape
 from executors.llm.gpu.unified import DeviceUnifiedRunner
 from executors.llm.memory import sizing
 from executors.llm.model.api import LoadedModel
+from executors.llm.model.caches import kv_group
 from executors.llm.sampling.device_sampler import DeviceSampler, TorchDeviceSampler
 from executors.llm.sampling.grammar import GrammarCompiler
 from executors.llm.sampling.shaped_slots import TABLE_BYTES
@@ -38,7 +39,7 @@ def unified_runner(
         if device is None or not runner.takes_packed:
             return UnifiedRunner(runner, slots, rows, max_model_len, compiler)
         sampler = device_sampler(
-            runner.device, max(rows, MIXED_TOKENS[0]), width, runner.model.kv_spec.dtype
+            runner.device, max(rows, MIXED_TOKENS[0]), width, kv_group(runner.model).dtype
         )  # fmt: skip
         made = DeviceUnifiedRunner(
             runner, slots, rows, max_model_len, compiler, device, sampler,

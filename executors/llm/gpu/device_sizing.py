@@ -26,6 +26,7 @@ from executors.llm.gpu.graphs import adapted_shapes, decode_shapes, mixed_shapes
 from executors.llm.memory.device_memory import DeviceMemory, Room, give_back, look
 from executors.llm.memory.kv_cache import KvPlan, plan_kv
 from executors.llm.model.api import LoadedModel
+from executors.llm.model.caches import kv_group
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ class DeviceSizing(Generic[T]):
         self._run = run
         self._close = close
         self._sleep = sleep
-        self._spec = source.model.kv_spec
+        self._spec = kv_group(source.model)
         self._most_tokens = max(1, look(memory, config).usable // self._spec.bytes_per_token())
 
     def make(self) -> T:

@@ -41,8 +41,11 @@ from executors.llm.attention.key_pieces import PieceRule
 from executors.llm.attention.packed import StepMeta
 from executors.llm.lora.device import DeviceWeights, add_by_torch, of_place, part_of
 from executors.llm.memory.kv_cache import KvCache, plain
+from executors.llm.model.caches import kv_group
 from executors.llm.model.fp8 import GROUP, Fp8Weight, narrowed, quantized, widened
-from executors.llm.model.layers.modules import ACTIVATIONS, Mlp, Norm
+from executors.llm.model.layers.activations import ACTIVATIONS
+from executors.llm.model.layers.mlp import Mlp
+from executors.llm.model.layers.norms import Norm
 from executors.llm.model.rope import rotate
 from executors.llm.sampling.columns import PADDING, SamplingColumns
 from executors.llm.sampling.device_sampler import DeviceSampler, TorchDeviceSampler
@@ -53,7 +56,7 @@ if TYPE_CHECKING:
     from executors.llm.attention.triton_attention import TritonAttend, TritonAttention
     from executors.llm.fused.few_rows import FewRows
     from executors.llm.fused.triton_experts import TritonExperts
-    from executors.llm.model.api import KvSpec
+    from executors.llm.model.caches import KvSpec
     from executors.llm.model.decoder import Decoder
     from executors.llm.model.layers.layer import Layer
     from executors.llm.model.linear import Linear
@@ -224,7 +227,8 @@ def forward_fault(decoder: Decoder, experts: TritonExperts | None) -> str | None
         "rms_norm": (lambda: _norms(decoder), limit),
         "rotate_and_store": (lambda: max(_rotary(decoder, layer) for layer in layers), turning),
     }
-    mlp = next((layer.mlp for layer in decoder.layers if isinstance(layer.mlp, Mlp)), None)
+    mlps = (layer.feed_forward for layer in decoder.layers)
+    mlp = next((one for one in mlps if isinstance(one, Mlp)), None)
     if mlp is not None:
         checks["gated"] = lambda: _gated(decoder, mlp.inner), limit
     if experts is not None:
@@ -252,7 +256,7 @@ def _rotary(decoder: Decoder, layer: Layer) -> float:
     config, draw = decoder.config, _Draw.of(decoder.dtype, decoder.device)
     heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
     qkv = draw(_ROWS, (heads + 2 * kv_heads) * dim)
-    norms = None if layer.qk_norm is None else draw(heads + kv_heads, dim)
+    norms = None if layer.attention.qk_norm is None else draw(heads + kv_heads, dim)
     table = None if layer.config.rope is None else decoder.rotary[layer.config.rope]
     positions = torch.arange(_ROWS, device=decoder.device).clamp_max_(0 if table is None else len(table) - 1)
     narrow = decoder.kv_dtype is not None
@@ -261,15 +265,15 @@ def _rotary(decoder: Decoder, layer: Layer) -> float:
     )
     cells = draw.order(2 * _PAGE)[:_ROWS].to(torch.int32)
     cells[-1] = -1  # one that is not kept
-    scales = decoder.kv_spec.scales(0)
+    scales = kv_group(decoder).scales(0)
     found = rotate_and_store(
         qkv, kv, cells, heads, positions=positions, table=table, norms=norms, eps=config.norm_eps,
-        plus_one=config.family.norm == "rms1", kv_scales=scales,
+        plus_one=config.family.stream.norm == "rms1", kv_scales=scales,
     )  # fmt: skip
     parts = qkv.view(_ROWS, -1, dim)
     qk, v = parts[:, :-kv_heads], parts[:, -kv_heads:]
     if norms is not None:
-        qk = decoder.norm_heads(qk, norms)
+        qk = layer.attention.norm_heads(qk, norms)
     if table is not None:
         qk = rotate(qk, table.index_select(0, positions))
     wanted = torch.zeros_like(plain(kv))
@@ -304,21 +308,21 @@ def few_rows_fault(decoder: Decoder, few: FewRows) -> str | None:
 def _few_qkv(decoder: Decoder, layer: Layer, few: FewRows, rows: int) -> float:
     x = _Draw.of(decoder.dtype, decoder.device)(rows, decoder.config.hidden_size)
     assert layer.attn_norm is not None
-    return distance(few.qkv(layer, x), layer.qkv(layer.attn_norm(x)))
+    return distance(few.qkv(layer, x), layer.attention.qkv(layer.attn_norm(x)))
 
 
 def _few_o(decoder: Decoder, layer: Layer, few: FewRows, rows: int) -> float:
     draw, config = _Draw.of(decoder.dtype, decoder.device), decoder.config
     x = draw(rows, config.q_size)
-    wanted = layer.o(x) * config.residual_scale
+    wanted = layer.attention.o(x) * config.residual_scale
     residual = _as_large(draw(rows, config.hidden_size), wanted)
     return _added(residual, wanted, lambda into: few.add_attention(layer, x, into))
 
 
 def _few_mlp(decoder: Decoder, layer: Layer, few: FewRows, rows: int) -> float:
     def mlp(x: torch.Tensor) -> torch.Tensor:
-        assert layer.mlp_norm is not None
-        return layer.mlp(layer.mlp_norm(x)) * decoder.config.residual_scale
+        assert layer.mlp_norm is not None and isinstance(layer.feed_forward, Mlp)
+        return layer.feed_forward(layer.mlp_norm(x)) * decoder.config.residual_scale
 
     x = _Draw.of(decoder.dtype, decoder.device)(rows, decoder.config.hidden_size)
     residual = _as_large(x, mlp(x))  # whose norm is the same
@@ -416,7 +420,7 @@ def _shaping(draw: _Draw, rows: int, width: int) -> RowShaping:
 def adapters_fault(weights: DeviceWeights, decoder: Decoder) -> str | None:
     """Check what adapters add to the products of a layer, in small and in large tiles. No adapter is loaded yet; what is written
     meanwhile is not read afterwards."""
-    layers = [layer for layer in decoder.layers if isinstance(layer.mlp, Mlp)] or decoder.layers
+    layers = [layer for layer in decoder.layers if isinstance(layer.feed_forward, Mlp)] or decoder.layers
     linears = layers[0].adapted_linears()
     found = first_fault(
         {

@@ -19,13 +19,13 @@ from executors.llm.model.decoder import Decoder
 from executors.llm.model.layers.layer import Layer
 from executors.llm.model.linear import Linear
 from executors.llm.model.names import wrapped_name
-from executors.llm.model.parameters import Place
+from executors.llm.model.places import Place
 from executors.llm.row_loras import Product
 from executors.lora import AdapterFile, Module, read_adapter
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LoraTerm:
     """What an adapter adds to rows begin..begin+outputs of a linear layer's result: scale * (x A^T) B^T.
 
     `a` [rank, inputs] and `b`, B transposed, in the model's dtype: [rank, outputs], or for the CPU kernels
@@ -81,7 +81,7 @@ class LoadedAdapter:
         computes the decoder. Raises ConfigError for modules that the model does not have, or has in other sizes."""
         grouped = decoder.fused if grouped is None else grouped
         self.rank = file.rank
-        self._parts: dict[int, list[Part]] = {}
+        self._parts: dict[int, list[LoraTerm]] = {}
         fitted = fit(decoder, file)
         for module in file.modules():
             if (place := fitted.places.get(module.name)) is None:
@@ -98,7 +98,7 @@ class LoadedAdapter:
         self._layers = (structs.LoraLayer * len(decoder.layers))(*layers)
         self.address = ctypes.addressof(self._layers)
 
-    def parts(self, linear: Product) -> list[Part]:
+    def parts(self, linear: Product) -> list[LoraTerm]:
         """Of a linear layer."""
         return self._parts.get(id(linear), [])
 
@@ -155,7 +155,7 @@ def _target(
     return place
 
 
-def _part(module: Module, place: Place, cut: Cut | None, dtype: torch.dtype, grouped: bool) -> Part:
+def _part(module: Module, place: Place, cut: Cut | None, dtype: torch.dtype, grouped: bool) -> LoraTerm:
     of_a, of_b = module.a, module.b
     if cut is not None and cut.columns is not None:
         of_a = of_a[:, slice(*cut.columns)]
@@ -169,4 +169,4 @@ def _part(module: Module, place: Place, cut: Cut | None, dtype: torch.dtype, gro
         turned = (
             F.pad(turned, (0, -outputs % structs.GROUP)).unflatten(1, (-1, structs.GROUP)).transpose(0, 1)
         )
-    return Part(a.contiguous(), turned.contiguous(), outputs, place.begin, module.scale)
+    return LoraTerm(a.contiguous(), turned.contiguous(), outputs, place.begin, module.scale)

@@ -29,7 +29,7 @@ from executors.kernels.cpu import CpuKernels, huge_pages
 from executors.llm.memory.cgroup import cgroup_memory, memory_limit, resident_bytes
 from executors.llm.memory.device_memory import device_memory, look
 from executors.llm.memory.sizing import Claim
-from executors.llm.model.api import KvSpec
+from executors.llm.model.caches import KvSpec
 
 CPU_SHARE = 0.6
 """Share of the free memory after loading that KV may take if no size is configured. The rest is for activations, other

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from executors.contract.config import ExecutorConfig
 from executors.contract.errors import ConfigError
-from executors.contract.status import MemoryRequirements
+from executors.contract.status import MemoryRequirements, StateLayout
 from executors.llm.memory.cgroup import cpu_threads, machine_bytes
+from executors.llm.model.caches import HasCaches, kv_group, state_group
 from executors.llm.sampling.shaped_slots import table_bytes
 
 if TYPE_CHECKING:
@@ -45,15 +46,22 @@ def claims(config: ExecutorConfig, source: LoadedModel) -> tuple[Claim, ...]:
     """Return the memory that a full step and loaded adapters need, by setting."""
     seqs, tokens = config.max_num_seqs, config.max_num_batched_tokens
     per_seq = _logits_bytes(config, source)
-    if source.model.kv_spec.device.type == "cuda":  # rows that nobody uses take no memory elsewhere
+    if kv_group(source.model).device.type == "cuda":  # rows that nobody uses take no memory elsewhere
         per_seq += _slot_bytes(config, source.info.max_model_len)
         per_seq += table_bytes(seqs, source.info.logits_width)
+    per_seq += _state_bytes(config, source.model)
     most, rank = config.optimization.max_loras, config.optimization.max_lora_rank
     return (
         Claim("max_num_batched_tokens", tokens, tokens * source.activation_bytes_per_token),
         Claim("max_num_seqs", seqs, per_seq),
         *([Claim(_ADAPTERS, most, most * rank * source.adapter_bytes_per_rank)] if most else ()),
     )
+
+
+def state_layout(config: ExecutorConfig, model: HasCaches) -> StateLayout | None:
+    """Return the states of all slots, None if the model's layers have none."""
+    spec = state_group(model)
+    return None if spec is None else StateLayout(spec.bytes_per_slot(), num_slots(config))
 
 
 def fitting(config: ExecutorConfig, source: LoadedModel, free: int) -> ExecutorConfig:
@@ -65,7 +73,7 @@ def fitting(config: ExecutorConfig, source: LoadedModel, free: int) -> ExecutorC
     if not config.shrink_batch:
         return config
     seqs, tokens = config.max_num_seqs, config.max_num_batched_tokens
-    if source.model.kv_spec.device.type == "cpu":
+    if kv_group(source.model).device.type == "cpu":
         tokens = min(
             tokens, max(seqs, _TOKENS_PER_THREAD * (config.optimization.num_threads or cpu_threads()))
         )
@@ -93,13 +101,14 @@ def requirements(
     The heap keeps about as much again as a step's activations: blocks that one layer frees do not fit the requests of the
     next (measured: 97 MB resident for 49 MB of tensors).
     """
-    spec, tokens = source.model.kv_spec, config.max_num_batched_tokens
+    spec, tokens = kv_group(source.model), config.max_num_batched_tokens
     kv_bytes = spec.bytes_per_token() + kv_bytes_beside(draft)
     return MemoryRequirements(
         parameter_memory=source.parameter_bytes + (draft.parameter_bytes if draft else 0),
         activation_memory_per_token=source.activation_bytes_per_token,
         kv_memory_per_token_per_layer=kv_bytes // spec.num_layers,
         overhead_memory=_RUNTIME_BYTES
+        + _state_bytes(config, source.model)
         + _logits_bytes(config, source)
         + tokens * source.activation_bytes_per_token,
         max_batched_tokens=tokens,
@@ -108,7 +117,12 @@ def requirements(
 
 def kv_bytes_beside(draft: LoadedModel | None) -> int:
     """Return the bytes per token of a draft model's KV."""
-    return draft.model.kv_spec.bytes_per_token() if draft is not None else 0
+    return kv_group(draft.model).bytes_per_token() if draft is not None else 0
+
+
+def _state_bytes(config: ExecutorConfig, model: HasCaches) -> int:
+    layout = state_layout(config, model)
+    return 0 if layout is None else layout.num_slots * layout.slot_bytes
 
 
 def _logits_bytes(config: ExecutorConfig, source: LoadedModel) -> int:

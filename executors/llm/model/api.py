@@ -1,5 +1,4 @@
-"""The interface between LlmExecutor and a model: the input of a step, the KV that the model needs, and the forwards it
-offers."""
+"""The interface between LlmExecutor and a model: the input of a step, and the forwards it offers."""
 
 from __future__ import annotations
 
@@ -10,10 +9,24 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from executors.contract.status import ModelInfo
+from executors.llm.model.caches import CacheSpec
 from executors.llm.row_loras import RowAdapters
 
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """(layer, q [T, heads, head_dim], k, v [T, kv_heads, head_dim]) -> [T, heads, head_dim]; writes k and v to the cache."""
+
+
+class StepStates(Protocol):
+    """The states of a step's sequences, its n items, which have `q_lens` rows each, one item after the other."""
+
+    q_lens: list[int]
+
+    def begin(self, layer: int) -> torch.Tensor:
+        """Return the states float32 [n, *shape] before the step, of the layer with this `cache_index`; zeros for a sequence that
+        begins."""
+
+    def store(self, layer: int, states: torch.Tensor) -> None:
+        """Keep the states [n, *shape] behind each item's last row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +34,8 @@ class ForwardInput:
     """The packed tokens of a step. `token_ids` and `positions` int64 or int32 [T] on the model's device.
 
     `wanted` int64, ascending: the rows whose hidden states are used, None for all. A model may skip the other rows.
-    `adapters`: LoRA adapters of the rows; None if no row has one.
+    `adapters`: LoRA adapters of the rows; None if no row has one. `states`: those of the step's sequences; None if no layer
+    has one.
     """
 
     token_ids: torch.Tensor
@@ -29,50 +43,7 @@ class ForwardInput:
     attend: Attend
     wanted: torch.Tensor | None = None
     adapters: RowAdapters | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class KvSpec:
-    """KV that the model's attention needs: `num_layers` x keys and values of [num_kv_heads, head_dim] per token.
-
-    `scale` multiplies the scores, `softcap` c makes them c * tanh(score / c). `windows` has one entry per layer: how many
-    tokens a token sees, itself included; None for all before it.
-
-    `kv_dtype`: the dtype that keys and values are stored in, if it is not `dtype`: float8_e4m3fn, or int8 with a float32
-    scale for each key and each value of a head. `kv_scales`, of e4m3: one pair per layer, the factors of stored keys and
-    values; () means 1.
-    """
-
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    dtype: torch.dtype
-    device: torch.device
-    scale: float
-    softcap: float | None
-    windows: tuple[int | None, ...]
-    kv_dtype: torch.dtype | None = None
-    kv_scales: tuple[tuple[float, float], ...] = ()
-
-    @property
-    def stored_dtype(self) -> torch.dtype:
-        """Dtype of keys and values in the cache."""
-        return self.kv_dtype or self.dtype
-
-    def scales(self, layer: int) -> tuple[float, float]:
-        """Return the factors that the layer's stored keys and values are multiplied by."""
-        return self.kv_scales[layer] if self.kv_scales else (1.0, 1.0)
-
-    def bytes_per_cell(self) -> int:
-        """Bytes of one token's key (or value) of one head. In int8: an even number of codes, and the scale."""
-        if self.kv_dtype is torch.int8:
-            return -(-self.head_dim // 2) * 2 + torch.float32.itemsize
-        return self.head_dim * self.stored_dtype.itemsize
-
-    def bytes_per_token(self) -> int:
-        """Bytes of keys and values of one token over all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.bytes_per_cell()
+    states: StepStates | None = None
 
 
 @runtime_checkable
@@ -80,8 +51,8 @@ class DecoderOnlyLLM(Protocol):
     """The interface that LlmExecutor requires of a model. A model that also has `unified_forward` runs one forward per step."""
 
     @property
-    def kv_spec(self) -> KvSpec:
-        """KV that the model needs."""
+    def cache_specs(self) -> tuple[CacheSpec, ...]:
+        """The groups of memory that the model's layers need beside weights, see `caches.py`."""
 
     def prefill(self, inputs: ForwardInput) -> torch.Tensor:
         """Hidden states [T, hidden] of the tokens of ONE sequence."""

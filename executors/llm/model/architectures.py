@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from executors.contract.errors import ConfigError
-from executors.llm.model.families import FAMILIES, Family, family_of, supported_architectures
+from executors.llm.model.families import FAMILIES, family_of, supported_architectures
+from executors.llm.model.family import Family
 from executors.llm.model.nearest import advice
 
 CLASSIFIER = "ForSequenceClassification"

@@ -5,6 +5,7 @@ Every fault is a ConfigError of one line that names the file, the field and what
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from executors.contract.errors import ConfigError
 from executors.gguf.file import GgufFile
 from executors.llm.model.architectures import find_family, is_classifier
 from executors.llm.model.config_keys import misplaced_notes, unread_notes
-from executors.llm.model.families import Family
+from executors.llm.model.family import Family
 from executors.llm.model.fields import Fields, read_json
 from executors.llm.model.gguf_config import GgufConfig, gguf_config
 from executors.llm.model.gguf_source import config_path, is_gguf, read_source
@@ -43,6 +44,8 @@ _DTYPE_FIELDS = ("dtype", "torch_dtype")
 _TIES = "tie_word_embeddings"
 _OF_THE_WHOLE = (*_DTYPE_FIELDS, "quantization_config", _TIES)
 _SLIDING, _FULL = "sliding_attention", "full_attention"
+ATTENTION, MLP = "attention", "mlp"
+"""Kinds of most layers, see `layers/kinds.py`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +65,13 @@ class MoeConfig:
 class LayerConfig:
     """Per-layer settings. `window`: the number of tokens that a token sees, itself included (None: all before it).
 
-    `rope`: index into `DecoderConfig.ropes`, None without rotation. `sparse`: the layer has experts instead of an MLP.
+    `rope`: index into `DecoderConfig.ropes`, None without rotation. `mixer`, `feed_forward`: names in `layers/kinds.py`.
     """
 
     window: int | None = None
     rope: int | None = 0
-    sparse: bool = False
+    mixer: str = ATTENTION
+    feed_forward: str = MLP
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +121,8 @@ class DecoderConfig:
     logits, computed with the embedding matrix, are meaningless."""
     num_labels: int = 0
     """Number of labels of its classification head; 0: it has none."""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """Values of the fields `Family.sizes`, which kinds of layers read."""
     notes: tuple[str, ...] = field(default=(), compare=False)
     """Keys of config.json that would change the output of other families and are not used, one sentence each."""
 
@@ -210,13 +216,13 @@ def parse_config(
         () if rotation is None else (rotation.full, *(() if rotation.local is None else (rotation.local,)))
     )
     context_length, max_context_length = (
-        context_lengths(ropes[0], max_positions, family.stretched_positions)
+        context_lengths(ropes[0], max_positions, family.attention.stretched_positions)
         if ropes
         else (max_positions, max_positions)
     )
-    moe = _moe(fields, family) if family.experts else None
+    moe = _moe(fields, family) if family.feed_forward.experts else None
     layers = _layers(fields, family, len(ropes), notes)
-    dense = not all(layer.sparse for layer in layers)
+    dense = any(layer.feed_forward == MLP for layer in layers)
     num_labels = _num_labels(fields) if is_classifier(architecture) else 0
     return DecoderConfig(
         family=family,
@@ -228,24 +234,29 @@ def parse_config(
         head_dim=head_dim,
         intermediate_size=_intermediate_size(fields, family, hidden_size) if dense else 0,
         norm_eps=_norm_eps(fields, family),
-        activation=fields.get(family.activation, family.activations[0]),
+        activation=fields.get(family.feed_forward.activation, family.feed_forward.activations[0]),
         layers=layers,
         ropes=ropes,
         moe=moe,
         score_scale=_score_scale(fields, family, head_dim),
-        attn_softcap=fields.positive(family.attn_softcap) if family.attn_softcap else None,
-        final_softcap=fields.positive(family.final_softcap) if family.final_softcap else None,
+        attn_softcap=fields.positive(family.attention.attn_softcap)
+        if family.attention.attn_softcap
+        else None,
+        final_softcap=fields.positive(family.stream.final_softcap) if family.stream.final_softcap else None,
         context_length=context_length,
         max_context_length=max_context_length,
         tied=fields.switch(_TIES) or num_labels > 0,
-        qkv_bias=fields.switch(family.qkv_bias),
-        o_bias=fields.switch(family.o_bias),
-        mlp_bias=fields.switch(family.mlp_bias),
+        qkv_bias=fields.switch(family.attention.qkv_bias),
+        o_bias=fields.switch(family.attention.o_bias),
+        mlp_bias=fields.switch(family.feed_forward.mlp_bias),
         dtype=_dtype(fields, whole),
         quantization=quantization,
-        embed_scale=hidden_size**0.5 if family.embed_scaled else _factor(fields, family.embed_multiplier),
-        residual_scale=_factor(fields, family.residual_multiplier),
-        logits_divisor=_factor(fields, family.logits_divisor),
+        sizes={name: fields.natural(name) for name in family.sizes},
+        embed_scale=hidden_size**0.5
+        if family.stream.embed_scaled
+        else _factor(fields, family.stream.embed_multiplier),
+        residual_scale=_factor(fields, family.stream.residual_multiplier),
+        logits_divisor=_factor(fields, family.stream.logits_divisor),
         headless=num_labels > 0,
         num_labels=num_labels,
         notes=(
@@ -292,17 +303,19 @@ def _factor(fields: Fields, name: str) -> float:
 
 
 def _score_scale(fields: Fields, family: Family, head_dim: int) -> float:
-    if family.score_multiplier:
-        return _factor(fields, family.score_multiplier)
-    return float((fields.natural(family.query_scale) if family.query_scale else head_dim) ** -0.5)
+    if family.attention.score_multiplier:
+        return _factor(fields, family.attention.score_multiplier)
+    return float(
+        (fields.natural(family.attention.query_scale) if family.attention.query_scale else head_dim) ** -0.5
+    )
 
 
 def _refuse_unimplemented(fields: Fields, family: Family) -> None:
-    activation = fields.get(family.activation, family.activations[0])
-    if activation not in family.activations:
-        known = ", ".join(family.activations)
+    activation = fields.get(family.feed_forward.activation, family.feed_forward.activations[0])
+    if activation not in family.feed_forward.activations:
+        known = ", ".join(family.feed_forward.activations)
         raise ConfigError(
-            f"{fields.where}: {family.activation} {activation!r} is not supported; supported: {known}"
+            f"{fields.where}: {family.feed_forward.activation} {activation!r} is not supported; supported: {known}"
         )
     for name, allowed in family.only.items():
         value = fields.get(name)
@@ -312,9 +325,9 @@ def _refuse_unimplemented(fields: Fields, family: Family) -> None:
 
 
 def _norm_eps(fields: Fields, family: Family) -> float:
-    epsilon = fields.real(family.norm_eps)
+    epsilon = fields.real(family.stream.norm_eps)
     if epsilon < 0.0:
-        raise ConfigError(f"{fields.where}: {family.norm_eps} is {epsilon}; at least 0 is needed")
+        raise ConfigError(f"{fields.where}: {family.stream.norm_eps} is {epsilon}; at least 0 is needed")
     return epsilon
 
 
@@ -350,7 +363,10 @@ def _moe(fields: Fields, family: Family) -> MoeConfig:
             f"{fields.where}: num_experts_per_tok {top_k} is more than num_experts {num_experts}"
         )
     return MoeConfig(
-        num_experts, top_k, fields.natural("moe_intermediate_size"), fields.switch(family.normalized)
+        num_experts,
+        top_k,
+        fields.natural("moe_intermediate_size"),
+        fields.switch(family.feed_forward.normalized),
     )
 
 
@@ -366,23 +382,40 @@ def _layers(fields: Fields, family: Family, num_ropes: int, notes: list[str]) ->
     types = fields.get("layer_types")
     if (
         not any(sliding)
-        and family.window not in ("", "all")
+        and family.attention.window not in ("", "all")
         and isinstance(types, list)
         and _SLIDING in types
     ):
         notes.append("layer_types names sliding layers, but there is no window: all layers see all tokens")
-    sparse = _sparse(fields, family, count) if family.experts else [False] * count
+    experts = family.feed_forward.experts
+    sparse = _sparse(fields, family, count) if experts else [False] * count
+    mixers = _mixers(fields, family, count)
     layers = []
     for i in range(count):
         rope = (1 if num_ropes > 1 and sliding[i] else 0) if rotated[i] else None
-        layers.append(LayerConfig(window if sliding[i] else None, rope, sparse[i]))
+        kind = experts if sparse[i] else MLP
+        layers.append(LayerConfig(window if sliding[i] else None, rope, mixers[i], kind))
     return tuple(layers)
 
 
+def _mixers(fields: Fields, family: Family, count: int) -> list[str]:
+    """Return the kind of each layer's mixer, according to `layer_types`."""
+    if not family.mixers:
+        return [ATTENTION] * count
+    types = fields.items("layer_types", str, count)
+    if types is None:
+        raise ConfigError(f"{fields.where}: layer_types is missing; a {family.name} model needs it")
+    known = {_FULL: ATTENTION, **({_SLIDING: ATTENTION} if family.attention.window else {}), **family.mixers}
+    unknown = sorted(set(types[:count]) - known.keys())
+    if unknown:
+        raise ConfigError(f"{fields.where}: layer_types has {unknown[0]!r}; supported: {', '.join(known)}")
+    return [known[one] for one in types[:count]]
+
+
 def _rotated(fields: Fields, family: Family, count: int) -> list[bool]:
-    if not family.rotated:
+    if not family.attention.rotated:
         return [True] * count
-    flags = fields.items(family.rotated, int, count)
+    flags = fields.items(family.attention.rotated, int, count)
     if flags is not None:
         return [flag != 0 for flag in flags[:count]]
     interval = fields.natural("no_rope_layer_interval")
@@ -391,19 +424,23 @@ def _rotated(fields: Fields, family: Family, count: int) -> list[bool]:
 
 def _sliding(fields: Fields, family: Family, count: int, rotated: list[bool]) -> list[bool]:
     """Return which layers have a window, according to `layer_types` or the family's rule."""
-    if not family.window or not fields.switch(family.window_switch) or fields.get("sliding_window") is None:
+    if (
+        not family.attention.window
+        or not fields.switch(family.attention.window_switch)
+        or fields.get("sliding_window") is None
+    ):
         return [False] * count
-    if family.window == "all":
+    if family.attention.window == "all":
         return [True] * count
     types = fields.items("layer_types", str, count)
     if types is not None:
-        unknown = sorted(set(types[:count]) - {_SLIDING, _FULL})
+        unknown = sorted(set(types[:count]) - {_SLIDING, _FULL, *family.mixers})
         if unknown:
             raise ConfigError(
                 f"{fields.where}: layer_types has {unknown[0]!r}; supported: {_SLIDING}, {_FULL}"
             )
         return [one == _SLIDING for one in types[:count]]
-    match family.window:
+    match family.attention.window:
         case "alternate":
             return [i % 2 == 0 for i in range(count)]
         case "pattern":
@@ -420,7 +457,7 @@ def _sliding(fields: Fields, family: Family, count: int, rotated: list[bool]) ->
 
 
 def _sparse(fields: Fields, family: Family, count: int) -> list[bool]:
-    if not family.sparse_layers:
+    if not family.feed_forward.sparse_layers:
         return [True] * count
     dense = set(fields.items("mlp_only_layers", int, 0) or [])
     step = fields.natural("decoder_sparse_step", 1)

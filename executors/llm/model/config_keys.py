@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from executors.contract.errors import ConfigError
-from executors.llm.model.families import Family
+from executors.llm.model.family import Family
 
 _ALL: Final = (
     "architectures", "model_type", "dtype", "torch_dtype", "quantization_config", "tie_word_embeddings", "vocab_size",
@@ -82,35 +82,41 @@ ELSEWHERE: Final[Mapping[str, Neutral]] = {
 
 def read_keys(family: Family) -> frozenset[str]:
     """Return the keys that this family reads in `config.json`, or in the nested object that holds the family's keys."""
-    usual = [*_SIZES, *(_EXPERTS if family.experts else ())]
+    usual = [*_SIZES, *(_EXPERTS if family.feed_forward.experts else ())]
     keys = {
         *_ALL,
-        family.norm_eps,
-        family.activation,
+        family.stream.norm_eps,
+        family.feed_forward.activation,
         *family.only,
+        *family.sizes,
         *(family.fields.get(one, one) for one in usual),
     }
-    if family.experts:
+    if family.feed_forward.experts:
         keys |= {"num_experts", "num_local_experts"}
     if not family.names.positions:
         keys |= {*_ROPE}
     switches = (
-        family.qkv_bias,
-        family.o_bias,
-        family.mlp_bias,
-        family.normalized if family.experts else False,
+        family.attention.qkv_bias,
+        family.attention.o_bias,
+        family.feed_forward.mlp_bias,
+        family.feed_forward.normalized if family.feed_forward.experts else False,
     )
-    keys |= {one for one in (*switches, family.window_switch) if isinstance(one, str)}
-    if family.window:
-        keys |= {"sliding_window"} | ({"layer_types"} if family.window != "all" else set())
-    keys |= {"pattern": {"sliding_window_pattern"}, "tail": {"max_window_layers"}}.get(family.window, set())
-    if family.rotated:
-        keys |= {family.rotated, "no_rope_layer_interval"}
-    if family.sparse_layers:
+    keys |= {one for one in (*switches, family.attention.window_switch) if isinstance(one, str)}
+    if family.mixers:
+        keys |= {"layer_types"}
+    if family.attention.window:
+        keys |= {"sliding_window"} | ({"layer_types"} if family.attention.window != "all" else set())
+    keys |= {"pattern": {"sliding_window_pattern"}, "tail": {"max_window_layers"}}.get(
+        family.attention.window, set()
+    )
+    if family.attention.rotated:
+        keys |= {family.attention.rotated, "no_rope_layer_interval"}
+    if family.feed_forward.sparse_layers:
         keys |= {"mlp_only_layers", "decoder_sparse_step"}
+    attention, stream = family.attention, family.stream
     keys |= {
-        family.embed_multiplier, family.residual_multiplier, family.score_multiplier, family.logits_divisor,
-        family.query_scale, family.attn_softcap, family.final_softcap, family.local_theta,
+        stream.embed_multiplier, stream.residual_multiplier, attention.score_multiplier, stream.logits_divisor,
+        attention.query_scale, attention.attn_softcap, stream.final_softcap, attention.local_theta,
     }  # fmt: skip
     return frozenset(keys - {""})
 
@@ -156,19 +162,22 @@ def _as_the_family_is(name: str, values: Mapping[str, Any], family: Family) -> b
     """Return whether the key only repeats what always holds for the family."""
     value = values[name]
     if name in ("attention_bias", "qkv_bias", "use_qkv_bias"):
-        return family.qkv_bias is True
+        return family.attention.qkv_bias is True
     if name in ("qk_norm", "use_qk_norm", "qk_layernorm"):
-        return family.qk_norm != ""
+        return family.attention.qk_norm != ""
     if name == "hidden_act":  # "gelu" is what old checkpoints of these families call its tanh form
-        return value in ("gelu", values.get(family.activation) or family.activations[0])
+        return value in (
+            "gelu",
+            values.get(family.feed_forward.activation) or family.feed_forward.activations[0],
+        )
     if name == "norm_topk_prob":
-        return value is family.normalized if family.experts else True
+        return value is family.feed_forward.normalized if family.feed_forward.experts else True
     if name == "sliding_window":
         longest = values.get("max_position_embeddings")
         wide = isinstance(value, int) and isinstance(longest, int) and value >= longest
         return wide or values.get("use_sliding_window") is False
     if name == "layer_types":
-        return family.window == "all" and _all_are("sliding_attention")(value)
+        return family.attention.window == "all" and _all_are("sliding_attention")(value)
     return False
 
 

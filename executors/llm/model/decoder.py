@@ -1,10 +1,8 @@
 """The generic decoder: every family of `families.py` runs through this one forward.
 
-    embed -> [ norm -> qkv -> (qk norm) -> rotate -> attention -> o -> (norm) -> +
-               norm -> gate/up -> act -> down (or experts) -> (norm) -> + ] -> norm
+    embed -> [ norm -> mixer -> (norm) -> +    norm -> feed-forward -> (norm) -> + ] -> norm
 
-The family switches each stage on or off. q, k and v form one linear layer, gate and up another, which makes fewer and larger
-calls. The runner passes in attention as `attend`, which knows where the keys and values of sequences are stored.
+The family's row names the kinds of mixers and feed-forwards, see `layers/`.
 """
 
 from __future__ import annotations
@@ -16,12 +14,14 @@ import torch.nn.functional as F
 
 from executors.kernels.cpu import ACTIVATIONS, BLOCK, STORED_KINDS, CpuKernels, PackedWeight, StoredRows
 from executors.llm.model import parameters as naming
-from executors.llm.model.api import ForwardInput, FusedForward, KvSpec
+from executors.llm.model.api import ForwardInput, FusedForward
+from executors.llm.model.caches import CacheSpec, LayerMemory, cache_specs, indices_in_groups
 from executors.llm.model.config import DecoderConfig
 from executors.llm.model.cuts import Cut
 from executors.llm.model.fp8 import Fp8Plan
+from executors.llm.model.layers.base import LayerStep, PackingPlan, Share
 from executors.llm.model.layers.layer import Layer
-from executors.llm.model.layers.modules import Norm
+from executors.llm.model.layers.norms import Norm
 from executors.llm.model.linear import (
     KIND_NAMES,
     Linear,
@@ -31,11 +31,11 @@ from executors.llm.model.linear import (
     can_pack_onednn,
     padded_rows,
 )
-from executors.llm.model.rope import rotary_table, rotate
+from executors.llm.model.places import Place
+from executors.llm.model.rope import rotary_table
 from executors.llm.model.rotated_linears import rotate_linears
 from executors.llm.model.stored_transform import StoredMatrix
 from executors.llm.model.stored_weight import StoredEmbedding
-from executors.llm.row_loras import RowAdapters
 
 
 class Decoder:
@@ -52,6 +52,8 @@ class Decoder:
     `quantization`, the linear layers keep these formats, and so does the embedding (`stored_embed`), which stays in its file.
     """
 
+    share = Share()
+    """What layers get from other ranks."""
     alone = True
     """Whether this is the whole model, which one call may compute; False for a rank's part."""
     first_layer = 0
@@ -87,14 +89,16 @@ class Decoder:
             shape = config.max_context_length, config.hidden_size
             self.position_embed = torch.empty(shape, dtype=dtype, device=device)
         # Rounded as the family rounds it: a root is a tensor of the embedding's dtype, a field a number.
-        root = config.family.embed_scaled
+        root = config.family.stream.embed_scaled
         self.embed_scale = float(torch.tensor(config.embed_scale).to(dtype)) if root else config.embed_scale
         self.layers: list[Layer] = []
         for index, layer in enumerate(config.layers):
             self.layers.append(Layer(config, layer, dtype, device))
             if each_layer is not None:  # at once: the next layer takes the memory that this one gives up
                 each_layer(self, index, self.layers[-1])
-        self.final_norm = Norm(config.family.norm, config.hidden_size, config.norm_eps, dtype, device)
+        for made, index in zip(self.layers, indices_in_groups(self._memories()), strict=True):
+            made.mixer.cache_index = index
+        self.final_norm = Norm(config.family.stream.norm, config.hidden_size, config.norm_eps, dtype, device)
         self.lm_head = Linear(
             0 if config.tied else config.vocab_size, config.hidden_size, False, dtype, device
         )
@@ -145,13 +149,9 @@ class Decoder:
         head, are int8."""
         plain = KIND_NAMES[self.dtype]
         kind = quantization if quantization in ("int8", "int4") else plain
-        fused = self.config.activation in ACTIVATIONS
+        plan = PackingPlan(kind, plain, self.config.activation in ACTIVATIONS)
         for layer in self.layers:
-            for linear, how in (
-                (layer.qkv, Packing(kind)),
-                (layer.o, Packing(kind)),
-                *layer.mlp.packing(kind, plain, fused),
-            ):
+            for linear, how in (*layer.mixer.packing(plan), *layer.feed_forward.packing(plan)):
                 assert linear.weight is not None
                 odd = how.kind == "int4" and linear.weight.shape[1] % BLOCK
                 yield linear, Packing("int8", how.gated) if odd else how
@@ -161,7 +161,7 @@ class Decoder:
         """Make a token's hidden state independent of the rest of its step, bit for bit; used for `--deterministic`. Linear
         layers and attention must run on Cohort's kernels for that. Torch's norms, softmax and sums treat rows independently."""
         for layer in self.layers:
-            layer.mlp.be_steady()
+            layer.be_steady()
         for linear in self.linears():
             if linear.rotation is not None:
                 linear.rotation.be_steady()
@@ -205,8 +205,7 @@ class Decoder:
 
     def linears(self) -> list[Linear]:
         """Return all linear layers, the head last."""
-        layers = [linear for layer in self.layers for linear in (layer.qkv, layer.o, *layer.mlp.linears)]
-        return [*layers, self.lm_head]
+        return [*(linear for layer in self.layers for linear in layer.linears), self.lm_head]
 
     def prepare(self, max_model_len: int) -> None:
         """Build the rotary tables for sequences of at most `max_model_len` tokens. Called before the first forward."""
@@ -227,13 +226,12 @@ class Decoder:
         return self.config
 
     @property
-    def kv_spec(self) -> KvSpec:
-        """KV that the model's attention needs."""
-        c = self.config
-        return KvSpec(
-            c.num_layers, c.num_heads, c.num_kv_heads, c.head_dim, self.dtype, self.device,
-            c.score_scale, c.attn_softcap, tuple(layer.window for layer in c.layers), self.kv_dtype, self.kv_scales,
-        )  # fmt: skip
+    def cache_specs(self) -> tuple[CacheSpec, ...]:
+        """The groups of memory that the layers need beside weights."""
+        return cache_specs(self._memories(), self.dtype, self.device, self.kv_dtype, self.kv_scales)
+
+    def _memories(self) -> list[LayerMemory | None]:
+        return [layer.memory() for layer in self.layers]
 
     @torch.inference_mode()
     def unified_forward(self, inputs: ForwardInput) -> torch.Tensor:
@@ -245,15 +243,9 @@ class Decoder:
             # Once here rather than in every linear. The rows behind the last token are anybody's: nothing reads them.
             inputs = _padded(inputs, wanted)
         rotary = [table.index_select(0, inputs.positions) for table in self.rotary]
-        x = self._embedded(inputs)
-        for index, layer in enumerate(self.layers):
-            normed = x if layer.attn_norm is None else layer.attn_norm(x)
-            turn = None if layer.config.rope is None else rotary[layer.config.rope]
-            out = self._attention(index, layer, normed, turn, inputs)
-            x = x + self._scaled(out if layer.attn_post_norm is None else layer.attn_post_norm(out))
-            normed = x if layer.mlp_norm is None else layer.mlp_norm(x)
-            out = self._mlp(layer, normed, inputs.adapters)
-            x = x + self._scaled(out if layer.mlp_post_norm is None else layer.mlp_post_norm(out))
+        x, step = self._embedded(inputs), LayerStep(inputs, rotary, self.share)
+        for layer in self.layers:
+            x = layer.forward(x, step)
         return self._finished(x[:tokens])
 
     def _embedded(self, inputs: ForwardInput) -> torch.Tensor:
@@ -265,9 +257,6 @@ class Decoder:
             x = x + self.position_embed.index_select(0, inputs.positions)
         return x
 
-    def _mlp(self, layer: Layer, x: torch.Tensor, adapters: RowAdapters | None) -> torch.Tensor:
-        return layer.mlp(x, adapters)
-
     def _finished(self, x: torch.Tensor) -> torch.Tensor:
         """Return the hidden states, given what the last layer returned."""
         return self.final_norm(x)
@@ -277,11 +266,6 @@ class Decoder:
         stored = self.stored_embed
         rows = self.embed.index_select(0, token_ids) if stored is None else stored.look_up(token_ids)
         return rows.to(self.dtype)
-
-    def _scaled(self, out: torch.Tensor) -> torch.Tensor:
-        """Scale the output of a sublayer before it is added to the residual stream."""
-        scale = self.config.residual_scale
-        return out if scale == 1.0 else out * scale
 
     # One forward serves all three; having them lets a model without a unified forward take this one's place.
     prefill = unified_forward
@@ -328,39 +312,6 @@ class Decoder:
         assert isinstance(head.packed, PackedWeight)
         return head.packed.with_maxima(hidden)
 
-    def _attention(
-        self, index: int, layer: Layer, x: torch.Tensor, rotary: torch.Tensor | None, inputs: ForwardInput
-    ) -> torch.Tensor:
-        c, adapters = self.config, inputs.adapters
-        qkv = layer.qkv(x, None if adapters is None else adapters.extra(layer.qkv, x))
-        qkv = self._norm_qk(layer, qkv)
-        heads = qkv.view(-1, c.num_heads + 2 * c.num_kv_heads, c.head_dim)
-        qk, v = heads[:, : -c.num_kv_heads], heads[:, -c.num_kv_heads :]
-        if layer.qk_norm is not None:
-            qk = self.norm_heads(qk, layer.qk_norm)
-        if rotary is not None:
-            qk = rotate(qk, rotary)
-        out = inputs.attend(index, qk[:, : c.num_heads], qk[:, c.num_heads :], v).reshape(-1, c.q_size)
-        return self._project(layer, out, adapters)
-
-    def _norm_qk(self, layer: Layer, qkv: torch.Tensor) -> torch.Tensor:
-        """Apply norms over all heads of queries and of keys, if the family has them."""
-        if layer.q_norm is None or layer.k_norm is None:
-            return qkv
-        c = self.config
-        q, k, v = qkv.split((c.q_size, c.kv_size, c.kv_size), -1)
-        return torch.cat((layer.q_norm(q), layer.k_norm(k), v), -1)
-
-    def _project(self, layer: Layer, out: torch.Tensor, adapters: RowAdapters | None) -> torch.Tensor:
-        return layer.o(out, None if adapters is None else adapters.extra(layer.o, out))
-
-    def norm_heads(self, qk: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """RMS norm of [T, heads, head_dim] over head_dim; `weight` [heads, head_dim]."""
-        size, eps = (self.config.head_dim,), self.config.norm_eps
-        if self.config.family.norm == "rms1":
-            return (F.rms_norm(qk.float(), size, None, eps) * (weight.float() + 1.0)).to(qk.dtype)
-        return F.rms_norm(qk, size, None, eps) * weight
-
     def parameters(self) -> dict[str, torch.Tensor]:
         """Map checkpoint names to the memory that each tensor is copied into, see `parameters.py`."""
         return naming.parameters(self)
@@ -379,7 +330,7 @@ class Decoder:
         )
         return elements * self.dtype.itemsize
 
-    def places(self) -> dict[str, naming.Place]:
+    def places(self) -> dict[str, Place]:
         """Map checkpoint names to the places of tensors, see `parameters.py`."""
         return naming.places(self)
 
@@ -434,5 +385,9 @@ def _padded(inputs: ForwardInput, rows: int) -> ForwardInput:
 
     adapters = None if inputs.adapters is None else inputs.adapters.padded(rows)
     return ForwardInput(
-        F.pad(inputs.token_ids, behind), F.pad(inputs.positions, behind), attend, adapters=adapters
+        F.pad(inputs.token_ids, behind),
+        F.pad(inputs.positions, behind),
+        attend,
+        adapters=adapters,
+        states=inputs.states,
     )

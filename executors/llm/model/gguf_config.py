@@ -17,7 +17,8 @@ import numpy as np
 
 from executors.contract.errors import ConfigError
 from executors.gguf.file import GgufFile, GgufTensor
-from executors.llm.model.families import Family, family_of
+from executors.llm.model.families import family_of
+from executors.llm.model.family import Family
 from executors.llm.model.gguf_key_table import OTHER_TENSORS
 from executors.llm.model.gguf_keys import Keys, check_outside, shown
 from executors.llm.model.nearest import advice
@@ -103,13 +104,13 @@ def gguf_config(gguf: GgufFile) -> GgufConfig:
     }
     values.update(_sizes(keys, family))
     values.update(_bias_fields(biases, family))
-    if family.experts:
+    if family.feed_forward.experts:
         values.update(_experts(keys, family))
     if not family.names.positions:
         values.update(_rotation(keys, family, values))
     if row.fill is not None:
         row.fill(keys, values)
-    keys.check_unread(values.get(family.activation, family.activations[0]))
+    keys.check_unread(values.get(family.feed_forward.activation, family.feed_forward.activations[0]))
     named = _as_written(family, gguf)
     return GgufConfig(
         values, row, biases, named, (*notes, *_left_out(gguf, own)), _reranker(keys, family, values)
@@ -193,14 +194,18 @@ def _sizes(keys: Keys, family: Family) -> dict[str, Any]:
     head_dim = keys.natural("attention.key_length", _head_dim(keys, heads) or hidden // heads or None)
     if keys.natural("attention.value_length", head_dim) != head_dim:
         keys.refuse("attention.value_length", f"{keys.name('attention.key_length')}, which is {head_dim}")
-    eps = "attention.layer_norm_epsilon" if family.norm == "layer" else "attention.layer_norm_rms_epsilon"
+    eps = (
+        "attention.layer_norm_epsilon"
+        if family.stream.norm == "layer"
+        else "attention.layer_norm_rms_epsilon"
+    )
     values = {
         "vocab_size": embed.shape[0],
         "hidden_size": hidden,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "max_position_embeddings": keys.natural("context_length"),
-        family.norm_eps: keys.real(eps),
+        family.stream.norm_eps: keys.real(eps),
     }
     kv_heads = keys.one("attention.head_count_kv", heads)
     if family.names.positions:
@@ -209,7 +214,7 @@ def _sizes(keys: Keys, family: Family) -> dict[str, Any]:
     else:
         values |= {"num_key_value_heads": kv_heads, "head_dim": head_dim}
     # Of experts beside dense layers each has a size of its own; of experts alone one of the two keys holds it.
-    if not family.experts or keys.has("feed_forward_length"):
+    if not family.feed_forward.experts or keys.has("feed_forward_length"):
         values["intermediate_size"] = keys.one("feed_forward_length")
     return {family.fields.get(name, name): value for name, value in values.items()}
 
@@ -232,7 +237,11 @@ def _biases(gguf: GgufFile) -> Biases:
 
 def _bias_fields(biases: Biases, family: Family) -> dict[str, Any]:
     """Return the fields of config.json that switch biases on, of which one may stand for several modules."""
-    present = ((family.qkv_bias, biases.qkv), (family.o_bias, biases.o), (family.mlp_bias, biases.mlp))
+    present = (
+        (family.attention.qkv_bias, biases.qkv),
+        (family.attention.o_bias, biases.o),
+        (family.feed_forward.mlp_bias, biases.mlp),
+    )
     fields: dict[str, Any] = {}
     for switch, there in present:
         if isinstance(switch, str):
@@ -275,10 +284,10 @@ def _experts(keys: Keys, family: Family) -> dict[str, Any]:
         keys.refuse("expert_gating_func", "1 (softmax)")
     if keys.real("expert_weights_scale", 1.0) not in (0.0, 1.0):
         keys.refuse("expert_weights_scale", "1")
-    if isinstance(family.normalized, str):
-        values[family.normalized] = keys.switch("expert_weights_norm", family.name != "olmoe")
-    elif keys.switch("expert_weights_norm", True) is not family.normalized:
-        keys.refuse("expert_weights_norm", str(family.normalized).lower())
+    if isinstance(family.feed_forward.normalized, str):
+        values[family.feed_forward.normalized] = keys.switch("expert_weights_norm", family.name != "olmoe")
+    elif keys.switch("expert_weights_norm", True) is not family.feed_forward.normalized:
+        keys.refuse("expert_weights_norm", str(family.feed_forward.normalized).lower())
     return values
 
 
@@ -286,11 +295,13 @@ def _rotation(keys: Keys, family: Family, values: Mapping[str, Any]) -> dict[str
     """Return the fields on rotary embeddings."""
     head_dim = values["head_dim"]
     dim = keys.natural("rope.dimension_count", head_dim)
-    if dim > head_dim or (dim != head_dim and not family.partial_rotary):
+    if dim > head_dim or (dim != head_dim and not family.attention.partial_rotary):
         keys.refuse("rope.dimension_count", f"{head_dim}, all of a head")
     found: dict[str, Any] = {"rope_theta": keys.real("rope.freq_base", 10_000.0)}
     original = "rope.scaling.original_context_length"
-    if family.original_positions is not None and keys.has(original):  # read beside the rope object there
+    if family.attention.original_positions is not None and keys.has(
+        original
+    ):  # read beside the rope object there
         found["original_max_position_embeddings"] = keys.natural(original)
     if dim != head_dim:
         # Half an element more: the share is multiplied by head_dim again, and cut to an integer.

@@ -10,7 +10,7 @@ from executors.contract.errors import ConfigError
 from executors.gguf.file import GgufFile, GgufTensor
 from executors.llm.model.config import DecoderConfig
 from executors.llm.model.cuts import Range
-from executors.llm.model.families import Family
+from executors.llm.model.family import Family
 from executors.llm.model.gguf_config import CLASSIFIER_TENSOR, ROPE_TENSORS, Row
 from executors.llm.model.gguf_key_table import OTHER_TENSORS
 from executors.llm.model.gguf_scales import weight_scales
@@ -88,7 +88,9 @@ def file_name(usual: str, family: Family) -> str:
     for own, role in _ROLES.items():
         if getattr(family.names, role) == stem:
             return f"{own}.{part}"
-    experts = {f"{own}_exps": role for own, role in _EXPERT_ROLES.items()} if family.experts else {}
+    experts = (
+        {f"{own}_exps": role for own, role in _EXPERT_ROLES.items()} if family.feed_forward.experts else {}
+    )
     for own, role in (
         _LAYER_ROLES | {"ffn_up": "gate_up"} if family.names.gate_up else _LAYER_ROLES | experts
     ).items():
@@ -124,7 +126,7 @@ def _named(
     if role == "up" and (family.names.gate_up or _holds_gate(tensor, config, beside, layer)):
         role = "gate_up"
     roles = [role] if role in _used_roles(family) else _parts_of(role, config)
-    turned = family.transposed and len(tensor.shape) == 2
+    turned = family.names.transposed and len(tensor.shape) == 2
     found: dict[str, Stored] = {}
     first = 0
     for one in roles:
@@ -174,9 +176,9 @@ def _used_roles(family: Family) -> set[str]:
     roles = set(_LAYER_ROLES.values()) | {"gate_up"}
     roles -= {"q", "k", "v"} if names.qkv else {"qkv"}
     roles -= {"gate", "up"} if names.gate_up else {"gate_up"}
-    if not family.qk_norm:
+    if not family.attention.qk_norm:
         roles -= {"q_norm", "k_norm"}
-    if not family.experts:
+    if not family.feed_forward.experts:
         roles -= {"router"}
     return roles
 

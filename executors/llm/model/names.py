@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterator
 
-from executors.llm.model.families import Family
+from executors.llm.model.family import Family
 
 BEGINNINGS = (
     "model.",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from executors.contract.errors import ConfigError
-from executors.llm.model.families import Family
+from executors.llm.model.family import Family
 from executors.llm.model.fields import Fields
 
 
@@ -83,7 +83,7 @@ def parse_ropes(fields: Fields, family: Family, max_positions: int, head_dim: in
     """
     parameters, scaling = _object(fields, "rope_parameters"), _object(fields, "rope_scaling")
     notes: list[str] = []
-    if family.local_theta:
+    if family.attention.local_theta:
         sources = _by_layer(fields, family, parameters, scaling, notes)
     else:
         name, values = ("rope_scaling", scaling) if scaling else ("rope_parameters", parameters)
@@ -92,7 +92,11 @@ def parse_ropes(fields: Fields, family: Family, max_positions: int, head_dim: in
                 "rope_scaling replaces rope_parameters, as in transformers"
                 + _lost_theta(parameters, scaling, fields)
             )
-        sources = [_Source(name, values, fields.real("rope_theta", family.theta), _original(fields, family))]
+        sources = [
+            _Source(
+                name, values, fields.real("rope_theta", family.attention.theta), _original(fields, family)
+            )
+        ]
     found = [_parse(fields, source, family, max_positions, head_dim, notes) for source in sources]
     return Ropes(found[0], found[1] if len(found) > 1 else None, tuple(notes))
 
@@ -113,9 +117,9 @@ def _lost_theta(parameters: dict[str, Any], scaling: dict[str, Any], fields: Fie
 
 def _original(fields: Fields, family: Family) -> int | None:
     name = "original_max_position_embeddings"
-    if fields.get(name) is None and family.original_positions is None:
+    if fields.get(name) is None and family.attention.original_positions is None:
         return None
-    return fields.natural(name, family.original_positions)
+    return fields.natural(name, family.attention.original_positions)
 
 
 def _by_layer(
@@ -140,9 +144,9 @@ def _by_layer(
     if not scaling and nested[_FULL].get("rope_type") is None and "type" in nested[_FULL]:
         full["rope_type"] = nested[_FULL]["type"]
     full, local = (_with_truncate(one, parameters, notes) for one in (full, nested[_LOCAL]))
-    local_theta = fields.real(family.local_theta)
+    local_theta = fields.real(family.attention.local_theta)
     return [
-        _Source(name, full, fields.real("rope_theta", family.theta), None),
+        _Source(name, full, fields.real("rope_theta", family.attention.theta), None),
         _Source(f"rope_parameters of {_LOCAL}", local, local_theta, None),
     ]
 
@@ -164,9 +168,9 @@ def _parse(
 ) -> RopeConfig:
     numbers = Fields(f"{fields.where}: {source.name}", source.values)
     kind = numbers.get("rope_type", numbers.get("type", "default"))
-    kind = family.rope_aliases.get(kind, kind) if isinstance(kind, str) else kind
-    if kind not in family.rope_kinds:
-        known = ", ".join(family.rope_kinds)
+    kind = family.attention.rope_aliases.get(kind, kind) if isinstance(kind, str) else kind
+    if kind not in family.attention.rope_kinds:
+        known = ", ".join(family.attention.rope_kinds)
         raise ConfigError(
             f"{fields.where}: {source.name} of type {kind!r} is not supported; supported: {known}"
         )
@@ -217,7 +221,7 @@ def _rotary_dim(
     """Return how many of a head's elements are rotated. Only some families rotate a part of them. The classes of other
     families in transformers rotate all elements regardless of the field, and fail if another kind of rope reads it."""
     share = numbers.real("partial_rotary_factor", fields.real("partial_rotary_factor", 1.0))
-    if not family.partial_rotary and share != 1.0:
+    if not family.attention.partial_rotary and share != 1.0:
         if kind != "default":
             raise ConfigError(
                 f"{numbers.where}: partial_rotary_factor {share} is not supported for {family.name} with rope of type "

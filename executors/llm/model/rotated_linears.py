@@ -33,7 +33,7 @@ class RotatedParts(naming.DecoderParts, Protocol):
 def rotate_linears(decoder: RotatedParts, transforms: Transforms) -> list[StoredMatrix]:
     """Give the linear layers their rotations, and return the matrices that are still to be filled. Raises ConfigError for
     transforms that cannot be computed."""
-    if decoder.config.family.transposed:
+    if decoder.config.family.names.transposed:
         raise transforms.refused(f"a {decoder.config.family.name} model", "families of nn.Linear layers")
     parts, of_head = naming.linear_parts(decoder), decoder.config.family.names.lm_head
     head = decoder.lm_head

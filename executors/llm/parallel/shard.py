@@ -30,7 +30,9 @@ from executors.llm.model import parameters as naming
 from executors.llm.model.config import DecoderConfig
 from executors.llm.model.cuts import Cut, Range
 from executors.llm.model.decoder import Decoder
-from executors.llm.model.layers.modules import Experts
+from executors.llm.model.layers.attention import Attention
+from executors.llm.model.layers.experts import Experts
+from executors.llm.model.layers.mlp import Mlp
 from executors.llm.model.linear import Linear, StoredFormat
 
 Joining = Literal["whole", "sum", "join"]
@@ -84,6 +86,7 @@ def plan_shard(
     """Cut a model. `stored`: the formats that linear layers keep, by usual names; `quantization`: int8 or int4 if weights are
     quantized at load. Raises ConfigError for a model that cannot be cut into that many parts."""
     whole = Decoder(config, torch.float32, torch.device("meta"))
+    _refuse_uncut(whole)
     size, place = parallel.tensor_parallel_size, parallel.tensor_rank
     if parallel.pipeline_parallel_size > config.num_layers:
         raise ConfigError(
@@ -91,9 +94,12 @@ def plan_shard(
         )
     least = BLOCK if quantization else 1
     blocks = _Blocks(whole, stored, least)
-    queries, keys, attention = _heads(config, size, blocks.of([layer.o for layer in whole.layers]))
-    dense = [layer.mlp for layer in whole.layers if not isinstance(layer.mlp, Experts)]
-    mixed = [layer.mlp for layer in whole.layers if isinstance(layer.mlp, Experts)]
+    queries, keys, attention = _heads(config, size, blocks.of([layer.attention.o for layer in whole.layers]))
+    kinds = [layer.feed_forward for layer in whole.layers]
+    dense, mixed = (
+        [one for one in kinds if isinstance(one, Mlp)],
+        [one for one in kinds if isinstance(one, Experts)],
+    )
     inner = _inner(config.intermediate_size, size, blocks.of([mlp.down for mlp in dense]))
     expert_downs = [expert.down for experts in mixed for expert in experts.experts]
     of_expert = _inner(
@@ -111,7 +117,7 @@ def plan_shard(
         moe=replace(config.moe, intermediate_size=_length(of_expert.ranges[place])) if config.moe else None,
         layers=config.layers[slice(*layers)],
     )
-    parts = _Parts(config, queries[place], keys[place], inner.ranges[place], of_expert.ranges[place])
+    parts = _RankParts(config, queries[place], keys[place], inner.ranges[place], of_expert.ranges[place])
     cuts = parts.cuts(whole, vocabulary[place], attention, inner.joining, of_expert.joining, place)
     own = (layers[0] <= i < layers[1] for i in range(config.num_layers))
     elsewhere = frozenset(
@@ -125,6 +131,17 @@ def plan_shard(
         tuple(config.head_dim * _length(one) for one in queries), inner.widths(), vocabulary[place],
         tuple(map(_length, vocabulary)), max(1, size // config.num_kv_heads) if attention != "whole" else size,
     )  # fmt: skip
+
+
+def _refuse_uncut(whole: Decoder) -> None:
+    """Raise ConfigError for a kind of layer that has no cut here."""
+    for layer in whole.layers:
+        cut = isinstance(layer.mixer, Attention) and isinstance(layer.feed_forward, Mlp | Experts)
+        if not cut:
+            kind = layer.config.feed_forward if isinstance(layer.mixer, Attention) else layer.config.mixer
+            raise ConfigError(
+                f"tensor_parallel_size, pipeline_parallel_size: layers of the kind {kind} are not cut; take 1 for both"
+            )
 
 
 class _Blocks:
@@ -215,7 +232,7 @@ def _length(one: Range) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
+class _RankParts:
     """What a rank has of each kind of matrix."""
 
     config: DecoderConfig
@@ -270,22 +287,23 @@ class _Parts:
                 q, k = (d * self.queries[0], d * self.queries[1]), (d * self.keys[0], d * self.keys[1])
                 values = c.q_size + c.kv_size
                 rows = (q, (c.q_size + k[0], c.q_size + k[1]), (values + k[0], values + k[1]))
-                kept[id(layer.qkv)] = rows, None
+                kept[id(layer.attention.qkv)] = rows, None
                 if attention == "sum":
-                    kept[id(layer.o)] = None, q
-            if isinstance(layer.mlp, Experts):
+                    kept[id(layer.attention.o)] = None, q
+            kind = layer.feed_forward
+            if isinstance(kind, Experts):
                 assert c.moe is not None
-                for expert in layer.mlp.experts:
+                for expert in kind.experts:
                     total = c.moe.intermediate_size
                     of_mlp(expert.gate_up, expert.down, self.of_expert, total, experts)
-            else:
-                of_mlp(layer.mlp.gate_up, layer.mlp.down, self.inner, c.intermediate_size, mlp)
+            elif isinstance(kind, Mlp):
+                of_mlp(kind.gate_up, kind.down, self.inner, c.intermediate_size, mlp)
         return kept
 
     def _of_norms(self) -> dict[str, Cut]:
         """Norms over all heads together have an element per column."""
         names, d = self.config.family.names, self.config.head_dim
-        if self.config.family.qk_norm != "full":
+        if self.config.family.attention.qk_norm != "full":
             return {}
         kinds = (
             (names.q_norm, self.config.q_size, self.queries),

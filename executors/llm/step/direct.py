@@ -17,6 +17,7 @@ from executors.contract.errors import InvalidInput, ItemFault, StepFailed, Unsup
 from executors.contract.tensor import Tensor
 from executors.llm.lora.table import AdapterTable
 from executors.llm.memory.kv_cache import KvCache
+from executors.llm.model.caches import kv_group
 from executors.llm.sampling.edits import EditsBuilder, LogitEdits, Shaper
 from executors.llm.sampling.sampler import SamplingTable, sample
 from executors.llm.step.runner import ModelRunner
@@ -168,9 +169,13 @@ class DirectRunner:
             count = -(-len(item) // size)
             item.handle = KvCacheHandle(-1, (np.arange(begin, begin + count, dtype=np.int32),))
             begin += count
-        return KvCache(self.runner.model.kv_spec, begin, size)
+        return KvCache(kv_group(self.runner.model), begin, size)
 
     def _run(self, items: list[DirectItem], cache: KvCache) -> list[DirectResult]:
+        if self.runner.states is not None and cache is self.runner.cache:
+            raise Unsupported(
+                "the model's layers have a state per sequence, which a handle does not name: use unified_decode"
+            )
         step = self._step(items, cache)
         hidden = self.runner.forward(step, cache=cache)
         starts = step.q_starts.tolist()

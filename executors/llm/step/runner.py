@@ -9,6 +9,7 @@ import torch
 
 from executors.llm.attention.backend import AttentionBackend
 from executors.llm.memory.kv_cache import KvCache
+from executors.llm.memory.state_cache import SlotStates, StateCache
 from executors.llm.model.api import (
     Attend,
     DecoderOnlyLLM,
@@ -17,6 +18,7 @@ from executors.llm.model.api import (
     SamplingModel,
     UnifiedModel,
 )
+from executors.llm.model.caches import kv_group, state_group
 from executors.llm.row_loras import RowAdapters
 from executors.llm.step_arrays import StepArrays
 
@@ -26,19 +28,34 @@ megabyte."""
 
 
 class ModelRunner:
-    """The model, its attention and its KV. Holds no state of sequences."""
+    """The model, its attention and its KV, and the states that layers keep of sequences."""
 
     def __init__(self, model: DecoderOnlyLLM, attention: AttentionBackend, cache: KvCache) -> None:
         self.model = model
         self.attention = attention
         self.cache = cache
-        self.device = model.kv_spec.device
+        self.device = kv_group(model).device
         # Asked once: a protocol's isinstance looks at every member, each time.
         self._unified = model if isinstance(model, UnifiedModel) else None
         self._sampling = model if isinstance(model, SamplingModel) else None
         self._labels = model.label_logits if isinstance(model, LabelModel) else model.logits
+        self.states: StateCache | None = None
+        """States of sequences, if layers have some; see `hold_states`."""
         self.forwards = 0
         """Number of calls of the model since start."""
+
+    def hold_states(self, num_slots: int) -> None:
+        """Allocate the states of so many slots, if the model's layers have some. Raises OutOfMemory."""
+        if (spec := state_group(self.model)) is not None:
+            self.states = StateCache(spec, num_slots)
+
+    def _states(self, step: StepArrays) -> SlotStates | None:
+        if self.states is None:
+            return None
+        cache, slots = self.states, step.slots
+        if slots is None:  # items of a direct call: their states are gone with it
+            cache, slots = StateCache(cache.spec, len(step)), np.arange(len(step))
+        return cache.step(slots, step.q_lens, step.pos_offsets)
 
     def to_device(self, values: np.ndarray) -> torch.Tensor:
         """int64 tensor on the model's device."""
@@ -95,7 +112,12 @@ class ModelRunner:
         wanted = None if step.wanted is None else self.to_device(step.wanted)
         return call(
             ForwardInput(
-                ids, self.to_device(rotary), self.attention.begin(step, cache), wanted, step.adapters
+                ids,
+                self.to_device(rotary),
+                self.attention.begin(step, cache),
+                wanted,
+                step.adapters,
+                self._states(step),
             )
         )
 

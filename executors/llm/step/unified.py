@@ -87,6 +87,7 @@ class UnifiedRunner:
         self.shapers = SlotShapers()
         """Shaping state of slots whose settings change single logits, token counts included."""
         self.grammars = SlotGrammars(compiler)
+        runner.hold_states(num_slots)
         self.pool = lazy_zeros((num_slots + 1, max_model_len + 1), torch.int32, runner.device)
         self.adapters: AdapterTable | None = None
         """LoRA adapters, if the executor has any."""
@@ -141,7 +142,8 @@ class UnifiedRunner:
 
     def trial(self) -> contextlib.AbstractContextManager[None]:
         """Return a context for steps that are tried out before the executor serves."""
-        return contextlib.nullcontext()
+        states = self.runner.states
+        return contextlib.nullcontext() if states is None else states.trusting()
 
     def forget_trials(self) -> None:
         """Forget what was learned from steps that were tried out: they say nothing of those that will come."""
@@ -164,6 +166,8 @@ class UnifiedRunner:
     def clear(self) -> None:
         """Forget every sequence."""
         self.slots.clear()
+        if self.runner.states is not None:
+            self.runner.states.clear()
         self.shapers.clear()
         self.grammars.clear()
         self._pooled_sums.clear()
@@ -175,6 +179,8 @@ class UnifiedRunner:
     def _begin(self, start: SequenceStart) -> None:
         slot = start.slot
         self._pooled_sums.pop(slot, None)
+        if self.runner.states is not None:
+            self.runner.states.forget(slot)
         self._samples[slot] = start.sampling is not None and start.pooling is None
         if start.sampling is not None:
             self.sampling.set(slot, start.sampling)
@@ -257,6 +263,8 @@ class UnifiedRunner:
                 why = self.grammars.compiler.unsupported
                 raise InvalidInput(f"sequence {start.seq_id}: this executor does not support grammars: {why}")
             check_pooling(start, self.label_width)
+        if self.runner.states is not None:
+            self.runner.states.check(batch)
 
     def _step(self, batch: UnifiedBatch) -> StepArrays:
         """Pack the batch's items with the block tables of their slots. Raises InvalidInput for a table that is too short."""
@@ -265,7 +273,10 @@ class UnifiedRunner:
         adapters = None
         if self.adapters is not None:
             adapters = self.adapters.rows_of_slots(batch.slots, q_lens)
-        return StepArrays(batch.token_ids.astype(np.int64), q_lens, pos_offsets, tables, adapters=adapters)
+        slots = batch.slots.astype(np.int64)
+        return StepArrays(
+            batch.token_ids.astype(np.int64), q_lens, pos_offsets, tables, adapters=adapters, slots=slots
+        )
 
     def _tables_of(self, batch: UnifiedBatch, needed: int) -> np.ndarray:
         """Block tables int32 [n, needed] of a step's items."""

@@ -33,12 +33,13 @@ from executors.llm.memory import sizing
 from executors.llm.memory.cgroup import memory_limit, resident_bytes
 from executors.llm.memory.device_memory import CONTEXT_BYTES, CudaMemory, Room, look, margin
 from executors.llm.memory.kv_cache import CPU_SHARE, KvPlan, plan_kv
-from executors.llm.model.api import KvSpec, LoadedModel
+from executors.llm.model.api import LoadedModel
+from executors.llm.model.caches import KvSpec, kv_group
 from executors.llm.model.config import DecoderConfig, read_config, read_json
 from executors.llm.model.decoder import Decoder
 from executors.llm.model.gguf_source import is_gguf
 from executors.llm.model.linear import can_pack_onednn
-from executors.llm.parallel.decoder import ParallelDecoder
+from executors.llm.parallel.rank_decoder import RankDecoder
 from executors.llm.parallel.shard import plan_shard
 from executors.llm.tools.lora_check import check_adapter
 
@@ -78,7 +79,7 @@ def describe(config: ExecutorConfig, memory: int | None = None) -> dict[str, Any
     if here:
         stored["left_out"] = refuse_unloadable(config, shape, device, sketch)
     parts = _sketch_ranks(config, shape, device, stored)
-    spec = sketch.model.kv_spec
+    spec = kv_group(sketch.model)
     # What the files hold, when they are not here: as many parameters, in the dtype that config.json names.
     dtype = stored["dtype"] or shape.dtype or sketch.info.dtype
     size = stored["bytes"] or sketch.info.num_parameters * getattr(torch, dtype).itemsize
@@ -108,7 +109,10 @@ def describe(config: ExecutorConfig, memory: int | None = None) -> dict[str, Any
         "max_context_length": shape.max_context_length,
         "kv": _kv_facts(spec),
         "ranks": [
-            {"loaded_bytes": part.parameter_bytes, "kv_bytes_per_token": part.model.kv_spec.bytes_per_token()}
+            {
+                "loaded_bytes": part.parameter_bytes,
+                "kv_bytes_per_token": kv_group(part.model).bytes_per_token(),
+            }
             for part in parts
         ],
         "memory": _least_memory(config, parts or [sketch], memory),
@@ -131,7 +135,7 @@ def refuse_unloadable(
         left_out = check_load(Decoder(shape, dtype, torch.device("meta")), directory)
     if device.type == "cpu":  # on a GPU the choice runs kernels
         choose_attention(
-            sketch.model.kv_spec, config.attention.backend, config.optimization.deterministic, config.optimization.cpu_isa,
+            kv_group(sketch.model), config.attention.backend, config.optimization.deterministic, config.optimization.cpu_isa,
             config.attention.block_size,
         )  # fmt: skip
     return left_out
@@ -180,7 +184,7 @@ def sketch_model(
         loader.refuse_for_ranks(shape, plan)
         kept = loader.kept_formats(config, shape, kernels, directory) if here else {}
         shard = plan_shard(shape, config.parallel, kept, loader.whole_numbers(config))
-        make = partial(ParallelDecoder, shard, None)
+        make = partial(RankDecoder, shard, None)
     decoder = make(
         dtype,
         torch.device("meta"),
@@ -188,11 +192,11 @@ def sketch_model(
         each_layer=None if plan is None else partial(hold, plan=plan),
     )
     decoder.kv_dtype = kv
-    spec = replace(decoder.kv_spec, device=device)
-    loader.refuse_unreadable_kv(spec)
+    specs = tuple(replace(one, device=device) for one in decoder.cache_specs)
+    model: Any = SimpleNamespace(cache_specs=specs)
+    loader.refuse_unreadable_kv(kv_group(model))
     num_bytes = _bytes_when_loaded(config, decoder, device, kernels, here)
     info = replace(loader.model_info(config, decoder, max_len), device=str(device))
-    model: Any = SimpleNamespace(kv_spec=spec)
     return LoadedModel(
         model,
         info,
@@ -302,7 +306,7 @@ def _memory_facts(config: ExecutorConfig, sketch: LoadedModel, memory: int | Non
         problem = f"the weights need {weights:,} bytes{rest}, {-free:,} more than are available"
         return {**facts, "problem": problem}
     try:
-        plan = plan_for(sketch.model.kv_spec, config, sketch.info.max_model_len, allowed)
+        plan = plan_for(kv_group(sketch.model), config, sketch.info.max_model_len, allowed)
     except ConfigError as error:
         return {
             **facts,
@@ -342,7 +346,7 @@ def plan_for(spec: KvSpec, config: ExecutorConfig, context_length: int, allowed:
 
 
 def _too_little(config: ExecutorConfig, sketch: LoadedModel, allowed: int) -> str:
-    block_size, per_token = config.attention.block_size, sketch.model.kv_spec.bytes_per_token()
+    block_size, per_token = config.attention.block_size, kv_group(sketch.model).bytes_per_token()
     length = config.max_model_len or block_size
     return (
         f"{allowed:,} bytes are left for KV, and a sequence of {length:,} tokens needs "
@@ -356,7 +360,7 @@ def free_after_loading(config: ExecutorConfig, sketch: LoadedModel, memory: int 
 
     For `memory` bytes in all, the processes themselves count too: torch and its libraries are loaded in this one.
     """
-    device, weights = sketch.model.kv_spec.device, sketch.parameter_bytes
+    device, weights = kv_group(sketch.model).device, sketch.parameter_bytes
     ranks = config.parallel.world_size
     if device.type == "cuda":
         room = look(CudaMemory(device), config)

@@ -17,7 +17,7 @@ from executors.contract.errors import ConfigError
 from executors.llm.checkpoint.files import SINGLE, Checkpoint
 from executors.llm.model.config import DecoderConfig, config_of_gguf, parse_config
 from executors.llm.model.decoder import Decoder
-from executors.llm.model.families import Family
+from executors.llm.model.family import Family
 from executors.llm.model.gguf_config import gguf_config
 from executors.llm.model.gguf_source import read_source
 
@@ -79,5 +79,5 @@ def _merge(tensors: dict[str, torch.Tensor], written: Family, usual: DecoderConf
                 found = [tensors.pop(f"{one}.{part}".replace("{i}", str(layer)), None) for one in parts]
                 there = [one for one in found if one is not None]
                 if len(there) == len(parts):
-                    along = 1 if usual.family.transposed and part == "weight" else 0
+                    along = 1 if usual.family.names.transposed and part == "weight" else 0
                     tensors[f"{whole}.{part}".replace("{i}", str(layer))] = torch.cat(there, along)

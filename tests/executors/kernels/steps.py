@@ -9,7 +9,7 @@ import torch
 
 from executors.llm.attention.cpu_attention import CpuAttention
 from executors.llm.memory.kv_cache import KvCache
-from executors.llm.model.api import KvSpec
+from executors.llm.model.caches import KvSpec
 from executors.llm.step_arrays import StepArrays
 
 

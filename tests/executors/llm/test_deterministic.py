@@ -12,7 +12,7 @@ import torch
 
 from executors.contract.batch import SamplingParams
 from executors.contract.config import OptimizationConfig
-from executors.llm.model.layers.modules import ACTIVATIONS, STEADY_ACTIVATIONS
+from executors.llm.model.layers.activations import ACTIVATIONS, STEADY_ACTIVATIONS
 from tests.executors.llm.driver import Driver, start
 from tests.executors.llm.models import MODEL_CLASSES, SHAPES
 

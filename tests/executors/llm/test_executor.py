@@ -142,8 +142,8 @@ class WithoutUnifiedForward:
         self.inner, self.calls = inner, []
 
     @property
-    def kv_spec(self):
-        return self.inner.kv_spec
+    def cache_specs(self):
+        return self.inner.cache_specs
 
     def prefill(self, inputs):
         self.calls.append(("prefill", len(inputs.token_ids)))
@@ -270,7 +270,7 @@ def test_few_sizes_of_steps_are_computed():
 
 def test_packed_linears_equal_plain_ones(qwen3):
     settings = config(qwen3, dtype="bfloat16")
-    packed = load_model(settings, lambda *report: None).model.layers[0].mlp
+    packed = load_model(settings, lambda *report: None).model.layers[0].feed_forward
     from executors.llm.checkpoint.weights import load_weights
     from executors.llm.model.config import read_config
     from executors.llm.model.decoder import Decoder
@@ -279,7 +279,9 @@ def test_packed_linears_equal_plain_ones(qwen3):
     load_weights(decoder, qwen3, lambda *report: None)
     for rows in (1, 2, 7, 9, 33, 64):
         x = torch.randn(rows, 48).bfloat16()
-        assert torch.allclose(packed(x).float(), decoder.layers[0].mlp(x).float(), rtol=0.03, atol=0.03)
+        assert torch.allclose(
+            packed(x).float(), decoder.layers[0].feed_forward(x).float(), rtol=0.03, atol=0.03
+        )
 
 
 async def test_bf16_decode_in_a_batch_equals_alone(qwen3):

@@ -45,7 +45,7 @@ def pair(module: str) -> dict[str, torch.Tensor]:
 
 
 def test_every_part_that_a_family_leaves_out_is_known() -> None:
-    patterns = {pattern for family in FAMILIES for pattern in family.other_parts}
+    patterns = {pattern for family in FAMILIES for pattern in family.names.other_parts}
     for pattern in patterns:
         assert any(fnmatchcase(f"model.{part}.layer.weight", pattern) for part in PARTS), pattern
     assert not is_of_other_part("model.layers.0.self_attn.q_proj") and not is_of_other_part(

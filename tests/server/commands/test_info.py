@@ -17,6 +17,7 @@ from executors.contract import ConfigError, ExecutorConfig, ExecutorMemoryConfig
 from executors.llm.executor import LlmExecutor
 from executors.llm.memory import kv_cache
 from executors.llm.memory.cgroup import MemoryLimit
+from executors.llm.model.caches import kv_group
 from executors.llm.tools import describe
 from executors.tiny import weights_dir
 from server.commands import info as verb
@@ -57,7 +58,7 @@ def agree(facts: dict[str, Any], real: Any) -> None:
     assert facts["parameters"] == real.info.num_parameters
     assert facts["loaded_bytes"] == real.source.parameter_bytes
     assert facts["dtype"] == real.info.dtype and facts["device"] == real.info.device
-    spec = real.source.model.kv_spec
+    spec = kv_group(real.source.model)
     assert facts["kv"]["bytes_per_token"] == spec.bytes_per_token()
     windowed = [window for window in spec.windows if window is not None]
     assert sum(one["layers"] for one in facts["kv"]["windows"]) == len(windowed)

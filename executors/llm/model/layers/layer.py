@@ -1,44 +1,94 @@
-"""The parameters of one decoder block."""
+"""`Layer`: a mixer and a feed-forward, each with norms around it and a residual."""
 
 from __future__ import annotations
 
 import torch
 
+from executors.llm.model.caches import LayerMemory
 from executors.llm.model.config import DecoderConfig, LayerConfig
-from executors.llm.model.layers.modules import Experts, Mlp, Norm
+from executors.llm.model.layers.attention import Attention
+from executors.llm.model.layers.base import LayerStep
+from executors.llm.model.layers.kinds import FEED_FORWARDS, MIXERS
+from executors.llm.model.layers.norms import Norm
 from executors.llm.model.linear import Linear
+from executors.llm.model.places import Named
 
 
 class Layer:
-    """One block's parameters."""
+    """x + norm(mixer(norm(x))), then the same with the feed-forward. The family's names say which norms there are."""
 
     def __init__(
         self, config: DecoderConfig, layer: LayerConfig, dtype: torch.dtype, device: torch.device
     ) -> None:
-        family, hidden = config.family, config.hidden_size
+        names = config.family.names
 
-        def norm(name: str, size: int = hidden) -> Norm | None:
-            return Norm(family.norm, size, config.norm_eps, dtype, device) if name else None
+        def norm(name: str) -> Norm | None:
+            if not name:
+                return None
+            return Norm(config.family.stream.norm, config.hidden_size, config.norm_eps, dtype, device)
 
         self.config = layer
-        self.attn_norm = norm(family.names.attn_norm)
-        self.attn_post_norm = norm(family.names.attn_post_norm)
-        self.mlp_norm = norm(family.names.mlp_norm)
-        self.mlp_post_norm = norm(family.names.mlp_post_norm)
-        self.qkv = Linear(config.q_size + 2 * config.kv_size, hidden, config.qkv_bias, dtype, device)
-        self.o = Linear(hidden, config.q_size, config.o_bias, dtype, device)
-        self.mlp: Mlp | Experts = (
-            Experts(config, dtype, device)
-            if layer.sparse
-            else Mlp(config, config.intermediate_size, config.mlp_bias, dtype, device)
-        )
-        # Over heads, queries and keys are normed in one call: a row of weights per head, the same for all of a kind.
-        heads = config.num_heads + config.num_kv_heads
-        per_head, full = family.qk_norm == "head", family.qk_norm == "full"
-        self.qk_norm = torch.empty(heads, config.head_dim, dtype=dtype, device=device) if per_head else None
-        self.q_norm = norm(family.names.q_norm if full else "", config.q_size)
-        self.k_norm = norm(family.names.k_norm if full else "", config.kv_size)
+        self.names = names
+        self.residual_scale = config.residual_scale
+        self.attn_norm = norm(names.attn_norm)
+        self.attn_post_norm = norm(names.attn_post_norm)
+        self.mlp_norm = norm(names.mlp_norm)
+        self.mlp_post_norm = norm(names.mlp_post_norm)
+        self.mixer = MIXERS[layer.mixer](config, layer, dtype, device)
+        self.feed_forward = FEED_FORWARDS[layer.feed_forward](config, layer, dtype, device)
+
+    @property
+    def attention(self) -> Attention:
+        """The mixer of a layer with attention."""
+        assert isinstance(self.mixer, Attention)
+        return self.mixer
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """Linear layers that can be packed."""
+        return *self.mixer.linears, *self.feed_forward.linears
 
     def adapted_linears(self) -> tuple[Linear, ...]:
         """The linear layers that LoRA adapters may change: qkv, o, and of an MLP without experts gate and up, and down."""
-        return (self.qkv, self.o, *(self.mlp.linears if isinstance(self.mlp, Mlp) else ()))
+        return *self.mixer.adapted, *self.feed_forward.adapted
+
+    def memory(self) -> LayerMemory | None:
+        """Return what the layer keeps between steps."""
+        return self.mixer.memory()
+
+    def tensors(self) -> Named:
+        """Yield the places of the checkpoint's tensors: matrices, then norms."""
+        names = self.names
+        yield from self.mixer.tensors()
+        yield from self.feed_forward.tensors()
+        norms = (
+            (self.attn_norm, names.attn_norm),
+            (self.attn_post_norm, names.attn_post_norm),
+            (self.mlp_norm, names.mlp_norm),
+            (self.mlp_post_norm, names.mlp_post_norm),
+        )
+        for norm, name in norms:
+            if norm is not None:
+                yield from norm.places(name)
+        yield from self.mixer.norms()
+        yield from self.feed_forward.norms()
+
+    def head_norms(self) -> tuple[str, ...]:
+        """Return which names belong to tensors that are broadcast over heads."""
+        return *self.mixer.head_norms(), *self.feed_forward.head_norms()
+
+    def be_steady(self) -> None:
+        """See `Decoder.be_steady`."""
+        self.mixer.be_steady()
+        self.feed_forward.be_steady()
+
+    def forward(self, x: torch.Tensor, step: LayerStep) -> torch.Tensor:
+        """[T, hidden] -> [T, hidden]."""
+        out = self.mixer.forward(x if self.attn_norm is None else self.attn_norm(x), step)
+        x = x + self._scaled(out if self.attn_post_norm is None else self.attn_post_norm(out))
+        out = self.feed_forward.forward(x if self.mlp_norm is None else self.mlp_norm(x), step)
+        return x + self._scaled(out if self.mlp_post_norm is None else self.mlp_post_norm(out))
+
+    def _scaled(self, out: torch.Tensor) -> torch.Tensor:
+        """Scale the output of a sublayer before it is added to the residual stream."""
+        return out if self.residual_scale == 1.0 else out * self.residual_scale

@@ -8,7 +8,7 @@ import torch
 
 from executors.llm.attention import cpu_attention
 from executors.llm.attention.cpu_attention import SPLIT, supports
-from executors.llm.model.api import KvSpec
+from executors.llm.model.caches import KvSpec
 from tests.executors.kernels.steps import Sequences
 from tests.executors.kernels.steps import spec as wide_spec
 from tests.executors.llm.attention.test_cpu_attention import (

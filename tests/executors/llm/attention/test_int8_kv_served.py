@@ -19,6 +19,7 @@ from executors.contract import (
 )
 from executors.llm.checkpoint import loader
 from executors.llm.executor import LlmExecutor
+from executors.llm.model.caches import kv_group
 from executors.llm.tools.describe import describe
 from executors.tiny import weights_dir
 from tests.executors.checkpoints import write_checkpoint
@@ -79,7 +80,7 @@ def _spec(path: Path) -> Any:
     from executors.llm.model.decoder import Decoder
 
     decoder = Decoder(read_config(path), torch.float32, torch.device("meta"))
-    return replace(decoder.kv_spec, device=torch.device("cpu"))
+    return replace(kv_group(decoder), device=torch.device("cpu"))
 
 
 async def test_the_same_memory_holds_nearly_twice_the_tokens() -> None:

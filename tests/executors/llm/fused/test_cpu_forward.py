@@ -20,6 +20,7 @@ from executors.llm.fused import cpu_forward
 from executors.llm.kernel_choice import fuse
 from executors.llm.memory.kv_cache import KvCache
 from executors.llm.model.api import ForwardInput
+from executors.llm.model.caches import kv_group
 from executors.llm.model.config import read_config
 from executors.llm.model.decoder import Decoder
 from executors.llm.step_arrays import StepArrays
@@ -89,7 +90,7 @@ class Runner:
     def __init__(self, decoder: Decoder, isa: str | None, threads: int = 1, sequences: int = 4) -> None:
         self.decoder = decoder
         self.attention = TorchAttention() if isa is None else CpuAttention(isa, threads)
-        self.cache = KvCache(decoder.kv_spec, sequences * 16, BLOCK)
+        self.cache = KvCache(kv_group(decoder), sequences * 16, BLOCK)
         blocks = np.random.default_rng(0).permutation(sequences * 16)
         self.tables = blocks.astype(np.int32).reshape(sequences, 16)
         self.tokens = np.random.default_rng(1).integers(0, decoder.config.vocab_size, (sequences, 64))

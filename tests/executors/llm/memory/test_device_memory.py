@@ -22,7 +22,7 @@ from executors.llm.gpu.full_steps import full_steps
 from executors.llm.memory import device_memory as seam
 from executors.llm.memory.device_memory import CONTEXT_BYTES, CudaMemory, device_memory, look, margin
 from executors.llm.memory.kv_cache import KvPlan
-from executors.llm.model.api import KvSpec
+from executors.llm.model.caches import KvSpec
 from executors.llm.step import unified
 from executors.llm.tools import describe
 from tests.executors.llm.devices import GIB, WEIGHTS, Device, Once
@@ -65,7 +65,7 @@ class Sizing:
         context = changes.pop("context", LENGTH)
         self.config = replace(LIMITS, memory=ExecutorMemoryConfig(**memory), **changes)
         info = SimpleNamespace(max_model_len=self.config.max_model_len or context)
-        source: Any = SimpleNamespace(model=SimpleNamespace(kv_spec=SPEC), info=info)
+        source: Any = SimpleNamespace(model=SimpleNamespace(cache_specs=(SPEC,)), info=info)
         self.made: list[Made] = []
         self.pauses: list[float] = []
         self.while_paused: Callable[[], None] = lambda: None
@@ -394,7 +394,7 @@ def test_the_verb_reckons_by_the_same_rule(monkeypatch: pytest.MonkeyPatch) -> N
     device = Device(total=80 * GIB, others=8 * GIB, used=0)
     monkeypatch.setattr(describe, "CudaMemory", lambda asked: device)
     spec = replace(SPEC, device=torch.device("cuda"))
-    sketch: Any = SimpleNamespace(model=SimpleNamespace(kv_spec=spec), parameter_bytes=WEIGHTS)
+    sketch: Any = SimpleNamespace(model=SimpleNamespace(cache_specs=(spec,)), parameter_bytes=WEIGHTS)
     for share in (0.3, 1.0):
         chosen = replace(LIMITS, memory=ExecutorMemoryConfig(gpu_memory_utilization=share))
         free, part = describe.free_after_loading(chosen, sketch, None)

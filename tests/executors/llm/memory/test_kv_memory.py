@@ -23,7 +23,7 @@ from executors.contract import (
 from executors.llm.memory import kv_cache
 from executors.llm.memory.cgroup import MemoryLimit, resident_bytes
 from executors.llm.memory.kv_cache import KvCache, on_demand, plan_kv
-from executors.llm.model.api import KvSpec
+from executors.llm.model.caches import KvSpec
 from tests.executors.llm.driver import start
 
 MIB = 1 << 20

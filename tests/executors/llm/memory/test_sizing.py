@@ -20,7 +20,7 @@ def source(vocabulary: int = 1000, per_token: int = 10_000, device: str = "cpu")
     spec = SimpleNamespace(device=torch.device(device))
     info = SimpleNamespace(logits_width=vocabulary, max_model_len=2048)
     return SimpleNamespace(
-        model=SimpleNamespace(kv_spec=spec), info=info, activation_bytes_per_token=per_token,
+        model=SimpleNamespace(cache_specs=(spec,)), info=info, activation_bytes_per_token=per_token,
         adapter_bytes_per_rank=MIB,
     )  # fmt: skip
 

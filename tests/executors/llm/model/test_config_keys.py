@@ -10,7 +10,8 @@ import pytest
 from executors.contract import ConfigError
 from executors.llm.model.config import DecoderConfig, parse_config
 from executors.llm.model.config_keys import ELSEWHERE, read_keys
-from executors.llm.model.families import FAMILIES, Family
+from executors.llm.model.families import FAMILIES
+from executors.llm.model.family import Family
 
 HARMLESS = {
     "special tokens, which the tokenizer's side reads": ("bos_token_id", "eos_token_id", "pad_token_id"),
@@ -90,7 +91,7 @@ def _of(family: Family, inner: dict[str, Any], outer: dict[str, Any] | None = No
 def _other(family: Family, key: str, base: dict[str, Any]) -> Any:
     if key == "tie_word_embeddings":
         return not family.defaults.get(key, False)
-    if key == "rope_parameters" and family.local_theta:
+    if key == "rope_parameters" and family.attention.local_theta:
         return {"full_attention": {"rope_theta": 77.0}}
     if key in OTHER:
         return OTHER[key]

@@ -18,7 +18,7 @@ from executors.llm.model.cuts import Cut
 from executors.llm.model.decoder import Decoder
 from executors.llm.model.fp8 import Fp8Plan
 from executors.llm.model.linear import StoredFormat
-from executors.llm.parallel.decoder import ParallelDecoder
+from executors.llm.parallel.rank_decoder import RankDecoder
 from executors.llm.parallel.shard import Shard, plan_shard
 from tests.executors.checkpoints import QWEN3, write_config
 from tests.executors.llm.parallel.test_logits import BIASES, MOE, OLMO2
@@ -85,7 +85,7 @@ def test_a_ranks_decoder_has_room_for_its_parts(
     for sizes in ((2, 1), (1, 2), (3, 1), (2, 2)):
         for rank in range(sizes[0] * sizes[1]):
             shard = plan_shard(config, ParallelConfig(*sizes, rank), stored, quantization)
-            decoder = ParallelDecoder(shard, None, torch.float32, torch.device("meta"))
+            decoder = RankDecoder(shard, None, torch.float32, torch.device("meta"))
             for name, place in decoder.places().items():
                 cut, size = shard.cuts.get(name), tuple(place.tensor.shape)
                 of_whole = tuple(whole.places()[name].tensor.shape)

@@ -9,6 +9,7 @@ import pytest
 
 from executors.contract import OptimizationConfig, ParallelConfig, replace
 from executors.llm.checkpoint.loader import load_model
+from executors.llm.model.caches import kv_group
 from executors.llm.parallel.ranks import Ranks
 from executors.llm.tools.describe import describe
 from tests.executors.checkpoints import QWEN3, write_checkpoint
@@ -37,9 +38,9 @@ def test_info_knows_what_each_rank_loads(
     ]
     facts: dict[str, Any] = describe(asked)
     assert [rank["loaded_bytes"] for rank in facts["ranks"]] == [one.parameter_bytes for one in ranks]
-    kv = [one.model.kv_spec.bytes_per_token() for one in ranks]
+    kv = [kv_group(one.model).bytes_per_token() for one in ranks]
     assert [rank["kv_bytes_per_token"] for rank in facts["ranks"]] == kv
-    assert sum(kv) == alone.model.kv_spec.bytes_per_token()
+    assert sum(kv) == kv_group(alone.model).bytes_per_token()
     assert max(one.parameter_bytes for one in ranks) < 0.8 * alone.parameter_bytes
     assert all(one.info == alone.info for one in ranks), "the model's facts are those of the whole"
     assert (

@@ -1,4 +1,4 @@
-"""`ParallelDecoder`: the part of a decoder that one rank has, which asks the other ranks for what it lacks."""
+"""`RankDecoder`: the part of a decoder that one rank has, which asks the other ranks for what it lacks."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 
 from executors.kernels.cpu import BLOCK, CpuKernels
-from executors.llm.model import parameters as naming
 from executors.llm.model.api import ForwardInput
 from executors.llm.model.config import DecoderConfig
 from executors.llm.model.decoder import Decoder
 from executors.llm.model.fp8 import Fp8Plan
+from executors.llm.model.layers.experts import Experts
 from executors.llm.model.layers.layer import Layer
-from executors.llm.model.layers.modules import Experts
+from executors.llm.model.layers.mlp import Mlp
 from executors.llm.model.linear import Linear, Packing, StoredFormat
+from executors.llm.model.places import Place
 from executors.llm.parallel.ranks import Ranks
 from executors.llm.parallel.shard import Shard
-from executors.llm.row_loras import RowAdapters
+from executors.llm.parallel.share import RankShare
 
 
-class ParallelDecoder(Decoder):
+class RankDecoder(Decoder):
     """Hidden states are the same on all ranks of a stage, after every sublayer. Only the first stage has logits; on others
     `logits` are zeros, and hidden states those of the stage's last layer."""
 
@@ -38,6 +39,7 @@ class ParallelDecoder(Decoder):
         self.cuts = shard.cuts
         self.elsewhere = shard.elsewhere
         self.first_layer = shard.first_layer
+        self.share = RankShare(shard, lambda: self.ranks)
 
         def sized(decoder: Decoder, index: int, layer: Layer) -> None:
             self._give_whole_inputs(layer)
@@ -50,10 +52,10 @@ class ParallelDecoder(Decoder):
         """Make the second matrices whose input is joined, which have the columns of all ranks."""
         hidden = self.config.hidden_size
         if self.shard.attention == "join":
-            layer.o = Linear(hidden, self.whole.q_size, self.config.o_bias, self.dtype, self.device)
-        if self.shard.mlp == "join" and not isinstance(layer.mlp, Experts):
+            layer.attention.o = Linear(hidden, self.whole.q_size, self.config.o_bias, self.dtype, self.device)
+        if self.shard.mlp == "join" and isinstance(layer.feed_forward, Mlp):
             inner = self.whole.intermediate_size
-            layer.mlp.down = Linear(hidden, inner, self.config.mlp_bias, self.dtype, self.device)
+            layer.feed_forward.down = Linear(hidden, inner, self.config.mlp_bias, self.dtype, self.device)
 
     @property
     def ranks(self) -> Ranks:
@@ -70,7 +72,7 @@ class ParallelDecoder(Decoder):
         """See `Decoder`; of the whole model."""
         return self.shard.num_parameters
 
-    def places(self) -> dict[str, naming.Place]:
+    def places(self) -> dict[str, Place]:
         """See `Decoder`; only what this rank has."""
         found = super().places()
         if self.shard.is_first:
@@ -89,12 +91,12 @@ class ParallelDecoder(Decoder):
     def packing(self, quantization: str | None) -> Iterator[tuple[Linear, Packing]]:
         """See `Decoder`. The whole matrix says whether its columns are no multiple of 32."""
         odd = set()
+        kinds = [layer.feed_forward for layer in self.layers]
         if self.whole.intermediate_size % BLOCK:
-            odd = {id(layer.mlp.down) for layer in self.layers if not isinstance(layer.mlp, Experts)}
+            odd = {id(one.down) for one in kinds if isinstance(one, Mlp)}
         moe = self.whole.moe
         if moe is not None and moe.intermediate_size % BLOCK:
-            mixed = [layer.mlp for layer in self.layers if isinstance(layer.mlp, Experts)]
-            odd |= {id(expert.down) for experts in mixed for expert in experts.experts}
+            odd |= {id(expert.down) for one in kinds if isinstance(one, Experts) for expert in one.experts}
         for linear, how in super().packing(quantization):
             yield linear, Packing("int8", how.gated) if how.kind == "int4" and id(linear) in odd else how
 
@@ -123,51 +125,6 @@ class ParallelDecoder(Decoder):
                 return x
             x = self.ranks.take_over(x)
         return super()._finished(x)
-
-    def _norm_qk(self, layer: Layer, qkv: torch.Tensor) -> torch.Tensor:
-        """Norms over all heads: the ranks add up their squares."""
-        if layer.q_norm is None or layer.k_norm is None or self.shard.attention == "whole":
-            return super()._norm_qk(layer, qkv)
-        c = self.config
-        q, k, v = qkv.split((c.q_size, c.kv_size, c.kv_size), -1)
-        squares = torch.stack([part.float().square().sum(-1) for part in (q, k)], -1)
-        squares = self.ranks.sum(squares)
-        sizes = squares.new_tensor([self.whole.q_size, self.whole.kv_size * self.shard.kv_copies])
-        factors = torch.rsqrt(squares / sizes + c.norm_eps)
-        normed = [
-            (part.float() * factors[:, i : i + 1]).to(part.dtype) * norm.weight
-            for i, (part, norm) in enumerate(((q, layer.q_norm), (k, layer.k_norm)))
-        ]
-        return torch.cat((*normed, v), -1)
-
-    def _project(self, layer: Layer, out: torch.Tensor, adapters: RowAdapters | None) -> torch.Tensor:
-        if self.shard.attention == "whole":
-            return super()._project(layer, out, adapters)
-        joined = self.shard.attention == "join"
-        return self._second(layer.o, out, adapters, self.shard.head_widths if joined else None)
-
-    def _mlp(self, layer: Layer, x: torch.Tensor, adapters: RowAdapters | None) -> torch.Tensor:
-        mlp = layer.mlp
-        if isinstance(mlp, Experts):
-            out = mlp(x, adapters)
-            return out if self.shard.experts == "whole" else self.ranks.sum(out).to(x.dtype)
-        if self.shard.mlp == "whole":
-            return mlp(x, adapters)
-        joined = self.shard.mlp == "join"
-        inside = mlp.inside(x, adapters)
-        return self._second(mlp.down, inside, adapters, self.shard.inner_widths if joined else None)
-
-    def _second(
-        self, linear: Linear, x: torch.Tensor, adapters: RowAdapters | None, widths: tuple[int, ...] | None
-    ) -> torch.Tensor:
-        """Compute a sublayer's second matrix: from all columns of `widths` if given, else as a sum over ranks."""
-        if widths is not None:
-            x = self.ranks.join(x, widths)
-        extra = None if adapters is None else adapters.extra(linear, x)
-        if widths is not None:
-            return linear(x, extra)
-        # Rounded once, after the sum.
-        return self.ranks.sum(linear.wide(x, extra)).to(x.dtype)
 
     # -- logits ----------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,30 @@
+"""What a model whose layers have states is not served with yet. Every refusal names the setting."""
+
+from __future__ import annotations
+
+from executors.contract.config import ExecutorConfig
+from executors.contract.errors import ConfigError
+from executors.llm.model.caches import HasCaches, state_group
+
+NOTE = "layers with a state per sequence: no prefix is shared between prompts, and no drafts are verified"
+"""What the executor's notes say of such a model."""
+
+
+def refuse_states(model: HasCaches, config: ExecutorConfig) -> None:
+    """Raise ConfigError for a setting that does not work with states, if the model has some. Does nothing for other models."""
+    spec = state_group(model)
+    if spec is None:
+        return
+    if spec.device.type != "cpu":
+        raise ConfigError(
+            f"device {config.device}: layers with a state per sequence run on a CPU only; take cpu"
+        )
+    if config.parallel.world_size > 1:
+        raise ConfigError(
+            "tensor_parallel_size, pipeline_parallel_size: layers with a state per sequence are not cut; take 1 for both"
+        )
+    if config.optimization.draft_model:
+        raise ConfigError(
+            "draft_model: a draft cannot be taken back from a state per sequence, which the model's or the draft model's "
+            "layers have; leave draft_model out"
+        )

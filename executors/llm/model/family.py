@@ -1,0 +1,180 @@
+"""`Family`: the differences between one family of decoder-only models and the others, in four records.
+
+    names           what a checkpoint calls its tensors, and how it stores them
+    attention       heads, scores, windows and rotation of the layers with attention
+    feed_forward    the activation, biases and experts
+    stream          what runs through the layers: embeddings, norms, residuals, logits
+
+A field is a constant or the name of the field of `config.json` that holds it. Rows are in `families.py`; `config.py` reads a
+checkpoint's configuration by them. No torch here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+Switch = bool | str
+"""True, False, or the name of a boolean field of config.json (a missing field means False)."""
+NormKind = Literal["rms", "rms1", "layer"]
+"""RMS norm; RMS norm that stores its weight minus one and is computed in fp32 (Gemma); LayerNorm with bias."""
+WindowRule = Literal["", "all", "alternate", "pattern", "tail", "nope"]
+"""Rule for layers with a sliding window if `layer_types` is missing: none; all; the even ones; all but every n-th (the field
+`sliding_window_pattern`); those from `max_window_layers` on; those without rotation."""
+
+_LAYER: Final = "model.layers.{i}."
+
+
+@dataclass(frozen=True, slots=True)
+class TensorNames:
+    """Checkpoint names, without `.weight` or `.bias`; `{i}` is the layer's index, `{e}` the expert's. Empty: the tensor does
+    not exist.
+
+    `qkv` and `gate_up` name merged tensors and replace `q`, `k`, `v` and `gate`, `up`.
+    """
+
+    embed: str = "model.embed_tokens"
+    positions: str = ""
+    """Learned position embeddings; a family that has them has no rotary embeddings."""
+    final_norm: str = "model.norm"
+    lm_head: str = "lm_head"
+    classifier: str = "score"
+    """Head of a model with labels in place of a vocabulary."""
+    attn_norm: str = _LAYER + "input_layernorm"
+    attn_post_norm: str = ""
+    """Norm of the output of attention, before it is added."""
+    qkv: str = ""
+    q: str = _LAYER + "self_attn.q_proj"
+    k: str = _LAYER + "self_attn.k_proj"
+    v: str = _LAYER + "self_attn.v_proj"
+    o: str = _LAYER + "self_attn.o_proj"
+    q_norm: str = _LAYER + "self_attn.q_norm"
+    k_norm: str = _LAYER + "self_attn.k_norm"
+    mlp_norm: str = _LAYER + "post_attention_layernorm"
+    mlp_post_norm: str = ""
+    gate_up: str = ""
+    gate: str = _LAYER + "mlp.gate_proj"
+    """Gate projection; empty: the MLP is up, activation, down, without a gate."""
+    up: str = _LAYER + "mlp.up_proj"
+    down: str = _LAYER + "mlp.down_proj"
+    router: str = _LAYER + "mlp.gate"
+    expert_gate: str = _LAYER + "mlp.experts.{e}.gate_proj"
+    expert_up: str = _LAYER + "mlp.experts.{e}.up_proj"
+    expert_down: str = _LAYER + "mlp.experts.{e}.down_proj"
+
+    transposed: bool = False
+    """True if linear weights are stored as [in, out]."""
+    other_parts: tuple[str, ...] = ()
+    """Patterns of tensors that belong to the other parts of a nested checkpoint."""
+
+    @property
+    def beginning(self) -> str:
+        """Common prefix of all names except the head's."""
+        return self.embed[: self.embed.index(".") + 1]
+
+    @property
+    def layer(self) -> str:
+        """Common prefix of the names of a layer's tensors, which kinds of layers put before names of their own."""
+        return self.o[: self.o.index("{i}.") + len("{i}.")]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionTraits:
+    """Attention: heads, scores, what a token sees, and positions."""
+
+    qk_norm: Literal["", "head", "full"] = ""
+    """RMS norm of queries and keys before rotation: over head_dim of each head, or over all heads together."""
+    qkv_bias: Switch = False
+    o_bias: Switch = False
+    score_multiplier: str = ""
+    """Field with the factor of the scores."""
+    query_scale: str = ""
+    """Field whose square root divides the scores, instead of the square root of head_dim."""
+    attn_softcap: str = ""
+    """Field with the bound c of c * tanh(score / c)."""
+    window: WindowRule = ""
+    window_switch: Switch = True
+    rotated: str = ""
+    """Field with one integer per layer: 0 for a layer without rotation."""
+    local_theta: str = ""
+    """Field with the rope theta of sliding layers; rope scaling does not apply to them then."""
+    theta: float = 10_000.0
+    """Rope theta if config.json names none."""
+    partial_rotary: bool = False
+    """True if the family reads `partial_rotary_factor`."""
+    original_positions: int | None = None
+    """Default of `original_max_position_embeddings`; None: the rope object holds it."""
+    stretched_positions: bool = False
+    """True if `max_position_embeddings` is the length after scaling, for every kind of rope."""
+    rope_kinds: tuple[str, ...] = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+    rope_aliases: Mapping[str, str] = field(default_factory=dict)
+    """Other names for kinds of rope."""
+
+
+@dataclass(frozen=True, slots=True)
+class FeedForwardTraits:
+    """The feed-forward: an MLP, or experts in all or some layers."""
+
+    mlp_bias: Switch = False
+    activation: str = "hidden_act"
+    """Field that names the activation."""
+    activations: tuple[str, ...] = ("silu",)
+    """Supported values of the activation field; the first is the default."""
+    experts: str = ""
+    """Kind of the layers with experts, see `layers/kinds.py`; empty: there are none."""
+    normalized: Switch = "norm_topk_prob"
+    """True if the weights of a token's experts are scaled to sum to 1."""
+    sparse_layers: bool = False
+    """True if `mlp_only_layers` and `decoder_sparse_step` select the layers with experts; otherwise all layers have experts."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamTraits:
+    """What runs through the layers: embeddings, norms, residuals and logits."""
+
+    norm: NormKind = "rms"
+    norm_eps: str = "rms_norm_eps"
+    """Field that holds the norms' epsilon."""
+    embed_scaled: bool = False
+    """True if embeddings are multiplied by the square root of hidden_size."""
+    embed_multiplier: str = ""
+    """Field with the factor of the embeddings, used instead of `embed_scaled`."""
+    residual_multiplier: str = ""
+    """Field with the factor of the outputs of attention and MLP, applied before they are added."""
+    logits_divisor: str = ""
+    """Field with the divisor of the logits."""
+    final_softcap: str = ""
+    """Field with the bound c of c * tanh(logit / c)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A family: its names, how its config.json is read, the kinds of its layers, and the four records."""
+
+    name: str
+    architectures: tuple[str, ...]
+    """Values of `architectures` in config.json."""
+    body: str
+    """Value of `architectures` for the model without a head."""
+    model_types: tuple[str, ...]
+    """Values of `model_type`."""
+    names: TensorNames = field(default_factory=TensorNames)
+    attention: AttentionTraits = field(default_factory=AttentionTraits)
+    feed_forward: FeedForwardTraits = field(default_factory=FeedForwardTraits)
+    stream: StreamTraits = field(default_factory=StreamTraits)
+    mixers: Mapping[str, str] = field(default_factory=dict)
+    """Kinds of mixers (see `layers/kinds.py`) by values of `layer_types`, where some layers have no attention."""
+    sizes: tuple[str, ...] = ()
+    """Fields with natural numbers that kinds of layers need beside those of every decoder, see `DecoderConfig.sizes`."""
+    nested: str = ""
+    """Field that holds the decoder's fields if the checkpoint contains more than the decoder; its other parts are not
+    loaded."""
+    fields: Mapping[str, str] = field(default_factory=dict)
+    """Map from the usual name of a field in config.json to this family's name."""
+    nullable: tuple[str, ...] = ()
+    """Fields that null switches off although their default is not null."""
+    defaults: Mapping[str, object] = field(default_factory=dict)
+    """Values of fields that checkpoints of the family omit."""
+    only: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+    """Fields that must be missing or have one of these values, because other values are not implemented."""

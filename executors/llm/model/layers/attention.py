@@ -1,0 +1,105 @@
+"""`Attention`: softmax attention over paged KV, with grouped heads, norms of queries and keys, rotation and windows.
+
+q, k and v form one linear layer, which makes fewer and larger calls. The runner passes in the attention over the cache as
+`attend`, which knows where the keys and values of sequences are stored.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from executors.llm.model.caches import LayerKv, LayerMemory
+from executors.llm.model.config import DecoderConfig, LayerConfig
+from executors.llm.model.layers.base import LayerStep, Sublayer
+from executors.llm.model.layers.norms import Norm
+from executors.llm.model.linear import Linear
+from executors.llm.model.places import Named, Place, of_linear
+from executors.llm.model.rope import rotate
+
+
+class Attention(Sublayer):
+    """The mixer of all families today. See `Sublayer`."""
+
+    def __init__(
+        self, config: DecoderConfig, layer: LayerConfig, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        family, hidden, names = config.family, config.hidden_size, config.family.names
+        self.config = config
+        self.window = layer.window
+        self.rope = layer.rope
+        self.qkv = Linear(config.q_size + 2 * config.kv_size, hidden, config.qkv_bias, dtype, device)
+        self.o = Linear(hidden, config.q_size, config.o_bias, dtype, device)
+        # Over heads, queries and keys are normed in one call: a row of weights per head, the same for all of a kind.
+        heads = config.num_heads + config.num_kv_heads
+        per_head, full = family.attention.qk_norm == "head", family.attention.qk_norm == "full"
+        self.qk_norm = torch.empty(heads, config.head_dim, dtype=dtype, device=device) if per_head else None
+
+        def norm(name: str, size: int) -> Norm | None:
+            return Norm(family.stream.norm, size, config.norm_eps, dtype, device) if full and name else None
+
+        self.q_norm = norm(names.q_norm, config.q_size)
+        self.k_norm = norm(names.k_norm, config.kv_size)
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """See `Sublayer`."""
+        return self.qkv, self.o
+
+    @property
+    def adapted(self) -> tuple[Linear, ...]:
+        """See `Sublayer`."""
+        return self.qkv, self.o
+
+    def memory(self) -> LayerMemory:
+        """See `Sublayer`."""
+        c = self.config
+        return LayerKv(c.num_heads, c.num_kv_heads, c.head_dim, c.score_scale, c.attn_softcap, self.window)
+
+    def tensors(self) -> Named:
+        """See `Sublayer`."""
+        c, names = self.config, self.config.family.names
+        if names.qkv:
+            yield from of_linear(self.qkv, (names.qkv, c.q_size + 2 * c.kv_size))
+        else:
+            yield from of_linear(self.qkv, (names.q, c.q_size), (names.k, c.kv_size), (names.v, c.kv_size))
+        yield from of_linear(self.o, (names.o, c.hidden_size))
+
+    def norms(self) -> Named:
+        """See `Sublayer`. Over heads, a norm is a [heads, head_dim] block here."""
+        names = self.config.family.names
+        if self.q_norm is not None:
+            yield from self.q_norm.places(names.q_norm)
+        if self.k_norm is not None:
+            yield from self.k_norm.places(names.k_norm)
+        if self.qk_norm is not None:
+            yield f"{names.q_norm}.weight", Place(self.qk_norm[: self.config.num_heads])
+            yield f"{names.k_norm}.weight", Place(self.qk_norm[self.config.num_heads :])
+
+    def head_norms(self) -> tuple[str, ...]:
+        """See `Sublayer`."""
+        names = self.config.family.names
+        return () if self.qk_norm is None else (f"{names.q_norm}.weight", f"{names.k_norm}.weight")
+
+    def forward(self, x: torch.Tensor, step: LayerStep) -> torch.Tensor:
+        """See `Sublayer`."""
+        c, adapters, share = self.config, step.inputs.adapters, step.share
+        qkv = self.qkv(x, None if adapters is None else adapters.extra(self.qkv, x))
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k, v = qkv.split((c.q_size, c.kv_size, c.kv_size), -1)
+            qkv = torch.cat((*share.normed((self.q_norm, self.k_norm), (q, k)), v), -1)
+        heads = qkv.view(-1, c.num_heads + 2 * c.num_kv_heads, c.head_dim)
+        qk, v = heads[:, : -c.num_kv_heads], heads[:, -c.num_kv_heads :]
+        if self.qk_norm is not None:
+            qk = self.norm_heads(qk, self.qk_norm)
+        if self.rope is not None:
+            qk = rotate(qk, step.rotary[self.rope])
+        out = step.inputs.attend(self.cache_index, qk[:, : c.num_heads], qk[:, c.num_heads :], v)
+        return share.product(self.o, out.reshape(-1, c.q_size), adapters, "attention")
+
+    def norm_heads(self, qk: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """RMS norm of [T, heads, head_dim] over head_dim; `weight` [heads, head_dim]."""
+        size, eps = (self.config.head_dim,), self.config.norm_eps
+        if self.config.family.stream.norm == "rms1":
+            return (F.rms_norm(qk.float(), size, None, eps) * (weight.float() + 1.0)).to(qk.dtype)
+        return F.rms_norm(qk, size, None, eps) * weight

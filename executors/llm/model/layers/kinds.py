@@ -1,0 +1,18 @@
+"""The tables of kinds: each name that a family's row may give a layer's mixer or feed-forward, and what makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from executors.llm.model.config import DecoderConfig, LayerConfig
+from executors.llm.model.layers.attention import Attention
+from executors.llm.model.layers.base import Sublayer
+from executors.llm.model.layers.experts import layer_experts
+from executors.llm.model.layers.mlp import dense_mlp
+
+MakeSublayer = Callable[[DecoderConfig, LayerConfig, torch.dtype, torch.device], Sublayer]
+
+MIXERS: dict[str, MakeSublayer] = {"attention": Attention}
+FEED_FORWARDS: dict[str, MakeSublayer] = {"mlp": dense_mlp, "experts": layer_experts}

@@ -1,0 +1,102 @@
+"""`Mlp`: the feed-forward of dense layers, and of each expert."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from executors.llm.model.config import DecoderConfig, LayerConfig
+from executors.llm.model.layers.activations import ACTIVATIONS, STEADY_ACTIVATIONS
+from executors.llm.model.layers.base import LayerStep, PackingPlan, Sublayer
+from executors.llm.model.linear import Linear, Packing
+from executors.llm.model.places import Named, of_linear
+from executors.llm.row_loras import RowAdapters
+
+
+@dataclass(frozen=True, slots=True)
+class MlpNames:
+    """Names of an MLP's tensors, see `TensorNames`."""
+
+    gate_up: str
+    gate: str
+    up: str
+    down: str
+
+
+class Mlp(Sublayer):
+    """down(act(gate(x)) * up(x)), or down(act(up(x))) if the family has no gate. Gate and up are one linear layer."""
+
+    def __init__(
+        self, config: DecoderConfig, inner: int, bias: bool, dtype: torch.dtype, device: torch.device,
+        names: MlpNames | None = None,
+    ) -> None:  # fmt: skip
+        """`names`: of its tensors; None for those of a dense layer."""
+        family = config.family.names
+        self.names = names or MlpNames(family.gate_up, family.gate, family.up, family.down)
+        self.gated = bool(family.gate)
+        self.inner = inner
+        self.activation = config.activation
+        self.act = ACTIVATIONS[config.activation]
+        self.gate_up = Linear((2 if self.gated else 1) * inner, config.hidden_size, bias, dtype, device)
+        self.down = Linear(config.hidden_size, inner, bias, dtype, device)
+
+    def __call__(self, x: torch.Tensor, adapters: RowAdapters | None = None) -> torch.Tensor:
+        """[T, hidden] -> [T, hidden]."""
+        inside = self.inside(x, adapters)
+        return self.down(inside, None if adapters is None else adapters.extra(self.down, inside))
+
+    def inside(self, x: torch.Tensor, adapters: RowAdapters | None = None) -> torch.Tensor:
+        """Compute what `down` gets: [T, hidden] -> [T, inner]."""
+        extra = None if adapters is None else adapters.extra(self.gate_up, x)
+        inner = self.gate_up.gated(x, self.activation, extra) if self.gated else None
+        if inner is None:
+            inner = self.gate_up(x, extra)
+            if self.gated:
+                gate, up = inner.chunk(2, -1)
+                inner = self.act(gate) * up
+            else:
+                inner = self.act(inner)
+        return inner
+
+    def be_steady(self) -> None:
+        """Make a row's result the same in any batch, bit for bit. Costs a few extra passes if torch computes the activation."""
+        self.act = STEADY_ACTIVATIONS[self.activation]
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """See `Sublayer`."""
+        return self.gate_up, self.down
+
+    @property
+    def adapted(self) -> tuple[Linear, ...]:
+        """See `Sublayer`."""
+        return self.gate_up, self.down
+
+    def tensors(self) -> Named:
+        """See `Sublayer`."""
+        names = self.names
+        if names.gate_up:
+            yield from of_linear(self.gate_up, (names.gate_up, 2 * self.inner))
+        elif self.gated:
+            yield from of_linear(self.gate_up, (names.gate, self.inner), (names.up, self.inner))
+        else:
+            yield from of_linear(self.gate_up, (names.up, self.inner))
+        yield from of_linear(self.down, (names.down, -1))
+
+    def packing(self, plan: PackingPlan) -> Iterator[tuple[Linear, Packing]]:
+        """See `Sublayer`."""
+        gated = self.gated and plan.fused and not self.gate_up.turns_output
+        yield self.gate_up, Packing(plan.kind, gated=gated)
+        yield self.down, Packing(plan.kind)
+
+    def forward(self, x: torch.Tensor, step: LayerStep) -> torch.Tensor:
+        """See `Sublayer`."""
+        adapters = step.inputs.adapters
+        return step.share.product(self.down, self.inside(x, adapters), adapters, "mlp")
+
+
+def dense_mlp(config: DecoderConfig, layer: LayerConfig, dtype: torch.dtype, device: torch.device) -> Mlp:
+    """Make the MLP of a dense layer."""
+    return Mlp(config, config.intermediate_size, config.mlp_bias, dtype, device)

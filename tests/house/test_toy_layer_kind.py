@@ -279,7 +279,7 @@ async def test_the_engine_serves_it_without_sharing(toy: Path, weights: Weights)
 def test_settings_without_support_are_refused_by_name(toy: Path) -> None:
     model, settings = load_model(config(toy), lambda *report: None).model, config(toy)
     parallel = ParallelConfig(tensor_parallel_size=2)
-    with pytest.raises(ConfigError, match="tensor_parallel_size.*kind running_average"):
+    with pytest.raises(ConfigError, match=r"tensor_parallel_size.*kind running_average"):
         plan_shard(read_config(toy), parallel, {}, None)
     with pytest.raises(ConfigError, match="draft_model"):
         refuse_states(

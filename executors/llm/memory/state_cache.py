@@ -47,14 +47,6 @@ class StateCache:
         """Bytes of all slots."""
         return self.num_slots * self.spec.bytes_per_slot()
 
-    def forget(self, slot: int) -> None:
-        """Another sequence begins in the slot: it must begin at position 0."""
-        self.num_tokens[slot] = 0
-
-    def clear(self) -> None:
-        """Forget every sequence."""
-        self.num_tokens[:] = 0
-
     def check(self, batch: UnifiedBatch) -> None:
         """Raise InvalidInput for drafts, and for an item that neither begins at position 0 nor continues where its state ends."""
         if self._trusts:

@@ -166,8 +166,6 @@ class UnifiedRunner:
     def clear(self) -> None:
         """Forget every sequence."""
         self.slots.clear()
-        if self.runner.states is not None:
-            self.runner.states.clear()
         self.shapers.clear()
         self.grammars.clear()
         self._pooled_sums.clear()
@@ -179,8 +177,6 @@ class UnifiedRunner:
     def _begin(self, start: SequenceStart) -> None:
         slot = start.slot
         self._pooled_sums.pop(slot, None)
-        if self.runner.states is not None:
-            self.runner.states.forget(slot)
         self._samples[slot] = start.sampling is not None and start.pooling is None
         if start.sampling is not None:
             self.sampling.set(slot, start.sampling)

@@ -10,6 +10,7 @@ import torch
 
 from executors.contract import ExecutorConfig, OptimizationConfig
 from executors.llm.memory import sizing
+from executors.llm.model.caches import KvSpec
 from tests.executors.llm.driver import start
 
 MIB = 1 << 20
@@ -17,7 +18,7 @@ MIB = 1 << 20
 
 def source(vocabulary: int = 1000, per_token: int = 10_000, device: str = "cpu") -> Any:
     """As much of a loaded model as sizing looks at."""
-    spec = SimpleNamespace(device=torch.device(device))
+    spec = KvSpec(2, 4, 2, 64, torch.float32, torch.device(device), 0.125, None, (None, None))
     info = SimpleNamespace(logits_width=vocabulary, max_model_len=2048)
     return SimpleNamespace(
         model=SimpleNamespace(cache_specs=(spec,)), info=info, activation_bytes_per_token=per_token,

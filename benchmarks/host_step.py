@@ -29,8 +29,8 @@ from executors.contract.batch import SamplingParams, SequenceStart, TableUpdates
 from executors.llm.attention.backend import AttentionBackend
 from executors.llm.attention.key_pieces import PieceRule
 from executors.llm.executor import LlmExecutor
-from executors.llm.gpu.unified import DeviceUnifiedRunner
 from executors.llm.memory.kv_cache import KvCache
+from executors.llm.step.launched.steps import DeviceUnifiedRunner
 from executors.llm.step.pending_steps import PendingStep
 from tests.gpu.device_fakes import IdleDevice, PagedTorch
 

@@ -57,16 +57,14 @@ from executors.contract import (
 )
 from executors.contract.stats import StepStats
 from executors.kernels import compiler
+from executors.llm.assembly.device_sizing import DeviceSizing
+from executors.llm.assembly.parts import step_device, unified_runner
 from executors.llm.attention.backend import AttentionBackend
 from executors.llm.checkpoint.draft import load_draft
 from executors.llm.checkpoint.loader import load_model
 from executors.llm.faults import step_fault
 from executors.llm.finite import explained
-from executors.llm.gpu.assembly import step_device, unified_runner
-from executors.llm.gpu.device_sizing import DeviceSizing
-from executors.llm.gpu.graphs import StepDevice
-from executors.llm.gpu.unified import DeviceUnifiedRunner
-from executors.llm.kernel_choice import choose_adapters, choose_attention, fuse
+from executors.llm.kernel_support.kernel_choice import choose_adapters, choose_attention, fuse
 from executors.llm.lora.table import AdapterTable
 from executors.llm.memory import sizing
 from executors.llm.memory.cgroup import PressureGauge, cpu_threads
@@ -80,9 +78,11 @@ from executors.llm.sampling.grammar import GrammarCompiler
 from executors.llm.spec.companion import DraftCompanion
 from executors.llm.step.direct import DirectRunner
 from executors.llm.step.idle import IdleWork
+from executors.llm.step.launched.graphs import StepDevice
+from executors.llm.step.launched.steps import DeviceUnifiedRunner
 from executors.llm.step.pending_steps import StepQueue
+from executors.llm.step.pipeline import UnifiedRunner
 from executors.llm.step.runner import ModelRunner
-from executors.llm.step.unified import UnifiedRunner
 
 Load = Callable[[ProgressCallback], LoadedModel]
 _NO_HEAD = "this model has no lm_head: it computes hidden states and no logits"

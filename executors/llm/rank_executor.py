@@ -1,7 +1,7 @@
 """`RankExecutor`: the `LlmExecutor` of one rank of a tensor-parallel or pipeline-parallel model.
 
 All ranks get the same calls in the same order. They meet before anything is loaded, agree on the sizes of steps and KV, and end
-together. See `parallel/unified.py` for a step.
+together. See `parallel/stages.py` for a step.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from executors.llm.memory.device_memory import DeviceMemory
 from executors.llm.memory.kv_cache import KvCache, KvPlan
 from executors.llm.model.api import LoadedModel
 from executors.llm.parallel.ranks import Ranks
-from executors.llm.parallel.unified import ParallelUnifiedRunner
+from executors.llm.parallel.stages import ParallelUnifiedRunner
 from executors.llm.sampling.grammar import GrammarCompiler
 from executors.llm.step.direct import DirectItem, DirectResult, DirectRunner, NoTokenSampled
 from executors.llm.step.runner import ModelRunner

@@ -34,8 +34,8 @@ from executors.llm.model.api import LoadedModel
 from executors.llm.spec.companion import DraftCompanion
 from executors.llm.step.direct import DirectRunner
 from executors.llm.step.pace import MOST_TOKENS, MOST_TOKENS_ON_DEVICE, measure_pace
+from executors.llm.step.pipeline import UnifiedRunner
 from executors.llm.step.runner import ModelRunner
-from executors.llm.step.unified import UnifiedRunner
 
 _DRAFT_PAST = 32
 """Context length at which the draft model is timed, in tokens."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from executors.contract import ConfigError, ExecutorStatus
 from executors.llm.executor import LlmExecutor
-from executors.llm.kernel_choice import fuse
+from executors.llm.kernel_support.kernel_choice import fuse
 from executors.llm.memory.kv_cache import KvCache
 from executors.llm.model.api import DecoderOnlyLLM, LoadedModel
 from executors.qwen3 import FAMILY

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from executors.llm import kernel_choice
+from executors.llm.kernel_support import kernel_choice
 
 Tensor = torch.Tensor
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import torch
 
-from executors.llm import kernel_choice
 from executors.llm.attention.backend import AttentionBackend
 from executors.llm.attention.check import LIMITS, Problem
 from executors.llm.attention.library import Unsuitable
 from executors.llm.attention.plain_torch import TorchAttention
+from executors.llm.kernel_support import kernel_choice
 from executors.llm.model.caches import KvSpec
 
 BLOCK_SIZES = {"torch": 16, "triton": 16, "flash-attn": 16, "flash-attn 2": 256, "varlen": 256}

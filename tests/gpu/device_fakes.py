@@ -22,9 +22,9 @@ from executors.llm.attention.packed import StepMeta
 from executors.llm.attention.plain_torch import TorchAttention
 from executors.llm.executor import LlmExecutor
 from executors.llm.factory import LlmFactory
-from executors.llm.gpu.inputs import StepBuffer
-from executors.llm.gpu.unified import DeviceUnifiedRunner
 from executors.llm.memory.kv_cache import KvCache
+from executors.llm.step.launched.inputs import StepBuffer
+from executors.llm.step.launched.steps import DeviceUnifiedRunner
 from executors.llm.step_arrays import StepArrays
 from executors.qwen3.executor import Qwen3ModelExecutor
 

@@ -28,10 +28,7 @@ from executors.kernels.triton.lora import add_lora
 from executors.llm.attention.triton_attention import TritonAttention, piece_rule
 from executors.llm.checkpoint.device_layers import keep, keep_head
 from executors.llm.checkpoint.fp8_layers import hold
-from executors.llm.gpu.graphs import MIXED_TOKENS, adapted_shapes, decode_shapes, mixed_shapes
-from executors.llm.gpu.inputs import DeviceStep, DeviceTables, StepShape, num_words
-from executors.llm.gpu.program import DeviceProgram
-from executors.llm.kernel_choice import fuse
+from executors.llm.kernel_support.kernel_choice import fuse
 from executors.llm.lora.device import DeviceWeights
 from executors.llm.memory.kv_cache import KvCache
 from executors.llm.model.caches import kv_group
@@ -42,6 +39,9 @@ from executors.llm.model.layers.experts import Experts
 from executors.llm.model.layers.mlp import Mlp
 from executors.llm.model.linear import StoredFormat
 from executors.llm.sampling.triton_sampler import TritonSampler
+from executors.llm.step.launched.graphs import MIXED_TOKENS, adapted_shapes, decode_shapes, mixed_shapes
+from executors.llm.step.launched.inputs import DeviceStep, DeviceTables, StepShape, num_words
+from executors.llm.step.launched.program import DeviceProgram
 from executors.llm.step.runner import ModelRunner
 
 HOPPER = GPUTarget("cuda", 90, 32)

@@ -29,7 +29,7 @@ from executors.llm.attention.library import Unsuitable, over
 from executors.llm.attention.plain_torch import TorchAttention
 from executors.llm.attention.varlen import Varlen
 from executors.llm.factory import LlmFactory
-from executors.llm.kernel_choice import choose_attention
+from executors.llm.kernel_support.kernel_choice import choose_attention
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.kernels.steps import Sequences, spec
 from tests.gpu import backend_battery

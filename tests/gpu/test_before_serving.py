@@ -16,13 +16,13 @@ import torch
 
 from executors.contract.errors import ConfigError
 from executors.llm.checkpoint import loader
-from executors.llm.gpu.graphs import AT_START, CudaDevice, decode_shapes
-from executors.llm.gpu.inputs import StepShape
-from executors.llm.gpu.program import DeviceProgram
 from executors.llm.memory.kv_cache import KvCache
 from executors.llm.model.caches import KvSpec
 from executors.llm.sampling import draw
 from executors.llm.sampling.sampler import SamplingRows, sample
+from executors.llm.step.launched.graphs import AT_START, CudaDevice, decode_shapes
+from executors.llm.step.launched.inputs import StepShape
+from executors.llm.step.launched.program import DeviceProgram
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.llm.driver import Driver, config
 from tests.gpu.device_fakes import FakeDevice, FakeDeviceExecutor

@@ -16,7 +16,13 @@ import torch
 from executors.llm.attention.check import LIMITS
 from executors.llm.attention.packed import StepMeta
 from executors.llm.attention.triton_attention import TritonAttention
-from executors.llm.gpu.kernel_check import SPLITS, border_lengths, border_problem, in_splits, split_error
+from executors.llm.kernel_support.kernel_check import (
+    SPLITS,
+    border_lengths,
+    border_problem,
+    in_splits,
+    split_error,
+)
 from tests.executors.kernels.steps import spec
 
 pytestmark = pytest.mark.long

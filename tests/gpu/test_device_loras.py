@@ -28,8 +28,11 @@ from executors.kernels.lora_tiles import FEW_ROWS, LoraMatrix, LoraTiles, tile_r
 from executors.kernels.triton import lora, stored
 from executors.kernels.triton.lora import splits_of
 from executors.llm.executor import LlmAdapterExecutor, LlmExecutor
-from executors.llm.gpu import kernel_check
-from executors.llm.gpu.graphs import (
+from executors.llm.kernel_support import kernel_check
+from executors.llm.lora.device import DeviceWeights, add_by_torch
+from executors.llm.lora.host import HostWeights
+from executors.llm.lora.loaded import LoadedAdapter
+from executors.llm.step.launched.graphs import (
     ADAPTED_ROWS,
     AT_START,
     CLOSE_TO,
@@ -40,11 +43,8 @@ from executors.llm.gpu.graphs import (
     fits,
     mixed_shapes,
 )
-from executors.llm.gpu.inputs import StepShape
-from executors.llm.gpu.unified import DeviceUnifiedRunner
-from executors.llm.lora.device import DeviceWeights, add_by_torch
-from executors.llm.lora.host import HostWeights
-from executors.llm.lora.loaded import LoadedAdapter
+from executors.llm.step.launched.inputs import StepShape
+from executors.llm.step.launched.steps import DeviceUnifiedRunner
 from executors.lora import PackedAdapter, pack
 from executors.testing.conformance import CASES, run_case
 from tests.executors.checkpoints import write_checkpoint
@@ -96,7 +96,7 @@ class Sized(OnDevice):
 @pytest.fixture(autouse=True)
 def _few_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A capture computes a step three times: those that are captured at the start are not all needed."""
-    monkeypatch.setattr("executors.llm.gpu.unified.AT_START", 0)
+    monkeypatch.setattr("executors.llm.step.launched.steps.AT_START", 0)
 
 
 @pytest.fixture

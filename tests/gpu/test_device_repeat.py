@@ -14,11 +14,11 @@ from executors.contract import InvalidInput
 from executors.contract.batch import SamplingParams, UnifiedBatch
 from executors.llm.attention.key_pieces import PieceRule
 from executors.llm.executor import LlmExecutor
-from executors.llm.gpu import repeat
-from executors.llm.gpu.inputs import StepBuffer, StepShape, Tail, layout, num_words
-from executors.llm.gpu.repeat import MOVING, STAYING, RepeatedStep
-from executors.llm.gpu.unified import DeviceUnifiedRunner
 from executors.llm.sampling.shaped_slots import Following, ShapedSlots
+from executors.llm.step.launched import repeat
+from executors.llm.step.launched.inputs import StepBuffer, StepShape, Tail, layout, num_words
+from executors.llm.step.launched.repeat import MOVING, STAYING, RepeatedStep
+from executors.llm.step.launched.steps import DeviceUnifiedRunner
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.llm.driver import GREEDY, Driver, Sequence, config
 from tests.gpu.device_fakes import FakeDevice, FakeDeviceExecutor, IdleDevice

@@ -12,7 +12,7 @@ import torch
 from executors.contract import OutOfMemory
 from executors.contract.batch import SamplingParams
 from executors.contract.config import ExecutorMemoryConfig
-from executors.llm.gpu.unified import DeviceUnifiedRunner
+from executors.llm.step.launched.steps import DeviceUnifiedRunner
 from tests.executors.checkpoints import QWEN3, write_checkpoint
 from tests.executors.llm.devices import Device, Once
 from tests.executors.llm.driver import GREEDY, Driver, config, start

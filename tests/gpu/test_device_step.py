@@ -13,7 +13,11 @@ from executors.contract import InvalidInput, Skipped, StepFailed, noise
 from executors.contract.batch import SamplingParams
 from executors.llm.attention.packed import StepMeta
 from executors.llm.executor import LlmExecutor
-from executors.llm.gpu.inputs import (
+from executors.llm.memory.kv_cache import KvCache
+from executors.llm.sampling.columns import SamplingColumns
+from executors.llm.sampling.device_sampler import TorchDeviceSampler
+from executors.llm.sampling.sampler import SamplingRows, sample
+from executors.llm.step.launched.inputs import (
     BufferRing,
     DeviceStep,
     DeviceTables,
@@ -24,10 +28,6 @@ from executors.llm.gpu.inputs import (
     result_views,
     result_words,
 )
-from executors.llm.memory.kv_cache import KvCache
-from executors.llm.sampling.columns import SamplingColumns
-from executors.llm.sampling.device_sampler import TorchDeviceSampler
-from executors.llm.sampling.sampler import SamplingRows, sample
 from executors.process.client import RemoteExecutor
 from executors.process.inline import InlineExecutor
 from tests.engine import harness
@@ -198,7 +198,7 @@ async def test_a_failed_step_with_one_behind_it(
             patch.setattr(inner.unified.program, "run", fail)
         else:
             patch.setattr(LateEvent, "query", fail)
-            patch.setattr("executors.llm.gpu.inputs.BufferRing._free", lambda buffer: None)
+            patch.setattr("executors.llm.step.launched.inputs.BufferRing._free", lambda buffer: None)
         found = await asyncio.gather(
             *(executor.unified_decode(batch) for batch in batches), return_exceptions=True
         )
@@ -265,7 +265,7 @@ async def test_an_engine_with_two_steps_out_gives_what_it_gives_with_one(path: P
 async def test_steps_of_more_table_changes_than_there_is_room_for(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("executors.llm.gpu.unified._CHANGES", 0)
+    monkeypatch.setattr("executors.llm.step.launched.steps._CHANGES", 0)
     ours, theirs = await faked(path, FakeDevice()), await plain(path)
     while ours.unified.capture_next():
         pass

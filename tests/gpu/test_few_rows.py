@@ -32,8 +32,8 @@ from executors.llm.executor import LlmExecutor
 from executors.llm.fused import few_rows
 from executors.llm.fused.few_rows import FewRows
 from executors.llm.fused.triton_forward import TritonForward
-from executors.llm.gpu import kernel_check
-from executors.llm.kernel_choice import fuse
+from executors.llm.kernel_support import kernel_check
+from executors.llm.kernel_support.kernel_choice import fuse
 from executors.llm.model.decoder import Decoder
 from executors.llm.model.fp8 import Fp8Weight
 from executors.llm.model.layers.activations import ACTIVATIONS
@@ -397,7 +397,7 @@ async def test_steps_of_few_tokens_in_graphs(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Graphs of one, two and four rows, the last one with a row of padding, give what torch gives."""
-    monkeypatch.setattr("executors.llm.gpu.unified.AT_START", 0)
+    monkeypatch.setattr("executors.llm.step.launched.steps.AT_START", 0)
     path = write_checkpoint(tmp_path / "model", {**FAMILIES[family], "max_position_embeddings": 64})
     ours, theirs = await started(path, OnTriton), await started(path, LlmExecutor)
     tokens = Counter[bool]()
@@ -447,7 +447,7 @@ async def test_nodes_of_a_layer(
     few: bool, rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a graph of so many sequences, the last that was captured, whose padding lies ready: what a second layer adds."""
-    monkeypatch.setattr("executors.llm.gpu.unified.AT_START", 0)
+    monkeypatch.setattr("executors.llm.step.launched.steps.AT_START", 0)
     if not few:
         monkeypatch.setattr(few_rows, "why_not", lambda decoder: "not now")
     found = []

@@ -16,7 +16,8 @@ from executors.contract.config import ExecutorAttentionConfig, OptimizationConfi
 from executors.contract.status import ExecutorState
 from executors.llm.attention.key_pieces import PieceRule
 from executors.llm.executor import LlmExecutor
-from executors.llm.gpu.graphs import (
+from executors.llm.step.idle import IdleWork
+from executors.llm.step.launched.graphs import (
     AT_START,
     MISSES,
     MIXED_TOKENS,
@@ -30,7 +31,6 @@ from executors.llm.gpu.graphs import (
     fits,
     mixed_shapes,
 )
-from executors.llm.step.idle import IdleWork
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.llm.driver import Driver, config
 from tests.gpu.device_fakes import FakeDevice, FakeDeviceExecutor, FakeQwen3, PagedTorch
@@ -121,7 +121,7 @@ async def test_triton_kernels_in_graphs(tmp_path: Path, monkeypatch: pytest.Monk
     """With the kernels interpreted: padding computes nothing, keys are in several pieces, tables are as wide as they can be."""
     from executors.llm.attention import triton_attention
 
-    monkeypatch.setattr("executors.llm.gpu.unified.AT_START", 0)
+    monkeypatch.setattr("executors.llm.step.launched.steps.AT_START", 0)
     monkeypatch.setattr(triton_attention, "piece_rule", lambda *given: PieceRule(4, 1, least=2))
     small = {
         **SMALL, "num_hidden_layers": 1, "max_position_embeddings": 64, "num_attention_heads": 2, "num_key_value_heads": 1,
@@ -316,7 +316,7 @@ async def test_a_capture_that_finds_no_memory_is_tried_again(
     graphs, device, unified = executor.unified.graphs, executor.device, executor.unified
     assert graphs is not None and device is not None
     now = [1000.0]
-    monkeypatch.setattr("executors.llm.gpu.graphs.monotonic", lambda: now[0])
+    monkeypatch.setattr("executors.llm.step.launched.graphs.monotonic", lambda: now[0])
     device.broken = "CUDA error: out of memory"
     smallest = graphs.missing
     assert unified.capture_next() and unified.capture_wait == STARVED_S and graphs.missing == smallest

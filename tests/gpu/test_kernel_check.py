@@ -12,6 +12,7 @@ import torch
 
 from executors.contract.errors import ConfigError
 from executors.kernels import triton_build
+from executors.llm.assembly.parts import device_sampler
 from executors.llm.attention import triton_attention
 from executors.llm.attention.check import fault
 from executors.llm.attention.key_pieces import PieceRule
@@ -19,9 +20,8 @@ from executors.llm.attention.plain_torch import TorchAttention
 from executors.llm.attention.triton_attention import TritonAttention
 from executors.llm.fused import triton_experts
 from executors.llm.fused.triton_forward import TritonForward
-from executors.llm.gpu import fp8_support, kernel_check
-from executors.llm.gpu.assembly import device_sampler
-from executors.llm.kernel_choice import choose_attention, fuse
+from executors.llm.kernel_support import fp8_support, kernel_check
+from executors.llm.kernel_support.kernel_choice import choose_attention, fuse
 from executors.llm.model.config import parse_config
 from executors.llm.model.decoder import Decoder
 from executors.llm.sampling import triton_sampler

@@ -17,7 +17,7 @@ from executors.llm.attention.library import LibraryAttention, PackedLibraryAtten
 from executors.llm.attention.packed import PackedAttention, StepMeta
 from executors.llm.executor import LlmExecutor
 from executors.llm.fused.triton_forward import PagedAttend, TritonForward
-from executors.llm.kernel_choice import choose_attention
+from executors.llm.kernel_support.kernel_choice import choose_attention
 from executors.llm.memory.kv_cache import KvCache
 from executors.llm.model.caches import KvSpec
 from tests.executors.checkpoints import write_checkpoint
@@ -152,7 +152,7 @@ if DEVICE.type == "cpu":  # with a GPU kernels are not interpreted, and the fake
     ) -> None:
         """By graphs, and one by one where there is none; two steps out."""
         monkeypatch.setattr(executors.llm.executor, "fuse", lambda attention, model: None)
-        monkeypatch.setattr("executors.llm.gpu.graphs.MIXED_TOKENS", (16,))
+        monkeypatch.setattr("executors.llm.step.launched.graphs.MIXED_TOKENS", (16,))
         path = write_checkpoint(tmp_path / "model", {**SMALL, "num_hidden_layers": 1})
         settings = config(path, max_num_seqs=8)
         ours, theirs = Executor.from_config(settings), LlmExecutor.from_config(settings)

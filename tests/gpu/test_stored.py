@@ -14,7 +14,7 @@ from executors.kernels.device_layouts import LAYOUTS, DeviceRows, table_of, wide
 from executors.kernels.triton import stored
 from executors.llm.checkpoint.device_blocks import device_rows
 from executors.llm.checkpoint.loader import load_model
-from executors.llm.gpu import kernel_check, stored_support
+from executors.llm.kernel_support import kernel_check, stored_support
 from executors.llm.model.stored_weight import StoredWeight
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.gguf_files import converted_checkpoint, prepared, sizes, write_gguf

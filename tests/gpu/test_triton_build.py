@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from executors.kernels import triton_build
-from executors.llm import kernel_choice
 from executors.llm.attention.library import LibraryAttention, Unsuitable, over
-from executors.llm.gpu import fp8_support
+from executors.llm.kernel_support import fp8_support, kernel_choice
 from executors.llm.model.caches import KvSpec
 
 SPEC = KvSpec(

@@ -14,9 +14,9 @@ import torch
 
 from executors.llm.attention.key_pieces import PieceRule
 from executors.llm.attention.packed import StepMeta
-from executors.llm.gpu.graphs import StepFacts, decode_shapes, fits, mixed_shapes
-from executors.llm.gpu.inputs import StepShape
 from executors.llm.memory.kv_cache import KvCache
+from executors.llm.step.launched.graphs import StepFacts, decode_shapes, fits, mixed_shapes
+from executors.llm.step.launched.inputs import StepShape
 from tests.gpu.device_fakes import FakeDeviceExecutor, PagedTorch
 from tools.gpu_check import check_agreement_bf16 as part
 from tools.gpu_check import shapes

@@ -55,7 +55,7 @@ def test_the_first_and_the_last_of_a_log_are_kept(size: int) -> None:
 
 def test_all_warnings_are_kept_wherever_they_are() -> None:
     said = [
-        b"executor: WARNING executors.llm.kernel_choice: attention: triton is not used: x",
+        b"executor: WARNING executors.llm.kernel_support.kernel_choice: attention: triton is not used: x",
         b"  /a/b.py:3: UserWarning: the old way",
         b"[W1125 10:00:00.000 CUDAGraph.cpp:1] something",
         b"warning: no debug information",

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from executors.llm.gpu.inputs import StepBuffer
+from executors.llm.step.launched.inputs import StepBuffer
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.llm.driver import Driver, config
 from tests.gpu.device_fakes import FakeDeviceExecutor

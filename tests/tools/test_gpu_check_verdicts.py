@@ -168,8 +168,8 @@ def test_a_peer_that_takes_too_long_is_not_run(monkeypatch: pytest.MonkeyPatch) 
 def test_the_executors_own_notes_are_those_that_are_wanted() -> None:
     """What they say is written where they are made: a change of words there must be met here."""
     from executors.llm.attention.backend import TRITON
-    from executors.llm.gpu.graphs import StepGraphs
     from executors.llm.sampling.triton_sampler import TritonSampler
+    from executors.llm.step.launched.graphs import StepGraphs
 
     graphs: Any = SimpleNamespace(_graphs={1: 1}, shapes=(1,), failure="", wait=0.0)
     captured = StepGraphs.note.fget(graphs)  # type: ignore[attr-defined]

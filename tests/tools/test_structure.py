@@ -23,11 +23,11 @@ def test_circles(imports: dict[str, list[str]], expected: list[list[str]]) -> No
 
 def test_rooms() -> None:
     folders = frozenset(
-        {"server", "server.http", "executors.llm", "executors.llm.gpu", "executors.kernels.triton"}
+        {"server", "server.http", "executors.llm", "executors.llm.step", "executors.kernels.triton"}
     )
     assert room_of("server.http.errors", folders) == "server.http" == room_of("server.http", folders)
     assert room_of("server.cli", folders) == "server.cli"
-    assert room_of("executors.llm.gpu.graphs", folders) == "executors.llm.gpu"
+    assert room_of("executors.llm.step.launched.graphs", folders) == "executors.llm.step"
     assert room_of("executors.llm.executor", folders) == "executors.llm.executor"
     assert room_of("executors.kernels.triton.tile", folders) == "executors.kernels"
 

@@ -24,12 +24,12 @@ import torch
 
 from executors.contract import ExecutorConfig, SampledToken, SamplingParams
 from executors.llm.executor import LlmExecutor
-from executors.llm.gpu.graphs import Graph, StepFacts, StepGraphs
-from executors.llm.gpu.inputs import StepShape
-from executors.llm.gpu.unified import DeviceUnifiedRunner
 from executors.llm.memory.kv_cache import KvPlan
 from executors.llm.model.api import LoadedModel
 from executors.llm.runtime import ExecutorRuntime
+from executors.llm.step.launched.graphs import Graph, StepFacts, StepGraphs
+from executors.llm.step.launched.inputs import StepShape
+from executors.llm.step.launched.steps import DeviceUnifiedRunner
 from executors.testing.driver import DrivenSequence, Driver, Feed
 from tools.gpu_check import serving, shapes
 from tools.gpu_check.part_process import Found

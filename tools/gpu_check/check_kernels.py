@@ -23,8 +23,8 @@ from executors.kernels.triton.few_rows import MOST_ROWS, FewRowsWorkspace, added
 from executors.kernels.triton.norms import rms_norm
 from executors.kernels.triton.rotary import rotate_and_store
 from executors.kernels.triton.stored import matmul
-from executors.llm.gpu import kernel_check
-from executors.llm.kernel_choice import choose_attention
+from executors.llm.kernel_support import kernel_check
+from executors.llm.kernel_support.kernel_choice import choose_attention
 from executors.llm.memory.kv_cache import KvCache
 from executors.llm.model.caches import KvSpec
 from executors.llm.step_arrays import StepArrays

@@ -18,10 +18,10 @@ import torch
 from executors.contract import ExecutorConfig
 from executors.llm.executor import LlmExecutor
 from executors.llm.factory import LlmFactory
-from executors.llm.gpu.unified import DeviceUnifiedRunner
 from executors.llm.memory.kv_cache import KvPlan
 from executors.llm.model.api import LoadedModel
 from executors.llm.runtime import ExecutorRuntime
+from executors.llm.step.launched.steps import DeviceUnifiedRunner
 
 NAME = f"{__name__}:ProfiledFactory"
 FOLDER = "GPU_CHECK_PROFILE"

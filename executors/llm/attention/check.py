@@ -4,7 +4,7 @@ blocks against the formula in float32.
 Libraries have given wrong results without an error where paging, sequences of different lengths and splits of keys are
 combined, so a chosen library is checked first: prompt chunks beside decode steps, then decode steps alone, then the longest
 sequence alone. Cohort's own kernels are checked with the same problem and reported in the same words: see
-`gpu/kernel_check.py`.
+`kernel_support/kernel_check.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A step's data for attention, as tensors on its device, and the interface to backends that read it there.
 
 A backend that implements `PackedAttention` sends nothing itself: its data is part of the step's one copy to the device
-(`gpu/inputs.py`), at the same place in every step of a shape, as a captured graph requires.
+(`step/launched/inputs.py`), at the same place in every step of a shape, as a captured graph requires.
 """
 
 from __future__ import annotations

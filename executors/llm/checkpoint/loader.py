@@ -31,7 +31,7 @@ from executors.llm.checkpoint.weights import (
     stored_formats,
 )
 from executors.llm.fused import cpu_forward
-from executors.llm.gpu import fp8_support, stored_support
+from executors.llm.kernel_support import fp8_support, stored_support
 from executors.llm.memory.cgroup import memory_limit
 from executors.llm.memory.kv_cache import plan_kv
 from executors.llm.memory.sizing import Claim

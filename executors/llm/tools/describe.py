@@ -21,14 +21,14 @@ import torch
 from executors.contract.config import ExecutorConfig
 from executors.contract.errors import ConfigError
 from executors.kernels.cpu import CpuKernels, packed_bytes
+from executors.llm.assembly.device_sizing import graph_bytes
 from executors.llm.checkpoint import loader
 from executors.llm.checkpoint.claims import refuse_claim
 from executors.llm.checkpoint.files import Checkpoint, index_path
 from executors.llm.checkpoint.fp8_layers import hold
 from executors.llm.checkpoint.weights import check_load, embedding_stays, lacks, settle_config
 from executors.llm.factory import LlmFactory
-from executors.llm.gpu.device_sizing import graph_bytes
-from executors.llm.kernel_choice import choose_attention
+from executors.llm.kernel_support.kernel_choice import choose_attention
 from executors.llm.memory import sizing
 from executors.llm.memory.cgroup import memory_limit, resident_bytes
 from executors.llm.memory.device_memory import CONTEXT_BYTES, CudaMemory, Room, look, margin

@@ -17,7 +17,7 @@ from executors.kernels import compiler
 from executors.kernels.compiler import library, usable_isas
 from executors.kernels.cpu import cpu_kernels
 from executors.llm.attention.plain_torch import TorchAttention
-from executors.llm.kernel_choice import choose_attention
+from executors.llm.kernel_support.kernel_choice import choose_attention
 from tests.executors.kernels.steps import Sequences, spec
 from tests.executors.llm.driver import Driver, start
 

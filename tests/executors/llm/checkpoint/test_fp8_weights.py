@@ -19,7 +19,7 @@ from executors.contract.config import ExecutorAttentionConfig, ExecutorMemoryCon
 from executors.llm.checkpoint.loader import kv_dtype
 from executors.llm.executor import LlmExecutor
 from executors.llm.factory import LlmFactory
-from executors.llm.gpu.fp8_support import why_not
+from executors.llm.kernel_support.fp8_support import why_not
 from executors.llm.model.fp8 import E4M3, GROUP, Fp8Weight, quantized, widened
 from executors.llm.model.quantization import Fp8Scheme, parse_quantization
 from executors.llm.tools.describe import describe
@@ -375,7 +375,7 @@ def test_which_gpus_multiply_e4m3(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name if triton else None)
     monkeypatch.setattr(
-        "executors.llm.gpu.fp8_support._fault", lambda device: None
+        "executors.llm.kernel_support.fp8_support._fault", lambda device: None
     )  # kernels are tried on the device
     device = torch.device("cuda")
     why = why_not(device, backend, blocks)

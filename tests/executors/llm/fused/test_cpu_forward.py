@@ -17,7 +17,7 @@ from executors.llm.attention.plain_torch import TorchAttention
 from executors.llm.checkpoint.loader import activation_bytes
 from executors.llm.checkpoint.weights import load_weights
 from executors.llm.fused import cpu_forward
-from executors.llm.kernel_choice import fuse
+from executors.llm.kernel_support.kernel_choice import fuse
 from executors.llm.memory.kv_cache import KvCache
 from executors.llm.model.api import ForwardInput
 from executors.llm.model.caches import kv_group

@@ -15,15 +15,15 @@ import torch
 from executors.contract.batch import SamplingParams, UnifiedBatch
 from executors.contract.config import ExecutorConfig, ExecutorMemoryConfig
 from executors.contract.errors import ConfigError, OutOfMemory, Unavailable
+from executors.llm.assembly import device_sizing
+from executors.llm.assembly.device_sizing import ATTEMPTS, PROFILE_TOKENS, DeviceSizing, graph_bytes
+from executors.llm.assembly.full_steps import full_steps
 from executors.llm.executor import LlmExecutor
-from executors.llm.gpu import device_sizing
-from executors.llm.gpu.device_sizing import ATTEMPTS, PROFILE_TOKENS, DeviceSizing, graph_bytes
-from executors.llm.gpu.full_steps import full_steps
 from executors.llm.memory import device_memory as seam
 from executors.llm.memory.device_memory import CONTEXT_BYTES, CudaMemory, device_memory, look, margin
 from executors.llm.memory.kv_cache import KvPlan
 from executors.llm.model.caches import KvSpec
-from executors.llm.step import unified
+from executors.llm.step import pipeline as unified
 from executors.llm.tools import describe
 from tests.executors.llm.devices import GIB, WEIGHTS, Device, Once
 from tests.executors.llm.driver import Driver, config, start

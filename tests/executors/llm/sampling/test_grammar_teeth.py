@@ -13,7 +13,7 @@ from executors.llm.executor import LlmAdapterExecutor, LlmExecutor
 from executors.llm.sampling import slot_grammars
 from executors.llm.sampling.grammar import GrammarCompiler, GrammarState, Mask
 from executors.llm.sampling.slot_grammars import SlotGrammars
-from executors.llm.step.unified import UnifiedRunner
+from executors.llm.step.pipeline import UnifiedRunner
 from executors.testing import conformance_grammars
 from executors.testing.conformance import CASES, Nonconformance, run_case
 from tests.executors.grammar_tokenizers import write_tokenizer

@@ -12,7 +12,7 @@ from executors.contract.status import Pace
 from executors.llm.executor import LlmExecutor
 from executors.llm.runtime import ExecutorRuntime
 from executors.llm.step.pace import MOST_TOKENS_ON_DEVICE, measure_pace
-from executors.llm.step.unified import UnifiedRunner
+from executors.llm.step.pipeline import UnifiedRunner
 from tests.executors.llm.driver import Driver, config, start
 
 

@@ -29,8 +29,8 @@ from executors.llm.faults import step_fault
 from executors.llm.parallel.ranks import Ranks
 from executors.llm.sampling.grammar import GrammarCompiler
 from executors.llm.sampling.slot_grammars import ItemMasks
+from executors.llm.step.pipeline import SampledRows, UnifiedRunner
 from executors.llm.step.runner import ModelRunner
-from executors.llm.step.unified import SampledRows, UnifiedRunner
 from executors.llm.step_arrays import StepArrays
 
 _FAULTS: tuple[type[ExecutorError], ...] = (InvalidInput, Unsupported, StepFailed, OutOfMemory)

@@ -8,8 +8,8 @@ import numpy as np
 
 from executors.contract.batch import ItemOutput, UnifiedOutput
 from executors.contract.errors import ItemFault
-from executors.llm.gpu.inputs import StepBuffer, host_results
 from executors.llm.sampling.device_logprobs import Wanted
+from executors.llm.step.launched.inputs import StepBuffer, host_results
 
 
 class PendingDeviceStep:

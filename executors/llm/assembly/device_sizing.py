@@ -21,12 +21,12 @@ from executors.contract.config import ExecutorConfig
 from executors.contract.errors import ConfigError, Unavailable
 from executors.contract.faults import no_memory
 from executors.contract.status import KvLayout
-from executors.llm.gpu.full_steps import full_steps
-from executors.llm.gpu.graphs import adapted_shapes, decode_shapes, mixed_shapes
+from executors.llm.assembly.full_steps import full_steps
 from executors.llm.memory.device_memory import DeviceMemory, Room, give_back, look
 from executors.llm.memory.kv_cache import KvPlan, plan_kv
 from executors.llm.model.api import LoadedModel
 from executors.llm.model.caches import kv_group
+from executors.llm.step.launched.graphs import adapted_shapes, decode_shapes, mixed_shapes
 
 _log = logging.getLogger(__name__)
 

@@ -14,7 +14,13 @@ import torch
 from executors.kernels.lora_tiles import LoraTiles, tile_rows
 from executors.llm.attention.key_pieces import idle_pieces
 from executors.llm.attention.packed import PackedAttention, StepMeta
-from executors.llm.gpu.inputs import (
+from executors.llm.lora.device import DeviceRows, DeviceWeights
+from executors.llm.model.api import Attend
+from executors.llm.sampling import device_logprobs
+from executors.llm.sampling.columns import PADDING, SamplingColumns
+from executors.llm.sampling.device_sampler import DeviceSampler
+from executors.llm.sampling.device_shaping import RowShaping
+from executors.llm.step.launched.inputs import (
     DeviceStep,
     DeviceTables,
     StepShape,
@@ -22,12 +28,6 @@ from executors.llm.gpu.inputs import (
     result_views,
     result_words,
 )
-from executors.llm.lora.device import DeviceRows, DeviceWeights
-from executors.llm.model.api import Attend
-from executors.llm.sampling import device_logprobs
-from executors.llm.sampling.columns import PADDING, SamplingColumns
-from executors.llm.sampling.device_sampler import DeviceSampler
-from executors.llm.sampling.device_shaping import RowShaping
 from executors.llm.step.runner import ModelRunner
 
 

@@ -25,7 +25,7 @@ def why_not(device: torch.device, backend: str) -> str | None:
 @functools.cache
 def _fault(device: torch.device) -> str | None:
     """Return what is wrong with the kernels on the device; logged once."""
-    from executors.llm.gpu import kernel_check  # imports Triton, which is not everywhere
+    from executors.llm.kernel_support import kernel_check  # imports Triton, which is not everywhere
 
     wrong = kernel_check.stored_fault(device) if kernel_check.wanted(device) else None
     if wrong is not None:

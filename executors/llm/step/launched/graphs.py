@@ -28,7 +28,7 @@ import torch
 
 from executors.contract.faults import no_device_memory
 from executors.kernels.lora_tiles import most_tiles
-from executors.llm.gpu.inputs import Event, StepShape
+from executors.llm.step.launched.inputs import Event, StepShape
 
 _log = logging.getLogger(__name__)
 

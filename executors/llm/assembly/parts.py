@@ -8,17 +8,17 @@ import torch
 
 from executors.contract.config import ExecutorConfig
 from executors.kernels import triton_build
-from executors.llm.gpu.graphs import MIXED_TOKENS, CudaDevice, StepDevice, affordable
-from executors.llm.gpu.inputs import StepShape
-from executors.llm.gpu.unified import DeviceUnifiedRunner
 from executors.llm.memory import sizing
 from executors.llm.model.api import LoadedModel
 from executors.llm.model.caches import kv_group
 from executors.llm.sampling.device_sampler import DeviceSampler, TorchDeviceSampler
 from executors.llm.sampling.grammar import GrammarCompiler
 from executors.llm.sampling.shaped_slots import TABLE_BYTES
+from executors.llm.step.launched.graphs import MIXED_TOKENS, CudaDevice, StepDevice, affordable
+from executors.llm.step.launched.inputs import StepShape
+from executors.llm.step.launched.steps import DeviceUnifiedRunner
+from executors.llm.step.pipeline import UnifiedRunner
 from executors.llm.step.runner import ModelRunner
-from executors.llm.step.unified import UnifiedRunner
 
 _log = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ def device_sampler(device: torch.device, max_rows: int, width: int, dtype: torch
         try:
             if (lacking := triton_build.missing()) is not None:
                 raise ImportError(lacking)
-            from executors.llm.gpu.kernel_check import sampler_fault
+            from executors.llm.kernel_support.kernel_check import sampler_fault
             from executors.llm.sampling.triton_sampler import TritonSampler
 
             made = TritonSampler(max_rows, width, device)

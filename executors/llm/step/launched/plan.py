@@ -8,8 +8,8 @@ import numpy as np
 
 from executors.kernels.lora_tiles import in_tiles, most_tiles, tile_rows
 from executors.llm.attention.key_pieces import with_idle
-from executors.llm.gpu.graphs import StepFacts
-from executors.llm.gpu.inputs import StepShape
+from executors.llm.step.launched.graphs import StepFacts
+from executors.llm.step.launched.inputs import StepShape
 from executors.llm.step_arrays import StepArrays
 
 _NO_TILES = np.empty(0, np.int32), np.empty(0, np.int32)

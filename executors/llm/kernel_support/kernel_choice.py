@@ -7,7 +7,7 @@
     (auto)      Cohort's C++ kernel                      attention/cpu_attention.py     CPUs
 
 `choose_attention` takes the first backend that is installed and supports the model. On a GPU a backend must pass a check
-first: `attention/check.py` for the two libraries, `gpu/kernel_check.py` for Cohort's own kernels.
+first: `attention/check.py` for the two libraries, `kernel_check.py` for Cohort's own kernels.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def _make(name: str, spec: KvSpec, block_size: int) -> AttentionBackend:
 
 def _triton(spec: KvSpec, block_size: int, deterministic: bool = False) -> AttentionBackend:
     made = own_attention(spec, deterministic)
-    from executors.llm.gpu import kernel_check
+    from executors.llm.kernel_support import kernel_check
 
     if kernel_check.wanted(spec.device) and (wrong := kernel_check.attention_fault(made, spec, block_size)):
         raise Unsuitable(wrong)
@@ -175,7 +175,7 @@ def choose_adapters(
     if lacking is not None:
         return DeviceWeights(model, most, max_rank, why=lacking)
     from executors.kernels.triton.lora import add_lora
-    from executors.llm.gpu import kernel_check
+    from executors.llm.kernel_support import kernel_check
 
     made = DeviceWeights(model, most, max_rank, add_lora)
     if kernel_check.wanted(model.device) and (wrong := kernel_check.adapters_fault(made, model)) is not None:
@@ -199,7 +199,7 @@ def fuse(backend: AttentionBackend, model: object) -> None:
     if triton_build.missing() is not None:  # a library's attention does without Triton
         return
     from executors.llm.fused import few_rows, triton_forward
-    from executors.llm.gpu import kernel_check
+    from executors.llm.kernel_support import kernel_check
 
     if triton_forward.why_not(model) is not None:
         return

@@ -24,7 +24,15 @@ from executors.contract.faults import no_device_memory, no_memory
 from executors.kernels.lora_tiles import most_tiles
 from executors.llm.attention.key_pieces import WORDS, with_idle
 from executors.llm.attention.packed import PackedAttention
-from executors.llm.gpu.graphs import (
+from executors.llm.lora.device import DeviceWeights
+from executors.llm.lora.table import AdapterTable
+from executors.llm.memory.device_memory import retried
+from executors.llm.sampling.columns import MIN_TEMPERATURE, PADDING
+from executors.llm.sampling.device_logprobs import Wanted
+from executors.llm.sampling.device_sampler import DeviceSampler
+from executors.llm.sampling.grammar import GrammarCompiler
+from executors.llm.sampling.shaped_slots import TABLE_BYTES, Hearing, ShapedSlots
+from executors.llm.step.launched.graphs import (
     AT_START,
     Graph,
     StepDevice,
@@ -34,7 +42,7 @@ from executors.llm.gpu.graphs import (
     decode_shapes,
     mixed_shapes,
 )
-from executors.llm.gpu.inputs import (
+from executors.llm.step.launched.inputs import (
     BufferRing,
     DeviceStep,
     DeviceTables,
@@ -45,21 +53,13 @@ from executors.llm.gpu.inputs import (
     num_words,
     result_words,
 )
-from executors.llm.gpu.pending_step import PendingDeviceStep
-from executors.llm.gpu.plan import DevicePlan
-from executors.llm.gpu.program import DeviceProgram
-from executors.llm.gpu.repeat import RepeatedStep, Rows
-from executors.llm.lora.device import DeviceWeights
-from executors.llm.lora.table import AdapterTable
-from executors.llm.memory.device_memory import retried
-from executors.llm.sampling.columns import MIN_TEMPERATURE, PADDING
-from executors.llm.sampling.device_logprobs import Wanted
-from executors.llm.sampling.device_sampler import DeviceSampler
-from executors.llm.sampling.grammar import GrammarCompiler
-from executors.llm.sampling.shaped_slots import TABLE_BYTES, Hearing, ShapedSlots
+from executors.llm.step.launched.pending_step import PendingDeviceStep
+from executors.llm.step.launched.plan import DevicePlan
+from executors.llm.step.launched.program import DeviceProgram
+from executors.llm.step.launched.repeat import RepeatedStep, Rows
 from executors.llm.step.pending_steps import ComputedStep, PendingStep
+from executors.llm.step.pipeline import UnifiedRunner
 from executors.llm.step.runner import ModelRunner
-from executors.llm.step.unified import UnifiedRunner
 from executors.llm.step_arrays import StepArrays
 
 _log = logging.getLogger(__name__)

@@ -1,0 +1,1 @@
+"""Puts the parts of an executor together, and sizes its KV."""

@@ -1,0 +1,1 @@
+"""Steps that the host packs and launches: packed inputs, captured graphs, results that come later."""

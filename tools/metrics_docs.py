@@ -17,7 +17,7 @@ from prometheus_client.core import Metric
 
 from engine.core.lora import LoraUse
 from engine.request import DraftStats, EngineStats, Stage
-from executors.contract import KvLayout, MemoryStatus
+from executors.contract import ExecutorMemoryUsage, KvLayout
 from server.http.answer_counter import AnswerCounter
 from server.http.endpoints import Endpoints
 from server.remote.replicas.figures import FleetCollector
@@ -131,7 +131,7 @@ class _Core:
     executor = SimpleNamespace(
         kv_layout=lambda: KvLayout(16, 1, 1),
         snapshot_age=lambda: 0.0,
-        status=lambda: SimpleNamespace(memory=MemoryStatus(0, 0, 0, 0)),
+        status=lambda: SimpleNamespace(memory=ExecutorMemoryUsage(0, 0, 0, 0)),
         cache_metrics_snapshot=lambda: None,
         lora_metrics_snapshot=lambda: None,
     )

@@ -12,7 +12,7 @@ from collections import deque
 import numpy as np
 
 from executors.contract.batch import UnifiedBatch, UnifiedOutput
-from executors.contract.status import ExecutorMetrics, ExecutorState, ExecutorStatus, MemoryStatus
+from executors.contract.status import ExecutorMemoryUsage, ExecutorMetrics, ExecutorState, ExecutorStatus
 
 _WINDOW = 512
 
@@ -51,7 +51,7 @@ class StepStats:
         self.step_ms.append(ms)
         (self.decode_ms if decodes == items else self.prefill_ms).append(ms)
 
-    def status(self, state: ExecutorState, memory: MemoryStatus) -> ExecutorStatus:
+    def status(self, state: ExecutorState, memory: ExecutorMemoryUsage) -> ExecutorStatus:
         """The status in a given state."""
         return ExecutorStatus(
             state=state,

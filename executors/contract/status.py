@@ -123,7 +123,7 @@ class ExecutorCapabilities:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryStatus:
+class ExecutorMemoryUsage:
     """Bytes held on the executor's device (host memory for CPU)."""
 
     allocated_bytes: int = 0
@@ -148,7 +148,7 @@ class ExecutorStatus:
     decode_count: int = 0
     mean_prefill_ms: float = 0.0
     mean_decode_ms: float = 0.0
-    memory: MemoryStatus = field(default_factory=MemoryStatus)
+    memory: ExecutorMemoryUsage = field(default_factory=ExecutorMemoryUsage)
     last_operation: str = ""
     notes: tuple[str, ...] = ()
     """Notes on slower or missing features and the reasons, e.g. a fallback kernel."""

@@ -29,6 +29,7 @@ from executors.contract import (
     ExecutorCapabilities,
     ExecutorConfig,
     ExecutorError,
+    ExecutorMemoryUsage,
     ExecutorMetrics,
     ExecutorState,
     ExecutorStatus,
@@ -37,7 +38,6 @@ from executors.contract import (
     KvCacheHandle,
     KvLayout,
     LogitsMode,
-    MemoryStatus,
     ModelInfo,
     NotReady,
     Pace,
@@ -144,7 +144,7 @@ class LlmExecutor(BatchModelExecutor):
         """See the contract."""
         loaded = self._runtime
         if loaded is None:
-            return self._stats.status(self._state, MemoryStatus())
+            return self._stats.status(self._state, ExecutorMemoryUsage())
         return replace(self._stats.status(self._state, loaded.memory(self._gauge)), notes=loaded.notes)
 
     def metrics(self) -> ExecutorMetrics:

@@ -13,8 +13,8 @@ from executors.contract import (
     AttentionType,
     ExecutorCapabilities,
     ExecutorConfig,
+    ExecutorMemoryUsage,
     Int32Array,
-    MemoryStatus,
     ModelInfo,
     OutOfMemory,
     Pace,
@@ -96,7 +96,7 @@ class ExecutorRuntime:
         )
         return tuple(note for note in found if note)
 
-    def memory(self, gauge: PressureGauge) -> MemoryStatus:
+    def memory(self, gauge: PressureGauge) -> ExecutorMemoryUsage:
         """Return the current memory use."""
         held = self.source.parameter_bytes + self.runner.cache.num_bytes
         if self.runner.states is not None:

@@ -30,7 +30,7 @@ from engine.core.lora import LoraUse
 from engine.metrics_sink import MetricsSink
 from engine.request import DraftStats, EngineStats, Stage
 from engine.story import WaitReason
-from executors.contract import MemoryStatus, ModelExecutor, NotReady, SnapshotValue
+from executors.contract import ExecutorMemoryUsage, ModelExecutor, NotReady, SnapshotValue
 from server import __version__
 from server.system import log_output
 from server.telemetry import vllm_metrics
@@ -561,7 +561,7 @@ def _drafts(drafts: DraftStats) -> Iterator[Metric]:
     yield by_place
 
 
-def _memory(memory: MemoryStatus) -> Iterator[Metric]:
+def _memory(memory: ExecutorMemoryUsage) -> Iterator[Metric]:
     """The executor's memory in bytes, as of its last snapshot. The metrics `process_*` describe the server's process instead."""
     prefix, where = "cohort_executor_memory", "on the executor's device"
     used = "on a CPU what counts towards the container's limit (not the page cache), without a limit resident memory"

@@ -19,11 +19,11 @@ from engine.text.embedding import EmbeddingRequest
 from engine.text.generation import TextDelta, TextRequest, TokenText, Usage
 from executors.contract import (
     ExecutorCapabilities,
+    ExecutorMemoryUsage,
     ExecutorState,
     ExecutorStatus,
     KvLayout,
     MemoryRequirements,
-    MemoryStatus,
     ModelInfo,
     SampledToken,
 )
@@ -226,7 +226,7 @@ class FakeExecutor:
         return None
 
     def status(self) -> ExecutorStatus:
-        return ExecutorStatus(ExecutorState.READY, True, memory=MemoryStatus(400, 100, 150, 1000))
+        return ExecutorStatus(ExecutorState.READY, True, memory=ExecutorMemoryUsage(400, 100, 150, 1000))
 
     def snapshot_age(self) -> float:
         return 1.25

@@ -6,11 +6,11 @@ import resource
 
 import torch
 
-from executors.contract.status import MemoryStatus
+from executors.contract.status import ExecutorMemoryUsage
 from executors.llm.memory.cgroup import PressureGauge, memory_limit, resident_bytes
 
 
-def memory_status(device: torch.device, promised: int, gauge: PressureGauge) -> MemoryStatus:
+def memory_status(device: torch.device, promised: int, gauge: PressureGauge) -> ExecutorMemoryUsage:
     """Return the current memory figures. `promised`: bytes of weights and KV, written or not; on CUDA the allocator's own
     figure is used instead."""
     if device.type == "cuda":
@@ -24,11 +24,13 @@ def memory_status(device: torch.device, promised: int, gauge: PressureGauge) -> 
                 "allocated_bytes.all.peak",
             )
         )
-        return MemoryStatus(reserved, used, peak, torch.cuda.get_device_properties(device).total_memory)
+        return ExecutorMemoryUsage(
+            reserved, used, peak, torch.cuda.get_device_properties(device).total_memory
+        )
     # KV pages become memory when they are written: `allocated` is what was promised, `used` what is held. In a
     # container that is what counts towards its limit, all its processes together and page cache left out.
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     container = gauge()
     if container is not None:
-        return MemoryStatus(promised, container.used, peak, container.limit)
-    return MemoryStatus(promised, resident_bytes(), peak, memory_limit().total)
+        return ExecutorMemoryUsage(promised, container.used, peak, container.limit)
+    return ExecutorMemoryUsage(promised, resident_bytes(), peak, memory_limit().total)

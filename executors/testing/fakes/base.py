@@ -22,13 +22,13 @@ from executors.contract import (
     ExecutorCapabilities,
     ExecutorConfig,
     ExecutorDied,
+    ExecutorMemoryUsage,
     ExecutorMetrics,
     ExecutorState,
     ExecutorStatus,
     InvalidInput,
     KvCacheHandle,
     MemoryRequirements,
-    MemoryStatus,
     ModelInfo,
     NotReady,
     OutOfMemory,
@@ -124,7 +124,7 @@ class FakeExecutor(BatchModelExecutor):
         """Block tables and their lengths for `Work`, None for an executor that owns its KV."""
 
     @abstractmethod
-    def memory(self) -> MemoryStatus:
+    def memory(self) -> ExecutorMemoryUsage:
         """What the KV memory holds."""
 
     def _tainted(self, work: Work) -> set[int]:

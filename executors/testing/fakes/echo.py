@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from executors.contract import (
     ExecutorConfig,
+    ExecutorMemoryUsage,
     ExecutorType,
     InvalidInput,
     KvLayout,
-    MemoryStatus,
     ModelExecutorFactory,
 )
 from executors.testing.fakes.base import check_options
@@ -41,12 +41,12 @@ class EchoExecutor(FakeServing):
         self._require_warm()
         return KvLayout(block_size=self.config.attention.block_size, num_blocks=0, bytes_per_block=0)
 
-    def memory(self) -> MemoryStatus:
+    def memory(self) -> ExecutorMemoryUsage:
         if not hasattr(self, "_lengths"):
-            return MemoryStatus()
+            return ExecutorMemoryUsage()
         used = 16 * int(self._lengths.sum())
         total = self._prefix.nbytes + self._digest.nbytes
-        return MemoryStatus(allocated_bytes=used, used_bytes=used, peak_bytes=used, total_bytes=total)
+        return ExecutorMemoryUsage(allocated_bytes=used, used_bytes=used, peak_bytes=used, total_bytes=total)
 
     def _allocate(self) -> None:
         # Entry p of a row describes its first p tokens. np.zeros takes memory only where rows are really used.

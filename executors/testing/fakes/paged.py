@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from executors.contract import (
     ConfigError,
     ExecutorConfig,
+    ExecutorMemoryUsage,
     ExecutorType,
     InvalidInput,
     KvLayout,
-    MemoryStatus,
     ModelExecutorFactory,
 )
 from executors.testing.fakes.base import check_options
@@ -52,12 +52,14 @@ class PagedFakeExecutor(FakeServing):
             self.block_size, self.num_blocks, self.block_size * BYTES_PER_TOKEN, blocks_per_span=span
         )
 
-    def memory(self) -> MemoryStatus:
+    def memory(self) -> ExecutorMemoryUsage:
         if not hasattr(self, "written"):
-            return MemoryStatus()
+            return ExecutorMemoryUsage()
         used = BYTES_PER_TOKEN * int(np.count_nonzero(self.written))
         total = BYTES_PER_TOKEN * self.num_blocks * self.block_size
-        return MemoryStatus(allocated_bytes=total, used_bytes=used, peak_bytes=total, total_bytes=total)
+        return ExecutorMemoryUsage(
+            allocated_bytes=total, used_bytes=used, peak_bytes=total, total_bytes=total
+        )
 
     def _table_shape(self) -> tuple[int, int]:
         return -(-self.max_model_len // self.block_size), 1

@@ -21,17 +21,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from benchmarks.shapes import write_shape
 from executors.contract import ExecutorAttentionConfig, ExecutorConfig, ExecutorMemoryConfig
 from executors.contract.batch import SamplingParams, SequenceStart, TableUpdates, UnifiedBatch
-from executors.llm.attention.backend import AttentionBackend
 from executors.llm.attention.key_pieces import PieceRule
 from executors.llm.executor import LlmExecutor
-from executors.llm.memory.kv_cache import KvCache
-from executors.llm.step.launched.steps import DeviceUnifiedRunner
+from executors.llm.kernel_support.kernel_choice import MAKERS
 from executors.llm.step.pending_steps import PendingStep
+from executors.llm.step.pipeline import StepPipeline
 from tests.gpu.device_fakes import IdleDevice, PagedTorch
 
 ROWS = (1, 32, 256)
@@ -49,21 +47,26 @@ class ServedPieces(PagedTorch):
     rule = PieceRule(programs=49, tile=64)
 
 
+MAKERS["served pieces"] = lambda wish: ServedPieces()
+
+
 class IdleExecutor(LlmExecutor):
     """`LlmExecutor` over an `IdleDevice`."""
 
-    def _step_device(self, device: torch.device) -> IdleDevice:
+    def make_device(self) -> IdleDevice:
+        """Make the device that steps are launched on."""
         return IdleDevice()
 
-    def _attention(self, cache: KvCache) -> AttentionBackend:
-        return ServedPieces()
+    async def warmup(self) -> None:
+        """See the contract."""
+        self.device = self.make_device()
+        self.device.attention_order = ("served pieces",)  # type: ignore[misc]
+        await super().warmup()
 
     @property
-    def runner(self) -> DeviceUnifiedRunner:
-        """What packs and launches steps."""
-        found = self._ready().unified
-        assert isinstance(found, DeviceUnifiedRunner)
-        return found
+    def runner(self) -> StepPipeline:
+        """What takes in and launches steps."""
+        return self._ready().unified
 
 
 async def executor(rows: int) -> IdleExecutor:
@@ -121,7 +124,7 @@ async def measure(rows: int, settings: SamplingParams, rounds: int) -> dict[str,
     made = await executor(rows)
     runner, taken = made.runner, []
     for _ in range(rounds):
-        runner.clear()
+        runner.states.clear()
         taken.append(_round(runner, batches(rows, settings)))
     await made.shutdown()
     row = {}
@@ -132,7 +135,7 @@ async def measure(rows: int, settings: SamplingParams, rounds: int) -> dict[str,
     return row
 
 
-def _round(runner: DeviceUnifiedRunner, steps: list[UnifiedBatch]) -> list[tuple[float, float]]:
+def _round(runner: StepPipeline, steps: list[UnifiedBatch]) -> list[tuple[float, float]]:
     """Seconds of each step's launch, and of reading the result of the one before it, which is out meanwhile."""
     out: deque[PendingStep] = deque()
     times = []

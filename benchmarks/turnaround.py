@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from benchmarks.host_step import SETTINGS, IdleExecutor
 from benchmarks.shapes import write_shape
@@ -90,7 +89,8 @@ class TimedDevice(IdleDevice):
 class TimedExecutor(IdleExecutor):
     """`IdleExecutor` over a `TimedDevice`; what it has recorded is written beside the model at shutdown."""
 
-    def _step_device(self, device: torch.device) -> TimedDevice:
+    def make_device(self) -> TimedDevice:
+        """See `IdleExecutor`."""
         self._timed = TimedDevice(1e-3 * float(os.environ[_STEP_MS]))
         return self._timed
 

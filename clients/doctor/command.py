@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Annotated, Any
 
+from executors.devices import GPU
 from server.commands.common import console, fail, print_json, size
 from server.commands.options import DEFAULT_URL, Text, flag
 from server.system.executor_tool import ToolError, ask
@@ -12,6 +13,7 @@ from server.system.executor_tool import ToolError, ask
 _PACKAGES = (
     "tokenizers", "transformers", "safetensors", "huggingface_hub", "fastapi", "uvicorn", "uvloop", "numpy", "triton",
 )  # fmt: skip
+_BUILD = f"{GPU}_build"
 _ENOUGH_FILES = 4096
 """Open files: a connection each, and some."""
 _LITTLE = 1 << 30
@@ -187,13 +189,13 @@ def _of_kernels(torch: dict[str, Any], box: dict[str, Any], system: dict[str, An
     found = []
     for name, value in system["isa_limits"].items():
         found.append(f"{name}={value} keeps torch from what this CPU can do: unset it")
-    if torch["device"] == "cuda":
+    if torch["device"] == GPU:
         if torch["triton_lacks"]:
             found.append(
                 f"Cohort's GPU kernels cannot be built, and torch's are slower: {torch['triton_lacks']}"
             )
         return found
-    if box.get("nvidia") and torch["cuda_build"] is None:
+    if box.get("nvidia") and torch[_BUILD] is None:
         found.append(
             f"an NVIDIA GPU is here, but torch {torch['torch']} was built without CUDA: install a CUDA build"
         )
@@ -316,7 +318,7 @@ def _kernel_lines(torch: dict[str, Any]) -> list[tuple[str, str]]:
     if "error" in torch:
         return [("torch", f"does not work: {torch['error']}")]
     libraries = [name for name, there in (("MKL", torch["mkl"]), ("oneDNN", torch["onednn"])) if there]
-    build = f"CUDA {torch['cuda_build']}" if torch["cuda_build"] else "CPU only"
+    build = f"CUDA {torch[_BUILD]}" if torch[_BUILD] else "CPU only"
     half = [name for name, key in (("bfloat16", "bf16_kernels"), ("float16", "fp16_kernels")) if torch[key]]
     lines = [
         (

@@ -1,8 +1,9 @@
 """`LlmExecutor`: the `ModelExecutor` of decoder-only transformers on torch.
 
     loader    config.json, safetensors            -> model
+    device    where it computes                   group      the ranks that share the model
     kv_cache  how many blocks, the tensors        attention  the backend over them
-    runner    one forward over packed items       unified    a UnifiedBatch      direct  calls on single sequences
+    runner    one forward over packed items       pipeline   a UnifiedBatch      direct  calls on single sequences
 
 All work runs on the caller's thread. On a CPU a coroutine blocks the event loop until its step is computed. On a device the
 executor launches steps one after another, and their coroutines wait while the event loop does other work.
@@ -16,8 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 
@@ -58,30 +58,22 @@ from executors.contract import (
 from executors.contract.stats import StepStats
 from executors.kernels import compiler
 from executors.llm.assembly.device_sizing import DeviceSizing
-from executors.llm.assembly.parts import step_device, unified_runner
-from executors.llm.attention.backend import AttentionBackend
+from executors.llm.assembly.parts import Assembly, fitting
 from executors.llm.checkpoint.draft import load_draft
 from executors.llm.checkpoint.loader import load_model
+from executors.llm.device.base import Device
+from executors.llm.device.table import device_of, find_device
 from executors.llm.faults import step_fault
 from executors.llm.finite import explained
-from executors.llm.kernel_support.kernel_choice import choose_adapters, choose_attention, fuse
 from executors.llm.lora.table import AdapterTable
-from executors.llm.memory import sizing
 from executors.llm.memory.cgroup import PressureGauge, cpu_threads
-from executors.llm.memory.device_memory import DeviceMemory, device_memory
-from executors.llm.memory.kv_cache import KvCache, KvPlan, free_bytes, plan_kv
-from executors.llm.model.api import DecoderOnlyLLM, LoadedModel, PreparedModel
+from executors.llm.memory.kv_cache import KvPlan
+from executors.llm.model.api import DecoderOnlyLLM, LoadedModel
 from executors.llm.model.caches import kv_group
-from executors.llm.model.decoder import Decoder
+from executors.llm.parallel.group import Alone, RankGroup, Together
 from executors.llm.runtime import ExecutorRuntime
-from executors.llm.sampling.grammar import GrammarCompiler
-from executors.llm.spec.companion import DraftCompanion
-from executors.llm.step.direct import DirectRunner
 from executors.llm.step.idle import IdleWork
-from executors.llm.step.launched.graphs import StepDevice
-from executors.llm.step.launched.steps import DeviceUnifiedRunner
 from executors.llm.step.pending_steps import StepQueue
-from executors.llm.step.pipeline import UnifiedRunner
 from executors.llm.step.runner import ModelRunner
 
 Load = Callable[[ProgressCallback], LoadedModel]
@@ -94,20 +86,28 @@ class LlmExecutor(BatchModelExecutor):
     A model with `unified_forward` gets one forward per step; one without gets serial prefills and one batched decode.
     """
 
-    name = "llm"
+    name: ClassVar[str] = "llm"
     """Name in the executor registry."""
+    family: ClassVar[str | None] = None
+    """The only model family that it runs; None for all."""
+    runner_class: ClassVar[type[ModelRunner]] = ModelRunner
+    """What computes the forwards."""
 
     def __init__(
         self, model: DecoderOnlyLLM | None, info: ModelInfo | None, config: ExecutorConfig | None = None,
-        load: Load | None = None,
+        load: Load | None = None, device: Device | None = None,
     ) -> None:  # fmt: skip
-        """Pass either a `model` in memory with its `info`, or a function `load`, which `warmup` calls."""
+        """Pass either a `model` in memory with its `info`, or a function `load`, which `warmup` calls. `device`: where the model
+        is; None for the one of a `model` in memory, or the one that the configuration names."""
         self.config = config or ExecutorConfig(executor=self.name)
         if model is not None and info is not None:
             made = LoadedModel(model, info, info.num_parameters * kv_group(model).dtype.itemsize, 0)
             load = lambda progress: made  # noqa: E731
+            device = device or device_of(kv_group(model).device)
         if load is None:
             raise InvalidInput("LlmExecutor needs a model and its info, or a function that loads them")
+        self.device = device
+        self._group: RankGroup = Alone() if self.config.parallel.world_size == 1 else Together(self.config)
         self._load = load
         self._runtime: ExecutorRuntime | None = None
         self._progress: ProgressCallback = lambda stage, done, total: None
@@ -128,7 +128,8 @@ class LlmExecutor(BatchModelExecutor):
     @classmethod
     def from_config(cls, config: ExecutorConfig) -> Self:
         """Make an executor that loads `config.model` in `warmup`."""
-        return cls(None, None, config, lambda progress: load_model(config, progress))
+        made = cls(None, None, config, lambda progress: load_model(made.config, progress, made._group.ranks))
+        return made
 
     # -- facts -----------------------------------------------------------------------------------------------------------
 
@@ -142,10 +143,11 @@ class LlmExecutor(BatchModelExecutor):
 
     def status(self) -> ExecutorStatus:
         """See the contract."""
-        loaded = self._runtime
+        loaded, notes = self._runtime, () if self._group.note is None else (self._group.note,)
         if loaded is None:
-            return self._stats.status(self._state, ExecutorMemoryUsage())
-        return replace(self._stats.status(self._state, loaded.memory(self._gauge)), notes=loaded.notes)
+            return replace(self._stats.status(self._state, ExecutorMemoryUsage()), notes=notes)
+        status = self._stats.status(self._state, loaded.memory(self._gauge))
+        return replace(status, notes=(*notes, *loaded.notes))
 
     def metrics(self) -> ExecutorMetrics:
         """See the contract."""
@@ -171,7 +173,7 @@ class LlmExecutor(BatchModelExecutor):
 
     def slot_table(self) -> SlotTable:
         """Return the table of slots that batches refer to."""
-        return self._ready().unified.slots
+        return self._ready().unified.states.slots
 
     # -- life ------------------------------------------------------------------------------------------------------------
 
@@ -186,16 +188,19 @@ class LlmExecutor(BatchModelExecutor):
             raise NotReady("the executor was shut down")
         if self._runtime is not None:
             return
-        torch.set_num_threads(self.config.optimization.num_threads or cpu_threads())
         try:
+            device = self._meet()
+            torch.set_num_threads(self.config.optimization.num_threads or cpu_threads())
             with compiler.reporting(self._progress):
                 source = self._load(self._progress)
                 self._progress("preparing the layers", 0, 0)
-                self._runtime = self._build(source, load_draft(self.config, source.info, self._progress))
+                self._runtime = self._build(
+                    source, load_draft(self.config, source.info, self._progress), device
+                )
             try:
                 self._runtime.try_out(self._progress)
                 self._progress("measuring the pace", 0, 0)
-                self._runtime.measure(self.config, self._clock)
+                self._runtime.measure(self.config, self._group.clock)
             except StepFailed as error:
                 raise explained(error, self.config) from error
         except BaseException:
@@ -207,125 +212,47 @@ class LlmExecutor(BatchModelExecutor):
         if self._runtime.unified.can_capture:
             self._idle.start()
 
-    _clock: Callable[[], float] = staticmethod(time.perf_counter)
-    """Function that returns seconds, by which the pace is measured."""
-
-    def _check(self, source: LoadedModel) -> None:
-        """Raise ConfigError if this executor cannot run the loaded model. `LlmExecutor` accepts any model."""
-
-    def _runner(self, model: DecoderOnlyLLM, cache: KvCache) -> ModelRunner:
-        """Make the runner that computes the forwards."""
-        attention = self._attention(cache)
-        fuse(attention, model)
-        return ModelRunner(model, attention, cache)
-
-    def _build(self, source: LoadedModel, draft: LoadedModel | None) -> ExecutorRuntime:
-        self._check(source)
-        spec = kv_group(source.model)
+    def _build(self, source: LoadedModel, draft: LoadedModel | None, device: Device) -> ExecutorRuntime:
+        if self.family is not None and source.info.family != self.family:
+            raise ConfigError(
+                f"model {source.info.name}: family {source.info.family} is not supported by executor {self.name}; "
+                f"supported: {self.family}"
+            )
         # From here on these are the limits: a second life must not find others, whatever else takes memory then.
-        self.config = config = replace(self._fitting(source), shrink_batch=False)
-        memory = self._device_memory(spec.device)
-        if memory is not None:
-            assemble = partial(self._assemble, source)
+        fitted = fitting(self.config, source, device, self._group)
+        self.config = config = replace(fitted, shrink_batch=False)
+        assembly = self._assembly(source, device)
+        if assembly.memory is not None:
+            assemble = partial(self._assemble, assembly)
             return DeviceSizing(
-                source, config, memory, assemble, ExecutorRuntime.run_alone, ExecutorRuntime.close
+                source, config, assembly.memory, assemble, ExecutorRuntime.run_alone, ExecutorRuntime.close
             ).make()
-        runtime = self._assemble(source, self._planned(source, draft))
+        runtime = self._assemble(assembly, assembly.planned(draft))
         if draft is not None:
-            runtime.draft, runtime.companion = draft, self._companion(runtime, draft)
+            assembly.add_draft(runtime, draft)
         return runtime
 
-    def _fitting(self, source: LoadedModel) -> ExecutorConfig:
-        """Return the configuration with batch limits that this machine supports."""
-        free, _ = free_bytes(kv_group(source.model).device, self.config)
-        return sizing.fitting(self.config, source, free)
+    def _assembly(self, source: LoadedModel, device: Device) -> Assembly:
+        def report(stage: str, done: int, total: int) -> None:
+            self._progress(stage, done, total)
 
-    def _planned(self, source: LoadedModel, draft: LoadedModel | None) -> KvPlan:
-        """Plan the KV memory."""
-        spec, config = kv_group(source.model), self.config
-        claims, beside = sizing.claims(config, source), sizing.kv_bytes_beside(draft)
-        plan = plan_kv(spec, config, source.info.max_model_len, claims, beside=beside)
-        return replace(plan, layout=replace(plan.layout, state=sizing.state_layout(config, source.model)))
+        return Assembly(self.config, source, device, self._group, report, self.runner_class)
 
-    def _device_memory(self, device: torch.device) -> DeviceMemory | None:
-        """Return the device's own memory, or None if the device uses the machine's memory."""
-        return device_memory(device)
+    def _assemble(self, assembly: Assembly, plan: KvPlan) -> ExecutorRuntime:
+        return assembly.runtime(plan)
 
-    def _assemble(self, source: LoadedModel, plan: KvPlan) -> ExecutorRuntime:
-        """Build every part that computes, with KV of the given plan. On a device this happens more than once, see
-        `DeviceSizing`."""
-        config, spec, width = self.config, kv_group(source.model), source.info.logits_width
-        info = replace(source.info, max_model_len=plan.max_model_len)
-        if isinstance(source.model, PreparedModel):
-            source.model.prepare(plan.max_model_len)
-        sizing.check_slots(config, info.max_model_len)
-        cache = KvCache(spec, plan.layout.num_blocks, plan.layout.block_size)
-        runner = self._runner(source.model, cache)
-        unified = self._unified(runner, source, info.max_model_len, self._grammars(width))
-        unified.memory = self._device_memory(spec.device)
-        unified.label_width = info.label_width
-        direct = self._direct(runner, info.max_model_len, width)
-        if (adapters := self._adapters(source.model, runner, unified)) is not None:
-            unified.use_adapters(adapters)
-            direct.adapters = adapters
-        unified.report = lambda stage, done, total: self._progress(stage, done, total)
-        return ExecutorRuntime(source, info, plan, runner, unified, direct)
-
-    def _unified(
-        self, runner: ModelRunner, source: LoadedModel, max_model_len: int, compiler: GrammarCompiler
-    ) -> UnifiedRunner:
-        """Make what runs steps."""
-        device = self._step_device(runner.device)
-        return unified_runner(runner, source, self.config, max_model_len, compiler, device)
-
-    def _direct(self, runner: ModelRunner, max_model_len: int, width: int) -> DirectRunner:
-        """Make what runs calls on single sequences."""
-        return DirectRunner(runner, max_model_len, width)
-
-    def _companion(self, runtime: ExecutorRuntime, draft: LoadedModel) -> DraftCompanion:
-        """Make what runs the draft model, with KV in the blocks of the model's, and let steps use it."""
-        model, layout, unified = draft.model, runtime.plan.layout, runtime.unified
-        length = min(draft.info.max_model_len, runtime.info.max_model_len)
-        if isinstance(model, PreparedModel):
-            model.prepare(length)
-        cache = KvCache(kv_group(model), layout.num_blocks, layout.block_size)
-        attention = self._attention(cache)
-        fuse(attention, model)
-        companion = DraftCompanion(
-            ModelRunner(model, attention, cache), unified.slots, unified.sampling, unified.pool.numpy(), length,
-            runtime.info.logits_width, self.config.max_num_batched_tokens,
-        )  # fmt: skip
-        unified.companion = companion
-        return companion
-
-    def _adapters(
-        self, model: DecoderOnlyLLM, runner: ModelRunner, unified: UnifiedRunner
-    ) -> AdapterTable | None:
-        """Make room for LoRA adapters, if the configuration asks for it. Raises ConfigError for a model that has no place for
-        them."""
-        wanted = self.config.optimization
-        if not wanted.max_loras:
-            return None
-        if not isinstance(model, Decoder):
-            raise ConfigError("max_loras: this model has no place for LoRA adapters")
-        on_device = isinstance(unified, DeviceUnifiedRunner)
-        weights = choose_adapters(model, runner.attention, wanted.max_loras, wanted.max_lora_rank, on_device)
-        return AdapterTable(weights, wanted.max_loras, unified.slots.num_slots)
-
-    def _grammars(self, width: int) -> GrammarCompiler:
-        directory = self.config.tokenizer or self.config.model
-        return GrammarCompiler(Path(directory) if directory else None, width)
-
-    def _attention(self, cache: KvCache) -> AttentionBackend:
-        config = self.config
-        wanted = config.optimization
-        return choose_attention(
-            cache.spec, config.attention.backend, wanted.deterministic, wanted.cpu_isa, cache.block_size
-        )
-
-    def _step_device(self, device: torch.device) -> StepDevice | None:
-        """Return the device that steps are launched on, or None if the host computes them."""
-        return step_device(device)
+    def _meet(self) -> Device:
+        """Meet the other ranks, if there are any, and return the device of this one."""
+        group = self._group
+        if group.ranks is None:
+            self.config = group.own_share(self.config)
+        device = self.device or find_device(self.config.device)
+        if group.ranks is None and self.config.parallel.world_size > 1:
+            self._progress("meeting other ranks", 0, 1)
+            group.meet(self.config, device)
+            self._progress("meeting other ranks", 1, 1)
+        self.device = device
+        return device
 
     async def shutdown(self) -> None:
         """See the contract."""
@@ -335,11 +262,12 @@ class LlmExecutor(BatchModelExecutor):
             self._runtime.close()
         self._runtime = None
         self._state = ExecutorState.SHUTDOWN
+        self._group.close()
 
     async def begin_epoch(self, epoch: int) -> None:
         """See the contract."""
         await self._steps.settled()
-        self._ready().unified.clear()
+        self._ready().unified.states.clear()
         self._epoch = epoch
         self._step_failed = False
         self._state = ExecutorState.READY
@@ -394,7 +322,7 @@ class LlmExecutor(BatchModelExecutor):
 
     async def prepare_grammar(self, grammar: str) -> None:
         """See the contract. If the caller is cancelled, the compiler still finishes."""
-        await asyncio.to_thread(self._ready().unified.grammars.compiler.compile, grammar)
+        await asyncio.to_thread(self._ready().unified.states.grammars.compiler.compile, grammar)
 
     async def prefill(self, request: PrefillInput) -> PrefillOutput:
         """See the contract."""
@@ -472,7 +400,7 @@ class LlmExecutor(BatchModelExecutor):
     def release_cache(self, cache_id: int) -> None:
         """See the contract."""
         if self._runtime is not None:
-            self._runtime.unified.release(cache_id)
+            self._runtime.unified.states.release(cache_id)
 
     def truncate_kv(self, handle: KvCacheHandle, new_len: int) -> None:
         """See the contract. KV past the computed length is never read, so this only checks the arguments."""
@@ -501,11 +429,23 @@ class LlmAdapterExecutor(LlmExecutor):
         self._loading = asyncio.Lock()
 
     async def load_adapter(self, name: str, path: str, digest: str) -> None:
-        """See the contract. `path`: a file of `executors.lora`."""
-        async with self._loading:
-            await self.prepare_adapter(name, path, digest)
-            await self._steps.settled()
-            self._table.load(name, digest)
+        """See the contract. `path`: a file of `executors.lora`. An adapter is loaded on all ranks or on none."""
+        fault: ExecutorError | None = None
+        try:
+            async with self._loading:
+                await self.prepare_adapter(name, path, digest)
+                await self._steps.settled()
+                self._table.load(name, digest)
+        except Exception as error:
+            if not self._group.ranks:
+                raise
+            fault = step_fault(error)
+        try:
+            self._group.agree(fault)
+        except ExecutorError:
+            if fault is None:
+                await self.unload_adapter(name)
+            raise
 
     async def prepare_adapter(self, name: str, path: str, digest: str) -> None:
         """See the contract. If the caller is cancelled, the file is still read."""
@@ -525,7 +465,7 @@ class LlmAdapterExecutor(LlmExecutor):
 
     @property
     def _table(self) -> AdapterTable:
-        table = self._ready().unified.adapters
+        table = self._ready().unified.states.adapters
         assert table is not None, "the factory makes this class for configurations with adapters"
         return table
 

@@ -12,6 +12,7 @@ from executors.contract import (
     ExecutorType,
     ModelExecutorFactory,
 )
+from executors.devices import kind_of, settings_of_device
 from executors.kernels import ATTENTION_BACKENDS, CPU_ISAS
 from executors.llm.model.config import DTYPES, check_length, read_config
 
@@ -41,12 +42,6 @@ class LlmFactory(ModelExecutorFactory):
         # Read when torch loads its OpenMP. By default idle threads spin while they wait for each other; with another
         # process on the same cores each such wait lasts a scheduler slice (measured: a decode step of 130 ms, not 1.4).
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        if config.parallel.world_size > 1:
-            from executors.llm.rank_executor import RankAdapterExecutor, RankExecutor
-
-            return (RankAdapterExecutor if config.optimization.max_loras else RankExecutor).from_config(
-                config
-            )
         if config.optimization.max_loras:
             return self.adapter_executor_class().from_config(config)
         return self.executor_class().from_config(config)
@@ -92,8 +87,10 @@ def _check_choices(config: ExecutorConfig) -> None:
         )
     if config.dtype not in ("auto", *DTYPES):
         raise ConfigError(f"dtype {config.dtype!r} is not supported; supported: auto, {', '.join(DTYPES)}")
-    if config.device.split(":")[0] not in ("auto", "cpu", "cuda"):
-        raise ConfigError(f"device {config.device!r} is not supported; supported: auto, cpu, cuda, cuda:N")
+    if config.device != "auto" and kind_of(config.device) is None:
+        raise ConfigError(
+            f"device {config.device!r} is not supported; supported: {', '.join(settings_of_device())}"
+        )
     if config.attention.backend not in ATTENTION_BACKENDS:
         raise ConfigError(
             f"attention backend {config.attention.backend!r} is not supported; supported: {', '.join(ATTENTION_BACKENDS)}"

@@ -26,15 +26,17 @@ from executors.contract import (
     UnifiedBatch,
 )
 from executors.kernels.cpu import kernels_in_use
+from executors.llm.device.base import Device
+from executors.llm.device.table import kinds_here
 from executors.llm.memory import sizing, state_limits
 from executors.llm.memory.cgroup import PressureGauge, memory_limit
 from executors.llm.memory.kv_cache import KvPlan
-from executors.llm.memory.status import memory_status
+from executors.llm.memory.status import memory_usage
 from executors.llm.model.api import LoadedModel
 from executors.llm.spec.companion import DraftCompanion
 from executors.llm.step.direct import DirectRunner
 from executors.llm.step.pace import MOST_TOKENS, MOST_TOKENS_ON_DEVICE, measure_pace
-from executors.llm.step.pipeline import UnifiedRunner
+from executors.llm.step.pipeline import StepPipeline
 from executors.llm.step.runner import ModelRunner
 
 _DRAFT_PAST = 32
@@ -51,8 +53,9 @@ class ExecutorRuntime:
     info: ModelInfo
     plan: KvPlan
     runner: ModelRunner
-    unified: UnifiedRunner
+    unified: StepPipeline
     direct: DirectRunner
+    device: Device
     draft: LoadedModel | None = None
     """The draft model, and `companion`, which runs it; None without one."""
     companion: DraftCompanion | None = None
@@ -75,10 +78,12 @@ class ExecutorRuntime:
             continuous_batching=True,
             speculative=self.runner.states is None,
             drafts=self.companion is not None,
-            dtypes=("float32", "bfloat16", "float16"),
-            devices=("cpu", "cuda") if torch.cuda.is_available() else ("cpu",),
-            grammars=self.unified.grammars.compiler.unsupported is None,
+            dtypes=self.device.dtypes,
+            devices=kinds_here(),
+            grammars=self.unified.states.grammars.compiler.unsupported is None,
             max_in_flight=self.unified.max_in_flight,
+            tensor_parallel=config.parallel.tensor_parallel_size > 1,
+            pipeline_parallel=config.parallel.pipeline_parallel_size > 1,
         )  # fmt: skip
 
     @property
@@ -91,7 +96,7 @@ class ExecutorRuntime:
             self.source.note,
             state_limits.NOTE if self.runner.states is not None else None,
             *self.source.warnings,
-            self.unified.grammars.compiler.unsupported,
+            self.unified.states.grammars.compiler.unsupported,
             *self.unified.notes,
         )
         return tuple(note for note in found if note)
@@ -103,11 +108,11 @@ class ExecutorRuntime:
             held += self.runner.states.num_bytes
         if self.draft is not None and self.companion is not None:
             held += self.draft.parameter_bytes + self.companion.runner.cache.num_bytes
-        return memory_status(self.runner.device, held, gauge)
+        return memory_usage(self.device.memory, held, gauge)
 
     def blocks_used(self) -> int:
         """Count the entries of all block tables. A shared block counts once for each sequence that uses it."""
-        return int(self.unified.slots.num_blocks.sum())
+        return int(self.unified.states.slots.num_blocks.sum())
 
     def cache_snapshot(self) -> Mapping[str, SnapshotValue]:
         """Return the blocks and bytes of KV."""
@@ -119,7 +124,7 @@ class ExecutorRuntime:
             "bytes_per_block": layout.bytes_per_block,
             "bytes_total": layout.num_blocks * layout.bytes_per_block,
             "capacity_tokens": layout.capacity_tokens,
-            "sequences": len(self.unified.slots),
+            "sequences": len(self.unified.states.slots),
         }
 
     def try_out(self, progress: ProgressCallback) -> None:
@@ -175,16 +180,16 @@ class ExecutorRuntime:
             self.companion.give_back(block_ids)
 
     def run_alone(self, batch: UnifiedBatch) -> None:
-        """Compute a step whose sequences are unknown before and after it. Raises as `UnifiedRunner.run`."""
+        """Compute a step whose sequences are unknown before and after it. Raises as `StepPipeline.run`."""
         with self.unified.trial():
             try:
                 self.unified.run(batch)
             finally:
-                self.unified.clear()
+                self.unified.states.clear()
 
     def close(self) -> None:
         """Stop background work; nothing is computed after this call."""
-        self.unified.grammars.close()
+        self.unified.states.grammars.close()
         self.dropped = True
 
     def touch_kv(self) -> None:

@@ -15,6 +15,7 @@ from typing import Protocol
 
 import torch
 
+from executors.llm.device.table import device_of
 from executors.llm.memory.kv_cache import KvCache
 from executors.llm.model.api import Attend
 from executors.llm.row_loras import RowAdapters
@@ -60,7 +61,7 @@ class GraphDecodeRunner(PlainDecodeRunner):
 
 def decode_runner_class(device: torch.device) -> type[PlainDecodeRunner]:
     """Return the decode runner class for a device."""
-    return GraphDecodeRunner if device.type == "cuda" else PlainDecodeRunner
+    return GraphDecodeRunner if device_of(device).launches else PlainDecodeRunner
 
 
 class Qwen3Runner(ModelRunner):

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from executors.contract import ConfigError, ExecutorStatus
+from executors.contract import ExecutorStatus
 from executors.llm.executor import LlmExecutor
-from executors.llm.kernel_support.kernel_choice import fuse
-from executors.llm.memory.kv_cache import KvCache
-from executors.llm.model.api import DecoderOnlyLLM, LoadedModel
 from executors.qwen3 import FAMILY
 from executors.qwen3.decode_runner import Qwen3Runner
 
@@ -20,6 +17,8 @@ class Qwen3ModelExecutor(LlmExecutor):
     """
 
     name = "qwen3"
+    family = FAMILY
+    runner_class = Qwen3Runner
 
     def status(self) -> ExecutorStatus:
         """See the contract; the notes name the decode runner."""
@@ -31,15 +30,3 @@ class Qwen3ModelExecutor(LlmExecutor):
     def release_sequence(self, cache_id: int) -> None:
         """Alias of `release_cache`: free everything the sequence holds. Unknown ids are ignored."""
         self.release_cache(cache_id)
-
-    def _check(self, source: LoadedModel) -> None:
-        if source.info.family != FAMILY:
-            raise ConfigError(
-                f"model {source.info.name}: family {source.info.family} is not supported by executor {self.name}; "
-                f"supported: {FAMILY}"
-            )
-
-    def _runner(self, model: DecoderOnlyLLM, cache: KvCache) -> Qwen3Runner:
-        attention = self._attention(cache)
-        fuse(attention, model)
-        return Qwen3Runner(model, attention, cache)

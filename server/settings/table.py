@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
+from executors.devices import settings_of_device
 from server.settings.kinds import (
     Setting,
     aliases,
@@ -30,6 +31,7 @@ from server.settings.kinds import (
 )
 from server.settings.readers import Scalar, read_text
 
+_DEVICES = settings_of_device()
 SchedulingPolicy = Literal["fcfs", "priority", "fair"]
 ExecutorMode = Literal["process", "inline"]
 LogFormat = Literal["pretty", "json"]
@@ -134,7 +136,7 @@ class Settings:
         may_be_empty=True,
         opens="Device and memory",
     )
-    device: str = text("auto", "Device: auto, cpu, cuda or cuda:N.", may_be_empty=True)
+    device: str = text("auto", f"Device: {', '.join(_DEVICES[:-1])} or {_DEVICES[-1]}.", may_be_empty=True)
     max_model_len: int | None = integer(None, "Context length in tokens.", low=1, shown="the model's")
     max_num_seqs: int = integer(
         64, "Maximum number of sequences in a step.", low=1, shown="{}, or fewer if memory is short"

@@ -22,6 +22,7 @@ from executors.contract import ExecutorConfig, ExecutorMemoryConfig, Optimizatio
 from executors.llm.executor import LlmExecutor
 from executors.process.inline import InlineExecutor
 from tests.engine.harness import run
+from tests.executors.llm.stages import SampledBy
 from tests.tiny_model import BYTES_PER_TOKEN
 
 TINY = Path(__file__).parents[2] / "executors" / "tiny" / "weights"
@@ -101,8 +102,8 @@ async def test_failed_steps_change_no_token(drafts: int, monkeypatch: pytest.Mon
     """Every ninth step fails when all is computed: sequences begin again with the tokens they have."""
     expected = await undisturbed()
     async with served(max_in_flight=2, num_speculative_tokens=drafts) as core:
-        unified = core.executor.inner._runtime.unified  # type: ignore[attr-defined]
-        sample, steps = unified._sample, iter(range(10**6))
+        stages = core.executor.inner._runtime.unified.stages  # type: ignore[attr-defined]
+        sample, steps = stages.sample, iter(range(10**6))
 
         def fail(*args: Any) -> Any:
             output = sample(*args)
@@ -110,7 +111,7 @@ async def test_failed_steps_change_no_token(drafts: int, monkeypatch: pytest.Mon
                 raise RuntimeError("injected")
             return output
 
-        monkeypatch.setattr(unified, "_sample", fail)
+        monkeypatch.setattr(stages, "sample", SampledBy(sample, fail))
         assert list(await asyncio.gather(*(run(core, one) for one in ASKED))) == expected
 
 

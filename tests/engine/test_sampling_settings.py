@@ -37,6 +37,7 @@ from executors.testing.fakes.oracle import expected_tokens
 from tests.e2e.test_llm_engine import BYTES_PER_TOKEN, CONFIG
 from tests.engine.harness import GREEDY, engine, fake, read, request, run
 from tests.engine.tokenizers_for_tests import byte_level, load
+from tests.executors.llm.stages import SampledBy
 from tests.text_requests import changed, text_request
 
 FEW = tuple(range(40, 48))
@@ -208,7 +209,7 @@ async def test_the_llm_executor_under_preemption(tmp_path: Path, monkeypatch: py
     await core.start()
     rows: dict[tuple[int, int], np.ndarray] = {}
     unified = made._runtime.unified  # type: ignore[union-attr]
-    sample = unified._sample
+    sample = unified.stages.sample
 
     def keep(batch, step, hidden, where):  # type: ignore[no-untyped-def]
         for i in np.flatnonzero(batch.is_final_chunk).tolist():
@@ -217,7 +218,7 @@ async def test_the_llm_executor_under_preemption(tmp_path: Path, monkeypatch: py
             rows[int(batch.seq_ids[i]), int(step.positions[last]) + 1] = row
         return sample(batch, step, hidden, where)
 
-    monkeypatch.setattr(unified, "_sample", keep)
+    monkeypatch.setattr(unified.stages, "sample", SampledBy(sample, keep))
     rng = random.Random(5)
     try:
 

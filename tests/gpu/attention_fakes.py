@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from executors.llm.device.cpu import CpuDevice
+from executors.llm.device.cuda import CudaDevice
 from executors.llm.kernel_support import kernel_choice
 
 Tensor = torch.Tensor
@@ -199,12 +201,26 @@ def _module(name: str, members: dict[str, Any]) -> ModuleType:
     return module
 
 
+class Pretended(CpuDevice):
+    """A CPU with a GPU's order of backends and a capability, or a CPU without one."""
+
+    def __init__(self, place: torch.device, capability: tuple[int, int] | None) -> None:
+        super().__init__(place)
+        self._capability = capability
+        if capability is not None:
+            self.attention_order = CudaDevice.attention_order  # type: ignore[misc]
+
+    @property
+    def capability(self) -> tuple[int, int] | None:
+        return self._capability
+
+
 def pretend(
     monkeypatch: pytest.MonkeyPatch, *modules: ModuleType, varlen: Any = None, capability: tuple[int, int] | None = (9, 0)
 ) -> None:  # fmt: skip
     """Make it look like a GPU on which these modules are installed, and no others of the kind; nor any `varlen_attn` with block
     tables unless it is given."""
-    monkeypatch.setattr(kernel_choice, "capability", lambda device: capability)
+    monkeypatch.setattr(kernel_choice, "device_of", lambda place: Pretended(place, capability))
     found = {module.__name__: module for module in modules}
     for name in ("flash_attn", "flash_attn_interface"):
         monkeypatch.setitem(sys.modules, name, found.get(name))

@@ -68,7 +68,8 @@ def make(name: str, spec: KvSpec, block_size: int) -> AttentionBackend:
         return TorchAttention()
     if name == "triton":  # not tried before: what the start would refuse fails here
         return kernel_choice.own_attention(spec)
-    return kernel_choice._make(name.removesuffix(" 2"), spec, block_size)
+    wish = kernel_choice.AttentionWish(spec, kernel_choice.device_of(spec.device), block_size)
+    return kernel_choice.MAKERS[name.removesuffix(" 2")](wish)
 
 
 @torch.inference_mode()

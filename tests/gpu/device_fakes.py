@@ -16,15 +16,17 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from executors.llm.attention.backend import AttentionBackend
 from executors.llm.attention.key_pieces import PieceRule
 from executors.llm.attention.packed import StepMeta
 from executors.llm.attention.plain_torch import TorchAttention
+from executors.llm.device.cpu import CpuDevice
 from executors.llm.executor import LlmExecutor
 from executors.llm.factory import LlmFactory
+from executors.llm.kernel_support.kernel_choice import MAKERS
 from executors.llm.memory.kv_cache import KvCache
 from executors.llm.step.launched.inputs import StepBuffer
-from executors.llm.step.launched.steps import DeviceUnifiedRunner
+from executors.llm.step.launched.steps import LaunchedSteps
+from executors.llm.step.pipeline import StepPipeline
 from executors.llm.step_arrays import StepArrays
 from executors.qwen3.executor import Qwen3ModelExecutor
 
@@ -126,12 +128,26 @@ class FakeGraph:
         assert now.reads == self._reads, "this is not what was captured"
 
 
-class FakeDevice:
-    """A `StepDevice`. `log` of captures; `graphs` in their order; `lateness` of its events."""
+class HostedDevice(CpuDevice):
+    """A CPU that takes steps as a GPU does, and is the `StepDevice` for them."""
 
     pinned = compiles = False
+    captures = True
+    launches = True
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+        self.attention_order = (PagedTorch.name,)  # type: ignore[misc]
+
+    def steps(self) -> Any:
+        return self
+
+
+class FakeDevice(HostedDevice):
+    """`log` of captures; `graphs` in their order; `lateness` of its events."""
 
     def __init__(self, lateness: int = 3, captures: bool = True) -> None:
+        super().__init__()
         self.captures = captures
         self.lateness = lateness
         self.log: list[str] = []
@@ -167,13 +183,11 @@ class FakeDevice:
         return sum(graph.replays for graph in self.graphs)
 
 
-class IdleDevice:
-    """A `StepDevice` that does nothing, at once: graphs that compute nothing, events that are past."""
-
-    pinned = compiles = False
-    captures = True
+class IdleDevice(HostedDevice):
+    """Does nothing, at once: graphs that compute nothing, events that are past."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._ran = False
 
     class Event:
@@ -300,29 +314,35 @@ def _paged(
             one(start + place, item, offset + place + 1)
 
 
+MAKERS[PagedTorch.name] = lambda wish: PagedTorch()
+
+
 class FakeDeviceExecutor(LlmExecutor):
     """`LlmExecutor` that takes the CPU for a GPU. `device` is to be set before warmup where it matters."""
 
-    device: FakeDevice | IdleDevice | None = None
-    packed = True
-
-    def _step_device(self, device: torch.device) -> FakeDevice | IdleDevice:
-        self.device = self.device or FakeDevice()
-        return self.device
-
-    def _attention(self, cache: KvCache) -> AttentionBackend:
-        return PagedTorch() if self.packed else TorchAttention()
+    order: tuple[str, ...] = (PagedTorch.name,)
+    """Attention backends of its device."""
+    memory: Any = None
+    """Memory of its device's own."""
 
     @property
-    def unified(self) -> DeviceUnifiedRunner:
+    def unified(self) -> StepPipeline:
         """What computes its steps."""
-        found = self._ready().unified
-        assert isinstance(found, DeviceUnifiedRunner)
+        return self._ready().unified
+
+    @property
+    def launched(self) -> LaunchedSteps:
+        """What launches them."""
+        found = self.unified.launched
+        assert isinstance(found, LaunchedSteps)
         return found
 
     async def warmup(self) -> None:
+        self.device = self.device or FakeDevice()
+        self.device.attention_order = self.order  # type: ignore[misc]
+        self.device.memory = self.memory
         await super().warmup()
-        for buffer in self.unified._ring._ring:
+        for buffer in self.launched._ring._ring:
             if isinstance(buffer.event, LateEvent):
                 buffer.event.buffer = buffer
 

@@ -250,7 +250,7 @@ def record(cases: tuple[Case, ...] = CASES) -> list[Launch]:
 
 
 def _serve(case: Case) -> None:
-    """The steps of a model, as `DeviceUnifiedRunner` has them computed."""
+    """The steps of a model, as `LaunchedSteps` has them computed."""
     config = parse_config(case.fields)
     plan = None if case.fp8 is None else Fp8Plan(case.fp8 == "blocks", None, True)
     stored = _stored(config, case.stored)

@@ -16,11 +16,13 @@ import torch
 
 from executors.contract.errors import ConfigError
 from executors.llm.checkpoint import loader
+from executors.llm.device.cuda import CudaSteps
+from executors.llm.device.table import find_device
 from executors.llm.memory.kv_cache import KvCache
 from executors.llm.model.caches import KvSpec
 from executors.llm.sampling import draw
 from executors.llm.sampling.sampler import SamplingRows, sample
-from executors.llm.step.launched.graphs import AT_START, CudaDevice, decode_shapes
+from executors.llm.step.launched.graphs import AT_START, decode_shapes
 from executors.llm.step.launched.inputs import StepShape
 from executors.llm.step.launched.program import DeviceProgram
 from tests.executors.checkpoints import write_checkpoint
@@ -52,7 +54,7 @@ async def test_all_kernels_are_compiled_before_the_first_step(
     stages: list[tuple[str, int, int]] = []
     executor.set_progress(lambda *stage: stages.append(stage))
     await executor.warmup()
-    graphs = executor.unified.graphs
+    graphs = executor.launched.graphs
     assert graphs is not None and len(device.graphs) == AT_START and not graphs.failure
     assert set(ran) >= set(graphs.shapes)
     assert [replace(shape, pieces=0) for shape in graphs.shapes if not shape.listed] == decode_shapes(4)
@@ -61,7 +63,7 @@ async def test_all_kernels_are_compiled_before_the_first_step(
     assert all(shape.pieces >= shape.decodes for shape in ran)
     own = [stage for stage in stages if stage[0] == "kernels"]
     assert own[0][1] == 0 and own[-1][1] == own[-1][2] >= len(own) - 1, "a stage stood open"
-    assert not executor.unified.pool[:-1].any(), "padding gave tokens to somebody"
+    assert not executor.unified.states.pool[:-1].any(), "padding gave tokens to somebody"
     assert not any(layer.any() for layer in executor._ready().runner.cache.layers)
 
 
@@ -150,7 +152,7 @@ def test_a_capture_that_cannot_be_ended_leaves_no_other_stream_current(
     monkeypatch.setattr(
         torch._C, "_cuda_endAllocateToPool", lambda *given: ended.append(given), raising=False
     )
-    device, streams = CudaDevice(torch.device("cpu")), list[Any]()
+    device, streams = CudaSteps(torch.device("cpu")), list[Any]()
     broken = False
     device.reserve(4096)
     graph = device.capture(lambda: streams.append(now[0]))
@@ -179,7 +181,7 @@ def test_the_device_that_was_asked_for_is_the_threads_own(
         loader.load_model(config(path, device="cuda:1"), lambda *_: None)
     with pytest.raises(ConfigError, match="there are 2 CUDA devices"):
         loader.load_model(config(path, device="cuda:2"), lambda *_: None)
-    assert loader.resolve_device("cuda").index is None
+    assert find_device("cuda").place.index is None
 
 
 def test_the_hosts_sampler_draws_the_same_from_many_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,8 +34,12 @@ def injecting(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str, int], None
 
     def inject(executor: FakeDeviceExecutor, kind: str, seq_id: int) -> None:
         unified = executor.unified
-        sampler, launch, sample = unified.program.sampler, unified.launch, unified.program.sampler.sample
-        unified.graphs = None  # they would notice that something else is computed
+        sampler, launch, sample = (
+            unified.launched.program.sampler,
+            unified.launch,
+            unified.launched.program.sampler.sample,
+        )
+        unified.launched.graphs = None  # they would notice that something else is computed
 
         def launched(batch: UnifiedBatch) -> PendingStep:
             ids = batch.seq_ids.tolist()

@@ -44,7 +44,7 @@ from executors.llm.step.launched.graphs import (
     mixed_shapes,
 )
 from executors.llm.step.launched.inputs import StepShape
-from executors.llm.step.launched.steps import DeviceUnifiedRunner
+from executors.llm.step.launched.steps import LaunchedSteps
 from executors.lora import PackedAdapter, pack
 from executors.testing.conformance import CASES, run_case
 from tests.executors.checkpoints import write_checkpoint
@@ -83,14 +83,13 @@ class OnDevice(FakeDeviceExecutor, LlmAdapterExecutor):
 class OnTriton(OnDevice):
     """Our attention, and the fused layers."""
 
-    _attention = LlmExecutor._attention
+    order = ()
 
 
 class Sized(OnDevice):
     """With memory of its own."""
 
-    def _device_memory(self, device: torch.device) -> Any:
-        return Device()
+    memory = Device()
 
 
 @pytest.fixture(autouse=True)
@@ -164,10 +163,10 @@ async def started(
         await executor.load_adapter(f"a{number}", str(one.path), one.digest)  # type: ignore[attr-defined]
     if isinstance(executor, FakeDeviceExecutor):
         executor._idle.stop()
-        shapes = executor.unified.graphs.shapes if executor.unified.graphs else []
+        shapes = executor.launched.graphs.shapes if executor.launched.graphs else []
         for shape in shapes:
             if bool(shape.lora_tiles) == bool(packed) and shape.tokens in (2, 4, 12, 24, 40):
-                executor.unified.graphs.capture(shape)  # type: ignore[union-attr]
+                executor.launched.graphs.capture(shape)  # type: ignore[union-attr]
     return executor
 
 
@@ -260,7 +259,7 @@ async def test_families(family: str, tmp_path: Path) -> None:
     found = []
     for kind, backend in ((LlmAdapterExecutor, "triton"), (LlmAdapterExecutor, "torch")):
         executor = await started(kind, settings(path, 2, backend), packed)
-        table = executor._ready().unified.adapters
+        table = executor._ready().unified.states.adapters
         assert table is not None
         assert isinstance(table.weights, DeviceWeights if backend == "triton" else HostWeights)
         # Steps that the host packs, as with several ranks, say what computes as well.
@@ -347,7 +346,7 @@ async def test_torch_computes_where_the_kernels_cannot_be_used(
     [note] = [note for note in executor.status().notes if note.startswith("adapters: torch, which is slower")]
     assert ("lora of qkv: its results are wrong here" in note) is (why != "no triton")
     assert ("adapters: torch" in caplog.text) is (why != "no triton")
-    graphs = executor.unified.graphs  # type: ignore[attr-defined]
+    graphs = executor.launched.graphs  # type: ignore[attr-defined]
     assert graphs.shapes and not any(shape.lora_tiles for shape in graphs.shapes), "launches for all places"
     same(await heard(executor, MIXED), expected)
     await executor.shutdown()
@@ -384,7 +383,7 @@ async def test_right_kernels_pass_their_check_and_leave_nothing(
     monkeypatch.setattr(kernel_check, "_LORA_ROWS", (1, 40))
     executor = await started(OnDevice, settings(model, 2))
     assert "adapters: cohort-triton" in executor.status().notes
-    weights = executor.unified.program.adapters  # type: ignore[attr-defined]
+    weights = executor.launched.program.adapters  # type: ignore[attr-defined]
     assert not weights._ranks.any()
     await executor.shutdown()
 
@@ -450,23 +449,23 @@ async def test_rows_without_an_adapter_cost_nothing(
     """Steps in which no row has one are the graphs of an executor without adapters, loaded ones or not."""
     packed, _ = adapters_of(model, tmp_path, (4, 2))
     executor: Any = await started(OnDevice, settings(model, 2), packed)
-    for shape in executor.unified.graphs.shapes[::-1]:
+    for shape in executor.launched.graphs.shapes[::-1]:
         if not shape.lora_tiles and shape.tokens in (2, 24):
-            executor.unified.graphs.capture(shape)
+            executor.launched.graphs.capture(shape)
     used: list[int] = []
-    put, again = DeviceUnifiedRunner._put, DeviceUnifiedRunner._launch_again
+    put, again = LaunchedSteps._put, LaunchedSteps._launch_again
 
-    def watched(self: DeviceUnifiedRunner, batch: Any, plan: Any, found: Any) -> Any:
+    def watched(self: LaunchedSteps, batch: Any, plan: Any, found: Any) -> Any:
         assert found is not None
         used.append(found[0].lora_tiles)
         return put(self, batch, plan, found)
 
-    def repeated(self: DeviceUnifiedRunner, batch: Any, last: Any) -> Any:
+    def repeated(self: LaunchedSteps, batch: Any, last: Any) -> Any:
         used.append(last.shape.lora_tiles)
         return again(self, batch, last)
 
-    monkeypatch.setattr(DeviceUnifiedRunner, "_put", watched)
-    monkeypatch.setattr(DeviceUnifiedRunner, "_launch_again", repeated)
+    monkeypatch.setattr(LaunchedSteps, "_put", watched)
+    monkeypatch.setattr(LaunchedSteps, "_launch_again", repeated)
     bound: list[int] = []
     bind = DeviceWeights.bind
     monkeypatch.setattr(DeviceWeights, "bind", lambda *given: bound.append(1) or bind(*given))
@@ -487,15 +486,15 @@ async def test_rows_without_an_adapter_cost_nothing(
 async def test_memory_is_taken_before_kv_is_sized(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The largest steps have as many adapters as there may be, of the highest rank, and leave none."""
     seen: list[tuple[int, bool]] = []
-    put = DeviceUnifiedRunner._put
+    put = LaunchedSteps._put
 
-    def watched(self: DeviceUnifiedRunner, batch: Any, plan: Any, found: Any) -> Any:
+    def watched(self: LaunchedSteps, batch: Any, plan: Any, found: Any) -> Any:
         weights = self.program.adapters
         assert weights is not None and weights._ranks.max() == weights.max_rank == 64
         seen.append((len(np.unique(plan.places)), plan.facts.adapted))
         return put(self, batch, plan, found)
 
-    monkeypatch.setattr(DeviceUnifiedRunner, "_put", watched)
+    monkeypatch.setattr(LaunchedSteps, "_put", watched)
     given = settings(model, 3, max_num_batched_tokens=16, max_num_seqs=4, max_model_len=32)
     executor = Sized.from_config(replace(given, memory=ExecutorMemoryConfig()))
     await executor.warmup()
@@ -522,7 +521,7 @@ async def test_a_name_with_other_content(model: Path, tmp_path: Path) -> None:
     packed, _ = adapters_of(model, tmp_path, (16, 2, 3))
     expected = await reloaded(await started(LlmAdapterExecutor, settings(model, 2), packed[:2]), packed)
     executor = await started(OnDevice, settings(model, 2), packed[:2])
-    table = executor._ready().unified.adapters
+    table = executor._ready().unified.states.adapters
     assert table is not None
     same(await reloaded(executor, packed), expected)
     assert [place for place, _ in table._loaded.values()] == [1, 0]
@@ -604,7 +603,7 @@ async def test_a_step_with_another_adapter_does_not_repeat_the_one_before(
     assert len({str(one) for one in expected}) == 3
     executor = await started(OnDevice, settings(model, 2), packed)
     same(await played(executor), expected)
-    table = executor._ready().unified.adapters
+    table = executor._ready().unified.states.adapters
     begin = type(table).begin
 
     def forgets(self: Any, slot: int, name: str | None) -> None:

@@ -18,7 +18,7 @@ from executors.llm.sampling.shaped_slots import Following, ShapedSlots
 from executors.llm.step.launched import repeat
 from executors.llm.step.launched.inputs import StepBuffer, StepShape, Tail, layout, num_words
 from executors.llm.step.launched.repeat import MOVING, STAYING, RepeatedStep
-from executors.llm.step.launched.steps import DeviceUnifiedRunner
+from executors.llm.step.launched.steps import LaunchedSteps
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.llm.driver import GREEDY, Driver, Sequence, config
 from tests.gpu.device_fakes import FakeDevice, FakeDeviceExecutor, IdleDevice
@@ -167,7 +167,7 @@ class Streams:
 class Record:
     """All that a runner packs: of each step its shape, its words and where its tail ends. `repeated` of them by what moved on."""
 
-    def __init__(self, runner: DeviceUnifiedRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, runner: LaunchedSteps, monkeypatch: pytest.MonkeyPatch) -> None:
         self.steps: list[tuple[StepShape, int, bytes]] = []
         self.repeated = 0
         queue, again = runner._queue, runner._launch_again
@@ -186,21 +186,22 @@ class Record:
             buffer.words[:] = 0
 
 
-def run(runner: DeviceUnifiedRunner, ops: list[Op]) -> None:
+def run(executor: FakeDeviceExecutor, ops: list[Op]) -> None:
     """With two steps out."""
-    runner.clear()
-    runner.shaped._free.sort(reverse=True)  # rows of its table are given in the same order again
-    for unsent in (runner._tables, runner.shaped.sending):
+    runner, launched = executor.unified, executor.launched
+    runner.states.clear()
+    launched.shaped._free.sort(reverse=True)  # rows of its table are given in the same order again
+    for unsent in (launched._tables, launched.shaped.sending):
         unsent.sent()
     # Steps that need the host compute with what is there.
-    for tensor in (runner.pool, *runner.runner.cache.layers):
+    for tensor in (runner.states.pool, *runner.runner.cache.layers):
         tensor.zero_()
     out = []
     for op in ops:
         if isinstance(op, int):
             while out:
                 out.pop(0).result()
-            runner.release(op)
+            runner.states.release(op)
         else:
             out.append(runner.launch(op))
             if len(out) == 2:
@@ -213,12 +214,11 @@ def packed(
     path_executor: FakeDeviceExecutor, ops: list[Op], repeat: bool
 ) -> tuple[list[tuple[StepShape, int, bytes]], int]:
     """What was packed for these steps, and how many by what moved on."""
-    runner = path_executor.unified
     with pytest.MonkeyPatch.context() as patch:
-        record = Record(runner, patch)
+        record = Record(path_executor.launched, patch)
         if not repeat:
             patch.setattr(RepeatedStep, "repeats", lambda *_: False)
-        run(runner, ops)
+        run(path_executor, ops)
     return record.steps, record.repeated
 
 
@@ -380,20 +380,25 @@ async def test_a_slot_given_to_another_sequence_unnoticed_is_caught(
         ops.append(seq.seq_id)
         driver.slots.append(seq.slot)
     assert difference(executor, ops) is None
-    key, repeats, drop = repeat._key, RepeatedStep.repeats, DeviceUnifiedRunner._drop
+    key, repeats, drop = repeat._key, RepeatedStep.repeats, LaunchedSteps.drop
 
     def careless(self: RepeatedStep, batch: UnifiedBatch, *limits: int) -> bool:
         return repeats(self, replace(batch, starts=()), *limits)
 
-    def keeping(self: DeviceUnifiedRunner, slot: int) -> None:
+    def keeping(self: LaunchedSteps, slot: int) -> None:
         last = self._last
         drop(self, slot)
         self._last = last
 
     monkeypatch.setattr(repeat, "_key", lambda batch: key(batch)[1:])
     monkeypatch.setattr(RepeatedStep, "repeats", careless)
-    monkeypatch.setattr(DeviceUnifiedRunner, "_drop", keeping)
-    monkeypatch.setattr(DeviceUnifiedRunner, "_take_in_tables", DeviceUnifiedRunner._take_in)
+    monkeypatch.setattr(LaunchedSteps, "drop", keeping)
+
+    def take_in(self: LaunchedSteps, batch: UnifiedBatch) -> None:
+        executor.unified.stages.take_in(batch)
+        self._tables.changed(batch.tables.slots, batch.tables.starts, batch.tables.counts)
+
+    monkeypatch.setattr(LaunchedSteps, "_take_in_tables", take_in)
     assert difference(executor, ops) == "temperature"
 
 
@@ -426,7 +431,7 @@ async def _decoding(path: Path) -> tuple[FakeDeviceExecutor, Driver, list[Sequen
     for seq in seqs:
         seq.computed = seq.num_prompt
     executor.unified.launch(_next(driver, seqs))
-    assert executor.unified._last is not None
+    assert executor.launched._last is not None
     return executor, driver, seqs
 
 
@@ -458,7 +463,7 @@ async def test_what_is_refused_is_refused_in_a_step_that_repeats(path: Path, mes
     wrong = {
         "token id is outside": {"token_ids": np.array([5, 211], np.int32)},
         "a position is negative": {"pos_offsets": batch.pos_offsets - 5},
-        "would exceed": {"pos_offsets": batch.pos_offsets + executor.unified.max_model_len},
+        "would exceed": {"pos_offsets": batch.pos_offsets + executor.unified.states.max_model_len},
         "its table has": {
             "pos_offsets": batch.pos_offsets + 8,
             "tables": replace(one, slots=none, groups=none, starts=none, counts=none, block_ids=none),

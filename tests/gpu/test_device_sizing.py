@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from executors.contract import OutOfMemory
 from executors.contract.batch import SamplingParams
 from executors.contract.config import ExecutorMemoryConfig
-from executors.llm.step.launched.steps import DeviceUnifiedRunner
+from executors.llm.step.launched.steps import LaunchedSteps
 from tests.executors.checkpoints import QWEN3, write_checkpoint
 from tests.executors.llm.devices import Device, Once
 from tests.executors.llm.driver import GREEDY, Driver, config, start
@@ -33,22 +32,19 @@ class Sized(FakeDeviceExecutor):
 
     memory = Device()
 
-    def _device_memory(self, device: torch.device) -> Any:
-        return self.memory
-
 
 async def test_the_largest_steps_run_as_steps_do_and_leave_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_checkpoint(tmp_path, SMALL)
     packed: list[tuple[int, int]] = []
-    put = DeviceUnifiedRunner._put
+    put = LaunchedSteps._put
 
-    def watched(self: DeviceUnifiedRunner, batch: Any, *more: Any) -> Any:
+    def watched(self: LaunchedSteps, batch: Any, *more: Any) -> Any:
         packed.append((len(batch), batch.total_q_tokens()))
         return put(self, batch, *more)
 
-    monkeypatch.setattr(DeviceUnifiedRunner, "_put", watched)
+    monkeypatch.setattr(LaunchedSteps, "_put", watched)
     chosen = config(path, max_num_seqs=3, max_num_batched_tokens=16, max_model_len=32)
     executor = Sized.from_config(replace(chosen, memory=ExecutorMemoryConfig()))
     await executor.warmup()
@@ -76,7 +72,7 @@ async def test_a_launch_that_finds_no_memory_is_tried_again(
     executor.device = FakeDevice(captures=False)  # what is replayed allocates nothing
     await executor.warmup()
     await executor.begin_epoch(1)
-    program, emptied = executor.unified.program, memory.emptied
+    program, emptied = executor.launched.program, memory.emptied
     once = Once(program.run, 1)
     monkeypatch.setattr(program, "run", once)
     driver, plain = Driver(executor), Driver(await start(path))

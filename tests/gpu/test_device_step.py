@@ -53,7 +53,9 @@ async def plain(path: Path) -> LlmExecutor:
 
 async def faked(path: Path, device: FakeDevice, packed: bool = True) -> FakeDeviceExecutor:
     executor = FakeDeviceExecutor.from_config(config(path))
-    executor.device, executor.packed = device, packed
+    executor.device = device
+    if not packed:
+        executor.order = ()
     await executor.warmup()
     await executor.begin_epoch(1)
     return executor
@@ -106,10 +108,10 @@ async def test_a_pending_token_is_read_on_the_device(path: Path) -> None:
     driver = Driver(executor)
     seq, known = driver.add([1, 2, 3]), driver.add([1, 2, 3])
     await driver.step([(seq, [1, 2, 3], True, 0), (known, [1, 2, 3], True, 0)])
-    assert int(executor.unified.pool[seq.slot, 3]) == seq.tokens[3]
+    assert int(executor.unified.states.pool[seq.slot, 3]) == seq.tokens[3]
     for planted, stands_for in ((77, 77), (2**31 - 1, 210), (-5, 0)):
         seq.computed = known.computed = 3
-        executor.unified.pool[seq.slot, 3] = planted
+        executor.unified.states.pool[seq.slot, 3] = planted
         output = await driver.step(
             [(seq, [-1], True, 0), (known, [stands_for], True, 0)], pending=np.array([True, False])
         )
@@ -195,7 +197,7 @@ async def test_a_failed_step_with_one_behind_it(
 
     with monkeypatch.context() as patch:
         if when == "launched":
-            patch.setattr(inner.unified.program, "run", fail)
+            patch.setattr(inner.launched.program, "run", fail)
         else:
             patch.setattr(LateEvent, "query", fail)
             patch.setattr("executors.llm.step.launched.inputs.BufferRing._free", lambda buffer: None)

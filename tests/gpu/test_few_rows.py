@@ -360,7 +360,7 @@ def test_a_wrong_one_is_named_and_others_take_its_place(
 class OnTriton(FakeDeviceExecutor):
     """Interpreted kernels in graphs of the device that is played."""
 
-    _attention = LlmExecutor._attention
+    order = ()
 
 
 async def started(path: Path, kind: type[LlmExecutor], graphs: int = 3) -> LlmExecutor:
@@ -371,9 +371,9 @@ async def started(path: Path, kind: type[LlmExecutor], graphs: int = 3) -> LlmEx
     await made.begin_epoch(1)
     if isinstance(made, OnTriton):
         made._idle.stop()
-        assert made.unified.graphs is not None
-        for shape in made.unified.graphs.shapes[:graphs]:
-            made.unified.graphs.capture(shape)
+        assert made.launched.graphs is not None
+        for shape in made.launched.graphs.shapes[:graphs]:
+            made.launched.graphs.capture(shape)
     return made
 
 

@@ -65,7 +65,7 @@ async def faked(
 def capture_all(executor: FakeDeviceExecutor) -> None:
     while executor.unified.capture_next():
         pass
-    graphs = executor.unified.graphs
+    graphs = executor.launched.graphs
     assert graphs is not None and not graphs.failure and graphs.missing is None
 
 
@@ -93,8 +93,8 @@ async def test_replayed_steps_give_what_the_host_gives(
     heard = await play(ours, ops, out)
     assert tokens_of(heard) == tokens_of(await play(theirs, ops))
     assert ours.device is not None
-    by_kind = {shape.listed: 0 for shape in ours.unified.graphs.shapes}  # type: ignore[union-attr]
-    for shape, graph in ours.unified.graphs._graphs.items():  # type: ignore[union-attr]
+    by_kind = {shape.listed: 0 for shape in ours.launched.graphs.shapes}  # type: ignore[union-attr]
+    for shape, graph in ours.launched.graphs._graphs.items():  # type: ignore[union-attr]
         by_kind[shape.listed] += graph.replays  # type: ignore[attr-defined]
     alone = not set(settings) & set(HOSTED)
     assert by_kind[False] >= 3 and by_kind[True] >= (10 if alone else 2), "chunks and decode steps alone"
@@ -112,7 +112,7 @@ async def test_steps_are_the_same_while_graphs_are_still_captured(path: Path) ->
             found.setdefault(seq, []).extend(heard)
         ours.unified.capture_next()
     assert tokens_of(found) == tokens_of(await play(theirs, ops))
-    assert 0 < ours.device.replays < len(ops) and not ours.unified.graphs.failure  # type: ignore[union-attr]
+    assert 0 < ours.device.replays < len(ops) and not ours.launched.graphs.failure  # type: ignore[union-attr]
 
 
 @pytest.mark.interpreted
@@ -130,7 +130,7 @@ async def test_triton_kernels_in_graphs(tmp_path: Path, monkeypatch: pytest.Monk
     path = write_checkpoint(tmp_path / "model", small)
 
     class OnTriton(FakeDeviceExecutor):
-        _attention = LlmExecutor._attention
+        order = ()
 
     heard = []
     for kind, backend in ((OnTriton, "triton"), (LlmExecutor, "torch")):
@@ -140,7 +140,7 @@ async def test_triton_kernels_in_graphs(tmp_path: Path, monkeypatch: pytest.Monk
         executor._idle.stop()
         await executor.begin_epoch(1)
         if isinstance(executor, OnTriton):
-            graphs, device = executor.unified.graphs, executor.device
+            graphs, device = executor.launched.graphs, executor.device
             assert graphs is not None
             graphs.capture(graphs.shapes[1])
             graphs.capture(graphs.shapes[-1])
@@ -168,7 +168,7 @@ async def test_the_smallest_come_first_and_the_others_when_nobody_computes(
     executor.set_progress(lambda stage, done, total: log.append(f"{stage} {done}/{total}"))
     monkeypatch.setattr("executors.llm.step.idle.QUIET_S", 3600)
     await executor.warmup()
-    graphs = executor.unified.graphs
+    graphs = executor.launched.graphs
     assert graphs is not None
     assert log.count("capture") == AT_START and executor.status().is_ready
     assert [replace(shape, pieces=0) for shape in graphs._graphs] == decode_shapes(16)[:AT_START]
@@ -243,7 +243,7 @@ def test_what_is_missed_often_is_captured_together() -> None:
 
 async def test_a_standstill_ends_with_a_capture_that_fails(path: Path) -> None:
     executor = await faked(path)
-    graphs, device = executor.unified.graphs, executor.device
+    graphs, device = executor.launched.graphs, executor.device
     assert graphs is not None and device is not None
     driver = Driver(executor)
     seqs = [driver.add([i]) for i in range(14)]
@@ -313,7 +313,7 @@ async def test_a_capture_that_finds_no_memory_is_tried_again(
 ) -> None:
     """Whoever takes it may only be starting. Meanwhile nobody tries, not even under load."""
     executor = await faked(path)
-    graphs, device, unified = executor.unified.graphs, executor.device, executor.unified
+    graphs, device, unified = executor.launched.graphs, executor.device, executor.unified
     assert graphs is not None and device is not None
     now = [1000.0]
     monkeypatch.setattr("executors.llm.step.launched.graphs.monotonic", lambda: now[0])
@@ -373,7 +373,7 @@ async def test_where_nothing_can_be_captured_it_starts_without(path: Path) -> No
 
 async def test_enforce_eager_captures_nothing(path: Path) -> None:
     executor = await faked(path, optimization=OptimizationConfig(num_threads=1, enforce_eager=True))
-    assert executor.unified.graphs is None and not executor.unified.can_capture
+    assert executor.launched.graphs is None and not executor.unified.can_capture
     assert "graphs: none" in executor.status().notes and not executor.device.graphs  # type: ignore[union-attr]
     ops = Maker(executor, 4, PLAIN).make(10)
     assert tokens_of(await play(executor, ops)) == tokens_of(await play(await plain(path), ops))

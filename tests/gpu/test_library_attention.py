@@ -10,14 +10,13 @@ import pytest
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-import executors.llm.executor
-from executors.llm.attention.backend import AttentionBackend
+import executors.llm.assembly.parts
 from executors.llm.attention.check import Problem
 from executors.llm.attention.library import LibraryAttention, PackedLibraryAttention, PagedMeta, over, pack
 from executors.llm.attention.packed import PackedAttention, StepMeta
 from executors.llm.executor import LlmExecutor
 from executors.llm.fused.triton_forward import PagedAttend, TritonForward
-from executors.llm.kernel_support.kernel_choice import choose_attention
+from executors.llm.kernel_support.kernel_choice import MAKERS, choose_attention
 from executors.llm.memory.kv_cache import KvCache
 from executors.llm.model.caches import KvSpec
 from tests.executors.checkpoints import write_checkpoint
@@ -140,9 +139,11 @@ class Plain:
         return out
 
 
+MAKERS["plain"] = lambda wish: over("plain", Plain())
+
+
 class Executor(FakeDeviceExecutor):
-    def _attention(self, cache: KvCache) -> AttentionBackend:
-        return over("plain", Plain())
+    order = ("plain",)
 
 
 if DEVICE.type == "cpu":  # with a GPU kernels are not interpreted, and the fake device is a CPU
@@ -151,7 +152,7 @@ if DEVICE.type == "cpu":  # with a GPU kernels are not interpreted, and the fake
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """By graphs, and one by one where there is none; two steps out."""
-        monkeypatch.setattr(executors.llm.executor, "fuse", lambda attention, model: None)
+        monkeypatch.setattr(executors.llm.assembly.parts, "fuse", lambda attention, model: None)
         monkeypatch.setattr("executors.llm.step.launched.graphs.MIXED_TOKENS", (16,))
         path = write_checkpoint(tmp_path / "model", {**SMALL, "num_hidden_layers": 1})
         settings = config(path, max_num_seqs=8)

@@ -14,6 +14,7 @@ import torch
 
 from executors.llm.attention.key_pieces import PieceRule
 from executors.llm.attention.packed import StepMeta
+from executors.llm.kernel_support.kernel_choice import MAKERS
 from executors.llm.memory.kv_cache import KvCache
 from executors.llm.step.launched.graphs import StepFacts, decode_shapes, fits, mixed_shapes
 from executors.llm.step.launched.inputs import StepShape
@@ -214,11 +215,13 @@ class Splitting(PagedTorch):
         return summed
 
 
+MAKERS["splitting"] = lambda wish: Splitting()
+
+
 class Served(part.WatchedExecutor, FakeDeviceExecutor):
     """A CPU that takes itself for a GPU, watched."""
 
-    def _attention(self, cache: KvCache) -> Any:
-        return Splitting()
+    order = ("splitting",)
 
 
 @pytest.fixture

@@ -23,13 +23,14 @@ from typing import Any
 import torch
 
 from executors.contract import ExecutorConfig, SampledToken, SamplingParams
+from executors.llm.assembly.parts import Assembly
+from executors.llm.device.base import Graph
 from executors.llm.executor import LlmExecutor
 from executors.llm.memory.kv_cache import KvPlan
-from executors.llm.model.api import LoadedModel
 from executors.llm.runtime import ExecutorRuntime
-from executors.llm.step.launched.graphs import Graph, StepFacts, StepGraphs
+from executors.llm.step.launched.graphs import StepFacts, StepGraphs
 from executors.llm.step.launched.inputs import StepShape
-from executors.llm.step.launched.steps import DeviceUnifiedRunner
+from executors.llm.step.launched.steps import LaunchedSteps
 from executors.testing.driver import DrivenSequence, Driver, Feed
 from tools.gpu_check import serving, shapes
 from tools.gpu_check.part_process import Found
@@ -145,11 +146,12 @@ class WatchedExecutor(LlmExecutor):
     replayed: Counter[StepShape]
     graphs: StepGraphs | None = None
 
-    def _assemble(self, source: LoadedModel, plan: KvPlan) -> ExecutorRuntime:
-        loaded = super()._assemble(source, plan)
+    def _assemble(self, assembly: Assembly, plan: KvPlan) -> ExecutorRuntime:
+        loaded = super()._assemble(assembly, plan)
         self.replayed, self.graphs = Counter(), None
-        if isinstance(loaded.unified, DeviceUnifiedRunner) and loaded.unified.graphs is not None:
-            self.graphs = loaded.unified.graphs
+        launched = loaded.unified.launched
+        if isinstance(launched, LaunchedSteps) and launched.graphs is not None:
+            self.graphs = launched.graphs
             _watch(self.graphs, self.replayed)
         return loaded
 

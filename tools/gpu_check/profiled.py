@@ -16,12 +16,12 @@ from typing import Any
 import torch
 
 from executors.contract import ExecutorConfig
+from executors.llm.assembly.parts import Assembly
 from executors.llm.executor import LlmExecutor
 from executors.llm.factory import LlmFactory
 from executors.llm.memory.kv_cache import KvPlan
-from executors.llm.model.api import LoadedModel
 from executors.llm.runtime import ExecutorRuntime
-from executors.llm.step.launched.steps import DeviceUnifiedRunner
+from executors.llm.step.launched.steps import LaunchedSteps
 
 NAME = f"{__name__}:ProfiledFactory"
 FOLDER = "GPU_CHECK_PROFILE"
@@ -109,10 +109,10 @@ class ProfiledExecutor(LlmExecutor):
         await super().warmup()
         threading.Thread(target=_wait_and_measure, args=(self._marks,), name="profile", daemon=True).start()
 
-    def _assemble(self, source: LoadedModel, plan: KvPlan) -> ExecutorRuntime:
-        loaded = super()._assemble(source, plan)
-        if isinstance(loaded.unified, DeviceUnifiedRunner):
-            loaded.unified.queueing = self._marks.step
+    def _assemble(self, assembly: Assembly, plan: KvPlan) -> ExecutorRuntime:
+        loaded = super()._assemble(assembly, plan)
+        if isinstance(loaded.unified.launched, LaunchedSteps):
+            loaded.unified.launched.queueing = self._marks.step
         return loaded
 
     def _event(self) -> Any:

@@ -22,7 +22,8 @@ from executors.contract.errors import ConfigError, Unavailable
 from executors.contract.faults import no_memory
 from executors.contract.status import KvLayout
 from executors.llm.assembly.full_steps import full_steps
-from executors.llm.memory.device_memory import DeviceMemory, Room, give_back, look
+from executors.llm.device.base import DeviceMemory
+from executors.llm.memory.device_memory import Room, give_back, look
 from executors.llm.memory.kv_cache import KvPlan, plan_kv
 from executors.llm.model.api import LoadedModel
 from executors.llm.model.caches import kv_group

@@ -1,86 +1,198 @@
-"""Chooses the `UnifiedRunner` of a device and its sampler."""
+"""Puts the parts of an executor together: which attention, stages and sampler a model gets on its device and rank."""
 
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
 from executors.contract.config import ExecutorConfig
+from executors.contract.errors import ConfigError
+from executors.contract.interface import ProgressCallback
 from executors.kernels import triton_build
+from executors.llm.device.base import Device, DeviceMemory, StepDevice
+from executors.llm.device.table import device_of
+from executors.llm.kernel_support.kernel_choice import choose_adapters, choose_attention, fuse
+from executors.llm.lora.table import AdapterTable
 from executors.llm.memory import sizing
-from executors.llm.model.api import LoadedModel
+from executors.llm.memory.kv_cache import KvCache, KvPlan, free_bytes, plan_kv
+from executors.llm.model.api import DecoderOnlyLLM, LoadedModel, PreparedModel
 from executors.llm.model.caches import kv_group
+from executors.llm.model.decoder import Decoder
+from executors.llm.parallel.group import RankGroup
+from executors.llm.runtime import ExecutorRuntime
 from executors.llm.sampling.device_sampler import DeviceSampler, TorchDeviceSampler
 from executors.llm.sampling.grammar import GrammarCompiler
 from executors.llm.sampling.shaped_slots import TABLE_BYTES
-from executors.llm.step.launched.graphs import MIXED_TOKENS, CudaDevice, StepDevice, affordable
+from executors.llm.spec.companion import DraftCompanion
+from executors.llm.step.direct import DirectRunner
+from executors.llm.step.intake import Intake
+from executors.llm.step.launched.graphs import MIXED_TOKENS, affordable
 from executors.llm.step.launched.inputs import StepShape
-from executors.llm.step.launched.steps import DeviceUnifiedRunner
-from executors.llm.step.pipeline import UnifiedRunner
+from executors.llm.step.launched.steps import LaunchedSteps, LaunchLimits
+from executors.llm.step.pipeline import StepPipeline
 from executors.llm.step.runner import ModelRunner
+from executors.llm.step.states import SequenceStates
 
 _log = logging.getLogger(__name__)
 
 
-def step_device(device: torch.device) -> StepDevice | None:
-    """Return the device that steps run on; None for a CPU, where the host computes them itself."""
-    return CudaDevice(device) if device.type == "cuda" else None
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """Makes the parts of one executor. `report` receives the progress of what takes long."""
 
+    config: ExecutorConfig
+    source: LoadedModel
+    device: Device
+    group: RankGroup
+    report: ProgressCallback
+    runner_class: type[ModelRunner] = ModelRunner
 
-def unified_runner(
-    runner: ModelRunner, source: LoadedModel, config: ExecutorConfig, max_model_len: int, compiler: GrammarCompiler,
-    device: StepDevice | None,
-) -> UnifiedRunner:  # fmt: skip
-    """Make the runner for steps within the limits of `config`. Raises ConfigError if the host has no memory for tables of its
-    slots."""
-    slots, rows, width = sizing.num_slots(config), config.max_num_seqs, compiler.width
-    try:
-        if device is None or not runner.takes_packed:
-            return UnifiedRunner(runner, slots, rows, max_model_len, compiler)
-        sampler = device_sampler(
-            runner.device, max(rows, MIXED_TOKENS[0]), width, kv_group(runner.model).dtype
+    @property
+    def memory(self) -> DeviceMemory | None:
+        """The device's own memory, if steps may be tried again when it runs out."""
+        return self.device.memory if self.group.retries else None
+
+    def planned(self, draft: LoadedModel | None) -> KvPlan:
+        """Plan KV in the machine's memory, or in a device's after what a step is estimated to take."""
+        spec, config = kv_group(self.source.model), self.config
+        claims, beside = sizing.claims(config, self.source), sizing.kv_bytes_beside(draft)
+        plan = plan_kv(spec, config, self.source.info.max_model_len, claims, beside=beside)
+        state = sizing.state_layout(config, self.source.model)
+        return self.group.plan(replace(plan, layout=replace(plan.layout, state=state)))
+
+    def runtime(self, plan: KvPlan) -> ExecutorRuntime:
+        """Build every part that computes, with KV of the given plan. On a device this happens more than once, see
+        `DeviceSizing`."""
+        config, source = self.config, self.source
+        info = replace(source.info, max_model_len=plan.max_model_len)
+        if isinstance(source.model, PreparedModel):
+            source.model.prepare(plan.max_model_len)
+        sizing.check_slots(config, info.max_model_len)
+        runner = self._runner(source.model, plan, self.runner_class)
+        pipeline = self._pipeline(runner, info.max_model_len)
+        pipeline.states.label_width = info.label_width
+        direct = DirectRunner(runner, info.max_model_len, source.info.logits_width, self.group.direct)
+        if (adapters := self._adapters(runner, pipeline)) is not None:
+            pipeline.use_adapters(adapters)
+            direct.adapters = adapters
+        return ExecutorRuntime(source, info, plan, runner, pipeline, direct, self.device)
+
+    def add_draft(self, runtime: ExecutorRuntime, draft: LoadedModel) -> None:
+        """Make what runs the draft model, with KV in the blocks of the model's, and let steps use it."""
+        model, states = draft.model, runtime.unified.states
+        length = min(draft.info.max_model_len, runtime.info.max_model_len)
+        if isinstance(model, PreparedModel):
+            model.prepare(length)
+        companion = DraftCompanion(
+            self._runner(model, runtime.plan, ModelRunner), states.slots, states.sampling, states.pool.numpy(), length,
+            runtime.info.logits_width, self.config.max_num_batched_tokens,
         )  # fmt: skip
-        made = DeviceUnifiedRunner(
-            runner, slots, rows, max_model_len, compiler, device, sampler,
-            max_tokens=config.max_num_batched_tokens, eager=config.optimization.enforce_eager,
-            shaping=_shaping_bytes(runner.device), max_adapters=config.optimization.max_loras,
+        states.companion = companion
+        runtime.draft, runtime.companion = draft, companion
+
+    def _runner(self, model: DecoderOnlyLLM, plan: KvPlan, cls: type[ModelRunner]) -> ModelRunner:
+        """Make the runner that computes the forwards, and its KV."""
+        config, layout = self.config, plan.layout
+        cache = KvCache(kv_group(model), layout.num_blocks, layout.block_size)
+        attention = choose_attention(
+            cache.spec, config.attention.backend, config.optimization.deterministic, config.optimization.cpu_isa,
+            cache.block_size, self.device,
         )  # fmt: skip
-    except MemoryError:  # a limit on address space
-        raise sizing.slots_do_not_fit(config, max_model_len) from None
-    if made.graphs is not None:
-        # Logits in float32 beside what a forward takes, unless they go where they stay.
-        logits = 0 if getattr(runner.model, "writes_logits", False) else 4 * width
+        fuse(attention, model)
+        return cls(model, attention, cache)
 
-        def num_bytes(shape: StepShape) -> int:
-            return shape.tokens * source.activation_bytes_per_token + shape.samples * logits
+    def _pipeline(self, runner: ModelRunner, max_model_len: int) -> StepPipeline:
+        """Make what computes steps. Raises ConfigError if the host has no memory for tables of its slots."""
+        config, group, cache = self.config, self.group, runner.cache
+        directory = config.tokenizer or config.model
+        compiler = GrammarCompiler(Path(directory) if directory else None, self.source.info.logits_width)
+        steps = self.device.steps() if group.launches and runner.takes_packed else None
+        try:
+            runner.hold_states(sizing.num_slots(config))
+            # Before the states: its check takes memory that is free again afterwards.
+            sampler = None if steps is None else self._sampler(runner, compiler.width)
+            states = SequenceStates(
+                sizing.num_slots(config),
+                max_model_len,
+                cache.block_size,
+                compiler,
+                runner.device,
+                group.leads,
+            )
+            launched = None
+            if steps is not None and sampler is not None:
+                launched = self._launched(states, runner, steps, sampler)
+            intake = Intake(states, cache.num_blocks, config.max_num_seqs, runner.states)
+            return StepPipeline(states, runner, group.stages(states, runner, intake, self.memory), launched)
+        except MemoryError:  # a limit on address space
+            raise sizing.slots_do_not_fit(config, max_model_len) from None
 
-        made.graphs.shapes = affordable(made.graphs.shapes, num_bytes, _graph_share(runner.device))
-        # The largest take it all; others are cut from the same memory.
-        made.reserve(max(map(num_bytes, made.graphs.shapes)))
-    return made
+    def _sampler(self, runner: ModelRunner, width: int) -> DeviceSampler:
+        rows = max(self.config.max_num_seqs, MIXED_TOKENS[0])
+        return device_sampler(runner.device, rows, width, kv_group(runner.model).dtype)
+
+    def _launched(
+        self, states: SequenceStates, runner: ModelRunner, steps: StepDevice, sampler: DeviceSampler
+    ) -> LaunchedSteps:
+        """Make what launches steps on a device."""
+        config, width = self.config, states.logits_width
+        limits = LaunchLimits(
+            config.max_num_seqs, config.max_num_batched_tokens, config.optimization.enforce_eager,
+            _shaping_bytes(self.device.memory), config.optimization.max_loras,
+        )  # fmt: skip
+        made = LaunchedSteps(states, runner, steps, sampler, limits, self.memory, self.report)
+        if made.graphs is not None:
+            # Logits in float32 beside what a forward takes, unless they go where they stay.
+            logits = 0 if getattr(runner.model, "writes_logits", False) else 4 * width
+
+            def num_bytes(shape: StepShape) -> int:
+                return shape.tokens * self.source.activation_bytes_per_token + shape.samples * logits
+
+            made.graphs.shapes = affordable(made.graphs.shapes, num_bytes, _graph_share(self.device.memory))
+            # The largest take it all; others are cut from the same memory.
+            made.reserve(max(map(num_bytes, made.graphs.shapes)))
+        return made
+
+    def _adapters(self, runner: ModelRunner, pipeline: StepPipeline) -> AdapterTable | None:
+        """Make room for LoRA adapters, if the configuration asks for it. Raises ConfigError for a model that has no place for
+        them."""
+        settings, model = self.config.optimization, self.source.model
+        if not settings.max_loras:
+            return None
+        if not isinstance(model, Decoder):
+            raise ConfigError("max_loras: this model has no place for LoRA adapters")
+        on_device = pipeline.launched is not None
+        weights = choose_adapters(
+            model, runner.attention, settings.max_loras, settings.max_lora_rank, on_device
+        )
+        return AdapterTable(weights, settings.max_loras, pipeline.states.slots.num_slots)
 
 
-def _graph_share(device: torch.device) -> int:
+def fitting(config: ExecutorConfig, source: LoadedModel, device: Device, group: RankGroup) -> ExecutorConfig:
+    """Return the configuration with batch limits that this machine supports, on all ranks."""
+    # Reading memory only when all have loaded their weights: the same memory may be free to all of them.
+    group.wait()
+    free, _ = free_bytes(device.memory, config)
+    return group.limits(sizing.fitting(config, source, free))
+
+
+def _graph_share(memory: DeviceMemory | None) -> int:
     """Bytes that graphs of many tokens may reserve: 1/32 of the device."""
-    if device.type != "cuda":
-        return 1 << 62
-    total: int = torch.cuda.mem_get_info(device)[1]
-    return total // 32
+    return 1 << 62 if memory is None else memory.free_and_total()[1] // 32
 
 
-def _shaping_bytes(device: torch.device) -> int:
+def _shaping_bytes(memory: DeviceMemory | None) -> int:
     """Bytes of the table that shapes logits; smaller on a small device."""
-    if device.type != "cuda":
-        return TABLE_BYTES
-    total: int = torch.cuda.mem_get_info(device)[1]
-    return min(TABLE_BYTES, total // 64)
+    return TABLE_BYTES if memory is None else min(TABLE_BYTES, memory.free_and_total()[1] // 64)
 
 
 def device_sampler(device: torch.device, max_rows: int, width: int, dtype: torch.dtype) -> DeviceSampler:
     """Return Cohort's kernels if Triton is available and they pass their check, else torch calls. `dtype`: that of the
     logits."""
-    if device.type == "cuda":
+    if device_of(device).compiles:
         try:
             if (lacking := triton_build.missing()) is not None:
                 raise ImportError(lacking)

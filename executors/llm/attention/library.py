@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from executors.kernels import triton_build
 from executors.llm.attention.key_pieces import WORDS
 from executors.llm.attention.packed import StepMeta
+from executors.llm.device.table import device_of
 from executors.llm.memory.kv_cache import KvCache
 from executors.llm.model.caches import KvSpec
 from executors.llm.step_arrays import StepArrays
@@ -187,7 +188,7 @@ def over(name: str, kernel: PagedKernel) -> LibraryAttention:
 def pack(parts: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
     """Copy the parts to the device as one tensor; return int32 views of the parts' shapes."""
     sizes = [-(-part.size // _ALIGN) * _ALIGN for part in parts]
-    packed = torch.empty(sum(sizes), dtype=torch.int32, pin_memory=device.type == "cuda")
+    packed = torch.empty(sum(sizes), dtype=torch.int32, pin_memory=device_of(device).pinned)
     flat, begin = packed.numpy(), 0
     for part, size in zip(parts, sizes, strict=True):
         flat[begin : begin + part.size] = part.ravel()

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from executors.llm.device.table import device_of
 from executors.llm.memory.kv_cache import KvCache, plain
 from executors.llm.model.api import Attend
 from executors.llm.model.caches import KvSpec
@@ -70,9 +71,7 @@ class TorchAttention:
     def begin(self, step: StepArrays, cache: KvCache) -> Attend:
         """See `AttentionBackend`."""
         device, spec = cache.spec.device, cache.spec
-        if device.type == "cuda":
-            # It plans anew for each shape, 20 ms and more, and lengths of KV differ from step to step.
-            torch.backends.cuda.enable_cudnn_sdp(False)
+        device_of(device).prepare_torch_attention()
         kv_heads, block_size = spec.num_kv_heads, cache.block_size
         blocks = step.tables[step.item_of_row, step.positions // block_size].astype(np.int64)
         offsets = (step.positions % block_size).astype(np.int64)

@@ -15,6 +15,7 @@ from executors.kernels.triton.rotary import rotate_and_store
 from executors.llm.attention.backend import TRITON
 from executors.llm.attention.key_pieces import PieceRule
 from executors.llm.attention.packed import StepMeta
+from executors.llm.device.table import device_of
 from executors.llm.memory.kv_cache import KvCache
 from executors.llm.model.caches import KvSpec
 from executors.llm.step_arrays import StepArrays
@@ -61,13 +62,10 @@ class TritonAttention:
         self.note = f"attention: {self.name}"
         self._group = spec.num_heads // spec.num_kv_heads
         self.queries_per_tile = rows_per_tile(self._group, spec.head_dim) // self._group
-        cuda = spec.device.type == "cuda"
-        processors = (
-            torch.cuda.get_device_properties(spec.device).multi_processor_count if cuda else _PROCESSORS
-        )
-        self.rule = piece_rule(spec, processors, deterministic)
+        device = device_of(spec.device)
+        self.rule = piece_rule(spec, device.processors or _PROCESSORS, deterministic)
         """Rule for cutting keys. Must not change once steps are captured."""
-        self._pinned = cuda
+        self._pinned = device.pinned
         self._workspaces: list[DecodeWorkspace] = []
         """Workspaces; the last is the largest. All are kept, because captured graphs refer to their addresses."""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from executors.contract.config import ExecutorConfig
-from executors.contract.errors import ConfigError, OutOfMemory, Unavailable
+from executors.contract.errors import ConfigError, OutOfMemory
 from executors.contract.faults import no_memory
 from executors.contract.status import ModelInfo
 from executors.kernels.compiler import KernelUnavailable
@@ -30,6 +30,7 @@ from executors.llm.checkpoint.weights import (
     settle_config,
     stored_formats,
 )
+from executors.llm.device.table import device_of, find_device
 from executors.llm.fused import cpu_forward
 from executors.llm.kernel_support import fp8_support, stored_support
 from executors.llm.memory.cgroup import memory_limit
@@ -63,9 +64,9 @@ def load_model(config: ExecutorConfig, progress: Progress, ranks: Ranks | None =
     for note in warnings:
         _log.warning("%s: %s", config_path(directory), note)
     max_model_len = _max_model_len(config, decoder_config, directory)
-    device = resolve_device(config.device)
-    if device.type == "cuda" and device.index is not None:
-        torch.cuda.set_device(device)  # of this thread: streams, events and Triton's launches go by it
+    found = find_device(config.device)
+    device = found.place
+    found.use()
     dtype = weights_dtype(config, decoder_config, directory)
     kv = kv_dtype(config, device)
     kernels, missing = choose_kernels(config, dtype, device)
@@ -149,8 +150,8 @@ def refuse_without_kernels(
     if config.optimization.deterministic or wanted or int8_kv:
         asked = f"quantization {wanted}" if wanted else "kv_cache_dtype int8" if int8_kv else "deterministic"
         cure = "; take --dtype bfloat16" if dtype is torch.float16 else ""
-        if wanted and device.type == "cuda":
-            cure = "; take --quantization fp8"
+        if wanted and (eight_bits := device_of(device).eight_bits):
+            cure = f"; take --quantization {eight_bits}"
         raise ConfigError(f"{asked}: needs Cohort's own kernels, which are unavailable: {missing}{cure}")
 
 
@@ -215,7 +216,7 @@ def kv_dtype(config: ExecutorConfig, device: torch.device) -> torch.dtype | None
         if (why := _why_no_int8_kv(config, device)) is not None:
             raise ConfigError(f"kv_cache_dtype int8: {why}")
         return torch.int8
-    if device.type == "cuda" and (why := fp8_support.why_not(device, config.attention.backend)) is not None:
+    if device.type != "cpu" and (why := fp8_support.why_not(device, config.attention.backend)) is not None:
         raise ConfigError(f"kv_cache_dtype {config.memory.kv_cache_dtype}: {why}")
     if device.type == "cpu" and config.optimization.deterministic:
         raise ConfigError(
@@ -345,25 +346,6 @@ def weights_format(decoder: Decoder) -> str | None:
     return held.most_common(1)[0][0] if held else None
 
 
-def resolve_device(name: str) -> torch.device:
-    """Return the device of that name; "auto" is a GPU if there is one. Raises ConfigError."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ConfigError(f"device {name!r} is not supported; supported: auto, cpu, cuda, cuda:N") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        # With a build of torch that knows CUDA, the driver may not be loaded yet, as in a machine's first seconds.
-        fault = Unavailable if torch.backends.cuda.is_built() else ConfigError
-        raise fault(f"device {name!r}: no CUDA device is available; supported here: auto, cpu")
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device {name!r} is not supported; supported: auto, cpu, cuda, cuda:N")
-    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
-        raise ConfigError(f"device {name!r}: there are {count} CUDA devices, numbered from cuda:0")
-    return device
-
-
 def _max_model_len(config: ExecutorConfig, decoder: DecoderConfig, directory: Path) -> int:
     check_length(config.max_model_len, decoder, directory)
     return config.max_model_len or decoder.context_length
@@ -374,7 +356,7 @@ def weights_dtype(config: ExecutorConfig, decoder: DecoderConfig, directory: Pat
     name = decoder.dtype if config.dtype == "auto" else config.dtype
     if config.dtype == "auto" and name == "float16" and decoder.integers is not None:
         # Most checkpoints in whole numbers name float16, which the CPU kernels do not compute in.
-        name = "bfloat16" if resolve_device(config.device).type == "cpu" else name
+        name = "bfloat16" if find_device(config.device).place.type == "cpu" else name
     if name is None:
         return torch.float32 if config.load_format == "dummy" else checkpoint_dtype(directory, decoder.family)
     if name not in _DTYPES:

@@ -8,11 +8,9 @@ import logging
 import torch
 
 from executors.kernels import triton_build
+from executors.llm.device.table import device_of
 
 _log = logging.getLogger(__name__)
-
-_CAPABILITY = (8, 9)
-"""Compute capability of the first GPUs whose tensor cores multiply e4m3."""
 
 
 def why_not(device: torch.device, backend: str, blocks: bool = False) -> str | None:
@@ -20,9 +18,9 @@ def why_not(device: torch.device, backend: str, blocks: bool = False) -> str | N
     attention `backend` that emulates a GPU's is configured."""
     if device.type == "cpu":
         return None if backend in ("torch", "triton") else "a CPU does not multiply e4m3"
-    if device.type == "cuda" and (capability := torch.cuda.get_device_capability(device)) < _CAPABILITY:
-        return f"compute capability {capability[0]}.{capability[1]} does not multiply e4m3; 8.9 or later is needed"
-    if device.type == "cuda" and blocks and (lacking := why_no_triton(device, backend)) is not None:
+    if (lacking := device_of(device).why_no_fp8()) is not None:
+        return lacking
+    if blocks and (lacking := why_no_triton(device, backend)) is not None:
         return f"scales of blocks need Cohort's Triton kernels: {lacking}"
     return None
 
@@ -34,7 +32,7 @@ def has_triton(device: torch.device, backend: str) -> bool:
 
 def why_no_triton(device: torch.device, backend: str) -> str | None:
     """Return why Triton kernels do not run here, None if they do."""
-    if device.type != "cuda" and backend != "triton":
+    if not device_of(device).compiles and backend != "triton":
         return "the kernels are for GPUs"
     return triton_build.missing() or _fault(device)
 

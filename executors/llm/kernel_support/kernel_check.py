@@ -39,6 +39,7 @@ from executors.kernels.triton.rotary import rotate_and_store
 from executors.llm.attention.check import CHUNKS, LIMITS, PAST, Problem, verdict
 from executors.llm.attention.key_pieces import PieceRule
 from executors.llm.attention.packed import StepMeta
+from executors.llm.device.table import device_of
 from executors.llm.lora.device import DeviceWeights, add_by_torch, of_place, part_of
 from executors.llm.memory.kv_cache import KvCache, plain
 from executors.llm.model.caches import kv_group
@@ -106,8 +107,8 @@ class _Draw:
 
 
 def wanted(device: torch.device) -> bool:
-    """Return whether kernels are checked before use: on GPUs. The interpreter compiles nothing, and would take minutes."""
-    return device.type == "cuda"
+    """Return whether kernels are checked before use: where they are compiled. The interpreter would take minutes."""
+    return device_of(device).compiles
 
 
 def first_fault(checks: Checks) -> str | None:

@@ -4,19 +4,19 @@
     triton      Cohort's Triton kernels                  attention/triton_attention.py  GPUs
     varlen      torch's own, from torch 2.12             attention/varlen.py            GPUs
     torch       gathers KV, then torch's SDPA            attention/plain_torch.py       anywhere
-    (auto)      Cohort's C++ kernel                      attention/cpu_attention.py     CPUs
+    cohort-cpu  Cohort's C++ kernel                      attention/cpu_attention.py     CPUs
 
-`choose_attention` takes the first backend that is installed and supports the model. On a GPU a backend must pass a check
-first: `attention/check.py` for the two libraries, `kernel_check.py` for Cohort's own kernels.
+`choose_attention` takes the first backend of the device's order that is installed and supports the model. On a GPU a backend
+must pass a check first: `attention/check.py` for the two libraries, `kernel_check.py` for Cohort's own kernels.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING
-
-import torch
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 from executors.contract.errors import ConfigError
 from executors.kernels import triton_build
@@ -29,6 +29,8 @@ from executors.llm.attention.library import LibraryAttention, Unsuitable
 from executors.llm.attention.plain_torch import TorchAttention
 from executors.llm.attention.varlen import NAME as VARLEN
 from executors.llm.attention.varlen import varlen_attention
+from executors.llm.device.base import Device
+from executors.llm.device.table import device_of
 from executors.llm.fused import cpu_forward
 from executors.llm.lora.device import DeviceWeights
 from executors.llm.lora.host import HostWeights
@@ -40,11 +42,19 @@ if TYPE_CHECKING:
     from executors.llm.attention.triton_attention import TritonAttention
 
 _log = logging.getLogger(__name__)
+Library = Callable[[KvSpec, int, tuple[int, int]], LibraryAttention]
 
-GPU_ORDER = (FLASH, "triton", VARLEN)
-"""Backends that "auto" tries on a GPU before torch, in order. An installed flash-attn comes first, because installing it is a
-deliberate choice. varlen comes after Cohort's own kernels because it must not split keys (see `attention/varlen.py`) and needs
-blocks of 256 tokens."""
+CPU_KERNEL = "cohort-cpu"
+"""Name of Cohort's C++ kernel in `Device.attention_order`."""
+
+
+class AttentionWish(NamedTuple):
+    """What an attention backend is made for. `isa`: the instruction set of CPU kernels, None for the best."""
+
+    spec: KvSpec
+    device: Device
+    block_size: int
+    isa: str | None = None
 
 
 def choose_attention(
@@ -53,34 +63,32 @@ def choose_attention(
     deterministic: bool = False,
     isa: str | None = None,
     block_size: int = 16,
+    device: Device | None = None,
 ) -> AttentionBackend:
-    """Choose the attention backend for a model; `backend` is one of kernels.ATTENTION_BACKENDS.
+    """Choose the attention backend for a model; `backend` is one of kernels.ATTENTION_BACKENDS, `device` the one of the model's
+    tensors if it is not given.
 
     May compile for a second or two. If "auto" ends with a slower backend than the best that is installed, the backend's note
     and the log say why. Raises ConfigError if the requested backend is unavailable, or if `deterministic` is set and no
     deterministic backend is available.
     """
+    wish = AttentionWish(spec, device or device_of(spec.device), block_size, isa)
     if deterministic:
-        return _deterministic(spec, backend, isa, block_size)
+        return _deterministic(wish, backend)
     if backend == "torch":
         return TorchAttention()
     if backend == "auto":
-        return _for_cpu(spec, isa) if capability(spec.device) is None else _for_gpu(spec, block_size)
+        return _first_suitable(wish)
     try:
-        return _make(backend, spec, block_size)
+        return MAKERS[backend](wish)
     except Unsuitable as error:
         raise ConfigError(f"attention backend {backend}: {error}") from None
 
 
-def capability(device: torch.device) -> tuple[int, int] | None:
-    """Return the compute capability of a CUDA device, such as (9, 0), or None for a CPU."""
-    return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
-
-
-def _deterministic(spec: KvSpec, backend: str, isa: str | None, block_size: int) -> AttentionBackend:
+def _deterministic(wish: AttentionWish, backend: str) -> AttentionBackend:
     """Choose a deterministic backend. Only Cohort's own kernels add in an order that does not depend on other sequences."""
-    if capability(spec.device) is None and backend != "triton":
-        chosen = TorchAttention() if backend == "torch" else _for_cpu(spec, isa)
+    if CPU_KERNEL in wish.device.attention_order and backend != "triton":
+        chosen = TorchAttention() if backend == "torch" else _cpu(wish)
         if not isinstance(chosen, cpu_attention.CpuAttention):
             raise ConfigError(
                 f"deterministic: needs Cohort's own attention kernel; this model gets {chosen.note}"
@@ -89,28 +97,19 @@ def _deterministic(spec: KvSpec, backend: str, isa: str | None, block_size: int)
     if backend not in ("auto", "triton"):
         raise ConfigError(f"deterministic: attention backend {backend} is not deterministic; use triton")
     try:
-        return _triton(spec, block_size, deterministic=True)
+        return _triton(wish, deterministic=True)
     except Unsuitable as error:
         raise ConfigError(f"deterministic: needs Cohort's own attention kernels: {error}") from None
 
 
-def _for_cpu(spec: KvSpec, isa: str | None) -> AttentionBackend:
-    if not cpu_attention.supports(spec):
-        return TorchAttention("" if spec.kv_dtype is None else "Cohort's kernel does not read KV in fp8")
-    try:
-        return cpu_attention.CpuAttention(isa)
-    except cpu_attention.KernelUnavailable as error:
-        _log.warning("attention: torch, which is slower than Cohort's kernel: %s", error)
-        return TorchAttention(str(error))
-
-
-def _for_gpu(spec: KvSpec, block_size: int) -> AttentionBackend:
+def _first_suitable(wish: AttentionWish) -> AttentionBackend:
+    """Make the first backend of the device's order that suits the model, or torch's."""
     passed_over = []
-    for name in GPU_ORDER:
+    for name in wish.device.attention_order:
         try:
-            chosen = _make(name, spec, block_size)
+            chosen = MAKERS[name](wish)
         except Unsuitable as error:
-            # What nobody has installed is not missed, unless it is our own.
+            # A library that is not installed is not missed, unless it is our own.
             if not error.absent or name == "triton":
                 _log.warning("attention: %s is not used: %s", name, error)
                 passed_over.append(f"not {name}: {error}")
@@ -120,27 +119,47 @@ def _for_gpu(spec: KvSpec, block_size: int) -> AttentionBackend:
     return TorchAttention("; ".join(passed_over))
 
 
-def _make(name: str, spec: KvSpec, block_size: int) -> AttentionBackend:
-    """Make a backend of `GPU_ORDER`. Raises Unsuitable."""
-    if name == "triton":
-        return _triton(spec, block_size)
-    found = capability(spec.device)
-    if found is None:
-        raise Unsuitable(f"it needs a GPU; the device is {spec.device.type}")
-    library = flash_attention if name == FLASH else varlen_attention
-    made = library(spec, block_size, found)
-    if wrong := fault(made, spec, block_size):
+def _cpu(wish: AttentionWish) -> AttentionBackend:
+    """Make Cohort's C++ kernel, or torch's attention where there is none for the model."""
+    if not cpu_attention.supports(wish.spec):
+        return TorchAttention("" if wish.spec.kv_dtype is None else "Cohort's kernel does not read KV in fp8")
+    try:
+        return cpu_attention.CpuAttention(wish.isa)
+    except cpu_attention.KernelUnavailable as error:
+        _log.warning("attention: torch, which is slower than Cohort's kernel: %s", error)
+        return TorchAttention(str(error))
+
+
+def _of_library(library: Library, wish: AttentionWish) -> AttentionBackend:
+    """Make a library's attention, and check it. Raises Unsuitable."""
+    if (found := wish.device.capability) is None:
+        raise Unsuitable(f"it needs a GPU; the device is {wish.spec.device.type}")
+    made = library(wish.spec, wish.block_size, found)
+    if wrong := fault(made, wish.spec, wish.block_size):
         raise Unsuitable(wrong)
     return made
 
 
-def _triton(spec: KvSpec, block_size: int, deterministic: bool = False) -> AttentionBackend:
-    made = own_attention(spec, deterministic)
+def _triton(wish: AttentionWish, deterministic: bool = False) -> AttentionBackend:
+    """Make the attention over Cohort's Triton kernels, and check them. Raises Unsuitable."""
+    made = own_attention(wish.spec, deterministic)
     from executors.llm.kernel_support import kernel_check
 
-    if kernel_check.wanted(spec.device) and (wrong := kernel_check.attention_fault(made, spec, block_size)):
+    wrong = None
+    if kernel_check.wanted(wish.spec.device):
+        wrong = kernel_check.attention_fault(made, wish.spec, wish.block_size)
+    if wrong:
         raise Unsuitable(wrong)
     return made
+
+
+MAKERS: dict[str, Callable[[AttentionWish], AttentionBackend]] = {
+    CPU_KERNEL: _cpu,
+    FLASH: partial(_of_library, flash_attention),
+    "triton": _triton,
+    VARLEN: partial(_of_library, varlen_attention),
+}
+"""What makes each backend of `Device.attention_order`. Raises Unsuitable."""
 
 
 def own_attention(spec: KvSpec, deterministic: bool = False) -> TritonAttention:

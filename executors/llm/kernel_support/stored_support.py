@@ -8,6 +8,7 @@ import logging
 import torch
 
 from executors.kernels import triton_build
+from executors.llm.device.table import device_of
 
 _log = logging.getLogger(__name__)
 
@@ -17,7 +18,7 @@ def why_not(device: torch.device, backend: str) -> str | None:
     The backend torch is for comparing with torch alone: it widens."""
     if backend == "torch":
         return "attention backend torch is set"
-    if device.type != "cuda" and backend != "triton":
+    if not device_of(device).compiles and backend != "triton":
         return "the kernels are for GPUs"
     return triton_build.missing() or _fault(device)
 

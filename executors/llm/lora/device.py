@@ -11,7 +11,6 @@ adapter is copied to a place that no step uses, on a stream of its own, while st
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ import torch
 
 from executors.contract.errors import ConfigError
 from executors.kernels.lora_tiles import MOST_PARTS, PART_WORDS, LoraMatrix, LoraTiles, in_tiles, tile_rows
+from executors.llm.device.table import device_of
 from executors.llm.lora.loaded import LoadedAdapter, load_adapter
 from executors.llm.lora.table import Adapter
 from executors.llm.model.decoder import Decoder
@@ -62,7 +62,7 @@ class DeviceWeights:
         self._weights = torch.zeros(places, self._stride, dtype=decoder.dtype, device=device)
         self._ranks = torch.zeros(places, words, dtype=torch.int32, device=device)
         self._scales = torch.zeros(places, words, dtype=torch.float32, device=device)
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._copies = device_of(device).copies()
         self._linears = linears
         self._matrices = {
             id(linear): self._matrix(number, begin, shapes[id(linear)])
@@ -118,7 +118,7 @@ class DeviceWeights:
         """Copy an adapter to its place, and wait until it is there."""
         ranks = torch.zeros(self._ranks.shape[1], dtype=torch.int32)
         scales = torch.zeros(self._scales.shape[1])
-        with contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+        with self._copies:
             for number, linear in enumerate(self._linears):
                 matrix = self._matrices[id(linear)]
                 for part in found.parts(linear):
@@ -130,8 +130,6 @@ class DeviceWeights:
                     scales[PART_WORDS * number + which] = part.scale
             self._ranks[place].copy_(ranks)
             self._scales[place].copy_(scales)
-        if self._stream is not None:
-            self._stream.synchronize()
 
     # -- rows ------------------------------------------------------------------------------------------------------------
 

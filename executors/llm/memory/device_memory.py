@@ -1,4 +1,4 @@
-"""`DeviceMemory`: memory figures of a GPU's driver and of torch's allocator, and how much this process may use.
+"""How much of a device's own memory this process may use, by the figures of its driver and of torch's allocator.
 
 The driver knows how much of the device is free, but not which process uses the rest. torch's allocator knows how much this
 process holds through it, which is everything but the context. No figure here is therefore a difference between two readings
@@ -11,77 +11,23 @@ import gc
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
-
-import torch
+from typing import TypeVar
 
 from executors.contract.config import ExecutorConfig
 from executors.contract.faults import no_device_memory
+from executors.llm.device.base import DeviceMemory
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CONTEXT_BYTES = 512 << 20
-"""Memory that a process takes on the device outside torch's allocator, in bytes: CUDA's context, code of kernels, handles of
+"""Memory that a process takes on the device outside torch's allocator, in bytes: its context, code of kernels, handles of
 libraries. An estimate, never more than is in use. If it is too small, the share is exceeded by the difference and by no more."""
 MARGIN_BYTES = 128 << 20
 """Memory kept free beside the measured use, in bytes, in addition to a hundredth of the device. It covers free blocks of the
 allocator that fit no request (a step of other lengths asks for other sizes), and kernels and workspaces that libraries load
 at the first step of their kind."""
 MARGIN_PART = 100
-
-
-class DeviceMemory(Protocol):
-    """Memory of a device; all figures are in bytes."""
-
-    def free_and_total(self) -> tuple[int, int]:
-        """Return the free and the total memory of the device, over all processes."""
-
-    def reserved(self) -> int:
-        """Return the memory that this process's allocator holds, in use or not."""
-
-    def peak(self) -> int:
-        """Return the maximum of `reserved` since `reset_peak`."""
-
-    def reset_peak(self) -> None:
-        """Start a new peak at the current `reserved`."""
-
-    def empty_cache(self) -> None:
-        """Return unused memory to the device."""
-
-
-class CudaMemory:
-    """`DeviceMemory` of one CUDA device."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def free_and_total(self) -> tuple[int, int]:
-        """Return the driver's figures."""
-        free, total = torch.cuda.mem_get_info(self._device)
-        return int(free), int(total)
-
-    def reserved(self) -> int:
-        """Return the memory of torch's caching allocator, pools of captured graphs included."""
-        return int(torch.cuda.memory_reserved(self._device))
-
-    def peak(self) -> int:
-        """See the protocol."""
-        return int(torch.cuda.max_memory_reserved(self._device))
-
-    def reset_peak(self) -> None:
-        """See the protocol."""
-        torch.cuda.reset_peak_memory_stats(self._device)
-
-    def empty_cache(self) -> None:
-        """See the protocol. Waits for the device, whose last kernels may still use memory that nothing refers to any more."""
-        torch.cuda.synchronize(self._device)
-        torch.cuda.empty_cache()
-
-
-def device_memory(device: torch.device) -> DeviceMemory | None:
-    """Return the device's memory, or None for a CPU, which uses the machine's memory (see `cgroup.py`)."""
-    return CudaMemory(device) if device.type == "cuda" else None
 
 
 def give_back(memory: DeviceMemory) -> None:

@@ -26,8 +26,10 @@ from executors.contract.errors import ConfigError, InvalidInput, OutOfMemory, Un
 from executors.contract.faults import no_memory
 from executors.contract.status import KvLayout
 from executors.kernels.cpu import CpuKernels, huge_pages
+from executors.llm.device.base import DeviceMemory
+from executors.llm.device.table import device_of
 from executors.llm.memory.cgroup import cgroup_memory, memory_limit, resident_bytes
-from executors.llm.memory.device_memory import device_memory, look
+from executors.llm.memory.device_memory import look
 from executors.llm.memory.sizing import Claim
 from executors.llm.model.caches import KvSpec
 
@@ -67,9 +69,7 @@ class KvCache:
         if not len(pairs):
             return
         index = torch.from_numpy(pairs.astype(np.int64))
-        if (
-            self.spec.device.type == "cuda"
-        ):  # from memory that is not pinned it would wait for the steps that are out
+        if device_of(self.spec.device).pinned:  # otherwise it would wait for the steps that are out
             index = index.pin_memory()
         index = index.to(self.spec.device, non_blocking=True)
         for layer in map(plain, self.layers):
@@ -191,7 +191,7 @@ def plan_kv(
     per_sequence = math.ceil(max_len / block_size)
     explicit = config.memory.kv_cache_memory_bytes
     given = found if explicit is None else explicit
-    free, share = (given, 1.0) if given is not None else free_bytes(spec.device, config)
+    free, share = (given, 1.0) if given is not None else free_bytes(device_of(spec.device).memory, config)
     reserved = sum(claim.num_bytes for claim in claims) if given is None else 0
     allowed = max(0, int((free - reserved) * share))
     fitting = allowed // bytes_per_block
@@ -243,9 +243,9 @@ def _does_not_fit(explicit: int | None, allowed: int, max_len: int, needed: int,
     )
 
 
-def free_bytes(device: torch.device, config: ExecutorConfig) -> tuple[int, float]:
-    """Return the free memory in bytes if none is configured, and the share of it that KV may take."""
-    memory = device_memory(device)
+def free_bytes(memory: DeviceMemory | None, config: ExecutorConfig) -> tuple[int, float]:
+    """Return the free bytes of a device's own memory, or of the machine's for None, if none is configured; and the share of
+    them that KV may take."""
     if memory is not None:
         return look(memory, config).usable, 1.0
     # Ranks on CPUs have equal shares of one machine's memory.

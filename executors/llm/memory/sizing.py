@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from executors.contract.config import ExecutorConfig
 from executors.contract.errors import ConfigError
 from executors.contract.status import MemoryRequirements, StateLayout
+from executors.llm.device.table import device_of
 from executors.llm.memory.cgroup import cpu_threads, machine_bytes
 from executors.llm.model.caches import HasCaches, kv_group, state_group
 from executors.llm.sampling.shaped_slots import table_bytes
@@ -46,7 +47,7 @@ def claims(config: ExecutorConfig, source: LoadedModel) -> tuple[Claim, ...]:
     """Return the memory that a full step and loaded adapters need, by setting."""
     seqs, tokens = config.max_num_seqs, config.max_num_batched_tokens
     per_seq = _logits_bytes(config, source)
-    if kv_group(source.model).device.type == "cuda":  # rows that nobody uses take no memory elsewhere
+    if not device_of(kv_group(source.model).device).memory_on_demand:
         per_seq += _slot_bytes(config, source.info.max_model_len)
         per_seq += table_bytes(seqs, source.info.logits_width)
     per_seq += _state_bytes(config, source.model)

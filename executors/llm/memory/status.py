@@ -1,32 +1,19 @@
-"""Memory figures of an executor: the device's, or this process's if the device is the CPU."""
+"""Memory figures of an executor: the device's, or this process's if the device computes in the machine's memory."""
 
 from __future__ import annotations
 
 import resource
 
-import torch
-
 from executors.contract.status import ExecutorMemoryUsage
+from executors.llm.device.base import DeviceMemory
 from executors.llm.memory.cgroup import PressureGauge, memory_limit, resident_bytes
 
 
-def memory_status(device: torch.device, promised: int, gauge: PressureGauge) -> ExecutorMemoryUsage:
-    """Return the current memory figures. `promised`: bytes of weights and KV, written or not; on CUDA the allocator's own
-    figure is used instead."""
-    if device.type == "cuda":
-        # Asked once: each of torch's functions for one figure has the allocator write down all two hundred, under its lock.
-        stats = torch.cuda.memory_stats(device)
-        reserved, used, peak = (
-            int(stats.get(name, 0))
-            for name in (
-                "reserved_bytes.all.current",
-                "allocated_bytes.all.current",
-                "allocated_bytes.all.peak",
-            )
-        )
-        return ExecutorMemoryUsage(
-            reserved, used, peak, torch.cuda.get_device_properties(device).total_memory
-        )
+def memory_usage(memory: DeviceMemory | None, promised: int, gauge: PressureGauge) -> ExecutorMemoryUsage:
+    """Return the current memory figures. `promised`: bytes of weights and KV, written or not; a device's own `memory` has its
+    allocator's figure for them."""
+    if memory is not None:
+        return memory.usage()
     # KV pages become memory when they are written: `allocated` is what was promised, `used` what is held. In a
     # container that is what counts towards its limit, all its processes together and page cache left out.
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

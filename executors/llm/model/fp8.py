@@ -155,8 +155,8 @@ class Fp8Weight:
     ) -> torch.Tensor:
         # Scales per row: the right operand has to be column-major, and the result is bf16 on a GPU (torch 2.11 has float16
         # in some builds only). Without fast accumulation: partial sums are kept in fp32.
-        out_dtype = torch.bfloat16 if data.is_cuda else dtype
-        fused = bias is not None and bias.dtype is out_dtype is torch.bfloat16 and data.is_cuda
+        out_dtype = dtype if data.is_cpu else torch.bfloat16
+        fused = bias is not None and bias.dtype is out_dtype is torch.bfloat16 and not data.is_cpu
         sizes = (len(data), *self.data.shape)
         if sizes not in _REFUSED:
             try:

@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from executors.contract.config import ParallelConfig
 from executors.contract.errors import ExecutorDied
+from executors.llm.device.base import Device
 
 _FOREVER = timedelta(days=30)
 """The server watches over ranks and ends those that hang; a second deadline here would only be in its way."""
@@ -30,17 +31,16 @@ _LAST_WORD_S = 0.5
 class Ranks:
     """Use from one thread. All ranks make the same calls in the same order. Raises ExecutorDied if another rank is gone."""
 
-    def __init__(self, config: ParallelConfig, device: torch.device) -> None:
+    def __init__(self, config: ParallelConfig, device: Device) -> None:
         """Meet the other ranks, which takes until all of them are here."""
         self.config = config
         self.rank, self.stage, self.tensor_rank = config.rank, config.stage, config.tensor_rank
         self.size = config.tensor_parallel_size
         """Ranks of this stage."""
         self.stages = config.pipeline_parallel_size
-        self.backend = "nccl" if device.type == "cuda" else "gloo"
-        self._device = device
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
+        self.backend = device.collectives
+        self._device = device.place
+        device.use()
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
         with self._telling():
             store = dist.FileStore(config.rendezvous, config.world_size)

@@ -1,4 +1,4 @@
-"""`ParallelUnifiedRunner`: a step on one rank.
+"""The stages of a step on one rank, where they are not those of a single process.
 
     take in    every rank checks the step and stores what is new; if one refuses, all do, and nothing has happened
     forward    sums over ranks
@@ -11,12 +11,11 @@ samples fails the step on all ranks.
 from __future__ import annotations
 
 import zlib
-from concurrent.futures import Future
 
 import numpy as np
 import torch
 
-from executors.contract.batch import SequenceStart, UnifiedBatch, UnifiedOutput
+from executors.contract.batch import UnifiedBatch, UnifiedOutput
 from executors.contract.errors import (
     ExecutorDied,
     ExecutorError,
@@ -26,11 +25,13 @@ from executors.contract.errors import (
     Unsupported,
 )
 from executors.llm.faults import step_fault
+from executors.llm.memory.kv_cache import KvCache
 from executors.llm.parallel.ranks import Ranks
-from executors.llm.sampling.grammar import GrammarCompiler
-from executors.llm.sampling.slot_grammars import ItemMasks
-from executors.llm.step.pipeline import SampledRows, UnifiedRunner
+from executors.llm.step.direct import DirectItem, DirectResult, NoTokenSampled, RunDirect
+from executors.llm.step.pipeline import Compute, TakeIn
 from executors.llm.step.runner import ModelRunner
+from executors.llm.step.sampling import HostSampling, SampledRows
+from executors.llm.step.states import SequenceStates
 from executors.llm.step_arrays import StepArrays
 
 _FAULTS: tuple[type[ExecutorError], ...] = (InvalidInput, Unsupported, StepFailed, OutOfMemory)
@@ -45,105 +46,129 @@ class _FailedOnAll(Exception):
         self.error = error
 
 
-class ParallelUnifiedRunner(UnifiedRunner):
-    """See the module."""
+def agree(ranks: Ranks, fault: ExecutorError | None) -> None:
+    """Raise `fault`, or an error of the same kind if another rank has one."""
+    worst = -ranks.least([-_number(fault)])[0]
+    if fault is not None:
+        raise fault
+    if worst:
+        raise _FAULTS[worst - 1]("another rank refused or failed; its log says why")
 
-    def __init__(
-        self, ranks: Ranks, runner: ModelRunner, num_slots: int, max_batch_size: int, max_model_len: int,
-        compiler: GrammarCompiler,
-    ) -> None:  # fmt: skip
-        super().__init__(runner, num_slots, max_batch_size, max_model_len, compiler)
-        self.ranks = ranks
-        self._digest = 0
-        """Digest of the step that is being computed."""
 
-    def run(self, batch: UnifiedBatch) -> UnifiedOutput:
-        """See `UnifiedRunner`. Raises ExecutorDied for what fails on this rank alone."""
-        if not len(batch):
-            return super().run(batch)
+class AgreedIntake:
+    """Takes a step in on all ranks or on none."""
+
+    def __init__(self, ranks: Ranks, take_in: TakeIn) -> None:
+        self._ranks = ranks
+        self._take_in = take_in
+
+    def __call__(self, batch: UnifiedBatch) -> None:
+        """See `TakeIn`."""
         fault: ExecutorError | None = None
         try:
             self._take_in(batch)
         except Exception as error:
             fault = step_fault(error)
-        self.agree(fault)
+        agree(self._ranks, fault)
+
+
+def ending(ranks: Ranks, compute: Compute) -> Compute:
+    """Return `compute` for which what fails on this rank alone is ExecutorDied: the others wait for it."""
+
+    def computed(batch: UnifiedBatch) -> UnifiedOutput:
         try:
-            return self._compute(batch)
+            return compute(batch)
         except _FailedOnAll as failed:
             raise failed.error from None
         except (ExecutorDied, InvalidInput):  # of the latter all ranks know: it comes before the first sum
             raise
         except Exception as error:
-            raise ExecutorDied(f"rank {self.ranks.rank}: {step_fault(error)}") from error
+            raise ExecutorDied(f"rank {ranks.rank}: {step_fault(error)}") from error
 
-    def agree(self, fault: ExecutorError | None) -> None:
-        """Raise `fault`, or an error of the same kind if another rank has one."""
-        worst = -self.ranks.least([-_number(fault)])[0]
-        if fault is not None:
-            raise fault
-        if worst:
-            raise _FAULTS[worst - 1]("another rank refused or failed; its log says why")
+    return computed
 
-    def _begin(self, start: SequenceStart) -> None:
-        super()._begin(start)
-        if not self.ranks.leads:
-            self.grammars.drop(start.slot)
 
-    def _start_masks(
-        self, batch: UnifiedBatch, step: StepArrays, counts: np.ndarray
-    ) -> Future[dict[int, ItemMasks]] | None:
-        return super()._start_masks(batch, step, counts) if self.ranks.leads else None
+class RankSampling:
+    """Samples on rank 0, and gives its tokens to the others."""
 
-    def _token_ids(self, batch: UnifiedBatch, step: StepArrays) -> torch.Tensor:
-        ids = super()._token_ids(batch, step)
+    def __init__(
+        self, ranks: Ranks, sampling: HostSampling, states: SequenceStates, runner: ModelRunner
+    ) -> None:
+        self._ranks = ranks
+        self._sampling = sampling
+        self._states = states
+        self._runner = runner
+        self._digest = 0
+        """Digest of the step that is being computed."""
+
+    def observe(self, step: StepArrays, ids: torch.Tensor) -> None:
+        """Take in what the forward computes from, before it does."""
         known = ids.numpy() if ids.device.type == "cpu" else step.token_ids
         digest = 0
         for part in (known, step.q_lens, step.pos_offsets, step.tables):
             digest = zlib.crc32(part.tobytes(), digest)
         self._digest = digest
-        return ids
 
-    def _sample(
+    def rows(self, batch: UnifiedBatch, step: StepArrays) -> SampledRows:
+        """See `Sample`."""
+        return self._sampling.rows(batch, step)
+
+    def __call__(
         self, batch: UnifiedBatch, step: StepArrays, hidden: torch.Tensor, where: SampledRows
     ) -> UnifiedOutput:
+        """See `Sample`."""
         n, rows = len(batch), len(where.item)
         output: UnifiedOutput | None = None
         logits = maxima = None
         if rows:
-            logits, maxima = self.runner.logits_for_sampling(hidden, where.rows)
+            logits, maxima = self._runner.logits_for_sampling(hidden, where.rows)
         # Fault, digest, tokens of all rows, number of tokens that each item keeps, and those tokens.
-        told = np.zeros(2 + 2 * rows + n, np.int64)
-        told[1] = self._digest
+        message = np.zeros(2 + 2 * rows + n, np.int64)
+        message[1] = self._digest
         fault: ExecutorError | None = None
-        if rows and self.ranks.leads:
+        if rows and self._ranks.leads:
             assert logits is not None
             try:
-                output = self._sample_from(batch, step, where, logits, maxima)
+                output = self._sampling.sample_from(batch, step, where, logits, maxima)
             except Exception as error:
                 fault = step_fault(error)
-                told[0] = _number(fault)
+                message[0] = _number(fault)
             else:
-                sampled = self.pool.view(-1).index_select(0, self._sampled_at(batch, step, where))
-                told[2 : 2 + rows] = sampled.cpu().numpy()
-                told[2 + rows : 2 + rows + n] = output.num_tokens
-                told[2 + rows + n :][: len(output.token_ids)] = output.token_ids
-        told = np.array(self.ranks.told(told.tolist()), np.int64)
-        if told[0]:
-            raise _FailedOnAll(fault or _FAULTS[int(told[0]) - 1]("rank 0 could not sample"))
-        if told[1] != self._digest:
-            raise ExecutorDied(f"rank {self.ranks.rank} computed another step than rank 0")
+                sampled = self._states.pool.view(-1).index_select(0, self._sampled_at(batch, step, where))
+                message[2 : 2 + rows] = sampled.cpu().numpy()
+                message[2 + rows : 2 + rows + n] = output.num_tokens
+                message[2 + rows + n :][: len(output.token_ids)] = output.token_ids
+        message = np.array(self._ranks.told(message.tolist()), np.int64)
+        if message[0]:
+            raise _FailedOnAll(fault or _FAULTS[int(message[0]) - 1]("rank 0 could not sample"))
+        if message[1] != self._digest:
+            raise ExecutorDied(f"rank {self._ranks.rank} computed another step than rank 0")
         if output is not None:
             return output
         if rows:
-            tokens = torch.from_numpy(told[2 : 2 + rows].astype(np.int32)).to(self.runner.device)
-            self.pool.view(-1).index_copy_(0, self._sampled_at(batch, step, where), tokens)
-        num_tokens = told[2 + rows : 2 + rows + n].astype(np.int32)
-        kept = told[2 + rows + n :][: int(num_tokens.sum())].astype(np.int32)
+            tokens = torch.from_numpy(message[2 : 2 + rows].astype(np.int32)).to(self._runner.device)
+            self._states.pool.view(-1).index_copy_(0, self._sampled_at(batch, step, where), tokens)
+        num_tokens = message[2 + rows : 2 + rows + n].astype(np.int32)
+        kept = message[2 + rows + n :][: int(num_tokens.sum())].astype(np.int32)
         return UnifiedOutput(num_tokens, kept)
 
     def _sampled_at(self, batch: UnifiedBatch, step: StepArrays, where: SampledRows) -> torch.Tensor:
         """Places in the token pool of the tokens of sampled rows."""
-        return self._pool_index(batch.slots[where.item], step.positions[where.rows] + 1)
+        return self._states.pool_index(batch.slots[where.item], step.positions[where.rows] + 1)
+
+
+def ending_direct(run: RunDirect) -> RunDirect:
+    """Return `run` of direct calls for which what fails within a forward ends the process: the other ranks wait for it."""
+
+    def ran(items: list[DirectItem], cache: KvCache) -> list[DirectResult]:
+        try:
+            return run(items, cache)
+        except (InvalidInput, Unsupported, NoTokenSampled, ExecutorDied):
+            raise
+        except Exception as error:
+            raise ExecutorDied(str(step_fault(error))) from error
+
+    return ran
 
 
 def _number(fault: ExecutorError | None) -> int:

@@ -55,7 +55,7 @@ class Blocks:
     def __init__(self, logits: torch.Tensor, widen: bool = False, maxima: torch.Tensor | None = None) -> None:
         self.width = logits.shape[1]
         self.size = _BLOCK if maxima is None else 1 << (-(-self.width // maxima.shape[1]) - 1).bit_length()
-        if widen and not logits.is_cuda:
+        if widen and logits.is_cpu:
             self.logits = scratch("wide", len(logits), self.width, logits.device)
             found = torch.empty(len(logits), -(-self.width // self.size), device=logits.device)
             # Row by row, so that the maxima are taken of what is still in the cache.
@@ -74,7 +74,7 @@ class Blocks:
 
     def renew(self, rows: np.ndarray) -> None:
         """Update the maxima after logits of these rows were changed."""
-        if self.logits.is_cuda:
+        if not self.logits.is_cpu:
             at = torch.from_numpy(rows).to(self.logits.device)
             self.maxima[at] = _block_maxima(self.logits[at], self.size)
         else:
@@ -135,7 +135,7 @@ def _block_maxima(logits: torch.Tensor, size: int) -> torch.Tensor:
     if not whole:
         return maxima
     into = maxima[:, : whole // size]
-    if logits.is_cuda or logits.dtype == torch.float32:
+    if not logits.is_cpu or logits.dtype == torch.float32:
         torch.amax(logits[:, :whole].unflatten(1, (-1, size)).float(), -1, out=into)
         return maxima
     # Processors reduce short runs of 16-bit floats one by one; converted in the cache they are as fast as others.

@@ -5,7 +5,7 @@ These calls do not use slots. Each call either brings its block table in its han
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -53,10 +53,19 @@ class DirectResult:
     sampled: list[SampledToken]
 
 
-class DirectRunner:
-    """Packs direct calls into forwards. `max_model_len` and `logits_width` bound positions and token ids."""
+RunDirect = Callable[[list[DirectItem], KvCache], list[DirectResult]]
+"""Computes a forward of items over a KV cache, and samples."""
 
-    def __init__(self, runner: ModelRunner, max_model_len: int, logits_width: int) -> None:
+
+class DirectRunner:
+    """Packs direct calls into forwards. `max_model_len` and `logits_width` bound positions and token ids; `guard` makes what is
+    called in place of its own forward."""
+
+    def __init__(
+        self, runner: ModelRunner, max_model_len: int, logits_width: int,
+        guard: Callable[[RunDirect], RunDirect] = lambda run: run,
+    ) -> None:  # fmt: skip
+        self._run = guard(self._forward)
         self.runner = runner
         self.max_model_len = max_model_len
         self.logits_width = logits_width
@@ -171,7 +180,7 @@ class DirectRunner:
             begin += count
         return KvCache(kv_group(self.runner.model), begin, size)
 
-    def _run(self, items: list[DirectItem], cache: KvCache) -> list[DirectResult]:
+    def _forward(self, items: list[DirectItem], cache: KvCache) -> list[DirectResult]:
         if self.runner.states is not None and cache is self.runner.cache:
             raise Unsupported(
                 "the model's layers have a state per sequence, which a handle does not name: use unified_decode"

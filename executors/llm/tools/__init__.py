@@ -5,7 +5,7 @@ process of its own.
     describe.py   a checkpoint's sizes and what fits into memory, without its weights
     fits.py       the context that fits, for many checkpoints
     box.py        CPU, cgroups, memory: no torch
-    kernels.py    torch, CUDA, and which kernels the executor uses here
+    kernels.py    torch, devices, and which kernels the executor uses here
     compare.py    logits and greedy tokens of the executor beside those of transformers
     reference.py  transformers' part of that
 """

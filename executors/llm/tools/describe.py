@@ -27,11 +27,12 @@ from executors.llm.checkpoint.claims import refuse_claim
 from executors.llm.checkpoint.files import Checkpoint, index_path
 from executors.llm.checkpoint.fp8_layers import hold
 from executors.llm.checkpoint.weights import check_load, embedding_stays, lacks, settle_config
+from executors.llm.device.table import device_of, find_device
 from executors.llm.factory import LlmFactory
 from executors.llm.kernel_support.kernel_choice import choose_attention
 from executors.llm.memory import sizing
 from executors.llm.memory.cgroup import memory_limit, resident_bytes
-from executors.llm.memory.device_memory import CONTEXT_BYTES, CudaMemory, Room, look, margin
+from executors.llm.memory.device_memory import CONTEXT_BYTES, Room, look, margin
 from executors.llm.memory.kv_cache import CPU_SHARE, KvPlan, plan_kv
 from executors.llm.model.api import LoadedModel
 from executors.llm.model.caches import KvSpec, kv_group
@@ -71,7 +72,7 @@ def describe(config: ExecutorConfig, memory: int | None = None) -> dict[str, Any
     LlmFactory().validate_config(config)
     directory = Path(config.model)
     shape = read_config(directory)
-    device = loader.resolve_device(config.device)
+    device = find_device(config.device).place
     stored, shape = checkpoint_facts(directory, shape)
     refuse_claim(shape.quantization)
     here = stored["problem"] is None
@@ -362,8 +363,8 @@ def free_after_loading(config: ExecutorConfig, sketch: LoadedModel, memory: int 
     """
     device, weights = kv_group(sketch.model).device, sketch.parameter_bytes
     ranks = config.parallel.world_size
-    if device.type == "cuda":
-        room = look(CudaMemory(device), config)
+    if (own := device_of(device).memory) is not None:
+        room = look(own, config)
         if memory is not None:
             room = Room(memory, memory - CONTEXT_BYTES, CONTEXT_BYTES, room.share, margin(memory))
         return room.usable - weights - graph_bytes(config), 1.0

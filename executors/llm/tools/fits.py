@@ -11,7 +11,7 @@ import msgspec
 from executors.contract.config import ExecutorConfig
 from executors.contract.errors import ExecutorError
 from executors.kernels import compiler, cpu
-from executors.llm.checkpoint.loader import resolve_device
+from executors.llm.device.table import find_device
 from executors.llm.memory.cgroup import cpu_threads
 from executors.llm.tools.describe import describe
 
@@ -31,7 +31,7 @@ def run(job: dict[str, Any], stage: Callable[[str], None]) -> list[dict[str, Any
 
 
 def _would_compile(configs: list[ExecutorConfig]) -> bool:
-    on_cpu = any(resolve_device(config.device).type == "cpu" for config in configs)
+    on_cpu = any(find_device(config.device).place.type == "cpu" for config in configs)
     return on_cpu and not compiler.is_compiled(cpu.SOURCE, configs[0].optimization.cpu_isa)
 
 

@@ -1,4 +1,4 @@
-"""Facts about torch for `cohort doctor`: its build, CUDA devices, and the kernels that the executor uses here."""
+"""Facts about torch for `cohort doctor`: its build, the devices, and the kernels that the executor uses here."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 
+from executors.devices import GPU
 from executors.kernels import triton_build
 from executors.kernels.compiler import KernelUnavailable
 from executors.kernels.cpu import CpuKernels, cpu_kernels
 from executors.llm.attention.plain_torch import TorchAttention
+from executors.llm.device.table import class_of, find_device
 from executors.llm.memory.cgroup import cpu_threads
 from executors.llm.model.linear import can_pack_onednn, kernels_support
 
@@ -19,16 +21,15 @@ ONEDNN, PLAIN = "torch, packed for oneDNN", "plain torch"
 
 def run(job: dict[str, Any], stage: Callable[[str], None]) -> dict[str, Any]:
     """Return all facts; `job` is not used."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    found = find_device("auto")
+    device = found.place
     dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     kernels = _kernels()
     return {
         "torch": torch.__version__,
-        "cuda_build": torch.version.cuda,
-        "devices": [_device(i) for i in range(torch.cuda.device_count())]
-        if torch.cuda.is_available()
-        else [],
-        "device": device.type,
+        f"{GPU}_build": class_of(GPU).build(),
+        "devices": found.facts(),
+        "device": found.name,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "mkl": torch.backends.mkl.is_available(),
         "triton_lacks": triton_build.missing(),
@@ -55,13 +56,6 @@ def _linear(dtype: torch.dtype, device: torch.device, kernels: CpuKernels | str)
     if device.type == "cpu" and kernels_support(dtype) and isinstance(kernels, CpuKernels):
         return f"cohort-cpu {kernels.isa}"
     return ONEDNN if can_pack_onednn(dtype, device) else PLAIN
-
-
-def _device(index: int) -> dict[str, Any]:
-    properties = torch.cuda.get_device_properties(index)
-    free, total = torch.cuda.mem_get_info(index)
-    capability = f"{properties.major}.{properties.minor}"
-    return {"name": properties.name, "capability": capability, "free": free, "total": total}
 
 
 def _onednn_has(name: str) -> bool:

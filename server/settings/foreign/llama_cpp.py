@@ -3,8 +3,10 @@ for their variable."""
 
 from __future__ import annotations
 
+from executors.devices import GPU, settings_of_device
 from server.settings.foreign.rows import NOT_YET, Row, ignored, refused, use
 
+_DEVICES = settings_of_device()
 _SAMPLING = "--override-generation-config '{\"%s\": {}}'"
 _MEDIA = "images, audio and video are not read"
 _SAMPLER = "there is no such sampling default; a request may send what this server supports"
@@ -25,9 +27,9 @@ USED: tuple[Row, ...] = (
     use("-hft", "the environment variable HF_TOKEN"),
     use("-c --ctx-size --n-ctx", "--max-model-len {}", variable="LLAMA_ARG_CTX_SIZE", harmless="0"),
     use("--kv-unified-per-slot", "--max-model-len {}", variable="LLAMA_ARG_KV_UNIFIED_PER_SLOT"),
-    use("-ngl --gpu-layers --n-gpu-layers", "--device cuda, or --device cpu for 0 layers", variable="LLAMA_ARG_N_GPU_LAYERS"),
-    use("-dev", "--device, one of auto, cpu, cuda and cuda:N", variable="LLAMA_ARG_DEVICE"),
-    use("-mg --main-gpu", "--device cuda:{}", variable="LLAMA_ARG_MAIN_GPU"),
+    use("-ngl --gpu-layers --n-gpu-layers", f"--device {GPU}, or --device cpu for 0 layers", variable="LLAMA_ARG_N_GPU_LAYERS"),
+    use("-dev", f"--device, one of {', '.join(_DEVICES[:-1])} and {_DEVICES[-1]}", variable="LLAMA_ARG_DEVICE"),
+    use("-mg --main-gpu", f"--device {GPU}:{{}}", variable="LLAMA_ARG_MAIN_GPU"),
     use("-sm --split-mode", _SPLIT, variable="LLAMA_ARG_SPLIT_MODE"),
     use("-ts --tensor-split", _SPLIT, variable="LLAMA_ARG_TENSOR_SPLIT"),
     use("-np --parallel", "--max-num-seqs {}", variable="LLAMA_ARG_N_PARALLEL", harmless="-1"),

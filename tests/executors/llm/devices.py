@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from executors.contract import ExecutorMemoryUsage
 from executors.llm.memory.device_memory import CONTEXT_BYTES
 
 GIB = 1 << 30
@@ -49,6 +50,9 @@ class Device:
 
     def reset_peak(self) -> None:
         self.highest = self.reserved()
+
+    def usage(self) -> ExecutorMemoryUsage:
+        return ExecutorMemoryUsage(self.reserved(), self.used, self.highest, self.total)
 
     def empty_cache(self) -> None:
         self.cached = 0

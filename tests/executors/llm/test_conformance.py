@@ -13,6 +13,7 @@ from executors.testing import conformance_drafts
 from executors.testing.conformance import CASES, LoraSource, run_case
 from tests.executors.grammar_tokenizers import write_tokenizer
 from tests.executors.llm.driver import config
+from tests.executors.llm.stages import SampledBy
 from tests.executors.lora.peft_files import write_peft
 
 
@@ -20,14 +21,14 @@ def make_inject(monkeypatch):
     """Steps fail for real: torch raises, or a sequence's hidden states are no numbers."""
 
     def inject(executor: LlmExecutor, kind: str, seq_id: int) -> None:
-        unified = executor._runtime.unified
-        original = unified._sample
+        stages = executor._runtime.unified.stages
+        original = stages.sample
 
         def sample(batch, step, hidden, where):
             ids = batch.seq_ids.tolist()
             if seq_id not in ids:
                 return original(batch, step, hidden, where)
-            monkeypatch.setattr(unified, "_sample", original)
+            monkeypatch.setattr(stages, "sample", original)
             if kind == "step_failed":
                 raise RuntimeError("injected")
             if kind == "out_of_memory":
@@ -36,7 +37,7 @@ def make_inject(monkeypatch):
             hidden[int(step.q_starts[i]) : int(step.q_starts[i] + step.q_lens[i])] = torch.nan
             return original(batch, step, hidden, where)
 
-        monkeypatch.setattr(unified, "_sample", sample)
+        monkeypatch.setattr(stages, "sample", SampledBy(original, sample))
 
     return inject
 

@@ -23,7 +23,8 @@ from executors.contract import (
 )
 from executors.contract.batch import KvCacheHandle, SamplingParams
 from executors.contract.config import ExecutorMemoryConfig
-from executors.llm.checkpoint.loader import load_model, resolve_device
+from executors.llm.checkpoint.loader import load_model
+from executors.llm.device.table import find_device
 from executors.llm.executor import LlmExecutor
 from executors.llm.model.api import DecoderOnlyLLM, UnifiedModel
 from executors.llm.model.linear import padded_rows
@@ -98,7 +99,7 @@ def test_a_gpu_that_is_not_there_may_come_where_torch_knows_gpus(knows_cuda, fau
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for name in ("cuda", "cuda:1"):
         with pytest.raises(ConfigError, match="no CUDA device is available") as caught:
-            resolve_device(name)
+            find_device(name)
         assert type(caught.value) is fault
 
 

@@ -15,20 +15,17 @@ graph is captured within a step.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from time import monotonic
-from typing import Protocol
-
-import torch
 
 from executors.contract.faults import no_device_memory
 from executors.kernels.lora_tiles import most_tiles
-from executors.llm.step.launched.inputs import Event, StepShape
+from executors.llm.device.base import Graph, StepDevice
+from executors.llm.step.launched.inputs import StepShape
 
 _log = logging.getLogger(__name__)
 
@@ -56,109 +53,6 @@ _PADDING = 8
 """Additional tokens of a mixed graph: padding needs one, and eight give products a number of rows that suits cuBLAS."""
 _CHUNKS = 32
 """Largest number of chunks in a mixed step: each has a tile of queries that is not full."""
-
-
-class Graph(Protocol):
-    """Recorded work, over the memory that it was recorded with."""
-
-    def replay(self) -> None:
-        """Queue all of the work."""
-
-
-class StepDevice(Protocol):
-    """Operations that steps need of their device beside tensors."""
-
-    pinned: bool
-    """Whether host memory must be pinned so that copies run beside other work."""
-    captures: bool
-    """Whether the device supports graphs."""
-    compiles: bool
-    """Whether kernels are compiled, or loaded, at their first launch."""
-
-    def event(self) -> Event:
-        """Make a new event."""
-
-    def reserve(self, num_bytes: int) -> None:
-        """Reserve memory for all captures. Otherwise every larger graph takes memory of its own."""
-
-    def capture(self, run: Callable[[], None]) -> Graph:
-        """Run the work once, then record it."""
-
-
-class CudaDevice:
-    """A `StepDevice` with torch's CUDA graphs. They share one memory pool, because they never run at the same time."""
-
-    pinned = True
-    captures = True
-    compiles = True
-
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)
-        self._pool = torch.cuda.graph_pool_handle()
-        self._arena: torch.cuda.CUDAGraph | None = None
-        """Graph that keeps the pool and the memory reserved in it alive."""
-        self._failed: list[torch.cuda.CUDAGraph] = []
-        """Failed graphs, kept because freeing one would free the stream's cuBLAS workspace, whose address other graphs hold."""
-
-    def event(self) -> Event:
-        """See `StepDevice`."""
-        event: Event = torch.cuda.Event()
-        return event
-
-    def reserve(self, num_bytes: int) -> None:
-        """See `StepDevice`. A graph allocates all the memory at once and returns it to the pool, from which later graphs
-        allocate."""
-        device = self._stream.device
-
-        def take(size: int) -> None:
-            torch.zeros(size, dtype=torch.uint8, device=device)
-
-        self._run(lambda: take(1024))
-        self._arena = self._record(lambda: take(num_bytes))
-
-    def capture(self, run: Callable[[], None]) -> Graph:
-        """See `StepDevice`."""
-        self._run(run)
-        graph = self._record(run)
-        try:
-            # The first launch brings the graph to the device, which takes time and memory: not a client's.
-            graph.replay()
-            torch.cuda.current_stream(self._stream.device).synchronize()
-        except BaseException:
-            self._failed.append(graph)
-            raise
-        return graph
-
-    def _run(self, run: Callable[[], None]) -> None:
-        """Run the work on the stream of the capture, which compiles and loads missing kernels and lets libraries allocate
-        what they keep."""
-        current = torch.cuda.current_stream(self._stream.device)
-        self._stream.wait_stream(current)
-        try:
-            with torch.cuda.stream(self._stream):
-                run()
-        finally:
-            # Also where it failed half-way: what is queued there reads inputs that the next step overwrites.
-            current.wait_stream(self._stream)
-
-    def _record(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._stream.device)
-        try:
-            # Other threads ask the device for its memory meanwhile: that is none of the capture's business.
-            with torch.cuda.graph(
-                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
-            ):
-                run()
-        except BaseException:
-            self._failed.append(graph)
-            # torch 2.11 goes on allocating for a capture that cannot be ended, and gives nothing cached back meanwhile.
-            with contextlib.suppress(RuntimeError):
-                torch._C._cuda_endAllocateToPool(self._stream.device.index, self._pool)
-            raise
-        finally:
-            # A capture that cannot be ended leaves its stream the current one, and steps would go there.
-            torch.cuda.set_stream(current)
-        return graph
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ import torch
 
 from executors.kernels.lora_tiles import tile_rows
 from executors.llm.attention.key_pieces import WORDS
+from executors.llm.device.base import Event
 
 _MERGED = 64
 """Number of steps whose changes of block tables are kept separately."""
@@ -28,19 +29,6 @@ _NOTHING = (np.empty(0, np.int64), np.empty(0, np.int32))
 _ALIGN = 4
 """Alignment of sections in int32 words: the kernels' compiler checks whether pointers are multiples of 16 bytes, and int64
 needs alignment too."""
-
-
-class Event(Protocol):
-    """A mark in the device's work queue."""
-
-    def record(self) -> None:
-        """Record the mark behind all work queued so far."""
-
-    def query(self) -> bool:
-        """Return whether the device has passed the mark; True if it was never recorded."""
-
-    def synchronize(self) -> None:
-        """Wait until the device has passed the mark."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,9 @@ import numpy as np
 from executors.contract import noise
 from executors.contract.batch import UnifiedBatch
 from executors.llm.attention.key_pieces import WORDS
+from executors.llm.device.base import Graph
 from executors.llm.sampling.device_logprobs import Wanted
 from executors.llm.sampling.shaped_slots import Following, ShapedSlots
-from executors.llm.step.launched.graphs import Graph
 from executors.llm.step.launched.inputs import StepShape, num_words, section_of
 
 MOVING = ("token_ids", "source", "positions", "cells", "lengths", "pieces", "dest", "ends", "u")

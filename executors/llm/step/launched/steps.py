@@ -1,10 +1,10 @@
-"""`DeviceUnifiedRunner`: the host packs and launches steps and does not wait for them.
+"""`LaunchedSteps`: the host packs and launches steps and does not wait for them.
 
 A step whose tokens can be chosen without the host is packed, copied once, computed by a graph or the same calls one by one,
 and its results are copied back once. The device also applies penalties, biases and bans (`shaped_slots.py`) and computes
 logprobs after the step (`device_logprobs.py`). Grammars, typical-p, bad words of several tokens, drafts, prompt logprobs and
-pooling need the host within the step: such a step runs as in `UnifiedRunner`, after those launched before it, because the
-device executes them in order.
+pooling need the host within the step: the host's stages compute such a step, after those launched before it, because the device
+executes them in order.
 """
 
 from __future__ import annotations
@@ -12,31 +12,26 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from executors.contract import noise
-from executors.contract.batch import SequenceStart, UnifiedBatch, UnifiedOutput
+from executors.contract import ProgressCallback
+from executors.contract.batch import SequenceStart, UnifiedBatch
 from executors.contract.checks import check_blocks
 from executors.contract.faults import no_device_memory, no_memory
 from executors.kernels.lora_tiles import most_tiles
-from executors.llm.attention.key_pieces import WORDS, with_idle
 from executors.llm.attention.packed import PackedAttention
+from executors.llm.device.base import DeviceMemory, Graph, StepDevice
 from executors.llm.lora.device import DeviceWeights
 from executors.llm.lora.table import AdapterTable
 from executors.llm.memory.device_memory import retried
-from executors.llm.sampling.columns import MIN_TEMPERATURE, PADDING
 from executors.llm.sampling.device_logprobs import Wanted
 from executors.llm.sampling.device_sampler import DeviceSampler
-from executors.llm.sampling.grammar import GrammarCompiler
 from executors.llm.sampling.shaped_slots import TABLE_BYTES, Hearing, ShapedSlots
 from executors.llm.step.launched.graphs import (
     AT_START,
-    Graph,
-    StepDevice,
-    StepFacts,
     StepGraphs,
     adapted_shapes,
     decode_shapes,
@@ -53,26 +48,37 @@ from executors.llm.step.launched.inputs import (
     num_words,
     result_words,
 )
+from executors.llm.step.launched.packing import StepPacker
 from executors.llm.step.launched.pending_step import PendingDeviceStep
 from executors.llm.step.launched.plan import DevicePlan
 from executors.llm.step.launched.program import DeviceProgram
-from executors.llm.step.launched.repeat import RepeatedStep, Rows
-from executors.llm.step.pending_steps import ComputedStep, PendingStep
-from executors.llm.step.pipeline import UnifiedRunner
+from executors.llm.step.launched.repeat import RepeatedStep
+from executors.llm.step.pending_steps import PendingStep
 from executors.llm.step.runner import ModelRunner
-from executors.llm.step_arrays import StepArrays
+from executors.llm.step.states import SequenceStates
 
 _log = logging.getLogger(__name__)
 
 RING = 3
 """Number of steps with buffers of their own: two in flight, and one being written."""
-_NO_PIECES = np.empty((0, WORDS), np.int32)
 _CHANGES = 1 << 12
 """Number of changes of block tables for which the input memory has room; a step with more gets memory of its own."""
 
 
-class DeviceUnifiedRunner(UnifiedRunner):
-    """See the module."""
+@dataclass(frozen=True, slots=True)
+class LaunchLimits:
+    """Sizes for which memory is taken. `max_batch_size` and `max_tokens` of a step; `eager`: no graphs; `shaping_bytes`: largest
+    size of the table of shaped slots; `max_adapters`: most LoRA adapters of a step."""
+
+    max_batch_size: int
+    max_tokens: int
+    eager: bool = False
+    shaping_bytes: int = TABLE_BYTES
+    max_adapters: int = 0
+
+
+class LaunchedSteps:
+    """A `Launch`. Used by the thread that computes the steps."""
 
     max_in_flight = 2
     queueing: Callable[[], contextlib.AbstractContextManager[None]] = staticmethod(contextlib.nullcontext)
@@ -80,39 +86,50 @@ class DeviceUnifiedRunner(UnifiedRunner):
     executes it."""
 
     def __init__(
-        self, runner: ModelRunner, num_slots: int, max_batch_size: int, max_model_len: int, compiler: GrammarCompiler,
-        device: StepDevice, sampler: DeviceSampler, *, max_tokens: int, eager: bool = False, shaping: int = TABLE_BYTES,
-        max_adapters: int = 0,
+        self, states: SequenceStates, runner: ModelRunner, device: StepDevice, sampler: DeviceSampler, limits: LaunchLimits,
+        memory: DeviceMemory | None, report: ProgressCallback,
     ) -> None:  # fmt: skip
-        """`max_tokens`: of a step; `eager`: no graphs; `shaping`: largest size of the table of shaped slots in bytes;
-        `max_adapters`: most LoRA adapters of a step."""
-        super().__init__(runner, num_slots, max_batch_size, max_model_len, compiler)
+        """`memory`: see `retried`; `report` receives the progress of captures, which take longer than steps."""
+        self._states = states
+        self.runner = runner
+        self._memory = memory
+        self._report = report
+        self._max_batch_size, max_tokens = limits.max_batch_size, limits.max_tokens
+        max_adapters, num_slots = limits.max_adapters, states.slots.num_slots
         self._device = device
         self._max_tokens = max_tokens
         self._graph_adapters = max_adapters
         """Most LoRA adapters of a step with a graph."""
         self._slow = np.zeros(num_slots, np.bool_)
         """Marks slots whose tokens need the host to choose them."""
-        self._tables = DeviceTables(self.slots.block_tables[0], runner.device)
+        self._tables = DeviceTables(self._states.slots.block_tables[0], runner.device)
         self.shaped = ShapedSlots(
-            num_slots, max_batch_size, max_model_len, compiler.width, runner.device, lambda: self._ring.drain(), shaping
+            num_slots, self._max_batch_size, states.max_model_len, states.logits_width, runner.device,
+            lambda: self._ring.drain(), limits.shaping_bytes,
         )  # fmt: skip
         self.program = DeviceProgram(
-            runner, sampler, self._tables, self.pool.view(-1), compiler.width, num_slots * self.pool.shape[1],
+            runner, sampler, self._tables, states.pool.view(-1), states.logits_width, num_slots * states.pool.shape[1],
             self.shaped.table,
         )  # fmt: skip
-        self.graphs = self._make_graphs(eager)
-        shapes = list(self.graphs.shapes) if self.graphs else []
+        self._packer = StepPacker(
+            states,
+            self.program.packed,
+            self.shaped.row_of,
+            self._tables.padding_slot,
+            self.program.padding_dest,
+        )
+        self.graphs = self._make_graphs(limits.eager)
+        shapes, rows = list(self.graphs.shapes) if self.graphs else [], self._max_batch_size
         shapes.append(
             StepShape(
-                max_tokens, max_batch_size, max_batch_size, max_tokens, max_batch_size, True,
-                self._most_pieces(max_batch_size), most_tiles(max_tokens, max_adapters),
+                max_tokens, rows, rows, max_tokens, rows, True, self._most_pieces(rows),
+                most_tiles(max_tokens, max_adapters),
             )
         )  # fmt: skip
         self._words = max(num_words(shape) for shape in shapes) + 3 * _CHANGES
         samples = max(shape.samples for shape in shapes)
         self.program.reserve(self._words, samples, max(shape.pieces for shape in shapes))
-        self._blocks = self.slots.block_tables[0].reshape(-1)
+        self._blocks = self._states.slots.block_tables[0].reshape(-1)
         self._last: RepeatedStep | None = None
         """Step launched last; None if it cannot be repeated or one of its sequences was released."""
         self._ring = BufferRing(
@@ -129,14 +146,14 @@ class DeviceUnifiedRunner(UnifiedRunner):
         return StepGraphs(self._device, self._padded_shapes(packed), self.program.captured)
 
     def _padded_shapes(self, packed: PackedAttention) -> list[StepShape]:
-        rows, pieces = self.max_batch_size, self._most_pieces
+        rows, pieces = self._max_batch_size, self._most_pieces
         mixed = mixed_shapes(rows, self._max_tokens, packed.queries_per_tile, pieces)
         shapes = [*decode_shapes(rows, pieces), *mixed]
         return [*shapes, *adapted_shapes(shapes, self._graph_adapters)]
 
     def _most_pieces(self, rows: int) -> int:
         packed = self.program.packed
-        return 0 if packed is None else packed.most_pieces(rows, self.max_model_len)
+        return 0 if packed is None else packed.most_pieces(rows, self._states.max_model_len)
 
     # -- graphs --------------------------------------------------------------------------------------------------------
 
@@ -152,7 +169,7 @@ class DeviceUnifiedRunner(UnifiedRunner):
                 self.graphs.fail("reserve memory for graphs", error)
 
     def capture_first(self) -> None:
-        """See `UnifiedRunner`. Captures the smallest few graphs and compiles all remaining kernels before the first step."""
+        """See `Launch`. Captures the smallest few graphs and compiles all remaining kernels before the first step."""
         if self._device.compiles:
             self._compile()
         for _ in range(AT_START):
@@ -171,7 +188,7 @@ class DeviceUnifiedRunner(UnifiedRunner):
         alone += [replace(one, lora_tiles=1) for one in alone if self._graph_adapters]
         wanted = [*alone, *self._padded_shapes(packed)]
         for number, shape in enumerate(wanted):
-            self.report("kernels", number, len(wanted))
+            self._report("kernels", number, len(wanted))
             try:
                 self.program.captured(shape)()
             except Exception as error:
@@ -181,10 +198,10 @@ class DeviceUnifiedRunner(UnifiedRunner):
                 # Steps are made smaller, too, until they fit.
                 _log.warning("kernels for steps of %d tokens are not compiled yet: %s", shape.tokens, why)
                 break
-        self.report("kernels", len(wanted), len(wanted))
+        self._report("kernels", len(wanted), len(wanted))
 
     def capture_next(self) -> bool:
-        """See `UnifiedRunner`. Captures the smallest missing graph."""
+        """See `Launch`. Captures the smallest missing graph."""
         shape = self.graphs.missing if self.graphs is not None else None
         if shape is not None:
             self._capture(shape)
@@ -192,33 +209,32 @@ class DeviceUnifiedRunner(UnifiedRunner):
 
     @property
     def capture_wait(self) -> float:
-        """See `UnifiedRunner`."""
+        """See `Launch`."""
         return 0.0 if self.graphs is None else self.graphs.wait
 
     @property
     def can_capture(self) -> bool:
-        """See `UnifiedRunner`."""
+        """See `Launch`."""
         return self.graphs is not None and self.graphs.missing is not None
 
     def _capture(self, shape: StepShape) -> None:
         assert self.graphs is not None
         self._ring.drain()
         stage = f"CUDA graph for {shape.tokens} {'mixed tokens' if shape.listed else 'sequences'}"
-        self.report(stage, 0, 1)
+        self._report(stage, 0, 1)
         self.graphs.capture(shape)
-        self.report(stage, 1, 1)
+        self._report(stage, 1, 1)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes for `status()`."""
         graphs = "graphs: none" if self.graphs is None else self.graphs.note
-        return (graphs, f"sampling: on the device, {self.program.sampler.name}", *super().notes)
+        return graphs, f"sampling: on the device, {self.program.sampler.name}"
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
     def use_adapters(self, table: AdapterTable) -> None:
-        """See `UnifiedRunner`."""
-        super().use_adapters(table)
+        """See `Launch`."""
         assert isinstance(table.weights, DeviceWeights)
         self.program.adapters = table.weights
         if table.weights.by_torch:
@@ -228,76 +244,66 @@ class DeviceUnifiedRunner(UnifiedRunner):
                 self.graphs.shapes = [shape for shape in self.graphs.shapes if not shape.lora_tiles]
 
     def trial(self) -> contextlib.AbstractContextManager[None]:
-        """See `UnifiedRunner`."""
-        if self.adapters is None or self.program.adapters is None:
-            return super().trial()
-        return self.adapters.blanks(self.program.adapters.blank)
+        """See `Launch`."""
+        if self._states.adapters is None or self.program.adapters is None:
+            return contextlib.nullcontext()
+        return self._states.adapters.blanks(self.program.adapters.blank)
 
     def forget_trials(self) -> None:
-        """See `UnifiedRunner`. Their shapes are not frequent."""
+        """See `Launch`. Their shapes are not frequent."""
         if self.graphs is not None:
             self.graphs.forget_misses()
 
-    def _begin(self, start: SequenceStart) -> None:
+    def begin(self, start: SequenceStart) -> bool:
+        """See `SlotPart`."""
         slot, asked = start.slot, start.sampling
         self.shaped.drop(slot)
         slow = asked is not None and (asked.typical_p < 1.0 or start.grammar is not None)
         if asked is not None and asked.edits_logits and not slow and start.pooling is None:
             slow = not self.shaped.begin(start)
         self._slow[slot] = slow
-        super()._begin(start)
+        return bool(self.shaped.row_of[slot] < 0)
 
-    def _follows(self, start: SequenceStart) -> bool:
-        return self.shaped.row_of[start.slot] < 0
-
-    def _drop(self, slot: int) -> None:
+    def drop(self, slot: int) -> None:
+        """See `SlotPart`."""
         self._last = None
         self.shaped.drop(slot)
-        super()._drop(slot)
 
     def clear(self) -> None:
-        """See `UnifiedRunner`."""
+        """See `SlotPart`."""
         self._last = None
         self.shaped.clear()
-        super().clear()
-
-    def _take_in(self, batch: UnifiedBatch) -> None:
-        super()._take_in(batch)
-        self._tables.changed(batch.tables.slots, batch.tables.starts, batch.tables.counts)
 
     def _take_in_tables(self, batch: UnifiedBatch) -> None:
-        """Do the same as `_take_in` for a step that repeats the one before it."""
+        """Take in the changes of block tables of a step that repeats the one before it."""
         tables = batch.tables
         if len(tables.slots) or len(tables.block_ids) or len(batch.block_copies):
             check_blocks(batch, self.runner.cache.num_blocks)
-            self.slots.update(tables)
+            self._states.slots.update(tables)
             self._tables.changed(tables.slots, tables.starts, tables.counts)
-        held = self.slots.num_blocks[0, batch.slots] * self.runner.cache.block_size
+        held = self._states.slots.num_blocks[0, batch.slots] * self.runner.cache.block_size
         if (held <= batch.pos_offsets).any():
-            self._blocks_needed(batch)  # which says what is missing
+            self._states.blocks_needed(batch)  # which says what is missing
 
     # -- a step --------------------------------------------------------------------------------------------------------
 
-    def run(self, batch: UnifiedBatch) -> UnifiedOutput:
-        """See `UnifiedRunner`."""
-        return self.launch(batch).result()
-
-    @torch.inference_mode()
-    def launch(self, batch: UnifiedBatch) -> PendingStep:
-        """See `UnifiedRunner`."""
-        if not len(batch):
-            return ComputedStep(UnifiedOutput(np.empty(0, np.int32), np.empty(0, np.int32)))
+    def again(self, batch: UnifiedBatch) -> PendingStep | None:
+        """See `Launch`."""
         last = self._last
-        if last is not None and last.repeats(batch, self.logits_width, self.max_model_len):
+        if last is not None and last.repeats(batch, self._states.logits_width, self._states.max_model_len):
             return self._launch_again(batch, last)
         self._last = None
-        self._take_in(batch)
-        sampled = batch.is_final_chunk & self._samples[batch.slots]
+        return None
+
+    def start(self, batch: UnifiedBatch) -> PendingStep | None:
+        """See `Launch`."""
+        self._tables.changed(batch.tables.slots, batch.tables.starts, batch.tables.counts)
+        sampled = batch.is_final_chunk & self._states.samples[batch.slots]
         if self._needs_host(batch, sampled):
             for slot, history in self.shaped.histories(batch, sampled).items():
-                self.shapers.follow(slot, history)
-            return ComputedStep(self._compute(batch))
-        plan = self._plan(batch, sampled)
+                self._states.shapers.follow(slot, history)
+            return None
+        plan = self._packer.plan(batch, sampled)
         self.shaped.prepare(batch, plan.step, sampled)
         graphs = self.graphs
         if graphs is None:
@@ -325,43 +331,15 @@ class DeviceUnifiedRunner(UnifiedRunner):
         """Prepare shaped rows for a step that repeats the one before it."""
         items = last.following(self.shaped)
         if not (last.all_pending and self.shaped.advance(items, batch.pos_offsets[items.places])):
-            step = self._arrays(batch, np.empty((len(batch), 0), np.int32))
+            step = self._packer.arrays(batch, np.empty((len(batch), 0), np.int32))
             self.shaped.prepare(batch, step, last.sampled)
 
     def _needs_host(self, batch: UnifiedBatch, sampled: np.ndarray) -> bool:
         return bool(
-            self._special[batch.slots].any()
+            self._states.special[batch.slots].any()
             or self._slow[batch.slots[sampled]].any()
             or batch.num_draft_tokens.any()
         )
-
-    @staticmethod
-    def _arrays(batch: UnifiedBatch, tables: np.ndarray) -> StepArrays:
-        lens, offsets = batch.num_q_tokens.astype(np.int64), batch.pos_offsets.astype(np.int64)
-        return StepArrays(batch.token_ids, lens, offsets, tables)
-
-    def _plan(self, batch: UnifiedBatch, sampled: np.ndarray) -> DevicePlan:
-        needed = self._blocks_needed(batch)
-        packed = self.program.packed
-        tables = np.empty((len(batch), 0), np.int32) if packed is not None else self._tables_of(batch, needed)
-        step = self._arrays(batch, tables)
-        chunks, decodes = np.flatnonzero(step.q_lens > 1), np.flatnonzero(step.q_lens == 1)
-        tiles, pieces = np.empty((0, 2), np.int32), _NO_PIECES
-        if packed is None:
-            decodes = decodes[:0]
-        else:
-            decodes = decodes[np.argsort(-step.pos_offsets[decodes], kind="stable")]
-            pieces = packed.pieces(step.pos_offsets[decodes] + 1)
-            if len(chunks):
-                tiles = packed.tiles(step.q_lens, step.pos_offsets, chunks)
-        places = None if self.adapters is None else self.adapters.places(batch.slots)
-        if places is not None and (places < 0).all():
-            places = None
-        facts = StepFacts(
-            len(step.token_ids), len(batch), len(tiles), len(decodes), int(np.count_nonzero(sampled)), len(pieces),
-            places is not None,
-        )  # fmt: skip
-        return DevicePlan(step, tiles, decodes, pieces, sampled, needed, facts, places)
 
     def _put(
         self, batch: UnifiedBatch, plan: DevicePlan, found: tuple[StepShape, Graph] | None
@@ -370,10 +348,12 @@ class DeviceUnifiedRunner(UnifiedRunner):
         shape, places = found[0] if found else plan.shape, np.arange(plan.facts.samples)
         if not shape.listed:
             places = np.argsort(plan.order)[plan.sampled]
-        wanted = Wanted.of(self.sampling.logprobs[batch.slots[plan.sampled]], places, self.logits_width)
+        wanted = Wanted.of(
+            self._states.sampling.logprobs[batch.slots[plan.sampled]], places, self._states.logits_width
+        )
 
         def write(words: np.ndarray) -> None:
-            self._write(HostStep(words, shape), shape, batch, plan)
+            self._packer.write(HostStep(words, shape), shape, batch, plan)
 
         def compute(words: torch.Tensor) -> None:
             self._launch_calls(words, shape, plan)
@@ -382,25 +362,13 @@ class DeviceUnifiedRunner(UnifiedRunner):
         if found and self._can_repeat(shape, plan):
             order, shaped = plan.order, bool((self.shaped.row_of[batch.slots] >= 0).any())
             self._last = RepeatedStep(
-                batch, order, lambda: self._rows(batch.slots[order]), lambda lengths: self._pieces(lengths, shape),
-                self._pieces_last,
+                batch, order, lambda: self._packer.rows(batch.slots[order]), lambda lengths: self._packer.pieces(lengths, shape),
+                self._packer.pieces_last,
                 buffer.words, found, places, wanted, shaped,
             )  # fmt: skip
         ends = (plan.step.pos_offsets + plan.step.q_lens)[plan.sampled]
         hear = self._hearing(batch.slots[plan.sampled], ends)
         return PendingDeviceStep(buffer, shape.samples, plan.sampled, places, hear, wanted)
-
-    def _pieces(self, lengths: np.ndarray, shape: StepShape) -> np.ndarray:
-        """int32 [k, WORDS]: pieces of rows of these lengths, and of the additional rows of the shape."""
-        packed = self.program.packed
-        assert packed is not None
-        return with_idle(packed.pieces(lengths), len(lengths), shape.decodes if shape.pieces else 0)
-
-    def _pieces_last(self, lengths: np.ndarray) -> int:
-        """Number of tokens by which rows may grow before their pieces must be cut again."""
-        packed = self.program.packed
-        assert packed is not None
-        return packed.pieces_last(lengths)
 
     def _can_repeat(self, shape: StepShape, plan: DevicePlan) -> bool:
         """Return whether a step with a graph consists of decodes only, so that the next steps may repeat it."""
@@ -408,13 +376,6 @@ class DeviceUnifiedRunner(UnifiedRunner):
         facts = plan.facts
         alike = not shape.listed and facts.samples == facts.decodes == facts.items
         return alike and self.graphs.settled(facts)
-
-    def _rows(self, slots: np.ndarray) -> Rows:
-        """Return the data of rows for sequences in these `slots`."""
-        slots, settings = slots.astype(np.int64), self.sampling
-        keys = noise.keys(settings.seed[slots], settings.choice[slots])
-        width = self.slots.block_tables[0].shape[1]
-        return Rows(slots * self.pool.shape[1], slots * width, keys)
 
     def _send(
         self, batch: UnifiedBatch, shape: StepShape, wanted: Wanted | None, write: Callable[[np.ndarray], None],
@@ -463,7 +424,7 @@ class DeviceUnifiedRunner(UnifiedRunner):
         buffer.result[:results].copy_(self.program.result[:results], non_blocking=True)
         if wanted is not None:
             rows = tail.rows(inputs)
-            more = retried(self.memory, lambda: self.program.described(shape, rows, wanted.most))
+            more = retried(self._memory, lambda: self.program.described(shape, rows, wanted.most))
             buffer.fit_more(wanted.words).copy_(more.view(-1), non_blocking=True)
 
     def _hearing(self, slots: np.ndarray, positions: np.ndarray) -> Callable[[np.ndarray], None] | None:
@@ -478,55 +439,4 @@ class DeviceUnifiedRunner(UnifiedRunner):
         packed, runner = self.program.packed, self.runner
         attend = runner.attention.begin(plan.step, runner.cache) if packed is None else None
         device_step = DeviceStep(words, shape)
-        retried(self.memory, lambda: self.program.run(device_step, attend, plan.needed))
-
-    def _write(self, host: HostStep, shape: StepShape, batch: UnifiedBatch, plan: DevicePlan) -> None:
-        """Write everything except the changes of block tables, padding included."""
-        step, size, row = plan.step, self.runner.cache.block_size, self.pool.shape[1]
-        positions = step.positions
-        slots = batch.slots.astype(np.int64)
-        slot_of_row = slots[step.item_of_row]
-        blocks = self.slots.block_tables[0][slot_of_row, positions // size].astype(np.int64)
-        lengths = step.pos_offsets + step.q_lens
-        order = slice(None) if shape.listed else plan.order
-        host.put("token_ids", batch.token_ids[order])
-        source = np.full(len(positions), -1, np.int64)
-        if batch.pending is not None:
-            source = np.where(batch.pending, slot_of_row * row + positions, source)
-        host.put("source", source[order], -1)
-        host.put("positions", positions[order])
-        host.put("cells", (blocks * size + positions % size)[order], -1)
-        host.put("slots", batch.slots[order], self._tables.padding_slot)
-        host.put("lengths", lengths[order])
-        host.put("pieces", plan.pieces_of(shape).ravel(), -1)
-        for name, values in zip(("lora_rows", "lora_owners"), plan.lora_tiles_of(shape), strict=True):
-            host.put(name, values, -1)
-        if shape.listed:
-            host.put("q_starts", step.q_starts)
-            host.put("q_lens", step.q_lens)
-            host.put("pos_offsets", step.pos_offsets)
-            host.put_pairs("tiles", plan.tiles, (shape.items - 1, 0))
-            named = np.stack((plan.decodes, step.q_starts[plan.decodes]), 1)
-            host.put_pairs("decodes", named, (shape.items - 1, shape.tokens - 1))
-            items = np.flatnonzero(plan.sampled)
-            host.put("rows", (step.q_starts + step.q_lens - 1)[items], shape.tokens - 1)
-            host.put("dest", slots[items] * row + lengths[items], self.program.padding_dest)
-        else:
-            items = plan.order
-            dest = np.where(plan.sampled, slots * row + lengths, self.program.padding_dest)
-            host.put("dest", dest[items], self.program.padding_dest)
-        self._write_settings(host, slots[items], lengths[items], plan.sampled[items])
-
-    def _write_settings(
-        self, host: HostStep, slots: np.ndarray, positions: np.ndarray, sampled: np.ndarray
-    ) -> None:
-        table = self.sampling
-        host.put("shaped", np.where(sampled, self.shaped.row_of[slots], -1), -1)
-        host.put("ends", positions)
-        temperature = table.temperature[slots]
-        drawn = np.maximum(temperature, MIN_TEMPERATURE)  # which float32 still tells from 0
-        host.put("temperature", np.where(temperature > 0, drawn, 0.0), PADDING)
-        host.put("top_k", np.minimum(table.top_k[slots], self.logits_width))
-        host.put("top_p", table.top_p[slots], 1.0)
-        host.put("min_p", table.min_p[slots])
-        host.put("u", noise.uniform(table.seed[slots], table.choice[slots], positions.astype(np.uint64)))
+        retried(self._memory, lambda: self.program.run(device_step, attend, plan.needed))

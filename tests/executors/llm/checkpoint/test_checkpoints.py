@@ -324,7 +324,7 @@ async def test_tables_that_the_system_refuses_name_the_setting(qwen3, monkeypatc
     def refuse(*_):
         raise MemoryError
 
-    monkeypatch.setattr("executors.llm.assembly.parts.UnifiedRunner", refuse)
+    monkeypatch.setattr("executors.llm.assembly.parts.SequenceStates", refuse)
     with pytest.raises(ConfigError, match="max_num_seqs 16: tables for 128 slots of 512 tokens"):
         await start(qwen3)
 

@@ -18,12 +18,15 @@ from executors.contract.errors import ConfigError, OutOfMemory, Unavailable
 from executors.llm.assembly import device_sizing
 from executors.llm.assembly.device_sizing import ATTEMPTS, PROFILE_TOKENS, DeviceSizing, graph_bytes
 from executors.llm.assembly.full_steps import full_steps
+from executors.llm.device.cpu import CpuDevice
+from executors.llm.device.cuda import CudaMemory
+from executors.llm.device.table import device_of
 from executors.llm.executor import LlmExecutor
 from executors.llm.memory import device_memory as seam
-from executors.llm.memory.device_memory import CONTEXT_BYTES, CudaMemory, device_memory, look, margin
+from executors.llm.memory.device_memory import CONTEXT_BYTES, look, margin
 from executors.llm.memory.kv_cache import KvPlan
 from executors.llm.model.caches import KvSpec
-from executors.llm.step import pipeline as unified
+from executors.llm.step import sampling
 from executors.llm.tools import describe
 from tests.executors.llm.devices import GIB, WEIGHTS, Device, Once
 from tests.executors.llm.driver import Driver, config, start
@@ -318,10 +321,12 @@ def test_the_largest_steps() -> None:
 class OnDevice(LlmExecutor):
     """An executor on a CPU that believes to have a device's memory."""
 
-    device = Device()
+    memory = Device()
 
-    def _device_memory(self, device: torch.device) -> Any:
-        return self.device
+    async def warmup(self) -> None:
+        self.device = CpuDevice(torch.device("cpu"))
+        self.device.memory = self.memory
+        await super().warmup()
 
 
 async def test_an_executor_is_made_twice_and_computes_what_it_should(qwen3: Path) -> None:
@@ -350,8 +355,8 @@ def test_torch_is_asked_about_the_device(monkeypatch: pytest.MonkeyPatch) -> Non
     for name in ("max_memory_reserved", "reset_peak_memory_stats", "synchronize", "empty_cache"):
         answer(name, 7)
     cuda = torch.device("cuda:1")
-    memory = device_memory(cuda)
-    assert isinstance(memory, CudaMemory) and device_memory(torch.device("cpu")) is None
+    memory = device_of(cuda).memory
+    assert isinstance(memory, CudaMemory) and device_of(torch.device("cpu")).memory is None
     room = look(memory, LIMITS)
     assert (room.total, room.free, room.ours) == (8 * GIB, 6 * GIB, GIB + CONTEXT_BYTES)
     memory.reset_peak()
@@ -373,10 +378,10 @@ async def test_a_step_that_finds_no_memory_is_tried_again_with_an_empty_cache(
     plain = Driver(await start(qwen3))
     wanted = await plain.generate([plain.add([5, 9, 100], penalty)], 3)
     executor = OnDevice.from_config(config(qwen3))
-    executor.device = device = Device()
+    executor.memory = device = Device()
     await executor.warmup()
     await executor.begin_epoch(1)
-    owner: Any = unified if where == "sample" else executor._ready().runner
+    owner: Any = sampling if where == "sample" else executor._ready().runner
     driver, emptied = Driver(executor), device.emptied
     once = Once(getattr(owner, where), 1)
     monkeypatch.setattr(owner, where, once)
@@ -392,7 +397,7 @@ async def test_a_step_that_finds_no_memory_is_tried_again_with_an_empty_cache(
 def test_the_verb_reckons_by_the_same_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     """`cohort info` knows the weights without loading them, and has only an estimate of a step to take off."""
     device = Device(total=80 * GIB, others=8 * GIB, used=0)
-    monkeypatch.setattr(describe, "CudaMemory", lambda asked: device)
+    monkeypatch.setattr(describe, "device_of", lambda asked: SimpleNamespace(memory=device))
     spec = replace(SPEC, device=torch.device("cuda"))
     sketch: Any = SimpleNamespace(model=SimpleNamespace(cache_specs=(spec,)), parameter_bytes=WEIGHTS)
     for share in (0.3, 1.0):

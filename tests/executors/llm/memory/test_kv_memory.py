@@ -184,8 +184,8 @@ def test_ranks_share_the_machines_memory(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(kv_cache, "memory_limit", lambda: SimpleNamespace(available=800 * MIB))
     alone = configured()
     of_four = replace(alone, parallel=ParallelConfig(2, 2, 3))
-    assert kv_cache.free_bytes(CPU, alone)[0] == 800 * MIB
-    assert kv_cache.free_bytes(CPU, of_four)[0] == 200 * MIB
+    assert kv_cache.free_bytes(None, alone)[0] == 800 * MIB
+    assert kv_cache.free_bytes(None, of_four)[0] == 200 * MIB
     blocks = [
         plan_kv(spec(2, 64), replace(one, max_num_seqs=4096), 4096).layout.num_blocks
         for one in (alone, of_four)

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from executors.llm.device.cuda import CudaMemory
 from executors.llm.memory.cgroup import PressureGauge
-from executors.llm.memory.status import memory_status
+from executors.llm.memory.status import memory_usage
 
 
 def test_a_heartbeat_asks_the_allocator_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,8 +19,8 @@ def test_a_heartbeat_asks_the_allocator_once(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: asked.append(device) or stats)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=9))
     cuda = torch.device("cuda:1")
-    status = memory_status(cuda, 77, PressureGauge())
+    status = memory_usage(CudaMemory(cuda), 77, PressureGauge())
     assert (status.allocated_bytes, status.used_bytes, status.peak_bytes, status.total_bytes) == (5, 3, 4, 9)
     assert asked == [cuda]
     stats.clear()  # nothing was allocated yet
-    assert memory_status(cuda, 77, PressureGauge()).allocated_bytes == 0
+    assert memory_usage(CudaMemory(cuda), 77, PressureGauge()).allocated_bytes == 0

@@ -13,7 +13,7 @@ from executors.llm.executor import LlmAdapterExecutor, LlmExecutor
 from executors.llm.sampling import slot_grammars
 from executors.llm.sampling.grammar import GrammarCompiler, GrammarState, Mask
 from executors.llm.sampling.slot_grammars import SlotGrammars
-from executors.llm.step.pipeline import UnifiedRunner
+from executors.llm.step.states import SequenceStates
 from executors.testing import conformance_grammars
 from executors.testing.conformance import CASES, Nonconformance, run_case
 from tests.executors.grammar_tokenizers import write_tokenizer
@@ -58,12 +58,12 @@ def _masks_everybody(patch: pytest.MonkeyPatch) -> None:
 
 
 def _drops_the_adapter_under_a_grammar(patch: pytest.MonkeyPatch) -> None:
-    start_of = UnifiedRunner._begin
+    start_of = SequenceStates.begin
 
     def begin(self, start):  # type: ignore[no-untyped-def]
         start_of(self, replace(start, adapter=None) if start.grammar else start)
 
-    patch.setattr(UnifiedRunner, "_begin", begin)
+    patch.setattr(SequenceStates, "begin", begin)
 
 
 def _forgets_the_output_of_a_start(patch: pytest.MonkeyPatch) -> None:
@@ -75,10 +75,10 @@ def _forgets_the_output_of_a_start(patch: pytest.MonkeyPatch) -> None:
 def _starts_over_when_preempted(patch: pytest.MonkeyPatch) -> None:
     def truncate_kv(self: LlmExecutor, handle, new_len: int) -> None:  # type: ignore[no-untyped-def]
         assert self._runtime is not None
-        slot = self._runtime.unified.slots.slot_of(handle.cache_id)
+        slot = self._runtime.unified.states.slots.slot_of(handle.cache_id)
         assert slot is not None
-        self._runtime.unified.grammars._of[slot]._state = None
-        self._runtime.unified.grammars._of[slot].output.output.clear()
+        self._runtime.unified.states.grammars._of[slot]._state = None
+        self._runtime.unified.states.grammars._of[slot].output.output.clear()
         patch.setattr(slot_grammars._Output, "sync", lambda *_: None)
 
     patch.setattr(LlmExecutor, "truncate_kv", truncate_kv)

@@ -12,7 +12,7 @@ from executors.contract.status import Pace
 from executors.llm.executor import LlmExecutor
 from executors.llm.runtime import ExecutorRuntime
 from executors.llm.step.pace import MOST_TOKENS_ON_DEVICE, measure_pace
-from executors.llm.step.pipeline import UnifiedRunner
+from executors.llm.step.pipeline import StepPipeline
 from tests.executors.llm.driver import Driver, config, start
 
 
@@ -149,8 +149,8 @@ def test_a_device_whose_steps_cost_much_whatever_is_in_them_is_timed_with_a_long
 async def test_steps_that_were_tried_out_are_no_reason_for_graphs(qwen3, monkeypatch) -> None:
     """Whatever a device counts while its pace is measured is forgotten, and the pace is reported."""
     forgotten: list[int] = []
-    monkeypatch.setattr(UnifiedRunner, "max_in_flight", 2)
-    monkeypatch.setattr(UnifiedRunner, "forget_trials", lambda self: forgotten.append(1))
+    monkeypatch.setattr(StepPipeline, "max_in_flight", 2)
+    monkeypatch.setattr(StepPipeline, "forget_trials", lambda self: forgotten.append(1))
     monkeypatch.setattr(
         "executors.llm.runtime.measure_pace",
         lambda *args: measured.append(args[-1]) or Pace(0.1, ((1, 0.1),)),

@@ -1,0 +1,167 @@
+"""`Device`: everything that the executor's parts need to know of the place where tensors are computed.
+
+    memory       figures of a memory of its own, or None if it computes in the machine's
+    steps        streams, events and graphs for steps that are launched, or None if the host computes them
+    attention    backends in the order in which they are tried
+    kernels      whether Triton compiles for it, what it multiplies, how many programs it runs at once
+    ranks        the backend by which ranks talk
+
+The values of this class are those of a CPU. A subclass changes what its device has more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, ClassVar, Protocol, Self
+
+import torch
+
+from executors.contract.status import ExecutorMemoryUsage
+
+
+class DeviceMemory(Protocol):
+    """Memory of a device; all figures are in bytes."""
+
+    def free_and_total(self) -> tuple[int, int]:
+        """Return the free and the total memory of the device, over all processes."""
+
+    def reserved(self) -> int:
+        """Return the memory that this process's allocator holds, in use or not."""
+
+    def peak(self) -> int:
+        """Return the maximum of `reserved` since `reset_peak`."""
+
+    def reset_peak(self) -> None:
+        """Start a new peak at the current `reserved`."""
+
+    def empty_cache(self) -> None:
+        """Return unused memory to the device."""
+
+    def usage(self) -> ExecutorMemoryUsage:
+        """Return the figures for `status()`. Called with each heartbeat, beside steps."""
+
+
+class Event(Protocol):
+    """A mark in the device's work queue."""
+
+    def record(self) -> None:
+        """Record the mark behind all work queued so far."""
+
+    def query(self) -> bool:
+        """Return whether the device has passed the mark; True if it was never recorded."""
+
+    def synchronize(self) -> None:
+        """Wait until the device has passed the mark."""
+
+
+class Graph(Protocol):
+    """Recorded work, over the memory that it was recorded with."""
+
+    def replay(self) -> None:
+        """Queue all of the work."""
+
+
+class StepDevice(Protocol):
+    """What launched steps need of their device beside tensors."""
+
+    pinned: bool
+    """Whether host memory must be pinned so that copies run beside other work."""
+    captures: bool
+    """Whether the device supports graphs."""
+    compiles: bool
+    """Whether kernels are compiled, or loaded, at their first launch."""
+
+    def event(self) -> Event:
+        """Make a new event."""
+
+    def reserve(self, num_bytes: int) -> None:
+        """Reserve memory for all captures. Otherwise every larger graph takes memory of its own."""
+
+    def capture(self, run: Callable[[], None]) -> Graph:
+        """Run the work once, then record it."""
+
+
+class Device:
+    """One device of one kind. Holds nothing that a step changes."""
+
+    name: ClassVar[str] = "cpu"
+    """Name of the kind in settings and in `status()`."""
+    attention_order: ClassVar[tuple[str, ...]] = ()
+    """Attention backends that "auto" tries in order, by their names in `kernel_support.kernel_choice`; torch's comes last."""
+    dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16")
+    """Dtypes of weights and activations."""
+    collectives: ClassVar[str] = "gloo"
+    """Backend of torch.distributed by which ranks on such devices talk."""
+    launches: ClassVar[bool] = False
+    """Whether steps are launched and answered later; otherwise the host computes them."""
+    compiles: ClassVar[bool] = False
+    """Whether Triton compiles kernels for it. Such kernels are checked before they are used."""
+    pinned: ClassVar[bool] = False
+    """Whether copies from pinned host memory run beside other work."""
+    memory_on_demand: ClassVar[bool] = True
+    """Whether memory is taken when it is written first, not when it is allocated."""
+    eight_bits: ClassVar[str] = ""
+    """Value of `quantization` to take where whole numbers need kernels that this device does not have; "" for none."""
+
+    def __init__(self, place: torch.device) -> None:
+        """`place`: where torch puts its tensors."""
+        self.place = place
+        self.memory: DeviceMemory | None = None
+        """Memory of its own, or None."""
+
+    # -- which there are -------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def count(cls) -> int:
+        """Return how many devices of the kind this machine has."""
+        return 1
+
+    @classmethod
+    def find(cls, number: int | None) -> Self:
+        """Return the device of that number, or the one that torch takes by itself. Raises ConfigError, and Unavailable for one
+        that may appear later."""
+        return cls(torch.device(cls.name if number is None else f"{cls.name}:{number}"))
+
+    @classmethod
+    def build(cls) -> str | None:
+        """Return the version of the kind's library for which torch was built, None for a build without it."""
+        return None
+
+    @classmethod
+    def facts(cls) -> list[dict[str, Any]]:
+        """Describe the numbered devices of the kind for `cohort doctor`: name, capability, free and total bytes."""
+        return []
+
+    def use(self) -> None:
+        """Make it the current device of this thread, by which streams, events and launches go."""
+
+    # -- kernels ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def capability(self) -> tuple[int, int] | None:
+        """What kernels of libraries ask for, such as (9, 0); None if there are none for this kind."""
+        return None
+
+    @property
+    def processors(self) -> int | None:
+        """Number of programs that run at once with room for others; None if that decides nothing."""
+        return None
+
+    def why_no_fp8(self) -> str | None:
+        """Return why e4m3 is not multiplied, None if it is."""
+        return None
+
+    def prepare_torch_attention(self) -> None:
+        """Choose among torch's kernels of scaled dot product attention. Called before each step that uses them."""
+
+    # -- work beside steps -----------------------------------------------------------------------------------------------
+
+    def steps(self) -> StepDevice | None:
+        """Make what steps are launched on; None if the host computes them."""
+        return None
+
+    def copies(self) -> contextlib.AbstractContextManager[Any]:
+        """Make a context for copies beside steps, which may be entered again and again: what is queued in it is done when it
+        ends."""
+        return contextlib.nullcontext()

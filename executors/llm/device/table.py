@@ -1,0 +1,42 @@
+"""Finds the `Device` of a name in settings, or of a torch device. See `executors/devices.py` for the table."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+
+import torch
+
+from executors.contract.errors import ConfigError
+from executors.devices import DEVICES, settings_of_device
+from executors.llm.device.base import Device
+
+
+def class_of(name: str) -> type[Device]:
+    """Return the class of a kind of `DEVICES`. Imports its module."""
+    module, _, cls = DEVICES[name].place.partition(":")
+    found: type[Device] = getattr(importlib.import_module(module), cls)
+    return found
+
+
+def find_device(name: str) -> Device:
+    """Return the device that the setting `device` names. Raises ConfigError."""
+    if name == "auto":
+        return next(found for kind in reversed(DEVICES) if (found := class_of(kind)).count()).find(None)
+    kind, colon, number = name.partition(":")
+    if kind in DEVICES and (not colon or (number.isdecimal() and str(int(number)) == number)):
+        with contextlib.suppress(RuntimeError):  # a number that torch does not take
+            return class_of(kind).find(int(number) if colon else None)
+    raise ConfigError(f"device {name!r} is not supported; supported: {', '.join(settings_of_device())}")
+
+
+@functools.cache
+def device_of(place: torch.device) -> Device:
+    """Return the device on which torch keeps such tensors. Tensors without memory ("meta") count as the CPU's."""
+    return class_of(place.type if place.type in DEVICES else "cpu")(place)
+
+
+def kinds_here() -> tuple[str, ...]:
+    """Return the kinds of which this machine has a device."""
+    return tuple(name for name in DEVICES if class_of(name).count())

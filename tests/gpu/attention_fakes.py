@@ -221,6 +221,8 @@ def pretend(
     """Make it look like a GPU on which these modules are installed, and no others of the kind; nor any `varlen_attn` with block
     tables unless it is given."""
     monkeypatch.setattr(kernel_choice, "device_of", lambda place: Pretended(place, capability))
+    here = Pretended(torch.device("cpu"), capability)
+    monkeypatch.setattr("executors.llm.executor.find_device", lambda name: here)
     found = {module.__name__: module for module in modules}
     for name in ("flash_attn", "flash_attn_interface"):
         monkeypatch.setitem(sys.modules, name, found.get(name))

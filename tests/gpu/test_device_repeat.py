@@ -269,7 +269,7 @@ async def test_steps_that_repeat_give_what_the_host_gives(path: Path) -> None:
     await theirs.begin_epoch(1)
     ops = Streams(ours, 3, PLAIN + SHAPED + LOGPROBS).make(12)
     with pytest.MonkeyPatch.context() as patch:
-        record = Record(ours.unified, patch)
+        record = Record(ours.launched, patch)
         heard = await play(ours, ops, 2)
     expected = await play(theirs, ops)
     assert {seq: [token for token, _ in found] for seq, found in heard.items()} == {
@@ -331,7 +331,7 @@ async def test_most_steps_of_shaped_rows_are_prepared_by_what_moved_on(
     prepare = ShapedSlots.prepare
     monkeypatch.setattr(ShapedSlots, "prepare", lambda *args: calls.append(1) or prepare(*args))
     ops = _rewound(executor)
-    run(executor.unified, ops)
+    run(executor, ops)
     # The first two, which do not repeat, and once behind each time that it was rewound.
     assert len(ops) == 21 and len(calls) == 5
 

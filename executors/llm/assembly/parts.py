@@ -74,7 +74,7 @@ class Assembly:
         runner = self._runner(source.model, plan, self.runner_class)
         pipeline = self._pipeline(runner, info.max_model_len)
         pipeline.states.label_width = info.label_width
-        direct = DirectRunner(runner, info.max_model_len, source.info.logits_width, self.group.direct)
+        direct = DirectRunner(runner, info.max_model_len, source.info.logits_width, self.group.direct_guard)
         if (adapters := self._adapters(runner, pipeline)) is not None:
             pipeline.use_adapters(adapters)
             direct.adapters = adapters

@@ -17,7 +17,9 @@ from typing import Any, ClassVar, Protocol, Self
 
 import torch
 
+from executors.contract.errors import ConfigError
 from executors.contract.status import ExecutorMemoryUsage
+from executors.devices import settings_of_device
 
 
 class DeviceMemory(Protocol):
@@ -82,10 +84,15 @@ class StepDevice(Protocol):
         """Run the work once, then record it."""
 
 
+def unsupported(name: str) -> ConfigError:
+    """Make the error for a name that is no device's."""
+    return ConfigError(f"device {name!r} is not supported; supported: {', '.join(settings_of_device())}")
+
+
 class Device:
     """One device of one kind. Holds nothing that a step changes."""
 
-    name: ClassVar[str] = "cpu"
+    name: ClassVar[str]
     """Name of the kind in settings and in `status()`."""
     attention_order: ClassVar[tuple[str, ...]] = ()
     """Attention backends that "auto" tries in order, by their names in `kernel_support.kernel_choice`; torch's comes last."""
@@ -121,7 +128,11 @@ class Device:
     def find(cls, number: int | None) -> Self:
         """Return the device of that number, or the one that torch takes by itself. Raises ConfigError, and Unavailable for one
         that may appear later."""
-        return cls(torch.device(cls.name if number is None else f"{cls.name}:{number}"))
+        name = cls.name if number is None else f"{cls.name}:{number}"
+        try:
+            return cls(torch.device(name))
+        except RuntimeError:  # a number that torch does not take
+            raise unsupported(name) from None
 
     @classmethod
     def build(cls) -> str | None:

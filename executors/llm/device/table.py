@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 
 import torch
 
-from executors.contract.errors import ConfigError
-from executors.devices import DEVICES, settings_of_device
-from executors.llm.device.base import Device
+from executors.devices import DEVICES
+from executors.llm.device.base import Device, unsupported
 
 
 def class_of(name: str) -> type[Device]:
@@ -26,9 +24,8 @@ def find_device(name: str) -> Device:
         return next(found for kind in reversed(DEVICES) if (found := class_of(kind)).count()).find(None)
     kind, colon, number = name.partition(":")
     if kind in DEVICES and (not colon or (number.isdecimal() and str(int(number)) == number)):
-        with contextlib.suppress(RuntimeError):  # a number that torch does not take
-            return class_of(kind).find(int(number) if colon else None)
-    raise ConfigError(f"device {name!r} is not supported; supported: {', '.join(settings_of_device())}")
+        return class_of(kind).find(int(number) if colon else None)
+    raise unsupported(name)
 
 
 @functools.cache

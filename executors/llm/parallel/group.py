@@ -7,6 +7,7 @@ together. See `stages.py` for a step.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -69,8 +70,9 @@ class RankGroup(Protocol):
     ) -> Stages:
         """Make the stages of a step."""
 
-    def direct(self, run: RunDirect) -> RunDirect:
-        """Return what runs calls on single sequences: `run`, with what ranks need around it."""
+    @property
+    def direct_guard(self) -> Callable[[RunDirect], RunDirect] | None:
+        """What ranks need around calls on single sequences; None for nothing."""
 
     def agree(self, fault: ExecutorError | None) -> None:
         """Raise `fault`, or an error of the same kind if another rank has one."""
@@ -85,6 +87,7 @@ class Alone:
     ranks: Ranks | None = None
     retries = launches = leads = True
     note: str | None = None
+    direct_guard: Callable[[RunDirect], RunDirect] | None = None
 
     def own_share(self, config: ExecutorConfig) -> ExecutorConfig:
         """See `RankGroup`."""
@@ -118,10 +121,6 @@ class Alone:
             HostSampling(states, runner, memory),
             HostPacking(states, runner, memory),
         )
-
-    def direct(self, run: RunDirect) -> RunDirect:
-        """See `RankGroup`."""
-        return run
 
     def agree(self, fault: ExecutorError | None) -> None:
         """See `RankGroup`."""
@@ -219,9 +218,10 @@ class Together:
             partial(ending, ranks),
         )
 
-    def direct(self, run: RunDirect) -> RunDirect:
+    @property
+    def direct_guard(self) -> Callable[[RunDirect], RunDirect]:
         """See `RankGroup`."""
-        return ending_direct(run)
+        return ending_direct
 
     def agree(self, fault: ExecutorError | None) -> None:
         """See `RankGroup`."""

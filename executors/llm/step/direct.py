@@ -63,9 +63,9 @@ class DirectRunner:
 
     def __init__(
         self, runner: ModelRunner, max_model_len: int, logits_width: int,
-        guard: Callable[[RunDirect], RunDirect] = lambda run: run,
+        guard: Callable[[RunDirect], RunDirect] | None = None,
     ) -> None:  # fmt: skip
-        self._run = guard(self._forward)
+        self._guard = guard
         self.runner = runner
         self.max_model_len = max_model_len
         self.logits_width = logits_width
@@ -179,6 +179,11 @@ class DirectRunner:
             item.handle = KvCacheHandle(-1, (np.arange(begin, begin + count, dtype=np.int32),))
             begin += count
         return KvCache(kv_group(self.runner.model), begin, size)
+
+    def _run(self, items: list[DirectItem], cache: KvCache) -> list[DirectResult]:
+        return (
+            self._forward(items, cache) if self._guard is None else self._guard(self._forward)(items, cache)
+        )
 
     def _forward(self, items: list[DirectItem], cache: KvCache) -> list[DirectResult]:
         if self.runner.states is not None and cache is self.runner.cache:

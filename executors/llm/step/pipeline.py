@@ -116,7 +116,7 @@ class Stages:
     forward: Forward
     sample: Sample
     pack: Pack
-    guard: Callable[[Compute], Compute] = lambda compute: compute
+    guard: Callable[[Compute], Compute] | None = None
 
 
 class StepPipeline:
@@ -130,7 +130,6 @@ class StepPipeline:
         self.stages = stages
         self.launched = launched
         states.part = launched
-        self._compute = stages.guard(self._by_stages)
 
     @property
     def max_in_flight(self) -> int:
@@ -172,6 +171,12 @@ class StepPipeline:
             self.stages.take_in(batch)
             step = launched.start(batch)
         return ComputedStep(self._compute(batch)) if step is None else step
+
+    def _compute(self, batch: UnifiedBatch) -> UnifiedOutput:
+        guard = (
+            self.stages.guard
+        )  # not kept around the method: that would be a circle, which keeps KV until it is collected
+        return self._by_stages(batch) if guard is None else guard(self._by_stages)(batch)
 
     @torch.inference_mode()
     def _by_stages(self, batch: UnifiedBatch) -> UnifiedOutput:

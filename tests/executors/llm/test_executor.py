@@ -1,7 +1,10 @@
 """Facts, life, KV sizing, and models without a unified forward."""
 
+import gc
 import subprocess
 import sys
+import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -83,6 +86,24 @@ async def test_life(qwen3):
         await executor.prefill(PrefillInput(IDS))
     with pytest.raises(NotReady):
         await executor.warmup()
+
+
+async def test_kv_is_free_as_soon_as_the_executor_is_shut_down(qwen3):
+    """Nothing refers to it in a circle, which would keep it until the next collection."""
+    executor = await start(qwen3)
+    driver = Driver(executor)
+    await driver.generate([driver.add([5, 9])], 2)
+    await executor.prefill(PrefillInput(IDS))
+    cache = weakref.ref(executor._runtime.runner.cache)
+    gc.disable()
+    try:
+        await executor.shutdown()
+        for thread in threading.enumerate():
+            if thread.name == "kv-memory":
+                thread.join()
+        assert cache() is None
+    finally:
+        gc.enable()
 
 
 async def test_a_failed_warmup_is_an_error_state(qwen3, tmp_path):

@@ -42,7 +42,7 @@ class Ranks:
         self._device = device.place
         device.use()
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
-        with self._telling():
+        with self._collective():
             store = dist.FileStore(config.rendezvous, config.world_size)
             dist.init_process_group(
                 self.backend, store=store, rank=self.rank, world_size=config.world_size, timeout=_FOREVER
@@ -68,7 +68,7 @@ class Ranks:
         if self.backend == "gloo" and x.dtype in (torch.bfloat16, torch.float16):
             x = x.float()  # on a CPU, rounding costs as much as sending twice the bytes
         x = x.contiguous()
-        with self._telling():
+        with self._collective():
             dist.all_reduce(x, group=self._stage_group)
         return x
 
@@ -80,7 +80,7 @@ class Ranks:
         sent = x.new_zeros(len(x), widest)
         sent[:, : x.shape[1]] = x
         parts = [torch.empty_like(sent) for _ in widths]
-        with self._telling():
+        with self._collective():
             dist.all_gather(parts, sent, group=self._stage_group)
         return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], 1)
 
@@ -88,13 +88,13 @@ class Ranks:
 
     def pass_on(self, x: torch.Tensor) -> None:
         """Send hidden states to the next stage; the last stage sends them to the first."""
-        with self._telling():
+        with self._collective():
             dist.send(x.contiguous(), (self.rank + self.size) % self.config.world_size)
 
     def take_over(self, like: torch.Tensor) -> torch.Tensor:
         """Receive hidden states from the stage before, for the first stage from the last, of the shape and dtype of `like`."""
         received = torch.empty_like(like)
-        with self._telling():
+        with self._collective():
             dist.recv(received, (self.rank - self.size) % self.config.world_size)
         return received
 
@@ -103,20 +103,20 @@ class Ranks:
     def least(self, values: Sequence[int]) -> list[int]:
         """Return the least of each number over all ranks."""
         found = torch.tensor(values, dtype=torch.int64, device=self._device)
-        with self._telling():
+        with self._collective():
             dist.all_reduce(found, dist.ReduceOp.MIN)
         return found.tolist()
 
-    def told(self, values: Sequence[float], dtype: torch.dtype = torch.int64) -> list[float]:
+    def from_first(self, values: Sequence[float], dtype: torch.dtype = torch.int64) -> list[float]:
         """Return rank 0's numbers; all ranks pass as many."""
         found = torch.tensor(values, dtype=dtype, device=self._device)
-        with self._telling():
+        with self._collective():
             dist.broadcast(found, 0)
         return found.tolist()
 
     def clock(self) -> float:
         """Return rank 0's time in seconds, so that all ranks decide alike by it."""
-        return self.told([time.perf_counter()], torch.float64)[0]
+        return self.from_first([time.perf_counter()], torch.float64)[0]
 
     def close(self) -> None:
         """Leave. Does not wait for others."""
@@ -124,7 +124,7 @@ class Ranks:
             dist.destroy_process_group()
 
     @contextlib.contextmanager
-    def _telling(self) -> Iterator[None]:
+    def _collective(self) -> Iterator[None]:
         try:
             yield
         except (RuntimeError, ValueError) as error:

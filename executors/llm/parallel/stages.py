@@ -138,7 +138,7 @@ class RankSampling:
                 message[2 : 2 + rows] = sampled.cpu().numpy()
                 message[2 + rows : 2 + rows + n] = output.num_tokens
                 message[2 + rows + n :][: len(output.token_ids)] = output.token_ids
-        message = np.array(self._ranks.told(message.tolist()), np.int64)
+        message = np.array(self._ranks.from_first(message.tolist()), np.int64)
         if message[0]:
             raise _FailedOnAll(fault or _FAULTS[int(message[0]) - 1]("rank 0 could not sample"))
         if message[1] != self._digest:

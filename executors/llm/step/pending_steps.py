@@ -106,11 +106,11 @@ class StepQueue:
         rest = self._usual_s - (self._clock() - began) - _SPIN_S
         if rest > _NAP_S:
             await asyncio.sleep(rest)
-            if ready():  # nobody knows for how long already: look much earlier next time
+            if ready():  # since when is unknown: look much earlier next time
                 self._usual_s *= 0.5
                 return
         spin_until = self._clock() + 2 * _SPIN_S
-        while not ready():  # the device tells nobody when it is done: it has to be asked
+        while not ready():  # the device does not notify the host: the host has to poll
             if self._clock() < spin_until:
                 time.sleep(_BREATH_S)  # noqa: ASYNC251 - shorter than timers of event loops can be
                 await asyncio.sleep(0)

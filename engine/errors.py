@@ -27,7 +27,7 @@ def field(role: str) -> str:
 
 class EngineError(Exception):
     """Base of all. `param` names the request field at fault, if one is: by its role, which is the field's name in a chat, in a
-    completion or in the engine's request, until the edge that knows the client's names puts those (`rename`)."""
+    completion or in the engine's request, until the edge that knows the client's names puts those (`render`)."""
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "internal_error"
@@ -39,7 +39,7 @@ class EngineError(Exception):
         """`message` may hold `FIELD` and `field(role)`."""
         self.template = message
         """The message before names of fields were put in."""
-        self.param = param
+        self.param = self._own = param
         self.message = _with_names(message, param, _same)
         super().__init__(self.message)
         self.element: int | None = None
@@ -47,17 +47,20 @@ class EngineError(Exception):
         if code is not None:
             self.code = code  # type: ignore[misc]  # an instance may be more precise than its class
 
-    def blame(self, role: str | None) -> None:
-        """Say which field is at fault."""
-        self.param = role
-        self.message = _with_names(self.template, role, _same)
+    def rename(self, param: str | None) -> None:
+        """Say which field is at fault: another one than so far, or the same by another name. None: no field of the client's is,
+        and the message keeps the name that it has."""
+        self.param = param
+        self._own = self._own if param is None else param
+        self.message = _with_names(self.template, self._own, _same)
 
-    def rename(self, names: Names) -> None:
+    def render(self, names: Names) -> None:
         """Name fields as the client does, in `param` and in the message, where a field that the client does not have keeps its
         role."""
-        role = self.param
-        self.param = None if role is None else names(role, self.element or 0)
-        self.message = _with_names(self.template, self.param or role, names)
+        if self.param is not None:
+            self.param = names(self.param, self.element or 0)
+        self._own = self._own if self.param is None else self.param
+        self.message = _with_names(self.template, self._own, names)
 
 
 def _same(role: str, element: int) -> str:

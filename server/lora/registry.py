@@ -299,7 +299,7 @@ class AdapterRegistry:
             try:
                 found = await self._load(name, folder, name, self._root, None, True)
             except InvalidRequest as error:
-                error.blame("model")
+                error.rename("model")
                 raise
             others = [one for one in self._adapters.values() if one.on_demand]
             surplus = others[: max(0, len(others) - MOST_ON_DEMAND)]

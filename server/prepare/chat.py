@@ -157,5 +157,5 @@ async def _prepared(
         elif constraint is not None and writes_calls(choice, constraint, model.notation):
             await structured.prepared(state, call, model, alone(constraint), param)
             asked_by = "tools"
-        error.blame(asked_by)
+        error.rename(asked_by)
         raise

@@ -83,5 +83,5 @@ def named(names: FieldNames) -> Iterator[None]:
     try:
         yield
     except InvalidRequest as error:
-        error.rename(names)
+        error.render(names)
         raise

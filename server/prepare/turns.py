@@ -46,7 +46,7 @@ def naming_arguments(turns: Sequence[Turn]) -> Iterator[None]:
     except InvalidRequest as error:
         match (error.param or "").split("."):
             case ["messages", at, "tool_calls", number, "function", "arguments"]:
-                error.blame(turns[int(at)].places[int(number)])
+                error.rename(turns[int(at)].places[int(number)])
         raise
 
 

@@ -25,7 +25,7 @@ def unpacked(fault: WireFault) -> EngineError:
     """An error of the same class with the same members."""
     kinds = {kind.__name__: kind for root in _ROOTS for kind in _all(root)}
     error = kinds.get(fault.kind, EngineError)(fault.template)
-    error.blame(fault.param)
+    error.rename(fault.param)
     error.code = fault.code  # type: ignore[misc]  # as the instance that was packed
     if isinstance(error, Overloaded) and fault.retry_after is not None:
         error.retry_after = fault.retry_after

@@ -34,7 +34,7 @@ def test_names_are_put_where_roles_stand(
     message: str, param: str | None, message_then: str, param_then: str | None
 ) -> None:
     refusal = error(message, param, 3)
-    refusal.rename(names)
+    refusal.render(names)
     assert (refusal.message, refusal.param) == (message_then, param_then)
 
 
@@ -44,11 +44,12 @@ def test_until_then_a_message_has_the_roles() -> None:
     assert EngineError("plain").message == "plain"
 
 
-def test_blame_may_move_to_another_field() -> None:
+def test_another_field_may_be_at_fault() -> None:
     refusal = error(f"'{FIELD}' is not supported beside '{field('stop')}'", "response_format")
-    refusal.blame("tools")
+    refusal.rename("tools")
     assert (refusal.message, refusal.param) == ("'tools' is not supported beside 'stop'", "tools")
-    refusal.rename(names)
+    refusal.render(names)
     assert refusal.message == "'tools' is not supported beside 'options.stop'"
-    refusal.blame(None)
-    assert refusal.param is None
+    refusal.rename(None)
+    refusal.render(names)
+    assert (refusal.message, refusal.param) == ("'tools' is not supported beside 'options.stop'", None)

@@ -127,5 +127,5 @@ async def generation_of(
                 yield generation
         except InvalidRequest as error:
             if error.param == GRAMMAR:
-                error.blame(grammar)
+                error.rename(grammar)
             raise

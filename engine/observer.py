@@ -127,7 +127,7 @@ class Observers(Observer):
                 getattr(one, event) for one in self._observers if getattr(type(one), event) is not plain
             ]
             if methods:
-                setattr(self, event, methods[0] if len(methods) == 1 else partial(_call_all, tuple(methods)))
+                vars(self)[event] = methods[0] if len(methods) == 1 else partial(_call_all, tuple(methods))
 
 
 EVENTS = tuple(name for name in vars(Observer) if not name.startswith("_"))

@@ -3,7 +3,7 @@
 #   docker build --target cpu --build-arg TORCH_INDEX_URL=... -t cohort-server:cpu .
 #   docker run --rm -p 127.0.0.1:8000:8000 --read-only --tmpfs /tmp --stop-timeout 45 cohort-server:cpu
 #
-# `make test-image` builds it with buildah. It keeps to what buildah 1.28, podman 4 and Docker 20 read.
+# `make test-external ONLY=image` builds it with buildah. It keeps to what buildah 1.28, podman 4 and Docker 20 read.
 
 # Debian 12. Another one needs a Python that the pinned torch has a wheel for; a digest can be given to pin it.
 ARG BASE_IMAGE=debian:bookworm-slim

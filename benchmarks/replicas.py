@@ -2,7 +2,7 @@
 
     .reports/ray-venv/bin/python -m benchmarks.replicas [--parts prefix events deaths] [--rounds 3] [--json FILE]
 
-Needs Ray: `make test-ray` makes that environment. Two replicas share the machine's cores.
+Needs Ray: `make test-external ONLY=ray` makes that environment. Two replicas share the machine's cores.
 
 prefix   40 conversations of 6 turns, interleaved, 8 calls at once, with cohort-tiny. A replica's KV pool holds two thirds of all
          conversations at their end: two replicas hold each of them once and not twice. The share of prompt tokens that was

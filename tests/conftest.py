@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,8 @@ from typing import Any
 import pytest
 import structlog
 from hypothesis import settings
+
+from tests import tiers
 
 os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 for name in [name for name in os.environ if name.startswith("COHORT_")]:
@@ -60,48 +61,27 @@ def no_collector() -> Iterator[None]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--sweeps", action="store_true", help="run all cases of the sweeps, and nothing else")
     parser.addoption(
-        "--sweeps",
-        action="store_true",
-        help="run all cases of the tests that are marked `sweep`, and nothing else",
-    )
+        "--short", action="store_true", help="as CI: without variants, which `long(extended=True)` and `long(every=n)` mark"
+    )  # fmt: skip
     parser.addoption(
-        "--short",
-        action="store_true",
-        help="leave out the tests and cases that are marked `extended`",
+        "--full", action="store_true", help="also the tests at full size, marked `long(full=True)`"
     )
-
-
-def _every_nth(items: list[pytest.Item], marker: str) -> list[pytest.Item]:
-    """Return `items` with every `every`-th case of each function that has `marker`, its first one included; without `every`
-    no case of it."""
-    kept, seen = [], Counter[str]()
-    for item in items:
-        found = item.get_closest_marker(marker)
-        if found is not None:
-            function = item.nodeid.partition("[")[0]
-            every = found.kwargs.get("every")
-            number = seen[function]
-            seen[function] += 1
-            if every is None or number % every:
-                continue
-        kept.append(item)
-    return kept
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    chooses = config.option.sweeps or config.option.short
-    if (config.option.collectonly and not chooses) or any(Path("/dev").glob("nvidia[0-9]*")):
+    options = config.option
+    if options.collectonly and not (options.sweeps or options.short or options.full):
         return
-    kept = [item for item in items if item.get_closest_marker("gpu") is None]
-    if config.option.sweeps:
-        kept = [item for item in kept if item.get_closest_marker("sweep")]
-    elif not any("::" in word for word in config.args):
-        kept = _every_nth(kept, "sweep")
-        if config.option.short:
-            kept = _every_nth(kept, "extended")
-    chosen = set(kept)
-    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    kept = items
+    if not any(Path("/dev").glob("nvidia[0-9]*")):
+        kept = [item for item in items if item.get_closest_marker("gpu") is None]
+    # A test that is named by itself is run.
+    if options.sweeps or not any("::" in word for word in config.args):
+        kept = tiers.chosen(kept, options.sweeps, options.short, options.full)
+    left_out = {*items} - {*kept}
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = kept
 
 

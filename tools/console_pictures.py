@@ -3,7 +3,7 @@
     python -m tools.console_pictures [FOLDER]
 
 `console-light.png`: a chat beside eight streams. `console-dark.png`: the same a moment after the executor was killed. FOLDER is
-docs/images if none is given. Needs Debian's Chromium, as `make test-console` does.
+docs/images if none is given. Needs Debian's Chromium, as `make test-external ONLY=console` does.
 """
 
 from __future__ import annotations

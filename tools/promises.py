@@ -4,7 +4,8 @@
 table in docs/promises.md that is out of date. `python -m tools.promises write` rewrites that table.
 
 An entry of `shown_by` that starts with `tests/` is a pytest node id: a file, class, function or one case of it.
-Any other entry is a command; the make target and the scripts it names must exist. `planned` is not looked at.
+Any other entry is a command; the make target, the scripts and the module (`python -m`) it names must exist.
+`planned` is not looked at.
 """
 
 import re
@@ -20,8 +21,8 @@ import yaml
 
 from tools import skips
 
-REPORTS = ("junit.xml", "junit-long.xml", "junit-long-ci.xml")
-"""Of `make test`, `make test-long` and its short form, in .reports/."""
+REPORTS = ("junit.xml", "junit-all.xml")
+"""Of `make test` and `make test-all`, in .reports/."""
 PAGE = "docs/promises.md"
 BEGIN, END = "<!-- features:begin -->", "<!-- features:end -->"
 
@@ -114,10 +115,19 @@ def _absent_parts(root: Path, command: str) -> Iterator[str]:
         rf"^{re.escape(words[1])}:", (root / "Makefile").read_text(), re.M
     ):
         yield f"the make target {words[1]}, which does not exist"
+    is_module = words[:2] == ["python", "-m"] and (root / words[2].partition(".")[0]).is_dir()
+    if is_module and not any(_module_files(root, words[2])):
+        yield f"the module {words[2]}, which does not exist"
     for word in words:
         is_script = word.endswith((".py", ".sh")) or (word is words[0] and "/" in word)
         if is_script and not (root / word).is_file():
             yield f"{word}, which does not exist"
+
+
+def _module_files(root: Path, name: str) -> Iterator[Path]:
+    """Files that `python -m NAME` runs."""
+    path = root.joinpath(*name.split("."))
+    yield from (file for file in (path.with_suffix(".py"), path / "__main__.py") if file.is_file())
 
 
 def _page_problems(page: Path, promises: list[Promise]) -> Iterator[str]:

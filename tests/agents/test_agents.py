@@ -1,4 +1,7 @@
-"""The clients themselves against a scripted model, `make test-agents`: each finishes a task of two turns with its own tools."""
+"""The clients themselves against a scripted model: each finishes a task of two turns with its own tools.
+
+`make test-external ONLY=agents` runs this.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from tests.agents.clients import AGENTS
 from tests.agents.scripted import ANSWER, NOTES, shared_prefix
 from tests.agents.sessions import Session, play
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.external, pytest.mark.timeout(600)]
 NOTE, OTHER = (text.strip() for text in NOTES.values())
 
 

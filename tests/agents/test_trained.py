@@ -1,5 +1,7 @@
-"""`make test-agents ARGS="-k trained"`: each client with a trained model. A small model answers nonsense; each answer has to be
-one that the client takes."""
+"""`make test-external ONLY=agents ARGS="-k trained"`: each client with a trained model.
+
+A small model answers nonsense; each answer has to be one that the client takes.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from tests.agents.trained import CONTEXT, RECORD, play
 ENDS = {"stop", "length", "tool_calls"}
 
 
-@pytest.mark.slow
+@pytest.mark.external
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", AGENTS)
 async def test_a_session_with_a_trained_model(name: str) -> None:

@@ -187,7 +187,7 @@ def test_a_server_that_does_not_come_up_is_quoted(tmp_path: Path) -> None:
             pass
 
 
-@pytest.mark.extended
+@pytest.mark.long(extended=True)
 def test_the_whole_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

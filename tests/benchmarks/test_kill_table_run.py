@@ -13,7 +13,7 @@ from benchmarks.kill_table.judge import Sight
 from benchmarks.kill_table.subjects import ROOT, Subject
 from executors.tiny import weights_dir
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.extended, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.long(extended=True), pytest.mark.timeout(120)]
 
 
 def tiny() -> Subject:

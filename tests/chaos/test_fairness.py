@@ -20,7 +20,7 @@ import pytest
 from tests.chaos.load import Answer, Target, percentile, results
 from tests.e2e.server_process import ServerProcess
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 KEYS = "many", "one"
 STORY = "A fox went to the river and met a king who had lost his crown in the water. "
@@ -136,7 +136,7 @@ async def test_one_at_a_time_beside_many(tmp_path: Path) -> None:
     assert found["loaded_ttft_p50_s"] * found["others_served_per_s"] < 100 / 8
 
 
-@pytest.mark.slow
+@pytest.mark.long(full=True)
 @pytest.mark.timeout(900)
 async def test_one_at_a_time_beside_500(tmp_path: Path) -> None:
     with serve(tmp_path) as server:

@@ -1,7 +1,7 @@
 """The executor is killed, stopped and crashed: no stream loses, repeats or reorders a token.
 
-`make chaos` runs all of it at full size, prints figures and keeps them (`figures.py`). The ordinary suite has the same with
-fewer positions.
+`make test-all ARGS='--full tests/chaos'` runs all of it at full size, prints figures and keeps them (`figures.py`). The ordinary
+suite has the same with fewer positions.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tests.chaos.conftest import ChaosServer
 from tests.chaos.crashing_executor import POISON, Strike
 from tests.chaos.figures import record
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 RESTARTS = 'cohort_executor_restarts_total{{cause="{}"}}'
 CAUSES = {"SIGKILL": "signal", "SIGSTOP": "hang", "exit": "exit", "closed": "closed"}
@@ -143,7 +143,7 @@ async def test_a_kill_at_some_positions_changes_nothing(server: ChaosServer) -> 
     proven(tally)
 
 
-@pytest.mark.slow
+@pytest.mark.long(full=True)
 @pytest.mark.timeout(900)
 async def test_a_kill_at_every_position_changes_nothing(server: ChaosServer) -> None:
     """All kinds run side by side, a few tokens apart, and the executor writes down where each of them was when it died: this
@@ -187,7 +187,7 @@ async def test_a_kill_at_every_position_changes_nothing(server: ChaosServer) -> 
     assert tally.next_token < max(server.load_s, await idle_restart(server)) + 2
 
 
-@pytest.mark.slow
+@pytest.mark.long(full=True)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("how", ["exit", "closed", "SIGSTOP"])
 async def test_other_ways_to_die_change_nothing(server: ChaosServer, how: str) -> None:
@@ -253,20 +253,20 @@ async def many(
     assert struck == restarted == times and fewest > 0
 
 
-@pytest.mark.slow
+@pytest.mark.long(full=True)
 @pytest.mark.timeout(900)
 async def test_200_streams_bear_20_kills(server: ChaosServer) -> None:
     await many(server, "200 streams, 20 kills", await undisturbed(server), 20, signal.SIGKILL)
 
 
-@pytest.mark.slow
+@pytest.mark.long(full=True)
 @pytest.mark.timeout(900)
 async def test_200_streams_bear_an_executor_that_is_stopped(server: ChaosServer) -> None:
     """Five times: each takes the five seconds without a heartbeat after which silence is a hang."""
     await many(server, "200 streams, stopped 5 times", await undisturbed(server), 5, signal.SIGSTOP)
 
 
-@pytest.mark.slow
+@pytest.mark.long(full=True)
 @pytest.mark.timeout(600)
 async def test_who_crashes_the_executor_fails_alone(server: ChaosServer) -> None:
     bodies = mixed(random.Random(50), 50, lengths=(40, 160))

@@ -16,7 +16,7 @@ from tests.chaos.conftest import EXACT
 from tests.e2e.server_process import ServerProcess
 from tests.e2e.test_lora import write
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 NAMES = ("cohort-tiny", "a", "b", "c")
 

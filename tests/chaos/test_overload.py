@@ -21,7 +21,7 @@ import pytest
 from tests.chaos.load import Answer, Target, closed_loop, percentile, rate, resident_mib, results
 from tests.e2e.server_process import ServerProcess
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 FACTOR = 10
 DEADLINE = 0.5
@@ -267,7 +267,7 @@ async def test_ten_times_overload(tmp_path: Path) -> None:
     assert found.of(429) and found.ttfts
 
 
-@pytest.mark.slow
+@pytest.mark.long(full=True)
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("wait", [60.0, 5.0], ids=["defaults", "5 s"])
 async def test_ten_times_overload_for_30_seconds(tmp_path: Path, wait: float) -> None:

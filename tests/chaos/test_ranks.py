@@ -15,7 +15,7 @@ from tests.chaos.asked import kinds
 from tests.chaos.client import Stream, answers, open_client, reaches
 from tests.e2e.server_process import ServerProcess
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 
 CAUSES = {signal.SIGKILL: "signal", signal.SIGSTOP: "hang"}
 
@@ -41,7 +41,13 @@ def words(streams: list[Stream]) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("flags", [["-tp", "2"], ["-pp", "2"]], ids=["tp2", "pp2"])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        pytest.param(["-tp", "2"], id="tp2"),
+        pytest.param(["-pp", "2"], id="pp2", marks=pytest.mark.long(extended=True)),
+    ],
+)
 async def test_streams_survive_the_death_of_either_rank(flags: list[str], tmp_path: Path) -> None:
     bodies = list(kinds().values())
     model = ["--model", str(weights_dir()), "--dtype", "float32"]

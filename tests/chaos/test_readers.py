@@ -1,7 +1,7 @@
 """Readers that never read: they cost little memory, end with the write time-out, and slow down nobody.
 
-The short form, in the ordinary suite, has 10 of them. The full form (`make chaos`) has 100 and compares how evenly 8 normal
-streams come:
+The short form, in the ordinary suite, has 10 of them. The full form (`make test-all ARGS='--full tests/chaos'`) has 100 and
+compares how evenly 8 normal streams come:
 
 - *computing*: 100 readers that read against 100 that never read. Both have the same sequences computed, so what differs is the
   readers alone. Whoever reads has logprobs encoded; whoever does not, has not: the second may be the quicker one, but must
@@ -29,7 +29,7 @@ import pytest
 from tests.chaos.readers import DeadReaders, forget_peak, heard, listen_to, resident_mib, running
 from tests.e2e.server_process import ServerProcess
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "readers.json"
 ROUNDS = int(os.environ.get("READERS_ROUNDS", "7"))
@@ -113,7 +113,7 @@ def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]
         yield server
 
 
-@pytest.mark.slow
+@pytest.mark.long(full=True)
 @pytest.mark.timeout(900)
 async def test_a_hundred_dead_readers_hold_little(patient: ServerProcess) -> None:
     count, tokens = 100, TOKENS
@@ -177,7 +177,7 @@ async def _round(server: ServerProcess, turn: int) -> dict[str, float]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.long(full=True)
 @pytest.mark.timeout(3600)
 async def test_nobody_feels_a_hundred_dead_readers(patient: ServerProcess) -> None:
     await _itl_p99(patient)

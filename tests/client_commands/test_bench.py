@@ -110,7 +110,7 @@ def test_two_calls_share_no_prompt_unless_told_to() -> None:
         assert not {tuple(one) for one in first} & {tuple(one) for one in second}
 
 
-@pytest.mark.extended(every=2)
+@pytest.mark.long(every=2)
 @pytest.mark.parametrize("name", ["COHORT_API_KEY", "OPENAI_API_KEY"])
 def test_keys_from_the_environment(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with FakeServer(key="one") as server:
@@ -136,7 +136,7 @@ def test_the_table() -> None:
     assert "Up to 1.50 tokens came in one event" in " ".join(shown.split())
 
 
-@pytest.mark.extended(every=2)
+@pytest.mark.long(every=2)
 @pytest.mark.parametrize("width", ["80", "140"])
 def test_it_fits_the_terminal(width: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", width)
@@ -303,7 +303,6 @@ def test_json_needs_no_file_before_another_flag_or_an_address() -> None:
 # -- a real server ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.e2e
 def test_against_a_real_server(tmp_path: Path) -> None:
     """Its vocabulary is small, which it tells; every token is counted."""
     model = write_tokenizer(tmp_path)

@@ -61,7 +61,7 @@ def words_apart(data: bytes) -> Iterator[bytes]:
     yield data[max(at, 1) :]
 
 
-@pytest.mark.extended(every=6)
+@pytest.mark.long(every=6)
 @pytest.mark.parametrize(
     "cut", [whole, every(1), every(7), words_apart], ids=["whole", "bytes", "sevens", "odd"]
 )

@@ -28,8 +28,8 @@ _AGENTS = {
 
 @dataclass(frozen=True)
 class Row:
-    """A client of the page. `suite`: its name for `make test-clients`. `package`: the one whose version is shown. `tested`: the
-    columns that have a check."""
+    """A client of the page. `suite`: its name for `make test-external ONLY=clients`. `package`: the one whose version is shown.
+    `tested`: the columns that have a check."""
 
     title: str
     suite: str
@@ -71,7 +71,7 @@ ROWS = (
     Row("guidellm", "guidellm", "guidellm", "chat stream tools embeddings"),
     Row("vllm bench serve", "vllm-bench", "vllm", "chat stream embeddings"),
 )  # fmt: skip
-"""Clients that `make test-clients` runs, in the page's order."""
+"""Clients that `make test-external ONLY=clients` runs, in the page's order."""
 
 
 def version(row: Row) -> str:

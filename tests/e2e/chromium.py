@@ -31,7 +31,7 @@ def talking_server(tokenizer_dir: Path, folder: Path, *arguments: str) -> Server
 @contextlib.contextmanager
 def chromium(*args: str) -> Iterator[Browser]:
     path = shutil.which("chromium")
-    assert path is not None, "Debian's package chromium is missing: run `make test-console`"
+    assert path is not None, "Debian's package chromium is missing: run `make test-external ONLY=console`"
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", *args])
         try:

@@ -19,7 +19,7 @@ def nginx(folder: Path, directives: str) -> Iterator[str]:
     """The address, without a slash at the end, of an nginx whose server block holds `directives`. Everything else is its default.
     Its files lie in `folder`."""
     program = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
-    assert program is not None, "Debian's package nginx is missing: run `make test-console`"
+    assert program is not None, "Debian's package nginx is missing: run `make test-external ONLY=console`"
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         port = held.getsockname()[1]

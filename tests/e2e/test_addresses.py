@@ -16,7 +16,7 @@ from tests.e2e.conftest import ECHO
 from tests.e2e.server_process import ServerProcess, run_until_exit
 from tests.server.http.test_listener import has_ipv6, reached
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 WORKERS = ["--api-server-count", "2"]
 BODY = {"prompt": "Hi", "max_tokens": 5, "ignore_eos": True}

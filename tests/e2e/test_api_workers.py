@@ -23,7 +23,7 @@ from tests.e2e.test_responses_sdk import (
     test_stored_continued_listed_deleted,
 )
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 # Run here once more, on workers.
 __all__ = [

@@ -25,7 +25,7 @@ from tests.e2e.server_process import ServerProcess, run_until_exit
 from tests.executors.llm.checkpoint.test_gguf_mutations import damaged
 from tests.small_gguf import CONTEXT, write_small_gguf
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 MUTATIONS = 8
 SIDE_BY_SIDE = 2
@@ -82,7 +82,7 @@ def _type_of(data: bytes, old: int, new: int) -> tuple[bytes, bytes, int]:
     return entry, entry[:-4] + struct.pack("<I", new), 1
 
 
-@pytest.mark.extended(every=3)
+@pytest.mark.long(every=3)
 @pytest.mark.parametrize("case", CHANGES)
 def test_damaged_files(case: str, small: Path, tmp_path: Path) -> None:
     change, words = CHANGES[case]
@@ -92,7 +92,7 @@ def test_damaged_files(case: str, small: Path, tmp_path: Path) -> None:
     assert str(model) in line and words in line, line
 
 
-@pytest.mark.extended(every=3)
+@pytest.mark.long(every=3)
 @pytest.mark.parametrize("case", METADATA)
 def test_metadata_that_cannot_be_served(case: str, tmp_path: Path) -> None:
     changes, words = METADATA[case]

@@ -13,7 +13,7 @@ from tests.e2e.checkpoints import write_model
 from tests.e2e.conftest import ECHO
 from tests.e2e.server_process import run_until_exit
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 Change = Callable[[Path], None]
 
@@ -57,7 +57,7 @@ CASES: dict[str, tuple[Change, list[str], tuple[str, ...]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.extended(every=3)
+@pytest.mark.long(every=3)
 @pytest.mark.parametrize("case", CASES)
 def test_bad_model(case: str, tmp_path: Path) -> None:
     change, args, words = CASES[case]
@@ -75,7 +75,7 @@ def test_bad_model(case: str, tmp_path: Path) -> None:
         assert word in line, line
 
 
-@pytest.mark.extended(every=3)
+@pytest.mark.long(every=3)
 @pytest.mark.parametrize("values", ['{"temperature": true}', '{"top_k": 1.5}', '{"top_p": NaN}'])
 def test_generation_config_with_a_value_that_no_request_may_have(
     tokenizer_dir: Path, tmp_path: Path, values: str

@@ -11,8 +11,6 @@ import pytest
 
 from tests.e2e.server_process import ServerProcess
 
-pytestmark = pytest.mark.e2e
-
 VICTIM = {
     "prompt": "The victim",
     "max_tokens": 300,

@@ -11,8 +11,6 @@ import pytest
 from tests.e2e.conftest import ECHO
 from tests.e2e.server_process import ServerProcess
 
-pytestmark = pytest.mark.e2e
-
 BODY = b'{"prompt": "Hi", "max_tokens": 2, "stream": true}'
 
 

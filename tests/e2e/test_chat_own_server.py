@@ -17,7 +17,7 @@ from tests.e2e.terminal import Terminal
 
 COHORT = str(Path(sys.executable).with_name("cohort"))
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 
 def chat(
@@ -51,13 +51,13 @@ def test_a_pipe_gets_the_answer_alone(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "3, 4, 5, 6, 7, 8, 9\n", "")
 
 
-@pytest.mark.extended
+@pytest.mark.long(extended=True)
 def test_what_the_server_is_told_reaches_it(tmp_path: Path) -> None:
     done = chat(tmp_path, "cohort-tiny", "--max-model-len", "24", stdin="Tell me a story. " * 20)
     assert done.returncode == 1 and "24 tokens" in done.stderr, done.stderr
 
 
-@pytest.mark.extended(every=3)
+@pytest.mark.long(every=3)
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
@@ -87,6 +87,7 @@ def test_a_conversation_in_a_terminal(tmp_path: Path) -> None:
     assert gone(int(pid), 0.1)
 
 
+@pytest.mark.long(extended=True)
 def test_ctrl_c_while_it_starts(tmp_path: Path) -> None:
     with Terminal([COHORT, "chat", "cohort-tiny"], tmp_path) as terminal:
         deadline = time.monotonic() + 20

@@ -19,7 +19,7 @@ import pytest
 
 from tests.e2e.terminal import Terminal
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 COHORT = str(Path(sys.executable).with_name("cohort"))
 WORDS = 40

@@ -12,7 +12,6 @@ import pytest
 from tests.e2e.server_process import ServerProcess
 
 pytestmark = [
-    pytest.mark.e2e,
     pytest.mark.timeout(60),
     pytest.mark.long,
 ]

@@ -15,7 +15,7 @@ import pytest
 from tests.e2e.reference import BOS, FIM_MIDDLE, FIM_PREFIX, FIM_SUFFIX, IM_END, Reference
 from tests.e2e.server_process import ServerProcess
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 LM_EVAL = {"max_tokens": 1, "logprobs": 1, "echo": True, "temperature": 0, "seed": 1234}
 

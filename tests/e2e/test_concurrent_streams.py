@@ -8,12 +8,9 @@ import random
 from pathlib import Path
 
 import httpx
-import pytest
 
 from tests.e2e.conftest import ECHO
 from tests.e2e.server_process import ServerProcess
-
-pytestmark = pytest.mark.e2e
 
 
 async def test_concurrent_streams(tokenizer_dir: Path, tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""The console in a real browser: Debian's Chromium, driven by Playwright. `make test-console` brings what it needs."""
+"""The console in a real browser: Debian's Chromium, driven by Playwright.
+
+`make test-external ONLY=console` brings what it needs.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from tests.e2e.checkpoints import VOCAB_SIZE
 from tests.e2e.chromium import ADMIN_KEY, ANSWER, chromium, grown, opened, talking_server, without_end
 from tests.e2e.server_process import ServerProcess
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.external, pytest.mark.timeout(180)]
 
 AXE = Path(__file__).parents[2] / ".reports" / "axe" / "node_modules" / "axe-core" / "axe.min.js"
 
@@ -213,7 +216,7 @@ def test_what_a_model_writes_stays_text(server: ServerProcess) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_serious(server: ServerProcess, scheme: str) -> None:
-    assert AXE.is_file(), "axe-core is missing: run `make test-console`"
+    assert AXE.is_file(), "axe-core is missing: run `make test-external ONLY=console`"
     found: dict[str, Any] = {}
 
     def look(page: Page, name: str) -> None:

@@ -1,5 +1,5 @@
 """The console's chat half in Debian's Chromium: what a waiting chat says, what the page teaches, keys, settings, code.
-`make test-console` brings what it needs."""
+`make test-external ONLY=console` brings what it needs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.e2e.checkpoints import write_tokenizer
 from tests.e2e.chromium import ADMIN_KEY, Watched, chromium, grown, talking_server, without_end
 from tests.e2e.server_process import ServerProcess
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.external, pytest.mark.timeout(120)]
 
 AXE = Path(__file__).parents[2] / ".reports" / "axe" / "node_modules" / "axe-core" / "axe.min.js"
 DEFAULTS = {"temperature": 0.2, "top_k": 50}
@@ -413,7 +413,7 @@ CLIPPED = """() => {
 def test_nothing_is_clipped_and_axe_finds_nothing(
     server: ServerProcess, browser: Browser, scheme: str, width: int
 ) -> None:
-    assert AXE.is_file(), "axe-core is missing: run `make test-console`"
+    assert AXE.is_file(), "axe-core is missing: run `make test-external ONLY=console`"
     faults: dict[str, list[str]] = {}
 
     def look(page: Page, name: str) -> None:

@@ -20,7 +20,7 @@ from tests.e2e.chromium import ADMIN_KEY, Watched, chromium, talking_server
 from tests.e2e.server_process import ServerProcess
 from tests.e2e.test_console import AXE
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.external, pytest.mark.timeout(180)]
 
 NUM_BLOCKS = 32_000
 SEATS = 64
@@ -486,7 +486,7 @@ CLIPPED = """() => {
 
 
 def test_no_word_is_clipped_and_axe_finds_nothing(browser: Browser, server: ServerProcess) -> None:
-    assert AXE.is_file(), "axe-core is missing: run `make test-console`"
+    assert AXE.is_file(), "axe-core is missing: run `make test-external ONLY=console`"
     found: dict[str, Any] = {}
     with streams(server, [f"stream {i} " * (1 + i % 7) for i in range(90)]):
         for width, scheme in itertools.product((390, 1400), ("light", "dark")):

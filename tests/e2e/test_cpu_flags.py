@@ -10,7 +10,7 @@ import pytest
 from executors.kernels.compiler import usable_isas
 from tests.e2e.server_process import ServerProcess, run_until_exit
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = pytest.mark.long
 COUNT = {"messages": [{"role": "user", "content": "Count from 3 to 9."}], "temperature": 0}
 
 
@@ -28,7 +28,7 @@ def test_int8_on_the_least_instructions_answers_and_says_so(isa: str, tmp_path: 
     assert [note for note in notes if f"executor: {note}" not in log] == []
 
 
-@pytest.mark.extended(every=4)
+@pytest.mark.long(every=4)
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

@@ -1,6 +1,6 @@
 """The default model as a person meets it: fetched, served without a name, asked twenty plain questions.
 
-`make test-real`. The file stays in the user's cache, where the first run puts it.
+`make test-external ONLY=real`. The file stays in the user's cache, where the first run puts it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pytest
 from server.model_files import default_model
 from tests.e2e.server_process import ServerProcess
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.external, pytest.mark.timeout(600)]
 
 COHORT = str(Path(sys.executable).with_name("cohort"))
 MOST_REPEATS = 2

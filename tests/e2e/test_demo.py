@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 COHORT = str(Path(sys.executable).with_name("cohort"))
 PIDS = re.compile(r"its executor is process (\d+)")
@@ -72,7 +72,7 @@ def test_nothing_is_lost(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir()), "it leaves no file"
 
 
-@pytest.mark.extended(every=3)
+@pytest.mark.long(every=3)
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)]
 )
@@ -101,7 +101,7 @@ def test_whatever_ends_it_ends_all(tmp_path: Path, number: signal.Signals, code:
         free.bind(("127.0.0.1", port))
 
 
-@pytest.mark.extended(every=2)
+@pytest.mark.long(every=2)
 @pytest.mark.parametrize(
     ("args", "code", "line"),
     [

@@ -40,7 +40,7 @@ from tests.executors.checkpoints import write_checkpoint
 from tests.executors.gguf_files import converted_checkpoint, prepared, sizes, write_gguf
 from tests.tiny_model import HEAD_DIM, NUMBERS_PER_TOKEN
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180), pytest.mark.long]
+pytestmark = [pytest.mark.timeout(180), pytest.mark.long]
 
 OUTPUT = 40
 _RNG = random.Random(2)
@@ -178,7 +178,7 @@ async def _same_in_every_way(kind: str) -> None:
         assert core.stats().preemptions > 0
 
 
-@pytest.mark.extended(every=5)
+@pytest.mark.long(every=5)
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "gguf", "int8-kv"])
 async def test_a_request_is_the_same_alone_in_a_batch_found_forked_and_preempted(kind: str) -> None:
     try:
@@ -188,7 +188,7 @@ async def test_a_request_is_the_same_alone_in_a_batch_found_forked_and_preempted
         assert "needs Cohort's own kernels" in str(error)
 
 
-@pytest.mark.extended
+@pytest.mark.long(extended=True)
 @pytest.mark.parametrize("kind", ["bfloat16", "gguf", "int8-kv"])
 async def test_a_request_is_the_same_after_a_death(kind: str) -> None:
     try:

@@ -10,8 +10,6 @@ import pytest
 
 from tests.e2e.server_process import ServerProcess
 
-pytestmark = pytest.mark.e2e
-
 LONG = {"max_tokens": 3000, "ignore_eos": True}
 CHAT = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], **LONG})
 TEXT = ("/v1/completions", {"prompt": "Hi", "n": 3, **LONG})

@@ -28,9 +28,10 @@ from executors.process import connect
 from executors.tiny import weights_dir
 from tests.e2e.server_process import ServerProcess
 from tests.metrics_text import without_model
+from tests.tiers import sweep
 from tests.tiny_model import NUMBERS_PER_TOKEN
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.timeout(600)]
 
 TOKENIZER = Tokenizer.load(weights_dir())
 POOL_TOKENS = 1600
@@ -213,9 +214,8 @@ async def test_drafts_of_a_model_change_no_token(draft_model: Path) -> None:
     await _compare(draft_model, 24, kills=1)
 
 
-@pytest.mark.extended
-@pytest.mark.sweep(every=2)
-@pytest.mark.long
+@pytest.mark.long(extended=True)
+@sweep(every=2)
 @pytest.mark.parametrize("method", ["draft_model", "ngram"])
 async def test_drafts_change_no_token_of_200_calls(method: str, draft_model: Path) -> None:
     await _compare(draft_model if method == "draft_model" else None, 200, kills=3)
@@ -238,8 +238,7 @@ def test_a_server_with_a_draft_model(draft_model: Path, tmp_path: Path) -> None:
     assert 'cohort_spec_decode_num_accepted_tokens_per_pos_total{position="2"}' in metrics
 
 
-@pytest.mark.extended
-@pytest.mark.long
+@pytest.mark.long(extended=True)
 def test_a_draft_model_of_another_vocabulary_ends_the_start(tmp_path: Path) -> None:
     folder = tmp_path / "other"
     folder.mkdir()

@@ -20,7 +20,7 @@ from tests.e2e.conftest import ECHO
 from tests.e2e.returning_executor import MARK
 from tests.e2e.server_process import ServerProcess
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180), pytest.mark.long]
+pytestmark = [pytest.mark.timeout(180), pytest.mark.long]
 
 SLOW = [*ECHO, "--executor-option", "step_delay_ms=20"]
 BODY: dict[str, Any] = {"prompt": "Hi", "max_tokens": 40, "ignore_eos": True, "seed": 1}
@@ -128,7 +128,7 @@ async def test_what_outlasts_the_drain_ends_with_a_typed_error(tokenizer_dir: Pa
         assert "the drain timeout has passed" in server.log()
 
 
-@pytest.mark.extended(every=2)
+@pytest.mark.long(every=2)
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
 async def test_a_second_signal_ends_it_now(
     tokenizer_dir: Path, tmp_path: Path, second: signal.Signals

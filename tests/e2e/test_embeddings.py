@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tests.e2e.reference import BOS, Reference
 from tests.e2e.server_process import ServerProcess
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 Vectors = NDArray[np.float32]
 

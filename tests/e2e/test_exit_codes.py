@@ -14,7 +14,7 @@ from tests.e2e.server_process import ServerProcess
 from tests.ops.supervisor import Supervisor, read_unit
 from tests.ops.test_systemd import UNIT
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 
 def end_of(args: Sequence[str], folder: Path, env: Mapping[str, str] | None = None) -> tuple[int, str]:
@@ -42,7 +42,7 @@ MISTAKES: list[tuple[list[str], dict[str, str], str]] = [
 ]
 
 
-@pytest.mark.extended(every=3)
+@pytest.mark.long(every=3)
 @pytest.mark.parametrize(("args", "env", "words"), MISTAKES)
 def test_a_mistake_is_never_tried_again(
     args: list[str], env: dict[str, str], words: str, tmp_path: Path

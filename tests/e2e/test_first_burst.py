@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.server_process import ServerProcess
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 BURST = 40
 TOKENS = 700
@@ -49,7 +49,7 @@ async def burst(url: str) -> list[Answer]:
         return await asyncio.gather(*(ask(client, number) for number in range(BURST)))
 
 
-@pytest.mark.extended(every=2)
+@pytest.mark.long(every=2)
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("executor", ["with a pace", "without"])
 async def test_the_first_burst_is_told_in_time(tmp_path: Path, executor: str) -> None:

@@ -1,7 +1,7 @@
 """The description of the API turned into requests, good and bad, by schemathesis: nothing fails inside, nothing is answered
 that is not described, and a stream that runs beside it does not change.
 
-The short form runs with the other tests; `make fuzz` runs the long one.
+The short form runs with the other tests; `make test-all ARGS='--full tests/e2e/test_fuzz_schema.py'` runs the long one.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ def fuzz(server: ServerProcess, examples: int, first_seed: int = 0) -> Fuzzer:
     return fuzzer
 
 
-@pytest.mark.extended(every=2)
+@pytest.mark.long(every=2)
 @pytest.mark.parametrize("name", ["tiny", "echo"])
 def test_short(serve: Serve, name: str) -> None:
     with serve(name) as server:
@@ -252,7 +252,7 @@ def test_short(serve: Serve, name: str) -> None:
     assert fuzzer.unanswered <= 3
 
 
-@pytest.mark.slow
+@pytest.mark.long(full=True)
 @pytest.mark.timeout(600)
 def test_every_limit_and_both_sides_of_it(serve: Serve, tmp_path: Path) -> None:
     """Schemathesis' own list of cases for each schema: the least, the most, one more, other types, nothing."""
@@ -269,7 +269,7 @@ def test_every_limit_and_both_sides_of_it(serve: Serve, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.long(full=True)
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", ["echo", "tiny"])
 def test_long(serve: Serve, name: str) -> None:

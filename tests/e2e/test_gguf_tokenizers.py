@@ -1,6 +1,6 @@
 """Tokenizers of published models, through GGUF and back: the same ids on 10,000 strings.
 
-    ORIGINAL_TOKENIZERS=DIRECTORY python -m pytest -m slow tests/e2e/test_gguf_tokenizers.py
+    ORIGINAL_TOKENIZERS=DIRECTORY python -m pytest -m external tests/e2e/test_gguf_tokenizers.py
 
 DIRECTORY holds a folder NAME with the original tokenizer.json and tokenizer_config.json for each model, and may hold the
 GGUF file NAME.gguf, of which then the real metadata are taken; otherwise they are made by the converter's rules.
@@ -24,7 +24,7 @@ from tests.engine.text.gguf_conversion import metadata_of
 from tests.engine.text.gguf_originals import PRE
 from tests.engine.text.gguf_strings import strings
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.external, pytest.mark.timeout(300)]
 
 ORIGINALS = Path(os.environ.get("ORIGINAL_TOKENIZERS", "/nonexistent"))
 STRINGS = strings(10_000)

@@ -20,7 +20,7 @@ from executors.process import connect
 from tests.engine.harness import read, run
 from tests.engine.test_grammars import ASKED, TINY, ask, served, undisturbed
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 LONG = replace(
     ask({"type": "array", "items": {"enum": ["abc", "xyz", 7]}, "minItems": 99}, "Hello", 3, 1.0),

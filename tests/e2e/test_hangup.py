@@ -19,7 +19,7 @@ from tests.e2e.conftest import ECHO
 from tests.e2e.server_process import ServerProcess
 from tests.e2e.terminal import Terminal
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120), pytest.mark.long]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.long]
 
 SLOW = [*ECHO, "--executor-option", "step_delay_ms=20"]
 TOKENS = 60
@@ -131,7 +131,7 @@ def test_a_real_terminal_that_closes(tokenizer_dir: Path, tmp_path: Path) -> Non
         assert terminal.process.wait(10) == 0
 
 
-@pytest.mark.extended(every=2)
+@pytest.mark.long(every=2)
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
 def test_signals_that_mean_nothing_here_end_nothing(
     number: signal.Signals, tokenizer_dir: Path, tmp_path: Path

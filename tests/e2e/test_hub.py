@@ -24,7 +24,7 @@ from tests.e2e.checkpoints import VOCAB_SIZE, write_model
 from tests.e2e.server_process import ServerProcess
 from tests.server.hub.fake_hub import COMMIT, FakeHub
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 NAME = "acme/random-1m"
 MIB = 1 << 20
@@ -134,7 +134,7 @@ def test_from_an_empty_cache_to_tokens(hub: FakeHub, env: dict[str, str], tmp_pa
         assert answer(third, "mine")["finish_reason"] == "stop"
 
 
-@pytest.mark.extended(every=4)
+@pytest.mark.long(every=4)
 @pytest.mark.parametrize(
     ("args", "more", "words"),
     [
@@ -161,7 +161,7 @@ def test_what_cannot_be_fetched_is_one_line(
     assert server.output() == ""
 
 
-@pytest.mark.extended(every=4)
+@pytest.mark.long(every=4)
 @pytest.mark.parametrize(
     ("config", "args", "words"),
     [
@@ -186,7 +186,7 @@ def test_no_weights_are_fetched_for_what_cannot_be_served(
     assert not any(path.startswith("/cdn/") for _, path, _ in hub.requests)
 
 
-@pytest.mark.extended
+@pytest.mark.long(extended=True)
 def test_a_bar_on_a_terminal(hub: FakeHub, env: dict[str, str], tmp_path: Path) -> None:
     hub.hold_after = MIB
     main, terminal = pty.openpty()

@@ -17,7 +17,6 @@ from tests.e2e.checkpoints import write_model
 from tests.e2e.server_process import ServerProcess
 
 pytestmark = [
-    pytest.mark.e2e,
     pytest.mark.timeout(180),
     pytest.mark.long,
     pytest.mark.skipif(
@@ -79,6 +78,7 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
         yield running
 
 
+@pytest.mark.long(extended=True)
 def test_memory_is_taken_by_a_burst_and_given_back_after_it(server: ServerProcess) -> None:
     time.sleep(1)  # whatever works in the background after a start
     start = resident(server)
@@ -112,7 +112,7 @@ def test_the_next_life_of_the_executor_takes_memory_on_demand_too(server: Server
     assert resident(server) < 512 * MIB
 
 
-@pytest.mark.extended
+@pytest.mark.long(extended=True)
 def test_a_pool_of_a_given_size_is_taken_at_the_start(model: Path, tmp_path: Path) -> None:
     args = [str(model), *LEAST, "--kv-cache-memory-bytes", "600MiB"]
     with ServerProcess(args, tmp_path) as server:

@@ -17,7 +17,7 @@ import pytest
 
 from tests.e2e.server_process import ServerProcess
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 ADMIN = {"Authorization": "Bearer boss"}
 ECHO = ["--executor", "echo", "--admin-key", "boss", "--log-format", "json"]

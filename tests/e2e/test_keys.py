@@ -12,7 +12,7 @@ import pytest
 from tests.e2e.server_process import ServerProcess
 from tests.e2e.terminal import Terminal
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 
 def bearer(key: str) -> dict[str, str]:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.server_process import ServerProcess
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 CLIENT = f"""#!{sys.executable}
 import json, os, sys, urllib.request

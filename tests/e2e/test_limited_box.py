@@ -15,7 +15,7 @@ from tests.e2e.hungry_executor import MIB_PER_STEP
 from tests.e2e.server_process import ServerProcess
 from tests.tiny_model import BYTES_PER_TOKEN
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180), pytest.mark.long]
+pytestmark = [pytest.mark.timeout(180), pytest.mark.long]
 
 GIB = 1 << 30
 MIB = 1 << 20

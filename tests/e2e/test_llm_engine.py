@@ -23,7 +23,7 @@ from executors.contract import ExecutorConfig, ExecutorMemoryConfig, SamplingPar
 from executors.process import connect
 from tests.engine.harness import read
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 CONFIG = {
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 64, "intermediate_size": 96,
@@ -97,7 +97,7 @@ async def tokens(core: EngineCore, asked: Request) -> tuple[list[int], int]:
     return [token.token_id for token in whole.tokens], whole.num_cached_tokens
 
 
-@pytest.mark.extended
+@pytest.mark.long(extended=True)
 async def test_a_warm_prefix_gives_the_tokens_of_a_cold_one(tmp_path: Path) -> None:
     rng = random.Random(5)
     prefix = [rng.randrange(512) for _ in range(100)]

@@ -26,7 +26,7 @@ from executors.tiny import weights_dir
 from tests.e2e.server_process import ServerProcess
 from tests.executors.lora.peft_files import write_peft
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(180)]
 
 ADMIN = {"Authorization": "Bearer the-admin"}
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -131,7 +131,7 @@ def test_adapters_answer_differently_and_are_listed(server: ServerProcess) -> No
     assert server.metric("cohort_lora_evictions_total") >= 2  # two at a time
 
 
-@pytest.mark.extended
+@pytest.mark.long(extended=True)
 def test_streams_survive_kills_and_reloads(server: ServerProcess, root: Path) -> None:
     write(root / "changing", 20)
     assert load(server, "changing", "changing").status_code == 200
@@ -284,9 +284,9 @@ def test_without_the_admin_key(server: ServerProcess) -> None:
     assert answer.status_code == 401
 
 
-@pytest.mark.extended
+@pytest.mark.long(extended=True)
 @pytest.mark.parametrize(
-    "count", [120, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
+    "count", [120, pytest.param(10_000, marks=[pytest.mark.long(full=True), pytest.mark.timeout(3600)])]
 )
 def test_many_loads_leave_memory_flat(server: ServerProcess, root: Path, count: int) -> None:
     def resident() -> int:
@@ -307,7 +307,7 @@ def test_many_loads_leave_memory_flat(server: ServerProcess, root: Path, count: 
     assert sizes[1] - sizes[0] < 8 * 1024, sizes  # KiB
 
 
-@pytest.mark.extended(every=5)
+@pytest.mark.long(every=5)
 @pytest.mark.parametrize(
     ("args", "why"),
     [

@@ -15,7 +15,7 @@ import pytest
 
 from tests.e2e.server_process import ServerProcess
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = pytest.mark.long
 BODY = {"model": "cohort-tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
 
 
@@ -75,7 +75,9 @@ def test_a_directory_that_is_removed_before(tmp_path: Path) -> None:
         chat(server.url)
 
 
-@pytest.mark.parametrize("more", [[], pytest.param(["--api-server-count", "1"], marks=pytest.mark.extended)])
+@pytest.mark.parametrize(
+    "more", [[], pytest.param(["--api-server-count", "1"], marks=pytest.mark.long(extended=True))]
+)
 def test_a_directory_that_is_removed_while_it_serves(tmp_path: Path, more: list[str]) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()

@@ -15,7 +15,7 @@ import pytest
 
 from tests.e2e.server_process import ServerProcess
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 TURNS = 8
 WORDS = "read write build test error line value function module import return index".split()
@@ -77,7 +77,7 @@ def test_a_session_finds_its_prompts_again(server: ServerProcess) -> None:
     assert before > 1000, "the session is long enough to tell"
 
 
-@pytest.mark.extended
+@pytest.mark.long(extended=True)
 def test_a_chat_finds_the_prompt_of_a_message(server: ServerProcess) -> None:
     """Both endpoints make the same tokens."""
     header = "x-anthropic-billing-header: cc_version=2.1.197; cch=%05x;"
@@ -110,7 +110,7 @@ def _events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
             yield json.loads(line.removeprefix("data: "))
 
 
-@pytest.mark.extended
+@pytest.mark.long(extended=True)
 def test_a_killed_executor_costs_a_message_nothing(server: ServerProcess) -> None:
     with httpx.Client(base_url=server.url, timeout=60) as client:
         with client.stream("POST", "/v1/messages", json=COUNT) as response:

@@ -12,7 +12,7 @@ import pytest
 from tests.e2e.silent_network import NAMESPACES, skip_where_impossible
 from tests.ops.expressions import ROOT
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(180)]
 
 
 def test_a_server_without_a_hub_source_sends_nothing(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import pytest
 from cohort_server import LLM, RequestOutput, SamplingParams
 from tests.e2e.server_process import ServerProcess
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 
 PROMPTS = ["Count from 3 to 9.", "What is the capital of Peru?", "Once upon", "1, 2, 3,"]
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
@@ -221,7 +221,7 @@ def test_ctrl_c_ends_the_call_and_nothing_else(interrupt: str, tmp_path: Path) -
     assert tokens == 3 and not is_alive(pid)
 
 
-@pytest.mark.extended
+@pytest.mark.long(extended=True)
 def test_a_killed_executor_loses_no_answer() -> None:
     params = SamplingParams(temperature=1, seed=3, max_tokens=400, ignore_eos=True)
     with LLM("cohort-tiny", max_num_seqs=4) as llm:
@@ -252,7 +252,7 @@ def test_close_ends_the_executor_process() -> None:
         llm.generate("a")
 
 
-@pytest.mark.extended(every=2)
+@pytest.mark.long(every=2)
 @pytest.mark.parametrize("guard", ['if __name__ == "__main__":', "if True:"])
 def test_a_script_without_close_leaves_nothing(guard: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"

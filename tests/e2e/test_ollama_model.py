@@ -25,7 +25,7 @@ from tests.executors.lora.peft_files import write_peft
 from tests.server.model_files.ollama_store import write_model
 from tests.small_gguf import CONFIG, write_small_gguf
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(180)]
 
 HEADS = CONFIG["num_attention_heads"], CONFIG["num_key_value_heads"]
 STEMS = {

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from tests.e2e.server_process import ServerProcess
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 MODEL = "cohort-tiny"
 COUNT = [{"role": "user", "content": "Count from 3 to 29."}]
@@ -100,7 +100,7 @@ def test_vectors_and_names(client: ollama.Client) -> None:
     assert loaded.size > 100_000 and loaded.context_length > 0
 
 
-@pytest.mark.extended
+@pytest.mark.long(extended=True)
 def test_a_killed_executor_costs_a_stream_nothing(server: ServerProcess, client: ollama.Client) -> None:
     asked: dict[str, Any] = {"model": MODEL, "messages": COUNT, "options": {**GREEDY, "num_predict": 60}}
     expected = client.chat(**asked).message.content

@@ -12,8 +12,6 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from tests.e2e.server_process import ServerProcess
 
-pytestmark = pytest.mark.e2e
-
 MODEL = "cohort-tiny"
 TOOLS: Any = [
     {

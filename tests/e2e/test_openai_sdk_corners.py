@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from tests.e2e.server_process import ServerProcess
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 MODEL = "cohort-tiny"
 HUGO: Any = [

@@ -16,7 +16,7 @@ from tests.e2e.conftest import ECHO
 from tests.e2e.glutton_executor import GLUTTON
 from tests.e2e.server_process import ServerProcess
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120), pytest.mark.long]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.long]
 
 EXECUTORS = __name__.replace("test_out_of_memory", "glutton_executor")
 NEIGHBOURS = 6

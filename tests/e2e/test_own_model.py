@@ -12,8 +12,6 @@ from tests.e2e.checkpoints import CONFIG, write_model, write_tokenizer
 from tests.e2e.server_process import ServerProcess
 from tests.executors.checkpoints import write_checkpoint
 
-pytestmark = pytest.mark.e2e
-
 
 def test_own_model(tmp_path: Path) -> None:
     folder = tmp_path / "my-model"

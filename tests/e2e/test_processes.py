@@ -17,7 +17,7 @@ from tests.e2e.conftest import ECHO
 from tests.e2e.littering_executor import FILE
 from tests.e2e.server_process import ServerProcess
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 STREAM = {"prompt": "Hi", "max_tokens": 3000, "ignore_eos": True, "stream": True}
 

@@ -19,7 +19,7 @@ from tests.e2e.quiet import PROMISED, READY, TimedServer
 from tests.e2e.terminal import Terminal
 from tests.server.hub.fake_hub import FakeHub
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120), pytest.mark.long]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.long]
 
 LATE = ["cohort-tiny", "--executor", "tests.e2e.late_executor:LateFactory"]
 ROOT = Path(__file__).parents[2]
@@ -73,7 +73,7 @@ def test_a_signal_while_kernels_are_compiled_is_told_last(
         assert not any("compiling" in line.text for line in server.lines if line.at > begun.at), server.log()
 
 
-@pytest.mark.extended
+@pytest.mark.long(extended=True)
 def test_ranks_that_wait_for_the_compiler_of_another(slow_compiler: dict[str, str], tmp_path: Path) -> None:
     with TimedServer(["cohort-tiny", "-tp", "2"], tmp_path, slow_compiler) as server:
         ready = server.wait_for(READY)
@@ -98,6 +98,7 @@ def test_a_slow_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             server.assert_never_silent(0, ready.at)
 
 
+@pytest.mark.long(extended=True)
 def test_a_recovery_and_a_drain(tmp_path: Path) -> None:
     options = ["--executor-option", "step_delay_ms=100", "--drain-timeout", "20"]
     with TimedServer([*LATE, *options], tmp_path) as server:
@@ -140,7 +141,7 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     yield str(request.param)
 
 
-@pytest.mark.extended(every=2)
+@pytest.mark.long(every=2)
 def test_a_terminal(kind: str, tmp_path: Path) -> None:
     command = [str(Path(sys.executable).with_name("cohort")), "serve", *LATE, "--port", "0"]
     with Terminal(command, tmp_path, term=kind) as terminal:

@@ -24,7 +24,7 @@ from tests.executors.gguf_files import prepared
 from tests.executors.llm.driver import start
 from tools.real_models import directory, gguf_file
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.external, pytest.mark.timeout(600)]
 
 TYPES = {"smollm2": {"Q4_1", "Q8_0", "F32"}, "gemma3": {"Q4_K", "Q5_0", "Q6_K", "Q8_0", "F32"}}
 TEXT = (

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.quality_quantization import figures, float32_logits, quantized
 from tools.real_models import directory
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.external, pytest.mark.timeout(600)]
 
 MOST_KL = 0.006
 """Nats, mean of all tokens."""

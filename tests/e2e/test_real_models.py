@@ -17,7 +17,7 @@ import pytest
 from tests.e2e.server_process import ServerProcess
 from tools.real_models import directory
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.external, pytest.mark.timeout(600)]
 
 ANSWER = 16
 """Tokens."""

@@ -13,7 +13,7 @@ import pytest
 from executors import tiny
 from tests.e2e.server_process import run_until_exit
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120), pytest.mark.long]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.long]
 
 
 def config(**changes: Any) -> Callable[[Path], None]:
@@ -81,7 +81,7 @@ CASES: dict[str, tuple[Callable[[Path], None], list[str], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.extended(every=3)
+@pytest.mark.long(every=3)
 @pytest.mark.parametrize("case", CASES)
 def test_before_it_listens(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))

@@ -21,7 +21,7 @@ from tests.e2e.certificates import certificate, key
 from tests.e2e.conftest import ECHO
 from tests.e2e.server_process import ServerProcess
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 AUTHORITY, OTHER = "Test authority", "Other authority"
 HOSTS = ("localhost", "127.0.0.1")

@@ -17,8 +17,6 @@ import pytest
 
 from tests.e2e.server_process import ServerProcess
 
-pytestmark = pytest.mark.e2e
-
 ROOT = Path(__file__).resolve().parents[2]
 WEATHER: Any = {
     "type": "function",
@@ -207,8 +205,7 @@ def test_a_failure(scripted: openai.OpenAI) -> None:
         scripted.responses.create(model="fake", input="play failure.")
 
 
-@pytest.mark.extended
-@pytest.mark.long
+@pytest.mark.long(extended=True)
 def test_a_silence_is_filled(scripted: openai.OpenAI) -> None:
     """Clients wait 10.3 s for a byte, and the model is silent for longer."""
     begun = time.monotonic()

@@ -22,7 +22,7 @@ from tests.e2e.checkpoints import TEMPLATE, write_tokenizer
 from tests.e2e.server_process import ServerProcess
 from tests.executors.gguf_files import converted_checkpoint, sizes, write_gguf
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 TOLERANCE = 1e-4
 YES, NO, END = 260, 261, 262
@@ -145,7 +145,7 @@ async def _leaves(server: ServerProcess) -> None:
     assert server.metric("cohort_kv_cache_usage_ratio") == 0.0
 
 
-@pytest.mark.extended
+@pytest.mark.long(extended=True)
 def test_a_reranker_with_a_classification_head(tmp_path: Path) -> None:
     folder = tmp_path / "converted"
     folder.mkdir()

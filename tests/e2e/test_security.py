@@ -14,7 +14,7 @@ import pytest
 
 from tests.e2e.server_process import ServerProcess
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 LISTENING = "0A"
 USER = {"role": "user", "content": "Hi"}

@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import pytest
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120), pytest.mark.long]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.long]
 
 F_SETPIPE_SZ = 1031
 

@@ -23,7 +23,7 @@ from tests.e2e.conftest import ECHO
 from tests.e2e.server_process import ServerProcess, run_until_exit
 from tests.e2e.terminal import Terminal
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 
 def cpu_seconds(pid: int) -> float:
@@ -222,7 +222,7 @@ def test_port_in_use(echo_server: ServerProcess, tokenizer_dir: Path, tmp_path: 
     assert re.fullmatch(r"cohort: error: cannot listen on 127\.0\.0\.1:\d+: address already in use; .*", line)
 
 
-@pytest.mark.extended(every=2)
+@pytest.mark.long(every=2)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_lets_running_requests_finish(
     tokenizer_dir: Path, tmp_path: Path, number: signal.Signals
@@ -245,7 +245,7 @@ def test_a_signal_lets_running_requests_finish(
         assert server.process.wait(10) == 0
 
 
-@pytest.mark.extended(every=2)
+@pytest.mark.long(every=2)
 @pytest.mark.parametrize("how", ["timeout", "second signal"])
 def test_a_drain_ends_in_time(tokenizer_dir: Path, tmp_path: Path, how: str) -> None:
     args = [str(tokenizer_dir), *ECHO, "--executor-option", "step_delay_ms=20"]

@@ -15,7 +15,7 @@ import pytest
 from tests.e2e.checkpoints import VOCAB_SIZE
 from tests.e2e.server_process import ServerProcess
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 ADMIN = {"Authorization": "Bearer admin"}
 FAKE = ["--executor", "paged_fake", "--executor-option", f"vocab_size={VOCAB_SIZE}"]

@@ -59,7 +59,7 @@ def test_a_killed_executor_is_in_story_log_and_trace(tokenizer_dir: Path, tmp_pa
     assert recovery.attributes["cohort.cause"] == "executor_died:signal"
 
 
-@pytest.mark.extended
+@pytest.mark.long(extended=True)
 def test_stories_of_calls_that_workers_answer(tokenizer_dir: Path, tmp_path: Path) -> None:
     """The process that schedules tells the whole story; a call that never came to the engine has one, too."""
     args = [

@@ -26,7 +26,7 @@ from tests.e2e.server_process import ServerProcess
 from tests.executors.process.helpers import state_of
 from tests.json_schemas import Schemas
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 PERSON = {
@@ -247,16 +247,16 @@ async def hold_to_schemas(server: ServerProcess, seed: int, count: int) -> Count
     return ends
 
 
-@pytest.mark.extended
+@pytest.mark.long(extended=True)
 async def test_random_schemas(tiny_server: ServerProcess) -> None:
     ends = await hold_to_schemas(tiny_server, seed=1, count=60)
     assert ends["stop"] >= 40, ends
 
 
-@pytest.mark.slow
+@pytest.mark.long(full=True)
 @pytest.mark.timeout(900)
 async def test_five_hundred_random_schemas(tiny_server: ServerProcess, record_property: Any) -> None:
-    """`pytest -m slow tests/e2e/test_structured.py`."""
+    """`pytest --full tests/e2e/test_structured.py`."""
     ends = await hold_to_schemas(tiny_server, seed=2, count=500)
     record_property("ends", dict(ends))
     print(dict(ends))

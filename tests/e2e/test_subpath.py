@@ -1,5 +1,5 @@
 """The server below a path of a proxy: Debian's nginx, configured as docs/deploy.md says, and Chromium in front of it.
-`make test-console` brings what it needs."""
+`make test-external ONLY=console` brings what it needs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.e2e.nginx import nginx
 from tests.e2e.server_process import ServerProcess
 from tests.ops.expressions import ROOT
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.external, pytest.mark.timeout(180)]
 
 BODY = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 100, "ignore_eos": True}
 OLLAMA = {"model": "fake", "messages": BODY["messages"], "options": {"num_predict": 100, "ignore_eos": True}}

@@ -14,7 +14,7 @@ import pytest
 from tests.e2e.server_process import ServerProcess
 from tests.e2e.test_tools import LIGHT, MODEL, TIMER, named
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 PLAIN = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
@@ -52,7 +52,7 @@ def ask(client: openai.OpenAI, **fields: Any) -> Any:
     return choice
 
 
-@pytest.mark.extended(every=5)
+@pytest.mark.long(every=5)
 @pytest.mark.parametrize("parser", ["qwen3_coder", "minimax_m2", "openai", "pythonic", "gemma4"])
 def test_forced_calls_in_the_format(parser: str, tmp_path: Path) -> None:
     with served(tmp_path, "--tool-call-parser", parser) as (server, client):

@@ -17,7 +17,7 @@ from openai.types.chat import ChatCompletion
 from executors import tiny
 from tests.e2e.server_process import ServerProcess
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 MODEL = "cohort-tiny"
 

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.turns import APIS, MODEL, Client, Session, common
 from tests.e2e.server_process import ServerProcess
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = pytest.mark.long
 TURNS = 4
 
 

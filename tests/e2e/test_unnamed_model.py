@@ -15,7 +15,7 @@ import pytest
 from tests.e2e.server_process import ServerProcess
 from tests.sparse_model import write_sparse_model
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 COHORT = str(Path(sys.executable).with_name("cohort"))
 REQUESTS = 'cohort_requests_total{outcome="stop"}'
@@ -69,7 +69,7 @@ def test_the_best_model_is_served_and_the_log_says_why(server: ServerProcess) ->
     assert "chosen=" in ready and "another=" in ready
 
 
-@pytest.mark.extended
+@pytest.mark.long(extended=True)
 def test_list_marks_it(server: ServerProcess, disk: dict[str, str], tmp_path: Path) -> None:
     rows = json.loads(run(tmp_path, "list", "--json", env=disk).stdout)
     assert [row["short"] for row in rows if row["chosen"]] == ["acme/chat"]

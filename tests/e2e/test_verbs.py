@@ -18,7 +18,7 @@ from tests.e2e.server_process import ServerProcess
 from tests.e2e.terminal import Terminal
 from tests.e2e.test_disconnect import wait_for_running
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 COHORT = str(Path(sys.executable).with_name("cohort"))
 PROMPT_TOKENS = 'cohort_tokens_total{kind="prompt"}'
@@ -116,7 +116,7 @@ def test_chat_remembers(endless_server: ServerProcess, tmp_path: Path) -> None:
     assert roles == ["user", "assistant"] * 3
 
 
-@pytest.mark.extended
+@pytest.mark.long(extended=True)
 def test_chat_takes_lines_that_go_on(tiny_server: ServerProcess, tmp_path: Path) -> None:
     with Terminal([COHORT, "chat", "--url", tiny_server.url], tmp_path) as terminal:
         terminal.expect(">>> ")
@@ -228,7 +228,7 @@ def test_info_says_what_the_server_says(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.extended(every=3)
+@pytest.mark.long(every=3)
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -289,7 +289,7 @@ def test_verify_cohort_tiny(tmp_path: Path) -> None:
     assert done.stdout.count("12 of 12") == 2 and "Equal.\n" in done.stdout
 
 
-@pytest.mark.extended
+@pytest.mark.long(extended=True)
 def test_verify_something_else(tokenizer_dir: Path, tmp_path: Path) -> None:
     """A reference that is no model is one line, not a report."""
     done = run(tmp_path, "verify", "cohort-tiny", "--reference", str(tokenizer_dir), "--json")

@@ -12,7 +12,7 @@ import pytest
 from server.model_files.prepared import model_directory
 from tests.small_gguf import write_small_gguf
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 
 COHORT = str(Path(sys.executable).with_name("cohort"))
 
@@ -25,7 +25,7 @@ def verify(folder: Path, *args: str) -> tuple[int, dict[str, dict[str, str]]]:
     return done.returncode, json.loads(done.stdout)
 
 
-@pytest.mark.extended
+@pytest.mark.long(extended=True)
 def test_a_file_computes_what_transformers_computes(tmp_path: Path) -> None:
     code, report = verify(tmp_path, str(write_small_gguf(tmp_path / "small.gguf", "Q4_0")))
     assert code == 0, report
@@ -34,7 +34,7 @@ def test_a_file_computes_what_transformers_computes(tmp_path: Path) -> None:
     ] * 4
 
 
-@pytest.mark.extended
+@pytest.mark.long(extended=True)
 def test_another_base_of_the_rotation_is_seen(tmp_path: Path) -> None:
     write_small_gguf(tmp_path / "small.gguf")
     other = model_directory(write_small_gguf(tmp_path / "other.gguf", **{"rope.freq_base": 500.0}))

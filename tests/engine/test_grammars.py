@@ -23,6 +23,7 @@ from executors.llm.executor import LlmExecutor
 from executors.process.inline import InlineExecutor
 from tests.engine.harness import run
 from tests.executors.llm.stages import SampledBy
+from tests.tiers import sweep
 from tests.tiny_model import BYTES_PER_TOKEN
 
 TINY = Path(__file__).parents[2] / "executors" / "tiny" / "weights"
@@ -81,7 +82,7 @@ async def undisturbed() -> list[Outcome]:
         return [await run(core, one) for one in ASKED]
 
 
-@pytest.mark.sweep(every=2)
+@sweep(every=2)
 @pytest.mark.parametrize("pool_tokens", [4096, 160], ids=["room", "crowded"])
 @pytest.mark.parametrize(("max_in_flight", "drafts"), [(1, 0), (1, 3), (2, 0), (2, 3)])
 async def test_streams_are_as_undisturbed(max_in_flight: int, drafts: int, pool_tokens: int) -> None:

@@ -19,7 +19,7 @@ from tests.e2e.server_process import ServerProcess
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 LIMA = "The capital of Peru is Lima."
-pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import torch
 from executors.kernels.triton.decode_attention import DecodeWorkspace, decode_attention
 from executors.kernels.triton.extend_attention import extend_attention, query_tiles, rows_per_tile
 from executors.llm.attention.key_pieces import PieceRule, idle_pieces
+from tests.tiers import sweep
 
 pytestmark = pytest.mark.long
 
@@ -121,7 +122,7 @@ def fresh(batch: Batch) -> torch.Tensor:
     return torch.full(batch.q.shape, float("nan"), dtype=batch.dtype, device=DEVICE)
 
 
-@pytest.mark.extended(every=5)
+@pytest.mark.long(every=5)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("heads", "dim", "page", "window", "softcap"),
@@ -148,7 +149,7 @@ def test_decode(
         check(out, expected, dtype)
 
 
-@pytest.mark.extended(every=5)
+@pytest.mark.long(every=5)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("heads", "dim", "page", "window", "softcap"),
@@ -206,7 +207,7 @@ def test_a_row_without_keys_is_zero() -> None:
         assert (out[1] == 0).all()
 
 
-@pytest.mark.extended(every=3)
+@pytest.mark.long(every=3)
 @pytest.mark.parametrize(("window", "steady"), [(None, 0), (100, 0), (None, 128), (100, 128)])
 def test_pieces_before_the_window_and_padding_count_for_nothing(window: int | None, steady: int) -> None:
     """A layer with a window has the same pieces as one without. As in a graph: a row of length 0, and padding."""
@@ -231,8 +232,8 @@ def test_rows_that_no_piece_names_are_not_written() -> None:
     assert torch.isnan(out[1]).all() and torch.isfinite(out[[0, 2]]).all()
 
 
-@pytest.mark.extended(every=3)
-@pytest.mark.sweep(every=3)
+@pytest.mark.long(every=3)
+@sweep(every=3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("heads", "dim", "window", "softcap", "count"),
@@ -255,7 +256,7 @@ def test_many_pieces_of_a_row(
     check(out, expected, dtype)
 
 
-@pytest.mark.extended(every=6)
+@pytest.mark.long(every=6)
 @pytest.mark.parametrize("seed", range(6))
 def test_random_lengths_cut_by_the_rule(seed: int) -> None:
     """Of page and tile borders, and 0. Some are 40 times the others."""

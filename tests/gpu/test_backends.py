@@ -36,6 +36,7 @@ from tests.gpu import backend_battery
 from tests.gpu.attention_fakes import flash_2, flash_3, pretend, varlen_attn
 from tests.gpu.backend_battery import BLOCK_SIZES, CASES, error_of
 from tests.gpu.test_executor import SMALL
+from tests.tiers import sweep
 from tools.gpu_check import check_tests
 
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:overflow encountered in exp")]
@@ -56,7 +57,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return partial(pretend, monkeypatch)
 
 
-@pytest.mark.sweep(every=3)
+@sweep(every=3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.interpreted] if name in STOOD_IN_FOR else []) for name in BLOCK_SIZES]

@@ -1,4 +1,4 @@
-"""What the compiler makes of every kernel for Hopper (sm_90), which takes no GPU. `make gpu-compile` prints all of it."""
+"""What the compiler makes of every kernel for Hopper (sm_90), which takes no GPU. `make test-gpu` prints all of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from executors.llm.attention.triton_attention import PROGRAMS_PER_PROCESSOR
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.long(full=True), pytest.mark.timeout(500)]
 
 SHARED_LIMIT = 227 * 1024
 """Bytes that a program may have."""

@@ -24,6 +24,7 @@ from executors.llm.kernel_support.kernel_check import (
     split_error,
 )
 from tests.executors.kernels.steps import spec
+from tests.tiers import sweep
 
 pytestmark = pytest.mark.long
 
@@ -45,8 +46,8 @@ LONG = ("tiles of 128", "float32, a window")
 """Interpreted, each takes half a minute."""
 
 
-@pytest.mark.extended(every=4)
-@pytest.mark.sweep(every=5)
+@pytest.mark.long(every=4)
+@sweep(every=5)
 @pytest.mark.parametrize("splits", SPLITS)
 @pytest.mark.parametrize(
     "name", [pytest.param(one, marks=[pytest.mark.long] if one in LONG else []) for one in SHAPES]

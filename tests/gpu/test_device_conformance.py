@@ -20,6 +20,7 @@ from tests.executors.grammar_tokenizers import write_tokenizer
 from tests.executors.llm.driver import config
 from tests.gpu.device_fakes import FakeDevice, FakeDeviceExecutor
 from tests.gpu.workloads import SMALL
+from tests.tiers import sweep
 
 pytestmark = pytest.mark.long
 
@@ -64,8 +65,8 @@ def injecting(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str, int], None
     return inject
 
 
-@pytest.mark.extended(every=6)
-@pytest.mark.sweep(every=2)
+@pytest.mark.long(every=6)
+@sweep(every=2)
 @pytest.mark.parametrize("captures", [True, False])
 @pytest.mark.parametrize("case", CASES)
 async def test_conformance(

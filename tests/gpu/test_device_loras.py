@@ -63,6 +63,7 @@ from tests.gpu.device_fakes import FakeDevice, FakeDeviceExecutor
 from tests.gpu.test_executor import FAMILIES
 from tests.gpu.test_stored import CONFIG, FORMATS
 from tests.gpu.workloads import SMALL
+from tests.tiers import sweep
 
 pytestmark = [
     pytest.mark.long,
@@ -218,7 +219,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.interpreted
-@pytest.mark.extended(every=2)
+@pytest.mark.long(every=3)
 @pytest.mark.parametrize(
     ("kind", "graphs", "asked"),
     [
@@ -249,7 +250,7 @@ async def test_adapters_and_the_base_in_one_batch_equal_each_merged_model(
 
 
 @pytest.mark.interpreted
-@pytest.mark.sweep(every=2)
+@sweep(every=2)
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_families(family: str, tmp_path: Path) -> None:
     """Fused, beside a CPU's own way: norms after sublayers, scaled residuals, layers with experts."""
@@ -308,7 +309,7 @@ async def test_over_quantized_models(base: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.interpreted
-@pytest.mark.sweep(every=2)
+@sweep(every=2)
 @pytest.mark.usefixtures("quickly")
 @pytest.mark.parametrize("captures", [True, False])
 @pytest.mark.parametrize("case", [one for one in CASES if "adapter" in one])

@@ -242,7 +242,7 @@ def difference(executor: FakeDeviceExecutor, ops: list[Op], share: float = 0.3) 
     return None
 
 
-@pytest.mark.extended(every=4)
+@pytest.mark.long(every=4)
 @pytest.mark.parametrize(
     ("settings", "share"),
     [
@@ -287,7 +287,7 @@ def _caught(executor: FakeDeviceExecutor) -> set[str]:
     return found
 
 
-@pytest.mark.extended(every=4)
+@pytest.mark.long(every=4)
 @pytest.mark.parametrize("name", MOVING)
 async def test_a_word_that_is_not_written_anew_is_caught(
     path: Path, name: str, monkeypatch: pytest.MonkeyPatch

@@ -61,7 +61,7 @@ async def faked(path: Path, device: FakeDevice, packed: bool = True) -> FakeDevi
     return executor
 
 
-@pytest.mark.extended(every=4)
+@pytest.mark.long(every=4)
 @pytest.mark.parametrize(
     "settings",
     [PLAIN, PLAIN + SHAPED, SHAPED + HOSTED, PLAIN + SHAPED + HOSTED],
@@ -82,7 +82,7 @@ async def test_eager_steps_give_what_the_host_gives(
     assert len(heard) > 5 and ours.capabilities().max_in_flight == 2
 
 
-@pytest.mark.extended
+@pytest.mark.long(extended=True)
 async def test_two_steps_are_out_and_the_loop_turns(path: Path) -> None:
     executor = await faked(path, FakeDevice(lateness=50))
     driver = Driver(executor)

@@ -17,6 +17,7 @@ from executors.llm.fused.triton_forward import TritonForward
 from executors.llm.model.layers.mlp import Mlp
 from tests.executors.checkpoints import LLAMA, QWEN3, write_checkpoint
 from tests.executors.llm.driver import Driver, config
+from tests.tiers import sweep
 
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:overflow encountered in exp")]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -80,8 +81,8 @@ async def heard(
     return found, executor
 
 
-@pytest.mark.extended(every=2)
-@pytest.mark.sweep(every=3)
+@pytest.mark.long(every=2)
+@sweep(every=3)
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_triton_gives_what_torch_gives(family: str, tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path / "model", FAMILIES[family])

@@ -115,7 +115,7 @@ CASES = [
 ]
 
 
-@pytest.mark.extended(every=3)
+@pytest.mark.long(every=3)
 @pytest.mark.parametrize(("tokens", "count", "top_k", "other", "dtype"), CASES)
 def test_as_the_module(
     tokens: int, count: int, top_k: int, other: dict[str, Any], dtype: torch.dtype
@@ -144,7 +144,7 @@ def test_random_shapes() -> None:
         close(fused(experts)(x), exact(experts, x, experts.router(x)), dtype)
 
 
-@pytest.mark.extended(every=3)
+@pytest.mark.long(every=3)
 @pytest.mark.parametrize("tile", [FEW, SOME, MANY, *WIDE])
 def test_every_tile(tile: Tile) -> None:
     torch.manual_seed(1)

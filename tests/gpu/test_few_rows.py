@@ -41,6 +41,7 @@ from tests.executors.checkpoints import LLAMA, QWEN3, write_checkpoint
 from tests.executors.llm.driver import Driver, config
 from tests.gpu.device_fakes import FakeDevice, FakeDeviceExecutor
 from tests.gpu.test_kernel_check import EXPERTS, GEMMA, MODEL, bent, decoder
+from tests.tiers import sweep
 
 pytestmark = [
     pytest.mark.long,
@@ -96,7 +97,7 @@ def norm(x: torch.Tensor, weight: torch.Tensor, plus_one: bool) -> torch.Tensor:
 # -- kernels -----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sweep(every=3)
+@sweep(every=3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("outputs", "columns", "bias", "plus_one"),
@@ -116,8 +117,8 @@ def test_a_norm_before(outputs: int, columns: int, bias: bool, plus_one: bool, d
     close(found, expected if added is None else expected + added.double(), dtype)
 
 
-@pytest.mark.extended(every=3)
-@pytest.mark.sweep(every=5)
+@pytest.mark.long(every=3)
+@sweep(every=5)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("activation", sorted(KINDS))
 @pytest.mark.parametrize(("inner", "columns", "bias"), [(48, 128, True), (35, 136, False), (13, 1100, True)])
@@ -134,8 +135,8 @@ def test_a_norm_before_and_an_activation_behind(
     close(found, ACTIVATIONS[activation](gate) * up, dtype)
 
 
-@pytest.mark.extended(every=3)
-@pytest.mark.sweep(every=7)
+@pytest.mark.long(every=3)
+@sweep(every=7)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [1, 5, 16])
 @pytest.mark.parametrize(
@@ -237,8 +238,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.extended(every=3)
-@pytest.mark.sweep(every=3)
+@pytest.mark.long(every=3)
+@sweep(every=3)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_right_one_passes_its_check(family: str, dtype: torch.dtype) -> None:
@@ -326,7 +327,7 @@ def forgetful(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrong
 
 
-@pytest.mark.extended(every=3)
+@pytest.mark.long(every=3)
 @pytest.mark.parametrize(
     ("name", "mutant", "where"),
     [
@@ -388,9 +389,8 @@ async def heard(executor: LlmExecutor) -> list[tuple[int, float]]:
     return found
 
 
-@pytest.mark.extended
-@pytest.mark.sweep(every=4)
-@pytest.mark.long
+@pytest.mark.long(extended=True)
+@sweep(every=4)
 @pytest.mark.interpreted
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_steps_of_few_tokens_in_graphs(
@@ -439,8 +439,8 @@ class Nodes(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.extended
-@pytest.mark.sweep(every=3)
+@pytest.mark.long(extended=True)
+@sweep(every=3)
 @pytest.mark.interpreted
 @pytest.mark.parametrize(("few", "rows"), [(False, 4), (True, 4), (True, 1)])
 async def test_nodes_of_a_layer(

@@ -29,6 +29,7 @@ from tests.executors.checkpoints import write_checkpoint
 from tests.executors.llm.checkpoint.test_fp8_weights import SMALL, chunk, distance, write_fp8
 from tests.executors.llm.driver import config
 from tests.gpu.test_attention import Batch, check, fresh
+from tests.tiers import sweep
 
 pytestmark = pytest.mark.long
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -54,7 +55,7 @@ def test_rounding_is_to_the_nearest_even_and_saturates() -> None:
     assert torch.equal(out.cpu().float(), x.clamp(-448, 448).to(E4M3).float())
 
 
-@pytest.mark.extended(every=3)
+@pytest.mark.long(every=3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("rows", "columns", "blocks"), [(3, 100, False), (2, 1024, False), (5, 384, True), (3, 200, True)]
@@ -72,7 +73,7 @@ def test_quantize(dtype: torch.dtype, rows: int, columns: int, blocks: bool) -> 
     )
 
 
-@pytest.mark.extended(every=3)
+@pytest.mark.long(every=3)
 @pytest.mark.parametrize(
     ("rows", "outputs", "columns", "per_scale", "bias"),
     [
@@ -101,8 +102,8 @@ def test_block_matmul(rows: int, outputs: int, columns: int, per_scale: int, bia
     assert error < (1e-3 if DEVICE.type == "cuda" else 1e-6), float(error)
 
 
-@pytest.mark.extended(every=3)
-@pytest.mark.sweep(every=4)
+@pytest.mark.long(every=3)
+@sweep(every=4)
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")
 @pytest.mark.parametrize("activation", sorted(KINDS))
 @pytest.mark.parametrize(
@@ -224,7 +225,7 @@ def rounded(batch: Batch, scales: tuple[float, float]) -> torch.Tensor:
     return (batch.kv.float() / factors).to(E4M3).to(DEVICE)
 
 
-@pytest.mark.extended(every=3)
+@pytest.mark.long(every=3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("heads", "dim", "window", "softcap", "scales"),
@@ -293,7 +294,7 @@ async def _logits(path: Path, backend: str, device: str, kv: str) -> torch.Tenso
     return torch.cat(parts).float()
 
 
-@pytest.mark.extended
+@pytest.mark.long(extended=True)
 @pytest.mark.parametrize(("form", "kv"), [("blocks", "fp8"), ("rows", "auto")])
 async def test_an_fp8_model_over_triton_gives_what_torch_gives(form: str, kv: str, tmp_path: Path) -> None:
     """Linears in e4m3, and KV in it."""

@@ -11,6 +11,7 @@ from executors.kernels.triton.norms import rms_norm
 from executors.kernels.triton.rotary import rotate_and_store
 from executors.llm.model.layers.activations import ACTIVATIONS
 from executors.llm.model.rope import rotate
+from tests.tiers import sweep
 
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:overflow encountered in exp")]
 """Infinity is what the kernels count on there."""
@@ -57,7 +58,7 @@ def test_gated(dtype: torch.dtype, activation: str, inner: int) -> None:
     close(gated(x, activation), ACTIVATIONS[activation](gate) * up, dtype)
 
 
-@pytest.mark.sweep(every=3)
+@sweep(every=3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "dim", "rotated"), [(4, 2, 64, 64), (7, 1, 80, 80), (3, 3, 64, 16), (2, 1, 32, 0)]

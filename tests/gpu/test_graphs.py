@@ -73,7 +73,7 @@ def tokens_of(heard: dict[int, list]) -> dict[int, list[int]]:
     return {seq: [one[0] for one in found] for seq, found in heard.items()}
 
 
-@pytest.mark.extended(every=5)
+@pytest.mark.long(every=5)
 @pytest.mark.parametrize(
     ("seed", "settings", "out"),
     [

@@ -32,6 +32,7 @@ from tests.executors.checkpoints import QWEN3
 from tests.executors.kernels.steps import spec
 from tests.gpu.attention_fakes import pretend
 from tests.gpu.test_experts import MOE
+from tests.tiers import sweep
 
 pytestmark = [
     pytest.mark.long,
@@ -96,7 +97,7 @@ def bent(function: Callable[..., Any], kept: int | None = None) -> Callable[...,
 # -- right ones ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.extended(every=3)
+@pytest.mark.long(every=3)
 @pytest.mark.parametrize(
     ("fields", "dtype", "narrow"),
     [
@@ -112,8 +113,8 @@ def test_a_right_forward(fields: dict[str, Any], dtype: torch.dtype, narrow: boo
     assert kernel_check.forward_fault(made, TritonForward(made).experts) is None
 
 
-@pytest.mark.extended(every=2)
-@pytest.mark.sweep(every=3)
+@pytest.mark.long(every=2)
+@sweep(every=3)
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("changes", [{}, {"kv_dtype": E4M3, "kv_scales": ((0.02, 0.5),)}, {"windows": (30,)}])
 def test_right_attention(changes: dict[str, Any], deterministic: bool) -> None:
@@ -127,7 +128,7 @@ def test_the_problem_in_e4m3_is_a_right_one() -> None:
         assert fault(TorchAttention(), model, 16) is None
 
 
-@pytest.mark.extended(every=2)
+@pytest.mark.long(every=2)
 @pytest.mark.parametrize(("rows", "dtype"), [(64, torch.float32), (2, FP16)])
 def test_a_right_sampler(rows: int, dtype: torch.dtype) -> None:
     assert kernel_check.sampler_fault(TritonSampler(rows, 300, DEVICE), rows, 300, dtype, DEVICE) is None
@@ -180,7 +181,7 @@ def test_wrong_experts_are_named(tried: Patch) -> None:
     )
 
 
-@pytest.mark.extended(every=2)
+@pytest.mark.long(every=2)
 @pytest.mark.parametrize("name", ["extend_attention", "decode_attention"])
 def test_wrong_attention_is_named(name: str, tried: Patch, caplog: pytest.LogCaptureFixture) -> None:
     tried.setattr(triton_attention, name, bent(getattr(triton_attention, name), kept=2))
@@ -210,8 +211,8 @@ def wrong_in_splits(splits: int) -> Callable[..., Any]:
     return wrong
 
 
-@pytest.mark.extended(every=2)
-@pytest.mark.sweep(every=2)
+@pytest.mark.long(every=2)
+@sweep(every=2)
 @pytest.mark.parametrize("splits", kernel_check.SPLITS)
 def test_attention_that_is_wrong_in_so_many_splits_only_is_named(
     splits: int, tried: Patch, caplog: pytest.LogCaptureFixture
@@ -233,7 +234,7 @@ def test_attention_that_is_wrong_in_so_many_splits_only_is_named(
     assert f"triton is not used: {named}: {WRONG}" in caplog.text
 
 
-@pytest.mark.extended
+@pytest.mark.long(extended=True)
 @pytest.mark.parametrize("listed", [False, True])
 def test_attention_that_is_wrong_for_listed_items_only_is_named(listed: bool, tried: Patch) -> None:
     right = triton_attention.decode_attention
@@ -251,8 +252,8 @@ def test_attention_that_is_wrong_for_listed_items_only_is_named(listed: bool, tr
         assert error > 2 * kernel_check.LIMITS[FP16]
 
 
-@pytest.mark.extended(every=3)
-@pytest.mark.sweep(every=3)
+@pytest.mark.long(every=3)
+@sweep(every=3)
 @pytest.mark.parametrize("name", ["block_matmul", "block_gated"])
 @pytest.mark.parametrize("rows", [16, 32, 64, 128])
 def test_each_tile_of_products_in_e4m3_is_tried(rows: int, name: str, tried: Patch) -> None:
@@ -269,7 +270,7 @@ def test_each_tile_of_products_in_e4m3_is_tried(rows: int, name: str, tried: Pat
     assert str(kernel_check.fp8_fault(DEVICE)).startswith(f"{name}: {WRONG}")
 
 
-@pytest.mark.extended
+@pytest.mark.long(extended=True)
 def test_an_epilogue_that_takes_gate_for_up_is_named(tried: Patch) -> None:
     """Sums that are right, and an activation on the wrong half."""
     right = kernel_check.fp8_kernels.block_gated
@@ -315,7 +316,7 @@ class Heedless(TritonSampler):
         super().sample(logits, settings, tokens, bad)
 
 
-@pytest.mark.extended(every=3)
+@pytest.mark.long(every=3)
 @pytest.mark.parametrize("kind", [Wrong, Blind, Heedless])
 def test_a_wrong_sampler_is_named(
     kind: type[TritonSampler], tried: Patch, caplog: pytest.LogCaptureFixture
@@ -348,7 +349,7 @@ class Off(TorchDeviceSampler):
         self._left = 0
 
 
-@pytest.mark.sweep(every=4)
+@sweep(every=4)
 @pytest.mark.parametrize("rows", range(2, 19))
 def test_one_row_may_lie_next_to_a_border(rows: int) -> None:
     """In float32 a third is more than a third."""
@@ -359,7 +360,7 @@ def test_one_row_may_lie_next_to_a_border(rows: int) -> None:
     assert fault(0) is None and fault(1) is None and str(fault(2)).startswith(f"sampler: {WRONG}")
 
 
-@pytest.mark.extended(every=2)
+@pytest.mark.long(every=2)
 @pytest.mark.parametrize("name", ["quantize", "block_matmul", "block_gated"])
 def test_wrong_products_in_e4m3_are_named(name: str, tried: Patch, caplog: pytest.LogCaptureFixture) -> None:
     right = getattr(kernel_check.fp8_kernels, name)

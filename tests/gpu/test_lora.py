@@ -26,6 +26,7 @@ from executors.kernels.triton import lora
 from executors.kernels.triton.lora import add_lora, splits_of
 from executors.llm.lora.device import add_by_torch
 from tests.gpu.lora_matrices import Ranks, expected, lora_matrix, tiles_of
+from tests.tiers import sweep
 
 pytestmark = pytest.mark.long
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -70,7 +71,7 @@ def check(
     assert torch.equal(out[alone], before[alone])
 
 
-@pytest.mark.sweep(every=3)
+@sweep(every=3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [1, 2, 15, 16, 17, 40, 70])
 def test_ranks_of_1_to_256_side_by_side(rows: int, dtype: torch.dtype) -> None:
@@ -84,7 +85,7 @@ def test_one_rank(rank: int) -> None:
     check(matrix, places_of(5, 2), torch.float32)
 
 
-@pytest.mark.sweep(every=2)
+@sweep(every=2)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("begins", "outputs"), [((0,), 130), ((0, 130), 260), ((0, 128, 256), 384), ((0, 1, 3), 200)]
@@ -97,7 +98,7 @@ def test_outputs_of_parts_begin_and_end_anywhere(
     check(lora_matrix(ranks, 40, begins, outputs, 16, dtype, DEVICE), places_of(9, 2), dtype)
 
 
-@pytest.mark.sweep(every=2)
+@sweep(every=2)
 @pytest.mark.parametrize("inputs", [1024, 1000, 2 * 256 + 8, 4096])
 def test_programs_share_the_depth(inputs: int) -> None:
     matrix = lora_matrix([(4, 0), (9, 2)], inputs, (0, 16), 32, 16, torch.float32, DEVICE)

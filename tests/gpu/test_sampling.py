@@ -136,7 +136,7 @@ def noise_of(n: int, seed: int) -> np.ndarray:
     return noise.uniform([seed] * n, [0] * n, list(range(n)))
 
 
-@pytest.mark.extended(every=4)
+@pytest.mark.long(every=4)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("width", "capacity", "rows"), [(50, 4096, 16), (300, 16, 12), (1000, 4096, 12), (5000, 128, 6)]
@@ -148,7 +148,7 @@ def test_random_settings(dtype: torch.dtype, width: int, capacity: int, rows: in
     check(logits, [random_params(rng, width) for _ in range(rows)], noise_of(rows, width), capacity)
 
 
-@pytest.mark.extended(every=2)
+@pytest.mark.long(every=2)
 @pytest.mark.parametrize("capacity", [4096, 16])
 def test_ties(capacity: int) -> None:
     """All logits equal, or all of two values: limits cut within a tie by the ids' order, or keep it whole."""
@@ -259,7 +259,7 @@ def test_a_row_is_the_same_alone_and_in_any_batch() -> None:
         assert int(tokens[0]) == together[i]
 
 
-@pytest.mark.extended(every=2)
+@pytest.mark.long(every=2)
 @pytest.mark.parametrize("params", [SamplingParams(1.5), SamplingParams(0.8, 15, single(0.9))])
 def test_shares_of_evenly_spread_noise_are_the_probabilities(params: SamplingParams) -> None:
     """The inverse of the cumulative distribution hits a token of probability p with n p of n even steps, or one off."""

@@ -160,7 +160,7 @@ def test_the_table_says_what_the_reference_does(width: int) -> None:
         np.testing.assert_allclose(found, np.array(expected), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.extended(every=4)
+@pytest.mark.long(every=4)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("width", "capacity"), [(30, 4096), (700, 16)])
 def test_kernels_choose_what_torch_chooses(dtype: torch.dtype, width: int, capacity: int) -> None:
@@ -243,7 +243,7 @@ def test_an_input_is_counted_once_however_often_its_step_is_computed() -> None:
 # -- what the host tells -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.extended(every=6)
+@pytest.mark.long(every=6)
 @pytest.mark.parametrize("seed", range(6))
 def test_counts_follow_the_inputs_whatever_is_done_to_a_sequence(seed: int) -> None:
     """Decodes whose tokens are pending or told, heard at once or later; rolled back, led astray, computed anew in one piece,

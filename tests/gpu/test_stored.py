@@ -22,6 +22,7 @@ from tests.executors.kernels.blocks import block_size, dequantized, random_rows
 from tests.executors.llm.checkpoint.quantized_checkpoints import FORMS, write_quantized
 from tests.executors.llm.checkpoint.test_fp8_weights import distance, logits
 from tests.executors.llm.driver import config, start
+from tests.tiers import sweep
 
 pytestmark = pytest.mark.long
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -68,8 +69,8 @@ def test_rows_are_looked_up_exactly(kind: str) -> None:
         assert torch.allclose(found, exact[ids.cpu()], rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.extended(every=4)
-@pytest.mark.sweep(every=5)
+@pytest.mark.long(every=4)
+@sweep(every=5)
 @pytest.mark.parametrize(
     ("kind", "rows"),
     [
@@ -95,8 +96,8 @@ def test_products(kind: str, rows: int) -> None:
     assert (out[:, :2] == -7).all() and (out[:, 47:] == -7).all()
 
 
-@pytest.mark.extended(every=3)
-@pytest.mark.sweep(every=4)
+@pytest.mark.long(every=3)
+@sweep(every=4)
 @pytest.mark.parametrize("rows", [40, 100, 130])
 @pytest.mark.parametrize("kind", ["Q4_0", "Q6_K", "uint8-f32"])
 def test_products_of_many_rows(kind: str, rows: int) -> None:
@@ -181,8 +182,8 @@ def test_columns_that_are_no_whole_blocks() -> None:
         DeviceRows.empty("Q4_K", 4, 288, torch.device("cpu"))
 
 
-@pytest.mark.extended(every=2)
-@pytest.mark.sweep(every=3)
+@pytest.mark.long(every=2)
+@sweep(every=3)
 @pytest.mark.parametrize("kind", ["Q4_0", "Q5_K", "Q6_K", "IQ4_XS", "uint4-g128", "uint8-f32"])
 def test_the_check_before_serving_sees_a_wrong_kernel(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_check, "_STORED", (kind,))
@@ -206,8 +207,8 @@ def test_the_torch_backend_widens(device: str) -> None:
     assert stored_support.why_not(torch.device(device), "torch") == "attention backend torch is set"
 
 
-@pytest.mark.extended(every=2)
-@pytest.mark.sweep(every=3)
+@pytest.mark.long(every=2)
+@sweep(every=3)
 @pytest.mark.usefixtures("large_tiles")
 @pytest.mark.parametrize("form", ["gptq-act-order", "gptq-8-zeros", "awq-32", "packed-float32"])
 async def test_a_checkpoint_of_whole_numbers_is_served_as_it_is_stored(tmp_path: Path, form: str) -> None:
@@ -244,7 +245,7 @@ FORMATS = {
 }  # fmt: skip
 
 
-@pytest.mark.extended
+@pytest.mark.long(extended=True)
 @pytest.mark.usefixtures("large_tiles")
 @pytest.mark.parametrize("tied", [True, False])
 async def test_a_file_is_served_as_it_is_stored(tmp_path: Path, tied: bool) -> None:

@@ -1,8 +1,8 @@
 """Hostile inputs against a real server: each is refused by a 4xx in the usual form, and two victims beside them, a seeded stream
 and a greedy one with logprobs, do not change by a bit.
 
-`make hostile` sends 10,000; the short form in the ordinary suite is the fixed list and some drawn ones. To send a batch again:
-`Campaign.drawn(total, first_seed)` with the seed that the fault names.
+`make test-all ARGS='--full tests/hostile'` sends 10,000; the short form in the ordinary suite is the fixed list and some drawn
+ones. To send a batch again: `Campaign.drawn(total, first_seed)` with the seed that the fault names.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.hostile.victim import Victims, victims
 from tests.hostile.wire import Answer
 from tests.metrics_text import without_model
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 KEYS = ["--api-key", KEY, "--api-key", VICTIM_KEY, "--metrics-key", "of-the-scraper"]
 
@@ -64,7 +64,7 @@ async def test_the_list_and_some_drawn(server: ServerProcess) -> None:
     check(server, campaign.report, seen, rounds=4)
 
 
-@pytest.mark.slow
+@pytest.mark.long(full=True)
 @pytest.mark.timeout(1200)
 async def test_10_000(server: ServerProcess) -> None:
     begun = time.monotonic()

@@ -1,4 +1,4 @@
-"""docs/clients.md agrees with what `make test-clients` installs and runs."""
+"""docs/clients.md agrees with what `make test-external ONLY=clients` installs and runs."""
 
 import json
 

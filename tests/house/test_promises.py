@@ -88,6 +88,7 @@ def found(checkout: Path, *shown_by: str, state: str = "done", **more: object) -
         "tests/test_it.py::TestGroup",
         "tests/test_it.py::TestGroup::test_in_class",
         "make demo",
+        "python -m tests.test_it",
     ],
 )
 def test_what_exists_and_runs_is_accepted(checkout: Path, entry: str) -> None:
@@ -109,6 +110,7 @@ def test_what_exists_and_runs_is_accepted(checkout: Path, entry: str) -> None:
         ("tests/test_whole.py::test_a", "may skip itself"),
         ("tests/test_marked.py", "is skipped"),
         ("make nothing", "make target nothing"),
+        ("python -m tests.gone", "module tests.gone"),
         ("python benchmarks/gone.py", "benchmarks/gone.py"),
         ("./gone --fast", "./gone"),
     ],

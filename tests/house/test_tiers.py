@@ -5,7 +5,12 @@ from __future__ import annotations
 import ast
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+
+from tests import tiers
 from tools import promises
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -14,14 +19,28 @@ LONG = re.compile(r"^pytestmark = .*pytest\.mark\.long", re.MULTILINE)
 AREAS = ("tests/client_commands", "tests/server", "tests/engine", "tests/executors/contract")
 
 
-def extended_as_a_whole(path: Path) -> set[str]:
+LEFT_OUT = re.compile(r"pytest\.mark\.long\((?:extended|full)=True\)")
+
+
+def left_out_as_a_whole(path: Path) -> set[str]:
     """Functions of a test file that no short run has a case of."""
+    module = ast.parse(path.read_text("utf-8"))
+    marks = [
+        ast.unparse(node.value)
+        for node in module.body
+        if isinstance(node, ast.Assign) and is_pytestmark(node)
+    ]
+    whole = any(map(LEFT_OUT.search, marks))
     return {
         node.name
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        for node in ast.walk(module)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and "pytest.mark.extended" in map(ast.unparse, node.decorator_list)
+        and (whole or any(LEFT_OUT.fullmatch(ast.unparse(one)) for one in node.decorator_list))
     }
+
+
+def is_pytestmark(node: ast.Assign) -> bool:
+    return any(isinstance(target, ast.Name) and target.id == "pytestmark" for target in node.targets)
 
 
 def test_the_fast_tests_are_from_every_room() -> None:
@@ -39,6 +58,76 @@ def test_ci_leaves_out_no_test_that_a_promise_names() -> None:
     left_out = [
         one
         for one in named
-        if one.rpartition("::")[2].partition("[")[0] in extended_as_a_whole(ROOT / one.partition("::")[0])
+        if one.rpartition("::")[2].partition("[")[0] in left_out_as_a_whole(ROOT / one.partition("::")[0])
     ]
     assert not left_out
+
+
+# -- what the options take -----------------------------------------------------------------------------------------------
+
+
+def case(name: str, *marks: dict[str, Any], every: int | None = None) -> Any:
+    """A test as pytest collects it, with markers `long` of these arguments."""
+
+    def function() -> None: ...
+
+    if every is not None:
+        function = tiers.sweep(every)(function)
+    found = [SimpleNamespace(kwargs=one) for one in marks]
+    return SimpleNamespace(nodeid=f"t.py::{name}", function=function, iter_markers=lambda name: iter(found))
+
+
+CASES = [
+    case("test_unit"),
+    case("test_long", {}),
+    *(case(f"test_swept[{n}]", every=3) for n in range(7)),
+    *(case(f"test_variants[{n}]", {"every": 2}, {}) for n in range(5)),
+    # The closest marker has no number, its module's has.
+    *(case(f"test_inner[{n}]", {}, {"every": 4}) for n in range(5)),
+    *(case(f"test_both[{n}]", {"every": 2}, every=2) for n in range(8)),
+    case("test_extended", {"extended": True}),
+    case("test_full", {"full": True}),
+]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, "unit long swept[0,3,6] variants[0,1,2,3,4] inner[0,1,2,3,4] both[0,2,4,6] extended"),
+        ({"short": True}, "unit long swept[0,3,6] variants[0,2,4] inner[0,4] both[0,4]"),
+        ({"full": True}, "unit long swept[0,3,6] variants[0,1,2,3,4] inner[0,1,2,3,4] both[0,2,4,6] extended full"),
+        ({"sweeps": True}, "swept[0,1,2,3,4,5,6] both[0,1,2,3,4,5,6,7]"),
+    ],
+)  # fmt: skip
+def test_options_take_cases(options: dict[str, bool], expected: str) -> None:
+    kept = tiers.chosen(CASES, **{"sweeps": False, "short": False, "full": False} | options)
+    cases: dict[str, list[str]] = {}
+    for one in kept:
+        name, _, number = one.nodeid.removeprefix("t.py::test_").partition("[")
+        cases.setdefault(name, []).append(number.rstrip("]"))
+    assert expected == " ".join(
+        name + (f"[{','.join(numbers)}]" if numbers[0] else "") for name, numbers in cases.items()
+    )
+
+
+def test_markers_are_three() -> None:
+    """Beside these, pytest's own and its plugins'."""
+    own = {"long", "external", "gpu"}
+    plugins = {
+        "parametrize",
+        "skip",
+        "skipif",
+        "xfail",
+        "timeout",
+        "usefixtures",
+        "filterwarnings",
+        "asyncio",
+        "interpreted",
+    }
+    used = {
+        name
+        for path in (ROOT / "tests").rglob("*.py")
+        if path.name not in ("test_promises.py", "test_tiers.py")
+        for name in re.findall(r"pytest\.mark\.(\w+)", path.read_text("utf-8"))
+    }
+    assert used <= own | plugins

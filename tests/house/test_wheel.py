@@ -151,7 +151,6 @@ def test_a_build_without_a_compiler_says_so(tmp_path: Path) -> None:
     assert run.returncode and "COHORT_WHEEL_KERNELS=required" in run.stdout + run.stderr
 
 
-@pytest.mark.e2e
 def test_wheel_serves_from_an_empty_folder(installed: Path, tmp_path: Path) -> None:
     with _server(installed / "cohort", tmp_path, {}) as url:
         assert _counted(url) == ["3", "4", "5", "6", "7", "8", "9"]
@@ -160,7 +159,6 @@ def test_wheel_serves_from_an_empty_folder(installed: Path, tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == [tmp_path / "server.log"]
 
 
-@pytest.mark.e2e
 @with_compiler
 def test_wheel_serves_beside_foreign_packages_and_without_a_compiler(
     isa: Isa, installed: Path, tmp_path: Path
@@ -182,8 +180,7 @@ def test_wheel_serves_beside_foreign_packages_and_without_a_compiler(
     assert {path.name for path in folder.iterdir()} == {*ROOMS, "server.log"}
 
 
-@pytest.mark.extended
-@pytest.mark.e2e
+@pytest.mark.long(extended=True)
 def test_wheel_generates_offline_beside_foreign_packages(installed: Path, tmp_path: Path) -> None:
     folder = _foreign(tmp_path / "work")
     script = folder / "script.py"

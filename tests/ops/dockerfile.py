@@ -1,6 +1,6 @@
 """What tests read from the Dockerfile without building it: its instructions, and what an image says of itself.
 
-It knows no more of the language than the file uses; `make test-image` builds the file.
+It knows no more of the language than the file uses; `make test-external ONLY=image` builds the file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The Helm chart: linted and rendered by Helm, and compared with Kubernetes' schemas and with the server's own rules.
 
-Marked slow, for it needs Helm and the schemas: `make test-ops-ci` fetches both and runs this file. No cluster is involved.
+Marked external, for it needs Helm and the schemas: `make test-external ONLY=ops` fetches both and runs this file.
+No cluster is involved.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from server.settings.table import TABLE
 from tests.ops import dockerfile
 from tests.ops.expressions import ROOT
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.external
 
 CHART = ROOT / "configs/helm/cohort"
 HELM = ROOT / ".reports/helm/helm"

@@ -1,4 +1,4 @@
-"""What can be said of the image without building it. `make test-image` builds it."""
+"""What can be said of the image without building it. `make test-external ONLY=image` builds it."""
 
 from __future__ import annotations
 

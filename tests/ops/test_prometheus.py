@@ -1,6 +1,6 @@
 """A real Prometheus scrapes a real server under load, and every expression that ships is asked of it.
 
-Marked slow, for it needs Debian's package `prometheus`: `make test-ops-ci` installs that and runs this file.
+Marked external, for it needs Debian's package `prometheus`: `make test-external ONLY=ops` installs that and runs this file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.e2e.server_process import ServerProcess
 from tests.e2e.test_lora import write
 from tests.ops.expressions import PROMETHEUS, ROOT, alerts, dashboard_expressions, operands
 
-pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.external, pytest.mark.timeout(60)]
 
 _SCRAPES = 8
 """Enough for a rate within every window used below."""

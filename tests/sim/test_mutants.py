@@ -21,7 +21,7 @@ FIRST = {
 """Seeds to begin with for what takes long to find from 0 on."""
 
 
-@pytest.mark.extended(every=5)
+@pytest.mark.long(every=5)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mistake_is_noticed(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

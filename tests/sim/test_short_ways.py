@@ -76,8 +76,7 @@ def _grant_by_the_long_way(self: Scheduler, decodes: list[Sequence], plan: Any) 
             self._grant(seq, 1, plan)
 
 
-@pytest.mark.extended
-@pytest.mark.long
+@pytest.mark.long(extended=True)
 def test_short_ways_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     short = told()
     who = StepPacker._who

@@ -1,4 +1,4 @@
-"""500 seeds of the simulation; `make sim` runs 10,000. A failing seed is replayed with `python -m tests.sim SEED`."""
+"""500 seeds of the simulation; `python -m tests.sim` runs 10,000. A failing seed is replayed with `python -m tests.sim SEED`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import logging
 import pytest
 
 from tests.sim.scenario import simulate
+from tests.tiers import sweep
 
 SEEDS, CHUNK = 500, 25
 
 
-@pytest.mark.sweep(every=6)
+@sweep(every=6)
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
 def test_seeds(first: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "cohort.engine")

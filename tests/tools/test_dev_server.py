@@ -34,7 +34,6 @@ def test_changes_are_seen(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.e2e
 @pytest.mark.timeout(90)
 def test_serves_and_starts_again(tmp_path: Path) -> None:
     watched, log = tmp_path / "watched", tmp_path / "log"

@@ -69,8 +69,7 @@ def test_all_warnings_are_kept_wherever_they_are() -> None:
     assert 400_000 < len(kept) < 600_000 and kept.splitlines()[-1].endswith(b"more are left out ....")
 
 
-@pytest.mark.extended
-@pytest.mark.long
+@pytest.mark.long(extended=True)
 def test_all_of_it_fits_a_file_that_is_carried_back(tmp_path: Path) -> None:
     record = record_of()
     for part in PARTS:

@@ -139,8 +139,7 @@ SAYS = {
 }  # fmt: skip
 
 
-@pytest.mark.extended
-@pytest.mark.long
+@pytest.mark.long(extended=True)
 def test_every_measuring_part_works_as_a_program(tmp_path: Path) -> None:
     env = {**environment(Options("cpu"), None), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What `make test-image` looks for in an image is found where it is."""
+"""What `make test-external ONLY=image` looks for in an image is found where it is."""
 
 from __future__ import annotations
 

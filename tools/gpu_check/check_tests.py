@@ -45,8 +45,7 @@ def command(options: Options, report: Path) -> list[str]:
         named += ["-p", _XDIST, "-n", str(processes), "-o", "timeout_method=thread"]
     return [
         sys.executable, "-m", "pytest", *asked, *named, "-q", "-p", "no:cacheprovider", "--junitxml", str(report),
-        # The slow ones compile every kernel for another machine's sake: `make gpu-compile`.
-        "-m", "not slow", *([f"--session-timeout={_SESSION}"] if _ends_sessions() else []),
+        *([f"--session-timeout={_SESSION}"] if _ends_sessions() else []),
         # Libraries of other versions warn of other things.
         "-o", "filterwarnings=default",
         # The first test of a kernel waits for its compiler.

@@ -1,4 +1,4 @@
-"""Builds the Dockerfile and shows that its images work: `python -m tools.ops.image_proof`, which `make test-image` runs.
+"""Builds the Dockerfile and shows that its images work: `make test-external ONLY=image`.
 
 buildah builds both targets (`image`), with this machine's sources of packages (`package_sources`). The files of target cpu are
 looked at (`image_files`); then it is started as an engine would start it (`container`: its user, a read-only root, no

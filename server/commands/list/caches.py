@@ -27,7 +27,7 @@ _OWN = {
     "adapters": ("copies of LoRA adapters that servers use now", "when no server runs; one removes what dead ones left"),
     "running": ("addresses of running servers, for `cohort ps`", "yes: `cohort ps` forgets those servers"),
     "models": ("the default model", "yes: `cohort fetch-default` fetches it again, 98 MB"),
-    "real-models": ("models of `make test-real`", "yes: fetched again"),
+    "real-models": ("models of `make test-external ONLY=real`", "yes: fetched again"),
 }  # fmt: skip
 """Folders below the cache's root by name: what they are for, and whether they may be deleted. A test compares the names with
 those that the code writes to."""

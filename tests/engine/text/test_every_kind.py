@@ -83,7 +83,7 @@ def some_ids(draw: st.DrawFn, kind: str) -> list[int]:
     return [i for part in parts for i in part]
 
 
-@pytest.mark.extended(every=5)
+@pytest.mark.long(every=5)
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=120, deadline=None)
 @given(data=st.data())
@@ -119,7 +119,7 @@ def test_real_text(kind: str, script: str, skip: bool) -> None:
         assert whole == TEXTS[script][lost:]
 
 
-@pytest.mark.extended(every=4)
+@pytest.mark.long(every=4)
 @pytest.mark.parametrize("kind", sorted(set(KINDS) - ACROSS_TOKENS))
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
@@ -169,7 +169,7 @@ def test_token_bytes(kind: str, token: str, expected: bytes) -> None:
     assert tokenizer.token_text(token_id) == expected.decode("utf-8", "replace")
 
 
-@pytest.mark.extended(every=3)
+@pytest.mark.long(every=3)
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())

@@ -14,6 +14,7 @@ from engine.text.gguf_tokenizer import tokenizer_files
 from engine.text.tokenizer import Tokenizer
 from executors.contract import ConfigError
 from tests.engine.text.gguf_strings import SENTENCES, strings
+from tests.tiers import sweep
 
 NAMES = json.loads((Path(__file__).parent / "gguf_pre_names.json").read_text("utf-8"))["names"]
 LOSSLESS = sorted(set(KINDS) - {name for name, kind in KINDS.items() if kind.nfc})
@@ -105,7 +106,7 @@ def loaded(values: dict[str, Any], folder: Path) -> Tokenizer:
     return Tokenizer.load(folder)
 
 
-@pytest.mark.sweep(every=4)
+@sweep(every=4)
 @pytest.mark.parametrize("name", LOSSLESS)
 def test_texts_survive(name: str, tmp_path: Path) -> None:
     tokenizer = loaded(metadata(name), tmp_path)

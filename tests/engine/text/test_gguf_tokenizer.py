@@ -19,6 +19,7 @@ from executors.contract import ConfigError
 from tests.engine.text.gguf_conversion import BYTE, CONTROL, NORMAL, USER_DEFINED, convert
 from tests.engine.text.gguf_originals import BYTE_LEVEL, PRE, SENTENCEPIECE, original
 from tests.engine.text.gguf_strings import strings
+from tests.tiers import sweep
 
 STRINGS = strings(2000)
 Values = dict[str, Any]
@@ -48,7 +49,7 @@ def both(family: str, directory: Path) -> tuple[Tokenizer, Tokenizer]:
     return before, made(metadata_of(family, size=before.vocab_size + 50), directory)
 
 
-@pytest.mark.sweep(every=3)
+@sweep(every=3)
 @pytest.mark.parametrize("family", [*BYTE_LEVEL, *SENTENCEPIECE])
 def test_everything_survives_the_conversion_to_gguf(family: str, tmp_path: Path) -> None:
     before, after = both(family, tmp_path)

@@ -18,6 +18,7 @@ from engine.text.tokenizer import Tokenizer
 from engine.text.tokenizer_classes import CLASSES, DISTRUSTED, GENERIC, OTHERS, REGISTERED
 from executors.llm.model.families import FAMILIES
 from tests.engine.text.kinds import trained
+from tests.tiers import sweep
 
 TEXTS = (
     "fox",
@@ -124,7 +125,7 @@ def compare(folder: Path, raw: RawTokenizer, config: dict[str, Any], model_type:
 CASES = list(itertools.product(NAMES, KINDS, MODEL_TYPES))
 
 
-@pytest.mark.sweep(every=12)
+@sweep(every=12)
 @pytest.mark.parametrize(("name", "kind", "model_type"), CASES)
 def test_ids_of_each_class(name: str | None, kind: str, model_type: str | None, tmp_path: Path) -> None:
     named = {} if name is None else {"tokenizer_class": name}

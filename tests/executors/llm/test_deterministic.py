@@ -15,6 +15,7 @@ from executors.contract.config import OptimizationConfig
 from executors.llm.model.layers.activations import ACTIVATIONS, STEADY_ACTIVATIONS
 from tests.executors.llm.driver import Driver, start
 from tests.executors.llm.models import MODEL_CLASSES, SHAPES
+from tests.tiers import sweep
 
 # Threads wait for each other on a busy machine.
 pytestmark = [pytest.mark.timeout(180), pytest.mark.long]
@@ -93,7 +94,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sweep(every=3)
+@sweep(every=3)
 @pytest.mark.parametrize(("name", "changes", "kind"), CASES)
 async def test_a_token_does_not_depend_on_its_step(name, changes, kind, tmp_path):
     write(name, changes, tmp_path)

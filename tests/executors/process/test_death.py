@@ -82,7 +82,7 @@ async def test_a_kill_on_request_is_noticed_like_any_other(remote: Make) -> None
     assert executor.restarts == {"signal": 1}
 
 
-@pytest.mark.extended(every=3)
+@pytest.mark.long(every=3)
 @pytest.mark.parametrize(
     ("action", "cause", "message"),
     [
@@ -102,7 +102,7 @@ async def test_a_child_that_gives_up(remote: Make, action: int, cause: str, mess
     assert executor.restarts == {cause: 1}
 
 
-@pytest.mark.extended(every=2)
+@pytest.mark.long(every=2)
 @pytest.mark.parametrize("idle", [True, False])
 async def test_a_stopped_child_blocks_nothing_and_is_found_out(remote: Make, idle: bool) -> None:
     executor = remote(limits=SHORT)
@@ -163,7 +163,7 @@ async def test_compilation_does_not_count_against_a_step(remote: Make) -> None:
     assert executor.restarts == {}
 
 
-@pytest.mark.extended(every=2)
+@pytest.mark.long(every=2)
 @pytest.mark.parametrize("silent_s", [0.3, 20.0])
 async def test_a_load_may_be_silent_for_longer_but_not_for_ever(remote: Make, silent_s: float) -> None:
     limits = Limits(heartbeat_s=0.05, tick_s=0.05, silence_s=0.1, loading_silence_s=3.0)
@@ -304,7 +304,7 @@ async def test_a_program_that_does_not_exist_cannot_be_started(remote: Make) -> 
     assert open_files() == before
 
 
-@pytest.mark.extended
+@pytest.mark.long(extended=True)
 async def test_twenty_restarts_leave_nothing_behind(remote: Make) -> None:
     executor = remote()
     await executor.warmup()

@@ -68,7 +68,7 @@ async def test_all_ranks_get_every_call_and_the_first_one_answers(ranks: Make) -
     assert await log_of(executor) == "epoch1 step0 step0 release5 memory[1,2] step9"
 
 
-@pytest.mark.extended(every=3)
+@pytest.mark.long(every=3)
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(("number", "cause"), [(signal.SIGKILL, "signal"), (signal.SIGSTOP, "hang")])
 async def test_the_death_of_one_rank_is_the_death_of_all(
@@ -110,7 +110,7 @@ async def test_a_cancelled_caller_changes_nothing(ranks: Make) -> None:
     assert not executor.restarts
 
 
-@pytest.mark.extended(every=2)
+@pytest.mark.long(every=2)
 @pytest.mark.parametrize("rank", [0, 1])
 async def test_ranks_that_disagree_are_ended(ranks: Make, rank: int) -> None:
     executor = ranks(rank=rank)
@@ -129,7 +129,7 @@ async def test_a_rank_that_fails_while_the_others_wait_ends_all(ranks: Make) -> 
     assert death.cause == "exit" and "rank 1 failed alone: asked for" in str(death)
 
 
-@pytest.mark.extended(every=2)
+@pytest.mark.long(every=2)
 @pytest.mark.parametrize("rank", [0, 1])
 async def test_a_rank_that_cannot_load_says_why(ranks: Make, rank: int) -> None:
     executor = ranks(load="config", rank=rank)

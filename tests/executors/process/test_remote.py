@@ -163,7 +163,7 @@ async def test_progress(remote: Make) -> None:
     assert executor.stage() == ""
 
 
-@pytest.mark.extended(every=3)
+@pytest.mark.long(every=3)
 @pytest.mark.parametrize(
     ("load", "error", "message"),
     [
@@ -318,7 +318,7 @@ async def test_large_answers_and_questions(remote: Make) -> None:
     assert all(np.array_equal(answer.numpy(), large * 2) for answer in answers)
 
 
-@pytest.mark.extended(every=4)
+@pytest.mark.long(every=4)
 @pytest.mark.parametrize("name", ["echo", "paged_fake"])
 @pytest.mark.parametrize("mode", ["process", "inline"])
 async def test_an_executor_keeps_the_contract_from_afar(

@@ -11,9 +11,10 @@ from executors.testing.conformance_loras import NO_ADAPTERS
 from tests.executors.grammar_tokenizers import write_tokenizer
 from tests.executors.llm.driver import config
 from tests.executors.llm.test_conformance import make_inject
+from tests.tiers import sweep
 
 
-@pytest.mark.sweep(every=3)
+@sweep(every=3)
 @pytest.mark.parametrize("case", CASES)
 async def test_conformance(case: str, qwen3: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     settings = config(qwen3, executor="qwen3", tokenizer=str(write_tokenizer(tmp_path, 200)))

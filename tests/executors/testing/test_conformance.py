@@ -7,6 +7,7 @@ from executors.testing.conformance import CASES, Nonconformance, check, run_case
 from executors.testing.conformance_loras import NO_ADAPTERS
 from executors.testing.fakes.echo import EchoExecutor
 from tests.executors.testing.conformance_subjects import ADAPTERS, SUBJECTS, inject, maker
+from tests.tiers import sweep
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -20,9 +21,8 @@ async def test_fakes_conform(subject: str, case: str) -> None:
         assert reason == "the executor owns its KV"
 
 
-@pytest.mark.extended(every=5)
-@pytest.mark.sweep(every=4)
-@pytest.mark.long
+@pytest.mark.long(every=5)
+@sweep(every=4)
 @pytest.mark.parametrize("subject", SUBJECTS)
 async def test_fakes_conform_with_a_tolerance(subject: str) -> None:
     report = await check(SUBJECTS[subject], tolerance=1e-4, inject=inject, adapters=ADAPTERS)

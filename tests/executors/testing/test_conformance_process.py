@@ -6,11 +6,12 @@ from executors.contract import ExecutorConfig, ModelExecutor
 from executors.process import connect
 from executors.testing.conformance import check
 from tests.executors.testing.conformance_subjects import ADAPTERS
+from tests.tiers import sweep
 
 pytestmark = pytest.mark.long
 
 
-@pytest.mark.sweep(every=2)
+@sweep(every=2)
 @pytest.mark.parametrize("mode", ["inline", "process"])
 @pytest.mark.parametrize("native", [True, False], ids=["native", "split"])
 @pytest.mark.parametrize("name", ["echo", "paged_fake"])

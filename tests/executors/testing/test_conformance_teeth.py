@@ -26,7 +26,7 @@ def _judged(mutant: type, case: str, tolerance: float) -> bool:
     return not (tolerance and mutant in PLAIN_PATH_ONLY and case != "tokens_do_not_depend_on_logprobs")
 
 
-@pytest.mark.extended(every=3)
+@pytest.mark.long(every=3)
 @pytest.mark.parametrize(
     ("mutant", "case", "tolerance"),
     [(m, c, t) for m, c in MUTANTS for t in (0.0, 1e-4) if _judged(m, c, t)],

@@ -18,6 +18,7 @@ from server.answer.reasoning.tags import Tags
 from server.answer.tools.events import CallArguments, CallBegun
 from server.answer.tools.registry import tool_notation
 from server.schemas.tool_choice import Function, ToolChoice
+from tests.tiers import sweep
 
 HARMONY = REASONING["openai_gptoss"]
 CASES = int(os.environ.get("FORMAT_CASES", "60"))
@@ -159,9 +160,8 @@ def test_pieces_do_not_matter(kind: str, place: Place, data: st.DataObject) -> N
     check_cuts(kind, place, data)
 
 
-@pytest.mark.extended(every=4)
-@pytest.mark.sweep(every=4)
-@pytest.mark.long
+@pytest.mark.long(every=4)
+@sweep(every=4)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", REASONING)
 @settings(max_examples=LONG, deadline=None, suppress_health_check=[HealthCheck.too_slow])

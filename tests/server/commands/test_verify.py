@@ -26,6 +26,7 @@ from server.commands.verify import command as verb
 from server.commands.verify import view
 from tests.executors.llm.models import build
 from tests.executors.lora.peft_files import write_peft
+from tests.tiers import sweep
 
 pytestmark = pytest.mark.long
 
@@ -75,8 +76,8 @@ def test_a_template_that_stands_where_processors_have_it(tiny_copy: Path) -> Non
     assert "refused" in ReferenceText(tiny_copy).render(CONVERSATION)
 
 
-@pytest.mark.extended(every=6)
-@pytest.mark.sweep(every=3)
+@pytest.mark.long(every=6)
+@sweep(every=3)
 @pytest.mark.parametrize("name", SHAPES)
 def test_random_models_are_equal(name: str, tmp_path: Path) -> None:
     reference = build(name, tmp_path)
@@ -135,7 +136,7 @@ def test_a_conversation_is_among_the_prompts() -> None:
     )
 
 
-@pytest.mark.extended
+@pytest.mark.long(extended=True)
 def test_a_narrower_dtype_may_lose_what_transformers_loses() -> None:
     report = compared(weights_dir(), dtype="bfloat16")
     assert report["equal"], report
@@ -173,7 +174,7 @@ def change_the_rope(directory: Path) -> None:
     (directory / "config.json").write_text(json.dumps(config))
 
 
-@pytest.mark.extended(every=2)
+@pytest.mark.long(every=2)
 @pytest.mark.parametrize("change", [change_a_weight, change_the_rope])
 def test_the_bound_finds_small_faults(tiny_copy: Path, change: Callable[[Path], None]) -> None:
     change(tiny_copy)
@@ -268,7 +269,7 @@ def test_tokens_beyond_the_context(tmp_path: Path) -> None:
         compared(tmp_path, tokens=context)
 
 
-@pytest.mark.extended(every=2)
+@pytest.mark.long(every=2)
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_report_fits_the_terminal(
     width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -320,7 +321,7 @@ def write_adapter(model: Path, folder: Path, seed: int) -> Path:
     return folder
 
 
-@pytest.mark.extended(every=2)
+@pytest.mark.long(every=2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_model_with_an_adapter_is_equal_to_peft(tmp_path: Path, dtype: str) -> None:
     build("llama-biases-llama3-rope", tmp_path / "model")

@@ -37,7 +37,7 @@ async def impatient(house: House) -> AsyncIterator[Running]:
         yield one
 
 
-@pytest.mark.extended(every=2)
+@pytest.mark.long(every=2)
 @pytest.mark.parametrize(
     ("body", "kept"), [(STREAM, b"Connection: close\r\n"), (WHOLE, b"")], ids=["stream", "whole"]
 )
@@ -71,7 +71,7 @@ async def test_a_client_that_reads_slowly_gets_everything(impatient: Running) ->
     assert got.count(b"x" * 10_000) == 60
 
 
-@pytest.mark.extended(every=2)
+@pytest.mark.long(every=2)
 @pytest.mark.parametrize("body", [STREAM, WHOLE], ids=["stream", "whole"])
 async def test_a_drain_waits_for_who_reads_slowly(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """For longer than the last bytes have, and no longer than the drain has."""

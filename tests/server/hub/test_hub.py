@@ -280,7 +280,7 @@ async def test_a_cache_that_cannot_be_written(url: str, tmp_path: Path) -> None:
     assert message.endswith("name another place with --download-dir")
 
 
-@pytest.mark.extended(every=3)
+@pytest.mark.long(every=3)
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -456,7 +456,7 @@ def ggufs(hub: FakeHub) -> FakeHub:
     return hub
 
 
-@pytest.mark.extended(every=3)
+@pytest.mark.long(every=3)
 @pytest.mark.parametrize(
     ("wanted", "files"),
     [

@@ -26,6 +26,7 @@ from server.settings.load import SettingsError, load
 from server.settings.table import CONFIG, DEFAULTS, TABLE, Settings
 from server.startup.core_configs import engine_config, executor_config
 from server.system.paths import configs_dir
+from tests.tiers import sweep
 from tools import settings_docs
 
 ROOT = Path(__file__).parents[3]
@@ -238,7 +239,7 @@ def outcome(row: Setting, flags: dict[str, Any], environ: dict[str, str]) -> Any
         return str(error)
 
 
-@pytest.mark.sweep(every=3)
+@sweep(every=3)
 @ROWS
 @settings(max_examples=10)
 @given(data=st.data())

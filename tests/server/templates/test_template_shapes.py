@@ -10,6 +10,7 @@ import pytest
 from engine.errors import InvalidRequest
 from server.templates.template import ChatTemplate
 from tests.server.templates.template_shapes import SHAPES
+from tests.tiers import sweep
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 WEATHER = {
@@ -99,7 +100,7 @@ def outcome(render: Any) -> tuple[str, str]:
         return "error", " ".join(str(error).split())
 
 
-@pytest.mark.sweep(every=4)
+@sweep(every=4)
 @pytest.mark.parametrize("generation_prompt", [True, False])
 @pytest.mark.parametrize("conversation", CONVERSATIONS)
 @pytest.mark.parametrize("shape", SHAPES)

@@ -128,8 +128,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.extended(every=2)
-@pytest.mark.long
+@pytest.mark.long(every=2)
 @pytest.mark.parametrize("limit", ["AVX2", "ALL"])
 def test_torch_alone_with_less_of_onednn(limit: str, qwen3: Path) -> None:
     """A oneDNN that may not use AVX512 has no bf16 products: they are not packed for it, and the notes tell."""

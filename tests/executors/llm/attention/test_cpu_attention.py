@@ -11,6 +11,7 @@ from executors.llm.attention import cpu_attention
 from executors.llm.attention.cpu_attention import SPLIT, CpuAttention, plan, supports
 from executors.llm.step_arrays import StepArrays
 from tests.executors.kernels.steps import Sequences, spec
+from tests.tiers import sweep
 
 FP32, BF16 = torch.float32, torch.bfloat16
 
@@ -59,7 +60,7 @@ def mixed_items() -> list[tuple[int, int, int]]:
     ]  # fmt: skip
 
 
-@pytest.mark.sweep(every=4)
+@sweep(every=4)
 @every_isa
 @both_dtypes
 @pytest.mark.parametrize("head_dim", [32, 64, 80, 96, 128, 256, 20, 33, 8])
@@ -78,7 +79,7 @@ def test_shared_heads(isa: str, dtype: torch.dtype, heads: int, kv_heads: int) -
     check(seqs.run(items, kernel(isa)), seqs.expected(items))
 
 
-@pytest.mark.sweep(every=4)
+@sweep(every=4)
 @every_isa
 @both_dtypes
 @pytest.mark.parametrize("block_size", [1, 5, 16, 32, 100])
@@ -87,7 +88,7 @@ def test_block_sizes(isa: str, dtype: torch.dtype, block_size: int) -> None:
     check(seqs.run(mixed_items(), kernel(isa)), seqs.expected(mixed_items()))
 
 
-@pytest.mark.sweep(every=4)
+@sweep(every=4)
 @every_isa
 @both_dtypes
 @pytest.mark.parametrize("window", [1, 7, 64, 65, 300, 600, 5000])
@@ -117,8 +118,7 @@ def test_scores_of_any_size(isa: str, dtype: torch.dtype) -> None:
         assert torch.allclose(got.float(), seqs.expected(items), atol=0.03 if dtype is BF16 else 2e-3)
 
 
-@pytest.mark.extended(every=8)
-@pytest.mark.long
+@pytest.mark.long(every=8)
 @every_isa
 @both_dtypes
 def test_seeded_random_batches(isa: str, dtype: torch.dtype) -> None:
@@ -137,7 +137,7 @@ def test_seeded_random_batches(isa: str, dtype: torch.dtype) -> None:
         check(seqs.run(items, kernel(isa)), seqs.expected(items))
 
 
-@pytest.mark.sweep(every=2)
+@sweep(every=2)
 @every_isa
 @both_dtypes
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (200, 5.0)])

@@ -20,6 +20,7 @@ from tests.executors.llm.attention.test_cpu_attention import (
     kernel,
     mixed_items,
 )
+from tests.tiers import sweep
 
 
 def spec(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, **changes) -> KvSpec:
@@ -38,9 +39,8 @@ def check(got: torch.Tensor, expected: torch.Tensor) -> None:
     )
 
 
-@pytest.mark.extended(every=8)
-@pytest.mark.sweep(every=4)
-@pytest.mark.long
+@pytest.mark.long(every=8)
+@sweep(every=4)
 @every_isa
 @both_dtypes
 @pytest.mark.parametrize("head_dim", [64, 80, 128, 256, 20, 33, 8, 1])
@@ -49,8 +49,7 @@ def test_head_sizes(isa: str, dtype: torch.dtype, head_dim: int) -> None:
     check(seqs.run(mixed_items(), kernel(isa)), seqs.expected(mixed_items()))
 
 
-@pytest.mark.extended(every=8)
-@pytest.mark.long
+@pytest.mark.long(every=8)
 @every_isa
 @both_dtypes
 @pytest.mark.parametrize(
@@ -70,9 +69,8 @@ def test_block_sizes(isa: str, block_size: int) -> None:
     check(seqs.run(mixed_items(), kernel(isa)), seqs.expected(mixed_items()))
 
 
-@pytest.mark.extended(every=5)
-@pytest.mark.sweep(every=4)
-@pytest.mark.long
+@pytest.mark.long(every=5)
+@sweep(every=4)
 @every_isa
 @both_dtypes
 @pytest.mark.parametrize("window", [1, 7, 64, 65, 300, 600, 5000])

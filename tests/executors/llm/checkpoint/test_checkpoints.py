@@ -388,8 +388,7 @@ async def test_the_registry_makes_one(qwen3):
     await executor.shutdown()
 
 
-@pytest.mark.extended
-@pytest.mark.long
+@pytest.mark.long(extended=True)
 async def test_loading_takes_little_more_than_the_result(tmp_path):
     """In a process of its own: peak memory against what it was before, for 100 MB of weights in 25 MB shards."""
     fields = {

@@ -20,6 +20,7 @@ from executors.llm.tools import compare
 from executors.llm.tools.describe import describe
 from tests.executors.llm.driver import Driver, config, start
 from tests.executors.llm.models import SHAPES
+from tests.tiers import sweep
 
 IDS = [3, 1, 4, 1, 5, 9, 2, 6]
 PROMPT = Tensor.of([IDS], "int32")
@@ -65,7 +66,7 @@ def _tied(name: str) -> bool:
     return bool(SHAPES[name][1].get("tie_word_embeddings", name.startswith(("gpt2", "gemma"))))
 
 
-@pytest.mark.sweep(every=3)
+@sweep(every=3)
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 async def test_a_body_saved_alone(reference: Any, tmp_path: Path, name: str) -> None:
     """As `AutoModel` saves it: another architecture, names without the beginning, no head."""
@@ -95,7 +96,7 @@ def test_every_family_is_among_them(reference: Any) -> None:
     assert served == {family.name for family in FAMILIES}
 
 
-@pytest.mark.sweep(every=3)
+@sweep(every=3)
 @pytest.mark.parametrize(
     "begin",
     ["", "model.", "transformer.", "language_model.model.", "model.language_model.", "_orig_mod.model."],

@@ -38,6 +38,7 @@ from tests.executors.llm.checkpoint.test_gguf_models import (
     _checkpoint,
     _logits,
 )  # fmt: skip
+from tests.tiers import sweep
 
 
 def merge_like_phi3(tensors: Tensors) -> None:
@@ -156,7 +157,7 @@ BIASES = {
 }
 
 
-@pytest.mark.sweep(every=3)
+@sweep(every=3)
 @pytest.mark.parametrize("layers", [(0, 1, 2), (1,)])
 @pytest.mark.parametrize("subset", BIASES)
 async def test_any_subset_of_biases(tmp_path: Path, subset: str, layers: tuple[int, ...]):

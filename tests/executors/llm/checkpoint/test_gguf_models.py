@@ -32,6 +32,7 @@ from tests.executors.checkpoints import write_checkpoint
 from tests.executors.gguf_files import Metadata, converted_checkpoint, prepared, retyped, sizes, write_gguf
 from tests.executors.llm.driver import config, start
 from tests.executors.llm.test_conformance import make_inject, write_adapters
+from tests.tiers import sweep
 
 IDS = [7 * i * i % 127 + 1 for i in range(45)]
 BASE: dict[str, Any] = {
@@ -520,7 +521,7 @@ def test_a_scale_beside_another_type_is_refused(tmp_path: Path):
         _loads(directory)
 
 
-@pytest.mark.sweep(every=4)
+@sweep(every=4)
 @pytest.mark.parametrize("case", [case for case in CASES if "grammar" not in case])
 async def test_conformance_of_mixed_formats(
     case: str, tmp_path: Path, wide: Path, monkeypatch: pytest.MonkeyPatch

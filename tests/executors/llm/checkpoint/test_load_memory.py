@@ -80,7 +80,7 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.extended(every=4)
+@pytest.mark.long(every=4)
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("stored", "wanted"),
@@ -103,7 +103,7 @@ def _check(directory: Path, wanted: str) -> None:
     assert ratio <= 1.3, numbers
 
 
-@pytest.mark.extended
+@pytest.mark.long(extended=True)
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("wanted", ["bfloat16", "float32"])
 def test_resident_memory_while_loading_a_gguf(tmp_path: Path, wanted: str) -> None:

@@ -35,6 +35,7 @@ from tests.executors.llm.checkpoint.quantized_checkpoints import (
 )
 from tests.executors.llm.checkpoint.test_fp8_weights import distance, logits
 from tests.executors.llm.driver import config, start
+from tests.tiers import sweep
 
 every_form = pytest.mark.parametrize("form", FORMS)
 INT8_ERROR = 0.06
@@ -110,7 +111,7 @@ def test_kernels_hold_the_same_weights(
     checkpoint.close()
 
 
-@pytest.mark.sweep(every=3)
+@sweep(every=3)
 @every_form
 async def test_logits(form: str, checkpoints: dict[str, tuple[Path, Path]]) -> None:
     """Against the same weights in float32: kept, up to the rounding of activations; widened, exactly."""

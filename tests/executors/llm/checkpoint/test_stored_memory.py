@@ -112,7 +112,7 @@ def served(directory: Path) -> dict[str, int]:
     return found
 
 
-@pytest.mark.extended(every=9)
+@pytest.mark.long(every=9)
 @pytest.mark.parametrize(
     ("kind", "most"),
     [(kind, 1.15) for kind in ("Q4_K", "Q6_K", "MXFP4")] + [("Q2_K", 1.35), ("Q3_K", 1.35)],

@@ -26,6 +26,7 @@ from executors.llm.model.decoder import Decoder
 from executors.llm.step_arrays import StepArrays
 from tests.executors.checkpoints import LLAMA, QWEN3, write_checkpoint
 from tests.executors.llm.attention.test_cpu_attention import BF16, FP32, both_dtypes, every_isa
+from tests.tiers import sweep
 
 QWEN2 = {**QWEN3, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
 MODELS: dict[str, dict[str, Any]] = {
@@ -135,7 +136,7 @@ def test_equals_torch(checkpoints: dict[str, Path], isa: str, dtype: torch.dtype
     assert error.square().mean() < 1.1**2 * (rounded - expected).square().mean()
 
 
-@pytest.mark.sweep(every=4)
+@sweep(every=4)
 @every_isa
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("quantization", [None, "int8", "int4"], ids=["plain", "int8", "int4"])
@@ -160,7 +161,7 @@ def test_whole_chunks_and_decodes_are_equal_bit_for_bit(
     assert torch.equal(torch.cat(decoded), whole[2])
 
 
-@pytest.mark.sweep(every=3)
+@sweep(every=3)
 @every_isa
 @both_dtypes
 @pytest.mark.parametrize("quantization", [None, "int8", "int4"], ids=["plain", "int8", "int4"])
@@ -222,7 +223,7 @@ def allocated() -> int:
     return found.hblkhd + found.uordblks
 
 
-@pytest.mark.sweep(every=3)
+@sweep(every=3)
 @every_isa
 @pytest.mark.parametrize(
     ("dtype", "quantization"),

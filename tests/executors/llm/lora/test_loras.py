@@ -117,8 +117,7 @@ async def with_adapters(
     return executor, made
 
 
-@pytest.mark.extended(every=5)
-@pytest.mark.long
+@pytest.mark.long(every=5)
 @pytest.mark.parametrize("backend", ["torch", *ISAS])
 @pytest.mark.parametrize("fields", [{}, ASKEW], ids=["even", "askew"])
 async def test_many_in_one_batch_equal_each_merged_model(

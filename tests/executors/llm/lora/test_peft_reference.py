@@ -105,7 +105,7 @@ def check_equal(found: np.ndarray, expected: np.ndarray, about: str) -> None:
     assert np.abs(found - expected).max() < 1e-4 * largest, about
 
 
-@pytest.mark.extended(every=5)
+@pytest.mark.long(every=5)
 @pytest.mark.parametrize(
     ("name", "targets"),
     [
@@ -140,7 +140,7 @@ async def test_eight_in_one_batch_equal_each_merged_model(
         assert np.abs(expected - alone).max() > 0.01, "an adapter that changes nothing proves nothing"
 
 
-@pytest.mark.extended(every=2)
+@pytest.mark.long(every=2)
 @pytest.mark.parametrize("kind", ["int8", "int4", "Q8_0", "Q4_K"])
 async def test_over_a_quantized_model(
     reference: Callable[[str], Reference], tmp_path: Path, kind: str
@@ -223,7 +223,7 @@ async def test_what_peft_writes_and_changes_the_model_is_refused(
         pack(tmp_path / "ia3", tmp_path / "packed", 256)
 
 
-@pytest.mark.extended(every=4)
+@pytest.mark.long(every=4)
 @pytest.mark.parametrize(
     ("name", "arch"),
     [

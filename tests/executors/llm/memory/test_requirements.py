@@ -67,8 +67,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.extended(every=2)
-@pytest.mark.long
+@pytest.mark.long(every=2)
 @pytest.mark.parametrize(("dtype", "step_tokens"), [("float32", 1024), ("bfloat16", 256)])
 def test_total_memory_is_what_a_process_takes(dtype: str, step_tokens: int, tmp_path: Path) -> None:
     """All 1,024 tokens in one step, and in chunks."""

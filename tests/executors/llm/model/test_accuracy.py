@@ -49,8 +49,7 @@ async def measured(directory: Path, seed: int, served: Path | None = None) -> di
     return await bf16_pairs(directory, prompts(directory, PROMPTS, seed), TOKENS, threads=1, served=served)
 
 
-@pytest.mark.extended(every=2)
-@pytest.mark.long
+@pytest.mark.long(every=2)
 @pytest.mark.parametrize("name", ["random weights", "cohort-tiny"])
 async def test_bf16_errs_no_more_than_transformers(checkpoints, record_property, name):
     found = [

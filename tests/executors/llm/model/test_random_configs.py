@@ -151,7 +151,7 @@ async def ours(path: Path) -> np.ndarray:
         await executor.shutdown()
 
 
-@pytest.mark.extended(every=4)
+@pytest.mark.long(every=4)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("seed", range(4))

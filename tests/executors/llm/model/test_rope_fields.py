@@ -17,6 +17,7 @@ from executors.contract import ConfigError, LogitsMode, PrefillInput, Tensor
 from executors.llm.model.config import parse_config
 from executors.llm.model.rope import _inverse_frequencies
 from tests.executors.llm.driver import start
+from tests.tiers import sweep
 
 _COMMON: dict[str, Any] = {
     "vocab_size": 100, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -129,7 +130,7 @@ def _theirs(kind: str, fields: dict[str, Any]) -> list[tuple[torch.Tensor, float
     return [(getattr(rope, f"{one}_inv_freq"), getattr(rope, f"{one}_attention_scaling")) for one in layers]
 
 
-@pytest.mark.sweep(every=3)
+@sweep(every=3)
 @pytest.mark.parametrize(("kind", "way", "fields"), CASES, ids=[f"{kind}-{way}" for kind, way, _ in CASES])
 def test_the_frequencies_are_those_of_transformers(kind: str, way: str, fields: dict[str, Any]) -> None:
     given = {**_COMMON, **fields}

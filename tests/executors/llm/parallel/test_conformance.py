@@ -17,7 +17,7 @@ from tests.executors.llm.test_conformance import write_adapters
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 
-@pytest.mark.extended(every=2)
+@pytest.mark.long(every=2)
 @pytest.mark.parametrize("sizes", [(2, 1), (1, 2)], ids=["tp2", "pp2"])
 async def test_conformance(sizes: tuple[int, int], tmp_path: Path) -> None:
     model = write_checkpoint(tmp_path / "model", QWEN3)

@@ -155,8 +155,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
     [
         pytest.param((2, 1), id="tp2"),
         pytest.param((1, 2), id="pp2"),
-        pytest.param((3, 1), id="tp3", marks=pytest.mark.extended),
-        pytest.param((2, 2), id="tp2-pp2", marks=pytest.mark.extended),
+        pytest.param((3, 1), id="tp3", marks=pytest.mark.long(extended=True)),
+        pytest.param((2, 2), id="tp2-pp2", marks=pytest.mark.long(extended=True)),
     ],
 )
 async def test_logits_are_those_of_one_process(

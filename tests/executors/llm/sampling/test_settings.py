@@ -13,6 +13,7 @@ from executors.llm.sampling import sampler
 from executors.llm.sampling.edits import EditsBuilder, SlotShapers
 from executors.llm.sampling.sampler import Sampled, SamplingTable, sample
 from tests.executors.chi_square import chi_square_p
+from tests.tiers import sweep
 
 Ids = tuple[int, ...]
 
@@ -92,7 +93,7 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.sweep(every=3)
+@sweep(every=3)
 @pytest.mark.parametrize(("width", "scale", "dtype", "rounds"), CASES)
 @pytest.mark.usefixtures("choosing")
 def test_mixed_settings_equal_the_reference(width, scale, dtype, rounds):
@@ -135,7 +136,7 @@ STOCHASTIC = [
 ]  # fmt: skip
 
 
-@pytest.mark.sweep(every=3)
+@sweep(every=3)
 @pytest.mark.parametrize("settings", STOCHASTIC, ids=str)
 @pytest.mark.usefixtures("choosing")
 def test_the_distribution_is_the_processed_one(settings):

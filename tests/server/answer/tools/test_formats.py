@@ -18,6 +18,7 @@ from server.answer.tools.parser import MAX_UNCERTAIN
 from server.answer.tools.registry import TOOL_PARSERS, tool_notation
 from tests.server.answer.tools.formats import ARGUMENTS, FUNCTIONS, GLM_WITHOUT_LINES, WRITTEN
 from tests.server.answer.tools.test_parsers import merged
+from tests.tiers import sweep
 
 CASES = int(os.environ.get("FORMAT_CASES", "60"))
 """Random texts a format; the long form below runs 1,000."""
@@ -167,9 +168,8 @@ def test_pieces_do_not_matter(kind: str, data: st.DataObject) -> None:
     check_cuts(kind, data)
 
 
-@pytest.mark.extended(every=4)
-@pytest.mark.sweep(every=6)
-@pytest.mark.long
+@pytest.mark.long(every=4)
+@sweep(every=6)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", WRITTEN)
 @settings(max_examples=LONG, suppress_health_check=[HealthCheck.too_slow], deadline=None)
@@ -196,7 +196,7 @@ def _typed(arguments: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.sweep(every=2)
+@sweep(every=2)
 @pytest.mark.parametrize("kind", WRITTEN)
 @settings(max_examples=CASES, deadline=None)
 @given(
@@ -316,7 +316,7 @@ def test_other_python_ends_the_call(text: str) -> None:
     assert (parser.num_calls, parser.num_finished) == (1, 0)
 
 
-@pytest.mark.sweep(every=4)
+@sweep(every=4)
 @pytest.mark.parametrize("kind", WRITTEN)
 def test_long_texts_take_linear_time(kind: str) -> None:
     opening = WRITTEN[kind].one[: 8 if kind == "pythonic" else 20]

@@ -1,0 +1,54 @@
+"""Which tests a run takes, beside `-m`: cases of sweeps, and what `--short` and `--full` say of tests marked `long`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import pytest
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def sweep(every: int) -> Callable[[Function], Function]:
+    """Decorate a test that is one check over many shapes, layouts or texts: a run takes each `every`-th case, the first one
+    included, and `--sweeps` takes all cases."""
+
+    def mark(function: Function) -> Function:
+        function.sweep = every  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+def chosen(items: Sequence[pytest.Item], sweeps: bool, short: bool, full: bool) -> list[pytest.Item]:
+    """The tests of `items` that a run takes. `sweeps`: all cases of the sweeps, and nothing else. `short`: without tests marked
+    `long(extended=True)`, and each n-th case of those marked `long(every=n)`. `full`: with those marked `long(full=True)`."""
+    if sweeps:
+        return [item for item in items if _sweep(item) is not None]
+    rest = _every_nth((item, _sweep(item)) for item in items if full or not _long(item, "full"))
+    if short:
+        rest = _every_nth((item, _long(item, "every")) for item in rest if not _long(item, "extended"))
+    return list(rest)
+
+
+def _sweep(item: pytest.Item) -> int | None:
+    return getattr(getattr(item, "function", None), "sweep", None)
+
+
+def _long(item: pytest.Item, name: str) -> Any:
+    """The argument `name` of the closest marker `long` that has it; None if none has."""
+    return next((one.kwargs[name] for one in item.iter_markers("long") if name in one.kwargs), None)
+
+
+def _every_nth(items: Iterable[tuple[pytest.Item, int | None]]) -> Iterator[pytest.Item]:
+    """Of the cases of each function that has a number n, each n-th one; all others."""
+    seen = Counter[str]()
+    for item, every in items:
+        if every is not None:
+            function = item.nodeid.partition("[")[0]
+            seen[function] += 1
+            if (seen[function] - 1) % every:
+                continue
+        yield item

@@ -37,7 +37,7 @@ HERE := $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install first-minutes dev serve demo test test-fast test-all test-external test-gpu check api-docs bench bench-peers kill-table parity format promises lock gpu-check gpu-wheels clean
+.PHONY: help install first-minutes dev serve demo test test-fast test-all test-external test-gpu check api-docs openapi bench bench-peers kill-table parity format promises lock gpu-check gpu-wheels clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -96,7 +96,7 @@ check: $(DEV) $(TRITON)  ## format, lint, types, imports, promises
 	$(BIN)/python -m benchmarks.kill_table.page check
 	$(BIN)/python -m tools.parity check
 
-api-docs: $(DEV)  ## rewrite docs/api.md, docs/openapi.json, docs/settings.md, docs/foreign-flags.md and the generated tables of other pages
+api-docs: $(DEV)  ## rewrite docs/api.md, docs/settings.md, docs/foreign-flags.md and the generated tables of other pages
 	$(BIN)/python -m tools.api_docs write
 	$(BIN)/python -m tools.settings_docs write
 	$(BIN)/python -m tools.migrate_docs write
@@ -105,6 +105,9 @@ api-docs: $(DEV)  ## rewrite docs/api.md, docs/openapi.json, docs/settings.md, d
 	$(BIN)/python -m tools.metrics_docs write
 	$(BIN)/python -m tests.clients.page write
 	$(BIN)/python -m benchmarks.kill_table.page write
+
+openapi: $(DEV)  ## write the description of the API, as a server returns it, to dist/openapi.json
+	mkdir -p dist && $(BIN)/python -m tools.api_docs write-json dist/openapi.json
 
 bench: $(STAMP)  ## measure a running server; ARGS="http://127.0.0.1:8000 --workload steady"
 	@exec $(BIN)/cohort bench $(ARGS)

@@ -1,4 +1,4 @@
-"""docs/openapi.json and docs/api.md from the wire types and tables of the server: `python -m tools.api_docs write|check`.
+"""docs/api.md and the table of constraints from the wire types and tables of the server: `python -m tools.api_docs write|check`.
 
 The prose is in api_docs_text.py. Every table is derived, so it cannot promise what the server does not do.
 """
@@ -16,37 +16,37 @@ from server.apis.dialects import DIALECTS
 from server.http.auth import is_admin
 from server.openapi.operation import Operation
 from server.schemas import extras
+from tools import api_constraints
 from tools import api_docs_text as text
 
 ROOT = Path(__file__).resolve().parent.parent
-SNAPSHOT = ROOT / "docs" / "openapi.json"
 PAGE = ROOT / "docs" / "api.md"
+CONSTRAINTS = ROOT / "tests" / "server" / "openapi_constraints.txt"
 
 Schema = dict[str, Any]
 Rows = Sequence[Sequence[str]]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Write both files, or print which of them are stale."""
-    found = {SNAPSHOT: snapshot(), PAGE: page()}
+    """Write both files, or print which of them are stale; `write-json PATH` writes the description itself, for a release."""
+    match list(argv):
+        case ["write-json", target]:
+            Path(target).write_text(json.dumps(document_of(DIALECTS), indent=1, ensure_ascii=False) + "\n", "utf-8")
+            return 0
+        case ["write" | "check"]:
+            pass
+        case _:
+            print("usage: python -m tools.api_docs write|check|write-json PATH", file=sys.stderr)
+            return 2
+    found = {PAGE: page(), CONSTRAINTS: "\n".join(api_constraints.lines(document_of(DIALECTS))) + "\n"}
+    stale = [path for path, text in found.items() if not path.exists() or path.read_text("utf-8") != text]
     if list(argv) == ["write"]:
-        for path, content in found.items():
-            path.write_text(content, "utf-8")
+        for path in stale:
+            path.write_text(found[path], "utf-8")
         return 0
-    if list(argv) != ["check"]:
-        print("usage: python -m tools.api_docs write|check", file=sys.stderr)
-        return 2
-    stale = [
-        path for path, content in found.items() if not path.exists() or path.read_text("utf-8") != content
-    ]
     for path in stale:
         print(f"{path.relative_to(ROOT)} is stale: run `make api-docs`", file=sys.stderr)
     return 1 if stale else 0
-
-
-def snapshot() -> str:
-    """The description that the server returns, in lines that can be compared."""
-    return json.dumps(document_of(DIALECTS), indent=1, ensure_ascii=False) + "\n"
 
 
 def page() -> str:

@@ -3,8 +3,9 @@
 INTRODUCTION = """
 # The HTTP API
 
-`make api-docs` generates this page from the server's types and tables. `docs/openapi.json` has the same content as JSON; a
-running server returns it at `/openapi.json`. Clients of the OpenAI API work with the base URL `http://HOST:8000/v1`. Parameters
+`make api-docs` generates this page from the server's types and tables. A running server returns the same content as JSON at
+`/openapi.json` (OpenAPI 3.1); `make openapi` writes that file without a server.
+Clients of the OpenAI API work with the base URL `http://HOST:8000/v1`. Parameters
 of vLLM belong in the body beside OpenAI's (in the OpenAI SDK: `extra_body`).
 """
 

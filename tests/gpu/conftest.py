@@ -14,7 +14,7 @@ if INTERPRET:
 
 import torch  # noqa: E402
 
-from tools.gpu_check import interpreted  # noqa: E402
+from benchmarks.gpu import interpreted  # noqa: E402
 
 if not torch.cuda.is_available():
     interpreted.prepare()

@@ -33,11 +33,11 @@ from executors.llm.kernel_support.kernel_choice import choose_attention
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.kernels.steps import Sequences, spec
 from tests.gpu import backend_battery
+from tests.gpu import session as check_tests
 from tests.gpu.attention_fakes import flash_2, flash_3, pretend, varlen_attn
 from tests.gpu.backend_battery import BLOCK_SIZES, CASES, error_of
 from tests.gpu.test_executor import SMALL
 from tests.tiers import sweep
-from tools.gpu_check import check_tests
 
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:overflow encountered in exp")]
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ import sys
 import time
 import warnings
 
-from tools.gpu_check.part_process import Found
+from benchmarks.gpu.part_process import Found
 from tools.gpu_check.plan import Failed, NotRun, Options
 
 

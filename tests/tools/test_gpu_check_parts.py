@@ -106,7 +106,8 @@ def test_kernels_are_interpreted_on_a_cpu_only(monkeypatch: pytest.MonkeyPatch, 
 SMOKE = """
 import sys, sysconfig
 from pathlib import Path
-from tools.gpu_check import part_process, plan
+from benchmarks.gpu import part_process
+from tools.gpu_check import plan
 before = set(sys.modules)
 measuring = [part for part in plan.PARTS if part.name != "tests"]
 for part in sorted(measuring, key=lambda part: part.name == "peer"):

@@ -22,10 +22,10 @@ from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 
+from benchmarks.gpu.part_process import add_options, options_of
 from tools.gpu_check import evidence, report, wheels
 from tools.gpu_check.conduct import Conductor
 from tools.gpu_check.launch import Launcher, environment
-from tools.gpu_check.part_process import add_options, options_of
 from tools.gpu_check.plan import BUDGET, DEVICE, FIRST, PARTS, ROOT, Options, Part
 from tools.gpu_check.record import PART_SOURCES, Record, sources_digest
 

@@ -45,7 +45,7 @@ class Launcher:
         found, log = (self._folder / f"{part.name}.{ending}" for ending in ("json", "log"))
         found.unlink(missing_ok=True)
         command = [
-            sys.executable, "-m", "tools.gpu_check.part_process", part.target, "--found", str(found),
+            sys.executable, "-m", "benchmarks.gpu.part_process", part.target, "--found", str(found),
             "--limit", str(allowed), *self._options.arguments(),
         ]  # fmt: skip
         began = time.monotonic()

@@ -56,41 +56,44 @@ class Part:
     what: str
 
 
-_HERE = "tools.gpu_check"
-DEVICE = Part("device", f"{_HERE}.check_device:run", 180.0, 5.0, "versions, copy bandwidth, matrix products")
+DEVICE = Part("device", "benchmarks.gpu.device:run", 180.0, 5.0, "versions, copy bandwidth, matrix products")
 PARTS = (
     DEVICE,
-    Part("tests", f"{_HERE}.check_tests:run", 340.0, 200.0, "tests/gpu on the device"),
+    Part("tests", "tests.gpu.session:run", 340.0, 200.0, "tests/gpu on the device"),
     Part(
         "agreement",
-        f"{_HERE}.check_agreement:run",
+        "tests.gpu.agreement:run",
         160.0,
         50.0,
         "the engine's tokens against the plain way's",
     ),
     Part(
         "agreement-bf16",
-        f"{_HERE}.check_agreement_bf16:run",
+        "tests.gpu.agreement_bf16:run",
         160.0,
         50.0,
         "logprobs of bf16 graphs against eager torch's",
     ),
-    Part("kernels", f"{_HERE}.check_kernels:run", 160.0, 40.0, "each kernel against the measured limits"),
-    Part("offline-0.6b", f"{_HERE}.check_engine:offline_small", 200.0, 60.0, "256 sequences, Qwen3-0.6B"),
-    Part("single-0.6b", f"{_HERE}.check_engine:single_small", 100.0, 30.0, "one sequence, Qwen3-0.6B"),
-    Part("cohort", f"{_HERE}.check_engine:cohort", 160.0, 45.0, "32 prompts together, Qwen3-0.6B"),
-    Part("steps", f"{_HERE}.check_steps:run", 200.0, 55.0, "a step's time, by kernel, at batch 256 and 1"),
+    Part("kernels", "benchmarks.gpu.kernels:run", 160.0, 40.0, "each kernel against the measured limits"),
+    Part("offline-0.6b", "benchmarks.gpu.engine:offline_small", 200.0, 60.0, "256 sequences, Qwen3-0.6B"),
+    Part("single-0.6b", "benchmarks.gpu.engine:single_small", 100.0, 30.0, "one sequence, Qwen3-0.6B"),
+    Part("cohort", "benchmarks.gpu.engine:cohort", 160.0, 45.0, "32 prompts together, Qwen3-0.6B"),
+    Part("steps", "benchmarks.gpu.steps:run", 200.0, 55.0, "a step's time, by kernel, at batch 256 and 1"),
     Part(
         "adapters",
-        f"{_HERE}.check_adapters:run",
+        "benchmarks.gpu.adapters:run",
         260.0,
         80.0,
         "eight LoRA adapters against merged models; their cost",
     ),
     Part(
-        "drafts", f"{_HERE}.check_drafts:run", 100.0, 40.0, "tokens with drafts from n-grams against without"
+        "drafts",
+        "tests.gpu.draft_agreement:run",
+        100.0,
+        40.0,
+        "tokens with drafts from n-grams against without",
     ),
-    Part("offline-8b", f"{_HERE}.check_engine:offline_large", 260.0, 90.0, "256 sequences, Qwen3-8B"),
-    Part("single-8b", f"{_HERE}.check_engine:single_large", 100.0, 30.0, "one sequence, Qwen3-8B"),
-    Part("peer", f"{_HERE}.check_peer:run", 480.0, 300.0, "transformers' continuous batching, Qwen3-0.6B"),
+    Part("offline-8b", "benchmarks.gpu.engine:offline_large", 260.0, 90.0, "256 sequences, Qwen3-8B"),
+    Part("single-8b", "benchmarks.gpu.engine:single_large", 100.0, 30.0, "one sequence, Qwen3-8B"),
+    Part("peer", "benchmarks.gpu.peer:run", 480.0, 300.0, "transformers' continuous batching, Qwen3-0.6B"),
 )

@@ -15,7 +15,7 @@ from tools.gpu_check.plan import ROOT
 from tools.neutral_paths import neutral
 
 Figures = dict[str, Any]
-_SOURCES = ("engine", "executors", "tools/gpu_check", "benchmarks/shapes.py")
+_SOURCES = ("engine", "executors", "benchmarks/gpu", "benchmarks/shapes.py")
 PART_SOURCES = {"tests": ("tests/gpu", "tests/executors", "tests/engine/harness.py", "tests/conftest.py")}
 """What a part alone depends on: an edit there settles nothing of the others anew."""
 

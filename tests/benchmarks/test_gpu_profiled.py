@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.gpu import profiled
 from executors.llm.step.launched.inputs import StepBuffer
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.llm.driver import Driver, config
 from tests.gpu.device_fakes import FakeDeviceExecutor
 from tests.gpu.workloads import SMALL
-from tools.gpu_check import profiled
 
 
 class Clock:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from tools.gpu_check import shapes
-from tools.gpu_check.check_agreement import compare
-from tools.gpu_check.part_process import Found
+from benchmarks.gpu import shapes
+from benchmarks.gpu.part_process import Found
+from benchmarks.gpu.serving import TEMPERATURE, Crowd, Setup, engine, settled
+from tests.gpu.agreement import compare
 from tools.gpu_check.plan import Failed, Options
-from tools.gpu_check.serving import TEMPERATURE, Crowd, Setup, engine, settled
 
 DRAFTS = 4
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.gpu.timing import Limits, noise, seconds_of, seconds_with_host
 from executors.contract import SamplingParams
 from executors.kernels import shaping_layout as layout
 from executors.llm.sampling.columns import SamplingColumns
@@ -16,7 +17,6 @@ from executors.llm.sampling.device_logprobs import described
 from executors.llm.sampling.device_shaping import RowShaping
 from executors.llm.sampling.sampler import SamplingTable, sample
 from executors.llm.sampling.triton_sampler import TritonSampler
-from tools.gpu_check.timing import Limits, noise, seconds_of, seconds_with_host
 
 ROWS, WIDTH = 256, 151_936
 KINDS: dict[str, dict[str, Any]] = {

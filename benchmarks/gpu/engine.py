@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.gpu import shapes
+from benchmarks.gpu.part_process import Found
+from benchmarks.gpu.serving import Crowd, Setup, ask_all, engine, fell_back, settled, until
+from benchmarks.gpu.timing import Limits, measure_limits
 from engine.core.engine import EngineCore
 from executors.contract import ExecutorStatus
-from tools.gpu_check import shapes
-from tools.gpu_check.part_process import Found
 from tools.gpu_check.plan import Failed, Options
-from tools.gpu_check.serving import Crowd, Setup, ask_all, engine, fell_back, settled, until
-from tools.gpu_check.timing import Limits, measure_limits
 
 _ROUNDS = 4
 """The first is not counted: kernels are compiled in it."""

@@ -1,4 +1,4 @@
-"""`LlmExecutor` that times its own steps and profiles its own device when asked: for `check_steps`, in the executor's process,
+"""`LlmExecutor` that times its own steps and profiles its own device when asked: for `steps`, in the executor's process,
 by its registry's dotted name. The asking goes through files, so that the executor is otherwise what it always is."""
 
 from __future__ import annotations

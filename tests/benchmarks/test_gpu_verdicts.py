@@ -10,13 +10,18 @@ from typing import Any
 
 import pytest
 
+from benchmarks.gpu import engine as check_engine
+from benchmarks.gpu import kernels as check_kernels
+from benchmarks.gpu import peer as check_peer
+from benchmarks.gpu import serving, shapes
+from benchmarks.gpu.serving import Setup
+from benchmarks.gpu.timing import Limits
+from tests.gpu import session as check_tests
+from tests.gpu.agreement import as_meant
 from tools.gpu_check import __main__ as command
-from tools.gpu_check import check_engine, check_kernels, check_peer, check_tests, report, serving, shapes
-from tools.gpu_check.check_agreement import as_meant
+from tools.gpu_check import report
 from tools.gpu_check.plan import BUDGET, DEVICE, PARTS, Failed, NotRun, Options
 from tools.gpu_check.record import Outcome, Record, State
-from tools.gpu_check.serving import Setup
-from tools.gpu_check.timing import Limits
 
 GOOD = ["attention: cohort-triton", "graphs: 41 of 41 captured", "sampling: on the device, triton", "more"]
 

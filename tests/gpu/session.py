@@ -16,8 +16,8 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.part_process import Found
 from tools.gpu_check import wheels
-from tools.gpu_check.part_process import Found
 from tools.gpu_check.plan import ROOT, Failed, Options
 
 _PLUGINS = ("pytest_asyncio.plugin", "pytest_timeout")

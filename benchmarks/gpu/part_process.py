@@ -1,6 +1,6 @@
 """The process of one part: calls it and writes down what it finds, as it finds it.
 
-python -m tools.gpu_check.part_process MODULE:FUNCTION --found FILE [--device cuda] [--tiny]
+python -m benchmarks.gpu.part_process MODULE:FUNCTION --found FILE [--device cuda] [--tiny]
 """
 
 from __future__ import annotations

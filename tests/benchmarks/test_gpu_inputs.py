@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import torch
 
-from tools.gpu_check import check_sampling
+from benchmarks.gpu import sampling as check_sampling
+from benchmarks.gpu.timing import noise
 from tools.gpu_check.plan import ROOT
-from tools.gpu_check.timing import noise
 
 CPU = torch.device("cpu")
 DRAWS = {"rand", "randn", "randint", "randperm", "normal_", "uniform_", "random_", "multinomial", "bernoulli"}
@@ -17,7 +17,7 @@ DRAWS = {"rand", "randn", "randint", "randperm", "normal_", "uniform_", "random_
 
 def draws() -> Iterator[tuple[str, ast.Call]]:
     """Calls of torch's generators in gpu-check, by where they stand."""
-    for path in sorted((ROOT / "tools" / "gpu_check").glob("*.py")):
+    for path in sorted((ROOT / "benchmarks" / "gpu").glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if (
                 isinstance(node, ast.Call)

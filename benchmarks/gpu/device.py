@@ -7,7 +7,7 @@ import importlib.util
 import platform
 from typing import Any
 
-from tools.gpu_check.part_process import Found
+from benchmarks.gpu.part_process import Found
 from tools.gpu_check.plan import Failed, NotRun, Options
 
 _LEAST_TORCH = (2, 11)
@@ -30,7 +30,7 @@ def run(options: Options, found: Found) -> None:
         raise NotRun("torch is not installed")
     import torch
 
-    from tools.gpu_check.timing import measure_limits
+    from benchmarks.gpu.timing import measure_limits
 
     if options.device != "cpu" and not torch.cuda.is_available():
         raise NotRun(f"torch {torch.__version__} finds no CUDA device")

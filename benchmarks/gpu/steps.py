@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu import profiled, shapes
+from benchmarks.gpu.engine import facts, limits_of, random_prompts
+from benchmarks.gpu.part_process import Found
+from benchmarks.gpu.serving import Crowd, Setup, engine, settled, until
+from benchmarks.gpu.timing import Limits
 from engine.core.engine import EngineCore
-from tools.gpu_check import profiled, shapes
-from tools.gpu_check.check_engine import facts, limits_of, random_prompts
-from tools.gpu_check.part_process import Found
 from tools.gpu_check.plan import Failed, NotRun, Options
 from tools.gpu_check.record import Figures
-from tools.gpu_check.serving import Crowd, Setup, engine, settled, until
-from tools.gpu_check.timing import Limits
 
 MOST_IDLE = 0.05
 GAP = 10e-6

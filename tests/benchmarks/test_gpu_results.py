@@ -8,17 +8,12 @@ from typing import Any
 
 import pytest
 
+from benchmarks.gpu import profiled, serving, shapes
+from benchmarks.gpu import steps as check_steps
+from tests.gpu import agreement as check_agreement
+from tests.gpu import session as check_tests
 from tools.gpu_check import __main__ as command
-from tools.gpu_check import (
-    check_agreement,
-    check_steps,
-    check_tests,
-    evidence,
-    profiled,
-    report,
-    serving,
-    shapes,
-)
+from tools.gpu_check import evidence, report
 from tools.gpu_check.plan import PARTS, ROOT, Failed, NotRun, Options, Part
 from tools.gpu_check.record import PART_SOURCES, Outcome, Record, State, sources_digest, write_json
 

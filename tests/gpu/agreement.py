@@ -10,10 +10,10 @@ import asyncio
 import re
 from collections.abc import Sequence
 
-from tools.gpu_check import shapes
-from tools.gpu_check.part_process import Found
+from benchmarks.gpu import shapes
+from benchmarks.gpu.part_process import Found
+from benchmarks.gpu.serving import TEMPERATURE, Crowd, Setup, engine, settled
 from tools.gpu_check.plan import Failed, Options
-from tools.gpu_check.serving import TEMPERATURE, Crowd, Setup, engine, settled
 
 LEAST = 0.95
 """Share of sequences that must be the same to the last token. A draw that falls on a border within rounding is possible, and all

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.gpu import shapes
 from executors.llm.attention.key_pieces import PieceRule
 from executors.llm.attention.packed import StepMeta
 from executors.llm.kernel_support.kernel_choice import MAKERS
 from executors.llm.memory.kv_cache import KvCache
 from executors.llm.step.launched.graphs import StepFacts, decode_shapes, fits, mixed_shapes
 from executors.llm.step.launched.inputs import StepShape
+from tests.gpu import agreement_bf16 as part
+from tests.gpu.agreement_bf16 import Row, Text, compare, judge, replays, schedule
 from tests.gpu.device_fakes import FakeDeviceExecutor, PagedTorch
-from tools.gpu_check import check_agreement_bf16 as part
-from tools.gpu_check import shapes
-from tools.gpu_check.check_agreement_bf16 import Row, Text, compare, judge, replays, schedule
 from tools.gpu_check.plan import Failed, Options
 
 WHOLE = part.work(tiny=False)[1]

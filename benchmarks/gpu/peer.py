@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from tools.gpu_check import shapes
-from tools.gpu_check.check_engine import workload
-from tools.gpu_check.part_process import Found
+from benchmarks.gpu import shapes
+from benchmarks.gpu.engine import workload
+from benchmarks.gpu.part_process import Found
+from benchmarks.gpu.serving import TEMPERATURE
 from tools.gpu_check.plan import NotRun, Options
-from tools.gpu_check.serving import TEMPERATURE
 
 _SILENCE = 150.0
 """Seconds without a finished sequence after which no more is waited for."""

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from tools.gpu_check import check_kernels, timing
-from tools.gpu_check.timing import Limits
+from benchmarks.gpu import kernels as check_kernels
+from benchmarks.gpu import timing
+from benchmarks.gpu.timing import Limits
 
 CPU = torch.device("cpu")
 LIMITS = Limits(1.0, 1.0, "nobody")

@@ -31,7 +31,9 @@ def main(argv: Sequence[str]) -> int:
     """Write both files, or print which of them are stale; `write-json PATH` writes the description itself, for a release."""
     match list(argv):
         case ["write-json", target]:
-            Path(target).write_text(json.dumps(document_of(DIALECTS), indent=1, ensure_ascii=False) + "\n", "utf-8")
+            Path(target).write_text(
+                json.dumps(document_of(DIALECTS), indent=1, ensure_ascii=False) + "\n", "utf-8"
+            )
             return 0
         case ["write" | "check"]:
             pass

@@ -21,14 +21,13 @@ from safetensors.torch import save_file
 
 from benchmarks.gpu import shapes
 from benchmarks.gpu.engine import check_counts, facts, limits_of, random_prompts
-from benchmarks.gpu.part_process import Found
+from benchmarks.gpu.part import Failed, Found, Options
 from benchmarks.gpu.serving import Crowd, Setup, engine, settled
 from engine.core.engine import EngineCore
 from executors.llm.model.config import read_config
 from executors.llm.model.decoder import Decoder
 from executors.lora import PackedAdapter, pack
 from tests.gpu.agreement import compare
-from tools.gpu_check.plan import Failed, Options
 
 ADAPTERS = 8
 RANKS = (1, 8, 16, 64, 3, 32, 2, 16)

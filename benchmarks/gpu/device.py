@@ -7,8 +7,7 @@ import importlib.util
 import platform
 from typing import Any
 
-from benchmarks.gpu.part_process import Found
-from tools.gpu_check.plan import Failed, NotRun, Options
+from benchmarks.gpu.part import Failed, Found, NotRun, Options
 
 _LEAST_TORCH = (2, 11)
 _NAMED = (

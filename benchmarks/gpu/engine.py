@@ -11,12 +11,11 @@ import numpy as np
 import torch
 
 from benchmarks.gpu import shapes
-from benchmarks.gpu.part_process import Found
+from benchmarks.gpu.part import Failed, Found, Options
 from benchmarks.gpu.serving import Crowd, Setup, ask_all, engine, fell_back, settled, until
 from benchmarks.gpu.timing import Limits, measure_limits
 from engine.core.engine import EngineCore
 from executors.contract import ExecutorStatus
-from tools.gpu_check.plan import Failed, Options
 
 _ROUNDS = 4
 """The first is not counted: kernels are compiled in it."""

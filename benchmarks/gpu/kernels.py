@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 from benchmarks.gpu import interpreted, timing
 from benchmarks.gpu import sampling as check_sampling
-from benchmarks.gpu.part_process import Found
+from benchmarks.gpu.part import Found, Options
 from benchmarks.gpu.timing import Limits, measure_limits, noise, seconds_of
 from executors.contract.errors import ConfigError
 from executors.kernels.device_layouts import DeviceRows, table_of
@@ -32,7 +32,6 @@ from executors.llm.kernel_support.kernel_choice import choose_attention
 from executors.llm.memory.kv_cache import KvCache
 from executors.llm.model.caches import KvSpec
 from executors.llm.step_arrays import StepArrays
-from tools.gpu_check.plan import Options
 
 HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM = 1024, 3072, 16, 8, 128
 STORED = ("Q4_0", "Q4_K", "Q6_K", "Q8_0", "uint4-g128")

@@ -10,9 +10,8 @@ import torch
 
 from benchmarks.gpu import shapes
 from benchmarks.gpu.engine import workload
-from benchmarks.gpu.part_process import Found
+from benchmarks.gpu.part import Found, NotRun, Options
 from benchmarks.gpu.serving import TEMPERATURE
-from tools.gpu_check.plan import NotRun, Options
 
 _SILENCE = 150.0
 """Seconds without a finished sequence after which no more is waited for."""

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.gpu import shapes
+from benchmarks.gpu.part import Failed, Options
 from engine.config import EngineConfig
 from engine.core.engine import EngineCore
 from engine.mailbox import Mailbox
@@ -21,7 +22,6 @@ from engine.request import Request, RequestContext
 from executors.contract import ExecutorConfig, ModelExecutor, SamplingParams
 from executors.process import connect
 from server.system.gc_tuning import freeze_after_load
-from tools.gpu_check.plan import Failed, Options
 
 TEMPERATURE = 0.6
 _TINY_KV = 32 << 20

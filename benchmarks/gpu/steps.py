@@ -16,12 +16,10 @@ from typing import Any
 
 from benchmarks.gpu import profiled, shapes
 from benchmarks.gpu.engine import facts, limits_of, random_prompts
-from benchmarks.gpu.part_process import Found
+from benchmarks.gpu.part import Failed, Figures, Found, NotRun, Options
 from benchmarks.gpu.serving import Crowd, Setup, engine, settled, until
 from benchmarks.gpu.timing import Limits
 from engine.core.engine import EngineCore
-from tools.gpu_check.plan import Failed, NotRun, Options
-from tools.gpu_check.record import Figures
 
 MOST_IDLE = 0.05
 GAP = 10e-6

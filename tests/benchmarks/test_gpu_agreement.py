@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from benchmarks.gpu import shapes
+from benchmarks.gpu.part import Failed, Options
 from executors.llm.attention.key_pieces import PieceRule
 from executors.llm.attention.packed import StepMeta
 from executors.llm.kernel_support.kernel_choice import MAKERS
@@ -22,7 +23,6 @@ from executors.llm.step.launched.inputs import StepShape
 from tests.gpu import agreement_bf16 as part
 from tests.gpu.agreement_bf16 import Row, Text, compare, judge, replays, schedule
 from tests.gpu.device_fakes import FakeDeviceExecutor, PagedTorch
-from tools.gpu_check.plan import Failed, Options
 
 WHOLE = part.work(tiny=False)[1]
 QUERIES = 64

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import torch
 
 from benchmarks.gpu import sampling as check_sampling
+from benchmarks.gpu.part import ROOT
 from benchmarks.gpu.timing import noise
-from tools.gpu_check.plan import ROOT
 
 CPU = torch.device("cpu")
 DRAWS = {"rand", "randn", "randint", "randperm", "normal_", "uniform_", "random_", "multinomial", "bernoulli"}

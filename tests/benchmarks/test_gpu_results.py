@@ -10,14 +10,10 @@ import pytest
 
 from benchmarks.gpu import profiled, serving, shapes
 from benchmarks.gpu import steps as check_steps
+from benchmarks.gpu.part import Failed, NotRun
 from tests.gpu import agreement as check_agreement
 from tests.gpu import session as check_tests
-from tools.gpu_check import __main__ as command
-from tools.gpu_check import evidence, report
-from tools.gpu_check.plan import PARTS, ROOT, Failed, NotRun, Options, Part
-from tools.gpu_check.record import PART_SOURCES, Outcome, Record, State, sources_digest, write_json
-
-HERE = "tests.tools.gpu_parts"
+from tools.gpu_check.__main__ import headline
 
 
 def test_the_offline_workload_is_the_common_one() -> None:
@@ -64,7 +60,7 @@ def test_idle_time_is_known_without_the_profiler() -> None:
     assert check_steps.idle_figures([], [*STEPS, (0.040, 0.050)])["reached"] is True
     assert "events" in figures["judged_by"] and "profiler saw no work" in figures["judged_by"]
     assert "idle_share_between_steps" not in figures
-    assert "5.0% between steps by events" in report.headline(Outcome(State.PASS, figures=figures))
+    assert "idle_share_by_events 0.05" in headline({"detail": "", "figures": figures})
     with pytest.raises(NotRun, match="saw no work"):
         check_steps.idle_figures([], STEPS[:1])
 
@@ -162,103 +158,3 @@ def test_failed_tests_are_named(tmp_path: Path) -> None:
     assert check_tests.counts(path) == {
         "tests": 4, "passed": 1, "skipped": 1, "not_run": {"d": "absent"}, "failed": ["m::b: a b"],
     }  # fmt: skip
-
-
-def test_the_result_is_a_file_for_device_and_sources(tmp_path: Path) -> None:
-    record = Record({"sources": "abc", "device": "NVIDIA H200"})
-    record.outcomes = {
-        "device": Outcome(
-            State.PASS, 3.0, figures={"about": {}, "copy_gb_per_s": 4300.0, "bf16_tflops": 790.0}
-        ),
-        "offline-0.6b": Outcome(State.PASS, 60.0, figures={"output_tokens_per_s": 26_000.0, "reached": True}),
-        "cohort": Outcome(
-            State.PASS, 60.0, figures={"together_ms": 40.0, "limit_ms": 12.0, "reached": False}
-        ),
-        "peer": Outcome(State.PASS, 60.0, figures={"output_tokens_per_s": 6_500.0}),
-        "tests": Outcome(State.FAIL, 9.0, "3 of 9 tests failed\na log"),
-        "steps": Outcome(State.NOT_RUN, 1.0, "the profiler saw no work"),
-    }
-    path = report.write(record, PARTS, tmp_path / "out")
-    assert path.name == "nvidia-h200-abc.json"
-    kept = json.loads(path.read_text())
-    assert kept["output_tokens_per_s_over_transformers"] == 4.0
-    assert kept["targets_missed"] == ["cohort"]
-    assert kept["parts"]["tests"]["state"] == "fail"
-    assert kept["parts"]["single-8b"] == {
-        "what": "one sequence, Qwen3-8B", "state": "not run", "seconds": 0.0, "detail": "not begun", "figures": {},
-    }  # fmt: skip
-    lines = {line.split()[0]: line for line in report.table(record, PARTS).splitlines()}
-    assert "26,000 output tokens/s; target reached" in lines["offline-0.6b"]
-    assert "TARGET MISSED" in lines["cohort"]
-    assert "3 of 9 tests failed" in lines["tests"] and "a log" not in lines["tests"]
-    assert "not run" in lines["steps"] and "pass" not in lines["steps"]
-    assert report.exit_code(record, PARTS) == 1
-
-
-def test_result_record_and_evidence_name_no_paths_of_the_machine(tmp_path: Path) -> None:
-    log = f'File "{ROOT}/tools/x.py", line 1; /usr/lib/libcuda.so; /mnt/models/m'
-    record = Record({"device": "H200"}, {PARTS[0].name: Outcome(State.FAIL, detail=f"{log}\nmore")})
-    result = report.write(record, PARTS, tmp_path)
-    record.save(tmp_path / "record.json")
-    evidence.write(record, PARTS, tmp_path, tmp_path / "evidence.txt")
-    for name in (result.name, "record.json", "evidence.txt"):
-        text = (tmp_path / name).read_text().replace('\\"', '"')
-        assert 'File "tools/x.py", line 1; /usr/lib/libcuda.so; .../m' in text, name
-        assert str(ROOT) not in text and "/mnt" not in text, name
-    assert Record.load(tmp_path / "record.json").identity == record.identity, "a later call goes on with it"
-
-
-def test_where_results_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(command.OUT_VARIABLE, raising=False)
-    assert command.out_folder(command.parse([])) == ROOT / "benchmarks" / "results" / "gpu"
-    assert command.out_folder(command.parse(["--device", "cpu"])) == command.WORK, (
-        "a CPU gives no result of a GPU"
-    )
-    monkeypatch.setenv(command.OUT_VARIABLE, "/somewhere")
-    assert command.out_folder(command.parse([])) == Path("/somewhere")
-    assert command.out_folder(command.parse(["--out", "/else"])) == Path("/else")
-
-
-def test_the_whole_command(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parts = (
-        Part("device", f"{HERE}:passes", 60.0, 1.0, "stands in"),
-        Part("tests", f"{HERE}:is_absent", 60.0, 1.0, "too"),
-    )
-    monkeypatch.setattr("tools.gpu_check.conduct.DEVICE", parts[0])
-    given = command.parse(
-        ["--device", "cpu", "--tiny", "--work", str(tmp_path), "--wheels", str(tmp_path / "none")]
-    )
-    assert command.check(given, Options("cpu", tiny=True), parts) == 0
-    said = capsys.readouterr().out
-    assert "tests          not run" in said and "nothing is installed" in said
-    assert (tmp_path / "record.json").exists() and (tmp_path / "device.log").exists()
-    assert len(list(tmp_path.glob("made-up-*.json"))) == 1
-
-
-def test_the_digest_is_of_the_sources_alone(tmp_path: Path) -> None:
-    source = tmp_path / "engine" / "a.py"
-    source.parent.mkdir()
-    source.write_text("x = 1\n")
-    first = sources_digest(tmp_path)
-    (tmp_path / "engine" / "notes.txt").write_text("no code")
-    assert sources_digest(tmp_path) == first
-    source.write_text("x = 2\n")
-    assert sources_digest(tmp_path) != first
-    assert sources_digest(tmp_path, ("engine/a.py",)) == sources_digest(tmp_path, ("engine",))
-
-
-def test_what_parts_depend_on_is_there() -> None:
-    """A name that is mistyped has the digest of nothing, which never changes."""
-    nothing = sources_digest(names=())
-    for names in PART_SOURCES.values():
-        assert all(sources_digest(names=(name,)) != nothing for name in names)
-
-
-def test_json_replaces_the_file_whole(tmp_path: Path) -> None:
-    path = tmp_path / "deep" / "a.json"
-    write_json(path, {"a": 1})
-    write_json(path, {"a": State.PASS})
-    assert json.loads(path.read_text()) == {"a": "pass"}
-    assert [one.name for one in path.parent.iterdir()] == ["a.json"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,14 +13,12 @@ from benchmarks.gpu import engine as check_engine
 from benchmarks.gpu import kernels as check_kernels
 from benchmarks.gpu import peer as check_peer
 from benchmarks.gpu import serving, shapes
+from benchmarks.gpu.part import Failed, NotRun, Options
 from benchmarks.gpu.serving import Setup
 from benchmarks.gpu.timing import Limits
 from tests.gpu import session as check_tests
 from tests.gpu.agreement import as_meant
-from tools.gpu_check import __main__ as command
-from tools.gpu_check import report
-from tools.gpu_check.plan import BUDGET, DEVICE, PARTS, Failed, NotRun, Options
-from tools.gpu_check.record import Outcome, Record, State
+from tools.gpu_check.__main__ import headline
 
 GOOD = ["attention: cohort-triton", "graphs: 41 of 41 captured", "sampling: on the device, triton", "more"]
 
@@ -64,13 +61,13 @@ def test_what_was_measured_the_slow_way_says_so(change: str, slow: bool) -> None
     assert serving.fell_back(GOOD) == ""
     notes = [change if one.split(":")[0] == change.split(":")[0] else one for one in GOOD]
     assert serving.fell_back(notes) == (change if slow else "")
-    line = report.headline(Outcome(State.PASS, figures={"fell_back": serving.fell_back(notes)}))
+    line = headline({"detail": "", "figures": {"fell_back": serving.fell_back(notes)}})
     assert ("THE SLOW WAY" in line) is slow
 
 
 def test_a_library_that_is_absent_is_named() -> None:
     figures = {"passed": 700, "not_run": {"test_it[varlen]": "torch 2.11 has none"}}
-    assert "not run: test_it[varlen]" in report.headline(Outcome(State.PASS, figures=figures))
+    assert "not run: test_it[varlen]" in headline({"detail": "", "figures": figures})
 
 
 def test_the_target_of_attention_is_for_what_a_server_takes() -> None:
@@ -227,34 +224,6 @@ async def test_an_error_of_the_part_is_not_hidden(monkeypatch: pytest.MonkeyPatc
             core.epoch += 1
             raise ValueError("mine")
     assert core.stopped
-
-
-@pytest.mark.parametrize("by_variable", [False, True])
-def test_result_and_record_are_there_after_every_part(
-    by_variable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out, work = tmp_path / "out", tmp_path / "work"
-    monkeypatch.delenv(command.OUT_VARIABLE, raising=False)
-    if by_variable:
-        monkeypatch.setenv(command.OUT_VARIABLE, str(out))
-    named = [] if by_variable else ["--out", str(out)]
-    given = command.parse([*named, "--work", str(work), "--device", "cuda"])
-    record = Record()
-    assert command.keep(record, given).parent == work and not out.exists(), "no device is known yet"
-    record.identity = {"device": "NVIDIA H200", "sources": "abc"}
-    record.outcomes["tests"] = Outcome(State.PASS, 3.0, figures={"passed": 7})
-    assert command.keep(record, given).parent == out
-    result = json.loads((out / "nvidia-h200-abc.json").read_text())
-    assert result["parts"]["tests"]["figures"] == {"passed": 7}
-    assert result["parts"]["peer"]["state"] == State.NOT_RUN
-    assert Record.load(out / "record.json").outcomes["tests"].state is State.PASS
-
-
-def test_limits_leave_room_for_a_cold_start_and_each_part_fits_a_call() -> None:
-    for part in PARTS:
-        assert part.least < part.limit < BUDGET
-    assert DEVICE.limit >= 120
-    assert sum(part.least for part in PARTS) < 2 * BUDGET
 
 
 def test_torchs_attention_fails_only_after_all_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:

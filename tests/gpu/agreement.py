@@ -11,9 +11,8 @@ import re
 from collections.abc import Sequence
 
 from benchmarks.gpu import shapes
-from benchmarks.gpu.part_process import Found
+from benchmarks.gpu.part import Failed, Found, Options
 from benchmarks.gpu.serving import TEMPERATURE, Crowd, Setup, engine, settled
-from tools.gpu_check.plan import Failed, Options
 
 LEAST = 0.95
 """Share of sequences that must be the same to the last token. A draw that falls on a border within rounding is possible, and all

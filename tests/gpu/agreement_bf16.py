@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu import serving, shapes
-from benchmarks.gpu.part_process import Found
+from benchmarks.gpu.part import Failed, Found, NotRun, Options
 from benchmarks.gpu.serving import Setup
 from executors.contract import ExecutorConfig, SampledToken, SamplingParams
 from executors.llm.assembly.parts import Assembly
@@ -35,7 +35,6 @@ from executors.llm.step.launched.graphs import StepFacts, StepGraphs
 from executors.llm.step.launched.inputs import StepShape
 from executors.llm.step.launched.steps import LaunchedSteps
 from executors.testing.driver import DrivenSequence, Driver, Feed
-from tools.gpu_check.plan import Failed, NotRun, Options
 
 GAP, MOST, MEAN = 0.1, 0.15, 0.05
 """Nats. The most likely token must be the same where it leads the next one by more than GAP; no logprob may be off by more than

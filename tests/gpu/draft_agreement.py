@@ -10,10 +10,9 @@ import asyncio
 from typing import Any
 
 from benchmarks.gpu import shapes
-from benchmarks.gpu.part_process import Found
+from benchmarks.gpu.part import Failed, Found, Options
 from benchmarks.gpu.serving import TEMPERATURE, Crowd, Setup, engine, settled
 from tests.gpu.agreement import compare
-from tools.gpu_check.plan import Failed, Options
 
 DRAFTS = 4
 

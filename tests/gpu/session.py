@@ -16,9 +16,8 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.part_process import Found
+from benchmarks.gpu.part import ROOT, Failed, Found, Options
 from tools.gpu_check import wheels
-from tools.gpu_check.plan import ROOT, Failed, Options
 
 _PLUGINS = ("pytest_asyncio.plugin", "pytest_timeout")
 _XDIST = "xdist.plugin"
@@ -45,7 +44,8 @@ def command(options: Options, report: Path) -> list[str]:
         named += ["-p", _XDIST, "-n", str(processes), "-o", "timeout_method=thread"]
     return [
         sys.executable, "-m", "pytest", *asked, *named, "-q", "-p", "no:cacheprovider", "--junitxml", str(report),
-        *([f"--session-timeout={_SESSION}"] if _ends_sessions() else []),
+        # Those that need a device are parts of their own.
+        "-m", "not gpu", *([f"--session-timeout={_SESSION}"] if _ends_sessions() else []),
         # Libraries of other versions warn of other things.
         "-o", "filterwarnings=default",
         # The first test of a kernel waits for its compiler.

@@ -1,190 +1,248 @@
-"""gpu-check without a GPU: which parts a call runs, and what it remembers of those before."""
+"""gpu-check without a GPU: which parts a call runs, what it appends, and what it passes over from earlier calls."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tools.gpu_check import report
-from tools.gpu_check.conduct import NO_TIME, Conductor
-from tools.gpu_check.plan import DEVICE, Part
-from tools.gpu_check.record import Outcome, Record, State
+from benchmarks.gpu.part import Options
+from tools.gpu_check import __main__ as command
+from tools.gpu_check import log
+from tools.gpu_check.log import ROOT
+from tools.gpu_check.parts import DEVICE, FIRST, PARTS, Part
 
-A, B, C = (Part(name, "none", 100.0, 10.0, f"part {name}") for name in "abc")
+A, B, C = (Part(name, ("-c", "pass"), 100.0, 10.0, f"part {name}", (f"{name}.py",)) for name in "abc")
 
 
 class Machine:
-    """A clock, and parts that take `seconds` and end as they are told: by default they pass."""
+    """A clock, a card and parts that take so many seconds and end in a state: 20 s and "pass" if nothing else is said."""
 
-    def __init__(self, path: Path, **ends: Any) -> None:
-        self.path, self.ends, self.now, self.ran = path, ends, 0.0, []
-        self.device = "H200"
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self.folder, self.now, self.ran, self.ends, self.card = folder, 0.0, [], {}, "H200"
+        self.code = dict.fromkeys("abc", "1")
+        self.device_state = "pass"
+        patch.setattr(command, "PARTS", (A, B, C))
+        patch.setattr(command, "FIRST", ("c", "a"))
+        patch.setattr(command, "run", self.run)
+        patch.setattr(command.time, "monotonic", lambda: self.now)
+        patch.setattr(log, "digest", lambda names: self.code.get(names[0][0], "device"))
 
-    def launch(self, part: Part, allowed: float) -> Outcome:
-        self.ran.append(part.name)
+    def run(self, part: Part, options: Options, work: Path, env: Any, allowed: float) -> dict[str, Any]:
+        work.mkdir(exist_ok=True)
+        (work / f"{part.name}.log").write_text(f"printed by {part.name} in {ROOT}/tools\n")
         if part is DEVICE:
             self.now += 1.0
-            return Outcome(State.PASS, 1.0, figures={"identity": {"device": self.device}})
-        end = self.ends.get(part.name, (State.PASS, 20.0))
-        if isinstance(end, BaseException):
-            raise end
-        state, seconds = end
+            figures = {"identity": {"device": self.card, "torch": "2.11", "triton": "3.6"}}
+            return {"state": self.device_state, "seconds": 1.0, "detail": "", "figures": figures}
+        self.ran.append(part.name)
+        state, seconds = self.ends.get(part.name, ("pass", 20.0))
         self.now += min(seconds, allowed)
         if seconds > allowed:
-            return Outcome(State.FAIL, allowed, "killed", {"half": 1})
-        return Outcome(state, seconds, "" if state is State.PASS else "why", {"whole": 1})
+            return {"state": "fail", "seconds": allowed, "detail": "killed", "figures": {"half": 1}}
+        return {
+            "state": state,
+            "seconds": seconds,
+            "detail": "" if state == "pass" else "why",
+            "figures": {"whole": 1},
+        }
 
-    def check(
-        self, budget: float = 1000.0, sources: str = "1", of_b: str = "", shared: bool = False, kind: str = "", **how: Any
-    ) -> Record:  # fmt: skip
+    def call(self, *words: str) -> int:
         self.ran = []
-        conductor = Conductor(
-            (DEVICE, A, B, C), self.launch, self.path, {"sources": sources}, budget=budget, clock=lambda: self.now,
-            say=lambda line: None, sources={"b": of_b}, shared=shared, device_kind=kind,
-        )  # fmt: skip
-        return conductor.run(**how)
+        return command.main(["--out", str(self.folder / "out"), "--work", str(self.folder / "work"), *words])
+
+    @property
+    def rows(self) -> list[tuple[str, str]]:
+        rows = log.read(self.folder / "out" / "log.jsonl")
+        return [(row["part"], row["state"]) for row in rows if row["part"] != "device"]
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Callable[..., Machine]:
-    return lambda **ends: Machine(tmp_path / "record.json", **ends)
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    monkeypatch.delenv(command.OUT_VARIABLE, raising=False)
+    return Machine(tmp_path, monkeypatch)
 
 
-def states(record: Record) -> dict[str, str]:
-    return {name: str(outcome.state) for name, outcome in record.outcomes.items() if name != DEVICE.name}
+def test_parts_run_in_order_and_what_passed_is_passed_over(
+    machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine.ends["b"] = ("fail", 5.0)
+    assert machine.call("--device-kind", "some-h200") == 1 and machine.ran == ["a", "b", "c"]
+    assert machine.rows == [("a", "pass"), ("b", "fail"), ("c", "pass")]
+    row = log.read(machine.folder / "out" / "log.jsonl")[1]
+    assert (row["card"], row["kind"], row["torch"], row["figures"]) == (
+        "H200",
+        "some-h200",
+        "2.11",
+        {"whole": 1},
+    )
+    assert row["options"]["device"] == "cuda" and row["digest"] == "1" and row["written"].endswith("Z")
+    evidence = machine.folder / "out" / "b.evidence.txt"
+    assert "printed by b in" in evidence.read_text() and str(ROOT) not in evidence.read_text()
+    assert not (machine.folder / "out" / "a.evidence.txt").exists()
+
+    machine.ends.clear()
+    assert machine.call() == 0 and machine.ran == ["b"] and not evidence.exists()
+    assert "a: passed 20" in capsys.readouterr().out
+    assert machine.call() == 0 and machine.ran == []
+    assert machine.call("--only", "c") == 0 and machine.ran == ["c"], "named: again"
+    assert machine.call("--fresh") == 0 and machine.ran == ["a", "b", "c"]
+    assert len(machine.rows) == 8, "nothing is taken back"
 
 
-def test_all_parts_run_in_order_and_a_second_call_runs_none_of_them(machine: Callable[..., Machine]) -> None:
-    here = machine(b=(State.FAIL, 5.0), c=(State.NOT_RUN, 1.0))
-    record = here.check()
-    assert here.ran == ["device", "a", "b", "c"]
-    assert states(record) == {"a": "pass", "b": "fail", "c": "not run"}
-    assert record.seconds == 27.0
-    again = here.check()
-    assert here.ran == ["device"], "what failed or is absent is settled, too"
-    assert states(again) == states(record)
-    assert again.seconds == 28.0
-    assert here.check(fresh=True) and here.ran == ["device", "a", "b", "c"]
-    assert here.check(anew=["b"]) and here.ran == ["device", "b"]
+def test_what_is_absent_is_tried_again_and_no_failure(machine: Machine) -> None:
+    machine.ends["a"] = ("not run", 1.0)
+    assert machine.call() == 0 and machine.call() == 0 and machine.ran == ["a"]
 
 
-def test_what_does_not_fit_is_left_for_the_next_call(machine: Callable[..., Machine]) -> None:
-    here = machine(a=(State.PASS, 60.0), b=(State.PASS, 90.0))
-    record = here.check(budget=100.0)
+def test_other_code_card_or_options_are_run_anew(machine: Machine) -> None:
+    machine.call()
+    machine.code["b"] = "2"
+    assert machine.call() == 0 and machine.ran == ["b"], "an edit voids the parts that run it, no others"
+    assert machine.call("--block-size", "32") == 0 and machine.ran == ["a", "b", "c"]
+    machine.card = "H100"
+    assert machine.call() == 0 and machine.ran == ["a", "b", "c"]
+    machine.card = "H200"
+    assert machine.call() == 0 and machine.ran == [], "and none of it is forgotten"
+
+
+def test_what_does_not_fit_is_left_for_the_next_call(machine: Machine) -> None:
+    machine.ends.update(a=("pass", 60.0), b=("pass", 90.0))
     # 100 less 5 for the end, 1 for the device and 60: 34 are left for b, which needs 90; then nothing for c.
-    assert here.ran == ["device", "a", "b"]
-    assert states(record) == {"a": "pass", "b": "not run", "c": "not run"}
-    assert record.outcomes["b"].detail == record.outcomes["c"].detail == NO_TIME
-    assert record.outcomes["b"].figures == {"half": 1}, "what was found until then is kept"
-    assert report.exit_code(record, (DEVICE, A, B, C)) == 2
-    record = here.check(budget=200.0)
-    assert here.ran == ["device", "b", "c"]
-    assert set(states(record).values()) == {"pass"}
-    assert report.exit_code(record, (DEVICE, A, B, C)) == 0
-
-
-def test_where_time_is_shared_every_part_gets_the_least_it_needs(machine: Callable[..., Machine]) -> None:
-    """100 less 5 for the end and 1 for the device; 10 each are kept for those behind."""
-    hangs = (State.PASS, 500.0)
-    for shared, ran in ((True, ["device", "a", "b", "c"]), (False, ["device", "a"])):
-        here = machine(a=hangs, b=(State.PASS, 9.0), c=(State.PASS, 9.0))
-        record = here.check(budget=100.0, shared=shared, fresh=True)
-        assert here.ran == ran
-        assert record.outcomes["a"].state is State.NOT_RUN and not record.outcomes["a"].settled
-        assert record.outcomes["a"].seconds == (74.0 if shared else 94.0)
-        assert states(record)["c"] == ("pass" if shared else "not run")
-    # What is settled needs nothing more.
-    here.ends.update(a=(State.PASS, 80.0))
-    here.check(budget=1000.0, shared=True)
-    here.ends.update(c=hangs)
-    assert here.check(budget=100.0, shared=True, anew=["a", "c"]).outcomes["a"].seconds == 80.0
-
-
-def test_the_kind_of_device_is_kept(machine: Callable[..., Machine]) -> None:
-    here = machine()
-    assert here.check(kind="some-h200").device_kind == "some-h200"
-    assert Record.load(here.path).device_kind == "some-h200"
-    again = here.check()
-    assert again.device_kind == "some-h200" and here.ran == ["device"], (
-        "a call that names none takes nothing back"
+    assert machine.call("--budget", "100") == 2 and machine.ran == ["a", "b"]
+    assert machine.rows == [("a", "pass"), ("b", "not run")], "nothing is known against it"
+    assert log.read(machine.folder / "out" / "log.jsonl")[-1]["figures"] == {"half": 1}, (
+        "its figures are kept"
     )
-    assert report.device_kind(again) == "device kind some-h200: H200"
-    here.device = "NVIDIA H100"
+    assert machine.call("--budget", "200") == 0 and machine.ran == ["b", "c"]
+
+
+def test_a_part_over_its_own_limit_has_failed(machine: Machine) -> None:
+    machine.ends["a"] = ("pass", 101.0)
+    assert machine.call() == 1 and machine.rows == [("a", "fail"), ("b", "pass"), ("c", "pass")]
+
+
+def test_without_a_device_nothing_is_run(machine: Machine) -> None:
+    machine.device_state = "not run"
+    assert machine.call() == 2 and machine.ran == [] and machine.rows == []
+
+
+def test_first_has_its_own_order(machine: Machine) -> None:
+    assert machine.call("--first") == 0 and machine.ran == ["c", "a"]
+    with pytest.raises(SystemExit):
+        command.parse(["--first", "--only", "a"])
+
+
+# -- the table --------------------------------------------------------------------------------------------------------------
+
+
+def test_limits_leave_room_for_a_cold_start_and_each_part_fits_a_call() -> None:
+    for part in PARTS:
+        assert part.least < part.limit < command.BUDGET
+    assert DEVICE.limit >= 120
+    assert sum(part.least for part in PARTS) < 2 * command.BUDGET
+    least = {part.name: part.least for part in PARTS}
     assert (
-        report.device_kind(here.check(kind="some-h200"))
-        == "device kind some-h200: NVIDIA H100, WHICH IS ANOTHER"
+        len(least) == len(PARTS) and DEVICE.limit + sum(least[name] for name in FIRST) < command.BUDGET - 10
     )
-    assert report.device_kind(here.check(kind="nvidia-h100-x1")) == "device kind nvidia-h100-x1: NVIDIA H100"
-    assert report.device_kind(Record()) == ""
 
 
-def test_a_part_over_its_own_limit_has_failed(machine: Callable[..., Machine]) -> None:
-    record = machine(a=(State.PASS, 101.0)).check()
-    assert states(record) == {"a": "fail", "b": "pass", "c": "pass"}
-    assert report.exit_code(record, (DEVICE, A, B, C)) == 1
+def test_what_parts_depend_on_is_there() -> None:
+    """A name that is mistyped has the digest of nothing, which never changes."""
+    for part in PARTS:
+        assert all(log.digest((name,)) != log.digest(()) for name in part.sources), part.name
 
 
-def test_a_call_that_is_cut_off_keeps_what_was_settled(machine: Callable[..., Machine]) -> None:
-    here = machine(b=KeyboardInterrupt())
-    with pytest.raises(KeyboardInterrupt):
-        here.check()
-    here.ends.clear()
-    assert set(states(here.check()).values()) == {"pass"}
-    assert here.ran == ["device", "b", "c"]
+# -- the log ----------------------------------------------------------------------------------------------------------------
 
 
-def test_results_of_other_sources_or_of_another_device_do_not_count(machine: Callable[..., Machine]) -> None:
-    here = machine()
-    here.check()
-    here.check(sources="2")
-    assert here.ran == ["device", "a", "b", "c"]
-    here.device = "H100"
-    assert here.check(sources="2").identity == {"sources": "2", "device": "H100"}
-    assert here.ran == ["device", "a", "b", "c"]
+def test_the_digest_is_of_the_sources_alone(tmp_path: Path) -> None:
+    source = tmp_path / "engine" / "a.py"
+    source.parent.mkdir()
+    source.write_text("x = 1\n")
+    first = log.digest(("engine",), tmp_path)
+    (tmp_path / "engine" / "notes.txt").write_text("no code")
+    assert log.digest(("engine",), tmp_path) == first == log.digest(("engine/a.py", "engine"), tmp_path)
+    source.write_text("x = 2\n")
+    assert log.digest(("engine",), tmp_path) != first
 
 
-def test_what_one_part_depends_on_settles_the_others_not_anew(machine: Callable[..., Machine]) -> None:
-    here = machine()
-    here.check(of_b="1")
-    assert here.ran == ["device", "a", "b", "c"]
-    here.check(of_b="2")
-    assert here.ran == ["device", "b"]
-    here.check(of_b="2")
-    assert here.ran == ["device"]
+def test_a_line_names_no_paths_of_the_machine(tmp_path: Path) -> None:
+    log.append(
+        tmp_path / "log.jsonl",
+        {"part": "a", "detail": f'File "{ROOT}/tools/x.py"; /usr/lib/libcuda.so; /mnt/models/m'},
+    )
+    [row] = log.read(tmp_path / "log.jsonl")
+    assert row["detail"] == 'File "tools/x.py"; /usr/lib/libcuda.so; .../m'
 
 
-def test_a_broken_record_is_no_record(machine: Callable[..., Machine]) -> None:
-    here = machine()
-    for content in ("", "[]", '{"identity": {}, "outcomes": {"a": 1}, "seconds": 0}'):
-        here.path.write_text(content)
-        here.check()
-        assert here.ran == ["device", "a", "b", "c"]
+def test_lines_that_are_none_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    assert log.read(path) == []
+    path.write_text('[]\n{"part": 3}\n{"part": "a"}\n{"part": "b", "sta')
+    assert log.read(path) == [{"part": "a"}]
+    about = dict.fromkeys(("part", "digest", "card", "torch", "triton", "options"), 1)
+    rows = [about | {"state": "pass", "n": n} for n in (1, 2)] + [
+        about | {"state": "fail"},
+        about | {"state": "pass", "torch": 2},
+    ]
+    assert log.passed(rows, about) == rows[1] and log.passed(rows[2:], about) is None
 
 
-def test_without_a_device_nothing_is_run_and_nothing_passes(machine: Callable[..., Machine]) -> None:
-    here = machine()
-    play = here.launch
-    absent = Outcome(State.NOT_RUN, 1.0, "torch finds no CUDA device")
-    here.launch = lambda part, allowed: absent if part is DEVICE else play(part, allowed)  # type: ignore[method-assign]
-    record = here.check()
-    assert set(states(record).values()) == {"not run"}
-    assert "torch finds no CUDA device" in record.outcomes["a"].detail
-    assert report.exit_code(record, (DEVICE, A, B, C)) == 2
-    here.launch = play  # type: ignore[method-assign]
-    assert set(states(here.check()).values()) == {"pass"}, "it was not settled"
+# -- what is told -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_device_that_is_away_for_once_takes_nothing_back(machine: Callable[..., Machine]) -> None:
-    here = machine()
-    here.check()
-    play = here.launch
-    for state in (State.NOT_RUN, State.FAIL):
-        away = Outcome(state, 1.0, "CUDA error: out of memory")
-        here.launch = lambda part, allowed, away=away: away  # type: ignore[method-assign]
-        assert set(states(here.check()).values()) == {"not run"}
-    here.launch = play  # type: ignore[method-assign]
-    assert set(states(here.check()).values()) == {"pass"}
-    assert here.ran == ["device"]
+@pytest.mark.parametrize("size", [0, 2 * command.EACH_END, 2 * command.EACH_END + 1, 40 * command.EACH_END])
+def test_the_first_and_the_last_of_an_output_are_kept(size: int, tmp_path: Path) -> None:
+    data = b"".join(b"%09d\n" % line for line in range(size // 10 + 1))[:size]
+    (tmp_path / "a").write_bytes(data)
+    command.ends_kept(tmp_path / "a", tmp_path / "b")
+    kept = (tmp_path / "b").read_bytes()
+    if size <= 2 * command.EACH_END:
+        assert kept == data
+    else:
+        assert kept.startswith(data[: command.EACH_END]) and kept.endswith(data[-command.EACH_END :])
+        assert f"{size - 2 * command.EACH_END:,} bytes are left out".encode() in kept
+
+
+def test_a_line_tells_what_was_found_and_missed() -> None:
+    figures = {
+        "tokens_per_s": 1018.4,
+        "reached": False,
+        "kernels": {},
+        "fell_back": "graphs: none",
+        "not_run": {"x": "absent"},
+    }
+    told = command.headline({"detail": "", "figures": figures})
+    assert told == "; tokens_per_s 1,018.4; TARGET MISSED; THE SLOW WAY: graphs: none; not run: x"
+    assert command.headline({"detail": "why", "figures": {"reached": True}}) == "; why; target reached"
+
+
+def test_where_the_log_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(command.OUT_VARIABLE, raising=False)
+    assert command.out_folder(command.parse([])) == ROOT / "benchmarks" / "results" / "gpu"
+    assert command.out_folder(command.parse(["--device", "cpu"])) == command.WORK, (
+        "a CPU gives no result of a GPU"
+    )
+    monkeypatch.setenv(command.OUT_VARIABLE, "/somewhere")
+    assert command.out_folder(command.parse([])) == Path("/somewhere")
+    assert command.out_folder(command.parse(["--out", "/else"])) == Path("/else")
+
+
+def test_the_whole_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, tests = (
+        Part(name, ("-m", "benchmarks.gpu", f"tests.tools.gpu_parts:{does}"), 60.0, 1.0, "stands in")
+        for name, does in (("device", "passes"), ("tests", "is_absent"))
+    )
+    monkeypatch.setattr(command, "DEVICE", device)
+    monkeypatch.setattr(command, "PARTS", (tests,))
+    words = ["--device", "cpu", "--tiny", "--work", str(tmp_path), "--wheels", str(tmp_path / "none")]
+    assert command.main(words) == 0
+    output = capsys.readouterr().out
+    assert "tests: not run" in output and "nothing is installed" in output
+    rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [(row["part"], row["card"]) for row in rows] == [("device", "made up"), ("tests", "made up")]

@@ -12,48 +12,53 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.gpu.part import ABSENT, Options
+from tools.gpu_check import __main__ as command
 from tools.gpu_check import wheels
-from tools.gpu_check.launch import Launcher, environment
-from tools.gpu_check.plan import PARTS, ROOT, Options, Part
-from tools.gpu_check.record import State
+from tools.gpu_check.log import ROOT, Row
+from tools.gpu_check.parts import DEVICE, PARTS, Part
 
 HERE = "tests.tools.gpu_parts"
+CPU = Options("cpu", tiny=True)
+
+
+def part(name: str, limit: float = 60.0) -> Part:
+    return Part(name, ("-m", "benchmarks.gpu", f"{HERE}:{name}"), limit, 1.0, name)
+
+
+def ended(name: str, work: Path, limit: float = 60.0) -> Row:
+    return command.run(part(name, limit), CPU, work, command.environment(CPU, None), limit)
 
 
 @pytest.mark.parametrize(
     ("name", "state", "words"),
     [
-        ("passes", State.PASS, ""),
-        ("is_absent", State.NOT_RUN, "nothing is installed"),
-        ("fails", State.FAIL, "wrong numbers"),
-        ("raises", State.FAIL, "RuntimeError: CUDA error"),
-        ("lacks_a_module", State.FAIL, "make gpu-wheels"),
-        ("crashes", State.FAIL, "killed by signal 11"),
-        ("leaves", State.FAIL, "exit code 0"),
+        ("passes", "pass", ""),
+        ("is_absent", "not run", "nothing is installed"),
+        ("fails", "fail", "wrong numbers"),
+        ("raises", "fail", "RuntimeError: CUDA error"),
+        ("lacks_a_module", "fail", "make gpu-wheels"),
+        ("crashes", "fail", "killed by signal 11"),
+        ("leaves", "fail", "exit code 3"),
     ],
 )
-def test_how_a_part_ends(name: str, state: State, words: str, tmp_path: Path) -> None:
-    options = Options("cpu", tiny=True)
-    launcher = Launcher(options, tmp_path, environment(options, None))
-    outcome = launcher(Part(name, f"{HERE}:{name}", 60.0, 1.0, name), 60.0)
-    assert outcome.state is state
-    assert words in outcome.detail.splitlines()[0] if words else not outcome.detail
+def test_how_a_part_ends(name: str, state: str, words: str, tmp_path: Path) -> None:
+    row = ended(name, tmp_path)
+    assert row["state"] == state, row
+    assert words in row["detail"] if words else not row["detail"]
     if name == "passes":
-        assert outcome.figures == {"identity": {"device": "made up"}, "tiny": True, "tokens_per_s": 12.0}
+        assert row["figures"] == {"identity": {"device": "made up"}, "tiny": True, "tokens_per_s": 12.0}
     if name == "crashes":
-        assert outcome.figures == {"tokens_per_s": 3.0}
-        assert "the last words" in outcome.detail
+        assert row["figures"] == {"tokens_per_s": 3.0}
+        assert "the last words" in (tmp_path / "crashes.log").read_text()
 
 
 @pytest.mark.long
 def test_a_part_that_hangs_is_killed_with_what_it_started(tmp_path: Path) -> None:
-    options = Options("cpu")
-    launcher = Launcher(options, tmp_path, environment(options, None))
-    outcome = launcher(Part("hangs", f"{HERE}:hangs", 3.0, 1.0, "hangs"), 3.0)
-    assert outcome.state is State.FAIL
-    assert outcome.detail.startswith("killed after 3 s, its limit")
-    assert outcome.figures["tokens_per_s"] == 2.0
-    started = Path(f"/proc/{outcome.figures['pid']}/stat")
+    row = ended("hangs", tmp_path, 3.0)
+    assert row["state"] == "fail" and row["detail"].startswith("killed after 3 s, its limit")
+    assert row["figures"]["tokens_per_s"] == 2.0
+    started = Path(f"/proc/{row['figures']['pid']}/stat")
     deadline = time.monotonic() + 10.0
     while started.exists() and started.read_text().rpartition(")")[2].split()[0] not in "ZX":
         assert time.monotonic() < deadline
@@ -62,10 +67,11 @@ def test_a_part_that_hangs_is_killed_with_what_it_started(tmp_path: Path) -> Non
 
 CUT_OFF = f"""
 import signal, sys
-from tools.gpu_check import __main__ as command, conduct, plan
+from tools.gpu_check import __main__ as command
+from tools.gpu_check.parts import Part
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the tests were started under
-conduct.DEVICE = plan.Part("device", "{HERE}:waits", 60.0, 1.0, "waits")
+command.DEVICE = Part("device", ("-m", "benchmarks.gpu", "{HERE}:waits"), 60.0, 1.0, "waits")
 sys.exit(command.main(["--device", "cpu", "--work", sys.argv[1]]))
 """
 
@@ -73,29 +79,26 @@ sys.exit(command.main(["--device", "cpu", "--work", sys.argv[1]]))
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_who_ends_it_ends_the_part_that_runs(number: int, tmp_path: Path) -> None:
     """Which would hold the device for minutes, and be in the way of the next call."""
-    found = tmp_path / "device.json"
+    found = tmp_path / "device.figures.jsonl"
     with subprocess.Popen(
         [sys.executable, "-c", CUT_OFF, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:  # fmt: skip
         deadline = time.monotonic() + 30.0
-        while not found.exists():
+        while not (found.exists() and found.read_text().endswith("\n")):
             assert time.monotonic() < deadline and process.poll() is None
             time.sleep(0.01)
         process.send_signal(number)
-        said, _ = process.communicate(timeout=20)
+        output, _ = process.communicate(timeout=20)
     assert process.returncode == 2
-    assert (
-        said.splitlines()[-1]
-        == f"cut off; what was settled is in {tmp_path}/record.json: call again to go on"
-    )
-    assert "Traceback" not in said
-    assert not Path(f"/proc/{json.loads(found.read_text())['figures']['pid']}").exists()
+    assert output.splitlines()[-1] == f"cut off; what ended is in {tmp_path}/log.jsonl: call again to go on"
+    assert "Traceback" not in output
+    assert not Path(f"/proc/{json.loads(found.read_text())['pid']}").exists()
 
 
 def test_kernels_are_interpreted_on_a_cpu_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setenv("COHORT_API_KEY", "secret")
-    on_gpu, on_cpu = (environment(Options(device), tmp_path) for device in ("cuda", "cpu"))
+    on_gpu, on_cpu = (command.environment(Options(device), tmp_path) for device in ("cuda", "cpu"))
     assert "TRITON_INTERPRET" not in on_gpu and on_cpu["TRITON_INTERPRET"] == "1"
     assert "COHORT_API_KEY" not in on_gpu
     assert on_gpu["PYTHONPATH"].split(os.pathsep)[:2] == [str(ROOT), str(tmp_path)]
@@ -104,19 +107,21 @@ def test_kernels_are_interpreted_on_a_cpu_only(monkeypatch: pytest.MonkeyPatch, 
 # -- every measuring part, as a program ----------------------------------------------------------------------------------
 
 SMOKE = """
-import sys, sysconfig
+import json, sys, sysconfig
 from pathlib import Path
-from benchmarks.gpu import part_process
-from tools.gpu_check import plan
+from benchmarks.gpu import part as process
+from tools.gpu_check import parts
 before = set(sys.modules)
-measuring = [part for part in plan.PARTS if part.name != "tests"]
+measuring = [part for part in (parts.DEVICE, *parts.PARTS) if part.name != "tests"]
 for part in sorted(measuring, key=lambda part: part.name == "peer"):
     if part.name == "peer":
         import executors.llm.sampling.grammar, executors.process.child, executors.process.client, llguidance
         site = sysconfig.get_path("purelib"), sysconfig.get_path("platlib")
         files = {name.partition(".")[0]: getattr(module, "__file__", None) or "" for name, module in sys.modules.items()}
         print(*sorted(name for name, file in files.items() if name not in before and file.startswith(site)))
-    part_process.perform(part.target, plan.Options("cpu", True, mode="inline"), Path(sys.argv[1], part.name + ".json"))
+    figures = {}
+    code, why = process.perform(part.command[2], process.Options("cpu", True, mode="inline"), figures.update)
+    Path(sys.argv[1], part.name + ".json").write_text(json.dumps({"code": code, "why": why, "figures": figures}, default=str))
 """
 OF_TORCH = {"torch", "torchgen", "functorch", "sympy", "mpmath", "networkx", "jinja2", "markupsafe", "fsspec", "yaml", "filelock",
             "setuptools", "pkg_resources", "psutil", "optree", "tqdm"}  # fmt: skip
@@ -142,20 +147,16 @@ SAYS = {
 
 @pytest.mark.long(extended=True)
 def test_every_measuring_part_works_as_a_program(tmp_path: Path) -> None:
-    env = {**environment(Options("cpu"), None), "OMP_NUM_THREADS": "1"}
+    env = {**command.environment(Options("cpu"), None), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-c", SMOKE, str(tmp_path)], cwd=ROOT, env=env, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    assert set(SAYS) == {part.name for part in PARTS} - {"tests"}
+    assert set(SAYS) == {part.name for part in (DEVICE, *PARTS)} - {"tests"}
     for name, figures in SAYS.items():
         found = json.loads((tmp_path / f"{name}.json").read_text())
         # A CPU has no device whose idle time could be profiled.
-        assert found["state"] == ("not run" if name == "steps" else "pass"), (
-            name,
-            found["detail"],
-            done.stderr,
-        )
+        assert found["code"] == (ABSENT if name == "steps" else 0), (name, found["why"], done.stderr)
         assert figures <= set(found["figures"]), name
     imported = {name for name in done.stdout.splitlines()[-1].split() if not name.startswith("_")} - OF_TORCH
     assert imported <= {*wheels.NEEDED.values(), "triton", "numpy", "safetensors"}, "gpu-wheels must bring it"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tools.gpu_check import wheels
-from tools.gpu_check.plan import ROOT
+from tools.gpu_check.log import ROOT
 
 
 def test_wheels_are_pinned_as_everything_else() -> None:

@@ -1,14 +1,9 @@
-"""`make gpu-check`: what has to be seen on a real GPU, as one command that fits in nine minutes and resumes.
+"""`make gpu-check`: what has to be seen on a real GPU, as parts that are run in order and append to a log.
 
-    __main__    arguments, exit code          plan      the parts, in order, with their time limits
-    conduct     runs them, budget, resume     launch    one part as a process of its own
-    record      the JSON that is kept         report    table and files           part_process  one part, in that process
-    wheels      packages for machines without a network               evidence  logs of what did not pass
+    parts     the table: name, command, seconds it may take        __main__  runs them within a budget
+    wheels    packages for machines without a network              log       the lines that add up
 
-    check_device  check_tests  check_agreement  check_agreement_bf16  check_kernels  check_sampling
-    check_engine  check_steps  check_adapters  check_drafts  check_peer
-    timing  shapes  serving  profiled  interpreted                    what these parts share
-
-Beside torch, triton, NumPy and safetensors it needs what `make gpu-wheels` brings along. Only processes of parts import any
-of them: a machine whose driver hangs still gets a report.
+Checks are in tests/gpu, measurements in benchmarks/gpu; each part is a process of its own. Beside torch, triton, NumPy and
+safetensors they need what `make gpu-wheels` brings along. These modules import none of it: a machine whose driver hangs still
+gets its lines.
 """

@@ -16,7 +16,7 @@ import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from tools.gpu_check.plan import ROOT
+from tools.gpu_check.log import ROOT
 
 FOLDER = ROOT / ".gpu-wheels"
 PYTHONS = ("3.11", "3.12")

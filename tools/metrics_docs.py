@@ -118,7 +118,7 @@ def exported() -> Metrics:
     """The metrics of a server that has everything that there can be."""
     metrics = Metrics()
     metrics.watch(cast(Any, _Core()))
-    metrics.watch_adapters(cast(Any, _Adapters()))
+    metrics.watch_adapters(cast(Any, _Loras()))
     metrics.watch_stage(lambda: Stage.READY)
     metrics.watch_workers(_Workers())
     metrics.registry.register(FleetCollector(cast(Any, _Fleet()), lambda: cast(Any, _FleetCore())))
@@ -140,7 +140,7 @@ class _Core:
         return EngineStats(Stage.READY, 0, 0, 0, 0, 0, 0, 0, drafts=DraftStats(accepted_at=[0]))
 
 
-class _Adapters:
+class _Loras:
     max_loras = 1
     moves = (0, 0)
 

@@ -26,7 +26,7 @@ from benchmarks.gpu.serving import Crowd, Setup, engine, settled
 from engine.core.engine import EngineCore
 from executors.llm.model.config import read_config
 from executors.llm.model.decoder import Decoder
-from executors.lora import PackedAdapter, pack
+from executors.lora import PackedLora, pack
 from tests.gpu.agreement import compare
 
 ADAPTERS = 8
@@ -91,7 +91,7 @@ async def _tokens(
     return crowd.tokens
 
 
-async def known(core: EngineCore, packed: PackedAdapter) -> str:
+async def known(core: EngineCore, packed: PackedLora) -> str:
     """Make an adapter known to the engine; its digest."""
     await core.add_adapter(packed.digest, str(packed.path))
     return packed.digest
@@ -125,7 +125,7 @@ def merged(weights: dict[str, torch.Tensor], matrices: Matrices) -> dict[str, to
 
 def adapter(
     model: Path, folder: Path, rank: int, seed: int, dtype: torch.dtype = torch.float32
-) -> tuple[PackedAdapter, Matrices]:
+) -> tuple[PackedLora, Matrices]:
     """A random adapter of all linear layers of the model whose config.json is in `model`, packed, and its A and B by module."""
     decoder, drawn = (
         Decoder(read_config(model), torch.float32, torch.device("meta")),

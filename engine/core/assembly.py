@@ -13,7 +13,7 @@ from engine.kv.kv_cache_manager import KvCacheManager
 from engine.observer import Observer
 from engine.waiting.forecast import Forecast
 from engine.waiting.queue import WaitingQueue
-from executors.contract import AdapterExecutor, ConfigError, ModelExecutor
+from executors.contract import ConfigError, LoraExecutor, ModelExecutor
 
 logger = logging.getLogger("cohort.engine")
 
@@ -58,7 +58,7 @@ def make_scheduler(
 
 def takes_adapters(executor: ModelExecutor) -> bool:
     """Whether a warm executor loads LoRA adapters."""
-    return bool(getattr(executor, "supports_adapters", isinstance(executor, AdapterExecutor)))
+    return bool(getattr(executor, "supports_adapters", isinstance(executor, LoraExecutor)))
 
 
 def steps_in_flight(executor: ModelExecutor, config: EngineConfig) -> int:

@@ -24,10 +24,10 @@ from engine.errors import EngineError, InvalidRequest, ModelNotFound, Unavailabl
 from engine.observer import Observer
 from engine.sequence import Sequence
 from executors.contract import (
-    AdapterExecutor,
     ConfigError,
     ExecutorError,
     InvalidInput,
+    LoraExecutor,
     ModelExecutor,
     OutOfMemory,
     Unsupported,
@@ -74,7 +74,7 @@ class LoraAdapters:
         sequences, `failed` with an adapter that cannot be loaded, whose sequences have to end."""
         self.most = most
         self._observer = observer or Observer()
-        self._model_executor, self._executor = executor, cast(AdapterExecutor, executor)
+        self._model_executor, self._executor = executor, cast(LoraExecutor, executor)
         self._clock = clock
         self._wake = wake
         self._failed = failed

@@ -60,7 +60,7 @@ class OptimizationConfig:
     draft_model: str = ""
     """Directory of a smaller model with the same vocabulary, whose guesses steps verify; empty: none."""
     max_loras: int = 0
-    """LoRA adapters that may be loaded at once; 0: none, and the executor is no `AdapterExecutor`."""
+    """LoRA adapters that may be loaded at once; 0: none, and the executor is no `LoraExecutor`."""
     max_lora_rank: int = 64
     """Highest rank of an adapter. Memory for `max_loras` adapters of this rank is kept free of KV."""
 

@@ -237,7 +237,7 @@ class ModelExecutor(ABC):
         raise Unsupported(f"{type(self).__name__} has no grammars")
 
     async def prepare_adapter(self, name: str, path: str, digest: str) -> None:
-        """Read and check an adapter that `AdapterExecutor.load_adapter` is about to load, so that loading takes next to no time.
+        """Read and check an adapter that `LoraExecutor.load_adapter` is about to load, so that loading takes next to no time.
 
         Like `prepare_grammar` it may be called at any time, and steps proceed meanwhile. It is optional: `load_adapter` reads
         what was not prepared, or was displaced by another one. Raises as `load_adapter`. Default: nothing is prepared.
@@ -261,7 +261,7 @@ class BatchModelExecutor(ModelExecutor):
 
 
 @runtime_checkable
-class AdapterExecutor(Protocol):
+class LoraExecutor(Protocol):
     """An executor that can load LoRA adapters."""
 
     async def load_adapter(self, name: str, path: str, digest: str) -> None:

@@ -65,7 +65,7 @@ from executors.llm.device.base import Device
 from executors.llm.device.table import device_of, find_device
 from executors.llm.faults import step_fault
 from executors.llm.finite import explained
-from executors.llm.lora.table import AdapterTable
+from executors.llm.lora.table import LoraTable
 from executors.llm.memory.cgroup import PressureGauge, cpu_threads
 from executors.llm.memory.kv_cache import KvPlan
 from executors.llm.model.api import DecoderOnlyLLM, LoadedModel
@@ -418,8 +418,8 @@ class LlmExecutor(BatchModelExecutor):
             self._runtime.release_memory(block_ids)
 
 
-class LlmAdapterExecutor(LlmExecutor):
-    """The same with LoRA adapters: an `AdapterExecutor`."""
+class LlmLoraExecutor(LlmExecutor):
+    """The same with LoRA adapters: a `LoraExecutor`."""
 
     _loading: asyncio.Lock
     """Held from the reading of an adapter until it is loaded, so that no other one is prepared in between."""
@@ -464,7 +464,7 @@ class LlmAdapterExecutor(LlmExecutor):
         return None if self._runtime is None else self._table.snapshot()
 
     @property
-    def _table(self) -> AdapterTable:
+    def _table(self) -> LoraTable:
         table = self._ready().unified.states.adapters
         assert table is not None, "the factory makes this class for configurations with adapters"
         return table

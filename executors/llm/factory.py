@@ -54,9 +54,9 @@ class LlmFactory(ModelExecutorFactory):
 
     def adapter_executor_class(self) -> type[LlmExecutor]:
         """Return the class of an executor with LoRA adapters, like `executor_class`."""
-        from executors.llm.executor import LlmAdapterExecutor
+        from executors.llm.executor import LlmLoraExecutor
 
-        return LlmAdapterExecutor
+        return LlmLoraExecutor
 
     def supported_types(self) -> tuple[ExecutorType, ...]:
         """Return the executor types that this executor serves. It always uses continuous batching."""

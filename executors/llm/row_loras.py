@@ -1,4 +1,4 @@
-"""`RowAdapters`: what a forward has to know of the LoRA adapters of its rows. `adapters/` has the classes."""
+"""`RowLoras`: what a forward has to know of the LoRA adapters of its rows. `adapters/` has the classes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Product(Protocol):
         """Columns of its result, gate and up both counted."""
 
 
-class RowAdapters(Protocol):
+class RowLoras(Protocol):
     """Adapters of the rows of a step."""
 
     def extra(self, linear: Product, x: torch.Tensor) -> torch.Tensor | None:
@@ -26,18 +26,18 @@ class RowAdapters(Protocol):
     def add(self, linear: Product, x: torch.Tensor, out: torch.Tensor) -> None:
         """Add to a linear layer's result `out` [T, outputs], of any float dtype, in place."""
 
-    def padded(self, rows: int) -> RowAdapters:
+    def padded(self, rows: int) -> RowLoras:
         """With rows that have none behind them, `rows` in all."""
 
 
-class StepAdapters(RowAdapters, Protocol):
+class StepLoras(RowLoras, Protocol):
     """Those of a step that the host describes."""
 
-    def subset(self, rows: np.ndarray) -> StepAdapters:
+    def subset(self, rows: np.ndarray) -> StepLoras:
         """Of some rows, int64, in that order."""
 
 
-class KernelAdapters(RowAdapters, Protocol):
+class KernelLoras(RowLoras, Protocol):
     """Those that Cohort's CPU kernels read."""
 
     @property

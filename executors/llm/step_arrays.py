@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from executors.contract.errors import InvalidInput
-from executors.llm.row_loras import StepAdapters
+from executors.llm.row_loras import StepLoras
 
 
 @dataclass
@@ -27,7 +27,7 @@ class StepArrays:
     tables: np.ndarray
     rotary_positions: np.ndarray | None = None
     wanted: np.ndarray | None = None
-    adapters: StepAdapters | None = None
+    adapters: StepLoras | None = None
     slots: np.ndarray | None = None
 
     def __len__(self) -> int:

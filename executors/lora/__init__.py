@@ -14,15 +14,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from executors.lora.gguf_lora import GGUF, check_gguf, gguf_rank, pack_gguf
-from executors.lora.lora_file import AdapterFile, Module, PackedAdapter, read_adapter
+from executors.lora.lora_file import LoraFile, Module, PackedLora, read_adapter
 from executors.lora.peft import WEIGHTS, check_folder, pack_folder
 
-__all__ = ["AdapterFile", "Module", "PackedAdapter", "check", "gguf_rank", "pack", "read_adapter"]
+__all__ = ["LoraFile", "Module", "PackedLora", "check", "gguf_rank", "pack", "read_adapter"]
 
 
 def pack(
     source: Path, target: Path, max_rank: int, shown: str | None = None, base: Path | None = None
-) -> PackedAdapter:
+) -> PackedLora:
     """Check an adapter and write it to `target`, a folder, as `<digest>.safetensors`.
 
     `source`: a GGUF file, a folder that has one of the name `GGUF`, or a folder in PEFT's format. `shown`: the name of the file

@@ -19,7 +19,7 @@ import numpy as np
 
 from executors.contract.errors import ConfigError
 from executors.gguf.file import GgufFile, GgufTensor, read_gguf
-from executors.lora.lora_file import MOST_MODULES, PackedAdapter, PackedTensor, write_adapter
+from executors.lora.lora_file import MOST_MODULES, PackedLora, PackedTensor, write_adapter
 
 GGUF = "adapter.gguf"
 """Name of the server's copy of such a file."""
@@ -51,7 +51,7 @@ HARMLESS: dict[str, str] = {
 """Keys without effect on the result, each with the reason; `ARCHITECTURE` stands for the file's own."""
 
 
-def pack_gguf(path: Path, target: Path, max_rank: int, shown: str | None = None) -> PackedAdapter:
+def pack_gguf(path: Path, target: Path, max_rank: int, shown: str | None = None) -> PackedLora:
     """Check the adapter in a GGUF file and write it to `target`, a folder, as `<digest>.safetensors`.
 
     `shown`: the name of the file in messages. Raises ConfigError naming it and the key or tensor, OSError if the target cannot be
@@ -68,7 +68,7 @@ def pack_gguf(path: Path, target: Path, max_rank: int, shown: str | None = None)
         architecture = str(gguf.metadata["general.architecture"])
         final, digest = write_adapter(target, tensors, scales, shown, architecture)
     base = gguf.metadata.get("general.base_model.0.name")
-    return PackedAdapter(final, digest, rank, base if isinstance(base, str) else None)
+    return PackedLora(final, digest, rank, base if isinstance(base, str) else None)
 
 
 def gguf_rank(path: Path, shown: str) -> int:

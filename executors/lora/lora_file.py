@@ -26,7 +26,7 @@ MOST_MODULES = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class PackedAdapter:
+class PackedLora:
     """An adapter in its file. `rank`: the highest of its modules; `base_model`: what it is said to be for; `notes`: a sentence
     for each thing in its files that is not used."""
 
@@ -48,7 +48,7 @@ class Module:
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterFile:
+class LoraFile:
     """The shapes of an adapter, and its modules one after the other. `architecture`: that of GGUF whose names it has, None for
     a checkpoint's; `shown`: the name of its file in messages."""
 
@@ -104,7 +104,7 @@ def widened(raw: bytes, dtype: str) -> NDArray[np.float32]:
     return (np.frombuffer(raw, np.uint16).astype(np.uint32) << 16).view(np.float32)
 
 
-def read_adapter(path: Path, digest: str | None = None) -> AdapterFile:
+def read_adapter(path: Path, digest: str | None = None) -> LoraFile:
     """Read the header of an adapter's file; with a `digest` also check that the content is what it was.
 
     Raises ConfigError naming the file and the tensor.
@@ -114,7 +114,7 @@ def read_adapter(path: Path, digest: str | None = None) -> AdapterFile:
             entries, metadata = read_header(file, path, path.stat().st_size)
             scales = _scales(path, entries, metadata)
             architecture, shown = metadata.get(_ARCHITECTURE), metadata.get(_SOURCE) or path.name
-            found = AdapterFile(path, entries, scales, architecture, shown)
+            found = LoraFile(path, entries, scales, architecture, shown)
             if digest is not None and _digest(file, found) != digest:
                 raise ConfigError(f"{path.name}: its content is not what was loaded before")
             return found
@@ -139,7 +139,7 @@ def _scales(path: Path, entries: dict[str, Entry], metadata: dict[str, str]) -> 
     return scales
 
 
-def _digest(file: object, adapter: AdapterFile) -> str:
+def _digest(file: object, adapter: LoraFile) -> str:
     made = Digest(adapter.architecture)
     for name in adapter.names:
         made.add_module(name, adapter.scales[name])

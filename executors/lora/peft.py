@@ -18,7 +18,7 @@ from typing import Any
 from executors.contract.errors import ConfigError
 from executors.lora import other_parts
 from executors.lora.base_weights import BaseWeights
-from executors.lora.lora_file import MOST_MODULES, PackedAdapter, PackedTensor, read_exactly, write_adapter
+from executors.lora.lora_file import MOST_MODULES, PackedLora, PackedTensor, read_exactly, write_adapter
 from executors.lora.peft_config import CONFIG, MERGE, rank_of, read_config, scale_of
 from executors.lora.safetensors_header import Entry, read_header
 
@@ -33,7 +33,7 @@ _HEAD = "lm_head"
 
 def pack_folder(
     folder: Path, target: Path, max_rank: int, shown: str = WEIGHTS, base: Path | None = None
-) -> PackedAdapter:
+) -> PackedLora:
     """Check the adapter in `folder` and write it to `target`, a folder, as `<digest>.safetensors`.
 
     `shown`: the name of its weights in messages. `base`: the directory of the model, for comparisons; without it whole tensors
@@ -61,7 +61,7 @@ def pack_folder(
         raise ConfigError(f"the adapter has no {WEIGHTS}") from None
     named = config.get("base_model_name_or_path")
     rank = max(pair[0][1].shape[0] for pair in pairs.values())
-    return PackedAdapter(final, digest, rank, named if isinstance(named, str) else None, notes)
+    return PackedLora(final, digest, rank, named if isinstance(named, str) else None, notes)
 
 
 def check_folder(folder: Path, max_rank: int, shown: str = WEIGHTS) -> None:

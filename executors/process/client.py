@@ -280,7 +280,7 @@ class RemoteExecutor(BatchModelExecutor):
         return m.own_tensor(answer.tensor)
 
     async def load_adapter(self, name: str, path: str, digest: str) -> None:
-        """As `AdapterExecutor`'s. Raises Unsupported if the executor loads no adapters."""
+        """As `LoraExecutor`'s. Raises Unsupported if the executor loads no adapters."""
         await self._ask(m.Done, lambda call: m.LoadAdapter(call, name, path, digest))
 
     async def prepare_adapter(self, name: str, path: str, digest: str) -> None:

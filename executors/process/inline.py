@@ -17,7 +17,6 @@ from typing import Any, Generic, TypeVar
 
 from executors import registry
 from executors.contract import (
-    AdapterExecutor,
     BatchModelExecutor,
     DecodeInput,
     DecodeOutput,
@@ -30,6 +29,7 @@ from executors.contract import (
     Int32Array,
     KvCacheHandle,
     KvLayout,
+    LoraExecutor,
     ModelExecutor,
     ModelInfo,
     NotReady,
@@ -190,7 +190,7 @@ class InlineExecutor(BatchModelExecutor):
 
     def supports_adapters(self) -> bool:
         """True if `load_adapter` works."""
-        return isinstance(self._warm(), AdapterExecutor)
+        return isinstance(self._warm(), LoraExecutor)
 
     def optimal_batch_size(self) -> int:
         inner = self._warm()
@@ -339,7 +339,7 @@ class InlineExecutor(BatchModelExecutor):
         return await self._run(lambda guard: guard.executor.forward(tensor))
 
     async def load_adapter(self, name: str, path: str, digest: str) -> None:
-        """As `AdapterExecutor`'s. Raises Unsupported if the executor loads no adapters."""
+        """As `LoraExecutor`'s. Raises Unsupported if the executor loads no adapters."""
         await self._run(lambda guard: _adapters(guard).load_adapter(name, path, digest))
 
     async def prepare_adapter(self, name: str, path: str, digest: str) -> None:
@@ -418,7 +418,7 @@ async def _typed(call: Callable[[StepGuard], Coroutine[Any, Any, T]], guard: Ste
         raise failure from error
 
 
-def _adapters(guard: StepGuard) -> AdapterExecutor:
-    if not isinstance(guard.executor, AdapterExecutor):
+def _adapters(guard: StepGuard) -> LoraExecutor:
+    if not isinstance(guard.executor, LoraExecutor):
         raise Unsupported(f"{type(guard.executor).__name__} loads no adapters")
     return guard.executor

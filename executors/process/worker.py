@@ -9,12 +9,12 @@ from collections.abc import Callable
 
 from executors import registry
 from executors.contract import (
-    AdapterExecutor,
     BatchModelExecutor,
     ExecutorConfig,
     ExecutorDied,
     ExecutorError,
     InvalidInput,
+    LoraExecutor,
     ModelExecutor,
     StepFailed,
     Unsupported,
@@ -293,13 +293,13 @@ def _facts(executor: ModelExecutor) -> m.Ready:
         kv_capacity=executor.kv_capacity(),
         native_unified_decode=executor.supports_native_unified_decode(),
         optimal_batch_size=optimal,
-        adapters=isinstance(executor, AdapterExecutor),
+        adapters=isinstance(executor, LoraExecutor),
         pace=executor.pace(),
     )
 
 
-def _adapters(executor: ModelExecutor) -> AdapterExecutor:
-    if not isinstance(executor, AdapterExecutor):
+def _adapters(executor: ModelExecutor) -> LoraExecutor:
+    if not isinstance(executor, LoraExecutor):
         raise Unsupported(f"{type(executor).__name__} loads no adapters")
     return executor
 

@@ -18,7 +18,7 @@ import torch
 from executors.llm.device.table import device_of
 from executors.llm.memory.kv_cache import KvCache
 from executors.llm.model.api import Attend
-from executors.llm.row_loras import RowAdapters
+from executors.llm.row_loras import RowLoras
 from executors.llm.step.runner import ModelRunner
 from executors.llm.step_arrays import StepArrays
 
@@ -81,7 +81,7 @@ class Qwen3Runner(ModelRunner):
         return self.decode_runner.decode(step, token_ids)
 
     def forward_packed(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend, adapters: RowAdapters | None = None
+        self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend, adapters: RowLoras | None = None
     ) -> torch.Tensor:  # fmt: skip
         """See `ModelRunner.forward_packed`. Graphs are captured of this call."""
         if self.decode_runner is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import cast
 
-from executors.contract import AdapterExecutor
+from executors.contract import LoraExecutor
 from executors.testing.conformance_kit import (
     GREEDY,
     DrivenSequence,
@@ -26,14 +26,14 @@ _NUM = 5  # tokens that each comparison samples
 NO_ADAPTERS = "the executor loads no adapters, or none were given"
 
 
-def _executor(kit: Kit) -> AdapterExecutor:
-    return cast(AdapterExecutor, kit.executor)
+def _executor(kit: Kit) -> LoraExecutor:
+    return cast(LoraExecutor, kit.executor)
 
 
 async def loaded(kit: Kit, num: int = 2) -> list[LoraSource]:
     """The first `num` adapters of the caller, loaded. Raises NotApplicable."""
     executor = kit.executor
-    loads = getattr(executor, "supports_adapters", isinstance(executor, AdapterExecutor))
+    loads = getattr(executor, "supports_adapters", isinstance(executor, LoraExecutor))
     if not loads or len(kit.adapters) < num:
         raise NotApplicable(NO_ADAPTERS)
     for one in kit.adapters[:num]:
@@ -197,7 +197,7 @@ async def an_adapter_outlives_its_executor(kit: Kit) -> None:
     other = kit.make()
     try:
         driver = await Driver.start(other, 1)
-        await cast(AdapterExecutor, other).load_adapter(*a)
+        await cast(LoraExecutor, other).load_adapter(*a)
         seq = driver.add(prompt, kit.drawn(4), output=whole.output[:_NUM], adapter=a.name)
         await driver.prefill(seq)
         await driver.decode(_NUM - 1, seq)

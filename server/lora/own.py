@@ -16,9 +16,9 @@ import structlog
 
 from engine.errors import EngineError
 from executors.contract import ConfigError
-from server.lora.registry import EngineLike, PackedAdapter
+from server.lora.registry import EngineLike, PackedLora
 from server.lora.start import uses_adapters
-from server.lora.store import AdapterStore
+from server.lora.store import LoraStore
 from server.model_files.ollama_package import Package
 from server.settings.load import SettingsError
 from server.settings.table import Settings
@@ -50,11 +50,11 @@ def with_own_adapter(settings: Settings, package: Package, rank_of: Callable[[Pa
 
 
 async def load_own_adapter(
-    engine: EngineLike, package: Package, model: ServedModel, pack: Callable[[Path, Path, str], PackedAdapter]
+    engine: EngineLike, package: Package, model: ServedModel, pack: Callable[[Path, Path, str], PackedLora]
 ) -> ServedModel:
     """Copy the package's adapter and load it. Returns the model with it. Raises ConfigError naming its file."""
     assert package.adapter is not None
-    store = AdapterStore()
+    store = LoraStore()
     atexit.register(store.close)
     place, shown = store.place(), shown_name(package)
     place.mkdir(mode=0o700)

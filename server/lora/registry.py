@@ -1,4 +1,4 @@
-"""`AdapterRegistry`: the names of adapters, and the model that answers for each.
+"""`LoraRegistry`: the names of adapters, and the model that answers for each.
 
 A name stands for one content at a time. Loading under a used name makes the name stand for the new content; streams that began
 before go on with the old one, which the engine keeps until the last of them has ended. Two names may share a content.
@@ -32,7 +32,7 @@ from server.lora.files import (
     shown_name,
     weights_file,
 )
-from server.lora.store import AdapterStore
+from server.lora.store import LoraStore
 from server.state.server_state import ServedModel
 from server.templates.template import ChatTemplate
 
@@ -45,7 +45,7 @@ MOST_BYTES = 8 << 30
 """Of an adapter's weights: rank 256 on all linears of a 70B model has 6.6 GB in float16."""
 
 
-class PackedAdapter(Protocol):
+class PackedLora(Protocol):
     """An adapter that was read and put into one file."""
 
     @property
@@ -69,7 +69,7 @@ class PackedAdapter(Protocol):
         """A sentence for each thing in its files that is not used."""
 
 
-Pack = Callable[[Path, Path, str], PackedAdapter]
+Pack = Callable[[Path, Path, str], PackedLora]
 """Reads the adapter in a folder and writes it as one file into another; the text is the name of its weights in messages. Raises
 ConfigError."""
 
@@ -78,10 +78,10 @@ class EngineLike(Protocol):
     """The part of `engine.core.engine.EngineCore` that adapters need."""
 
     async def add_adapter(self, digest: str, path: str, forgotten: Callable[[], None]) -> bool:
-        """See `Adapters.add`."""
+        """See `Loras.add`."""
 
     def drop_adapter(self, digest: str) -> None:
-        """See `Adapters.drop`."""
+        """See `Loras.drop`."""
 
     def adapter_uses(self) -> list[LoraUse]:
         """Known adapters by digest."""
@@ -102,7 +102,7 @@ class ServedLora:
 
     name: str
     root: str
-    packed: PackedAdapter
+    packed: PackedLora
     model: ServedModel
     created: int
     on_demand: bool
@@ -114,7 +114,7 @@ class ServedLora:
         return self.packed.notes
 
 
-class AdapterRegistry:
+class LoraRegistry:
     """One for a server. Belongs to its event loop; files are read and written on threads."""
 
     def __init__(
@@ -122,7 +122,7 @@ class AdapterRegistry:
         engine: EngineLike,
         model: ServedModel,
         names: tuple[str, ...],
-        store: AdapterStore,
+        store: LoraStore,
         pack: Pack,
         text_side: TextSide,
         *,
@@ -245,9 +245,7 @@ class AdapterRegistry:
         log.info(f"adapter {name} loaded", path=said, rank=packed.rank, digest=packed.digest[:12])
         return made
 
-    def _read(
-        self, folder: Path, place: Path, root: Path | None, said: str
-    ) -> tuple[PackedAdapter, str | None]:
+    def _read(self, folder: Path, place: Path, root: Path | None, said: str) -> tuple[PackedLora, str | None]:
         """Copy and check the files, and find the adapter's own chat template. Copies of what is read once are removed."""
         copy_files(folder, place, MOST_BYTES, root)
         file = weights_file(folder)

@@ -11,7 +11,7 @@ from executors.contract import ConfigError
 from server.hub import HubModel, hub_name
 from server.lora.files import check_present, shown_name, weights_file
 from server.lora.modules import LoraModule
-from server.lora.registry import AdapterRegistry
+from server.lora.registry import LoraRegistry
 from server.model_files.prepared import is_gguf
 from server.settings.load import SettingsError
 from server.settings.table import Settings
@@ -75,7 +75,7 @@ def _place(module: LoraModule, download_dir: str | None) -> Path | HubModel:
 
 
 async def load_modules(
-    registry: AdapterRegistry,
+    registry: LoraRegistry,
     modules: Sequence[LoraModule],
     fetch: Callable[[HubModel], Awaitable[Path]],
     download_dir: str | None,

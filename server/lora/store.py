@@ -19,7 +19,7 @@ from server.model_files.private_cache import private_folder
 _LOCK = "lock"
 
 
-class AdapterStore:
+class LoraStore:
     """A folder for one server. Raises ConfigError if there is no place for one."""
 
     def __init__(self) -> None:

@@ -28,7 +28,7 @@ from server.remote.replicas.figures import IngressMetrics
 from server.remote.replicas.fleet import Fleet, Member, Transport
 from server.remote.replicas.router import Router
 from server.remote.replicas.routes import router_of
-from server.remote.workers.remote_parts import DeclaredExecutor, RemoteAdapters
+from server.remote.workers.remote_parts import DeclaredExecutor, RemoteLoras
 from server.settings.load import SettingsError
 from server.settings.table import Settings
 from server.startup import banner
@@ -201,7 +201,7 @@ class Ingress:
         state.judge = GrammarJudge(tokenizer, facts.info.logits_width)
         if facts.adapters is not None:
             served_by = models_of_adapters(settings, state.threads, text, model)
-            adapters = RemoteAdapters(member.questions, served_by, facts.max_loras, False)
+            adapters = RemoteLoras(member.questions, served_by, facts.max_loras, False)
             await adapters.replace(facts.adapters)
             state.adapters = adapters
         state.model = model

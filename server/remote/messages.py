@@ -26,7 +26,7 @@ class WireFault(msgspec.Struct, array_like=True):
     retry_after: int | None
 
 
-class AdapterFacts(msgspec.Struct, array_like=True):
+class LoraFacts(msgspec.Struct, array_like=True):
     """An adapter and what answers under its name. `template`: the source of its own chat template; `notes`: what of its files is
     not used."""
 
@@ -75,7 +75,7 @@ class Serve(msgspec.Struct, tag=3, array_like=True):
     stores: bool
     drafts: bool
     max_loras: int
-    adapters: list[AdapterFacts] | None
+    adapters: list[LoraFacts] | None
     own_adapter: str | None = None
 
 
@@ -169,10 +169,10 @@ class Body(msgspec.Struct, tag=7, array_like=True):
     failed: bool = False
 
 
-class Adapters(msgspec.Struct, tag=8, array_like=True):
+class Loras(msgspec.Struct, tag=8, array_like=True):
     """All adapters, as they are from now on."""
 
-    adapters: list[AdapterFacts]
+    adapters: list[LoraFacts]
 
 
 class Sync(msgspec.Struct, tag=9, array_like=True):
@@ -191,7 +191,7 @@ class Stop(msgspec.Struct, tag=11, array_like=True):
     hurry: bool
 
 
-ToWorker = Setup | ModelAt | Serve | Deltas | Reply | Head | Body | Adapters | Sync | Drain | Stop
+ToWorker = Setup | ModelAt | Serve | Deltas | Reply | Head | Body | Loras | Sync | Drain | Stop
 
 # -- worker -> server ----------------------------------------------------------------------------------------------------
 
@@ -293,13 +293,13 @@ class GetItem(msgspec.Struct, tag=5, array_like=True):
     id: str
 
 
-class FindAdapter(msgspec.Struct, tag=6, array_like=True):
-    """`AdapterRegistry.find`; the table of adapters comes before the answer."""
+class FindLora(msgspec.Struct, tag=6, array_like=True):
+    """`LoraRegistry.find`; the table of adapters comes before the answer."""
 
     name: str
 
 
-Question = CheckGrammar | PrepareGrammar | PutResponse | GetResponse | GetItem | FindAdapter
+Question = CheckGrammar | PrepareGrammar | PutResponse | GetResponse | GetItem | FindLora
 
 
 class Ask(msgspec.Struct, tag=8, array_like=True):

@@ -32,8 +32,8 @@ from server.remote.workers.remote_core import RemoteCore
 from server.remote.workers.remote_parts import (
     DeclaredExecutor,
     QuestionClient,
-    RemoteAdapters,
     RemoteJudge,
+    RemoteLoras,
     RemoteResponseStore,
     RemoteStories,
 )
@@ -145,7 +145,7 @@ class ApiWorker:
                     self._read_text_side(message)
                 case m.Serve():
                     await self._serve(message)
-                case m.Adapters():
+                case m.Loras():
                     await self._replace_adapters(message.adapters)
                 case m.Sync():
                     self._counts.report()
@@ -255,14 +255,12 @@ class ApiWorker:
         state.judge = RemoteJudge(self._questions)
         if facts.adapters is not None:
             served_by = models_of_adapters(settings, state.threads, text, model)
-            state.adapters = RemoteAdapters(
-                self._questions, served_by, facts.max_loras, settings.lora_on_demand
-            )
+            state.adapters = RemoteLoras(self._questions, served_by, facts.max_loras, settings.lora_on_demand)
             await state.adapters.replace(facts.adapters)
         state.model = model
 
-    async def _replace_adapters(self, table: list[m.AdapterFacts]) -> None:
-        if isinstance(self.state.adapters, RemoteAdapters):
+    async def _replace_adapters(self, table: list[m.LoraFacts]) -> None:
+        if isinstance(self.state.adapters, RemoteLoras):
             await self.state.adapters.replace(table)
 
     async def _drain(self) -> None:

@@ -38,9 +38,9 @@ from server.http.certificates import certificates_of
 from server.http.listener import Listener
 from server.lora.modules import read_modules
 from server.lora.own import load_own_adapter, with_own_adapter
-from server.lora.registry import AdapterRegistry
+from server.lora.registry import LoraRegistry
 from server.lora.start import check_adapter_settings, check_files, check_modules, load_modules, uses_adapters
-from server.lora.store import AdapterStore
+from server.lora.store import LoraStore
 from server.model_defaults.sampling_note import sampling_note
 from server.model_files import default_model
 from server.model_files.ollama_package import Package
@@ -161,7 +161,7 @@ class Bootstrap:
         """What was read of the directory."""
         self.pool: WorkerPool | None = None
         """The API workers; None without any."""
-        self.adapters: AdapterRegistry | None = None
+        self.adapters: LoraRegistry | None = None
         self.model_dir: Path  # known once the hub's files are there, and with it
         self.config: ExecutorConfig
         name = self.source.name if isinstance(self.source, LocalModel) else self.source.label
@@ -360,7 +360,7 @@ class Bootstrap:
             model.adapter,
         )
 
-    def _pack(self, source: Path, target: Path, shown: str) -> lora.PackedAdapter:
+    def _pack(self, source: Path, target: Path, shown: str) -> lora.PackedLora:
         return lora.pack(source, target, self.settings.max_lora_rank, shown, self.model_dir)
 
     def _check_adapter(self, source: Path, shown: str) -> None:
@@ -374,11 +374,11 @@ class Bootstrap:
             base = model.template, model.notation
             return await adapter_text_side(settings, state.threads, tokenizer, base, source)
 
-        adapters = AdapterRegistry(
+        adapters = LoraRegistry(
             core,
             model,
             self.names,
-            store := AdapterStore(),
+            store := LoraStore(),
             self._pack,
             text_side,
             max_loras=settings.max_loras,

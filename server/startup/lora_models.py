@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from server.lora.registry import AdapterRegistry
-from server.remote.messages import AdapterFacts
+from server.lora.registry import LoraRegistry
+from server.remote.messages import LoraFacts
 from server.settings.table import Settings
 from server.startup.text_side import TextSide, adapter_text_side
 from server.state.server_state import ServedModel
@@ -15,11 +15,11 @@ from server.system.worker_threads import FencedThreads
 
 def models_of_adapters(
     settings: Settings, threads: FencedThreads, text: TextSide, model: ServedModel
-) -> Callable[[AdapterFacts], Awaitable[ServedModel]]:
+) -> Callable[[LoraFacts], Awaitable[ServedModel]]:
     """Returns what makes the model that answers for an adapter, in a process that knows adapters by their facts."""
     base = model.template, model.notation
 
-    async def served_by(facts: AdapterFacts) -> ServedModel:
+    async def served_by(facts: LoraFacts) -> ServedModel:
         template, notation = base
         if facts.template is not None:
             template, notation = await adapter_text_side(
@@ -32,10 +32,10 @@ def models_of_adapters(
     return served_by
 
 
-def adapter_facts(registry: AdapterRegistry) -> list[AdapterFacts]:
+def adapter_facts(registry: LoraRegistry) -> list[LoraFacts]:
     """All adapters as API workers know them, by name."""
     return [
-        AdapterFacts(
+        LoraFacts(
             one.name,
             one.root,
             one.created,

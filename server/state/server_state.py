@@ -126,7 +126,7 @@ class GrammarJudgeLike(Protocol):
         """End the validator's process."""
 
 
-class AdapterLike(Protocol):
+class LoraLike(Protocol):
     """The part of `server.lora.registry.ServedLora` that routes use."""
 
     @property
@@ -150,23 +150,23 @@ class AdapterLike(Protocol):
         """The model that answers under this name."""
 
 
-class AdaptersLike(Protocol):
-    """The part of `server.lora.registry.AdapterRegistry` that routes and metrics use."""
+class LorasLike(Protocol):
+    """The part of `server.lora.registry.LoraRegistry` that routes and metrics use."""
 
     max_loras: int
 
-    def get(self, name: str) -> AdapterLike | None:
+    def get(self, name: str) -> LoraLike | None:
         """The adapter of this name."""
 
-    def all(self) -> Sequence[AdapterLike]:
+    def all(self) -> Sequence[LoraLike]:
         """By name."""
 
-    async def find(self, name: str) -> AdapterLike | None:
+    async def find(self, name: str) -> LoraLike | None:
         """The adapter of this name, loaded if that is allowed. Raises EngineError."""
 
 
 @runtime_checkable
-class AdapterManager(AdaptersLike, Protocol):
+class LoraManager(LorasLike, Protocol):
     """The same in the process that schedules, which alone changes the table."""
 
     async def load_below_root(self, name: str, said: str, *, replaces: bool = True) -> None:
@@ -263,7 +263,7 @@ class ServerState:
     """In an API worker: the way to the server's process. None in that process itself."""
     workers: WorkersLike | None = None
     """The API workers; None without any, and in a worker."""
-    adapters: AdaptersLike | None = None
+    adapters: LorasLike | None = None
     """LoRA adapters; None: there are none. Set with the model."""
     progress: Progress | None = None
     """Progress while loading. Written from the loading threads; a reader sees a complete value, the old or the new one."""

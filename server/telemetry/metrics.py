@@ -67,7 +67,7 @@ class _Core(Protocol):
     def stats(self) -> EngineStats: ...
 
 
-class _Adapters(Protocol):
+class _Loras(Protocol):
     max_loras: int
 
     def uses(self) -> list[tuple[str, LoraUse]]: ...
@@ -226,9 +226,9 @@ class Metrics(MetricsSink):
         """Export the gauges of this engine and the snapshots of its executor."""
         self.registry.register(_EngineCollector(core))
 
-    def watch_adapters(self, adapters: _Adapters) -> None:
+    def watch_adapters(self, adapters: _Loras) -> None:
         """Export who uses which LoRA adapter."""
-        self.registry.register(_AdapterCollector(adapters))
+        self.registry.register(_LoraCollector(adapters))
 
     def watch_workers(self, workers: _Workers) -> None:
         """Export what API workers use."""
@@ -410,10 +410,10 @@ class _WorkerCollector(Collector):
         yield resident
 
 
-class _AdapterCollector(Collector):
+class _LoraCollector(Collector):
     """LoRA adapters, by the names that clients give them."""
 
-    def __init__(self, adapters: _Adapters, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, adapters: _Loras, clock: Callable[[], float] = time.time) -> None:
         self._adapters = adapters
         self._clock = clock
 

@@ -27,11 +27,11 @@ from executors.kernels import triton_build
 from executors.kernels.lora_tiles import FEW_ROWS, LoraMatrix, LoraTiles, tile_rows
 from executors.kernels.triton import lora, stored
 from executors.kernels.triton.lora import splits_of
-from executors.llm.executor import LlmAdapterExecutor, LlmExecutor
+from executors.llm.executor import LlmExecutor, LlmLoraExecutor
 from executors.llm.kernel_support import kernel_check
 from executors.llm.lora.device import DeviceWeights, add_by_torch
 from executors.llm.lora.host import HostWeights
-from executors.llm.lora.loaded import LoadedAdapter
+from executors.llm.lora.loaded import LoadedLora
 from executors.llm.step.launched.graphs import (
     ADAPTED_ROWS,
     AT_START,
@@ -45,7 +45,7 @@ from executors.llm.step.launched.graphs import (
 )
 from executors.llm.step.launched.inputs import StepShape
 from executors.llm.step.launched.steps import LaunchedSteps
-from executors.lora import PackedAdapter, pack
+from executors.lora import PackedLora, pack
 from executors.testing.conformance import CASES, run_case
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.gguf_files import converted_checkpoint, prepared, sizes, write_gguf
@@ -77,7 +77,7 @@ HEARD = SamplingParams(temperature=0.0, logprobs=1)
 Weights = dict[str, tuple[torch.Tensor, torch.Tensor]]
 
 
-class OnDevice(FakeDeviceExecutor, LlmAdapterExecutor):
+class OnDevice(FakeDeviceExecutor, LlmLoraExecutor):
     """Torch's attention in graphs of a device that is played, layer by layer."""
 
 
@@ -126,7 +126,7 @@ def linears(path: Path) -> dict[str, tuple[int, int]]:
 
 def adapters_of(
     path: Path, folder: Path, ranks: tuple[int, ...] = RANKS
-) -> tuple[list[PackedAdapter], list[Weights]]:
+) -> tuple[list[PackedLora], list[Weights]]:
     """Adapters of these ranks, of which some leave a linear or a layer out."""
     shapes, packed, made = linears(path), [], []
     (folder / "packed").mkdir(parents=True)
@@ -151,7 +151,7 @@ def settings(
 async def started(
     kind: type[LlmExecutor],
     given: ExecutorConfig,
-    packed: list[PackedAdapter] | None = None,
+    packed: list[PackedLora] | None = None,
     graphs: bool = True,
 ) -> LlmExecutor:
     """With adapters a0, a1, ... loaded, and graphs captured: those with adapters, or all if no adapter is given."""
@@ -258,7 +258,7 @@ async def test_families(family: str, tmp_path: Path) -> None:
     packed, _ = adapters_of(path, tmp_path, (3, 16))
     asked = [(0, "a0"), (1, None), (2, "a1")]
     found = []
-    for kind, backend in ((LlmAdapterExecutor, "triton"), (LlmAdapterExecutor, "torch")):
+    for kind, backend in ((LlmLoraExecutor, "triton"), (LlmLoraExecutor, "torch")):
         executor = await started(kind, settings(path, 2, backend), packed)
         table = executor._ready().unified.states.adapters
         assert table is not None
@@ -297,7 +297,7 @@ async def test_over_quantized_models(base: str, tmp_path: Path) -> None:
         given = settings(path, 1, backend, kv_bytes=1 << 20, max_model_len=64)
         if backend == "torch":
             given = replace(given, device="cpu")
-        executor = await started(LlmAdapterExecutor, given, packed)
+        executor = await started(LlmLoraExecutor, given, packed)
         asked = [PrefillInput(Tensor.of([prompt(1, 9)], "int32"), adapter=one) for one in (None, "a0")]
         outputs = await executor.batch_prefill(asked)
         results.append([np.asarray(one.last_token_logits()) for one in outputs])
@@ -332,7 +332,7 @@ async def test_torch_computes_where_the_kernels_cannot_be_used(
     why: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     packed, _ = adapters_of(model, tmp_path)
-    expected = await heard(await started(LlmAdapterExecutor, settings(model, 8), packed), MIXED)
+    expected = await heard(await started(LlmLoraExecutor, settings(model, 8), packed), MIXED)
     if why == "no triton":
         monkeypatch.setattr(triton_build, "missing", lambda: "triton is not installed")
     else:
@@ -507,7 +507,7 @@ async def test_memory_is_taken_before_kv_is_sized(model: Path, monkeypatch: pyte
 # -- loading -----------------------------------------------------------------------------------------------------------------
 
 
-async def reloaded(executor: Any, packed: list[PackedAdapter]) -> Heard:
+async def reloaded(executor: Any, packed: list[PackedLora]) -> Heard:
     """What a name gives before and after other content was loaded under it, and what is beside it."""
     first = await heard(executor, [(1, "a0"), (2, "a1")])
     await executor.unload_adapter("a0")
@@ -520,7 +520,7 @@ async def reloaded(executor: Any, packed: list[PackedAdapter]) -> Heard:
 async def test_a_name_with_other_content(model: Path, tmp_path: Path) -> None:
     """The place is the same, and so are the graphs."""
     packed, _ = adapters_of(model, tmp_path, (16, 2, 3))
-    expected = await reloaded(await started(LlmAdapterExecutor, settings(model, 2), packed[:2]), packed)
+    expected = await reloaded(await started(LlmLoraExecutor, settings(model, 2), packed[:2]), packed)
     executor = await started(OnDevice, settings(model, 2), packed[:2])
     table = executor._ready().unified.states.adapters
     assert table is not None
@@ -532,7 +532,7 @@ async def test_a_name_with_other_content(model: Path, tmp_path: Path) -> None:
 def stale_ranks(copy: Callable[..., None]) -> Callable[..., None]:
     """Leaves the ranks of the adapter before."""
 
-    def wrong(self: DeviceWeights, found: LoadedAdapter, place: int) -> None:
+    def wrong(self: DeviceWeights, found: LoadedLora, place: int) -> None:
         before = self._ranks[place].clone()
         copy(self, found, place)
         if before.any():
@@ -544,7 +544,7 @@ def stale_ranks(copy: Callable[..., None]) -> Callable[..., None]:
 def stale_scales(copy: Callable[..., None]) -> Callable[..., None]:
     """Leaves no scale."""
 
-    def wrong(self: DeviceWeights, found: LoadedAdapter, place: int) -> None:
+    def wrong(self: DeviceWeights, found: LoadedLora, place: int) -> None:
         copy(self, found, place)
         self._scales[place] = 1.0
 
@@ -554,7 +554,7 @@ def stale_scales(copy: Callable[..., None]) -> Callable[..., None]:
 def stale_weights(copy: Callable[..., None]) -> Callable[..., None]:
     """Leaves the numbers of the adapter before."""
 
-    def wrong(self: DeviceWeights, found: LoadedAdapter, place: int) -> None:
+    def wrong(self: DeviceWeights, found: LoadedLora, place: int) -> None:
         before = self._weights[place].clone()
         copy(self, found, place)
         if before.any():
@@ -575,7 +575,7 @@ async def test_what_is_stale_after_a_reload_is_caught(
     mutant: Callable[..., Any], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packed, _ = adapters_of(model, tmp_path, (16, 2, 3))
-    expected = await reloaded(await started(LlmAdapterExecutor, settings(model, 2), packed[:2]), packed)
+    expected = await reloaded(await started(LlmLoraExecutor, settings(model, 2), packed[:2]), packed)
     monkeypatch.setattr(DeviceWeights, "_copy", mutant(DeviceWeights._copy))
     executor = await started(OnDevice, settings(model, 2), packed[:2], graphs=False)
     with pytest.raises(AssertionError):
@@ -600,7 +600,7 @@ async def test_a_step_with_another_adapter_does_not_repeat_the_one_before(
             assert driver.slots[-1] == seq.slot
         return found
 
-    expected = await played(await started(LlmAdapterExecutor, settings(model, 2), packed))
+    expected = await played(await started(LlmLoraExecutor, settings(model, 2), packed))
     assert len({str(one) for one in expected}) == 3
     executor = await started(OnDevice, settings(model, 2), packed)
     same(await played(executor), expected)
@@ -629,7 +629,7 @@ async def test_an_adapter_is_read_beside_steps_and_never_over_one_in_use(
     reading, may_go_on = threading.Event(), threading.Event()
     copy = DeviceWeights._copy
 
-    def slowly(self: DeviceWeights, found: LoadedAdapter, place: int) -> None:
+    def slowly(self: DeviceWeights, found: LoadedLora, place: int) -> None:
         reading.set()
         assert may_go_on.wait(30)
         copy(self, found, place)

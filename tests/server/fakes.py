@@ -259,7 +259,7 @@ class FakeJudge:
 
 
 @dataclass
-class FakeAdapters:
+class FakeLoras:
     """Loads whatever is asked for, and has none."""
 
     max_loras: int = 2
@@ -337,7 +337,7 @@ class House:
     def __post_init__(self) -> None:
         self.state = ServerState(self.names, Metrics(), core=self.core, judge=self.judge)
         self.state.metrics.watch(self.core)
-        self.state.adapters = FakeAdapters()
+        self.state.adapters = FakeLoras()
         self.state.model = ServedModel(
             engine=self.engine,
             tokenizer=ByteTokenizer(),

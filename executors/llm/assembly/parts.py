@@ -15,7 +15,7 @@ from executors.kernels import triton_build
 from executors.llm.device.base import Device, DeviceMemory, StepDevice
 from executors.llm.device.table import device_of
 from executors.llm.kernel_support.kernel_choice import choose_adapters, choose_attention, fuse
-from executors.llm.lora.table import AdapterTable
+from executors.llm.lora.table import LoraTable
 from executors.llm.memory import sizing
 from executors.llm.memory.kv_cache import KvCache, KvPlan, free_bytes, plan_kv
 from executors.llm.model.api import DecoderOnlyLLM, LoadedModel, PreparedModel
@@ -156,7 +156,7 @@ class Assembly:
             made.reserve(max(map(num_bytes, made.graphs.shapes)))
         return made
 
-    def _adapters(self, runner: ModelRunner, pipeline: StepPipeline) -> AdapterTable | None:
+    def _adapters(self, runner: ModelRunner, pipeline: StepPipeline) -> LoraTable | None:
         """Make room for LoRA adapters, if the configuration asks for it. Raises ConfigError for a model that has no place for
         them."""
         settings, model = self.config.optimization, self.source.model
@@ -168,7 +168,7 @@ class Assembly:
         weights = choose_adapters(
             model, runner.attention, settings.max_loras, settings.max_lora_rank, on_device
         )
-        return AdapterTable(weights, settings.max_loras, pipeline.states.slots.num_slots)
+        return LoraTable(weights, settings.max_loras, pipeline.states.slots.num_slots)
 
 
 def fitting(config: ExecutorConfig, source: LoadedModel, device: Device, group: RankGroup) -> ExecutorConfig:

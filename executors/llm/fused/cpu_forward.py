@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from executors.llm.model.decoder import Decoder
     from executors.llm.model.layers.layer import Layer
     from executors.llm.model.linear import Linear
-    from executors.llm.row_loras import KernelAdapters
+    from executors.llm.row_loras import KernelLoras
 
 _FLOAT = ctypes.c_float
 
@@ -198,7 +198,7 @@ class CpuForward:
         elif embed.dtype is not self._dtype:  # as the file has it
             embed, token_ids = embed.index_select(0, token_ids).to(self._dtype), torch.arange(tokens)
         out = torch.empty((tokens, self._hidden), dtype=self._dtype)
-        adapters, loras = cast("KernelAdapters | None", inputs.adapters), None
+        adapters, loras = cast("KernelLoras | None", inputs.adapters), None
         if adapters is not None:
             loras = (POINTER * len(adapters.addresses))(*adapters.addresses)
         call = _Call(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from executors.llm.model.layers.layer import Layer
     from executors.llm.model.layers.norms import Norm
     from executors.llm.model.linear import Linear
-    from executors.llm.row_loras import RowAdapters
+    from executors.llm.row_loras import RowLoras
 
 
 @runtime_checkable
@@ -149,7 +149,7 @@ class TritonForward:
         )  # fmt: skip
         return attend.attend(index, q).view(len(q), -1)
 
-    def _mlp(self, index: int, x: torch.Tensor, adapters: RowAdapters | None) -> torch.Tensor:
+    def _mlp(self, index: int, x: torch.Tensor, adapters: RowLoras | None) -> torch.Tensor:
         mlp = self._mlps[index]
         if not isinstance(mlp, Mlp):
             return mlp(x)
@@ -161,7 +161,7 @@ class TritonForward:
         )
 
 
-def _product(linear: Linear, x: torch.Tensor, adapters: RowAdapters | None) -> torch.Tensor:
+def _product(linear: Linear, x: torch.Tensor, adapters: RowLoras | None) -> torch.Tensor:
     """Compute a linear layer with the adapters of the rows."""
     out = linear(x)
     if adapters is not None:

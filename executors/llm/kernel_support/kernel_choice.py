@@ -34,7 +34,7 @@ from executors.llm.device.table import device_of
 from executors.llm.fused import cpu_forward
 from executors.llm.lora.device import DeviceWeights
 from executors.llm.lora.host import HostWeights
-from executors.llm.lora.table import AdapterWeights
+from executors.llm.lora.table import LoraWeights
 from executors.llm.model.caches import KvSpec
 from executors.llm.model.decoder import Decoder
 
@@ -180,7 +180,7 @@ def own_attention(spec: KvSpec, deterministic: bool = False) -> TritonAttention:
 
 def choose_adapters(
     model: Decoder, backend: AttentionBackend, most: int, max_rank: int, on_device: bool = False
-) -> AdapterWeights:
+) -> LoraWeights:
     """Choose where `most` LoRA adapters of rank `max_rank` lie and what computes them. Call it after `fuse`.
 
     On a CPU, unless steps run `on_device` or by Triton kernels: the machine's memory, and the CPU kernels or torch. Else: the

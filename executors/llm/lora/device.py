@@ -21,8 +21,8 @@ import torch
 from executors.contract.errors import ConfigError
 from executors.kernels.lora_tiles import MOST_PARTS, PART_WORDS, LoraMatrix, LoraTiles, in_tiles, tile_rows
 from executors.llm.device.table import device_of
-from executors.llm.lora.loaded import LoadedAdapter, load_adapter
-from executors.llm.lora.table import Adapter
+from executors.llm.lora.loaded import LoadedLora, load_adapter
+from executors.llm.lora.table import Lora
 from executors.llm.model.decoder import Decoder
 from executors.llm.row_loras import Product
 
@@ -33,7 +33,7 @@ _ALIGN = 64
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceAdapter:
+class DeviceLora:
     """An adapter at its place."""
 
     rank: int
@@ -41,7 +41,7 @@ class DeviceAdapter:
 
 
 class DeviceWeights:
-    """The `AdapterWeights` of a decoder on a device."""
+    """The `LoraWeights` of a decoder on a device."""
 
     def __init__(
         self, decoder: Decoder, places: int, max_rank: int, add: Add | None = None, why: str = ""
@@ -100,21 +100,21 @@ class DeviceWeights:
 
     # -- adapters --------------------------------------------------------------------------------------------------------
 
-    def read(self, path: Path, digest: str, place: int) -> DeviceAdapter:
-        """See `AdapterWeights`. Raises ConfigError also for a rank above the highest."""
+    def read(self, path: Path, digest: str, place: int) -> DeviceLora:
+        """See `LoraWeights`. Raises ConfigError also for a rank above the highest."""
         found = load_adapter(self._decoder, path, digest, grouped=False)
         if found.rank > self.max_rank:
             raise ConfigError(f"{path.name}: rank {found.rank}; max_lora_rank is {self.max_rank}")
         self._copy(found, place)
-        return DeviceAdapter(found.rank, found.num_bytes)
+        return DeviceLora(found.rank, found.num_bytes)
 
-    def blank(self, place: int) -> DeviceAdapter:
+    def blank(self, place: int) -> DeviceLora:
         """Make an adapter of the highest rank at a place, which changes nothing and costs what others cost."""
         self._ranks[place].fill_(self.max_rank)
         self._scales[place].zero_()
-        return DeviceAdapter(self.max_rank, self._stride * self._weights.itemsize)
+        return DeviceLora(self.max_rank, self._stride * self._weights.itemsize)
 
-    def _copy(self, found: LoadedAdapter, place: int) -> None:
+    def _copy(self, found: LoadedLora, place: int) -> None:
         """Copy an adapter to its place, and wait until it is there."""
         ranks = torch.zeros(self._ranks.shape[1], dtype=torch.int32)
         scales = torch.zeros(self._scales.shape[1])
@@ -133,8 +133,8 @@ class DeviceWeights:
 
     # -- rows ------------------------------------------------------------------------------------------------------------
 
-    def rows(self, places: np.ndarray, adapters: Mapping[int, Adapter]) -> HostRows:
-        """See `AdapterWeights`."""
+    def rows(self, places: np.ndarray, adapters: Mapping[int, Lora]) -> HostRows:
+        """See `LoraWeights`."""
         return HostRows(self, places)
 
     def bind(self, tiles: LoraTiles) -> DeviceRows:
@@ -156,14 +156,14 @@ class DeviceWeights:
 
 
 class DeviceRows:
-    """The `RowAdapters` of a step whose rows are described on the device."""
+    """The `RowLoras` of a step whose rows are described on the device."""
 
     def __init__(self, weights: DeviceWeights, tiles: LoraTiles) -> None:
         self._weights = weights
         self._tiles = tiles
 
     def extra(self, linear: Product, x: torch.Tensor) -> torch.Tensor | None:
-        """See `RowAdapters`."""
+        """See `RowLoras`."""
         if not self._weights.serves(linear):
             return None
         found = torch.zeros(len(x), linear.outputs, dtype=torch.float32, device=x.device)
@@ -171,16 +171,16 @@ class DeviceRows:
         return found
 
     def add(self, linear: Product, x: torch.Tensor, out: torch.Tensor) -> None:
-        """See `RowAdapters`."""
+        """See `RowLoras`."""
         self._weights.add(linear, self._tiles, x, out)
 
     def padded(self, rows: int) -> DeviceRows:
-        """See `RowAdapters`. Rows that no tile names have none."""
+        """See `RowLoras`. Rows that no tile names have none."""
         return self
 
 
 class HostRows(DeviceRows):
-    """The `StepAdapters` of a step: one copy to the device."""
+    """The `StepLoras` of a step: one copy to the device."""
 
     def __init__(self, weights: DeviceWeights, places: np.ndarray) -> None:
         """`places` int64 [T] of the rows' adapters, -1 for none."""
@@ -191,7 +191,7 @@ class HostRows(DeviceRows):
         self._places = places
 
     def subset(self, rows: np.ndarray) -> HostRows:
-        """See `StepAdapters`."""
+        """See `StepLoras`."""
         return HostRows(self._weights, self._places[rows])
 
 

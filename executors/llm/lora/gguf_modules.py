@@ -12,7 +12,7 @@ from executors.llm.model.config import DecoderConfig
 from executors.llm.model.families import family_of
 from executors.llm.model.gguf_config import served_by
 from executors.llm.model.gguf_names import names_of_weight
-from executors.lora import AdapterFile, Module
+from executors.lora import LoraFile, Module
 
 _SAME_LAYOUT = {
     "llama": ("llama", "mistral", "mixtral", "mistral3_text"),
@@ -38,7 +38,7 @@ class GgufModules:
         return replace(module, b=np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(module.b.shape))
 
 
-def gguf_modules(file: AdapterFile, config: DecoderConfig) -> GgufModules:
+def gguf_modules(file: LoraFile, config: DecoderConfig) -> GgufModules:
     """Map the modules of an adapter; `config`: of the whole model. Raises ConfigError for another architecture than the model's,
     and for a module that is no single weight of it."""
     arch, family = str(file.architecture), config.family.name

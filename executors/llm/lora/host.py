@@ -11,34 +11,34 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from executors.llm.lora.loaded import LoadedAdapter, load_adapter
-from executors.llm.lora.table import Adapter
+from executors.llm.lora.loaded import LoadedLora, load_adapter
+from executors.llm.lora.table import Lora
 from executors.llm.model.decoder import Decoder
 from executors.llm.row_loras import Product
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterRows:
-    """The `KernelAdapters` of a step. `of_row` int64 [T]: the number in `loaded` of each row's adapter, -1 for none."""
+class LoraRows:
+    """The `KernelLoras` of a step. `of_row` int64 [T]: the number in `loaded` of each row's adapter, -1 for none."""
 
     of_row: torch.Tensor
-    loaded: tuple[LoadedAdapter, ...]
+    loaded: tuple[LoadedLora, ...]
 
     @property
     def addresses(self) -> list[int]:
-        """See `KernelAdapters`."""
+        """See `KernelLoras`."""
         return [one.address for one in self.loaded]
 
-    def subset(self, rows: np.ndarray) -> AdapterRows:
+    def subset(self, rows: np.ndarray) -> LoraRows:
         """Of some rows, in that order."""
-        return AdapterRows(self.of_row.index_select(0, torch.from_numpy(rows)), self.loaded)
+        return LoraRows(self.of_row.index_select(0, torch.from_numpy(rows)), self.loaded)
 
-    def padded(self, rows: int) -> AdapterRows:
+    def padded(self, rows: int) -> LoraRows:
         """With rows that have none behind them, `rows` in all."""
-        return AdapterRows(F.pad(self.of_row, (0, rows - len(self.of_row)), value=-1), self.loaded)
+        return LoraRows(F.pad(self.of_row, (0, rows - len(self.of_row)), value=-1), self.loaded)
 
     def extra(self, linear: Product, x: torch.Tensor) -> torch.Tensor | None:
-        """See `RowAdapters`."""
+        """See `RowLoras`."""
         found: torch.Tensor | None = None
         for place, adapter in enumerate(self.loaded):
             parts = adapter.parts(linear)
@@ -56,25 +56,25 @@ class AdapterRows:
         return found
 
     def add(self, linear: Product, x: torch.Tensor, out: torch.Tensor) -> None:
-        """See `RowAdapters`."""
+        """See `RowLoras`."""
         extra = self.extra(linear, x)
         if extra is not None:
             out.copy_(out.float() + extra)
 
 
 class HostWeights:
-    """The `AdapterWeights` of a decoder on a CPU."""
+    """The `LoraWeights` of a decoder on a CPU."""
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
 
-    def read(self, path: Path, digest: str, place: int) -> LoadedAdapter:
-        """See `AdapterWeights`."""
+    def read(self, path: Path, digest: str, place: int) -> LoadedLora:
+        """See `LoraWeights`."""
         return load_adapter(self._decoder, path, digest)
 
-    def rows(self, places: np.ndarray, adapters: Mapping[int, Adapter]) -> AdapterRows:
-        """See `AdapterWeights`."""
+    def rows(self, places: np.ndarray, adapters: Mapping[int, Lora]) -> LoraRows:
+        """See `LoraWeights`."""
         used = np.unique(places[places >= 0])
         of_row = np.where(places < 0, -1, np.searchsorted(used, places))
-        loaded = tuple(cast(LoadedAdapter, adapters[place]) for place in used.tolist())
-        return AdapterRows(torch.from_numpy(of_row), loaded)
+        loaded = tuple(cast(LoadedLora, adapters[place]) for place in used.tolist())
+        return LoraRows(torch.from_numpy(of_row), loaded)

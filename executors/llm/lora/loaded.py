@@ -1,4 +1,4 @@
-"""`LoadedAdapter`: an adapter in memory, fitted to the linear layers of a decoder."""
+"""`LoadedLora`: an adapter in memory, fitted to the linear layers of a decoder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from executors.llm.model.linear import Linear
 from executors.llm.model.names import wrapped_name
 from executors.llm.model.places import Place
 from executors.llm.row_loras import Product
-from executors.lora import AdapterFile, Module, read_adapter
+from executors.lora import LoraFile, Module, read_adapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Fit:
     gguf: GgufModules | None
 
 
-def fit(decoder: Decoder, file: AdapterFile) -> Fit:
+def fit(decoder: Decoder, file: LoraFile) -> Fit:
     """Find the weights of an adapter's modules by names and sizes; no number is read, and the decoder may be on the meta device.
     Raises ConfigError for modules that the model does not have, or has in other sizes."""
     places = {name.removesuffix(".weight"): place for name, place in decoder.places().items()}
@@ -73,10 +73,10 @@ def fit(decoder: Decoder, file: AdapterFile) -> Fit:
     return Fit(targets, cuts, gguf)
 
 
-class LoadedAdapter:
+class LoadedLora:
     """The parts by linear layer, and the structures that the CPU kernels read."""
 
-    def __init__(self, decoder: Decoder, file: AdapterFile, grouped: bool | None = None) -> None:
+    def __init__(self, decoder: Decoder, file: LoraFile, grouped: bool | None = None) -> None:
         """Read a file, of which a rank keeps its part. `grouped`: B lies as the CPU kernels read it; by default if one call
         computes the decoder. Raises ConfigError for modules that the model does not have, or has in other sizes."""
         grouped = decoder.fused if grouped is None else grouped
@@ -123,19 +123,19 @@ class LoadedAdapter:
         return made
 
 
-def load_adapter(decoder: Decoder, path: Path, digest: str, grouped: bool | None = None) -> LoadedAdapter:
-    """Load a file for this decoder and check its digest; see `LoadedAdapter`."""
-    return LoadedAdapter(decoder, read_adapter(path, digest), grouped)
+def load_adapter(decoder: Decoder, path: Path, digest: str, grouped: bool | None = None) -> LoadedLora:
+    """Load a file for this decoder and check its digest; see `LoadedLora`."""
+    return LoadedLora(decoder, read_adapter(path, digest), grouped)
 
 
-def _usual_names(decoder: Decoder, file: AdapterFile, places: Collection[str]) -> dict[str, str]:
+def _usual_names(decoder: Decoder, file: LoraFile, places: Collection[str]) -> dict[str, str]:
     """Usual names of the modules, those of other stages included."""
     known = {*places, *(name.removesuffix(".weight") for name in decoder.elsewhere)}
     return {name: wrapped_name(decoder.config.family, name, known) for name in file.names}
 
 
 def _target(
-    place: Place | None, cut: Cut | None, served: Mapping[int, Linear], file: AdapterFile, name: str
+    place: Place | None, cut: Cut | None, served: Mapping[int, Linear], file: LoraFile, name: str
 ) -> Place:
     where = f"{file.shown}: {name[:200]}"
     if place is None:

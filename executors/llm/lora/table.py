@@ -1,4 +1,4 @@
-"""`AdapterTable`: the loaded adapters by name, and which of them the sequences have.
+"""`LoraTable`: the loaded adapters by name, and which of them the sequences have.
 
 Each adapter has a place, 0 .. most - 1, from when it is read until it is unloaded: a device has memory for one at each.
 """
@@ -14,10 +14,10 @@ from typing import Protocol
 import numpy as np
 
 from executors.contract import InvalidInput, OutOfMemory, SnapshotValue
-from executors.llm.row_loras import StepAdapters
+from executors.llm.row_loras import StepLoras
 
 
-class Adapter(Protocol):
+class Lora(Protocol):
     """An adapter in memory."""
 
     @property
@@ -29,26 +29,26 @@ class Adapter(Protocol):
         """Bytes of its numbers."""
 
 
-class AdapterWeights(Protocol):
+class LoraWeights(Protocol):
     """The memory of adapters, and what rows of a step are computed with: `HostWeights`, `DeviceWeights`."""
 
-    def read(self, path: Path, digest: str, place: int) -> Adapter:
+    def read(self, path: Path, digest: str, place: int) -> Lora:
         """Read an adapter into a place that no step uses. Steps may run meanwhile, on another thread. Raises ConfigError,
         OutOfMemory."""
 
-    def rows(self, places: np.ndarray, adapters: Mapping[int, Adapter]) -> StepAdapters:
+    def rows(self, places: np.ndarray, adapters: Mapping[int, Lora]) -> StepLoras:
         """Return the adapters of rows, int64 [T] places, -1 for none; `adapters` are those by place."""
 
 
-class AdapterTable:
+class LoraTable:
     """At most `most` adapters, the one that was prepared last included. Changed between steps only, but for `prepare`."""
 
-    def __init__(self, weights: AdapterWeights, most: int, num_slots: int) -> None:
+    def __init__(self, weights: LoraWeights, most: int, num_slots: int) -> None:
         self.weights = weights
         self.most = most
-        self._loaded: dict[str, tuple[int, Adapter]] = {}
+        self._loaded: dict[str, tuple[int, Lora]] = {}
         """Place and adapter by name."""
-        self._prepared: tuple[str, int, Adapter] | None = None
+        self._prepared: tuple[str, int, Lora] | None = None
         """Digest, place and adapter."""
         self._reading = threading.Lock()
         self._taking = threading.Lock()
@@ -92,7 +92,7 @@ class AdapterTable:
             raise OutOfMemory(f"{len(self._loaded)} adapters are loaded, as many as there is room for")
 
     @contextmanager
-    def blanks(self, make: Callable[[int], Adapter]) -> Iterator[None]:
+    def blanks(self, make: Callable[[int], Lora]) -> Iterator[None]:
         """While none is loaded: within, there are as many as there may be, named by `blank_name`, for steps that are tried out.
         `make` returns the one at a place."""
         if self._loaded:
@@ -130,16 +130,16 @@ class AdapterTable:
         self._slots = [None] * len(self._slots)
         self._places[:] = -1
 
-    def rows(self, names: list[str | None], lengths: np.ndarray) -> StepAdapters | None:
+    def rows(self, names: list[str | None], lengths: np.ndarray) -> StepLoras | None:
         """The adapters of items with so many rows each; None if none has one."""
         places = [-1 if name is None else self._loaded[name][0] for name in names]
         return self._rows(np.array(places, np.int64), lengths)
 
-    def rows_of_slots(self, slots: np.ndarray, lengths: np.ndarray) -> StepAdapters | None:
+    def rows_of_slots(self, slots: np.ndarray, lengths: np.ndarray) -> StepLoras | None:
         """The same for items in these slots."""
         return self._rows(self._places[slots].astype(np.int64), lengths)
 
-    def _rows(self, places: np.ndarray, lengths: np.ndarray) -> StepAdapters | None:
+    def _rows(self, places: np.ndarray, lengths: np.ndarray) -> StepLoras | None:
         if (places < 0).all():
             return None
         return self.weights.rows(np.repeat(places, lengths), dict(self._loaded.values()))

@@ -10,7 +10,7 @@ import torch
 
 from executors.contract.status import ModelInfo
 from executors.llm.model.caches import CacheSpec
-from executors.llm.row_loras import RowAdapters
+from executors.llm.row_loras import RowLoras
 
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """(layer, q [T, heads, head_dim], k, v [T, kv_heads, head_dim]) -> [T, heads, head_dim]; writes k and v to the cache."""
@@ -42,7 +42,7 @@ class ForwardInput:
     positions: torch.Tensor
     attend: Attend
     wanted: torch.Tensor | None = None
-    adapters: RowAdapters | None = None
+    adapters: RowLoras | None = None
     states: StepStates | None = None
 
 

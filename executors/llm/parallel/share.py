@@ -12,7 +12,7 @@ from executors.llm.model.layers.norms import Norm
 from executors.llm.model.linear import Linear
 from executors.llm.parallel.ranks import Ranks
 from executors.llm.parallel.shard import Shard
-from executors.llm.row_loras import RowAdapters
+from executors.llm.row_loras import RowLoras
 
 
 class RankShare(Share):
@@ -38,7 +38,7 @@ class RankShare(Share):
         ]
 
     def product(
-        self, linear: Linear, x: torch.Tensor, adapters: RowAdapters | None, of: Literal["attention", "mlp"]
+        self, linear: Linear, x: torch.Tensor, adapters: RowLoras | None, of: Literal["attention", "mlp"]
     ) -> torch.Tensor:
         """A sublayer's second matrix: of this rank alone, from the columns of all ranks, or as a sum over ranks."""
         shard = self._shard

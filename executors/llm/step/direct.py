@@ -15,7 +15,7 @@ from executors.contract import DecodeInput, DecodeOutput, LogitsMode, PrefillInp
 from executors.contract.batch import KvCacheHandle, SampledToken, SamplingParams
 from executors.contract.errors import InvalidInput, ItemFault, StepFailed, Unsupported
 from executors.contract.tensor import Tensor
-from executors.llm.lora.table import AdapterTable
+from executors.llm.lora.table import LoraTable
 from executors.llm.memory.kv_cache import KvCache
 from executors.llm.model.caches import kv_group
 from executors.llm.sampling.edits import EditsBuilder, LogitEdits, Shaper
@@ -69,7 +69,7 @@ class DirectRunner:
         self.runner = runner
         self.max_model_len = max_model_len
         self.logits_width = logits_width
-        self.adapters: AdapterTable | None = None
+        self.adapters: LoraTable | None = None
         """LoRA adapters, if the executor has any."""
 
     @torch.inference_mode()

@@ -23,7 +23,7 @@ import torch
 
 from executors.contract.batch import UnifiedBatch, UnifiedOutput
 from executors.llm.lora.device import DeviceWeights
-from executors.llm.lora.table import AdapterTable
+from executors.llm.lora.table import LoraTable
 from executors.llm.step.pending_steps import ComputedStep, PendingStep
 from executors.llm.step.runner import ModelRunner
 from executors.llm.step.sampling import SampledRows
@@ -84,7 +84,7 @@ class Launch(SlotPart, Protocol):
     def start(self, batch: UnifiedBatch) -> PendingStep | None:
         """Launch a step that was taken in; None if the host is needed within it."""
 
-    def use_adapters(self, table: AdapterTable) -> None:
+    def use_adapters(self, table: LoraTable) -> None:
         """Use LoRA adapters. Called once, before the first step."""
 
     def trial(self) -> contextlib.AbstractContextManager[None]:
@@ -143,7 +143,7 @@ class StepPipeline:
         weights = None if self.states.adapters is None else self.states.adapters.weights
         return (*notes, weights.note) if isinstance(weights, DeviceWeights) else notes
 
-    def use_adapters(self, table: AdapterTable) -> None:
+    def use_adapters(self, table: LoraTable) -> None:
         """Use LoRA adapters. Called once, before the first step."""
         self.states.adapters = table
         if self.launched is not None:

@@ -19,7 +19,7 @@ from executors.llm.model.api import (
     UnifiedModel,
 )
 from executors.llm.model.caches import kv_group, state_group
-from executors.llm.row_loras import RowAdapters
+from executors.llm.row_loras import RowLoras
 from executors.llm.step_arrays import StepArrays
 
 LOGITS_CHUNK = 256
@@ -81,7 +81,7 @@ class ModelRunner:
         return self._unified is not None
 
     def forward_packed(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend, adapters: RowAdapters | None = None
+        self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend, adapters: RowLoras | None = None
     ) -> torch.Tensor:  # fmt: skip
         """Compute hidden states [T, hidden] of tokens on the device, `token_ids` and `positions` int [T], without
         synchronising with the host. `attend` writes the KV; `adapters` of the rows, None if no row has one."""

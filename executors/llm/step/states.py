@@ -10,7 +10,7 @@ import torch
 from executors.contract.batch import Drafts, SequenceStart, UnifiedBatch, UnifiedOutput
 from executors.contract.errors import InvalidInput
 from executors.contract.slots import SlotTable
-from executors.llm.lora.table import AdapterTable
+from executors.llm.lora.table import LoraTable
 from executors.llm.memory.kv_cache import lazy_zeros
 from executors.llm.sampling.edits import SlotShapers
 from executors.llm.sampling.grammar import GrammarCompiler
@@ -65,7 +65,7 @@ class SequenceStates:
         """Shaping state of slots whose settings change single logits, token counts included."""
         self.grammars = SlotGrammars(compiler)
         self.pool = lazy_zeros((num_slots + 1, max_model_len + 1), torch.int32, device)
-        self.adapters: AdapterTable | None = None
+        self.adapters: LoraTable | None = None
         """LoRA adapters, if the executor has any."""
         self.companion: Companion | None = None
         """A draft model, if the executor has one; the token pool then holds all tokens of a slot, not only those sampled."""

@@ -20,7 +20,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from executors.contract import AdapterExecutor, KvCacheHandle, LogitsMode, ModelExecutor, PrefillInput, Tensor
+from executors.contract import KvCacheHandle, LogitsMode, LoraExecutor, ModelExecutor, PrefillInput, Tensor
 from executors.contract.config import ExecutorConfig, OptimizationConfig
 from executors.contract.errors import ConfigError
 from executors.llm.checkpoint.weights import settle_config
@@ -31,7 +31,7 @@ from executors.llm.tools.peft_copy import write_peft_copy
 from executors.llm.tools.reference import Greedy, ReferenceModel, ReferenceText, peft_version, version
 from executors.llm.tools.usual_names import write_usual_names
 from executors.llm.tools.wide_copy import write_wide_copy
-from executors.lora import PackedAdapter, pack
+from executors.lora import PackedLora, pack
 from executors.testing.driver import Driver, Feed
 
 CHUNK = 7
@@ -222,7 +222,7 @@ def _config(job: dict[str, Any], num_prompts: int) -> ExecutorConfig:
 
 async def _executor_answers(
     config: ExecutorConfig,
-    packed: PackedAdapter | None,
+    packed: PackedLora | None,
     prompts: Sequence[list[int]],
     count: int,
     stage: Stage,
@@ -234,7 +234,7 @@ async def _executor_answers(
         adapter = None
         if packed is not None:
             adapter = packed.digest
-            await cast(AdapterExecutor, executor).load_adapter(adapter, str(packed.path), packed.digest)
+            await cast(LoraExecutor, executor).load_adapter(adapter, str(packed.path), packed.digest)
         stage("logits, whole and in chunks")
         whole = [await _prefill(executor, ids, len(ids), adapter) for ids in prompts]
         chunked = [await _prefill(executor, ids, CHUNK, adapter) for ids in prompts]

@@ -8,7 +8,7 @@ from starlette.responses import PlainTextResponse, Response
 from engine.errors import InvalidRequest, Unavailable
 from server.apis.base.common import read, state_of
 from server.apis.lora.schema import LoadAdapterRequest, UnloadAdapterRequest
-from server.state.server_state import AdapterManager, ServerState
+from server.state.server_state import LoraManager, ServerState
 
 router = APIRouter()
 
@@ -31,11 +31,11 @@ async def unload_lora_adapter(request: Request) -> Response:
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
 
-def _adapters(state: ServerState) -> AdapterManager:
+def _adapters(state: ServerState) -> LoraManager:
     if state.model is None:
         raise Unavailable("The model is still loading.")
     if state.adapters is None:
         message = "This server has no LoRA adapters: start it with --enable-lora."
         raise InvalidRequest(message, "lora_name", "unsupported_parameter")
-    assert isinstance(state.adapters, AdapterManager), "API workers pass these paths on"
+    assert isinstance(state.adapters, LoraManager), "API workers pass these paths on"
     return state.adapters

@@ -18,7 +18,7 @@ from server.apis.models.answers import (
     OpenAIModelList,
     SamplingDefaults,
 )
-from server.state.server_state import AdapterLike, ServedModel, ServerState
+from server.state.server_state import LoraLike, ServedModel, ServerState
 
 router = APIRouter()
 
@@ -94,7 +94,7 @@ def _capabilities(model: ServedModel | None) -> ModelCapabilities:
     }
 
 
-def _adapter_card(state: ServerState, adapter: AdapterLike) -> OpenAIModel:
+def _adapter_card(state: ServerState, adapter: LoraLike) -> OpenAIModel:
     """vLLM's form: `parent` is the model that the adapter changes, `root` where it was loaded from. `notes`, if any, say what of
     its files is not used."""
     card = _card(state, adapter.name)

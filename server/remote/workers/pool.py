@@ -186,13 +186,13 @@ class WorkerPool:
             self._refused.result()
         await serving
 
-    async def publish(self, adapters: Sequence[m.AdapterFacts]) -> None:
+    async def publish(self, adapters: Sequence[m.LoraFacts]) -> None:
         """Give all workers a new table of adapters, and wait until they have it."""
         if self._serve is None:
             return  # it comes with the other facts
         self._serve.adapters = list(adapters)
         for worker in self._workers.values():
-            worker.link.send(m.Adapters(list(adapters)))
+            worker.link.send(m.Loras(list(adapters)))
         await self.sync(_PUBLISH_TIMEOUT)
 
     async def sync(self, timeout: float) -> None:

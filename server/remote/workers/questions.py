@@ -73,7 +73,7 @@ class Questions:
                 return m.Reply(number, stored=None if response is None else _stored(response))
             case m.GetItem():
                 return m.Reply(number, item=await state.responses.item(question.tenant, question.id))
-            case m.FindAdapter():
+            case m.FindLora():
                 if state.adapters is not None:
                     await state.adapters.find(question.name)
         return m.Reply(number)

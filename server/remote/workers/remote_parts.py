@@ -163,10 +163,10 @@ class RemoteStories(Stories):
 
 
 @dataclass(frozen=True, slots=True)
-class RemoteAdapter:
+class RemoteLora:
     """An adapter of the table. `facts`: the message that describes it."""
 
-    facts: m.AdapterFacts
+    facts: m.LoraFacts
     model: ServedModel
 
     @property
@@ -190,11 +190,11 @@ class RemoteAdapter:
         return tuple(self.facts.notes)
 
 
-ServedBy = Callable[[m.AdapterFacts], Awaitable[ServedModel]]
+ServedBy = Callable[[m.LoraFacts], Awaitable[ServedModel]]
 """Makes the model that answers for an adapter."""
 
 
-class RemoteAdapters:
+class RemoteLoras:
     """The table of adapters, as the server last sent it. One writer: the worker's task that reads messages."""
 
     def __init__(
@@ -204,30 +204,30 @@ class RemoteAdapters:
         self._questions = questions
         self._served_by = served_by
         self._on_demand = on_demand
-        self._adapters: dict[str, RemoteAdapter] = {}
+        self._adapters: dict[str, RemoteLora] = {}
 
-    async def replace(self, table: list[m.AdapterFacts]) -> None:
+    async def replace(self, table: list[m.LoraFacts]) -> None:
         """Take over a table. Models of adapters that did not change stay."""
-        adapters: dict[str, RemoteAdapter] = {}
+        adapters: dict[str, RemoteLora] = {}
         for facts in table:
             before = self._adapters.get(facts.name)
             same = before is not None and before.facts == facts
             adapters[facts.name] = (
-                before if same and before else RemoteAdapter(facts, await self._served_by(facts))
+                before if same and before else RemoteLora(facts, await self._served_by(facts))
             )
         self._adapters = adapters
 
-    def get(self, name: str) -> RemoteAdapter | None:
+    def get(self, name: str) -> RemoteLora | None:
         """The adapter of this name."""
         return self._adapters.get(name)
 
-    def all(self) -> list[RemoteAdapter]:
+    def all(self) -> list[RemoteLora]:
         """By name."""
         return sorted(self._adapters.values(), key=lambda one: one.name)
 
-    async def find(self, name: str) -> RemoteAdapter | None:
+    async def find(self, name: str) -> RemoteLora | None:
         """The adapter of this name, loaded if that is allowed. Where adapters are loaded on demand the server is always asked: it
         unloads the one that was unused for longest. Raises EngineError."""
         if self._on_demand:
-            await self._questions.ask(m.FindAdapter(name))
+            await self._questions.ask(m.FindLora(name))
         return self.get(name)

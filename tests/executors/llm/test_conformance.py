@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from executors.contract.config import ExecutorAttentionConfig, OptimizationConfig
-from executors.llm.executor import LlmAdapterExecutor, LlmExecutor
+from executors.llm.executor import LlmExecutor, LlmLoraExecutor
 from executors.lora import pack
 from executors.testing import conformance_drafts
 from executors.testing.conformance import CASES, LoraSource, run_case
@@ -66,7 +66,7 @@ async def test_conformance(case, qwen3, monkeypatch, tmp_path):
     adapters = write_adapters(qwen3, tmp_path)
 
     def make() -> LlmExecutor:
-        return LlmAdapterExecutor.from_config(settings)
+        return LlmLoraExecutor.from_config(settings)
 
     assert settings.attention == ExecutorAttentionConfig(block_size=4)
     reason = await run_case(case, make, tolerance=1e-3, inject=make_inject(monkeypatch), adapters=adapters)

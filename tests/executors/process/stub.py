@@ -152,7 +152,7 @@ class Stub(BatchModelExecutor):
         return [await self.decode(one) for one in inputs]
 
 
-class LoadsAdapters(Stub):
+class LoadsLoras(Stub):
     """A stub with adapters and a plain forward."""
 
     async def load_adapter(self, name: str, path: str, digest: str) -> None:
@@ -200,7 +200,7 @@ class Factory(ModelExecutorFactory):
     """The factory that tests name in `ExecutorConfig.executor`."""
 
     def create_executor(self, config: ExecutorConfig) -> ModelExecutor:
-        return LoadsAdapters(config) if config.options.get("adapters") else Stub(config)
+        return LoadsLoras(config) if config.options.get("adapters") else Stub(config)
 
     def supported_types(self) -> tuple[ExecutorType, ...]:
         return (ExecutorType.CONTINUOUS_BATCH, ExecutorType.TENSOR_PARALLEL)

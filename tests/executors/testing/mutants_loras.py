@@ -11,21 +11,21 @@ from tests.executors.testing.conformance_subjects import caught_by
 
 
 @caught_by("adapters_share_a_batch")
-class IgnoresAdapters(EchoExecutor):
+class IgnoresLoras(EchoExecutor):
     def _salt(self, adapter):
         super()._salt(adapter)
         return np.uint64(0)
 
 
 @caught_by("adapters_share_a_batch")
-class GivesABatchTheAdapterOfItsFirst(EchoExecutor):
+class GivesABatchTheLoraOfItsFirst(EchoExecutor):
     def _forward(self, work):
         work.salts = np.full_like(work.salts, work.salts[0])
         return super()._forward(work)
 
 
 @caught_by("an_adapter_stays_with_its_sequence")
-class LosesTheAdapterWhenRolledBack(EchoExecutor):
+class LosesTheLoraWhenRolledBack(EchoExecutor):
     def truncate_kv(self, handle, new_len):
         super().truncate_kv(handle, new_len)
         row = self._row_of(handle.cache_id)
@@ -34,7 +34,7 @@ class LosesTheAdapterWhenRolledBack(EchoExecutor):
 
 
 @caught_by("an_adapter_stays_with_its_sequence", "an_adapter_outlives_its_executor")
-class ResumesWithoutTheAdapter(EchoExecutor):
+class ResumesWithoutTheLora(EchoExecutor):
     def _admit(self, starts):
         super()._admit(tuple(
             replace(start, adapter=None) if len(start.output_token_ids) else start for start in starts
@@ -42,7 +42,7 @@ class ResumesWithoutTheAdapter(EchoExecutor):
 
 
 @caught_by("a_slot_forgets_its_adapter")
-class KeepsTheAdapterOfASlot(EchoExecutor):
+class KeepsTheLoraOfASlot(EchoExecutor):
     def _admit(self, starts):
         kept = {start.slot: self._salts[start.slot] for start in starts}
         super()._admit(starts)
@@ -52,7 +52,7 @@ class KeepsTheAdapterOfASlot(EchoExecutor):
 
 
 @caught_by("forks_keep_their_adapter")
-class PrefixHitsLoseTheAdapter(PagedFakeExecutor):
+class PrefixHitsLoseTheLora(PagedFakeExecutor):
     def _forward(self, work):
         hit = np.isin(work.rows, [start.slot for start in self._fresh]) & (work.pos > 0)
         work.salts = np.where(hit, np.uint64(0), work.salts)
@@ -64,7 +64,7 @@ class PrefixHitsLoseTheAdapter(PagedFakeExecutor):
 
 
 @caught_by("prompt_logprobs_are_of_the_adapter")
-class PromptsAreComputedWithoutTheAdapter(EchoExecutor):
+class PromptsAreComputedWithoutTheLora(EchoExecutor):
     """Where their logprobs are asked for."""
 
     def _admit(self, starts):
@@ -86,14 +86,14 @@ class TakesWhatIsNotLoadedForNone(EchoExecutor):
 
 
 @caught_by("adapters_come_and_go")
-class KnowsAdaptersByTheirNames(EchoExecutor):
+class KnowsLorasByTheirNames(EchoExecutor):
     async def load_adapter(self, name, path, digest):
         await super().load_adapter(name, path, digest)
         self.adapters[name] = oracle.adapter_salt(name)
 
 
 @caught_by("an_adapter_outlives_its_executor")
-class SaltsAdaptersAnewInEachLife(EchoExecutor):
+class SaltsLorasAnewInEachLife(EchoExecutor):
     async def load_adapter(self, name, path, digest):
         await super().load_adapter(name, path, digest)
         self.adapters[name] = oracle.adapter_salt(f"{digest} {id(self)}")

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from server.lora.store import AdapterStore
+from server.lora.store import LoraStore
 
 LEFT = """
 import os, sys
-from server.lora.store import AdapterStore
-store = AdapterStore()
+from server.lora.store import LoraStore
+store = LoraStore()
 place = store.place()
 place.mkdir()
 (place / "a").write_text("a")
@@ -28,7 +28,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_places_are_different_and_go() -> None:
-    store = AdapterStore()
+    store = LoraStore()
     first, second = store.place(), store.place()
     assert first != second and not first.exists()
     first.mkdir()
@@ -46,15 +46,15 @@ def test_a_killed_server_leaves_nothing_for_long() -> None:
     done = subprocess.run([sys.executable, "-c", LEFT], capture_output=True, text=True, check=False)
     left = Path(done.stdout.strip())
     assert done.returncode == -9 and (left / "1" / "a").exists()
-    running = AdapterStore()
+    running = LoraStore()
     assert not left.exists()
-    other = AdapterStore()
+    other = LoraStore()
     assert running.folder.exists() and other.folder.exists()
     running.close()
     other.close()
 
 
 def test_nobody_else_may_read_them() -> None:
-    store = AdapterStore()
+    store = LoraStore()
     assert store.folder.stat().st_mode & 0o077 == 0 == store.folder.parent.stat().st_mode & 0o077
     store.close()

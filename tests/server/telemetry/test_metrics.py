@@ -166,7 +166,7 @@ async def test_names_of_vllm_have_the_values_of_ours() -> None:
 def test_every_copy_is_of_a_metric_that_exists_or_is_announced() -> None:
     """A misspelt name would silently export nothing."""
     house = of_model(model="m")
-    house.state.metrics.watch_adapters(NoAdapters())
+    house.state.metrics.watch_adapters(NoLoras())
     known = {family.name for family in house.state.metrics.collect()}
     # Histograms of parts of a request come with its story.
     later = {f"cohort_request_{part}" for part in (
@@ -175,7 +175,7 @@ def test_every_copy_is_of_a_metric_that_exists_or_is_announced() -> None:
     assert {copy.ours for copy in COPIES} - known <= later
 
 
-class NoAdapters:
+class NoLoras:
     max_loras = 2
     moves = (0, 0)
 

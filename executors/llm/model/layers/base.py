@@ -17,7 +17,7 @@ from executors.llm.model.caches import LayerMemory
 from executors.llm.model.layers.norms import Norm
 from executors.llm.model.linear import Linear, Packing
 from executors.llm.model.places import Named
-from executors.llm.row_loras import RowAdapters
+from executors.llm.row_loras import RowLoras
 
 
 class Share:
@@ -29,7 +29,7 @@ class Share:
         return [norm(part) for norm, part in zip(norms, parts, strict=True)]
 
     def product(
-        self, linear: Linear, x: torch.Tensor, adapters: RowAdapters | None, of: Literal["attention", "mlp"]
+        self, linear: Linear, x: torch.Tensor, adapters: RowLoras | None, of: Literal["attention", "mlp"]
     ) -> torch.Tensor:
         """Compute the last linear layer of a sublayer, whose input columns other ranks may have."""
         return linear(x, None if adapters is None else adapters.extra(linear, x))

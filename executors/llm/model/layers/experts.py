@@ -11,7 +11,7 @@ from executors.llm.model.layers.base import LayerStep, PackingPlan, Sublayer
 from executors.llm.model.layers.mlp import Mlp, MlpNames
 from executors.llm.model.linear import Linear, Packing
 from executors.llm.model.places import Named, of_linear
-from executors.llm.row_loras import RowAdapters
+from executors.llm.row_loras import RowLoras
 
 
 class Experts(Sublayer):
@@ -40,7 +40,7 @@ class Experts(Sublayer):
             expert.gate_up.weight, expert.down.weight = gate_up[e], down[e]
             self.experts.append(expert)
 
-    def __call__(self, x: torch.Tensor, adapters: RowAdapters | None = None) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, adapters: RowLoras | None = None) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]."""
         return self.mix(x, self.router(x))
 

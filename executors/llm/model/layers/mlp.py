@@ -12,7 +12,7 @@ from executors.llm.model.layers.activations import ACTIVATIONS, STEADY_ACTIVATIO
 from executors.llm.model.layers.base import LayerStep, PackingPlan, Sublayer
 from executors.llm.model.linear import Linear, Packing
 from executors.llm.model.places import Named, of_linear
-from executors.llm.row_loras import RowAdapters
+from executors.llm.row_loras import RowLoras
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,12 @@ class Mlp(Sublayer):
         self.gate_up = Linear((2 if self.gated else 1) * inner, config.hidden_size, bias, dtype, device)
         self.down = Linear(config.hidden_size, inner, bias, dtype, device)
 
-    def __call__(self, x: torch.Tensor, adapters: RowAdapters | None = None) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, adapters: RowLoras | None = None) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]."""
         inside = self.inside(x, adapters)
         return self.down(inside, None if adapters is None else adapters.extra(self.down, inside))
 
-    def inside(self, x: torch.Tensor, adapters: RowAdapters | None = None) -> torch.Tensor:
+    def inside(self, x: torch.Tensor, adapters: RowLoras | None = None) -> torch.Tensor:
         """Compute what `down` gets: [T, hidden] -> [T, inner]."""
         extra = None if adapters is None else adapters.extra(self.gate_up, x)
         inner = self.gate_up.gated(x, self.activation, extra) if self.gated else None

@@ -25,7 +25,7 @@ from executors.kernels.lora_tiles import most_tiles
 from executors.llm.attention.packed import PackedAttention
 from executors.llm.device.base import DeviceMemory, Graph, StepDevice
 from executors.llm.lora.device import DeviceWeights
-from executors.llm.lora.table import AdapterTable
+from executors.llm.lora.table import LoraTable
 from executors.llm.memory.device_memory import retried
 from executors.llm.sampling.device_logprobs import Wanted
 from executors.llm.sampling.device_sampler import DeviceSampler
@@ -233,7 +233,7 @@ class LaunchedSteps:
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
-    def use_adapters(self, table: AdapterTable) -> None:
+    def use_adapters(self, table: LoraTable) -> None:
         """See `Launch`."""
         assert isinstance(table.weights, DeviceWeights)
         self.program.adapters = table.weights

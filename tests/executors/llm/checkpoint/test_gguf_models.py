@@ -23,7 +23,7 @@ from executors.llm.checkpoint.gguf_blocks import DEQUANTIZED
 from executors.llm.checkpoint.gguf_lookup import ROW_KINDS
 from executors.llm.checkpoint.gguf_tensors import GgufTensors
 from executors.llm.checkpoint.loader import load_model
-from executors.llm.executor import LlmAdapterExecutor
+from executors.llm.executor import LlmLoraExecutor
 from executors.llm.finite import not_finite
 from executors.llm.model.config import read_config
 from executors.llm.tools.describe import describe
@@ -536,7 +536,7 @@ async def test_conformance_of_mixed_formats(
     settings = config(prepared(tmp_path / "p", path), optimization=optimization)
     await run_case(
         case,
-        lambda: LlmAdapterExecutor.from_config(settings),
+        lambda: LlmLoraExecutor.from_config(settings),
         inject=make_inject(monkeypatch),
         adapters=write_adapters(wide, tmp_path),
     )

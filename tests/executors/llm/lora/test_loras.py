@@ -14,12 +14,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from executors.contract import (
-    AdapterExecutor,
     ConfigError,
     DecodeInput,
     ExecutorAttentionConfig,
     InvalidInput,
     KvCacheHandle,
+    LoraExecutor,
     OptimizationConfig,
     OutOfMemory,
     PrefillInput,
@@ -29,10 +29,10 @@ from executors.llm.checkpoint.loader import load_model
 from executors.llm.executor import LlmExecutor
 from executors.llm.factory import LlmFactory
 from executors.llm.lora import loaded
-from executors.llm.lora.loaded import LoadedAdapter
+from executors.llm.lora.loaded import LoadedLora
 from executors.llm.memory.sizing import claims
 from executors.llm.model.decoder import Decoder
-from executors.lora import AdapterFile, pack, read_adapter
+from executors.lora import LoraFile, pack, read_adapter
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.llm.attention.test_cpu_attention import ISAS
 from tests.executors.llm.driver import config as small_config
@@ -105,7 +105,7 @@ async def with_adapters(
     **changes: Any,
 ) -> tuple[LlmExecutor, list[dict[str, tuple[torch.Tensor, torch.Tensor]]]]:
     executor = await start(model, len(ranks), **changes)
-    assert isinstance(executor, AdapterExecutor)
+    assert isinstance(executor, LoraExecutor)
     (tmp_path / "packed").mkdir(exist_ok=True)
     made = []
     for number, rank in enumerate(ranks):
@@ -196,7 +196,7 @@ async def test_over_a_quantized_model(tmp_path: Path, model: Path, quantization:
 
 async def test_loading_and_unloading(tmp_path: Path, model: Path) -> None:
     executor, _ = await with_adapters(tmp_path, model, (4, 2))
-    assert isinstance(executor, AdapterExecutor)
+    assert isinstance(executor, LoraExecutor)
     packed = pack(tmp_path / "a0", tmp_path / "packed", 256)
     await executor.load_adapter("a0", str(packed.path), packed.digest)  # again
     with pytest.raises(OutOfMemory, match="as many as there is room for"):
@@ -228,7 +228,7 @@ async def test_adapters_of_another_model(
     tmp_path: Path, model: Path, name: str, shape: tuple[int, int], why: str
 ) -> None:
     executor = await start(model, 2)
-    assert isinstance(executor, AdapterExecutor)
+    assert isinstance(executor, LoraExecutor)
     (tmp_path / "packed").mkdir()
     write_peft(tmp_path / "bad", {name: shape})
     packed = pack(tmp_path / "bad", tmp_path / "packed", 64)
@@ -241,13 +241,13 @@ async def test_adapters_of_another_model(
 
 async def test_without_adapters_it_is_no_adapter_executor(model: Path) -> None:
     executor = await start(model)
-    assert not isinstance(executor, AdapterExecutor)
+    assert not isinstance(executor, LoraExecutor)
     await executor.shutdown()
 
 
 async def test_loads_beside_steps(tmp_path: Path, model: Path) -> None:
     executor, _ = await with_adapters(tmp_path, model, (4, 2, 3))
-    assert isinstance(executor, AdapterExecutor)
+    assert isinstance(executor, LoraExecutor)
     packed = pack(tmp_path / "a2", tmp_path / "packed", 256)
     expected = await logits(executor, [(prompt(1), "a0")])
 
@@ -263,7 +263,7 @@ async def test_loads_beside_steps(tmp_path: Path, model: Path) -> None:
 
 async def test_preparing_reads_and_loading_does_not(tmp_path: Path, model: Path) -> None:
     executor, _ = await with_adapters(tmp_path, model, (4, 2, 8))
-    assert isinstance(executor, AdapterExecutor)
+    assert isinstance(executor, LoraExecutor)
     packed = pack(tmp_path / "a2", tmp_path / "packed", 256)
     [expected] = await logits(executor, [(prompt(1), "a2")])
     await executor.unload_adapter("a2")
@@ -291,12 +291,12 @@ async def test_steps_run_on_while_an_adapter_is_read(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     executor, _ = await with_adapters(tmp_path, model, (4, 2))
-    assert isinstance(executor, AdapterExecutor)
+    assert isinstance(executor, LoraExecutor)
     packed = pack(tmp_path / "a1", tmp_path / "packed", 256)
     await executor.unload_adapter("a1")
     may_read, reading = threading.Event(), threading.Event()
 
-    def slowly(file: Path, digest: str) -> AdapterFile:
+    def slowly(file: Path, digest: str) -> LoraFile:
         reading.set()
         assert may_read.wait(30)
         return read_adapter(file, digest)
@@ -338,7 +338,7 @@ async def test_memory_for_adapters_is_kept_free_of_kv(tmp_path: Path, model: Pat
     write_peft(tmp_path / "a", shapes(model), rank=16)
     packed = pack(tmp_path / "a", tmp_path / "packed", 16)
     assert isinstance(source.model, Decoder)
-    one = LoadedAdapter(source.model, read_adapter(packed.path))
+    one = LoadedLora(source.model, read_adapter(packed.path))
     assert claim.num_bytes == 3 * one.num_bytes
     without = replace(config, optimization=replace(optimization, max_loras=0))
     assert sum(one.num_bytes for one in claims(config, source)) == claim.num_bytes + sum(

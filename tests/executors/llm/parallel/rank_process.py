@@ -30,7 +30,7 @@ IDS = [(7 * i) % 97 + 1 for i in range(40)]
 
 async def logits_of(config: ExecutorConfig, adapter: Sequence[str] = ()) -> np.ndarray:
     """float32 [40, V] of IDS; `adapter`: name, path and digest of one that is used."""
-    from executors.llm.executor import LlmAdapterExecutor
+    from executors.llm.executor import LlmLoraExecutor
     from executors.llm.factory import LlmFactory
 
     executor = LlmFactory().create_executor(config)
@@ -41,7 +41,7 @@ async def logits_of(config: ExecutorConfig, adapter: Sequence[str] = ()) -> np.n
     assert capabilities.pipeline_parallel == (parallel.pipeline_parallel_size > 1)
     name = None
     if adapter:
-        assert isinstance(executor, LlmAdapterExecutor)
+        assert isinstance(executor, LlmLoraExecutor)
         name = adapter[0]
         await executor.load_adapter(*adapter)
     ids = Tensor.of([IDS], "int32")

@@ -9,7 +9,7 @@ import pytest
 from executors.contract.config import OptimizationConfig
 from executors.contract.errors import ExecutorError, StepFailed
 from executors.contract.token_history import TokenHistory
-from executors.llm.executor import LlmAdapterExecutor, LlmExecutor
+from executors.llm.executor import LlmExecutor, LlmLoraExecutor
 from executors.llm.sampling import slot_grammars
 from executors.llm.sampling.grammar import GrammarCompiler, GrammarState, Mask
 from executors.llm.sampling.slot_grammars import SlotGrammars
@@ -141,9 +141,7 @@ async def test_mutant_is_caught(
     adapters = write_adapters(qwen3, tmp_path)
     mutate(monkeypatch)
     with pytest.raises((ExecutorError, Nonconformance)):
-        await run_case(
-            case, lambda: LlmAdapterExecutor.from_config(settings), tolerance=1e-3, adapters=adapters
-        )
+        await run_case(case, lambda: LlmLoraExecutor.from_config(settings), tolerance=1e-3, adapters=adapters)
 
 
 def test_every_case_catches_a_mutant() -> None:

@@ -20,8 +20,8 @@ from engine.core.engine import EngineCore
 from engine.text.generation import TextEngine
 from server.answer.notation import ModelNotation
 from server.lora import registry as registry_module
-from server.lora.registry import AdapterRegistry
-from server.lora.store import AdapterStore
+from server.lora.registry import LoraRegistry
+from server.lora.store import LoraStore
 from server.templates.template import ChatTemplate
 from tests.engine.harness import fake
 from tests.engine.tokenizers_for_tests import byte_level, load
@@ -36,8 +36,8 @@ PROMPT = "the quick brown fox jumps over the lazy dog"
 class Serving:
     house: House
     core: EngineCore
-    registry: AdapterRegistry
-    store: AdapterStore
+    registry: LoraRegistry
+    store: LoraStore
     root: Path
     executor: Any
 
@@ -87,8 +87,8 @@ async def opened(
     async def text_side(source: str) -> tuple[ChatTemplate, ModelNotation]:
         return ChatTemplate(source, {}), ModelNotation()
 
-    store = AdapterStore()
-    registry = AdapterRegistry(
+    store = LoraStore()
+    registry = LoraRegistry(
         core,
         model,
         house.names,

@@ -37,7 +37,7 @@ HOW = f"`cohort fetch-default` fetches {NAME}, the default model (98 MB)"
 SAMPLING: Mapping[str, float] = MappingProxyType(
     {"temperature": 0.7, "min_p": 0.15, "repetition_penalty": 1.05, "frequency_penalty": 0.5}
 )
-"""Sampling defaults, of which the file has none: see docs/decisions.md for how they were chosen."""
+"""Sampling defaults, of which the file has none: see docs/decisions, 145 for how they were chosen."""
 _FOLDER = "models"
 _ROOM = 3 * SIZE
 """Bytes that fetching takes at most: the package, the unpacked file, and a reserve."""

@@ -11,6 +11,7 @@ PAGES = sorted(
     [
         *ROOT.glob("*.md"),
         *(ROOT / "docs").glob("*.md"),
+        ROOT / "docs/decisions/README.md",
         *(ROOT / "examples").glob("*.md"),
         ROOT / "tests/ops/README.md",
     ]
@@ -55,6 +56,11 @@ def broken(page: Path) -> Iterator[str]:
             yield f"{target}: no such file"
         elif anchor and anchor not in anchors(file.read_text("utf-8")):
             yield f"{target}: no such heading"
+
+
+def test_links_of_decisions_lead_somewhere() -> None:
+    pages = (ROOT / "docs/decisions").glob("[0-9]*.md")
+    assert [(page.name, link) for page in pages for link in broken(page)] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -3,7 +3,7 @@
     steps with a chunk, verification     -> the unified forward
     one token each of n sequences        -> DecodeRunner
 
-Such a step has one shape for every n, so a graph can be captured of it. On a GPU `DeviceUnifiedRunner` does so, with lm_head,
+Such a step has one shape for every n, so a graph can be captured of it. On a GPU `LaunchedSteps` does so, with lm_head,
 sampling and the token pool in the graph, and also has graphs of small mixed steps. Only decode steps whose hidden states the
 host processes (logprobs, edited logits) reach this module there, and they are launched call by call.
 """
@@ -53,7 +53,7 @@ class PlainDecodeRunner:
 
 
 class GraphDecodeRunner(PlainDecodeRunner):
-    """Names the graphs of `DeviceUnifiedRunner` in `status()`, beside their number, and uses the unified forward for the
+    """Names the graphs of `LaunchedSteps` in `status()`, beside their number, and uses the unified forward for the
     remaining steps."""
 
     name = "graphs"

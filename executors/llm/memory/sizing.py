@@ -148,6 +148,6 @@ def slots_do_not_fit(config: ExecutorConfig, max_model_len: int) -> ConfigError:
 
 
 def _slot_bytes(config: ExecutorConfig, max_model_len: int) -> int:
-    # int32: the token pool's row and the block table's, see `UnifiedRunner`.
+    # int32: the token pool's row and the block table's, see `SequenceStates`.
     row = 4 * (max_model_len + 1) + 4 * math.ceil(max_model_len / config.attention.block_size)
     return num_slots(config) * (row + _SETTINGS_BYTES)

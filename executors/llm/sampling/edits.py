@@ -270,7 +270,7 @@ class Shaper:
 
 class SlotShapers:
     """`Shaper`s by slot. Their histories are rebuilt from a sequence's start and follow the inputs of each step and the
-    tokens kept of it, so they survive preemption. Only `UnifiedRunner` writes them."""
+    tokens kept of it, so they survive preemption. Only the stages of a step write them."""
 
     def __init__(self) -> None:
         self._of: dict[int, Shaper] = {}

@@ -111,7 +111,7 @@ class _Follower:
 
 
 class SlotGrammars:
-    """Grammars by slot. `UnifiedRunner` is the only writer, except for the thread between `start` and the result of its
+    """Grammars by slot. The stages of a step are the only writers, except for the thread between `start` and the result of its
     future."""
 
     def __init__(self, compiler: GrammarCompiler) -> None:

@@ -107,13 +107,11 @@ def test_targets_ask_for_what_they_need() -> None:
         "dev",
         "test",
         "test-fast",
-        "test-long",
-        "test-long-ci",
-        "test-sweeps",
+        "test-all",
+        "test-external",
+        "test-gpu",
         "check",
         "format",
-        "soak-ci",
-        "test-clients-ci",
         "lock",
     ):
         assert "$(DEV)" in rules[target].split(), target

@@ -92,7 +92,8 @@ async def test_a_device_is_a_file_and_a_line(tmp_path: Path) -> None:
     await executor.warmup()
     await executor.begin_epoch(1)
     tokens = []
-    for one in (executor, await start(path)):
+    plain = await start(path)
+    for one in (executor, plain):
         driver = Driver(one)
         tokens.append(await driver.generate([driver.add([5, 9, 100, 3, 17]), driver.add([1])], 8))
     assert tokens[0] == tokens[1]
@@ -102,6 +103,7 @@ async def test_a_device_is_a_file_and_a_line(tmp_path: Path) -> None:
     assert any(note.startswith("attention: torch") for note in executor.status().notes)
     facts = executor.capabilities()
     assert facts.dtypes == ("float32",) and "toy" in facts.devices
+    await plain.shutdown()
     await executor.shutdown()
 
 

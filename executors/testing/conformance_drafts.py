@@ -25,17 +25,17 @@ async def drafts_come_as_asked(kit: Kit) -> None:
     driver = await kit.driver()
     prompt = kit.prompt(2 * kit.block_size + 3, 71)
     some, none = driver.add(prompt, kit.greedy), driver.add(prompt[:5], kit.greedy)
-    await driver.step(Feed(some, kit.block_size, wanted=2), Feed(none))
+    await driver.step(Feed(some, kit.block_size, num_drafts=2), Feed(none))
     require(not _drafts(some), "drafts came for an intermediate chunk")
-    came = 0
-    for wanted in (1, 4, 2, 3):
-        await driver.step(Feed(some, wanted=wanted), Feed(none))
+    total = 0
+    for count in (1, 4, 2, 3):
+        await driver.step(Feed(some, num_drafts=count), Feed(none))
         drafts = _drafts(some)
-        came += len(drafts)
-        require(len(drafts) <= wanted, f"{len(drafts)} drafts, {wanted} were wanted")
+        total += len(drafts)
+        require(len(drafts) <= count, f"{len(drafts)} drafts, {count} were wanted")
         require(all(0 <= token < kit.info.logits_width for token in drafts), f"drafts {drafts}")
         require(not _drafts(none), "drafts came for a sequence that wanted none")
-    require(came > 0, "no draft ever came")
+    require(total > 0, "no draft ever came")
 
 
 @case
@@ -49,14 +49,16 @@ async def own_drafts_change_no_token(kit: Kit) -> None:
     plain = [await kit.alone(prompt, 24, params) for prompt, params in zip(prompts, settings, strict=True)]
     driver = await kit.driver()
     seqs = [driver.add(prompt, params) for prompt, params in zip(prompts, settings, strict=True)]
-    await driver.step(*(Feed(seq, wanted=3) for seq in seqs[:2]), Feed(seqs[2]))
+    await driver.step(*(Feed(seq, num_drafts=3) for seq in seqs[:2]), Feed(seqs[2]))
     verified = 0
     while running := [seq for seq in seqs if len(seq.output) < 20]:
         feeds = []
         for seq in running:
             drafts = _drafts(seq) if seq is not seqs[2] else []
             verified += len(drafts)
-            feeds.append(Feed(seq, drafts=drafts, wanted=0 if seq is seqs[2] else 1 + len(seq.output) % 4))
+            feeds.append(
+                Feed(seq, drafts=drafts, num_drafts=0 if seq is seqs[2] else 1 + len(seq.output) % 4)
+            )
         await driver.step(*feeds)
     for i, seq in enumerate(seqs):
         del seq.samples[20:]

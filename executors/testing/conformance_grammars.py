@@ -68,11 +68,11 @@ def _kept(seq: DrivenSequence, what: str) -> None:
         )
 
 
-def _same(kit: Kit, want: DrivenSequence, got: DrivenSequence, what: str) -> None:
-    """`got` keeps the grammar and goes the same way, or parts from it at a close call. Raises Nonconformance."""
-    _kept(got, what)
-    restored = len(got.restored)
-    for i, (a, b) in enumerate(zip(want.samples[restored:], got.samples, strict=False), restored):
+def _same(kit: Kit, want: DrivenSequence, actual: DrivenSequence, what: str) -> None:
+    """`actual` keeps the grammar and goes the same way, or parts from it at a close call. Raises Nonconformance."""
+    _kept(actual, what)
+    restored = len(actual.restored)
+    for i, (a, b) in enumerate(zip(want.samples[restored:], actual.samples, strict=False), restored):
         if a.token_id == b.token_id:
             continue
         assert want.sampling is not None
@@ -93,15 +93,15 @@ async def grammar_is_kept(kit: Kit) -> None:
     """Every token is allowed where it comes, end tokens where the text may end and nowhere else, then nothing but them."""
     _need_grammars(kit)
     await kit.executor.prepare_grammar(_GRAMMAR)
-    came: set[str] = set()
+    pairs: set[str] = set()
     for seed in range(16):
         seq = await _alone(kit, seed)
         require(len(seq.output) == _NUM, f"{len(seq.output)} tokens came, {_NUM} were due")
         _kept(seq, f"seed {seed}")
         _same(kit, seq, await _alone(kit, seed), f"seed {seed} again")
-        came.update(_name(before) + _name(token) for before, token in pairwise(seq.output))
+        pairs.update(_name(before) + _name(token) for before, token in pairwise(seq.output))
     for pair in ("ab", "ba", "b."):
-        require(pair in came, f"{pair} (. is an end token) never came, though it was allowed")
+        require(pair in pairs, f"{pair} (. is an end token) never came, though it was allowed")
 
 
 @case
@@ -109,19 +109,20 @@ async def grammar_leaves_neighbours_alone(kit: Kit) -> None:
     """In one batch: sequences under a grammar sample what they do alone, and so do those under none."""
     _need_grammars(kit)
     kit.need_slots(4)
-    held = [await _alone(kit, seed) for seed in (70, 71)]
+    constrained = [await _alone(kit, seed) for seed in (70, 71)]
     free = [
         await kit.alone(kit.prompt(5, 72), _NUM, kit.greedy),
         await kit.alone(kit.long(73), _NUM, kit.drawn(73)),
     ]
     driver = await kit.driver()
     seqs = [
-        driver.add(one.prompt, one.sampling, **one.options) for one in (held[0], free[0], free[1], held[1])
+        driver.add(one.prompt, one.sampling, **one.options)
+        for one in (constrained[0], free[0], free[1], constrained[1])
     ]
     await driver.prefill(*seqs)
     await driver.decode(_NUM - 1, *seqs)
-    for want, got in ((held[0], seqs[0]), (held[1], seqs[3])):
-        _same(kit, want, got, "a grammar in a batch")
+    for want, actual in ((constrained[0], seqs[0]), (constrained[1], seqs[3])):
+        _same(kit, want, actual, "a grammar in a batch")
     kit.same(free[0], seqs[1], "greedy beside grammars")
     kit.same(free[1], seqs[2], "a draw beside grammars")
 
@@ -144,8 +145,8 @@ async def grammar_goes_with_an_adapter(kit: Kit) -> None:
     seqs = [driver.add(prompt, params, **one) for one in options]
     await driver.prefill(*seqs)
     await driver.decode(_NUM - 1, *seqs)
-    for want, got in zip(alone[:3], seqs[:3], strict=True):
-        _same(kit, want, got, f"{want.options} in a batch")
+    for want, actual in zip(alone[:3], seqs[:3], strict=True):
+        _same(kit, want, actual, f"{want.options} in a batch")
     kit.same(alone[3], seqs[3], "an adapter beside grammars")
 
 
@@ -155,16 +156,16 @@ async def grammar_resumes_anywhere(kit: Kit) -> None:
     _need_grammars(kit)
     for seed in (74, 75):
         whole = await _alone(kit, seed)
-        for known in range(_NUM):
+        for count in range(_NUM):
             driver = await kit.driver()
-            seq = _resumed(driver, whole, known)
+            seq = _resumed(driver, whole, count)
             await driver.prefill(seq)
-            await driver.decode(_NUM - known - 1, seq)
-            _same(kit, whole, seq, f"resumed after {known} tokens")
+            await driver.decode(_NUM - count - 1, seq)
+            _same(kit, whole, seq, f"resumed after {count} tokens")
 
 
-def _resumed(driver: Driver, whole: DrivenSequence, known: int) -> DrivenSequence:
-    return driver.add(whole.prompt, whole.sampling, output=whole.output[:known], **whole.options)
+def _resumed(driver: Driver, whole: DrivenSequence, count: int) -> DrivenSequence:
+    return driver.add(whole.prompt, whole.sampling, output=whole.output[:count], **whole.options)
 
 
 @case
@@ -222,8 +223,8 @@ async def broken_grammar_fails_alone(kit: Kit) -> None:
     seq = _resumed(driver, whole, 0)
     bad = driver.add(kit.prompt(3, 79), _drawn(kit, 79), grammar=broken)
     outputs = await driver.step(Feed(bad), Feed(seq))
-    said = outputs[0].error if outputs[0] else None
-    require(bool(said), "a sequence with a broken grammar did not fail")
+    error = outputs[0].error if outputs[0] else None
+    require(bool(error), "a sequence with a broken grammar did not fail")
     driver.release(bad)
     after = driver.add(whole.prompt, whole.sampling, slot=bad.slot, **whole.options)
     await driver.prefill(seq, after)

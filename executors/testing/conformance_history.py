@@ -60,8 +60,8 @@ async def batched_equals_alone(kit: Kit) -> None:
     await driver.step(Feed(seqs[0], kit.block_size), Feed(seqs[1]), Feed(seqs[3], 1))
     await driver.step(Feed(seqs[2]), Feed(seqs[1]), Feed(seqs[3]), Feed(seqs[0], 1))
     await driver.decode(_NUM, seqs[3], seqs[0], seqs[2], seqs[1])
-    for i, (want, got) in enumerate(zip(alone, seqs, strict=True)):
-        kit.same(want, got, f"sequence {i} of a mixed batch")
+    for i, (want, actual) in enumerate(zip(alone, seqs, strict=True)):
+        kit.same(want, actual, f"sequence {i} of a mixed batch")
 
 
 @case
@@ -75,8 +75,8 @@ async def interleaved_equals_alone(kit: Kit) -> None:
     for _ in range(_NUM):
         for seq in seqs:
             await driver.step(Feed(seq))
-    for i, (want, got) in enumerate(zip(alone, seqs, strict=True)):
-        kit.same(want, got, f"sequence {i} of three that take turns")
+    for i, (want, actual) in enumerate(zip(alone, seqs, strict=True)):
+        kit.same(want, actual, f"sequence {i} of three that take turns")
 
 
 @case
@@ -184,8 +184,8 @@ async def block_permutation_changes_nothing(kit: Kit) -> None:
         for seq in seqs:
             await driver.step(Feed(seq, kit.block_size))
     await driver.decode(_NUM, *seqs)
-    for want, got in zip(alone, seqs, strict=True):
-        kit.same(want, got, "blocks in reverse order, in turns")
+    for want, actual in zip(alone, seqs, strict=True):
+        kit.same(want, actual, "blocks in reverse order, in turns")
 
 
 @case

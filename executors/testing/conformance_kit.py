@@ -136,13 +136,13 @@ class Kit:
 
     # -- comparison ----------------------------------------------------------------------------------------------------
 
-    def same(self, expected: DrivenSequence, got: DrivenSequence, what: str, offset: int = 0) -> None:
-        """The two sequences sampled the same tokens; `got` may have begun `offset` tokens later. Raises Nonconformance."""
+    def same(self, expected: DrivenSequence, actual: DrivenSequence, what: str, offset: int = 0) -> None:
+        """The two sequences sampled the same tokens; `actual` may have begun `offset` tokens later. Raises Nonconformance."""
         want = expected.samples[offset:]
-        require(bool(want) and bool(got.samples), f"{what}: nothing was sampled")
+        require(bool(want) and bool(actual.samples), f"{what}: nothing was sampled")
         params = expected.sampling or GREEDY
         first = len(expected.prompt) + len(expected.restored) + offset
-        for i, (a, b) in enumerate(zip(want, got.samples, strict=False)):
+        for i, (a, b) in enumerate(zip(want, actual.samples, strict=False)):
             if not self.same_token(a, b, params, first + i, f"{what}, token {offset + i}"):
                 return  # a permitted difference: the histories part here
 
@@ -164,10 +164,10 @@ class Kit:
             )
         return True
 
-    def same_ids(self, expected: DrivenSequence, got: DrivenSequence, what: str) -> None:
+    def same_ids(self, expected: DrivenSequence, actual: DrivenSequence, what: str) -> None:
         """As `same` for a sequence that asked for no logprobs; `expected` did ask. Raises Nonconformance."""
         params = expected.sampling or GREEDY
-        for i, (a, b) in enumerate(zip(expected.samples, got.samples, strict=False)):
+        for i, (a, b) in enumerate(zip(expected.samples, actual.samples, strict=False)):
             if a.token_id != b.token_id:
                 close = not self.exact and self.close_call(a, params, len(expected.prompt) + i)
                 require(close, f"{what}, token {i}: expected {a}, got {b}")

@@ -240,7 +240,7 @@ async def begin_epoch_forgets(kit: Kit) -> None:
     await refused(driver.step(Feed(old[1])), "a step of a sequence that an older epoch started")
     seq = new_driver.add(prompt, kit.greedy)
     await new_driver.prefill(seq)
-    kit.executor.release_cache(old[0].seq_id)  # a release that comes late finds nobody
+    kit.executor.release_cache(old[0].seq_id)  # a late release, of an unknown sequence
     await new_driver.decode(_NUM - 1, seq)
     kit.same(cold, seq, "a new epoch's sequence in an old slot")
 

@@ -66,8 +66,8 @@ async def adapters_share_a_batch(kit: Kit) -> None:
     await driver.step(Feed(seqs[0], 2), Feed(seqs[2]), Feed(seqs[1], kit.block_size))
     await driver.step(Feed(seqs[3]), Feed(seqs[2]), Feed(seqs[1]), Feed(seqs[0]))
     await driver.decode(_NUM, *reversed(seqs))
-    for i, (want, got) in enumerate(zip(alone, seqs, strict=True)):
-        kit.same(want, got, f"sequence {i}, adapter {adapters[i] and adapters[i].name}")  # type: ignore[union-attr]
+    for i, (want, actual) in enumerate(zip(alone, seqs, strict=True)):
+        kit.same(want, actual, f"sequence {i}, adapter {adapters[i] and adapters[i].name}")  # type: ignore[union-attr]
 
 
 @case
@@ -145,16 +145,16 @@ async def prompt_logprobs_are_of_the_adapter(kit: Kit) -> None:
     await driver.step(Feed(seq))
     require(len(seq.prompt_logprobs) == len(prompt) - 1, f"{len(seq.prompt_logprobs)} prompt logprobs")
     for at in range(0, len(prompt) - 1, 3):
-        told = driver.add(prompt[: at + 1], replace(GREEDY, logprobs=1), adapter=a.name)
-        await driver.prefill(told)
-        best = told.samples[0].top_logprobs[0]
+        described = driver.add(prompt[: at + 1], replace(GREEDY, logprobs=1), adapter=a.name)
+        await driver.prefill(described)
+        best = described.samples[0].top_logprobs[0]
         # The same ids and the same adapter: the best token of the next position has the same logprob, whoever is asked.
         there = seq.prompt_logprobs[at].top_logprobs[0]
         require(
             kit.near(there[1], best[1]) and (not kit.exact or there[0] == best[0]),
             f"token {at + 1}: the best one is {there} in the prompt and {best} when it is sampled",
         )
-        driver.release(told)
+        driver.release(described)
 
 
 @case

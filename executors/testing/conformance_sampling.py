@@ -52,13 +52,13 @@ async def seeds_and_choices_differ(kit: Kit) -> None:
         ("choices", [replace(hot, choice=choice) for choice in range(24)]),
     ):
         driver = await kit.driver()
-        seen = set()
+        tokens = set()
         for params in variants:
             seq = driver.add(prompt, params)
             await driver.prefill(seq)
-            seen.add(seq.output[0])
+            tokens.add(seq.output[0])
             driver.release(seq)
-        require(len(seen) > 1, f"24 {name} gave the same token {seen}")
+        require(len(tokens) > 1, f"24 {name} gave the same token {tokens}")
 
 
 @case
@@ -71,7 +71,7 @@ async def sampling_follows_the_reference(kit: Kit) -> None:
         for position, token in enumerate(seq.samples, start=len(prompt)):
             listed = [logprob for _, logprob in token.top_logprobs]
             if listed[params.top_k - 1] == listed[-1]:
-                continue  # more tokens tie with the k-th than are listed: what was kept cannot be told
+                continue  # tokens that are not listed may tie with the k-th: the candidates are unknown
             chosen = reference_sampler.choose(row_of(token, kit.info.logits_width), params, position)
             fine = chosen == token.token_id or (not kit.exact and kit.close_call(token, params, position))
             require(
@@ -164,19 +164,19 @@ async def tokens_do_not_depend_on_logprobs(kit: Kit) -> None:
     """Sequences that ask for no logprobs, in one batch and in a slot used before, sample what those that ask do."""
     kit.need_slots(3)
     prompts = [kit.prompt(kit.block_size + i, 43 + i) for i in range(4)]
-    asked = [replace(kit.drawn(43 + i) if i else GREEDY, logprobs=16) for i in range(4)]
-    alone = [await kit.alone(prompt, _NUM, params) for prompt, params in zip(prompts, asked, strict=True)]
+    settings = [replace(kit.drawn(43 + i) if i else GREEDY, logprobs=16) for i in range(4)]
+    alone = [await kit.alone(prompt, _NUM, params) for prompt, params in zip(prompts, settings, strict=True)]
     driver = await kit.driver()
-    plain = [replace(params, logprobs=None) for params in asked]
+    plain = [replace(params, logprobs=None) for params in settings]
     seqs = [driver.add(prompt, params) for prompt, params in zip(prompts[:3], plain[:3], strict=True)]
     await driver.prefill(*seqs)
     await driver.decode(2, *seqs)
     driver.release(seqs[0])
     seqs.append(driver.add(prompts[3], plain[3], slot=seqs[0].slot))
     await driver.decode(_NUM - 1, *seqs[1:])
-    for i, (want, got) in enumerate(zip(alone, seqs, strict=True)):
-        require(all(token.logprob is None for token in got.samples), f"sequence {i} asked for no logprobs")
-        kit.same_ids(want, got, f"sequence {i} without logprobs")
+    for i, (want, actual) in enumerate(zip(alone, seqs, strict=True)):
+        require(all(token.logprob is None for token in actual.samples), f"sequence {i} asked for no logprobs")
+        kit.same_ids(want, actual, f"sequence {i} without logprobs")
 
 
 @case

@@ -83,7 +83,7 @@ async def settings_survive_rollback(kit: Kit) -> None:
 
 
 async def driver_with(kit: Kit, seq: DrivenSequence, params: SamplingParams) -> DrivenSequence:
-    """The sequence begun anew with its first three output tokens restored, rolled back once on its way."""
+    """A new sequence with its first three output tokens restored, rolled back once on its way."""
     driver = await kit.driver()
     again = driver.add(seq.prompt, params, output=seq.output[:3])
     await driver.prefill(again)
@@ -96,7 +96,7 @@ async def driver_with(kit: Kit, seq: DrivenSequence, params: SamplingParams) -> 
 
 @case
 async def an_error_ends_nobody_elses_step(kit: Kit) -> None:
-    """A step that was submitted before anybody knew of an item's error goes on from a token that was never sampled: whatever it
+    """A step that was submitted before an item's error was known goes on from a token that was never sampled: whatever it
     takes for it, the others get what they would have got."""
     kit.need_slots(2)
     only = _FEW[0]
@@ -134,7 +134,7 @@ async def settings_with_drafts(kit: Kit) -> None:
                 drafts[wrong_at] = next(token for token in _FEW if token != drafts[wrong_at])
             await driver.step(Feed(seq, drafts=drafts))
             if kit.exact:
-                got = len(seq.samples)
-                require(got == wrong_at + 1, f"{params}: {got} tokens, but draft {wrong_at} was wrong")
+                count = len(seq.samples)
+                require(count == wrong_at + 1, f"{params}: {count} tokens, but draft {wrong_at} was wrong")
             await driver.decode(2, seq)
             await _check(kit, seq, f"with drafts, number {wrong_at} wrong")

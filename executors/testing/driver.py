@@ -79,7 +79,7 @@ class DrivenSequence:
 class Feed:
     """What one sequence computes in a step: `count` of its uncomputed tokens (None: all), then `drafts`.
 
-    `pending`: hide the id of the last known token, as when the host does not know it yet. `wanted`: drafts to ask of the
+    `pending`: hide the id of the last known token, as when the host does not know it yet. `num_drafts`: drafts to ask of the
     executor's draft model, see `UnifiedBatch.drafts_wanted`.
     """
 
@@ -87,7 +87,7 @@ class Feed:
     count: int | None = None
     drafts: Sequence[int] = ()
     pending: bool = False
-    wanted: int = 0
+    num_drafts: int = 0
 
 
 class Driver:
@@ -184,7 +184,7 @@ class Driver:
             seq = feed.seq
             end = len(seq.tokens) if feed.count is None else seq.num_computed + feed.count
             chunk = [*seq.tokens[seq.num_computed : end], *feed.drafts]
-            self.grow(seq, seq.num_computed + len(chunk) + feed.wanted)
+            self.grow(seq, seq.num_computed + len(chunk) + feed.num_drafts)
             last = len(chunk) - len(feed.drafts) - 1
             tokens += [-1 if feed.pending and i == last else token for i, token in enumerate(chunk)]
             hidden += [feed.pending and i == last for i in range(len(chunk))]
@@ -192,6 +192,7 @@ class Driver:
             final.append(end == len(seq.tokens))
         copies, self.block_copies = self.block_copies, []
         starts = tuple(feed.seq.start() for feed in feeds if not feed.seq.started)
+        draft_counts = [feed.num_drafts for feed in feeds]
         return UnifiedBatch(
             epoch=self.epoch,
             step_id=next(self._steps),
@@ -206,7 +207,7 @@ class Driver:
             starts=starts,
             tables=self._updates(feeds),
             block_copies=np.array(copies, np.int32).reshape(-1, 2),
-            drafts_wanted=_ids(feed.wanted for feed in feeds) if any(feed.wanted for feed in feeds) else None,
+            drafts_wanted=_ids(draft_counts) if any(draft_counts) else None,
         )
 
     def _updates(self, feeds: Sequence[Feed]) -> TableUpdates:
@@ -244,7 +245,7 @@ class Driver:
         await self.step(*(Feed(seq) for seq in seqs))
 
     async def decode(self, num_steps: int, *seqs: DrivenSequence) -> None:
-        """That many more tokens for each, all in the same steps."""
+        """Decode `num_steps` more tokens of each sequence, all in the same steps."""
         for _ in range(num_steps):
             await self.step(*(Feed(seq) for seq in seqs))
 

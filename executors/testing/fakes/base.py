@@ -389,10 +389,10 @@ class FakeExecutor(BatchModelExecutor):
         if row is not None:
             self._free_guests.append(row)
         slot, table = self.table.slot_of(cache_id), self._table_of(cache_id)
-        for held in (row, slot):
-            if held is not None:
-                self._rewind(held, 0, table)
-                self._pool_positions[held] = -1
+        for place in (row, slot):
+            if place is not None:
+                self._rewind(place, 0, table)
+                self._pool_positions[place] = -1
         self.table.release(cache_id)
 
     def truncate_kv(self, handle: KvCacheHandle, new_len: int) -> None:
@@ -422,13 +422,13 @@ class FakeExecutor(BatchModelExecutor):
         return row
 
 
-def check_options(config: ExecutorConfig, known: tuple[str, ...]) -> None:
+def check_options(config: ExecutorConfig, names: tuple[str, ...]) -> None:
     """Raises ConfigError, one line naming the option, for one that is unknown or of the wrong type."""
     for name, value in config.options.items():
-        if name not in known:
-            raise ConfigError(f"options.{name} is unknown to {config.executor}; known: {', '.join(known)}")
-        wants = OPTIONS[name]
-        if not isinstance(value, wants) or (isinstance(value, bool) and wants is not bool):
+        if name not in names:
+            raise ConfigError(f"options.{name} is unknown to {config.executor}; known: {', '.join(names)}")
+        kind = OPTIONS[name]
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise ConfigError(f"options.{name}: {value!r} has the wrong type")
     vocab = config.options.get("vocab_size", oracle.DEFAULT_VOCAB_SIZE)
     if int(vocab) < oracle.MIN_VOCAB_SIZE:

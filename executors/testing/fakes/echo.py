@@ -59,9 +59,9 @@ class EchoExecutor(FakeServing):
         wrong = self._lengths[work.rows] != work.pos
         if wrong.any():
             i = int(np.flatnonzero(wrong)[0])
-            held = int(self._lengths[work.rows[i]])
+            length = int(self._lengths[work.rows[i]])
             raise InvalidInput(
-                f"position {work.pos[i]} does not follow the {held} tokens held (truncate_kv forgotten?)"
+                f"position {work.pos[i]} does not follow the {length} tokens held (truncate_kv forgotten?)"
             )
         capacity = self.kv_capacity()
         if capacity is not None and len(work.pos) and int(work.ends.max()) > capacity:
@@ -96,7 +96,7 @@ class EchoFactory(ModelExecutorFactory):
 
     def validate_config(self, config: ExecutorConfig) -> None:
         super().validate_config(config)
-        known = (
+        names = (
             "native",
             "vocab_size",
             "step_delay_ms",
@@ -106,4 +106,4 @@ class EchoFactory(ModelExecutorFactory):
             "drafts_right",
             "fail",
         )
-        check_options(config, known)
+        check_options(config, names)

@@ -155,21 +155,21 @@ def _inverse_cdf(
     top_k = sampling.top_k[:, None]
     limited = (top_k >= 1) & (top_k <= NUM_FAVOURITES)
     weights = np.where(limited & (rank >= top_k), 0.0, weights)
-    kept = np.where(limited[:, 0], 0, vocab_size - NUM_FAVOURITES).astype(np.float64)
+    num_others = np.where(limited[:, 0], 0, vocab_size - NUM_FAVOURITES).astype(np.float64)
     # Top-p: a token stays if what precedes it (most likely first, then by id) has not reached p yet.
-    target = (weights.sum(1) + kept * other) * sampling.top_p
+    target = (weights.sum(1) + num_others * other) * sampling.top_p
     before = np.cumsum(weights, axis=1) - weights
     nucleus = (sampling.top_p < 1.0)[:, None]
     missing = np.ceil(np.maximum(target - weights.sum(1), 0.0) / np.maximum(other, 1e-300))
-    kept = np.where(nucleus[:, 0], np.minimum(kept, missing), kept)
+    num_others = np.where(nucleus[:, 0], np.minimum(num_others, missing), num_others)
     weights = np.where(nucleus & (rank > 0) & (before >= target[:, None]), 0.0, weights)
 
     order = np.argsort(ids, axis=1)
     ids, weights = np.take_along_axis(ids, order, 1), np.take_along_axis(weights, order, 1)
     u = noise.uniform(sampling.seed, sampling.choice, positions.astype(np.uint64))
-    x = u * (weights.sum(1) + kept * other)
+    x = u * (weights.sum(1) + num_others * other)
     favourite_sum = np.cumsum(weights, axis=1)
-    upto = favourite_sum + np.minimum(ids - rank, kept[:, None]) * other[:, None]
+    upto = favourite_sum + np.minimum(ids - rank, num_others[:, None]) * other[:, None]
     passed = (upto <= x[:, None]).sum(1)
     index = np.minimum(passed, NUM_FAVOURITES - 1)
     rows = np.arange(len(ids))
@@ -180,10 +180,10 @@ def _inverse_cdf(
     )
     sum_before = np.where(passed > 0, favourite_sum[rows, np.maximum(passed, 1) - 1], 0.0)
     nth_other = np.floor((x - sum_before) / np.maximum(other, 1e-300))
-    nth_other = np.clip(nth_other, 0, np.maximum(kept - 1, 0)).astype(np.int64)
+    nth_other = np.clip(nth_other, 0, np.maximum(num_others - 1, 0)).astype(np.int64)
     # Rounding can push x past the last weight; then the last kept favourite is the answer.
     last = ids[rows, NUM_FAVOURITES - 1 - np.argmax(weights[:, ::-1] > 0, axis=1)]
-    return np.where(hit, ids[rows, index], np.where(kept > 0, nth_other + passed, last))
+    return np.where(hit, ids[rows, index], np.where(num_others > 0, nth_other + passed, last))
 
 
 def needs_rows(params: SamplingParams) -> bool:
@@ -219,18 +219,18 @@ def expected_tokens(
     adapter_digest: str | None = None,
 ) -> list[int]:
     """The n tokens that every fake must give after `prompt` (greedy by default). A pure function: the oracle of tests."""
-    asked = sampling or SamplingParams(temperature=0.0)
-    params, seen = OracleRows.of([asked]), TokenHistory(prompt)
+    request = sampling or SamplingParams(temperature=0.0)
+    params, token_history = OracleRows.of([request]), TokenHistory(prompt)
     salt = adapter_salt(adapter_digest) if adapter_digest is not None else np.uint64(0)
     history = History.of(prompt, int(salt))
     prefix, digest = history.prefix[-1:], history.digest[-1:]
     tokens: list[int] = []
     for position in range(len(prompt), len(prompt) + n):
         at = np.array([position])
-        if needs_rows(asked):
+        if needs_rows(request):
             row = logits_rows(digest, vocab_size)[0]
-            token = np.array([reference_sampler.choose(row, asked, position, seen)], np.int32)
-            seen.append(int(token[0]))
+            token = np.array([reference_sampler.choose(row, request, position, token_history)], np.int32)
+            token_history.append(int(token[0]))
         else:
             token = sample_tokens(digest, params, at, vocab_size)
         tokens.append(int(token[0]))

@@ -146,14 +146,14 @@ class PagedFakeExecutor(FakeServing):
 
     def _check_tables(self, work: Work) -> None:
         assert work.tables is not None and work.table_lengths is not None
-        kept = work.table_lengths >= 0
-        short = kept & (work.table_lengths * self.block_size < work.ends)
+        has_kv = work.table_lengths >= 0
+        short = has_kv & (work.table_lengths * self.block_size < work.ends)
         if short.any():
             i = int(np.flatnonzero(short)[0])
             raise InvalidInput(
                 f"the block table of row {work.rows[i]} ({work.table_lengths[i]} blocks) is too short"
             )
-        if (~kept & (work.pos > 0)).any():
+        if (~has_kv & (work.pos > 0)).any():
             raise InvalidInput("a sequence without a block table has no history")
         used = work.tables[np.arange(work.tables.shape[1]) < work.table_lengths[:, None]]
         if len(used) and (used.min() < 0 or used.max() >= self.num_blocks):
@@ -182,7 +182,7 @@ class PagedFakeExecutor(FakeServing):
         same = self.written.reshape(-1)[cell] & (self.cells.reshape(-1)[cell] == computed.cell[token])
         self.cells.reshape(-1)[cell] = computed.cell[token]
         self.prefix.reshape(-1)[cell] = computed.prefix[token]
-        # What follows in a block that got new content belonged to somebody else: nobody may read it any more.
+        # Behind its new content a block has that of an earlier owner, which no step may read.
         block, offset = cell[~same] // self.block_size, cell[~same] % self.block_size
         last = np.full(self.num_blocks, -1)
         np.maximum.at(last, block, offset)
@@ -208,11 +208,11 @@ class PagedFakeExecutor(FakeServing):
     def _shared(self, block: int, row: int) -> bool:
         """True if another live sequence's table names the block."""
         lengths = self.table.num_blocks[0]
-        named = (self.table.block_tables[0] == block) & (
+        users = (self.table.block_tables[0] == block) & (
             np.arange(self.table.block_tables[0].shape[1]) < lengths[:, None]
         )
-        named[row if row < self.num_slots else slice(0, 0)] = False
-        return bool(named.any())
+        users[row if row < self.num_slots else slice(0, 0)] = False
+        return bool(users.any())
 
 
 class PagedFakeFactory(ModelExecutorFactory):

@@ -68,33 +68,33 @@ class FakeServing(FakeExecutor):
     def _drafts(
         self,
         batch: UnifiedBatch,
-        wanted: NDArray[np.int32],
+        requested: NDArray[np.int32],
         work: Work,
         computed: Computed,
         output: UnifiedOutput,
     ) -> Drafts:
         """The tokens that will come, `drafts_right` of them as they will be and the others wrong. Raises InvalidInput where a
         block table is too short for them."""
-        counts, found = np.zeros(len(batch), np.int32), list[int]()
-        for i in np.flatnonzero((wanted > 0) & batch.is_final_chunk).tolist():
-            kept = int(output.num_tokens[i])
+        counts, tokens = np.zeros(len(batch), np.int32), list[int]()
+        for i in np.flatnonzero((requested > 0) & batch.is_final_chunk).tolist():
+            num_tokens = int(output.num_tokens[i])
             params = self.table.start_of(int(batch.slots[i])).sampling
-            if not kept or params is None:
+            if not num_tokens or params is None:
                 continue
-            self._check_ahead(work, i, int(work.ends[i] + wanted[i]))
-            row = int(work.starts[i + 1]) - 1 - int(batch.num_draft_tokens[i]) + kept - 1
+            self._check_ahead(work, i, int(work.ends[i] + requested[i]))
+            row = int(work.starts[i + 1]) - 1 - int(batch.num_draft_tokens[i]) + num_tokens - 1
             prefix, digest = computed.prefix[row : row + 1], computed.digest[row : row + 1]
             token = np.array([output[i].tokens[-1].token_id], np.int32)  # type: ignore[union-attr]
             settings, position = oracle.OracleRows.of([params]), int(work.positions[row]) + 1
-            for at in range(position, position + int(wanted[i])):
+            for at in range(position, position + int(requested[i])):
                 c = oracle.contributions(token, np.array([at]), work.salts[i : i + 1])
                 digest, prefix = digest + oracle.cells(c, prefix), prefix + c
                 token = oracle.sample_tokens(digest, settings, np.array([at + 1]), self.vocab_size)
                 if int(oracle.mix(digest + np.uint64(at))[0]) % 1000 >= 1000 * self.drafts_right:
                     token = ((token + 1) % self.vocab_size).astype(np.int32)
-                found.append(int(token[0]))
-            counts[i] = wanted[i]
-        return Drafts(counts, np.array(found, np.int32), int(counts.max(initial=0)))
+                tokens.append(int(token[0]))
+            counts[i] = requested[i]
+        return Drafts(counts, np.array(tokens, np.int32), int(counts.max(initial=0)))
 
     def _check_ahead(self, work: Work, i: int, end: int) -> None:
         """Raise InvalidInput unless the item's table covers `end` tokens."""
@@ -199,8 +199,8 @@ class FakeServing(FakeExecutor):
         self, start: SequenceStart, pos: int, digests: NDArray
     ) -> tuple[SampledToken, ...] | None:
         """One entry for each input position whose next prompt token is known; None if there is none."""
-        known = min(len(digests), len(start.prompt_token_ids) - 1 - pos)
-        if start.prompt_logprobs is None or known <= 0:
+        count = min(len(digests), len(start.prompt_token_ids) - 1 - pos)
+        if start.prompt_logprobs is None or count <= 0:
             return None
         return tuple(
             self._describe(
@@ -209,7 +209,7 @@ class FakeServing(FakeExecutor):
                 start.prompt_logprobs,
                 ranked=True,
             )
-            for k in range(known)
+            for k in range(count)
         )
 
     def _pooled(self, pooling: str, work: Work, i: int, length: int) -> NDArray[np.float32]:

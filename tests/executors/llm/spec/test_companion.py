@@ -80,14 +80,14 @@ async def test_drafts_of_the_same_model_are_the_tokens_that_come(
     driver = await driver_of(qwen3, qwen3)
     assert driver.executor.capabilities().drafts
     seq = driver.add(prompt, sampling)
-    await driver.step(Feed(seq, 20, wanted=1))
+    await driver.step(Feed(seq, 20, num_drafts=1))
     assert drafts_of(seq) == []
     steps = 0
-    await driver.step(Feed(seq, wanted=3))
+    await driver.step(Feed(seq, num_drafts=3))
     while len(seq.output) < OUTPUT - 4:
         drafts = drafts_of(seq)
         assert drafts == truth[len(seq.output) : len(seq.output) + 3]
-        await driver.step(Feed(seq, drafts=drafts, wanted=3))
+        await driver.step(Feed(seq, drafts=drafts, num_drafts=3))
         steps += 1
     assert seq.output == truth[: len(seq.output)] and steps <= OUTPUT / 4
 
@@ -177,7 +177,9 @@ async def whatever_happens(qwen3: Path) -> None:
             judged += len(drafts)
             if drafts and rng.random() < 0.4:
                 drafts[rng.randrange(len(drafts))] = rng.randrange(211)
-            feeds.append(Feed(seq, count, drafts=drafts[: rng.randrange(5)], wanted=rng.choice((0, 1, 2, 4))))
+            feeds.append(
+                Feed(seq, count, drafts=drafts[: rng.randrange(5)], num_drafts=rng.choice((0, 1, 2, 4)))
+            )
         if feeds:
             await driver.step(*feeds)
         for seq, truth in list(live.values()):
@@ -239,8 +241,8 @@ async def test_a_late_wish_is_met_after_the_draft_model_has_caught_up(qwen3: Pat
     )
     seq = driver.add(prompt, SETTINGS[0])
     await driver.decode(4, seq)
-    await driver.step(Feed(seq, wanted=3))
-    await driver.step(Feed(seq, wanted=3))
+    await driver.step(Feed(seq, num_drafts=3))
+    await driver.step(Feed(seq, num_drafts=3))
     assert drafts_of(seq) == truth[6:9]
 
 
@@ -249,9 +251,9 @@ async def test_another_model_costs_acceptance_and_no_token(qwen3: Path, tmp_path
     [truth] = await truths(qwen3, [([5, 6, 7], SETTINGS[0])])
     driver = await driver_of(qwen3, other)
     seq = driver.add([5, 6, 7], SETTINGS[0])
-    await driver.step(Feed(seq, wanted=4))
+    await driver.step(Feed(seq, num_drafts=4))
     while len(seq.output) < 30:
-        await driver.step(Feed(seq, drafts=drafts_of(seq), wanted=4))
+        await driver.step(Feed(seq, drafts=drafts_of(seq), num_drafts=4))
     assert seq.output == truth[: len(seq.output)]
 
 

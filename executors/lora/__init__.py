@@ -21,25 +21,25 @@ __all__ = ["LoraFile", "Module", "PackedLora", "check", "gguf_rank", "pack", "re
 
 
 def pack(
-    source: Path, target: Path, max_rank: int, shown: str | None = None, base: Path | None = None
+    source: Path, target: Path, max_rank: int, label: str | None = None, base: Path | None = None
 ) -> PackedLora:
     """Check an adapter and write it to `target`, a folder, as `<digest>.safetensors`.
 
-    `source`: a GGUF file, a folder that has one of the name `GGUF`, or a folder in PEFT's format. `shown`: the name of the file
+    `source`: a GGUF file, a folder that has one of the name `GGUF`, or a folder in PEFT's format. `label`: the name of the file
     with the weights in messages. `base`: the directory of the model that it is for. Raises ConfigError, and OSError if the target
     cannot be written.
     """
     file = source if source.is_file() else source / GGUF
     if file.is_file():
-        return pack_gguf(file, target, max_rank, shown)
-    return pack_folder(source, target, max_rank, shown or WEIGHTS, base)
+        return pack_gguf(file, target, max_rank, label)
+    return pack_folder(source, target, max_rank, label or WEIGHTS, base)
 
 
-def check(source: Path, max_rank: int, shown: str) -> None:
+def check(source: Path, max_rank: int, label: str) -> None:
     """Check what an adapter's configuration and the header of its weights say, as `pack` does, without reading the weights.
 
     `source`: a GGUF file, or a folder in PEFT's format. Raises ConfigError and OSError."""
     if source.is_file():
-        check_gguf(source, max_rank, shown)
+        check_gguf(source, max_rank, label)
     else:
-        check_folder(source, max_rank, shown)
+        check_folder(source, max_rank, label)

@@ -67,13 +67,13 @@ class BaseWeights:
             gguf = read_gguf(Path(json.loads(source.read_bytes())["files"][0]), arrays=False)
             one = gguf.tensors.get("output.weight" if head else "token_embd.weight")
             return None if one is None else _Tensor(one.path, one.type, one.shape, one.offset)
-        found = [
+        matches = [
             (name, tensor)
             for path in sorted(self._directory.glob("*.safetensors"))
             for name, tensor in _tensors(path).items()
             if name.endswith(_HEADS if head else _EMBEDS) and not is_of_other_part(name)
         ]
-        return min(found, key=lambda one: len(one[0]))[1] if found else None
+        return min(matches, key=lambda one: len(one[0]))[1] if matches else None
 
 
 def _tensors(path: Path) -> dict[str, _Tensor]:
@@ -101,16 +101,16 @@ def _equal(one: _Tensor, other: _Tensor) -> bool:
     with one.path.open("rb") as file, other.path.open("rb") as base:
         file.seek(one.begin)
         base.seek(other.begin)
-        left = math.prod(one.shape)
-        while left and (to_other or to_one):
-            count = min(left, _CHUNK)
+        rest = math.prod(one.shape)
+        while rest and (to_other or to_one):
+            count = min(rest, _CHUNK)
             ours, theirs = file.read(count * SIZES[one.dtype]), base.read(count * SIZES[other.dtype])
             if len(ours) < count * SIZES[one.dtype] or len(theirs) < count * SIZES[other.dtype]:
                 return False
             a, b = widened(ours, one.dtype), widened(theirs, other.dtype)
             to_other = to_other and np.array_equal(_rounded(a, other.dtype), b)
             to_one = to_one and np.array_equal(a, _rounded(b, one.dtype))
-            left -= count
+            rest -= count
     return to_other or to_one
 
 

@@ -50,17 +50,17 @@ class Module:
 @dataclass(frozen=True, slots=True)
 class LoraFile:
     """The shapes of an adapter, and its modules one after the other. `architecture`: that of GGUF whose names it has, None for
-    a checkpoint's; `shown`: the name of its file in messages."""
+    a checkpoint's; `label`: the name of its file in messages."""
 
     path: Path
     entries: dict[str, Entry]
     scales: dict[str, float]
     architecture: str | None = None
-    shown: str = ""
+    label: str = ""
 
     @property
     def names(self) -> list[str]:
-        """Of the modules."""
+        """Names of the modules, sorted."""
         return sorted(self.scales)
 
     @property
@@ -86,12 +86,12 @@ class LoraFile:
         return widened(raw, entry.dtype).reshape(entry.shape)
 
 
-def read_exactly(file: object, entry: Entry, shown: str, name: str) -> bytes:
-    """Return a tensor's bytes. Raises ConfigError, which calls the file `shown`, if they are not all there."""
+def read_exactly(file: object, entry: Entry, label: str, name: str) -> bytes:
+    """Return a tensor's bytes. Raises ConfigError, which calls the file `label`, if they are not all there."""
     file.seek(entry.begin)  # type: ignore[attr-defined]
     raw: bytes = file.read(entry.num_bytes)  # type: ignore[attr-defined]
     if len(raw) != entry.num_bytes:
-        raise ConfigError(f"{shown}: tensor {name} is cut off")
+        raise ConfigError(f"{label}: tensor {name} is cut off")
     return raw
 
 
@@ -113,19 +113,19 @@ def read_adapter(path: Path, digest: str | None = None) -> LoraFile:
         with path.open("rb") as file:
             entries, metadata = read_header(file, path, path.stat().st_size)
             scales = _scales(path, entries, metadata)
-            architecture, shown = metadata.get(_ARCHITECTURE), metadata.get(_SOURCE) or path.name
-            found = LoraFile(path, entries, scales, architecture, shown)
-            if digest is not None and _digest(file, found) != digest:
+            architecture, label = metadata.get(_ARCHITECTURE), metadata.get(_SOURCE) or path.name
+            adapter = LoraFile(path, entries, scales, architecture, label)
+            if digest is not None and _digest(file, adapter) != digest:
                 raise ConfigError(f"{path.name}: its content is not what was loaded before")
-            return found
+            return adapter
     except OSError as error:
         raise ConfigError(f"{path.name}: it cannot be read: {error.strerror}") from None
 
 
 def _scales(path: Path, entries: dict[str, Entry], metadata: dict[str, str]) -> dict[str, float]:
     try:
-        found = json.loads(metadata[_SCALES])
-        scales = {str(name): float(scale) for name, scale in found.items()}
+        values = json.loads(metadata[_SCALES])
+        scales = {str(name): float(scale) for name, scale in values.items()}
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
         raise ConfigError(f"{path.name}: it is no packed adapter") from None
     if {f"{name}.{part}" for name in scales for part in "AB"} != entries.keys():
@@ -140,13 +140,13 @@ def _scales(path: Path, entries: dict[str, Entry], metadata: dict[str, str]) -> 
 
 
 def _digest(file: object, adapter: LoraFile) -> str:
-    made = Digest(adapter.architecture)
+    digest = Digest(adapter.architecture)
     for name in adapter.names:
-        made.add_module(name, adapter.scales[name])
+        digest.add_module(name, adapter.scales[name])
         for part in "AB":
             entry = adapter.entries[f"{name}.{part}"]
-            made.add_tensor(entry, read_exactly(file, entry, adapter.path.name, f"{name}.{part}"))
-    return made.value
+            digest.add_tensor(entry, read_exactly(file, entry, adapter.path.name, f"{name}.{part}"))
+    return digest.value
 
 
 class Digest:
@@ -208,21 +208,21 @@ def write_adapter(
             at += size
     text = json.dumps(described).encode()
     text += b" " * (-len(text) % 8)
-    with tempfile.NamedTemporaryFile(dir=target, prefix="packing-", delete=False) as made:
+    with tempfile.NamedTemporaryFile(dir=target, prefix="packing-", delete=False) as file:
         try:
-            made.write(len(text).to_bytes(8, "little") + text)
+            file.write(len(text).to_bytes(8, "little") + text)
             for name, pair in pairs.items():
                 digest.add_module(name, scales[name])
                 for tensor in pair:
                     raw = tensor.read()
                     _check_finite(source, tensor, raw)
                     digest.add_tensor(Entry(tensor.dtype, tensor.shape, 0), raw)
-                    made.write(raw)
-            made.flush()
+                    file.write(raw)
+            file.flush()
             final = target / f"{digest.value}.safetensors"
-            Path(made.name).replace(final)
+            Path(file.name).replace(final)
         except BaseException:
-            Path(made.name).unlink(missing_ok=True)
+            Path(file.name).unlink(missing_ok=True)
             raise
     return final, digest.value
 

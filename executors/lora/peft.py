@@ -32,11 +32,11 @@ _HEAD = "lm_head"
 
 
 def pack_folder(
-    folder: Path, target: Path, max_rank: int, shown: str = WEIGHTS, base: Path | None = None
+    folder: Path, target: Path, max_rank: int, label: str = WEIGHTS, base: Path | None = None
 ) -> PackedLora:
     """Check the adapter in `folder` and write it to `target`, a folder, as `<digest>.safetensors`.
 
-    `shown`: the name of its weights in messages. `base`: the directory of the model, for comparisons; without it whole tensors
+    `label`: the name of its weights in messages. `base`: the directory of the model, for comparisons; without it whole tensors
     are refused. Raises ConfigError naming the file and the field or tensor, OSError if the target cannot be written.
     """
     config = read_config(folder / CONFIG)
@@ -45,31 +45,31 @@ def pack_folder(
         size = path.stat().st_size
         with path.open("rb") as file:
             entries, _ = read_header(file, path, size)
-            parts, pairs, scales = _layout(config, entries, max_rank, shown)
-            notes = _notes(parts, BaseWeights(base), path, shown)
+            parts, pairs, scales = _layout(config, entries, max_rank, label)
+            notes = _notes(parts, BaseWeights(base), path, label)
             tensors = {
                 name: tuple(
                     PackedTensor(
-                        of, one.dtype, one.shape, functools.partial(read_exactly, file, one, shown, of)
+                        of, one.dtype, one.shape, functools.partial(read_exactly, file, one, label, of)
                     )
                     for of, one in pair
                 )
                 for name, pair in pairs.items()
             }
-            final, digest = write_adapter(target, tensors, scales, shown)  # type: ignore[arg-type]  # each has two
+            final, digest = write_adapter(target, tensors, scales, label)  # type: ignore[arg-type]  # each has two
     except FileNotFoundError:
         raise ConfigError(f"the adapter has no {WEIGHTS}") from None
-    named = config.get("base_model_name_or_path")
+    base_name = config.get("base_model_name_or_path")
     rank = max(pair[0][1].shape[0] for pair in pairs.values())
-    return PackedLora(final, digest, rank, named if isinstance(named, str) else None, notes)
+    return PackedLora(final, digest, rank, base_name if isinstance(base_name, str) else None, notes)
 
 
-def check_folder(folder: Path, max_rank: int, shown: str = WEIGHTS) -> None:
+def check_folder(folder: Path, max_rank: int, label: str = WEIGHTS) -> None:
     """Check the configuration and the header of the weights. Raises ConfigError as `pack_folder` does, and OSError."""
     config, path = read_config(folder / CONFIG), folder / WEIGHTS
     with path.open("rb") as file:
         entries, _ = read_header(file, path, path.stat().st_size)
-    _layout(config, entries, max_rank, shown)
+    _layout(config, entries, max_rank, label)
 
 
 Pair = tuple[tuple[str, Entry], tuple[str, Entry]]
@@ -86,16 +86,16 @@ class _Parts:
 
 
 def _layout(
-    config: dict[str, Any], entries: dict[str, Entry], max_rank: int, shown: str
+    config: dict[str, Any], entries: dict[str, Entry], max_rank: int, label: str
 ) -> tuple[_Parts, dict[str, Pair], dict[str, float]]:
     """The parts, and the tensors and the scale of each module. Raises ConfigError."""
-    parts = _sorted_out(shown, entries)
-    _check_whole(config, parts, shown)
-    pairs = _pairs(shown, parts.pairs)
-    return parts, pairs, {name: _scale(config, shown, name, pair, max_rank) for name, pair in pairs.items()}
+    parts = _sorted_out(label, entries)
+    _check_whole(config, parts, label)
+    pairs = _pairs(label, parts.pairs)
+    return parts, pairs, {name: _scale(config, label, name, pair, max_rank) for name, pair in pairs.items()}
 
 
-def _sorted_out(shown: str, entries: dict[str, Entry]) -> _Parts:
+def _sorted_out(label: str, entries: dict[str, Entry]) -> _Parts:
     parts = _Parts()
     for name, entry in entries.items():
         if other_parts.is_of_other_part(name):
@@ -106,12 +106,12 @@ def _sorted_out(shown: str, entries: dict[str, Entry]) -> _Parts:
             parts.pairs[name] = entry
     if parts.others and not parts.pairs:
         raise ConfigError(
-            f"{shown}: nothing of it is for the text model: {other_parts.note_on(parts.others)}"
+            f"{label}: nothing of it is for the text model: {other_parts.note_on(parts.others)}"
         )
     return parts
 
 
-def _check_whole(config: dict[str, Any], parts: _Parts, shown: str) -> None:
+def _check_whole(config: dict[str, Any], parts: _Parts, label: str) -> None:
     """Raise ConfigError for a module to save of which no tensor is compared or left out."""
     modules = config.get("modules_to_save") or ()
     for module in (modules,) if isinstance(modules, str) else modules:
@@ -123,7 +123,7 @@ def _is_named(module: str, names: Iterable[str]) -> bool:
     return any(f".{module}." in f".{name}" for name in names)
 
 
-def _notes(parts: _Parts, base: BaseWeights, path: Path, shown: str) -> tuple[str, ...]:
+def _notes(parts: _Parts, base: BaseWeights, path: Path, label: str) -> tuple[str, ...]:
     """Return what is left out. Raises ConfigError for a whole tensor that differs from the model's."""
     notes = [other_parts.note_on(parts.others)] if parts.others else []
     for name, entry in parts.whole.items():
@@ -132,53 +132,53 @@ def _notes(parts: _Parts, base: BaseWeights, path: Path, shown: str) -> tuple[st
         why = base.difference(path, entry, head=match["module"] == _HEAD)
         if why:
             raise ConfigError(
-                f"{shown}: tensor {name[:200]} {why}: trained embeddings and heads are not supported; {MERGE}"
+                f"{label}: tensor {name[:200]} {why}: trained embeddings and heads are not supported; {MERGE}"
             )
     if parts.whole:
         notes.append(f"{', '.join(sorted(parts.whole))} equal the model's and are left out")
     return tuple(notes)
 
 
-def _pairs(shown: str, entries: dict[str, Entry]) -> dict[str, Pair]:
+def _pairs(label: str, entries: dict[str, Entry]) -> dict[str, Pair]:
     """The two tensors of each module, by the checkpoint's name of the weight."""
     parts: dict[str, dict[str, tuple[str, Entry]]] = {}
     for name, entry in entries.items():
         match = _TENSOR.fullmatch(name)
         if match is None:
             raise ConfigError(
-                f"{shown}: tensor {name[:200]} is no lora_A or lora_B of a linear layer; for others {MERGE}"
+                f"{label}: tensor {name[:200]} is no lora_A or lora_B of a linear layer; for others {MERGE}"
             )
         pair = parts.setdefault(match["module"], {})
         if match["part"] in pair:
             raise ConfigError(
-                f"{shown}: there are two tensors for lora_{match['part']} of {match['module'][:200]}"
+                f"{label}: there are two tensors for lora_{match['part']} of {match['module'][:200]}"
             )
         pair[match["part"]] = name, entry
     if not parts:
-        raise ConfigError(f"{shown}: it has no tensors")
+        raise ConfigError(f"{label}: it has no tensors")
     if len(parts) > MOST_MODULES:
-        raise ConfigError(f"{shown}: it has {len(parts)} modules; at most {MOST_MODULES} are read")
+        raise ConfigError(f"{label}: it has {len(parts)} modules; at most {MOST_MODULES} are read")
     pairs = {}
     for module in sorted(parts):
         lacking = next((part for part in "AB" if part not in parts[module]), None)
         if lacking is not None:
-            raise ConfigError(f"{shown}: lora_{lacking} of {module[:200]} is missing")
+            raise ConfigError(f"{label}: lora_{lacking} of {module[:200]} is missing")
         pairs[module] = parts[module]["A"], parts[module]["B"]
     return pairs
 
 
-def _scale(config: dict[str, Any], shown: str, module: str, pair: Pair, max_rank: int) -> float:
+def _scale(config: dict[str, Any], label: str, module: str, pair: Pair, max_rank: int) -> float:
     """The factor of a module, from its alpha and rank, which its tensors must have."""
     (name_a, a), (name_b, b) = pair
     for name, entry in pair:
         if len(entry.shape) != 2 or not all(entry.shape):
             raise ConfigError(
-                f"{shown}: tensor {name[:200]} has shape {list(entry.shape)}; two sizes are needed"
+                f"{label}: tensor {name[:200]} has shape {list(entry.shape)}; two sizes are needed"
             )
     rank = rank_of(config, module)
     if a.shape[0] != rank or b.shape[1] != rank:
         raise ConfigError(
-            f"{shown}: {name_a[:200]} has shape {list(a.shape)} and {name_b[:200]} {list(b.shape)}; {CONFIG} says rank {rank}"
+            f"{label}: {name_a[:200]} has shape {list(a.shape)} and {name_b[:200]} {list(b.shape)}; {CONFIG} says rank {rank}"
         )
     if rank > max_rank:
         raise ConfigError(f"{CONFIG}: rank {rank} is more than this server's --max-lora-rank {max_rank}")

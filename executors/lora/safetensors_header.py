@@ -29,7 +29,7 @@ class Entry:
 
     @property
     def num_bytes(self) -> int:
-        """Of its data."""
+        """Size of its data in bytes."""
         return SIZES[self.dtype] * math.prod(self.shape)
 
 
@@ -62,10 +62,10 @@ def _entry(path: Path, name: str, one: Any, start: int, data: int) -> Entry:
         raise ConfigError(f"{where} has no valid shape")
     if not (isinstance(offsets, list) and len(offsets) == 2 and all(_is_count(at) for at in offsets)):
         raise ConfigError(f"{where} has no valid data_offsets")
-    found = Entry(dtype, tuple(shape), start + offsets[0])
-    if offsets[1] - offsets[0] != found.num_bytes or offsets[1] > data:
+    entry = Entry(dtype, tuple(shape), start + offsets[0])
+    if offsets[1] - offsets[0] != entry.num_bytes or offsets[1] > data:
         raise ConfigError(f"{where}: its data is cut off, or not of its shape")
-    return found
+    return entry
 
 
 def _is_count(value: Any) -> bool:

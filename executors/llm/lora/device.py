@@ -102,11 +102,11 @@ class DeviceWeights:
 
     def read(self, path: Path, digest: str, place: int) -> DeviceLora:
         """See `LoraWeights`. Raises ConfigError also for a rank above the highest."""
-        found = load_adapter(self._decoder, path, digest, grouped=False)
-        if found.rank > self.max_rank:
-            raise ConfigError(f"{path.name}: rank {found.rank}; max_lora_rank is {self.max_rank}")
-        self._copy(found, place)
-        return DeviceLora(found.rank, found.num_bytes)
+        lora = load_adapter(self._decoder, path, digest, grouped=False)
+        if lora.rank > self.max_rank:
+            raise ConfigError(f"{path.name}: rank {lora.rank}; max_lora_rank is {self.max_rank}")
+        self._copy(lora, place)
+        return DeviceLora(lora.rank, lora.num_bytes)
 
     def blank(self, place: int) -> DeviceLora:
         """Make an adapter of the highest rank at a place, which changes nothing and costs what others cost."""
@@ -114,14 +114,14 @@ class DeviceWeights:
         self._scales[place].zero_()
         return DeviceLora(self.max_rank, self._stride * self._weights.itemsize)
 
-    def _copy(self, found: LoadedLora, place: int) -> None:
+    def _copy(self, lora: LoadedLora, place: int) -> None:
         """Copy an adapter to its place, and wait until it is there."""
         ranks = torch.zeros(self._ranks.shape[1], dtype=torch.int32)
         scales = torch.zeros(self._scales.shape[1])
         with self._copies:
             for number, linear in enumerate(self._linears):
                 matrix = self._matrices[id(linear)]
-                for part in found.parts(linear):
+                for part in lora.parts(linear):
                     which, rank = matrix.begins.index(part.begin), len(part.a)
                     of_a, of_b = part_of(matrix, place, which)
                     of_a[:rank].copy_(part.a)
@@ -166,9 +166,9 @@ class DeviceRows:
         """See `RowLoras`."""
         if not self._weights.serves(linear):
             return None
-        found = torch.zeros(len(x), linear.outputs, dtype=torch.float32, device=x.device)
-        self._weights.add(linear, self._tiles, x, found)
-        return found
+        total = torch.zeros(len(x), linear.outputs, dtype=torch.float32, device=x.device)
+        self._weights.add(linear, self._tiles, x, total)
+        return total
 
     def add(self, linear: Product, x: torch.Tensor, out: torch.Tensor) -> None:
         """See `RowLoras`."""
@@ -231,7 +231,7 @@ def part_of(matrix: LoraMatrix, place: int, which: int) -> tuple[torch.Tensor, t
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """Of a merged matrix: its columns, its rows, and the first row of each part."""
+    """Shape of a merged matrix: its columns, its rows, and the first row of each part."""
 
     inputs: int
     outputs: int
@@ -246,10 +246,10 @@ def _shapes(decoder: Decoder) -> dict[int, _Shape]:
         if place.linear is not None and id(place.linear) in served:
             rows, columns = place.tensor.T.shape if place.turned else place.tensor.shape
             parts.setdefault(id(place.linear), {})[place.begin] = rows, columns
-    found = {}
+    shapes = {}
     for linear, sizes in parts.items():
         begins = tuple(sorted(sizes))
         if begins[0] or len(begins) > MOST_PARTS:
             raise RuntimeError(f"parts that begin at {begins}: the kernel takes {MOST_PARTS}, the first at 0")
-        found[linear] = _Shape(sizes[0][1], begins[-1] + sizes[begins[-1]][0], begins)
-    return found
+        shapes[linear] = _Shape(sizes[0][1], begins[-1] + sizes[begins[-1]][0], begins)
+    return shapes

@@ -44,21 +44,21 @@ def gguf_modules(file: LoraFile, config: DecoderConfig) -> GgufModules:
     arch, family = str(file.architecture), config.family.name
     row = served_by(arch)
     served = None if row is None else family_of(row.served)
-    known = _SAME_LAYOUT.get(arch, () if served is None else (served.name,))
-    if row is None or family not in known:
+    families = _SAME_LAYOUT.get(arch, () if served is None else (served.name,))
+    if row is None or family not in families:
         raise ConfigError(
-            f"{file.shown}: general.architecture {arch[:60]!r} is not the model's, whose family is {family}"
+            f"{file.label}: general.architecture {arch[:60]!r} is not the model's, whose family is {family}"
         )
     usual, heads = {}, {}
     for name in file.names:
         outputs, inputs, _ = file.shapes(name)
         weight = GgufTensor(f"{name}.weight", "F32", (outputs, inputs), 0, 0, file.path)
-        named = names_of_weight(weight, config, row)
-        if len(named) != 1:
+        stored_names = names_of_weight(weight, config, row)
+        if len(stored_names) != 1:
             raise ConfigError(
-                f"{file.shown}: {name[:200]}: adapters of this weight are not supported; merge the adapter into the model and "
+                f"{file.label}: {name[:200]}: adapters of this weight are not supported; merge the adapter into the model and "
                 "serve that"
             )
-        [(whole, stored)] = named.items()
+        [(whole, stored)] = stored_names.items()
         usual[name], heads[name] = whole.removesuffix(".weight"), stored.heads
     return GgufModules(usual, heads)

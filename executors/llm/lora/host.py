@@ -30,7 +30,7 @@ class LoraRows:
         return [one.address for one in self.loaded]
 
     def subset(self, rows: np.ndarray) -> LoraRows:
-        """Of some rows, in that order."""
+        """Return the adapters of `rows`, int64, in that order."""
         return LoraRows(self.of_row.index_select(0, torch.from_numpy(rows)), self.loaded)
 
     def padded(self, rows: int) -> LoraRows:
@@ -39,21 +39,21 @@ class LoraRows:
 
     def extra(self, linear: Product, x: torch.Tensor) -> torch.Tensor | None:
         """See `RowLoras`."""
-        found: torch.Tensor | None = None
+        total: torch.Tensor | None = None
         for place, adapter in enumerate(self.loaded):
             parts = adapter.parts(linear)
             rows = (self.of_row == place).nonzero()[:, 0] if parts else None
             if rows is None or not len(rows):
                 continue
-            if found is None:
-                found = torch.zeros(len(x), linear.outputs)
+            if total is None:
+                total = torch.zeros(len(x), linear.outputs)
             own = x.index_select(0, rows).float()
             for part in parts:
                 end = part.begin + part.outputs
-                found[rows, part.begin : end] += part.scale * (
+                total[rows, part.begin : end] += part.scale * (
                     (own @ part.a.float().T) @ part.rows_of_b().float()
                 )
-        return found
+        return total
 
     def add(self, linear: Product, x: torch.Tensor, out: torch.Tensor) -> None:
         """See `RowLoras`."""

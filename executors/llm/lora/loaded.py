@@ -63,7 +63,7 @@ def fit(decoder: Decoder, file: LoraFile) -> Fit:
     gguf = None if file.architecture is None else gguf_modules(file, decoder.whole)
     usual = _usual_names(decoder, file, places) if gguf is None else gguf.usual
     if len(set(usual.values())) < len(usual):
-        raise ConfigError(f"{file.shown}: it names a weight twice, with different prefixes")
+        raise ConfigError(f"{file.label}: it names a weight twice, with different prefixes")
     cuts = {name: decoder.cuts.get(f"{usual[name]}.weight") for name in file.names}
     targets = {
         name: _target(places.get(usual[name]), cuts[name], served, file, name)
@@ -93,17 +93,17 @@ class LoadedLora:
         self.num_bytes = sum(
             part.a.nbytes + part.b.nbytes for parts in self._parts.values() for part in parts
         )
-        self._kept: list[object] = []
+        self._pointees: list[object] = []
         layers = map(self._layer, decoder.layers) if grouped else ()
         self._layers = (structs.LoraLayer * len(decoder.layers))(*layers)
         self.address = ctypes.addressof(self._layers)
 
     def parts(self, linear: Product) -> list[LoraTerm]:
-        """Of a linear layer."""
+        """Return the terms of a linear layer; [] if the adapter has none for it."""
         return self._parts.get(id(linear), [])
 
     def _layer(self, layer: Layer) -> structs.LoraLayer:
-        made = structs.LoraLayer()
+        struct = structs.LoraLayer()
         for where, linear in enumerate(layer.adapted_linears()):
             parts, at = self.parts(linear), 0
             array = (structs.LoraPart * len(parts))()
@@ -118,9 +118,9 @@ class LoadedLora:
                     part.scale,
                 )
                 at += len(part.a)
-            self._kept.append(array)
-            made.weights[where] = structs.LoraWeight(array, len(parts), at)
-        return made
+            self._pointees.append(array)
+            struct.weights[where] = structs.LoraWeight(array, len(parts), at)
+        return struct
 
 
 def load_adapter(decoder: Decoder, path: Path, digest: str, grouped: bool | None = None) -> LoadedLora:
@@ -130,14 +130,14 @@ def load_adapter(decoder: Decoder, path: Path, digest: str, grouped: bool | None
 
 def _usual_names(decoder: Decoder, file: LoraFile, places: Collection[str]) -> dict[str, str]:
     """Usual names of the modules, those of other stages included."""
-    known = {*places, *(name.removesuffix(".weight") for name in decoder.elsewhere)}
-    return {name: wrapped_name(decoder.config.family, name, known) for name in file.names}
+    usual = {*places, *(name.removesuffix(".weight") for name in decoder.elsewhere)}
+    return {name: wrapped_name(decoder.config.family, name, usual) for name in file.names}
 
 
 def _target(
     place: Place | None, cut: Cut | None, served: Mapping[int, Linear], file: LoraFile, name: str
 ) -> Place:
-    where = f"{file.shown}: {name[:200]}"
+    where = f"{file.label}: {name[:200]}"
     if place is None:
         raise ConfigError(f"{where}: the model has no such weight")
     if place.linear is None or id(place.linear) not in served:

@@ -70,7 +70,7 @@ class LoraTable:
                     return
                 self._prepared = None  # so that there are never two
                 self._check_room()
-                place = min(set(range(self.most)) - {taken for taken, _ in self._loaded.values()})
+                place = min(set(range(self.most)) - {used for used, _ in self._loaded.values()})
             read = self.weights.read(Path(path), digest, place)
             with self._taking:
                 self._prepared = digest, place, read

@@ -31,7 +31,7 @@ def test_every_number_is_kept(tmp_path: Path, kind: str, error: float) -> None:
     packed = pack(path, tmp_path / "packed", 64, "/path/a.gguf")
     assert packed.rank == 64 == gguf_rank(path, "a")
     adapter = read_adapter(packed.path, packed.digest)
-    assert (adapter.architecture, adapter.shown) == ("llama", "/path/a.gguf")
+    assert (adapter.architecture, adapter.label) == ("llama", "/path/a.gguf")
     assert adapter.names == ["blk.0.attn_v", "blk.1.ffn_down"]
     for module, (a, b), scale in zip(adapter.modules(), weights.values(), (0.5, 0.25), strict=True):
         assert np.abs(module.a - a.numpy()).max() <= error and np.abs(module.b - b.numpy()).max() <= error

@@ -48,13 +48,13 @@ def factory(name: str) -> ModelExecutorFactory:
             f"unknown executor {name!r}; known: {', '.join(names())} (or package.module:Factory)"
         )
     try:
-        made = getattr(importlib.import_module(module), attribute)()
+        instance = getattr(importlib.import_module(module), attribute)()
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"executor {name!r} cannot be imported: {error}") from error
-    if not isinstance(made, ModelExecutorFactory):
+    if not isinstance(instance, ModelExecutorFactory):
         raise ConfigError(f"executor {name!r}: {attribute} is not a ModelExecutorFactory")
-    _factories[name] = made
-    return made
+    _factories[name] = instance
+    return instance
 
 
 def create(config: ExecutorConfig) -> ModelExecutor:

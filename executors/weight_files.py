@@ -58,16 +58,16 @@ def index_of(names: Collection[str]) -> str | None:
         return INDEX
     if SINGLE in names:
         return None
-    found = sorted(
+    indexes = sorted(
         name
         for name in names
         if name.endswith(INDEX_SUFFIX) and not _OTHER_THINGS.match(name) and not is_second_copy(name)
     )
-    if len(found) > 1:
+    if len(indexes) > 1:
         raise ConfigError(
-            f"{found[0]} and {found[1]} are two indexes of weights; keep one, or name it {INDEX}"
+            f"{indexes[0]} and {indexes[1]} are two indexes of weights; keep one, or name it {INDEX}"
         )
-    return found[0] if found else None
+    return indexes[0] if indexes else None
 
 
 def weight_files(
@@ -81,13 +81,13 @@ def weight_files(
     if index_name is None:
         return WeightFiles(_without_index(names))
     shards = _weight_map(index_name, index or {})
-    wanted = tuple(sorted(set(shards.values())))
-    missing = [shard for shard in wanted if shard not in names]
-    if missing and SINGLE in names and SINGLE not in wanted:
+    files = tuple(sorted(set(shards.values())))
+    missing = [shard for shard in files if shard not in names]
+    if missing and SINGLE in names and SINGLE not in files:
         return WeightFiles((SINGLE,))  # the shards were joined, and their index stayed
-    if len(missing) == len(wanted) and (others := _without_index(names)):
+    if len(missing) == len(files) and (others := _without_index(names)):
         return WeightFiles(others)
-    return WeightFiles(wanted, shards, index_name)
+    return WeightFiles(files, shards, index_name)
 
 
 def _weight_map(name: str, index: Mapping[str, object]) -> dict[str, str]:
@@ -104,19 +104,19 @@ def _without_index(names: Collection[str]) -> tuple[str, ...]:
     """Return the files that hold weights where no index names them."""
     if SINGLE in names:
         return (SINGLE,)
-    found = [name for name in sorted(names) if name.endswith(SUFFIX) and not _OTHER_THINGS.match(name)]
-    usual = [name for name in found if not is_second_copy(name)]
-    found = usual or found
-    shards = {name: match for name in found if (match := _SHARD.fullmatch(name))}
+    files = [name for name in sorted(names) if name.endswith(SUFFIX) and not _OTHER_THINGS.match(name)]
+    usual = [name for name in files if not is_second_copy(name)]
+    files = usual or files
+    shards = {name: match for name in files if (match := _SHARD.fullmatch(name))}
     if any(match["stem"] == _USUAL_STEM for match in shards.values()):
         shards = {name: match for name, match in shards.items() if match["stem"] == _USUAL_STEM}
-        found = [name for name in found if name in shards or not _SHARD.fullmatch(name)]
+        files = [name for name in files if name in shards or not _SHARD.fullmatch(name)]
     sets: dict[tuple[str, str], list[int]] = {}
     for match in shards.values():
         sets.setdefault((match["stem"], match["count"]), []).append(int(match["number"]))
     for name, match in shards.items():
         _refuse_gap(name, match, sets[match["stem"], match["count"]])
-    return tuple(found)
+    return tuple(files)
 
 
 def _refuse_gap(name: str, match: re.Match[str], there: list[int]) -> None:

@@ -98,10 +98,10 @@ def read_gguf(path: Path, arrays: bool = True) -> GgufFile:
     tensors, parts = dict(first.tensors), _parts(path, first.metadata, count)
     for number, part in enumerate(parts[1:], 1):
         read = _read(part, arrays=False)
-        said = (read.metadata.get("split.no"), read.metadata.get("split.count"))
-        if said != (number, count):
+        own = (read.metadata.get("split.no"), read.metadata.get("split.count"))
+        if own != (number, count):
             raise ConfigError(
-                f"{part}: split.no and split.count are {_shown(said)}; {path} makes them {(number, count)}"
+                f"{part}: split.no and split.count are {_shown(own)}; {path} makes them {(number, count)}"
             )
         for name, tensor in read.tensors.items():
             if name in tensors:
@@ -117,19 +117,19 @@ def read_gguf(path: Path, arrays: bool = True) -> GgufFile:
 
 def _parts(path: Path, metadata: dict[str, Any], count: int) -> tuple[Path, ...]:
     """Return the files of a split model, whose first is `path`."""
-    named = _PART.fullmatch(path.name)
+    match = _PART.fullmatch(path.name)
     if metadata.get("split.no") != 0:
-        first = f"{named['stem']}-00001-of-{count:05}.gguf" if named else "the first"
+        first = f"{match['stem']}-00001-of-{count:05}.gguf" if match else "the first"
         raise ConfigError(
             f"{path}: split.no is {_shown(metadata.get('split.no'))}: a later part of a model in {count} files; "
             f"take {_shown(first)}"
         )
-    if named is None or int(named["number"]) != 1 or int(named["count"]) != count:
+    if match is None or int(match["number"]) != 1 or int(match["count"]) != count:
         raise ConfigError(
             f"{path}: split.count is {count}, but the file's name does not end in -00001-of-{count:05}.gguf, "
             "by which its other parts are found"
         )
-    others = (path.with_name(f"{named['stem']}-{i:05}-of-{count:05}.gguf") for i in range(2, count + 1))
+    others = (path.with_name(f"{match['stem']}-{i:05}-of-{count:05}.gguf") for i in range(2, count + 1))
     return (path, *others)
 
 
@@ -187,40 +187,40 @@ def _counts(cursor: _Cursor) -> tuple[int, int]:
     version = cursor.scalar(_U32, "the version")
     if version not in _VERSIONS:
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
-        found = f"big-endian (version {swapped})" if swapped in (1, *_VERSIONS) else f"version {version}"
-        cursor.fail(f"GGUF {found} is not supported; supported: version 2 and 3, little-endian")
+        form = f"big-endian (version {swapped})" if swapped in (1, *_VERSIONS) else f"version {version}"
+        cursor.fail(f"GGUF {form} is not supported; supported: version 2 and 3, little-endian")
     num_tensors = cursor.scalar(_U64, "the number of tensors")
     num_entries = cursor.scalar(_U64, "the number of metadata entries")
-    left = cursor.size - cursor.at
+    rest = cursor.size - cursor.at
     for count, least, what in (
         (num_entries, _LEAST_ENTRY, "metadata entries"),
         (num_tensors, _LEAST_TENSOR, "tensors"),
     ):
-        if count * least > left:
-            cursor.fail(f"corrupt or truncated: {count} {what} do not fit into its {left} bytes")
+        if count * least > rest:
+            cursor.fail(f"corrupt or truncated: {count} {what} do not fit into its {rest} bytes")
     return num_tensors, num_entries
 
 
 def _metadata(cursor: _Cursor, count: int, arrays: bool) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    seen: set[str] = set()
+    metadata: dict[str, Any] = {}
+    keys: set[str] = set()
     for _ in range(count):
         key = cursor.string("a metadata key", _ESCAPED)
         if not key:
             cursor.fail(f"corrupt: a metadata key before byte {cursor.at} is empty")
         what = f"metadata {_shown(key)}"
-        if key in seen:
+        if key in keys:
             cursor.fail(f"{what} occurs twice")
-        seen.add(key)
+        keys.add(key)
         kind = cursor.scalar(_U32, what)
         errors = _SURROGATES if key.startswith(_TOKENIZER) else _ESCAPED
         if kind != _ARRAY:
-            found[key] = _value(cursor, kind, what, errors)
+            metadata[key] = _value(cursor, kind, what, errors)
             continue
         value = _array(cursor, what, arrays, errors, _MOST_NESTED)
         if value is not None:
-            found[key] = value
-    return found
+            metadata[key] = value
+    return metadata
 
 
 def _value(cursor: _Cursor, kind: int, what: str, errors: str) -> Any:
@@ -237,21 +237,21 @@ def _array(cursor: _Cursor, what: str, arrays: bool, errors: str, depth: int) ->
     """Read an array; return None for one that is to be skipped."""
     kind = cursor.scalar(_U32, what)
     count = cursor.scalar(_U64, what)
-    wanted = arrays or count <= _SHORT
+    with_values = arrays or count <= _SHORT
     if kind == _STRING:
-        return _strings(cursor, count, what, wanted, errors)
+        return _strings(cursor, count, what, with_values, errors)
     if kind == _ARRAY:
         if depth <= 1:
             cursor.fail(f"{what} has arrays nested more than {_MOST_NESTED} deep")
         _fits(cursor, count, 12, what)
         inner = [_array(cursor, what, arrays, errors, depth - 1) for _ in range(count)]
-        return inner if wanted and all(one is not None for one in inner) else None
+        return inner if with_values and all(one is not None for one in inner) else None
     if kind not in _DTYPES:
         cursor.fail(f"{what} has values of the unknown kind {kind}")
     dtype = _DTYPES[kind]
     _fits(cursor, count, dtype.itemsize, what)
     begin = cursor.take(count * dtype.itemsize, what)
-    if not wanted:
+    if not with_values:
         return None
     raw = np.frombuffer(cursor.data[begin : cursor.at], np.uint8 if kind == _BOOL else dtype)
     return raw.astype(bool) if kind == _BOOL else raw.astype(dtype.newbyteorder("="))
@@ -263,11 +263,11 @@ def _fits(cursor: _Cursor, count: int, least: int, what: str) -> None:
         cursor.fail(f"truncated: {what} has {count} elements, {cursor.size - cursor.at} bytes are left")
 
 
-def _strings(cursor: _Cursor, count: int, what: str, wanted: bool, errors: str) -> list[str] | None:
+def _strings(cursor: _Cursor, count: int, what: str, with_values: bool, errors: str) -> list[str] | None:
     _fits(cursor, count, 8, what)
     # A tokenizer has 262,144 of them: the loop has names of its own for all that it uses.
     data, size, at, length_at = cursor.data, cursor.size, cursor.at, _U64.unpack_from
-    found: list[str] = []
+    strings: list[str] = []
     try:
         for _ in range(count):
             (length,) = length_at(data, at)
@@ -275,15 +275,15 @@ def _strings(cursor: _Cursor, count: int, what: str, wanted: bool, errors: str) 
             end = at + length
             if end > size:
                 cursor.fail(f"truncated: a string of {what} needs {length} bytes at byte {at} of {size}")
-            if wanted:
-                found.append(str(data[at:end], "utf-8", errors))
+            if with_values:
+                strings.append(str(data[at:end], "utf-8", errors))
             at = end
     except struct.error:
         cursor.fail(f"truncated: {what} ends beyond byte {size}")
     except UnicodeDecodeError:
         cursor.fail(f"{what} has a string that is not UTF-8")
     cursor.at = at
-    return found if wanted else None
+    return strings if with_values else None
 
 
 @dataclass(frozen=True, slots=True)

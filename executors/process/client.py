@@ -108,17 +108,17 @@ class RemoteExecutor(BatchModelExecutor):
 
     def status(self) -> ExecutorStatus:
         """The child's last status, with the state as this side knows it: loading, dead, shut down."""
-        known = self._snapshot.status if self._snapshot else ExecutorStatus(ExecutorState.INITIALIZING, False)
+        last = self._snapshot.status if self._snapshot else ExecutorStatus(ExecutorState.INITIALIZING, False)
         if self._closed:
-            return replace(known, state=ExecutorState.SHUTDOWN, is_ready=False)
+            return replace(last, state=ExecutorState.SHUTDOWN, is_ready=False)
         if self._life is None or self._life.is_ready:
-            return known
+            return last
         if self._life.death is not None:
             return replace(
-                known, state=ExecutorState.ERROR, is_ready=False, last_operation=str(self._life.death)
+                last, state=ExecutorState.ERROR, is_ready=False, last_operation=str(self._life.death)
             )
         return replace(
-            known, state=ExecutorState.INITIALIZING, is_ready=False, last_operation=self._beat.stage
+            last, state=ExecutorState.INITIALIZING, is_ready=False, last_operation=self._beat.stage
         )
 
     def metrics(self) -> ExecutorMetrics:

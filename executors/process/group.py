@@ -40,8 +40,8 @@ from executors.process.watch import Limits, TokenCost
 
 
 @dataclass(slots=True, eq=False)
-class _Asked:
-    """A call that was sent to all ranks. `answers`: what came, by rank; an error stands for a failure."""
+class _RankCall:
+    """A call that was sent to all ranks. `answers`: those that came, by rank; an error for a rank that failed."""
 
     is_step: bool
     future: asyncio.Future[Answer]
@@ -67,7 +67,7 @@ class RankGroup:
         self._loop = asyncio.get_running_loop()
         self._listener, self._limits = listener, limits
         self._facts: Ready | None = None
-        self._open: set[_Asked] = set()
+        self._open: set[_RankCall] = set()
         """Calls that not all ranks have answered."""
         self._late: asyncio.TimerHandle | None = None
         self._stopping = False
@@ -149,14 +149,14 @@ class RankGroup:
         if self.death is not None:
             raise self._fresh(self.death)
         frame = frame_of(message)
-        asked = _Asked(isinstance(message, Step), self._loop.create_future())
-        self._open.add(asked)
+        pending = _RankCall(isinstance(message, Step), self._loop.create_future())
+        self._open.add(pending)
         for rank, life in enumerate(self._ranks):
             if self.death is not None:  # a write found one of them gone
                 break
             answer = life.call_frame(frame, message, tokens)
-            answer.add_done_callback(partial(self._answered, asked, rank))
-        return asked.future
+            answer.add_done_callback(partial(self._answered, pending, rank))
+        return pending.future
 
     async def prepare(self, grammar: str) -> None:
         """See `Life`. Rank 0 alone needs grammars."""
@@ -204,50 +204,54 @@ class RankGroup:
             self._listener.ready(self._facts)
             self._ready.set_result(None)
 
-    def _answered(self, asked: _Asked, rank: int, answer: asyncio.Future[Answer]) -> None:
+    def _answered(self, pending: _RankCall, rank: int, answer: asyncio.Future[Answer]) -> None:
         error = answer.exception()
         if self.death is not None or isinstance(error, ExecutorDied | NotReady):
             return  # the verdict answers the call
         if error is not None and not isinstance(error, ExecutorError):
             raise error
-        asked.answers[rank] = answer.result() if error is None else error
-        if len(asked.answers) == len(self._ranks):
-            self._settle(asked)
+        pending.answers[rank] = answer.result() if error is None else error
+        if len(pending.answers) == len(self._ranks):
+            self._settle(pending)
         elif error is not None and self._late is None:
             # The others may wait for what does not come.
-            self._late = self._loop.call_later(self._limits.silence_s, self._give_up, asked, rank, str(error))
+            self._late = self._loop.call_later(
+                self._limits.silence_s, self._give_up, pending, rank, str(error)
+            )
 
-    def _give_up(self, asked: _Asked, rank: int, why: str) -> None:
+    def _give_up(self, pending: _RankCall, rank: int, why: str) -> None:
         self._late = None
-        if len(asked.answers) < len(self._ranks):
+        if len(pending.answers) < len(self._ranks):
             self.kill("exit", f"rank {rank} failed alone: {why}")
 
-    def _settle(self, asked: _Asked) -> None:
+    def _settle(self, pending: _RankCall) -> None:
         if self._late is not None:
             self._late.cancel()
             self._late = None
-        first = asked.answers[0]
-        kinds = {type(one) if isinstance(one, ExecutorError) else None for one in asked.answers.values()}
+        first = pending.answers[0]
+        kinds = {type(one) if isinstance(one, ExecutorError) else None for one in pending.answers.values()}
         # What rank 0 alone finds out when the others are done with the call: no token could be sampled.
-        alone = not asked.is_step and isinstance(first, StepFailed) and kinds == {type(first), None}
+        alone = not pending.is_step and isinstance(first, StepFailed) and kinds == {type(first), None}
         if len(kinds) > 1 and not alone:
-            told = ", ".join(f"rank {i}: {_said(one)}" for i, one in sorted(asked.answers.items()))
-            self.kill("exit", f"the ranks answered differently: {told}")
+            answers = ", ".join(
+                f"rank {i}: {_answer_text(one)}" for i, one in sorted(pending.answers.items())
+            )
+            self.kill("exit", f"the ranks answered differently: {answers}")
             return
-        self._open.discard(asked)
-        if asked.future.done():  # its caller was cancelled
+        self._open.discard(pending)
+        if pending.future.done():  # its caller was cancelled
             return
         elif isinstance(first, ExecutorError):
-            asked.future.set_exception(first)
+            pending.future.set_exception(first)
         else:
-            asked.future.set_result(first)
+            pending.future.set_result(first)
 
     # -- death ---------------------------------------------------------------------------------------------------------
 
     def _rank_died(self, rank: int, death: ExecutorDied) -> None:
         if self.death is not None:
             return
-        # One that only lost another says so as well: the other tells more.
+        # A rank that lost its connection to another one dies of that; the other rank's death is the cause.
         for other, life in enumerate(self._ranks):
             if other != rank and death.cause in ("exit", "closed", "load"):
                 life.look()
@@ -272,9 +276,9 @@ class RankGroup:
             self._ready.exception()  # perhaps no task waits: avoid the warning
         for life in self._ranks:
             life.kill(death.cause, "another rank died")
-        for asked in self._open:
-            if not asked.future.done():
-                asked.future.set_exception(self._fresh(death))
+        for pending in self._open:
+            if not pending.future.done():
+                pending.future.set_exception(self._fresh(death))
         self._open.clear()
         self._dead.set_result(None)
         if not self._stopping:
@@ -310,5 +314,5 @@ async def _outcome(work: Coroutine[object, object, None]) -> ExecutorError | Non
     return None
 
 
-def _said(answer: Answer | ExecutorError) -> str:
+def _answer_text(answer: Answer | ExecutorError) -> str:
     return f"{answer.kind} {answer}" if isinstance(answer, ExecutorError) else type(answer).__name__

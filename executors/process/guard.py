@@ -96,7 +96,7 @@ class StepGuard:
 
 
 def being_cancelled() -> bool:
-    """True if somebody cancels the running task: what an executor raises by itself, were it CancelledError, is not that."""
+    """True if the running task is being cancelled. An executor that raises CancelledError by itself does not count."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 

@@ -35,17 +35,17 @@ class MemoryWatch(threading.Thread):
 
     def run(self) -> None:
         """Run the thread."""
-        found = self._look()
-        while found is not None and found.limit >= 16 * _LEAST:
-            if found.left < max(_LEAST, _SHARE * found.limit):
+        pressure = self._look()
+        while pressure is not None and pressure.limit >= 16 * _LEAST:
+            if pressure.left < max(_LEAST, _SHARE * pressure.limit):
                 self._give_up(
-                    f"{found.used >> 20:,} MiB of the container's {found.limit >> 20:,} MiB are in use: "
+                    f"{pressure.used >> 20:,} MiB of the container's {pressure.limit >> 20:,} MiB are in use: "
                     f"ended before the kernel kills at random; give more memory, or less to KV (--kv-cache-memory-bytes)"
                 )
                 return
-            if self._ended.wait(min(_LONGEST_S, max(_SHORTEST_S, found.left / _BYTES_PER_S))):
+            if self._ended.wait(min(_LONGEST_S, max(_SHORTEST_S, pressure.left / _BYTES_PER_S))):
                 return
-            found = self._look()
+            pressure = self._look()
 
     def stop(self) -> None:
         """End the thread."""

@@ -309,10 +309,10 @@ def unreadable(payload: bytearray, reason: str) -> Unreadable | None:
     """The call that a frame was meant to be, None if that is unknown: a field of a wrong type in one call must not end the
     other calls."""
     try:
-        found = msgspec.msgpack.decode(payload)
+        fields = msgspec.msgpack.decode(payload)
     except (msgspec.MsgspecError, TypeError, ValueError, RecursionError):
         return None
-    match found:
+    match fields:
         case [int(tag), int(call), *_] if tag in _CALL_TAGS:
             return Unreadable(call, reason)
         case [int(tag), *_] if tag in _UNANSWERED_TAGS:
@@ -347,8 +347,8 @@ def pack_batch(call: int, batch: UnifiedBatch) -> Step:
         arrays.append(array)
     if batch.pending is not None and batch.pending.dtype != np.bool_:
         raise InvalidInput(f"pending is {batch.pending.dtype}, not bool")
-    if (wanted := batch.drafts_wanted) is not None and wanted.dtype != _INT32:
-        raise InvalidInput(f"drafts_wanted is {wanted.dtype}, not int32")
+    if (counts := batch.drafts_wanted) is not None and counts.dtype != _INT32:
+        raise InvalidInput(f"drafts_wanted is {counts.dtype}, not int32")
     copies = batch.block_copies
     if copies.dtype != _INT32 or copies.shape[1:] != (2,):
         raise InvalidInput(f"block_copies is {copies.dtype}{list(copies.shape)}, not int32[m, 2]")
@@ -367,9 +367,9 @@ def pack_batch(call: int, batch: UnifiedBatch) -> Step:
 
 def unpack_batch(step: Step) -> UnifiedBatch:
     """The batch of a step. Raises InvalidInput if arrays are missing or have another dtype."""
-    found = [array.dtype for array in step.arrays]
-    if found != [dtype for _, dtype in _BATCH_ARRAYS]:
-        raise InvalidInput(f"a step's arrays are {', '.join(map(str, found))}")
+    dtypes = [array.dtype for array in step.arrays]
+    if dtypes != [dtype for _, dtype in _BATCH_ARRAYS]:
+        raise InvalidInput(f"a step's arrays are {', '.join(map(str, dtypes))}")
     if step.block_copies.dtype != _INT32 or len(step.block_copies) % 2:
         raise InvalidInput(f"block_copies came as {step.block_copies.dtype}[{len(step.block_copies)}]")
     seq_ids, slots, num_q_tokens, pos_offsets, is_final_chunk, num_draft_tokens, token_ids = step.arrays
@@ -393,9 +393,9 @@ def unpack_batch(step: Step) -> UnifiedBatch:
 
 def pack_output(call: int, seconds: float, output: UnifiedOutput) -> StepDone:
     """Raises StepFailed for arrays that are not int32."""
-    found = (output.num_tokens.dtype, output.token_ids.dtype)
-    if found != (_INT32, _INT32):
-        raise StepFailed(f"num_tokens, token_ids are {found[0]}, {found[1]}, not int32")
+    dtypes = (output.num_tokens.dtype, output.token_ids.dtype)
+    if dtypes != (_INT32, _INT32):
+        raise StepFailed(f"num_tokens, token_ids are {dtypes[0]}, {dtypes[1]}, not int32")
     details = {
         int(i): Item(one.tokens, one.prompt_logprobs, one.pooled, one.logits, one.error, one.fault)
         for i, one in output.details.items()

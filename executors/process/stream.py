@@ -88,9 +88,9 @@ class MessageStream:
     def _write(self) -> None:
         try:
             while self._unsent:
-                sent = self._sock.send(self._unsent[0])
-                if sent < len(self._unsent[0]):
-                    self._unsent[0] = self._unsent[0][sent:]
+                count = self._sock.send(self._unsent[0])
+                if count < len(self._unsent[0]):
+                    self._unsent[0] = self._unsent[0][count:]
                 else:
                     self._unsent.popleft()
         except BlockingIOError:

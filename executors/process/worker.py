@@ -108,7 +108,7 @@ class Worker:
                 self._preparing.add(task)
                 task.add_done_callback(self._preparing.discard)
             case m.Unreadable(call=int(call)):
-                # Nothing of it was carried out: as any other refusal, it stops no later step, and is told in its turn.
+                # Nothing of it was carried out: like any other refusal it stops no later step, and is reported in its turn.
                 await self._landed()
                 self._send(m.Failed(call, 0.0, InvalidInput.kind, _text(message.reason)))
             case m.Unreadable():
@@ -191,20 +191,20 @@ class Worker:
         """Return what this rank answers: those behind rank 0 say that they are done."""
         return answer if self._rank == 0 else m.Done(answer.call, answer.seconds)
 
-    async def _prepare(self, asked: m.Prepare) -> None:
+    async def _prepare(self, request: m.Prepare) -> None:
         """Compile a grammar or read an adapter concurrently with the calls, on a thread of the executor's own."""
         assert self._guard is not None
         executor = self._guard.executor
         try:
-            if asked.digest is None:
-                await executor.prepare_grammar(asked.grammar)
+            if request.digest is None:
+                await executor.prepare_grammar(request.grammar)
             else:
-                await executor.prepare_adapter(asked.name, asked.path, asked.digest)
+                await executor.prepare_adapter(request.name, request.path, request.digest)
         except Exception as error:
             failure = typed(error)
-            self._send(m.Prepared(asked.number, failure.kind, _text(str(failure))))
+            self._send(m.Prepared(request.number, failure.kind, _text(str(failure))))
         else:
-            self._send(m.Prepared(asked.number, None, ""))
+            self._send(m.Prepared(request.number, None, ""))
 
     async def shutdown(self) -> None:
         """Free the executor's resources."""

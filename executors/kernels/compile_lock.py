@@ -52,17 +52,17 @@ def workspace(
     After `patience_s` seconds of waiting for another process it is a folder of its own. Raises OSError.
     """
     folder = target.with_name(target.name + _SUFFIX)
-    taken = _take(folder, target, time.monotonic() + patience_s, waits)
-    if taken is None and not target.exists():
+    work = _take(folder, target, time.monotonic() + patience_s, waits)
+    if work is None and not target.exists():
         own = target.with_name(f"{target.name}.{secrets.token_hex(4)}{_SUFFIX}")
-        taken = _take(own, target, time.monotonic() + patience_s, waits)
-    if taken is None:
+        work = _take(own, target, time.monotonic() + patience_s, waits)
+    if work is None:
         yield None
         return
     try:
-        yield taken
+        yield work
     finally:
-        _remove(taken)
+        _remove(work)
 
 
 def sweep(folder: Path) -> None:
@@ -73,17 +73,17 @@ def sweep(folder: Path) -> None:
                 if _age(path) > _OLD_S:
                     path.unlink()
                 continue
-            found = _try_lock(path, create=_age(path) > _OLD_S)
-            if found is not None:
-                _remove(Workspace(path, found))
+            lock = _try_lock(path, create=_age(path) > _OLD_S)
+            if lock is not None:
+                _remove(Workspace(path, lock))
 
 
 def private_folder(parent: Path, prefix: str) -> Path:
     """A new folder that this process has locked until its end. Those of ended processes are removed. Raises OSError."""
     for path in parent.glob(f"{prefix}*"):
         with contextlib.suppress(OSError):
-            found = path.lstat()
-            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
+            status = path.lstat()
+            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid():
                 _remove_unlocked(path)
     while True:
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
@@ -100,9 +100,9 @@ def private_folder(parent: Path, prefix: str) -> Path:
 
 
 def _remove_unlocked(folder: Path) -> None:
-    found = _try_lock(folder, create=False)
-    if found is not None:
-        _remove(Workspace(folder, found))
+    lock = _try_lock(folder, create=False)
+    if lock is not None:
+        _remove(Workspace(folder, lock))
 
 
 def _take(folder: Path, target: Path, deadline: float, tell: Callable[[str], None]) -> Workspace | None:
@@ -159,18 +159,18 @@ def _try_lock(folder: Path, *, create: bool) -> int | None:
     return descriptor
 
 
-def _remove(taken: Workspace) -> None:
+def _remove(work: Workspace) -> None:
     """Remove the folder, its lock last: until then no other process works in it."""
     try:
         with contextlib.suppress(OSError):
-            for path in taken.folder.iterdir():
+            for path in work.folder.iterdir():
                 if path.name != "lock":
                     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-            (taken.folder / "lock").unlink(missing_ok=True)
-            taken.folder.rmdir()
+            (work.folder / "lock").unlink(missing_ok=True)
+            work.folder.rmdir()
     finally:
-        if taken.lock is not None:
-            os.close(taken.lock)
+        if work.lock is not None:
+            os.close(work.lock)
 
 
 def _owner(folder: Path) -> str:

@@ -153,11 +153,11 @@ def compiled(source: Path, isa: Isa, limit_s: float | None = None) -> Path:
     sweep(folder)
     began = time.perf_counter()
     try:
-        made = _made(target, partial(_compile, command, source, isa, limit_s))
+        is_new = _made(target, partial(_compile, command, source, isa, limit_s))
     except KernelUnavailable as error:
         _failures[target] = str(error)
         raise
-    if made:
+    if is_new:
         _log.info("compiled %s for %s in %.1f s", source.name, isa.name, time.perf_counter() - began)
     return target
 
@@ -215,18 +215,18 @@ def _made(target: Path, make: Callable[[Workspace], Path]) -> bool:
 
 
 def _copied(cached: Path, work: Workspace) -> Path:
-    shutil.copyfile(cached, made := work.folder / cached.name)
-    return made
+    shutil.copyfile(cached, copy := work.folder / cached.name)
+    return copy
 
 
 def _compile(command: list[str], source: Path, isa: Isa, limit_s: float | None, work: Workspace) -> Path:
     """Return the path of the library in the workspace."""
-    made = work.folder / f"{source.stem}.so"
+    shared_object = work.folder / f"{source.stem}.so"
     what = f"compiling {source.name} for {isa.name}"
     _log.info("%s with %s", what, command[0])
     _report(f"compiling the CPU kernels for {isa.name} (once; {USUAL_S})")
-    _run([*command, *_FLAGS, *isa.flags, str(source), "-o", str(made)], what, limit_s, work)
-    return made
+    _run([*command, *_FLAGS, *isa.flags, str(source), "-o", str(shared_object)], what, limit_s, work)
+    return shared_object
 
 
 def _waiting(process: str) -> None:
@@ -235,8 +235,8 @@ def _waiting(process: str) -> None:
 
 def find_compiler() -> list[str]:
     """Return $CXX, or g++, or c++."""
-    asked = shlex.split(os.environ.get("CXX", ""))
-    for command in (asked, ["g++"], ["c++"]):
+    own = shlex.split(os.environ.get("CXX", ""))
+    for command in (own, ["g++"], ["c++"]):
         if command and shutil.which(command[0]):
             return command
     raise KernelUnavailable("no C++ compiler found (install g++)")
@@ -309,8 +309,10 @@ def cache_folder() -> Path:
         root = Path(base) if Path(base).is_absolute() else Path("~/.cache").expanduser()
         folder = root / "cohort" / "kernels"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.lstat()
-        private = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
+        status = folder.lstat()
+        private = (
+            stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
+        )
         if private and os.access(folder, os.W_OK):
             return folder
         _log.warning(
@@ -338,10 +340,12 @@ def main(folder: str | None = None) -> None:
         print("no CPU kernels for this CPU: torch computes instead")
         return
     try:
-        made = [compiled(source, isas[0], _PATIENT_S)] if folder is None else prebuild(source, Path(folder))
+        libraries = (
+            [compiled(source, isas[0], _PATIENT_S)] if folder is None else prebuild(source, Path(folder))
+        )
     except KernelUnavailable as error:
         sys.exit(str(error))
-    print(*made, sep="\n")
+    print(*libraries, sep="\n")
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ _DEPTHS = {"float32": 1, "bfloat16": 2}
 BLOCK = 32
 """Number of columns that share a scale in int8: `BLOCK` of operands.h."""
 MAX_PARTS = 3
-"""Of a weight: `MAX_PARTS` of operands.h."""
+"""Largest number of parts of a weight: `MAX_PARTS` of operands.h."""
 _BLOCK_SCALE, _STORED_SCALE = 8, 16
 """Size of a scale in bytes: `BlockScale` and `QuantScale` of operands.h."""
 _VNNI = ("avx512_bf16", "avx512_vnni")
@@ -153,7 +153,7 @@ class PackedWeight:
         self.rows = rows
         self._memory = huge_pages(packed_bytes(kernels, rows, columns, kind, gated))
         self._bias: torch.Tensor | None = None
-        self._kept: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._buffers: tuple[torch.Tensor, torch.Tensor] | None = None
         self._order: torch.Tensor | None = None
         self.struct = LinearStruct(
             _KINDS[kind], int(gated), rows, columns, self._memory.ctypes.data, None, None, 0, None
@@ -219,9 +219,9 @@ class PackedWeight:
         Both are valid until this weight's next call: fresh pages would cost as much as writing to them.
         """
         x, panels = x.contiguous(), -(-self.outputs // self._kernels.panel_rows)
-        if self._kept is None or len(self._kept[0]) < len(x):
-            self._kept = torch.empty(len(x), self.outputs), torch.empty(len(x), panels)
-        out, maxima = self._kept[0][: len(x)], self._kept[1][: len(x)]
+        if self._buffers is None or len(self._buffers[0]) < len(x):
+            self._buffers = torch.empty(len(x), self.outputs), torch.empty(len(x), panels)
+        out, maxima = self._buffers[0][: len(x)], self._buffers[1][: len(x)]
         self._multiply(x, out, 0, maxima.data_ptr())
         return out, maxima
 

@@ -123,8 +123,8 @@ class DeviceRows:
     @property
     def tensors(self) -> list[torch.Tensor]:
         """Those that there are."""
-        found = (self.codes, self.high, self.scales, self.factors, self.extras, self.extra_factors)
-        return [one for one in found if one is not None]
+        parts = (self.codes, self.high, self.scales, self.factors, self.extras, self.extra_factors)
+        return [one for one in parts if one is not None]
 
     @property
     def rows(self) -> int:
@@ -133,7 +133,7 @@ class DeviceRows:
 
     @property
     def columns(self) -> int:
-        """Of the matrix."""
+        """Number of columns of the matrix."""
         return self.codes.shape[1] * (1 if self.layout.bits == 8 else 2)
 
     @property
@@ -169,10 +169,10 @@ def widened(rows: DeviceRows) -> torch.Tensor:
     numbers = (codes - how.offset if table is None else table[codes]).float().view(count, -1, how.group)
 
     def full(small: torch.Tensor, factors: torch.Tensor | None) -> torch.Tensor:
-        found = small.float()
+        values = small.float()
         if factors is not None:
-            found = factors.float().repeat_interleave(small.shape[1] // factors.shape[1], 1) * found
-        return found[:, :, None]
+            values = factors.float().repeat_interleave(small.shape[1] // factors.shape[1], 1) * values
+        return values[:, :, None]
 
     if how.extra == "zero" and rows.extras is not None:
         numbers = numbers - full(rows.extras, None)

@@ -87,6 +87,6 @@ def in_tiles(places: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
     owners, first, counts = np.unique(places[rows], return_index=True, return_counts=True)
     tiles = -(-counts // size)
     begins = (np.cumsum(tiles) - tiles) * size
-    found = np.full(int(tiles.sum()) * size, -1, np.int32)
-    found[np.arange(len(rows)) + np.repeat(begins - first, counts)] = rows
-    return found, np.repeat(owners, tiles).astype(np.int32)
+    result = np.full(int(tiles.sum()) * size, -1, np.int32)
+    result[np.arange(len(rows)) + np.repeat(begins - first, counts)] = rows
+    return result, np.repeat(owners, tiles).astype(np.int32)

@@ -41,7 +41,7 @@ def _add_up(
     real = own[:, None] & (dims[None, :] < DIM)
     best = tl.full((GROUP_PAD,), float("-inf"), tl.float32)
     total = tl.zeros((GROUP_PAD,), tl.float32)
-    found = tl.zeros((GROUP_PAD, DIM_PAD), tl.float32)
+    mixed = tl.zeros((GROUP_PAD, DIM_PAD), tl.float32)
     for start in range(0, count, PIECES):
         number = start + tl.arange(0, PIECES)
         there = number < count
@@ -57,15 +57,15 @@ def _add_up(
         base = tl.where(peak == float("-inf"), 0.0, peak)
         weights = tl.exp(sizes - base[None, :])
         keep = tl.exp(best - base)
-        found = found * keep[:, None] + tl.sum(parts * weights[:, :, None], 0)
+        mixed = mixed * keep[:, None] + tl.sum(parts * weights[:, :, None], 0)
         total = total * keep + tl.sum(weights, 0)
         best = peak
-    found = found / tl.where(total > 0.0, total, 1.0)[:, None]
+    mixed = mixed / tl.where(total > 0.0, total, 1.0)[:, None]
     place = out + q_at + heads[:, None] * DIM + dims[None, :]
-    tl.store(place, found.to(out.dtype.element_ty), mask=real)
+    tl.store(place, mixed.to(out.dtype.element_ty), mask=real)
 
 
-# Numbers that change from step to step take any value: a kernel compiled for some would be compiled while somebody waits.
+# Numbers that change from step to step take any value: a kernel compiled for some of them would be compiled while requests wait.
 @triton.jit(do_not_specialize=["table_stride"])
 def _split_kernel(
     q, keys, values, out, partial, lse, arrived, pieces, items, tables, lengths,
@@ -101,26 +101,26 @@ def _split_kernel(
 
     best = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
-    found = tl.zeros((ROWS, DIM_PAD), tl.float32)
+    mixed = tl.zeros((ROWS, DIM_PAD), tl.float32)
     table = tables + item.to(tl.int64) * table_stride
     for start in range(begin, end, TILE):
         place = start + tl.arange(0, TILE)
         there = place < end
-        seen = there & (place >= first) if WINDOW else there
-        best, total, found = attend_tile(
-            query, keys, values, table, head, place, there, seen[None, :], best, total, found, scale, softcap,
+        visible = there & (place >= first) if WINDOW else there
+        best, total, mixed = attend_tile(
+            query, keys, values, table, head, place, there, visible[None, :], best, total, mixed, scale, softcap,
             KV_HEADS, DIM, DIM_PAD, PAGE, SOFTCAP,
         )  # fmt: skip
     safe = tl.where(total > 0.0, total, 1.0)
-    found = found / safe[:, None] * value_scale
+    mixed = mixed / safe[:, None] * value_scale
     if count == 1:
-        tl.store(out + q_at + inner, found.to(out.dtype.element_ty), mask=real)
+        tl.store(out + q_at + inner, mixed.to(out.dtype.element_ty), mask=real)
     else:
         row_at = head * GROUP
         heads = number * (KV_HEADS * GROUP) + row_at + rows
-        tl.store(partial + heads[:, None] * DIM + dims[None, :], found, mask=real)
+        tl.store(partial + heads[:, None] * DIM + dims[None, :], mixed, mask=real)
         tl.store(lse + heads, tl.where(total > 0.0, best + tl.log(safe), float("-inf")), mask=rows < GROUP)
-        # All threads have written before one of them says so; who counts last sees what all others wrote.
+        # All threads write before one of them counts; the program that counts last sees what all others wrote.
         tl.debug_barrier()
         counter = arrived + row.to(tl.int64) * KV_HEADS + head
         if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == count - 1:

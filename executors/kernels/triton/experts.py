@@ -31,7 +31,7 @@ _MAX_SPLITS, _SPLIT_PAIRS = 16, 4096
 _CHUNK = 1024
 
 
-# Numbers of tokens take any value: a kernel compiled for some of them would be compiled while somebody waits.
+# Numbers of tokens take any value: a kernel compiled for some of them would be compiled while requests wait.
 @triton.jit(do_not_specialize=["tokens", "rounds"])
 def _route_kernel(
     logits, chosen, shares, counts, tokens, rounds,
@@ -67,9 +67,9 @@ def _route_kernel(
             rank = tl.where(wins, float("-inf"), rank)
         if NORMALIZED:
             share = share / tl.sum(share, 1)[:, None]
-        kept = there & (places < TOP_K)
-        tl.store(chosen + row * TOP_K + places, best, mask=kept)
-        tl.store(shares + row * TOP_K + places, share, mask=kept)
+        is_chosen = there & (places < TOP_K)
+        tl.store(chosen + row * TOP_K + places, best, mask=is_chosen)
+        tl.store(shares + row * TOP_K + places, share, mask=is_chosen)
         taken_by += tl.sum((there & real & (rank == float("-inf"))).to(tl.int32), 0)
     every = tl.arange(0, PAD)
     tl.store(counts + block * EXPERTS + every, taken_by, mask=every < EXPERTS)

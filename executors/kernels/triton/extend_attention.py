@@ -48,21 +48,21 @@ def _extend_kernel(
     first = tl.maximum(offset + begin + 1 - window, 0) // TILE * TILE if WINDOW else 0
     best = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
-    found = tl.zeros((ROWS, DIM_PAD), tl.float32)
+    mixed = tl.zeros((ROWS, DIM_PAD), tl.float32)
     table = tables + item.to(tl.int64) * table_stride
     for start in range(first, last, TILE):
         place = start + tl.arange(0, TILE)
         there = place < last
         own = offset + query
-        seen = there[None, :] & (place[None, :] <= own[:, None])
+        visible = there[None, :] & (place[None, :] <= own[:, None])
         if WINDOW:
-            seen &= place[None, :] > own[:, None] - window
-        best, total, found = attend_tile(
-            block, keys, values, table, head, place, there, seen, best, total, found, scale, softcap,
+            visible &= place[None, :] > own[:, None] - window
+        best, total, mixed = attend_tile(
+            block, keys, values, table, head, place, there, visible, best, total, mixed, scale, softcap,
             KV_HEADS, DIM, DIM_PAD, PAGE, SOFTCAP,
         )  # fmt: skip
-    found = found / tl.where(total > 0.0, total, 1.0)[:, None] * value_scale
-    tl.store(out + at, found.to(out.dtype.element_ty), mask=real[:, None] & (dims[None, :] < DIM))
+    mixed = mixed / tl.where(total > 0.0, total, 1.0)[:, None] * value_scale
+    tl.store(out + at, mixed.to(out.dtype.element_ty), mask=real[:, None] & (dims[None, :] < DIM))
 
 
 def rows_per_tile(group: int, head_dim: int) -> int:

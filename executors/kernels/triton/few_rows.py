@@ -56,10 +56,10 @@ _LONG, _LONG_STAGES = 512, 3
 
 @triton.jit
 def _add_products(
-    found, squares, x, weight, norm, at, is_output, depth, start,
+    products, squares, x, weight, norm, at, is_output, depth, start,
     COLUMNS: tl.constexpr, NORM: tl.constexpr, PLUS_ONE: tl.constexpr, PAIR: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Add the products of a tile of the depth to the sums `found` [PAIR, TILE_N, TILE_K], and the squares of x to `squares`."""
+    """Add those of a tile of the depth to `products` [PAIR, TILE_N, TILE_K], and the squares of x to `squares`."""
     inside = start + depth < COLUMNS
     a = tl.load(x + start + depth, mask=inside, other=0.0)
     half = tl.arange(0, PAIR)
@@ -72,7 +72,7 @@ def _add_products(
         squares += wide * wide
         factor = tl.load(norm + start + depth, mask=inside, other=0.0).to(tl.float32)
         a = (wide * (factor + 1.0 if PLUS_ONE else factor)).to(a.dtype)
-    return found + a.to(tl.float32)[None, None, :] * b.to(tl.float32), squares
+    return products + a.to(tl.float32)[None, None, :] * b.to(tl.float32), squares
 
 
 @triton.jit
@@ -88,16 +88,16 @@ def _one_row_kernel(
     at = tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
     is_output = at < width
     depth = tl.arange(0, TILE_K)
-    found = tl.zeros((pair, TILE_N, TILE_K), tl.float32)
+    products = tl.zeros((pair, TILE_N, TILE_K), tl.float32)
     squares = tl.zeros((TILE_K,), tl.float32)
     if COLUMNS <= TILE_K:
-        found, squares = _add_products(
-            found, squares, x, weight, norm, at, is_output, depth, 0, COLUMNS, NORM, PLUS_ONE, pair, width
+        products, squares = _add_products(
+            products, squares, x, weight, norm, at, is_output, depth, 0, COLUMNS, NORM, PLUS_ONE, pair, width
         )
     else:
         for start in tl.range(0, COLUMNS, TILE_K, num_stages=STAGES):
-            found, squares = _add_products(
-                found,
+            products, squares = _add_products(
+                products,
                 squares,
                 x,
                 weight,
@@ -112,7 +112,7 @@ def _one_row_kernel(
                 pair,
                 width,
             )
-    total = tl.sum(found, 2)
+    total = tl.sum(products, 2)
     if NORM:
         total *= 1.0 / tl.sqrt(tl.sum(squares, 0) / COLUMNS + eps)
     if BIAS:
@@ -182,7 +182,7 @@ def _few_rows_kernel(
         inner = row[:, None] * TILE_N + tl.arange(0, TILE_N)[None, :]
         of_tile = partial + tile * (PARTS * ROWS * TILE_N)
         tl.store(of_tile + part * (ROWS * TILE_N) + inner, total, mask=is_row[:, None])
-        # All threads have written before one of them says so; who counts last sees what all others wrote.
+        # All threads write before one of them counts; the program that counts last sees what all others wrote.
         tl.debug_barrier()
         if tl.atomic_add(arrived + tile, 1, sem="acq_rel", scope="gpu") == PARTS - 1:
             tl.store(arrived + tile, 0)  # for the next product

@@ -124,8 +124,8 @@ def _block_kernel(
     for group in range(groups):
         is_a, is_b = is_row[:, None], is_output[None, :]
         if COLUMNS % GROUP:
-            left = COLUMNS - group * GROUP
-            is_a, is_b = is_a & (inner[None, :] < left), is_b & (inner[:, None] < left)
+            rest = COLUMNS - group * GROUP
+            is_a, is_b = is_a & (inner[None, :] < rest), is_b & (inner[:, None] < rest)
         a = tl.load(x_at + group * GROUP, mask=is_a, other=0.0)
         b = tl.load(weight_at + group * GROUP, mask=is_b, other=0.0)
         a_scale = tl.load(x_scale_at + group, mask=is_row, other=0.0)

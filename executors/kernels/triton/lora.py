@@ -120,10 +120,10 @@ def _expand_kernel(
 def splits_of(tiles: int, parts: int, columns: int, few: bool) -> int:
     """Return how many programs share the depth of `shrink`: a power of two, with which there are enough programs to read A.
     `few`: tiles are small."""
-    wanted = min(
+    splits = min(
         _FEW_SPLITS if few else _MANY_SPLITS, columns // _LEAST_DEPTH, triton.cdiv(PROCESSORS, tiles * parts)
     )
-    return 1 << max(0, wanted.bit_length() - 1)
+    return 1 << max(0, splits.bit_length() - 1)
 
 
 def add_lora(matrix: LoraMatrix, tiles: LoraTiles, x: torch.Tensor, out: torch.Tensor) -> None:

@@ -30,7 +30,7 @@ _LOG2E = tl.constexpr(1.4426950408889634)
 _PIECE = tl.constexpr(1024)
 """Logits that are shaped at a time."""
 _SLACK = tl.constexpr(0.999)
-"""Of top-p's cut: far more than rounding can move a sum."""
+"""Factor of top-p's cut: far more than rounding can move a sum."""
 
 
 @triton.jit
@@ -93,7 +93,7 @@ def tiles_kernel(
         into = row.to(tl.int64) * num_tiles + tile
         tl.store(maxima + into, peak, mask=tile < num_tiles)
         top_k = tl.load(top_ks + row)
-        # Of what top-k and min-p leave, all is among the candidates: nobody asks what the row weighs.
+        # The candidates include all that top-k and min-p leave, so the weight of the row is not needed.
         prefix = ((top_k > 0) & (top_k < WIDTH)) | (tl.load(min_ps + row) > 0.0)
         if (temperature > 0.0) & (prefix == 0):
             # A tile of nothing but -inf: its difference to itself is no number.
@@ -151,14 +151,14 @@ def _kth_of(
     """The k-th largest of a row's maxima, float32: at least k logits are no smaller. -inf where there are fewer tiles."""
     keys = _key(peaks, drop)
     there = tl.arange(0, TILES) * TILE < WIDTH
-    found = tl.full((), 0, tl.uint32)
+    bound = tl.full((), 0, tl.uint32)
     if tl.sum(there.to(tl.int32)) >= k:
         for digit in range((32 - drop) // 4):
             shift = 28 - drop - 4 * digit
-            pivots = found + (tl.arange(0, 16).to(tl.uint32) << shift)
+            pivots = bound + (tl.arange(0, 16).to(tl.uint32) << shift)
             counts = tl.sum(((keys[None, :] >= pivots[:, None]) & there[None, :]).to(tl.int32), 1)
-            found += (tl.sum((counts >= k).to(tl.int32)) - 1).to(tl.uint32) << shift
-        cut = tl.min(tl.where((keys >= found) & there, peaks, float("inf")))
+            bound += (tl.sum((counts >= k).to(tl.int32)) - 1).to(tl.uint32) << shift
+        cut = tl.min(tl.where((keys >= bound) & there, peaks, float("inf")))
     else:
         cut = tl.full((), float("-inf"), tl.float32)
     return cut
@@ -174,44 +174,44 @@ def _floor(best, temperature, share):
 
 @triton.jit
 def _take_out(
-    line, shape, peaks, cut, kept, ids, WIDTH: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr, GROUP: tl.constexpr,
+    line, shape, peaks, cut, listed, ids, WIDTH: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr, GROUP: tl.constexpr,
     CAPACITY: tl.constexpr,
 ):  # fmt: skip
-    """Write logits of at least `cut` and their ids, in the vocabulary's order, to `kept` float32 and `ids` int32; how many there
-    are, or a number above CAPACITY for more than fit. Tiles without any are not read."""
+    """Write logits of at least `cut` and their ids, in the vocabulary's order, to `listed` float32 and `ids` int32. Return how
+    many there are, or a number above CAPACITY for more than fit. Tiles without any are not read."""
     tile = tl.arange(0, TILES)
     holds = (peaks.to(tl.float64) >= cut) & (tile * TILE < WIDTH)
     place = tl.cumsum(holds.to(tl.int32), 0) - 1
     many = tl.sum(holds.to(tl.int32))
-    found = tl.full((), 0, tl.int32)
+    count = tl.full((), 0, tl.int32)
     for first in range(0, many, GROUP):
-        if found <= CAPACITY:
-            wanted = first + tl.arange(0, GROUP)
-            match = (place[None, :] == wanted[:, None]) & holds[None, :]
-            named = tl.sum(tl.where(match, tile[None, :], 0), 1)
-            at = named[:, None] * TILE + tl.arange(0, TILE)[None, :]
-            real = (wanted < many)[:, None] & (at < WIDTH)
+        if count <= CAPACITY:
+            numbers = first + tl.arange(0, GROUP)
+            match = (place[None, :] == numbers[:, None]) & holds[None, :]
+            tiles = tl.sum(tl.where(match, tile[None, :], 0), 1)
+            at = tiles[:, None] * TILE + tl.arange(0, TILE)[None, :]
+            real = (numbers < many)[:, None] & (at < WIDTH)
             values = load_logits(line, at, real, shape, WIDTH)
             stays = real & (values.to(tl.float64) >= cut)
             counts = tl.sum(stays.to(tl.int32), 1)
-            before = found + tl.cumsum(counts, 0) - counts
+            before = count + tl.cumsum(counts, 0) - counts
             into = before[:, None] + tl.cumsum(stays.to(tl.int32), 1) - 1
-            tl.store(kept + into, values, mask=stays & (into < CAPACITY))
+            tl.store(listed + into, values, mask=stays & (into < CAPACITY))
             tl.store(ids + into, at, mask=stays & (into < CAPACITY))
-            found += tl.sum(counts)
-    return found
+            count += tl.sum(counts)
+    return count
 
 
 @triton.jit
 def rows_kernel(
-    logits, temperatures, top_ks, top_ps, min_ps, noise, maxima, sums, tokens, bad, bests, totals, lengths, kept, ids,
+    logits, temperatures, top_ks, top_ps, min_ps, noise, maxima, sums, tokens, bad, bests, totals, lengths, listed, ids,
     stride, num_tiles, table, table_stride, shaped, ends, inputs,
     WIDTH: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr, GROUP: tl.constexpr, CAPACITY: tl.constexpr,
     DROP: tl.constexpr,
 ):  # fmt: skip
     """One row: `bad` (2: finite, but nothing is left of it), and `tokens` unless the row has limits. Then `lengths` int32 says
     how many candidates there are (0: the
-    row is done; above CAPACITY: it is to be read itself), `kept` and `ids` [n, CAPACITY] hold them, `bests` float32 the largest
+    row is done; above CAPACITY: it is to be read itself), `listed` and `ids` [n, CAPACITY] hold them, `bests` float32 the largest
     logit, and `totals` int64 what the row weighs where only top-p limits it."""
     row = tl.program_id(0)
     temperature = tl.load(temperatures + row)
@@ -251,33 +251,33 @@ def rows_kernel(
                 tl.store(totals + row, total)
                 rare = (1.0 - top_p.to(tl.float64)) * (total.to(tl.float64) / ONE) / WIDTH * _SLACK
                 cut = _floor(best, temperature, rare)
-            found = _take_out(
-                line, shape, peaks, cut, kept + wide * CAPACITY, ids + wide * CAPACITY, WIDTH, TILE, TILES, GROUP, CAPACITY
+            length = _take_out(
+                line, shape, peaks, cut, listed + wide * CAPACITY, ids + wide * CAPACITY, WIDTH, TILE, TILES, GROUP, CAPACITY
             )  # fmt: skip
-            tl.store(lengths + row, found)
+            tl.store(lengths + row, length)
 
 
 @triton.jit
-def _listed(line, shape, kept, whole, at, length, WIDTH: tl.constexpr):
+def _listed(line, shape, listed, whole, at, length, WIDTH: tl.constexpr):
     """Logits of a list, float32: the whole row, or its candidates; -inf past the end."""
     if whole:
         values = load_logits(line, at, at < length, shape, WIDTH)
     else:
-        values = tl.load(kept + at, mask=at < length, other=float("-inf"))
+        values = tl.load(listed + at, mask=at < length, other=float("-inf"))
     return values
 
 
 @triton.jit
 def _amounts(
-    line, shape, kept, whole, length, pivots, best, scale, floor, drop, WEIGH: tl.constexpr, LIST: tl.constexpr,
+    line, shape, listed, whole, length, pivots, best, scale, floor, drop, WEIGH: tl.constexpr, LIST: tl.constexpr,
     WIDTH: tl.constexpr,
 ):  # fmt: skip
     """int64 [16]: how many of a list have a key of at least each of `pivots`; with WEIGH what those of them weigh that
     min-p's `floor` leaves."""
-    found = tl.zeros((16,), tl.int64)
+    sums = tl.zeros((16,), tl.int64)
     for first in range(0, length, LIST):
         at = first + tl.arange(0, LIST)
-        values = _listed(line, shape, kept, whole, at, length, WIDTH)
+        values = _listed(line, shape, listed, whole, at, length, WIDTH)
         counted = at < length
         if WEIGH:
             counted &= values.to(tl.float64) >= floor
@@ -285,66 +285,66 @@ def _amounts(
         else:
             amount = counted.to(tl.int64)
         above = _key(values, drop)[None, :] >= pivots[:, None]
-        found += tl.sum(tl.where(above, amount[None, :], 0), 1)
-    return found
+        sums += tl.sum(tl.where(above, amount[None, :], 0), 1)
+    return sums
 
 
 @triton.jit
 def _threshold(
-    line, shape, kept, whole, length, goal, best, scale, floor, drop, WEIGH: tl.constexpr, LIST: tl.constexpr,
+    line, shape, listed, whole, length, goal, best, scale, floor, drop, WEIGH: tl.constexpr, LIST: tl.constexpr,
     WIDTH: tl.constexpr,
 ):  # fmt: skip
     """The largest key with at least `goal`, float64, of the list at or above it; the list must have as much."""
-    found = tl.full((), 0, tl.uint32)
+    bound = tl.full((), 0, tl.uint32)
     for digit in range((32 - drop) // 4):
         shift = 28 - drop - 4 * digit
-        pivots = found + (tl.arange(0, 16).to(tl.uint32) << shift)
+        pivots = bound + (tl.arange(0, 16).to(tl.uint32) << shift)
         amounts = _amounts(
-            line, shape, kept, whole, length, pivots, best, scale, floor, drop, WEIGH, LIST, WIDTH
+            line, shape, listed, whole, length, pivots, best, scale, floor, drop, WEIGH, LIST, WIDTH
         )  # fmt: skip
-        found += (tl.sum((amounts.to(tl.float64) >= goal).to(tl.int32)) - 1).to(tl.uint32) << shift
-    return found
+        bound += (tl.sum((amounts.to(tl.float64) >= goal).to(tl.int32)) - 1).to(tl.uint32) << shift
+    return bound
 
 
 @triton.jit
 def _draw_from_list(
-    line, shape, kept, whole, length, least, ties, total, u, best, scale, floor, drop, LIST: tl.constexpr,
+    line, shape, listed, whole, length, least, ties, total, u, best, scale, floor, drop, LIST: tl.constexpr,
     WIDTH: tl.constexpr,
 ):  # fmt: skip
     """The place in the list of the drawn token: of keys above `least`, and of the first `ties` equal to it, which weigh
     `total` together."""
     goal = _goal(u, total)
-    place, seen = tl.full((), 0, tl.int32), tl.full((), 0, tl.int32)
+    place, num_ties = tl.full((), 0, tl.int32), tl.full((), 0, tl.int32)
     before = tl.full((), 0, tl.int64)
     for first in range(0, length, LIST):
         at = first + tl.arange(0, LIST)
-        values = _listed(line, shape, kept, whole, at, length, WIDTH)
+        values = _listed(line, shape, listed, whole, at, length, WIDTH)
         key = _key(values, drop)
         tie = ((key == least) & (at < length)).to(tl.int32)
-        stays = (key > least) | ((tie > 0) & (seen + tl.cumsum(tie, 0) <= ties))
+        stays = (key > least) | ((tie > 0) & (num_ties + tl.cumsum(tie, 0) <= ties))
         stays &= (at < length) & (values.to(tl.float64) >= floor)
         weight = tl.where(stays, _integer(_share(values, best, scale)), 0)
         passed = (before + tl.cumsum(weight, 0) <= goal) & (at < length)
         place += tl.sum(passed.to(tl.int32))
         before += tl.sum(weight)
-        seen += tl.sum(tie)
+        num_ties += tl.sum(tie)
     return place
 
 
 @triton.jit
 def limits_kernel(
-    logits, temperatures, top_ks, top_ps, min_ps, noise, tokens, bests, totals, lengths, kept, ids, stride,
+    logits, temperatures, top_ks, top_ps, min_ps, noise, tokens, bests, totals, lengths, listed, ids, stride,
     table, table_stride, shaped, ends, inputs,
     WIDTH: tl.constexpr, CAPACITY: tl.constexpr, DROP: tl.constexpr, LIST: tl.constexpr,
 ):  # fmt: skip
-    """The token of one row with limits, as `rows_kernel` left it. Then nobody reads what shapes the row, and its input is
+    """The token of one row with limits, as `rows_kernel` left it. Then nothing else reads what shapes the row, and its input is
     counted."""
     row = tl.program_id(0)
     length = tl.load(lengths + row)
     shape = row_shape(table, table_stride, shaped, ends, inputs, row)
     if length > 0:
         wide = row.to(tl.int64)
-        line, own = logits + wide * stride, kept + wide * CAPACITY
+        line, own = logits + wide * stride, listed + wide * CAPACITY
         whole = length > CAPACITY
         length = tl.where(whole, WIDTH, length)
         temperature, best = tl.load(temperatures + row), tl.load(bests + row)

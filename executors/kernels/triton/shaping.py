@@ -72,10 +72,10 @@ def _shaped(values, at, mask, own, length, token):
     new = (at == token) & (tl.load(own) < length)
     count = (word & _COUNT) + new.to(tl.int32)
     entry = word >> _ENTRY_SHIFT
-    named = entry > 0
-    bias = tl.load(own + _BIASES + entry, mask=named, other=0).to(tl.float32, bitcast=True)
-    until = tl.load(own + _UNTIL + entry, mask=named, other=0)
-    values = values + tl.where(named & (until > length), float("-inf"), bias)
+    has_entry = entry > 0
+    bias = tl.load(own + _BIASES + entry, mask=has_entry, other=0).to(tl.float32, bitcast=True)
+    until = tl.load(own + _UNTIL + entry, mask=has_entry, other=0)
+    values = values + tl.where(has_entry & (until > length), float("-inf"), bias)
     repetition = _number(own, _REPETITION)
     repeated = tl.where(values > 0.0, tl.math.div_rn(values, repetition), values * repetition)
     values = tl.where((count > 0) | ((word & _IN_PROMPT) > 0), repeated, values)

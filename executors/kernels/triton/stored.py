@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from executors.kernels.device_layouts import DeviceRows
 
 MOST_ROWS = 4
-"""Largest number of rows that are multiplied as the weight is read: each row reads it anew, from a cache."""
+"""Largest number of rows that are multiplied as the weight is read: each further row reads it from a cache."""
 _OUTPUTS, _BLOCKS, _WARPS = 4, 32, 2
 """Rows of a weight and blocks of 32 columns that a program reads at once; half as many blocks where a table's addresses take
 registers."""
@@ -43,11 +43,11 @@ def _numbers(
     """float32 [outputs, blocks]: scales or minima of the half blocks."""
     column = block * 32 + 16 * half
     at = output[:, None] * (COLUMNS // GROUP) + (column // GROUP)[None, :]
-    found = tl.load(scales + at, mask=there, other=0.0 if not NESTED else 0).to(tl.float32)
+    numbers = tl.load(scales + at, mask=there, other=0.0 if not NESTED else 0).to(tl.float32)
     if NESTED:
         at = output[:, None] * (COLUMNS // 256) + (column // 256)[None, :]
-        found = tl.load(factors + at, mask=there, other=0.0).to(tl.float32) * found
-    return found
+        numbers = tl.load(factors + at, mask=there, other=0.0).to(tl.float32) * numbers
+    return numbers
 
 
 @triton.jit
@@ -114,10 +114,10 @@ def _row_kernel(
                     _numbers(extras, extra_factors, output, block, half, there, COLUMNS, GROUP, NESTED)
                     * plain
                 )
-    found = tl.sum(total, 1)
+    sums = tl.sum(total, 1)
     if BIAS:
-        found += tl.load(bias + output, mask=is_output, other=0.0).to(tl.float32)
-    tl.store(out + row * OUT_STRIDE + output, found.to(out.dtype.element_ty), mask=is_output)
+        sums += tl.load(bias + output, mask=is_output, other=0.0).to(tl.float32)
+    tl.store(out + row * OUT_STRIDE + output, sums.to(out.dtype.element_ty), mask=is_output)
 
 
 @triton.jit(do_not_specialize=["begin", "count"])  # they take any value

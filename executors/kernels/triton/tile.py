@@ -9,12 +9,12 @@ import triton.language as tl
 
 @triton.jit
 def attend_tile(
-    query, keys, values, table, head, place, there, seen, best, total, found, scale, softcap,
+    query, keys, values, table, head, place, there, visible, best, total, mixed, scale, softcap,
     KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, PAGE: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
-    """Update `best` and `total` [rows] and `found` [rows, DIM_PAD], all fp32, with the keys at positions `place` [tile].
+    """Update `best` and `total` [rows] and `mixed` [rows, DIM_PAD], all fp32, with the keys at positions `place` [tile].
 
-    `query` [rows, DIM_PAD]; `table` the sequence's block table; `there` [tile]: which positions have a key; `seen`, which
+    `query` [rows, DIM_PAD]; `table` the sequence's block table; `there` [tile]: which positions have a key; `visible`, which
     broadcasts to [rows, tile]: which of them a row sees. Keys and values are [pages, KV_HEADS, PAGE, DIM], of the query's
     dtype or narrower: narrower ones are widened here, and `scale` includes the keys' own scale then.
 
@@ -29,7 +29,7 @@ def attend_tile(
     scores = tl.dot(query, key, input_precision="ieee") * scale
     if SOFTCAP:
         scores = softcap * (1.0 - 2.0 / (tl.exp(2.0 * scores / softcap) + 1.0))
-    scores = tl.where(seen, scores, float("-inf"))
+    scores = tl.where(visible, scores, float("-inf"))
     peak = tl.maximum(best, tl.max(scores, 1))
     # Where a window hides all keys so far the peak is minus infinity: its difference to itself is no number.
     base = tl.where(peak == float("-inf"), 0.0, peak)
@@ -38,6 +38,6 @@ def attend_tile(
     value = tl.load(
         values + cell[:, None] + dims[None, :], mask=there[:, None] & (dims[None, :] < DIM), other=0.0
     ).to(query.dtype)
-    found = found * keep[:, None] + tl.dot(shares.to(value.dtype), value, input_precision="ieee")
+    mixed = mixed * keep[:, None] + tl.dot(shares.to(value.dtype), value, input_precision="ieee")
     total = total * keep + tl.sum(shares, 1)
-    return peak, total, found
+    return peak, total, mixed

@@ -101,8 +101,8 @@ class LlmExecutor(BatchModelExecutor):
         is; None for the one of a `model` in memory, or the one that the configuration names."""
         self.config = config or ExecutorConfig(executor=self.name)
         if model is not None and info is not None:
-            made = LoadedModel(model, info, info.num_parameters * kv_group(model).dtype.itemsize, 0)
-            load = lambda progress: made  # noqa: E731
+            loaded = LoadedModel(model, info, info.num_parameters * kv_group(model).dtype.itemsize, 0)
+            load = lambda progress: loaded  # noqa: E731
             device = device or device_of(kv_group(model).device)
         if load is None:
             raise InvalidInput("LlmExecutor needs a model and its info, or a function that loads them")
@@ -128,8 +128,10 @@ class LlmExecutor(BatchModelExecutor):
     @classmethod
     def from_config(cls, config: ExecutorConfig) -> Self:
         """Make an executor that loads `config.model` in `warmup`."""
-        made = cls(None, None, config, lambda progress: load_model(made.config, progress, made._group.ranks))
-        return made
+        executor = cls(
+            None, None, config, lambda progress: load_model(executor.config, progress, executor._group.ranks)
+        )
+        return executor
 
     # -- facts -----------------------------------------------------------------------------------------------------------
 
@@ -472,8 +474,8 @@ class LlmLoraExecutor(LlmExecutor):
 
 def _check_head(info: ModelInfo, inputs: Sequence[PrefillInput | DecodeInput]) -> None:
     """Raise Unsupported if a request needs logits and the model has no lm_head."""
-    asked = any(one.sampling is not None or one.logits is not LogitsMode.NONE for one in inputs)
-    if asked and not info.generates:
+    needs_head = any(one.sampling is not None or one.logits is not LogitsMode.NONE for one in inputs)
+    if needs_head and not info.generates:
         raise Unsupported(_NO_HEAD)
 
 

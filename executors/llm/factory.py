@@ -95,10 +95,10 @@ def _check_choices(config: ExecutorConfig) -> None:
         raise ConfigError(
             f"attention backend {config.attention.backend!r} is not supported; supported: {', '.join(ATTENTION_BACKENDS)}"
         )
-    if (asked := config.optimization.quantization) not in (None, *QUANTIZATIONS):
-        cure = ": the checkpoint says that by itself, leave the setting out" if asked in STORED else ""
+    if (quantization := config.optimization.quantization) not in (None, *QUANTIZATIONS):
+        cure = ": the checkpoint says that by itself, leave the setting out" if quantization in STORED else ""
         raise ConfigError(
-            f"quantization {asked!r} is not supported{cure}; supported: {', '.join(QUANTIZATIONS)}"
+            f"quantization {quantization!r} is not supported{cure}; supported: {', '.join(QUANTIZATIONS)}"
         )
     if config.memory.kv_cache_dtype not in KV_CACHE_DTYPES:
         raise ConfigError(
@@ -121,14 +121,14 @@ def _check_parallel(config: ExecutorConfig) -> None:
     for name, size in zip(("tensor_parallel_size", "pipeline_parallel_size"), sizes, strict=True):
         if not 1 <= size <= MAX_RANKS:
             raise ConfigError(f"{name} is {size}; 1 to {MAX_RANKS} are supported")
-    wanted = parallel.executor_type
-    if (kind in _OF_ONE_PROCESS) != (wanted in _OF_ONE_PROCESS) or (
-        kind != wanted and wanted not in _OF_ONE_PROCESS
+    executor_type = parallel.executor_type
+    if (kind in _OF_ONE_PROCESS) != (executor_type in _OF_ONE_PROCESS) or (
+        kind != executor_type and executor_type not in _OF_ONE_PROCESS
     ):
         raise ConfigError(
             f"executor_type {kind} does not fit tensor_parallel_size {sizes[0]} and pipeline_parallel_size {sizes[1]}"
         )
-    if wanted in _OF_ONE_PROCESS:
+    if executor_type in _OF_ONE_PROCESS:
         return
     where = f"tensor_parallel_size {sizes[0]}, pipeline_parallel_size {sizes[1]}"
     if config.optimization.deterministic:

@@ -18,9 +18,9 @@ def explained(error: StepFailed, config: ExecutorConfig) -> ExecutorError:
     """
     if not isinstance(error, NoTokenSampled) or not config.model or config.load_format == "dummy":
         return error
-    found = not_finite(Path(config.model))
-    if found is not None:
-        path, name = found
+    place = not_finite(Path(config.model))
+    if place is not None:
+        path, name = place
         return ConfigError(f"{path}: tensor {name} has numbers that are not finite")
     return ConfigError(
         f"{config.model}: its weights are finite, but {ItemFault.NOT_FINITE.message}: "

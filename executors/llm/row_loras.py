@@ -34,7 +34,7 @@ class StepLoras(RowLoras, Protocol):
     """Those of a step that the host describes."""
 
     def subset(self, rows: np.ndarray) -> StepLoras:
-        """Of some rows, int64, in that order."""
+        """Return the adapters of `rows`, int64, in that order."""
 
 
 class KernelLoras(RowLoras, Protocol):
@@ -46,4 +46,4 @@ class KernelLoras(RowLoras, Protocol):
 
     @property
     def addresses(self) -> Sequence[int]:
-        """Of each adapter of the step: its layers, `LoraLayer` of lora.h."""
+        """Address of the layers, `LoraLayer` of lora.h, of each adapter of the step."""

@@ -90,7 +90,7 @@ class ExecutorRuntime:
     def notes(self) -> tuple[str, ...]:
         """Facts that the numbers do not show: how the executor computes, what is slower than it could be, what is
         unsupported."""
-        found = (
+        notes = (
             self.runner.attention.note,
             self.plan.note,
             self.source.note,
@@ -99,16 +99,16 @@ class ExecutorRuntime:
             self.unified.states.grammars.compiler.unsupported,
             *self.unified.notes,
         )
-        return tuple(note for note in found if note)
+        return tuple(note for note in notes if note)
 
     def memory(self, gauge: PressureGauge) -> ExecutorMemoryUsage:
         """Return the current memory use."""
-        held = self.source.parameter_bytes + self.runner.cache.num_bytes
+        num_bytes = self.source.parameter_bytes + self.runner.cache.num_bytes
         if self.runner.states is not None:
-            held += self.runner.states.num_bytes
+            num_bytes += self.runner.states.num_bytes
         if self.draft is not None and self.companion is not None:
-            held += self.draft.parameter_bytes + self.companion.runner.cache.num_bytes
-        return memory_usage(self.device.memory, held, gauge)
+            num_bytes += self.draft.parameter_bytes + self.companion.runner.cache.num_bytes
+        return memory_usage(self.device.memory, num_bytes, gauge)
 
     def blocks_used(self) -> int:
         """Count the entries of all block tables. A shared block counts once for each sequence that uses it."""
@@ -170,8 +170,8 @@ class ExecutorRuntime:
         """Seconds of the draft model's forwards for one sequence, 8 and all: the shortest of three each."""
         past = min(_DRAFT_PAST, self.info.max_model_len, companion.max_model_len) - 1
         counts = sorted({1, min(8, config.max_num_seqs), config.max_num_seqs})
-        took = ((count, min(companion.time_forward(count, past) for _ in range(3))) for count in counts)
-        return tuple(took)
+        pace = ((count, min(companion.time_forward(count, past) for _ in range(3))) for count in counts)
+        return tuple(pace)
 
     def release_memory(self, block_ids: Int32Array) -> None:
         """See the contract."""
@@ -201,5 +201,5 @@ class ExecutorRuntime:
         num_bytes = min(_TOUCH_MOST, cache.num_bytes, memory_limit().available // 4)
         threads = torch.get_num_threads()
         for i in range(threads):
-            wanted = kernels, num_bytes, (i, threads), lambda: self.dropped
-            threading.Thread(target=cache.touch, args=wanted, name="kv-memory", daemon=True).start()
+            arguments = kernels, num_bytes, (i, threads), lambda: self.dropped
+            threading.Thread(target=cache.touch, args=arguments, name="kv-memory", daemon=True).start()

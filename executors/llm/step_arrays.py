@@ -16,7 +16,7 @@ class StepArrays:
     """The packed items of one forward; n items, T tokens.
 
     `token_ids` int64 [T]; `q_lens`, `pos_offsets` int64 [n]; `tables` int32 [n, at least the longest item's blocks];
-    `rotary_positions` int64 [T] if they differ from the positions in the cache, else None. `wanted` int64, ascending: the
+    `rotary_positions` int64 [T] if they differ from the positions in the cache, else None. `used_rows` int64, ascending: the
     rows whose hidden states are used; None for all rows. `adapters`: LoRA adapters of the rows, None if no row has one.
     `slots` int64 [n]: the slots of the items' sequences; None if they have none and begin at position 0.
     """
@@ -26,7 +26,7 @@ class StepArrays:
     pos_offsets: np.ndarray
     tables: np.ndarray
     rotary_positions: np.ndarray | None = None
-    wanted: np.ndarray | None = None
+    used_rows: np.ndarray | None = None
     adapters: StepLoras | None = None
     slots: np.ndarray | None = None
 

@@ -73,7 +73,7 @@ async def test_an_answer_in_any_pieces(cut: Cut, newline: str, chunked: bool) ->
     assert result.failures == []
     for one in result.served:
         assert (one.output_tokens, len(one.arrivals), one.prompt_tokens, one.counted) == (6, 6, 3, True)
-        assert one.arrivals == sorted(one.arrivals) and one.arrivals[0] > one.sent
+        assert one.arrivals == sorted(one.arrivals) and one.arrivals[0] > one.sent_at
 
 
 async def test_tokens_are_counted_by_usage_not_by_events() -> None:

@@ -11,7 +11,7 @@ import torch
 from executors.contract.batch import ItemOutput, SamplingParams
 from executors.llm.executor import LlmExecutor
 from executors.llm.sampling import device_logprobs
-from executors.llm.sampling.device_logprobs import Wanted, described
+from executors.llm.sampling.device_logprobs import LogprobRows, described
 from executors.llm.sampling.sampler import describe
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.llm.driver import Driver, config
@@ -35,7 +35,7 @@ def test_what_is_described(dtype: torch.dtype, at_once: int, monkeypatch: pytest
     tokens[5] = 3
     counts = np.array([-1, 0, 5, 50, 50, 9, 20, 1, -1, 3, 60, 2])
     rows = rng.permutation(n)  # of items, wherever they lie
-    wanted = Wanted.of(counts, rows, width)
+    wanted = LogprobRows.of(counts, rows, width)
     assert wanted is not None and wanted.most == width and len(wanted.items) == 10
     of_rows = torch.empty(n, dtype=torch.int32, device=DEVICE)
     of_rows[torch.from_numpy(rows).to(DEVICE)] = torch.from_numpy(tokens).to(DEVICE)
@@ -56,7 +56,7 @@ def test_what_is_described(dtype: torch.dtype, at_once: int, monkeypatch: pytest
 
 
 def test_nobody_wants_any() -> None:
-    assert Wanted.of(np.full(4, -1), np.arange(4), 9) is None
+    assert LogprobRows.of(np.full(4, -1), np.arange(4), 9) is None
 
 
 @pytest.fixture(scope="module")

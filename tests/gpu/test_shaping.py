@@ -63,8 +63,8 @@ class Slots:
 
     def settle(self) -> None:
         self.settled += 1
-        for hearing, tokens in self.due:
-            self.slots.heard(hearing, tokens)  # type: ignore[arg-type]
+        for recording, tokens in self.due:
+            self.slots.record(recording, tokens)  # type: ignore[arg-type]
         self.due.clear()
 
     def send(self) -> None:
@@ -104,9 +104,9 @@ class Slots:
         slots = np.array([slot for slot, *_ in items])
         ends = np.array([begin + len(given) for _, begin, given in items])
         self.device_tokens |= dict(zip(zip(slots.tolist(), ends.tolist(), strict=True), tokens, strict=True))
-        hearing = self.slots.hearing(slots, ends)
-        if hearing is not None:
-            self.due.append((hearing, np.array(tokens, np.int32)))
+        recording = self.slots.recording(slots, ends)
+        if recording is not None:
+            self.due.append((recording, np.array(tokens, np.int32)))
         if not later:
             self.settle()
             self.settled -= 1
@@ -246,7 +246,7 @@ def test_an_input_is_counted_once_however_often_its_step_is_computed() -> None:
 @pytest.mark.long(every=6)
 @pytest.mark.parametrize("seed", range(6))
 def test_counts_follow_the_inputs_whatever_is_done_to_a_sequence(seed: int) -> None:
-    """Decodes whose tokens are pending or told, heard at once or later; rolled back, led astray, computed anew in one piece,
+    """Decodes whose tokens are pending or known, recorded at once or later; rolled back, led astray, computed anew in one piece,
     started again, taken over by the host and given back, released. The row says what a history would."""
     rng, width = random.Random(seed), 12
     params = SamplingParams(frequency_penalty=0.5, repetition_penalty=1.5, logit_bias=((2, 1.0),))

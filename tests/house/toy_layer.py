@@ -8,7 +8,7 @@ from executors.llm.model.caches import LayerMemory, LayerState
 from executors.llm.model.config import DecoderConfig, LayerConfig
 from executors.llm.model.layers.base import LayerStep, Sublayer
 from executors.llm.model.linear import Linear
-from executors.llm.model.places import Named, Place, of_linear
+from executors.llm.model.places import NamedPlaces, Place, of_linear
 
 
 class RunningAverage(Sublayer):
@@ -33,7 +33,7 @@ class RunningAverage(Sublayer):
     def memory(self) -> LayerMemory:
         return LayerState((self.hidden,))
 
-    def tensors(self) -> Named:
+    def tensors(self) -> NamedPlaces:
         yield from of_linear(self.inward, (f"{self.name}.in_proj", -1))
         yield from of_linear(self.outward, (f"{self.name}.out_proj", -1))
         yield f"{self.name}.decay", Place(self.decay)

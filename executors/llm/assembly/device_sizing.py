@@ -37,7 +37,7 @@ ATTEMPTS = 5
 GRAPH_BYTES = 16 << 20
 """Memory of each captured graph in bytes: its nodes and the driver's data for some hundreds of kernels. An estimate, not yet
 compared with a device's figures."""
-KEPT = 0.9
+SHARE_OF_EARLIER_SIZE = 0.9
 """Largest share of a pool that did not fit that the next attempt may use."""
 PAUSE = 0.5
 """Pause before the next attempt in seconds, if the pool's size is given: a process that is ending frees its memory
@@ -83,11 +83,11 @@ class DeviceSizing(Generic[T]):
             allowed = room.for_kv if most is None else min(most, room.for_kv)
             plan = self._plan(allowed, room)
             size = plan.layout.num_blocks * plan.layout.bytes_per_block
-            made, why = self._attempt(plan)
-            if made is not None:
+            executor, why = self._attempt(plan)
+            if executor is not None:
                 _log.info("KV pool of %s bytes; %s", f"{size:,}", room)
-                return made
-            most = int(KEPT * size)
+                return executor
+            most = int(SHARE_OF_EARLIER_SIZE * size)
             _log.warning(
                 "attempt %d: no memory for a KV pool of %s bytes (%s); %s", attempt, f"{size:,}", why, room
             )
@@ -107,17 +107,17 @@ class DeviceSizing(Generic[T]):
             if attempt:
                 self._sleep(PAUSE)
             give_back(self._memory)
-            made, why = self._attempt(plan, try_out=False)
-            if made is None:
+            executor, why = self._attempt(plan, try_out=False)
+            if executor is None:
                 continue
-            if (short := self._tried(made, plan)) is not None:
+            if (short := self._tried(executor, plan)) is not None:
                 _log.warning(
                     "no memory for the largest step beside kv_cache_memory_bytes %s: steps will be smaller than "
                     "max_num_batched_tokens %d and max_num_seqs %d (%s)",
                     f"{config.memory.kv_cache_memory_bytes:,}", config.max_num_batched_tokens, config.max_num_seqs, short,
                 )  # fmt: skip
                 give_back(self._memory)
-            return made
+            return executor
         room = look(self._memory, config)
         raise _short(room)(
             f"kv_cache_memory_bytes {config.memory.kv_cache_memory_bytes:,}: no memory for it on {self._spec.device}: {why}; "
@@ -132,15 +132,15 @@ class DeviceSizing(Generic[T]):
         give_back(self._memory)
         before = self._memory.reserved()
         self._memory.reset_peak()
-        made, why = self._attempt(KvPlan(layout, info.max_model_len))
-        if made is None:
+        executor, why = self._attempt(KvPlan(layout, info.max_model_len))
+        if executor is None:
             room = look(self._memory, config)
             raise _short(room)(
                 f"no memory for a step of max_num_batched_tokens {config.max_num_batched_tokens} and max_num_seqs "
                 f"{config.max_num_seqs} beside the weights: {why}; {room.free:,} of {room.total:,} bytes are free; set "
                 f"smaller ones"
             )
-        self._close(made)
+        self._close(executor)
         return max(0, self._memory.peak() - before - layout.num_blocks * layout.bytes_per_block)
 
     def _look(self, step: int) -> Room:
@@ -149,30 +149,30 @@ class DeviceSizing(Generic[T]):
 
     def _plan(self, allowed: int, room: Room) -> KvPlan:
         try:
-            return plan_kv(self._spec, self._config, self._source.info.max_model_len, found=allowed)
+            return plan_kv(self._spec, self._config, self._source.info.max_model_len, measured=allowed)
         except ConfigError as error:
             raise _short(room)(f"{error}; {room}") from None
 
     def _attempt(self, plan: KvPlan, try_out: bool = True) -> tuple[T | None, str]:
         """Return the `T` for that plan, or None and the reason why memory is insufficient."""
         try:
-            made = self._assemble(plan)
+            executor = self._assemble(plan)
         except Exception as error:
             why = no_memory(error)
             if why is None:
                 raise
             return None, why
-        short = self._tried(made, plan) if try_out else None
+        short = self._tried(executor, plan) if try_out else None
         if short is not None:
-            self._close(made)
+            self._close(executor)
             return None, short
-        return made, ""
+        return executor, ""
 
-    def _tried(self, made: T, plan: KvPlan) -> str | None:
+    def _tried(self, executor: T, plan: KvPlan) -> str | None:
         """Return why memory is insufficient for the largest steps, None if it is sufficient."""
         for batch in full_steps(self._config, plan.max_model_len, plan.layout.num_blocks, self._most_tokens):
             try:
-                self._run(made, batch)
+                self._run(executor, batch)
             except Exception as error:
                 why = no_memory(error)
                 if why is None:

@@ -143,18 +143,20 @@ class Assembly:
             config.max_num_seqs, config.max_num_batched_tokens, config.optimization.enforce_eager,
             _shaping_bytes(self.device.memory), config.optimization.max_loras,
         )  # fmt: skip
-        made = LaunchedSteps(states, runner, steps, sampler, limits, self.memory, self.report)
-        if made.graphs is not None:
+        launched = LaunchedSteps(states, runner, steps, sampler, limits, self.memory, self.report)
+        if launched.graphs is not None:
             # Logits in float32 beside what a forward takes, unless they go where they stay.
             logits = 0 if getattr(runner.model, "writes_logits", False) else 4 * width
 
             def num_bytes(shape: StepShape) -> int:
                 return shape.tokens * self.source.activation_bytes_per_token + shape.samples * logits
 
-            made.graphs.shapes = affordable(made.graphs.shapes, num_bytes, _graph_share(self.device.memory))
+            launched.graphs.shapes = affordable(
+                launched.graphs.shapes, num_bytes, _graph_share(self.device.memory)
+            )
             # The largest take it all; others are cut from the same memory.
-            made.reserve(max(map(num_bytes, made.graphs.shapes)))
-        return made
+            launched.reserve(max(map(num_bytes, launched.graphs.shapes)))
+        return launched
 
     def _adapters(self, runner: ModelRunner, pipeline: StepPipeline) -> LoraTable | None:
         """Make room for LoRA adapters, if the configuration asks for it. Raises ConfigError for a model that has no place for
@@ -199,10 +201,10 @@ def device_sampler(device: torch.device, max_rows: int, width: int, dtype: torch
             from executors.llm.kernel_support.kernel_check import sampler_fault
             from executors.llm.sampling.triton_sampler import TritonSampler
 
-            made = TritonSampler(max_rows, width, device)
-            if (wrong := sampler_fault(made, max_rows, width, dtype, device)) is not None:
+            sampler = TritonSampler(max_rows, width, device)
+            if (wrong := sampler_fault(sampler, max_rows, width, dtype, device)) is not None:
                 raise ValueError(wrong)
-            return made
+            return sampler
         except (ImportError, ValueError) as error:
             _log.warning("sampling: torch, which is slower than Cohort's Triton kernels: %s", error)
     return TorchDeviceSampler()

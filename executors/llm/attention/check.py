@@ -87,7 +87,7 @@ class Problem:
         ]
         needed = -(-lengths // block_size)
         order = np.random.default_rng(seed).permutation(int(needed.sum()) + _SPARE)
-        # Blocks that a table does not use are some block: nobody may look there.
+        # A table's unused entries name an arbitrary block, which no kernel may read.
         self.tables = np.full((len(needed), int(needed.max())), order[-1], np.int32)
         for i, (count, end) in enumerate(zip(needed, np.cumsum(needed), strict=True)):
             self.tables[i, :count] = order[end - count : end]
@@ -102,7 +102,7 @@ class Problem:
             layer.fill_(_NO_NUMBER if narrow else torch.nan)
         for item, table, count in zip(self.items, self.tables, self.past.tolist(), strict=True):
             places = np.arange(count)
-            begun = torch.from_numpy(table[: -(-count // block_size)].astype(np.int64)).to(device)
+            own_blocks = torch.from_numpy(table[: -(-count // block_size)].astype(np.int64)).to(device)
             blocks = torch.from_numpy(table[places // block_size].astype(np.int64)).to(device)
             offsets = torch.from_numpy(places % block_size).to(device)
             stored = [
@@ -110,7 +110,7 @@ class Problem:
                 for values, scale in zip((item.k, item.v), self._scales, strict=True)
             ]
             for layer in layers:
-                layer.index_fill_(1, begun, 0)
+                layer.index_fill_(1, own_blocks, 0)
                 for side, values in zip(layer, stored, strict=True):
                     side.transpose(1, 2)[blocks, offsets] = values
 
@@ -132,9 +132,9 @@ class Problem:
         attend = backend.begin(step, self.cache)
         worst = 0.0
         for layer, window in enumerate(self.windows):
-            found = attend(layer, q, k, v).float()
-            wanted = torch.cat([self._expected(i, a, b, window) for i, a, b in ranges])
-            error = (found - wanted).norm(dim=-1) / wanted.norm(dim=-1).clamp_min(1e-6)
+            output = attend(layer, q, k, v).float()
+            expected = torch.cat([self._expected(i, a, b, window) for i, a, b in ranges])
+            error = (output - expected).norm(dim=-1) / expected.norm(dim=-1).clamp_min(1e-6)
             worst = max(worst, float(error.nan_to_num(torch.inf).max()))
         self.past[chosen] += q_lens
         return worst
@@ -171,11 +171,11 @@ def verdict(worst: Callable[[], float], limit: float) -> str | None:
     """Run `worst`, which returns the largest error; describe in one line what is wrong, or return None if the error is within
     the limit. Raises an error that says the device is out of memory, because that does not make results wrong."""
     try:
-        found = worst()
+        difference = worst()
     except Exception as error:  # whatever a library, or a compiler, makes of it
         if no_device_memory(error) is not None:
             raise
         return f"its self-check failed: {(str(error).splitlines() or [type(error).__name__])[0]}"
-    if found > limit:
-        return f"its results are wrong here: they differ from the reference by {found:.1%}"
+    if difference > limit:
+        return f"its results are wrong here: they differ from the reference by {difference:.1%}"
     return None

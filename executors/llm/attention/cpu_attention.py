@@ -127,10 +127,10 @@ class CpuAttend:
     """
 
     def __init__(
-        self, kernels: CpuKernels, steps: dict[int | None, _Step], kept: list[np.ndarray], cache: KvCache, tokens: int
+        self, kernels: CpuKernels, steps: dict[int | None, _Step], arrays: list[np.ndarray], cache: KvCache, tokens: int
     ) -> None:  # fmt: skip
         spec = cache.spec
-        self._kernels, self._kept = kernels, (kept, steps, cache)  # what the pointers point at
+        self._kernels, self._pointees = kernels, (arrays, steps, cache)  # what the pointers point at
         self._shape = tokens, spec.num_heads, spec.head_dim
         self._dtype = spec.dtype
         self._out: torch.Tensor | None = None
@@ -141,7 +141,7 @@ class CpuAttend:
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """See `Attend`."""
         if self._out is None:
-            # One for all layers: large tensors come from the system page by page, each time anew.
+            # One for all layers: the system maps each new large tensor page by page.
             self._out = torch.empty(self._shape, dtype=self._dtype)
         q, k, v = _dense(q), _dense(k), _dense(v)
         if self._kernels.attend(
@@ -171,22 +171,22 @@ class CpuAttention:
         blocks = tables[step.item_of_row, step.positions // block_size].astype(np.int64)
         cells = blocks * (spec.num_kv_heads * block_size) + step.positions % block_size
         steps: dict[int | None, _Step] = {}
-        kept: list[np.ndarray] = [tables, cells]  # what the pointers point at
+        arrays: list[np.ndarray] = [tables, cells]  # what the pointers point at
         for window in set(spec.windows):
-            made = plan(step, spec.num_heads, spec.num_kv_heads, window, threads)
+            cut = plan(step, spec.num_heads, spec.num_kv_heads, window, threads)
             padded = -(-spec.head_dim // 16) * 16
-            wanted = made.slots * spec.num_kv_heads * made.partial_rows * (padded + 2)
-            if len(self._partials) < wanted:
-                self._partials = np.empty(wanted, np.float32)
-            counters = np.zeros(made.groups * spec.num_kv_heads, np.int32)
-            kept += [made.work, counters, self._partials]
+            num_floats = cut.slots * spec.num_kv_heads * cut.partial_rows * (padded + 2)
+            if len(self._partials) < num_floats:
+                self._partials = np.empty(num_floats, np.float32)
+            counters = np.zeros(cut.groups * spec.num_kv_heads, np.int32)
+            arrays += [cut.work, counters, self._partials]
             steps[window] = _Step(
                 DTYPES[spec.dtype], int(spec.kv_dtype is torch.int8), spec.num_heads, spec.num_kv_heads, spec.head_dim,
-                block_size, cache.num_blocks, tables.shape[1], window or 0, len(step.token_ids), len(made.work), made.groups,
-                made.max_rows, made.partial_rows, made.threads, tables.ctypes.data, made.work.ctypes.data, cells.ctypes.data,
+                block_size, cache.num_blocks, tables.shape[1], window or 0, len(step.token_ids), len(cut.work), cut.groups,
+                cut.max_rows, cut.partial_rows, cut.threads, tables.ctypes.data, cut.work.ctypes.data, cells.ctypes.data,
                 self._partials.ctypes.data, counters.ctypes.data, spec.scale, spec.softcap or 0.0,
             )  # fmt: skip
-        return CpuAttend(self._kernels, steps, kept, cache, len(step.token_ids))
+        return CpuAttend(self._kernels, steps, arrays, cache, len(step.token_ids))
 
 
 def _dense(x: torch.Tensor) -> torch.Tensor:

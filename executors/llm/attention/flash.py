@@ -120,10 +120,10 @@ def _second(block_size: int, capability: tuple[int, int]) -> PagedKernel:
 
 
 def _function(module: ModuleType, name: str, package: str) -> Callable[..., torch.Tensor]:
-    found: Callable[..., torch.Tensor] | None = getattr(module, name, None)
-    if found is None:
+    function: Callable[..., torch.Tensor] | None = getattr(module, name, None)
+    if function is None:
         raise Unsuitable(f"{package} has no {name}")
-    return found
+    return function
 
 
 def _takes(function: Callable[..., torch.Tensor], names: tuple[str, ...], complaint: str) -> None:

@@ -158,8 +158,8 @@ def idle_pieces(begin: int, end: int, place: int) -> np.ndarray:
     return pieces
 
 
-def with_idle(pieces: np.ndarray, rows: int, wanted: int) -> np.ndarray:
-    """Append a piece without keys for each row beyond `rows` up to `wanted`."""
-    if rows >= wanted:
+def with_idle(pieces: np.ndarray, rows: int, total: int) -> np.ndarray:
+    """Append a piece without keys for each row beyond `rows` up to `total`."""
+    if rows >= total:
         return pieces
-    return np.concatenate((pieces, idle_pieces(rows, wanted, len(pieces))))
+    return np.concatenate((pieces, idle_pieces(rows, total, len(pieces))))

@@ -268,8 +268,8 @@ def _fresh_blocks(step: StepArrays, block_size: int) -> np.ndarray:
     weight 0; a NaN or infinity times 0 would still be NaN, so the blocks are zeroed first."""
     ends = step.pos_offsets + step.q_lens
     last = (ends - 1) // block_size
-    begun = (last * block_size >= step.pos_offsets) & (ends % block_size != 0)
-    return step.tables[begun, last[begun]].astype(np.int64)
+    partial = (last * block_size >= step.pos_offsets) & (ends % block_size != 0)
+    return step.tables[partial, last[partial]].astype(np.int64)
 
 
 def _gather_index(tables: np.ndarray, cache: KvCache) -> np.ndarray:
@@ -300,8 +300,8 @@ def _attend_group(
         values = v.view(items, length, kv_heads, head_dim).transpose(1, 2)
     else:
         block_size = kv.shape[3]
-        taken = plain(kv).view(-1, block_size * head_dim).index_select(0, group.gather)
-        keys, values = taken.view(kv.dtype).view(2, items, kv_heads, -1, head_dim)
+        gathered = plain(kv).view(-1, block_size * head_dim).index_select(0, group.gather)
+        keys, values = gathered.view(kv.dtype).view(2, items, kv_heads, -1, head_dim)
         if kv.dtype is not q.dtype:
             keys, values = (keys.float() * scales[0]).to(q.dtype), (values.float() * scales[1]).to(q.dtype)
     if group.folded:
@@ -321,11 +321,11 @@ def _attend_group(
     q = q.view(items, length, heads, head_dim).transpose(1, 2)
     parts = []
     for tile in group.tiles:
-        seen = slice(tile.first, tile.last)
+        visible = slice(tile.first, tile.last)
         part = _attention(
             q[:, :, tile.begin : tile.end],
-            keys[:, :, seen],
-            values[:, :, seen],
+            keys[:, :, visible],
+            values[:, :, visible],
             tile.mask,
             tile.mask is None,
             spec,

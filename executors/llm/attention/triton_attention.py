@@ -42,11 +42,11 @@ def supports(spec: KvSpec) -> bool:
 
 def piece_rule(spec: KvSpec, processors: int, deterministic: bool) -> PieceRule:
     """Return the rule for cutting this model's keys on a device of `processors` multiprocessors."""
-    seen = [window for window in spec.windows if window is not None]
+    windows = [window for window in spec.windows if window is not None]
     return PieceRule(
         max(1, processors * PROGRAMS_PER_PROCESSOR // spec.num_kv_heads),
         keys_per_tile(spec.head_dim, spec.dtype, spec.kv_dtype or spec.dtype),
-        max(seen) if len(seen) == len(spec.windows) else None,
+        max(windows) if len(windows) == len(spec.windows) else None,
         STEADY_SPLIT if deterministic else 0,
     )
 
@@ -77,10 +77,10 @@ class TritonAttention:
         single = step.q_lens == 1
         tiles = self.tiles(step.q_lens, step.pos_offsets, np.flatnonzero(~single))
         decodes = np.flatnonzero(single)
-        named = np.stack((decodes, step.q_starts[decodes]), 1)
+        rows = np.stack((decodes, step.q_starts[decodes]), 1)
         parts = (
             blocks * page + step.positions % page, step.q_starts, step.q_lens, step.pos_offsets, lengths, step.tables, tiles,
-            named, self.pieces(lengths[decodes]),
+            rows, self.pieces(lengths[decodes]),
         )  # fmt: skip
         cells, q_starts, q_lens, pos_offsets, ends, tables, tiles_there, named_there, pieces = (
             self._to_device(parts, spec.device)

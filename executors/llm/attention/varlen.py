@@ -42,7 +42,7 @@ class Varlen:
         """See `PagedKernel`."""
         return self._attend(
             q, keys, values, meta.q_bounds, meta.k_bounds, meta.longest_query, meta.longest, scale=spec.scale,
-            # (-1, 0) is how it is told to be causal.
+            # (-1, 0) means causal.
             window_size=(-1 if window is None else window - 1, 0), enable_gqa=spec.num_heads != spec.num_kv_heads,
             seqused_k=meta.lengths, block_table=meta.tables, num_splits=1,
         )  # fmt: skip

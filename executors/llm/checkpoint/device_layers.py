@@ -21,17 +21,17 @@ def keep(decoder: Decoder, index: int, layer: Layer, stored: Mapping[str, Stored
     for name, place in of_layer(decoder, index, layer):
         if place.linear in parts:
             parts[place.linear].append((name, place))
-    for linear, named in parts.items():
-        named.sort(key=lambda one: one[1].begin)
-        if any(place.turned for _, place in named):
+    for linear, places in parts.items():
+        places.sort(key=lambda one: one[1].begin)
+        if any(place.turned for _, place in places):
             continue
-        rows = [(name, len(place.tensor)) for name, place in named]
-        if (kept := stored_parts(rows, stored, LAYOUTS)) is not None:
-            linear.keep_on_device(kept, decoder.device)
+        rows = [(name, len(place.tensor)) for name, place in places]
+        if (formats := stored_parts(rows, stored, LAYOUTS)) is not None:
+            linear.keep_on_device(formats, decoder.device)
 
 
 def keep_head(decoder: Decoder, stored: Mapping[str, StoredFormat]) -> None:
     """The same for the head, and for an embedding that is tied to it."""
     parts = linear_parts(decoder).get(id(decoder.lm_head))
-    if parts and (kept := stored_parts(parts, stored, LAYOUTS)) is not None:
-        decoder.keep_head_on_device(kept)
+    if parts and (formats := stored_parts(parts, stored, LAYOUTS)) is not None:
+        decoder.keep_head_on_device(formats)

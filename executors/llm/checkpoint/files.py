@@ -39,7 +39,7 @@ class Checkpoint:
         self.directory = directory
         self.source = config_path(directory)
         self.exact = is_gguf(directory)
-        self._told: Callable[[str], str] = str
+        self._name_for_messages: Callable[[str], str] = str
         self.files: dict[str, TensorFile] = {}
         self.absent: dict[str, str] = {}
         """Error text of each tensor that the index names and that does not exist."""
@@ -84,10 +84,10 @@ class Checkpoint:
             file = listed.get(name)
             return file if isinstance(file, SafetensorsFile) else None
 
-        found, parts = quantized_tensors(schemes, plain, file_of)
+        files, parts = quantized_tensors(schemes, plain, file_of)
         for name in parts:
             del self._of[name]
-        for file in found:
+        for file in files:
             self.files[f"{file.path.name} in whole numbers"] = file
             self._of.update(dict.fromkeys(file.names(), file))
 
@@ -96,7 +96,7 @@ class Checkpoint:
         derived = gguf_config(gguf)
         self.source = gguf.path
         config = config_of_gguf(gguf, derived)
-        self._told = partial(file_name, family=config.family)
+        self._name_for_messages = partial(file_name, family=config.family)
         stored = stored_tensors(gguf, config, derived.row)
         for path in gguf.parts:
             here = {name: one for name, one in stored.items() if one.tensor.path == path}
@@ -111,9 +111,9 @@ class Checkpoint:
         """Names of all tensors, including those that only the index lists."""
         return self.names() | set(self.absent)
 
-    def told(self, name: str) -> str:
+    def own_name(self, name: str) -> str:
         """Return a tensor's name as the files have it, for messages."""
-        return self._told(name)
+        return self._name_for_messages(name)
 
     def file_of(self, name: str) -> TensorFile:
         """Return the file that holds a tensor."""

@@ -25,12 +25,12 @@ def hold(decoder: Decoder, index: int, layer: Layer, plan: Fp8Plan) -> None:
     for name, place in of_layer(decoder, index, layer):
         if place.linear in parts:
             parts[place.linear].append((name, place))
-    for linear, named in parts.items():
+    for linear, places in parts.items():
         assert linear.weight is not None
         fits = plan.blocks or not any(size % _ALIGN for size in linear.weight.shape)
-        there = plan.stored is None or all(name in plan.stored for name, _ in named)
-        if fits and there and not any(place.turned for _, place in named):
+        there = plan.stored is None or all(name in plan.stored for name, _ in places)
+        if fits and there and not any(place.turned for _, place in places):
             # Where a merged linear's parts begin within a block, a scale covers as many rows as divide all their beginnings.
-            step = math.gcd(GROUP, *(place.begin for _, place in named)) if plan.blocks else 1
+            step = math.gcd(GROUP, *(place.begin for _, place in places)) if plan.blocks else 1
             rows, columns = linear.weight.shape
             linear.hold(Fp8Weight(rows, columns, decoder.device, plan.blocks, step, plan.triton))

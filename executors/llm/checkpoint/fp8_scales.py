@@ -37,13 +37,13 @@ class CheckpointScales:
         self._present = checkpoint.names() if decoder.config.quantization is not None else set()
         self._of: dict[str, torch.Tensor] = {}
         kv = [name for layer in self._kv_candidates() for names in layer for name in names]
-        found = {name for name in kv if name in self._present}
+        present = {name for name in kv if name in self._present}
         for target, place in targets.items():
             stem = target.removesuffix(".weight")
-            found |= {f"{stem}.{one}" for one in (*_OF_WEIGHT, *_OF_INPUT)} & self._present
+            present |= {f"{stem}.{one}" for one in (*_OF_WEIGHT, *_OF_INPUT)} & self._present
             if target in checkpoint.names() and checkpoint.file_of(target).is_fp8(target):
                 self._of[target] = self._weight(target, stem, place)
-        self.names = frozenset(found)
+        self.names = frozenset(present)
 
     def of(self, target: str) -> torch.Tensor:
         """float32 [rows, 1], or [rows, columns / 128] where blocks have scales."""
@@ -116,15 +116,15 @@ class CheckpointScales:
         if not names.k or not self._present:
             return []
         written = WrittenNames(self._decoder.config.family, self._present).written
-        found = []
+        candidates = []
         for i in range(self._decoder.config.num_layers):
-            known = {
+            stems = {
                 name: written(one.replace("{i}", str(i)))
                 for name, one in (("q", names.q), ("k", names.k), ("v", names.v))
             }
-            known["attn"] = known["k"].rpartition(".")[0]
+            stems["attn"] = stems["k"].rpartition(".")[0]
             keys, values, others = (
-                [one.format(**known) for one in each] for each in (_OF_KEYS, _OF_VALUES, _OTHERS)
+                [one.format(**stems) for one in each] for each in (_OF_KEYS, _OF_VALUES, _OTHERS)
             )
-            found.append((keys, values, others))
-        return found
+            candidates.append((keys, values, others))
+        return candidates

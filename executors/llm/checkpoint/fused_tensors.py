@@ -85,17 +85,17 @@ class _Fused:
         self._family = config.family
         self._present = present
         self._dense = _dense_parts(config)
-        self._found: dict[str, tuple[str, ...]] = {}
+        self._parts_of: dict[str, tuple[str, ...]] = {}
 
     def part_names(self, name: str) -> tuple[str, ...]:
         """Return the names of the parts of a tensor, or its one other name; () if it stays as it is. A fused tensor beside the
         parts themselves stays."""
-        if name not in self._found:
+        if name not in self._parts_of:
             match = None if self._is_other(name) else _OF_LAYER.fullmatch(name)
             own = self._own_names(match["own"]) if match else ()
             parts = tuple(f"{match['layer']}{one}" for one in own) if match else ()
-            self._found[name] = () if self._present.intersection(parts) else parts
-        return self._found[name]
+            self._parts_of[name] = () if self._present.intersection(parts) else parts
+        return self._parts_of[name]
 
     def _is_other(self, name: str) -> bool:
         """Whether a tensor belongs to another part of a nested checkpoint, such as a vision tower."""
@@ -129,8 +129,8 @@ class _Fused:
             sizes = [rows for _, rows in self._dense[stem]]
             if suffix not in ("weight", "bias", *_SCALES):
                 raise _refused(file, name, "plain numbers, FP8 and int8")
-            found = _by_rows(shape, sizes, scale=suffix in _SCALES)
-            return _checked(found, file, name, names, [sum(sizes), "..."])
+            parts = _by_rows(shape, sizes, scale=suffix in _SCALES)
+            return _checked(parts, file, name, names, [sum(sizes), "..."])
         if len(names) == 1 and names[0].partition(_OLD_BLOCK)[2] == own.removeprefix(_NEW_BLOCK):
             return {names[0]: TensorPart(0, shape)}
         return self._of_experts(file, name, names, own)
@@ -149,10 +149,10 @@ class _Fused:
         shape = file.shape(name)
         if (not rest and list(shape) != needed) or not shape or shape[0] != moe.num_experts:
             raise _misshapen(file, name, needed)
-        found = _by_rows(shape[1:], sizes, scale=bool(rest))
+        parts = _by_rows(shape[1:], sizes, scale=bool(rest))
         count = math.prod(shape[1:])
-        every = found and [
-            TensorPart(e * count + one.first, one.shape) for e in range(moe.num_experts) for one in found
+        every = parts and [
+            TensorPart(e * count + one.first, one.shape) for e in range(moe.num_experts) for one in parts
         ]
         return _checked(every, file, name, names, needed)
 
@@ -160,16 +160,16 @@ class _Fused:
 def _dense_parts(config: DecoderConfig) -> dict[str, tuple[tuple[str, int], ...]]:
     """Return, by the names of fused modules that the family has apart, the modules' names and numbers of rows."""
     names = config.family.names
-    found: dict[str, tuple[tuple[str, int], ...]] = {}
+    parts_of: dict[str, tuple[tuple[str, int], ...]] = {}
     if not names.qkv:
         q, k, v = (_below_layer(one) for one in (names.q, names.k, names.v))
         sizes = ((q, config.q_size), (k, config.kv_size), (v, config.kv_size))
-        found[f"{q.rpartition('.')[0]}.qkv_proj"] = sizes
+        parts_of[f"{q.rpartition('.')[0]}.qkv_proj"] = sizes
     if names.gate and not names.gate_up:
         gate, up = _below_layer(names.gate), _below_layer(names.up)
         inner = config.intermediate_size
-        found[f"{gate.rpartition('.')[0]}.gate_up_proj"] = ((gate, inner), (up, inner))
-    return found
+        parts_of[f"{gate.rpartition('.')[0]}.gate_up_proj"] = ((gate, inner), (up, inner))
+    return parts_of
 
 
 def _expert_names(family: Family, role: str) -> tuple[str, ...]:
@@ -204,29 +204,29 @@ def _by_rows(shape: tuple[int, ...], sizes: list[int], scale: bool) -> list[Tens
 
 
 def _cut(shape: tuple[int, ...], sizes: list[int]) -> list[TensorPart]:
-    row, begin, found = math.prod(shape[1:]), 0, []
+    row, begin, parts = math.prod(shape[1:]), 0, []
     for size in sizes:
-        found.append(TensorPart(begin * row, (size, *shape[1:])))
+        parts.append(TensorPart(begin * row, (size, *shape[1:])))
         begin += size
-    return found
+    return parts
 
 
 def _checked(
-    found: list[TensorPart] | None,
+    parts: list[TensorPart] | None,
     file: SafetensorsFile,
     name: str,
     names: tuple[str, ...],
     needed: Sequence[object],
 ) -> dict[str, TensorPart]:
-    if found is None:
+    if parts is None:
         raise _misshapen(file, name, needed)
-    return dict(zip(names, found, strict=True))
+    return dict(zip(names, parts, strict=True))
 
 
 def _misshapen(file: SafetensorsFile, name: str, needed: Sequence[object]) -> ConfigError:
-    shown = str(needed).replace("'", "")
+    expected = str(needed).replace("'", "")
     return ConfigError(
-        f"{file.path}: tensor {name} has shape {list(file.shape(name))}; {shown} fits config.json, or scales of such a weight"
+        f"{file.path}: tensor {name} has shape {list(file.shape(name))}; {expected} fits config.json, or scales of such a weight"
     )
 
 

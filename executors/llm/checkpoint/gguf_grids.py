@@ -68,12 +68,12 @@ def points(kind: str) -> tuple[tuple[int, ...], ...]:
     of four from 0 to 7. `kind`: IQ1_S (IQ1_M has the same), IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS or IQ3_S."""
     packed = _PACKED[kind]
     values, base = (4, 8) if kind.startswith("IQ3") else (8, 4)
-    found, number, step, shift = [], 0, 0, 0
+    rows, number, step, shift = [], 0, 0, 0
     for byte in zlib.decompress(base64.b85decode(packed)):
         step |= (byte & 127) << shift
         shift += 7
         if byte < 128:
             number += step
-            found.append(tuple(number // base**i % base for i in range(values)))
+            rows.append(tuple(number // base**i % base for i in range(values)))
             step = shift = 0
-    return tuple(found)
+    return tuple(rows)

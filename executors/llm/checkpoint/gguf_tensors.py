@@ -115,7 +115,7 @@ class GgufTensors(TensorFile):
 
     def mapped(self, name: str) -> torch.Tensor:
         """See `TensorFile`; `can_map` must be true."""
-        self._kept = True
+        self._is_mapped = True
         begin, length = self._span(name)
         dtype = self.dtype(name)
         flat = torch.frombuffer(self._map, dtype=dtype, count=length // dtype.itemsize, offset=begin)
@@ -181,7 +181,7 @@ class GgufTensors(TensorFile):
         one = self._stored[name]
         if not self.maps_rows(name):
             return None
-        self._kept = True
+        self._is_mapped = True
         begin, length = self._span(name)
         raw = torch.frombuffer(self._map, dtype=torch.uint8, count=length, offset=begin)
         return raw.view(one.shape[0], -1)

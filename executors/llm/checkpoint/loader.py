@@ -64,9 +64,9 @@ def load_model(config: ExecutorConfig, progress: Progress, ranks: Ranks | None =
     for note in warnings:
         _log.warning("%s: %s", config_path(directory), note)
     max_model_len = _max_model_len(config, decoder_config, directory)
-    found = find_device(config.device)
-    device = found.place
-    found.use()
+    hardware = find_device(config.device)
+    device = hardware.place
+    hardware.use()
     dtype = weights_dtype(config, decoder_config, directory)
     kv = kv_dtype(config, device)
     kernels, missing = choose_kernels(config, dtype, device)
@@ -75,7 +75,7 @@ def load_model(config: ExecutorConfig, progress: Progress, ranks: Ranks | None =
     if kernels is None:
         refuse_without_kernels(config, dtype, device, missing)
     plan, widened = fp8_plan(config, decoder_config, device, directory)
-    kept = kept_formats(config, decoder_config, kernels, directory)
+    stored = kept_formats(config, decoder_config, kernels, directory)
     on_device = formats_on_device(config, decoder_config, device, directory, plan)
     each_layer = None if plan is None else partial(hold, plan=plan)
     if on_device:
@@ -83,10 +83,10 @@ def load_model(config: ExecutorConfig, progress: Progress, ranks: Ranks | None =
     make: Callable[..., Decoder] = partial(Decoder, decoder_config)
     if ranks is not None:
         refuse_for_ranks(decoder_config, plan)
-        shard = plan_shard(decoder_config, config.parallel, kept or on_device, whole_numbers(config))
+        shard = plan_shard(decoder_config, config.parallel, stored or on_device, whole_numbers(config))
         make = partial(RankDecoder, shard, ranks)
     try:
-        decoder = make(dtype, device, kernels, whole_numbers(config), plan, each_layer, kept)
+        decoder = make(dtype, device, kernels, whole_numbers(config), plan, each_layer, stored)
         if on_device:
             keep_head(decoder, on_device)
         decoder.kv_dtype = kv
@@ -96,7 +96,7 @@ def load_model(config: ExecutorConfig, progress: Progress, ranks: Ranks | None =
             decoder.be_steady()
         # Refuse before the long part: there is no more memory afterwards.
         plan_kv(kv_group(decoder), config, decoder_config.context_length, _step(config, decoder, kernels))
-        _check_room(decoder, config, kept)
+        _check_room(decoder, config, stored)
         if config.load_format == "dummy":
             fill_dummy(decoder, config.seed, progress)
         else:
@@ -146,13 +146,19 @@ def refuse_without_kernels(
     config: ExecutorConfig, dtype: torch.dtype, device: torch.device, missing: str
 ) -> None:
     """Raise ConfigError if a setting needs Cohort's own kernels; `missing` says why they are unavailable."""
-    wanted, int8_kv = whole_numbers(config), config.memory.kv_cache_dtype == "int8"
-    if config.optimization.deterministic or wanted or int8_kv:
-        asked = f"quantization {wanted}" if wanted else "kv_cache_dtype int8" if int8_kv else "deterministic"
+    quantization, int8_kv = whole_numbers(config), config.memory.kv_cache_dtype == "int8"
+    if config.optimization.deterministic or quantization or int8_kv:
+        setting = (
+            f"quantization {quantization}"
+            if quantization
+            else "kv_cache_dtype int8"
+            if int8_kv
+            else "deterministic"
+        )
         cure = "; take --dtype bfloat16" if dtype is torch.float16 else ""
-        if wanted and (eight_bits := device_of(device).eight_bits):
+        if quantization and (eight_bits := device_of(device).eight_bits):
             cure = f"; take --quantization {eight_bits}"
-        raise ConfigError(f"{asked}: needs Cohort's own kernels, which are unavailable: {missing}{cure}")
+        raise ConfigError(f"{setting}: needs Cohort's own kernels, which are unavailable: {missing}{cure}")
 
 
 def fp8_plan(
@@ -160,8 +166,8 @@ def fp8_plan(
 ) -> tuple[fp8.Fp8Plan | None, str | None]:
     """Choose the linear layers that hold e4m3; return the plan, and a note if FP8 weights of the checkpoint are widened.
     Raises ConfigError if `quantization` asks for something unsupported."""
-    asked, scheme = config.optimization.quantization, decoder.fp8
-    if scheme is None and asked != "fp8":
+    quantization, scheme = config.optimization.quantization, decoder.fp8
+    if scheme is None and quantization != "fp8":
         return None, None
     blocks = scheme is not None and scheme.blocks
     why = fp8_support.why_not(device, config.attention.backend, blocks)
@@ -178,8 +184,8 @@ def fp8_plan(
 
 def whole_numbers(config: ExecutorConfig) -> str | None:
     """Return the format of whole numbers that `quantization` asks for: int8, int4 or None."""
-    asked = config.optimization.quantization
-    return asked if asked in ("int8", "int4") else None
+    quantization = config.optimization.quantization
+    return quantization if quantization in ("int8", "int4") else None
 
 
 def kept_formats(
@@ -249,22 +255,24 @@ def _notes(speed: str | None, widened: str | None, decoder: Decoder) -> str | No
     kv = {None: None, torch.int8: "KV in int8, a scale per head and token"}.get(
         decoder.kv_dtype, "KV in fp8 (e4m3)"
     )
-    held = None
+    form_note = None
     if decoder.fp8 is not None:
         count = sum(linear.fp8 is not None for linear in decoder.linears())
         form = "scales of 128 x 128 blocks" if decoder.fp8.blocks else "a scale per row"
-        held = f"fp8: {count} of {len(decoder.linears())} linear layers, {form}"
+        form_note = f"fp8: {count} of {len(decoder.linears())} linear layers, {form}"
     stored = [linear for linear in decoder.linears() if linear.on_device is not None]
     if stored:
         formats = ", ".join(sorted({kind for linear in stored for kind in linear.stored}))
-        held = f"{len(stored)} of {len(decoder.linears())} linear layers as the file holds them: {formats}"
+        form_note = (
+            f"{len(stored)} of {len(decoder.linears())} linear layers as the file holds them: {formats}"
+        )
     headless = None
     if decoder.config.num_labels:
         headless = "a classification head: the model scores and generates nothing"
     elif decoder.config.headless:
         headless = "no lm_head: the model makes embeddings and generates nothing"
     alone = "text only: the checkpoint's other parts are left out" if decoder.config.family.nested else None
-    return "; ".join(note for note in (speed, held, widened, kv, headless, alone) if note) or None
+    return "; ".join(note for note in (speed, form_note, widened, kv, headless, alone) if note) or None
 
 
 def choose_kernels(
@@ -299,9 +307,9 @@ def _how_fast(decoder: Decoder, kernels: CpuKernels | None, missing: str) -> str
         return None
     if kernels is not None:
         why = cpu_forward.why_not(decoder)
-        held = weights_format(decoder) or DTYPE_NAMES[decoder.dtype]
+        form = weights_format(decoder) or DTYPE_NAMES[decoder.dtype]
         layers = "in one call" if why is None else f"by torch around the kernels, because of {why}"
-        return f"CPU kernels {kernels.isa}, {held}; layers: {layers}"
+        return f"CPU kernels {kernels.isa}, {form}; layers: {layers}"
     if decoder.dtype is torch.float16:
         return "float16 linear layers are slow on this CPU: --dtype bfloat16 is several times as fast"
     packed = " packed for oneDNN" if decoder.packed else ""
@@ -336,14 +344,14 @@ def weights_format(decoder: Decoder) -> str | None:
         return decoder.quantization
     if decoder.fp8:
         return "fp8"
-    held: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
     for linear in decoder.linears():
         if isinstance(linear.packed, MergedWeight):
             for name, part in zip(linear.stored, linear.packed.parts, strict=True):
-                held[name] += part.num_bytes
+                sizes[name] += part.num_bytes
         elif linear.stored:
-            held[linear.stored[0]] += linear.num_bytes
-    return held.most_common(1)[0][0] if held else None
+            sizes[linear.stored[0]] += linear.num_bytes
+    return sizes.most_common(1)[0][0] if sizes else None
 
 
 def _max_model_len(config: ExecutorConfig, decoder: DecoderConfig, directory: Path) -> int:
@@ -364,14 +372,18 @@ def weights_dtype(config: ExecutorConfig, decoder: DecoderConfig, directory: Pat
     return _DTYPES[name]
 
 
-def _check_room(decoder: Decoder, config: ExecutorConfig, kept: Mapping[str, StoredFormat]) -> None:
+def _check_room(decoder: Decoder, config: ExecutorConfig, stored: Mapping[str, StoredFormat]) -> None:
     if decoder.device.type != "cpu":
         return
     available = memory_limit().available
     if config.memory.memory_limit_bytes is not None:
         available = min(available, config.memory.memory_limit_bytes)
     needed = decoder.num_bytes()
-    if decoder.maps_embedding and config.load_format != "dummy" and embedding_stays(Path(config.model), kept):
+    if (
+        decoder.maps_embedding
+        and config.load_format != "dummy"
+        and embedding_stays(Path(config.model), stored)
+    ):
         needed -= decoder.embed.numel() * decoder.embed.element_size()  # it will stay in the file
     if needed > available:
         directory = Path(config.model)
@@ -401,8 +413,8 @@ def activation_bytes(decoder: Decoder, kernels: CpuKernels | None) -> int:
         # As in forward.h: the residual in float32, of wanted rows a second one; a product's operand; q, k and v in float32;
         # queries, attention's result and inner.
         widest = max(config.hidden_size, config.q_size, inner)
-        kept = next((linear.stored[0] for linear in decoder.linears() if linear.stored), None)
-        kind = kept or decoder.quantization or DTYPE_NAMES[decoder.dtype]
+        stored_kind = next((linear.stored[0] for linear in decoder.linears() if linear.stored), None)
+        kind = stored_kind or decoder.quantization or DTYPE_NAMES[decoder.dtype]
         operand = operand_bytes(kernels, widest, kind)
         names = config.family.names
         residuals = (

@@ -74,8 +74,8 @@ class _Gptq(IntWeight):
     def _group_name(self) -> str | None:
         return self._index
 
-    def _by_rows(self, found: torch.Tensor) -> torch.Tensor:
-        return found.T.contiguous()
+    def _by_rows(self, values: torch.Tensor) -> torch.Tensor:
+        return values.T.contiguous()
 
 
 class _Awq(IntWeight):
@@ -101,15 +101,15 @@ class _Awq(IntWeight):
     @staticmethod
     def _in_order(words: torch.Tensor) -> torch.Tensor:
         """Unpack int32 [n, rows / 8] to uint8 [rows, n]."""
-        found = _unpacked(words.contiguous(), 4).view(len(words), -1, 8)
-        return found[:, :, list(_AWQ_PLACES)].flatten(1).T.contiguous()
+        codes = _unpacked(words.contiguous(), 4).view(len(words), -1, 8)
+        return codes[:, :, list(_AWQ_PLACES)].flatten(1).T.contiguous()
 
     @property
     def _scales_name(self) -> str:
         return self._scales
 
-    def _by_rows(self, found: torch.Tensor) -> torch.Tensor:
-        return found.T.contiguous()
+    def _by_rows(self, values: torch.Tensor) -> torch.Tensor:
+        return values.T.contiguous()
 
 
 class _Compressed(IntWeight):
@@ -141,22 +141,22 @@ class _Compressed(IntWeight):
         shape, per_word = self._shape(name), 32 // self.bits
         packed = self._file(name).type_name(name) == "I32"
         one = not packed and math.prod(shape) == 1
-        wanted = (-(-self.rows // per_word) if packed else self.rows, self.groups)
-        if not one and shape != wanted and not (not packed and shape == (self.rows,) and self.groups == 1):
+        expected = (-(-self.rows // per_word) if packed else self.rows, self.groups)
+        if not one and shape != expected and not (not packed and shape == (self.rows,) and self.groups == 1):
             raise ConfigError(
-                f"{self._path(name)}: tensor {name} has shape {list(shape)}; {list(wanted)} fits the others"
+                f"{self._path(name)}: tensor {name} has shape {list(shape)}; {list(expected)} fits the others"
             )
 
     @cached_property
     def zeros(self) -> torch.Tensor:
         if self._zeros is None:
             return torch.full((1, 1), self.half, dtype=torch.int16)
-        found = self._tensor(self._zeros)
-        if found.dtype is torch.int32:
+        zeros = self._tensor(self._zeros)
+        if zeros.dtype is torch.int32:
             # Words of the numbers of several rows.
-            numbers = _unpacked(found.T.contiguous(), self.bits)[:, : self.rows].T.to(torch.int16)
+            numbers = _unpacked(zeros.T.contiguous(), self.bits)[:, : self.rows].T.to(torch.int16)
         else:
-            numbers = found.to(torch.int16).reshape(1 if found.numel() == 1 else self.rows, -1) + self.half
+            numbers = zeros.to(torch.int16).reshape(1 if zeros.numel() == 1 else self.rows, -1) + self.half
         if int(numbers.min()) < 0 or int(numbers.max()) > 2 * self.half:
             raise ConfigError(
                 f"{self._path(self._zeros)}: tensor {self._zeros} has zeros beyond {self.bits} bits: "
@@ -168,8 +168,10 @@ class _Compressed(IntWeight):
     def _scales_name(self) -> str:
         return self._scales
 
-    def _by_rows(self, found: torch.Tensor) -> torch.Tensor:
-        return found.reshape(1, 1).expand(self.rows, 1) if found.numel() == 1 else found.view(self.rows, -1)
+    def _by_rows(self, values: torch.Tensor) -> torch.Tensor:
+        return (
+            values.reshape(1, 1).expand(self.rows, 1) if values.numel() == 1 else values.view(self.rows, -1)
+        )
 
     @property
     def _group_name(self) -> str | None:
@@ -182,14 +184,14 @@ class _PackQuantized(_Compressed):
         self._codes = self._part("weight_packed", ("I32",), (None, None))
         shape = self._part("weight_shape", ("I32", "I64"), (2,))
         self.rows, self.columns = (int(size) for size in self._tensor(shape))
-        found = self._shape(self._codes)
+        actual = self._shape(self._codes)
         for bits in (4, 8):
-            if self.columns > 0 and found == (self.rows, -(-self.columns * bits // 32)):
+            if self.columns > 0 and actual == (self.rows, -(-self.columns * bits // 32)):
                 self.bits = bits
                 break
         else:
             raise ConfigError(
-                f"{self._path(self._codes)}: tensor {self._codes} has shape {list(found)}, which does not fit a weight of "
+                f"{self._path(self._codes)}: tensor {self._codes} has shape {list(actual)}, which does not fit a weight of "
                 f"shape {[self.rows, self.columns]} in 4 or 8 bits"
             )
         self._read_scales()
@@ -223,8 +225,8 @@ FORMS: dict[str, tuple[str, type[QuantizedWeight]]] = {
 
 def _unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
     """Unpack the numbers of contiguous int32 [n, m], the lowest bits first: uint8 [n, m * 32 / bits]."""
-    found = words.view(torch.uint8)
-    return found if bits == 8 else torch.stack((found & 15, found >> 4), 2).flatten(1)
+    octets = words.view(torch.uint8)
+    return octets if bits == 8 else torch.stack((octets & 15, octets >> 4), 2).flatten(1)
 
 
 def _one_if_equal(zeros: torch.Tensor) -> torch.Tensor:

@@ -50,10 +50,10 @@ class QuantizedWeight(ABC):
     def scales(self) -> torch.Tensor:
         """[rows, groups], of a plain float dtype."""
         name = self._scales_name
-        found = self._tensor(name)
-        if not torch.isfinite(found).all():
+        scales = self._tensor(name)
+        if not torch.isfinite(scales).all():
             raise ConfigError(f"{self._path(name)}: tensor {name} has numbers that are not finite")
-        return self._by_rows(found)
+        return self._by_rows(scales)
 
     @cached_property
     def group_of(self) -> torch.Tensor | None:
@@ -61,16 +61,16 @@ class QuantizedWeight(ABC):
         name = self._group_name
         if name is None:
             return None
-        found = self._tensor(name).long()
-        if len(found) and bool((found == -1).all()):
+        groups = self._tensor(name).long()
+        if len(groups) and bool((groups == -1).all()):
             return None  # never set
-        if len(found) and not (int(found.min()) >= 0 and int(found.max()) < self.groups):
+        if len(groups) and not (int(groups.min()) >= 0 and int(groups.max()) < self.groups):
             raise ConfigError(
                 f"{self._path(name)}: tensor {name} names groups beyond the {self.groups} that there are"
             )
         size = self.columns // self.groups
-        equal = self.columns % self.groups == 0 and torch.equal(found, torch.arange(self.columns) // size)
-        return None if equal else found
+        equal = self.columns % self.groups == 0 and torch.equal(groups, torch.arange(self.columns) // size)
+        return None if equal else groups
 
     @property
     def groups(self) -> int:
@@ -116,9 +116,9 @@ class QuantizedWeight(ABC):
     def _group_name(self) -> str | None:
         return None
 
-    def _by_rows(self, found: torch.Tensor) -> torch.Tensor:
+    def _by_rows(self, values: torch.Tensor) -> torch.Tensor:
         """Turn a tensor of the file's shape of scales into [rows, groups]."""
-        return found
+        return values
 
     def _settle(self, groups: int, indexed: bool) -> None:
         """Note the number of groups, which divides the columns unless they are `indexed`."""
@@ -145,14 +145,14 @@ class QuantizedWeight(ABC):
             raise ConfigError(
                 f"{file.path}: tensor {name} has dtype {file.type_name(name)}; {self._scheme.form} has {', '.join(dtypes)}"
             )
-        found = file.shape(name)
+        actual = file.shape(name)
         if shape is not None and (
-            len(found) != len(shape)
-            or any(n is not None and n != m for n, m in zip(shape, found, strict=True))
+            len(actual) != len(shape)
+            or any(n is not None and n != m for n, m in zip(shape, actual, strict=True))
         ):
-            wanted = ["any" if n is None else n for n in shape]
+            expected = ["any" if n is None else n for n in shape]
             raise ConfigError(
-                f"{file.path}: tensor {name} has shape {list(found)}; {wanted} fits the others".replace(
+                f"{file.path}: tensor {name} has shape {list(actual)}; {expected} fits the others".replace(
                     "'", ""
                 )
             )

@@ -95,9 +95,9 @@ class SafetensorsFile(TensorFile):
         """Dtype of a tensor. Raises ConfigError for one that is neither a plain float nor e4m3."""
         dtype = _DTYPES.get(self._entries[name].dtype)
         if dtype is None:
-            found = self._entries[name].dtype
+            kind = self._entries[name].dtype
             raise ConfigError(
-                f"{self.path}: tensor {self.own_name(name)} has dtype {found}; supported: {', '.join(_DTYPES)}"
+                f"{self.path}: tensor {self.own_name(name)} has dtype {kind}; supported: {', '.join(_DTYPES)}"
             )
         return dtype
 
@@ -178,7 +178,7 @@ class SafetensorsFile(TensorFile):
 
     def mapped(self, name: str) -> torch.Tensor:
         """Return the tensor as a view of the file, which stays open for it. Pages are read on first access."""
-        self._kept = True
+        self._is_mapped = True
         return self._view(name)
 
     def _view(self, name: str) -> torch.Tensor:

@@ -35,7 +35,7 @@ class TensorFile(ABC):
             raise ConfigError(f"{path}: no such file") from None
         except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
             raise ConfigError(f"{path}: cannot be read ({error})") from None
-        self._kept = False
+        self._is_mapped = False
 
     @abstractmethod
     def names(self) -> list[str]:
@@ -145,7 +145,7 @@ class TensorFile(ABC):
 
     def close(self) -> None:
         """Unmap the file. If a tensor still refers to it, the file is unmapped when that tensor is freed."""
-        if not self._kept:
+        if not self._is_mapped:
             self._map.close()
 
 

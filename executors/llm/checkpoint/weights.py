@@ -45,9 +45,9 @@ def checkpoint_dtype(directory: Path, family: Family) -> torch.dtype:
         present = checkpoint.names()
         embed = WrittenNames(family, present).written(f"{family.names.embed}.weight")
         names = sorted(present, key=lambda name: (name != embed, name))
-        found = [checkpoint.file_of(name).float_dtype(name) for name in names]
+        dtypes = [checkpoint.file_of(name).float_dtype(name) for name in names]
         # Masks and the like are no weights.
-        for dtype in filter(None, found):
+        for dtype in filter(None, dtypes):
             return torch.float32 if dtype == torch.float64 else dtype
         raise ConfigError(f"{directory}: the checkpoint has no tensors of a plain float dtype")
     finally:
@@ -71,26 +71,26 @@ def stored_formats(directory: Path, family: Family) -> dict[str, StoredFormat]:
     try:
         present = checkpoint.names()
         names = WrittenNames(family, present)
-        found = {}
+        formats = {}
         for name in present:
             file = checkpoint.file_of(name)
             if (kind := file.stored_kind(name)) is not None:
-                found[names.usual(name)] = StoredFormat(kind, file.stored_order(name))
-        return found
+                formats[names.usual(name)] = StoredFormat(kind, file.stored_order(name))
+        return formats
     finally:
         checkpoint.close()
 
 
-def embedding_stays(directory: Path, kept: Mapping[str, StoredFormat]) -> bool:
+def embedding_stays(directory: Path, stored: Mapping[str, StoredFormat]) -> bool:
     """Return whether the embedding may stay in its file, where the kernels do not need it: if the file has it in plain numbers
-    or in one of the formats that are `kept`, by usual names. Raises ConfigError."""
+    or in one of the formats of `stored`, by usual names. Raises ConfigError."""
     if not is_gguf(directory):
         return True
     checkpoint = Checkpoint(directory)
     try:
         name = f"{read_config(directory).family.names.embed}.weight"
         file = checkpoint.file_of(name)
-        return (name in kept and file.maps_rows(name)) or file.can_map(name)
+        return (name in stored and file.maps_rows(name)) or file.can_map(name)
     finally:
         checkpoint.close()
 
@@ -241,12 +241,12 @@ def _load(decoder: Decoder, file: TensorFile, name: str, place: Place) -> None:
 
 def _load_fp8(file: TensorFile, name: str, place: Place, scales: torch.Tensor) -> None:
     """Load a weight in e4m3 with `scales` [rows, 1 or groups], unchanged or widened."""
-    held = None if place.linear is None else place.linear.fp8
-    if held is not None:
-        held.take_scales(scales, place.begin)
+    weight = None if place.linear is None else place.linear.fp8
+    if weight is not None:
+        weight.take_scales(scales, place.begin)
     for begin, rows in file.rows(name, turned=False):
-        if held is not None:
-            held.take(rows, place.begin + begin)
+        if weight is not None:
+            weight.take(rows, place.begin + begin)
             continue
         wide = widened(rows, scales[begin : begin + len(rows)])
         if place.packed:
@@ -268,12 +268,12 @@ def _written_cuts(decoder: Decoder, checkpoint: Checkpoint) -> dict[str, Cut]:
 
 def _written(decoder: Decoder, checkpoint: Checkpoint, by_name: Mapping[str, T]) -> dict[str, T]:
     names, listed = WrittenNames(decoder.config.family, checkpoint.listed()), checkpoint.listed()
-    found = {names.written(name): one for name, one in by_name.items()}
+    renamed = {names.written(name): one for name, one in by_name.items()}
     of = decoder.config.family.names
     embed, head = names.written(f"{of.embed}.weight"), names.written(f"{of.lm_head}.weight")
-    if decoder.config.tied and embed in found and embed not in listed and head in listed:
-        found[head] = found.pop(embed)  # of two names for one tensor some savers keep the head's
-    return found
+    if decoder.config.tied and embed in renamed and embed not in listed and head in listed:
+        renamed[head] = renamed.pop(embed)  # of two names for one tensor some savers keep the head's
+    return renamed
 
 
 def _absent(decoder: Decoder, checkpoint: Checkpoint, targets: Mapping[str, Place]) -> frozenset[str]:
@@ -286,14 +286,15 @@ def _missing(config: DecoderConfig, checkpoint: Checkpoint, targets: dict[str, P
     missing = sorted(set(targets) - checkpoint.names() - absent)
     if not missing:
         return None
-    known = next((checkpoint.absent[name] for name in missing if name in checkpoint.absent), None)
+    reason = next((checkpoint.absent[name] for name in missing if name in checkpoint.absent), None)
     sentences = (quantized_instead(config, checkpoint, name) for name in missing)
-    if known is None and (instead := next(filter(None, sentences), None)) is not None:
+    if reason is None and (instead := next(filter(None, sentences), None)) is not None:
         return instead
-    if known is None and not checkpoint.files:
-        known = next(iter(checkpoint.absent.values()), None)
-    needs = f"{_some([checkpoint.told(name) for name in missing])} missing; {config.architecture} needs {len(targets)} tensors"
-    return known or f"{checkpoint.source if checkpoint.exact else checkpoint.directory}: {needs}"
+    if reason is None and not checkpoint.files:
+        reason = next(iter(checkpoint.absent.values()), None)
+    names = _some([checkpoint.own_name(name) for name in missing])
+    needs = f"{names} missing; {config.architecture} needs {len(targets)} tensors"
+    return reason or f"{checkpoint.source if checkpoint.exact else checkpoint.directory}: {needs}"
 
 
 def _check(decoder: Decoder, checkpoint: Checkpoint, targets: dict[str, Place]) -> None:
@@ -314,20 +315,21 @@ def _check(decoder: Decoder, checkpoint: Checkpoint, targets: dict[str, Place]) 
             raise error
         expected = tuple(place.tensor.shape[1:] if name in head_norms else place.tensor.shape)
         if file.shape(name) != expected:
-            found = list(file.shape(name))
+            shape = list(file.shape(name))
             raise ConfigError(
-                f"{file.path}: tensor {checkpoint.told(name)} has shape {found}; "
+                f"{file.path}: tensor {checkpoint.own_name(name)} has shape {shape}; "
                 f"{checkpoint.source.name} makes it {list(expected)}"
             )
         file.dtype(name)
-    known = set(targets)
+    target_names = set(targets)
     if decoder.config.num_labels:  # a head that is not computed
-        known.add(f"{decoder.config.family.names.lm_head}.weight")
-    surplus = _surplus(decoder.config, checkpoint, known) if checkpoint.exact else []
+        target_names.add(f"{decoder.config.family.names.lm_head}.weight")
+    surplus = _surplus(decoder.config, checkpoint, target_names) if checkpoint.exact else []
     if surplus:
         architecture = decoder.config.architecture
+        surplus_names = _some([checkpoint.own_name(name) for name in surplus])
         raise ConfigError(
-            f"{checkpoint.source}: {_some([checkpoint.told(name) for name in surplus])} not supported: {architecture} as it is "
+            f"{checkpoint.source}: {surplus_names} not supported: {architecture} as it is "
             "built here has no such tensor"
         )
 
@@ -339,20 +341,20 @@ def _left_out(
     targets that are used. Other parts of a nested checkpoint have a note of their own."""
     config = decoder.config
     names = WrittenNames(config.family, checkpoint.names())
-    known = set(targets) | scales
+    target_names = set(targets) | scales
     if config.tied and not config.headless:  # a copy of the embedding that some savers write
-        known.add(names.written(f"{config.family.names.lm_head}.weight"))
-    surplus = _surplus(config, checkpoint, known)
+        target_names.add(names.written(f"{config.family.names.lm_head}.weight"))
+    surplus = _surplus(config, checkpoint, target_names)
     if not surplus:
         return None
     return f"{_some(surplus)} not used: {config.architecture} as {checkpoint.source.name} describes it has no such tensor"
 
 
-def _surplus(config: DecoderConfig, checkpoint: Checkpoint, known: set[str]) -> list[str]:
+def _surplus(config: DecoderConfig, checkpoint: Checkpoint, target_names: set[str]) -> list[str]:
     """Return the tensors that are neither known nor without effect nor parts of a nested checkpoint's other models."""
     return sorted(
         name
-        for name in checkpoint.listed() - known
+        for name in checkpoint.listed() - target_names
         if not checkpoint.has_no_effect(name)
         and not any(fnmatchcase(name, pattern) for pattern in config.family.names.other_parts)
     )
@@ -402,13 +404,13 @@ def _fill_rows(
     def take(begin: int, rows: torch.Tensor) -> None:
         if cut is not None and cut.columns is not None:
             rows = rows[:, slice(*cut.columns)]
-        for first, kept in selected_rows([(begin, rows)], None if cut is None else cut.rows):
+        for first, own in selected_rows([(begin, rows)], None if cut is None else cut.rows):
             if place.packed:
                 assert place.linear is not None
-                place.linear.fill(kept, place.begin + first)
+                place.linear.fill(own, place.begin + first)
             if place.tensor.device.type != "meta":
                 target = place.tensor.T if place.turned else place.tensor
-                target[first : first + len(kept)] = kept
+                target[first : first + len(own)] = own
 
     _draw(whole, dtype, generator, take)
 

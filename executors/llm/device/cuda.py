@@ -79,12 +79,12 @@ class CudaDevice(Device):
 
     def why_no_fp8(self) -> str | None:
         """See `Device`."""
-        if (found := self.capability) < _FP8_CAPABILITY:
-            return f"compute capability {found[0]}.{found[1]} does not multiply e4m3; 8.9 or later is needed"
+        if (capability := self.capability) < _FP8_CAPABILITY:
+            return f"compute capability {capability[0]}.{capability[1]} does not multiply e4m3; 8.9 or later is needed"
         return None
 
     def prepare_torch_attention(self) -> None:
-        """Leave cuDNN out: it plans anew for each shape, 20 ms and more, and lengths of KV differ from step to step."""
+        """Leave cuDNN out: it makes a plan for each shape in 20 ms and more, and lengths of KV differ from step to step."""
         torch.backends.cuda.enable_cudnn_sdp(False)
 
     def steps(self) -> CudaSteps:

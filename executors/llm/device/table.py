@@ -14,14 +14,16 @@ from executors.llm.device.base import Device, unsupported
 def class_of(name: str) -> type[Device]:
     """Return the class of a kind of `DEVICES`. Imports its module."""
     module, _, cls = DEVICES[name].place.partition(":")
-    found: type[Device] = getattr(importlib.import_module(module), cls)
-    return found
+    device_class: type[Device] = getattr(importlib.import_module(module), cls)
+    return device_class
 
 
 def find_device(name: str) -> Device:
     """Return the device that the setting `device` names. Raises ConfigError."""
     if name == "auto":
-        return next(found for kind in reversed(DEVICES) if (found := class_of(kind)).count()).find(None)
+        return next(
+            device_class for kind in reversed(DEVICES) if (device_class := class_of(kind)).count()
+        ).find(None)
     kind, colon, number = name.partition(":")
     if kind in DEVICES and (not colon or (number.isdecimal() and str(int(number)) == number)):
         return class_of(kind).find(int(number) if colon else None)

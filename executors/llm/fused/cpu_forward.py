@@ -137,7 +137,7 @@ class CpuForward:
         stored = decoder.stored_embed
         self._embed = stored if isinstance(stored, StoredRows) else decoder.embed
         config = decoder.config
-        self._kept: list[object] = []
+        self._pointees: list[object] = []
         layers = [self._layer(decoder, layer) for layer in decoder.layers]
         self._layers = (_Layer * len(layers))(*layers)
         kind = _weights(decoder.layers[0]).qkv.struct.kind
@@ -160,7 +160,7 @@ class CpuForward:
         if qk_norm is not None:  # one row of weights per head, all queries' the same
             q_norm, k_norm = qk_norm[0], qk_norm[-1]
         rope = layer.config.rope
-        self._kept.append((weights, decoder.rotary))
+        self._pointees.append((weights, decoder.rotary))
         return _Layer(
             weights.qkv.address, weights.o.address, weights.gate_up.address, weights.down.address,
             self._floats(decoder, layer.attn_norm.weight), self._floats(decoder, layer.mlp_norm.weight),
@@ -175,7 +175,7 @@ class CpuForward:
         if weight is None:
             return None
         wide = weight.float() + (1.0 if decoder.config.family.stream.norm == "rms1" else 0.0)
-        self._kept.append(wide)
+        self._pointees.append(wide)
         return wide.data_ptr()
 
     def takes(self, attend: Attend) -> bool:
@@ -184,11 +184,11 @@ class CpuForward:
 
     def __call__(self, inputs: ForwardInput) -> torch.Tensor:
         """Compute hidden states [T, hidden] after the final norm; only the wanted rows are valid."""
-        token_ids, positions, attend, wanted = (
+        token_ids, positions, attend, used_rows = (
             inputs.token_ids,
             inputs.positions,
             inputs.attend,
-            inputs.wanted,
+            inputs.used_rows,
         )
         assert isinstance(attend, CpuAttend)
         tokens = len(token_ids)
@@ -205,7 +205,7 @@ class CpuForward:
             tokens, torch.get_num_threads(), token_ids.data_ptr(), positions.data_ptr(),
             ctypes.addressof(attend.steps), ctypes.addressof(attend.kv), embed.data_ptr(), out.data_ptr(),
             # An empty tensor has no address, and none means all.
-            None if wanted is None else wanted.data_ptr() or out.data_ptr(), 0 if wanted is None else len(wanted),
+            None if used_rows is None else used_rows.data_ptr() or out.data_ptr(), 0 if used_rows is None else len(used_rows),
             embed_kind, None if adapters is None else adapters.of_row.data_ptr(),
             None if loras is None else ctypes.addressof(loras), 0 if loras is None else len(loras),
         )  # fmt: skip
@@ -215,6 +215,6 @@ class CpuForward:
 
 
 def _weights(layer: Layer) -> _Weights:
-    found = [linear.packed for linear in layer.linears]
-    assert all(isinstance(weight, PackedWeight | MergedWeight) for weight in found)
-    return _Weights(*found)  # type: ignore[arg-type]
+    packed = [linear.packed for linear in layer.linears]
+    assert all(isinstance(weight, PackedWeight | MergedWeight) for weight in packed)
+    return _Weights(*packed)  # type: ignore[arg-type]

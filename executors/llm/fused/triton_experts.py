@@ -67,8 +67,8 @@ class TritonExperts:
         worst = 0.0
         for tokens in self._plans():
             x, logits = self._made_up(tokens)
-            found, wanted = self.mix(x, logits).float(), self._experts.mix(x, logits).float()
-            far = (found - wanted).norm(dim=-1) / wanted.norm(dim=-1).clamp_min(1e-6)
+            output, expected = self.mix(x, logits).float(), self._experts.mix(x, logits).float()
+            far = (output - expected).norm(dim=-1) / expected.norm(dim=-1).clamp_min(1e-6)
             worst = max(worst, float(far.nan_to_num(torch.inf).max()))
         return worst
 

@@ -104,10 +104,10 @@ class TritonForward:
         for index, layer in enumerate(decoder.layers):
             assert layer.attn_norm is not None and layer.mlp_norm is not None
             normed = self._norm(layer.attn_norm, x, residual)
-            found = self._attend(
+            attended = self._attend(
                 index, layer, _product(layer.attention.qkv, normed, adapters), inputs.positions, attend
             )
-            x = _product(layer.attention.o, found, adapters)
+            x = _product(layer.attention.o, attended, adapters)
             if layer.attn_post_norm is not None:
                 x = self._norm(layer.attn_post_norm, None, x)
             x = self._mlp(index, self._norm(layer.mlp_norm, self._scaled(x), residual), adapters)
@@ -121,8 +121,8 @@ class TritonForward:
     ) -> torch.Tensor:
         decoder = self._decoder
         for index, layer in enumerate(decoder.layers):
-            found = self._attend(index, layer, few.qkv(layer, residual), positions, attend)
-            few.add_attention(layer, found, residual)
+            attended = self._attend(index, layer, few.qkv(layer, residual), positions, attend)
+            few.add_attention(layer, attended, residual)
             few.add_mlp(layer, residual)
         return self._norm(decoder.final_norm, None, residual)
 

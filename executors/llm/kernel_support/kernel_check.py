@@ -121,10 +121,10 @@ def first_fault(checks: Checks) -> str | None:
     return None
 
 
-def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
+def distance(actual: torch.Tensor, expected: torch.Tensor) -> float:
     """Return the largest relative error of a row [..., n]; infinity if a result is not a number."""
-    found, wanted = found.float(), wanted.float()
-    error = (found - wanted).norm(dim=-1) / wanted.norm(dim=-1).clamp_min(1e-6)
+    actual, expected = actual.float(), expected.float()
+    error = (actual - expected).norm(dim=-1) / expected.norm(dim=-1).clamp_min(1e-6)
     return float(error.nan_to_num(torch.inf).max())
 
 
@@ -239,18 +239,18 @@ def forward_fault(decoder: Decoder, experts: TritonExperts | None) -> str | None
 
 def _norms(decoder: Decoder) -> float:
     draw, norm = _Draw.of(decoder.dtype, decoder.device), decoder.final_norm
-    made = Norm(norm.kind, norm.size[0], norm.eps, decoder.dtype, decoder.device)
-    made.weight.copy_(draw(*norm.size))
+    layer = Norm(norm.kind, norm.size[0], norm.eps, decoder.dtype, decoder.device)
+    layer.weight.copy_(draw(*norm.size))
     x, residual = draw(_ROWS, *norm.size), draw(_ROWS, *norm.size)
     added = x + residual
     plus_one = norm.kind == "rms1"
     pairs = [
-        (rms_norm(x, made.weight, made.eps, plus_one=plus_one), made(x)),
+        (rms_norm(x, layer.weight, layer.eps, plus_one=plus_one), layer(x)),
         # Behind it `residual` holds the sum.
-        (rms_norm(x, made.weight, made.eps, residual=residual, plus_one=plus_one), made(added)),
+        (rms_norm(x, layer.weight, layer.eps, residual=residual, plus_one=plus_one), layer(added)),
         (residual, added),
     ]
-    return max(distance(found, wanted) for found, wanted in pairs)
+    return max(distance(actual, expected) for actual, expected in pairs)
 
 
 def _rotary(decoder: Decoder, layer: Layer) -> float:
@@ -267,7 +267,7 @@ def _rotary(decoder: Decoder, layer: Layer) -> float:
     cells = draw.order(2 * _PAGE)[:_ROWS].to(torch.int32)
     cells[-1] = -1  # one that is not kept
     scales = kv_group(decoder).scales(0)
-    found = rotate_and_store(
+    queries = rotate_and_store(
         qkv, kv, cells, heads, positions=positions, table=table, norms=norms, eps=config.norm_eps,
         plus_one=config.family.stream.norm == "rms1", kv_scales=scales,
     )  # fmt: skip
@@ -277,12 +277,12 @@ def _rotary(decoder: Decoder, layer: Layer) -> float:
         qk = layer.attention.norm_heads(qk, norms)
     if table is not None:
         qk = rotate(qk, table.index_select(0, positions))
-    wanted = torch.zeros_like(plain(kv))
-    for side, new, scale in zip(wanted, (qk[:, heads:], v), scales, strict=True):
-        kept, places = new[:-1], cells[:-1].long()
-        stored = plain(narrowed(kept, scale)) if narrow else kept
+    expected = torch.zeros_like(plain(kv))
+    for side, new, scale in zip(expected, (qk[:, heads:], v), scales, strict=True):
+        cached, places = new[:-1], cells[:-1].long()
+        stored = plain(narrowed(cached, scale)) if narrow else cached
         side.transpose(1, 2)[places // _PAGE, places % _PAGE] = stored
-    return max(distance(found, qk[:, :heads]), distance(kv, wanted.view(kv.dtype)))
+    return max(distance(queries, qk[:, :heads]), distance(kv, expected.view(kv.dtype)))
 
 
 def _gated(decoder: Decoder, inner: int) -> float:
@@ -315,9 +315,9 @@ def _few_qkv(decoder: Decoder, layer: Layer, few: FewRows, rows: int) -> float:
 def _few_o(decoder: Decoder, layer: Layer, few: FewRows, rows: int) -> float:
     draw, config = _Draw.of(decoder.dtype, decoder.device), decoder.config
     x = draw(rows, config.q_size)
-    wanted = layer.attention.o(x) * config.residual_scale
-    residual = _as_large(draw(rows, config.hidden_size), wanted)
-    return _added(residual, wanted, lambda into: few.add_attention(layer, x, into))
+    expected = layer.attention.o(x) * config.residual_scale
+    residual = _as_large(draw(rows, config.hidden_size), expected)
+    return _added(residual, expected, lambda into: few.add_attention(layer, x, into))
 
 
 def _few_mlp(decoder: Decoder, layer: Layer, few: FewRows, rows: int) -> float:
@@ -335,14 +335,14 @@ def _as_large(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return (x.float() * (other.float().norm() / x.float().norm())).to(x.dtype)
 
 
-def _added(residual: torch.Tensor, wanted: torch.Tensor, add: Callable[[torch.Tensor], None]) -> float:
+def _added(residual: torch.Tensor, addend: torch.Tensor, add: Callable[[torch.Tensor], None]) -> float:
     """Return the error of what `add` adds to a residual. It runs twice, because the first launch must leave the workspace as
     it was."""
     worst = 0.0
     for _ in range(2):
         into = residual.clone()
         add(into)
-        worst = max(worst, distance(into, residual + wanted))
+        worst = max(worst, distance(into, residual + addend))
     return worst
 
 
@@ -371,33 +371,33 @@ def _sampled(
         temperature=columns[:, 0].contiguous(), top_k=columns[:, 1].int(), top_p=columns[:, 2].contiguous(),
         min_p=columns[:, 3].contiguous(), u=torch.rand(rows, dtype=torch.float64, generator=draw.noise).to(device),
     )  # fmt: skip
-    found, wanted = (torch.full((rows,), -7, dtype=torch.int32, device=device) for _ in range(2))
+    tokens, expected = (torch.full((rows,), -7, dtype=torch.int32, device=device) for _ in range(2))
     bad = torch.zeros(rows, dtype=torch.int8, device=device)
     ours = _shaping(draw, rows, width)
     theirs = replace(ours, table=ours.table.clone())
-    sampler.sample(logits, settings, found, bad, ours)
+    sampler.sample(logits, settings, tokens, bad, ours)
     for row in range(rows):  # one by one: each takes some float64 copies of itself
         one = slice(row, row + 1)
         alone = settings.take(one)
         TorchDeviceSampler().sample(
-            logits[one], alone, wanted[one], torch.zeros_like(bad[one]), theirs.part(one)
+            logits[one], alone, expected[one], torch.zeros_like(bad[one]), theirs.part(one)
         )
-    said = slice(0, len(ours.table) - 1), slice(0, HEADER + width)
-    missed = bool(bad.any()) or not torch.equal(ours.table[said], theirs.table[said])
+    valid = slice(0, len(ours.table) - 1), slice(0, HEADER + width)
+    missed = bool(bad.any()) or not torch.equal(ours.table[valid], theirs.table[valid])
     logits[:, width // 2] = torch.nan
-    sampler.sample(logits, settings, torch.empty_like(found), bad, ours)
+    sampler.sample(logits, settings, torch.empty_like(tokens), bad, ours)
     missed |= not bool(bad.all())
     settings.temperature.fill_(PADDING)
-    untouched = wanted.clone()
+    untouched = expected.clone()
     sampler.sample(logits, settings, untouched, bad, replace(ours, rows=torch.full_like(ours.rows, -1)))
-    missed |= not torch.equal(untouched, wanted)
+    missed |= not torch.equal(untouched, expected)
     # In Python's numbers, as the limit is: float32's 1 / 18 is more than that.
-    return torch.inf if missed else int((found != wanted).sum()) / rows
+    return torch.inf if missed else int((tokens != expected).sum()) / rows
 
 
 def _shaping(draw: _Draw, rows: int, width: int) -> RowShaping:
     """Shaping of every third row: penalties, a bias, a permanent ban and one until a length, and an input to be counted."""
-    named = torch.tensor([row // 3 if row % 3 == 2 else -1 for row in range(rows)], dtype=torch.int32)
+    slots = torch.tensor([row // 3 if row % 3 == 2 else -1 for row in range(rows)], dtype=torch.int32)
     table = torch.zeros(rows // 3 + 1, row_words(width), dtype=torch.int32)
     numbers = table.view(torch.float32)
     numbers[:, REPETITION], numbers[:, FREQUENCY], numbers[:, PRESENCE] = 1.25, 0.5, -0.25
@@ -412,7 +412,7 @@ def _shaping(draw: _Draw, rows: int, width: int) -> RowShaping:
     table[:, 0] = 6
     lengths = torch.full((rows,), 7, dtype=torch.int32)
     inputs = torch.randint(0, width, (rows,), generator=draw.noise).int()
-    return RowShaping(*(one.to(draw.device) for one in (table, named, lengths, inputs)))
+    return RowShaping(*(one.to(draw.device) for one in (table, slots, lengths, inputs)))
 
 
 # -- LoRA adapters -------------------------------------------------------------------------------------------------------
@@ -423,7 +423,7 @@ def adapters_fault(weights: DeviceWeights, decoder: Decoder) -> str | None:
     meanwhile is not read afterwards."""
     layers = [layer for layer in decoder.layers if isinstance(layer.feed_forward, Mlp)] or decoder.layers
     linears = layers[0].adapted_linears()
-    found = first_fault(
+    fault = first_fault(
         {
             f"lora of {name}": (partial(_added_by_adapters, weights, decoder, linear), LIMITS[decoder.dtype])
             for name, linear in zip(("qkv", "o", "gate and up", "down"), linears, strict=False)
@@ -432,7 +432,7 @@ def adapters_fault(weights: DeviceWeights, decoder: Decoder) -> str | None:
     for linear in linears:
         for place in range(_LORA_PLACES):
             of_place(weights.matrix(linear), place)[0].zero_()
-    return found
+    return fault
 
 
 _LORA_PLACES = 2
@@ -457,28 +457,28 @@ def _added_by_adapters(weights: DeviceWeights, decoder: Decoder, linear: Linear)
         size = tile_rows(tokens)
         rows, owners = (torch.from_numpy(one).to(decoder.device) for one in in_tiles(places, size))
         x = draw(tokens, matrix.inputs)
-        wanted = torch.zeros(tokens, matrix.outputs, dtype=decoder.dtype, device=decoder.device)
-        add_by_torch(matrix, LoraTiles(rows, owners, size), x, wanted)
+        expected = torch.zeros(tokens, matrix.outputs, dtype=decoder.dtype, device=decoder.device)
+        add_by_torch(matrix, LoraTiles(rows, owners, size), x, expected)
         for idle in _idle_tiles(matrix, len(owners), size):
             tiles = LoraTiles(
                 torch.nn.functional.pad(rows, (0, idle * size), value=-1),
                 torch.nn.functional.pad(owners, (0, idle), value=-1),
                 size,
             )
-            found = torch.zeros_like(wanted)
-            weights.add(linear, tiles, x, found)
-            worst = max(worst, distance(found, wanted))
+            actual = torch.zeros_like(expected)
+            weights.add(linear, tiles, x, actual)
+            worst = max(worst, distance(actual, expected))
     return worst
 
 
 def _idle_tiles(matrix: LoraMatrix, used: int, size: int) -> list[int]:
     """Numbers of tiles behind those that are used, as in a graph: one at least, and one number for each way to share the depth,
     because each is compiled on its own."""
-    found: dict[int, int] = {}
+    counts: dict[int, int] = {}
     for idle in range(1, PROCESSORS + 1):
         splits = splits_of(used + idle, len(matrix.begins), matrix.inputs, size == FEW_ROWS)
-        found.setdefault(splits, idle)
-    return list(found.values())
+        counts.setdefault(splits, idle)
+    return list(counts.values())
 
 
 # -- FP8 -----------------------------------------------------------------------------------------------------------------
@@ -537,16 +537,16 @@ _STORED_ROWS = (3, 24, 40, 200)
 def _stored(draw: _Draw, kind: str) -> float:
     """The error of products of few and many rows; infinity if rows that are looked up are others."""
     outputs, columns = 80, 768
-    held = random_rows(draw.noise, kind, outputs, columns, draw.device)
-    wide, table, ids = widened_rows(held), table_of(held.layout, draw.device), draw.order(outputs)[:7]
+    rows = random_rows(draw.noise, kind, outputs, columns, draw.device)
+    wide, table, ids = widened_rows(rows), table_of(rows.layout, draw.device), draw.order(outputs)[:7]
     # A product and a difference in one instruction round once where the definition rounds twice.
-    if distance(stored_kernels.widened(held, table, ids, torch.float32), wide[ids]) > 1e-6:
+    if distance(stored_kernels.widened(rows, table, ids, torch.float32), wide[ids]) > 1e-6:
         return torch.inf
     weight, worst = wide.to(draw.dtype), 0.0
     for count in _STORED_ROWS:
         x = draw(count, columns)
         out = torch.empty(count, outputs, dtype=draw.dtype, device=draw.device)
-        stored_kernels.matmul(x, held, table, None, out)
+        stored_kernels.matmul(x, rows, table, None, out)
         worst = max(worst, distance(out, x.float() @ weight.float().T))
     return worst
 
@@ -555,8 +555,8 @@ def random_rows(
     drawn: torch.Generator, kind: str, rows: int, columns: int, device: torch.device
 ) -> DeviceRows:
     """Rows of any codes, with scales about 1."""
-    held = DeviceRows.empty(kind, rows, columns, device)
-    for tensor in held.tensors:
+    stored = DeviceRows.empty(kind, rows, columns, device)
+    for tensor in stored.tensors:
         if tensor.dtype.is_floating_point:
             tensor.copy_(1 + torch.rand(tensor.shape, generator=drawn, device=drawn.device))
         else:
@@ -564,13 +564,13 @@ def random_rows(
             tensor.view(torch.uint8).copy_(
                 torch.randint(0, 256, shape, dtype=torch.uint8, generator=drawn, device=drawn.device)
             )
-    return held
+    return stored
 
 
 def _quantized(draw: _Draw, blocks: bool) -> float:
     x = draw(_ROWS, 5 * GROUP)
-    (found, scales), (wanted, factors) = fp8_kernels.quantize(x, blocks), quantized(x, blocks)
-    return max(distance(widened(found, scales), widened(wanted, factors)), distance(scales, factors))
+    (codes, scales), (expected, factors) = fp8_kernels.quantize(x, blocks), quantized(x, blocks)
+    return max(distance(widened(codes, scales), widened(expected, factors)), distance(scales, factors))
 
 
 def _product(draw: _Draw, rows: int, activation: str | None) -> float:
@@ -578,9 +578,9 @@ def _product(draw: _Draw, rows: int, activation: str | None) -> float:
     x, x_scales = quantized(draw(rows, columns), True)
     weight = Fp8Weight(outputs, columns, draw.device, True, GROUP)
     weight.fill(draw(outputs, columns), 0)
-    given = x, x_scales, weight.data, weight.scales, GROUP, torch.bfloat16
-    wanted = widened(x, x_scales) @ widened(weight.data, weight.scales.repeat_interleave(GROUP, 0)).T
+    operands = x, x_scales, weight.data, weight.scales, GROUP, torch.bfloat16
+    expected = widened(x, x_scales) @ widened(weight.data, weight.scales.repeat_interleave(GROUP, 0)).T
     if activation is None:
-        return distance(fp8_kernels.block_matmul(*given), wanted)
-    gate, up = wanted.chunk(2, -1)
-    return distance(fp8_kernels.block_gated(*given, activation), ACTIVATIONS[activation](gate) * up)
+        return distance(fp8_kernels.block_matmul(*operands), expected)
+    gate, up = expected.chunk(2, -1)
+    return distance(fp8_kernels.block_gated(*operands, activation), ACTIVATIONS[activation](gate) * up)

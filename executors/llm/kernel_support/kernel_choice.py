@@ -132,25 +132,25 @@ def _cpu(wish: AttentionWish) -> AttentionBackend:
 
 def _of_library(library: Library, wish: AttentionWish) -> AttentionBackend:
     """Make a library's attention, and check it. Raises Unsuitable."""
-    if (found := wish.device.capability) is None:
+    if (capability := wish.device.capability) is None:
         raise Unsuitable(f"it needs a GPU; the device is {wish.spec.device.type}")
-    made = library(wish.spec, wish.block_size, found)
-    if wrong := fault(made, wish.spec, wish.block_size):
+    backend = library(wish.spec, wish.block_size, capability)
+    if wrong := fault(backend, wish.spec, wish.block_size):
         raise Unsuitable(wrong)
-    return made
+    return backend
 
 
 def _triton(wish: AttentionWish, deterministic: bool = False) -> AttentionBackend:
     """Make the attention over Cohort's Triton kernels, and check them. Raises Unsuitable."""
-    made = own_attention(wish.spec, deterministic)
+    backend = own_attention(wish.spec, deterministic)
     from executors.llm.kernel_support import kernel_check
 
     wrong = None
     if kernel_check.wanted(wish.spec.device):
-        wrong = kernel_check.attention_fault(made, wish.spec, wish.block_size)
+        wrong = kernel_check.attention_fault(backend, wish.spec, wish.block_size)
     if wrong:
         raise Unsuitable(wrong)
-    return made
+    return backend
 
 
 MAKERS: dict[str, Callable[[AttentionWish], AttentionBackend]] = {
@@ -196,11 +196,14 @@ def choose_adapters(
     from executors.kernels.triton.lora import add_lora
     from executors.llm.kernel_support import kernel_check
 
-    made = DeviceWeights(model, most, max_rank, add_lora)
-    if kernel_check.wanted(model.device) and (wrong := kernel_check.adapters_fault(made, model)) is not None:
+    weights = DeviceWeights(model, most, max_rank, add_lora)
+    if (
+        kernel_check.wanted(model.device)
+        and (wrong := kernel_check.adapters_fault(weights, model)) is not None
+    ):
         _log.warning("adapters: torch, which is slower than Cohort's Triton kernels: %s", wrong)
-        made.use_torch(wrong)
-    return made
+        weights.use_torch(wrong)
+    return weights
 
 
 def fuse(backend: AttentionBackend, model: object) -> None:

@@ -56,8 +56,8 @@ class PressureGauge:
         """Return the cgroup that is nearest to its limit, None if there is no limit. Page cache does not count as used,
         because the kernel drops it before it kills a process."""
         usages = [_usage(v2, group, _FILE_CACHE) for v2, group in self._groups]
-        found = [Pressure(limit, used - cache) for limit, used, cache in filter(None, usages)]
-        return min(found, key=lambda group: group.left, default=None)
+        pressures = [Pressure(limit, used - cache) for limit, used, cache in filter(None, usages)]
+        return min(pressures, key=lambda group: group.left, default=None)
 
 
 def machine_bytes(root: Path = ROOT) -> int:
@@ -104,7 +104,7 @@ def _groups(root: Path, controller: str) -> list[tuple[bool, Path]]:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
         return []
-    found: list[tuple[bool, Path]] = []
+    groups: list[tuple[bool, Path]] = []
     for line in lines:
         number, controllers, path = line.split(":", 2)
         names = controllers.split(",")
@@ -118,8 +118,8 @@ def _groups(root: Path, controller: str) -> list[tuple[bool, Path]]:
         # that do not exist are passed over, the mount's root always counts.
         parts = [part for part in path.split("/") if part]
         for mount in mounts:
-            found += [(v2, mount.joinpath(*parts[:n])) for n in range(len(parts), -1, -1)]
-    return found
+            groups += [(v2, mount.joinpath(*parts[:n])) for n in range(len(parts), -1, -1)]
+    return groups
 
 
 def _number(path: Path) -> int | None:

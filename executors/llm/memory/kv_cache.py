@@ -173,14 +173,14 @@ class KvPlan:
 
 
 def plan_kv(
-    spec: KvSpec, config: ExecutorConfig, context_length: int, claims: Sequence[Claim] = (), found: int | None = None,
+    spec: KvSpec, config: ExecutorConfig, context_length: int, claims: Sequence[Claim] = (), measured: int | None = None,
     beside: int = 0,
 ) -> KvPlan:  # fmt: skip
     """Compute how many blocks to allocate. Called once the weights are in memory.
 
     The number never exceeds what `max_num_seqs` sequences of `max_model_len` can use. `claims` stay free for other uses.
     `beside`: bytes per token of a draft model's KV, which has the same blocks.
-    `found`: bytes that KV may take, from a measurement that already accounts for the claims; None: free memory is read here.
+    `measured`: bytes that KV may take, from a measurement that already accounts for the claims; None: free memory is read here.
 
     Raises ConfigError with the figures if a sequence of the requested length does not fit. If neither the length nor the
     memory was given, the length is reduced instead.
@@ -190,9 +190,11 @@ def plan_kv(
     bytes_per_block = (spec.bytes_per_token() + beside) * block_size
     per_sequence = math.ceil(max_len / block_size)
     explicit = config.memory.kv_cache_memory_bytes
-    given = found if explicit is None else explicit
-    free, share = (given, 1.0) if given is not None else free_bytes(device_of(spec.device).memory, config)
-    reserved = sum(claim.num_bytes for claim in claims) if given is None else 0
+    bytes_for_kv = measured if explicit is None else explicit
+    free, share = (
+        (bytes_for_kv, 1.0) if bytes_for_kv is not None else free_bytes(device_of(spec.device).memory, config)
+    )
+    reserved = sum(claim.num_bytes for claim in claims) if bytes_for_kv is None else 0
     allowed = max(0, int((free - reserved) * share))
     fitting = allowed // bytes_per_block
     note = None
@@ -204,7 +206,9 @@ def plan_kv(
             message = _does_not_fit(
                 explicit, allowed, max_len, per_sequence * bytes_per_block, fitting * block_size
             )
-            passing = given is None and _fits_later(config, reserved, share, per_sequence * bytes_per_block)
+            passing = bytes_for_kv is None and _fits_later(
+                config, reserved, share, per_sequence * bytes_per_block
+            )
             raise (Unavailable if passing else ConfigError)(message + (_beside(claims) if reserved else ""))
         note = f"max_model_len reduced from {max_len} to {fitting * block_size}: KV memory allows no more"
         max_len = per_sequence = fitting * block_size

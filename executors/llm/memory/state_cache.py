@@ -56,13 +56,13 @@ class StateCache:
                 "drafts: the model's layers have states, from which a draft cannot be taken back"
             )
         new = {start.slot for start in batch.starts}
-        seen = [0 if slot in new else int(self.num_tokens[slot]) for slot in batch.slots.tolist()]
-        for seq_id, known, begin in zip(
-            batch.seq_ids.tolist(), seen, batch.pos_offsets.tolist(), strict=True
+        lengths = [0 if slot in new else int(self.num_tokens[slot]) for slot in batch.slots.tolist()]
+        for seq_id, length, begin in zip(
+            batch.seq_ids.tolist(), lengths, batch.pos_offsets.tolist(), strict=True
         ):
-            if begin not in (0, known):
+            if begin not in (0, length):
                 raise InvalidInput(
-                    f"sequence {seq_id}: its state has seen {known} tokens and the step begins at position {begin}; a sequence "
+                    f"sequence {seq_id}: its state has seen {length} tokens and the step begins at position {begin}; a sequence "
                     "whose model has states begins at 0 or continues where it is"
                 )
 

@@ -33,7 +33,7 @@ class StepStates(Protocol):
 class ForwardInput:
     """The packed tokens of a step. `token_ids` and `positions` int64 or int32 [T] on the model's device.
 
-    `wanted` int64, ascending: the rows whose hidden states are used, None for all. A model may skip the other rows.
+    `used_rows` int64, ascending: the rows whose hidden states are used, None for all. A model may skip the other rows.
     `adapters`: LoRA adapters of the rows; None if no row has one. `states`: those of the step's sequences; None if no layer
     has one.
     """
@@ -41,7 +41,7 @@ class ForwardInput:
     token_ids: torch.Tensor
     positions: torch.Tensor
     attend: Attend
-    wanted: torch.Tensor | None = None
+    used_rows: torch.Tensor | None = None
     adapters: RowLoras | None = None
     states: StepStates | None = None
 

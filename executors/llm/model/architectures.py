@@ -26,25 +26,25 @@ def find_family(values: dict[str, Any], where: str) -> tuple[str, Family, list[s
     `architectures` is empty. The name of a classifier (`Qwen3ForSequenceClassification`) stays, for `is_classifier` to judge. A
     head for another task is refused, because the output of that head is the purpose of such a model.
     """
-    named, model_type = values.get("architectures"), values.get("model_type")
-    if named is None or named == [] or named == [None]:
+    architectures, model_type = values.get("architectures"), values.get("model_type")
+    if architectures is None or architectures == [] or architectures == [None]:
         family = _of_type(model_type)
         if family is None:
-            told = "is missing" if model_type is None else f"names nothing, and model_type is {model_type!r}"
+            fault = "is missing" if model_type is None else f"names nothing, and model_type is {model_type!r}"
             beside = "" if model_type is None else f"; {advice(str(model_type))}"
             raise ConfigError(
-                f"{where}: field architectures {told}; supported: {supported_architectures()}{beside}"
+                f"{where}: field architectures {fault}; supported: {supported_architectures()}{beside}"
             )
         return family.architectures[0], family, []
-    if not isinstance(named, list):
-        raise ConfigError(f"{where}: architectures is {str(named)[:80]!r}; a list of names is needed")
-    for architecture in named:
+    if not isinstance(architectures, list):
+        raise ConfigError(f"{where}: architectures is {str(architectures)[:80]!r}; a list of names is needed")
+    for architecture in architectures:
         family = _served(architecture)
         if family is not None:
             keeps_name = architecture in family.architectures or is_classifier(architecture)
             served = architecture if keeps_name else family.architectures[0]
             return served, family, _mismatch(served, family, model_type)
-    raise ConfigError(_refusal(str(named[0])[:80], where))
+    raise ConfigError(_refusal(str(architectures[0])[:80], where))
 
 
 def is_classifier(architecture: str) -> bool:

@@ -119,33 +119,33 @@ def cache_specs(
     for one in layers:
         if one is not None:
             groups.setdefault(_group(one), []).append(one)
-    found: list[CacheSpec] = []
+    specs: list[CacheSpec] = []
     for members in groups.values():
         first = members[0]
         if isinstance(first, LayerState):
-            found.append(StateSpec(len(members), first.shape, device))
+            specs.append(StateSpec(len(members), first.shape, device))
             continue
         windows = tuple(one.window for one in members if isinstance(one, LayerKv))
-        found.append(
+        specs.append(
             KvSpec(
                 len(members), first.num_heads, first.num_kv_heads, first.head_dim, dtype, device, first.scale, first.softcap,
                 windows, kv_dtype, kv_scales,
             )
         )  # fmt: skip
-    return tuple(found)
+    return tuple(specs)
 
 
 def indices_in_groups(layers: Sequence[LayerMemory | None]) -> list[int]:
     """Return each layer's index within its group; -1 for a layer without memory."""
     counts: Counter[object] = Counter()
-    found = []
+    indices = []
     for one in layers:
         if one is None:
-            found.append(-1)
+            indices.append(-1)
             continue
-        found.append(counts[_group(one)])
+        indices.append(counts[_group(one)])
         counts[_group(one)] += 1
-    return found
+    return indices
 
 
 def _group(one: LayerMemory) -> object:

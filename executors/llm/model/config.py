@@ -177,12 +177,12 @@ def config_of_gguf(gguf: GgufFile, derived: GgufConfig) -> DecoderConfig:
     )  # fmt: skip
 
 
-def check_length(wanted: int | None, config: DecoderConfig, directory: Path) -> None:
+def check_length(max_model_len: int | None, config: DecoderConfig, directory: Path) -> None:
     """Raise ConfigError if max_model_len exceeds what the checkpoint in `directory` supports."""
-    if wanted is not None and wanted > config.max_context_length:
+    if max_model_len is not None and max_model_len > config.max_context_length:
         field = config.family.fields.get("max_position_embeddings", "max_position_embeddings")
         raise ConfigError(
-            f"max_model_len {wanted} is longer than the model's {config.max_context_length} "
+            f"max_model_len {max_model_len} is longer than the model's {config.max_context_length} "
             f"({field} in {config_path(directory)})"
         )
 
@@ -199,8 +199,8 @@ def parse_config(
         values, where = _nested(values, family.nested, where), f"{where}: {family.nested}"
         notes += misplaced_notes(outer, values, family)
     # Null means missing, but where it says that there is none.
-    given = {k: v for k, v in values.items() if v is not None or k in family.nullable}
-    fields = Fields(where, {**family.defaults, **given}, family.fields)
+    present = {k: v for k, v in values.items() if v is not None or k in family.nullable}
+    fields = Fields(where, {**family.defaults, **present}, family.fields)
     _refuse_unimplemented(fields, family)
     notes += unread_notes(fields.values, family, where)
     num_heads, hidden_size = fields.natural("num_attention_heads"), fields.natural("hidden_size")
@@ -313,15 +313,15 @@ def _score_scale(fields: Fields, family: Family, head_dim: int) -> float:
 def _refuse_unimplemented(fields: Fields, family: Family) -> None:
     activation = fields.get(family.feed_forward.activation, family.feed_forward.activations[0])
     if activation not in family.feed_forward.activations:
-        known = ", ".join(family.feed_forward.activations)
+        supported = ", ".join(family.feed_forward.activations)
         raise ConfigError(
-            f"{fields.where}: {family.feed_forward.activation} {activation!r} is not supported; supported: {known}"
+            f"{fields.where}: {family.feed_forward.activation} {activation!r} is not supported; supported: {supported}"
         )
     for name, allowed in family.only.items():
         value = fields.get(name)
         if value is not None and value not in allowed:
-            known = ", ".join(str(one).lower() for one in allowed)
-            raise ConfigError(f"{fields.where}: {name} {value!r} is not supported; supported: {known}")
+            supported = ", ".join(str(one).lower() for one in allowed)
+            raise ConfigError(f"{fields.where}: {name} {value!r} is not supported; supported: {supported}")
 
 
 def _norm_eps(fields: Fields, family: Family) -> float:
@@ -405,11 +405,11 @@ def _mixers(fields: Fields, family: Family, count: int) -> list[str]:
     types = fields.items("layer_types", str, count)
     if types is None:
         raise ConfigError(f"{fields.where}: layer_types is missing; a {family.name} model needs it")
-    known = {_FULL: ATTENTION, **({_SLIDING: ATTENTION} if family.attention.window else {}), **family.mixers}
-    unknown = sorted(set(types[:count]) - known.keys())
+    kinds = {_FULL: ATTENTION, **({_SLIDING: ATTENTION} if family.attention.window else {}), **family.mixers}
+    unknown = sorted(set(types[:count]) - kinds.keys())
     if unknown:
-        raise ConfigError(f"{fields.where}: layer_types has {unknown[0]!r}; supported: {', '.join(known)}")
-    return [known[one] for one in types[:count]]
+        raise ConfigError(f"{fields.where}: layer_types has {unknown[0]!r}; supported: {', '.join(kinds)}")
+    return [kinds[one] for one in types[:count]]
 
 
 def _rotated(fields: Fields, family: Family, count: int) -> list[bool]:

@@ -38,8 +38,8 @@ def _never(value: Any) -> bool:
     return False
 
 
-def _all_are(wanted: object) -> Neutral:
-    return lambda value: isinstance(value, list) and all(one == wanted for one in value)
+def _all_are(neutral: object) -> Neutral:
+    return lambda value: isinstance(value, list) and all(one == neutral for one in value)
 
 
 _OFF: Final = _one_of(False, 0)
@@ -130,16 +130,18 @@ def unread_notes(values: Mapping[str, Any], family: Family, where: str) -> list[
     if values.get("is_causal") is False:
         raise ConfigError(f"{where}: is_causal false is not supported: attention is causal here")
     read = read_keys(family)
-    found = [
+    unread = [
         name
         for name, neutral in ELSEWHERE.items()
         if name not in read and values.get(name) is not None and not neutral(values[name])
     ]
-    names = sorted(name for name in found if not _as_the_family_is(name, values, family))
+    names = sorted(name for name in unread if not _as_the_family_is(name, values, family))
     if not names:
         return []
-    told = ", ".join(f"{name} {_short(values[name])}" for name in names[:6]) + (", ..." if names[6:] else "")
-    return [f"not used, as in transformers: {told} (the {family.name} family has no such key)"]
+    listing = ", ".join(f"{name} {_short(values[name])}" for name in names[:6]) + (
+        ", ..." if names[6:] else ""
+    )
+    return [f"not used, as in transformers: {listing} (the {family.name} family has no such key)"]
 
 
 def misplaced_notes(outer: Mapping[str, Any], inner: Mapping[str, Any], family: Family) -> list[str]:
@@ -152,9 +154,9 @@ def misplaced_notes(outer: Mapping[str, Any], inner: Mapping[str, Any], family: 
     )
     if not names:
         return []
-    told = ", ".join(f"{name} {_short(outer[name])}" for name in names[:6])
+    listing = ", ".join(f"{name} {_short(outer[name])}" for name in names[:6])
     return [
-        f"not used, as in transformers: {told} beside {family.nested}, inside which it would have an effect"
+        f"not used, as in transformers: {listing} beside {family.nested}, inside which it would have an effect"
     ]
 
 

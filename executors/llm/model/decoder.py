@@ -96,8 +96,8 @@ class Decoder:
             self.layers.append(Layer(config, layer, dtype, device))
             if each_layer is not None:  # at once: the next layer takes the memory that this one gives up
                 each_layer(self, index, self.layers[-1])
-        for made, index in zip(self.layers, indices_in_groups(self._memories()), strict=True):
-            made.mixer.cache_index = index
+        for one, index in zip(self.layers, indices_in_groups(self._memories()), strict=True):
+            one.mixer.cache_index = index
         self.final_norm = Norm(config.family.stream.norm, config.hidden_size, config.norm_eps, dtype, device)
         self.lm_head = Linear(
             0 if config.tied else config.vocab_size, config.hidden_size, False, dtype, device
@@ -118,9 +118,9 @@ class Decoder:
             self._reserve(kernels, stored if stored and self.keeps_stored else {})
 
     def _reserve(self, kernels: CpuKernels, stored: Mapping[str, StoredFormat]) -> None:
-        kept = self.kept_parts(stored)
+        parts_of = self.kept_parts(stored)
         for linear, how in self.packing(self.quantization):
-            if parts := kept.get(id(linear)):
+            if parts := parts_of.get(id(linear)):
                 linear.reserve_stored(kernels, parts, how.gated)
             else:
                 linear.reserve(kernels, how.kind, how.gated)
@@ -138,11 +138,11 @@ class Decoder:
     def kept_parts(self, stored: Mapping[str, StoredFormat]) -> dict[int, StoredParts]:
         """Map the id of each linear layer that can keep the formats of its file to its parts; `stored`: formats by checkpoint
         names. Parts whose columns are in different orders cannot be multiplied together."""
-        found = {}
+        parts_of = {}
         for linear, parts in naming.linear_parts(self).items() if stored else ():
-            if (kept := stored_parts(parts, stored, STORED_KINDS)) is not None:
-                found[linear] = kept
-        return found
+            if (stored_as := stored_parts(parts, stored, STORED_KINDS)) is not None:
+                parts_of[linear] = stored_as
+        return parts_of
 
     def packing(self, quantization: str | None) -> Iterator[tuple[Linear, Packing]]:
         """Yield each linear layer with its layout for the kernels. int4: layers whose columns are no multiple of 32, and the
@@ -239,9 +239,9 @@ class Decoder:
         tokens = len(inputs.token_ids)
         if self._fused is not None and self._fused.takes(inputs.attend):
             return self._fused(inputs)
-        if self._onednn and (wanted := padded_rows(tokens)) != tokens:
-            # Once here rather than in every linear. The rows behind the last token are anybody's: nothing reads them.
-            inputs = _padded(inputs, wanted)
+        if self._onednn and (padded := padded_rows(tokens)) != tokens:
+            # Once here rather than in every linear. Nothing reads the rows behind the last token.
+            inputs = _padded(inputs, padded)
         rotary = [table.index_select(0, inputs.positions) for table in self.rotary]
         x, step = self._embedded(inputs), LayerStep(inputs, rotary, self.share)
         for layer in self.layers:
@@ -348,17 +348,17 @@ class Decoder:
         tensors = [*alone, *self.rotary, *matrices, *([self.embed] if embedded else [])]
         if self.embed_mapped:
             tensors = [tensor for tensor in tensors if tensor is not self.embed]
-        held = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        return held + sum(linear.num_bytes for linear in self.linears())
+        num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return num_bytes + sum(linear.num_bytes for linear in self.linears())
 
 
 def stored_parts(
-    parts: Sequence[tuple[str, int]], stored: Mapping[str, StoredFormat], known: Container[str]
+    parts: Sequence[tuple[str, int]], stored: Mapping[str, StoredFormat], supported: Container[str]
 ) -> StoredParts | None:
     """Return the formats of a linear layer's parts, given as (checkpoint name, rows) from the first row on. None if they cannot
-    be kept: one is not in a `known` format, or their columns are in different orders."""
+    be kept: one is not in a `supported` format, or their columns are in different orders."""
     formats = [stored.get(name) for name, _ in parts]
-    kinds = [one.kind for one in formats if one is not None and one.kind in known]
+    kinds = [one.kind for one in formats if one is not None and one.kind in supported]
     orders = [one.order for one in formats if one is not None]
     if len(kinds) < len(parts) or not _same(orders):
         return None

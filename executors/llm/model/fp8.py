@@ -122,8 +122,8 @@ class Fp8Weight:
     def take_scales(self, scales: torch.Tensor, begin: int) -> None:
         """Store scales [count, 1 or groups] of rows, from row `begin` on."""
         first = begin // self.rows_per_scale
-        kept = scales[:: self.rows_per_scale]
-        self.scales[first : first + len(kept)].copy_(kept)
+        own = scales[:: self.rows_per_scale]
+        self.scales[first : first + len(own)].copy_(own)
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """[m, columns] -> [m, rows] in the dtype of x."""
@@ -166,7 +166,7 @@ class Fp8Weight:
                 ).to(dtype)  # fmt: skip
                 return out if fused or bias is None else out + bias
             except RuntimeError as error:
-                if not any(said in str(error) for said in _NO_KERNEL):
+                if not any(text in str(error) for text in _NO_KERNEL):
                     raise
                 _REFUSED.add(sizes)
         one = torch.ones((), dtype=torch.float32, device=data.device)

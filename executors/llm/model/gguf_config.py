@@ -111,9 +111,9 @@ def gguf_config(gguf: GgufFile) -> GgufConfig:
     if row.fill is not None:
         row.fill(keys, values)
     keys.check_unread(values.get(family.feed_forward.activation, family.feed_forward.activations[0]))
-    named = _as_written(family, gguf)
+    names = _as_written(family, gguf)
     return GgufConfig(
-        values, row, biases, named, (*notes, *_left_out(gguf, own)), _reranker(keys, family, values)
+        values, row, biases, names, (*notes, *_left_out(gguf, own)), _reranker(keys, family, values)
     )
 
 
@@ -168,9 +168,9 @@ def _refuse_architecture(gguf: GgufFile, arch: object) -> None:
         raise ConfigError(
             f"{gguf.path}: the image encoder of a model ({arch}), not the model; take the file beside it"
         )
-    known = ", ".join(_ROWS)
+    supported = ", ".join(_ROWS)
     raise ConfigError(
-        f"{gguf.path}: general.architecture {shown(arch)!r} is not supported; supported: {known}; {advice(str(arch))}"
+        f"{gguf.path}: general.architecture {shown(arch)!r} is not supported; supported: {supported}; {advice(str(arch))}"
     )
 
 
@@ -297,17 +297,17 @@ def _rotation(keys: Keys, family: Family, values: Mapping[str, Any]) -> dict[str
     dim = keys.natural("rope.dimension_count", head_dim)
     if dim > head_dim or (dim != head_dim and not family.attention.partial_rotary):
         keys.refuse("rope.dimension_count", f"{head_dim}, all of a head")
-    found: dict[str, Any] = {"rope_theta": keys.real("rope.freq_base", 10_000.0)}
+    settings: dict[str, Any] = {"rope_theta": keys.real("rope.freq_base", 10_000.0)}
     original = "rope.scaling.original_context_length"
     if family.attention.original_positions is not None and keys.has(
         original
     ):  # read beside the rope object there
-        found["original_max_position_embeddings"] = keys.natural(original)
+        settings["original_max_position_embeddings"] = keys.natural(original)
     if dim != head_dim:
         # Half an element more: the share is multiplied by head_dim again, and cut to an integer.
-        found["partial_rotary_factor"] = (dim + 0.5) / head_dim
+        settings["partial_rotary_factor"] = (dim + 0.5) / head_dim
     scaling = _scaling(keys, family, dim, values["max_position_embeddings"])
-    return found | ({"rope_scaling": scaling} if scaling else {})
+    return settings | ({"rope_scaling": scaling} if scaling else {})
 
 
 _SCALINGS = {"": "none", "default": "none", "su": "longrope"}
@@ -338,13 +338,13 @@ def _scaling(keys: Keys, family: Family, dim: int, context: int) -> dict[str, An
             "short_factor": divisors, "long_factor": divisors,
         }  # fmt: skip
     if kind == "longrope" or _LONG in tensors or _SHORT in tensors:
-        found = {
+        settings = {
             "rope_type": "longrope",
             "original_max_position_embeddings": original,
             "short_factor": _floats(keys, _SHORT, dim // 2),
             "long_factor": _floats(keys, _LONG, dim // 2),
         }
-        return found | _longrope_attention(keys, context / original, original)
+        return settings | _longrope_attention(keys, context / original, original)
     if attention != 1.0 and kind != "yarn":
         keys.refuse("rope.scaling.attn_factor", "1")
     if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
@@ -361,15 +361,15 @@ def _longrope_attention(keys: Keys, factor: float, original: int) -> dict[str, f
     """Return the factor of cosines and sines; {} if it is the usual one, which has more digits where it is computed."""
     if not keys.has("rope.scaling.attn_factor"):
         return {}
-    given = keys.real("rope.scaling.attn_factor")
+    attention = keys.real("rope.scaling.attn_factor")
     usual = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1.0 and original > 1 else 1.0
-    return {} if math.isclose(given, usual, rel_tol=1e-6) else {"attention_factor": given}
+    return {} if math.isclose(attention, usual, rel_tol=1e-6) else {"attention_factor": attention}
 
 
 def _yarn(keys: Keys, factor: float, original: int, attention: float) -> dict[str, Any]:
     if keys.real("rope.scaling.yarn_ext_factor", 1.0) not in (1.0, -1.0):
         keys.refuse("rope.scaling.yarn_ext_factor", "1")
-    found = {
+    settings = {
         "rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original,
         "beta_fast": keys.real("rope.scaling.yarn_beta_fast", 32.0), "beta_slow": keys.real("rope.scaling.yarn_beta_slow", 1.0),
     }  # fmt: skip
@@ -379,18 +379,18 @@ def _yarn(keys: Keys, factor: float, original: int, attention: float) -> dict[st
     if scale:
         if attention != 1.0:
             keys.refuse("rope.scaling.yarn_attn_factor", "1 beside yarn_log_multiplier")
-        return found | {"mscale": mscale, "mscale_all_dim": scale}
+        return settings | {"mscale": mscale, "mscale_all_dim": scale}
     if attention != 1.0:  # a factor of the usual one
-        found["attention_factor"] = attention * (0.1 * math.log(factor) + 1.0 if factor > 1.0 else 1.0)
-    return found
+        settings["attention_factor"] = attention * (0.1 * math.log(factor) + 1.0 if factor > 1.0 else 1.0)
+    return settings
 
 
 def _floats(keys: Keys, name: str, count: int) -> list[float]:
     """Return the numbers of a small float32 tensor."""
     tensor = keys.gguf.tensors.get(name)
     if tensor is None or tensor.type != "F32" or tensor.shape != (count,) or count > _MOST_FACTORS:
-        found = "missing" if tensor is None else f"{tensor.type} of shape {list(tensor.shape)}"
-        raise ConfigError(f"{keys.where}: tensor {name} is {found}; F32 of shape [{count}] is needed")
+        actual = "missing" if tensor is None else f"{tensor.type} of shape {list(tensor.shape)}"
+        raise ConfigError(f"{keys.where}: tensor {name} is {actual}; F32 of shape [{count}] is needed")
     try:
         with tensor.path.open("rb") as file:
             file.seek(tensor.offset)
@@ -415,8 +415,8 @@ def _kind_of_llama(keys: Keys, row: Row) -> Row:
 
 def _window_if_given(keys: Keys, values: dict[str, Any]) -> None:
     """Read a window for all layers. 0 means none, as does a key that is missing."""
-    given = keys.get("attention.sliding_window", 0)
-    values["sliding_window"] = None if given == 0 else keys.natural("attention.sliding_window")
+    window = keys.get("attention.sliding_window", 0)
+    values["sliding_window"] = None if window == 0 else keys.natural("attention.sliding_window")
 
 
 def _gemma2(keys: Keys, values: dict[str, Any]) -> None:

@@ -62,22 +62,22 @@ class Stored:
 def stored_tensors(gguf: GgufFile, config: DecoderConfig, row: Row) -> dict[str, Stored]:
     """Return the tensors of a file by their usual names, in the order of the file. Raises ConfigError for one that the
     architecture does not know, because llama.cpp would compute with it."""
-    found: dict[str, Stored] = {}
+    tensors: dict[str, Stored] = {}
     scales = weight_scales(gguf)
     for tensor in sorted(gguf.tensors.values(), key=lambda one: (gguf.parts.index(one.path), one.offset)):
         if tensor.name in ROPE_TENSORS or tensor.name in scales.names or OTHER_TENSORS.fullmatch(tensor.name):
             continue
-        named = _named(tensor, config, row, gguf.tensors)
-        if not named or found.keys() & named.keys():
-            shown = tensor.name if tensor.name.isprintable() else ascii(tensor.name)
-            why = "stands for what another one is" if named else "is not supported"
+        parts = _named(tensor, config, row, gguf.tensors)
+        if not parts or tensors.keys() & parts.keys():
+            label = tensor.name if tensor.name.isprintable() else ascii(tensor.name)
+            why = "stands for what another one is" if parts else "is not supported"
             raise ConfigError(
-                f"{tensor.path}: tensor {shown} {why} for architecture {gguf.metadata['general.architecture']}"
+                f"{tensor.path}: tensor {label} {why} for architecture {gguf.metadata['general.architecture']}"
             )
         if (of := scales.of.get(tensor.name)) is not None:
-            named = {name: replace(one, scale=of[(one.expert or 0) % len(of)]) for name, one in named.items()}
-        found.update(named)
-    return found
+            parts = {name: replace(one, scale=of[(one.expert or 0) % len(of)]) for name, one in parts.items()}
+        tensors.update(parts)
+    return tensors
 
 
 def file_name(usual: str, family: Family) -> str:
@@ -127,7 +127,7 @@ def _named(
         role = "gate_up"
     roles = [role] if role in _used_roles(family) else _parts_of(role, config)
     turned = family.names.transposed and len(tensor.shape) == 2
-    found: dict[str, Stored] = {}
+    tensors: dict[str, Stored] = {}
     first = 0
     for one in roles:
         name = getattr(family.names, one).replace("{i}", str(layer))
@@ -138,12 +138,12 @@ def _named(
             rows = (first, first + _rows(one, config))
             first = rows[1]
         heads = {"q": config.num_heads, "k": config.num_kv_heads}.get(one, 0) if row.interleaved else 0
-        found[f"{name}.{part}"] = _one(tensor, one, row, rows, heads, turned)
+        tensors[f"{name}.{part}"] = _one(tensor, one, row, rows, heads, turned)
     if first and first != tensor.shape[0]:
         raise ConfigError(
             f"{tensor.path}: tensor {tensor.name} has shape {list(tensor.shape)}; {first} rows, of {', '.join(roles)}, are needed"
         )
-    return found
+    return tensors
 
 
 def _holds_gate(tensor: GgufTensor, config: DecoderConfig, beside: Collection[str], layer: int) -> bool:
@@ -223,14 +223,14 @@ def _experts(tensor: GgufTensor, config: DecoderConfig, match: re.Match[str]) ->
             f"{tensor.path}: tensor {tensor.name} has {height} rows, of which no half is the gate's"
         )
     height //= len(roles)
-    found = {}
+    tensors = {}
     for place, role in enumerate(roles):
         rows = (place * height, (place + 1) * height) if len(roles) > 1 else None
         name = f"{getattr(config.family.names, role).replace('{i}', match['layer'])}.weight"
         for e in numbers:
             expert = None if match["expert"] else e
-            found[name.replace("{e}", str(e))] = Stored(tensor, (height, columns), expert=expert, rows=rows)
-    return found
+            tensors[name.replace("{e}", str(e))] = Stored(tensor, (height, columns), expert=expert, rows=rows)
+    return tensors
 
 
 def names_of_weight(tensor: GgufTensor, config: DecoderConfig, row: Row) -> dict[str, Stored]:

@@ -51,7 +51,7 @@ def weight_scales(gguf: GgufFile) -> WeightScales:
 
 
 def _read(scales: list[tuple[str, GgufTensor]]) -> list[tuple[str, tuple[float, ...]]]:
-    path, found = scales[0][1].path, []
+    path, values = scales[0][1].path, []
     try:
         with path.open("rb") as file:
             for name, tensor in scales:
@@ -61,7 +61,7 @@ def _read(scales: list[tuple[str, GgufTensor]]) -> list[tuple[str, tuple[float, 
                     raise ConfigError(
                         f"{path}: tensor {tensor.name} is cut short or has numbers that are not finite"
                     )
-                found.append((name, tuple(map(float, numbers))))
+                values.append((name, tuple(map(float, numbers))))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error})") from None
-    return found
+    return values

@@ -132,8 +132,8 @@ class Linear:
             return self.on_device(x, self.bias)
         if self._onednn is not None:
             rows = len(x)
-            if (wanted := padded_rows(rows)) != rows:
-                return self._compute(F.pad(x, (0, 0, 0, wanted - rows)))[:rows]
+            if (padded := padded_rows(rows)) != rows:
+                return self._compute(F.pad(x, (0, 0, 0, padded - rows)))[:rows]
             return self._compute(x)
         return F.linear(x, self.weight, self.bias)
 
@@ -254,8 +254,8 @@ class Linear:
             return self.fp8.num_bytes
         if self.on_device is not None:
             return self.on_device.num_bytes
-        held = self._onednn if self.weight is None else self.weight
-        return 0 if held is None else held.numel() * held.element_size()
+        weight = self._onednn if self.weight is None else self.weight
+        return 0 if weight is None else weight.numel() * weight.element_size()
 
 
 def kernels_support(dtype: torch.dtype) -> bool:
@@ -270,7 +270,7 @@ def can_pack_onednn(dtype: torch.dtype, device: torch.device) -> bool:
     try:
         if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
             return False
-        # oneDNN may have been told to use less than the CPU offers, and then refuses: ask it.
+        # A setting may limit oneDNN to less than the CPU offers, and it refuses then: try it.
         trial = Linear(32, 32, False, dtype, device)
         trial.weight = torch.zeros(32, 32, dtype=dtype)
         trial.pack_onednn()

@@ -69,13 +69,15 @@ def _beginning(family: Family, present: Collection[str]) -> str:
     embed, norm = (
         f"{name.removeprefix(usual)}.weight" for name in (family.names.embed, family.names.final_norm)
     )
-    known = (usual, *(begin for begin in BEGINNINGS if begin != usual))
+    usual_beginnings = (usual, *(begin for begin in BEGINNINGS if begin != usual))
     others = sorted(name.removesuffix(embed) for name in present if name.endswith(f".{embed}"))  # of wrappers
-    for begin in (*known, *others):
+    for begin in (*usual_beginnings, *others):
         if begin + embed in present and begin + norm in present:
             return begin
-    # One of the two may be missing, which is told by the name that it would have.
-    return next((begin for begin in known if begin + embed in present or begin + norm in present), usual)
+    # One of the two may be missing: the error then gives the name that it would have.
+    return next(
+        (begin for begin in usual_beginnings if begin + embed in present or begin + norm in present), usual
+    )
 
 
 def usual_name(family: Family, name: str, usual: Container[str]) -> str:
@@ -85,8 +87,10 @@ def usual_name(family: Family, name: str, usual: Container[str]) -> str:
     """
     if name in usual:
         return name
-    begun = (family.names.beginning + name[len(begin) :] for begin in BEGINNINGS if name.startswith(begin))
-    return next((found for found in begun if found in usual), name)
+    candidates = (
+        family.names.beginning + name[len(begin) :] for begin in BEGINNINGS if name.startswith(begin)
+    )
+    return next((candidate for candidate in candidates if candidate in usual), name)
 
 
 _WRAPPERS = (
@@ -104,11 +108,11 @@ _WRAPPERS = (
 
 def wrapped_name(family: Family, name: str, usual: Container[str]) -> str:
     """Return `usual_name` also for a name with any wrappers before it; `name` itself if there is none."""
-    found, rest = usual_name(family, name, usual), name
-    while found not in usual and rest.partition(".")[0] in _WRAPPERS:
+    candidate, rest = usual_name(family, name, usual), name
+    while candidate not in usual and rest.partition(".")[0] in _WRAPPERS:
         rest = rest.partition(".")[2]
-        found = usual_name(family, rest, usual)
-    return found if found in usual else name
+        candidate = usual_name(family, rest, usual)
+    return candidate if candidate in usual else name
 
 
 def names_in_settings(stem: str) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from executors.llm.model.config import DecoderConfig
 from executors.llm.model.layers.layer import Layer
 from executors.llm.model.layers.norms import Norm
 from executors.llm.model.linear import Linear
-from executors.llm.model.places import Named, Place, of_linear
+from executors.llm.model.places import NamedPlaces, Place, of_linear
 
 
 class DecoderParts(Protocol):
@@ -40,31 +40,31 @@ def places(decoder: DecoderParts) -> dict[str, Place]:
     """
     names = decoder.config.family.names
     embed = Place(decoder.embed, decoder.lm_head if decoder.config.tied else None)
-    found = {f"{names.embed}.weight": embed}
+    place_of = {f"{names.embed}.weight": embed}
     if decoder.position_embed is not None:
-        found[f"{names.positions}.weight"] = Place(decoder.position_embed)
+        place_of[f"{names.positions}.weight"] = Place(decoder.position_embed)
     if not decoder.config.tied:
-        found.update(of_linear(decoder.lm_head, (names.lm_head, -1)))
+        place_of.update(of_linear(decoder.lm_head, (names.lm_head, -1)))
     if decoder.classifier is not None:
-        found[f"{names.classifier}.weight"] = Place(decoder.classifier)
-    found.update(decoder.final_norm.places(names.final_norm))
+        place_of[f"{names.classifier}.weight"] = Place(decoder.classifier)
+    place_of.update(decoder.final_norm.places(names.final_norm))
     for i, layer in enumerate(decoder.layers):
-        found.update(of_layer(decoder, i, layer))
-    return found
+        place_of.update(of_layer(decoder, i, layer))
+    return place_of
 
 
 def linear_parts(decoder: DecoderParts) -> dict[int, list[tuple[str, int]]]:
     """Map the id of each linear layer to the checkpoint names of its weights and their numbers of rows, from the first row
     on."""
-    found: dict[int, list[tuple[int, str, int]]] = {}
+    parts_of: dict[int, list[tuple[int, str, int]]] = {}
     for name, place in places(decoder).items():
         if place.linear is not None:
             rows = place.tensor.shape[1] if place.turned else len(place.tensor)
-            found.setdefault(id(place.linear), []).append((place.begin, name, rows))
-    return {linear: [(name, rows) for _, name, rows in sorted(parts)] for linear, parts in found.items()}
+            parts_of.setdefault(id(place.linear), []).append((place.begin, name, rows))
+    return {linear: [(name, rows) for _, name, rows in sorted(parts)] for linear, parts in parts_of.items()}
 
 
-def of_layer(decoder: DecoderParts, index: int, layer: Layer) -> Named:
+def of_layer(decoder: DecoderParts, index: int, layer: Layer) -> NamedPlaces:
     """Return the part of `places` for one layer, which need not be in the decoder yet."""
     transposed = decoder.config.family.names.transposed
     for name, place in layer.tensors():

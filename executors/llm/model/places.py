@@ -30,11 +30,11 @@ class Place:
         return self.linear is not None and self.linear.given_up
 
 
-Named = Iterator[tuple[str, Place]]
+NamedPlaces = Iterator[tuple[str, Place]]
 """Places with the names of their tensors in a checkpoint; `{i}` stands for the layer's index."""
 
 
-def of_linear(linear: Linear, *parts: tuple[str, int]) -> Named:
+def of_linear(linear: Linear, *parts: tuple[str, int]) -> NamedPlaces:
     """Yield rows of one linear layer under the names of its parts, (name, rows); -1 means all rows."""
     assert linear.weight is not None, "packed weights cannot be loaded into"
     begin = 0

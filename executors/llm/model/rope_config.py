@@ -97,8 +97,8 @@ def parse_ropes(fields: Fields, family: Family, max_positions: int, head_dim: in
                 name, values, fields.real("rope_theta", family.attention.theta), _original(fields, family)
             )
         ]
-    found = [_parse(fields, source, family, max_positions, head_dim, notes) for source in sources]
-    return Ropes(found[0], found[1] if len(found) > 1 else None, tuple(notes))
+    ropes = [_parse(fields, source, family, max_positions, head_dim, notes) for source in sources]
+    return Ropes(ropes[0], ropes[1] if len(ropes) > 1 else None, tuple(notes))
 
 
 def _object(fields: Fields, name: str) -> dict[str, Any]:
@@ -170,9 +170,9 @@ def _parse(
     kind = numbers.get("rope_type", numbers.get("type", "default"))
     kind = family.attention.rope_aliases.get(kind, kind) if isinstance(kind, str) else kind
     if kind not in family.attention.rope_kinds:
-        known = ", ".join(family.attention.rope_kinds)
+        supported = ", ".join(family.attention.rope_kinds)
         raise ConfigError(
-            f"{fields.where}: {source.name} of type {kind!r} is not supported; supported: {known}"
+            f"{fields.where}: {source.name} of type {kind!r} is not supported; supported: {supported}"
         )
     theta = _checked_theta(numbers.real("rope_theta", source.theta), fields.where)
     read = _READ | _OF_IMAGES | _READ_BY.get(kind, set())
@@ -184,8 +184,8 @@ def _parse(
     rope = RopeConfig(kind, theta, original, dim)
     if kind == "default":
         return rope
-    given = numbers.get("attention_factor")
-    factor = None if given is None else numbers.real("attention_factor")
+    attention = numbers.get("attention_factor")
+    factor = None if attention is None else numbers.real("attention_factor")
     if kind == "longrope":
         return _longrope(numbers, replace(rope, attention_factor=factor), max_positions)
     implied = None
@@ -268,10 +268,10 @@ def _factors(numbers: Fields, name: str, count: int) -> tuple[float, ...]:
         raise ConfigError(
             f"{numbers.where}: {name} is {str(values)[:60]}; a list of {count} numbers is needed"
         )
-    found = tuple(numbers.number(name, value) for value in values)
-    if min(found) <= 0.0:
-        raise ConfigError(f"{numbers.where}: {name} has {min(found)}; numbers above 0 are needed")
-    return found
+    factors = tuple(numbers.number(name, value) for value in values)
+    if min(factors) <= 0.0:
+        raise ConfigError(f"{numbers.where}: {name} has {min(factors)}; numbers above 0 are needed")
+    return factors
 
 
 def _check(rope: RopeConfig, where: str) -> None:

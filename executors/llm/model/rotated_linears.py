@@ -40,16 +40,18 @@ def rotate_linears(decoder: RotatedParts, transforms: Transforms) -> list[Stored
     if decoder.config.headless:
         parts.pop(id(head), None)
         of_head = decoder.config.family.names.classifier if decoder.classifier is not None else ""
-    known = {}
-    for place, named in parts.items():
+    modules = {}
+    for place, rows_of in parts.items():
         # A head that is tied goes by the embedding's name there.
-        stems = [name.removesuffix(".weight") for name, _ in named] if place != id(head) else [of_head]
-        known[place] = [(stem, rows) for stem, (_, rows) in zip(stems, named, strict=True)]
-    _check_targets(decoder, transforms, [stem for named in known.values() for stem, _ in named], of_head)
+        stems = [name.removesuffix(".weight") for name, _ in rows_of] if place != id(head) else [of_head]
+        modules[place] = [(stem, rows) for stem, (_, rows) in zip(stems, rows_of, strict=True)]
+    _check_targets(
+        decoder, transforms, [stem for rows_of in modules.values() for stem, _ in rows_of], of_head
+    )
     pool = _Pool(transforms, decoder.device)
     for linear in decoder.linears():
-        if id(linear) in known:
-            linear.rotation = _rotation(linear, known[id(linear)], pool)
+        if id(linear) in modules:
+            linear.rotation = _rotation(linear, modules[id(linear)], pool)
     return list(pool.matrices.values())
 
 
@@ -104,15 +106,15 @@ class _Pool:
         return self._stored[one.name, size, turned]
 
 
-def _rotation(linear: Linear, named: list[tuple[str, int]], pool: _Pool) -> Rotation | None:
+def _rotation(linear: Linear, modules: list[tuple[str, int]], pool: _Pool) -> Rotation | None:
     assert linear.weight is not None
     columns = linear.weight.shape[1]
-    befores = [pool.of(stem, "input", columns) for stem, _ in named]
+    befores = [pool.of(stem, "input", columns) for stem, _ in modules]
     if any(one is not befores[0] for one in befores):
-        stems = ", ".join(stem for stem, _ in named)
+        stems = ", ".join(stem for stem, _ in modules)
         raise pool.transforms.refused(f"different transforms of the one input of {stems}", "the same for all")
     after, begin = [], 0
-    for stem, rows in named:
+    for stem, rows in modules:
         if (one := pool.of(stem, "output", rows)) is not None:
             after.append((begin, begin + rows, one))
         begin += rows
@@ -122,7 +124,7 @@ def _rotation(linear: Linear, named: list[tuple[str, int]], pool: _Pool) -> Rota
 def _check_targets(decoder: RotatedParts, transforms: Transforms, linears: list[str], of_head: str) -> None:
     """Raise ConfigError for a target that is, or may be, something else than a linear layer of the decoder."""
     family = decoder.config.family
-    known = {name for stem in linears for name in names_in_settings(stem)}
+    names = {name for stem in linears for name in names_in_settings(stem)}
     others = set(_containers(linears))
     others |= {
         name.rpartition(".")[0]
@@ -136,7 +138,7 @@ def _check_targets(decoder: RotatedParts, transforms: Transforms, linears: list[
             what = f"{one.name}: {', '.join(one.targets)} as targets at {one.location}, which no linear layer matches,"
             raise transforms.refused(what, "linear layers")
         for target in one.targets:
-            if not target.startswith("re:") and target != "Linear" and target not in known:
+            if not target.startswith("re:") and target != "Linear" and target not in names:
                 raise transforms.refused(f"{one.name}: target {target!r} at {one.location}", "linear layers")
         for name in sorted(others):
             if any(one.reaches(form) for form in names_in_settings(name)):

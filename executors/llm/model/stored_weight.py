@@ -37,8 +37,8 @@ class StoredWeight:
     @property
     def num_bytes(self) -> int:
         """Bytes of memory it takes."""
-        held = sum(part.num_bytes for part in self._parts)
-        return held + (0 if self._order is None else self._order.nbytes)
+        of_parts = sum(part.num_bytes for part in self._parts)
+        return of_parts + (0 if self._order is None else self._order.nbytes)
 
     def take(self, rows: DeviceRows, begin: int) -> None:
         """Store rows that belong to one part, from row `begin` on."""

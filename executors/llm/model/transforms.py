@@ -83,9 +83,9 @@ class Transforms:
     where: str
     online: tuple[OnlineTransform, ...]
 
-    def refused(self, what: str, known: str) -> ConfigError:
-        """Return the error for something that is not supported; `known`: what is."""
-        return _refused(self.where, what, known)
+    def refused(self, what: str, supported: str) -> ConfigError:
+        """Return the error for something that is not supported; `supported`: what is."""
+        return _refused(self.where, what, supported)
 
 
 def parse_transforms(value: Any, where: str) -> Transforms | None:
@@ -119,8 +119,8 @@ def _of_scheme(
         if location in _OFFLINE:
             continue
         if location not in (*_ONLINE, *_SCORES):
-            known = ", ".join((*_OFFLINE, *_ONLINE, *_SCORES))
-            raise _refused(where, f"{name}: location {location!r}", known)
+            supported = ", ".join((*_OFFLINE, *_ONLINE, *_SCORES))
+            raise _refused(where, f"{name}: location {location!r}", supported)
         if location in _SCORES:
             scores.append(part)
             continue
@@ -163,8 +163,8 @@ def _check_scores(
             k.get("inverse")
         )
     if not same or scheme.get("type") not in _ROTATIONS or scheme.get("requires_grad"):
-        known = "the same hadamard transform of q_attn and k_cache, which leaves the scores as they are"
-        raise _refused(where, f"{name}: location {parts[0]['location']!r} in this form", known)
+        supported = "the same hadamard transform of q_attn and k_cache, which leaves the scores as they are"
+        raise _refused(where, f"{name}: location {parts[0]['location']!r} in this form", supported)
     if value.get("kv_cache_scheme"):
         raise _refused(where, f"{name}: q_attn and k_cache with a kv_cache_scheme", "one of the two")
 
@@ -210,5 +210,5 @@ def _known(value: dict[str, Any], keys: tuple[str, ...], name: str, where: str) 
         raise _refused(where, f"{name}: key {unknown[0]!r}", ", ".join(keys))
 
 
-def _refused(where: str, what: str, known: str) -> ConfigError:
-    return ConfigError(f"{where}: transform_config: {what[:160]} is not supported; supported: {known}")
+def _refused(where: str, what: str, supported: str) -> ConfigError:
+    return ConfigError(f"{where}: transform_config: {what[:160]} is not supported; supported: {supported}")

@@ -74,19 +74,19 @@ class RankDecoder(Decoder):
 
     def places(self) -> dict[str, Place]:
         """See `Decoder`; only what this rank has."""
-        found = super().places()
+        places = super().places()
         if self.shard.is_first:
-            return found
+            return places
         names = self.config.family.names
         ends = tuple(
             f"{name}." for name in (names.embed, names.positions, names.lm_head, names.final_norm) if name
         )
-        return {name: place for name, place in found.items() if not name.startswith(ends)}
+        return {name: place for name, place in places.items() if not name.startswith(ends)}
 
     def linears(self) -> list[Linear]:
         """See `Decoder`."""
-        found = super().linears()
-        return found if self.shard.is_first else found[:-1]
+        linears = super().linears()
+        return linears if self.shard.is_first else linears[:-1]
 
     def packing(self, quantization: str | None) -> Iterator[tuple[Linear, Packing]]:
         """See `Decoder`. The whole matrix says whether its columns are no multiple of 32."""

@@ -77,11 +77,11 @@ class Ranks:
         if self.size == 1:
             return x
         widest = max(widths)
-        sent = x.new_zeros(len(x), widest)
-        sent[:, : x.shape[1]] = x
-        parts = [torch.empty_like(sent) for _ in widths]
+        message = x.new_zeros(len(x), widest)
+        message[:, : x.shape[1]] = x
+        parts = [torch.empty_like(message) for _ in widths]
         with self._collective():
-            dist.all_gather(parts, sent, group=self._stage_group)
+            dist.all_gather(parts, message, group=self._stage_group)
         return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], 1)
 
     # -- between stages --------------------------------------------------------------------------------------------------
@@ -102,17 +102,17 @@ class Ranks:
 
     def least(self, values: Sequence[int]) -> list[int]:
         """Return the least of each number over all ranks."""
-        found = torch.tensor(values, dtype=torch.int64, device=self._device)
+        least = torch.tensor(values, dtype=torch.int64, device=self._device)
         with self._collective():
-            dist.all_reduce(found, dist.ReduceOp.MIN)
-        return found.tolist()
+            dist.all_reduce(least, dist.ReduceOp.MIN)
+        return least.tolist()
 
     def from_first(self, values: Sequence[float], dtype: torch.dtype = torch.int64) -> list[float]:
         """Return rank 0's numbers; all ranks pass as many."""
-        found = torch.tensor(values, dtype=dtype, device=self._device)
+        message = torch.tensor(values, dtype=dtype, device=self._device)
         with self._collective():
-            dist.broadcast(found, 0)
-        return found.tolist()
+            dist.broadcast(message, 0)
+        return message.tolist()
 
     def clock(self) -> float:
         """Return rank 0's time in seconds, so that all ranks decide alike by it."""

@@ -61,7 +61,7 @@ class Shard:
     config: DecoderConfig
     whole: DecoderConfig
     num_parameters: int
-    """Of the whole model."""
+    """Number of parameters of the whole model."""
     first_layer: int
     is_first: bool
     """Whether the rank belongs to the first stage, which has embedding, last norm and head."""
@@ -151,19 +151,19 @@ class _Blocks:
         self._of: dict[int, int | None] = {}
         self._least = least
         for name, place in decoder.places().items():
-            held = stored.get(name)
-            if place.linear is None or held is None or held.kind not in STORED_KINDS:
+            form = stored.get(name)
+            if place.linear is None or form is None or form.kind not in STORED_KINDS:
                 continue
-            known = self._of.get(id(place.linear), 1)
-            columns = _columns_of_block(held.kind)
-            whole = held.order is not None or known is None
-            self._of[id(place.linear)] = None if whole else math.lcm(known or 1, columns)
+            block = self._of.get(id(place.linear), 1)
+            columns = _columns_of_block(form.kind)
+            whole = form.order is not None or block is None
+            self._of[id(place.linear)] = None if whole else math.lcm(block or 1, columns)
 
     def of(self, linears: Sequence[Linear]) -> int | None:
         """Return the number of columns at whose multiples all of these layers can be cut; None if one of them cannot be."""
-        found = [self._of.get(id(linear), self._least) for linear in linears]
-        sizes = [one for one in found if one is not None]
-        return math.lcm(*sizes) if len(sizes) == len(found) else None
+        sizes_or_none = [self._of.get(id(linear), self._least) for linear in linears]
+        sizes = [one for one in sizes_or_none if one is not None]
+        return math.lcm(*sizes) if len(sizes) == len(sizes_or_none) else None
 
 
 def _columns_of_block(kind: str) -> int:
@@ -219,12 +219,12 @@ def _inner(total: int, size: int, block: int | None, joins: bool = True) -> _Spl
 
 def _ranges(total: int, parts: int, unit: int) -> tuple[Range, ...]:
     """Cut 0..total into parts at multiples of `unit`, as equal as these allow, the larger ones first."""
-    units, found, begin = -(-total // unit), [], 0
+    units, ranges, begin = -(-total // unit), [], 0
     for i in range(parts):
         end = begin + units // parts + (i < units % parts)
-        found.append((min(total, begin * unit), min(total, end * unit)))
+        ranges.append((min(total, begin * unit), min(total, end * unit)))
         begin = end
-    return tuple(found)
+    return tuple(ranges)
 
 
 def _length(one: Range) -> int:
@@ -246,50 +246,50 @@ class _RankParts:
     ) -> dict[str, Cut]:  # fmt: skip
         """Return the cuts by names; `place`: the rank's place in its stage."""
         names = self.config.family.names
-        kept = self._of_linears(whole, attention, mlp, experts)
-        found: dict[str, Cut] = {}
+        parts_of = self._of_linears(whole, attention, mlp, experts)
+        cuts: dict[str, Cut] = {}
         biases: dict[str, Cut] = {}
         present = whole.places()
         for name, tensor in present.items():
             shape = tuple(tensor.tensor.shape)
             if name.startswith((f"{names.embed}.", f"{names.lm_head}.")):
-                found[name] = Cut(shape, (vocabulary,))
+                cuts[name] = Cut(shape, (vocabulary,))
                 continue
-            if tensor.linear is None or id(tensor.linear) not in kept:
+            if tensor.linear is None or id(tensor.linear) not in parts_of:
                 continue
-            rows, columns = kept[id(tensor.linear)]
+            rows, columns = parts_of[id(tensor.linear)]
             shape = shape[::-1] if tensor.turned else shape
             own = _within(rows, (tensor.begin, tensor.begin + shape[0]))
-            found[name] = Cut(shape, own, columns, tensor.turned)
+            cuts[name] = Cut(shape, own, columns, tensor.turned)
             bias = f"{name.removesuffix('.weight')}.bias"
             biases[bias] = Cut(shape[:1], own, zeros=columns is not None and place > 0)
         norms = self._of_norms() if attention != "whole" else {}
-        return found | {name: cut for name, cut in (biases | norms).items() if name in present}
+        return cuts | {name: cut for name, cut in (biases | norms).items() if name in present}
 
     def _of_linears(
         self, whole: Decoder, attention: Joining, mlp: Joining, experts: Joining
     ) -> dict[int, tuple[tuple[Range, ...] | None, Range | None]]:
         """Return rows and columns of the layers that are cut, by their ids."""
         c, d = self.config, self.config.head_dim
-        kept: dict[int, tuple[tuple[Range, ...] | None, Range | None]] = {}
+        parts_of: dict[int, tuple[tuple[Range, ...] | None, Range | None]] = {}
 
         def of_mlp(gate_up: Linear, down: Linear, inner: Range, total: int, joining: Joining) -> None:
             if joining == "whole":
                 return
             gated = gate_up.outputs > total
             second = ((total + inner[0], total + inner[1]),) if gated else ()
-            kept[id(gate_up)] = (inner, *second), None
+            parts_of[id(gate_up)] = (inner, *second), None
             if joining == "sum":
-                kept[id(down)] = None, inner
+                parts_of[id(down)] = None, inner
 
         for layer in whole.layers:
             if attention != "whole":
                 q, k = (d * self.queries[0], d * self.queries[1]), (d * self.keys[0], d * self.keys[1])
                 values = c.q_size + c.kv_size
                 rows = (q, (c.q_size + k[0], c.q_size + k[1]), (values + k[0], values + k[1]))
-                kept[id(layer.attention.qkv)] = rows, None
+                parts_of[id(layer.attention.qkv)] = rows, None
                 if attention == "sum":
-                    kept[id(layer.attention.o)] = None, q
+                    parts_of[id(layer.attention.o)] = None, q
             kind = layer.feed_forward
             if isinstance(kind, Experts):
                 assert c.moe is not None
@@ -298,7 +298,7 @@ class _RankParts:
                     of_mlp(expert.gate_up, expert.down, self.of_expert, total, experts)
             elif isinstance(kind, Mlp):
                 of_mlp(kind.gate_up, kind.down, self.inner, c.intermediate_size, mlp)
-        return kept
+        return parts_of
 
     def _of_norms(self) -> dict[str, Cut]:
         """Norms over all heads together have an element per column."""

@@ -103,9 +103,9 @@ class RankSampling:
 
     def observe(self, step: StepArrays, ids: torch.Tensor) -> None:
         """Take in what the forward computes from, before it does."""
-        known = ids.numpy() if ids.device.type == "cpu" else step.token_ids
+        token_ids = ids.numpy() if ids.device.type == "cpu" else step.token_ids
         digest = 0
-        for part in (known, step.q_lens, step.pos_offsets, step.tables):
+        for part in (token_ids, step.q_lens, step.pos_offsets, step.tables):
             digest = zlib.crc32(part.tobytes(), digest)
         self._digest = digest
 
@@ -149,8 +149,8 @@ class RankSampling:
             tokens = torch.from_numpy(message[2 : 2 + rows].astype(np.int32)).to(self._runner.device)
             self._states.pool.view(-1).index_copy_(0, self._sampled_at(batch, step, where), tokens)
         num_tokens = message[2 + rows : 2 + rows + n].astype(np.int32)
-        kept = message[2 + rows + n :][: int(num_tokens.sum())].astype(np.int32)
-        return UnifiedOutput(num_tokens, kept)
+        token_ids = message[2 + rows + n :][: int(num_tokens.sum())].astype(np.int32)
+        return UnifiedOutput(num_tokens, token_ids)
 
     def _sampled_at(self, batch: UnifiedBatch, step: StepArrays, where: SampledRows) -> torch.Tensor:
         """Places in the token pool of the tokens of sampled rows."""

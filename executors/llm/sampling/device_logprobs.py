@@ -21,7 +21,7 @@ _COPIES = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class LogprobRows:
     """The sampled items of a step that request logprobs.
 
     `items` int64 [k], ascending; `counts` int64 [k], at most `most`: how many of the most likely tokens each item gets beside
@@ -34,13 +34,13 @@ class Wanted:
     most: int
 
     @staticmethod
-    def of(counts: np.ndarray, rows: np.ndarray, width: int) -> Wanted | None:
+    def of(counts: np.ndarray, rows: np.ndarray, width: int) -> LogprobRows | None:
         """`counts` int64 of all sampled items, -1 for none, and their rows. Return None if no item requests logprobs."""
         items = np.flatnonzero(counts >= 0)
         if not len(items):
             return None
         counts = np.minimum(counts[items], width)
-        return Wanted(items, rows[items], counts, int(counts.max()))
+        return LogprobRows(items, rows[items], counts, int(counts.max()))
 
     @property
     def words(self) -> int:
@@ -51,14 +51,14 @@ class Wanted:
         """Return the logprobs by item, read from the result, int32 [words]. `tokens` int32 are those of all sampled items."""
         lines = result[: self.words].reshape(len(self.items), -1)
         floats, ids = lines[:, : 1 + self.most].view(np.float32), lines[:, 1 + self.most :]
-        found = {}
+        sampled = {}
         for line, item, count in zip(
             range(len(lines)), self.items.tolist(), self.counts.tolist(), strict=True
         ):
             own, *values = floats[line, : 1 + count].tolist()
             top = tuple(zip(ids[line, :count].tolist(), values, strict=True))
-            found[item] = SampledToken(int(tokens[item]), own, top)
-        return found
+            sampled[item] = SampledToken(int(tokens[item]), own, top)
+        return sampled
 
 
 def described(logits: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor, most: int) -> torch.Tensor:
@@ -83,7 +83,7 @@ def _first(logits: torch.Tensor, count: int) -> torch.Tensor:
         return torch.empty(len(logits), 0, dtype=torch.int64, device=logits.device)
     bits = (logits + 0.0).view(torch.int32)  # 0 and -0 are one number
     order = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
-    # One number for both: no two are equal, so that nobody has to look for ties.
+    # One number for both: no two are equal, so there are no ties to look for.
     ids = torch.arange(logits.shape[1] - 1, -1, -1, device=logits.device)
     best = ((order << 32) | ids).topk(count, -1).values
     return logits.shape[1] - 1 - (best & 0xFFFFFFFF)

@@ -58,14 +58,14 @@ def shaped(logits: torch.Tensor, shaping: RowShaping) -> torch.Tensor:
     entry = (words >> ENTRY_SHIFT).long()
     banned = own[:, UNTIL:HEADER].gather(1, entry) > shaping.lengths[:, None]
     bias = own[:, BIASES:UNTIL].contiguous().view(torch.float32).gather(1, entry)
-    found = wide + bias.masked_fill(banned & (entry > 0), -torch.inf)
+    result = wide + bias.masked_fill(banned & (entry > 0), -torch.inf)
     repetition, frequency, presence = (
         own[:, at : at + 1].contiguous().view(torch.float32) for at in (REPETITION, FREQUENCY, PRESENCE)
     )
-    repeated = torch.where(found > 0, found / repetition, found * repetition)
-    found = torch.where((count > 0) | (words & IN_PROMPT > 0), repeated, found)
-    found = found - frequency * count - presence * (count > 0)
-    return torch.where(shaping.rows[:, None] >= 0, found, wide)
+    repeated = torch.where(result > 0, result / repetition, result * repetition)
+    result = torch.where((count > 0) | (words & IN_PROMPT > 0), repeated, result)
+    result = result - frequency * count - presence * (count > 0)
+    return torch.where(shaping.rows[:, None] >= 0, result, wide)
 
 
 def count_inputs(shaping: RowShaping) -> None:

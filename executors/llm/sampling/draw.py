@@ -57,13 +57,13 @@ class Blocks:
         self.size = _BLOCK if maxima is None else 1 << (-(-self.width // maxima.shape[1]) - 1).bit_length()
         if widen and logits.is_cpu:
             self.logits = scratch("wide", len(logits), self.width, logits.device)
-            found = torch.empty(len(logits), -(-self.width // self.size), device=logits.device)
+            own = torch.empty(len(logits), -(-self.width // self.size), device=logits.device)
             # Row by row, so that the maxima are taken of what is still in the cache.
             for i in range(len(logits)):
                 wide = self.logits[i : i + 1].copy_(logits[i : i + 1])
                 if maxima is None:
-                    found[i] = _block_maxima(wide, self.size)[0]
-            self.maxima = found if maxima is None else found.copy_(maxima)  # they may change
+                    own[i] = _block_maxima(wide, self.size)[0]
+            self.maxima = own if maxima is None else own.copy_(maxima)  # they may change
         else:
             self.logits = (logits.float() if widen else logits).contiguous()
             self.maxima = _block_maxima(self.logits, self.size) if maxima is None else maxima
@@ -101,8 +101,8 @@ class Blocks:
             return values, ids
         if count * self.size * 2 >= self.width:
             values = self.rows(row)
-            found = values.topk(count, -1, sorted=False).indices.sort(-1).values
-            return _sorted(values.gather(1, found), found)
+            columns = values.topk(count, -1, sorted=False).indices.sort(-1).values
+            return _sorted(values.gather(1, columns), columns)
         blocks = _largest(self.maxima[row], count)
         values = self.block(row, blocks, self.size)
         place = _largest(values, count)
@@ -158,10 +158,10 @@ def _gather(values: torch.Tensor, row: torch.Tensor, blocks: torch.Tensor, size:
     runs = values[:, : full * size].unflatten(1, (-1, size))
     if full * size == width:
         return runs[row[:, None], blocks].flatten(1)
-    found = runs[row[:, None], blocks.clamp_max(full - 1)]
+    groups = runs[row[:, None], blocks.clamp_max(full - 1)]
     tail = torch.full((len(row), 1, size), -torch.inf, dtype=values.dtype, device=values.device)
     tail[:, 0, : width - full * size] = values[:, full * size :][row]
-    return torch.where((blocks == full)[:, :, None], tail, found).flatten(1)
+    return torch.where((blocks == full)[:, :, None], tail, groups).flatten(1)
 
 
 def _largest(values: torch.Tensor, count: int) -> torch.Tensor:
@@ -175,8 +175,8 @@ def _largest(values: torch.Tensor, count: int) -> torch.Tensor:
     if whole * _GROUP < width:
         maxima = torch.cat([maxima, values[:, whole * _GROUP :].amax(-1, keepdim=True)], 1)
     groups = maxima.topk(count, -1, sorted=False).indices
-    found = _gather(values, torch.arange(m, device=values.device), groups, _GROUP)
-    place = found.topk(count, -1, sorted=False).indices
+    members = _gather(values, torch.arange(m, device=values.device), groups, _GROUP)
+    place = members.topk(count, -1, sorted=False).indices
     return groups.gather(1, place // _GROUP) * _GROUP + place % _GROUP
 
 
@@ -211,13 +211,13 @@ def draw(blocks: Blocks, settings: Draw) -> np.ndarray:
         if plain.any():
             chosen = dense[plain]
             tokens[chosen] = _draw_plain(blocks, settings.take(chosen), sums[torch.from_numpy(plain)])
-    left = np.flatnonzero(limited)
+    rest = np.flatnonzero(limited)
     count = _FIRST_CANDIDATES
-    while len(left):
+    while len(rest):
         count = min(count, width)
-        found, complete = _draw_from(blocks, count, settings.take(left), mass[left], mean[left])
-        tokens[left[complete]] = found[complete]
-        left = left[~complete]
+        chosen_ids, complete = _draw_from(blocks, count, settings.take(rest), mass[rest], mean[rest])
+        tokens[rest[complete]] = chosen_ids[complete]
+        rest = rest[~complete]
         count *= _GROWTH
     return tokens
 
@@ -251,7 +251,7 @@ def _masses(blocks: Blocks, settings: Draw) -> tuple[torch.Tensor, np.ndarray]:
         return sums.double(), mean
     at_once = _DENSE_ROWS if device.type == "cpu" else _DEVICE_ROWS
     buffer = scratch("weights", min(at_once, len(settings)), padded, device)
-    kept = scratch("exponents", len(buffer), padded, device) if typical.any() else buffer
+    weights = scratch("exponents", len(buffer), padded, device) if typical.any() else buffer
     for begin in range(0, len(settings), at_once):
         part = slice(begin, begin + at_once)
         work = buffer[: len(row[part])]
@@ -264,7 +264,7 @@ def _masses(blocks: Blocks, settings: Draw) -> tuple[torch.Tensor, np.ndarray]:
         # Subtract first: the largest becomes exactly 0, and no temperature, however small, overflows.
         work /= scale[part]
         if typical[part].any():
-            exponent = kept[: len(work)].copy_(work).clamp_min_(_NO_WEIGHT)
+            exponent = weights[: len(work)].copy_(work).clamp_min_(_NO_WEIGHT)
         work.exp_()
         torch.sum(work.unflatten(1, (-1, SUM_BLOCK)), -1, out=sums[part])
         if typical[part].any():
@@ -305,29 +305,29 @@ def _draw_from(
     enough = weights[:, -1:] == 0.0
     if count >= width:
         enough = torch.ones_like(enough)
-    kept, prefix_done = _prefix(values, weights, settings, count, width)
+    remaining, prefix_done = _prefix(values, weights, settings, count, width)
     limited = _column((settings.top_k < width) | (settings.min_p > 0.0), device)
-    total = torch.where(limited, kept.sum(-1, keepdim=True), _column(mass, device))
+    total = torch.where(limited, remaining.sum(-1, keepdim=True), _column(mass, device))
     done = limited & prefix_done
     if (settings.top_p < 1.0).any():
         p = _column(settings.top_p, device)
-        before = kept.cumsum(-1) - kept
+        before = remaining.cumsum(-1) - remaining
         # A token stays iff the tokens before it have not reached p; the first always stays.
         stays = (before < p * total) | (p >= 1.0)
         stays[:, 0] = True
-        kept = kept.masked_fill(~stays, 0.0)
-        last = _last_kept(kept)
+        remaining = remaining.masked_fill(~stays, 0.0)
+        last = _last_kept(remaining)
         done |= ~limited & (p < 1.0) & (values.gather(1, last) > values[:, -1:])
     if (settings.typical_p < 1.0).any():
         bounded = limited | _column(settings.top_p < 1.0, device)
-        kept, typical_done = _typical(kept, exponent, settings, bounded, mass, mean)
+        remaining, typical_done = _typical(remaining, exponent, settings, bounded, mass, mean)
         done |= ~bounded & typical_done
-    return _inverse(kept, ids, settings.u), (done | enough)[:, 0].cpu().numpy()
+    return _inverse(remaining, ids, settings.u), (done | enough)[:, 0].cpu().numpy()
 
 
-def _last_kept(kept: torch.Tensor) -> torch.Tensor:
+def _last_kept(weights: torch.Tensor) -> torch.Tensor:
     """Return int64 [m, 1]: the index of the last candidate with any weight."""
-    return ((kept > 0) * torch.arange(kept.shape[1], device=kept.device)).amax(-1, keepdim=True)
+    return ((weights > 0) * torch.arange(weights.shape[1], device=weights.device)).amax(-1, keepdim=True)
 
 
 def _prefix(
@@ -343,38 +343,38 @@ def _prefix(
 
 
 def _typical(
-    kept: torch.Tensor, exponent: torch.Tensor, settings: Draw, bounded: torch.Tensor, mass: np.ndarray, mean: np.ndarray
+    weights: torch.Tensor, exponent: torch.Tensor, settings: Draw, bounded: torch.Tensor, mass: np.ndarray, mean: np.ndarray
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Apply typical-p (Meister et al. 2022); also return [m, 1] whether no token outside the candidates is as typical.
 
     |-log p - entropy| is the distance of the exponent from its mean under the weights. `bounded` rows have all tokens with
     weight among the candidates; for other rows `mass` and `mean` are those of the vocabulary.
     """
-    p = _column(settings.typical_p, kept.device)
-    own = kept.sum(-1, keepdim=True)
-    some = kept > 0
-    own_mean = torch.where(some, kept * exponent, 0.0).sum(-1, keepdim=True) / own
-    total = torch.where(bounded, own, _column(mass, kept.device))
-    centre = torch.where(bounded, own_mean, _column(mean, kept.device))
+    p = _column(settings.typical_p, weights.device)
+    own = weights.sum(-1, keepdim=True)
+    some = weights > 0
+    own_mean = torch.where(some, weights * exponent, 0.0).sum(-1, keepdim=True) / own
+    total = torch.where(bounded, own, _column(mass, weights.device))
+    centre = torch.where(bounded, own_mean, _column(mean, weights.device))
     distance = (exponent - centre).abs().masked_fill(~some, torch.inf)
     order = distance.argsort(dim=-1, stable=True)
-    ordered = kept.gather(1, order)
+    ordered = weights.gather(1, order)
     stays = ordered.cumsum(-1) - ordered < p * total
     stays[:, 0] = True
     stays = torch.empty_like(stays).scatter_(1, order, stays) | (p >= 1.0)
-    left = kept.masked_fill(~stays, 0.0)
-    farthest = torch.where(left > 0, distance, 0.0).amax(-1, keepdim=True)
+    rest = weights.masked_fill(~stays, 0.0)
+    farthest = torch.where(rest > 0, distance, 0.0).amax(-1, keepdim=True)
     done = (p < 1.0) & (centre - exponent[:, -1:] > farthest)
-    return left, done
+    return rest, done
 
 
-def _inverse(kept: torch.Tensor, ids: torch.Tensor, u: np.ndarray) -> np.ndarray:
+def _inverse(weights: torch.Tensor, ids: torch.Tensor, u: np.ndarray) -> np.ndarray:
     """int64 [m]: the first id, in vocabulary order, at which the cumulative weight exceeds u."""
     # Only as wide as the largest set.
-    most = int(_last_kept(kept).max()) + 1
+    most = int(_last_kept(weights).max()) + 1
     in_order, order = ids[:, :most].sort(-1)
-    line = kept[:, :most].gather(1, order).cumsum(-1)
-    target = _column(u, kept.device) * line[:, -1:]
+    line = weights[:, :most].gather(1, order).cumsum(-1)
+    target = _column(u, weights.device) * line[:, -1:]
     target = torch.minimum(target, line[:, -1:].nextafter(torch.zeros_like(target)))
     chosen = (line > target).byte().argmax(-1, keepdim=True)
     return in_order.gather(1, chosen)[:, 0].cpu().numpy()

@@ -33,12 +33,12 @@ class _Flat:
     row: np.ndarray
     place: np.ndarray
     value: np.ndarray
-    seen: np.ndarray
+    repeated: np.ndarray
     """bool: repetition_penalty applies (penalties only)."""
 
     def within(self, at: torch.Tensor, width: int):
         """Select the entries of the rows `at` of some logits, on the device of `at`: index into `at`, place in the flattened
-        logits, value and `seen`."""
+        logits, value and `repeated`."""
         device = at.device
         row = torch.from_numpy(self.row).to(device)
         place = at[row] * width + torch.from_numpy(self.place).to(device)
@@ -46,7 +46,7 @@ class _Flat:
             row,
             place,
             torch.from_numpy(self.value).to(device),
-            torch.from_numpy(self.seen).to(device),
+            torch.from_numpy(self.repeated).to(device),
         )
 
 
@@ -85,13 +85,13 @@ class EditedRows:
         _, place, bias, _ = self.biased.within(at, width)
         if len(place):
             flat[place] += bias
-        row, place, count, seen = self.counted.within(at, width)
+        row, place, count, is_repeated = self.counted.within(at, width)
         if len(place):
             penalties = torch.from_numpy(self.penalties).to(work.device)[row]
             repetition, frequency, presence = penalties.unbind(-1)
             logit = flat[place]
             repeated = torch.where(logit > 0, logit / repetition, logit * repetition)
-            logit = torch.where(seen, repeated, logit)
+            logit = torch.where(is_repeated, repeated, logit)
             flat[place] = logit - frequency * count - presence * (count > 0)
 
     def taken_out(self, logits: torch.Tensor) -> torch.Tensor:
@@ -130,10 +130,14 @@ class _Entries:
     rows: list[int] = field(default_factory=list)
     places: list[np.ndarray] = field(default_factory=list)
     values: list[np.ndarray] = field(default_factory=list)
-    seen: list[np.ndarray] = field(default_factory=list)
+    repeated: list[np.ndarray] = field(default_factory=list)
 
     def add(
-        self, row: int, places: np.ndarray, values: np.ndarray | None = None, seen: np.ndarray | None = None
+        self,
+        row: int,
+        places: np.ndarray,
+        values: np.ndarray | None = None,
+        repeated: np.ndarray | None = None,
     ) -> None:
         """Add entries of a row. The arrays are copied when the step's rows are complete, so views are sufficient until then."""
         if len(places):
@@ -141,8 +145,8 @@ class _Entries:
             self.places.append(places)
             if values is not None:
                 self.values.append(values)
-            if seen is not None:
-                self.seen.append(seen)
+            if repeated is not None:
+                self.repeated.append(repeated)
 
     def flat(self) -> _Flat:
         """Return all entries as arrays."""
@@ -152,9 +156,9 @@ class _Entries:
         lengths = [len(places) for places in self.places]
         places = np.concatenate(self.places)
         values = np.concatenate(self.values) if self.values else np.zeros(len(places))
-        seen = np.concatenate(self.seen) if self.seen else np.zeros(len(places), np.bool_)
+        repeated = np.concatenate(self.repeated) if self.repeated else np.zeros(len(places), np.bool_)
         return _Flat(
-            np.repeat(np.array(self.rows, np.int64), lengths), places, values.astype(np.float32), seen
+            np.repeat(np.array(self.rows, np.int64), lengths), places, values.astype(np.float32), repeated
         )
 
 
@@ -207,8 +211,8 @@ class EditsBuilder:
         history = shaper.history
         if params.penalized and history is not None:
             counts = history.counts.copy()  # later rows of a sequence with drafts change them
-            seen = (counts > 0) | history.in_prompt
-            part.counted.add(at, *_among(allowed, history.ids, counts, seen))
+            repeated = (counts > 0) | history.in_prompt
+            part.counted.add(at, *_among(allowed, history.ids, counts, repeated))
 
     def build(self) -> LogitEdits | None:
         """Return the edits; None if no row was added."""
@@ -238,8 +242,8 @@ def _among(allowed: np.ndarray | None, ids: np.ndarray, *values: np.ndarray) -> 
     if allowed is None:
         return ids, *values
     places = np.searchsorted(allowed, ids)
-    found = np.flatnonzero(np.append(allowed, -1)[places] == ids)
-    return places[found], *(value[found] for value in values)
+    hits = np.flatnonzero(np.append(allowed, -1)[places] == ids)
+    return places[hits], *(value[hits] for value in values)
 
 
 class Shaper:
@@ -314,17 +318,17 @@ class SlotShapers:
         row, from its grammar. Afterwards the history ends before the drafts.
         """
         shaper, (position, tokens, pending) = self._of[slot], inputs
-        known = len(tokens) - num_drafts
+        num_known = len(tokens) - num_drafts
         if shaper.history is not None:
-            shaper.history.sync(position, tokens[:known], pending)
+            shaper.history.sync(position, tokens[:num_known], pending)
         masks = masks or [None] * (1 + num_drafts)
         builder.add(first_row, shaper, masks[0])
         for i in range(num_drafts):
             if shaper.history is not None:
-                shaper.history.append(tokens[known + i])
+                shaper.history.append(tokens[num_known + i])
             builder.add(first_row + 1 + i, shaper, masks[1 + i])
         if shaper.history is not None:
-            shaper.history.truncate(position + known)
+            shaper.history.truncate(position + num_known)
 
     def keep(self, slot: int, tokens: list[int]) -> None:
         """Append the tokens that sampling and verification of a step kept for an item."""

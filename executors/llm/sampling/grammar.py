@@ -187,19 +187,19 @@ def _missing(file: Path) -> str | None:
 def _read(file: Path) -> Vocabulary:
     from llguidance import LLTokenizer
 
-    found = LLTokenizer(str(file))
-    if found.is_special_token(found.eos_token):
-        return Vocabulary(found, found.vocab_size, tuple(found.eos_tokens), _special(found))
+    tokenizer = LLTokenizer(str(file))
+    if tokenizer.is_special_token(tokenizer.eos_token):
+        return Vocabulary(tokenizer, tokenizer.vocab_size, tuple(tokenizer.eos_tokens), _special(tokenizer))
     # It recognised no end token and took the first id for one, which then could not stand for its text.
     fields = json.loads(file.read_bytes())
-    number = found.vocab_size
+    number = tokenizer.vocab_size
     end = {
         "id": number, "content": "<|cohort_end|>", "single_word": False, "lstrip": False, "rstrip": False,
         "normalized": False, "special": True,
     }  # fmt: skip
     fields["added_tokens"] = [*(fields.get("added_tokens") or ()), end]
-    made = LLTokenizer(json.dumps(fields), eos_token=number)
-    return Vocabulary(made, number, (), _special(made))
+    own = LLTokenizer(json.dumps(fields), eos_token=number)
+    return Vocabulary(own, number, (), _special(own))
 
 
 def _special(tokenizer: LLTokenizer) -> np.ndarray:
@@ -263,8 +263,8 @@ class GrammarState:
         tokenizer = vocabulary.tokenizer
         self.prototype = prototype
         self._matcher = prototype.deep_copy()
-        known = np.unique(np.array(ends or vocabulary.ends, np.int64))
-        self._ends = known[known < width]
+        end_ids = np.unique(np.array(ends or vocabulary.ends, np.int64))
+        self._ends = end_ids[end_ids < width]
         self._end_set = frozenset(self._ends.tolist())
         self._own_ends = np.array(tokenizer.eos_tokens, np.int64)
         self._num_tokens, self._width = vocabulary.num_tokens, width
@@ -273,26 +273,26 @@ class GrammarState:
         self._words = np.zeros(max(self._num_words, -(-width // 32)), np.uint32)
         self._last: tuple[np.ndarray, Mask] | None = None
         """Last state and its mask. Within a string, for example, consecutive tokens have the same mask."""
-        self._taken = 0
+        self._length = 0
         self._ended_after: int | None = None
         """Number of tokens that the matcher took before the first end token."""
 
     def __len__(self) -> int:
         """Number of output tokens taken."""
-        return self._taken
+        return self._length
 
     def take(self, token: int) -> bool:
         """Advance by one token; return False and change nothing if the grammar forbids it."""
         if self._ended_after is not None:
             allowed = token in self._end_set
         elif token in self._end_set and self._matcher.is_accepting():
-            self._ended_after = self._taken
+            self._ended_after = self._length
             allowed = True
         elif token in self._own_ends:
             allowed = self._take_named_end(token)
         else:
             allowed = token < self._num_tokens and self._matcher.try_consume_tokens([token]) == 1
-        self._taken += allowed
+        self._length += allowed
         return allowed
 
     def _take_named_end(self, token: int) -> bool:
@@ -306,12 +306,12 @@ class GrammarState:
 
     def rewind(self, length: int) -> None:
         """Return to the first `length` tokens."""
-        inside = self._taken if self._ended_after is None else self._ended_after
+        inside = self._length if self._ended_after is None else self._ended_after
         if length < inside:
             self._matcher.rollback(inside - length)
         if length <= inside:
             self._ended_after = None
-        self._taken = min(self._taken, length)
+        self._length = min(self._length, length)
 
     def mask(self) -> Mask:
         """Return the ids that may come next, limited to the logits' width."""

@@ -116,8 +116,8 @@ def sample(
     wanting = np.flatnonzero((rows.logprobs >= 0) & ~bad)
     if len(wanting):
         part = logits[torch.from_numpy(wanting).to(logits.device)]
-        found = describe(part, tokens[wanting], rows.logprobs[wanting])
-        described = dict(zip(wanting.tolist(), found, strict=True))
+        descriptions = describe(part, tokens[wanting], rows.logprobs[wanting])
+        described = dict(zip(wanting.tolist(), descriptions, strict=True))
     return Sampled(tokens, bad, described)
 
 
@@ -253,8 +253,8 @@ def _ranks(logits: torch.Tensor, tokens: np.ndarray) -> list[int]:
     own = torch.from_numpy(tokens).to(logits.device)[:, None]
     value, ids = logits.gather(1, own), torch.arange(logits.shape[1], device=logits.device)
     before = (logits > value).sum(-1) + ((logits == value) & (ids < own)).sum(-1)
-    found: list[int] = (before + 1).tolist()
-    return found
+    ranks: list[int] = (before + 1).tolist()
+    return ranks
 
 
 def _first(logits: torch.Tensor, count: int) -> torch.Tensor:

@@ -6,7 +6,7 @@ import threading
 
 import torch
 
-_held = threading.local()
+_of_thread = threading.local()
 
 
 def scratch(name: str, rows: int, columns: int, device: torch.device) -> torch.Tensor:
@@ -16,7 +16,7 @@ def scratch(name: str, rows: int, columns: int, device: torch.device) -> torch.T
     """
     if device.type != "cpu":
         return torch.empty(rows, columns, dtype=torch.float32, device=device)
-    buffers: dict[str, torch.Tensor] = _held.__dict__
+    buffers: dict[str, torch.Tensor] = _of_thread.__dict__
     size = rows * columns
     if name not in buffers or buffers[name].numel() < size:
         buffers[name] = torch.empty(size, dtype=torch.float32)

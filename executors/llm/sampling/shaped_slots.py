@@ -3,7 +3,7 @@
     begin     a sequence takes a row of the table, if its settings fit into one
     prepare   before a step: selects the inputs that the device counts; rewrites rows that the device does not know or whose
               contents changed (another token at a position, a shorter sequence)
-    heard     after a step: records the tokens it sampled, so that a row can be rewritten or the host can take over
+    record    after a step: stores the tokens it sampled, so that a row can be rewritten or the host can take over
 
 For most steps the host only sends which item uses which row: the device counts the tokens that it has sampled
 (`device_shaping.py`).
@@ -65,7 +65,7 @@ class _Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Hearing:
+class Recording:
     """Sampled tokens to record: their `places` in the step's samples, and `slots`, `positions`, `turns` of each."""
 
     places: np.ndarray
@@ -179,10 +179,10 @@ class ShapedSlots:
         # One input that follows those before: nearly always.
         usual = shaped & (step.q_lens == 1) & (self._counted[slots] == ends - 1)
         at, positions = slots[usual], ends[usual] - 1
-        if (self._unheard(at, positions) & (tokens[usual] != _UNKNOWN)).any():
-            self._settle()  # what is told stands in place of what is heard
-        kept = np.where(tokens[usual] == _UNKNOWN, self._tokens[at, positions], tokens[usual])
-        self._tokens[at, positions] = kept
+        if (self._unrecorded(at, positions) & (tokens[usual] != _UNKNOWN)).any():
+            self._settle()  # the batch's tokens replace those that the steps sampled
+        merged = np.where(tokens[usual] == _UNKNOWN, self._tokens[at, positions], tokens[usual])
+        self._tokens[at, positions] = merged
         self._counted[at] = ends[usual]
         self._length[at] = np.maximum(self._length[at], ends[usual])
         for i in np.flatnonzero(shaped & ~usual).tolist():
@@ -204,29 +204,29 @@ class ShapedSlots:
         self._length[slots] = np.maximum(self._length[slots], ends)
         return True
 
-    def hearing_of(self, items: Following, positions: np.ndarray) -> Hearing | None:
-        """Do the same as `hearing` for all `items`, at `positions` [items]."""
+    def recording_of(self, items: Following, positions: np.ndarray) -> Recording | None:
+        """Do the same as `recording` for all `items`, at `positions` [items]."""
         if not len(items.places):
             return None
         self._tokens[items.slots, positions] = _UNKNOWN
-        return Hearing(items.places, items.slots, positions, items.turns)
+        return Recording(items.places, items.slots, positions, items.turns)
 
-    def hearing(self, slots: np.ndarray, positions: np.ndarray) -> Hearing | None:
+    def recording(self, slots: np.ndarray, positions: np.ndarray) -> Recording | None:
         """Return what to record of a step that samples for `slots` at `positions` int64; None if nothing."""
         items = self.following(slots)
-        return self.hearing_of(items, positions[items.places])
+        return self.recording_of(items, positions[items.places])
 
-    def heard(self, hearing: Hearing, tokens: np.ndarray) -> None:
+    def record(self, recording: Recording, tokens: np.ndarray) -> None:
         """Record tokens out of all `tokens`, int32 [n], that a step sampled."""
-        still, tokens = self._turn[hearing.slots] == hearing.turns, tokens[hearing.places]
-        slots, positions = hearing.slots[still], hearing.positions[still]
+        still, tokens = self._turn[recording.slots] == recording.turns, tokens[recording.places]
+        slots, positions = recording.slots[still], recording.positions[still]
         self._tokens[slots, positions] = tokens[still]
         self._length[slots] = np.maximum(self._length[slots], positions + 1)
 
     def histories(self, batch: UnifiedBatch, sampled: np.ndarray) -> dict[int, TokenHistory]:
         """Return, by slot, the histories that the host needs to shape the logits of this step's `sampled` items. The host
         keeps them up to date until the device shapes the slot again."""
-        found: dict[int, TokenHistory] = {}
+        histories: dict[int, TokenHistory] = {}
         slots = batch.slots[sampled]
         for slot in slots[self._follows[slots]].tolist():
             one = self._slots[slot]
@@ -235,12 +235,12 @@ class ShapedSlots:
                 output = self._tokens[slot, one.prompt_len : self._length[slot]]
                 one.hosted = TokenHistory(one.start.prompt_token_ids, output)
                 self._counted[slot] = -1
-                found[slot] = one.hosted
-        return found
+                histories[slot] = one.hosted
+        return histories
 
-    def _unheard(self, slots: np.ndarray | int, positions: np.ndarray) -> np.ndarray:
-        unheard: np.ndarray = self._tokens[slots, positions] == _UNKNOWN
-        return unheard
+    def _unrecorded(self, slots: np.ndarray | int, positions: np.ndarray) -> np.ndarray:
+        unrecorded: np.ndarray = self._tokens[slots, positions] == _UNKNOWN
+        return unrecorded
 
     # -- the uncommon ----------------------------------------------------------------------------------------------------
 
@@ -257,8 +257,8 @@ class ShapedSlots:
         first = min(max(begin, one.prompt_len), end)
         tokens, pending = tokens[first - begin :], pending[first - begin :]
         waiting = first + np.flatnonzero(pending)
-        unheard = self._unheard(slot, np.arange(first, end)) & ~pending
-        if self._length[slot] < first or (waiting >= self._length[slot]).any() or unheard.any():
+        unrecorded = self._unrecorded(slot, np.arange(first, end)) & ~pending
+        if self._length[slot] < first or (waiting >= self._length[slot]).any() or unrecorded.any():
             self._settle()
         if self._length[slot] < first:
             raise InvalidInput(
@@ -283,19 +283,19 @@ class ShapedSlots:
     def _write(self, slot: int, length: int) -> None:
         """Rewrite the row of a sequence whose first `length` tokens were given or sampled."""
         one, row = self._slots[slot], int(self.row_of[slot])
-        if self._follows[slot] and self._unheard(slot, np.arange(one.prompt_len, length)).any():
+        if self._follows[slot] and self._unrecorded(slot, np.arange(one.prompt_len, length)).any():
             self._settle()
         entries, params = one.entries, one.params
         ids, values = entries.ids, entries.numbers << layout.ENTRY_SHIFT
         if params.penalized:
-            seen = np.unique(one.start.prompt_token_ids)
-            made, counts = np.unique(self._tokens[slot, one.prompt_len : length], return_counts=True)
-            everything = np.unique(np.concatenate([ids, seen, made]))
-            found = np.full(len(everything), entries.otherwise << layout.ENTRY_SHIFT, np.int64)
-            found[np.searchsorted(everything, ids)] = values
-            found[np.searchsorted(everything, seen)] += layout.IN_PROMPT
-            found[np.searchsorted(everything, made)] += counts
-            ids, values = everything, found
+            in_prompt = np.unique(one.start.prompt_token_ids)
+            in_output, counts = np.unique(self._tokens[slot, one.prompt_len : length], return_counts=True)
+            everything = np.unique(np.concatenate([ids, in_prompt, in_output]))
+            words = np.full(len(everything), entries.otherwise << layout.ENTRY_SHIFT, np.int64)
+            words[np.searchsorted(everything, ids)] = values
+            words[np.searchsorted(everything, in_prompt)] += layout.IN_PROMPT
+            words[np.searchsorted(everything, in_output)] += counts
+            ids, values = everything, words
         header = np.zeros(layout.HEADER, np.int32)
         header[0] = length
         floats = header.view(np.float32)
@@ -327,19 +327,19 @@ def _entries(params: SamplingParams, prompt_len: int) -> _Entries:
     until = min(prompt_len + params.min_tokens, _NEVER)
     early = set(params.stop_token_ids) if params.min_tokens else set()
     allowed = None if params.allowed_token_ids is None else set(params.allowed_token_ids)
-    found: dict[tuple[float, int], int] = {(0.0, 0): 0, (-np.inf, 0): _FORBIDDEN}
+    places: dict[tuple[float, int], int] = {(0.0, 0): 0, (-np.inf, 0): _FORBIDDEN}
     numbers: dict[int, int] = dict.fromkeys(allowed or (), 0)
     for token in sorted(biases.keys() | never | early):
         if token in never or (allowed is not None and token not in allowed):
             entry = (-np.inf, 0)
         else:
             entry = (biases.get(token, 0.0), until if token in early else 0)
-        numbers[token] = found.setdefault(entry, len(found))
+        numbers[token] = places.setdefault(entry, len(places))
     ids = np.array(sorted(numbers), np.int64)
     return _Entries(
         ids,
         np.array([numbers[token] for token in ids.tolist()], np.int64),
-        np.array([bias for bias, _ in found], np.float32),
-        np.array([until for _, until in found], np.int32),
+        np.array([bias for bias, _ in places], np.float32),
+        np.array([until for _, until in places], np.int32),
         0 if allowed is None else _FORBIDDEN,
     )

@@ -67,22 +67,22 @@ class _Follower:
     def masks(self, compiler: GrammarCompiler, inputs: Inputs) -> ItemMasks:
         """Compute masks for the row after the inputs and for the rows after each draft. Raises InvalidInput for impossible
         inputs."""
-        known = len(inputs.tokens) - inputs.num_drafts
-        self.output.sync(inputs.position, inputs.tokens[:known], inputs.pending)
+        num_known = len(inputs.tokens) - inputs.num_drafts
+        self.output.sync(inputs.position, inputs.tokens[:num_known], inputs.pending)
         try:
-            drafts = inputs.tokens[known:]
-            found = self._follow(compiler, drafts)
-            if found.failed is not None and self._state is not None:
+            drafts = inputs.tokens[num_known:]
+            masks = self._follow(compiler, drafts)
+            if masks.failed is not None and self._state is not None:
                 # What matchers of one grammar share may be used up: once more, with a fresh one.
                 compiler.discard(self._grammar, self._state)
                 self._state = None
-                found = self._follow(compiler, drafts)
-            return found
+                masks = self._follow(compiler, drafts)
+            return masks
         except ExecutorError as error:
             return ItemMasks([], ItemOutput(error=str(error)))
         except BaseException as error:  # a panic of the library is no Exception
-            said = f"the grammar failed: {type(error).__name__}: {error}"
-            return ItemMasks([], ItemOutput(error=said))
+            message = f"the grammar failed: {type(error).__name__}: {error}"
+            return ItemMasks([], ItemOutput(error=message))
 
     def _follow(self, compiler: GrammarCompiler, drafts: list[int]) -> ItemMasks:
         state = self._state
@@ -146,12 +146,12 @@ class SlotGrammars:
     def __contains__(self, slot: int) -> bool:
         return slot in self._of
 
-    def start(self, asked: dict[int, tuple[int, Inputs]]) -> Future[dict[int, ItemMasks]]:
+    def start(self, requests: dict[int, tuple[int, Inputs]]) -> Future[dict[int, ItemMasks]]:
         """Start computing the masks of some items: {item: (slot, inputs)}. Do not use this object until the result is
         available."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar masks")
-        work = [(item, self._of[slot], inputs) for item, (slot, inputs) in asked.items()]
+        work = [(item, self._of[slot], inputs) for item, (slot, inputs) in requests.items()]
         return self._thread.submit(
             lambda: {item: follower.masks(self.compiler, inputs) for item, follower, inputs in work}
         )

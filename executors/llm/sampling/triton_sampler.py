@@ -62,7 +62,7 @@ class TritonSampler:
         self._maxima, self._sums = (make(torch.float32, self._num_tiles) for _ in range(2))
         self._bests, self._totals = make(torch.float32), make(torch.int64)
         self._lengths = make(torch.int32)
-        self._kept, self._ids = make(torch.float32, capacity), make(torch.int32, capacity)
+        self._candidates, self._ids = make(torch.float32, capacity), make(torch.int32, capacity)
         minus_one, zero = (
             torch.full((max_rows,), value, dtype=torch.int32, device=device) for value in (-1, 0)
         )
@@ -97,14 +97,14 @@ class TritonSampler:
         )  # fmt: skip
         sampling.rows_kernel[(n,)](
             logits, settings.temperature, settings.top_k, settings.top_p, settings.min_p, settings.u,
-            self._maxima, self._sums, tokens, flags, self._bests, self._totals, self._lengths, self._kept, self._ids,
+            self._maxima, self._sums, tokens, flags, self._bests, self._totals, self._lengths, self._candidates, self._ids,
             logits.stride(0), self._num_tiles, *shape,
             TILES=tiles, GROUP=group, CAPACITY=self.capacity, DROP=drop,
             num_warps=8, **compiled,
         )  # fmt: skip
         sampling.limits_kernel[(n,)](
             logits, settings.temperature, settings.top_k, settings.top_p, settings.min_p, settings.u, tokens,
-            self._bests, self._totals, self._lengths, self._kept, self._ids, logits.stride(0), *shape,
+            self._bests, self._totals, self._lengths, self._candidates, self._ids, logits.stride(0), *shape,
             WIDTH=self.width, CAPACITY=self.capacity, DROP=drop,
             LIST=min(_LIST, triton.next_power_of_2(self.width)), num_warps=8,
         )  # fmt: skip

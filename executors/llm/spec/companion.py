@@ -44,12 +44,12 @@ class _Ahead:
 
 @dataclass(slots=True)
 class _Wish:
-    """An item that wants drafts: its known tokens end at `known`, those before `begin` are filled, and its first forward computes
-    those before `end`. `count`: drafts, 0 if `end` is before `known`."""
+    """An item that gets drafts: its known tokens end at `num_known`, those before `begin` are filled, and its first forward
+    computes those before `end`. `count`: drafts, 0 if `end` is before `num_known`."""
 
     item: int
     slot: int
-    known: int
+    num_known: int
     begin: int
     end: int
     count: int
@@ -138,15 +138,15 @@ class DraftCompanion:
             return None
         began = time.perf_counter()
         wishes = self._wishes(batch, output)
-        found: dict[int, list[int]] = {wish.item: [] for wish in wishes if wish.count}
+        drafts: dict[int, list[int]] = {wish.item: [] for wish in wishes if wish.count}
         rounds = 0
         if wishes:
-            self._rounds(wishes, found)
+            self._rounds(wishes, drafts)
             rounds = max(1, *(wish.count for wish in wishes))
         counts = np.zeros(len(batch), np.int32)
-        for item, tokens in found.items():
+        for item, tokens in drafts.items():
             counts[item] = len(tokens)
-        ids = [token for item in sorted(found) for token in found[item]]
+        ids = [token for item in sorted(drafts) for token in drafts[item]]
         return Drafts(counts, np.array(ids, np.int32), rounds, time.perf_counter() - began)
 
     def _wishes(self, batch: UnifiedBatch, output: UnifiedOutput) -> list[_Wish]:
@@ -156,40 +156,40 @@ class DraftCompanion:
         for item in np.flatnonzero(batch.drafts_wanted).tolist():
             slot, final = int(batch.slots[item]), bool(batch.is_final_chunk[item])
             computed = int(batch.num_q_tokens[item])
-            known = int(batch.pos_offsets[item]) + computed
+            num_known = int(batch.pos_offsets[item]) + computed
             if final:
                 if not output.num_tokens[item]:
                     continue  # it failed, or is pooled
-                known += int(output.num_tokens[item]) - int(batch.num_draft_tokens[item])
+                num_known += int(output.num_tokens[item]) - int(batch.num_draft_tokens[item])
             blocks = self._slots.block_tables[0][slot, : self._slots.num_blocks[0, slot]]
             cells = min(len(blocks) * self._block_size, self.max_model_len)
-            if known > cells:
+            if num_known > cells:
                 continue
-            begin = self._first_missing(slot, blocks, known)
-            end = min(known, begin + computed + CATCH_UP, begin + room)
+            begin = self._first_missing(slot, blocks, num_known)
+            end = min(num_known, begin + computed + CATCH_UP, begin + room)
             if end <= begin:
                 continue
             room -= end - begin
-            whole = final and end == known
-            count = min(int(batch.drafts_wanted[item]), 1 + cells - known) if whole else 0
-            wishes.append(_Wish(item, slot, known, begin, end, count))
+            whole = final and end == num_known
+            count = min(int(batch.drafts_wanted[item]), 1 + cells - num_known) if whole else 0
+            wishes.append(_Wish(item, slot, num_known, begin, end, count))
         return wishes
 
-    def _first_missing(self, slot: int, blocks: np.ndarray, known: int) -> int:
+    def _first_missing(self, slot: int, blocks: np.ndarray, num_known: int) -> int:
         """The first of a sequence's known positions without KV here; the last one is never counted as computed."""
         size = self._block_size
         ahead = self._ahead.pop(slot, None)
-        if ahead is not None and ahead.begin <= known:
-            tokens = self._history[slot, ahead.begin : known].tolist()
+        if ahead is not None and ahead.begin <= num_known:
+            tokens = self._history[slot, ahead.begin : num_known].tolist()
             right = 0
             while right < min(len(tokens), len(ahead.token_ids)) and tokens[right] == ahead.token_ids[right]:
                 right += 1
             if self._is_filled(blocks, ahead.begin):
                 self._fill(blocks, ahead.begin, ahead.begin + right)
-        whole = (known - 1) // size
+        whole = (num_known - 1) // size
         missing = np.flatnonzero(self._filled[blocks[:whole]] < size)
         block = int(missing[0]) if len(missing) else whole
-        return min(block * size + int(self._filled[blocks[block]]), known - 1)
+        return min(block * size + int(self._filled[blocks[block]]), num_known - 1)
 
     def _is_filled(self, blocks: np.ndarray, end: int) -> bool:
         """Whether the block of the position before `end` is filled so far."""
@@ -204,14 +204,14 @@ class DraftCompanion:
         self._filled[blocks[first:last]] = self._block_size
         self._filled[blocks[last]] = end - last * self._block_size
 
-    def _rounds(self, wishes: list[_Wish], found: dict[int, list[int]]) -> None:
-        """Compute what is missing, then draft after draft; writes `found`."""
+    def _rounds(self, wishes: list[_Wish], drafts: dict[int, list[int]]) -> None:
+        """Compute what is missing, then draft after draft; writes `drafts`."""
         hidden = self._forward(
             [self._history[wish.slot, wish.begin : wish.end] for wish in wishes], wishes, [w.begin for w in wishes]
         )  # fmt: skip
-        tables, held = self._slots.block_tables[0], self._slots.num_blocks[0]
+        tables, num_blocks = self._slots.block_tables[0], self._slots.num_blocks[0]
         for wish in wishes:
-            self._fill(tables[wish.slot, : held[wish.slot]], wish.begin, wish.end)
+            self._fill(tables[wish.slot, : num_blocks[wish.slot]], wish.begin, wish.end)
         ends = np.cumsum([wish.end - wish.begin for wish in wishes]) - 1
         rows = np.array(
             [end for end, wish in zip(ends.tolist(), wishes, strict=True) if wish.count], np.int64
@@ -222,16 +222,16 @@ class DraftCompanion:
             tokens = self._choose(hidden, rows, drafting, place)
             for wish, token in zip(drafting, tokens, strict=True):
                 if token is not None:
-                    found[wish.item].append(token)
+                    drafts[wish.item].append(token)
             place += 1
-            drafting = [wish for wish in drafting if len(found[wish.item]) == place < wish.count]
+            drafting = [wish for wish in drafting if len(drafts[wish.item]) == place < wish.count]
             if drafting:
-                inputs = [np.array(found[wish.item][-1:], np.int64) for wish in drafting]
-                hidden = self._forward(inputs, drafting, [wish.known + place - 1 for wish in drafting])
+                inputs = [np.array(drafts[wish.item][-1:], np.int64) for wish in drafting]
+                hidden = self._forward(inputs, drafting, [wish.num_known + place - 1 for wish in drafting])
                 rows = np.arange(len(drafting))
         for wish in wishes:
             if wish.count:
-                self._ahead[wish.slot] = _Ahead(wish.known, found[wish.item][: max(0, wish.count - 1)])
+                self._ahead[wish.slot] = _Ahead(wish.num_known, drafts[wish.item][: max(0, wish.count - 1)])
 
     def _forward(self, tokens: list[np.ndarray], wishes: list[_Wish], begins: list[int]) -> torch.Tensor:
         """Hidden states of these tokens, whose KV is written. The rows behind each sequence's last one hold nothing."""
@@ -246,7 +246,7 @@ class DraftCompanion:
             self._slots.block_tables[0][:, :width][slots],
         )
         if lens.max() > 1:
-            step.wanted = np.cumsum(lens) - 1
+            step.used_rows = np.cumsum(lens) - 1
         return self.runner.forward(step)
 
     def _choose(
@@ -255,7 +255,7 @@ class DraftCompanion:
         """The draft of each wish's place; None if the draft model has none."""
         logits, maxima = self.runner.logits_for_sampling(hidden, rows)
         slots = np.array([wish.slot for wish in wishes], np.int64)
-        positions = np.array([wish.known + place for wish in wishes], np.int64)
+        positions = np.array([wish.num_known + place for wish in wishes], np.int64)
         settings = self._sampling.rows(slots, positions)
         settings.logprobs[:] = -1
         sampled = sample(logits, settings, None, maxima)

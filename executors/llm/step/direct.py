@@ -80,10 +80,10 @@ class DirectRunner:
         """
         items = [self._prefill_item(one) for one in inputs]
         results: dict[int, DirectResult] = {}
-        for kept in (True, False):
-            chosen = [i for i, one in enumerate(inputs) if (one.kv_cache is not None) == kept]
+        for in_cache in (True, False):
+            chosen = [i for i, one in enumerate(inputs) if (one.kv_cache is not None) == in_cache]
             if chosen:
-                cache = self.runner.cache if kept else self._scratch([items[i] for i in chosen])
+                cache = self.runner.cache if in_cache else self._scratch([items[i] for i in chosen])
                 results |= dict(zip(chosen, self._run([items[i] for i in chosen], cache), strict=True))
         return [_prefill_output(one, results[i]) for i, one in enumerate(inputs)]
 
@@ -128,8 +128,8 @@ class DirectRunner:
             if len(rotary) != len(ids) or rotary.min() < 0 or rotary.max() >= self.max_model_len:
                 raise InvalidInput(f"position_ids must be [1, L] within 0..{self.max_model_len - 1}")
         self._check_sampling(one.sampling)
-        wants = one.logits is not LogitsMode.NONE or one.sampling is not None
-        first = 0 if one.logits is LogitsMode.ALL else len(ids) - 1 if wants else len(ids)
+        needs_hidden = one.logits is not LogitsMode.NONE or one.sampling is not None
+        first = 0 if one.logits is LogitsMode.ALL else len(ids) - 1 if needs_hidden else len(ids)
         return DirectItem(ids, one.pos_offset, one.kv_cache, first, one.sampling, rotary, one.adapter)
 
     def _decode_item(self, one: DecodeInput) -> DirectItem:
@@ -138,9 +138,9 @@ class DirectRunner:
         if len(ids) != 1:
             raise InvalidInput("decode takes one token: input_ids [1, 1]")
         self._check_sampling(one.sampling)
-        wants = one.logits is not LogitsMode.NONE or one.sampling is not None
+        needs_hidden = one.logits is not LogitsMode.NONE or one.sampling is not None
         return DirectItem(
-            ids, one.pos_offset, one.kv_cache, 0 if wants else 1, one.sampling, adapter=one.adapter
+            ids, one.pos_offset, one.kv_cache, 0 if needs_hidden else 1, one.sampling, adapter=one.adapter
         )
 
     def _check_adapter(self, adapter: str | None) -> None:

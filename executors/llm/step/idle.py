@@ -43,7 +43,7 @@ class IdleWork:
     def _look(self) -> None:
         if self._steps.busy or time.perf_counter() - self._steps.ended_at < QUIET_S:
             self._later(QUIET_S)
-        elif (left := self._wait()) > 0:
-            self._later(left)
+        elif (seconds := self._wait()) > 0:
+            self._later(seconds)
         elif self._piece():
             self._later(_BETWEEN_S)

@@ -48,9 +48,9 @@ class _Stopwatch:
         """Compute one such step and return the shortest time measured for this shape, in seconds."""
         began = self._clock()
         self._run(count, tokens)
-        took = max(1e-9, self._clock() - began)
-        known = self.seconds[count, tokens] = min(took, self.seconds.get((count, tokens), took))
-        return known
+        seconds = max(1e-9, self._clock() - began)
+        least = self.seconds[count, tokens] = min(seconds, self.seconds.get((count, tokens), seconds))
+        return least
 
     @property
     def time_is_left(self) -> bool:
@@ -101,7 +101,7 @@ def measure_pace(
     prompt, alone = watch.seconds[1, tokens], watch.seconds[1, 1]
     # What a step takes whatever it computes, such as reading the weights, is in both.
     each = max((prompt - alone) / max(1, tokens - 1), _LEAST_SHARE * prompt / tokens)
-    decodes = {count: took for (count, length), took in watch.seconds.items() if length == 1}
+    decodes = {count: seconds for (count, length), seconds in watch.seconds.items() if length == 1}
     return Pace(each, tuple(sorted(decodes.items())))
 
 

@@ -87,8 +87,8 @@ class StepQueue:
             output = launched.result()
             self.ended_at = self._clock()
             # A slow one (a graph captured before it, say) must not send those after it to sleep.
-            took = min(self.ended_at - began, 2 * self._usual_s + _SPIN_S)
-            self._usual_s += 0.2 * (took - self._usual_s)
+            seconds = min(self.ended_at - began, 2 * self._usual_s + _SPIN_S)
+            self._usual_s += 0.2 * (seconds - self._usual_s)
             return output, self.ended_at - began
         finally:
             self._out -= 1

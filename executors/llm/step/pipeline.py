@@ -185,7 +185,7 @@ class StepPipeline:
         sampled = stages.sample.rows(batch, step)
         special = np.flatnonzero(self.states.special[batch.slots])
         if not len(special) and len(sampled.rows) < len(step.token_ids):
-            step.wanted = sampled.rows
+            step.used_rows = sampled.rows
         hidden = stages.forward(batch, step)
         output = stages.sample(batch, step, hidden, sampled)
         stages.pack(output, batch, step, hidden, special)

@@ -39,18 +39,18 @@ class HostPacking:
     ) -> None:  # fmt: skip
         """Add the logits that items with pooling "logits" ask for. The head multiplies the last rows of all of them at once:
         it is as large as some layers, and a reranker's step has many short prompts."""
-        asked: dict[int, SequenceStart] = {}
+        starts: dict[int, SequenceStart] = {}
         for i in special[batch.is_final_chunk[special]].tolist():
             start = self._states.slots.start_of(int(batch.slots[i]))
             if start.pooling == "logits":
-                asked[i] = start
-        items = np.array(list(asked), np.int64)
+                starts[i] = start
+        items = np.array(list(starts), np.int64)
         rows = step.q_starts[items] + step.q_lens[items] - 1
         for begin in range(0, len(items), LOGITS_CHUNK):
             part = slice(begin, begin + LOGITS_CHUNK)
             logits = self._runner.label_logits(hidden, rows[part])
             for i, row in zip(items[part].tolist(), logits, strict=True):
-                ids = self._runner.to_device(np.array(asked[i].label_ids))
+                ids = self._runner.to_device(np.array(starts[i].label_ids))
                 output.details[i] = ItemOutput(pooled=row.index_select(0, ids).float().cpu().numpy())
 
     def _add_special(
@@ -81,11 +81,11 @@ class HostPacking:
         targets = np.asarray(start.prompt_token_ids[first + 1 : first + 1 + length], np.int64)
         rows = int(step.q_starts[i]) + np.arange(len(targets))
         count = start.prompt_logprobs or 0
-        found: list[SampledToken] = []
+        described: list[SampledToken] = []
         for begin, logits in self._runner.logits_in_chunks(hidden, rows):
             part = targets[begin : begin + len(logits)]
-            found += describe(logits, part, np.full(len(part), count), ranked=True)
-        return tuple(found)
+            described += describe(logits, part, np.full(len(part), count), ranked=True)
+        return tuple(described)
 
     def _pooled(
         self, start: SequenceStart, step: StepArrays, hidden: torch.Tensor, i: int, final: bool

@@ -109,13 +109,13 @@ class ModelRunner:
     def _call(self, call, step: StepArrays, ids: torch.Tensor, cache: KvCache) -> torch.Tensor:
         self.forwards += 1
         rotary = step.positions if step.rotary_positions is None else step.rotary_positions
-        wanted = None if step.wanted is None else self.to_device(step.wanted)
+        used_rows = None if step.used_rows is None else self.to_device(step.used_rows)
         return call(
             ForwardInput(
                 ids,
                 self.to_device(rotary),
                 self.attention.begin(step, cache),
-                wanted,
+                used_rows,
                 step.adapters,
                 self._states(step),
             )

@@ -105,8 +105,8 @@ class HostSampling:
         if len(item) == n and not drafts.any():
             num_tokens = np.ones(n, np.int32)
         else:
-            kept, num_tokens = _verify(step, sampled, drafts, counts, item, place, rows)
-            tokens = tokens[kept]
+            places, num_tokens = _verify(step, sampled, drafts, counts, item, place, rows)
+            tokens = tokens[places]
         output = UnifiedOutput(num_tokens, tokens)
         ends = np.cumsum(num_tokens)
         for i in shaped:

@@ -96,8 +96,8 @@ class SequenceStates:
             self.adapters.begin(slot, start.adapter)
         if self.companion is not None:
             self.companion.forget(slot)
-            known = np.concatenate((start.prompt_token_ids, start.output_token_ids))
-            self.pool[slot, : len(known)] = torch.from_numpy(known)
+            tokens = np.concatenate((start.prompt_token_ids, start.output_token_ids))
+            self.pool[slot, : len(tokens)] = torch.from_numpy(tokens)
         self.special[slot] = start.prompt_logprobs is not None or start.pooling is not None
         if not self._samples_here:
             self.grammars.drop(slot)

@@ -70,9 +70,9 @@ class Bound:
     largest: float
 
     @classmethod
-    def of(cls, given: float | None, own: float | None, float32: float, largest: float) -> Bound:
-        """Return the limit: `given`, or if it is None, the limit defined in the module's docstring."""
-        return cls(max(2 * (own or 0.0), FLOOR * largest) if given is None else given, own, float32, largest)
+    def of(cls, limit: float | None, own: float | None, float32: float, largest: float) -> Bound:
+        """Return the limit: `limit`, or if it is None, the one defined in the module's docstring."""
+        return cls(max(2 * (own or 0.0), FLOOR * largest) if limit is None else limit, own, float32, largest)
 
     def tie(self) -> float:
         """Largest difference in transformers' float32 at which two tokens may swap: each of the four logits has an error."""
@@ -130,7 +130,7 @@ def _compare(job: dict[str, Any], stage: Stage) -> dict[str, Any]:
                 lora = write_peft_copy(lora, directory, Path(scratch, "peft"), _HIGHEST_RANK)
             packed = pack(lora, Path(scratch), _HIGHEST_RANK, base=directory)
         exact, greedy, bound = _reference(
-            _Wanted(directory, lora, job["dtype"]), job["tolerance"], prompts, count, stage
+            _Source(directory, lora, job["dtype"]), job["tolerance"], prompts, count, stage
         )
         ours = asyncio.run(_executor_answers(_config(job, len(prompts)), packed, prompts, count, stage))
     answer |= {"tolerance": bound.tolerance, "own_rounding": bound.own, "largest": bound.largest}
@@ -145,7 +145,7 @@ def _check_head(directory: Path) -> None:
     try:
         headless = settle_config(read_config(directory), directory).headless
     except ConfigError:
-        return  # told where it is loaded
+        return  # reported where it is loaded
     if headless:
         raise ConfigError(f"{directory}: the checkpoint has no lm_head, so there are no logits to compare")
 
@@ -170,7 +170,7 @@ def _prompts(job: dict[str, Any]) -> list[list[int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class _Source:
     """The checkpoint and the adapter that both sides load, and the executor's dtype."""
 
     directory: Path
@@ -182,10 +182,10 @@ class _Wanted:
 
 
 def _reference(
-    wanted: _Wanted, given: float | None, prompts: Sequence[list[int]], count: int, stage: Stage
+    source: _Source, limit: float | None, prompts: Sequence[list[int]], count: int, stage: Stage
 ) -> tuple[Logits, list[Greedy], Bound]:
     """Return logits in float64 and greedy tokens in float32. One model is in memory at a time, and none afterwards."""
-    model = wanted.model("float32")
+    model = source.model("float32")
     stage("reference logits in float64")
     exact = [model.exact_logits(ids) for ids in prompts]
     largest = max((float(np.abs(one).max()) for one in exact), default=0.0)
@@ -193,16 +193,16 @@ def _reference(
     float32 = _rounding(model, prompts, exact)
     stage("reference text")
     greedy = [model.greedy(ids, count) for ids in prompts]
-    own = None if given is not None else float32
-    if own is not None and wanted.dtype != "float32":
+    own = None if limit is not None else float32
+    if own is not None and source.dtype != "float32":
         del model
         gc.collect()
-        stage(f"reference logits in {wanted.dtype}")
-        model = wanted.model(wanted.dtype)
+        stage(f"reference logits in {source.dtype}")
+        model = source.model(source.dtype)
         own = _rounding(model, prompts, exact)
     del model
     gc.collect()
-    return exact, greedy, Bound.of(given, own, float32, largest)
+    return exact, greedy, Bound.of(limit, own, float32, largest)
 
 
 def _rounding(model: ReferenceModel, prompts: Sequence[list[int]], exact: Logits) -> float:
@@ -268,7 +268,7 @@ async def _generate(
     sequences = [driver.add(ids, adapter=adapter) for ids in prompts]
     while waiting := [seq for seq in sequences if len(seq.output) < count]:
         await driver.step(
-            *(Feed(seq, min(CHUNK, left) if (left := len(seq.tokens) - seq.num_computed) > 1 else None) for seq in waiting)
+            *(Feed(seq, min(CHUNK, rest) if (rest := len(seq.tokens) - seq.num_computed) > 1 else None) for seq in waiting)
         )  # fmt: skip
     return [seq.output for seq in sequences]
 

@@ -158,8 +158,8 @@ def _sketch_ranks(
 
 def _least_memory(config: ExecutorConfig, parts: list[LoadedModel], memory: int | None) -> dict[str, Any]:
     """Return the facts of the rank with the least room: the others have no more blocks."""
-    found = [_memory_facts(config, part, memory) for part in parts]
-    return min(found, key=lambda facts: facts["num_blocks"] if facts["problem"] is None else -1)
+    facts_of = [_memory_facts(config, part, memory) for part in parts]
+    return min(facts_of, key=lambda facts: facts["num_blocks"] if facts["problem"] is None else -1)
 
 
 def sketch_model(
@@ -183,8 +183,8 @@ def sketch_model(
     make: Callable[..., Decoder] = partial(Decoder, shape)
     if part:
         loader.refuse_for_ranks(shape, plan)
-        kept = loader.kept_formats(config, shape, kernels, directory) if here else {}
-        shard = plan_shard(shape, config.parallel, kept, loader.whole_numbers(config))
+        stored = loader.kept_formats(config, shape, kernels, directory) if here else {}
+        shard = plan_shard(shape, config.parallel, stored, loader.whole_numbers(config))
         make = partial(RankDecoder, shard, None)
     decoder = make(
         dtype,
@@ -212,22 +212,22 @@ def _bytes_when_loaded(
 ) -> int:
     """Return the bytes that the weights of an unpacked `decoder` will take on `device`, packed as they would be there. `here`:
     whether the files are, so that they can say what they hold quantized."""
-    held, embed = decoder.num_bytes(), decoder.embed.numel() * decoder.dtype.itemsize
+    num_bytes, embed = decoder.num_bytes(), decoder.embed.numel() * decoder.dtype.itemsize
     tied, dummy = decoder.config.tied, config.load_format == "dummy"
     if kernels is None:
-        return held + embed if tied and can_pack_onednn(decoder.dtype, device) else held
-    kept = loader.kept_formats(config, decoder.config, kernels, Path(config.model)) if here else {}
-    parts_of = decoder.kept_parts(kept)
+        return num_bytes + embed if tied and can_pack_onednn(decoder.dtype, device) else num_bytes
+    stored = loader.kept_formats(config, decoder.config, kernels, Path(config.model)) if here else {}
+    parts_of = decoder.kept_parts(stored)
     for linear, how in decoder.packing(loader.whole_numbers(config)):
         assert linear.weight is not None
         rows, columns = linear.weight.shape
         parts = parts_of[id(linear)].joined if id(linear) in parts_of else [(rows, how.kind)]
         gated = how.gated and len(parts) == 1
-        held += sum(packed_bytes(kernels, rows, columns, kind, gated) for rows, kind in parts)
-        held -= linear.num_bytes
+        num_bytes += sum(packed_bytes(kernels, rows, columns, kind, gated) for rows, kind in parts)
+        num_bytes -= linear.num_bytes
     # A checkpoint's embedding stays in the file. The head's own, where they are tied, was counted as the head's weight.
-    stays = not dummy and (not here or embedding_stays(Path(config.model), kept))
-    return held + (embed if tied and not stays else 0) - (0 if tied or not stays else embed)
+    stays = not dummy and (not here or embedding_stays(Path(config.model), stored))
+    return num_bytes + (embed if tied and not stays else 0) - (0 if tied or not stays else embed)
 
 
 def checkpoint_facts(directory: Path, shape: DecoderConfig) -> tuple[dict[str, Any], DecoderConfig]:

@@ -21,15 +21,15 @@ ONEDNN, PLAIN = "torch, packed for oneDNN", "plain torch"
 
 def run(job: dict[str, Any], stage: Callable[[str], None]) -> dict[str, Any]:
     """Return all facts; `job` is not used."""
-    found = find_device("auto")
-    device = found.place
+    hardware = find_device("auto")
+    device = hardware.place
     dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     kernels = _kernels()
     return {
         "torch": torch.__version__,
         f"{GPU}_build": class_of(GPU).build(),
-        "devices": found.facts(),
-        "device": found.name,
+        "devices": hardware.facts(),
+        "device": hardware.name,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "mkl": torch.backends.mkl.is_available(),
         "triton_lacks": triton_build.missing(),

@@ -39,8 +39,8 @@ class ReferenceText:
         if not self._tokenizer.chat_template:
             # Where older checkpoints that read images keep it: transformers looks there for processors only.
             path = directory / "chat_template.json"
-            found = read_json(path).get("chat_template") if path.is_file() else None
-            self._tokenizer.chat_template = found if isinstance(found, str | dict) else None
+            template = read_json(path).get("chat_template") if path.is_file() else None
+            self._tokenizer.chat_template = template if isinstance(template, str | dict) else None
 
     def render(self, conversation: Mapping[str, Any]) -> dict[str, str]:
         """{"text": ...} of messages, tools and generation_prompt, or {"refused": REASON}."""
@@ -71,8 +71,8 @@ class ReferenceModel:
         transformers = _transformers()
         try:
             # By its name: the automatic choice does not know all that hold more than a decoder.
-            named = read_config(directory).architecture
-            kind = getattr(transformers, named, transformers.AutoModelForCausalLM)
+            architecture = read_config(directory).architecture
+            kind = getattr(transformers, architecture, transformers.AutoModelForCausalLM)
             model, loaded = kind.from_pretrained(
                 directory, dtype=dtype, attn_implementation="eager", experts_implementation="eager",
                 local_files_only=True, output_loading_info=True,
@@ -145,11 +145,11 @@ def _with_adapter(model: Any, lora: Path, dtype: torch.dtype) -> Any:
         with warnings.catch_warnings():
             # PEFT asks transformers by names of older versions.
             warnings.simplefilter("ignore", FutureWarning)
-            made = peft.PeftModel.from_pretrained(model, str(lora))
+            adapted = peft.PeftModel.from_pretrained(model, str(lora))
     except Exception as error:
         raise ConfigError(f"PEFT cannot load the adapter: {_one_line(error)}") from error
     # PEFT keeps an adapter's numbers in float32 whatever the model's dtype is; the executor does not.
-    return made.to(dtype).get_base_model()
+    return adapted.to(dtype).get_base_model()
 
 
 def _peft() -> Any:

@@ -16,7 +16,7 @@ def write_usual_names(directory: Path, target: Path) -> bool:
     try:
         chosen = chosen_weights(directory)
     except ConfigError:
-        return False  # told where it is loaded
+        return False  # reported where it is loaded
     if chosen.index_name == INDEX or chosen.files == (SINGLE,):
         return False
     target.mkdir()

@@ -76,8 +76,10 @@ def _merge(tensors: dict[str, torch.Tensor], written: Family, usual: DecoderConf
             continue
         for layer in range(usual.num_layers):
             for part in ("weight", "bias"):
-                found = [tensors.pop(f"{one}.{part}".replace("{i}", str(layer)), None) for one in parts]
-                there = [one for one in found if one is not None]
+                parts_or_none = [
+                    tensors.pop(f"{one}.{part}".replace("{i}", str(layer)), None) for one in parts
+                ]
+                there = [one for one in parts_or_none if one is not None]
                 if len(there) == len(parts):
                     along = 1 if usual.family.names.transposed and part == "weight" else 0
                     tensors[f"{whole}.{part}".replace("{i}", str(layer))] = torch.cat(there, along)

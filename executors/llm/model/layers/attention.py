@@ -14,7 +14,7 @@ from executors.llm.model.config import DecoderConfig, LayerConfig
 from executors.llm.model.layers.base import LayerStep, Sublayer
 from executors.llm.model.layers.norms import Norm
 from executors.llm.model.linear import Linear
-from executors.llm.model.places import Named, Place, of_linear
+from executors.llm.model.places import NamedPlaces, Place, of_linear
 from executors.llm.model.rope import rotate
 
 
@@ -56,7 +56,7 @@ class Attention(Sublayer):
         c = self.config
         return LayerKv(c.num_heads, c.num_kv_heads, c.head_dim, c.score_scale, c.attn_softcap, self.window)
 
-    def tensors(self) -> Named:
+    def tensors(self) -> NamedPlaces:
         """See `Sublayer`."""
         c, names = self.config, self.config.family.names
         if names.qkv:
@@ -65,7 +65,7 @@ class Attention(Sublayer):
             yield from of_linear(self.qkv, (names.q, c.q_size), (names.k, c.kv_size), (names.v, c.kv_size))
         yield from of_linear(self.o, (names.o, c.hidden_size))
 
-    def norms(self) -> Named:
+    def norms(self) -> NamedPlaces:
         """See `Sublayer`. Over heads, a norm is a [heads, head_dim] block here."""
         names = self.config.family.names
         if self.q_norm is not None:

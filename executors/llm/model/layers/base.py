@@ -16,7 +16,7 @@ from executors.llm.model.api import ForwardInput
 from executors.llm.model.caches import LayerMemory
 from executors.llm.model.layers.norms import Norm
 from executors.llm.model.linear import Linear, Packing
-from executors.llm.model.places import Named
+from executors.llm.model.places import NamedPlaces
 from executors.llm.row_loras import RowLoras
 
 
@@ -79,11 +79,11 @@ class Sublayer:
         """Return what the layer keeps between steps: keys and values of each token, a state of each sequence, or nothing."""
         return None
 
-    def tensors(self) -> Named:
+    def tensors(self) -> NamedPlaces:
         """Yield the places of the checkpoint's tensors, except `norms`."""
         return iter(())
 
-    def norms(self) -> Named:
+    def norms(self) -> NamedPlaces:
         """Yield the places of norms inside the sublayer, which come after the norms around it."""
         return iter(())
 

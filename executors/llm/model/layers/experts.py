@@ -10,7 +10,7 @@ from executors.llm.model.config import DecoderConfig, LayerConfig
 from executors.llm.model.layers.base import LayerStep, PackingPlan, Sublayer
 from executors.llm.model.layers.mlp import Mlp, MlpNames
 from executors.llm.model.linear import Linear, Packing
-from executors.llm.model.places import Named, of_linear
+from executors.llm.model.places import NamedPlaces, of_linear
 from executors.llm.row_loras import RowLoras
 
 
@@ -85,7 +85,7 @@ class Experts(Sublayer):
         """See `Sublayer`."""
         return (self.router, *(linear for expert in self.experts for linear in expert.linears))
 
-    def tensors(self) -> Named:
+    def tensors(self) -> NamedPlaces:
         """See `Sublayer`."""
         yield from of_linear(self.router, (self.router_name, self.moe.num_experts))
         for e, expert in enumerate(self.experts):

@@ -11,7 +11,7 @@ from executors.llm.model.layers.base import LayerStep
 from executors.llm.model.layers.kinds import FEED_FORWARDS, MIXERS
 from executors.llm.model.layers.norms import Norm
 from executors.llm.model.linear import Linear
-from executors.llm.model.places import Named
+from executors.llm.model.places import NamedPlaces
 
 
 class Layer:
@@ -56,7 +56,7 @@ class Layer:
         """Return what the layer keeps between steps."""
         return self.mixer.memory()
 
-    def tensors(self) -> Named:
+    def tensors(self) -> NamedPlaces:
         """Yield the places of the checkpoint's tensors: matrices, then norms."""
         names = self.names
         yield from self.mixer.tensors()

@@ -11,7 +11,7 @@ from executors.llm.model.config import DecoderConfig, LayerConfig
 from executors.llm.model.layers.activations import ACTIVATIONS, STEADY_ACTIVATIONS
 from executors.llm.model.layers.base import LayerStep, PackingPlan, Sublayer
 from executors.llm.model.linear import Linear, Packing
-from executors.llm.model.places import Named, of_linear
+from executors.llm.model.places import NamedPlaces, of_linear
 from executors.llm.row_loras import RowLoras
 
 
@@ -74,7 +74,7 @@ class Mlp(Sublayer):
         """See `Sublayer`."""
         return self.gate_up, self.down
 
-    def tensors(self) -> Named:
+    def tensors(self) -> NamedPlaces:
         """See `Sublayer`."""
         names = self.names
         if names.gate_up:

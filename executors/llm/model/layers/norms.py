@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from executors.llm.model.family import NormKind
-from executors.llm.model.places import Named, Place
+from executors.llm.model.places import NamedPlaces, Place
 
 
 class Norm:
@@ -34,7 +34,7 @@ class Norm:
             return F.layer_norm(x, self.size, self.weight, self.bias, self.eps)
         return F.rms_norm(x.float(), self.size, self.weight.float() + 1.0, self.eps).to(x.dtype)
 
-    def places(self, name: str) -> Named:
+    def places(self, name: str) -> NamedPlaces:
         """Yield the places of the checkpoint's tensors."""
         yield f"{name}.weight", Place(self.weight)
         if self.bias is not None:

@@ -121,9 +121,9 @@ def _fp4_scheme(settings: dict[str, Any], where: str) -> IntScheme:
     form = next((form for begin, form in _FP4_FORMS.items() if kind.startswith(begin)), None)
     if form is None:
         raise refused(where, f"{_FP4} with data_type {kind!r}", ", ".join(_FP4_FORMS))
-    for key, known in (("bits", (4, "4")), ("sym", (True,))):
-        if settings.get(key) is not None and settings[key] not in known:
-            raise refused(where, f"{_FP4} with {key} {settings[key]!r}", str(known[0]).lower())
+    for key, supported in (("bits", (4, "4")), ("sym", (True,))):
+        if settings.get(key) is not None and settings[key] not in supported:
+            raise refused(where, f"{_FP4} with {key} {settings[key]!r}", str(supported[0]).lower())
     return IntScheme(form)
 
 

@@ -144,8 +144,8 @@ def _scheme(group: dict[str, Any], form: str | None, where: str, at: str) -> Sch
     if own not in _FORMATS:
         raise refused(where, f"format {own!r}", ", ".join((*_FORMATS, _MIXED)))
     if (fp4 := fp4_form(own)) is not None:
-        for what, known in unsupported_fp4(weights, fp4):
-            raise refused(where, what, known)
+        for what, supported in unsupported_fp4(weights, fp4):
+            raise refused(where, what, supported)
         return IntScheme(fp4)
     if own not in _FLOATS or (own == "naive-quantized" and weights.get("type") == "int"):
         packed = own == "pack-quantized"
@@ -185,16 +185,16 @@ def _of_targets(groups: list[tuple[dict[str, Any], IntScheme]], where: str) -> I
 def _check_int(weights: dict[str, Any], form: str, bits: tuple[int, ...], where: str) -> None:
     for field, allowed in (("num_bits", bits), ("type", ("int",)), ("dynamic", (False,))):
         if weights.get(field) is not None and weights[field] not in allowed:
-            known = ", ".join(str(one).lower() for one in allowed)
-            raise refused(where, f"{form} weights with {field} {weights[field]!r}", known)
+            supported = ", ".join(str(one).lower() for one in allowed)
+            raise refused(where, f"{form} weights with {field} {weights[field]!r}", supported)
     if (strategy := _strategy(weights)) not in _INT_STRATEGIES:
         raise refused(where, f"{form} weights with strategy {strategy!r}", ", ".join(_INT_STRATEGIES))
 
 
 def _strategy(weights: dict[str, Any]) -> Any:
     """Return what scales belong to; where it is not said, the size of groups says it, as in the library."""
-    if (named := weights.get("strategy")) is not None:
-        return named
+    if (strategy := weights.get("strategy")) is not None:
+        return strategy
     size = weights.get("group_size")
     return "tensor" if size is None else "channel" if size == -1 else "group"
 

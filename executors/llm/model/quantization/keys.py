@@ -37,9 +37,9 @@ def without(table: Mapping[str, tuple[str, ...]], *names: str) -> dict[str, tupl
     return {reason: tuple(one for one in members if one not in names) for reason, members in table.items()}
 
 
-def check_keys(values: Mapping[str, Any], known: Keys, where: str) -> None:
+def check_keys(values: Mapping[str, Any], table: Keys, where: str) -> None:
     """Raise ConfigError for a key of the object `where` that is not known, unless its value is null, false or empty."""
-    names = known.known
+    names = table.known
     for name, value in values.items():
         if name not in names and not _is_empty(value):
             raise ConfigError(

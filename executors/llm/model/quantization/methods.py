@@ -64,12 +64,12 @@ def parse_quantization(
 
 def _method(value: dict[str, Any], unnamed: str | None) -> Any:
     """Return the method that the settings name, or that their keys show."""
-    named = value.get("quant_method") or value.get("method")
-    if named is not None:
-        named = named.lower() if isinstance(named, str) else named
-        if isinstance(named, str) and named.startswith("modelopt_"):
+    method = value.get("quant_method") or value.get("method")
+    if method is not None:
+        method = method.lower() if isinstance(method, str) else method
+        if isinstance(method, str) and method.startswith("modelopt_"):
             return "modelopt"
-        return _ALIASES.get(named, named) if isinstance(named, str) else named
+        return _ALIASES.get(method, method) if isinstance(method, str) else method
     if value.get("load_in_4bit") or value.get("load_in_8bit"):
         return "bitsandbytes"
     if "quant_algo" in value or isinstance(value.get("quantization"), dict):

@@ -30,7 +30,7 @@ KEYS = keys(
 )  # fmt: skip
 ALGORITHMS = {"FP8": False, "FP8_PER_CHANNEL_PER_TOKEN": False, "FP8_PB_WO": True}
 """Algorithms of FP8 by name: whether blocks have scales."""
-_KNOWN = ", ".join((*ALGORITHMS, *MODELOPT_FP4))
+_SUPPORTED = ", ".join((*ALGORITHMS, *MODELOPT_FP4))
 _MIXED = "MIXED_PRECISION"
 _CHANGING = {
     "pre_quant_scale": "inputs would have to be multiplied by it", "has_zero_point": "zeros would have to be subtracted",
@@ -56,7 +56,7 @@ def read_modelopt(value: dict[str, Any], where: str) -> Quantization:
     names = _layers(value, where) if algorithm == _MIXED else [algorithm]
     for name in names:
         if name not in (*ALGORITHMS, *MODELOPT_FP4):
-            raise refused(where, f"modelopt with quant_algo {name!r}", _KNOWN)
+            raise refused(where, f"modelopt with quant_algo {name!r}", _SUPPORTED)
     refuse_set(value, _CHANGING, where)
     blocks = {ALGORITHMS[name] for name in names if name in ALGORITHMS}
     fp4 = any(name in MODELOPT_FP4 for name in names)

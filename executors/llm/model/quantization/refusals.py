@@ -8,9 +8,9 @@ from executors.contract.errors import ConfigError
 from executors.llm.model.quantization.keys import short
 
 
-def refused(where: str, what: str, known: str) -> ConfigError:
-    """Return the error for a value that is not supported; `known`: those that are."""
-    return ConfigError(f"{where}: {what[:120]} is not supported; supported: {known}")
+def refused(where: str, what: str, supported: str) -> ConfigError:
+    """Return the error for a value that is not supported; `supported`: those that are."""
+    return ConfigError(f"{where}: {what[:120]} is not supported; supported: {supported}")
 
 
 def refuse_set(value: dict[str, Any], names: dict[str, str], where: str) -> None:

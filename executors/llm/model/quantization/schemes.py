@@ -75,9 +75,9 @@ class IntSchemes:
         it with another of the prefixes that savers use."""
         if not self.rules:
             return self.rest
-        named, others = self._lookup
+        rule_of, others = self._lookup
         names = names_in_settings(stem)
-        place = min(named.get(name, len(self.rules)) for name in names)
+        place = min(rule_of.get(name, len(self.rules)) for name in names)
         first = next((i for i, one in others if i < place and any(map(one.match, names))), place)
         return self.rest if first == len(self.rules) else self.rules[first].scheme
 
@@ -85,19 +85,19 @@ class IntSchemes:
     def _lookup(self) -> tuple[dict[str, int], list[tuple[int, re.Pattern[str]]]]:
         """Places of the rules that match one name, by that name, and of the others. A file may have a rule for each of its
         modules, which are tens of thousands with experts."""
-        named: dict[str, int] = {}
+        rule_of: dict[str, int] = {}
         others = []
         for i, rule in enumerate(self.rules):
             if (name := only_match(rule.pattern)) is not None:
-                named.setdefault(name, i)
+                rule_of.setdefault(name, i)
             else:
                 others.append((i, re.compile(rule.pattern)))
-        return named, others
+        return rule_of, others
 
     def all(self) -> Iterator[IntScheme]:
         """Yield each scheme that a module may have, once."""
-        named = (self.rest, *(rule.scheme for rule in self.rules))
-        yield from dict.fromkeys(one for one in named if one is not None)
+        schemes = (self.rest, *(rule.scheme for rule in self.rules))
+        yield from dict.fromkeys(one for one in schemes if one is not None)
 
     @property
     def label(self) -> str:

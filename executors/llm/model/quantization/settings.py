@@ -44,12 +44,12 @@ def refuse_other_numbers(settings: dict[str, Any], method: str, where: str) -> N
 
 
 def dynamic_rules(
-    value: dict[str, Any], known: Keys, make: Callable[[dict[str, Any], str], IntScheme], where: str
+    value: dict[str, Any], table: Keys, make: Callable[[dict[str, Any], str], IntScheme], where: str
 ) -> tuple[Rule, ...]:
     """Return the rules of GPTQModel's `dynamic`: its keys are regular expressions that match from the beginning of a module's
     name, after "+:" (or nothing) to change settings, after "-:" to leave the module wide.
 
-    `known`: the keys of such settings; `make`: returns the scheme of all settings. Raises ConfigError.
+    `table`: the keys of such settings; `make`: returns the scheme of all settings. Raises ConfigError.
     """
     dynamic = value.get("dynamic") or {}
     if not isinstance(dynamic, dict):
@@ -65,7 +65,7 @@ def dynamic_rules(
             continue
         if not isinstance(settings, dict):
             raise ConfigError(f"{at}: {short(settings)} is not a map of settings")
-        check_keys(settings, known, at)
+        check_keys(settings, table, at)
         refuse_set(settings, CHANGING, at)
         rules.append(Rule(pattern, make({**value, **settings}, at)))
     return tuple(rules)

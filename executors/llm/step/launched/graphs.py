@@ -150,7 +150,7 @@ class StepGraphs:
         self._graphs: dict[StepShape, Graph] = {}
         # Chunks last among shapes of one size: whoever decodes comes back every step.
         self.shapes = sorted(shapes, key=lambda shape: (shape.tokens, shape.listed, shape.lora_tiles))
-        self._wanted = lru_cache(maxsize=1024)(self._best)
+        self._best_shape = lru_cache(maxsize=1024)(self._best)
         self._misses: Counter[StepShape] = Counter()
         self.failure = ""
         self._starved = 0
@@ -182,11 +182,11 @@ class StepGraphs:
     def find(self, facts: StepFacts) -> tuple[StepShape, Graph] | None:
         """Return the graph for a step: a larger one if the best is missing, None if there is no graph for it. Counts missing
         graphs."""
-        wanted = self._wanted(facts)
-        if wanted is not None:
-            if wanted in self._graphs:
-                return wanted, self._graphs[wanted]
-            self._misses[wanted] += 1
+        best = self._best_shape(facts)
+        if best is not None:
+            if best in self._graphs:
+                return best, self._graphs[best]
+            self._misses[best] += 1
         there = (shape for shape in self.shapes if shape in self._graphs and fits(shape, facts))
         shape = next(there, None)
         return None if shape is None else (shape, self._graphs[shape])
@@ -197,21 +197,21 @@ class StepGraphs:
 
     def settled(self, facts: StepFacts) -> bool:
         """Return whether a step has the best graph that it can have, so that `find` will return the same from now on."""
-        return self._wanted(facts) in self._graphs
+        return self._best_shape(facts) in self._graphs
 
     def overdue(self, facts: StepFacts) -> list[StepShape]:
         """Return the shape for a step if enough steps wanted it that it must be captured before this step, and other shapes
         that half as many steps wanted. They are captured in order until one fails."""
-        wanted = self._wanted(facts)
-        if wanted is None or self._misses[wanted] < MISSES or wanted in self._graphs:
+        best = self._best_shape(facts)
+        if best is None or self._misses[best] < MISSES or best in self._graphs:
             return []
         if self.failure or self.wait:
             return []
         missed = [
             shape for shape, count in self._misses.most_common()
-            if count >= MISSES // 2 and shape not in self._graphs and shape != wanted
+            if count >= MISSES // 2 and shape not in self._graphs and shape != best
         ]  # fmt: skip
-        return [wanted, *missed[: PER_STANDSTILL - 1]]
+        return [best, *missed[: PER_STANDSTILL - 1]]
 
     def _best(self, facts: StepFacts) -> StepShape | None:
         return next((shape for shape in self.shapes if fits(shape, facts)), None)

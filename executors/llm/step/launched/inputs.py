@@ -100,8 +100,8 @@ def num_words(shape: StepShape) -> int:
 
 def section_of(words: np.ndarray, shape: StepShape, name: str) -> np.ndarray:
     """Return a section of an int32 array that holds a packed step, in the section's dtype."""
-    found = layout(shape)[name]
-    return words[found.begin : found.begin + found.words].view(found.kind)
+    section = layout(shape)[name]
+    return words[section.begin : section.begin + section.words].view(section.kind)
 
 
 def result_words(samples: int) -> int:
@@ -147,7 +147,7 @@ class HostStep:
 
 
 class DeviceStep:
-    """A packed step on the device: a tensor for each section, made once for a graph and anew for a step without one."""
+    """A packed step on the device: a tensor for each section, made once for a graph, and for each step without one."""
 
     def __init__(self, words: torch.Tensor, shape: StepShape) -> None:
         self.shape = shape

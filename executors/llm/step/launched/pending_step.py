@@ -8,27 +8,27 @@ import numpy as np
 
 from executors.contract.batch import ItemOutput, UnifiedOutput
 from executors.contract.errors import ItemFault
-from executors.llm.sampling.device_logprobs import Wanted
+from executors.llm.sampling.device_logprobs import LogprobRows
 from executors.llm.step.launched.inputs import StepBuffer, host_results
 
 
 class PendingDeviceStep:
     """A `PendingStep` that is the `owner` of its buffer.
 
-    `sampled` bool [n]: items that get a token; `places` int64: the places of their results among `samples`. `hear` receives
-    the tokens, int32 [places]; `wanted` is in the buffer's `more`.
+    `sampled` bool [n]: items that get a token; `places` int64: the places of their results among `samples`. `record` receives
+    the tokens, int32 [places]; the result for `logprobs` is in the buffer's `more`.
     """
 
     def __init__(
         self, buffer: StepBuffer, samples: int, sampled: np.ndarray, places: np.ndarray,
-        hear: Callable[[np.ndarray], None] | None = None, wanted: Wanted | None = None,
+        record: Callable[[np.ndarray], None] | None = None, logprobs: LogprobRows | None = None,
     ) -> None:  # fmt: skip
         self._buffer = buffer
         self._samples = samples
         self._sampled = sampled
         self._places = places
-        self._hear = hear
-        self._wanted = wanted
+        self._record = record
+        self._logprobs = logprobs
         self._output: UnifiedOutput | None = None
         buffer.owner = self
 
@@ -48,18 +48,18 @@ class PendingDeviceStep:
             chosen = tokens[self._places]
             self._output = self._pack(chosen, bad[self._places])
             self._buffer.owner = None
-            if self._hear is not None:
-                self._hear(chosen)
+            if self._record is not None:
+                self._record(chosen)
         return self._output
 
     def _pack(self, tokens: np.ndarray, bad: np.ndarray) -> UnifiedOutput:
         output = UnifiedOutput(self._sampled.astype(np.int32), tokens)
-        if self._wanted is None and not bad.any():
+        if self._logprobs is None and not bad.any():
             return output
         items = np.flatnonzero(self._sampled)
-        if self._wanted is not None:
-            found = self._wanted.read(self._buffer.more.numpy(), tokens)
-            output.details |= {int(items[place]): ItemOutput((one,)) for place, one in found.items()}
+        if self._logprobs is not None:
+            sampled = self._logprobs.read(self._buffer.more.numpy(), tokens)
+            output.details |= {int(items[place]): ItemOutput((one,)) for place, one in sampled.items()}
         if bad.any():
             for item, why in zip(items[bad != 0].tolist(), bad[bad != 0].tolist(), strict=True):
                 output.num_tokens[item] = 0

@@ -20,7 +20,7 @@ from executors.contract import noise
 from executors.contract.batch import UnifiedBatch
 from executors.llm.attention.key_pieces import WORDS
 from executors.llm.device.base import Graph
-from executors.llm.sampling.device_logprobs import Wanted
+from executors.llm.sampling.device_logprobs import LogprobRows
 from executors.llm.sampling.shaped_slots import Following, ShapedSlots
 from executors.llm.step.launched.inputs import StepShape, num_words, section_of
 
@@ -55,25 +55,25 @@ class _KeptPieces:
 
 class RepeatedStep:
     """`words` int32: the step as it was packed last. `sampled` bool [n] and `places` int64 [n], the row of each item, for its
-    result; `wanted`: logprobs, None if there are none; `shaped`: the device shapes logits of the step and must be told which
-    inputs to count."""
+    result; `logprobs`: those to read, None if there are none; `shaped`: the device shapes logits of the step and has to know
+    which inputs count."""
 
     def __init__(
         self, batch: UnifiedBatch, order: np.ndarray, rows: Callable[[], Rows],
         cut: Callable[[np.ndarray], np.ndarray], lasts: Callable[[np.ndarray], int],
-        words: np.ndarray, found: tuple[StepShape, Graph], places: np.ndarray, wanted: Wanted | None, shaped: bool,
+        words: np.ndarray, program: tuple[StepShape, Graph], places: np.ndarray, logprobs: LogprobRows | None, shaped: bool,
     ) -> None:  # fmt: skip
         """`batch`: a step of single tokens, all of which are sampled; `order` int64 [n]: its items in the order of their
-        rows; `words` int32: the packed step for the graph in `found`; it is copied. `rows` is called only once a step repeats
+        rows; `words` int32: the packed step for the graph in `program`; it is copied. `rows` is called only once a step repeats
         this one, because many steps are followed by different ones.
 
         `cut` returns the pieces, int32 [k, WORDS], of rows of given lengths; `lasts`: see `PieceRule.lasts`.
         """
-        self.shape, self.graph = found
+        self.shape, self.graph = program
         self.words = words[: num_words(self.shape)].copy()
         self.sampled = np.ones(len(batch), np.bool_)
         self.places = places
-        self.wanted = wanted
+        self.logprobs = logprobs
         self.shaped = shaped
         self._batch = batch
         self._key = _key(batch)
@@ -81,7 +81,7 @@ class RepeatedStep:
         self._first, self._last = int(order[0]), int(order[-1])
         self._make_rows = rows
         self._cut, self._lasts = cut, lasts
-        self._kept: _KeptPieces | None = None
+        self._last_pieces: _KeptPieces | None = None
         self._following: Following | None = None
 
     @cached_property
@@ -91,9 +91,9 @@ class RepeatedStep:
     @cached_property
     def _of(self) -> dict[str, np.ndarray]:
         """Return the sections that are rewritten, without padding, by name."""
-        found = {name: section_of(self.words, self.shape, name) for name in MOVING}
+        sections = {name: section_of(self.words, self.shape, name) for name in MOVING}
         # How many pieces there are may change.
-        return {name: one if name == "pieces" else one[: len(self._order)] for name, one in found.items()}
+        return {name: one if name == "pieces" else one[: len(self._order)] for name, one in sections.items()}
 
     @cached_property
     def _in_order(self) -> bool:
@@ -133,8 +133,8 @@ class RepeatedStep:
             return False
         if self.all_pending:
             return True
-        known = batch.token_ids if batch.pending is None else batch.token_ids[~batch.pending]
-        return bool(known.min() >= 0 and known.max() < width)
+        ids = batch.token_ids if batch.pending is None else batch.token_ids[~batch.pending]
+        return bool(ids.min() >= 0 and ids.max() < width)
 
     def move(self, batch: UnifiedBatch, tables: np.ndarray, size: int) -> None:
         """Rewrite every section of `MOVING` in `words` from a step that repeats this one. `tables` int32: the host's
@@ -159,9 +159,9 @@ class RepeatedStep:
 
     def _move_pieces(self, words: np.ndarray, lengths: np.ndarray) -> None:
         """Write the pieces of rows of these lengths. All rows grow equally, so one row shows how long the cut is valid."""
-        first, kept = int(lengths[0]), self._kept
-        if kept is not None and 0 <= first - kept.first < kept.lasts:
-            words[kept.places] = kept.ends + (first - kept.first)
+        first, before = int(lengths[0]), self._last_pieces
+        if before is not None and 0 <= first - before.first < before.lasts:
+            words[before.places] = before.ends + (first - before.first)
             return
         pieces = self._cut(lengths)
         words[: pieces.size] = pieces.ravel()
@@ -170,7 +170,7 @@ class RepeatedStep:
         padded = np.zeros(int(pieces[:, 0].max()) + 1, np.int32)
         padded[: len(lengths)] = lengths
         last = np.flatnonzero((pieces[:, 2] == padded[pieces[:, 0]]) & (pieces[:, 0] < len(lengths)))
-        self._kept = _KeptPieces(first, self._lasts(lengths), last * WORDS + 2, pieces[last, 2])
+        self._last_pieces = _KeptPieces(first, self._lasts(lengths), last * WORDS + 2, pieces[last, 2])
 
     def write(self, words: np.ndarray) -> None:
         """Copy the current step into the packed array of the next."""

@@ -27,9 +27,9 @@ from executors.llm.device.base import DeviceMemory, Graph, StepDevice
 from executors.llm.lora.device import DeviceWeights
 from executors.llm.lora.table import LoraTable
 from executors.llm.memory.device_memory import retried
-from executors.llm.sampling.device_logprobs import Wanted
+from executors.llm.sampling.device_logprobs import LogprobRows
 from executors.llm.sampling.device_sampler import DeviceSampler
-from executors.llm.sampling.shaped_slots import TABLE_BYTES, Hearing, ShapedSlots
+from executors.llm.sampling.shaped_slots import TABLE_BYTES, Recording, ShapedSlots
 from executors.llm.step.launched.graphs import (
     AT_START,
     StepGraphs,
@@ -186,9 +186,9 @@ class LaunchedSteps:
         pieces = min(1, self._most_pieces(1))
         alone = [StepShape(1, 1, 1, decodes=1, pieces=pieces), StepShape(4, 3, 1, 1, 1, True, pieces)]
         alone += [replace(one, lora_tiles=1) for one in alone if self._graph_adapters]
-        wanted = [*alone, *self._padded_shapes(packed)]
-        for number, shape in enumerate(wanted):
-            self._report("kernels", number, len(wanted))
+        shapes = [*alone, *self._padded_shapes(packed)]
+        for number, shape in enumerate(shapes):
+            self._report("kernels", number, len(shapes))
             try:
                 self.program.captured(shape)()
             except Exception as error:
@@ -198,7 +198,7 @@ class LaunchedSteps:
                 # Steps are made smaller, too, until they fit.
                 _log.warning("kernels for steps of %d tokens are not compiled yet: %s", shape.tokens, why)
                 break
-        self._report("kernels", len(wanted), len(wanted))
+        self._report("kernels", len(shapes), len(shapes))
 
     def capture_next(self) -> bool:
         """See `Launch`. Captures the smallest missing graph."""
@@ -256,10 +256,10 @@ class LaunchedSteps:
 
     def begin(self, start: SequenceStart) -> bool:
         """See `SlotPart`."""
-        slot, asked = start.slot, start.sampling
+        slot, sampling = start.slot, start.sampling
         self.shaped.drop(slot)
-        slow = asked is not None and (asked.typical_p < 1.0 or start.grammar is not None)
-        if asked is not None and asked.edits_logits and not slow and start.pooling is None:
+        slow = sampling is not None and (sampling.typical_p < 1.0 or start.grammar is not None)
+        if sampling is not None and sampling.edits_logits and not slow and start.pooling is None:
             slow = not self.shaped.begin(start)
         self._slow[slot] = slow
         return bool(self.shaped.row_of[slot] < 0)
@@ -281,8 +281,8 @@ class LaunchedSteps:
             check_blocks(batch, self.runner.cache.num_blocks)
             self._states.slots.update(tables)
             self._tables.changed(tables.slots, tables.starts, tables.counts)
-        held = self._states.slots.num_blocks[0, batch.slots] * self.runner.cache.block_size
-        if (held <= batch.pos_offsets).any():
+        capacity = self._states.slots.num_blocks[0, batch.slots] * self.runner.cache.block_size
+        if (capacity <= batch.pos_offsets).any():
             self._states.blocks_needed(batch)  # which says what is missing
 
     # -- a step --------------------------------------------------------------------------------------------------------
@@ -320,12 +320,12 @@ class LaunchedSteps:
         if last.shaped:
             self._prepare_again(batch, last)
         last.move(batch, self._blocks, self.runner.cache.block_size)
-        buffer = self._send(batch, last.shape, last.wanted, last.write, last.graph)
-        hear = None
+        buffer = self._send(batch, last.shape, last.logprobs, last.write, last.graph)
+        record = None
         if last.shaped:
             items = last.following(self.shaped)
-            hear = self._heard_by(self.shaped.hearing_of(items, batch.pos_offsets[items.places] + 1))
-        return PendingDeviceStep(buffer, last.shape.samples, last.sampled, last.places, hear, last.wanted)
+            record = self._recorder(self.shaped.recording_of(items, batch.pos_offsets[items.places] + 1))
+        return PendingDeviceStep(buffer, last.shape.samples, last.sampled, last.places, record, last.logprobs)
 
     def _prepare_again(self, batch: UnifiedBatch, last: RepeatedStep) -> None:
         """Prepare shaped rows for a step that repeats the one before it."""
@@ -342,13 +342,13 @@ class LaunchedSteps:
         )
 
     def _put(
-        self, batch: UnifiedBatch, plan: DevicePlan, found: tuple[StepShape, Graph] | None
+        self, batch: UnifiedBatch, plan: DevicePlan, captured: tuple[StepShape, Graph] | None
     ) -> PendingDeviceStep:
         """Pack a step and launch it."""
-        shape, places = found[0] if found else plan.shape, np.arange(plan.facts.samples)
+        shape, places = captured[0] if captured else plan.shape, np.arange(plan.facts.samples)
         if not shape.listed:
             places = np.argsort(plan.order)[plan.sampled]
-        wanted = Wanted.of(
+        logprobs = LogprobRows.of(
             self._states.sampling.logprobs[batch.slots[plan.sampled]], places, self._states.logits_width
         )
 
@@ -358,17 +358,17 @@ class LaunchedSteps:
         def compute(words: torch.Tensor) -> None:
             self._launch_calls(words, shape, plan)
 
-        buffer = self._send(batch, shape, wanted, write, found[1] if found else compute)
-        if found and self._can_repeat(shape, plan):
+        buffer = self._send(batch, shape, logprobs, write, captured[1] if captured else compute)
+        if captured and self._can_repeat(shape, plan):
             order, shaped = plan.order, bool((self.shaped.row_of[batch.slots] >= 0).any())
             self._last = RepeatedStep(
                 batch, order, lambda: self._packer.rows(batch.slots[order]), lambda lengths: self._packer.pieces(lengths, shape),
                 self._packer.pieces_last,
-                buffer.words, found, places, wanted, shaped,
+                buffer.words, captured, places, logprobs, shaped,
             )  # fmt: skip
         ends = (plan.step.pos_offsets + plan.step.q_lens)[plan.sampled]
-        hear = self._hearing(batch.slots[plan.sampled], ends)
-        return PendingDeviceStep(buffer, shape.samples, plan.sampled, places, hear, wanted)
+        record = self._recorder_for(batch.slots[plan.sampled], ends)
+        return PendingDeviceStep(buffer, shape.samples, plan.sampled, places, record, logprobs)
 
     def _can_repeat(self, shape: StepShape, plan: DevicePlan) -> bool:
         """Return whether a step with a graph consists of decodes only, so that the next steps may repeat it."""
@@ -378,13 +378,13 @@ class LaunchedSteps:
         return alike and self.graphs.settled(facts)
 
     def _send(
-        self, batch: UnifiedBatch, shape: StepShape, wanted: Wanted | None, write: Callable[[np.ndarray], None],
+        self, batch: UnifiedBatch, shape: StepShape, logprobs: LogprobRows | None, write: Callable[[np.ndarray], None],
         compute: Graph | Callable[[torch.Tensor], None],
     ) -> StepBuffer:  # fmt: skip
         """Write a step to host memory and launch it. `compute`: the graph to replay, or the function that launches calls over
         the packed step."""
         changes = [(one.tensor, *one.unsent()) for one in (self._tables, self.shaped.sending)]
-        tail = Tail(num_words(shape), changes, None if wanted is None else wanted.rows)
+        tail = Tail(num_words(shape), changes, None if logprobs is None else logprobs.rows)
         buffer = self._ring.take()
         buffer.fit(tail.end)
         write(buffer.words)
@@ -393,7 +393,7 @@ class LaunchedSteps:
             self.graphs.in_step = True
         try:
             with self.queueing():
-                self._queue(batch, shape, wanted, compute, tail, buffer)
+                self._queue(batch, shape, logprobs, compute, tail, buffer)
         finally:
             if self.graphs is not None:
                 self.graphs.in_step = False
@@ -401,7 +401,7 @@ class LaunchedSteps:
         return buffer
 
     def _queue(
-        self, batch: UnifiedBatch, shape: StepShape, wanted: Wanted | None,
+        self, batch: UnifiedBatch, shape: StepShape, logprobs: LogprobRows | None,
         compute: Graph | Callable[[torch.Tensor], None], tail: Tail, buffer: StepBuffer,
     ) -> None:  # fmt: skip
         """Queue all of a step's work on the device, from copy to copy."""
@@ -422,18 +422,18 @@ class LaunchedSteps:
             compute.replay()
         results = result_words(shape.samples)
         buffer.result[:results].copy_(self.program.result[:results], non_blocking=True)
-        if wanted is not None:
+        if logprobs is not None:
             rows = tail.rows(inputs)
-            more = retried(self._memory, lambda: self.program.described(shape, rows, wanted.most))
-            buffer.fit_more(wanted.words).copy_(more.view(-1), non_blocking=True)
+            more = retried(self._memory, lambda: self.program.described(shape, rows, logprobs.most))
+            buffer.fit_more(logprobs.words).copy_(more.view(-1), non_blocking=True)
 
-    def _hearing(self, slots: np.ndarray, positions: np.ndarray) -> Callable[[np.ndarray], None] | None:
+    def _recorder_for(self, slots: np.ndarray, positions: np.ndarray) -> Callable[[np.ndarray], None] | None:
         """Return the function that receives the tokens sampled for `slots` at `positions` int64; None if they are not
         needed."""
-        return self._heard_by(self.shaped.hearing(slots, positions))
+        return self._recorder(self.shaped.recording(slots, positions))
 
-    def _heard_by(self, hearing: Hearing | None) -> Callable[[np.ndarray], None] | None:
-        return None if hearing is None else lambda tokens: self.shaped.heard(hearing, tokens)
+    def _recorder(self, recording: Recording | None) -> Callable[[np.ndarray], None] | None:
+        return None if recording is None else lambda tokens: self.shaped.record(recording, tokens)
 
     def _launch_calls(self, words: torch.Tensor, shape: StepShape, plan: DevicePlan) -> None:
         packed, runner = self.program.packed, self.runner

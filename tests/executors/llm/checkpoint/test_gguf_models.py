@@ -212,7 +212,7 @@ async def test_logits_and_configuration_are_those_of_the_checkpoint(tmp_path: Pa
 def test_messages_have_the_names_of_the_file(tmp_path: Path, name: str):
     _, gguf = both(tmp_path, name)
     checkpoint = Checkpoint(gguf)
-    told = {checkpoint.told(usual) for usual in checkpoint.names()}
+    told = {checkpoint.own_name(usual) for usual in checkpoint.names()}
     checkpoint.close()
 
     extra = MODELS[name][3] if name != "gpt2" else {}

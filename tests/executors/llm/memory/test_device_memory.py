@@ -194,7 +194,7 @@ def test_what_is_taken_while_it_is_tried_counts_too() -> None:
     made = sizing.sizing.make()
     first, last = sizing.made[1:]
     assert first.closed and last is made
-    assert pool_bytes(made) <= device_sizing.KEPT * pool_bytes(first)
+    assert pool_bytes(made) <= device_sizing.SHARE_OF_EARLIER_SIZE * pool_bytes(first)
 
 
 def test_who_is_robbed_each_time_gives_up_with_all_figures() -> None:

@@ -119,7 +119,7 @@ def test_who_said_how_much_there_is_gets_it_at_the_start(
 def test_a_span_is_a_large_page_of_each_side(
     kv_heads: int, head_dim: int, dtype: torch.dtype, blocks: int, roomy: None
 ) -> None:
-    plan = plan_kv(spec(kv_heads, head_dim, dtype=dtype), configured(), 256, found=1 << 28)
+    plan = plan_kv(spec(kv_heads, head_dim, dtype=dtype), configured(), 256, measured=1 << 28)
     assert plan.layout.blocks_per_span == blocks
     fixed = plan_kv(spec(kv_heads, head_dim, dtype=dtype), configured(kv_cache_memory_bytes=1 << 28), 256)
     assert fixed.layout.blocks_per_span == 0
@@ -130,7 +130,7 @@ def test_a_span_is_a_large_page_of_each_side(
 def test_what_does_not_fit_is_refused_on_demand_as_well(roomy: None) -> None:
     config = replace(configured(), max_model_len=4096)
     with pytest.raises(ConfigError, match="max_model_len 4096"):
-        plan_kv(spec(8, 128), config, 4096, found=4 * MIB)
+        plan_kv(spec(8, 128), config, 4096, measured=4 * MIB)
 
 
 @pytest.mark.parametrize(("total", "passing"), [(64, True), (1, False)])

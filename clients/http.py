@@ -52,16 +52,16 @@ class Refused(Exception):
 
 def complaint(body: bytes | Any) -> str:
     """What an error's body says, as one clean line: OpenAI's form, FastAPI's, the status of /ready, or text."""
-    found: Any = body
+    content: Any = body
     if isinstance(body, bytes):
         try:
-            found = msgspec.json.decode(body)
+            content = msgspec.json.decode(body)
         except (msgspec.DecodeError, RecursionError):
-            found = body.decode("utf-8", "replace")
+            content = body.decode("utf-8", "replace")
     for name in ("error", "message", "detail", "status"):
-        if isinstance(found, dict) and found.get(name):
-            found = found[name]
-    return CONTROL.sub("", " ".join(str(found).split()))[:300] if found else ""
+        if isinstance(content, dict) and content.get(name):
+            content = content[name]
+    return CONTROL.sub("", " ".join(str(content).split()))[:300] if content else ""
 
 
 class Client:
@@ -126,14 +126,14 @@ class Connection(asyncio.Protocol):
     """One connection, kept alive; one request at a time, all by the one task that opened it."""
 
     def __init__(self) -> None:
-        self.heard = time.perf_counter()
+        self.last_byte_at = time.perf_counter()
         """When the last bytes came."""
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._answered: asyncio.Future[None] | None = None
         self._sink: Sink = _ignore
         self._until_eof = True
-        self._begun = False
+        self._has_answer = False
         self._status = 0
         self._refusal = bytearray()
 
@@ -152,9 +152,9 @@ class Connection(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing():
             raise Broken("the connection is closed", unheard=True)
         self._answered = asyncio.get_running_loop().create_future()
-        self._sink, self._begun, self._status, self._until_eof = sink, False, 0, True
+        self._sink, self._has_answer, self._status, self._until_eof = sink, False, 0, True
         self._refusal.clear()
-        self.heard = time.perf_counter()
+        self.last_byte_at = time.perf_counter()
         self._transport.write(message)
         try:
             await self._answered
@@ -178,7 +178,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclasses
 
     def data_received(self, data: bytes) -> None:
-        self.heard = time.perf_counter()
+        self.last_byte_at = time.perf_counter()
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -195,7 +195,7 @@ class Connection(asyncio.Protocol):
     # -- what the parser calls ---------------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        self._begun = True
+        self._has_answer = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if name.lower() in (b"content-length", b"transfer-encoding"):
@@ -206,7 +206,7 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, data: bytes) -> None:
         if self._status == 200:
-            self._sink(data, self.heard)
+            self._sink(data, self.last_byte_at)
         elif len(self._refusal) < 1 << 16:
             self._refusal += data
 
@@ -220,12 +220,12 @@ class Connection(asyncio.Protocol):
 
     def _fail(self, reason: str) -> None:
         if self._answered is not None and not self._answered.done():
-            self._answered.set_exception(Broken(reason, unheard=not self._begun))
+            self._answered.set_exception(Broken(reason, unheard=not self._has_answer))
         self.close()
 
 
 def _ignore(data: bytes, now: float) -> None:
-    """For what comes when nobody has asked."""
+    """Ignore bytes that arrive without a request."""
 
 
 def reason(error: Exception) -> str:

@@ -24,7 +24,7 @@ _GRACE = 5.0
 """Seconds that it gets to end by itself, twice; nothing runs in it then."""
 _COMPLAINT = "cohort: error: "
 _LINES = 20
-"""Of its log that are kept, for the case that it ends."""
+"""Number of the last lines of its log that are kept, for the case that it ends."""
 
 Loading = Callable[[str], None]
 
@@ -80,7 +80,7 @@ class OwnServer:
         return self._process.pid
 
     async def until_ready(self) -> None:
-        """Wait until new work is welcome. Raises OwnServerFault where the server ends instead."""
+        """Wait until the server accepts requests. Raises OwnServerFault where the server ends instead."""
         while True:
             try:
                 await self.client.ask("GET", "/ready")
@@ -150,7 +150,7 @@ class OwnServer:
                 await self._process.wait()
             await self._reading
             if self._url.done():
-                self._url.exception()  # heard
+                self._url.exception()  # asyncio warns of an exception that is never read
 
 
 class Unserved(OwnServerFault):

@@ -5,8 +5,8 @@
     with LLM("path/to/model") as llm:
         [result] = llm.generate(["Once upon a time"], SamplingParams(max_tokens=32))
 
-This package is the public door. The application behind it (`server`, `engine`, `executors`, `clients`) keeps names that other
-distributions use too, so those packages are no top-level packages of an installation: see `cohort_server.rooms`.
+This package is the public interface. The application behind it (`server`, `engine`, `executors`, `clients`) keeps names that
+other distributions use too, so those packages are no top-level packages of an installation: see `cohort_server.rooms`.
 """
 
 from __future__ import annotations

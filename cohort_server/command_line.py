@@ -157,25 +157,25 @@ def _without_foreign(argv: list[str], options: dict[str, bool]) -> list[str]:
     # Here only: the tables take as long to import as the help takes to print.
     from server.settings.foreign.command_line import read_flags
 
-    found = read_flags(argv, options)
-    if message := found.complaint:
+    flags = read_flags(argv, options)
+    if message := flags.complaint:
         fail(message)
-    IGNORED_FLAGS.extend(found.warnings)
-    return found.argv
+    IGNORED_FLAGS.extend(flags.warnings)
+    return flags.argv
 
 
 def _each_named(argv: list[str]) -> list[str]:
     """Name --lora-modules before each of its values: vLLM takes several behind one flag."""
-    found: list[str] = []
+    words: list[str] = []
     module = False
     for word in argv:
         if module and not word.startswith("-") and ("=" in word or word.startswith("{")):
-            if found[-1] != "--lora-modules":
-                found.append("--lora-modules")
+            if words[-1] != "--lora-modules":
+                words.append("--lora-modules")
         else:
             module = word == "--lora-modules"
-        found.append(word)
-    return found
+        words.append(word)
+    return words
 
 
 def _refuse(error: TyperException) -> NoReturn:

@@ -36,8 +36,8 @@ def open_standard_streams() -> None:
 
 
 def _open_null(number: int) -> None:
-    found = os.open(os.devnull, os.O_RDWR)
-    if found != number:
-        os.dup2(found, number)
-        os.close(found)
+    descriptor = os.open(os.devnull, os.O_RDWR)
+    if descriptor != number:
+        os.dup2(descriptor, number)
+        os.close(descriptor)
     os.set_inheritable(number, True)

@@ -10,7 +10,12 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOTS = ("engine", "executors/contract")
+ROOTS = (
+    "engine",
+    "executors",
+    "clients",
+    "cohort_server",
+)
 """Folders in which the rule holds."""
 VERB_FORMS = frozenset(
     "asked begun came found gave given goes got heard held kept knew known left lost made meant named said saw seen sent shown "

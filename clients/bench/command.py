@@ -30,14 +30,14 @@ class BenchCommand(TyperCommand):
     """Lets `--json` stand without a file, which then is stdout: Typer has no options with a value that may be left out."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        found = []
+        words = []
         for i, word in enumerate(args):
-            found.append(word)
+            words.append(word)
             after = args[i + 1] if i + 1 < len(args) else None
             # What looks like an address is the server's.
             if word == "--json" and (after is None or after.startswith("--") or "://" in after):
-                found.append(STDOUT)
-        return super().parse_args(ctx, found)
+                words.append(STDOUT)
+        return super().parse_args(ctx, words)
 
 
 COMMAND_CLASS = BenchCommand
@@ -145,12 +145,12 @@ def _measure(url: str, key: str | None, job: Job) -> dict[str, Any]:
         sys.exit(INTERRUPTED)
 
 
-def _key(given: str | None) -> str | None:
+def _key(option: str | None) -> str | None:
     """The first of several that a variable may have, as `cohort serve` takes them."""
     from server.settings.foreign.keys import client_key
 
-    for value in (given, *(os.environ.get(name) for name in ("COHORT_API_KEY", "OPENAI_API_KEY"))):
-        if value and (first := value if value is given else value.partition(",")[0].strip()):
+    for value in (option, *(os.environ.get(name) for name in ("COHORT_API_KEY", "OPENAI_API_KEY"))):
+        if value and (first := value if value is option else value.partition(",")[0].strip()):
             return first
     return client_key(os.environ)
 

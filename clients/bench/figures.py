@@ -19,7 +19,7 @@ SUMMARISED = (*RATES, *TIMES)
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Of values in rising order, interpolated between the two nearest ones, as NumPy's default has it.
+    """The percentile of values in rising order, interpolated between the two nearest ones as by NumPy's default.
 
     Raises ValueError where there are no values.
     """
@@ -62,27 +62,27 @@ def figures(workload: Workload, run: Run) -> dict[str, Any]:
         "output_tokens_per_s": output / wall if served else None,
         "total_tokens_per_s": (output + prompt) / wall if served else None,
         "requests_per_s": len(served) / wall if served else None,
-        **_percentiles("ttft", [one.arrivals[0] - one.sent for one in served], (50, 90, 99)),
+        **_percentiles("ttft", [one.arrivals[0] - one.sent_at for one in served], (50, 90, 99)),
         **_percentiles("itl", gaps, (50, 90, 99)),
         **_percentiles("tpot", per_token, (50,)),
-        **_percentiles("e2e", [one.arrivals[-1] - one.sent for one in served], (50, 99)),
+        **_percentiles("e2e", [one.arrivals[-1] - one.sent_at for one in served], (50, 99)),
         "client_cpu_s": run.cpu,
         "client_us_per_event": run.cpu / events * 1e6 if events else None,
     }
 
 
-def _percentiles(name: str, seconds: list[float], wanted: Sequence[int]) -> dict[str, float | None]:
+def _percentiles(name: str, seconds: list[float], percents: Sequence[int]) -> dict[str, float | None]:
     """Milliseconds."""
     seconds.sort()
-    return {f"{name}_p{p}_ms": percentile(seconds, p) * 1e3 if seconds else None for p in wanted}
+    return {f"{name}_p{p}_ms": percentile(seconds, p) * 1e3 if seconds else None for p in percents}
 
 
 def summary(runs: Sequence[dict[str, Any]]) -> dict[str, dict[str, float] | None]:
     """For every figure that counts: median, least and greatest over the runs that have it."""
-    found: dict[str, dict[str, float] | None] = {}
+    summaries: dict[str, dict[str, float] | None] = {}
     for name in SUMMARISED:
         values = [run[name] for run in runs if run[name] is not None]
-        found[name] = (
+        summaries[name] = (
             {"median": statistics.median(values), "min": min(values), "max": max(values)} if values else None
         )
-    return found
+    return summaries

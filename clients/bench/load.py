@@ -54,12 +54,12 @@ async def run(
         gc.disable()
         began, cpu = time.perf_counter(), time.process_time()
         try:
-            found = await asyncio.gather(*(worker.work(waiting, on_answer) for worker in workers))
+            outcomes = await asyncio.gather(*(worker.work(waiting, on_answer) for worker in workers))
         finally:
             gc.enable()
             watch.cancel()
         cpu = time.process_time() - cpu
-        return Run([one for some in found for one in some], began, time.perf_counter(), cpu)
+        return Run([one for some in outcomes for one in some], began, time.perf_counter(), cpu)
     finally:
         for worker in workers:
             worker.close()
@@ -109,9 +109,9 @@ class _Worker:
     async def _once(self, message: bytes) -> Outcome:
         connection = await self.connect()
         reader = CompletionReader()
-        sent = time.perf_counter()
+        sent_at = time.perf_counter()
         await connection.exchange(message, reader.feed)
-        return reader.result(sent)
+        return reader.result(sent_at)
 
 
 async def _watch(workers: Sequence[_Worker]) -> None:
@@ -121,5 +121,5 @@ async def _watch(workers: Sequence[_Worker]) -> None:
         silent_since = time.perf_counter() - PATIENCE
         for worker in workers:
             connection = worker.connection
-            if connection is not None and connection.busy and connection.heard < silent_since:
+            if connection is not None and connection.busy and connection.last_byte_at < silent_since:
                 connection.give_up(f"nothing came for {PATIENCE:g} s")

@@ -25,7 +25,7 @@ def require() -> None:
 
 def draw(report: dict[str, Any], path: Path) -> None:
     """Write the picture. Raises OSError."""
-    # Without pyplot there is no state shared with anybody else, and no window system is looked for.
+    # Without pyplot there is no global state, and matplotlib looks for no window system.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -124,12 +124,14 @@ def requests(
     know it."""
     rng = random.Random(f"{seed}/{workload.name}/{run}")
     shared: Prompt = prompts.draw(rng, workload.shared_tokens) if workload.shared_tokens else []
-    made = []
+    messages = []
     for _ in range(workload.requests):
         own = prompts.draw(rng, workload.prompt_tokens)
         prompt = join(shared, own) if shared else own
-        made.append(client.message("POST", "/v1/completions", body(model, prompt, workload.output_tokens)))
-    return made
+        messages.append(
+            client.message("POST", "/v1/completions", body(model, prompt, workload.output_tokens))
+        )
+    return messages
 
 
 async def find(client: Client, model: str, vocab_size: int | None, vocab_told: int | None) -> Prompts:
@@ -148,9 +150,9 @@ async def find(client: Client, model: str, vocab_size: int | None, vocab_told: i
     if refused.status in (401, 403, 404) or refused.status >= 502:
         raise _fault(client, refused)
     if len(ids := await _tokenized(client, model)) >= _FEW:
-        known = KnownIds(ids)
-        if await _try(client, model, known) is None:
-            return known
+        ids_of_server = KnownIds(ids)
+        if await _try(client, model, ids_of_server) is None:
+            return ids_of_server
     if (refused := await _try(client, model, Words(1.0))) is not None:
         raise await _verdict(client, model, Words(1.0), refused)
     return Words(await _tokens_per_word(client, model))
@@ -165,13 +167,13 @@ async def _try(client: Client, model: str, prompts: Prompts) -> Refused | None:
 
 
 async def _ask(
-    client: Client, asked: dict[str, Any], reader: CompletionReader | None = None
+    client: Client, request: dict[str, Any], reader: CompletionReader | None = None
 ) -> Refused | None:
     """The refusal, or None. An error in the stream is one, too."""
     reader = reader or CompletionReader()
     connection = await client.connect()
     try:
-        await connection.exchange(client.message("POST", "/v1/completions", asked), reader.feed)
+        await connection.exchange(client.message("POST", "/v1/completions", request), reader.feed)
     except Refused as refused:
         return refused
     finally:
@@ -182,9 +184,9 @@ async def _ask(
 
 async def _verdict(client: Client, model: str, prompts: Prompts, refused: Refused) -> BenchFault:
     """What is wrong: most of all whether it is `ignore_eos`, without which answers have any length."""
-    asked = body(model, prompts.draw(random.Random(0), 8), 1)
-    del asked["ignore_eos"]
-    if refused.status in (400, 422) and await _ask(client, asked) is None:
+    request = body(model, prompts.draw(random.Random(0), 8), 1)
+    del request["ignore_eos"]
+    if refused.status in (400, 422) and await _ask(client, request) is None:
         return BenchFault(
             f"{client.url} refuses `ignore_eos` ({refused}): answers would end anywhere, and no two runs could be compared"
         )
@@ -199,14 +201,14 @@ def _fault(client: Client, refused: Refused) -> BenchFault:
 async def _tokenized(client: Client, model: str) -> list[int]:
     """Different ids that the server's tokenizer makes of words; none where it has no such route."""
     text = " ".join(WORDS)
-    for asked in ({"model": model, "prompt": text, "add_special_tokens": False}, {"content": text}):
+    for request in ({"model": model, "prompt": text, "add_special_tokens": False}, {"content": text}):
         try:
-            answer = await client.ask("POST", "/tokenize", asked)
+            answer = await client.ask("POST", "/tokenize", request)
         except (Refused, Broken):
             continue
-        found = answer.get("tokens") if isinstance(answer, dict) else None
-        if isinstance(found, list) and found and all(isinstance(one, int) for one in found):
-            return sorted(set(found))
+        tokens = answer.get("tokens") if isinstance(answer, dict) else None
+        if isinstance(tokens, list) and tokens and all(isinstance(one, int) for one in tokens):
+            return sorted(set(tokens))
     return []
 
 

@@ -66,7 +66,8 @@ def client_facts() -> dict[str, Any]:
 
 
 def commit() -> dict[str, Any]:
-    """Of the checkout that this code runs from, if it does: an installed wheel may lie in somebody else's checkout."""
+    """The commit of the checkout that this code runs from; None for an installed wheel, which may lie inside another project's
+    checkout."""
     import subprocess
     from pathlib import Path
 

@@ -47,8 +47,8 @@ async def measure(client: Client, job: Job) -> dict[str, Any]:
                 "give --prompt-tokens or --output-tokens"
             )
     server = await _server_facts(client)
-    told = server["model"]["vocab_size"] if server["model"] else None
-    prompts = await bench_prompts.find(client, model, job.vocab_size, told)
+    vocab_size = server["model"]["vocab_size"] if server["model"] else None
+    prompts = await bench_prompts.find(client, model, job.vocab_size, vocab_size)
     if not job.quiet:
         view.show_head(client.url, model, prompts.about)
     entries = []
@@ -121,7 +121,7 @@ async def _server_facts(client: Client) -> dict[str, Any]:
     version, executors = answers
     try:
         info = executors["data"][0]["info"]
-        known = isinstance(info["vocab_size"], int) and info["vocab_size"] >= 16
+        is_usable = isinstance(info["vocab_size"], int) and info["vocab_size"] >= 16
     except (KeyError, IndexError, TypeError):
-        known = False
-    return {"version": version, "model": info if known else None}
+        is_usable = False
+    return {"version": version, "model": info if is_usable else None}

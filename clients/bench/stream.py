@@ -37,7 +37,7 @@ class Served:
     """One answer. Times are of `time.perf_counter`; `arrivals` has one per event with text, in which there may be several
     tokens. `output_tokens` is what the server counted, or the number of events where it did not (`counted` False)."""
 
-    sent: float
+    sent_at: float
     arrivals: list[float]
     prompt_tokens: int | None
     output_tokens: int
@@ -77,7 +77,7 @@ class CompletionReader:
         if event.error is not None:
             self._problem = self._problem or complaint(event.error) or "an error without a word"
 
-    def result(self, sent: float) -> Served | str:
+    def result(self, sent_at: float) -> Served | str:
         """What came, or why it does not count."""
         if self._problem:
             return self._problem
@@ -90,4 +90,4 @@ class CompletionReader:
         if not self._arrivals:
             return "no tokens came"
         prompt = self._usage.prompt_tokens if self._usage is not None else None
-        return Served(sent, self._arrivals, prompt or None, tokens or len(self._arrivals), tokens > 0)
+        return Served(sent_at, self._arrivals, prompt or None, tokens or len(self._arrivals), tokens > 0)

@@ -64,7 +64,7 @@ def show_head(url: str, model: str, prompts: dict[str, Any]) -> None:
 
 def show(entry: dict[str, Any]) -> None:
     """One workload's figures."""
-    workload, runs, found = Workload(**entry["workload"]), entry["runs"], entry["summary"]
+    workload, runs, figures = Workload(**entry["workload"]), entry["runs"], entry["summary"]
     screen = console()
     screen.print()
     screen.print(f"{workload.name}: {describe(workload)}", style="bold")
@@ -73,8 +73,8 @@ def show(entry: dict[str, Any]) -> None:
     for name in ("median", "min", "max", "spread"):
         table.add_column(name, justify="right")
     for title, name in _ROWS:
-        if found[name] is not None:
-            middle, least, most = (found[name][part] for part in ("median", "min", "max"))
+        if figures[name] is not None:
+            middle, least, most = (figures[name][part] for part in ("median", "min", "max"))
             spread = f"{100 * (most - least) / middle:.0f}%" if middle else "0%"
             table.add_row(title, *map(_number, (middle, least, most)), spread)
     screen.print(table)
@@ -101,10 +101,10 @@ def notes(workload: Workload, runs: list[dict[str, Any]], warm_up: list[dict[str
     for run in warm_up:
         if run["failed"]:
             yield f"{run['failed']} requests failed while warming up, the first with: {run['first_error']}"
-    failed, asked = sum(run["failed"] for run in runs), sum(run["requests"] for run in runs)
+    failed, total = sum(run["failed"] for run in runs), sum(run["requests"] for run in runs)
     if failed:
         first = next(run["first_error"] for run in runs if run["first_error"])
-        yield f"{failed} of {asked} requests failed, the first with: {first}"
+        yield f"{failed} of {total} requests failed, the first with: {first}"
     if short := sum(run["cut_short"] for run in runs):
         yield f"{short} answers were shorter than asked for: this server may not know `ignore_eos`."
     if not all(run["counted_by_server"] for run in runs):
@@ -116,9 +116,9 @@ def notes(workload: Workload, runs: list[dict[str, Any]], warm_up: list[dict[str
             "in the JSON."
         )
     prompt = [run["prompt_tokens"] / max(1, run["requests"] - run["failed"]) for run in runs]
-    wanted = workload.shared_tokens + workload.prompt_tokens
-    if prompt and any(abs(one - wanted) > 0.1 * wanted for one in prompt if one):
-        yield f"Prompts have {prompt[0]:.0f} tokens by the server's count, not {wanted}."
+    expected = workload.shared_tokens + workload.prompt_tokens
+    if prompt and any(abs(one - expected) > 0.1 * expected for one in prompt if one):
+        yield f"Prompts have {prompt[0]:.0f} tokens by the server's count, not {expected}."
 
 
 def show_workloads() -> None:

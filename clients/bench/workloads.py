@@ -59,15 +59,15 @@ def choose(names: Iterable[str], changes: Mapping[str, int | None]) -> list[Work
 
     Raises ValueError with one sentence for a name that is none and for a number that is too small.
     """
-    wanted = [name.strip() for listed in names for name in listed.split(",") if name.strip()]
+    requested = [name.strip() for listed in names for name in listed.split(",") if name.strip()]
     # Typed Any, for `name` and `about` are text, which none of these is.
-    given: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
-    for name, value in given.items():
+    numbers: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
+    for name, value in numbers.items():
         if value < LEAST[name]:
             raise ValueError(f"--{name.replace('_', '-')} {value}: it should be at least {LEAST[name]}")
-    found = []
-    for name in dict.fromkeys(wanted or [DEFAULT]):
+    workloads = []
+    for name in dict.fromkeys(requested or [DEFAULT]):
         if name not in WORKLOADS:
             raise ValueError(f"there is no workload {name[:100]!r}; there are {', '.join(WORKLOADS)}")
-        found.append(replace(WORKLOADS[name], **given))
-    return found
+        workloads.append(replace(WORKLOADS[name], **numbers))
+    return workloads

@@ -14,9 +14,9 @@ from clients.chat.screen import AnswerWriter
 @dataclass
 class Answer:
     """`pieces`: of its text, reasoning excluded. `tokens`: of both, as the server counts them, or None if it has not told.
-    `asked`, `first`, `last`: seconds of a monotonic clock at the request, its first piece and the newest event."""
+    `asked_at`, `first`, `last`: seconds of a monotonic clock at the request, its first piece and the newest event."""
 
-    asked: float = field(default_factory=lambda: time.monotonic())
+    asked_at: float = field(default_factory=lambda: time.monotonic())
     pieces: list[str] = field(default_factory=list)
     tokens: int | None = None
     received: int = 0
@@ -60,4 +60,4 @@ class Answer:
         parts = [f"{'about ' if self.tokens is None else ''}{tokens:,} token{'' if tokens == 1 else 's'}"]
         if tokens > 1 and (seconds := self.last - self.first) > 0:
             parts.append(f"{(tokens - 1) / seconds:.1f}/s")
-        return ", ".join((*parts, f"first after {self.first - self.asked:.1f} s"))
+        return ", ".join((*parts, f"first after {self.first - self.asked_at:.1f} s"))

@@ -123,7 +123,7 @@ def talk(target: str | None, url: str | None, wishes: Wishes, serving: Mapping[s
     key = wishes.api_key or client_key(os.environ)
     options = _checked({name: value for name, value in wishes.sampling.items() if value not in (None, [])})
     arguments = [
-        part for name, said in serving.items() if said is not None for part in (TABLE[name].flag, said)
+        part for name, words in serving.items() if words is not None for part in (TABLE[name].flag, words)
     ]
     take_interrupts()
     restore_at_signals()

@@ -91,10 +91,10 @@ _AT_START = {"num_ctx": "--max-model-len"}
 
 
 class Parameters:
-    """What is in force in a conversation. Owns `given`: what a person set, by flags or /set."""
+    """What is in force in a conversation. Owns `own`: what a person set, by flags or /set."""
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        self.given = {name: value for name, value in given.items() if value is not None}
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.own = {name: value for name, value in values.items() if value is not None}
         self._defaults: Mapping[str, Any] | None = None
         """The model's, or the server's for it, by its card; None: not known."""
         self._soft: Mapping[str, Any] = {}
@@ -109,7 +109,7 @@ class Parameters:
     @property
     def options(self) -> dict[str, Any]:
         """What goes into each request."""
-        return {**self._soft, **self.given}
+        return {**self._soft, **self.own}
 
     def set(self, text: str) -> str:
         """`NAME VALUE`, or `NAME` to leave it to the server again; returns a sentence on what is in force then.
@@ -123,9 +123,9 @@ class Parameters:
         if name not in PARAMETERS:
             raise ValueError(f"there is no parameter {name[:40]!r}: there are {', '.join(PARAMETERS)}")
         if value:
-            self.given[name] = PARAMETERS[name].parse(value)
+            self.own[name] = PARAMETERS[name].parse(value)
         else:
-            self.given.pop(name, None)
+            self.own.pop(name, None)
         [line] = self.lines([name])
         return " ".join(line.split())
 
@@ -136,8 +136,8 @@ class Parameters:
         return [f"{name:<{widths[0]}}  {value:<{widths[1]}}  {why}".rstrip() for name, value, why in rows]
 
     def _in_force(self, name: str) -> tuple[str, str]:
-        if name in self.given:
-            return _shown(self.given[name]), "set here"
+        if name in self.own:
+            return _shown(self.own[name]), "set here"
         if name in self._soft:
             return _shown(self._soft[name]), "cohort chat's: the model has no sampling defaults"
         if self._defaults is not None and name in self._defaults:

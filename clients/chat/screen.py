@@ -17,7 +17,7 @@ class Screen:
         self.wraps = True
 
     def columns(self) -> int:
-        """Columns of the terminal, asked anew each time, since windows change; 0: nothing should be wrapped."""
+        """Columns of the terminal now, since windows change; 0: lines are not wrapped."""
         if not self.wraps or not sys.stdout.isatty():
             return 0
         try:

@@ -215,14 +215,14 @@ class Session:
         if self._unanswered:
             self._ask(self._unanswered)
         elif self.messages:
-            taken = self.messages[-2:]
+            last = self.messages[-2:]
             del self.messages[-2:]
-            left = len(self.messages)
+            count = len(self.messages)
             try:
-                self._ask(taken[0]["content"])
+                self._ask(last[0]["content"])
             finally:
-                if len(self.messages) == left:
-                    self.messages += taken
+                if len(self.messages) == count:
+                    self.messages += last
                     self._unanswered = ""
         else:
             self.screen.say("nothing was said yet")
@@ -233,8 +233,8 @@ class Session:
             self.screen.say("nothing was said yet")
             return
         del self.messages[-2:]
-        left = len(self.messages) // 2
-        self.screen.say(f"{left} question{'' if left == 1 else 's'} left")
+        count = len(self.messages) // 2
+        self.screen.say(f"{count} question{'' if count == 1 else 's'} left")
 
     def _save(self, name: str) -> None:
         if not name:

@@ -10,7 +10,7 @@ from clients.chat.parameters import Parameters
 from clients.chat.screen import Screen
 from server.commands.common import CONTROL
 
-_SHOWN = ("info", "parameters", "system")
+_TOPICS = ("info", "parameters", "system")
 
 
 class SetCommand:
@@ -68,7 +68,7 @@ class SetCommand:
                 length = f", {context:,} tokens of context" if isinstance(context, int) else ""
                 self._screen.say(f"{CONTROL.sub('', self._client.model or '')} at {self._client.url}{length}")
             case _:
-                self._screen.say(f"/show shows {', '.join(_SHOWN[:-1])} or {_SHOWN[-1]}")
+                self._screen.say(f"/show shows {', '.join(_TOPICS[:-1])} or {_TOPICS[-1]}")
 
     def _show_parameters(self) -> None:
         for line in self._parameters.lines():

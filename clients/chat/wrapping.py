@@ -53,7 +53,7 @@ class WordWrap:
         self._indent = 0
         """Columns before the text of a line that continues one."""
         self._words = 0
-        """Of this line of the answer; a marker of a list is none."""
+        """Number of words of this line of the answer; the marker of a list does not count."""
         self._fence = ""
         """The characters that opened a block of code; empty outside of one."""
         self._code_line = ""
@@ -102,8 +102,8 @@ class WordWrap:
             return
         columns, word, spaces = self._columns(), self._word, self._spaces
         self._word = self._spaces = ""
-        if not self._words and (found := _FENCE.fullmatch(word)):
-            self._fence = found[1]
+        if not self._words and (fence := _FENCE.fullmatch(word)):
+            self._fence = fence[1]
             self._put(spaces + word)
             return
         begins = self.column == 0

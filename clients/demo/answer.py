@@ -83,27 +83,27 @@ class Answer:
         self.finish = finish or self.finish
 
 
-def difference(expected: Answer, found: Answer, *, exact: bool) -> str | None:
-    """In what `found` is not `expected`, the first thing only; None where they are equal: token for token, the same text and
+def difference(expected: Answer, actual: Answer, *, exact: bool) -> str | None:
+    """In what `actual` is not `expected`, the first thing only; None where they are equal: token for token, the same text and
     the same end, and with `exact` the same logprobs, bit for bit."""
-    if found.problem is not None:
-        return f"after {found.position} tokens: {found.problem}"
-    for i, (before, after) in enumerate(zip(expected.tokens, found.tokens, strict=False), 1):
+    if actual.problem is not None:
+        return f"after {actual.position} tokens: {actual.problem}"
+    for i, (before, after) in enumerate(zip(expected.tokens, actual.tokens, strict=False), 1):
         if before[0] != after[0]:
             return f"token {i} is {_quoted(after[0])}, and was {_quoted(before[0])}"
         if exact and before[1] != after[1]:
             return f"the logprob of token {i} is {after[1]!r}, and was {before[1]!r}"
-    if len(expected.tokens) != len(found.tokens):
-        return f"it has {len(found.tokens)} tokens, and had {len(expected.tokens)}"
-    if expected.text != found.text:
+    if len(expected.tokens) != len(actual.tokens):
+        return f"it has {len(actual.tokens)} tokens, and had {len(expected.tokens)}"
+    if expected.text != actual.text:
         i = next(
-            (i for i, (a, b) in enumerate(zip(expected.text, found.text, strict=False)) if a != b),
-            min(len(expected.text), len(found.text)),
+            (i for i, (a, b) in enumerate(zip(expected.text, actual.text, strict=False)) if a != b),
+            min(len(expected.text), len(actual.text)),
         )
-        now, then = found.text[i : i + _QUOTED], expected.text[i : i + _QUOTED]
+        now, then = actual.text[i : i + _QUOTED], expected.text[i : i + _QUOTED]
         return f"from character {i} it is {_quoted(now)}, and was {_quoted(then)}"
-    if expected.finish != found.finish:
-        return f"it ends with {found.finish}, and ended with {expected.finish}"
+    if expected.finish != actual.finish:
+        return f"it ends with {actual.finish}, and ended with {expected.finish}"
     return None
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 MAX_TOKENS = 128
-"""Of an answer."""
+"""Length limit of an answer in tokens."""
 
 _HEROES = "fox cat dog bear owl rabbit dragon mouse horse bird".split()
 _HINTS = (

@@ -102,8 +102,8 @@ def write_bundle(
 ) -> dict[str, str]:
     """Write the archive, readable by its owner only. Returns what is missing, with reasons. Raises OSError, also if the
     file exists."""
-    given = (one or "" for one in (keys.api, keys.admin, keys.metrics))
-    redactor = Redactor([*secrets_of(environ), *given], str(Path.home()))
+    own_keys = (one or "" for one in (keys.api, keys.admin, keys.metrics))
+    redactor = Redactor([*secrets_of(environ), *own_keys], str(Path.home()))
     answers, missing = _ask(url, keys)
     files: dict[str, Any] = {
         "doctor.json": facts,
@@ -136,8 +136,8 @@ def secrets_of(environ: Mapping[str, str]) -> list[str]:
     names = [row.variable for row in TABLE.values() if row.secret] + [
         name for name in environ if is_secret(name)
     ]
-    found = [environ[name] for name in (*names, "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN") if environ.get(name)]
-    return [*found, *(part.strip() for value in found for part in value.split(","))]
+    secrets = [environ[name] for name in (*names, "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN") if environ.get(name)]
+    return [*secrets, *(part.strip() for value in secrets for part in value.split(","))]
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -173,22 +173,22 @@ def _ask(url: str, keys: ClientKeys) -> tuple[dict[str, Any], dict[str, str]]:
 async def _ask_all(api: Any, others: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     from clients.http import Broken, Refused, complaint, reason
 
-    found: dict[str, Any] = {}
+    files: dict[str, Any] = {}
     missing: dict[str, str] = {}
     for name, path in (*ANSWERS, ("metrics", "/metrics")):
         try:
             body = await others.get(name, api).fetch("GET", path)
         except Refused as refused:
             if name in ("ready", "health"):  # a server that loads or recovers tells its stage so
-                found[f"server/{name}.json"] = _decoded(refused.body)
+                files[f"server/{name}.json"] = _decoded(refused.body)
                 continue
             missing[name] = f"{path}: {refused.status} {complaint(refused.body)}"
         except (Broken, OSError) as error:
             missing[name] = f"{path}: {reason(error)}"
         else:
             file = f"server/{name}.txt" if name == "metrics" else f"server/{name}.json"
-            found[file] = body.decode("utf-8", "replace") if name == "metrics" else _decoded(body)
-    return found, missing
+            files[file] = body.decode("utf-8", "replace") if name == "metrics" else _decoded(body)
+    return files, missing
 
 
 def _decoded(body: bytes) -> Any:

@@ -171,80 +171,80 @@ def _free_on(place: Any) -> int:
 def advice(facts: dict[str, Any]) -> list[str]:
     """What would be faster, or is about to fail; a sentence each."""
     box, torch, system = facts["box"], facts["torch"], facts["system"]
-    found: list[str] = []
+    sentences: list[str] = []
     if "error" in torch:
-        found.append(f"torch does not work, so no model can be served: {torch['error']}")
+        sentences.append(f"torch does not work, so no model can be served: {torch['error']}")
     else:
-        found += _of_kernels(torch, box, system)
+        sentences += _of_kernels(torch, box, system)
     if "error" not in box:
-        found += _of_box(box)
+        sentences += _of_box(box)
     soft, hard = system["open_files"]["soft"], system["open_files"]["hard"]
     if soft is not None and soft < _ENOUGH_FILES:
         more = f"up to {hard}" if hard is not None else "to any number"
-        found.append(f"{soft} files may be open, a connection each: raise it with `ulimit -n` ({more})")
-    return found
+        sentences.append(f"{soft} files may be open, a connection each: raise it with `ulimit -n` ({more})")
+    return sentences
 
 
 def _of_kernels(torch: dict[str, Any], box: dict[str, Any], system: dict[str, Any]) -> list[str]:
-    found = []
+    sentences = []
     for name, value in system["isa_limits"].items():
-        found.append(f"{name}={value} keeps torch from what this CPU can do: unset it")
+        sentences.append(f"{name}={value} keeps torch from what this CPU can do: unset it")
     if torch["device"] == GPU:
         if torch["triton_lacks"]:
-            found.append(
+            sentences.append(
                 f"Cohort's GPU kernels cannot be built, and torch's are slower: {torch['triton_lacks']}"
             )
-        return found
+        return sentences
     if box.get("nvidia") and torch[_BUILD] is None:
-        found.append(
+        sentences.append(
             f"an NVIDIA GPU is here, but torch {torch['torch']} was built without CUDA: install a CUDA build"
         )
     elif box.get("nvidia"):
-        found.append("an NVIDIA GPU is here, but torch cannot use it: check the driver with nvidia-smi")
+        sentences.append("an NVIDIA GPU is here, but torch cannot use it: check the driver with nvidia-smi")
     if torch["linear"]["bfloat16"].startswith("cohort-cpu"):
         pass
     elif system["compiler"] is None and box.get("cpu", {}).get("flags", []) and "avx2" in box["cpu"]["flags"]:
-        found.append(
+        sentences.append(
             "no C++ compiler is here to build Cohort's kernels, and torch's are slower: install one (g++)"
         )
     elif not torch["bf16_kernels"]:
-        found.append(
+        sentences.append(
             "bfloat16 models compute slowly on this CPU, which has no instructions for them: --dtype float32 is faster "
             "where memory allows it"
         )
     elif torch["linear"]["bfloat16"] == torch["linear"]["float32"]:
-        found.append(
+        sentences.append(
             "this torch does not pack bfloat16 weights: another build of it may be twice as fast in decoding"
         )
     if not torch["mkl"] and box.get("cpu", {}).get("flags", []) and "avx2" in box["cpu"]["flags"]:
-        found.append("this torch was built without MKL: float32 products are slower than they could be")
-    return found
+        sentences.append("this torch was built without MKL: float32 products are slower than they could be")
+    return sentences
 
 
 def _of_box(box: dict[str, Any]) -> list[str]:
-    found = []
+    sentences = []
     logical, threads, affinity = box["cpu"]["logical"], box["threads"], box["affinity"]
     if affinity < logical:
-        found.append(
+        sentences.append(
             f"this process may run on {affinity} of {logical} CPUs: widen its affinity (taskset, cpuset)"
         )
     if threads < affinity:
-        found.append(
+        sentences.append(
             f"a cgroup's CPU quota allows {min(box['cpu_quotas']):g} of {affinity} CPUs: raise cpu.max"
         )
     memory = box["memory"]
     if memory["available"] < _LITTLE:
-        found.append(
+        sentences.append(
             f"{size(memory['available'])} of memory are free: KV gets 60 % of what the weights leave of that"
         )
     if memory["total"] < memory["machine"]:
-        found.append(
+        sentences.append(
             f"a cgroup allows {size(memory['total'])} of the machine's {size(memory['machine'])} of memory: more of it "
             "means more sequences at once"
         )
     if box["governor"] == "powersave":
-        found.append("the CPU's frequency governor is powersave: performance answers faster")
-    return found
+        sentences.append("the CPU's frequency governor is powersave: performance answers faster")
+    return sentences
 
 
 # -- what a person sees ----------------------------------------------------------------------------------------------------

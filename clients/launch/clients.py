@@ -41,11 +41,11 @@ class Launch:
     arguments: tuple[str, ...] = ()
     options: Mapping[tuple[str, ...], str] = field(default_factory=dict)
 
-    def words(self, given: Sequence[str]) -> list[str]:
+    def words(self, arguments: Sequence[str]) -> list[str]:
         """All arguments, the user's last."""
-        flags = {word.partition("=")[0] for word in given}
+        flags = {word.partition("=")[0] for word in arguments}
         chosen = [(names[0], value) for names, value in self.options.items() if not flags & {*names}]
-        return [*self.arguments, *(word for pair in chosen for word in pair), *given]
+        return [*self.arguments, *(word for pair in chosen for word in pair), *arguments]
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,12 +134,12 @@ def _become(path: str, client: Client, target: Target, arguments: Sequence[str])
     # Agents run commands that a model writes: they get the key in use, and no other one of the server.
     removed = {*launched.removed, "COHORT_API_KEY", "COHORT_ADMIN_KEY", "COHORT_METRICS_KEY"}
     removed |= set(server_secrets(os.environ))
-    kept = {name: value for name, value in os.environ.items() if name not in removed}
+    environment = {name: value for name, value in os.environ.items() if name not in removed}
     if target.key is not None:
-        kept["COHORT_API_KEY"] = target.key
+        environment["COHORT_API_KEY"] = target.key
     print(f"cohort: {client.name} with {target.model} at {target.url}", file=sys.stderr)
     sys.stderr.flush()
     try:
-        os.execve(path, [client.name, *launched.words(arguments)], {**kept, **launched.variables})
+        os.execve(path, [client.name, *launched.words(arguments)], {**environment, **launched.variables})
     except OSError as error:
         fail(f"{path} does not start: {error.strerror or error}", 1)

@@ -82,4 +82,4 @@ _TOOLS = [
 
 SAMPLE = _INSTRUCTIONS + json.dumps(_TOOLS)
 SAMPLE_TOKENS = 792
-"""Of SmolLM2, whose tokens `Client.prompt_tokens` counts."""
+"""Length in tokens of SmolLM2, whose tokens `Client.prompt_tokens` counts."""

@@ -1,4 +1,4 @@
-"""Relative links of README, CONTRIBUTING, SECURITY and docs lead to files and headings that exist."""
+"""Relative links of README, CONTRIBUTING, SECURITY, docs and the pages of rooms lead to files and headings that exist."""
 
 import re
 from collections.abc import Iterator
@@ -14,6 +14,12 @@ PAGES = sorted(
         ROOT / "docs/decisions/README.md",
         *(ROOT / "examples").glob("*.md"),
         ROOT / "tests/ops/README.md",
+        ROOT / "tests/sim/README.md",
+        *(
+            page
+            for package in ("clients", "server", "engine", "executors")
+            for page in (ROOT / package).rglob("README.md")
+        ),
     ]
 )
 LINK = re.compile(r"\[[^\]]*\]\(([^()\s]+)\)")

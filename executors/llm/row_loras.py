@@ -1,4 +1,4 @@
-"""`RowLoras`: what a forward has to know of the LoRA adapters of its rows. `adapters/` has the classes."""
+"""`RowLoras`: what a forward has to know of the LoRA adapters of its rows. `lora/` has the classes."""
 
 from __future__ import annotations
 

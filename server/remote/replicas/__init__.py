@@ -2,15 +2,14 @@
 
 clients --HTTP--> ingress (HTTP, templates, tokenizer, text, journal, router) --Ray--> replica (scheduler, KV, executor)
 
-ingress                                    replica
-ingress.py  puts the ingress together      engine.py   an engine, and a session for each ingress
-core.py     the engine core: places        (the rest is `server.remote.workers`: sequences.py, questions.py, forwarded.py)
-            sequences, keeps the journal
+Here is the ingress's side; a replica answers by `server.remote.workers` (session.py, sequences.py, questions.py, forwarded.py).
+
+core.py     the engine core: places sequences, keeps the journal
 journal.py  what a sequence needs to go on elsewhere
 router.py   which replica comes first: no Ray, no I/O
 fleet.py    the replicas there are, and a link to each
 figures.py  /metrics of all of them        routes.py   paths that concern replicas
 
-both: messages.py (what is said beyond `server.remote.messages`), `server.remote` (a link whose bytes Ray carries)
-placing.py: what Ray reserves. ray_side.py and serve_app.py: the only modules that import Ray
+both: messages.py (messages beyond `server.remote.messages`), node.py (what they agree on), `server.remote` (a link whose bytes Ray
+carries). What Ray starts is in `server.ray_serve`.
 """

@@ -10,6 +10,6 @@ router.py   which replica comes first: no Ray, no I/O
 fleet.py    the replicas there are, and a link to each
 figures.py  /metrics of all of them        routes.py   paths that concern replicas
 
-both: messages.py (messages beyond `server.remote.messages`), node.py (what they agree on), `server.remote` (a link whose bytes Ray
-carries). What Ray starts is in `server.ray_serve`.
+both: messages.py (messages beyond `server.remote.messages`), node.py (what they agree on), `server.remote` (a link whose bytes
+Ray carries). What Ray starts is in `server.ray_serve`.
 """

@@ -146,9 +146,9 @@ def template_variables_of(body: MessagesPrompt, read: Container[str]) -> tuple[d
     Without `thinking` the model is not to reason, as with Anthropic. If the template cannot choose, the model does as it does.
     """
     kwargs, thinking, config = body.chat_template_kwargs or {}, body.thinking, body.output_config
-    wanted = thinking is not None and thinking.type != "disabled"
-    variables: dict[str, Any] = {name: wanted for name in _SWITCHES if name in read}
-    budget = 0 if thinking is None or not wanted else thinking.budget_tokens
+    thinks = thinking is not None and thinking.type != "disabled"
+    variables: dict[str, Any] = {name: thinks for name in _SWITCHES if name in read}
+    budget = 0 if thinking is None or not thinks else thinking.budget_tokens
     if _BUDGET in read and budget is not None:
         variables[_BUDGET] = budget
     ignored = [f"chat_template_kwargs.{name}" for name in kwargs if name not in read]
@@ -198,9 +198,9 @@ class _Reader:
             elif message.role == "assistant" and block.type == TOOL_USE:
                 self._turn("assistant").calls.append(self._call(place, block))
             elif message.role == "assistant" and block.type in (THINKING, REDACTED):
-                shown = block.thinking or decoded_reasoning(block.signature or "")
-                thought = ContentPart.model_construct(type=block.type, thinking=shown)
-                self._turn("assistant").parts.append(thought)
+                reasoning = block.thinking or decoded_reasoning(block.signature or "")
+                part = ContentPart.model_construct(type=block.type, thinking=reasoning)
+                self._turn("assistant").parts.append(part)
             else:
                 text = self._read(place, "messages[].content[]", block)
                 self._turn(message.role).parts.append(_text(text))
@@ -318,8 +318,8 @@ def _tools(offered: Sequence[tuple[int, OfferedTool]]) -> list[Tool]:
             "parameters": tool.input_schema,
         }
         members["strict"] = tool.strict
-        given = {key: value for key, value in members.items() if value is not None}
-        function = FunctionDefinition.model_construct(**given)
+        fields = {key: value for key, value in members.items() if value is not None}
+        function = FunctionDefinition.model_construct(**fields)
         tools.append(Tool.model_construct(type="function", function=function))
     return tools
 
@@ -336,8 +336,8 @@ def _choice(body: MessagesPrompt, has_tools: bool) -> dict[str, Any]:
             return {}
         message = "'tool_choice' forces a call, and no tool of the request can be called here."
         raise InvalidRequest(message, "tool_choice", "invalid_value")
-    named = {"type": "function", "function": {"name": choice.name}}
-    chosen: Any = {"auto": "auto", "any": "required", "none": "none", "tool": named}[choice.type]
+    by_name = {"type": "function", "function": {"name": choice.name}}
+    chosen: Any = {"auto": "auto", "any": "required", "none": "none", "tool": by_name}[choice.type]
     return {"tool_choice": chosen, "parallel_tool_calls": not choice.disable_parallel_tool_use}
 
 

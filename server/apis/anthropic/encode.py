@@ -223,7 +223,7 @@ class MessageStream:
         self._answer = answer
         self._choice = choice
         self._blocks = BlockWriter(answer.show_thoughts)
-        self._begun = False
+        self._started = False
         self._ending = answer.ending("stop", None)
         self._usage = Usage(prompt_tokens=answer.prompt_tokens)
 
@@ -255,9 +255,9 @@ class MessageStream:
         return self._begin(0) + _event(ending) + _event({"type": "message_stop"})
 
     def _begin(self, completion_tokens: int) -> bytes:
-        if self._begun:
+        if self._started:
             return b""
-        self._begun = True
+        self._started = True
         counts = Usage(self._usage.prompt_tokens, completion_tokens, self._usage.cached_tokens)
         return _event({"type": "message_start", "message": self._answer.opening(counts)})
 
@@ -327,10 +327,10 @@ class _Block:
             return {"type": "thinking", "thinking": text, "signature": self.signature}
         if text:
             # Input that is cut off reads as it does in a stream: without the member that is not complete.
-            known = (
+            arguments = (
                 pydantic_core.from_json(text, allow_partial=True) if cut_off else msgspec.Raw(text.encode())
             )
-            return {"type": "tool_use", "id": form["id"], "name": form["name"], "input": known}
+            return {"type": "tool_use", "id": form["id"], "name": form["name"], "input": arguments}
         return form
 
 

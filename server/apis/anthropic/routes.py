@@ -43,7 +43,7 @@ async def messages(request: Request) -> Response:
     message_call = AnsweredCall(model, prepared, converted.names)
     call.response_id = message_call.id
     show = body.thinking is None or body.thinking.display != "omitted"
-    answer = MessageAnswer(message_call.id, name, len(message_call.asked.prompts[0]), limited, show)
+    answer = MessageAnswer(message_call.id, name, len(message_call.request.prompts[0]), limited, show)
     [choice] = message_call.choices
     if body.stream:
         encoder = MessageStream(answer, choice)
@@ -74,8 +74,8 @@ async def _converted(
 ) -> tuple[ConvertedMessages, dict[str, Any]]:
     """The chat that a body means, and its variables for the template. What has no effect is listed in the response's header."""
     converted = await run_off_loop_if_large(call, state.threads, lambda: chat_of(body, state.unread_parts))
-    known = frozenset[str]() if model.template is None else model.template.variables
-    variables, unread = template_variables_of(body, known)
+    names = frozenset[str]() if model.template is None else model.template.variables
+    variables, unread = template_variables_of(body, names)
     call.ignore([*converted.ignored, *unread])
     return converted, variables
 

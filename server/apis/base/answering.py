@@ -43,16 +43,16 @@ class AnsweredCall:
     """A prepared call and the choices of its answer. `names`: those of the client's fields, for errors."""
 
     def __init__(self, model: ServedModel, prepared: PreparedChat, names: FieldNames) -> None:
-        self.asked = prepared.request
-        self.id = self.asked.context.request_id
-        self.choices = [Choice(index, prepared.reading) for index in range(self.asked.n)]
+        self.request = prepared.request
+        self.id = self.request.context.request_id
+        self.choices = [Choice(index, prepared.reading) for index in range(self.request.n)]
         self._model = model
         self._names = names
         self._grammar = prepared.grammar_param
 
     def start(self) -> AbstractAsyncContextManager[Generation]:
         """Queue the call."""
-        return generation_of(self._model, self.asked, self._names, self._grammar)
+        return generation_of(self._model, self.request, self._names, self._grammar)
 
     async def stream(self, encoder: StreamEncoder, last: bytes = b"") -> AsyncGenerator[bytes, None]:
         """The answer as events, and `last` behind them."""

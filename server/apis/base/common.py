@@ -74,10 +74,10 @@ def _begin_story(request: Request, call: Call) -> CallStory:
         call.arrival_time, call.request_id, scope["path"], call.key_name, client_request_id(scope)
     )
     for name in (b"traceparent", b"tracestate"):
-        if given := [value for key, value in scope["headers"] if key == name]:
-            story.trace_headers[name.decode()] = given[0].decode("latin-1")
-    if (found := _TRACEPARENT.fullmatch(story.trace_headers.get("traceparent", ""))) is not None:
-        story.trace_id = found[1]
+        if values := [value for key, value in scope["headers"] if key == name]:
+            story.trace_headers[name.decode()] = values[0].decode("latin-1")
+    if (match := _TRACEPARENT.fullmatch(story.trace_headers.get("traceparent", ""))) is not None:
+        story.trace_id = match[1]
     return story
 
 
@@ -117,13 +117,13 @@ def json_response(data: Any, status: int = 200) -> Response:
 
 @contextlib.asynccontextmanager
 async def generation_of(
-    model: ServedModel, asked: TextRequest, names: FieldNames, grammar: str | None
+    model: ServedModel, text_request: TextRequest, names: FieldNames, grammar: str | None
 ) -> AsyncIterator[Generation]:
     """The call, queued and in progress. The engine's refusals, before or during the computation, name the field at fault by the
     client's name. `grammar`: the role of the field that requires the grammar."""
     with named(names):
         try:
-            async with model.engine.start(asked) as generation:
+            async with model.engine.start(text_request) as generation:
                 yield generation
         except InvalidRequest as error:
             if error.param == GRAMMAR:

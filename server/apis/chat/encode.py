@@ -72,9 +72,9 @@ class ChatStream:
             pieces = [wire.content(delta.text)] if delta.text else []
         else:
             pieces = self._pieces(choice, wire, delta)
-        thought = self._reasoning_tokens if self._continuous else 0
+        reasoning_tokens = self._reasoning_tokens if self._continuous else 0
         for piece in pieces:
-            out += self._chunks.chunk(piece, usage, reasoning_tokens=thought)
+            out += self._chunks.chunk(piece, usage, reasoning_tokens=reasoning_tokens)
         return out
 
     def end(self) -> bytes:

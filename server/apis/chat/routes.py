@@ -32,7 +32,7 @@ async def chat_completions(request: Request) -> Response:
     call.ignore(prepared.ignored)
     chat_call = AnsweredCall(model, prepared, names)
     call.response_id = chat_call.id
-    prompt = chat_call.asked.prompts[0]
+    prompt = chat_call.request.prompts[0]
     answer = ChatAnswer(chat_call.id, name, model.fingerprint, body, prompt, state.reasoning_fields)
     if body.stream:
         chunks = chat_call.stream(ChatStream(answer, chat_call.choices), DONE)

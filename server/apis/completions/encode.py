@@ -20,7 +20,7 @@ class CompletionProgress:
         self.side = side
         self._body = body
         self._wire = CompletionChoiceEncoder(index)
-        self._begun = not (side.echo or body.return_token_ids or body.echoed_logprobs is not None)
+        self._started = not (side.echo or body.return_token_ids or body.echoed_logprobs is not None)
         """Whether the stream has sent the parts that precede the generated text."""
         self._text: list[str] = []
         self._logprobs_so_far = CompletionLogprobs()
@@ -67,8 +67,8 @@ class CompletionProgress:
     def piece(self, delta: TextDelta) -> bytes:
         """The choice of a chunk, encoded; empty if there is nothing to send."""
         delta = self._counted(delta)
-        body, side, first = self._body, self.side, not self._begun
-        self._begun = True
+        body, side, first = self._body, self.side, not self._started
+        self._started = True
         if not (first or delta.finish_reason or body.logprobs is not None or body.return_token_ids):
             return self._wire.text(delta.text) if delta.text else b""
         echo = side.encoded_echo if first else b""

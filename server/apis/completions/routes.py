@@ -55,20 +55,21 @@ class _CompletionCall:
         model: ServedModel,
         name: str,
         body: CompletionRequest,
-        asked: TextRequest,
+        text_request: TextRequest,
         sides: Sequence[PromptSide],
         grammar_param: str | None,
     ) -> None:
         self._model = model
         self._name = name
         self._body = body
-        self._asked = asked
+        self._text_request = text_request
         self._grammar_param = grammar_param
-        self.id = asked.context.request_id
+        self.id = text_request.context.request_id
         self._created = int(time.time())
         self._sides = sides
         self._choices = [
-            CompletionProgress(index, body, sides[index // asked.n]) for index in range(len(sides) * asked.n)
+            CompletionProgress(index, body, sides[index // text_request.n])
+            for index in range(len(sides) * text_request.n)
         ]
 
     @classmethod
@@ -85,7 +86,7 @@ class _CompletionCall:
         names = FIELD_NAMES.of_body(
             prompt=place_in("prompt", self._body.prompt), limit=self._body.output_limit_name
         )
-        return generation_of(self._model, self._asked, names, self._grammar_param)
+        return generation_of(self._model, self._text_request, names, self._grammar_param)
 
     async def collect(self) -> list[bytes]:
         """The whole answer, encoded, in pieces."""
@@ -98,7 +99,7 @@ class _CompletionCall:
                 room.take(choice.take(delta), "logprobs")
             usage = self._usage(generation)
         answer: Completion = {
-            "id": self._asked.context.request_id,
+            "id": self._text_request.context.request_id,
             "object": "text_completion",
             "created": self._created,
             "model": self._name,
@@ -119,21 +120,23 @@ class _CompletionCall:
 
     async def _repeat_prompts(self, room: AnswerBudget) -> None:
         """Encode the parts of prompts that choices repeat. Raises InvalidRequest, before any step, if they are too large."""
-        shown, pauses = self._body.n or 1, YieldRegularly()
+        answers, pauses = self._body.n or 1, YieldRegularly()
         for side in self._sides:
             if self._body.echo:
-                room.take(len(side.encoded_echo) * shown, "echo")
+                room.take(len(side.encoded_echo) * answers, "echo")
             if self._body.return_token_ids:
-                room.take(len(side.encoded_ids) * shown, "return_token_ids")
+                room.take(len(side.encoded_ids) * answers, "return_token_ids")
             await pauses.pause()
 
     def _shown(self) -> list[CompletionProgress]:
         """The choices of the answer, in order."""
         if not self._body.ranks:
             return self._choices
-        made, shown = self._asked.n, self._body.n or 1
-        groups = (self._choices[first : first + made] for first in range(0, len(self._choices), made))
-        return [choice for group in groups for choice in best(group, shown)]
+        per_prompt, answers = self._text_request.n, self._body.n or 1
+        groups = (
+            self._choices[first : first + per_prompt] for first in range(0, len(self._choices), per_prompt)
+        )
+        return [choice for group in groups for choice in best(group, answers)]
 
     def _usage(self, generation: Generation) -> Usage:
         """The token counts, without the token that is computed for `max_tokens` 0."""
@@ -154,21 +157,21 @@ class _CompletionCall:
                 if piece:
                     yield chunks.chunk(piece, self._usage(generation) if continuous else None)
             total = self._usage(generation)
-        told = timings(generation) if self._body.timings else None
-        yield chunks.totals(total if self._body.include_usage else None, told) + DONE
+        measured = timings(generation) if self._body.timings else None
+        yield chunks.totals(total if self._body.include_usage else None, measured) + DONE
 
     async def _in_order(self, generation: Generation) -> AsyncIterator[TextDelta]:
         """The deltas. Those of a choice come after its prompt's logprobs, which arrive with another choice."""
-        held: dict[int, list[TextDelta]] = {}
+        waiting: dict[int, list[TextDelta]] = {}
         async for delta in generation:
-            number = delta.index // self._asked.n
+            number = delta.index // self._text_request.n
             side = self._sides[number]
             await side.take(delta)
             if not side.complete:
-                held.setdefault(number, []).append(delta)
+                waiting.setdefault(number, []).append(delta)
                 continue
             yield delta
-            for other in held.pop(number, ()):
+            for other in waiting.pop(number, ()):
                 yield other
 
 

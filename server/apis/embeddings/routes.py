@@ -36,15 +36,15 @@ async def embeddings(request: Request) -> Response:
     body = await read(request, EmbeddingRequest)
     body.check()
     model, name = await state.find(body.model)
-    asked = await while_connected(request.receive, prepare_embedding(state, call, model, body))
-    call.response_id = asked.context.request_id
-    return json_response(await while_connected(request.receive, _answer(model, name, body, asked)))
+    embedding = await while_connected(request.receive, prepare_embedding(state, call, model, body))
+    call.response_id = embedding.context.request_id
+    return json_response(await while_connected(request.receive, _answer(model, name, body, embedding)))
 
 
-async def _answer(model: ServedModel, name: str, body: EmbeddingRequest, asked: Asked) -> Embeddings:
+async def _answer(model: ServedModel, name: str, body: EmbeddingRequest, embedding: Asked) -> Embeddings:
     place = place_in("input", body.input)
     with named(FIELD_NAMES.of_body(text=place)):
-        vectors, usage = await model.engine.embed(asked)
+        vectors, usage = await model.engine.embed(embedding)
     data: list[Embedding | msgspec.Raw] = []
     since_pause = 0
     for index, vector in enumerate(vectors):
@@ -54,7 +54,7 @@ async def _answer(model: ServedModel, name: str, body: EmbeddingRequest, asked: 
             await asyncio.sleep(0)
             since_pause = 0
     return {
-        "id": asked.context.request_id,
+        "id": embedding.context.request_id,
         "object": "list",
         "model": name,
         "data": data,

@@ -89,16 +89,16 @@ def chat_of_messages(body: OllamaChatRequest, unread_parts: str) -> ConvertedOll
     return _converted(turns, fields, CHAT_NAMES, reader, body)
 
 
-def _tool_choice(tools: list[Tool] | None, asked: Any) -> Any:
+def _tool_choice(tools: list[Tool] | None, choice: Any) -> Any:
     """The chat's `tool_choice`; None if there is nothing to choose from, or for a form that a chat does not have."""
-    match asked:
+    match choice:
         case {"type": "function", "name": str(name)}:  # as in the Responses API
-            asked = {"type": "function", "function": {"name": name}}
+            choice = {"type": "function", "function": {"name": name}}
     try:
-        ChatRequest.model_construct(messages=[], tools=tools, tool_choice=asked).choice  # noqa: B018  # it checks
+        ChatRequest.model_construct(messages=[], tools=tools, tool_choice=choice).choice  # noqa: B018  # it checks
     except InvalidRequest:
         return None
-    return asked
+    return choice
 
 
 def chat_of_prompt(body: OllamaGenerateRequest, unread_parts: str) -> ConvertedOllama:
@@ -123,8 +123,8 @@ def embedding_of(body: OllamaEmbedRequest | OllamaEmbeddingsRequest, width: int)
     if isinstance(body, OllamaEmbeddingsRequest):
         fields |= {"input": body.prompt, "use_activation": False}
     else:
-        wanted = body.dimensions if 0 < (body.dimensions or 0) < width else None
-        fields |= {"input": body.input, "dimensions": wanted}
+        dimensions = body.dimensions if 0 < (body.dimensions or 0) < width else None
+        fields |= {"input": body.input, "dimensions": dimensions}
     if isinstance(body, OllamaEmbeddingsRequest) or body.truncate is not False:
         fields |= {"truncate_prompt_tokens": -1, "truncation_side": "right"}
     return EmbeddingRequest.model_construct(**fields)
@@ -188,23 +188,23 @@ class _Reader:
     def _call(self, id_: str | None, name: str, arguments: dict[str, Any]) -> ToolCall:
         self._count += 1
         # Ids that depend on nothing but the conversation: a prompt that comes back is found in the prefix cache.
-        given = id_ or f"call_{self._count:08d}"
-        self._open.append(_OpenCall(given, name))
+        call_id = id_ or f"call_{self._count:08d}"
+        self._open.append(_OpenCall(call_id, name))
         function = FunctionCall.model_construct(name=name, arguments=arguments)
-        return ToolCall.model_construct(id=given, type="function", function=function)
+        return ToolCall.model_construct(id=call_id, type="function", function=function)
 
     def _answered(self, message: OllamaMessage) -> _OpenCall | None:
         """The call that a result answers, which is no longer open; None if there is none."""
-        wanted = (
+        call = (
             next((one for one in self._open if one.id == message.tool_call_id), None)
             or next((one for one in self._open if one.name == message.tool_name), None)
             or next(
                 iter(self._open if message.tool_call_id is None and message.tool_name is None else ()), None
             )
         )
-        if wanted is not None:
-            self._open.remove(wanted)
-        return wanted
+        if call is not None:
+            self._open.remove(call)
+        return call
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ class CallCollector:
 
     def __init__(self) -> None:
         self._number = -1
-        self._begun: CallBegun | None = None
+        self._open_call: CallBegun | None = None
         self._arguments = JSONObject()
         self._written: list[str] = []
 
@@ -72,7 +72,7 @@ class CallCollector:
                     thoughts.append(text)
                 case CallBegun():
                     calls += self._ended()
-                    self._begun, self._arguments, self._written = piece, JSONObject(), []
+                    self._open_call, self._arguments, self._written = piece, JSONObject(), []
                 case CallArguments(_, text):
                     self._written.append(self._arguments.push(text))
         if all_complete:
@@ -81,17 +81,17 @@ class CallCollector:
 
     def _ended(self) -> list[ollama.ToolCall]:
         """The open call, which is complete; empty if there is none."""
-        if self._begun is None:
+        if self._open_call is None:
             return []
-        begun, self._begun = self._begun, None
+        call, self._open_call = self._open_call, None
         self._number += 1
         arguments = "".join([*self._written, self._arguments.finish()])
         function: ollama.CalledFunction = {
             "index": self._number,
-            "name": begun.name,
+            "name": call.name,
             "arguments": msgspec.Raw(arguments.encode()),
         }
-        return [{"id": begun.id, "function": function}]
+        return [{"id": call.id, "function": function}]
 
 
 class OllamaAnswer:
@@ -183,7 +183,7 @@ class OllamaStream:
         self._choice = choice
         self._calls = CallCollector()
         self._usage = Usage()
-        self._begun = False
+        self._started = False
         self._reason = "stop"
         self._plain = answer.frame()
 
@@ -198,8 +198,8 @@ class OllamaStream:
 
     def delta(self, delta: TextDelta) -> bytes:
         """The lines of a delta; empty if all of it is held back."""
-        if not self._begun:
-            self._begun = True
+        if not self._started:
+            self._started = True
             self._answer.first_delta()
         choice = self._choice
         if delta.finish_reason is None and delta.logprobs is None and choice.plain:  # the frequent case
@@ -234,13 +234,13 @@ class OllamaWhole:
         self._calls = CallCollector()
         self._parts: list[LineContent] = []
         self._logprobs = ChatLogprobs() if logprobs else None
-        self._begun = False
+        self._started = False
         self._reason = "stop"
 
     def take(self, delta: TextDelta) -> int:
         """Add a delta. Returns the size of its logprobs in bytes."""
-        if not self._begun:
-            self._begun = True
+        if not self._started:
+            self._started = True
             self._answer.first_delta()
         pieces = self._choice.pieces(delta)
         self._parts.append(self._calls.take(pieces, self._choice.calls_complete))

@@ -86,18 +86,18 @@ class OllamaOptions(OllamaSettings):
 
     def penalties(self) -> dict[str, float]:
         """The chat's fields for penalties. Raises InvalidRequest for a window of tokens that cannot be kept."""
-        given = {
+        fields = {
             "repetition_penalty": self.repeat_penalty,
             "presence_penalty": self.presence_penalty,
             "frequency_penalty": self.frequency_penalty,
         }
-        found = {name: value for name, value in given.items() if value is not None}
+        penalties = {name: value for name, value in fields.items() if value is not None}
         if self.repeat_last_n == 0:
             return {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
         neutral = {"repetition_penalty": 1.0}
         if (self.repeat_last_n or -1) > 0 and any(
-            value != neutral.get(name, 0.0) for name, value in found.items()
+            value != neutral.get(name, 0.0) for name, value in penalties.items()
         ):
             message = "'options.repeat_last_n' is not supported beside a penalty: penalties count all tokens, which -1 asks for."
             raise InvalidRequest(message, "options.repeat_last_n", "unsupported_value")
-        return found
+        return penalties

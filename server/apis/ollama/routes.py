@@ -127,17 +127,17 @@ async def find_model(state: ServerState, name: str, *, generating: bool = False)
 def without_tag(state: ServerState, name: str) -> str:
     """The name without Ollama's tag, unless it is served with it."""
     bare, served = name.removesuffix(LATEST), state.served_name(name)
-    known = served in state.names or (state.adapters is not None and state.adapters.get(name) is not None)
-    return name if known else bare
+    is_served = served in state.names or (state.adapters is not None and state.adapters.get(name) is not None)
+    return name if is_served else bare
 
 
 def _loaded(call: Call, body: OllamaGenerationFields, answer: OllamaAnswer) -> Response:
     """The answer to a request without a prompt, by which clients load a model: it is loaded."""
     call.ignore(without_effect(body))
-    told = answer.loaded()
+    status = answer.loaded()
     if body.stream is False:
-        return json_response(told)
-    return Response(line(told), media_type=NDJSON)
+        return json_response(status)
+    return Response(line(status), media_type=NDJSON)
 
 
 async def _prepared_chat(
@@ -149,9 +149,9 @@ async def _prepared_chat(
     converted: ConvertedOllama,
 ) -> PreparedChat:
     """The call. What has no effect is listed in the response's header. Raises EngineError, in the names of the body's fields."""
-    known = frozenset[str]() if model.template is None else model.template.variables
+    names_read = frozenset[str]() if model.template is None else model.template.variables
     reasons = model.notation.reasoning is not None
-    variables, unread = template_variables_of(body.thinking, known, reasons)
+    variables, unread = template_variables_of(body.thinking, names_read, reasons)
     if converted.chat.choice.forced and model.notation.for_calls(True).tools is None:
         # No grammar can force calls whose form is unknown. Ollama never forces any, so its clients expect text as well.
         converted.chat.tool_choice = None
@@ -171,8 +171,8 @@ async def _prepared_text(
     with named(PROMPT_NAMES):
         prepared = await prepare_completion(state, call, model, completion_of(body))
     reading = Reading(ModelNotation(tools=None), ToolChoice(), Place.AFTER, model.tokenizer.token_bytes)
-    asked = replace(prepared.request, default_tokens=model.preset.max_tokens)
-    return PreparedChat(asked, reading, prepared.grammar_param)
+    text_request = replace(prepared.request, default_tokens=model.preset.max_tokens)
+    return PreparedChat(text_request, reading, prepared.grammar_param)
 
 
 async def _answered(
@@ -183,15 +183,15 @@ async def _answered(
     names: FieldNames,
 ) -> Response:
     """The answer, as lines unless the body says otherwise."""
-    asked = prepared.request
-    room = model.max_model_len - len(asked.prompts[0])
-    if asked.max_tokens is not None and room > 0:
+    text_request = prepared.request
+    room = model.max_model_len - len(text_request.prompts[0])
+    if text_request.max_tokens is not None and room > 0:
         # As with Ollama, a limit may be more than fits: an answer that fills the context ends with `length`.
-        asked = replace(asked, max_tokens=min(asked.max_tokens, room))
-    ollama_call = AnsweredCall(model, replace(prepared, request=asked), names)
+        text_request = replace(text_request, max_tokens=min(text_request.max_tokens, room))
+    ollama_call = AnsweredCall(model, replace(prepared, request=text_request), names)
     call_of(request.scope).response_id = ollama_call.id
     as_text = isinstance(body, OllamaGenerateRequest)
-    answer = OllamaAnswer(body.model, asked.context.arrival_time, as_text=as_text)
+    answer = OllamaAnswer(body.model, text_request.context.arrival_time, as_text=as_text)
     [choice] = ollama_call.choices
     if body.stream is not False:
         encoder = OllamaStream(answer, choice)
@@ -220,10 +220,10 @@ async def _vectors(
     async def work() -> tuple[list[msgspec.Raw], Usage, float]:
         place = place_in(prompt, texts)
         with named(VECTOR_NAMES.of_body(text=place)):
-            asked = await prepare_embedding(state, call, model, asked_for)
-            call.response_id = asked.context.request_id
+            embedding = await prepare_embedding(state, call, model, asked_for)
+            call.response_id = embedding.context.request_id
             started = time.monotonic()
-            vectors, usage = await model.engine.embed(asked)
+            vectors, usage = await model.engine.embed(embedding)
         encoded, pauses = [], YieldRegularly()
         for vector in vectors:
             encoded.append(msgspec.Raw(encode(shaped(vector, asked_for).tolist())))

@@ -56,8 +56,8 @@ class OllamaCallFields(RequestFields):
 
     def without_effect(self) -> list[str]:
         """Names of fields that are given and change nothing."""
-        found = ["keep_alive"] * (self.keep_alive is not None)
-        return found + ["options.num_ctx"] * (self.options is not None and self.options.num_ctx is not None)
+        names = ["keep_alive"] * (self.keep_alive is not None)
+        return names + ["options.num_ctx"] * (self.options is not None and self.options.num_ctx is not None)
 
 
 class OllamaGenerationFields(OllamaCallFields, OllamaSettings):
@@ -96,8 +96,8 @@ class OllamaGenerationFields(OllamaCallFields, OllamaSettings):
 
     def _beside(self, within: OllamaOptions) -> list[str]:
         """Names of the settings beside `options` that count."""
-        known = OllamaSettings.model_fields
-        return [name for name in known if getattr(self, name) is not None and getattr(within, name) is None]
+        fields = OllamaSettings.model_fields
+        return [name for name in fields if getattr(self, name) is not None and getattr(within, name) is None]
 
     @property
     def thinking(self) -> bool | str | None:
@@ -108,16 +108,16 @@ class OllamaGenerationFields(OllamaCallFields, OllamaSettings):
 
     def without_effect(self) -> list[str]:
         """Names of fields that are given and change nothing."""
-        found = [name for name in ("truncate", "shift") if getattr(self, name)]
+        names = [name for name in ("truncate", "shift") if getattr(self, name)]
         if self.top_logprobs and not self.logprobs:
-            found.append("top_logprobs")
+            names.append("top_logprobs")
         if self.reasoning_effort is not None and (self.think is not None or self.thinking is None):
-            found.append("reasoning_effort")
+            names.append("reasoning_effort")
         beside = self._beside(self.options or OllamaOptions())
         for name in OllamaSettings.model_fields:
             if getattr(self, name) is not None and (name == "num_ctx" or name not in beside):
-                found.append(name)
-        return super().without_effect() + found
+                names.append(name)
+        return super().without_effect() + names
 
 
 class OllamaCalledFunction(WireModel):
@@ -222,10 +222,10 @@ class OllamaGenerateRequest(OllamaGenerationFields):
 
     def without_effect(self) -> list[str]:
         """Names of fields that are given and change nothing."""
-        found = super().without_effect()
-        if self.continues and self.think and "think" not in found:
-            found.append("think")
-        return found + ["suffix"] * bool(self.raw and self.suffix)
+        names = super().without_effect()
+        if self.continues and self.think and "think" not in names:
+            names.append("think")
+        return names + ["suffix"] * bool(self.raw and self.suffix)
 
 
 class OllamaEmbedRequest(OllamaCallFields):

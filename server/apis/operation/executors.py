@@ -33,9 +33,9 @@ async def list_executors(request: Request) -> Response:
     state = state_of(request)
     if state.model is None or state.executors is None:
         raise Unavailable("The model is still loading.")
-    found = [(name, state.executors.get(name)) for name in state.executors.list_names()]
+    registered = [(name, state.executors.get(name)) for name in state.executors.list_names()]
     notation = state.model.notation.facts
-    cards = [_card(name, executor, notation) for name, executor in found if executor is not None]
+    cards = [_card(name, executor, notation) for name, executor in registered if executor is not None]
     return json_response({"object": "list", "data": cards, "registered": list(state.executor_names)})
 
 

@@ -30,7 +30,7 @@ async def list_requests(request: Request) -> Response:
     for outcome in outcomes:
         _check("outcome", outcome, OUTCOMES)
     sort, order = query.get("sort", "received"), query.get("order", "desc")
-    found, has_more = state_of(request).stories.list(
+    rows, has_more = state_of(request).stories.list(
         _check("sort", sort, SORTS),
         descending=_check("order", order, _ORDERS) == "desc",
         outcomes=frozenset(outcomes),
@@ -39,7 +39,7 @@ async def list_requests(request: Request) -> Response:
         client_request_id=query.get("client_request_id"),
         limit=query_number(request, "limit", _DEFAULT_LIMIT, least=1, most=_MAX_LIMIT),
     )
-    return json_response({"object": "list", "data": found, "has_more": has_more})
+    return json_response({"object": "list", "data": rows, "has_more": has_more})
 
 
 @router.api_route("/v1/requests/{request_id}", methods=READ)
@@ -52,8 +52,8 @@ async def get_request(request: Request, request_id: str) -> Response:
     return json_response(story)
 
 
-def _check(name: str, value: str, known: Iterable[str]) -> str:
-    known = tuple(known)
-    if value not in known:
-        raise InvalidRequest(f"'{name}' should be one of {', '.join(known)}.", name, "invalid_value")
+def _check(name: str, value: str, allowed: Iterable[str]) -> str:
+    allowed = tuple(allowed)
+    if value not in allowed:
+        raise InvalidRequest(f"'{name}' should be one of {', '.join(allowed)}.", name, "invalid_value")
     return value

@@ -102,8 +102,8 @@ class OfferedTools:
 
     def function_name(self, kind: str, name: str, namespace: str | None) -> str | None:
         """The name of the function that is this tool."""
-        wanted = CalledTool("custom" if kind == CUSTOM else "function", name, namespace)
-        return next((own for own, tool in self.called.items() if tool == wanted), None)
+        tool_wanted = CalledTool("custom" if kind == CUSTOM else "function", name, namespace)
+        return next((own for own, tool in self.called.items() if tool == tool_wanted), None)
 
     def add(self, place: str, tool: ResponsesTool, group: ResponsesTool | None = None) -> None:
         """Add a tool, or those of a namespace. Raises InvalidRequest naming the field."""
@@ -142,16 +142,16 @@ class OfferedTools:
             members |= {"description": self._description(tool), "parameters": _INPUT_SCHEMA}
         else:
             members |= {"parameters": tool.parameters, "strict": tool.strict}
-        given = {key: value for key, value in members.items() if value is not None}
-        return FunctionDefinition.model_construct(**given)
+        fields = {key: value for key, value in members.items() if value is not None}
+        return FunctionDefinition.model_construct(**fields)
 
     def _description(self, tool: ResponsesTool) -> str | None:
         """The description of a custom tool, with the grammar of its input."""
         match tool.format:
             case {"type": "grammar", "definition": str(definition), "syntax": str(syntax)}:
                 self.ignored["tools[].format"] = None
-                told = f"'input' follows this {syntax} grammar:\n{definition}"
-                return f"{tool.description}\n\n{told}" if tool.description else told
+                text = f"'input' follows this {syntax} grammar:\n{definition}"
+                return f"{tool.description}\n\n{text}" if tool.description else text
         return tool.description
 
 
@@ -207,21 +207,21 @@ class ConvertedResponse:
         """What `fitting` makes of the chat without as few of its oldest turns as possible. Raises the error if that is not asked
         for or not enough."""
         first = next((at for at, turn in enumerate(self.turns) if not _of_system(turn)), 0)
-        kept, rest = list(self.turns[:first]), list(self.turns[first:])
+        head, rest = list(self.turns[:first]), list(self.turns[first:])
         # A call's result does not stand without the call before it.
         cuts = [at for at in range(1, len(rest)) if self.auto and rest[at].role != "tool"]
-        found: Result | None = None
+        result: Result | None = None
         low, high = 0, len(cuts)
         while low < high:
             middle = (low + high) // 2
-            left = [*kept, *filter(_of_system, rest[: cuts[middle]]), *rest[cuts[middle] :]]
+            turns_left = [*head, *filter(_of_system, rest[: cuts[middle]]), *rest[cuts[middle] :]]
             try:
-                found, high = await fitting(left), middle
+                result, high = await fitting(turns_left), middle
             except ContextLengthExceeded:
                 low = middle + 1
-        if found is None:
+        if result is None:
             raise error
-        return found
+        return result
 
     async def _taken(
         self, prepare: Callable[[ChatRequest], Awaitable[Result]], turns: Sequence[Turn]
@@ -317,8 +317,8 @@ class _Reader:
             case None | "message":
                 self._message(place, item)
             case "reasoning":
-                if thought := self._thought(item):
-                    part = ContentPart.model_construct(type="thinking", thinking=thought)
+                if reasoning := self._thought(item):
+                    part = ContentPart.model_construct(type="thinking", thinking=reasoning)
                     self._assistant().parts.append(part)
             case "function_call" | "custom_tool_call":
                 self._call(place, item)
@@ -425,11 +425,11 @@ def _contents(place: str, name: str, value: str | Sequence[InputPart] | None) ->
     return value or ""
 
 
-def _choice(asked: str | Mapping[str, Any] | None, tools: OfferedTools) -> str | dict[str, Any] | None:
+def _choice(choice: str | Mapping[str, Any] | None, tools: OfferedTools) -> str | dict[str, Any] | None:
     """The chat's choice of tools. Raises InvalidRequest for a forced call that no tool of the request can answer."""
-    match asked:
+    match choice:
         case None | "auto" | "none":
-            return asked if tools.functions else None
+            return choice if tools.functions else None
         case "required" | "any":  # Mistral's name for it, as in a chat
             if tools.functions:
                 return "required"
@@ -462,8 +462,8 @@ def _is_ours(tool: Any) -> bool:
     return False
 
 
-def _named(kind: str, name: str, asked: Mapping[Any, Any], tools: OfferedTools) -> str:
-    own = tools.function_name(kind, name, asked.get("namespace"))
+def _named(kind: str, name: str, choice: Mapping[Any, Any], tools: OfferedTools) -> str:
+    own = tools.function_name(kind, name, choice.get("namespace"))
     if own is None:
         message = f"'tool_choice' names the tool '{name[:100]}', which is not in 'tools'."
         raise InvalidRequest(message, "tool_choice", "invalid_value")

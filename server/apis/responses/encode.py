@@ -349,13 +349,13 @@ def _input_of(arguments: str, cut_off: bool) -> str:
     """The input of a custom tool, which the model sees as a function with one text; what the model wrote if it is no such
     call. `cut_off`: the input may break off."""
     try:
-        found = msgspec.json.decode(arguments)
+        value = msgspec.json.decode(arguments)
     except (msgspec.DecodeError, UnicodeError):
-        found = _beginning_of(arguments) if cut_off else None
-    match found:
-        case {"input": str(text)} if len(found) == 1:
+        value = _beginning_of(arguments) if cut_off else None
+    match value:
+        case {"input": str(text)} if len(value) == 1:
             return text
-        case {} if cut_off and not found:
+        case {} if cut_off and not value:
             return ""
     return arguments
 
@@ -383,8 +383,8 @@ class _Answered:
 
     def _is_text(self, delta: TextDelta) -> bool:
         """True in the frequent case: the delta is text of the open message and nothing else."""
-        known = self._writer.kind == "message" and delta.finish_reason is None and delta.logprobs is None
-        return known and self._choice.plain
+        is_text = self._writer.kind == "message" and delta.finish_reason is None and delta.logprobs is None
+        return is_text and self._choice.plain
 
     def _taken(self, delta: TextDelta) -> list[r.ResponseEvent]:
         events = self._writer.take(self._choice.pieces(delta), delta.logprobs)
@@ -414,7 +414,7 @@ class ResponseStream(_Answered):
         self._status: Literal["queued", "in_progress"] = "queued" if queued else "in_progress"
         self._usage = Usage()
         self._sequence = 0
-        self._created = self._begun = False
+        self._created = self._started = False
         self.final: r.Response | None = None
         """The response at its end."""
 
@@ -472,10 +472,10 @@ class ResponseStream(_Answered):
         return out + self._lifecycle(_stage(status), self.final)
 
     def _begin(self) -> bytes:
-        if self._begun:
+        if self._started:
             return b""
         out = self.created()
-        self._begun, self._status = True, "in_progress"
+        self._started, self._status = True, "in_progress"
         return out + self._lifecycle("response.in_progress", self.answer.response("in_progress"))
 
     def _lifecycle(self, kind: r.LifecycleType, response: r.Response) -> bytes:

@@ -98,17 +98,17 @@ async def create_response(request: Request) -> Response:
         conversion.tools.called,
         ENCRYPTED_REASONING in (body.include or ()),
     )
-    kept = _Kept(state, call.tenant, inputs)
+    keeper = _Kept(state, call.tenant, inputs)
     if body.background:
-        return await _background(response_call, answer, kept, bool(body.stream))
+        return await _background(response_call, answer, keeper, bool(body.stream))
     [choice] = response_call.choices
     if body.stream:
         encoder = ResponseStream(answer, choice)
         form = _Form(encoder)
-        return EventStream(_stream(response_call, encoder, form, kept), form=form)
+        return EventStream(_stream(response_call, encoder, form, keeper), form=form)
     whole = ResponseWhole(answer, choice)
     generation = await while_connected(request.receive, response_call.collect(whole))
-    return json_response(await kept.put(whole.body(generation)))
+    return json_response(await keeper.put(whole.body(generation)))
 
 
 @router.post("/v1/responses/input_tokens")
@@ -155,8 +155,8 @@ def _variables(
     call: Call, model: ServedModel, body: ResponsesRequest, conversion: ConvertedResponse
 ) -> dict[str, Any]:
     """The body's variables for the template. What has no effect is listed in the response's header."""
-    known = frozenset[str]() if model.template is None else model.template.variables
-    variables, unread = body.variables(known)
+    names_read = frozenset[str]() if model.template is None else model.template.variables
+    variables, unread = body.variables(names_read)
     call.ignore([*conversion.ignored, *unread, *body.without_effect()])
     return variables
 
@@ -181,18 +181,18 @@ class _Form:
 
 
 async def _stream(
-    call: AnsweredCall, encoder: ResponseStream, form: _Form, kept: _Kept
+    call: AnsweredCall, encoder: ResponseStream, form: _Form, keeper: _Kept
 ) -> AsyncGenerator[bytes, None]:
     """The events. The response is stored before its last event is sent: clients go on from there at once."""
     try:
         async for chunk in call.stream(encoder):
             if encoder.final is not None:
-                await kept.put(encoder.final)
+                await keeper.put(encoder.final)
             yield chunk
     except Exception as error:
         if encoder.has_begun:
             form.error(error)
-            await kept.put(encoder.snapshot())
+            await keeper.put(encoder.snapshot())
         raise
 
 
@@ -207,14 +207,14 @@ def _failure(error: Exception) -> tuple[Refusal, items.ResponseFailure]:
     return refusal, {"code": code, "message": message}
 
 
-async def _background(call: AnsweredCall, answer: ResponseAnswer, kept: _Kept, stream: bool) -> Response:
+async def _background(call: AnsweredCall, answer: ResponseAnswer, keeper: _Kept, stream: bool) -> Response:
     """Begin a response that goes on without its client. Raises EngineError if the engine or the store does not take it."""
-    store = kept.state.responses
+    store = keeper.state.responses
     encoder = ResponseStream(answer, call.choices[0], queued=True)
     stack = contextlib.AsyncExitStack()
     generation = await stack.enter_async_context(call.start())
     run = BackgroundRun(encoder, _chunks(stack, generation, encoder), lambda error: _failure(error)[1])
-    entry = StoredResponse(call.id, kept.tenant, kept.inputs, run=run)
+    entry = StoredResponse(call.id, keeper.tenant, keeper.inputs, run=run)
 
     async def grown() -> None:
         if await store.get(entry.tenant, entry.id) is not entry:
@@ -248,16 +248,16 @@ async def _chunks(
 @router.api_route("/v1/responses/{response_id}", methods=READ)
 async def get_response(request: Request, response_id: str) -> Response:
     """A stored response; with `stream` its events, of which those up to `starting_after` are left out."""
-    found = await _found(request, response_id)
+    response = await _found(request, response_id)
     if _flag(request, "stream"):
-        if found.run is None:
+        if response.run is None:
             message = "Only responses created with 'background' can be streamed once more."
             raise InvalidRequest(message, "stream", "unsupported_value")
         after = query_number(request, "starting_after", -1, least=0)
-        return EventStream(found.run.events(after))
-    if found.in_progress and found.run is not None:
-        return json_response(found.run.snapshot())
-    return Response(found.body, media_type="application/json")
+        return EventStream(response.run.events(after))
+    if response.in_progress and response.run is not None:
+        return json_response(response.run.snapshot())
+    return Response(response.body, media_type="application/json")
 
 
 @router.delete("/v1/responses/{response_id}")
@@ -265,12 +265,12 @@ async def delete_response(request: Request, response_id: str) -> Response:
     """Forget a response. One that is in progress ends."""
     store = state_of(request).responses
     assert isinstance(store, ResponseStore), "API workers pass this path on"
-    found = await store.delete(call_of(request.scope).tenant, response_id)
-    if found is None:
+    response = await store.delete(call_of(request.scope).tenant, response_id)
+    if response is None:
         raise _unknown(response_id)
-    if found.run is not None:
-        await found.run.cancel()
-    answer: DeletedResponse = {"id": found.id, "object": "response", "deleted": True}
+    if response.run is not None:
+        await response.run.cancel()
+    answer: DeletedResponse = {"id": response.id, "object": "response", "deleted": True}
     return json_response(answer)
 
 
@@ -278,23 +278,23 @@ async def delete_response(request: Request, response_id: str) -> Response:
 async def cancel_response(request: Request, response_id: str) -> Response:
     """End a background response; one that has ended stays as it is."""
     check_media(request.scope, request.app.state.cors)  # no page of another origin ends it
-    found = await _found(request, response_id)
-    if found.run is None:
+    response = await _found(request, response_id)
+    if response.run is None:
         message = "Only responses created with 'background' can be cancelled."
         raise InvalidRequest(message, "response_id", "invalid_value")
-    await found.run.cancel()
-    return json_response(found.run.snapshot())
+    await response.run.cancel()
+    return json_response(response.run.snapshot())
 
 
 @router.api_route("/v1/responses/{response_id}/input_items", methods=READ)
 async def list_input_items(request: Request, response_id: str) -> Response:
     """The items that a response was made of, those of the responses before it included; the newest first."""
-    found = await _found(request, response_id)
+    response = await _found(request, response_id)
     order = request.query_params.get("order", "desc")
     if order not in ("asc", "desc"):
         raise InvalidRequest("'order' should be 'asc' or 'desc'.", "order", "invalid_value")
     limit = query_number(request, "limit", _DEFAULT_PAGE, least=1, most=_LARGEST_PAGE)
-    items = list(found.inputs) if order == "asc" else list(reversed(found.inputs))
+    items = list(response.inputs) if order == "asc" else list(reversed(response.inputs))
     if (after := request.query_params.get("after")) is not None:
         at = next((number for number, (item_id, _) in enumerate(items) if item_id == after), None)
         if at is None:
@@ -312,10 +312,10 @@ async def list_input_items(request: Request, response_id: str) -> Response:
 
 
 async def _found(request: Request, response_id: str) -> StoredResponse:
-    found = await state_of(request).responses.get(call_of(request.scope).tenant, response_id)
-    if found is None:
+    response = await state_of(request).responses.get(call_of(request.scope).tenant, response_id)
+    if response is None:
         raise _unknown(response_id)
-    return found
+    return response
 
 
 def _unknown(response_id: str) -> ResponseNotFound:
@@ -342,11 +342,11 @@ async def _conversation(
     for number, item in enumerate(own):
         if item.type == "item_reference":
             name = item.id or ""
-            if (known := await store.item(tenant, name)) is None:
+            if (stored_item := await store.item(tenant, name)) is None:
                 message = f"Item with id '{name[:100]}' not found: it is unknown, deleted or expired."
                 raise ResponseNotFound(message, f"input.{number}.id", "item_not_found")
-            referred[name] = known
-            size += len(known)
+            referred[name] = stored_item
+            size += len(stored_item)
     if len(earlier) + len(own) > MAX_MESSAGES or size > _MOST_STORED_BYTES:
         message = f"With what is stored, the conversation has more than {MAX_MESSAGES} items or 16 MiB: begin a new one."
         raise ContextLengthExceeded(message, "input")
@@ -358,16 +358,16 @@ async def _earlier(store: SharedResponseStore, tenant: str, previous: str | None
     """The items of a stored response, and of those before it."""
     if previous is None:
         return []
-    found = await store.get(tenant, previous)
-    if found is None:
+    response = await store.get(tenant, previous)
+    if response is None:
         message = (
             f"Previous response with id '{previous[:100]}' not found: it is unknown, deleted or expired."
         )
         raise ResponseNotFound(message, "previous_response_id", "previous_response_not_found")
-    if found.in_progress:
+    if response.in_progress:
         message = "'previous_response_id' is a response that is still in progress."
         raise InvalidRequest(message, "previous_response_id", "invalid_value")
-    return [*found.inputs, *found.outputs]
+    return [*response.inputs, *response.outputs]
 
 
 def _items(
@@ -377,11 +377,11 @@ def _items(
     items = list(earlier)
     placed = [("previous_response_id", InputItem.model_validate_json(item)) for _, item in items]
     for number, item in enumerate(own):
-        kept, read_as = _stored_item(item), item
+        stored, read_as = _stored_item(item), item
         if item.type == "item_reference" and item.id is not None:
-            kept = item.id, referred[item.id]
+            stored = item.id, referred[item.id]
             read_as = InputItem.model_validate_json(referred[item.id])
-        items.append(kept)
+        items.append(stored)
         placed.append((f"input.{number}", read_as))
     return items, placed
 
@@ -442,9 +442,9 @@ def _echo(body: ResponsesRequest, prepared: PreparedChat, stores: bool) -> items
 
 def _told_tool(tool: ResponsesTool) -> dict[str, Any]:
     """A tool as the client gave it, a function with all its members."""
-    given = tool.model_dump(exclude_unset=True)
+    fields = tool.model_dump(exclude_unset=True)
     return (
-        {"description": None, "parameters": None, "strict": False, **given}
+        {"description": None, "parameters": None, "strict": False, **fields}
         if tool.type == "function"
-        else given
+        else fields
     )

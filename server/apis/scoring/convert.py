@@ -173,8 +173,8 @@ def _around(text: str, document: str) -> tuple[str, str]:
 
 def _truncation(model: ServedModel, fields: ScoreFields) -> Truncation | None:
     """As `truncation_of`, from the right: the model sees the beginnings of documents."""
-    found = truncation_of(fields, model, 0)
-    return None if found is None else Truncation(found.length, from_right=True)
+    truncation = truncation_of(fields, model, 0)
+    return None if truncation is None else Truncation(truncation.length, from_right=True)
 
 
 def _unit(vector: NDArray[np.float32]) -> NDArray[np.float64]:

@@ -132,14 +132,14 @@ class ScoreRequest(ScoreFields):
     def check(self) -> None:
         """See `ScoreFields`."""
         super().check()
-        given = {name for pair in _FORMS for name in pair if getattr(self, name) is not None}
-        known = " or ".join(f"'{one}' and '{other}'" for one, other in _FORMS)
-        if not any(given.issuperset(pair) for pair in _FORMS):
-            missing = "text_2" if "text_1" in given else "text_1"
-            raise InvalidRequest(f"Give {known}.", param=missing, code="missing_required_parameter")
-        if len(given) > 2:
-            param = min(given.difference(self.names))
-            raise InvalidRequest(f"Give only one of {known}.", param=param, code="invalid_value")
+        names = {name for pair in _FORMS for name in pair if getattr(self, name) is not None}
+        forms = " or ".join(f"'{one}' and '{other}'" for one, other in _FORMS)
+        if not any(names.issuperset(pair) for pair in _FORMS):
+            missing = "text_2" if "text_1" in names else "text_1"
+            raise InvalidRequest(f"Give {forms}.", param=missing, code="missing_required_parameter")
+        if len(names) > 2:
+            param = min(names.difference(self.names))
+            raise InvalidRequest(f"Give only one of {forms}.", param=param, code="invalid_value")
         for name, texts in zip(self.names, self.sides, strict=True):
             if not all(texts):
                 raise InvalidRequest(f"'{name}' holds an empty text.", param=name, code="invalid_value")

@@ -41,9 +41,9 @@ async def tokenize(request: Request) -> Response:
     truncation = truncation_of(body, model, 0)
     if body.messages is not None:
         variables = template_variables(call, model, body)
-        asked = body.tools or ()
+        offered = body.tools or ()
         tools = await run_off_loop_if_large(
-            call, state.threads, lambda: [tool.model_dump(exclude_unset=True) for tool in asked]
+            call, state.threads, lambda: [tool.model_dump(exclude_unset=True) for tool in offered]
         )
         ids = await chat_prompt(
             state,

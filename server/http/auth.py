@@ -27,7 +27,7 @@ ADMIN = frozenset(
 STEPS = "/v1/steps"
 """Shows the requests of all clients: where clients have keys, it requires the admin key."""
 
-_WANTED = "Give a valid API key: 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
+_CURE = "Give a valid API key: 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
 
 
 class KeyAuth:
@@ -68,7 +68,7 @@ class KeyAuth:
             if not self._may_pass(
                 scope, self._client_keys if hidden else self._keys_of(scope["path"], admin)
             ):
-                response = http_error_response(401, _WANTED, {"WWW-Authenticate": "Bearer"})
+                response = http_error_response(401, _CURE, {"WWW-Authenticate": "Bearer"})
                 await response(scope, receive, send)
                 return
             if hidden:
@@ -89,8 +89,8 @@ class KeyAuth:
     def _may_pass(self, scope: Scope, keys: Keys | AnyOf | None) -> bool:
         if not keys:
             return True
-        given = _given_key(scope)
-        key = None if given is None else keys.find(given)
+        key_sent = _given_key(scope)
+        key = None if key_sent is None else keys.find(key_sent)
         if key is None:
             return False
         call = call_of(scope)
@@ -107,9 +107,9 @@ def is_admin(path: str) -> bool:
 def _given_key(scope: Scope) -> bytes | None:
     """The request's key; None without one, and for two in one header, of which a proxy in front may have looked at the other.
     Anthropic's clients send `x-api-key`, which counts if there is no `Authorization`."""
-    found = [value for name, value in scope["headers"] if name == b"authorization"]
-    if not found:
+    values = [value for name, value in scope["headers"] if name == b"authorization"]
+    if not values:
         keys = [value.strip() for name, value in scope["headers"] if name == b"x-api-key"]
         return keys[0] if len(keys) == 1 else None
-    scheme, _, key = found[0].partition(b" ")
-    return key.strip() if len(found) == 1 and scheme.lower() == b"bearer" else None
+    scheme, _, key = values[0].partition(b" ")
+    return key.strip() if len(values) == 1 and scheme.lower() == b"bearer" else None

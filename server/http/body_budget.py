@@ -56,13 +56,13 @@ class BodyBudget:
     def __init__(self, limit: int = BODY_BUDGET) -> None:
         self.limit = limit
         self.total = 0
-        self._held: dict[Flow, int] = {}  # oldest first
+        self._bytes: dict[Flow, int] = {}  # oldest first
         self._waiting: dict[Flow, None] = {}
 
     def take(self, flow: Flow, size: int) -> bool:
         """Count bytes that were read, and pause the connection if the budget is full. False if even twice the budget is
         exceeded: each connection reads a piece before it can be paused, and there may be thousands of connections."""
-        self._held[flow] = self._held.get(flow, 0) + size
+        self._bytes[flow] = self._bytes.get(flow, 0) + size
         self.total += size
         if self._room() > 0 or self._is_oldest(flow):
             return True
@@ -72,8 +72,8 @@ class BodyBudget:
 
     def give(self, flow: Flow) -> None:
         """Release all bytes that the connection holds, and resume other connections."""
-        if flow in self._held:
-            self.total -= self._held.pop(flow)
+        if flow in self._bytes:
+            self.total -= self._bytes.pop(flow)
             self._release(flow)
             self._wake()
 
@@ -89,17 +89,17 @@ class BodyBudget:
         self._wake()
 
     def _room(self) -> int:
-        oldest = next(iter(self._held.values()), 0)
+        oldest = next(iter(self._bytes.values()), 0)
         return self.limit - (self.total - oldest)
 
     def _is_oldest(self, flow: Flow) -> bool:
-        return next(iter(self._held), None) is flow
+        return next(iter(self._bytes), None) is flow
 
     def _wake(self) -> None:
         """Resume as many connections as the budget has room for, the oldest always and first."""
         if not self._waiting:
             return
-        self._release(next(iter(self._held)))
+        self._release(next(iter(self._bytes)))
         for flow in list(self._waiting)[: max(0, self._room() // _PIECE)]:
             self._release(flow)
 

@@ -24,12 +24,12 @@ class AnswerBudget:
     """Bytes that one answer may still take in. One writer: the task that collects the answer."""
 
     def __init__(self) -> None:
-        self._taken = 0
+        self._size = 0
 
     def take(self, size: int, param: str) -> None:
         """Count the bytes that the field `param` adds to the answer. Raises InvalidRequest if the answer becomes too large."""
-        self._taken += size
-        if self._taken > MAX_ANSWER_BYTES:
+        self._size += size
+        if self._size > MAX_ANSWER_BYTES:
             message = (
                 f"This answer would be more than {MAX_ANSWER_BYTES} bytes by what '{FIELD}' adds to it. Ask for fewer "
                 "alternatives, choices or tokens, or for a stream."
@@ -62,13 +62,13 @@ class ChunkedJSON(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the pieces as fast as the client reads."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        held = b""
+        previous = b""
         for body in _grouped(self._pieces):
-            if held:
-                await send({"type": "http.response.body", "body": held, "more_body": True})
+            if previous:
+                await send({"type": "http.response.body", "body": previous, "more_body": True})
                 await asyncio.sleep(0)
-            held = body
-        await send({"type": "http.response.body", "body": held, "more_body": False})
+            previous = body
+        await send({"type": "http.response.body", "body": previous, "more_body": False})
 
 
 def _grouped(pieces: Iterable[bytes]) -> Iterator[bytes]:

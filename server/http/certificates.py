@@ -40,9 +40,9 @@ class RenewedContext(ssl.SSLContext):
 
     def __new__(cls, first: ssl.SSLContext) -> Self:
         """An instance that begins with `first`."""
-        made = super().__new__(cls, ssl.PROTOCOL_TLS_SERVER)
-        made.newest = first
-        return made
+        context = super().__new__(cls, ssl.PROTOCOL_TLS_SERVER)
+        context.newest = first
+        return context
 
     def __init__(self, first: ssl.SSLContext) -> None:
         pass
@@ -84,13 +84,13 @@ class Certificates:
         if self._is_being_written(before):
             return False
         try:
-            found = server_context(self._settings)
+            context = server_context(self._settings)
         except (SettingsError, OSError) as error:
             self._complain(str(error))
             return False
-        if found is None or self._signature() != before:
+        if context is None or self._signature() != before:
             return False  # of two versions perhaps: the next look sees one
-        self.context.newest, self._served = found, before
+        self.context.newest, self._served = context, before
         self._fault, self._faults = None, 0
         log.info("the certificate was read again: new connections get it", file=self._settings.ssl_certfile)
         return True

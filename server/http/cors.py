@@ -56,18 +56,18 @@ class Cors:
         if origin is None:
             return vary
         allowed = b"*" if everybody else origin.encode("latin-1")
-        found = [(b"access-control-allow-origin", allowed), (b"access-control-expose-headers", _EXPOSED)]
+        headers = [(b"access-control-allow-origin", allowed), (b"access-control-expose-headers", _EXPOSED)]
         if self._credentials:
-            found.append((b"access-control-allow-credentials", b"true"))
-        return found + vary
+            headers.append((b"access-control-allow-credentials", b"true"))
+        return headers + vary
 
     def preflight(self, scope: Scope) -> Response | None:
         """The answer to a preflight of an allowed origin; None for any other request. A preflight of another origin is answered
         like an ordinary request. The browser itself refuses a method or header that is not listed."""
         if scope["method"] != "OPTIONS" or not self._origins or self._origin(scope) is None:
             return None
-        asked = Headers(scope=scope)
-        if "access-control-request-method" not in asked:
+        request_headers = Headers(scope=scope)
+        if "access-control-request-method" not in request_headers:
             return None
         headers = {
             "Access-Control-Allow-Methods": ", ".join(self._methods),
@@ -76,9 +76,9 @@ class Cors:
         names = self._headers
         if names is None:
             # "*" does not mean Authorization, so what was asked for is named.
-            wanted = asked.get("access-control-request-headers", "")
-            fits = len(wanted) <= _MAX_HEADER_NAMES and _HEADER_NAMES.fullmatch(wanted)
-            names = wanted if fits else ""
+            header_names = request_headers.get("access-control-request-headers", "")
+            fits = len(header_names) <= _MAX_HEADER_NAMES and _HEADER_NAMES.fullmatch(header_names)
+            names = header_names if fits else ""
             headers["Vary"] = "Access-Control-Request-Headers"
         if names:
             headers["Access-Control-Allow-Headers"] = names
@@ -97,10 +97,10 @@ class Cors:
 
     def _origin(self, scope: Scope) -> str | None:
         """The request's origin if it is allowed, else None."""
-        given = Headers(scope=scope).getlist("origin")
-        if len(given) != 1:
+        origins = Headers(scope=scope).getlist("origin")
+        if len(origins) != 1:
             return None
-        return given[0] if _ANY in self._origins or given[0].lower() in self._origins else None
+        return origins[0] if _ANY in self._origins or origins[0].lower() in self._origins else None
 
 
 def _authority(origin: str) -> str | None:

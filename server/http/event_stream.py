@@ -161,16 +161,16 @@ class _Alive:
     def __init__(self, interval: float, tell: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._interval = interval
         self._tell = tell
-        self._told = 0.0
+        self._last_report = 0.0
 
     def rest(self, sending: _Sending) -> float:
         """Seconds until a sign of life may be due."""
-        return max(0.0, max(sending.at, self._told) + self._interval - time.monotonic())
+        return max(0.0, max(sending.at, self._last_report) + self._interval - time.monotonic())
 
     async def look(self, sending: _Sending) -> None:
         """Called when that time may be over. Nothing is sent while another send waits for its reader."""
         if self.rest(sending) == 0.0:
-            self._told = time.monotonic()
+            self._last_report = time.monotonic()
             if not sending.busy:
                 await self._tell()
 

@@ -78,17 +78,17 @@ _CUTOFF = 0.85
 def no_such_path(method: str, path: str, endpoints: Sequence[str]) -> str:
     """The message of a 404. It names the endpoint that was most likely meant, or the one to use in place of another server's.
     `endpoints` are the paths of this server, as templates."""
-    said = f"There is no {method} {path[:MAX_PATH_TOLD]} here."
+    sentence = f"There is no {method} {path[:MAX_PATH_TOLD]} here."
     if len(path) > MAX_PATH_TOLD:
-        return said
+        return sentence
     plain = _plain(path)
     if plain.startswith("/api/") and plain.split("/")[2] in _MANAGING:
         return _ONE_MODEL
     if plain in ("/", "/v1"):
-        return f"{said} {WHERE_THE_API_IS}"
+        return f"{sentence} {WHERE_THE_API_IS}"
     tails = {endpoint.removeprefix("/v1"): endpoint for endpoint in endpoints if "{" not in endpoint}
-    found = _exactly(plain, tails) or _ending(plain, tails) or _below(plain) or _like(plain, tails)
-    return f"{said} {found}" if found else said
+    advice = _exactly(plain, tails) or _ending(plain, tails) or _below(plain) or _like(plain, tails)
+    return f"{sentence} {advice}" if advice else sentence
 
 
 def is_foreign(path: str, endpoints: Sequence[str]) -> bool:
@@ -109,8 +109,8 @@ def _spellings(path: str) -> list[str]:
 
 def _exactly(path: str, tails: Tails) -> str | None:
     """The hint for a path of another server, unless one of our paths has the same ending."""
-    known = (one for one in _spellings(path) if one in _ELSEWHERE and one not in tails)
-    return next((_instead(*_ELSEWHERE[one]) for one in known), None)
+    elsewhere = (one for one in _spellings(path) if one in _ELSEWHERE and one not in tails)
+    return next((_instead(*_ELSEWHERE[one]) for one in elsewhere), None)
 
 
 def _ending(path: str, tails: Tails) -> str | None:

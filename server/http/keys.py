@@ -48,22 +48,27 @@ class Keys:
     """The keys that one kind of path accepts."""
 
     def __init__(
-        self, given: Iterable[str] = (), file: str | None = None, *, label: str = "key", checked: bool = True
+        self,
+        flag_keys: Iterable[str] = (),
+        file: str | None = None,
+        *,
+        label: str = "key",
+        checked: bool = True,
     ) -> None:
-        """`given`: keys of flags or variables, named `LABEL-1`, `LABEL-2`, ... in the logs. Raises KeyFileFault if the file
+        """`flag_keys`: keys of flags or variables, named `LABEL-1`, `LABEL-2`, ... in the logs. Raises KeyFileFault if the file
         cannot be read or holds no key; without `checked` it is read with the first request."""
         self._label = label
-        self._given = tuple(
+        self._from_flags = tuple(
             _unnamed(f"{label}-{number}", key.encode("utf-8", "surrogateescape"))
-            for number, key in enumerate(given, 1)
+            for number, key in enumerate(flag_keys, 1)
         )
         self._path = None if file is None else Path(file)
-        self._seen: tuple[int, ...] | None = None
+        self._last_signature: tuple[int, ...] | None = None
         self._from_file: tuple[Key, ...] = ()
         self._faults: list[str] = []
         if self._path is not None and checked:
             try:
-                self._seen = _signature(self._path)
+                self._last_signature = _signature(self._path)
                 self._from_file, faults = parse_keys(_read(self._path), label)
             except (KeyFileFault, OSError) as fault:
                 raise KeyFileFault(f"{self._path}: {fault}") from None
@@ -72,43 +77,43 @@ class Keys:
 
     def __bool__(self) -> bool:
         """True if keys are required. A file requires them also while it holds none."""
-        return bool(self._given) or self._path is not None
+        return bool(self._from_flags) or self._path is not None
 
     def current(self) -> tuple[Key, ...]:
         """The keys that are valid now."""
         if self._path is not None:
             self._look(self._path)
-        return self._given + self._from_file
+        return self._from_flags + self._from_file
 
     def find(self, key: bytes) -> Key | None:
         """The key that a request carries, None if it is not valid."""
-        digest, found = _hash(key), None
+        digest, match = _hash(key), None
         # Every key is compared, so that the time does not tell which one came close.
-        for known in self.current():
-            if hmac.compare_digest(digest, known.digest):
-                found = known
-        return found
+        for key_here in self.current():
+            if hmac.compare_digest(digest, key_here.digest):
+                match = key_here
+        return match
 
     def _look(self, path: Path) -> None:
         """Read the file if it changed. Never keeps a key that the file no longer has: a file that cannot be read has none."""
         try:
             # Taken before reading: a change while it is read makes the next request read again.
-            seen = _signature(path)
+            signature = _signature(path)
         except OSError:
-            seen = ()
-        if seen is not None and seen == self._seen:
+            signature = ()
+        if signature is not None and signature == self._last_signature:
             return
-        self._seen = seen
+        self._last_signature = signature
         try:
-            found, faults = parse_keys(_read(path), self._label)
+            keys, faults = parse_keys(_read(path), self._label)
         except KeyFileFault as fault:
-            found, faults = (), [str(fault)]
-        if (found, faults) == (self._from_file, self._faults):
+            keys, faults = (), [str(fault)]
+        if (keys, faults) == (self._from_file, self._faults):
             return
-        self._from_file, self._faults = found, faults
+        self._from_file, self._faults = keys, faults
         for sentence in faults:
             log.error(f"{path}: {sentence}")
-        log.info(f"read keys from {path}", keys=len(found))
+        log.info(f"read keys from {path}", keys=len(keys))
 
 
 class AnyOf:
@@ -130,22 +135,22 @@ class AnyOf:
 
 def parse_keys(text: str, label: str = "key") -> tuple[tuple[Key, ...], list[str]]:
     """The keys of a file, and a sentence for each line that is not one. A key without a name is called `LABEL-line-N`."""
-    found: list[Key] = []
+    keys: list[Key] = []
     faults: list[str] = []
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
         if not words or words[0].startswith("#"):
             continue
         if len(words) == 1:
-            found.append(_unnamed(f"{label}-line-{number}", words[0].encode()))
+            keys.append(_unnamed(f"{label}-line-{number}", words[0].encode()))
         elif len(words) == 2 and _NAME.fullmatch(words[0]):
             name = words[0]
-            found.append(Key(name, _hash(words[1].encode()), _hash(f"name {name}".encode()).hex()[:16]))
+            keys.append(Key(name, _hash(words[1].encode()), _hash(f"name {name}".encode()).hex()[:16]))
         else:
             faults.append(
                 f"line {number}: it should be KEY, or NAME KEY with a name of letters, digits and ._@-"
             )
-    return tuple(found), faults
+    return tuple(keys), faults
 
 
 def _unnamed(name: str, key: bytes) -> Key:

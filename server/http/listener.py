@@ -30,9 +30,9 @@ _IDLE, _BETWEEN = 30, 10
 def most_connections() -> int:
     """The number of connections that may be open. Raises this process's limit of open files for them, as far as permitted."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_CONNECTIONS + SPARE_CONNECTIONS + _OTHER_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    needed_files = MAX_CONNECTIONS + SPARE_CONNECTIONS + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed_files:
+        soft = needed_files if hard == resource.RLIM_INFINITY else min(needed_files, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     if soft == resource.RLIM_INFINITY:
         return MAX_CONNECTIONS
@@ -73,8 +73,8 @@ class Listener:
     @property
     def address(self) -> str:
         """The address that most clients reach: one that is not of the loopback interface, if there is any."""
-        found = [str(one.getsockname()[0]) for one in self.sockets]
-        return next((one for one in found if not is_loopback(one)), found[0])
+        hosts = [str(one.getsockname()[0]) for one in self.sockets]
+        return next((one for one in hosts if not is_loopback(one)), hosts[0])
 
     @property
     def any_address(self) -> bool:
@@ -142,8 +142,8 @@ def _addresses(host: str, port: int) -> list[_Address]:
         # Browsers and clients know both addresses by themselves, whatever the machine's table of hosts says (RFC 6761, 6.3).
         listed = [(socket.AF_INET, ("127.0.0.1", port)), (socket.AF_INET6, ("::1", port, 0, 0))]
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        listed += [(family, address) for family, _, _, _, address in found if family in _FAMILIES]
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        listed += [(family, address) for family, _, _, _, address in infos if family in _FAMILIES]
     except socket.gaierror as error:
         if not listed:
             raise _unresolved(host, port, error) from None

@@ -34,9 +34,9 @@ def check_media(scope: Scope, cors: Cors) -> None:
     headers = Headers(scope=scope)
     for coding in _listed(headers, "content-encoding"):
         if coding.lower() != "identity":
-            said = f"The body's Content-Encoding {coding[:_MAX_TOLD]!r} is not supported; send the body as it is."
+            message = f"The body's Content-Encoding {coding[:_MAX_TOLD]!r} is not supported; send the body as it is."
             # RFC 9110, 12.5.3: tells the client which codings would do.
-            raise HTTPException(415, said, {"accept-encoding": "identity"})
+            raise HTTPException(415, message, {"accept-encoding": "identity"})
     kinds = headers.getlist("content-type")
     if not kinds and not _has_body(headers):
         return
@@ -45,15 +45,15 @@ def check_media(scope: Scope, cors: Cors) -> None:
     any_media = form_of(scope).any_media
     if any_media and not cors.is_foreign_page(scope):
         return
-    given = f"is {', '.join(kinds)[:_MAX_TOLD]!r}" if kinds else "is missing"
+    state = f"is {', '.join(kinds)[:_MAX_TOLD]!r}" if kinds else "is missing"
     reads = (
         "from web pages of other origins this server reads JSON" if any_media else "this server reads JSON"
     )
-    said = (
-        f"The Content-Type of the body {given}, and {reads}: send 'Content-Type: application/json'. "
+    message = (
+        f"The Content-Type of the body {state}, and {reads}: send 'Content-Type: application/json'. "
         "With curl -d, add -H 'Content-Type: application/json'."
     )
-    raise HTTPException(415, said, {"accept": "application/json"})
+    raise HTTPException(415, message, {"accept": "application/json"})
 
 
 def is_json(content_type: str) -> bool:

@@ -59,7 +59,7 @@ class RequestLogging:
         if (header := form_of(scope).id_header) is not None:
             always.append((header.encode(), request_id))
         status = 0
-        begun = time.perf_counter()
+        start = time.perf_counter()
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
@@ -75,7 +75,7 @@ class RequestLogging:
             if not status:
                 await internal_error_response()(scope, receive, send_with_id)
         finally:
-            self._record(scope, call, call.sent_status(status), time.perf_counter() - begun)
+            self._record(scope, call, call.sent_status(status), time.perf_counter() - start)
 
     def _record(self, scope: Scope, call: Call, status: int, seconds: float) -> None:
         """Count the answer, and write its line to the access log."""
@@ -112,10 +112,10 @@ def log_call(story: CallStory) -> None:
 
 def client_request_id(scope: Scope) -> str | None:
     """The id that the client gave its request, made harmless as in paths; None without one. It is shown and not used."""
-    given = next((value for name, value in scope["headers"] if name == b"x-request-id"), None)
-    if not given:
+    value_sent = next((value for name, value in scope["headers"] if name == b"x-request-id"), None)
+    if not value_sent:
         return None
-    value: str = given[:_MAX_NAME].decode("latin-1")
+    value: str = value_sent[:_MAX_NAME].decode("latin-1")
     return value.encode("unicode_escape").decode("ascii")
 
 
@@ -164,7 +164,7 @@ def _ignored(call: Call) -> list[tuple[bytes, bytes]]:
     """The header that lists ignored parameters, if there are any. The client chose the names: they are percent-encoded, since a
     header must be ASCII and commas separate them. A name that is cut ends with "...", and so does a list that is cut."""
     names = call.ignored
-    told: list[bytes] = []
+    quoted_names: list[bytes] = []
     size = 0
     for name in names[:MAX_TOLD]:
         quoted = quote(name[:_MAX_NAME], safe="[]", errors="replace").encode()
@@ -172,10 +172,10 @@ def _ignored(call: Call) -> list[tuple[bytes, bytes]]:
         size += len(quoted) + len(_SEPARATOR)
         if size > _MAX_IGNORED_BYTES:
             break
-        told.append(quoted)
-    if len(told) < len(names):
-        told.append(_MORE)
-    return [(b"x-cohort-ignored", _SEPARATOR.join(told))] if told else []
+        quoted_names.append(quoted)
+    if len(quoted_names) < len(names):
+        quoted_names.append(_MORE)
+    return [(b"x-cohort-ignored", _SEPARATOR.join(quoted_names))] if quoted_names else []
 
 
 def _told(refusal: Refusal | None) -> dict[str, str]:
@@ -183,10 +183,10 @@ def _told(refusal: Refusal | None) -> dict[str, str]:
     sequences in them must not reach the log."""
     if refusal is None:
         return {}
-    told = {"code": refusal.code, "param": refusal.param}
+    fields = {"code": refusal.code, "param": refusal.param}
     return {
         name: value[:_MAX_NAME].encode("unicode_escape").decode("ascii")
-        for name, value in told.items()
+        for name, value in fields.items()
         if value is not None
     }
 

@@ -250,11 +250,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.cycle.response_complete:  # it is thrown away
             return
         if self.cycle is self._active:
-            taken = self.budget.take(self.flow, len(body))
+            fits = self.budget.take(self.flow, len(body))
         else:
             self._ahead += len(body)
-            taken = self.budget.take_ahead(len(body))
-        if not taken:
+            fits = self.budget.take_ahead(len(body))
+        if not fits:
             self._refuse(503, "The server holds too many unfinished requests.", {"retry-after": _RETRY_AFTER})
 
     def on_message_complete(self) -> None:
@@ -340,8 +340,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         ours = self.flow.read_paused or self.flow.no_room or (self._in_head and self._busy)
         if ours or (not self._in_head and self._window_bytes >= BODY_RATE * limit):
             self._moved()
-        if (left := self._progress + limit - self.loop.time()) > 0:
-            self._start_timer(left)
+        if (seconds := self._progress + limit - self.loop.time()) > 0:
+            self._start_timer(seconds)
         elif self._receiving:
             self._refuse(408, "The request did not arrive in time.")
         else:  # above the limit of connections, and nothing ever came
@@ -405,10 +405,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """True while an accepted call has no complete answer yet. The engine may finish the call before the first byte of the
         answer is sent."""
         active = self._active if self._busy else None
-        taken = active is not None and (
+        is_open = active is not None and (
             active.response_started or call_of(active.scope).response_id is not None
         )
-        return taken or self.transport.get_write_buffer_size() > 0
+        return is_open or self.transport.get_write_buffer_size() > 0
 
     def _refuse(self, status: int, message: str, headers: dict[str, str] | None = None) -> None:
         """Answer with the refusal and close: after the answers to earlier requests, and unless this request has part of one."""

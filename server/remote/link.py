@@ -25,11 +25,11 @@ class Link(asyncio.Protocol):
     `unsendable` hears of a message that cannot be encoded, and of the reason.
     """
 
-    def __init__(self, union: Any, deliver: Callable[[Any], None], lost: Callable[[str], None]) -> None:
+    def __init__(self, union: Any, deliver: Callable[[Any], None], on_lost: Callable[[str], None]) -> None:
         self.open = False
         self._decoder = decoder(union)
         self._deliver = deliver
-        self._lost = lost
+        self._on_lost = on_lost
         self._reason = ""
         self._unsent: list[msgspec.Struct] = []
         self._flushing = False
@@ -40,12 +40,12 @@ class Link(asyncio.Protocol):
 
     @classmethod
     async def connect(
-        cls, sock: socket.socket, union: Any, deliver: Callable[[Any], None], lost: Callable[[str], None]
+        cls, sock: socket.socket, union: Any, deliver: Callable[[Any], None], on_lost: Callable[[str], None]
     ) -> Link:
         """The link over a connected socket, which it owns from now on."""
         sock.setblocking(False)
         loop = asyncio.get_running_loop()
-        _, link = await loop.create_unix_connection(lambda: cls(union, deliver, lost), sock=sock)
+        _, link = await loop.create_unix_connection(lambda: cls(union, deliver, on_lost), sock=sock)
         return link
 
     def send(self, message: msgspec.Struct) -> None:
@@ -116,7 +116,7 @@ class Link(asyncio.Protocol):
         """Called by the loop."""
         self.open = False
         self._unsent.clear()
-        self._lost(self._reason or ("" if exc is None else str(exc)))
+        self._on_lost(self._reason or ("" if exc is None else str(exc)))
 
 
 def _cannot_be_sent(message: msgspec.Struct, reason: str) -> None:

@@ -52,9 +52,11 @@ class Pipe(asyncio.Transport):
             self.link.connection_lost(error)
 
 
-def pipe_link(union: Any, deliver: Callable[[Any], None], lost: Callable[[str], None]) -> tuple[Link, Pipe]:
+def pipe_link(
+    union: Any, deliver: Callable[[Any], None], on_lost: Callable[[str], None]
+) -> tuple[Link, Pipe]:
     """An open link, and what its bytes are data from. Bytes for it go to its `data_received`."""
-    pipe, link = Pipe(), Link(union, deliver, lost)
+    pipe, link = Pipe(), Link(union, deliver, on_lost)
     pipe.link = link
     link.connection_made(pipe)
     return link, pipe

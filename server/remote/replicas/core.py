@@ -98,7 +98,7 @@ class FleetCore:
         self.router = router or Router()
         self.moved = 0
         """Sequences that went on at another replica, or at the next life of theirs, ever."""
-        self.lost = 0
+        self.num_lost = 0
         """Replicas lost with sequences, ever."""
         self._model, self._block_size = model, block_size or 16
         self._observer = observer
@@ -246,7 +246,7 @@ class FleetCore:
         self.router.leave(name)
         now, theirs = self._clock(), [one for one in self._entries.values() if _is_at(one, name)]
         if theirs:
-            self.lost += 1
+            self.num_lost += 1
             log.error(
                 f"replica {name} is lost: its sequences go on elsewhere", sequences=len(theirs), reason=why
             )

@@ -123,7 +123,7 @@ class FleetCollector(Collector):
             routed.add_metric([reason], float(count))
         yield routed
         yield CounterMetricFamily(
-            "cohort_replica_losses", "Replicas lost while they had sequences.", value=float(core.lost)
+            "cohort_replica_losses", "Replicas lost while they had sequences.", value=float(core.num_lost)
         )
         yield CounterMetricFamily(
             "cohort_replica_sequences_moved",

@@ -99,9 +99,9 @@ class Member:
     ) -> list[int]:
         """See `server.remote.replicas.core.Engine`."""
         context = self._in_its_time(requests[0].context)
-        sent = [replace(request, context=context) for request in requests]
+        copies = [replace(request, context=context) for request in requests]
         started = committed is not None
-        return self._core.give(sent, outlet, first_key, accepted, committed or (), started)
+        return self._core.give(copies, outlet, first_key, accepted, committed or (), started)
 
     def abort(self, remote_id: int) -> None:
         """See `server.remote.replicas.core.Engine`."""
@@ -269,14 +269,14 @@ class Fleet:
         config: EngineConfig,
         joined: Callable[[Member], None],
         reported: Callable[[Member], None],
-        left: Callable[[Member, str], None],
+        on_left: Callable[[Member, str], None],
         busy: Callable[[str], int],
     ) -> None:
-        """`joined` hears of a replica that says what it serves, `left` of the end of its link; `busy`: unfinished sequences of a
-        replica, which one that is to leave may finish."""
+        """`joined` hears of a replica that says what it serves, `on_left` of the end of its link; `busy`: unfinished sequences of
+        a replica, which one that is to leave may finish."""
         self.members: dict[str, Member] = {}
         self._transport, self._config = transport, config
-        self._joined, self._reported, self._left, self._busy = joined, reported, left, busy
+        self._joined, self._reported, self._on_left, self._busy = joined, reported, on_left, busy
         self._keepers: dict[str, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
 
@@ -321,7 +321,7 @@ class Fleet:
                 why = await member.run(self._transport)
             finally:
                 del self.members[name]
-            self._left(member, why)
+            self._on_left(member, why)
             pause = _FIRST_PAUSE if member.facts else min(2 * pause, _LONGEST_PAUSE)
             await asyncio.sleep(pause)
         del self._keepers[name]

@@ -88,5 +88,5 @@ class Entry:
 
     def forget_refusals(self) -> None:
         """Refusals of a full queue concern the moment they were made: a sequence that was let in since may go anywhere."""
-        for name in [name for name, said in self.refused_by.items() if isinstance(said, Overloaded)]:
+        for name in [name for name, refusal in self.refused_by.items() if isinstance(refusal, Overloaded)]:
             del self.refused_by[name]

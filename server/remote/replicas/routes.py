@@ -64,12 +64,12 @@ async def _executors(fleet: Fleet) -> dict[str, Any]:
         except (TimeoutError, LookupError):
             return member, None
 
-    for member, found in await asyncio.gather(*(ask(member) for member in fleet.present)):
-        if found is None:
+    for member, listing in await asyncio.gather(*(ask(member) for member in fleet.present)):
+        if listing is None:
             missing.append(member.name)
             continue
-        registered = found["registered"]
-        cards += [{**card, "replica": member.name} for card in found["data"]]
+        registered = listing["registered"]
+        cards += [{**card, "replica": member.name} for card in listing["data"]]
     answer = {"object": "list", "data": cards, "registered": registered}
     return {**answer, "missing": missing} if missing else answer
 
@@ -77,8 +77,8 @@ async def _executors(fleet: Fleet) -> dict[str, Any]:
 async def _pass_on(fleet: Fleet, request: Request) -> Response:
     present = fleet.present
     name = request.query_params.get("replica")
-    if name is not None and name not in (known := [member.name for member in present]):
-        message = f"'replica' should be one of {', '.join(known) or 'none: no replica is ready'}."
+    if name is not None and name not in (names := [member.name for member in present]):
+        message = f"'replica' should be one of {', '.join(names) or 'none: no replica is ready'}."
         raise InvalidRequest(message, "replica", "invalid_value")
     if not present:
         raise Unavailable("No replica is ready.")

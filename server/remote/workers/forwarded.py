@@ -57,13 +57,13 @@ class _Exchange:
         self._link = link
         self._call = Call(request.request_id)
         self._scope = {**_scope(request), CALL: self._call}
-        self._left = asyncio.Event()
+        self._disconnected = asyncio.Event()
         self._body_given = False
         self._ended = False
 
     def leave(self) -> None:
         """The client is gone."""
-        self._left.set()
+        self._disconnected.set()
         self.body_sent.set()
 
     async def run(self, app: ASGIApp) -> None:
@@ -80,11 +80,11 @@ class _Exchange:
         if not self._body_given:
             self._body_given = True
             return {"type": "http.request", "body": self._request.body, "more_body": False}
-        await self._left.wait()
+        await self._disconnected.wait()
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Message) -> None:
-        if self._left.is_set():
+        if self._disconnected.is_set():
             return
         number = self._request.number
         if message["type"] == "http.response.start":

@@ -77,7 +77,7 @@ class _Worker:
         self.process = process
         self.serving = asyncio.Event()
         self.answered = asyncio.Event()
-        self.lost = asyncio.Event()
+        self.loss = asyncio.Event()
         self.missed = 0
         self.syncs: dict[int, asyncio.Future[None]] = {}
         self.link: Link
@@ -91,7 +91,7 @@ class _Worker:
 
     def gone(self) -> None:
         """The link is closed."""
-        self.lost.set()
+        self.loss.set()
         for future in self.syncs.values():
             if not future.done():
                 future.set_result(None)
@@ -151,7 +151,7 @@ class WorkerPool:
             worker.answered.clear()
             worker.link.send(m.Drain())
         for worker in list(self._workers.values()):
-            await _first(worker.answered.wait(), worker.lost.wait())
+            await _first(worker.answered.wait(), worker.loss.wait())
 
     def stop(self) -> None:
         """End the workers. One that has not ended after `_EXIT_TIMEOUT` seconds is killed."""
@@ -221,7 +221,7 @@ class WorkerPool:
             worker = await self._start(number)
             if self._stopping.is_set():
                 self.stop()
-            await worker.lost.wait()
+            await worker.loss.wait()
             status = await self._reap(worker)
             if self._stopping.is_set():
                 return

@@ -182,9 +182,9 @@ class WorkerSequences:
 
     def _times(self, key: int) -> m.CallTimes | None:
         """The times of a sequence's call."""
-        if (known := self._seq_ids.get(key)) is None:
+        if (place := self._seq_ids.get(key)) is None:
             return None
-        story = self._outlets[known[1]][0].story
+        story = self._outlets[place[1]][0].story
         return None if story is None else times_of(story)
 
     def _queue_deltas(self) -> None:

@@ -91,14 +91,14 @@ class FleetView:
 
     def stats(self) -> EngineStats:
         """Sums over replicas, as they reported last. READY while at least one is."""
-        known = [one.stats for one in self._fleet.present if one.stats is not None]
+        reports = [one.stats for one in self._fleet.present if one.stats is not None]
         usable = any(
             one.stage is Stage.READY and not one.why_not and not self._fleet.is_leaving(one.name)
             for one in self._fleet.present
         )
         unplaced = self._core.num_unplaced
         numbers = {
-            field.name: sum(getattr(one, field.name) for one in known)
+            field.name: sum(getattr(one, field.name) for one in reports)
             for field in dataclasses.fields(EngineStats)
             if field.type == "int"
         }
@@ -106,7 +106,7 @@ class FleetView:
         return EngineStats(
             stage=Stage.DRAINING if self._core.draining else Stage.READY if usable else Stage.RECOVERING,
             detail="" if usable or self._core.draining else "no replica is ready",
-            oldest_wait=max((one.oldest_wait for one in known), default=0.0),
+            oldest_wait=max((one.oldest_wait for one in reports), default=0.0),
             **numbers,
         )
 

@@ -90,7 +90,7 @@ class ByName(RequestRouter):  # type: ignore[misc]  # without Ray it counts as A
     """Sends a call to the replica that its first argument names, or to any if that is empty. Which replica a request is for has
     been decided before (`server.remote.replicas.router`). It also tells the process which replicas there are."""
 
-    seen: ClassVar[dict[tuple[str, str], frozenset[str]]] = {}
+    replica_names: ClassVar[dict[tuple[str, str], frozenset[str]]] = {}
     """Names of replicas, by application and deployment. Written by Serve's router thread, read by any."""
     listeners: ClassVar[list[Callable[[], None]]] = []
 
@@ -115,7 +115,7 @@ class ByName(RequestRouter):  # type: ignore[misc]  # without Ray it counts as A
 
     def _tell(self) -> None:
         key = self._deployment_id.app_name, self._deployment_id.name
-        ByName.seen[key] = frozenset(one.unique_id for one in self.curr_replicas)
+        ByName.replica_names[key] = frozenset(one.unique_id for one in self.curr_replicas)
         for listener in list(ByName.listeners):
             listener()
 
@@ -158,7 +158,7 @@ class RayTransport:
 
     def names(self) -> set[str]:
         """See Transport."""
-        return set(ByName.seen.get(self._key, ()))
+        return set(ByName.replica_names.get(self._key, ()))
 
     def on_change(self, changed: Callable[[], None]) -> None:
         """See Transport."""

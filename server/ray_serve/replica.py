@@ -119,11 +119,11 @@ class ReplicaEngine:
 
     def receive(self, session: str, data: bytes) -> None:
         """Bytes of an ingress; none are a sign of life. Raises Unavailable for a session that is closed."""
-        if (known := self._sessions.get(session)) is None:
+        if (ingress := self._sessions.get(session)) is None:
             raise Unavailable("this replica does not know this ingress any more")
-        known.last_message_at = time.monotonic()
+        ingress.last_message_at = time.monotonic()
         if data:
-            known.link.data_received(data)
+            ingress.link.data_received(data)
 
     def _close(self, name: str) -> None:
         if (session := self._sessions.pop(name, None)) is not None:

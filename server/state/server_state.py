@@ -169,7 +169,7 @@ class LorasLike(Protocol):
 class LoraManager(LorasLike, Protocol):
     """The same in the process that schedules, which alone changes the table."""
 
-    async def load_below_root(self, name: str, said: str, *, replaces: bool = True) -> None:
+    async def load_below_root(self, name: str, path: str, *, replaces: bool = True) -> None:
         """Load an adapter. Raises EngineError."""
 
     async def unload(self, name: str) -> None:
@@ -321,7 +321,7 @@ class ServerState:
         Raises ModelNotFound for a name that is not served, Unavailable while the model loads, InvalidRequest if the model
         cannot generate. A request without a name gets the served model.
         """
-        asked, name = name, self.served_name(name)
+        requested, name = name, self.served_name(name)
         if name and name not in self.names:
             adapter = None if self.adapters is None else self.adapters.get(name)
             if adapter is None:
@@ -335,7 +335,7 @@ class ServerState:
             serves = "POST /v1/rerank" if model.info.num_labels else "POST /v1/embeddings"
             message = f"This model generates no tokens: its checkpoint has no lm_head. It serves {serves}."
             raise InvalidRequest(message, param="model", code="unsupported_value")
-        return model, asked or self.names[0]
+        return model, requested or self.names[0]
 
     def served_name(self, name: str | None) -> str | None:
         """The name itself if it is served, else that which an alias gives it; unchanged if there is none."""

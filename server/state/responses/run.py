@@ -51,7 +51,7 @@ class BackgroundRun:
         self._failure = failure
         self._log: list[bytes] = []
         self._news = asyncio.Event()
-        self._begun = asyncio.Event()
+        self._started = asyncio.Event()
         self._cancelled = False
         self._task: asyncio.Task[None] | None = None
         self._append(encoder.created())
@@ -59,7 +59,7 @@ class BackgroundRun:
     async def start(self, grown: Callable[[], Awaitable[None]]) -> None:
         """Begin. Must be called once. Returns when the task runs: one that is cancelled before would clean up nothing."""
         self._task = asyncio.create_task(self._run(grown), name="background response")
-        await self._begun.wait()
+        await self._started.wait()
 
     def snapshot(self) -> Response:
         """The response so far."""
@@ -88,7 +88,7 @@ class BackgroundRun:
                 await news.wait()
 
     async def _run(self, grown: Callable[[], Awaitable[None]]) -> None:
-        self._begun.set()
+        self._started.set()
         try:
             await self._generate(grown)
         except asyncio.CancelledError:

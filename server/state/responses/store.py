@@ -112,8 +112,8 @@ class MemoryResponseStore:
     async def put(self, response: StoredResponse) -> None:
         """Keep a response, or count it again. Raises StoreFull, also for a response that is larger than the store."""
         key = (response.tenant, response.id)
-        if (known := self._responses.pop(key, None)) is not None:
-            self._uncount(known)
+        if (previous := self._responses.pop(key, None)) is not None:
+            self._uncount(previous)
         size = response.size_now()
         self._expire()
         while self._bytes + size > self._most_bytes or len(self._responses) >= self._entries:
@@ -136,10 +136,10 @@ class MemoryResponseStore:
     async def delete(self, tenant: str, response_id: str) -> StoredResponse | None:
         """Forget a response, and return it."""
         self._expire()
-        found = self._responses.get((tenant, response_id))
-        if found is not None:
-            self._drop(found)
-        return found
+        response = self._responses.get((tenant, response_id))
+        if response is not None:
+            self._drop(response)
+        return response
 
     async def item(self, tenant: str, item_id: str) -> bytes | None:
         """An output item of a stored response, as JSON."""

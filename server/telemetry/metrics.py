@@ -456,10 +456,10 @@ class _LoraCollector(Collector):
             "Kubernetes inference gateway routes by it.",
             labels=["max_lora", "running_lora_adapters", "waiting_lora_adapters"],
         )
-        shown = uses[:_MOST_ADAPTERS]
+        top_uses = uses[:_MOST_ADAPTERS]
         names = [
-            ",".join(sorted(name for name, use in shown if use.running)),
-            ",".join(sorted(name for name, use in shown if use.waiting)),
+            ",".join(sorted(name for name, use in top_uses if use.running)),
+            ",".join(sorted(name for name, use in top_uses if use.waiting)),
         ]
         gateway.add_metric([str(self._adapters.max_loras), *names], self._clock())
         yield gateway
@@ -585,15 +585,15 @@ def _counter(name: str, help_: str, value: float) -> Metric:
 
 def _snapshot(prefix: str, values: Mapping[str, SnapshotValue] | None) -> Iterator[Metric]:
     """Numbers become gauges, strings become labels of one info metric."""
-    labels, seen = {}, set[str]()
+    labels, names = {}, set[str]()
     for key, value in (values or {}).items():
         name = re.sub(r"\W", "_", key)
         if isinstance(value, str):
             labels[name] = value
             continue
         name = _RESERVED_SUFFIX.sub("", name)
-        if name not in seen:  # two keys that mean one name: a scrape with a name twice is refused whole
-            seen.add(name)
+        if name not in names:  # two keys that mean one name: a scrape with a name twice is refused whole
+            names.add(name)
             yield _gauge(f"{prefix}_{name}", f"{key}, as the executor reports it.", value)
     if labels:
         yield InfoMetricFamily(prefix, "What the executor reports in words.", labels)

@@ -172,7 +172,7 @@ def _nanoseconds(story: CallStory, at: float) -> int:
 
 def _attributes(story: CallStory) -> Attributes:
     """What is known of the whole call."""
-    found: dict[str, AttributeValue | None] = {
+    values: dict[str, AttributeValue | None] = {
         "gen_ai.provider.name": "cohort",
         "gen_ai.request.model": story.model or None,
         "gen_ai.response.id": story.id,
@@ -194,7 +194,7 @@ def _attributes(story: CallStory) -> Attributes:
         "cohort.preempted": story.preempted or None,
         "cohort.resumed": story.resumed or None,
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _parts(story: CallStory) -> Iterator[tuple[str, float, float, Attributes]]:
@@ -204,10 +204,10 @@ def _parts(story: CallStory) -> Iterator[tuple[str, float, float, Attributes]]:
         waited: Attributes = {f"cohort.waited.{reason}": seconds for reason, seconds in story.waited.items()}
         yield "queue", story.queued, end if story.admitted is None else story.admitted, waited
     if story.admitted is not None:
-        found: Attributes = {"cohort.cached_tokens": story.cached_tokens}
+        attributes: Attributes = {"cohort.cached_tokens": story.cached_tokens}
         if story.prefix is not None and story.prefix.missed is not None:
-            found["cohort.prefix.missed"] = story.prefix.missed.value
-        yield "prefill", story.admitted, end if story.first_token is None else story.first_token, found
+            attributes["cohort.prefix.missed"] = story.prefix.missed.value
+        yield "prefill", story.admitted, end if story.first_token is None else story.first_token, attributes
     if story.first_token is not None:
         yield "decode", story.first_token, end, {}
 
@@ -215,17 +215,17 @@ def _parts(story: CallStory) -> Iterator[tuple[str, float, float, Attributes]]:
 def _interruptions(story: CallStory) -> Iterator[_Interruption]:
     """Restarts and preemptions, each from the loss of what was computed to the next token. Those of several choices that have
     one reason are one."""
-    found: list[_Interruption] = []
+    interruptions: list[_Interruption] = []
     open_: dict[int | None, _Interruption] = {}
     for event in story.events:
         if event.name in ("restart", "preempted"):
             name = "recovery" if event.name == "restart" else "preempted"
-            last = found[-1] if found else None
+            last = interruptions[-1] if interruptions else None
             if last is None or last.name != name or event.at - last.begin > _TOGETHER:
                 last = _Interruption(name, event.at, event.at)
                 if "cause" in event.details:
                     last.attributes["cohort.cause"] = str(event.details["cause"])
-                found.append(last)
+                interruptions.append(last)
             last.choices.add(event.choice)
             open_[event.choice] = last
         elif event.name in ("resumed", "finished") and event.choice in open_:
@@ -233,4 +233,4 @@ def _interruptions(story: CallStory) -> Iterator[_Interruption]:
             one.end = max(one.end, event.at)
     for one in open_.values():  # events beyond the bound are missing
         one.end = max(one.end, story.ended or one.begin)
-    yield from found
+    yield from interruptions

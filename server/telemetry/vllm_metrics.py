@@ -56,19 +56,19 @@ COPIES = (
 
 def renamed(families: Iterable[Metric]) -> Iterator[Metric]:
     """The copies of those families that exist."""
-    known = {family.name: family for family in families}
+    by_name = {family.name: family for family in families}
     for copy in COPIES:
-        family = known.get(copy.ours)
+        family = by_name.get(copy.ours)
         if family is None:
             continue
-        found = Metric(copy.theirs, family.documentation, family.type)
-        found.samples = [
+        metric = Metric(copy.theirs, family.documentation, family.type)
+        metric.samples = [
             _renamed(sample, copy)
             for sample in family.samples
             if all(sample.labels.get(name) == value for name, value in copy.only.items())
         ]
-        yield found
-    if (answered := known.get("cohort_http_requests")) is not None:
+        yield metric
+    if (answered := by_name.get("cohort_http_requests")) is not None:
         yield _by_class(answered)
 
 
@@ -86,7 +86,7 @@ def _by_class(answered: Metric) -> Metric:
     for sample in answered.samples:
         group = (sample.labels["route"], f"{sample.labels['status'][:1]}xx")
         sums[group] = sums.get(group, 0.0) + sample.value
-    found = Metric("http_requests", "HTTP requests answered, by endpoint and class of status.", "counter")
+    metric = Metric("http_requests", "HTTP requests answered, by endpoint and class of status.", "counter")
     for (route, status), value in sums.items():
-        found.add_sample("http_requests_total", {"handler": route, "status": status}, value)
-    return found
+        metric.add_sample("http_requests_total", {"handler": route, "status": status}, value)
+    return metric

@@ -64,8 +64,8 @@ class CallStory(Story):
     def answer(self, now: float, status: int, code: str | None, line: AccessLine | None = None) -> None:
         """The answer is complete, or its client is gone (status 499). `status` of a stream that failed is that of its error."""
         self.answered, self.status, self.code, self.line = now, status, code, line
-        told: dict[str, Any] = {"status": status} if code is None else {"status": status, "code": code}
-        self.tell(now, "answered", None, **told)
+        fields: dict[str, Any] = {"status": status} if code is None else {"status": status, "code": code}
+        self.tell(now, "answered", None, **fields)
         self._settle()
 
     def finish(self, now: float, choice: int, reason: str, output_tokens: int) -> None:

@@ -96,7 +96,7 @@ class Stories:
     ) -> tuple[list[dict[str, Any]], bool]:
         """Return stories as plain data, without events, and whether there are more. Those without the value come last."""
         now, value = self._clock(), SORTS[sort]
-        found = [
+        matching = [
             story
             for story in chain(self._ended.values(), self._active.values())
             if (not outcomes or (story.outcome or ACTIVE) in outcomes)
@@ -104,9 +104,9 @@ class Stories:
             and (model is None or story.model == model)
             and (client_request_id is None or story.client_request_id == client_request_id)
         ]
-        ranked = [(one, story) for story in found if (one := value(story, now)) is not None]
+        ranked = [(one, story) for story in matching if (one := value(story, now)) is not None]
         ranked.sort(key=lambda pair: pair[0], reverse=descending)
-        ordered = [story for _, story in ranked] + [story for story in found if value(story, now) is None]
+        ordered = [story for _, story in ranked] + [story for story in matching if value(story, now) is None]
         return [summary(story, now) for story in ordered[:limit]], len(ordered) > limit
 
     def get(self, id_: str) -> dict[str, Any] | None:
@@ -114,7 +114,7 @@ class Stories:
         client sent."""
         story = self._active.get(id_) or self._ended.get(id_)
         if story is None:
-            kept = [*reversed(self._active.values()), *reversed(self._ended.values())]
-            story = next((one for one in kept if one.id == id_), None)
-            story = story or next((one for one in kept if one.client_request_id == id_), None)
+            newest_first = [*reversed(self._active.values()), *reversed(self._ended.values())]
+            story = next((one for one in newest_first if one.id == id_), None)
+            story = story or next((one for one in newest_first if one.client_request_id == id_), None)
         return None if story is None else whole(story, self._clock())

@@ -96,8 +96,8 @@ def server_timing(story: Story, streams: bool) -> bytes | None:
         "prefill": story.prefill_seconds(now),
         "decode": None if streams else story.decode_seconds(now),
     }
-    told = (f"{name};dur={value * 1000:.1f}" for name, value in parts.items() if value is not None)
-    return ", ".join(told).encode()
+    durations = (f"{name};dur={value * 1000:.1f}" for name, value in parts.items() if value is not None)
+    return ", ".join(durations).encode()
 
 
 def _harmless(text: str) -> str:
@@ -110,46 +110,46 @@ def _milliseconds(value: float | None) -> float | None:
 
 
 def _prefix(story: CallStory) -> dict[str, Any] | None:
-    found = story.prefix
-    if found is None:
+    prefix = story.prefix
+    if prefix is None:
         return None
     return {
-        "matched_tokens": found.matched_tokens,
-        "missed": found.missed,
-        "first_difference": found.first_difference,
-        "evicted_tokens": found.evicted_tokens,
-        "evicted_by": found.evicted_by,
+        "matched_tokens": prefix.matched_tokens,
+        "missed": prefix.missed,
+        "first_difference": prefix.first_difference,
+        "evicted_tokens": prefix.evicted_tokens,
+        "evicted_by": prefix.evicted_by,
     }
 
 
 def _interruptions(story: Story, now: float) -> dict[str, Any] | None:
-    found = story.interruptions
-    if not found.count:
+    interruptions = story.interruptions
+    if not interruptions.count:
         return None
     return {
-        "count": found.count,
-        "causes": dict(found.causes),
-        "restart_seconds": _seconds(found.restart_seconds),
-        "recompute_seconds": _seconds(found.recompute_seconds),
+        "count": interruptions.count,
+        "causes": dict(interruptions.causes),
+        "restart_seconds": _seconds(interruptions.restart_seconds),
+        "recompute_seconds": _seconds(interruptions.recompute_seconds),
         "outage_seconds": _seconds(
-            found.outage_seconds(now if story.parts or story.ended is None else story.ended)
+            interruptions.outage_seconds(now if story.parts or story.ended is None else story.ended)
         ),
     }
 
 
 def _refused(story: Story) -> dict[str, Any] | None:
-    found = story.refusal
-    if found is None:
+    refusal = story.refusal
+    if refusal is None:
         return None
     return {
-        "because": found.because,
-        "limit": found.limit,
-        "estimated_wait": None if found.estimated_wait is None else round(found.estimated_wait, 3),
-        "waited": None if found.waited is None else round(found.waited, 3),
-        "queued_seqs": found.queued_seqs,
-        "queued_tokens": found.queued_tokens,
-        "queued_of_key": found.queued_of_key,
-        "keys": found.keys,
+        "because": refusal.because,
+        "limit": refusal.limit,
+        "estimated_wait": None if refusal.estimated_wait is None else round(refusal.estimated_wait, 3),
+        "waited": None if refusal.waited is None else round(refusal.waited, 3),
+        "queued_seqs": refusal.queued_seqs,
+        "queued_tokens": refusal.queued_tokens,
+        "queued_of_key": refusal.queued_of_key,
+        "keys": refusal.keys,
     }
 
 
@@ -165,12 +165,12 @@ def _by_reason(times: Mapping[WaitReason, float]) -> dict[str, float | None]:
 
 
 def _event(event: Event, received: float) -> dict[str, Any]:
-    told: dict[str, Any] = {"at": _seconds(event.at - received), "event": event.name}
+    fields: dict[str, Any] = {"at": _seconds(event.at - received), "event": event.name}
     if event.choice is not None:
-        told["choice"] = event.choice
+        fields["choice"] = event.choice
     for name, value in event.details.items():
-        told[name] = _by_reason(value) if isinstance(value, dict) else value
-    return told
+        fields[name] = _by_reason(value) if isinstance(value, dict) else value
+    return fields
 
 
 def _seconds(value: float | None) -> float | None:

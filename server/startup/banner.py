@@ -84,8 +84,8 @@ class Facts:
             "weight_bytes": self.weight_bytes,
             "serves": self._serves or None,
         }
-        told = {name: value for name, value in fields.items() if value is not None}
-        log.info(self._head, **told, **self.notes)
+        values = {name: value for name, value in fields.items() if value is not None}
+        log.info(self._head, **values, **self.notes)
         if self._chat:
             log.warning(self._chat)
 

@@ -183,12 +183,12 @@ class Bootstrap:
         display = loading_display(log_format=settings.log_format)
         first_lines.stop()
         report = reporter(display, state)
-        begun = None
+        beginning = None
         entry = None
         try:
             if self._is_here():
-                begun = await unless(signals.first, self._begin_checked(state, core, report))
-                if begun is None:
+                beginning = await unless(signals.first, self._begin_checked(state, core, report))
+                if beginning is None:
                     return
             log.info(f"listening on {url}", model=self.names[0])
             for note in listener.notes:
@@ -200,7 +200,7 @@ class Bootstrap:
             async def load() -> None:
                 try:
                     model = await self._finish(
-                        state, core, report, begun or await self._begin(state, core, report)
+                        state, core, report, beginning or await self._begin(state, core, report)
                     )
                     gc_tuning.freeze_after_load()
                 finally:
@@ -244,18 +244,18 @@ class Bootstrap:
 
     async def _begin_checked(self, state: ServerState, core: PendingCore, report: ProgressCallback) -> _Begun:
         """`_begin`, and wait until the executor has checked its side too: it compiles kernels or loads weights then."""
-        begun = await self._begin(state, core, report)
-        checking = asyncio.create_task(begun.checked.wait())
+        beginning = await self._begin(state, core, report)
+        checking = asyncio.create_task(beginning.checked.wait())
         try:
             await asyncio.wait(
-                (begun.starting, checking), timeout=_CHECKS_S, return_when=asyncio.FIRST_COMPLETED
+                (beginning.starting, checking), timeout=_CHECKS_S, return_when=asyncio.FIRST_COMPLETED
             )
-            if begun.starting.done():
-                begun.starting.result()
-            return begun
+            if beginning.starting.done():
+                beginning.starting.result()
+            return beginning
         except BaseException:
-            begun.starting.cancel()
-            await asyncio.gather(begun.starting, return_exceptions=True)
+            beginning.starting.cancel()
+            await asyncio.gather(beginning.starting, return_exceptions=True)
             await core.stop()
             raise
         finally:
@@ -321,17 +321,17 @@ class Bootstrap:
             return await self._finish(state, core, report, await self._begin(state, core, report))
 
     async def _finish(
-        self, state: ServerState, core: PendingCore, report: ProgressCallback, begun: _Begun
+        self, state: ServerState, core: PendingCore, report: ProgressCallback, beginning: _Begun
     ) -> ServedModel:
         """Wait for the executor, and put the model into `state`."""
         try:
-            await begun.starting
+            await beginning.starting
         finally:
-            begun.starting.cancel()
-            await asyncio.gather(begun.starting, return_exceptions=True)
+            beginning.starting.cancel()
+            await asyncio.gather(beginning.starting, return_exceptions=True)
         info = core.core.info()
         assert info is not None
-        model = self._served(core.core, info, begun.text, begun.notation)
+        model = self._served(core.core, info, beginning.text, beginning.notation)
         tokenizer = Path(self.config.tokenizer or self.config.model)
         state.judge = GrammarJudge(tokenizer, model.info.logits_width)
         if self.package is not None and self.package.adapter is not None:
@@ -360,11 +360,11 @@ class Bootstrap:
             model.adapter,
         )
 
-    def _pack(self, source: Path, target: Path, shown: str) -> lora.PackedLora:
-        return lora.pack(source, target, self.settings.max_lora_rank, shown, self.model_dir)
+    def _pack(self, source: Path, target: Path, label: str) -> lora.PackedLora:
+        return lora.pack(source, target, self.settings.max_lora_rank, label, self.model_dir)
 
-    def _check_adapter(self, source: Path, shown: str) -> None:
-        lora.check(source, self.settings.max_lora_rank, shown)
+    def _check_adapter(self, source: Path, label: str) -> None:
+        lora.check(source, self.settings.max_lora_rank, label)
 
     async def _add_adapters(self, core: EngineCore, state: ServerState, model: ServedModel) -> None:
         settings, tokenizer = self.settings, model.tokenizer
@@ -456,13 +456,13 @@ class Bootstrap:
     def _read_text_side(self) -> TextSide:
         """Read it, or return what was read when the files were checked."""
         if self._text is not None and self._text[0] == self.model_dir:
-            found = self._text[1]
+            text_side = self._text[1]
         else:
-            found = read_text_side(self.settings, self.model_dir, self.is_default)
-            self._text = self.model_dir, found
+            text_side = read_text_side(self.settings, self.model_dir, self.is_default)
+            self._text = self.model_dir, text_side
         if self.draft_dir is not None:
-            check_vocabularies(found.tokenizer, self.draft_dir, self.speculation.model)
-        return found
+            check_vocabularies(text_side.tokenizer, self.draft_dir, self.speculation.model)
+        return text_side
 
     def _served(
         self, core: EngineCore, info: ModelInfo, text: TextSide, notation: ModelNotation
@@ -530,13 +530,13 @@ class Bootstrap:
         """What a person should know of a model that they did not name, and of the defaults of sampling."""
         notes = {}
         if self.is_default:
-            notes["about"] = f"{default_model.SHOWN}; next: {default_model.NEXT}"
+            notes["about"] = f"{default_model.TITLE}; next: {default_model.NEXT}"
         elif isinstance(self.source, LocalModel) and self.source.why is not None:
             notes = {"chosen": self.source.why, "another": best_model.ANOTHER}
         if model.info.generates and model.scoring.kind not in ("reranker", "embedding"):
             source = "" if self._text is None else self._text[1].sampling_source
-            known = not source and default_model.is_file_of(model_file(self.model_dir) or self.model_dir)
-            notes["sampling"] = sampling_note(model.defaults, source, is_default_file=known)
+            is_default = not source and default_model.is_file_of(model_file(self.model_dir) or self.model_dir)
+            notes["sampling"] = sampling_note(model.defaults, source, is_default_file=is_default)
         return notes
 
 
@@ -553,12 +553,12 @@ def model_aliases(settings: Settings, names: Sequence[str]) -> tuple[tuple[str, 
     """Pattern and served name of each `--model-alias`. Raises ConfigError for a name that is not served, unless adapters may be
     loaded later."""
     pairs = [one.split("=", 1) for one in settings.model_alias]
-    found = tuple((pattern.strip(), name.strip()) for pattern, name in pairs)
-    for _, name in found:
+    aliases = tuple((pattern.strip(), name.strip()) for pattern, name in pairs)
+    for _, name in aliases:
         if name not in names and not uses_adapters(settings):
             served = ", ".join(names)
             raise ConfigError(f"--model-alias: {name!r} is not served; this server has {served}")
-    return found
+    return aliases
 
 
 def embedded_directory() -> Path:

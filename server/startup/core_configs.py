@@ -31,10 +31,10 @@ def executor_config(settings: Settings, model_dir: Path, draft: Path | None = No
         device=settings.device,
         max_model_len=settings.max_model_len,
         # A length that is not given is that of the model's package.
-        shrink_length=settings.max_model_len is not None and "max_model_len" not in settings.given,
+        shrink_length=settings.max_model_len is not None and "max_model_len" not in settings.explicit,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
-        shrink_batch=not {"max_num_seqs", "max_num_batched_tokens"} & settings.given,
+        shrink_batch=not {"max_num_seqs", "max_num_batched_tokens"} & settings.explicit,
         seed=settings.seed,
         attention=ExecutorAttentionConfig(settings.block_size, settings.attention_backend),
         memory=ExecutorMemoryConfig(
@@ -57,10 +57,10 @@ def executor_config(settings: Settings, model_dir: Path, draft: Path | None = No
     )
 
 
-def _grammar_tokenizer(named: str | None, model_dir: Path) -> str:
+def _grammar_tokenizer(tokenizer: str | None, model_dir: Path) -> str:
     """The directory of the tokenizer.json that grammars refer to; empty: the model's own."""
-    made = tokenizer_directory(Path(named) if named else model_dir)
-    return "" if made == model_dir else str(made)
+    directory = tokenizer_directory(Path(tokenizer) if tokenizer else model_dir)
+    return "" if directory == model_dir else str(directory)
 
 
 def engine_config(settings: Settings) -> EngineConfig:

@@ -30,10 +30,10 @@ def read_keys(settings: Settings, *, terminal: bool) -> ServerKeys:
 
     Raises SettingsError for a file without keys.
     """
-    given, minted = settings.admin_key, None
-    if given is None and settings.admin_key_file is None and terminal:
-        given = minted = secrets.token_urlsafe(24)
-    admin = () if given is None else (given,)
+    admin_key, minted = settings.admin_key, None
+    if admin_key is None and settings.admin_key_file is None and terminal:
+        admin_key = minted = secrets.token_urlsafe(24)
+    admin = () if admin_key is None else (admin_key,)
     return ServerKeys(
         _keys("--api-key-file", settings.api_key, settings.api_key_file, "key"),
         _keys("--admin-key-file", admin, settings.admin_key_file, "admin"),
@@ -52,8 +52,8 @@ def worker_keys(settings: Settings, minted: str | None) -> ServerKeys:
     )
 
 
-def _keys(flag: str, given: tuple[str, ...], file: str | None, label: str) -> Keys:
+def _keys(flag: str, flag_keys: tuple[str, ...], file: str | None, label: str) -> Keys:
     try:
-        return Keys(given, file, label=label)
+        return Keys(flag_keys, file, label=label)
     except KeyFileFault as fault:
         raise SettingsError(f"{flag} {fault}") from None

@@ -76,11 +76,11 @@ def find_source(settings: Settings, embedded: Path, index: FolderIndex | None = 
             raise SettingsError(f"{name} is not here: {default_model.HOW}")
         return _local(settings, LocalModel(file, name, is_default=True))
     plain = hub.without_host(name)  # Ollama's store names such a model without it, too
-    if (":" in plain or "/" not in plain) and (found := ollama.find(plain)) is not None:
-        assert found.path is not None
-        return _local(settings, LocalModel(found.path, plain, package=found.package()))
-    if (named := hub.hub_name(name)) is not None:
-        return _on_hub(settings, named)
+    if (":" in plain or "/" not in plain) and (entry := ollama.find(plain)) is not None:
+        assert entry.path is not None
+        return _local(settings, LocalModel(entry.path, plain, package=entry.package()))
+    if (hub_name := hub.hub_name(name)) is not None:
+        return _on_hub(settings, hub_name)
     if (model := _by_short_name(settings, name, index)) is not None:
         return _local(settings, model)
     if _TAGGED.fullmatch(name):
@@ -96,11 +96,11 @@ def with_context(settings: Settings, source: Source) -> Settings:
     shorter than the model's own. Raises ConfigError."""
     if not isinstance(source, LocalModel) or source.package is None or settings.max_model_len is not None:
         return settings
-    wanted = read_params(source.package).context
-    if wanted is None:
+    context = read_params(source.package).context
+    if context is None:
         return settings
     own = context_length(model_file(source.path) or source.path)
-    return settings if own is not None and wanted >= own else replace(settings, max_model_len=wanted)
+    return settings if own is not None and context >= own else replace(settings, max_model_len=context)
 
 
 def tagged_names(source: Source, names: Sequence[str]) -> tuple[tuple[str, str], ...]:
@@ -126,20 +126,20 @@ def _default(settings: Settings, embedded: Path) -> LocalModel:
 
 
 def _by_short_name(settings: Settings, name: str, index: FolderIndex | None) -> LocalModel | None:
-    named = (folder_index(settings.download_dir) if index is None else index).named(name)
-    if len(named) > 1:
-        paths = ", ".join(str(one.path) for one in named)
+    models = (folder_index(settings.download_dir) if index is None else index).named(name)
+    if len(models) > 1:
+        paths = ", ".join(str(one.path) for one in models)
         raise ConfigError(
-            f"{name}: {len(named)} models on this disk have this name; give the path of one: {paths}"
+            f"{name}: {len(models)} models on this disk have this name; give the path of one: {paths}"
         )
-    return in_folders(named[0]) if named else None
+    return in_folders(models[0]) if models else None
 
 
 def in_folders(model: Found) -> LocalModel:
     """Return how a model in the folders of other programs is served. Raises ConfigError if it cannot be."""
     root = model.path.parent.parent  # two stores may have models of one name: that of this file
-    if model.source == "Ollama" and (found := ollama.find(model.name, root)) and found.path is not None:
-        return LocalModel(found.path, model.name, package=found.package())
+    if model.source == "Ollama" and (entry := ollama.find(model.name, root)) and entry.path is not None:
+        return LocalModel(entry.path, model.name, package=entry.package())
     if model.is_gguf:
         return LocalModel(model.path, model_stem(model.path.name))
     if model.problem is not None:
@@ -154,26 +154,26 @@ def _in_directory(settings: Settings, directory: Path, name: str) -> LocalModel:
     config = (directory / "config.json").exists()
     checkpoint = config and has_weights([path.name for path in directory.glob("*.safetensors")])
     sizes = {path.name: path.stat().st_size for path in directory.glob("*.gguf") if path.is_file()}
-    found = candidates(sizes)
-    if not checkpoint and not found and not (config and settings.load_format == "dummy"):
+    models = candidates(sizes)
+    if not checkpoint and not models and not (config and settings.load_format == "dummy"):
         refuse_without_model(directory, name)
-    if checkpoint or not found:
+    if checkpoint or not models:
         return LocalModel(directory, directory.name)
-    chosen = choose(name, found, None, lambda one: one.name)
+    chosen = choose(name, models, None, lambda one: one.name)
     return LocalModel(directory / chosen.name, model_stem(chosen.name))
 
 
-def _on_hub(settings: Settings, named: hub.HubName) -> hub.HubModel:
-    if named.revision and settings.revision and named.revision != settings.revision:
+def _on_hub(settings: Settings, hub_name: hub.HubName) -> hub.HubModel:
+    if hub_name.revision and settings.revision and hub_name.revision != settings.revision:
         raise SettingsError(
-            f"--revision {settings.revision}: the link names {named.revision}; leave one of them out"
+            f"--revision {settings.revision}: the link names {hub_name.revision}; leave one of them out"
         )
     return hub.HubModel(
-        named.repository,
-        settings.revision or named.revision,
+        hub_name.repository,
+        settings.revision or hub_name.revision,
         settings.download_dir,
         weights=settings.load_format != "dummy",
-        gguf=named.gguf,
+        gguf=hub_name.gguf,
     )
 
 

@@ -33,32 +33,32 @@ class Speculation:
 
 def read_speculation(settings: Settings) -> Speculation:
     """Read the two settings. Raises SettingsError naming the key that is unknown, missing or wrong."""
-    said = settings.speculative_config
-    if not said:
+    config = settings.speculative_config
+    if not config:
         return Speculation(num_tokens=settings.num_speculative_tokens)
-    if unknown := sorted(set(said) - set(_KEYS)):
+    if unknown := sorted(set(config) - set(_KEYS)):
         raise SettingsError(
             f"{_FLAG}: {unknown[0]!r} is not supported; supported: {', '.join(sorted(_KEYS))}"
         )
-    method = said.get("method") or ("draft_model" if said.get("model") else None)
+    method = config.get("method") or ("draft_model" if config.get("model") else None)
     if method not in ("ngram", "draft_model"):
         raise SettingsError(f"{_FLAG}: method {method!r} is not supported; supported: ngram, draft_model")
-    tokens = _integer(said, "num_speculative_tokens", _MOST_TOKENS)
+    tokens = _integer(config, "num_speculative_tokens", _MOST_TOKENS)
     if settings.num_speculative_tokens and tokens not in (None, settings.num_speculative_tokens):
         raise SettingsError(
             f"{_FLAG}: num_speculative_tokens {tokens}, and --num-speculative-tokens {settings.num_speculative_tokens}; "
             "leave one of them out"
         )
     tokens = tokens or settings.num_speculative_tokens or None
-    return _ngram(said, tokens) if method == "ngram" else _draft_model(said, tokens)
+    return _ngram(config, tokens) if method == "ngram" else _draft_model(config, tokens)
 
 
-def _ngram(said: Mapping[str, Any], tokens: int | None) -> Speculation:
-    if said.get("model") not in (None, "ngram", "[ngram]"):
+def _ngram(config: Mapping[str, Any], tokens: int | None) -> Speculation:
+    if config.get("model") not in (None, "ngram", "[ngram]"):
         raise SettingsError(f"{_FLAG}: method ngram takes no model; leave it out, or take draft_model")
     if tokens is None:
         raise SettingsError(f"{_FLAG}: method ngram needs num_speculative_tokens")
-    most, least = (_integer(said, key, _LONGEST_RUN) for key in ("prompt_lookup_max", "prompt_lookup_min"))
+    most, least = (_integer(config, key, _LONGEST_RUN) for key in ("prompt_lookup_max", "prompt_lookup_min"))
     if most is None and least is None:
         return Speculation("ngram", tokens)
     # As vLLM has it: one of the two stands for both.
@@ -68,20 +68,20 @@ def _ngram(said: Mapping[str, Any], tokens: int | None) -> Speculation:
     return Speculation("ngram", tokens, prompt_lookup_max=most, prompt_lookup_min=least)
 
 
-def _draft_model(said: Mapping[str, Any], tokens: int | None) -> Speculation:
-    model = said.get("model")
+def _draft_model(config: Mapping[str, Any], tokens: int | None) -> Speculation:
+    model = config.get("model")
     if not isinstance(model, str) or not model.strip():
         raise SettingsError(
             f"{_FLAG}: method draft_model needs a model: a directory, a GGUF file or a hub name"
         )
     for key in ("prompt_lookup_max", "prompt_lookup_min"):
-        if said.get(key) is not None:
+        if config.get(key) is not None:
             raise SettingsError(f"{_FLAG}: {key} belongs to method ngram; leave it out")
     return Speculation("draft_model", tokens or _TOKENS, model.strip())
 
 
-def _integer(said: Mapping[str, Any], key: str, most: int) -> int | None:
-    value = said.get(key)
+def _integer(config: Mapping[str, Any], key: str, most: int) -> int | None:
+    value = config.get(key)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:

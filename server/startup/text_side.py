@@ -70,11 +70,11 @@ def read_text_side(settings: Settings, model_dir: Path, is_default: bool) -> Tex
     )
     tokenizer = Tokenizer.load(directory)
     tokenizer.eos_token_ids |= chosen.end_tokens  # no other object holds it yet
-    told = {
+    notes = {
         line.partition("eos_token_id")[2] or line: line for line in (*tokenizer.warnings, *chosen.warnings)
     }
     # Both have read the same file.
-    warnings = (*told.values(), *length_notes(model_dir))
+    warnings = (*notes.values(), *length_notes(model_dir))
     source: str | Mapping[str, str] | None = tokenizer.chat_template
     origin = f"{model_file(directory) or directory}: chat template"
     if settings.chat_template:
@@ -99,14 +99,14 @@ async def detect_notation(
     settings: Settings, threads: FencedThreads, tokenizer: Tokenizer, template: ChatTemplate | None
 ) -> ModelNotation:
     """Detect the notation. A template that renders without end prevents the detection for its model, and nothing else."""
-    named = (settings.tool_call_parser, settings.reasoning_parser)
+    parsers = (settings.tool_call_parser, settings.reasoning_parser)
     generic = settings.generic_tools
     try:
         return await threads.run(
-            lambda: model_notation(tokenizer, template, *named, generic_tools=generic), DEADLINE
+            lambda: model_notation(tokenizer, template, *parsers, generic_tools=generic), DEADLINE
         )
     except DeadlineExceeded:
-        return model_notation(tokenizer, template, *named, asks=False)
+        return model_notation(tokenizer, template, *parsers, asks=False)
 
 
 async def adapter_text_side(
@@ -130,12 +130,12 @@ def retrieval_side(
     """How a model of these `names` makes embeddings and scores. Raises ConfigError for files that declare it and cannot be
     read."""
     pooling = default_pooling(model_dir)
-    known = (*names, settings.model or "", model_dir.name)
+    aliases = (*names, settings.model or "", model_dir.name)
     single, chosen = tokenizer.single_token, settings.classifier_from_token
     return (
         pooling,
         embedding_prompts(model_dir),
-        scoring(model_dir, known, info, pooling, single, chosen),
+        scoring(model_dir, aliases, info, pooling, single, chosen),
     )
 
 

@@ -54,33 +54,33 @@ class Choice:
 
     model: LocalModel | None
     why: str = ""
-    found: Found | None = None
+    entry: Found | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    found: Found
+    entry: Found
     header: Header
 
     def key(self, parameters: float) -> tuple[float, ...]:
-        return rule.order(parameters, self.header.experts, self.found.size, self.header.changed)
+        return rule.order(parameters, self.header.experts, self.entry.size, self.header.changed)
 
 
 def choose(
     settings: Settings,
     say: Say = lambda sentence: None,
     listing: Iterable[Found] | None = None,
-    known: Facts | None = None,
+    facts: Facts | None = None,
 ) -> Choice:
     """Return what a server with these settings, which name no model, serves. `say` gets a sentence before a search that takes
-    long. `listing`: the models on this disk, and `known`: the executor's facts of them, where somebody has them.
+    long. `listing`: the models on this disk, and `facts`: the executor's facts of them, where somebody has them.
 
     The default model is served, without a search, by executors other than LlmExecutor and with settings that are made for one
     model.
     """
     if settings.model is not None or settings.executor != "llm" or settings.load_format == "dummy":
         return Choice(None)
-    if _OF_ONE_MODEL & settings.given:
+    if _OF_ONE_MODEL & settings.explicit:
         return Choice(None)
     ends = time.monotonic() + LIMIT_S
     models = list(
@@ -102,45 +102,45 @@ def choose(
         return Choice(None, _none_will_do(reasons))
     key = key_of(models, executor_config(settings, Path("model")))
     if (
-        known is None
+        facts is None
         and (last := recall(key, memory)) is not None
         and (again := _again(last, candidates)) is not None
     ):
         return again
     say(f"no model is named: looking for the best of {len(models)} on this disk")
     candidates.sort(key=_guessed_key)
-    search = _Search(settings, reasons, ends, known)
+    search = _Search(settings, reasons, ends, facts)
     chosen = search.first(candidates)
     choice = (
         Choice(None, _none_will_do(reasons))
         if chosen is None
         else _choice(chosen[0], _why(*chosen, len(models)))
     )
-    if known is None and not search.is_a_guess:
-        found = choice.found
-        where = ("", "") if found is None else (str(found.path), found.package)
+    if facts is None and not search.is_a_guess:
+        entry = choice.entry
+        where = ("", "") if entry is None else (str(entry.path), entry.package)
         remember(key, memory, Remembered(*where, choice.why))
     return choice
 
 
-def _choice(found: Found, why: str) -> Choice:
-    return Choice(replace(in_folders(found), why=why), why, found)
+def _choice(entry: Found, why: str) -> Choice:
+    return Choice(replace(in_folders(entry), why=why), why, entry)
 
 
 def _again(last: Remembered, candidates: Iterable[Found]) -> Choice | None:
     """The last choice, if its model can still be chosen."""
     if not last.path:
         return Choice(None, last.why)
-    named = (one for one in candidates if (str(one.path), one.package) == (last.path, last.package))
-    return next((_choice(one, last.why) for one in named), None)
+    same = (one for one in candidates if (str(one.path), one.package) == (last.path, last.package))
+    return next((_choice(one, last.why) for one in same), None)
 
 
 def _none_will_do(reasons: Mapping[str, str]) -> str:
     if not reasons:
         return ""
-    named = "; ".join(f"{name}: {reason}" for name, reason in list(reasons.items())[:2])
+    problems = "; ".join(f"{name}: {reason}" for name, reason in list(reasons.items())[:2])
     more = f"; and {len(reasons) - 2} more" if len(reasons) > 2 else ""
-    return f"the default model is served: no other one on this disk will do unasked ({named}{more})"
+    return f"the default model is served: no other one on this disk will do unasked ({problems}{more})"
 
 
 def _until(ends: float, models: Iterable[Found]) -> Iterator[Found]:
@@ -154,11 +154,11 @@ def _guessed_key(one: Found) -> tuple[float, ...]:
     return rule.order(rule.guessed_parameters(one), None, one.size, 0.0)
 
 
-def _why(found: Found, parameters: float, rate: float | None, count: int) -> str:
+def _why(entry: Found, parameters: float, rate: float | None, count: int) -> str:
     number = f"{parameters / 1e9:.1f}" if parameters >= 1e9 else f"{parameters / 1e9:.2f}"
     of = f"of {count} models on this disk the largest" if count > 1 else "the one model on this disk"
     speed = f", about {rate:.0f} tokens per second on this CPU" if rate else ""
-    return f"{of} that chats and fits into memory ({number}B parameters{speed}; from {found.source})"
+    return f"{of} that chats and fits into memory ({number}B parameters{speed}; from {entry.source})"
 
 
 Ranked = tuple[Found, float, float | None]
@@ -168,8 +168,8 @@ Ranked = tuple[Found, float, float | None]
 class _Search:
     """One search. `reasons`: why models are not chosen, by name; `ends`: when it ends, of `time.monotonic`."""
 
-    def __init__(self, settings: Settings, reasons: dict[str, str], ends: float, known: Facts | None) -> None:
-        self._settings, self._reasons, self._ends, self._known = settings, reasons, ends, known
+    def __init__(self, settings: Settings, reasons: dict[str, str], ends: float, facts: Facts | None) -> None:
+        self._settings, self._reasons, self._ends, self._facts = settings, reasons, ends, facts
         self.is_a_guess = False
         """Whether sizes decided, because the executor could not answer in time."""
 
@@ -218,27 +218,27 @@ class _Search:
             if reason is None:
                 usable.append((one, row))
             else:
-                self._reasons[one.found.name] = reason
+                self._reasons[one.entry.name] = reason
         for one, row in sorted(usable, key=lambda pair: pair[0].key(pair[1]["parameters"])):
             rate = None
             if row["device"] == "cpu":
                 rate = rule.tokens_per_second(row["loaded_bytes"], one.header.experts, row["threads"])
-            yield (one.found, row["parameters"], rate), ModelInfo(**row["info"])
+            yield (one.entry, row["parameters"], rate), ModelInfo(**row["info"])
 
     def _rows(self, batch: list[_Candidate]) -> Sequence[Mapping[str, Any]] | None:
         """Ask the executor; None where it cannot answer in time."""
-        if self._known is not None:
-            return [self._known[one.found.path, one.found.package] for one in batch]
+        if self._facts is not None:
+            return [self._facts[one.entry.path, one.entry.package] for one in batch]
         with TemporaryDirectory(prefix="cohort-choice-") as scratch:
             configs = []
             for number, one in enumerate(batch):
-                path = one.found.path
-                directory = write_source(path, Path(scratch) / str(number)) if one.found.is_gguf else path
+                path = one.entry.path
+                directory = write_source(path, Path(scratch) / str(number)) if one.entry.is_gguf else path
                 configs.append(asdict(executor_config(self._settings, directory)))
-            left = max(1.0, self._ends - time.monotonic())
+            seconds = max(1.0, self._ends - time.monotonic())
             with contextlib.suppress(ToolError):
                 rows: list[dict[str, Any]] | None = ask(
-                    "fits", {"configs": configs, "compile": False}, timeout=left
+                    "fits", {"configs": configs, "compile": False}, timeout=seconds
                 )
                 return rows
         return None
@@ -248,27 +248,27 @@ class _Search:
         memory, threads = free_memory(self._settings.device), cpu_threads()
         if memory == NO_BOUND:  # of the card, whose memory is not known here
             self._reasons |= {
-                one.found.name: "the executor did not say in time whether it fits" for one in batch
+                one.entry.name: "the executor did not say in time whether it fits" for one in batch
             }
             return
 
         def parameters(one: _Candidate) -> float:
-            return rule.guessed_parameters(one.found)
+            return rule.guessed_parameters(one.entry)
 
         for one in sorted(batch, key=lambda one: one.key(parameters(one))):
-            size = one.found.size
+            size = one.entry.size
             rate = rule.tokens_per_second(size, one.header.experts, threads)
             if _MARGIN * size + _RUNTIME_BYTES > memory:
-                self._reasons[one.found.name] = "its weights do not fit into memory with a context"
+                self._reasons[one.entry.name] = "its weights do not fit into memory with a context"
             elif rate < rule.LEAST_RATE:
-                self._reasons[one.found.name] = f"about {rate:.1f} tokens per second on this CPU"
+                self._reasons[one.entry.name] = f"about {rate:.1f} tokens per second on this CPU"
             else:
-                yield (one.found, parameters(one), rate), None
+                yield (one.entry, parameters(one), rate), None
 
 
-def _text_problem(settings: Settings, found: Found, info: ModelInfo | None) -> str | None:
+def _text_problem(settings: Settings, entry: Found, info: ModelInfo | None) -> str | None:
     """Why the model's tokenizer, template or pooling would end a start, or make it no model for chats."""
-    model = in_folders(found)
+    model = in_folders(entry)
     try:
         directory = model_directory(model.path, package=model.package)
         text = read_text_side(settings, directory, False)

@@ -63,11 +63,11 @@ async def prepare_chat(
     place = _place(model, body, prompt)
     reading = _reading(model, notation, body, choice, place)
     grammar = None
-    if found := await run_off_loop_if_large(
+    if grammar_and_param := await run_off_loop_if_large(
         call, state.threads, lambda: chat_grammar(choice, constraint, notation, place)
     ):
-        grammar = await _prepared(state, call, model, found, choice, constraint)
-    asked = text_request(
+        grammar = await _prepared(state, call, model, grammar_and_param, choice, constraint)
+    request = text_request(
         request_context(call, prefix, body, model),
         body,
         model,
@@ -82,7 +82,7 @@ async def prepare_chat(
     )
     # Where a schema of a call stands beside it, either may be what the answer could not follow any further.
     either = constraint is not None and any(function.strict for function in choice.functions)
-    return PreparedChat(asked, reading, None if grammar is None or either else grammar.param, ignored)
+    return PreparedChat(request, reading, None if grammar is None or either else grammar.param, ignored)
 
 
 async def prompt_ids(
@@ -127,10 +127,10 @@ def _reading(
 
 
 def _token_bytes(model: ServedModel, shows_special: bool) -> Callable[[int], bytes]:
-    tokenizer, shown = model.tokenizer, frozenset(model.notation.tokens.values())
+    tokenizer, visible = model.tokenizer, frozenset(model.notation.tokens.values())
 
     def token_bytes(token_id: int) -> bytes:
-        skipped = not shows_special and token_id not in shown and tokenizer.is_special(token_id)
+        skipped = not shows_special and token_id not in visible and tokenizer.is_special(token_id)
         return b"" if skipped else tokenizer.token_bytes(token_id)
 
     return token_bytes
@@ -140,12 +140,12 @@ async def _prepared(
     state: ServerState,
     call: Call,
     model: ServedModel,
-    found: tuple[str, str],
+    grammar_and_param: tuple[str, str],
     choice: ToolChoice,
     constraint: Constraint | None,
 ) -> structured.ValidGrammar:
     """The validated grammar. A refusal names the field that required it: with a constraint beside calls, the one at fault."""
-    grammar, param = found
+    grammar, param = grammar_and_param
     try:
         return await structured.prepared(state, call, model, grammar, param)
     except InvalidRequest as error:

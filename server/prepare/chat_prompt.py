@@ -156,8 +156,8 @@ def _naming_arguments(refusal: InvalidRequest, messages: Sequence[Mapping[str, A
             arguments = call["function"]["arguments"]
             if arguments and not isinstance(arguments_object(arguments), dict):
                 param = f"messages.{index}.tool_calls.{number}.function.arguments"
-                said = f"{refusal} ('{FIELD}' is no JSON object, which a template may need)"
-                return InvalidRequest(said, param=param, code=refusal.code)
+                advice = f"{refusal} ('{FIELD}' is no JSON object, which a template may need)"
+                return InvalidRequest(advice, param=param, code=refusal.code)
     return refusal
 
 
@@ -216,8 +216,8 @@ def _content(param: str, message: ChatMessage, unread_parts: str) -> str | list[
     for number, part in enumerate(content):
         where = f"{param}.content.{number}"
         if part.type in THOUGHTS and message.role == "assistant":
-            if thought := part.thought:
-                parts.append({"type": THINKING, THINKING: thought})
+            if reasoning := part.thought:
+                parts.append({"type": THINKING, THINKING: reasoning})
             continue
         text_of_part = part.refusal if part.type == "refusal" else part.text
         if (unread := placeholder(part.type, unread_parts)) is not None:
@@ -229,9 +229,9 @@ def _content(param: str, message: ChatMessage, unread_parts: str) -> str | list[
         if text_of_part is None:
             text = f"Invalid value for '{FIELD}': it is required."
             raise InvalidRequest(text, param=f"{where}.text", code="missing_required_parameter")
-        shown = without_billing_header(text_of_part) if to_system else text_of_part
-        if shown or not text_of_part:
-            parts.append({"type": "text", "text": shown})
+        visible_text = without_billing_header(text_of_part) if to_system else text_of_part
+        if visible_text or not text_of_part:
+            parts.append({"type": "text", "text": visible_text})
     return parts
 
 

@@ -79,10 +79,10 @@ async def _tokenize_around(
     # Nothing may stand before the middle.
     numbers = [number for number, prompt in enumerate(body.prompts) if prompt != ""]
     written, place = [body.prompts[number] for number in numbers], place_in("prompt", body.prompt)
-    found = await input_ids(
+    batches = await input_ids(
         state, model, written, "prompt", place=lambda at: place(numbers[at]), add_special_tokens=False
     )
-    ids = iter(found)
+    ids = iter(batches)
     first = added_ids(model)[0] if special else []
     befores = [() if prompt == "" else next(ids) for prompt in body.prompts]
     return tuple((*first, *notation.prompt(before, behind)) for before in befores)

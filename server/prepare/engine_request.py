@@ -21,7 +21,7 @@ from server.telemetry.stories.record import CallStory
 _SMALLEST_TOP_P = 1e-6
 """Value used for top_p 0, which OpenAI accepts for the most likely token; a set whose probability "reaches 0" would be
 empty."""
-_TOLD = ("n", "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty")
+_STORY_FIELDS = ("n", "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty")
 """Fields that a story tells."""
 _LOGGED_TOKENS = 1024
 """Tokens of a prompt that the log shows, if it shows prompts."""
@@ -140,9 +140,9 @@ def _tell(
     story: CallStory, fields: GenerationFields, model: ServedModel, prompts: tuple[tuple[int, ...], ...]
 ) -> None:
     """Note what the client asked for."""
-    given = {name: getattr(fields, name) for name in _TOLD} | {"seed": fields.sampling_seed}
+    values = {name: getattr(fields, name) for name in _STORY_FIELDS} | {"seed": fields.sampling_seed}
     story.parameters = {
-        name: value for name, value in given.items() if value is not None and abs(value) < 2**63
+        name: value for name, value in values.items() if value is not None and abs(value) < 2**63
     }
     if fields.output_limit is not None:
         story.parameters["max_tokens"] = fields.output_limit

@@ -82,9 +82,9 @@ class FillInMiddle:
 def fill_in_middle(tokenizer: TokenizerLike) -> FillInMiddle:
     """The notation whose tokens the tokenizer has. Raises InvalidRequest naming `suffix` if there is none."""
     for family in _FAMILIES:
-        known = {text: tokenizer.added_tokens.get(text) for text in (*family.marks, *family.ends)}
-        if all(known[mark] is not None for mark in family.marks):
-            ids = {text: id_ for text, id_ in known.items() if id_ is not None}
+        ids_by_text = {text: tokenizer.added_tokens.get(text) for text in (*family.marks, *family.ends)}
+        if all(ids_by_text[mark] is not None for mark in family.marks):
+            ids = {text: id_ for text, id_ in ids_by_text.items() if id_ is not None}
             layout = tuple(ids[part] if isinstance(part, str) else part for part in family.layout)
             return FillInMiddle(layout, tuple(ids.values()))
     message = (

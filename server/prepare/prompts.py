@@ -61,9 +61,9 @@ def truncation_of(fields: TruncationFields, model: ServedModel, reserved: int) -
     return Truncation(length, fields.truncation_side == "right")
 
 
-def place_in(param: str, given: object) -> Place:
-    """The path of each input of the field `param`, whose value is `given`: with its position if that is a list of inputs."""
-    several = isinstance(given, list) and not (given and isinstance(given[0], int))
+def place_in(param: str, value: object) -> Place:
+    """The path of each input of the field `param`, whose value is `value`: with its position if that is a list of inputs."""
+    several = isinstance(value, list) and not (value and isinstance(value[0], int))
     return lambda number: f"{param}.{number}" if several else param
 
 
@@ -89,16 +89,16 @@ async def input_ids(
     def ids_of(number: int, one: Input) -> tuple[int, ...]:
         where = param if place is None else place(number)
         if not isinstance(one, str):
-            kept = one if truncation is None else truncation.cut(one)
-            _check_length(model, len(kept), where, longest)
+            ids = one if truncation is None else truncation.cut(one)
+            _check_length(model, len(ids), where, longest)
             check_token_ids(model, one, where)
         else:
-            kept = encode_text(model, one, add_special_tokens, where, bounded=truncation is None)
+            ids = encode_text(model, one, add_special_tokens, where, bounded=truncation is None)
             if truncation is not None:
-                kept = truncation.cut(kept, _around(model) if add_special_tokens else (0, 0))
-        if not kept and not may_be_empty:
+                ids = truncation.cut(ids, _around(model) if add_special_tokens else (0, 0))
+        if not ids and not may_be_empty:
             raise InvalidRequest(f"'{FIELD}' is empty.", param=where, code="invalid_value")
-        return tuple(kept)
+        return tuple(ids)
 
     def work() -> tuple[tuple[int, ...], ...]:
         return tuple(ids_of(number, one) for number, one in enumerate(inputs))

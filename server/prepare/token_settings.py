@@ -22,9 +22,9 @@ def check_ids(fields: GenerationFields, width: int) -> None:
 
 def check_do_sample(fields: GenerationFields, temperature: float) -> None:
     """Check `do_sample`, which is not a parameter here: it may only agree with the temperature. Raises InvalidRequest."""
-    wanted = (fields.model_extra or {}).get("do_sample")
-    if wanted is not None and wanted != (temperature > 0):
-        means = "more than 0" if wanted else "0"
+    do_sample = (fields.model_extra or {}).get("do_sample")
+    if do_sample is not None and do_sample != (temperature > 0):
+        means = "more than 0" if do_sample else "0"
         message = (
             f"'{FIELD}' is not supported: set '{field('temperature')}' to {means}, which means the same."
         )
@@ -47,7 +47,7 @@ def logit_bias(fields: GenerationFields) -> tuple[tuple[int, float], ...]:
 def bad_words(fields: GenerationFields, model: ServedModel) -> tuple[tuple[int, ...], ...]:
     """Token sequences of the forbidden words: each at the beginning of a text and after a space, where most tokenizers have
     other ids for it. Raises InvalidRequest."""
-    found: dict[tuple[int, ...], None] = {}
+    sequences: dict[tuple[int, ...], None] = {}
     for number, word in enumerate(fields.bad_words or ()):
         bare = word.lstrip(" ") or word
         for text in (bare, " " + bare):
@@ -58,5 +58,5 @@ def bad_words(fields: GenerationFields, model: ServedModel) -> tuple[tuple[int, 
                 raise InvalidRequest(message, param=f"bad_words.{number}", code="invalid_value") from None
             # A sequence with an id that the model has no logit for cannot come anyway.
             if ids and max(ids) < model.info.logits_width:
-                found[ids] = None
-    return tuple(found)
+                sequences[ids] = None
+    return tuple(sequences)

@@ -25,21 +25,21 @@ MOST_TEXT = 4 << 20
 _PICKLES = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
 
 
-def below(root: Path, said: str, param: str = "lora_path") -> Path:
+def below(root: Path, path: str, param: str = "lora_path") -> Path:
     """Return the folder or GGUF file that a client means: a path relative to `root`, or one below it.
 
     Raises InvalidRequest for a path that leads out of the root, by its name or by a link, and ModelNotFound if there is no
     such folder or file.
     """
     outside = InvalidRequest(f"'{FIELD}' must name a folder below the server's --lora-root.", param)
-    if "\0" in said or not said.strip():
+    if "\0" in path or not path.strip():
         raise outside
     base = Path(os.path.realpath(root))
-    folder = Path(os.path.realpath(base / said))
+    folder = Path(os.path.realpath(base / path))
     if folder == base or not folder.is_relative_to(base):
         raise outside
     if not (folder.is_dir() or is_gguf(folder)):
-        raise ModelNotFound(f"There is no adapter at '{said[:200]}' below the server's --lora-root.", param)
+        raise ModelNotFound(f"There is no adapter at '{path[:200]}' below the server's --lora-root.", param)
     return folder
 
 
@@ -91,9 +91,9 @@ def weights_file(folder: Path) -> Path:
     return files[0]
 
 
-def shown_name(said: str, folder: Path, file: Path) -> str:
-    """The name of an adapter's `file` in messages, where its `folder` is called `said`."""
-    return said if file == folder else f"{said.rstrip('/')}/{file.name}"
+def shown_name(label: str, folder: Path, file: Path) -> str:
+    """The name of an adapter's `file` in messages, where its `folder` is called `label`."""
+    return label if file == folder else f"{label.rstrip('/')}/{file.name}"
 
 
 def _copy(source: Path, target: Path, most: int, root: Path | None) -> bool:
@@ -105,20 +105,20 @@ def _copy(source: Path, target: Path, most: int, root: Path | None) -> bool:
         return False
     except OSError as error:
         raise InvalidRequest(f"{source.name}: it cannot be read: {error.strerror}.", "lora_path") from None
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode):
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
         raise InvalidRequest(f"{source.name} is not a file.", "lora_path")
     with os.fdopen(descriptor, "rb") as opened:
         where = Path(os.path.realpath(f"/proc/self/fd/{descriptor}"))
         if root is not None and not where.is_relative_to(os.path.realpath(root)):
             raise InvalidRequest(f"{source.name} lies outside of the server's --lora-root.", "lora_path")
-        if found.st_size > most:
+        if status.st_size > most:
             raise InvalidRequest(
-                f"{source.name} has {found.st_size} bytes, more than the {most} that are read.", "lora_path"
+                f"{source.name} has {status.st_size} bytes, more than the {most} that are read.", "lora_path"
             )
-        with target.open("xb") as made:
-            shutil.copyfileobj(opened, made, 1 << 20)
+        with target.open("xb") as copy:
+            shutil.copyfileobj(opened, copy, 1 << 20)
     return True
 
 
@@ -136,5 +136,5 @@ def own_template(folder: Path) -> str | None:
         return None
     except (ValueError, RecursionError):
         raise ConfigError(f"{TEXT_FILES[1]} is not JSON") from None
-    found = config.get("chat_template") if isinstance(config, dict) else None
-    return found if isinstance(found, str) else None
+    template = config.get("chat_template") if isinstance(config, dict) else None
+    return template if isinstance(template, str) else None

@@ -21,22 +21,22 @@ class LoraModule:
     base_model_name: str | None = None
 
 
-def read_modules(said: Sequence[str]) -> tuple[LoraModule, ...]:
+def read_modules(values: Sequence[str]) -> tuple[LoraModule, ...]:
     """Read the values of the setting. Raises SettingsError."""
-    found = tuple(map(_read, said))
-    names = [one.name for one in found]
+    modules = tuple(map(_read, values))
+    names = [one.name for one in modules]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise SettingsError(f"--lora-modules: {twice!r} is named twice")
-    return found
+    return modules
 
 
-def _read(said: str) -> LoraModule:
-    if said.lstrip().startswith("{"):
+def _read(value: str) -> LoraModule:
+    if value.lstrip().startswith("{"):
         try:
-            fields = json.loads(said)
+            fields = json.loads(value)
         except ValueError:
-            raise SettingsError(f"--lora-modules: {said[:100]!r} is not valid JSON") from None
+            raise SettingsError(f"--lora-modules: {value[:100]!r} is not valid JSON") from None
         unknown = set(fields) - _FIELDS
         if unknown:
             raise SettingsError(
@@ -46,11 +46,11 @@ def _read(said: str) -> LoraModule:
         if not all(isinstance(one, str) and one for one in values[:2]) or not isinstance(
             values[2], str | None
         ):
-            raise SettingsError(f"--lora-modules: {said[:100]!r} needs the strings 'name' and 'path'")
+            raise SettingsError(f"--lora-modules: {value[:100]!r} needs the strings 'name' and 'path'")
         return LoraModule(*values)
-    name, found, path = said.partition("=")
-    if not (found and name.strip() and path.strip()):
+    name, separator, path = value.partition("=")
+    if not (separator and name.strip() and path.strip()):
         raise SettingsError(
-            f"--lora-modules: {said[:100]!r} should be NAME=PATH, or a JSON object with name and path"
+            f"--lora-modules: {value[:100]!r} should be NAME=PATH, or a JSON object with name and path"
         )
     return LoraModule(name.strip(), path.strip())

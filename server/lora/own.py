@@ -56,15 +56,15 @@ async def load_own_adapter(
     assert package.adapter is not None
     store = LoraStore()
     atexit.register(store.close)
-    place, shown = store.place(), shown_name(package)
+    place, label = store.place(), shown_name(package)
     place.mkdir(mode=0o700)
-    packed = await asyncio.to_thread(pack, package.adapter, place, shown)
+    packed = await asyncio.to_thread(pack, package.adapter, place, label)
     try:
         await engine.add_adapter(packed.digest, str(packed.path), lambda: None)
     except EngineError as error:
-        raise ConfigError(error.message if shown in error.message else f"{shown}: {error.message}") from None
+        raise ConfigError(error.message if label in error.message else f"{label}: {error.message}") from None
     for note in packed.notes:
-        log.warning(f"{shown}: {note}")
+        log.warning(f"{label}: {note}")
     log.info("the model's adapter is loaded", path=str(package.adapter), rank=packed.rank)
     fingerprint = f"{model.fingerprint}-{packed.digest[:10]}"
     return replace(model, adapter=packed.digest, fingerprint=fingerprint)

@@ -151,10 +151,10 @@ class LoraRegistry:
 
     def get(self, name: str) -> ServedLora | None:
         """The adapter of this name, which counts as used now."""
-        found = self._adapters.pop(name, None)
-        if found is not None:
-            self._adapters[name] = found
-        return found
+        adapter = self._adapters.pop(name, None)
+        if adapter is not None:
+            self._adapters[name] = adapter
+        return adapter
 
     def all(self) -> list[ServedLora]:
         """By name."""
@@ -175,7 +175,7 @@ class LoraRegistry:
 
     # -- load and unload -----------------------------------------------------------------------------------------------
 
-    async def load_below_root(self, name: str, said: str, *, replaces: bool = True) -> None:
+    async def load_below_root(self, name: str, path: str, *, replaces: bool = True) -> None:
         """Load what a client names, from below the root. `replaces`: a used name may stand for it from now on.
 
         Raises InvalidRequest, ModelNotFound, Unavailable.
@@ -186,37 +186,37 @@ class LoraRegistry:
         root = self._root
         if not replaces and name in self._adapters:
             raise InvalidRequest(f"The LoRA adapter '{name[:200]}' has already been loaded.", "lora_name")
-        folder = await asyncio.to_thread(below, root, said)
-        await self.load(name, folder, said, root=root)
+        folder = await asyncio.to_thread(below, root, path)
+        await self.load(name, folder, path, root=root)
 
     async def load(
         self,
         name: str,
         folder: Path,
-        said: str,
+        path: str,
         *,
         root: Path | None = None,
         base_model: str | None = None,
         on_demand: bool = False,
     ) -> ServedLora:
-        """Load a folder's adapter and let `name` stand for it. `said`: how the folder is called in /v1/models. `root`: its files
+        """Load a folder's adapter and let `name` stand for it. `path`: how the folder is called in /v1/models. `root`: its files
         must lie below it.
 
         Raises InvalidRequest for a name or an adapter that cannot be used, Unavailable while the executor is away.
         """
         self._check_name(name)
         async with self._turn:
-            return await self._load(name, folder, said, root, base_model, on_demand)
+            return await self._load(name, folder, path, root, base_model, on_demand)
 
     async def _load(
-        self, name: str, folder: Path, said: str, root: Path | None, base_model: str | None, on_demand: bool
+        self, name: str, folder: Path, path: str, root: Path | None, base_model: str | None, on_demand: bool
     ) -> ServedLora:
         place = self._store.place()
-        kept = False
+        is_loaded = False
         try:
-            packed, source = await asyncio.to_thread(self._read, folder, place, root, said)
+            packed, source = await asyncio.to_thread(self._read, folder, place, root, path)
             text = None if source is None else await self._text_side(source)
-            kept = await self._engine.add_adapter(
+            is_loaded = await self._engine.add_adapter(
                 packed.digest, str(packed.path), functools.partial(self._store.remove, place)
             )
         except ConfigError as error:
@@ -224,7 +224,7 @@ class LoraRegistry:
         except OSError as error:
             raise Unavailable(f"The adapter '{name}' cannot be copied: {error.strerror}.") from None
         finally:
-            if not kept:
+            if not is_loaded:
                 await asyncio.to_thread(self._store.remove, place)
         self._warn_of_base(name, base_model or packed.base_model)
         template, notation = text or (self._model.template, self._model.notation)
@@ -236,20 +236,20 @@ class LoraRegistry:
             fingerprint=f"{self._model.fingerprint}-{packed.digest[:10]}",
         )
         before = self._adapters.pop(name, None)
-        made = self._adapters[name] = ServedLora(
-            name, said, packed, model, int(time.time()), on_demand, source
+        adapter = self._adapters[name] = ServedLora(
+            name, path, packed, model, int(time.time()), on_demand, source
         )
         await self._told(() if before is None else (before,))
         for note in packed.notes:
             log.warning(f"adapter {name}: {note}")
-        log.info(f"adapter {name} loaded", path=said, rank=packed.rank, digest=packed.digest[:12])
-        return made
+        log.info(f"adapter {name} loaded", path=path, rank=packed.rank, digest=packed.digest[:12])
+        return adapter
 
-    def _read(self, folder: Path, place: Path, root: Path | None, said: str) -> tuple[PackedLora, str | None]:
+    def _read(self, folder: Path, place: Path, root: Path | None, path: str) -> tuple[PackedLora, str | None]:
         """Copy and check the files, and find the adapter's own chat template. Copies of what is read once are removed."""
         copy_files(folder, place, MOST_BYTES, root)
         file = weights_file(folder)
-        packed = self._pack(place, place, shown_name(said, folder, file))
+        packed = self._pack(place, place, shown_name(path, folder, file))
         source = own_template(place)
         for name in (CONFIG, WEIGHTS, GGUF, *TEXT_FILES):
             with suppress(FileNotFoundError):
@@ -259,10 +259,10 @@ class LoraRegistry:
     async def unload(self, name: str) -> None:
         """Forget a name. Streams that use what it stands for go on. Raises ModelNotFound."""
         async with self._turn:
-            found = self._adapters.pop(name, None)
-            if found is None:
+            adapter = self._adapters.pop(name, None)
+            if adapter is None:
                 raise ModelNotFound(f"The LoRA adapter '{name[:200]}' is not loaded.", "lora_name")
-            await self._told((found,))
+            await self._told((adapter,))
         log.info(f"adapter {name} unloaded")
 
     async def _told(self, replaced: Sequence[ServedLora]) -> None:
@@ -283,19 +283,19 @@ class LoraRegistry:
 
         Raises InvalidRequest if it is there and cannot be loaded.
         """
-        found = self.get(name)
-        if found is not None or not self._on_demand or self._root is None or name in self._base_names:
-            return found
+        adapter = self.get(name)
+        if adapter is not None or not self._on_demand or self._root is None or name in self._base_names:
+            return adapter
         try:
             folder = await asyncio.to_thread(below, self._root, name, "model")
         except InvalidRequest:
             return None
         async with self._turn:
-            if (found := self.get(name)) is not None:
-                return found  # loaded for another request meanwhile
+            if (adapter := self.get(name)) is not None:
+                return adapter  # loaded for another request meanwhile
             self._check_name(name)
             try:
-                found = await self._load(name, folder, name, self._root, None, True)
+                adapter = await self._load(name, folder, name, self._root, None, True)
             except InvalidRequest as error:
                 error.rename("model")
                 raise
@@ -305,7 +305,7 @@ class LoraRegistry:
                 del self._adapters[one.name]
             if surplus:
                 await self._told(surplus)
-        return found
+        return adapter
 
     def _check_name(self, name: str) -> None:
         if not name.strip() or len(name) > MAX_NAME or not name.isprintable():

@@ -68,10 +68,10 @@ def _place(module: LoraModule, download_dir: str | None) -> Path | HubModel:
         )
     if folder.is_dir() or folder.is_file():
         return folder
-    named = hub_name(module.path)
-    if named is None or named.repository.startswith((".", "/")):
+    remote = hub_name(module.path)
+    if remote is None or remote.repository.startswith((".", "/")):
         raise ConfigError(f"--lora-modules {module.name}: there is no folder {module.path}")
-    return HubModel(named.repository, named.revision, download_dir=download_dir, adapter=True)
+    return HubModel(remote.repository, remote.revision, download_dir=download_dir, adapter=True)
 
 
 async def load_modules(

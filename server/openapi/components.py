@@ -13,6 +13,6 @@ def derived(*dialects: Components) -> dict[str, Schema]:
     components: dict[str, tuple[object, str]] = {}
     for dialect in dialects:
         components |= dialect
-    known = {**common.COMPONENTS, **components}
-    derivation = Derivation({kind: name for name, (kind, _) in known.items()})
+    schemas = {**common.COMPONENTS, **components}
+    derivation = Derivation({kind: name for name, (kind, _) in schemas.items()})
     return {name: derivation.component(kind, about) for name, (kind, about) in components.items()}

@@ -101,9 +101,9 @@ def document(
 def request_schemas(model: type[WireModel]) -> dict[str, Schema]:
     """The schemas of a body and of the objects within it, by name, with description, origin and default of each field."""
     whole = model.model_json_schema(ref_template="#/components/schemas/{model}")
-    found = {**whole.pop("$defs", {}), model.__name__: whole}
+    schemas = {**whole.pop("$defs", {}), model.__name__: whole}
     models = {one.__name__: one for one in wire_types()}
-    clean = {name: _clean(schema) for name, schema in found.items()}
+    clean = {name: _clean(schema) for name, schema in schemas.items()}
     for name, schema in clean.items():
         for field, text in field_texts(models[name]).items():
             about = {"description": text.meaning, "x-origin": text.origin}
@@ -222,10 +222,10 @@ def _typed_event(operation: Operation) -> Schema:
         "contentMediaType": "application/json",
         "contentSchema": {"oneOf": list(map(ref, chunks))},
     }
-    told = " or a ".join(chunks)
+    kinds = " or a ".join(chunks)
     return {
         "type": "object",
-        "description": f"{'With `stream`: e' if operation.request else 'E'}vents `event: TYPE` and `data: JSON`, each a {told}"
+        "description": f"{'With `stream`: e' if operation.request else 'E'}vents `event: TYPE` and `data: JSON`, each a {kinds}"
         f"{' of this type' if operation.request else ''}.",
         "properties": {"event": {"type": "string"}, "data": data},
         "required": ["event", "data"],

@@ -34,14 +34,14 @@ def field_texts(model: type[WireModel]) -> dict[str, FieldText]:
 
     Raises OSError if the source of the type is not installed, and ValueError for a text of another form.
     """
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for base in reversed(model.__mro__):
         if issubclass(base, WireModel):
-            found |= _texts_of_module(base.__module__).get(base.__name__, {})
+            texts |= _texts_of_module(base.__module__).get(base.__name__, {})
     return {
-        field.alias or name: _parsed(model, name, found[name])
+        field.alias or name: _parsed(model, name, texts[name])
         for name, field in model.model_fields.items()
-        if name in found
+        if name in texts
     }
 
 
@@ -63,9 +63,9 @@ def _texts_of_module(module: str) -> dict[str, dict[str, str]]:
 
 
 def _texts_of_class(node: ast.ClassDef) -> dict[str, str]:
-    found = {}
+    texts = {}
     for pair in pairwise(node.body):
         match pair:
             case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
-                found[name] = " ".join(text.split())
-    return found
+                texts[name] = " ".join(text.split())
+    return texts

@@ -59,14 +59,14 @@ def _explain(error: ValidationError) -> InvalidRequest:
     path = next(path for path, _ in located if len(path) == depth)
     there = [detail for where, detail in located if where == path]
     # Of those, a member whose type fits says what is wrong; the others only that they are of another type.
-    meant = [detail for detail in there if not detail["type"].endswith("_type")] or there
-    reasons = list(dict.fromkeys(map(_plain, meant[:_MOST_MEANT])))[:_MOST_REASONS]
+    likely = [detail for detail in there if not detail["type"].endswith("_type")] or there
+    reasons = list(dict.fromkeys(map(_plain, likely[:_MOST_MEANT])))[:_MOST_REASONS]
     param = ".".join(str(part) for part in path) or None
     reason = " or ".join(reasons)
-    if param is not None and all(detail["type"] == "missing" for detail in meant):
+    if param is not None and all(detail["type"] == "missing" for detail in likely):
         return InvalidRequest(f"Missing required parameter: '{param}'.", param, "missing_required_parameter")
     message = f"Invalid value for '{param}': {reason}." if param else f"Invalid request body: {reason}."
-    if all(detail["type"].endswith(_OF_TYPES) for detail in meant):
+    if all(detail["type"].endswith(_OF_TYPES) for detail in likely):
         return InvalidRequest(message, param=param, code="invalid_type")
     return InvalidRequest(message, param=param, code="invalid_value")
 
@@ -95,8 +95,8 @@ def _plain(detail: ErrorDetails) -> str:
 def _path(location: Sequence[int | str]) -> tuple[int | str, ...]:
     """The part of an error's location that lies in the client's JSON: names of fields and positions in lists. Pydantic's
     names of union members (`list[str]`, tags) are left out; none of them is the name of a field."""
-    known = field_names()
-    return tuple(part for part in location if isinstance(part, int) or part in known)
+    names = field_names()
+    return tuple(part for part in location if isinstance(part, int) or part in names)
 
 
 @functools.cache

@@ -74,8 +74,8 @@ class ContentPart(WireModel):
     @property
     def thought(self) -> str:
         """The text of a part of reasoning, "" if it has no readable text."""
-        found = (_texts(one) for one in (self.thinking, self.reasoning, self.text, self.summary))
-        return next(filter(None, found), "") if self.type != "redacted_thinking" else ""
+        texts = (_texts(one) for one in (self.thinking, self.reasoning, self.text, self.summary))
+        return next(filter(None, texts), "") if self.type != "redacted_thinking" else ""
 
 
 def _texts(value: Any) -> str:
@@ -199,15 +199,15 @@ class TemplateVariables(WireModel):
     def variables(self, read: Container[str]) -> tuple[dict[str, Any], list[str]]:
         """The variables for a template that reads the names in `read`, and the paths of those it does not read. A parameter
         takes precedence over the same name in `chat_template_kwargs`."""
-        named = {name: getattr(self, name) for name in _NAMED}
-        given = {name: value for name, value in named.items() if value is not None}
+        fields = {name: getattr(self, name) for name in _DIRECT_VARIABLES}
+        values = {name: value for name, value in fields.items() if value is not None}
         kwargs = self.chat_template_kwargs or {}
-        unread = [name for name in given if name not in read]
+        unread = [name for name in values if name not in read]
         unread += [f"chat_template_kwargs.{name}" for name in kwargs if name not in read]
-        return kwargs | {name: value for name, value in given.items() if name in read}, unread
+        return kwargs | {name: value for name, value in values.items() if name in read}, unread
 
 
-_NAMED = ("reasoning_effort", "verbosity")
+_DIRECT_VARIABLES = ("reasoning_effort", "verbosity")
 
 
 class ChatPromptFields(PromptEnd, TemplateVariables):
@@ -254,8 +254,8 @@ class ChatRequest(PromptSideFields, StructuredFields, GenerationFields, ChatProm
         """The request's choice of tools. Raises InvalidRequest naming the field."""
         functions = []
         for place, tool in enumerate(self.tools or ()):
-            asked = tool.function
-            functions.append(Function(place, asked.name, asked.parameters, bool(asked.strict)))
+            function = tool.function
+            functions.append(Function(place, function.name, function.parameters, bool(function.strict)))
         return tool_choice(functions, self.tool_choice, self.parallel_tool_calls is not False)
 
     def offered_tools(self, choice: ToolChoice) -> list[dict[str, Any]]:
@@ -263,11 +263,11 @@ class ChatRequest(PromptSideFields, StructuredFields, GenerationFields, ChatProm
         is the surest way to comply; a named tool is shown among all others."""
         if choice.mode == "none":
             return []
-        shown = {one.place for one in choice.functions}
+        places = {one.place for one in choice.functions}
         return [
             {"type": tool.type, **tool.model_dump(exclude_unset=True)}
             for place, tool in enumerate(self.tools or ())
-            if choice.mode == "named" or place in shown
+            if choice.mode == "named" or place in places
         ]
 
     def check(self) -> None:

@@ -130,9 +130,9 @@ class CompletionRequest(PromptSideFields, StructuredFields, GenerationFields):
 
     def check_answer(self, prompt_tokens: int) -> None:
         """Raises InvalidRequest if the answer would be too large for this number of tokens of all prompts."""
-        shown = prompt_tokens * (self.n or 1)
-        self.check_prompt_logprobs(shown, self.echoed_logprobs, "logprobs")
-        self.check_prompt_logprobs(shown, self.prompt_logprobs, "prompt_logprobs")
+        repeats = prompt_tokens * (self.n or 1)
+        self.check_prompt_logprobs(repeats, self.echoed_logprobs, "logprobs")
+        self.check_prompt_logprobs(repeats, self.prompt_logprobs, "prompt_logprobs")
 
     def _check_best_of(self) -> None:
         if self.best_of is None:
@@ -150,11 +150,11 @@ class CompletionRequest(PromptSideFields, StructuredFields, GenerationFields):
     def _check_suffix(self) -> None:
         if not self.suffix:
             return
-        for name, asked in (
+        for name, is_set in (
             ("truncate_prompt_tokens", self.truncate_prompt_tokens is not None),
             ("logprobs", self.echoed_logprobs is not None),
         ):
-            if asked:
+            if is_set:
                 what = f"'{name}' with 'echo'" if name == "logprobs" else f"'{name}'"
                 message = f"{what} is not supported with 'suffix', which stands inside the prompt."
                 raise InvalidRequest(message, param=name, code="unsupported_value")

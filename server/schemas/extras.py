@@ -205,10 +205,10 @@ def screen(body: BaseModel) -> list[str]:
     Raises InvalidRequest, naming the parameter, for a key that would change the result, or looks as if it should.
     """
     rules: Rules = getattr(body, "rules")  # noqa: B009  # every WireModel's
-    known = type(body).model_fields
+    fields = type(body).model_fields
     ignored = judge(
         body.model_extra,
-        known,
+        fields,
         type(body),
         also_refused=rules.refused,
         unsupported=rules.unsupported,
@@ -226,7 +226,7 @@ def screen(body: BaseModel) -> list[str]:
 
 def judge(
     extra: Mapping[str, Any] | None,
-    known: Iterable[str],
+    names_known: Iterable[str],
     model: type[BaseModel],
     *,
     also_refused: Mapping[str, str] = _NOTHING,
@@ -253,7 +253,7 @@ def judge(
         else:
             if name not in HARMLESS and not tolerant:
                 # Without unsupported names: a suggestion that is refused as well does not help.
-                _refuse_misspelt(name, name, known)
+                _refuse_misspelt(name, name, names_known)
             ignored.append(name)
     return ignored
 
@@ -280,7 +280,7 @@ def _judge_inside(inner: BaseModel, path: str, place: Place, model: type[BaseMod
                 message = f"'{path}' has more than {MAX_UNKNOWN} unknown keys."
                 raise InvalidRequest(message, param=path, code="unknown_parameter")
             _refuse_misspelt(
-                name, param, [one.alias or known for known, one in type(inner).model_fields.items()]
+                name, param, [one.alias or name_known for name_known, one in type(inner).model_fields.items()]
             )
         yield full
 
@@ -336,10 +336,10 @@ def _plain(name: str) -> str:
     return name.lower().replace("_", "").replace("-", "")
 
 
-def _refuse_misspelt(name: str, param: str, known: Iterable[str]) -> None:
+def _refuse_misspelt(name: str, param: str, names_known: Iterable[str]) -> None:
     if len(name) > _MAX_FUZZY_LENGTH:
         return
-    names = list(known)
+    names = list(names_known)
     near = [one for one in names if _plain(one) == _plain(name)]
     if near := near or difflib.get_close_matches(name, names, n=1, cutoff=0.85):
         message = f"Unknown parameter '{param}'. Did you mean '{near[0]}'?"

@@ -29,12 +29,12 @@ _QUOTED = re.compile(r"'([a-z_.]+)'")
 def fitted(hint: str, model: type[BaseModel], inner: bool = False) -> str | None:
     """The hint in the names of `model`'s fields. Without such a field: another endpoint for a body that generates, else None.
     `inner`: the hint is about a key of an inner object, beside which the fields of that object stand."""
-    known = field_paths(model) | (inner_names(model) if inner else frozenset())
+    paths = field_paths(model) | (inner_names(model) if inner else frozenset())
     own: dict[str, str] = {}
     for name in _QUOTED.findall(hint):
-        fit = next((one for one in (name, *OTHER_NAMES.get(name, ())) if one in known), None)
+        fit = next((one for one in (name, *OTHER_NAMES.get(name, ())) if one in paths), None)
         if fit is None:
-            return ELSEWHERE if "temperature" in known else None
+            return ELSEWHERE if "temperature" in paths else None
         own[name] = fit
     return _QUOTED.sub(lambda quoted: f"'{own[quoted[1]]}'", hint)
 

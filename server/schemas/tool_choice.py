@@ -10,7 +10,7 @@ from engine.errors import FIELD, InvalidRequest, field
 
 Mode = Literal["none", "auto", "required", "named"]
 
-_NAMED = {
+_NAMED_FORMS = {
     "type": "object",
     "properties": {
         "type": {"const": "function"},
@@ -26,14 +26,16 @@ _ALLOWED = {
             "type": "object",
             "properties": {
                 "mode": {"enum": ["auto", "required"]},
-                "tools": {"type": "array", "items": _NAMED, "minItems": 1},
+                "tools": {"type": "array", "items": _NAMED_FORMS, "minItems": 1},
             },
             "required": ["mode", "tools"],
         },
     },
     "required": ["type", "allowed_tools"],
 }
-TOOL_CHOICE = {"anyOf": [{"enum": ["none", "auto", "required", "any"]}, _NAMED, _ALLOWED, {"type": "null"}]}
+TOOL_CHOICE = {
+    "anyOf": [{"enum": ["none", "auto", "required", "any"]}, _NAMED_FORMS, _ALLOWED, {"type": "null"}]
+}
 """JSON schema of what `tool_choice()` accepts."""
 
 
@@ -68,17 +70,17 @@ class ToolChoice:
 
 
 def tool_choice(
-    functions: Sequence[Function], asked: str | Mapping[str, Any] | None, parallel: bool
+    functions: Sequence[Function], choice: str | Mapping[str, Any] | None, parallel: bool
 ) -> ToolChoice:
     """The choice that `tools`, `tool_choice` and `parallel_tool_calls` express. Raises InvalidRequest naming the field.
 
     `{"type": "allowed_tools"}` removes the other tools: the model does not see tools that it must not call.
     """
     if not functions:
-        if asked in (None, "none"):
+        if choice in (None, "none"):
             return ToolChoice()
         raise _invalid("tool_choice", f"'{FIELD}' is only allowed when '{field('tools')}' are given.")
-    match asked:
+    match choice:
         case "none":
             return ToolChoice()
         case None | "auto":
@@ -86,8 +88,8 @@ def tool_choice(
         case "required" | "any":  # Mistral's name for it
             return ToolChoice("required", tuple(functions), parallel)
         case {"function": {"name": str(name)}, **others} if others.get("type", "function") == "function":
-            found = _functions([name], functions, "tool_choice.function.name")
-            return ToolChoice("named", found, several=False)
+            chosen = _functions([name], functions, "tool_choice.function.name")
+            return ToolChoice("named", chosen, several=False)
         case {
             "type": "allowed_tools",
             "allowed_tools": {"mode": "auto" | "required" as mode, "tools": [*tools]},
@@ -118,13 +120,13 @@ def _allowed(tools: Sequence[Any], functions: Sequence[Function]) -> tuple[Funct
 
 
 def _functions(names: Sequence[str], functions: Sequence[Function], param: str) -> tuple[Function, ...]:
-    known, wanted = {function.name for function in functions}, set(names)
+    names_known, chosen_names = {function.name for function in functions}, set(names)
     for name in names:
-        if name not in known:
+        if name not in names_known:
             raise _invalid(
                 param, f"'{FIELD}' names the function '{name[:100]}', which is not in '{field('tools')}'."
             )
-    return tuple(function for function in functions if function.name in wanted)
+    return tuple(function for function in functions if function.name in chosen_names)
 
 
 def _invalid(param: str, message: str) -> InvalidRequest:

@@ -32,8 +32,8 @@ def check_volume(body: bytes) -> None:
     count. The counts of invalid JSON are arbitrary: it is refused by the parser."""
     if not _exceeds(_counts(np.frombuffer(body, np.uint8))):  # nearly always, and no string is looked for
         return
-    for found in running_counts(body):
-        if name := _exceeds(found):
+    for counts in running_counts(body):
+        if name := _exceeds(counts):
             raise _too_much(name)
 
 
@@ -49,26 +49,26 @@ def check_texts(texts: Mapping[str, str]) -> None:
         return
     before = np.zeros(3, np.int64)
     for param, text in texts.items():
-        found = before
+        total = before
         for counted in running_counts(text.encode("utf-8", "replace")):
-            found = before + counted
-            if name := _exceeds(found):
+            total = before + counted
+            if name := _exceeds(total):
                 raise _too_much(name, param)
-        before = found
+        before = total
 
 
 def running_counts(body: bytes) -> Iterator[NDArray[np.int64]]:
     """Commas, opening brackets and colons outside strings, counted up to the end of each piece."""
-    found = np.zeros(3, np.int64)
+    counts = np.zeros(3, np.int64)
     inside = False
     for piece in _pieces(body):
         chars = np.frombuffer(piece, np.uint8)
         parity = (
             np.cumsum(chars == _QUOTE, dtype=np.uint8) & 1
         )  # modulo 256 on the way, which keeps it odd or even
-        found = found + _counts(chars[parity == inside])
+        counts = counts + _counts(chars[parity == inside])
         inside ^= bool(parity[-1])
-        yield found
+        yield counts
 
 
 def _counts(chars: NDArray[np.uint8]) -> NDArray[np.int64]:
@@ -78,10 +78,10 @@ def _counts(chars: NDArray[np.uint8]) -> NDArray[np.int64]:
     return np.array([commas, opening, colons], np.int64)
 
 
-def _exceeds(found: NDArray[np.int64]) -> str | None:
+def _exceeds(counts: NDArray[np.int64]) -> str | None:
     """The name of the count that is too large, None if none is."""
     limits = ((MAX_VALUES, "values"), (MAX_CONTAINERS, "lists and objects"), (MAX_KEYS, "keys"))
-    for count, (limit, name) in zip(found.tolist(), limits, strict=True):
+    for count, (limit, name) in zip(counts.tolist(), limits, strict=True):
         if count > limit:
             return f"more than {limit} {name}"
     return None

@@ -75,13 +75,13 @@ class Child:
         await self._process.wait()
 
     async def _ask(self, message: msgspec.Struct, kind: type[Message]) -> Message:
-        asked, answers = self._process.stdin, self._process.stdout
-        assert asked is not None and answers is not None
+        writer, answers = self._process.stdin, self._process.stdout
+        assert writer is not None and answers is not None
         try:
-            if asked.is_closing():  # uvloop would raise RuntimeError
+            if writer.is_closing():  # uvloop would raise RuntimeError
                 raise ConnectionResetError
-            asked.write(frame(message))
-            await asked.drain()
+            writer.write(frame(message))
+            await writer.drain()
             (length,) = HEADER.unpack(await answers.readexactly(HEADER.size))
             if length > MAX_FRAME_BYTES:
                 raise ChildDied(f"it sent a message of {length} bytes", outside=False)

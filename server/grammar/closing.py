@@ -77,13 +77,13 @@ def _lists_objects(node: dict[str, Any]) -> bool:
 
 def _children(node: dict[str, Any]) -> list[Any]:
     """Schemas and lists of schemas in a schema."""
-    found: list[Any] = []
+    children: list[Any] = []
     for name, value in node.items():
         if name in MAPS and isinstance(value, dict):
-            found.extend(value.values())
+            children.extend(value.values())
         elif name not in DATA:
-            found.append(value)
-    return found
+            children.append(value)
+    return children
 
 
 def _closed(node: Any) -> Any:

@@ -50,14 +50,14 @@ class Constraint:
 
 def constraint_of(body: StructuredFields) -> Constraint | None:
     """The constraint of the request; None for free text. Raises InvalidRequest naming the field."""
-    asked, guided = _of_format(body.response_format), _of_guided(body)
+    of_format, guided = _of_format(body.response_format), _of_guided(body)
     outputs = None if body.structured_outputs is None else _of_outputs(body.structured_outputs)
-    given = [constraint for constraint in (guided, outputs, asked) if constraint is not None]
-    if len(given) > 1:
-        first, second = (one.param.partition(".")[0] for one in given[:2])
+    constraints = [constraint for constraint in (guided, outputs, of_format) if constraint is not None]
+    if len(constraints) > 1:
+        first, second = (one.param.partition(".")[0] for one in constraints[:2])
         other = "a 'response_format' that is not text" if second == "response_format" else f"'{second}'"
         raise _not_together(first, other)
-    return given[0] if given else None
+    return constraints[0] if constraints else None
 
 
 def json_part(schema: dict[str, Any], param: str) -> dict[str, Any]:
@@ -74,43 +74,43 @@ def _json(schema: dict[str, Any], writing: dict[str, Any]) -> dict[str, Any]:
     return {"json_schema": {**schema, "x-guidance": {**writing, "json_allowed_escapes": _ESCAPES}}}
 
 
-def _of_format(asked: ResponseFormat | None) -> Constraint | None:
-    if asked is None:
+def _of_format(response_format: ResponseFormat | None) -> Constraint | None:
+    if response_format is None:
         return None
-    _refuse_unknown(asked, "response_format")
-    if asked.type != "json_schema":
-        if asked.json_schema is not None:
+    _refuse_unknown(response_format, "response_format")
+    if response_format.type != "json_schema":
+        if response_format.json_schema is not None:
             message = f"'{FIELD}' is only allowed when 'response_format.type' is 'json_schema'."
             raise InvalidRequest(message, param="response_format.json_schema", code="invalid_value")
-        if asked.type == "text":
+        if response_format.type == "text":
             return None
         return Constraint("response_format", json_part({"type": "object"}, "response_format"))
-    named = asked.json_schema
-    if named is None:
+    json_schema = response_format.json_schema
+    if json_schema is None:
         raise _missing("response_format.json_schema")
-    _refuse_unknown(named, "response_format.json_schema")
+    _refuse_unknown(json_schema, "response_format.json_schema")
     param = "response_format.json_schema.schema"
-    if named.schema_ is None:
+    if json_schema.schema_ is None:
         raise _missing(param)
-    return Constraint(param, json_part(named.schema_, param))
+    return Constraint(param, json_part(json_schema.schema_, param))
 
 
 def _of_guided(body: StructuredFields) -> Constraint | None:
     """The constraint of vLLM's older fields. Raises InvalidRequest naming the field."""
-    given = [name for name in GUIDED if getattr(body, name) is not None]
-    if len(given) > 1:
-        raise _not_together(given[0], f"'{given[1]}'")
+    names = [name for name in GUIDED if getattr(body, name) is not None]
+    if len(names) > 1:
+        raise _not_together(names[0], f"'{names[1]}'")
     pattern = body.guided_whitespace_pattern
-    if pattern is not None and given != ["guided_json"]:
+    if pattern is not None and names != ["guided_json"]:
         message = f"'{FIELD}' only goes with 'guided_json'."
         raise InvalidRequest(message, param="guided_whitespace_pattern", code="invalid_value")
-    if not given:
+    if not names:
         return None
-    asked = StructuredOutputs.model_construct(
+    outputs = StructuredOutputs.model_construct(
         json_=body.guided_json, regex=body.guided_regex, choice=body.guided_choice, grammar=body.guided_grammar,
         whitespace_pattern=pattern,
     )  # fmt: skip
-    return _constraint(asked, given[0].removeprefix("guided_"), "guided_")
+    return _constraint(outputs, names[0].removeprefix("guided_"), "guided_")
 
 
 def _not_together(param: str, other: str) -> InvalidRequest:
@@ -118,39 +118,39 @@ def _not_together(param: str, other: str) -> InvalidRequest:
     return InvalidRequest(message, param=param, code="invalid_value")
 
 
-def _of_outputs(asked: StructuredOutputs) -> Constraint:
-    _refuse_unknown(asked, "structured_outputs")
-    given = [name for name in _KINDS if _value(asked, name) not in (None, False)]
-    if len(given) != 1:
-        found = ", ".join(f"'{name}'" for name in given) or "none"
-        message = f"'{FIELD}' should have exactly one of {', '.join(map(repr, _KINDS))}; it has {found}."
+def _of_outputs(outputs: StructuredOutputs) -> Constraint:
+    _refuse_unknown(outputs, "structured_outputs")
+    kinds = [name for name in _KINDS if _value(outputs, name) not in (None, False)]
+    if len(kinds) != 1:
+        listed = ", ".join(f"'{name}'" for name in kinds) or "none"
+        message = f"'{FIELD}' should have exactly one of {', '.join(map(repr, _KINDS))}; it has {listed}."
         raise InvalidRequest(message, param="structured_outputs", code="invalid_value")
-    kind = given[0]
+    kind = kinds[0]
     if not kind.startswith("json"):
         for name in _OF_JSON:
-            if _value(asked, name):
+            if _value(outputs, name):
                 message = f"'{FIELD}' only goes with 'json' or 'json_object'."
                 raise InvalidRequest(message, param=f"structured_outputs.{name}", code="invalid_value")
-    return _constraint(asked, kind, "structured_outputs.")
+    return _constraint(outputs, kind, "structured_outputs.")
 
 
-def _constraint(asked: StructuredOutputs, kind: str, prefix: str) -> Constraint:
+def _constraint(outputs: StructuredOutputs, kind: str, prefix: str) -> Constraint:
     """The constraint of the one kind that is given. `prefix` and a field's name make the client's name for it."""
     param = prefix + kind
-    if asked.regex is not None:
-        return Constraint(param, {"lark_grammar": f"start: {_regex(asked.regex, param)}"})
-    if asked.choice is not None:
-        _check_bytes("".join(asked.choice), param)
-        return Constraint(param, {"lark_grammar": "start: " + " | ".join(map(lark_string, asked.choice))})
-    if asked.grammar is not None:
-        _check_bytes(asked.grammar, param)
-        if _gives_temperature(asked.grammar):  # the compiler accepts it, and nothing would apply it
+    if outputs.regex is not None:
+        return Constraint(param, {"lark_grammar": f"start: {_regex(outputs.regex, param)}"})
+    if outputs.choice is not None:
+        _check_bytes("".join(outputs.choice), param)
+        return Constraint(param, {"lark_grammar": "start: " + " | ".join(map(lark_string, outputs.choice))})
+    if outputs.grammar is not None:
+        _check_bytes(outputs.grammar, param)
+        if _gives_temperature(outputs.grammar):  # the compiler accepts it, and nothing would apply it
             raise refusal(param, "a rule's 'temperature' is not supported")
-        key = "gbnf_grammar" if _GBNF_RULE.search(asked.grammar) else "lark_grammar"
-        return Constraint(param, {key: asked.grammar})
-    schema = {"type": "object"} if asked.json_ is None else _schema(asked.json_, param)
-    closed = bool(asked.disable_additional_properties)
-    return Constraint(param, _json(prepared_schema(schema, param, closed), _writing(asked, prefix)))
+        key = "gbnf_grammar" if _GBNF_RULE.search(outputs.grammar) else "lark_grammar"
+        return Constraint(param, {key: outputs.grammar})
+    schema = {"type": "object"} if outputs.json_ is None else _schema(outputs.json_, param)
+    closed = bool(outputs.disable_additional_properties)
+    return Constraint(param, _json(prepared_schema(schema, param, closed), _writing(outputs, prefix)))
 
 
 def _gives_temperature(grammar: str) -> bool:
@@ -168,16 +168,16 @@ def _gives_temperature(grammar: str) -> bool:
     return False
 
 
-def _value(asked: StructuredOutputs, name: str) -> Any:
-    return asked.json_ if name == "json" else getattr(asked, name)
+def _value(outputs: StructuredOutputs, name: str) -> Any:
+    return outputs.json_ if name == "json" else getattr(outputs, name)
 
 
-def _schema(given: dict[str, Any] | str, param: str) -> dict[str, Any]:
-    if isinstance(given, dict):
-        return given
-    _check_bytes(given, param)
+def _schema(schema_value: dict[str, Any] | str, param: str) -> dict[str, Any]:
+    if isinstance(schema_value, dict):
+        return schema_value
+    _check_bytes(schema_value, param)
     try:
-        schema = msgspec.json.decode(given)
+        schema = msgspec.json.decode(schema_value)
     except (msgspec.DecodeError, RecursionError) as error:
         raise refusal(param, f"it should be a JSON schema, as an object or as JSON text: {error}") from None
     if not isinstance(schema, dict):
@@ -185,10 +185,10 @@ def _schema(given: dict[str, Any] | str, param: str) -> dict[str, Any]:
     return schema
 
 
-def _writing(asked: StructuredOutputs, prefix: str) -> dict[str, Any]:
+def _writing(outputs: StructuredOutputs, prefix: str) -> dict[str, Any]:
     """llguidance's settings for whitespace."""
-    pattern, param = asked.whitespace_pattern, f"{prefix}whitespace_pattern"
-    if asked.disable_any_whitespace:
+    pattern, param = outputs.whitespace_pattern, f"{prefix}whitespace_pattern"
+    if outputs.disable_any_whitespace:
         if pattern is not None:
             raise refusal(param, "it contradicts 'disable_any_whitespace'")
         return {"whitespace_flexible": False}
@@ -197,7 +197,7 @@ def _writing(asked: StructuredOutputs, prefix: str) -> dict[str, Any]:
     if not _WHITESPACE_PATTERN.fullmatch(pattern):
         raise refusal(param, "it should be a regular expression of blanks, tabs and line breaks alone")
     # In JSON, `\s` can only be these; to the compiler it is every blank of Unicode.
-    classes = re.sub(r"\[[^\]]*\]", lambda found: found[0].replace(r"\s", r" \t\n\r"), pattern)
+    classes = re.sub(r"\[[^\]]*\]", lambda match: match[0].replace(r"\s", r" \t\n\r"), pattern)
     return {"whitespace_pattern": classes.replace(r"\s", r"[ \t\n\r]")}
 
 
@@ -214,7 +214,7 @@ def _regex(pattern: str, param: str) -> str:
         return '""'
     # A slash would end it, and so would a line break; both may stand there already escaped.
     escaped = re.sub(
-        r"\\.|/|\n", lambda found: {"/": r"\/", "\n": r"\n"}.get(found[0], found[0]), pattern, flags=re.DOTALL
+        r"\\.|/|\n", lambda match: {"/": r"\/", "\n": r"\n"}.get(match[0], match[0]), pattern, flags=re.DOTALL
     )
     return f"/{escaped}/"
 

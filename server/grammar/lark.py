@@ -31,10 +31,10 @@ class Lark:
     def literal(self, text: str) -> str:
         """An expression for exactly this text, with notation in it as tokens."""
         terms, at = [], 0
-        for found in self._pieces.finditer(text):
-            terms += _quoted(text[at : found.start()])
-            terms.append(f"<[{self._tokens[found[0]]}]>")
-            at = found.end()
+        for match in self._pieces.finditer(text):
+            terms += _quoted(text[at : match.start()])
+            terms.append(f"<[{self._tokens[match[0]]}]>")
+            at = match.end()
         return " ".join(terms + _quoted(text[at:])) or '""'
 
     def rule(self, name: str, expression: str, options: str = "") -> str:

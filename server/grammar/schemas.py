@@ -102,8 +102,10 @@ def _close_zero(node: dict[str, Any]) -> None:
         if bounds and 0 < min(bounds) < 1:
             node.pop(open_)
             least = sign * min(1e-9, min(bounds) / 1000)
-            kept = node.get(closed)
-            node[closed] = max(least, kept, key=lambda one: sign * one) if _is_number(kept) else least
+            own_bound = node.get(closed)
+            node[closed] = (
+                max(least, own_bound, key=lambda one: sign * one) if _is_number(own_bound) else least
+            )
 
 
 def _says_nothing(name: str, value: Any) -> bool:

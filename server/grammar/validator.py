@@ -68,14 +68,14 @@ class _Memory:
     size: int = 0
 
     def get(self, key: bytes) -> Validation | None:
-        known = self.entries.get(key)
-        if known is None:
+        entry = self.entries.get(key)
+        if entry is None:
             return None
-        if known.until < self.clock():
+        if entry.until < self.clock():
             self._drop(key)
             return None
         self.entries.move_to_end(key)
-        return known.verdict
+        return entry.verdict
 
     def put(self, key: bytes, verdict: Validation, seconds: float) -> None:
         self._drop(key)
@@ -85,9 +85,9 @@ class _Memory:
             self._drop(next(iter(self.entries)))
 
     def _drop(self, key: bytes) -> None:
-        known = self.entries.pop(key, None)
-        if known is not None:
-            self.size -= len(known.verdict.grammar)
+        entry = self.entries.pop(key, None)
+        if entry is not None:
+            self.size -= len(entry.verdict.grammar)
 
 
 class GrammarJudge:
@@ -104,8 +104,8 @@ class GrammarJudge:
     ) -> None:
         self._tokenizer, self._logits_width = tokenizer, logits_width
         self._command, self._deadline = command, deadline
-        self._known = _Memory(clock)
-        self._asked: dict[bytes, _Question] = {}
+        self._memory = _Memory(clock)
+        self._questions: dict[bytes, _Question] = {}
         """Questions that are not answered yet."""
         self._lines: OrderedDict[str, deque[_Question]] = OrderedDict()
         """Queues by tenant, the next one first; none is empty."""
@@ -131,7 +131,7 @@ class GrammarJudge:
         Raises InvalidRequest with the reason, Overloaded, or Unavailable.
         """
         key = hashlib.sha256(grammar.encode("utf-8", "surrogatepass")).digest()
-        verdict = self._known.get(key)
+        verdict = self._memory.get(key)
         if verdict is None and not self._unusable:
             verdict = await self._ask(grammar, key, tenant)
         if self._unusable:
@@ -148,21 +148,21 @@ class GrammarJudge:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        for question in self._asked.values():
+        for question in self._questions.values():
             if not question.answer.done():
                 question.answer.set_result(None)
-        self._asked.clear()
+        self._questions.clear()
         self._lines.clear()
 
     async def _ask(self, grammar: str, key: bytes, tenant: str) -> Validation | None:
         if self._closed:
             return None
-        question = self._asked.get(key)
+        question = self._questions.get(key)
         if question is None:
-            if len(self._lines.get(tenant, ())) >= MAX_WAITING or len(self._asked) >= MAX_WAITING_IN_ALL:
+            if len(self._lines.get(tenant, ())) >= MAX_WAITING or len(self._questions) >= MAX_WAITING_IN_ALL:
                 raise Overloaded("Too many grammars are waiting to be checked.", math.ceil(self._deadline))
             question = _Question(grammar, key, tenant, asyncio.get_running_loop().create_future())
-            self._asked[key] = question
+            self._questions[key] = question
             self._lines.setdefault(tenant, deque()).append(question)
             self._more.set()
         if self._task is None:
@@ -172,12 +172,12 @@ class GrammarJudge:
             return await asyncio.shield(question.answer)
         finally:
             question.waiters -= 1
-            if not question.waiters and self._asked.get(key) is question is not self._judged:
+            if not question.waiters and self._questions.get(key) is question is not self._judged:
                 self._leave(question)
 
     def _leave(self, question: _Question) -> None:
         """Remove a question that no client waits for."""
-        del self._asked[question.key]
+        del self._questions[question.key]
         line = self._lines[question.tenant]
         line.remove(question)
         if not line:
@@ -210,11 +210,11 @@ class GrammarJudge:
             await self._end_child()
 
     def _answer(self, question: _Question, verdict: Validation | None, seconds: float) -> None:
-        del self._asked[question.key]
+        del self._questions[question.key]
         self._judged = None
         if verdict is not None and seconds > 0:
-            kept = Validation(refused=verdict.refused) if verdict.grammar == question.text else verdict
-            self._known.put(question.key, kept, seconds)
+            stored = Validation(refused=verdict.refused) if verdict.grammar == question.text else verdict
+            self._memory.put(question.key, stored, seconds)
         question.answer.set_result(verdict)
 
     async def _judge(self, question: _Question) -> tuple[Validation | None, float]:

@@ -106,12 +106,12 @@ def check_bytes(ours: Tokenizer, theirs: LLTokenizer, count: int) -> None:
     for token in range(count):
         if theirs.is_special_token(token) or not ours.token_string(token):
             continue
-        told = b"" if ours.is_special(token) else ours.token_bytes(token)
-        seen = theirs.decode_bytes([token])
-        if seen != told:
+        text_bytes = b"" if ours.is_special(token) else ours.token_bytes(token)
+        compiler_bytes = theirs.decode_bytes([token])
+        if compiler_bytes != text_bytes:
             raise Unusable(
-                f"structured output is not supported with this model's tokenizer: token {token} is {told!r} in texts "
-                f"and {seen!r} to the grammar compiler"
+                f"structured output is not supported with this model's tokenizer: token {token} is {text_bytes!r} in texts "
+                f"and {compiler_bytes!r} to the grammar compiler"
             )
 
 
@@ -142,8 +142,8 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no answer
     _prepare_process()
-    asked = sys.stdin.buffer
-    setup = _read(asked, Setup)
+    requests = sys.stdin.buffer
+    setup = _read(requests, Setup)
     if setup is None:
         return
     try:
@@ -155,7 +155,7 @@ def main() -> None:
         _say(answers, Hello(first_line(f"structured output is not supported with this tokenizer: {error}")))
         return
     _say(answers, Hello())
-    while (check := _read(asked, Check)) is not None:
+    while (check := _read(requests, Check)) is not None:
         _say(answers, judge.verdict(check.grammar))
 
 

@@ -123,9 +123,9 @@ def weighed(value: Any) -> Any:
 
 def weighed_all(values: Iterable[Any]) -> list[Any]:
     """The values of an iterable, checked together."""
-    held = listed(values)
-    weigh(held)
-    return held
+    items = listed(values)
+    weigh(items)
+    return items
 
 
 def shown(value: Any) -> str:
@@ -142,9 +142,9 @@ def listed(values: Any) -> list[Any]:
     """`list(values)`."""
     if hasattr(values, "__len__"):
         check_items(len(values))
-    held = list(islice(values, MAX_ITEMS + 1))
-    check_items(len(held))
-    return held
+    items = list(islice(values, MAX_ITEMS + 1))
+    check_items(len(items))
+    return items
 
 
 def check_join(separator: str | bytes, parts: Sequence[Any]) -> None:
@@ -173,8 +173,8 @@ def check_format(text: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> N
     if _WIDTH_FROM_VALUES.search(text):
         check_length(fields * max((value for value in values if isinstance(value, int)), default=0))
     weights = [weigh(value)[1] for value in values]
-    named = kwargs or "{" in text or any(isinstance(value, Mapping) for value in values)
-    check_length(fields * max(weights, default=0) if named else sum(weights))
+    has_names = kwargs or "{" in text or any(isinstance(value, Mapping) for value in values)
+    check_length(fields * max(weights, default=0) if has_names else sum(weights))
 
 
 def check_method(text: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:

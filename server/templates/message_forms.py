@@ -84,10 +84,10 @@ class MessageForms:
         content = adapted.get("content")
         empty = content is None or (bool(calls) and not _text(content))
         if empty and adapted["role"] == "assistant":
-            sent: Empty = (
+            given_form: Empty = (
                 "text" if content is not None else "none" if calls or "content" in adapted else "absent"
             )
-            adapted = self._with_empty(adapted, self._empty_form(sent, bool(calls)))
+            adapted = self._with_empty(adapted, self._empty_form(given_form, bool(calls)))
         elif content is not None:
             adapted["content"] = _as(self._content_form(adapted["role"]), content)
         if calls:
@@ -124,7 +124,7 @@ class MessageForms:
                 conversation = [user, call, message | {"name": "look_up", "tool_call_id": "call00001"}]
             case _:
                 conversation = [message, user]
-        return any(_reads(shown, also) for shown in self._try(conversation))
+        return any(_reads(rendering, also) for rendering in self._try(conversation))
 
     def _user(self) -> dict[str, Any]:
         return {"role": "user", "content": _as(self._content_form("user"), "Hi")}
@@ -150,7 +150,7 @@ class MessageForms:
             content = [{"type": THINKING, THINKING: _PROBE}, *_parts(_SECOND)]
             conversation = [self._user(), {"role": "assistant", "content": content}]
             tried = [*self._try(conversation), *self._try([*conversation, self._user()])]
-            self._thinking_parts = any(_reads(shown, _SECOND) for shown in tried)
+            self._thinking_parts = any(_reads(rendering, _SECOND) for rendering in tried)
         return self._thinking_parts
 
     # Contents without text, and calls.
@@ -161,20 +161,20 @@ class MessageForms:
             adapted["content"] = None if form == "none" else _as(self._content_form("assistant"), "")
         return adapted
 
-    def _empty_form(self, sent: Empty, calls: bool) -> Empty:
-        if (sent, calls) not in self._empties:
-            self._empties[sent, calls] = self._ask_empty(sent, calls)
-        return self._empties[sent, calls]
+    def _empty_form(self, given_form: Empty, calls: bool) -> Empty:
+        if (given_form, calls) not in self._empties:
+            self._empties[given_form, calls] = self._ask_empty(given_form, calls)
+        return self._empties[given_form, calls]
 
-    def _ask_empty(self, sent: Empty, calls: bool) -> Empty:
+    def _ask_empty(self, given_form: Empty, calls: bool) -> Empty:
         """The first form that the most renders show without writing "None"; beside calls, the form with which the most renders
         show the calls, if any does. One render is not enough: a template may accept none in the last message only."""
-        shown = {form: self._try_empty(form, calls) for form in _ORDERS[sent]}
-        others = [one for form, texts in shown.items() if form != "none" for one in texts]
+        renderings = {form: self._try_empty(form, calls) for form in _ORDERS[given_form]}
+        others = [one for form, texts in renderings.items() if form != "none" for one in texts]
         usual = min((one.count("None") for one in others or self._try([self._user()])), default=0)
         good = {
             form: [one for one in texts if form != "none" or one.count("None") <= usual]
-            for form, texts in shown.items()
+            for form, texts in renderings.items()
         }
         if not any(good.values()):
             return "text"
@@ -215,24 +215,24 @@ class MessageForms:
 
     def _try(self, conversation: Sequence[Message]) -> list[str]:
         """The conversation as text, by each render that the template does not refuse."""
-        shown = []
+        renderings = []
         for render in self._renders:
             try:
-                shown.append(render(conversation))
+                renderings.append(render(conversation))
             except TookTooMuch:
                 raise  # says nothing about the form, which is remembered
             except InvalidRequest:
                 continue
-        return shown
+        return renderings
 
 
-def _reads(shown: str, also: str) -> bool:
-    return _PROBE in shown and also in shown and not _REPR.search(shown)
+def _reads(rendering: str, also: str) -> bool:
+    return _PROBE in rendering and also in rendering and not _REPR.search(rendering)
 
 
-def _shows_arguments(shown: str) -> bool:
+def _shows_arguments(rendering: str) -> bool:
     """Whether the text has the call's arguments: not as Python prints an object, nor as JSON in a JSON string."""
-    return _MEMBER.search(shown) is not None and not _PRINTED.search(shown)
+    return _MEMBER.search(rendering) is not None and not _PRINTED.search(rendering)
 
 
 def _text(content: Any) -> str:

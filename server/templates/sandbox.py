@@ -96,7 +96,7 @@ class _Generator(CodeGenerator):
 
     def _output_child_post(self, node: nodes.Expr, frame: Frame, finalize: Any) -> None:
         escaped = frame.eval_ctx.volatile or frame.eval_ctx.autoescape
-        self.write("))" if escaped else ")) is str else environment.shown(printed))")
+        self.write("))" if escaped else ")) is str else environment.text_of(printed))")
 
 
 def _is_constant(node: nodes.Node) -> bool:
@@ -120,15 +120,15 @@ _OPERATORS = {
 class _Environment(ImmutableSandboxedEnvironment):
     code_generator_class = _Generator
     intercepted_binops = frozenset({"+", "*", "**", "%"})
-    shown = staticmethod(shown)
+    text_of = staticmethod(shown)
     weighed = staticmethod(weighed)
 
     @staticmethod
     def concat(parts: Iterable[str]) -> str:
         """The text that a macro, a call or filter block or a `set` block has captured."""
-        held = parts if isinstance(parts, list) else list(parts)
-        check_length(sum(map(len, held)))
-        return "".join(held)
+        pieces = parts if isinstance(parts, list) else list(parts)
+        check_length(sum(map(len, pieces)))
+        return "".join(pieces)
 
     def concatenated(self, parts: Sequence[Any]) -> str:
         """The value of `a ~ b ~ c`."""

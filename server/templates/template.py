@@ -102,8 +102,8 @@ class ChatTemplate:
         the last message, so that the model continues it. Raises InvalidRequest with the template's own message if it
         refuses the conversation or produces too much.
         """
-        given = [{key: value for key, value in one.items() if value is not None} for one in messages]
-        return self._rendered(given, tools, add_generation_prompt, extra, continue_final_message)
+        cleaned = [{key: value for key, value in one.items() if value is not None} for one in messages]
+        return self._rendered(cleaned, tools, add_generation_prompt, extra, continue_final_message)
 
     def _rendered(
         self,
@@ -165,12 +165,12 @@ class ChatTemplate:
                 {"role": role, "content": text} for role, text in (("system", _PROBE), ("user", "Hi"))
             )
             try:
-                shown = _PROBE in self._renderer(name, None)(self._forms[name].adapt([system, user]))
+                is_shown = _PROBE in self._renderer(name, None)(self._forms[name].adapt([system, user]))
             except TookTooMuch:
                 raise
             except InvalidRequest:
-                shown = False
-            self._reads_system[name] = shown
+                is_shown = False
+            self._reads_system[name] = is_shown
         return self._reads_system[name]
 
     def _choose(self, with_tools: bool) -> str:
@@ -236,8 +236,10 @@ def resolve_chat_template(value: str, own: str | Mapping[str, str] | None = None
         if isinstance(own, Mapping) and value in own:
             return own[value], origin
         reason = getattr(error, "strerror", None) or "not readable as text"
-        named = f"; the model's templates are {', '.join(sorted(own))}" if isinstance(own, Mapping) else ""
-        raise ConfigError(f"{origin}: {reason}{named}") from None
+        alternatives = (
+            f"; the model's templates are {', '.join(sorted(own))}" if isinstance(own, Mapping) else ""
+        )
+        raise ConfigError(f"{origin}: {reason}{alternatives}") from None
 
 
 def _check_extra(extra: Mapping[str, Any]) -> None:

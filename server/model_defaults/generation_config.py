@@ -37,7 +37,7 @@ NOT_USED: Mapping[str, tuple[Any, ...]] = {
 }
 """Settings of generation_config.json that change an answer and are not supported, with the values at which they do not."""
 _OVERRIDE = "--override-generation-config"
-_KNOWN = ("do_sample", *(field.name for field in fields(SamplingDefaults) if field.compare))
+_FIELDS = ("do_sample", *(field.name for field in fields(SamplingDefaults) if field.compare))
 """Settings that change how a request without its own is sampled."""
 
 
@@ -88,11 +88,11 @@ def choose(
             )
         values, origin = read_json(path), str(path)
         sources = [(values, str(path))]
-        more, told = end_tokens(values.get("eos_token_id"), str(path))
-        ends, warnings = ends | more, warnings + told
+        more, notes = end_tokens(values.get("eos_token_id"), str(path))
+        ends, warnings = ends | more, warnings + notes
     warnings += _unread(values, origin)
     sources.append((override, _OVERRIDE))
-    source = ", ".join(name for some, name in sources if any(some.get(key) is not None for key in _KNOWN))
+    source = ", ".join(name for some, name in sources if any(some.get(key) is not None for key in _FIELDS))
     defaults = _defaults(values, origin, override)
     if choice in NEUTRAL:
         # The operator's choice: a client that has a default for models without one leaves these alone.
@@ -102,19 +102,19 @@ def choose(
 
 def _unread(values: Mapping[str, Any], origin: str) -> list[str]:
     """A sentence that names the settings which change the output of transformers and are not supported here."""
-    found = [
+    unused = [
         name
         for name, neutral in NOT_USED.items()
         if values.get(name) is not None and values[name] not in neutral
     ]
-    return [f"{origin}: not used: {', '.join(found)}"] if found else []
+    return [f"{origin}: not used: {', '.join(unused)}"] if unused else []
 
 
 def _defaults(values: Mapping[str, Any], origin: str, override: Mapping[str, Any]) -> SamplingDefaults:
-    unknown = sorted(set(override) - set(_KNOWN))
+    unknown = sorted(set(override) - set(_FIELDS))
     if unknown:
         raise ConfigError(
-            f"{_OVERRIDE}: {unknown[0]}: no such default; there are {', '.join(sorted(_KNOWN))}"
+            f"{_OVERRIDE}: {unknown[0]}: no such default; there are {', '.join(sorted(_FIELDS))}"
         )
     if not override:
         return SamplingDefaults.of(values, origin)

@@ -59,25 +59,25 @@ class OllamaParams:
 def read_params(package: Package) -> OllamaParams:
     """Read the parameters. Raises ConfigError naming the model and the parameter for a value that is of another type."""
     where, notes = package.where, []
-    given = {name: value for name, value in package.params.items() if value is not None}
+    values = {name: value for name, value in package.params.items() if value is not None}
     sampling = {
-        SAMPLING[name]: _number(where, name, value) for name, value in given.items() if name in SAMPLING
+        SAMPLING[name]: _number(where, name, value) for name, value in values.items() if name in SAMPLING
     }
-    last = _whole(where, "repeat_last_n", given)
+    last = _whole(where, "repeat_last_n", values)
     if last == 0:  # nothing is looked at, so nothing is penalised
         sampling |= {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
     elif last is not None and last > 0:
         notes.append(f"{where}: parameter repeat_last_n {last} is not used: {_REST}")
-    for name, value in given.items():
+    for name, value in values.items():
         if name in SAMPLING or name in OTHERS or name in HARMLESS:
             continue
         if not any(value == one or str(value).lower() == str(one).lower() for one in NOT_USED.get(name, ())):
             notes.append(f"{where}: parameter {name[:60]} {str(value)[:60]} is not used")
-    limit, context = _whole(where, "num_predict", given), _whole(where, "num_ctx", given)
-    seed = _whole(where, "seed", given)
+    limit, context = _whole(where, "num_predict", values), _whole(where, "num_ctx", values)
+    seed = _whole(where, "seed", values)
     return OllamaParams(
         sampling,
-        _stops(where, given.get("stop")),
+        _stops(where, values.get("stop")),
         None if seed == -1 else seed,
         min(limit, MAX_OUTPUT_TOKENS) if limit is not None and limit > 0 else None,
         context if context is not None and context > 0 else None,
@@ -102,10 +102,10 @@ def _number(where: str, name: str, value: Any) -> int | float:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _whole(where: str, name: str, given: Mapping[str, Any]) -> int | None:
-    if name not in given:
+def _whole(where: str, name: str, values: Mapping[str, Any]) -> int | None:
+    if name not in values:
         return None
-    value = _number(where, name, given[name])
+    value = _number(where, name, values[name])
     if not isinstance(value, int) or not -(2**63) <= value < 2**64:
         raise ConfigError(f"{where}: parameter {name} is {str(value)[:60]}; a whole number is needed")
     return value

@@ -83,9 +83,9 @@ def _of_gguf(kind: str) -> DefaultPooling:
 
 def _kinds(config: dict[str, Any]) -> list[str]:
     """The kinds of pooling in a step's configuration, whose vectors sentence-transformers puts side by side."""
-    named = config.get(_SWITCH)
-    if isinstance(named, str | list) and named:
-        return [named] if isinstance(named, str) else [str(one) for one in named]
+    modes = config.get(_SWITCH)
+    if isinstance(modes, str | list) and modes:
+        return [modes] if isinstance(modes, str) else [str(one) for one in modes]
     prefix = f"{_SWITCH}_"
     switched = [
         name.removeprefix(prefix) for name, on in config.items() if on is True and name.startswith(prefix)
@@ -97,17 +97,17 @@ def modules(directory: Path) -> dict[str, str]:
     """The steps of a model of sentence-transformers, by the last part of their types, each with the folder of its files; empty
     for other models. Raises ConfigError, also for a step that is there twice or whose folder lies elsewhere."""
     path = directory / "modules.json"
-    found: dict[str, str] = {}
+    folders: dict[str, str] = {}
     for one in read_file(path, list) or ():
         if not isinstance(one, dict):
             continue
         name, folder = str(one.get("type")).rpartition(".")[2], str(one.get("path") or "")
-        if name in found and name in _MODULES:
+        if name in folders and name in _MODULES:
             raise ConfigError(f"{path}: two modules '{name}' are not supported")
         if folder.startswith("/") or ".." in PurePosixPath(folder).parts:
             raise ConfigError(f"{path}: module '{name}' has path {folder!r}; a folder of the model is needed")
-        found[name] = folder
-    return found
+        folders[name] = folder
+    return folders
 
 
 def read_file(path: Path, kind: type) -> Any:

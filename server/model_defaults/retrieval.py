@@ -104,8 +104,8 @@ def scoring(
         return Scoring(_ids(listed if isinstance(listed, list) else [listed], token_id, where))
     if pooling.declared:
         return _by_vectors(pooling)
-    if any(map(_QWEN3_NAME.search, names)) and None not in (known := [*map(token_id, _QWEN3_TOKENS)]):
-        return Scoring(tuple(one for one in reversed(known) if one is not None))
+    if any(map(_QWEN3_NAME.search, names)) and None not in (label_ids := [*map(token_id, _QWEN3_TOKENS)]):
+        return Scoring(tuple(one for one in reversed(label_ids) if one is not None))
     return (
         Scoring()
         if pooling.kind is not None
@@ -123,19 +123,19 @@ def _ids(texts: list[Any], token_id: TokenId, where: str) -> tuple[int, ...]:
     """Ids of the tokens for yes and no, given in the other order."""
     if len(texts) != 2 or not all(isinstance(text, str) and text for text in texts):
         raise ConfigError(f"{where}: two tokens are needed, that for no and that for yes")
-    found = [token_id(text) for text in texts]
-    for text, one in zip(texts, found, strict=True):
+    ids = [token_id(text) for text in texts]
+    for text, one in zip(texts, ids, strict=True):
         if one is None:
             raise ConfigError(f"{where}: {text[:50]!r} is not one token of this model")
-    return tuple(one for one in reversed(found) if one is not None)
+    return tuple(one for one in reversed(ids) if one is not None)
 
 
 def _of_module(path: Path, width: int) -> tuple[int, ...]:
     config = read_file(path, dict) or {}
-    found = [config.get("true_token_id"), config.get("false_token_id")]
-    ids = [one for one in found if one is not None]
-    if found[0] is None or not all(type(one) is int and 0 <= one < width for one in ids):
+    values = [config.get("true_token_id"), config.get("false_token_id")]
+    ids = [one for one in values if one is not None]
+    if values[0] is None or not all(type(one) is int and 0 <= one < width for one in ids):
         raise ConfigError(
-            f"{path}: true_token_id and false_token_id are {found[0]!r} and {found[1]!r}; ids below {width} are needed"
+            f"{path}: true_token_id and false_token_id are {values[0]!r} and {values[1]!r}; ids below {width} are needed"
         )
     return tuple(ids)

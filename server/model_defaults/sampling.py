@@ -61,7 +61,7 @@ class SamplingDefaults:
             # unused one of transformers. A request that sets a temperature still gets it. Without the key, the file's
             # temperature counts: many models that mean to be sampled leave it out.
             temperature = 0.0
-        given = {
+        values = {
             "temperature": temperature,
             "top_p": top_p,
             "top_k": top_k,
@@ -80,7 +80,7 @@ class SamplingDefaults:
             typical_p=1.0 if typical_p is None else float(typical_p),
             frequency_penalty=0.0 if frequency is None else float(frequency),
             presence_penalty=0.0 if presence is None else float(presence),
-            stated=tuple(name for name, value in given.items() if value is not None),
+            stated=tuple(name for name, value in values.items() if value is not None),
         )
 
 
@@ -90,6 +90,6 @@ def _number(config: Mapping[str, Any], name: str, low: float, high: float, origi
         return None
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or math.isnan(value) or not low <= value <= high:
-        given = str(value)[:50]
-        raise ConfigError(f"{origin}: {name}: it should be a number from {low} to {high}, not {given!r}")
+        excerpt = str(value)[:50]
+        raise ConfigError(f"{origin}: {name}: it should be a number from {low} to {high}, not {excerpt!r}")
     return value  # type: ignore[no-any-return]  # the check above is not one that mypy follows

@@ -10,9 +10,11 @@ _CURE = '--override-generation-config \'{"temperature": 0.7, "min_p": 0.1}\''
 def sampling_note(defaults: SamplingDefaults, source: str, *, is_default_file: bool = False) -> str:
     """One line. `source`: `GenerationConfig.source`. `is_default_file`: the default model's file, served by its path."""
     neutral = SamplingDefaults()
-    given = [f"{name} {value:g}" for name, value in defaults.own.items() if value != getattr(neutral, name)]
+    settings = [
+        f"{name} {value:g}" for name, value in defaults.own.items() if value != getattr(neutral, name)
+    ]
     if source:
-        return f"{', '.join(given) or 'temperature 1'} ({source}), unless a request says otherwise"
+        return f"{', '.join(settings) or 'temperature 1'} ({source}), unless a request says otherwise"
     if is_default_file:
         cure = "served by name, or where none is given, this model gets Cohort's"
     else:

@@ -92,8 +92,8 @@ def _endpoint_fault(name: str) -> str | None:
         right = False
     hint = "it should be the URL of a hub, such as https://huggingface.co"
     # An address may hold a password in front of its host.
-    shown = None if address is None else address.rpartition("@")[2]
-    return None if right else f"{name} could not be fetched: HF_ENDPOINT is {shown!r}; {hint}"
+    visible_address = None if address is None else address.rpartition("@")[2]
+    return None if right else f"{name} could not be fetched: HF_ENDPOINT is {visible_address!r}; {hint}"
 
 
 async def _converse(process: Process, report: Report, check: Check | None) -> Path | None:

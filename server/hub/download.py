@@ -138,11 +138,11 @@ class Download:
         self._link(folder, commit, small)
         if before_weights is None:
             return folder
-        wanted = weight_files(self.name, sizes, self._index(folder, sizes))
+        weights = weight_files(self.name, sizes, self._index(folder, sizes))
         before_weights(folder)
-        meter = _Meter(sum(sizes[file] for file in (*small, *wanted)), self.report)
+        meter = _Meter(sum(sizes[file] for file in (*small, *weights)), self.report)
         meter.update(sum(sizes[file] for file in small))
-        self._large(folder, commit, wanted, meter)
+        self._large(folder, commit, weights, meter)
         return folder
 
     def _takes_gguf(self, sizes: Mapping[str, int]) -> bool:
@@ -201,8 +201,8 @@ class Download:
             files = get_cached_repo_tree(self.name, revision=commit, cache_dir=self.cache)
             return {file.path: file.size for file in files}
         except CachedRepoTreeNotFoundError:
-            found = (path for path in folder.rglob("*") if path.is_file())
-            there = {path.relative_to(folder).as_posix(): path.stat().st_size for path in found}
+            paths = (path for path in folder.rglob("*") if path.is_file())
+            there = {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
             with contextlib.suppress(HubError):
                 if self._takes_gguf(there):
                     gguf_files(self.name, there, self.gguf)
@@ -230,21 +230,21 @@ class Download:
         blobs = folder.parent.parent / "blobs"
         assert folder.parent.parent.name == repo_folder_name(repo_id=self.name, repo_type="model")
         pool = ThreadPoolExecutor(_WORKERS, "download")
-        wanted = list(pool.map(lambda file: self._look_up(file, commit, blobs), files))
-        self._check_room(wanted)
-        tasks = [pool.submit(self._fetch, blob, meter) for blob in wanted]
+        blobs_to_fetch = list(pool.map(lambda file: self._look_up(file, commit, blobs), files))
+        self._check_room(blobs_to_fetch)
+        tasks = [pool.submit(self._fetch, blob, meter) for blob in blobs_to_fetch]
         # The first error counts: the process ends with it, and with it the other threads.
         for task in as_completed(tasks):
             task.result()
 
     def _look_up(self, file: str, commit: str, blobs: Path) -> _Blob:
         url = hf_hub_url(self.name, file, revision=commit)
-        found = get_hf_file_metadata(url, retry_on_errors=True)
-        if found.size is None or found.etag is None or not _ETAG.fullmatch(found.etag):
+        metadata = get_hf_file_metadata(url, retry_on_errors=True)
+        if metadata.size is None or metadata.etag is None or not _ETAG.fullmatch(metadata.etag):
             raise HubError(
                 f"{self.name}: {constants.ENDPOINT} does not say what {file} is: check HF_ENDPOINT"
             )
-        return _Blob(file, url, found.size, found.etag, blobs / found.etag)
+        return _Blob(file, url, metadata.size, metadata.etag, blobs / metadata.etag)
 
     def _check_room(self, blobs: Sequence[_Blob]) -> None:
         needed, free = sum(blob.missing() for blob in blobs), shutil.disk_usage(self.cache).free

@@ -63,10 +63,10 @@ def offline(name: str, revision: str | None, cache: Path) -> str:
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
     """An error and what caused it."""
-    seen: BaseException | None = error
-    while seen is not None:
-        yield seen
-        seen = seen.__cause__ or seen.__context__
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or cause.__context__
 
 
 def _refusal(error: BaseException, name: str, revision: str | None) -> str | None:

@@ -86,9 +86,9 @@ def weight_files(name: str, paths: Iterable[str], index: Mapping[str, Any] | Non
     the content of the index. Raises HubError for `name` when there are none.
     """
     present = {path for path in paths if "/" not in path}
-    named = index_name(name, present)
+    index_file = index_name(name, present)
     try:
-        chosen = choose_weights(present, named, index)
+        chosen = choose_weights(present, index_file, index)
     except ConfigError as error:
         raise HubError(
             f"{name}: {error}: the repository is broken; take another revision or repository"
@@ -110,30 +110,30 @@ def weight_files(name: str, paths: Iterable[str], index: Mapping[str, Any] | Non
     )
 
 
-def gguf_files(name: str, sizes: Mapping[str, int], wanted: str | None) -> list[str]:
-    """The files of one GGUF model among a repository's (path -> bytes), in the order of its parts. `wanted`: the path of the
+def gguf_files(name: str, sizes: Mapping[str, int], selector: str | None) -> list[str]:
+    """The files of one GGUF model among a repository's (path -> bytes), in the order of its parts. `selector`: the path of the
     first or only one, or a quantization; None: Q4_K_M if there are several.
 
     Raises HubError for `name` when there is none, or several to choose from.
     """
-    found = candidates(sizes)
-    if wanted is not None and wanted.endswith(".gguf"):
-        named = [one for one in found if one.name == wanted]
-        if not named and wanted in sizes:
+    models = candidates(sizes)
+    if selector is not None and selector.endswith(".gguf"):
+        by_path = [one for one in models if one.name == selector]
+        if not by_path and selector in sizes:
             raise HubError(
-                f"{name}: {wanted} is part of another file, or a model for images: name another file"
+                f"{name}: {selector} is part of another file, or a model for images: name another file"
             )
-        found, wanted = (named, None) if named else (found, wanted)
-    if not found:
+        models, selector = (by_path, None) if by_path else (models, selector)
+    if not models:
         raise HubError(f"{name} has no GGUF file: take another repository")
 
     def spelled(one: Candidate) -> str:
-        same = [other for other in found if other.quantization == one.quantization]
+        same = [other for other in models if other.quantization == one.quantization]
         alone = one.quantization is not None and len(same) == 1
         return f"{name}:{one.quantization}" if alone else f"{name}/{one.name}"
 
     try:
-        return list(choose(name, found, wanted, spelled).files)
+        return list(choose(name, models, selector, spelled).files)
     except ConfigError as error:
         raise HubError(str(error)) from None
 
@@ -146,6 +146,6 @@ def _is_needed(shard: str, of: Mapping[str, Any]) -> bool:
 
 def _other_weights(present: set[str]) -> str:
     for kind, suffixes in (("pickled", _PICKLED), ("GGUF", (".gguf",)), ("ONNX", (".onnx",))):
-        if found := sorted(path for path in present if path.endswith(suffixes)):
-            return f"only {kind} weights ({found[0]})"
+        if weights := sorted(path for path in present if path.endswith(suffixes)):
+            return f"only {kind} weights ({weights[0]})"
     return "no weights"

@@ -34,8 +34,8 @@ def hub_name(text: str) -> HubName | None:
     The caller first checks whether it names something on this disk. A link is what the address bar shows on a model's page,
     `https://huggingface.co/ORG/NAME`, `.../tree/REVISION` or `.../blob/REVISION/FILE.gguf`, on the hub or on HF_ENDPOINT's host.
     """
-    if (named := _named(without_host(text))) is not None:
-        return named
+    if (hub_name_read := _named(without_host(text))) is not None:
+        return hub_name_read
     try:
         link = urlsplit(text)
         hostname = (link.hostname or "").lower()
@@ -54,8 +54,8 @@ def hub_name(text: str) -> HubName | None:
             revision, file = unquote(middle), unquote("/".join(path))
         case _:
             return None
-    found = _named(f"{organisation}/{repository}" + (f"/{file}" if file else ""))
-    return None if found is None else found._replace(revision=revision)
+    short_name = _named(f"{organisation}/{repository}" + (f"/{file}" if file else ""))
+    return None if short_name is None else short_name._replace(revision=revision)
 
 
 def without_host(text: str) -> str:
@@ -70,8 +70,8 @@ def _named(text: str) -> HubName | None:
     repository, slash, file = rest.partition("/")
     if slash:
         plain = file.endswith(".gguf") and not {"", ".", ".."} & set(file.split("/"))
-        repository, wanted = f"{organisation}/{repository}", file if plain else None
+        repository, selector = f"{organisation}/{repository}", file if plain else None
     else:
         repository, _, quantization = text.partition(":")
-        wanted = quantization if _QUANTIZATION.fullmatch(quantization) else None
-    return HubName(repository, None, wanted) if wanted and _NAME.fullmatch(repository) else None
+        selector = quantization if _QUANTIZATION.fullmatch(quantization) else None
+    return HubName(repository, None, selector) if selector and _NAME.fullmatch(repository) else None

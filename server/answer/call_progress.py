@@ -41,13 +41,13 @@ class CallsProgress:
 
 def _calls(views: Iterable[SequenceView]) -> dict[str, dict[str, Any]]:
     """Progress by answer id. Of a call with several sequences, that of the first that runs, else of the first in the queue."""
-    found: dict[str, dict[str, Any]] = {}
+    calls: dict[str, dict[str, Any]] = {}
     place = 0
     for view in views:
         place += view.status != _RUNNING
-        if view.request_id not in found:
-            found[view.request_id] = _running(view) if view.status == _RUNNING else _queued(place)
-    return found
+        if view.request_id not in calls:
+            calls[view.request_id] = _running(view) if view.status == _RUNNING else _queued(place)
+    return calls
 
 
 def _queued(place: int) -> dict[str, Any]:

@@ -49,7 +49,7 @@ class JSONObject:
     def __init__(self) -> None:
         self._mode = _Mode.START
         self._stack: list[str] = []
-        self._held = ""
+        self._pending = ""
         """Text that is valid only with what follows: blanks with a comma, an escape, or a number or word."""
         self._before_scalar = ""
         """Text that was held when a number or word began."""
@@ -86,17 +86,17 @@ class JSONObject:
         """Process one character; returns the index of the next, the same one if a scalar has ended before it."""
         if self._mode is _Mode.SCALAR:
             if char.isalnum() or char in "+-.":
-                self._held += char
-                if len(self._held) > _MAX_SCALAR:
-                    self._held = ""
+                self._pending += char
+                if len(self._pending) > _MAX_SCALAR:
+                    self._pending = ""
                     self._break()
                 return at + 1
             if not self._scalar():
                 self._break()
             return at
         if char in _BLANKS:
-            if self._mode is _Mode.KEY or (self._mode is _Mode.VALUE and self._held):
-                self._held += char
+            if self._mode is _Mode.KEY or (self._mode is _Mode.VALUE and self._pending):
+                self._pending += char
             elif self._mode is not _Mode.START:
                 self._out.append(char)
             return at + 1
@@ -114,7 +114,7 @@ class JSONObject:
                 self._emit(char)
                 self._mode = _Mode.VALUE
             case (_Mode.AFTER, ","):
-                self._held = char
+                self._pending = char
                 self._mode = _Mode.KEY if self._stack[-1] == "{" else _Mode.VALUE
             case (_Mode.FIRST_KEY | _Mode.AFTER, "}") if self._stack[-1] == "{":
                 self._close(char)
@@ -135,17 +135,17 @@ class JSONObject:
             self._emit(char)
             self._mode = _Mode.IN_STRING
         elif char == "-" or char.isalnum():
-            self._before_scalar, self._held = self._held, char
+            self._before_scalar, self._pending = self._pending, char
             self._mode = _Mode.SCALAR
         else:
             self._break()
 
     def _scalar(self) -> bool:
         """End a number or word. False if it is neither; then it is not part of the object."""
-        text = _WORDS.get(self._held)
-        if text is None and _NUMBER.fullmatch(self._held):
-            text = self._held
-        self._held = self._before_scalar
+        text = _WORDS.get(self._pending)
+        if text is None and _NUMBER.fullmatch(self._pending):
+            text = self._pending
+        self._pending = self._before_scalar
         self._mode = _Mode.VALUE
         if text is None:
             return False
@@ -164,23 +164,23 @@ class JSONObject:
         self._mode = _Mode.AFTER if self._stack else _Mode.DONE
 
     def _emit(self, text: str) -> None:
-        self._out.append(self._held + text)
-        self._held = ""
+        self._out.append(self._pending + text)
+        self._pending = ""
 
     # Inside strings.
 
     def _string(self, text: str, at: int) -> int:
-        if self._held:
+        if self._pending:
             return self._escape(text, at)
-        found = _PLAIN.match(text, at)
-        end = at if found is None else found.end()
+        match = _PLAIN.match(text, at)
+        end = at if match is None else match.end()
         if end > at:
             self._out.append(text[at:end])
         if end == len(text):
             return end
         char = text[end]
         if char == "\\":
-            self._held = char
+            self._pending = char
         elif char == '"':
             self._emit(char)
             self._mode = _Mode.COLON if self._mode is _Mode.IN_KEY else _Mode.AFTER
@@ -191,28 +191,30 @@ class JSONObject:
     def _escape(self, text: str, at: int) -> int:
         """Go on with an escape, or with the second one of a surrogate pair; returns the index of the next character."""
         char = text[at]
-        pair, held = (self._held[:6], self._held[6:]) if len(self._held) >= 6 else ("", self._held)
-        if not held:  # a high half has come
+        pair, escape_so_far = (
+            (self._pending[:6], self._pending[6:]) if len(self._pending) >= 6 else ("", self._pending)
+        )
+        if not escape_so_far:  # a high half has come
             if char == "\\":
-                self._held += char
+                self._pending += char
                 return at + 1
             return self._give(_REPLACEMENT, at)
-        if held == "\\":
+        if escape_so_far == "\\":
             if char == "u":
-                self._held += char
+                self._pending += char
                 return at + 1
             if pair:
                 self._out.append(_REPLACEMENT)
             if char in '"\\/bfnrt':
-                return self._give(held + char, at + 1)
+                return self._give(escape_so_far + char, at + 1)
             return self._give("\\\\", at)  # a backslash that begins no escape
         if char not in _HEX:
             if pair:
                 self._out.append(_REPLACEMENT)
-            return self._give("\\" + held, at)
-        self._held += char
-        if len(held) == 5:
-            self._code_unit(pair, held + char)
+            return self._give("\\" + escape_so_far, at)
+        self._pending += char
+        if len(escape_so_far) == 5:
+            self._code_unit(pair, escape_so_far + char)
         return at + 1
 
     def _code_unit(self, pair: str, escape: str) -> None:
@@ -222,12 +224,12 @@ class JSONObject:
         elif 0xD800 <= unit < 0xDC00:
             if pair:
                 self._out.append(_REPLACEMENT)
-            self._held = escape
+            self._pending = escape
         else:
             self._give((_REPLACEMENT if pair else "") + escape, 0)
 
     def _give(self, text: str, at: int) -> int:
-        self._held = ""
+        self._pending = ""
         self._out.append(text)
         return at
 
@@ -244,14 +246,14 @@ class JSONObject:
                 missing = '":null'
             case _Mode.COLON:
                 missing = ":null"
-            case _Mode.VALUE if not self._held:  # with a comma held, nothing was promised
+            case _Mode.VALUE if not self._pending:  # with a comma held, nothing was promised
                 missing = "null"
             case _Mode.IN_STRING:
                 missing = '"'
             case _:
                 missing = ""
-        if self._mode in (_Mode.IN_KEY, _Mode.IN_STRING) and len(self._held) >= 6:
+        if self._mode in (_Mode.IN_KEY, _Mode.IN_STRING) and len(self._pending) >= 6:
             missing = _REPLACEMENT + missing
         self._closing = missing + "".join(_CLOSING[one] for one in reversed(self._stack))
-        self._held = ""
+        self._pending = ""
         self._mode = _Mode.BROKEN

@@ -110,15 +110,15 @@ def model_notation(
     literals = [*(tools.literals if tools else ()), *(thinks.literals if thinks else ())]
     tokens = {one: added[one] for one in literals if one in added}
     special = frozenset(one for one, token_id in tokens.items() if tokenizer.is_special(token_id))
-    found = ModelNotation(
+    notation = ModelNotation(
         tools, thinks, tokens, special, _SINGLE in text, unknown=shows_tools and name is None
     )
     prompt = ", by the generic tool prompt" if template is not None and template.generic_tools else ""
-    log.info(f"tool format {found.facts['tool_calls']}{prompt}", **found.facts)
-    if found.unknown:
+    log.info(f"tool format {notation.facts['tool_calls']}{prompt}", **notation.facts)
+    if notation.unknown:
         log.warning(
             "the chat template shows no known tool format: calls stay text",
             known=", ".join(registry.TOOL_PARSERS),
             flag="--tool-call-parser",
         )
-    return found
+    return notation

@@ -60,12 +60,12 @@ class PromptSide:
         self.complete = True
 
     async def _encoded(self, tokens: Sequence[TokenText], alternatives: int, base: int) -> CompletionLogprobs:
-        found = CompletionLogprobs()
+        logprobs = CompletionLogprobs()
         for begin in range(0, len(tokens), _AT_ONCE):
             as_ids = bool(self._body.return_tokens_as_token_ids)
-            found.add(tokens[begin : begin + _AT_ONCE], alternatives, as_ids, base, len(self.echo))
+            logprobs.add(tokens[begin : begin + _AT_ONCE], alternatives, as_ids, base, len(self.echo))
             await asyncio.sleep(0)
-        return found
+        return logprobs
 
 
 async def encoded_prompt_logprobs(tokens: Sequence[TokenText], alternatives: int) -> bytes:

@@ -287,10 +287,10 @@ def delta_members(piece: Piece, reasoning_fields: Sequence[chat.ReasoningField])
         case str():
             return {"content": piece}
         case Thought(text):
-            thought: chat.ChatDelta = {}
+            members: chat.ChatDelta = {}
             for name in reasoning_fields:
-                thought[name] = text
-            return thought
+                members[name] = text
+            return members
         case CallBegun(index, call_id, name):
             function: chat.FunctionDelta = {"name": name, "arguments": ""}
             return {"tool_calls": [{"index": index, "id": call_id, "type": "function", "function": function}]}

@@ -87,33 +87,33 @@ class ChannelSplitter:
     is_over = False
 
     def __init__(self, place: Place) -> None:
-        self._held = ""
+        self._pending = ""
         self._body: str | None = {Place.INSIDE: ANALYSIS, Place.AFTER: FINAL}.get(place)
-        self._thought = self._text = False
+        self._has_thought = self._text = False
         """Whether a message of the kind has been shown, and another one needs a line break before it."""
         self._fresh = True
         """Whether the message has shown nothing yet."""
 
     def push(self, text: str) -> list[Thought | str]:
-        self._held += text
+        self._pending += text
         return self._read(last=False)
 
     def finish(self, cut_before: str | None) -> list[Thought | str]:
-        held = _held_at_end(self._held) if self._body is not None else 0
-        if held and cut_tag(self._held[-held:], cut_before, *LITERALS):
-            self._held = self._held[:-held]
+        pending = _held_at_end(self._pending) if self._body is not None else 0
+        if pending and cut_tag(self._pending[-pending:], cut_before, *LITERALS):
+            self._pending = self._pending[:-pending]
         pieces = self._read(last=True)
-        if self._held and self._body is None:  # a header without an end
-            if cut_before is not None and _breaks_off(self._held, cut_before):
-                self._held = ""
+        if self._pending and self._body is None:  # a header without an end
+            if cut_before is not None and _breaks_off(self._pending, cut_before):
+                self._pending = ""
             self._body = "text"
-            pieces += self._emit(_ANY.sub("", self._held))
-        self._held = ""
+            pieces += self._emit(_ANY.sub("", self._pending))
+        self._pending = ""
         return pieces
 
     def _read(self, last: bool) -> list[Thought | str]:
         pieces: list[Thought | str] = []
-        while self._held:
+        while self._pending:
             more = self._header(pieces) if self._body is None else self._message(pieces, last)
             if not more:
                 break
@@ -121,19 +121,19 @@ class ChannelSplitter:
 
     def _header(self, pieces: list[Thought | str]) -> bool:
         """Read a header. False if more text is needed."""
-        if not _may_begin_header(self._held):
+        if not _may_begin_header(self._pending):
             self._body, self._fresh = "text", True
             return True
-        found = _HEADER_ENDS.search(self._held)
-        if found is None and len(self._held) < _MAX_HEADER + len(MESSAGE):
+        match = _HEADER_ENDS.search(self._pending)
+        if match is None and len(self._pending) < _MAX_HEADER + len(MESSAGE):
             return False
-        if found is None or found.start() > _MAX_HEADER:
+        if match is None or match.start() > _MAX_HEADER:
             self._body, self._fresh = "text", True
-            self._held = self._held.lstrip().removeprefix(START).removeprefix(CHANNEL)
+            self._pending = self._pending.lstrip().removeprefix(START).removeprefix(CHANNEL)
             return True
-        header, self._held = self._held[: found.start()], self._held[found.end() :]
+        header, self._pending = self._pending[: match.start()], self._pending[match.end() :]
         self._fresh = True
-        if found[0] == MESSAGE:
+        if match[0] == MESSAGE:
             self._body = _kind(header)
             if self._body == CALL and (recipient := _RECIPIENT.search(header)):
                 pieces.append(f"{CHANNEL}{COMMENTARY} to={recipient[1]}{MESSAGE}")
@@ -145,14 +145,14 @@ class ChannelSplitter:
 
     def _message(self, pieces: list[Thought | str], last: bool) -> bool:
         """Read a message's text. False if more text is needed."""
-        if found := _ENDS.search(self._held):
-            pieces += self._emit(_ANY.sub("", self._held[: found.start()]))
-            begins_another = found[0] in (START, CHANNEL)
-            self._held = self._held[found.start() if begins_another else found.end() :]
+        if match := _ENDS.search(self._pending):
+            pieces += self._emit(_ANY.sub("", self._pending[: match.start()]))
+            begins_another = match[0] in (START, CHANNEL)
+            self._pending = self._pending[match.start() if begins_another else match.end() :]
             self._body = None
             return True
-        ready = len(self._held) - (0 if last else _held_at_end(self._held))
-        text, self._held = self._held[:ready], self._held[ready:]
+        ready = len(self._pending) - (0 if last else _held_at_end(self._pending))
+        text, self._pending = self._pending[:ready], self._pending[ready:]
         pieces += self._emit(_ANY.sub("", text))
         return False
 
@@ -163,7 +163,7 @@ class ChannelSplitter:
         if self._body == CALL:
             return [text]
         if self._body == ANALYSIS:
-            again, self._thought = self._thought, True
+            again, self._has_thought = self._has_thought, True
             return [Thought("\n" * (again and joined) + text)]
         again, self._text = self._text, True
         return ["\n" * (again and joined) + text]
@@ -179,23 +179,23 @@ class ChannelTokens:
         self._counts = place is Place.INSIDE
         self._waiting = 0
         """Number of tokens of a header."""
-        self._seen = b""
+        self._recent = b""
 
     def push(self, token_ids: Sequence[int]) -> None:
         for token_id in token_ids:
-            self._seen += self._raw(token_id)
+            self._recent += self._raw(token_id)
             if self._in_header:
                 self._waiting += 1
-                if MESSAGE.encode() in self._seen:
-                    header = self._seen.decode("utf-8", "replace")
+                if MESSAGE.encode() in self._recent:
+                    header = self._recent.decode("utf-8", "replace")
                     self._counts, self._in_header = _kind(header) == ANALYSIS, False
                     self.count += self._waiting if self._counts else 0
-                    self._seen = b""
+                    self._recent = b""
                 continue
             self.count += self._counts
-            if any(one.encode() in self._seen for one in (END, CALL, RETURN)):
-                self._in_header, self._waiting, self._seen = True, 0, b""
-            self._seen = self._seen[-_LONGEST:]
+            if any(one.encode() in self._recent for one in (END, CALL, RETURN)):
+                self._in_header, self._waiting, self._recent = True, 0, b""
+            self._recent = self._recent[-_LONGEST:]
 
 
 def _kind(header: str) -> str:
@@ -207,19 +207,19 @@ def _kind(header: str) -> str:
 
 
 def _may_begin_header(text: str) -> bool:
-    begun = text.lstrip()
-    return any(one.startswith(begun[: len(one)]) for one in _HEADERS)
+    beginning = text.lstrip()
+    return any(one.startswith(beginning[: len(one)]) for one in _HEADERS)
 
 
 def _breaks_off(text: str, cut_before: str) -> bool:
     """Whether a text that may begin a header still may if this follows."""
-    begun = text.lstrip()
-    if begun.startswith(_HEADERS[:2]):
+    beginning = text.lstrip()
+    if beginning.startswith(_HEADERS[:2]):
         return True
     return (
-        _TO.match(begun + cut_before) is not None
-        if begun.startswith("to=")
-        else cut_tag(begun, cut_before, *_HEADERS)
+        _TO.match(beginning + cut_before) is not None
+        if beginning.startswith("to=")
+        else cut_tag(beginning, cut_before, *_HEADERS)
     )
 
 

@@ -77,7 +77,7 @@ class TagSplitter:
     def __init__(self, notation: Tags, place: Place) -> None:
         self.place = place
         self._notation = notation
-        self._held = ""
+        self._pending = ""
         """Text that may be a tag, or blanks beside one."""
         self._leading = True
         """Whether only blanks have come since the answer began, or since the block began or ended."""
@@ -94,7 +94,7 @@ class TagSplitter:
         """Take more text; returns the pieces that are certain by now, in order."""
         if self._answered:
             return [text] if text else []
-        self._held += text
+        self._pending += text
         pieces: list[Thought | str] = []
         if self.place is Place.UNDECIDED:
             self._decide(pieces)
@@ -106,53 +106,53 @@ class TagSplitter:
 
     def finish(self, cut_before: str | None) -> list[Thought | str]:
         """End the choice; returns the held-back text, which is not a tag."""
-        held, self._held = self._held, ""
-        if not held or self._answered or self.place is Place.AFTER:
+        pending, self._pending = self._pending, ""
+        if not pending or self._answered or self.place is Place.AFTER:
             return []
-        begun, inside = held.lstrip(_BLANKS), self.place is Place.INSIDE
-        if cut_tag(begun, cut_before, self._notation.closing if inside else self._notation.opening):
+        beginning, inside = pending.lstrip(_BLANKS), self.place is Place.INSIDE
+        if cut_tag(beginning, cut_before, self._notation.closing if inside else self._notation.opening):
             return []
-        if inside and self._may_open and cut_tag(begun, cut_before, self._notation.opening):
+        if inside and self._may_open and cut_tag(beginning, cut_before, self._notation.opening):
             return []
-        return [Thought(held)] if inside else [held]
+        return [Thought(pending)] if inside else [pending]
 
     def _decide(self, pieces: list[Thought | str]) -> None:
-        opening, begun = self._notation.opening, self._held.lstrip(_BLANKS)
-        if begun.startswith(opening):
-            self.place, self._held = Place.INSIDE, begun[len(opening) :]
-        elif not opening.startswith(begun):
+        opening, beginning = self._notation.opening, self._pending.lstrip(_BLANKS)
+        if beginning.startswith(opening):
+            self.place, self._pending = Place.INSIDE, beginning[len(opening) :]
+        elif not opening.startswith(beginning):
             self.place, self._answered = Place.AFTER, True
-            pieces.append(self._held)
-            self._held = ""
+            pieces.append(self._pending)
+            self._pending = ""
 
     def _think(self, pieces: list[Thought | str]) -> None:
         if self._leading:
-            self._held = self._held.lstrip(_BLANKS)
+            self._pending = self._pending.lstrip(_BLANKS)
             if self._may_open:  # the prompt has opened the block, and the model may do so again
                 opening = self._notation.opening
-                if len(self._held) < len(opening) and opening.startswith(self._held):
+                if len(self._pending) < len(opening) and opening.startswith(self._pending):
                     return
                 self._may_open = False
-                self._held = self._held.removeprefix(opening).lstrip(_BLANKS)
-            if not self._held:
+                self._pending = self._pending.removeprefix(opening).lstrip(_BLANKS)
+            if not self._pending:
                 return
             self._leading = False
-        before, closed, rest = self._held.partition(self._notation.closing)
+        before, closed, rest = self._pending.partition(self._notation.closing)
         if closed:
-            if thought := before.rstrip(_BLANKS):
-                pieces.append(Thought(thought))
-            self.place, self._held = Place.AFTER, rest
+            if reasoning := before.rstrip(_BLANKS):
+                pieces.append(Thought(reasoning))
+            self.place, self._pending = Place.AFTER, rest
             return
         ready = before[: len(before) - partial(before, self._notation.closing)].rstrip(_BLANKS)
         if ready:
             pieces.append(Thought(ready))
-        self._held = before[len(ready) :]
+        self._pending = before[len(ready) :]
 
     def _answer(self, pieces: list[Thought | str]) -> None:
-        if text := self._held.lstrip(_BLANKS):
+        if text := self._pending.lstrip(_BLANKS):
             pieces.append(text)
             self._answered = True
-        self._held = ""
+        self._pending = ""
 
 
 class TagTokens:
@@ -168,7 +168,7 @@ class TagTokens:
         self._raw = raw
         self._opening = notation.opening.encode()
         self._closing = notation.closing.encode()
-        self._seen = b""
+        self._recent = b""
         self._waiting = 0
         """Number of tokens that may or may not open a block."""
 
@@ -177,21 +177,21 @@ class TagTokens:
         for token_id in token_ids:
             if self._place is Place.AFTER:
                 return
-            self._seen += self._raw(token_id)
+            self._recent += self._raw(token_id)
             if self._place is Place.UNDECIDED:
                 self._decide()
             else:
                 self.count += 1
             if self._place is Place.INSIDE:
-                if self._closing in self._seen:
+                if self._closing in self._recent:
                     self._place = Place.AFTER
-                self._seen = self._seen[-len(self._closing) + 1 :]
+                self._recent = self._recent[-len(self._closing) + 1 :]
 
     def _decide(self) -> None:
         self._waiting += 1
-        begun = self._seen.lstrip(_BLANKS.encode())
-        if begun.startswith(self._opening):
+        beginning = self._recent.lstrip(_BLANKS.encode())
+        if beginning.startswith(self._opening):
             self._place, self.count = Place.INSIDE, self._waiting
-            self._seen = begun[len(self._opening) :]
-        elif not self._opening.startswith(begun):
+            self._recent = beginning[len(self._opening) :]
+        elif not self._opening.startswith(beginning):
             self._place = Place.AFTER

@@ -51,11 +51,13 @@ class DeepSeekV32Parser(TaggedParser):
     tags = TAGS
 
     def _argument(self, writer: ObjectWriter, key: str, schema: Schema | None) -> Wait[bool]:
-        found = yield from self._one_of(_IS_STRING, _IS_JSON)
-        if not found:
+        attribute = yield from self._one_of(_IS_STRING, _IS_JSON)
+        if not attribute:
             return False
         return (
-            yield from self._typed_value(writer, key, TEXT_ONLY if found == _IS_STRING else ALL - TEXT_ONLY)
+            yield from self._typed_value(
+                writer, key, TEXT_ONLY if attribute == _IS_STRING else ALL - TEXT_ONLY
+            )
         )
 
 
@@ -87,14 +89,14 @@ class DeepSeekV32(MinimaxM2):
         if (values := listed_values(schema, arguments.schema)) is not None:
             texts = " | ".join(lark.literal(self._key(key, value) + bare(value)) for value in values)
             return f"({texts}) {end}"
-        found, allowed = [], kinds(schema, arguments.schema)
+        rules, allowed = [], kinds(schema, arguments.schema)
         if "string" in allowed:
             most = most_characters(schema, arguments)
-            found.append(f"{lark.literal(self._key(key, ''))} {self._text_value(lark, place, most)}")
+            rules.append(f"{lark.literal(self._key(key, ''))} {self._text_value(lark, place, most)}")
         if allowed - TEXT_ONLY:
             part = arguments.part(standing_alone(schema, arguments.schema))
-            found.append(f"{lark.literal(self._key(key, None))} {part} {end}")
-        return " | ".join(found)
+            rules.append(f"{lark.literal(self._key(key, None))} {part} {end}")
+        return " | ".join(rules)
 
     def _any_parameter(self, lark: Lark, number: int, arguments: Arguments) -> str:
         begin = f'{lark.literal(TAGS.parameter)} /[^"<\\s]+/ {lark.literal(TAGS.parameter_name_end)}'

@@ -63,14 +63,14 @@ _REASONING = re.compile(
 def detected(template: ChatTemplate, tokens: Container[str]) -> str | None:
     """The name of the notation, None if it is unknown. `tokens`: those added to the tokenizer's vocabulary. Rendering may take
     long: call it on a fenced thread."""
-    if shown := _shown_calls(template):
-        names = (name for name in registry.TOOL_PARSERS if any(_reads_back(name, one) for one in shown))
+    if examples := _shown_calls(template):
+        names = (name for name in registry.TOOL_PARSERS if any(_reads_back(name, one) for one in examples))
         return _with_tokens(next(names, None), tokens)
     prompt = _rendered(template, [_user()], [TOOL]) or ""
-    if found := [name for name, form in _PROSE.items() if form.search(prompt)]:
-        return _with_tokens(found[0], tokens) if len(found) == 1 else None
-    named = {name for token, name in _TOKENS.items() if token in tokens}
-    return named.pop() if len(named) == 1 else None
+    if matches := [name for name, form in _PROSE.items() if form.search(prompt)]:
+        return _with_tokens(matches[0], tokens) if len(matches) == 1 else None
+    by_token = {name for token, name in _TOKENS.items() if token in tokens}
+    return by_token.pop() if len(by_token) == 1 else None
 
 
 def _with_tokens(name: str | None, tokens: Container[str]) -> str | None:
@@ -97,7 +97,7 @@ def _shown_calls(template: ChatTemplate) -> list[str]:
 
 
 def _shown_with(template: ChatTemplate, call_id: str) -> list[str]:
-    shown = []
+    examples = []
     result, call_message = _result(call_id), _call(call_id)
     for tools in ([TOOL], None):
         for after_text, after_call in (([], []), ([_user()], [result, _user()]), ([_user()], [result])):
@@ -110,8 +110,8 @@ def _shown_with(template: ChatTemplate, call_id: str) -> list[str]:
             )
             befores = [text[: text.index(_TEXT)]] if _TEXT in text else []
             befores += [_rendered(template, [_user()], tools, begins) or "" for begins in (True, False)]
-            shown += [call[_beginning(before, call) :] for before in befores if before]
-    return [one for one in shown if _NAME in one]
+            examples += [call[_beginning(before, call) :] for before in befores if before]
+    return [one for one in examples if _NAME in one]
 
 
 def _beginning(before: str, call: str) -> int:
@@ -127,43 +127,43 @@ def _beginning(before: str, call: str) -> int:
     return opened if opened > closed else common
 
 
-def _reads_back(name: str, shown: str) -> bool:
+def _reads_back(name: str, example: str) -> bool:
     """Whether this notation's parser finds the call and leaves no text before it."""
     parser = registry.tool_notation(name, "").parser({_NAME: None}, frozenset())
     events = [
-        *parser.push(_REASONING.sub("", shown, count=1) if _REASONING.match(shown) else shown),
+        *parser.push(_REASONING.sub("", example, count=1) if _REASONING.match(example) else example),
         *parser.finish(),
     ]
-    begun = next((place for place, event in enumerate(events) if isinstance(event, CallBegun)), None)
-    if begun is None or any(str(event).strip() for event in events[:begun]):
+    call_at = next((place for place, event in enumerate(events) if isinstance(event, CallBegun)), None)
+    if call_at is None or any(str(event).strip() for event in events[:call_at]):
         return False
-    if name in _VARIANTS and not _VARIANTS[name](shown):
+    if name in _VARIANTS and not _VARIANTS[name](example):
         return False
     arguments = "".join(
         event.text for event in events if isinstance(event, CallArguments) and event.index == 0
     )
-    first = events[begun]
+    first = events[call_at]
     return isinstance(first, CallBegun) and first.name == _NAME and _decoded(arguments) == _ARGUMENTS
 
 
-def _marked_as_llama(shown: str) -> bool:
+def _marked_as_llama(example: str) -> bool:
     """Whether a bare object is a Llama call: it has Llama's key or tag. Other models write bare objects with "arguments"."""
-    return '"parameters"' in shown or llama3_json.TAG in shown
+    return '"parameters"' in example or llama3_json.TAG in example
 
 
-def _is_list(name: str, shown: str) -> bool:
+def _is_list(name: str, example: str) -> bool:
     """Whether a list stands behind the opening tag: a parser takes a single object too, but no more than one."""
-    return re.search(re.escape(json_lists.TAGS[name][0]) + r"\s*\[", shown) is not None
+    return re.search(re.escape(json_lists.TAGS[name][0]) + r"\s*\[", example) is not None
 
 
 _VARIANTS: Mapping[str, Callable[[str], bool]] = {
     "llama3_json": _marked_as_llama,
-    "granite": lambda shown: _is_list("granite", shown) and _PHI_CLOSE not in shown,
-    "phi4_mini_json": lambda shown: _is_list("phi4_mini_json", shown) and _PHI_CLOSE in shown,
-    "jamba": lambda shown: _is_list("jamba", shown),
-    "nemotron_json": lambda shown: _is_list("nemotron_json", shown),
-    "deepseek_v3": lambda shown: "```" in shown,
-    "deepseek_v31": lambda shown: "```" not in shown and deepseek.SEPARATOR in shown,
+    "granite": lambda example: _is_list("granite", example) and _PHI_CLOSE not in example,
+    "phi4_mini_json": lambda example: _is_list("phi4_mini_json", example) and _PHI_CLOSE in example,
+    "jamba": lambda example: _is_list("jamba", example),
+    "nemotron_json": lambda example: _is_list("nemotron_json", example),
+    "deepseek_v3": lambda example: "```" in example,
+    "deepseek_v31": lambda example: "```" not in example and deepseek.SEPARATOR in example,
 }
 """What tells notations apart that one parser reads."""
 

@@ -39,17 +39,17 @@ class Glm45Parser(TaggedParser):
         if not NAME.fullmatch(name):
             return False
         yield from self._blanks()
-        found = yield from self._one_of(KEY, CLOSE)
-        if not found:
+        tag = yield from self._one_of(KEY, CLOSE)
+        if not tag:
             return False
         self._begin(name)
-        yield from self._pairs(name, found)
+        yield from self._pairs(name, tag)
         return True
 
-    def _pairs(self, name: str, found: str) -> Wait[None]:
+    def _pairs(self, name: str, tag: str) -> Wait[None]:
         schema = self._functions.get(name)
         writer = ObjectWriter(self._argue)
-        while found == KEY:
+        while tag == KEY:
             key: list[str] = []
             if not (yield from self._until(KEY_END, key.append)):
                 return
@@ -62,8 +62,8 @@ class Glm45Parser(TaggedParser):
                 return
             self._stay()
             yield from self._blanks()
-            found = yield from self._one_of(KEY, CLOSE)
-            if not found:
+            tag = yield from self._one_of(KEY, CLOSE)
+            if not tag:
                 if self._is_cut_off(KEY, CLOSE):
                     self._at, self._mark = len(self._text), None
                     return

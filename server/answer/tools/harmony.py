@@ -66,10 +66,10 @@ class HarmonyParser(ToolParser):
         header: list[str] = []
         while len(header) < _MAX_PARTS:
             header.append((yield from self._word("<")))
-            found = yield from self._one_of(MESSAGE, CHANNEL, CONSTRAIN)
-            if found == MESSAGE:
+            mark = yield from self._one_of(MESSAGE, CHANNEL, CONSTRAIN)
+            if mark == MESSAGE:
                 break
-            if not found:
+            if not mark:
                 return False
         else:
             return False

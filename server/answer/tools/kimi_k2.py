@@ -44,14 +44,14 @@ class KimiK2Parser(ToolParser):
             if not (yield from self._one_of(CALL)):
                 return False
         call_id = yield from self._name("<{")
-        found = _ID.fullmatch(call_id)
-        if found is None or not (yield from self._one_of(ARGUMENTS)):
+        match = _ID.fullmatch(call_id)
+        if match is None or not (yield from self._one_of(ARGUMENTS)):
             return False
         char = yield from self._next()
         self._at -= len(char)
         if char != "{":
             return False
-        yield from self._named(found[1], call_id if found[2] else None)
+        yield from self._named(match[1], call_id if match[2] else None)
         return True
 
 

@@ -53,8 +53,8 @@ class Llama3JsonParser(ToolParser):
                 self._no_call()
 
     def _find(self) -> re.Match[str] | None:
-        if self._fresh and (found := (_ANOTHER if self.num_calls else _FIRST).match(self._text, self._at)):
-            return found
+        if self._fresh and (match := (_ANOTHER if self.num_calls else _FIRST).match(self._text, self._at)):
+            return match
         return _ON_A_LINE.search(self._text, self._at)
 
     def _may_be_call(self, text: str) -> bool:
@@ -110,8 +110,8 @@ def _like_a_call(text: str, names: Collection[str]) -> bool:
     """Whether an object that breaks off has had the members of a call so far, and no others. An answer in JSON would be lost if
     all its beginnings counted as calls."""
     depth, before, key = 0, "", ""
-    for found in _PART.finditer(text):
-        part = found[0]
+    for match in _PART.finditer(text):
+        part = match[0]
         if depth == 1 and part.startswith('"'):
             expected: Collection[str] | None = _MEMBERS
             if before == ":":

@@ -70,7 +70,7 @@ class MistralParser(ToolParser):
 class Mistral(ToolNotation):
     """The notation described in the module's docstring. A forced call has the form that the model's template shows."""
 
-    named: bool = False
+    has_marks: bool = False
     with_ids: bool = False
 
     @property
@@ -83,7 +83,7 @@ class Mistral(ToolNotation):
     def calls(self, lark: Lark, arguments: Mapping[str, Arguments], several: bool) -> str:
         one = lark.rule("one", self._one(lark, arguments))
         opening = lark.literal(OPEN)
-        if self.named:
+        if self.has_marks:
             return f"({opening} {one})+" if several else f"{opening} {one}"
         more = f'(", " {one})*' if several else ""
         return f'{opening} /[ ]?/ "[" {one} {more} "]"'
@@ -92,14 +92,14 @@ class Mistral(ToolNotation):
         one = lark.rule("one", self._one(lark, arguments))
         before = lark.text_before("before", OPEN)
         rest = lark.text_without("rest", TEXT + spelled(OPEN))
-        if self.named:
+        if self.has_marks:
             return f"({before} {one})* {rest}" if several else f"{before} {one} | {rest}"
         more = f'(", " {one})*' if several else ""
         call = lark.rule("call", f'{before} /[ ]?/ "[" {one} {more} "]"')
         return f"{call}* {rest}" if several else f"{call} | {rest}"
 
     def _one(self, lark: Lark, arguments: Mapping[str, Arguments]) -> str:
-        if not self.named:
+        if not self.has_marks:
             head, middle = '{"name": ', ', "arguments": '
             return f'{lark.literal(head)} ({named_arguments(lark, arguments, middle)}) "}}"'
         call_id = f"{lark.literal(CALL_ID)} /[a-zA-Z0-9]{{{_ID_LENGTH}}}/ " if self.with_ids else ""
@@ -109,7 +109,7 @@ class Mistral(ToolNotation):
         )
 
     def written(self, calls: Sequence[Call]) -> str:
-        if not self.named:
+        if not self.has_marks:
             return f"{OPEN} [{', '.join(map(call_object, calls))}]"
         call_id = f"{CALL_ID}000000000" if self.with_ids else ""
-        return "".join(f"{OPEN}{name}{call_id}{ARGUMENTS}{json_text(given)}" for name, given in calls)
+        return "".join(f"{OPEN}{name}{call_id}{ARGUMENTS}{json_text(arguments)}" for name, arguments in calls)

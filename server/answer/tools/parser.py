@@ -82,7 +82,7 @@ class ToolParser(ABC):
         self._ended = False
         self._in_text = False
         """Whether the parser waits in text, outside of anything that may be a call."""
-        self._begun = False
+        self._has_begun = False
         self._complete = False
         """Whether the arguments of the call that begun last are complete, and only its own end is missing."""
         self._out: list[Event] = []
@@ -106,12 +106,12 @@ class ToolParser(ABC):
         if cut_before is None:
             return self._advance()
         if self._in_text:
-            held = self._held_at_end()
+            num_pending = self._held_at_end()
             closing = () if self.num_calls else self.closing
             literals = [one for one in self._all_literals if one not in closing]
-            if held and cut_tag(self._text[-held:], cut_before, *literals):
-                shown = self._trim(self._text[self._at : len(self._text) - held])
-                self._text = self._text[: self._at] + shown
+            if num_pending and cut_tag(self._text[-num_pending:], cut_before, *literals):
+                visible = self._trim(self._text[self._at : len(self._text) - num_pending])
+                self._text = self._text[: self._at] + visible
             return self._advance()
         if self._mark is not None and not self._may_be_call(self._text[self._mark :] + cut_before):
             return self._advance()
@@ -165,15 +165,15 @@ class ToolParser(ABC):
     def _outside(self) -> Wait[str]:
         """Show text up to the next opening and put the mark there; returns the opening, "" at the end of the text."""
         while True:
-            held = self._held_at_end()
+            num_pending = self._held_at_end()
             # A literal within what may become a longer one has to wait.
-            if (found := self._find()) and (self._ended or found.start() <= len(self._text) - held):
-                before = self._trim(self._text[self._at : found.start()])
+            if (match := self._find()) and (self._ended or match.start() <= len(self._text) - num_pending):
+                before = self._trim(self._text[self._at : match.start()])
                 self._show(before)
                 self._mark = self._at + len(before)
-                self._at = self._after_opening = found.end()
-                return found[0]
-            ready = self._trim(self._text[self._at : len(self._text) - held])
+                self._at = self._after_opening = match.end()
+                return match[0]
+            ready = self._trim(self._text[self._at : len(self._text) - num_pending])
             self._show(ready)
             self._at += len(ready)
             self._in_text = True
@@ -205,10 +205,10 @@ class ToolParser(ABC):
     def _no_call(self) -> None:
         """Treat the text from the mark as text: show its opening, and search for another opening after it."""
         assert self._mark is not None
-        shown = self._text[self._mark : self._after_opening]
+        visible = self._text[self._mark : self._after_opening]
         for notation in self._hidden:
-            shown = shown.replace(notation, "")
-        self._show(shown)
+            visible = visible.replace(notation, "")
+        self._show(visible)
         self._mark, self._at = None, self._after_opening
 
     # A call.
@@ -217,7 +217,7 @@ class ToolParser(ABC):
         self._join_pieces()
         self._out.append(CallBegun(self.num_calls, call_id or self._new_id(), name))
         self.num_calls += 1
-        self._begun, self._mark = True, None
+        self._has_begun, self._mark = True, None
 
     def _argue(self, text: str) -> None:
         self._pieces.append(text)
@@ -227,12 +227,12 @@ class ToolParser(ABC):
             self._out.append(CallArguments(self.num_calls - 1, text))
         self._pieces.clear()
 
-    def _call(self, known: Functions | None = None) -> Wait[bool]:
-        """Read an object with a name and arguments, starting at its brace. With `known`, other names are not calls.
+    def _call(self, functions: Functions | None = None) -> Wait[bool]:
+        """Read an object with a name and arguments, starting at its brace. With `functions`, other names are not calls.
 
         True if it was a call, even one without an end; False leaves the mark where it was.
         """
-        self._begun = self._complete = False
+        self._has_begun = self._complete = False
         name, early = None, list[str]()
         if (yield from self._next()) != "{":
             return False
@@ -244,15 +244,15 @@ class ToolParser(ABC):
                 return self._broken(char)
             if key == "name" and name is None:
                 name = (yield from self._string()) if (yield from self._next()) == '"' else None
-                if not name or (known is not None and name not in known):
+                if not name or (functions is not None and name not in functions):
                     return False
-            elif key in _ARGUMENTS and not self._begun and not early:
+            elif key in _ARGUMENTS and not self._has_begun and not early:
                 if not (yield from self._arguments(name, early.append)):
-                    return self._begun
-                self._complete = self._begun
+                    return self._has_begun
+                self._complete = self._has_begun
             elif not (yield from self._value(_ignore)):
-                return self._begun
-        if not self._begun:
+                return self._has_begun
+        if not self._has_begun:
             if name is None:
                 return False
             self._begin(name)
@@ -293,11 +293,11 @@ class ToolParser(ABC):
 
     def _broken(self, char: str) -> bool:
         """Handle a character that cannot continue the object: the text after the call remains to be read."""
-        if self._begun:
+        if self._has_begun:
             self._at -= len(char)
             self.num_finished += 1
         self._complete = False
-        return self._begun
+        return self._has_begun
 
     def _arguments(self, name: str | None, early: Sink) -> Wait[bool]:
         """Hand on the arguments: an object, an object in a string, or null. Before the name is known they go to `early`."""
@@ -306,7 +306,7 @@ class ToolParser(ABC):
             if name is None:
                 early(text)
             else:
-                if not self._begun:
+                if not self._has_begun:
                     self._begin(name)
                 self._argue(text)
 
@@ -340,9 +340,9 @@ class ToolParser(ABC):
 
     def _literal(self, literal: str) -> Wait[bool]:
         """Whether exactly this text follows; the matching characters are read."""
-        for wanted in literal:
+        for expected in literal:
             char = yield from self._char()
-            if char != wanted:
+            if char != expected:
                 self._at -= len(char)
                 return False
         return True
@@ -352,17 +352,17 @@ class ToolParser(ABC):
         unheld = self._mark is None
         if unheld:
             self._mark = self._at
-        seen = ""
-        while seen not in literals:
+        literal = ""
+        while literal not in literals:
             char = yield from self._char()
-            seen += char
-            if not char or not any(one.startswith(seen) for one in literals):
-                self._at -= len(seen)
-                seen = ""
+            literal += char
+            if not char or not any(one.startswith(literal) for one in literals):
+                self._at -= len(literal)
+                literal = ""
                 break
         if unheld:
             self._mark = None
-        return seen
+        return literal
 
     def _word(self, ends: str) -> Wait[str]:
         """The characters up to one of `ends`, which is not read, or up to the end of the text."""
@@ -398,10 +398,10 @@ class ToolParser(ABC):
                 sink(self._text[self._at : end])
                 self._at = end + len(closing)
                 return True
-            held = min(len(closing) - 1, len(self._text) - self._at)
-            while held and self._text[-held:] not in beginnings:
-                held -= 1
-            ready = len(self._text) - held
+            num_pending = min(len(closing) - 1, len(self._text) - self._at)
+            while num_pending and self._text[-num_pending:] not in beginnings:
+                num_pending -= 1
+            ready = len(self._text) - num_pending
             sink(self._text[self._at : ready])
             self._at = ready
             if not (yield from self._more()):
@@ -426,19 +426,19 @@ class ToolParser(ABC):
         """The string whose opening quote has been read. None if it is not valid."""
         pieces = ['"']
         while True:
-            found = _IN_NAME.search(self._text, self._at)
-            end = found.end() if found else len(self._text)
+            match = _IN_NAME.search(self._text, self._at)
+            end = match.end() if match else len(self._text)
             pieces.append(self._text[self._at : end])
             self._at = end
-            if found is None:
+            if match is None:
                 if not (yield from self._more()):
                     return None
-            elif found[0] == '"':
+            elif match[0] == '"':
                 try:
                     return msgspec.json.decode("".join(pieces), type=str)
                 except (msgspec.DecodeError, UnicodeEncodeError):
                     return None
-            elif found[0] == "\\":
+            elif match[0] == "\\":
                 pieces.append((yield from self._char()))
             else:
                 return None
@@ -448,9 +448,9 @@ class ToolParser(ABC):
         depth, quoted = 0, False
         while True:
             at = start = self._at
-            while found := (_IN_STRING if quoted else _STRUCTURE).search(self._text, at):
-                at = found.end()
-                match found[0]:
+            while match := (_IN_STRING if quoted else _STRUCTURE).search(self._text, at):
+                at = match.end()
+                match match[0]:
                     case '"':
                         quoted = not quoted
                     case "\\":

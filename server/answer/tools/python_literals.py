@@ -103,7 +103,7 @@ class PythonValues(ToolParser):
             end = quote
         stop = re.compile(rf"[{quote}\\]")
         while not (yield from self._one_of(end)):
-            found = (
+            match = (
                 stop.search(self._text, self._at + 1) if self._text[self._at : self._at + 1] != "\\" else None
             )
             if self._text[self._at : self._at + 1] == "\\":
@@ -112,7 +112,7 @@ class PythonValues(ToolParser):
                 continue
             if self._at >= len(self._text) and self._ended:
                 return False
-            run_end = found.start() if found else len(self._text)
+            run_end = match.start() if match else len(self._text)
             sink(json_string_piece(self._text[self._at : run_end]))
             self._at = run_end
         sink('"')
@@ -145,8 +145,8 @@ class _Whole(PythonValues):
         super().__init__()
 
     def _parse(self) -> Wait[None]:
-        found = yield from self._python_value(self.pieces.append)
-        self.is_whole = found and not (yield from self._next())
+        is_value = yield from self._python_value(self.pieces.append)
+        self.is_whole = is_value and not (yield from self._next())
 
 
 def python_json(text: str) -> str | None:

@@ -90,7 +90,7 @@ class PythonicParser(PythonValues):
             return tagged
         bare = _FIRST.match(self._text, self._at) if self._fresh else None
         bare = bare or _ON_A_LINE.search(self._text, self._at)
-        return min(filter(None, (tagged, bare)), key=lambda found: found.start(), default=None)
+        return min(filter(None, (tagged, bare)), key=lambda match: match.start(), default=None)
 
     def _show(self, text: str) -> None:
         super()._show(text)

@@ -25,7 +25,7 @@ _MAKERS: Mapping[str, Callable[[str], ToolNotation]] = {
     "hermes": lambda template: Hermes("hermes"),
     "llama3_json": lambda template: Llama3Json("llama3_json"),
     "mistral": lambda template: Mistral(
-        "mistral", named=mistral.ARGUMENTS in template, with_ids=mistral.CALL_ID in template
+        "mistral", has_marks=mistral.ARGUMENTS in template, with_ids=mistral.CALL_ID in template
     ),
     "qwen3_coder": lambda template: Qwen3Coder("qwen3_coder"),
     "seed_oss": lambda template: SeedOss("seed_oss"),

@@ -105,27 +105,27 @@ class TaggedParser(ToolParser):
         if not NAME.fullmatch(name) or not (yield from self._one_of(tags.function_name_end)):
             return False
         yield from self._blanks()
-        found = yield from self._one_of(tags.parameter, tags.function_end, tags.block[1])
-        if not found:
+        tag = yield from self._one_of(tags.parameter, tags.function_end, tags.block[1])
+        if not tag:
             return False
         self._begin(name)
-        if found == tags.block[1]:
-            self._at -= len(found)  # it closes the block too
-        yield from self._parameters(name, found)
+        if tag == tags.block[1]:
+            self._at -= len(tag)  # it closes the block too
+        yield from self._parameters(name, tag)
         return True
 
-    def _parameters(self, name: str, found: str) -> Wait[None]:
-        """Read the parameters of a call that has begun, of which the tag `found` has been read."""
+    def _parameters(self, name: str, tag: str) -> Wait[None]:
+        """Read the parameters of a call that has begun, of which the tag `tag` has been read."""
         schema = self._functions.get(name)
         writer = ObjectWriter(self._argue)
-        while found == self.tags.parameter:
+        while tag == self.tags.parameter:
             key = (yield from self._word(self.tags.parameter_name_end[0])).strip()
             if not (yield from self._one_of(self.tags.parameter_name_end)):
                 return
             if not (yield from self._argument(writer, key, schema)):
                 return
-            found = yield from self._next_tag()
-        if not found and self._is_cut_off(*self._after_parameter):
+            tag = yield from self._next_tag()
+        if not tag and self._is_cut_off(*self._after_parameter):
             self._at = len(self._text)
             return
         writer.close()
@@ -135,13 +135,13 @@ class TaggedParser(ToolParser):
         """The tag behind a parameter. "" if text follows; the call counts as complete then."""
         self._stay()
         yield from self._blanks()
-        found = yield from self._one_of(*self._after_parameter)
-        if found == self.tags.block[1]:
-            self._at -= len(found)  # it closes the block too
-        if not found and not self._is_cut_off(*self._after_parameter):
+        tag = yield from self._one_of(*self._after_parameter)
+        if tag == self.tags.block[1]:
+            self._at -= len(tag)  # it closes the block too
+        if not tag and not self._is_cut_off(*self._after_parameter):
             self._go_back()
         self._mark = None
-        return found
+        return tag
 
     @property
     def _after_parameter(self) -> tuple[str, str, str]:
@@ -216,14 +216,14 @@ class OwnLines:
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        self._begun = False
-        self._held = ""
+        self._started = False
+        self._pending = ""
 
     def __call__(self, text: str) -> None:
-        if text and not self._begun:
-            self._begun, text = True, text.removeprefix("\n")
-        text = self._held + text
-        self._held = "\n" if text.endswith("\n") else ""
+        if text and not self._started:
+            self._started, text = True, text.removeprefix("\n")
+        text = self._pending + text
+        self._pending = "\n" if text.endswith("\n") else ""
         self._sink(text.removesuffix("\n"))
 
 
@@ -364,8 +364,8 @@ def bare(value: Any) -> str:
 
 def check_object(schema: Schema, arguments: Arguments) -> None:
     """Raises InvalidRequest for a strict function whose arguments depend on each other: a list of parameters cannot say so."""
-    if arguments.strict and (found := sorted(_PART_OF_OBJECT & schema.keys())):
-        arguments.refuse(f"'{found[0]}' of an object cannot be enforced in this model's tool format")
+    if arguments.strict and (keywords := sorted(_PART_OF_OBJECT & schema.keys())):
+        arguments.refuse(f"'{keywords[0]}' of an object cannot be enforced in this model's tool format")
     if arguments.strict and schema.get("additionalProperties") and schema["additionalProperties"] is not True:
         arguments.refuse("'additionalProperties' of a type cannot be enforced in this model's tool format")
 
@@ -376,8 +376,8 @@ def most_characters(schema: Any, arguments: Arguments) -> int | None:
     schema = resolved(schema, arguments.schema)
     if not isinstance(schema, Mapping):
         return None
-    if arguments.strict and (found := sorted(STRING_KEYWORDS & schema.keys())):
-        arguments.refuse(f"'{found[0]}' of a string cannot be enforced in this model's tool format")
+    if arguments.strict and (keywords := sorted(STRING_KEYWORDS & schema.keys())):
+        arguments.refuse(f"'{keywords[0]}' of a string cannot be enforced in this model's tool format")
     most = schema.get("maxLength")
     if not isinstance(most, int) or isinstance(most, bool) or most < 0:
         return None

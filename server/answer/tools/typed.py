@@ -36,37 +36,39 @@ def kinds(schema: Any, root: Any) -> frozenset[str]:
 class _Kinds:
     def __init__(self, root: Any) -> None:
         self._root = root
-        self._left = MAX_SCHEMAS
+        self._num_left = MAX_SCHEMAS
 
     def of(self, schema: Any, depth: int) -> frozenset[str]:
-        self._left -= 1
-        if not isinstance(schema, Mapping) or depth > _DEPTH or self._left < 0:
+        self._num_left -= 1
+        if not isinstance(schema, Mapping) or depth > _DEPTH or self._num_left < 0:
             return ALL
-        found = ALL
+        kinds_here = ALL
         if isinstance(reference := schema.get("$ref"), str):
-            found &= self.of(_referred(reference, self._root), depth + 1)
+            kinds_here &= self.of(_referred(reference, self._root), depth + 1)
         match schema.get("type"):
             case str(name):
-                found &= _with_integers({name})
+                kinds_here &= _with_integers({name})
             case [*names]:
-                found &= _with_integers({name for name in names if isinstance(name, str)})
+                kinds_here &= _with_integers({name for name in names if isinstance(name, str)})
         if isinstance(values := schema.get("enum"), list):
-            found &= _with_integers(set(map(kind_of, values)))
+            kinds_here &= _with_integers(set(map(kind_of, values)))
         if "const" in schema:
-            found &= _with_integers({kind_of(schema["const"])})
+            kinds_here &= _with_integers({kind_of(schema["const"])})
         for name in ("anyOf", "oneOf"):
             if isinstance(alternatives := schema.get(name), list):
-                found &= frozenset().union(*(self.of(one, depth + 1) for one in alternatives[:MAX_SCHEMAS]))
+                kinds_here &= frozenset().union(
+                    *(self.of(one, depth + 1) for one in alternatives[:MAX_SCHEMAS])
+                )
         if isinstance(together := schema.get("allOf"), list):
             for one in together[:MAX_SCHEMAS]:
-                found &= self.of(one, depth + 1)
-        return found
+                kinds_here &= self.of(one, depth + 1)
+        return kinds_here
 
 
 def properties_of(schema: Schema | None) -> Mapping[str, Any]:
     """The schemas of a function's parameters by name."""
-    found = schema.get("properties") if isinstance(schema, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
+    members = schema.get("properties") if isinstance(schema, Mapping) else None
+    return members if isinstance(members, Mapping) else {}
 
 
 def kind_of(value: Any) -> str:

@@ -86,26 +86,26 @@ class ValuesGrammar(ABC):
         if depth > DEPTH or allowed == ALL:
             return self.free(arguments)
         node = resolved(schema, arguments.schema)
-        found = []
+        rules = []
         if "string" in allowed:
-            found.append(self.string(node, arguments))
+            rules.append(self.string(node, arguments))
         if "object" in allowed:
-            found.append(self.object(node, arguments, depth))
+            rules.append(self.object(node, arguments, depth))
         if "array" in allowed:
             node = node if isinstance(node, Mapping) else {}
-            if arguments.strict and (kept := sorted(_OF_LISTS & node.keys())):
-                arguments.refuse(f"'{kept[0]}' cannot be enforced in this model's tool format")
+            if arguments.strict and (keywords := sorted(_OF_LISTS & node.keys())):
+                arguments.refuse(f"'{keywords[0]}' cannot be enforced in this model's tool format")
             items = node.get("items")
-            found.append(self._list(self._rule(self.value(items, arguments, depth + 1))))
+            rules.append(self._list(self._rule(self.value(items, arguments, depth + 1))))
         if "integer" in allowed:
             numbers = {"type": "number" if "number" in allowed else "integer"}
             alone = allowed <= {"integer", "number"}
-            found.append(arguments.part(standing_alone(schema, arguments.schema) if alone else numbers))
+            rules.append(arguments.part(standing_alone(schema, arguments.schema) if alone else numbers))
         if "boolean" in allowed:
-            found += [self._lark.literal(self.words[one]) for one in ("true", "false")]
+            rules += [self._lark.literal(self.words[one]) for one in ("true", "false")]
         if "null" in allowed:
-            found.append(self._lark.literal(self.words["null"]))
-        return " | ".join(found) or self.free(arguments)
+            rules.append(self._lark.literal(self.words["null"]))
+        return " | ".join(rules) or self.free(arguments)
 
     def free(self, arguments: Arguments) -> str:
         """A rule for any value."""

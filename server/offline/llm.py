@@ -59,9 +59,9 @@ class LLM:
             _check_name(name)
         # The executor process gets this one's stderr, and sockets must not take the place of a closed one.
         open_standard_streams()
-        named = {} if model is None else {"model": os.fspath(model)}
+        model_setting = {} if model is None else {"model": os.fspath(model)}
         try:
-            chosen, _ = load({**_UNBOUNDED, **settings, **named}, {})
+            chosen, _ = load({**_UNBOUNDED, **settings, **model_setting}, {})
             if not structlog.is_configured():
                 logs.configure_own(chosen.log_level)
             self._engine = OfflineEngine(chosen)
@@ -110,9 +110,9 @@ class LLM:
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
         }
-        given = {name: value for name, value in fields.items() if value is not None}
+        values = {name: value for name, value in fields.items() if value is not None}
         requests = [
-            OfflineRequest(params.chat_body(one, **given), True, params.n)
+            OfflineRequest(params.chat_body(one, **values), True, params.n)
             for one, params in _paired(each, sampling_params, "conversations")
         ]
         return self._run(requests)
@@ -159,8 +159,8 @@ def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
 
 def _unwrapped(prompt: Mapping[str, Any]) -> str | Sequence[int]:
     if set(prompt) == {"prompt"} or set(prompt) == {"prompt_token_ids"}:
-        [found] = prompt.values()
-        return found  # type: ignore[no-any-return]  # the request's schema checks it
+        [value] = prompt.values()
+        return value  # type: ignore[no-any-return]  # the request's schema checks it
     names = ", ".join(map(repr, prompt))
     raise ValueError(
         f"a prompt has either 'prompt' or 'prompt_token_ids', and this one has {names or 'neither'}"

@@ -66,11 +66,11 @@ class SamplingParams:
 
     def chat_body(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> bytes:
         """The JSON body of POST /v1/chat/completions that asks for the same; `more` are further fields of it."""
-        given = self._given()
-        asked = given.pop("logprobs", None)
-        if asked is not None:
-            given |= {"logprobs": True, "top_logprobs": asked}
-        return _encoded({**given, **more, "messages": messages})
+        values = self._given()
+        num_logprobs = values.pop("logprobs", None)
+        if num_logprobs is not None:
+            values |= {"logprobs": True, "top_logprobs": num_logprobs}
+        return _encoded({**values, **more, "messages": messages})
 
     def _given(self) -> dict[str, Any]:
         values = {field.name: getattr(self, field.name) for field in fields(self)}

@@ -58,12 +58,14 @@ class Asset:
 @functools.cache
 def assets() -> Mapping[str, Asset]:
     """The files by their paths below `static/`, read once. Only these are served: no path of a request reaches the disk."""
-    found = {}
+    assets_by_path = {}
     for path in sorted(STATIC.rglob("*")):
         if path.suffix in _TYPES:
             body = path.read_bytes()
-            found[path.relative_to(STATIC).as_posix()] = Asset(body, _TYPES[path.suffix], etag_of(body))
-    return found
+            assets_by_path[path.relative_to(STATIC).as_posix()] = Asset(
+                body, _TYPES[path.suffix], etag_of(body)
+            )
+    return assets_by_path
 
 
 def etag_of(body: bytes) -> str:

@@ -85,7 +85,7 @@ class StepFeed:
         self._task: asyncio.Task[None] | None = None
         self._leave: Callable[[], None] | None = None
         self._steps: deque[StepRecord] = deque(maxlen=MAX_STEPS)
-        self._heard = 0
+        self._num_steps = 0
         """Steps since the last frame, those that are not told included."""
         self._ends: deque[SequenceEnd] = deque(maxlen=MAX_ENDS)
         self._num_ends = 0
@@ -127,7 +127,7 @@ class StepFeed:
                 self._subscribe()
                 if self._state.draining:  # a drain waits for every answer, and this one has no end of its own
                     break
-                active = bool(self._heard or self._num_ends)
+                active = bool(self._num_steps or self._num_ends)
                 now = self._state.stage(), active, self._num_sequences()
                 quiet = quiet + 1 if now == before and not active and not now[2] else 0
                 before = now
@@ -156,7 +156,7 @@ class StepFeed:
         self._leave = self._task = None
         self._steps.clear()
         self._ends.clear()
-        self._num_ends = self._heard = self._output_tokens = self._prompt_tokens = 0
+        self._num_ends = self._num_steps = self._output_tokens = self._prompt_tokens = 0
 
     def _subscribe(self) -> None:
         """Listen to the engine, once there is one."""
@@ -166,7 +166,7 @@ class StepFeed:
     def _hear(self, record: StepRecord) -> None:
         """Called by the engine's loop task after each step."""
         self._steps.append(record)
-        self._heard += 1
+        self._num_steps += 1
         items = record.items
         self._output_tokens += sum(items.num_sampled)
         if PREFILL in items.kinds or RECOMPUTE in items.kinds:
@@ -187,17 +187,17 @@ class StepFeed:
     def _told(self) -> dict[str, Any]:
         """Steps and ends since the last frame, and how many more there were. A step with the items of the one before omits
         them."""
-        told: list[dict[str, Any]] = []
+        steps: list[dict[str, Any]] = []
         before = None
         for record in self._steps:
-            told.append(_step(record, same=before is record.items))
+            steps.append(_step(record, same=before is record.items))
             before = record.items
         self._steps.clear()
-        skipped, self._heard = self._heard - len(told), 0
+        skipped, self._num_steps = self._num_steps - len(steps), 0
         ends = [_end(one) for one in self._ends]
         self._ends.clear()
         skipped_ends, self._num_ends = self._num_ends - len(ends), 0
-        return {"skipped": skipped, "steps": told, "skipped_ends": skipped_ends, "ended": ends}
+        return {"skipped": skipped, "steps": steps, "skipped_ends": skipped_ends, "ended": ends}
 
     def _frame(self) -> dict[str, Any]:
         """What there is now."""
@@ -264,26 +264,26 @@ def _engine(core: CoreLike, stats: EngineStats) -> dict[str, Any]:
 
 def _step(record: StepRecord, *, same: bool) -> dict[str, Any]:
     items = record.items
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "id": record.step_id,
         "epoch": record.epoch,
         "began": round(record.began, 6),
         "ended": round(record.ended, 6),
     }
     if not same:
-        told |= {
+        fields |= {
             "seq_ids": items.seq_ids,
             "kinds": items.kinds,
             "tokens": items.num_q_tokens,
             "sampled": items.num_sampled,
         }
     if record.started:
-        told["started"] = [_sequence(view) for view in record.started]
+        fields["started"] = [_sequence(view) for view in record.started]
     if record.first_tokens:
-        told["first_tokens"] = [(seq_id, round(ttft, 6)) for seq_id, ttft in record.first_tokens]
+        fields["first_tokens"] = [(seq_id, round(ttft, 6)) for seq_id, ttft in record.first_tokens]
     if record.error:
-        told["error"] = record.error
-    return told
+        fields["error"] = record.error
+    return fields
 
 
 def _sequence(view: SequenceView) -> dict[str, Any]:

@@ -35,8 +35,8 @@ def seconds_running(pid: int) -> float | None:
 
 def servers() -> list[int]:
     """Return the processes that are called as servers are."""
-    found = [int(path.name) for path in PROC.glob("[0-9]*") if _title(path) == TITLE]
-    return sorted(pid for pid in found if start_ticks(pid) is not None)
+    pids = [int(path.name) for path in PROC.glob("[0-9]*") if _title(path) == TITLE]
+    return sorted(pid for pid in pids if start_ticks(pid) is not None)
 
 
 def owner(pid: int) -> int | None:
@@ -53,10 +53,10 @@ def family(pid: int) -> list[int]:
     for path in PROC.glob("[0-9]*"):
         if fields := _stat(int(path.name)):
             children[int(fields[_PARENT])].append(int(path.name))
-    found = [pid]
-    for one in found:
-        found.extend(children[one])
-    return found
+    pids = [pid]
+    for one in pids:
+        pids.extend(children[one])
+    return pids
 
 
 def memory_bytes(pids: Iterable[int]) -> int:

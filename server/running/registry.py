@@ -43,10 +43,10 @@ def folders(environ: Mapping[str, str]) -> list[Path]:
     runtime = environ.get("XDG_RUNTIME_DIR") or ""
     places = [Path(runtime)] if Path(runtime).is_absolute() else []
     places.append(Path("/run/user") / str(os.getuid()))
-    found = [place / _FOLDER for place in places if _is_own(place)]
+    folders_here = [place / _FOLDER for place in places if _is_own(place)]
     with contextlib.suppress(RuntimeError):  # a user without a home directory
-        found.append(cache_root() / CACHE_FOLDER)
-    return list(dict.fromkeys(found))
+        folders_here.append(cache_root() / CACHE_FOLDER)
+    return list(dict.fromkeys(folders_here))
 
 
 def register(url: str, models: Sequence[str], drain_timeout: float) -> Path | None:
@@ -79,10 +79,10 @@ def unregister(path: Path | None) -> None:
 
 def running(environ: Mapping[str, str]) -> list[RunningServer]:
     """Return the servers that run, by process id. Files of others are deleted."""
-    found = {one.pid: one for folder in folders(environ) if _is_own(folder) for one in _read_folder(folder)}
+    by_pid = {one.pid: one for folder in folders(environ) if _is_own(folder) for one in _read_folder(folder)}
     for pid in processes.servers():
-        found.setdefault(pid, RunningServer(pid))
-    return [found[pid] for pid in sorted(found)]
+        by_pid.setdefault(pid, RunningServer(pid))
+    return [by_pid[pid] for pid in sorted(by_pid)]
 
 
 def _read_folder(folder: Path) -> Iterator[RunningServer]:
@@ -127,7 +127,7 @@ def _server_of(entry: Mapping[str, Any]) -> RunningServer | None:
 def _is_own(folder: Path) -> bool:
     """Whether this user owns a folder and no other one may write to it: files of others would name other servers."""
     try:
-        found = folder.lstat()
+        status = folder.lstat()
     except OSError:
         return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022

@@ -21,7 +21,7 @@ _STDERR = 2
 _over: threading.Event | None = None
 """Set by `stop`; None: nothing was started. One writer, of all three: the main thread."""
 _json = False
-_wanted = True
+_enabled = True
 _LEVELS = ("debug", "info")
 """Levels of a log that has such lines."""
 
@@ -42,16 +42,16 @@ def start(words: Sequence[str], environment: Mapping[str, str]) -> None:
 def settle(log_format: str | None, log_level: str | None) -> None:
     """Write the lines to come as a log of this format and level has them."""
     global _json, _wanted
-    _json, _wanted = log_format == "json", (log_level or "info").lower() in _LEVELS
+    _json, _enabled = log_format == "json", (log_level or "info").lower() in _LEVELS
 
 
 def _value(words: Sequence[str], environment: Mapping[str, str], flag: str, variable: str) -> str | None:
-    found = environment.get(variable)
+    value_found = environment.get(variable)
     for word, following in pairwise([*words, ""]):
         name, has_value, value = word.partition("=")
         if name == flag:  # the last counts
-            found = value if has_value else following
-    return found
+            value_found = value if has_value else following
+    return value_found
 
 
 def stop() -> None:
@@ -65,7 +65,7 @@ def _run(over: threading.Event) -> None:
     wait = _PATIENCE
     while not over.wait(wait):
         wait = _INTERVAL
-        if not _wanted:
+        if not _enabled:
             continue
         with contextlib.suppress(OSError):  # closed, or a full disk
             os.write(_STDERR, _line(f"starting, {time.monotonic() - began:.0f} s so far").encode())

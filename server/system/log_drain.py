@@ -61,8 +61,8 @@ class LogDrain:
 
     def _run(self) -> None:
         while True:
-            begun = [pipe.since for pipe in list(self._pipes.values()) if pipe.partial]
-            timeout = max(0.0, min(begun) + _PARTIAL_S - time.monotonic()) if begun else None
+            starts = [pipe.since for pipe in list(self._pipes.values()) if pipe.partial]
+            timeout = max(0.0, min(starts) + _PARTIAL_S - time.monotonic()) if starts else None
             ready = [descriptor for descriptor, _ in self._epoll.poll(timeout)]
             for descriptor in ready:
                 if descriptor != self._wake:

@@ -40,12 +40,12 @@ def as_objects(process: str | None, text: bytes) -> bytes:
 def _as_object(process: str | None, line: bytes) -> bytes:
     origin = {} if process is None else {"process": process}
     # What a terminal would show of a line that was written over.
-    shown = line.rstrip(b"\r").rpartition(b"\r")[2]
-    if shown.startswith(b"{"):
+    visible = line.rstrip(b"\r").rpartition(b"\r")[2]
+    if visible.startswith(b"{"):
         with contextlib.suppress(msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
-            fields = msgspec.json.decode(shown, type=dict[str, Any])
-            return msgspec.json.encode(fields | origin) if origin else shown
-    words = shown.decode("utf-8", "backslashreplace").rstrip()
+            fields = msgspec.json.decode(visible, type=dict[str, Any])
+            return msgspec.json.encode(fields | origin) if origin else visible
+    words = visible.decode("utf-8", "backslashreplace").rstrip()
     if not words:
         return b""
     return encode({"event": words, "level": _level(words), "timestamp": timestamp()} | origin).encode()

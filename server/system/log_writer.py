@@ -83,8 +83,8 @@ class LogWriter:
         with self._changed:
             while self._queue or self._writing:
                 before = self._written
-                left = min(_STALL_S, deadline - time.monotonic())
-                if left <= 0 or (not self._changed.wait(left) and self._written == before):
+                seconds_here = min(_STALL_S, deadline - time.monotonic())
+                if seconds_here <= 0 or (not self._changed.wait(seconds_here) and self._written == before):
                     return False
         return True
 

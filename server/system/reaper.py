@@ -22,9 +22,9 @@ _PR_GET_CHILD_SUBREAPER = 37
 
 def inherits_orphans() -> bool:
     """Whether processes whose parent ends become children of this process."""
-    found = ctypes.c_int(0)
-    ctypes.CDLL(None).prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(found), 0, 0, 0)
-    return os.getpid() == 1 or bool(found.value)
+    flag = ctypes.c_int(0)
+    ctypes.CDLL(None).prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(flag), 0, 0, 0)
+    return os.getpid() == 1 or bool(flag.value)
 
 
 class Reaper:
@@ -32,7 +32,7 @@ class Reaper:
 
     def __init__(self, parent: int) -> None:
         self._parent = parent
-        self._seen: set[int] = set()
+        self._zombies: set[int] = set()
 
     async def run(self) -> None:
         """Look forever."""
@@ -44,11 +44,11 @@ class Reaper:
         """Reap the processes that were zombies at the last scan and still are; returns their process ids."""
         zombies = set(_zombies_of(self._parent))
         reaped = []
-        for pid in zombies & self._seen:
+        for pid in zombies & self._zombies:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
                 reaped.append(pid)
-        self._seen = zombies - set(reaped)
+        self._zombies = zombies - set(reaped)
         return reaped
 
 

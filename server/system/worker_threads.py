@@ -99,13 +99,13 @@ class _Watch:
 
     def _look(self) -> None:
         # Work that waited behind other work began later than this timer.
-        left = self._seconds - self._fenced.running_for()
-        if left <= 0:
+        seconds = self._seconds - self._fenced.running_for()
+        if seconds <= 0:
             self._fenced.stop(DeadlineExceeded)
         elif self._fenced.has_grown():
             self._fenced.stop(MemoryExceeded)
         else:
-            self._timer = self._loop.call_later(min(left, _LOOK_EVERY), self._look)
+            self._timer = self._loop.call_later(min(seconds, _LOOK_EVERY), self._look)
 
 
 class _Fenced(Generic[Result]):
@@ -116,7 +116,7 @@ class _Fenced(Generic[Result]):
         self._work = work
         self._lock = threading.Lock()
         self._thread: int | None = None
-        self._begun: float | None = None
+        self._start: float | None = None
         self._stopped = False
         """Whether the caller no longer waits. Read and written under the lock: the work may be about to begin."""
         self.watched = False
@@ -126,7 +126,7 @@ class _Fenced(Generic[Result]):
 
     def running_for(self) -> float:
         """Seconds since the work began, 0 while it waits."""
-        return 0.0 if self._begun is None else time.monotonic() - self._begun
+        return 0.0 if self._start is None else time.monotonic() - self._start
 
     def has_grown(self) -> bool:
         """Whether the process has grown beyond the limit for watched work."""
@@ -143,7 +143,7 @@ class _Fenced(Generic[Result]):
                 raise DeadlineExceeded
             self._thread = threading.get_ident()
         _here.fenced = self
-        self._begun = time.monotonic()
+        self._start = time.monotonic()
         try:
             return self._work()
         finally:

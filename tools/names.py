@@ -15,6 +15,7 @@ ROOTS = (
     "executors",
     "clients",
     "cohort_server",
+    "server",
 )
 """Folders in which the rule holds."""
 VERB_FORMS = frozenset(

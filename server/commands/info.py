@@ -47,11 +47,11 @@ def info(
     weights. Flags, environment and file have the same meaning as for `cohort serve`. For a model that `cohort serve` would
     refuse it gives the same reason, and exit code 2.
     """
-    given = as_bytes(memory, "--memory")
-    if given is not None and flags["kv_cache_memory_bytes"] is not None:
+    memory_bytes = as_bytes(memory, "--memory")
+    if memory_bytes is not None and flags["kv_cache_memory_bytes"] is not None:
         fail("--memory is for weights, KV and all, --kv-cache-memory-bytes for KV alone: give one of them")
     settings, name, directory = find_model({"model": model, **flags}, weights=False)
-    facts = _facts(settings, name, directory, given)
+    facts = _facts(settings, name, directory, memory_bytes)
     if as_json:
         print_json(facts)
     else:

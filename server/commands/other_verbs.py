@@ -39,7 +39,7 @@ _INSTEAD = {
 _REMOVE = ("rm", "remove", "delete")
 
 
-def instead_of(words: list[str], known: Iterable[str]) -> str:
+def instead_of(words: list[str], verbs_known: Iterable[str]) -> str:
     """Return what is said to a command line whose first word is no verb."""
     verb = words[0]
     if verb in _REMOVE:
@@ -50,7 +50,7 @@ def instead_of(words: list[str], known: Iterable[str]) -> str:
         return (
             f"{verb} is no command; `cohort serve {shlex.quote(verb)}` or `cohort run {shlex.quote(verb)}`?"
         )
-    small, verbs = verb.lower(), list(known)
+    small, verbs = verb.lower(), list(verbs_known)
     near = [
         *difflib.get_close_matches(small, verbs, n=1, cutoff=0.6),
         *difflib.get_close_matches(small, [*_INSTEAD, *_REMOVE], n=1, cutoff=0.6),
@@ -71,8 +71,8 @@ def _removal(name: str) -> str:
     from server.model_files.folders import Found
     from server.model_files.short_names import folder_index
 
-    found = folder_index(os.environ.get("COHORT_DOWNLOAD_DIR")).named(name)
-    if not found:
+    models = folder_index(os.environ.get("COHORT_DOWNLOAD_DIR")).named(name)
+    if not models:
         return f"no model on this disk is called {name}: `cohort list` shows names"
 
     def one(model: Found) -> str:
@@ -80,7 +80,7 @@ def _removal(name: str) -> str:
             return f"`ollama rm {model.name}` does, or delete it in Ollama's store"
         return f"delete {name} by: rm -r {shlex.quote(str(_removable(model.path)))}"
 
-    return " or ".join(map(one, found))
+    return " or ".join(map(one, models))
 
 
 def _removable(path: Path) -> Path:

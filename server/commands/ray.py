@@ -66,10 +66,10 @@ def ray_serve(
     **flags: Any,
 ) -> None:
     """Start replicas and the server in front of them."""
-    named = flags["model"]
-    if model_dir is not None and named is not None and model_dir != named:
-        fail(f"two models are named: {model_dir} and --model {named}")
-    flags["model"] = named if model_dir is None else model_dir
+    model_flag = flags["model"]
+    if model_dir is not None and model_flag is not None and model_dir != model_flag:
+        fail(f"two models are named: {model_dir} and --model {model_flag}")
+    flags["model"] = model_flag if model_dir is None else model_dir
     if replicas < 1:
         fail(f"--replicas: a whole number of at least 1 (not {replicas})")
     if cpus_per_replica is not None and cpus_per_replica < 0:
@@ -129,7 +129,7 @@ class _Deployment:
         """Whether this process has deployed the application."""
 
 
-def _run(settings: Settings, listener: Listener, notes: list[str], asked: _Deployment) -> int:
+def _run(settings: Settings, listener: Listener, notes: list[str], deployment: _Deployment) -> int:
     """Returns the exit code."""
     import asyncio
 
@@ -145,24 +145,26 @@ def _run(settings: Settings, listener: Listener, notes: list[str], asked: _Deplo
     from server.startup import bootstrap
 
     async def serve() -> None:
-        placing = placing_of(settings, asked.replicas, asked.cpus, asked.gpus, ray_side.cluster_gpus())
-        await asyncio.to_thread(ray_side.check_free, asked.app)
-        asked.is_ours = True
-        handle = await asyncio.to_thread(ray_side.deploy, ray_app.engines(settings, placing), asked.app)
+        placing = placing_of(
+            settings, deployment.replicas, deployment.cpus, deployment.gpus, ray_side.cluster_gpus()
+        )
+        await asyncio.to_thread(ray_side.check_free, deployment.app)
+        deployment.is_ours = True
+        handle = await asyncio.to_thread(ray_side.deploy, ray_app.engines(settings, placing), deployment.app)
         transport = ray_side.RayTransport(handle)
         await ingress.serve(
-            settings, transport, listener, asked.replicas, ray_side.watch_deployment(asked.app)
+            settings, transport, listener, deployment.replicas, ray_side.watch_deployment(deployment.app)
         )
 
     own: bool | None = None
     try:
         ingress.check_settings(settings)
         bootstrap.Bootstrap(settings)  # what cannot be served is told before Ray starts
-        needed = placing_of(settings, asked.replicas, asked.cpus, asked.gpus, 0.0)
-        own = ray_side.connect(asked.address, needed.cpus * asked.replicas)
+        needed = placing_of(settings, deployment.replicas, deployment.cpus, deployment.gpus, 0.0)
+        own = ray_side.connect(deployment.address, needed.cpus * deployment.replicas)
         return bootstrap.run_server(settings, notes, serve)
     except (SettingsError, ConfigError) as error:
         return bootstrap.refuse(error)
     finally:
         if own is not None:
-            ray_side.take_down(asked.app if asked.is_ours else None, own)
+            ray_side.take_down(deployment.app if deployment.is_ours else None, own)

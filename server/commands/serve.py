@@ -16,10 +16,10 @@ from server.system import first_lines
 def serve(model_dir: ModelArgument = None, **flags: Any) -> None:
     """Start the server. A setting is a flag (--max-num-seqs), an environment variable (COHORT_MAX_NUM_SEQS) or a key of a YAML
     file (max_num_seqs in --config). Flags take precedence over the environment, and the environment over the file."""
-    named = flags["model"]
-    if model_dir is not None and named is not None and model_dir != named:
-        fail(f"two models are named: {model_dir} and --model {named}")
-    flags["model"] = named if model_dir is None else model_dir
+    model_flag = flags["model"]
+    if model_dir is not None and model_flag is not None and model_dir != model_flag:
+        fail(f"two models are named: {model_dir} and --model {model_flag}")
+    flags["model"] = model_flag if model_dir is None else model_dir
 
     from server.http.listener import listen
     from server.settings.foreign.keys import remove_secrets

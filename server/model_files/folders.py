@@ -70,14 +70,14 @@ def roots(environ: Mapping[str, str], home: Path) -> dict[str, list[Path]]:
 def find(folders: Mapping[str, Iterable[Path]]) -> Iterator[Found]:
     """All models below `folders` (see `roots`), each once. A folder that cannot be read is passed over."""
     look = {"Ollama": _ollama, "LM Studio": _lm_studio, "llama.cpp": _files}
-    seen: set[tuple[Path, str]] = set()
+    places: set[tuple[Path, str]] = set()
     for source, paths in folders.items():
         for root in paths:
-            for found in sorted(look.get(source, _hub)(root, source), key=lambda one: one.name.lower()):
-                real = found.path.resolve(), found.package
-                if real not in seen:
-                    seen.add(real)
-                    yield found
+            for model in sorted(look.get(source, _hub)(root, source), key=lambda one: one.name.lower()):
+                real = model.path.resolve(), model.package
+                if real not in places:
+                    places.add(real)
+                    yield model
 
 
 def _hub(root: Path, source: str) -> Iterator[Found]:
@@ -100,16 +100,16 @@ def _hub(root: Path, source: str) -> Iterator[Found]:
 
 def _snapshot(folder: Path) -> Path | None:
     """The commit that `main` names, else the one that was changed last."""
-    if (named := _snapshot_of_main(folder)) is not None:
-        return named
+    if (commit := _snapshot_of_main(folder)) is not None:
+        return commit
     there = [path for path in listed(folder / "snapshots") if _is_folder(path)]
     return max(there, key=changed, default=None)
 
 
 def _snapshot_of_main(folder: Path) -> Path | None:
     try:
-        named = folder / "snapshots" / (folder / "refs" / "main").read_text()[:64].strip()
-        return named if named.is_dir() else None
+        commit = folder / "snapshots" / (folder / "refs" / "main").read_text()[:64].strip()
+        return commit if commit.is_dir() else None
     except (OSError, ValueError):
         return None
 
@@ -119,8 +119,8 @@ def is_of_main(path: Path) -> bool:
     name without a revision means. False where a revision was fetched by its commit alone."""
     for folder in path.parents:
         if folder.name == "snapshots":
-            named = _snapshot_of_main(folder.parent)
-            return named is not None and path.is_relative_to(named)
+            commit = _snapshot_of_main(folder.parent)
+            return commit is not None and path.is_relative_to(commit)
     return False
 
 

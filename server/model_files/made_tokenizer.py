@@ -53,12 +53,12 @@ def tokenizer_directory(directory: Path) -> Path:
 def _write(target: Path, files: dict[str, bytes]) -> None:
     """Make the folder in one step. Of two processes that do so at once, the first one's stays. Raises OSError."""
     with tempfile.TemporaryDirectory(prefix=".making-", dir=target.parent) as building:
-        made = Path(building) / target.name
-        made.mkdir()
+        directory = Path(building) / target.name
+        directory.mkdir()
         for name, content in files.items():
-            (made / name).write_bytes(content)
+            (directory / name).write_bytes(content)
         try:
-            made.rename(target)
+            directory.rename(target)
         except OSError:
             if not target.is_dir():
                 raise

@@ -43,8 +43,8 @@ class Manifest:
 def stores(environ: Mapping[str, str], home: Path | None) -> list[Path]:
     """Return the folders of Ollama's stores, whether they exist or not: the user's, and that of the service which Ollama's
     installer makes. `home`: None for a user without one."""
-    if named := environ.get("OLLAMA_MODELS"):
-        return [Path(named)]
+    if own_folder := environ.get("OLLAMA_MODELS"):
+        return [Path(own_folder)]
     return [*([] if home is None else [home / ".ollama" / "models"]), SERVICE]
 
 
@@ -59,7 +59,7 @@ def find(name: str, root: Path | None = None) -> Manifest | None:
             roots = stores(os.environ, Path.home())
         except RuntimeError:  # a user without a home directory
             roots = stores(os.environ, None)
-        return next((found for one in roots if (found := find(name, one)) is not None), None)
+        return next((model for one in roots if (model := find(name, one)) is not None), None)
     tag = match["tag"] or LATEST
     if match["organisation"] is None:
         paths = [root.joinpath("manifests", *OFFICIAL, match["model"], tag)]
@@ -67,11 +67,11 @@ def find(name: str, root: Path | None = None) -> Manifest | None:
         hosts = listed(root / "manifests")
         paths = [host / match["organisation"] / match["model"] / tag for host in hosts]
     for path in paths:
-        found = read(root, path, name) if is_file(path) else None
-        if found is not None and found.path is None:
-            found.package()  # raises if it is a model of another form
-        if found is not None and found.path is not None and is_file(found.path):
-            return found
+        model = read(root, path, name) if is_file(path) else None
+        if model is not None and model.path is None:
+            model.package()  # raises if it is a model of another form
+        if model is not None and model.path is not None and is_file(model.path):
+            return model
     return None
 
 

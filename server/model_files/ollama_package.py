@@ -152,28 +152,28 @@ def _json(where: str, kind: str, texts: list[str], form: type) -> Any:
 
 
 def _params(where: str, texts: list[str]) -> dict[str, Any]:
-    found: dict[str, Any] = _json(where, "params", texts, dict)
-    return found
+    params: dict[str, Any] = _json(where, "params", texts, dict)
+    return params
 
 
 def _messages(where: str, texts: list[str]) -> tuple[dict[str, str], ...]:
-    found = []
+    messages = []
     listed: list[Any] = _json(where, "messages", texts, list)
     for number, one in enumerate(listed[: _MOST_MESSAGES + 1]):
-        said = f"{where}: its layer messages: message {number}"
+        place = f"{where}: its layer messages: message {number}"
         if (
             not isinstance(one, dict)
             or one.get("role") not in _ROLES
             or not isinstance(one.get("content"), str)
         ):
-            raise ConfigError(f"{said} needs a role, one of {', '.join(_ROLES)}, and a text as content")
+            raise ConfigError(f"{place} needs a role, one of {', '.join(_ROLES)}, and a text as content")
         if other := next(
             (key for key, value in one.items() if key not in ("role", "content") and value), None
         ):
-            raise ConfigError(f"{said} has {other[:40]!r}, which is not supported; supported: role, content")
-        found.append({"role": one["role"], "content": one["content"]})
-    if len(found) > _MOST_MESSAGES:
+            raise ConfigError(f"{place} has {other[:40]!r}, which is not supported; supported: role, content")
+        messages.append({"role": one["role"], "content": one["content"]})
+    if len(messages) > _MOST_MESSAGES:
         raise ConfigError(
             f"{where}: its layer messages has {len(listed)} messages; at most {_MOST_MESSAGES} are read"
         )
-    return tuple(found)
+    return tuple(messages)

@@ -59,9 +59,9 @@ def model_directory(path: Path, own_tokenizer: bool = True, package: Package | N
     folder = private_folder(_FOLDER)
     extra = {} if package is None else {package_file: package.to_json()}
     more = [hashlib.sha256(content).hexdigest() for content in extra.values()]
-    made = _existing(folder / _digest(index, header, *more))
-    if made is not None:
-        return made
+    directory = _existing(folder / _digest(index, header, *more))
+    if directory is not None:
+        return directory
     try:
         files = gguf_tokenizer.tokenizer_files(read_gguf(path).metadata)
     except ConfigError as error:

@@ -45,9 +45,9 @@ def private_folder(name: str) -> Path:
 
 def is_private(folder: Path) -> bool:
     """Return whether this user owns the folder, may write to it, and nobody else has access."""
-    found = folder.lstat()
-    owned = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
-    return owned and not found.st_mode & 0o077 and os.access(folder, os.W_OK)
+    status = folder.lstat()
+    owned = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    return owned and not status.st_mode & 0o077 and os.access(folder, os.W_OK)
 
 
 @lru_cache

@@ -39,11 +39,11 @@ def refuse_without_model(directory: Path, name: str) -> None:
     for path in listed(directory):
         if cure := put_together(path.name):
             raise ConfigError(f"{name.rstrip('/')}/{path.name}: no GGUF file{cure}")
-    found = sorted(models_below(directory))
-    if not found:
+    paths_below = sorted(models_below(directory))
+    if not paths_below:
         return
-    more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
-    paths = ", ".join(f"{name.rstrip('/')}/{path}" for path in found[:_MOST_NAMED])
+    more = f" and {len(paths_below) - _MOST_NAMED} more" if len(paths_below) > _MOST_NAMED else ""
+    paths = ", ".join(f"{name.rstrip('/')}/{path}" for path in paths_below[:_MOST_NAMED])
     raise ConfigError(
         f"{name}: no model lies in the directory itself; name one of those below it: {paths}{more}"
     )

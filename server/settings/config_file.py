@@ -19,21 +19,21 @@ def from_file(config: str) -> tuple[dict[str, Any], list[str]]:
     """What a file says, by name of the setting, and a line for each name that is left out. `config`: a path, or the name of a
     preset. Raises SettingsError."""
     path = _path_of(config)
-    given = _read(config, path)
-    found: dict[str, Any] = {}
+    values = _read(config, path)
+    settings: dict[str, Any] = {}
     foreign: dict[str, Any] = {}
-    for key, value in given.items():
+    for key, value in values.items():
         name = key.replace("-", "_") if isinstance(key, str) else key
         if name not in TABLE:
             foreign[str(key)] = value
-        elif name in found:
+        elif name in settings:
             raise SettingsError(f"{path}: {name} stands twice, once with dashes; leave one out")
         else:
-            found[name] = value
+            settings[name] = value
     notes = _foreign(path, foreign) if foreign else []
     return {
         name: _filled(path, name, value)
-        for name, value in found.items()
+        for name, value in settings.items()
         if value is not None or name in NEVER_EMPTY
     }, notes
 
@@ -45,22 +45,22 @@ def _filled(path: Path, name: str, value: Any) -> Any:
     return value
 
 
-def _foreign(path: Path, given: Mapping[str, Any]) -> list[str]:
+def _foreign(path: Path, values: Mapping[str, Any]) -> list[str]:
     """A line for each name of another server that changes nothing. Raises SettingsError, which names all other ones."""
     # Here only: most files have no such names, and clients wait for the port.
     from server.settings.foreign.command_line import ROWS, read_flags
     from server.settings.foreign.rows import Kind, by_name
 
     notes, unknown, rows = [], [], by_name(ROWS)
-    for name, value in given.items():
+    for name, value in values.items():
         flag = f"--{name.replace('_', '-')}"
         if flag in rows and (
             value is None or (value is False and _negative(flag) not in rows and rows[flag].kind is Kind.USE)
         ):
             continue  # vLLM, too, takes it for a name that is not there
-        found = read_flags([_word(flag, value)], {})
-        notes += [f"{path}: {name}{line[line.index(' ') :]}" for line in found.warnings]
-        for _, advice in found.unknown:
+        reading = read_flags([_word(flag, value)], {})
+        notes += [f"{path}: {name}{line[line.index(' ') :]}" for line in reading.warnings]
+        for _, advice in reading.unknown:
             unknown.append(
                 (name, advice if flag in rows else f"no such setting{nearest(name.replace('-', '_'), TABLE)}")
             )

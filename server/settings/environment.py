@@ -34,9 +34,9 @@ def from_environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], list[s
 
     Raises SettingsError.
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     notes = []
-    known = {row.variable: row.name for row in (*TABLE.values(), CONFIG)}
+    by_variable = {row.variable: row.name for row in (*TABLE.values(), CONFIG)}
     for variable in sorted(environ):
         if not variable.startswith(ENV_PREFIX):
             continue
@@ -44,16 +44,16 @@ def from_environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], list[s
         is_address = _KUBERNETES_PORT.fullmatch(rest) and _KUBERNETES_ADDRESS.fullmatch(value)
         if is_address or _KUBERNETES.fullmatch(rest):
             notes.append(f"{variable} is a Kubernetes service link, not a setting: ignored")
-        elif not value and known.get(variable) not in NEVER_EMPTY:
+        elif not value and by_variable.get(variable) not in NEVER_EMPTY:
             continue
         elif not value:
             raise SettingsError(f"{variable}: it is given but empty; leave it out to serve without a key")
-        elif variable in known:
-            found[known[variable]] = value
+        elif variable in by_variable:
+            values[by_variable[variable]] = value
         else:
-            names = [name.upper() for name in known.values()]
+            names = [name.upper() for name in by_variable.values()]
             raise SettingsError(f"{variable}: no such setting{nearest(rest.upper(), names, ENV_PREFIX)}")
-    return found, notes
+    return values, notes
 
 
 def foreign_keys(
@@ -76,19 +76,19 @@ def foreign_keys(
     ]
     if not access.names:
         notes += [f"{name} is empty: requests need no key" for name in access.empty]
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     if access.keys:
-        found["api_key"] = tuple(dict.fromkeys(key for keys in access.keys.values() for key in keys))
+        values["api_key"] = tuple(dict.fromkeys(key for keys in access.keys.values() for key in keys))
     if access.file:
-        found["api_key_file"] = access.file
-    return found, notes
+        values["api_key_file"] = access.file
+    return values, notes
 
 
 def _own_name(variable: str, access: ForeignAccess) -> str:
     return TABLE["api_key" if variable in access.keys else "api_key_file"].variable
 
 
-def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
+def nearest(name: str, names: Iterable[str], prefix: str = "") -> str:
     """A hint, or "" where nothing is near. `prefix` is what all names have in common, which makes none of them nearer."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.7)
+    near = difflib.get_close_matches(name, list(names), n=1, cutoff=0.7)
     return f"; did you mean {prefix}{near[0]}?" if near else ""

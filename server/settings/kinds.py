@@ -52,7 +52,7 @@ class Setting:
     """Turns what a flag, a variable or a file says into the value of the setting. Raises Unfit."""
     default: Any
     """Value where neither flag nor environment nor file has one. None: decided by the model or the machine."""
-    shown: str = "{}"
+    wording: str = "{}"
     """Default in words; `{}` stands for the default itself. Empty: not said."""
     help: str
     """What the setting does, in a sentence or two, without the default."""
@@ -88,7 +88,7 @@ class Setting:
     @property
     def default_text(self) -> str:
         """Default as `--help` and the docs page show it; empty where there is nothing to say."""
-        return self.shown.replace("{}", self._plain_default())
+        return self.wording.replace("{}", self._plain_default())
 
     @property
     def help_line(self) -> str:
@@ -96,14 +96,14 @@ class Setting:
         default = self.default_text
         return f"{self.help.removesuffix('.')} [{default}]." if default else self.help
 
-    def value_of(self, said: Any) -> Any:
+    def value_of(self, value: Any) -> Any:
         """The value for what a flag, a variable or a file says. Raises Unfit."""
-        if said is None and self.default is None:
+        if value is None and self.default is None:
             return None
-        if isinstance(said, bool) and not self.is_switch:
+        if isinstance(value, bool) and not self.is_switch:
             # YAML's `true` (and `yes`, and `on`) would be the number 1 for a setting that is a number.
-            raise Unfit("it should not be true or false", said)
-        return self.read(said)
+            raise Unfit("it should not be true or false", value)
+        return self.read(value)
 
     def _plain_default(self) -> str:
         value = self.default
@@ -142,7 +142,7 @@ def integer(
     low: int | None = None,
     high: int | None = None,
     below: int | None = None,
-    shown: str = "{}",
+    wording: str = "{}",
     opens: str = "",
 ) -> int | D:
     """A whole number: at least `low`, at most `high`, less than `below`."""
@@ -152,7 +152,13 @@ def integer(
 
     kind = f"integer{_range(low=low, high=high, below=below)}"
     row = Setting(
-        kind=kind, read=read, default=default, shown=shown, help=help_, metavar="<int>", opens=opens
+        kind=kind,
+        read=read,
+        default=default,
+        wording=wording,
+        help=help_,
+        metavar="<int>",
+        opens=opens,
     )
     return _carrying(row, default)
 
@@ -165,29 +171,41 @@ def number(
     above: float | None = None,
     high: float | None = None,
     may_be_infinite: bool = False,
-    shown: str = "{}",
+    wording: str = "{}",
     opens: str = "",
 ) -> float | D:
     """A number: at least `low`, greater than `above`, at most `high`."""
 
     def read(value: Any) -> float:
-        found = read_number(value)
-        if not may_be_infinite and not math.isfinite(found):
+        number = read_number(value)
+        if not may_be_infinite and not math.isfinite(number):
             raise Unfit("it should be a finite number", value)
-        return _within(found, value, low=low, above=above, high=high)
+        return _within(number, value, low=low, above=above, high=high)
 
     kind = f"number{_range(low=low, above=above, high=high)}"
     row = Setting(
-        kind=kind, read=read, default=default, shown=shown, help=help_, metavar="<float>", opens=opens
+        kind=kind,
+        read=read,
+        default=default,
+        wording=wording,
+        help=help_,
+        metavar="<float>",
+        opens=opens,
     )
     return _carrying(row, default)
 
 
-def byte_size(default: D, help_: str, *, shown: str = "{}", opens: str = "") -> int | D:
+def byte_size(default: D, help_: str, *, wording: str = "{}", opens: str = "") -> int | D:
     """A number of bytes above 0, with or without a unit: 4GiB, 512M, 1000000."""
     kind = "bytes, such as `4GiB` or `1000000`"
     row = Setting(
-        kind=kind, read=read_size, default=default, shown=shown, help=help_, metavar="BYTES", opens=opens
+        kind=kind,
+        read=read_size,
+        default=default,
+        wording=wording,
+        help=help_,
+        metavar="BYTES",
+        opens=opens,
     )
     return _carrying(row, default)
 
@@ -203,31 +221,43 @@ def text(
     *,
     metavar: str = "<str>",
     may_be_empty: bool = False,
-    shown: str = "{}",
+    wording: str = "{}",
     opens: str = "",
 ) -> str | D:
     """A string, of at least one character unless `may_be_empty`."""
     read = read_string if may_be_empty else read_text
     row = Setting(
-        kind="string", read=read, default=default, shown=shown, help=help_, metavar=metavar, opens=opens
+        kind="string",
+        read=read,
+        default=default,
+        wording=wording,
+        help=help_,
+        metavar=metavar,
+        opens=opens,
     )
     return _carrying(row, default)
 
 
-def choice(default: D, help_: str, values: tuple[C, ...], *, shown: str = "{}", opens: str = "") -> C | D:
+def choice(default: D, help_: str, values: tuple[C, ...], *, wording: str = "{}", opens: str = "") -> C | D:
     """One of `values`."""
     quoted = [f"'{value}'" for value in values]
     expected = f"it should be {', '.join(quoted[:-1])} or {quoted[-1]}"
 
     def read(value: Any) -> C:
-        for known in values:
-            if known == value:
-                return known
+        for allowed in values:
+            if allowed == value:
+                return allowed
         raise Unfit(expected, value)
 
     kind = ", ".join(f"`{value}`" for value in values)
     row = Setting(
-        kind=kind, read=read, default=default, shown=shown, help=help_, metavar="<str>", opens=opens
+        kind=kind,
+        read=read,
+        default=default,
+        wording=wording,
+        help=help_,
+        metavar="<str>",
+        opens=opens,
     )
     return _carrying(row, default)
 
@@ -239,18 +269,24 @@ def switch(default: bool, help_: str, *, opens: str = "") -> bool:
     return _carrying(row, default)
 
 
-def key(default: D, help_: str, *, shown: str = "{}") -> str | D:
+def key(default: D, help_: str, *, wording: str = "{}") -> str | D:
     """A secret."""
     row = Setting(
-        kind="string", read=read_key, default=default, shown=shown, help=help_, metavar="<str>", secret=True
+        kind="string",
+        read=read_key,
+        default=default,
+        wording=wording,
+        help=help_,
+        metavar="<str>",
+        secret=True,
     )
     return _carrying(row, default)
 
 
-def keys(help_: str, *, shown: str, opens: str = "") -> tuple[str, ...]:
+def keys(help_: str, *, wording: str, opens: str = "") -> tuple[str, ...]:
     """Secrets, none by default."""
     row = Setting(
-        kind="strings", read=read_keys, default=(), shown=shown, help=help_, metavar="<list[str]>",
+        kind="strings", read=read_keys, default=(), wording=wording, help=help_, metavar="<list[str]>",
         several=True, secret=True, opens=opens,
     )  # fmt: skip
     return _carrying(row, ())
@@ -262,74 +298,74 @@ def names(
     *,
     commas_in_items: bool = False,
     json_lists: bool = False,
-    shown: str = "{}",
+    wording: str = "{}",
     opens: str = "",
 ) -> tuple[str, ...]:
     """Strings of at least one character each; see `read_names` for how they are written."""
     read = partial(read_names, commas_in_items=commas_in_items, json_lists=json_lists)
     row = Setting(
-        kind="strings", read=read, default=default, shown=shown, help=help_, metavar="<list[str]>", several=True, opens=opens
+        kind="strings", read=read, default=default, wording=wording, help=help_, metavar="<list[str]>", several=True, opens=opens
     )  # fmt: skip
     return _carrying(row, default)
 
 
-def aliases(help_: str, *, shown: str, opens: str = "") -> tuple[str, ...]:
+def aliases(help_: str, *, wording: str, opens: str = "") -> tuple[str, ...]:
     """Patterns and names, none by default; see `read_aliases`."""
     row = Setting(
-        kind="strings `PATTERN=NAME`", read=read_aliases, default=(), shown=shown, help=help_,
+        kind="strings `PATTERN=NAME`", read=read_aliases, default=(), wording=wording, help=help_,
         metavar="PATTERN=NAME", several=True, opens=opens,
     )  # fmt: skip
     return _carrying(row, ())
 
 
-def modules(help_: str, *, shown: str, opens: str = "") -> tuple[str, ...]:
+def modules(help_: str, *, wording: str, opens: str = "") -> tuple[str, ...]:
     """Names and paths, none by default; see `read_modules`."""
     row = Setting(
-        kind="strings; `NAME=PATH`, or JSON objects", read=read_modules, default=(), shown=shown, help=help_,
+        kind="strings; `NAME=PATH`, or JSON objects", read=read_modules, default=(), wording=wording, help=help_,
         metavar="NAME=PATH", several=True, opens=opens,
     )  # fmt: skip
     return _carrying(row, ())
 
 
-def pairs(help_: str, *, shown: str, opens: str = "") -> Mapping[str, Scalar]:
+def pairs(help_: str, *, wording: str, opens: str = "") -> Mapping[str, Scalar]:
     """Names and values, none by default."""
     default: dict[str, Scalar] = {}
     row = Setting(
-        kind="mapping; `NAME=VALUE` outside of YAML", read=read_pairs, default=default, shown=shown, help=help_,
+        kind="mapping; `NAME=VALUE` outside of YAML", read=read_pairs, default=default, wording=wording, help=help_,
         metavar="NAME=VALUE", several=True, opens=opens,
     )  # fmt: skip
     return _carrying(row, default)
 
 
-def json_object(help_: str, *, shown: str, opens: str = "") -> Mapping[str, Any]:
+def json_object(help_: str, *, wording: str, opens: str = "") -> Mapping[str, Any]:
     """A JSON object, empty by default."""
     default: dict[str, Any] = {}
     row = Setting(
-        kind="mapping; a JSON object outside of YAML", read=read_json_object, default=default, shown=shown, help=help_,
+        kind="mapping; a JSON object outside of YAML", read=read_json_object, default=default, wording=wording, help=help_,
         metavar="JSON", opens=opens,
     )  # fmt: skip
     return _carrying(row, default)
 
 
 def _within(
-    found: N,
-    said: Any,
+    number: N,
+    value: Any,
     *,
     low: float | None = None,
     above: float | None = None,
     high: float | None = None,
     below: float | None = None,
 ) -> N:
-    """`found`, if it is inside of the bounds. Not-a-number is inside of none. Raises Unfit."""
-    if high is not None and not found <= high:
-        raise Unfit(f"it should be less than or equal to {high:g}", said)
-    if below is not None and not found < below:
-        raise Unfit(f"it should be less than {below}", said)
-    if low is not None and not found >= low:
-        raise Unfit(f"it should be greater than or equal to {low:g}", said)
-    if above is not None and not found > above:
-        raise Unfit(f"it should be greater than {above:g}", said)
-    return found
+    """`number`, if it is inside of the bounds. Not-a-number is inside of none. Raises Unfit."""
+    if high is not None and not number <= high:
+        raise Unfit(f"it should be less than or equal to {high:g}", value)
+    if below is not None and not number < below:
+        raise Unfit(f"it should be less than {below}", value)
+    if low is not None and not number >= low:
+        raise Unfit(f"it should be greater than or equal to {low:g}", value)
+    if above is not None and not number > above:
+        raise Unfit(f"it should be greater than {above:g}", value)
+    return number
 
 
 def _range(

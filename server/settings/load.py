@@ -32,21 +32,21 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[Settings
     `flags` maps names of settings, and `config`, to what the command line has given for them; None and [] mean "not given".
     Raises SettingsError.
     """
-    given = {name: value for name, value in flags.items() if value is not None and value != []}
+    flag_values = {name: value for name, value in flags.items() if value is not None and value != []}
     from_env, notes = from_environment(environ)
-    flag, variable = given.pop(CONFIG.name, None), from_env.pop(CONFIG.name, None)
+    flag, variable = flag_values.pop(CONFIG.name, None), from_env.pop(CONFIG.name, None)
     config = flag or variable
-    if config is None and "model" not in given and "model" not in from_env:
+    if config is None and "model" not in flag_values and "model" not in from_env:
         config = DEFAULT_PRESET
     file_values, on_file = from_file(config) if config is not None else ({}, [])
     notes += on_file
-    for name in given:
+    for name in flag_values:
         if name not in TABLE:
             raise SettingsError(f"--{name.replace('_', '-')}: no such setting{nearest(name, TABLE)}")
     values: dict[str, Any] = {}
     for name, row in TABLE.items():
         for source, layer in (
-            (row.flag, given),
+            (row.flag, flag_values),
             (row.variable, from_env),
             (f"{config}: {name}", file_values),
         ):
@@ -54,14 +54,14 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[Settings
                 try:
                     values[name] = row.value_of(layer[name])
                 except Unfit as fault:
-                    shown = "" if row.secret else f" (not {str(fault.value)[:100]!r})"
-                    raise SettingsError(f"{source}: {fault}{shown}") from None
+                    quoted = "" if row.secret else f" (not {str(fault.value)[:100]!r})"
+                    raise SettingsError(f"{source}: {fault}{quoted}") from None
                 break
     has_keys = bool(values.get("api_key") or values.get("api_key_file"))
     from_others, on_keys = foreign_keys(environ, values.get("api_key", ()), has_keys=has_keys)
     values |= from_others
     notes += [*on_keys, *_foreign_notes(environ)]
-    settings = Settings(**values, given=frozenset(values))
+    settings = Settings(**values, explicit=frozenset(values))
     if message := _conflict(settings):
         raise SettingsError(message)
     return settings, notes
@@ -93,7 +93,7 @@ def _cors_fault(settings: Settings) -> str | None:
     origins = settings.allowed_origins
     if not origins:
         for name in ("allowed_methods", "allowed_headers", "allow_credentials"):
-            if name in settings.given and getattr(settings, name):
+            if name in settings.explicit and getattr(settings, name):
                 return f"{TABLE[name].flag} has no effect without --allowed-origins"
         return None
     if settings.allow_credentials and "*" in origins:

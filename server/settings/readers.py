@@ -80,10 +80,10 @@ def read_integer(value: Any) -> int:
 
 def _scaled(match: re.Match[str], value: str) -> int:
     whole, fraction, scale = int(match[1]), (match[2] or ".")[1:], _SCALES[match[3]]
-    found, rest = divmod(int(f"0{fraction}") * scale, int(f"1{'0' * len(fraction)}"))
+    part_of_unit, rest = divmod(int(f"0{fraction}") * scale, int(f"1{'0' * len(fraction)}"))
     if rest:
         raise Unfit("it should be a valid integer, got a number with a fractional part", value)
-    return whole * scale + found
+    return whole * scale + part_of_unit
 
 
 def read_number(value: Any) -> float:
@@ -117,15 +117,15 @@ def read_string(value: Any) -> str:
 
 def read_text(value: Any) -> str:
     """A string of at least one character, all of it valid UTF-8."""
-    found = read_string(value)
+    text = read_string(value)
     try:
-        found.encode()
+        text.encode()
     except UnicodeEncodeError:
         message = "it should be a valid string, unable to parse raw data as a unicode string"
         raise Unfit(message, value) from None
-    if not found:
+    if not text:
         raise Unfit("it should have at least 1 character", value)
-    return found
+    return text
 
 
 def read_key(value: Any) -> str:
@@ -151,45 +151,45 @@ def read_names(value: Any, *, json_lists: bool = False, commas_in_items: bool = 
         parts, split = [value], True
     else:
         parts, split = _items(value), commas_in_items
-    found: list[Any] = []
+    names: list[Any] = []
     for part in parts:
         if json_lists and isinstance(part, str) and part.lstrip().startswith("["):
             try:
-                found += json.loads(part)
+                names += json.loads(part)
             except ValueError:
                 raise Unfit("it should be a name, or a JSON list of names", value) from None
         else:
-            found += split_at_commas(part) if split and isinstance(part, str) else [part]
-    return tuple(map(read_text, found))
+            names += split_at_commas(part) if split and isinstance(part, str) else [part]
+    return tuple(map(read_text, names))
 
 
 def read_aliases(value: Any) -> tuple[str, ...]:
     """PATTERN=NAME, with commas between several in a string."""
-    found = read_names(value)
-    for one in found:
+    aliases = read_names(value)
+    for one in aliases:
         pattern, _, name = one.partition("=")
         if not (pattern.strip() and name.strip()):
             raise Unfit("it should be PATTERN=NAME, such as claude-*=my-model", one)
-    return found
+    return aliases
 
 
 def read_modules(value: Any) -> tuple[str, ...]:
     """NAME=PATH, with commas between several in a string; or JSON objects, also as mappings of a YAML list. Objects are returned
     as JSON."""
-    found: list[str] = []
+    modules: list[str] = []
     for item in [value] if isinstance(value, str | dict) else _items(value):
         if isinstance(item, dict):
-            found.append(json.dumps(item))
+            modules.append(json.dumps(item))
         elif isinstance(item, str) and item.lstrip().startswith("["):
             try:
-                found += read_modules(json.loads(item))
+                modules += read_modules(json.loads(item))
             except ValueError:
                 raise Unfit("it should be NAME=PATH or a JSON object", value) from None
         elif isinstance(item, str) and item.lstrip().startswith("{"):
-            found.append(item)
+            modules.append(item)
         else:
-            found += map(read_text, split_at_commas(item) if isinstance(item, str) else [item])
-    return tuple(found)
+            modules += map(read_text, split_at_commas(item) if isinstance(item, str) else [item])
+    return tuple(modules)
 
 
 def read_pairs(value: Any) -> dict[str, Scalar]:
@@ -197,11 +197,11 @@ def read_pairs(value: Any) -> dict[str, Scalar]:
     pairs = split_at_commas(value) if isinstance(value, str) else value
     if isinstance(pairs, list):
         pairs = dict(_pair(str(pair), value) for pair in pairs)
-    found = _mapping(pairs)
-    for one in found.values():
+    pairs_read = _mapping(pairs)
+    for one in pairs_read.values():
         if not isinstance(one, Scalar):
             raise Unfit("it should be a valid string", one)
-    return found
+    return pairs_read
 
 
 def _pair(pair: str, whole: Any) -> tuple[str, Any]:
@@ -209,8 +209,8 @@ def _pair(pair: str, whole: Any) -> tuple[str, Any]:
 
     from server.settings.yaml_1_2 import load_yaml
 
-    name, found, text = pair.partition("=")
-    if not found:
+    name, separator, text = pair.partition("=")
+    if not separator:
         raise Unfit("it should be NAME=VALUE", whole)
     try:
         return name.strip(), load_yaml(text)

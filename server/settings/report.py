@@ -14,16 +14,16 @@ _IN_ADDRESS = re.compile(r"(?<=://)[^/?#\s]*(?=@)|(?<=\?).*", re.DOTALL)
 
 
 def report(settings: Settings) -> dict[str, dict[str, Any]]:
-    """By name: `value`, and `given`, which is true if flag, environment or file has set it. A secret's value is null, and `set`
+    """By name: `value`, and `is_set`, which is true if flag, environment or file has set it. A secret's value is null, and `set`
     says whether there is one. An address (`://`) is shown without what may be secret in it."""
-    found: dict[str, dict[str, Any]] = {}
+    rows: dict[str, dict[str, Any]] = {}
     for name, row in TABLE.items():
-        value, given = getattr(settings, name), name in settings.given
+        value, is_set = getattr(settings, name), name in settings.explicit
         if row.secret:
-            found[name] = {"value": None, "set": bool(value), "given": given}
+            rows[name] = {"value": None, "set": bool(value), "given": is_set}
         else:
-            found[name] = {"value": _plain(value), "given": given}
-    return found
+            rows[name] = {"value": _plain(value), "given": is_set}
+    return rows
 
 
 def _plain(value: Any) -> Any:

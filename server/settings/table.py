@@ -49,14 +49,14 @@ class Settings:
         "Model directory, GGUF file, hub name ORG/NAME or ORG/NAME:Q4_K_M, or a name that `cohort list` shows; the same as the "
         "argument MODEL.",
         metavar="MODEL",
-        shown="the best one on this disk that fits; SmolLM2-135M-Instruct where there is none",
+        wording="the best one on this disk that fits; SmolLM2-135M-Instruct where there is none",
         opens="Model and address",
     )
     revision: str | None = text(
-        None, "Branch, tag or commit of a model on the hub.", shown="the default branch"
+        None, "Branch, tag or commit of a model on the hub.", wording="the default branch"
     )
     download_dir: str | None = text(
-        None, "Directory for models from the hub.", metavar="DIR", shown="the cache of huggingface_hub"
+        None, "Directory for models from the hub.", metavar="DIR", wording="the cache of huggingface_hub"
     )
     host: str = text(
         "127.0.0.1",
@@ -67,26 +67,26 @@ class Settings:
     served_model_name: tuple[str, ...] = names(
         (),
         "Name of the model in the API; may be given several times.",
-        shown="the name of the directory or file, or the hub name",
+        wording="the name of the directory or file, or the hub name",
     )
     model_alias: tuple[str, ...] = aliases(
         "Further names of a served model or adapter, as PATTERN=NAME such as 'claude-*=my-model'; may be given several times. "
         "`*` stands for any characters. The first pattern that matches counts, and answers carry the name that was asked for.",
-        shown="none",
+        wording="none",
     )
     tokenizer: str | None = text(
-        None, "Directory of the tokenizer.", shown="the model's", opens="Text and sampling"
+        None, "Directory of the tokenizer.", wording="the model's", opens="Text and sampling"
     )
     chat_template: str | None = text(
         None,
         "Jinja chat template: a file, the name of one of the model's templates, or the text itself.",
-        shown="the model's",
+        wording="the model's",
     )
     classifier_from_token: str | None = text(
         None,
         "Tokens whose logits a reranker answers with, that for no and that for yes: no,yes.",
         metavar="NO,YES",
-        shown="the model's files, or Qwen3-Reranker's for a model of that name",
+        wording="the model's files, or Qwen3-Reranker's for a model of that name",
     )
     tool_call_parser: str | None = choice(
         None,
@@ -96,7 +96,7 @@ class Settings:
             "jamba", "nemotron_json", "deepseek_v3", "deepseek_v31", "deepseek_v32", "deepseek_v4", "kimi_k2", "openai",
             "pythonic", "llama4_pythonic", "lfm2", "olmo3", "functiongemma", "gemma4", "none",
         ),
-        shown="the format in the chat template; calls in other formats stay text",
+        wording="the format in the chat template; calls in other formats stay text",
     )  # fmt: skip
     generic_tools: bool = switch(
         True,
@@ -109,7 +109,7 @@ class Settings:
             "qwen3", "deepseek_r1", "mistral", "seed_oss", "cohere", "gemma4", "thinking", "thought", "openai_gptoss",
             "deepseek_v3", "glm45", "kimi_k2", "minimax_m2", "olmo3", "none",
         ),
-        shown="the format in the chat template",
+        wording="the format in the chat template",
     )  # fmt: skip
     reasoning_field: str = choice(
         "both",
@@ -128,7 +128,7 @@ class Settings:
     )
     override_generation_config: Mapping[str, Any] = json_object(
         "Sampling defaults that take precedence over --generation-config, such as '{\"temperature\": 0.5}'.",
-        shown="",
+        wording="",
     )
     dtype: str = text(
         "auto",
@@ -137,19 +137,22 @@ class Settings:
         opens="Device and memory",
     )
     device: str = text("auto", f"Device: {', '.join(_DEVICES[:-1])} or {_DEVICES[-1]}.", may_be_empty=True)
-    max_model_len: int | None = integer(None, "Context length in tokens.", low=1, shown="the model's")
+    max_model_len: int | None = integer(None, "Context length in tokens.", low=1, wording="the model's")
     max_num_seqs: int = integer(
-        64, "Maximum number of sequences in a step.", low=1, shown="{}, or fewer if memory is short"
+        64, "Maximum number of sequences in a step.", low=1, wording="{}, or fewer if memory is short"
     )
     max_num_batched_tokens: int = integer(
-        2048, "Maximum number of tokens in a step.", low=1, shown="{}; on a CPU 512 per thread, at most 2048"
+        2048,
+        "Maximum number of tokens in a step.",
+        low=1,
+        wording="{}; on a CPU 512 per thread, at most 2048",
     )
     block_size: int = integer(16, "Number of tokens in a KV block.", low=1, high=1024)
     kv_cache_memory_bytes: int | None = byte_size(
         None,
         "Memory for the KV cache, such as 4GiB. On a CPU, a given size is allocated at the start; without one, the cache grows "
         "with its use.",
-        shown="the free memory",
+        wording="the free memory",
     )
     kv_cache_dtype: str = text(
         "auto",
@@ -185,7 +188,7 @@ class Settings:
         "Order of waiting requests: fcfs (first come, first served), priority (lowest `priority` first) or fair (first the "
         "API key that was served least).",
         SCHEDULING_POLICIES,
-        shown="fcfs; fair with several API keys or a file of them",
+        wording="fcfs; fair with several API keys or a file of them",
     )
     target_itl_ms: float | None = number(
         None,
@@ -193,7 +196,7 @@ class Settings:
         "fast as possible and delays the streams.",
         low=0,
         high=60_000,
-        shown="1.75 times a step without prompts",
+        wording="1.75 times a step without prompts",
     )
     enable_prefix_caching: bool = switch(
         True, "Reuse the KV cache of earlier requests whose prompts have the same beginning."
@@ -206,7 +209,7 @@ class Settings:
     attention_backend: str = text(
         "auto",
         "Implementation of attention: flash-attn (the library, extra [flash]), triton, varlen (torch's own, from 2.12) or torch.",
-        shown="{}: on a GPU the first of these that works, on a CPU Cohort's own kernel",
+        wording="{}: on a GPU the first of these that works, on a CPU Cohort's own kernel",
         opens="Computation",
     )
     enforce_eager: bool = switch(
@@ -221,12 +224,12 @@ class Settings:
         "Quantize weights at load: int8 (a scale per 32 values; half the memory and about 1.5 times the speed on a CPU), int4 "
         "(a scale and a minimum per 32 values, the head in int8; on CPUs) or fp8 (e4m3, on GPUs with FP8 arithmetic). "
         "Activations have 8 bits.",
-        shown="none, or the checkpoint's",
+        wording="none, or the checkpoint's",
     )
     cpu_isa: str | None = text(
         None,
         "Instruction set of the CPU kernels: avx512_bf16, avx512_vnni, avx512 or avx2.",
-        shown="the best that this CPU has",
+        wording="the best that this CPU has",
     )
     tensor_parallel_size: int = integer(
         1,
@@ -244,7 +247,7 @@ class Settings:
         None,
         "Maximum number of steps in flight, submitted but not finished; with 1, each step waits for the one before.",
         low=1,
-        shown="1 on a CPU, else 2",
+        wording="1 on a CPU, else 2",
     )
     # Each proposed token is computed, and most of a long guess is wrong: hence the limit.
     num_speculative_tokens: int = integer(
@@ -257,7 +260,7 @@ class Settings:
     speculative_config: Mapping[str, Any] = json_object(
         "How tokens are proposed, as a JSON object: method (ngram or draft_model), num_speculative_tokens, for ngram "
         "prompt_lookup_min and prompt_lookup_max, for draft_model the model, a smaller one with the same vocabulary.",
-        shown="none",
+        wording="none",
     )
     enable_lora: bool = switch(
         False,
@@ -267,7 +270,7 @@ class Settings:
     lora_modules: tuple[str, ...] = modules(
         "Adapter to load at the start, as NAME=PATH or as a JSON object with name and path; may be given several times. The path "
         "is a folder in PEFT's format, a GGUF file or a hub name.",
-        shown="none",
+        wording="none",
     )
     max_loras: int = integer(
         8, "Number of different adapters that a step may have, and that stay in memory.", low=1, high=256
@@ -286,7 +289,7 @@ class Settings:
     )
     seed: int = integer(0, "Seed of random weights.", low=0, below=2**63)
     api_key: tuple[str, ...] = keys(
-        "API key that clients must send; may be given several times.", shown="none", opens="Access"
+        "API key that clients must send; may be given several times.", wording="none", opens="Access"
     )
     api_key_file: str | None = text(
         None,
@@ -299,7 +302,7 @@ class Settings:
         None,
         "Key for paths that change the server or show what it does: adapters, /v1/settings, /v1/requests, the kill button and, "
         "with API keys, /v1/steps.",
-        shown="a new one at each start if stderr is a terminal, which shows it; otherwise these paths are 404",
+        wording="a new one at each start if stderr is a terminal, which shows it; otherwise these paths are 404",
     )
     admin_key_file: str | None = text(
         None, "File of further admin keys, in the form of --api-key-file.", metavar="FILE"
@@ -312,21 +315,21 @@ class Settings:
     allowed_origins: tuple[str, ...] = names(
         (),
         "Web origin whose pages may call this server from a browser, or '*'; may be given several times.",
-        shown="none",
+        wording="none",
         commas_in_items=True,
         json_lists=True,
     )
     allowed_methods: tuple[str, ...] = names(
         ("*",),
         "Method that pages of these origins may use; may be given several times.",
-        shown="all",
+        wording="all",
         commas_in_items=True,
         json_lists=True,
     )
     allowed_headers: tuple[str, ...] = names(
         ("*",),
         "Header that pages of these origins may send; may be given several times.",
-        shown="all",
+        wording="all",
         commas_in_items=True,
         json_lists=True,
     )
@@ -334,14 +337,14 @@ class Settings:
     allowed_hosts: tuple[str, ...] = names(
         (),
         "Name that requests may have in their Host header, *.NAME for all names below it, or '*'; may be given several times.",
-        shown="any; on a loopback address without --api-key: the names of the loopback and --host",
+        wording="any; on a loopback address without --api-key: the names of the loopback and --host",
         commas_in_items=True,
     )
     ssl_keyfile: str | None = text(
-        None, "Private key of the certificate, PEM.", shown="in the file of the certificate"
+        None, "Private key of the certificate, PEM.", wording="in the file of the certificate"
     )
     ssl_certfile: str | None = text(
-        None, "Certificate and chain, PEM. With it the server speaks HTTPS.", shown="none: HTTP"
+        None, "Certificate and chain, PEM. With it the server speaks HTTPS.", wording="none: HTTP"
     )
     ssl_ca_certs: str | None = text(
         None, "Certificate authorities for checking the certificates of clients, PEM."
@@ -364,7 +367,7 @@ class Settings:
         EXECUTOR_MODES,
     )
     executor_option: Mapping[str, Scalar] = pairs(
-        "Option of the executor; may be given several times.", shown=""
+        "Option of the executor; may be given several times.", wording=""
     )
     api_server_count: int = integer(
         0,
@@ -438,9 +441,9 @@ class Settings:
         "URL to which traces of requests are sent by OTLP over HTTP, such as http://localhost:4318/v1/traces. Needs the extra "
         "`otel` of the package.",
         metavar="URL",
-        shown="none: no traces",
+        wording="none: no traces",
     )
-    given: frozenset[str] = frozenset()
+    explicit: frozenset[str] = frozenset()
     """Names of the settings that flags, environment or file have set. Not a setting itself."""
 
     @property
@@ -462,7 +465,7 @@ TABLE: Mapping[str, Setting] = {
 DEFAULTS = Settings()
 """The settings of a server that was told nothing."""
 CONFIG = Setting(
-    name="config", kind="string", read=read_text, default=None, shown="",
+    name="config", kind="string", read=read_text, default=None, wording="",
     help="YAML file of settings, or a preset: default, cpu, gpu.", metavar="FILE",
 )  # fmt: skip
 """Names the file: a flag and a variable, and no key of the file."""

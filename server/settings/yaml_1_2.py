@@ -47,7 +47,7 @@ class CoreLoader(yaml.SafeLoader):
         if not isinstance(node, yaml.MappingNode):  # `!!map` before something else
             return super().construct_mapping(node, deep)
         lines: dict[Any, int] = {}
-        found: dict[Any, Any] = {}
+        mapping: dict[Any, Any] = {}
         for key_node, value_node in node.value:
             key, line = self.construct_object(key_node, deep=True), key_node.start_mark.line + 1
             try:
@@ -56,10 +56,10 @@ class CoreLoader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(
                     None, None, "a key that is a list or a mapping", key_node.start_mark
                 ) from None
-            if key in found:
+            if key in mapping:
                 raise KeyTwice(key, first, line)
-            found[key] = self.construct_object(value_node, deep=deep)
-        return found
+            mapping[key] = self.construct_object(value_node, deep=deep)
+        return mapping
 
 
 def load_yaml(text: str) -> Any:

@@ -62,7 +62,7 @@ def test_the_file_of_smollm2_is_the_pinned_one(fetched_smollm2: Path) -> None:
 def test_smollm2_introduces_itself(server: ServerProcess) -> None:
     assert [one["id"] for one in server.get("/v1/models").json()["data"]] == ["SmolLM2-135M-Instruct"]
     text = server.log()
-    assert "Q4_1 weights" in text and default_model.SHOWN in text and "next: cohort serve " in text
+    assert "Q4_1 weights" in text and default_model.TITLE in text and "next: cohort serve " in text
     assert "sampling='temperature 0.7" in text
 
 

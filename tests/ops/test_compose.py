@@ -51,7 +51,7 @@ def test_a_setting_that_few_people_change_reaches_the_server(tmp_path: Path, sou
     assert (found.recovery_timeout, found.seed) == (77.5, 7)
     assert found.executor_option == {"step_delay_ms": 3}
     assert found.host == "0.0.0.0", "the image's"
-    assert found.given == {"recovery_timeout", "seed", "executor_option", "host"}
+    assert found.explicit == {"recovery_timeout", "seed", "executor_option", "host"}
 
 
 def test_every_setting_of_the_file_reaches_the_server(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_every_setting_of_the_file_reaches_the_server(tmp_path: Path) -> None:
 def test_without_a_file_nothing_but_the_image_decides(tmp_path: Path) -> None:
     compose = project(tmp_path)
     assert compose.environment("server") == {}
-    assert started_with(compose).given == {"host"} | set(_preset())
+    assert started_with(compose).explicit == {"host"} | set(_preset())
 
 
 def test_the_shell_wins_over_the_file(tmp_path: Path) -> None:

@@ -60,9 +60,9 @@ def runtime_folders(environ: Mapping[str, str]) -> list[Path]:
 
 def _shared(environ: Mapping[str, str]) -> list[dict[str, Any]]:
     home = Path.home()
-    found = roots(environ, home)
+    folders = roots(environ, home)
     rows = []
-    for path in (*found["Hugging Face"], *found["Cohort"]):
+    for path in (*folders["Hugging Face"], *folders["Cohort"]):
         rows.append(
             _row(
                 path, "models from the hub", "yes, if no other program needs them: fetched again", shared=True

@@ -88,9 +88,9 @@ def _rows(download_dir: str | None) -> tuple[list[dict[str, Any]], str]:
     models = [*own, *others]
     facts = _facts(models)
     names = _short_names(own, others)
-    known = {(one.path, one.package): row for one, row in zip(models, facts, strict=True)}
-    choice = best_model.choose(replace(settings, model=None), listing=others, known=known)
-    chosen = own[0] if choice.found is None else choice.found
+    facts_by_model = {(one.path, one.package): row for one, row in zip(models, facts, strict=True)}
+    choice = best_model.choose(replace(settings, model=None), listing=others, facts=facts_by_model)
+    chosen = own[0] if choice.entry is None else choice.entry
     rows = [
         {
             "short": short,
@@ -114,7 +114,7 @@ def _facts(models: list[Found]) -> list[dict[str, Any]]:
     from server.startup.core_configs import executor_config
 
     settings, _ = load({}, {})
-    found: dict[int, dict[str, Any]] = {
+    rows: dict[int, dict[str, Any]] = {
         number: {"context": None, "problem": one.problem} for number, one in enumerate(models)
     }
     with TemporaryDirectory(prefix="cohort-list-") as scratch:
@@ -125,16 +125,16 @@ def _facts(models: list[Found]) -> list[dict[str, Any]]:
                 if one.problem is None and one.is_gguf:
                     directory = write_source(one.path, Path(scratch) / str(number))
             except ConfigError as error:
-                found[number] = {"context": None, "problem": str(error)}
+                rows[number] = {"context": None, "problem": str(error)}
             else:
                 if one.problem is None:
                     configs[number] = asdict(executor_config(settings, directory))
         try:
             with busy("asking the executor what fits"):
-                found |= zip(configs, ask("fits", {"configs": list(configs.values())}), strict=True)
+                rows |= zip(configs, ask("fits", {"configs": list(configs.values())}), strict=True)
         except ToolError as error:
             fail(str(error), 1)
-    return [found[number] for number in range(len(models))]
+    return [rows[number] for number in range(len(models))]
 
 
 def _short_names(own: list[Found], others: list[Found]) -> list[str]:
@@ -149,8 +149,11 @@ def _short_names(own: list[Found], others: list[Found]) -> list[str]:
     except SettingsError:
         settings, _ = load({}, {})
     index, embedded = FolderIndex(others), embedded_directory()
-    named = [default_model.NAME if one.is_gguf else one.name for one in own]
-    return [*named, *(_short_name(one, replace(settings, revision=None), index, embedded) for one in others)]
+    own_names = [default_model.NAME if one.is_gguf else one.name for one in own]
+    return [
+        *own_names,
+        *(_short_name(one, replace(settings, revision=None), index, embedded) for one in others),
+    ]
 
 
 def _short_name(model: Found, settings: Settings, index: Any, embedded: Path) -> str:

@@ -79,16 +79,16 @@ def chosen(servers: Sequence[RunningServer], target: str | None) -> RunningServe
     """Return the server that is meant. Ends the process with one line where that is none or not clear."""
     if not servers:
         fail("no server runs on this machine", 1)
-    found = [one for one in servers if target is None or is_meant(one, target)]
+    matching = [one for one in servers if target is None or is_meant(one, target)]
     listed = "; ".join(described(one) for one in servers)
-    if not found:
+    if not matching:
         fail(f"{target}: no running server has this model, process id or address; running: {listed}", 1)
-    if len(found) > 1:
-        listed = "; ".join(described(one) for one in found)
+    if len(matching) > 1:
+        listed = "; ".join(described(one) for one in matching)
         fail(
-            f"{len(found)} servers {'run' if target is None else f'fit {target}'}: name one by its process id: {listed}"
+            f"{len(matching)} servers {'run' if target is None else f'fit {target}'}: name one by its process id: {listed}"
         )
-    return found[0]
+    return matching[0]
 
 
 def is_meant(server: RunningServer, target: str) -> bool:

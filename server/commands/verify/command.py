@@ -316,10 +316,10 @@ def _adapter(name: str) -> Path:
     return path if path.suffix == ".gguf" and path.is_file() else _directory("--lora", name)
 
 
-def _directory(said: str, name: str) -> Path:
+def _directory(flag: str, name: str) -> Path:
     from pathlib import Path
 
     directory = Path(name).expanduser().resolve()
     if not directory.is_dir():
-        fail(f"{said} {name}: no such directory")
+        fail(f"{flag} {name}: no such directory")
     return directory

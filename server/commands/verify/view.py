@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _STYLES = {EQUAL: "green", DIFFERENT: "bold red", NOT_THERE: "dim"}
-_SHOWN = 3
+_MOST_ROWS = 3
 """Differences of a kind that are shown; the others are counted."""
 _NUMBERS = 62
 """Columns that the numbers beside a prompt take."""
@@ -82,16 +82,16 @@ def _numbers(report: dict[str, Any], width: int) -> Table:
         zip(report["logits"]["prompts"], report["greedy"]["prompts"], strict=True)
     ):
         style = "" if row["logits_equal"] else "red"
-        told = f"{greedy['agreed']} of {greedy['of']}"
+        agreement = f"{greedy['agreed']} of {greedy['of']}"
         if greedy["equal"] and greedy["agreed"] < greedy["of"]:
-            told += " (a tie)"
+            agreement += " (a tie)"
         table.add_row(
             Text(_quoted(greedy["prompt"]) if "prompt" in greedy else f"random {i + 1}"),
             f"{row['length']:,}",
             Text(_number(row["whole"]), style=style),
             Text(_number(row["chunked"]), style=style),
             f"{row['largest']:.3g}",
-            Text(told, style="" if greedy["equal"] else "red"),
+            Text(agreement, style="" if greedy["equal"] else "red"),
         )
     return table
 
@@ -101,18 +101,18 @@ def _tolerance(report: dict[str, Any]) -> str:
     text = f"Largest difference of a logit from float64, whole and in chunks. Allowed: {allowed:.2g}"
     if own is None:
         return f"{text}, as given."
-    lost = f"what transformers itself loses in {report['dtype']}"
+    own_loss = f"what transformers itself loses in {report['dtype']}"
     if allowed == 2 * own:
-        return f"{text}, twice {lost}."
-    return f"{text}, which is {allowed / report['largest']:.0e} of the largest logit; {lost}: {own:.2g}."
+        return f"{text}, twice {own_loss}."
+    return f"{text}, which is {allowed / report['largest']:.0e} of the largest logit; {own_loss}: {own:.2g}."
 
 
 def _differences(report: dict[str, Any]) -> Iterable[Text]:
-    found = [
+    rows = [
         (f"chat template, {one['conversation']}", _shown(one["ours"]), _shown(one["theirs"]))
         for one in report["templates"]["differences"]
     ]
-    found += [
+    rows += [
         (f"token ids of {_quoted(one['text'])}", str(one["ours"]), str(one["theirs"]))
         for one in report["token_ids"]["differences"]
     ]
@@ -120,15 +120,15 @@ def _differences(report: dict[str, Any]) -> Iterable[Text]:
         if not row["equal"]:
             at = f"greedy text after token {row['agreed']}"
             ours, theirs = row.get("ours_text", str(row["ours"])), row.get("theirs_text", str(row["theirs"]))
-            found.append((at, ours, theirs))
-    for title, ours, theirs in found[:_SHOWN]:
+            rows.append((at, ours, theirs))
+    for title, ours, theirs in rows[:_MOST_ROWS]:
         begin = max(0, _parting(ours, theirs) - _AROUND)
         end = begin + 2 * _AROUND
         yield Text(f"\n{title}, from character {begin}:", style="bold")
         yield Text(f"  here          {_quoted(ours[begin:end])}")
         yield Text(f"  transformers  {_quoted(theirs[begin:end])}")
-    if len(found) > _SHOWN:
-        yield Text(f"\nand {len(found) - _SHOWN} more: --json tells all", style="dim")
+    if len(rows) > _MOST_ROWS:
+        yield Text(f"\nand {len(rows) - _MOST_ROWS} more: --json tells all", style="dim")
 
 
 def _parting(a: str, b: str) -> int:

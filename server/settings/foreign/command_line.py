@@ -48,49 +48,51 @@ def _joint(advice: str) -> str:
 
 def read_flags(argv: Sequence[str], options: Mapping[str, bool]) -> Reading:
     """Read what follows the verb. `options` are the existing flags, each with whether it takes a value."""
-    found, rows, words = Reading(), by_name(ROWS), list(argv)
+    reading, rows, words = Reading(), by_name(ROWS), list(argv)
     while words:
         word = words.pop(0)
         if word == "--":
-            found.argv += [word, *words]
+            reading.argv += [word, *words]
             break
         flag, has_value, value = word.partition("=")
         if not word.startswith("-") or word == "-" or _NUMBER.fullmatch(word):
-            found.argv.append(word)
+            reading.argv.append(word)
         elif flag in options:
-            found.argv.append(word)
+            reading.argv.append(word)
             if options[flag] and not has_value and words:
-                found.argv.append(words.pop(0))
+                reading.argv.append(words.pop(0))
         else:
-            _read_unknown(flag, value if has_value else None, words, found, rows, options)
-    return found
+            _read_unknown(flag, value if has_value else None, words, reading, rows, options)
+    return reading
 
 
 def _read_unknown(
     flag: str,
     value: str | None,
     words: list[str],
-    found: Reading,
+    reading: Reading,
     rows: Mapping[str, Row],
     options: Mapping[str, bool],
 ) -> None:
     """Record one flag. Takes its values from `words` if the flag is left out."""
-    named = f"--{flag[2:].replace('_', '-')}" if flag.startswith("--") else flag
+    name = f"--{flag[2:].replace('_', '-')}" if flag.startswith("--") else flag
     # vLLM sets a key of a configuration by `--flag.key`.
-    row = rows.get(named) or rows.get(named.partition(".")[0]) or _negated(named, rows)
-    if row is None or named in options:
-        found.unknown.append((flag if named in options else named, _advice(named, options)))
+    row = rows.get(name) or rows.get(name.partition(".")[0]) or _negated(name, rows)
+    if row is None or name in options:
+        reading.unknown.append((flag if name in options else name, _advice(name, options)))
         return
     following = value if value is not None else _value(words)
     if row.kind is Kind.IGNORED or (following is not None and following in row.harmless):
         if value is None:
             _drop_values(row, words)
         why = row.answer if row.kind is Kind.IGNORED else "the server does so anyway"
-        found.warnings.append(f"{named} is ignored: {why}")
+        reading.warnings.append(f"{name} is ignored: {why}")
     elif row.kind is Kind.USE:
-        found.unknown.append((named, f"use {row.advice(following)}"))
+        reading.unknown.append((name, f"use {row.advice(following)}"))
     else:
-        found.unknown.append((named, row.answer if row.answer == NOT_YET else f"not supported; {row.answer}"))
+        reading.unknown.append(
+            (name, row.answer if row.answer == NOT_YET else f"not supported; {row.answer}")
+        )
 
 
 def _negated(flag: str, rows: Mapping[str, Row]) -> Row | None:

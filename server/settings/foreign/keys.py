@@ -63,8 +63,8 @@ def foreign_access(environ: Mapping[str, str]) -> ForeignAccess:
     for name in sorted(separated.keys() & environ.keys()):
         value = environ[name]
         parts = (value,) if separated[name] is None else value.split(separated[name])
-        if found := tuple(part.strip() for part in parts if part.strip()):
-            keys[name] = found
+        if values := tuple(part.strip() for part in parts if part.strip()):
+            keys[name] = values
         else:
             empty.append(name)
     for name in sorted(environ):

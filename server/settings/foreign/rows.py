@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 NOT_YET = "not supported yet"
-_SHOWN = 120
+_MOST_CHARACTERS = 120
 """Characters of a value that a message repeats."""
 
 
@@ -60,8 +60,8 @@ def filled(answer: str, value: str | None) -> str:
     if value is None:
         within = "'{" in answer or not answer.endswith(" {}")
         return answer.replace("{}", "VALUE") if within else answer.removesuffix(" {}")
-    shown = value if "'{" in answer else shlex.quote(value)
-    return answer.replace("{}", shown if len(shown) <= _SHOWN else "VALUE")
+    text = value if "'{" in answer else shlex.quote(value)
+    return answer.replace("{}", text if len(text) <= _MOST_CHARACTERS else "VALUE")
 
 
 def use(names: str, answer: str, *, variable: str | None = None, harmless: str = "") -> Row:
@@ -90,8 +90,8 @@ def _row(kind: Kind, answer: str, words: str, harmless: str = "") -> Row:
 
 def by_name(rows: Iterable[Row]) -> Mapping[str, Row]:
     """The rows by each of their spellings. The first row of a spelling counts."""
-    found: dict[str, Row] = {}
+    rows_by_name: dict[str, Row] = {}
     for row in rows:
         for name in row.names:
-            found.setdefault(name, row)
-    return found
+            rows_by_name.setdefault(name, row)
+    return rows_by_name

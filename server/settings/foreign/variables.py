@@ -27,8 +27,8 @@ def _switch(on: str, off: str = "leave it out") -> Callable[[str], str]:
 
 def _ollama_host(value: str) -> str:
     """OLLAMA_HOST is [scheme://]host[:port], with 11434 for a port that is left out, or that of the scheme."""
-    scheme, found, rest = value.strip().strip("\"'").rpartition("://")
-    default = {"http": "80", "https": "443"}.get(scheme, "11434") if found else "11434"
+    scheme, separator, rest = value.strip().strip("\"'").rpartition("://")
+    default = {"http": "80", "https": "443"}.get(scheme, "11434") if separator else "11434"
     rest = rest.partition("/")[0]
     match = re.fullmatch(r"(\[[^\]]*\]|[^:]*)(?::(\d+))?|(.*)", rest)
     assert match is not None
@@ -123,28 +123,28 @@ def advice_of_flags() -> dict[str, Advice]:
     """Advice for the variables that stand beside flags."""
     from server.settings.foreign.command_line import ROWS
 
-    found: dict[str, Advice] = {}
+    advice: dict[str, Advice] = {}
     for row in ROWS:
         if row.variable is not None:
             words = row.answer if row.kind is Kind.USE else f"leave it out: {row.answer}"
-            found[row.variable] = words
-    return found
+            advice[row.variable] = words
+    return advice
 
 
 def foreign_notes(environ: Mapping[str, str]) -> list[str]:
     """A line for each variable of another server that is set and not empty, in alphabetical order, but for those that are in
     use here. No line repeats a secret."""
-    named: dict[str, Advice] = {}
+    advice_by_name: dict[str, Advice] = {}
     names = [name for name in sorted(environ) if environ[name] and is_foreign(name, environ[name])]
     if any(name.startswith("LLAMA_ARG_") for name in names):
-        named |= {**advice_of_flags(), **LLAMA_CPP}
-    named |= {**VLLM, **OLLAMA}
+        advice_by_name |= {**advice_of_flags(), **LLAMA_CPP}
+    advice_by_name |= {**VLLM, **OLLAMA}
     if environ.get("MODEL_ID"):
-        named |= TGI
+        advice_by_name |= TGI
         names += [name for name in sorted(TGI) if environ.get(name) and not _ADDRESS.fullmatch(environ[name])]
     elif environ.get("API_KEY"):
-        return [*(_line(name, environ[name], named) for name in names), _UNNAMED_KEY]
-    return [_line(name, environ[name], named) for name in names]
+        return [*(_line(name, environ[name], advice_by_name) for name in names), _UNNAMED_KEY]
+    return [_line(name, environ[name], advice_by_name) for name in names]
 
 
 _UNNAMED_KEY = (
@@ -161,8 +161,8 @@ def is_foreign(name: str, value: str) -> bool:
     return not (_KUBERNETES.fullmatch(rest) or (rest.endswith("PORT") and _ADDRESS.fullmatch(value)))
 
 
-def _line(name: str, value: str, named: Mapping[str, Advice]) -> str:
-    advice = named.get(name)
+def _line(name: str, value: str, advice_by_name: Mapping[str, Advice]) -> str:
+    advice = advice_by_name.get(name)
     if advice is None:
         server = next(whose for prefix, whose in _PREFIXES.items() if name.startswith(prefix))
         return f"{name} is not read here: {server} alone knows it; leave it out"

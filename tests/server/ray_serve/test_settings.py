@@ -51,7 +51,7 @@ def test_what_stays_with_the_ingress() -> None:
     settings, _ = load({"model": "m", "admin_key_file": "/secret", **TLS, **keys, **traces}, {})
     sent = pack_settings(without_keys(settings))
     assert b"secret" not in sent and b".pem" not in sent
-    assert replace(unpack_settings(sent), given=frozenset({"model"})) == load({"model": "m"}, {})[0]
+    assert replace(unpack_settings(sent), explicit=frozenset({"model"})) == load({"model": "m"}, {})[0]
 
 
 @pytest.mark.parametrize("name", TLS)

@@ -64,7 +64,7 @@ def test_a_name_in_both_spellings_stands_twice(tmp_path: Path) -> None:
 
 def test_a_key_without_a_value_is_not_there(tmp_path: Path) -> None:
     settings, notes = read(tmp_path, "port:\nhost: ~\nmax-model-len: null\nserved_model_name:\n")
-    assert (settings.given, settings.port, notes) == (frozenset(), 8000, [])
+    assert (settings.explicit, settings.port, notes) == (frozenset(), 8000, [])
 
 
 @pytest.mark.parametrize("name", ["api_key", "api-key-file", "metrics_key"])

@@ -193,7 +193,7 @@ def test_orphans_are_reaped_but_not_the_children_of_others() -> None:
     child = subprocess.Popen([sys.executable, "-c", ""])
     reaper = Reaper(os.getpid())
     deadline = time.monotonic() + 10
-    while child.pid not in reaper._seen:
+    while child.pid not in reaper._zombies:
         assert time.monotonic() < deadline
         assert reaper.look() == [], "nothing is taken at first sight"
         time.sleep(0.01)

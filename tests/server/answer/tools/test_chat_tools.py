@@ -34,7 +34,7 @@ LLAMA = ModelNotation(
     Llama3Json("llama3_json"), None, {"<|python_tag|>": 303}, frozenset({"<|python_tag|>"}), True
 )
 MISTRAL = ModelNotation(
-    Mistral("mistral", named=True),
+    Mistral("mistral", has_marks=True),
     None,
     {"[TOOL_CALLS]": 304, "[ARGS]": 305},
     frozenset({"[TOOL_CALLS]", "[ARGS]"}),

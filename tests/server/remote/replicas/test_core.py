@@ -155,7 +155,7 @@ async def test_a_lost_replica_loses_nothing(model_dir: Path, logprobs: int | Non
         assert story.resumed == 0 and story.output_tokens == 180 and not story.parts
         names = [event.name for event in story.events]
         assert names.count("restart") == 3 and names.count("resumed") == 3
-        assert w.core.moved == 3 and w.core.lost == 1
+        assert w.core.moved == 3 and w.core.num_lost == 1
         assert w.core.router.names == [name for name in ("r0", "r1") if name != first]
 
 

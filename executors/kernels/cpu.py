@@ -3,7 +3,8 @@
 cohort_cpu.cpp      what is exported       simd.h      vectors: AVX512 or AVX2
 gemm.h              linear layers          team.h      threads of one call
 attention.h         paged attention        forward.h   all layers of a step in one call
-layouts.h           quantized weights      quantize.h  floats to 4 bits
+quantize.h          floats to 4 bits
+quantized_layouts.h, quantized_tiles.h    quantized weights: how they lie, and products with them
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ STORED_KINDS = {
         "lut4-iq2", "lut4-iq3xxs", "lut4-iq3s", "lut4-fp4",
     ))
 }  # fmt: skip
-"""Formats of weights that are packed as a file has them, `with_layout` of layouts.h: by GGUF's names for its blocks, then
+"""Formats of weights that are packed as a file has them, `with_layout` of quantized_layouts.h: by GGUF names of blocks, then
 groups of 64 or 128 4-bit codes with the zero 8, and groups with zeros of their own: of 32, 64 or 128 codes with a float16
 scale, or of 32 codes of 4 or 8 bits with a float32 scale; then codes of 4 bits that stand for values in a table, with a scale for
 each 16: a byte, times a float32 for 256, or ("lut4-fp4") a float32."""

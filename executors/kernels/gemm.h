@@ -16,7 +16,7 @@
 
 #include <type_traits>
 
-#include "layout_tiles.h"
+#include "quantized_tiles.h"
 #include "lora.h"
 #include "team.h"
 

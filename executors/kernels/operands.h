@@ -15,7 +15,7 @@ constexpr int FLOAT_MR = 6;
 // int8: values of k that share a scale, the steps they take, and the words of a panel for them with their scales behind.
 constexpr int BLOCK = 32, BLOCK_STEPS = BLOCK / 4, BLOCK_WORDS = BLOCK_STEPS * NR + NR / 2;
 
-// From FIRST_LAYOUT on: quantized as in a file, see layouts.h.
+// From FIRST_LAYOUT on: quantized as in a file, see quantized_layouts.h.
 enum Kind : int64_t { FP32 = 0, BF16 = 1, INT8 = 2, FIRST_LAYOUT = 16 };
 enum Form : int64_t { PLAIN = 0, GATED = 1 };
 

@@ -6,7 +6,7 @@
 // then: no block is worse than by its range alone. All sums have one order, so that every instruction set finds the same.
 #pragma once
 
-#include "layouts.h"
+#include "quantized_layouts.h"
 
 namespace {
 

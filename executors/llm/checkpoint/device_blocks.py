@@ -46,7 +46,7 @@ def _blocks(raw: torch.Tensor, kind: str) -> DeviceRows:
 
 
 def _groups(raw: torch.Tensor, kind: str) -> DeviceRows:
-    """Groups of layouts.h: the scale, the zero if it is of its own, and the codes."""
+    """Groups of quantized_layouts.h: the scale, the zero if it is of its own, and the codes."""
     how, rows = LAYOUTS[kind], len(raw)
     width = how.scale_dtype.itemsize
     at = width + (2 if how.extra else 0)
@@ -62,7 +62,7 @@ def _groups(raw: torch.Tensor, kind: str) -> DeviceRows:
 
 
 def _looked_up(raw: torch.Tensor, kind: str) -> DeviceRows:
-    """Codes of layouts.h that stand for values: the scales, and the codes."""
+    """Codes of quantized_layouts.h that stand for values: the scales, and the codes."""
     how, rows = LAYOUTS[kind], len(raw)
     if how.nested:  # for 256 columns: a float32, 16 bytes, codes 128
         blocks = raw.reshape(-1, 148)

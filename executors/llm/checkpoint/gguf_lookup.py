@@ -9,7 +9,7 @@
     Q1_0                     of 128 values: -1, 1; one scale                           int4-g128       4.13
     NVFP4                    of 16 values: e2m1; a scale in ue4m3                      lut4-fp4        6
 
-No value is rounded: `executors/kernels/layouts.h` says what a row of each kind holds, and the numbers of a file are in it as they
+No value is rounded: `quantized_layouts.h` says what a row of each kind holds, and the numbers of a file are in it as they
 are. Four bits name each value of a point, so that the kernels need no grid. The formats are those of ggml's `block_*` structs.
 """
 

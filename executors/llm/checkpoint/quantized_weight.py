@@ -105,7 +105,7 @@ class QuantizedWeight(ABC):
 
     @abstractmethod
     def raw(self, begin: int, end: int, form: StoredForm) -> torch.Tensor:
-        """Return rows (see `dequantized`) of layouts.h, uint8 [end - begin, bytes of a row]: for every group of `size`
+        """Return rows (see `dequantized`) of quantized_layouts.h, uint8 [end - begin, bytes of a row]: for every group of `size`
         columns the scale, the zero if it is of its own, and the codes."""
 
     @property

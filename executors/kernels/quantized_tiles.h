@@ -6,7 +6,7 @@
 
 #include <utility>
 
-#include "layouts.h"
+#include "quantized_layouts.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-"""Server-sent events, or lines of JSON, over ASGI, and work that is cancelled when its client disconnects.
+"""Server-sent events, or lines of JSON, over ASGI.
 
 Starlette's StreamingResponse would work, at several times the cost per chunk: it wraps every send in a task group and
 encodes str. Here a chunk is bytes made by `server/answer/sse.py`, and costs one `send`.
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine
-from typing import Any, Protocol, TypeVar
+from collections.abc import AsyncGenerator
+from typing import Protocol
 
 import msgspec
 import structlog
@@ -18,12 +18,11 @@ from starlette.types import Receive, Scope, Send
 
 from engine.errors import EngineError
 from server.http.call import Refusal, call_of
+from server.http.disconnect import Alive, Sending, race
 from server.http.errors import ClientDisconnected
 from server.http.form import Failure, plain_error
 
 log = structlog.get_logger("server")
-
-Result = TypeVar("Result")
 
 DONE = b"data: [DONE]\n\n"
 _PAUSE_INTERVAL = 0.005
@@ -61,14 +60,6 @@ class OpenAIForm:
 _OPENAI = OpenAIForm()
 
 
-async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of `work`, which is cancelled as soon as the client closes its connection.
-
-    The request's body must have been read. Raises ClientDisconnected, and what `work` raises.
-    """
-    return await _race(receive, work, _Sending(), None)
-
-
 class EventStream(Response):
     """Streams the bytes an async generator yields.
 
@@ -100,10 +91,10 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream. Raises EngineError if it fails before the first chunk."""
-        sending = _Sending()
-        alive = _Alive(self._keep_alive, lambda: self._send(send, self._form.keep_alive()))
+        sending = Sending()
+        alive = Alive(self._keep_alive, lambda: self._send(send, self._form.keep_alive()))
         try:
-            await _race(receive, self._stream(send, sending), sending, alive)
+            await race(receive, self._stream(send, sending), sending, alive)
         except ClientDisconnected:  # no client is left to answer; the access log records it
             call_of(scope).disconnected = True
         finally:
@@ -116,7 +107,7 @@ class EventStream(Response):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         await send({"type": "http.response.body", "body": body, "more_body": True})
 
-    async def _stream(self, send: Send, sending: _Sending) -> None:
+    async def _stream(self, send: Send, sending: Sending) -> None:
         paused = time.monotonic()
         try:
             async for chunk in self._chunks:
@@ -141,68 +132,6 @@ class EventStream(Response):
         if not self._started:  # a stream without events
             await self._send(send, b"")
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-class _Sending:
-    """Progress of a stream, which is polled at intervals: a timer for each chunk would cost more than the chunk."""
-
-    def __init__(self) -> None:
-        self.busy = False
-        """Whether a chunk is being sent, and may wait for its reader. One writer: the streaming task."""
-        self.at = time.monotonic()
-        """Time when the last chunk was sent. The same writer."""
-        self.gone = False
-        """Whether the client has closed its connection. One writer: the watcher."""
-
-
-class _Alive:
-    """Keeps a silent stream alive, `interval` seconds after the last chunk or sign of life."""
-
-    def __init__(self, interval: float, tell: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self._interval = interval
-        self._tell = tell
-        self._last_report = 0.0
-
-    def rest(self, sending: _Sending) -> float:
-        """Seconds until a sign of life may be due."""
-        return max(0.0, max(sending.at, self._last_report) + self._interval - time.monotonic())
-
-    async def look(self, sending: _Sending) -> None:
-        """Called when that time may be over. Nothing is sent while another send waits for its reader."""
-        if self.rest(sending) == 0.0:
-            self._last_report = time.monotonic()
-            if not sending.busy:
-                await self._tell()
-
-
-async def _race(
-    receive: Receive, work: Coroutine[Any, Any, Result], sending: _Sending, alive: _Alive | None
-) -> Result:
-    task = asyncio.create_task(work)
-    watcher = asyncio.create_task(_disconnected(receive, sending))
-    try:
-        while not task.done():
-            rest = None if alive is None else alive.rest(sending)
-            await asyncio.wait((task, watcher), timeout=rest, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done() and watcher.done():
-                raise ClientDisconnected
-            if not task.done() and alive is not None:
-                await alive.look(sending)
-        return task.result()
-    finally:
-        watcher.cancel()
-        if not task.done():
-            task.cancel()
-            await asyncio.wait((task,))
-        await asyncio.wait((watcher,))
-        if not task.cancelled():
-            task.exception()  # read, so that a failure while being cancelled is not reported as never retrieved
-
-
-async def _disconnected(receive: Receive, sending: _Sending) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    sending.gone = True
 
 
 def refusal_of(error: Exception) -> tuple[Refusal, str, str]:

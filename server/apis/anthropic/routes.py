@@ -17,7 +17,8 @@ from server.apis.anthropic.schema import CountTokensRequest, MessagesPrompt, Mes
 from server.apis.base.answering import AnsweredCall
 from server.apis.base.common import json_response, read, state_of
 from server.http.call import Call, Refusal, call_of
-from server.http.event_stream import EventStream, failure_of, while_connected
+from server.http.disconnect import while_connected
+from server.http.event_stream import EventStream, failure_of
 from server.http.large_body import run_off_loop_if_large
 from server.prepare.chat import PreparedChat, prepare_chat, prompt_ids
 from server.schemas.chat import ChatRequest

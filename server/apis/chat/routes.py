@@ -10,7 +10,8 @@ from server.apis.base.common import json_response, read, state_of, template_vari
 from server.apis.base.progress import stream_form
 from server.apis.chat.encode import ChatAnswer, ChatStream, ChatWhole
 from server.http.call import call_of
-from server.http.event_stream import DONE, EventStream, while_connected
+from server.http.disconnect import while_connected
+from server.http.event_stream import DONE, EventStream
 from server.prepare.chat import FIELD_NAMES, prepare_chat
 from server.prepare.field_names import named
 from server.schemas.chat import ChatRequest

@@ -18,7 +18,8 @@ from server.apis.base.common import generation_of, read, state_of
 from server.apis.completions.encode import CompletionProgress, best
 from server.http.buffered import AnswerBudget, ChunkedJSON, YieldRegularly
 from server.http.call import Call, call_of
-from server.http.event_stream import DONE, EventStream, while_connected
+from server.http.disconnect import while_connected
+from server.http.event_stream import DONE, EventStream
 from server.prepare.chat_prompt import decoded
 from server.prepare.completions import FIELD_NAMES, prepare_completion
 from server.prepare.field_names import named

@@ -16,7 +16,7 @@ from server.answer.sse import encode, prompt_usage
 from server.apis.base.common import json_response, read, state_of
 from server.apis.embeddings.answers import Embedding, Embeddings
 from server.http.call import call_of
-from server.http.event_stream import while_connected
+from server.http.disconnect import while_connected
 from server.prepare.embeddings import FIELD_NAMES, prepare_embedding, shaped
 from server.prepare.field_names import named
 from server.prepare.prompts import place_in

@@ -42,7 +42,8 @@ from server.apis.ollama.schema import (
 )
 from server.http.buffered import YieldRegularly
 from server.http.call import Call, Refusal, call_of
-from server.http.event_stream import EventStream, failure_of, while_connected
+from server.http.disconnect import while_connected
+from server.http.event_stream import EventStream, failure_of
 from server.http.large_body import run_off_loop_if_large
 from server.prepare.chat import PreparedChat, prepare_chat
 from server.prepare.completions import prepare_completion

@@ -20,7 +20,8 @@ from server.apis.responses.convert import ConvertedResponse, Placed, converted
 from server.apis.responses.encode import ResponseAnswer, ResponseStream, ResponseWhole, new_id
 from server.apis.responses.schema import ENCRYPTED_REASONING, InputItem, ResponsesRequest, ResponsesTool
 from server.http.call import Call, Refusal, call_of
-from server.http.event_stream import EventStream, refusal_of, while_connected
+from server.http.disconnect import while_connected
+from server.http.event_stream import EventStream, refusal_of
 from server.http.large_body import run_off_loop_if_large
 from server.http.media import check_media
 from server.prepare.chat import PreparedChat, prepare_chat, prompt_ids

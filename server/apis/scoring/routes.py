@@ -14,7 +14,7 @@ from server.apis.scoring.answers import Rank, RankedDocument, Reranked, Scores
 from server.apis.scoring.convert import Pairs, PreparedScores, prepare_scores
 from server.apis.scoring.schema import RerankRequest, ScoreFields, ScoreRequest
 from server.http.call import call_of
-from server.http.event_stream import while_connected
+from server.http.disconnect import while_connected
 from server.prepare.embeddings import FIELD_NAMES
 from server.prepare.engine_request import request_context
 from server.prepare.field_names import named

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from server.http.call import Refusal, call_of
+from server.http.disconnect import disconnected
 from server.remote import messages as m
 from server.remote.link import Link
 
@@ -47,7 +48,7 @@ class Forwarding:
         pieces = self._open[number] = asyncio.Queue()
         self._link.send(_forward(number, scope, body))
         passing = asyncio.create_task(self._pass(number, pieces, scope, send))
-        leaving = asyncio.create_task(_disconnected(receive))
+        leaving = asyncio.create_task(disconnected(receive))
         try:
             await asyncio.wait((passing, leaving), return_when=asyncio.FIRST_COMPLETED)
             if passing.done():
@@ -114,8 +115,3 @@ def _forward(number: int, scope: Scope, body: bytes) -> m.Forward:
         scope.get("server"),
         body,
     )
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -8,7 +8,8 @@ from starlette.responses import Response
 from server.apis.base.answering import AnsweredCall
 from server.apis.base.common import json_response, read, state_of
 from server.http.call import call_of
-from server.http.event_stream import EventStream, while_connected
+from server.http.disconnect import while_connected
+from server.http.event_stream import EventStream
 from server.prepare.chat import prepare_chat
 from server.prepare.field_names import named
 from tests.house.toy_dialect.convert import FIELD_NAMES, chat_of

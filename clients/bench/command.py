@@ -21,7 +21,7 @@ from server.commands.common import INTERRUPTED, fail, print_json, take_interrupt
 from server.commands.options import DEFAULT_URL, Number, Text, flag
 
 if TYPE_CHECKING:
-    from clients.bench.session import Job
+    from clients.bench.session import BenchRun
 
 STDOUT = "-"
 
@@ -92,7 +92,7 @@ def bench(
 
     from clients.bench import plot as plotting
     from clients.bench import view
-    from clients.bench.session import Job
+    from clients.bench.session import BenchRun
     from clients.bench.workloads import choose
 
     if list_:
@@ -116,14 +116,14 @@ def bench(
     if seed is None:
         seed = random.SystemRandom().randrange(1 << 31)
     take_interrupts()
-    job = Job(tuple(workloads), model, repeat, seed, vocab_size, quiet=json_file == STDOUT)
+    job = BenchRun(tuple(workloads), model, repeat, seed, vocab_size, quiet=json_file == STDOUT)
     report = _measure(url, _key(api_key), job)
     _write(report, json_file, plot)
     if any(run["failed"] for entry in report["workloads"] for run in entry["runs"]):
         sys.exit(1)
 
 
-def _measure(url: str, key: str | None, job: Job) -> dict[str, Any]:
+def _measure(url: str, key: str | None, job: BenchRun) -> dict[str, Any]:
     """The report. Ends the process with what went wrong."""
     import asyncio
 

@@ -16,7 +16,7 @@ from clients.http import BenchFault, Broken, Client, Refused
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class BenchRun:
     """What is to be measured. `model` None: the first that the server has. `quiet`: stdout is for the JSON."""
 
     workloads: tuple[Workload, ...]
@@ -32,7 +32,7 @@ class Job:
         return 1 if self.repeat > 1 else 0
 
 
-async def measure(client: Client, job: Job) -> dict[str, Any]:
+async def measure(client: Client, job: BenchRun) -> dict[str, Any]:
     """The whole report, see report.py.
 
     Raises BenchFault, Refused, Broken and OSError where there is nothing to measure.
@@ -67,7 +67,7 @@ async def measure(client: Client, job: Job) -> dict[str, Any]:
 
 
 async def _measure(
-    client: Client, model: str, prompts: Prompts, job: Job, workload: Workload
+    client: Client, model: str, prompts: Prompts, job: BenchRun, workload: Workload
 ) -> dict[str, Any]:
     """All runs of one workload. Raises BenchFault where none of the requests of a run is served: the next would be no
     better."""

@@ -20,7 +20,7 @@ from server.commands.common import INTERRUPTED, fail, lost_output, take_interrup
 from server.commands.options import Text, flag
 
 if TYPE_CHECKING:
-    from clients.demo.session import Job, Outcome
+    from clients.demo.session import Demonstration, Outcome
 
 MAX_STREAMS = 512
 """More are refused: each step would take very long."""
@@ -57,10 +57,10 @@ def demo(
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
 
-    from clients.demo.session import Job
+    from clients.demo.session import Demonstration
 
     take_interrupts()
-    outcome = _demonstrate(Job(_default() if model is None else model, streams, kills, seed))
+    outcome = _demonstrate(Demonstration(_default() if model is None else model, streams, kills, seed))
     if outcome.equal != outcome.streams:
         sys.exit(1)
 
@@ -72,7 +72,7 @@ def _default() -> str:
     return default_model.EMBEDDED_NAME if default_model.find() is None else default_model.NAME
 
 
-def _demonstrate(job: Job) -> Outcome:
+def _demonstrate(job: Demonstration) -> Outcome:
     """Ends the process with what went wrong."""
     import asyncio
 

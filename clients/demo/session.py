@@ -21,7 +21,7 @@ _CLOSE = ("--dtype", "float32", "--no-enable-prefix-caching")
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class Demonstration:
     """What is to be shown."""
 
     model: str
@@ -92,7 +92,7 @@ class Outcome:
         return f"{self.equal} of {self.streams} equal, longest pause {self.pause:.1f} s"
 
 
-async def demonstrate(job: Job, view: View) -> Outcome:
+async def demonstrate(job: Demonstration, view: View) -> Outcome:
     """All of it, with a server of its own. Raises DemoFault where there is nothing to show, and OSError for the view's stdout."""
     arguments = [job.model, "--max-num-seqs", str(job.streams)]
     async with AsyncExitStack() as stack:
@@ -107,7 +107,7 @@ async def demonstrate(job: Job, view: View) -> Outcome:
         return await compare(job, view, server, exact=exact)
 
 
-async def compare(job: Job, view: View, server: DemoServer, *, exact: bool) -> Outcome:
+async def compare(job: Demonstration, view: View, server: DemoServer, *, exact: bool) -> Outcome:
     """Both runs, on a server that is ready."""
     card = await server.executor()
     pid = int(card["pid"])

@@ -16,7 +16,7 @@ from rich.console import Console
 from clients.demo import prompts, session
 from clients.demo.answer import Answer, difference
 from clients.demo.server import DemoFault
-from clients.demo.session import Job, Outcome, compare
+from clients.demo.session import Demonstration, Outcome, compare
 from clients.demo.view import View, around_last
 from clients.own_server import Unserved
 from tests.client_commands.demo_fake import FakeOwn
@@ -35,10 +35,12 @@ def written(console: Console) -> str:
     return console.file.getvalue()
 
 
-async def shown(fake: FakeOwn, job: Job | None = None, *, exact: bool = True) -> tuple[Outcome, str]:
+async def shown(
+    fake: FakeOwn, job: Demonstration | None = None, *, exact: bool = True
+) -> tuple[Outcome, str]:
     console = screen()
     async with fake.running() as own:
-        outcome = await compare(job or Job("m", streams=4), View(console), own, exact=exact)
+        outcome = await compare(job or Demonstration("m", streams=4), View(console), own, exact=exact)
     return outcome, written(console)
 
 
@@ -169,7 +171,7 @@ async def test_the_kill_comes_in_the_middle_of_the_first_to_end() -> None:
 
 async def test_several_kills_are_of_several_processes() -> None:
     fake = FakeOwn(restart=0.05, word=lambda number, at, died: "abc"[number])
-    outcome, text = await shown(fake, Job("m", streams=3, kills=3))
+    outcome, text = await shown(fake, Demonstration("m", streams=3, kills=3))
     assert fake.killed == [1000, 1001, 1002] and outcome.equal == 3
     assert [kill.cut for kill in outcome.kills] == [3, 3, 3]
     first, second, third = (kill.positions for kill in outcome.kills)
@@ -225,7 +227,7 @@ async def test_a_server_that_refuses_is_told_in_one_line() -> None:
 
 async def test_answers_too_short_to_be_disturbed() -> None:
     with pytest.raises(DemoFault, match="all answers were over before the executor could be killed"):
-        await shown(FakeOwn(length=lambda number: 2, restart=0.01), Job("m", streams=2, kills=3))
+        await shown(FakeOwn(length=lambda number: 2, restart=0.01), Demonstration("m", streams=2, kills=3))
 
 
 async def test_a_server_that_ends_is_told() -> None:
@@ -263,7 +265,7 @@ async def test_deterministic_where_it_can_be_had(
 
     monkeypatch.setattr(session, "DemoServer", own_server)
     console = screen()
-    job = Job("m", streams=4)
+    job = Demonstration("m", streams=4)
     if len(started) == 1 and complaint is not None:
         with pytest.raises(Unserved, match=complaint):
             await session.demonstrate(job, View(console))
@@ -276,7 +278,7 @@ async def test_deterministic_where_it_can_be_had(
 @pytest.mark.parametrize("grammars", [True, False])
 async def test_grammars_are_asked_for_where_the_executor_knows_them(grammars: bool) -> None:
     fake = FakeOwn(grammars=grammars)
-    await shown(fake, Job("m", streams=6))
+    await shown(fake, Demonstration("m", streams=6))
     assert any("structured_outputs" in one for one in fake.asked) is grammars
 
 

@@ -12,9 +12,9 @@ from benchmarks.gpu.part import Options
 from tools.gpu_check import __main__ as command
 from tools.gpu_check import log
 from tools.gpu_check.log import ROOT
-from tools.gpu_check.parts import DEVICE, FIRST, PARTS, Part
+from tools.gpu_check.parts import DEVICE, FIRST, PARTS, GpuPart
 
-A, B, C = (Part(name, ("-c", "pass"), 100.0, 10.0, f"part {name}", (f"{name}.py",)) for name in "abc")
+A, B, C = (GpuPart(name, ("-c", "pass"), 100.0, 10.0, f"part {name}", (f"{name}.py",)) for name in "abc")
 
 
 class Machine:
@@ -30,7 +30,7 @@ class Machine:
         patch.setattr(command.time, "monotonic", lambda: self.now)
         patch.setattr(log, "digest", lambda names: self.code.get(names[0][0], "device"))
 
-    def run(self, part: Part, options: Options, work: Path, env: Any, allowed: float) -> dict[str, Any]:
+    def run(self, part: GpuPart, options: Options, work: Path, env: Any, allowed: float) -> dict[str, Any]:
         work.mkdir(exist_ok=True)
         (work / f"{part.name}.log").write_text(f"printed by {part.name} in {ROOT}/tools\n")
         if part is DEVICE:
@@ -235,7 +235,7 @@ def test_the_whole_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device, tests = (
-        Part(name, ("-m", "benchmarks.gpu", f"tests.tools.gpu_parts:{does}"), 60.0, 1.0, "stands in")
+        GpuPart(name, ("-m", "benchmarks.gpu", f"tests.tools.gpu_parts:{does}"), 60.0, 1.0, "stands in")
         for name, does in (("device", "passes"), ("tests", "is_absent"))
     )
     monkeypatch.setattr(command, "DEVICE", device)

@@ -16,14 +16,14 @@ from benchmarks.gpu.part import ABSENT, Options
 from tools.gpu_check import __main__ as command
 from tools.gpu_check import wheels
 from tools.gpu_check.log import ROOT, Row
-from tools.gpu_check.parts import DEVICE, PARTS, Part
+from tools.gpu_check.parts import DEVICE, PARTS, GpuPart
 
 HERE = "tests.tools.gpu_parts"
 CPU = Options("cpu", tiny=True)
 
 
-def part(name: str, limit: float = 60.0) -> Part:
-    return Part(name, ("-m", "benchmarks.gpu", f"{HERE}:{name}"), limit, 1.0, name)
+def part(name: str, limit: float = 60.0) -> GpuPart:
+    return GpuPart(name, ("-m", "benchmarks.gpu", f"{HERE}:{name}"), limit, 1.0, name)
 
 
 def ended(name: str, work: Path, limit: float = 60.0) -> Row:
@@ -68,10 +68,10 @@ def test_a_part_that_hangs_is_killed_with_what_it_started(tmp_path: Path) -> Non
 CUT_OFF = f"""
 import signal, sys
 from tools.gpu_check import __main__ as command
-from tools.gpu_check.parts import Part
+from tools.gpu_check.parts import GpuPart
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the tests were started under
-command.DEVICE = Part("device", ("-m", "benchmarks.gpu", "{HERE}:waits"), 60.0, 1.0, "waits")
+command.DEVICE = GpuPart("device", ("-m", "benchmarks.gpu", "{HERE}:waits"), 60.0, 1.0, "waits")
 sys.exit(command.main(["--device", "cpu", "--work", sys.argv[1]]))
 """
 

@@ -29,7 +29,7 @@ from types import FrameType
 from benchmarks.gpu.part import ABSENT, FIGURES, LIMIT, Figures, Options, add_options, options_of
 from tools.gpu_check import log, wheels
 from tools.gpu_check.log import ROOT, Row
-from tools.gpu_check.parts import DEVICE, FIRST, PARTS, Part
+from tools.gpu_check.parts import DEVICE, FIRST, PARTS, GpuPart
 from tools.neutral_paths import neutral
 
 BUDGET = 540.0
@@ -44,7 +44,7 @@ _MARGIN = 5.0
 _STUCK = 5.0
 
 
-def run(part: Part, options: Options, work: Path, env: Mapping[str, str], allowed: float) -> Row:
+def run(part: GpuPart, options: Options, work: Path, env: Mapping[str, str], allowed: float) -> Row:
     """Run a part for at most `allowed` seconds, as a process whose crash or hang ends it alone. What it prints goes to
     NAME.log in `work`. Returns `state`, `seconds`, `detail` and `figures`, of a part that was cut off, too."""
     work.mkdir(parents=True, exist_ok=True)
@@ -137,7 +137,7 @@ class Call:
             self._keep(DEVICE, row)
         return str(row["state"])
 
-    def part(self, part: Part, anew: bool) -> str:
+    def part(self, part: GpuPart, anew: bool) -> str:
         """Run a part unless the log has it; its state, or "no time"."""
         about = {**self._about, "part": part.name, "digest": log.digest(part.sources)}
         if not anew and (before := log.passed(self._known, about)):
@@ -156,13 +156,13 @@ class Call:
         self._keep(part, row)
         return str(row["state"])
 
-    def _run(self, part: Part, allowed: float) -> Row:
+    def _run(self, part: GpuPart, allowed: float) -> Row:
         print(f"{part.name}: {part.what} ...")
         row = run(part, self._options, self._given.work, self._env, allowed)
         print(f"{part.name}: {row['state']}, {row['seconds']:.1f} s{headline(row)}")
         return row
 
-    def _keep(self, part: Part, row: Row) -> None:
+    def _keep(self, part: GpuPart, row: Row) -> None:
         log.append(self._path, {**self._about, "part": part.name, "digest": log.digest(part.sources), **row})
         evidence = self.out / f"{part.name}.evidence.txt"
         evidence.unlink(missing_ok=True)
@@ -234,7 +234,7 @@ def out_folder(given: argparse.Namespace) -> Path:
     return Path(named) if named else RESULTS if given.device != "cpu" else Path(given.work)
 
 
-def chosen_parts(given: argparse.Namespace) -> list[Part]:
+def chosen_parts(given: argparse.Namespace) -> list[GpuPart]:
     """What a call is about, in the order in which it is run."""
     if given.first:
         return [part for name in FIRST for part in PARTS if part.name == name]

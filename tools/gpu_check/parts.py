@@ -13,7 +13,7 @@ TESTS = ("tests/gpu", "tests/executors", "tests/engine/harness.py", "tests/conft
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class GpuPart:
     """`limit`: seconds after which it is killed and has failed, enough where no kernel is compiled yet. `least`: seconds with
     which there is hope that it ends; it is not begun with less. `sources`: files and folders whose code it runs."""
 
@@ -25,9 +25,9 @@ class Part:
     sources: tuple[str, ...] = SOURCES
 
 
-def _part(name: str, target: str, limit: float, least: float, what: str, *sources: str) -> Part:
+def _part(name: str, target: str, limit: float, least: float, what: str, *sources: str) -> GpuPart:
     command = ("-m", "benchmarks.gpu", target)
-    return Part(name, command, limit, least, what, (*SOURCES, *sources))
+    return GpuPart(name, command, limit, least, what, (*SOURCES, *sources))
 
 
 DEVICE = _part("device", "benchmarks.gpu.device:run", 180.0, 5.0, "versions, copy bandwidth, matrix products")

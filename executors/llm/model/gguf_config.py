@@ -20,7 +20,7 @@ from executors.gguf.file import GgufFile, GgufTensor
 from executors.llm.model.families import family_of
 from executors.llm.model.family import Family
 from executors.llm.model.gguf_key_table import OTHER_TENSORS
-from executors.llm.model.gguf_keys import Keys, check_outside, shown
+from executors.llm.model.gguf_keys import GgufKeys, check_outside, shown
 from executors.llm.model.nearest import advice
 
 _EMBED, _HEAD = "token_embd.weight", "output.weight"
@@ -49,8 +49,8 @@ class Row:
     served: str
     interleaved: bool = False
     plus_one: bool = False
-    complete: Callable[[Keys], None] | None = None
-    fill: Callable[[Keys, dict[str, Any]], None] | None = None
+    complete: Callable[[GgufKeys], None] | None = None
+    fill: Callable[[GgufKeys, dict[str, Any]], None] | None = None
     constants: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -87,7 +87,7 @@ def gguf_config(gguf: GgufFile) -> GgufConfig:
     if row is None:
         _refuse_architecture(gguf, arch)
     assert row is not None
-    keys = Keys(gguf, str(arch))
+    keys = GgufKeys(gguf, str(arch))
     if row.complete is not None:
         row.complete(keys)
     if arch in ("llama", "mistral3"):
@@ -138,7 +138,7 @@ def _left_out(gguf: GgufFile, own: list[GgufTensor]) -> tuple[str, ...]:
     return (f"text only: {others} tensors of other parts (v.*, mm.*) are left out",) if others else ()
 
 
-def _reranker(keys: Keys, family: Family, values: dict[str, Any]) -> int:
+def _reranker(keys: GgufKeys, family: Family, values: dict[str, Any]) -> int:
     """Return the number of labels of a reranker's head, whose architecture and head `values` get; 0 for other files.
 
     llama.cpp writes such files with `pooling_type` 4 and the names of the labels in `classifier.output_labels`: the score is the
@@ -174,7 +174,7 @@ def _refuse_architecture(gguf: GgufFile, arch: object) -> None:
     )
 
 
-def _sizes(keys: Keys, family: Family) -> dict[str, Any]:
+def _sizes(keys: GgufKeys, family: Family) -> dict[str, Any]:
     embed = keys.gguf.tensors.get(_EMBED)
     if embed is None or len(embed.shape) != 2:
         raise ConfigError(f"{keys.where}: tensor {_EMBED} is missing or not a matrix")
@@ -219,7 +219,7 @@ def _sizes(keys: Keys, family: Family) -> dict[str, Any]:
     return {family.fields.get(name, name): value for name, value in values.items()}
 
 
-def _head_dim(keys: Keys, heads: int) -> int | None:
+def _head_dim(keys: GgufKeys, heads: int) -> int | None:
     """Return how many rows of queries a head has, None if no tensor tells."""
     queries = keys.gguf.tensors.get("blk.0.attn_q.weight")
     return queries.shape[0] // heads if queries is not None and queries.shape[0] % heads == 0 else None
@@ -261,7 +261,7 @@ def _as_written(family: Family, gguf: GgufFile) -> Family:
     return family if names is family.names else replace(family, names=names)
 
 
-def _experts(keys: Keys, family: Family) -> dict[str, Any]:
+def _experts(keys: GgufKeys, family: Family) -> dict[str, Any]:
     count, used = keys.natural("expert_count"), keys.natural("expert_used_count")
     tensors = keys.gguf.tensors
     merged = tensors.get("blk.0.ffn_gate_exps.weight") or tensors.get("blk.0.ffn_gate_up_exps.weight")
@@ -291,7 +291,7 @@ def _experts(keys: Keys, family: Family) -> dict[str, Any]:
     return values
 
 
-def _rotation(keys: Keys, family: Family, values: Mapping[str, Any]) -> dict[str, Any]:
+def _rotation(keys: GgufKeys, family: Family, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields on rotary embeddings."""
     head_dim = values["head_dim"]
     dim = keys.natural("rope.dimension_count", head_dim)
@@ -314,12 +314,12 @@ _SCALINGS = {"": "none", "default": "none", "su": "longrope"}
 """Other names of kinds of scaling, which converters copied from config.json."""
 
 
-def _inverse(keys: Keys, name: str) -> float:
+def _inverse(keys: GgufKeys, name: str) -> float:
     """Return one divided by a number; 1 if it is missing or 0."""
     return 1.0 / (keys.real(name, 0.0) or 1.0)
 
 
-def _scaling(keys: Keys, family: Family, dim: int, context: int) -> dict[str, Any]:
+def _scaling(keys: GgufKeys, family: Family, dim: int, context: int) -> dict[str, Any]:
     factor = keys.real(
         "rope.scaling.factor", keys.real("rope.scale_linear", _inverse(keys, "rope.freq_scale"))
     )
@@ -357,7 +357,7 @@ def _scaling(keys: Keys, family: Family, dim: int, context: int) -> dict[str, An
     return {}
 
 
-def _longrope_attention(keys: Keys, factor: float, original: int) -> dict[str, float]:
+def _longrope_attention(keys: GgufKeys, factor: float, original: int) -> dict[str, float]:
     """Return the factor of cosines and sines; {} if it is the usual one, which has more digits where it is computed."""
     if not keys.has("rope.scaling.attn_factor"):
         return {}
@@ -366,7 +366,7 @@ def _longrope_attention(keys: Keys, factor: float, original: int) -> dict[str, f
     return {} if math.isclose(attention, usual, rel_tol=1e-6) else {"attention_factor": attention}
 
 
-def _yarn(keys: Keys, factor: float, original: int, attention: float) -> dict[str, Any]:
+def _yarn(keys: GgufKeys, factor: float, original: int, attention: float) -> dict[str, Any]:
     if keys.real("rope.scaling.yarn_ext_factor", 1.0) not in (1.0, -1.0):
         keys.refuse("rope.scaling.yarn_ext_factor", "1")
     settings = {
@@ -385,7 +385,7 @@ def _yarn(keys: Keys, factor: float, original: int, attention: float) -> dict[st
     return settings
 
 
-def _floats(keys: Keys, name: str, count: int) -> list[float]:
+def _floats(keys: GgufKeys, name: str, count: int) -> list[float]:
     """Return the numbers of a small float32 tensor."""
     tensor = keys.gguf.tensors.get(name)
     if tensor is None or tensor.type != "F32" or tensor.shape != (count,) or count > _MOST_FACTORS:
@@ -403,7 +403,7 @@ def _floats(keys: Keys, name: str, count: int) -> list[float]:
     return [float(one) for one in numbers]
 
 
-def _kind_of_llama(keys: Keys, row: Row) -> Row:
+def _kind_of_llama(keys: GgufKeys, row: Row) -> Row:
     """Return the row for what is called llama, and may be Mixtral or Mistral."""
     if keys.get("expert_count", 0) not in (0, 1):
         return Row("MixtralForCausalLM", interleaved=True, fill=_window_if_given)
@@ -413,13 +413,13 @@ def _kind_of_llama(keys: Keys, row: Row) -> Row:
     return row
 
 
-def _window_if_given(keys: Keys, values: dict[str, Any]) -> None:
+def _window_if_given(keys: GgufKeys, values: dict[str, Any]) -> None:
     """Read a window for all layers. 0 means none, as does a key that is missing."""
     window = keys.get("attention.sliding_window", 0)
     values["sliding_window"] = None if window == 0 else keys.natural("attention.sliding_window")
 
 
-def _gemma2(keys: Keys, values: dict[str, Any]) -> None:
+def _gemma2(keys: GgufKeys, values: dict[str, Any]) -> None:
     values["sliding_window"] = keys.natural("attention.sliding_window", 4096)
     pattern = keys.get("attention.sliding_window_pattern", 2)
     if pattern not in (2, [i % 2 == 0 for i in range(values["num_hidden_layers"])]):
@@ -430,7 +430,7 @@ def _gemma2(keys: Keys, values: dict[str, Any]) -> None:
     values["query_pre_attn_scalar"] = _query_scale(keys, values, wide=46)
 
 
-def _query_scale(keys: Keys, values: dict[str, Any], wide: int) -> int:
+def _query_scale(keys: GgufKeys, values: dict[str, Any], wide: int) -> int:
     """Return the number whose root divides the scores. The model of `wide` layers has hidden_size per head for it."""
     if keys.has("attention.scale"):
         scale = keys.positive("attention.scale") or 0.0
@@ -446,7 +446,7 @@ def _query_scale(keys: Keys, values: dict[str, Any], wide: int) -> int:
 _LONG_CONTEXT, _LONG_FACTOR = 131_072, 8.0
 
 
-def _complete_gemma3(keys: Keys) -> None:
+def _complete_gemma3(keys: GgufKeys) -> None:
     """Set what Ollama's Gemma 3 files leave out: its own constants, of which llama.cpp's converter writes all.
 
     The models of 131,072 tokens have their rotation stretched. Files of Ollama's converters do not say so; other files without
@@ -469,7 +469,7 @@ def _complete_gemma3(keys: Keys) -> None:
         keys.supply("rope.scaling.factor", _LONG_FACTOR)
 
 
-def _gemma3(keys: Keys, values: dict[str, Any]) -> None:
+def _gemma3(keys: GgufKeys, values: dict[str, Any]) -> None:
     _window_if_given(keys, values)
     values["query_pre_attn_scalar"] = _query_scale(keys, values, wide=62)
     values["rope_local_base_freq"] = keys.real("rope.freq_base_swa", 10_000.0)
@@ -483,7 +483,7 @@ def _gemma3(keys: Keys, values: dict[str, Any]) -> None:
         values["sliding_window_pattern"] = keys.natural("attention.sliding_window_pattern", 6)
 
 
-def _granite(keys: Keys, values: dict[str, Any]) -> None:
+def _granite(keys: GgufKeys, values: dict[str, Any]) -> None:
     names = {
         "attention_multiplier": "attention.scale",
         "embedding_multiplier": "embedding_scale",

@@ -22,7 +22,7 @@ _WINDOW, _PATTERN = "attention.sliding_window", "attention.sliding_window_patter
 _CURE = "if it does not, remove it: gguf-new-metadata --remove-metadata"
 
 
-class Keys(Fields):
+class GgufKeys(Fields):
     """The metadata below an architecture's prefix, and which of them have been read. An older name of a key is found by the
     newer one; errors have the name in the file. Raises ConfigError if both are there and differ."""
 

@@ -11,7 +11,7 @@ from executors.contract.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Keys:
+class KnownKeys:
     """The keys of one object. `read`: those that its reader looks at; `harmless`: those that change no answer, by the reason."""
 
     read: frozenset[str]
@@ -23,13 +23,13 @@ class Keys:
         return self.read.union(*self.harmless.values())
 
 
-def keys(read: Iterable[str], *harmless: Mapping[str, tuple[str, ...]]) -> Keys:
+def keys(read: Iterable[str], *harmless: Mapping[str, tuple[str, ...]]) -> KnownKeys:
     """Return the keys of one object; a reason may stand in several tables."""
     merged: dict[str, tuple[str, ...]] = {}
     for table in harmless:
         for reason, names in table.items():
             merged[reason] = (*merged.get(reason, ()), *names)
-    return Keys(frozenset(read), merged)
+    return KnownKeys(frozenset(read), merged)
 
 
 def without(table: Mapping[str, tuple[str, ...]], *names: str) -> dict[str, tuple[str, ...]]:
@@ -37,7 +37,7 @@ def without(table: Mapping[str, tuple[str, ...]], *names: str) -> dict[str, tupl
     return {reason: tuple(one for one in members if one not in names) for reason, members in table.items()}
 
 
-def check_keys(values: Mapping[str, Any], table: Keys, where: str) -> None:
+def check_keys(values: Mapping[str, Any], table: KnownKeys, where: str) -> None:
     """Raise ConfigError for a key of the object `where` that is not known, unless its value is null, false or empty."""
     names = table.known
     for name, value in values.items():

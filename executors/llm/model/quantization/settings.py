@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from executors.contract.errors import ConfigError
-from executors.llm.model.quantization.keys import Keys, check_keys, short
+from executors.llm.model.quantization.keys import KnownKeys, check_keys, short
 from executors.llm.model.quantization.refusals import refuse_set, refused, whole_bits
 from executors.llm.model.quantization.schemes import IntScheme, Rule, ZeroRule
 
@@ -44,7 +44,7 @@ def refuse_other_numbers(settings: dict[str, Any], method: str, where: str) -> N
 
 
 def dynamic_rules(
-    value: dict[str, Any], table: Keys, make: Callable[[dict[str, Any], str], IntScheme], where: str
+    value: dict[str, Any], table: KnownKeys, make: Callable[[dict[str, Any], str], IntScheme], where: str
 ) -> tuple[Rule, ...]:
     """Return the rules of GPTQModel's `dynamic`: its keys are regular expressions that match from the beginning of a module's
     name, after "+:" (or nothing) to change settings, after "-:" to leave the module wide.

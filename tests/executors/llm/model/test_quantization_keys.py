@@ -23,7 +23,7 @@ from executors.llm.model.quantization import (
     modelopt,
     parse_quantization,
 )
-from executors.llm.model.quantization.keys import Keys
+from executors.llm.model.quantization.keys import KnownKeys
 from executors.llm.model.quantization.methods import READERS
 from executors.llm.model.quantization.schemes import only_match
 
@@ -49,7 +49,7 @@ OTHER_BASES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 """Where the objects of a table need more around them."""
-TABLES: dict[str, tuple[Keys, str, tuple[str, ...]]] = {
+TABLES: dict[str, tuple[KnownKeys, str, tuple[str, ...]]] = {
     "fp8": (fp8.KEYS, "fp8", ()),
     "gptq": (gptq.KEYS, "gptq", ()),
     "gptq, dynamic": (gptq.OVERRIDES, "gptq", ("dynamic", "x")),

@@ -82,8 +82,9 @@ class LogDrain:
             data = b""
         if not data:
             self._epoll.unregister(descriptor)
-            os.close(descriptor)
+            # Before the number is free: `open` on another thread may get it at once.
             del self._pipes[descriptor]
+            os.close(descriptor)
             self._pass_on(pipe)
             return
         whole, newline, rest = (pipe.partial + data).rpartition(b"\n")

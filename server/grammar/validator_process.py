@@ -91,7 +91,7 @@ class Validator:
 
 
 def resident_bytes() -> int:
-    """Of this process."""
+    """Resident memory of this process, in bytes."""
     return int(Path("/proc/self/statm").read_bytes().split()[1]) * resource.getpagesize()
 
 

@@ -62,7 +62,7 @@ class Call:
     """Whether the protocol has answered, and counted, a request whose body did not arrive. Written by the protocol."""
 
     def receive(self, body: bytes) -> None:
-        """Record that the body is complete: times count from here."""
+        """Record that the body is complete. Latency metrics and the deadline start here."""
         self.arrival_time, self.size = time.monotonic(), len(body)
 
     def ignore(self, names: Iterable[str]) -> None:

@@ -2,7 +2,7 @@
 
 The library resolves the revision, lists and fetches the small files, and keeps the cache's layout. Weights are put into
 `blobs/` from here: the library (2.4) throws a file away that was cut, and these are gigabytes. A partial file is called
-<etag>.incomplete, is locked while somebody writes it, and gets its name only when size and SHA-256 are right.
+<etag>.incomplete, is locked while a process writes it, and gets its name only when size and SHA-256 are right.
 """
 
 from __future__ import annotations
@@ -258,7 +258,7 @@ class Download:
         """One file, from wherever an earlier attempt stopped."""
         blob.path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(blob.partial) as file:
-            if blob.path.exists():  # somebody else was quicker
+            if blob.path.exists():  # another process was quicker
                 blob.partial.unlink(missing_ok=True)
                 meter.update(blob.size)
                 return

@@ -165,7 +165,7 @@ class RayTransport:
         loop = asyncio.get_running_loop()
 
         def tell() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: there is no listener any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and its listeners with it
                 loop.call_soon_threadsafe(changed)
 
         ByName.listeners.append(tell)

@@ -310,7 +310,7 @@ class Ask(msgspec.Struct, tag=8, array_like=True):
 
 
 class Cancel(msgspec.Struct, tag=9, array_like=True):
-    """The answer to this question is not needed any more."""
+    """Cancel a question whose answer nothing waits for."""
 
     number: int
 

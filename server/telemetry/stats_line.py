@@ -34,7 +34,7 @@ class Working(Protocol):
 
     @property
     def metrics(self) -> Metrics:
-        """What this process counts."""
+        """Counters of this process."""
 
 
 class StatsLine:

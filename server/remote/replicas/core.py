@@ -108,7 +108,7 @@ class FleetCore:
         self._resting: set[str] = set()
         """Replicas that get new sequences only where there is no other: their executors are being restarted."""
         self._leaving: dict[str, float] = {}
-        """Replicas that receive nothing any more, and since when by the clock. They finish what they have."""
+        """Replicas that receive no new sequences, and the time at which each stopped. They finish the sequences they have."""
         self._calls: weakref.WeakKeyDictionary[Mailbox, Call] = weakref.WeakKeyDictionary()
         self._entries: dict[int, Entry] = {}
         """Unfinished sequences, by id."""

@@ -35,7 +35,7 @@ class RemoteCore:
         self._questions = questions
         self._keys = itertools.count(1)
         self._numbers = itertools.count(1)
-        """Of calls."""
+        """Numbers of calls."""
         self._calls: weakref.WeakKeyDictionary[Outlet, int] = weakref.WeakKeyDictionary()
         self._readers: dict[int, tuple[Outlet, int, Story]] = {}
         """By sequence: the mailbox of its reader, the reader's own key, and the story of the call."""
@@ -110,7 +110,7 @@ class RemoteCore:
     # -- from the engine -----------------------------------------------------------------------------------------------
 
     def deliver(self, deltas: m.Deltas) -> None:
-        """Put deltas into mailboxes. A sequence that was aborted or finished here has no reader any more."""
+        """Put deltas into mailboxes. A sequence that was aborted or finished here has no reader."""
         readers, plain = self._readers, iter(deltas.plain)
         for seq_id, token_id, cached in zip(plain, plain, plain, strict=True):
             if (reader := readers.get(seq_id)) is not None:

@@ -6,7 +6,7 @@ from engine.errors import InvalidRequest, Overloaded
 
 
 class ResponseNotFound(InvalidRequest):
-    """There is no such response, any more, or for this API key."""
+    """No response of this id is stored for this API key: it is unknown, deleted or expired."""
 
     status = 404
     code = "response_not_found"

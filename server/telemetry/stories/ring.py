@@ -39,7 +39,7 @@ OUTCOMES = ("stop", "length", "abort", "error", "refused", ACTIVE)
 
 
 class RequestNotFound(InvalidRequest):
-    """There is no such call, any more."""
+    """The ring has no call of this id: it never had one, or newer calls replaced it."""
 
     status = 404
     code = "request_not_found"

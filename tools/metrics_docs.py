@@ -160,7 +160,7 @@ class _Fleet:
 
 
 class _FleetCore:
-    num_unplaced = lost = moved = 0
+    num_unplaced = num_lost = moved = 0
     router = Router()
     router.join("name")
 

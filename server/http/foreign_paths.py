@@ -87,7 +87,7 @@ def no_such_path(method: str, path: str, endpoints: Sequence[str]) -> str:
     if plain in ("/", "/v1"):
         return f"{sentence} {WHERE_THE_API_IS}"
     tails = {endpoint.removeprefix("/v1"): endpoint for endpoint in endpoints if "{" not in endpoint}
-    advice = _exactly(plain, tails) or _ending(plain, tails) or _below(plain) or _like(plain, tails)
+    advice = _exactly(plain, tails) or _ending(plain, tails) or _below(plain, endpoints) or _like(plain, tails)
     return f"{sentence} {advice}" if advice else sentence
 
 
@@ -124,13 +124,14 @@ def _ending(path: str, tails: Tails) -> str | None:
     return _did_you_mean("/v1/models/{name}") if path.startswith("/models/") else None
 
 
-def _below(path: str) -> str | None:
-    """The hint for a path below one of another server."""
+def _below(path: str, endpoints: Sequence[str]) -> str | None:
+    """The hint for a path below one of another server, unless an endpoint of ours is below that one, too."""
     for spelling in _spellings(path):
         parts = spelling.split("/")
         heads = ("/".join(parts[:end]) for end in range(len(parts) - 1, 1, -1))
         for head in heads:
-            if head in _ELSEWHERE and head not in _ALONE:
+            served = any(endpoint.startswith(f"{head}/") for endpoint in endpoints)
+            if head in _ELSEWHERE and head not in _ALONE and not served:
                 return _instead(*_ELSEWHERE[head])
     return None
 

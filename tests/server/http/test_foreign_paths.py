@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from server.http.endpoints import OTHER, Endpoints
-from server.http.foreign_paths import _ELSEWHERE
+from server.http.foreign_paths import _ELSEWHERE, no_such_path
 from tests.server.apis.test_security import PATHS, filled, routes
 from tests.server.fakes import House, error_of
 
@@ -222,3 +222,11 @@ def test_templates() -> None:
     assert endpoints.template_of("/v1/models/") == endpoints.template_of("/v1/models") == "/v1/models"
     for path in (None, "/v1", "/nope", "/v1/modelsx"):
         assert endpoints.template_of(path) == OTHER
+
+
+def test_a_path_below_endpoints_of_ours_is_not_another_server_s() -> None:
+    """A dialect may serve what the table names as another's: a path of it that is missing is a plain 404."""
+    path = "/v1beta/models/m:countTokens"
+    assert "Google" in no_such_path("POST", path, ["/v1/chat/completions"])
+    message = no_such_path("POST", path, ["/v1/chat/completions", "/v1beta/models/{name}:generateContent"])
+    assert message == f"There is no POST {path} here."

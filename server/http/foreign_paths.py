@@ -87,7 +87,9 @@ def no_such_path(method: str, path: str, endpoints: Sequence[str]) -> str:
     if plain in ("/", "/v1"):
         return f"{sentence} {WHERE_THE_API_IS}"
     tails = {endpoint.removeprefix("/v1"): endpoint for endpoint in endpoints if "{" not in endpoint}
-    advice = _exactly(plain, tails) or _ending(plain, tails) or _below(plain, endpoints) or _like(plain, tails)
+    advice = (
+        _exactly(plain, tails) or _ending(plain, tails) or _below(plain, endpoints) or _like(plain, tails)
+    )
     return f"{sentence} {advice}" if advice else sentence
 
 

@@ -73,7 +73,7 @@ from executors.llm.model.caches import kv_group
 from executors.llm.parallel.group import Alone, RankGroup, Together
 from executors.llm.runtime import ExecutorRuntime
 from executors.llm.step.idle import IdleWork
-from executors.llm.step.pending_steps import StepQueue
+from executors.llm.step.pending_steps import PendingSteps
 from executors.llm.step.runner import ModelRunner
 
 Load = Callable[[ProgressCallback], LoadedModel]
@@ -116,7 +116,7 @@ class LlmExecutor(BatchModelExecutor):
         self._stats = StepStats()
         self._epoch: int | None = None
         self._step_failed = False
-        self._steps = StepQueue()
+        self._steps = PendingSteps()
         self._idle = IdleWork(
             self._steps,
             lambda: self._ready().unified.capture_next(),

@@ -1,7 +1,7 @@
 """The executor as a child process: client, child and wire format. `connect` is the way in.
 
     connect -> RemoteExecutor (client.py) -> Life (life.py: Popen, futures, death) -> MessageStream -> socketpair
-                    or -> RankGroup (group.py: several of them as one)                                      |
+                    or -> RankProcesses (group.py: several of them as one)                                      |
                                               HangWatch (watch.py)                                        |
     child.py: I/O thread -> main thread -> StepGuard (guard.py) -> the executor       messages.py over wire.py
 

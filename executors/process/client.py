@@ -39,7 +39,7 @@ from executors.contract import (
     replace,
 )
 from executors.process import messages as m
-from executors.process.group import RankGroup
+from executors.process.group import RankProcesses
 from executors.process.life import Command, Life, Listener, child_command
 from executors.process.output import ChildOutput
 from executors.process.watch import Limits, TokenCost
@@ -74,7 +74,7 @@ class RemoteExecutor(BatchModelExecutor):
         self._command, self._output = command, output
         self._cost = TokenCost()
         self._report: ProgressCallback | None = None
-        self._life: Life | RankGroup | None = None
+        self._life: Life | RankProcesses | None = None
         self._ending: asyncio.Task[None] | None = None
         self._closed = False
         self._facts: m.Ready | None = None
@@ -156,7 +156,7 @@ class RemoteExecutor(BatchModelExecutor):
         """Process ids of all ranks, dead or alive; () before the first."""
         if self._life is None:
             return ()
-        return self._life.pids if isinstance(self._life, RankGroup) else (self._life.pid,)
+        return self._life.pids if isinstance(self._life, RankProcesses) else (self._life.pid,)
 
     # -- life ----------------------------------------------------------------------------------------------------------
 
@@ -186,7 +186,7 @@ class RemoteExecutor(BatchModelExecutor):
     def _start(self) -> None:
         listener = Listener(self._progressed, self._beaten, self._became_ready, self._died)
         try:
-            start = RankGroup if self.config.parallel.world_size > 1 else Life
+            start = RankProcesses if self.config.parallel.world_size > 1 else Life
             self._life = start(
                 self.config,
                 self._limits,
@@ -303,7 +303,7 @@ class RemoteExecutor(BatchModelExecutor):
             raise ExecutorDied(str(life.death), "closed")
         return cast(A, answer)
 
-    def _ready_life(self) -> Life | RankGroup:
+    def _ready_life(self) -> Life | RankProcesses:
         """The child that accepts calls. Raises NotReady or ExecutorDied."""
         life = self._life
         if self._closed:

@@ -1,4 +1,4 @@
-"""`RankGroup`: the processes of one model's ranks, which live and die together. To `RemoteExecutor` it is one `Life`.
+"""`RankProcesses`: the processes of one model's ranks, which live and die together. To `RemoteExecutor` it is one `Life`.
 
     call    one frame, the same bytes for every rank; rank 0's answer is the answer once all ranks have one
     death   of any rank, or an answer that does not fit the others': the verdict on all of them, with that rank's cause
@@ -48,7 +48,7 @@ class _RankCall:
     answers: dict[int, Answer | ExecutorError] = field(default_factory=dict)
 
 
-class RankGroup:
+class RankProcesses:
     """See the module and `Life`, whose members these are. Belongs to one event loop."""
 
     def __init__(

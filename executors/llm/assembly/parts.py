@@ -28,7 +28,7 @@ from executors.llm.sampling.grammar import GrammarCompiler
 from executors.llm.sampling.shaped_slots import TABLE_BYTES
 from executors.llm.spec.companion import DraftCompanion
 from executors.llm.step.direct import DirectRunner
-from executors.llm.step.intake import Intake
+from executors.llm.step.intake import HostIntake
 from executors.llm.step.launched.graphs import MIXED_TOKENS, affordable
 from executors.llm.step.launched.inputs import StepShape
 from executors.llm.step.launched.steps import LaunchedSteps, LaunchLimits
@@ -125,7 +125,7 @@ class Assembly:
             launched = None
             if steps is not None and sampler is not None:
                 launched = self._launched(states, runner, steps, sampler)
-            intake = Intake(states, cache.num_blocks, config.max_num_seqs, runner.states)
+            intake = HostIntake(states, cache.num_blocks, config.max_num_seqs, runner.states)
             return StepPipeline(states, runner, group.stages(states, runner, intake, self.memory), launched)
         except MemoryError:  # a limit on address space
             raise sizing.slots_do_not_fit(config, max_model_len) from None

@@ -23,9 +23,9 @@ from executors.llm.parallel.ranks import Ranks
 from executors.llm.parallel.stages import AgreedIntake, RankSampling, agree, ending, ending_direct
 from executors.llm.step.direct import RunDirect
 from executors.llm.step.forward import HostForward
-from executors.llm.step.intake import Intake
+from executors.llm.step.intake import HostIntake
+from executors.llm.step.packing import HostPacking
 from executors.llm.step.pipeline import Stages
-from executors.llm.step.rare_outputs import HostPacking
 from executors.llm.step.runner import ModelRunner
 from executors.llm.step.sampling import HostSampling
 from executors.llm.step.states import SequenceStates
@@ -66,7 +66,7 @@ class RankGroup(Protocol):
         """Return the plan that all ranks have memory for."""
 
     def stages(
-        self, states: SequenceStates, runner: ModelRunner, intake: Intake, memory: DeviceMemory | None
+        self, states: SequenceStates, runner: ModelRunner, intake: HostIntake, memory: DeviceMemory | None
     ) -> Stages:
         """Make the stages of a step."""
 
@@ -112,7 +112,7 @@ class Alone:
         return own
 
     def stages(
-        self, states: SequenceStates, runner: ModelRunner, intake: Intake, memory: DeviceMemory | None
+        self, states: SequenceStates, runner: ModelRunner, intake: HostIntake, memory: DeviceMemory | None
     ) -> Stages:
         """See `RankGroup`."""
         return Stages(
@@ -205,7 +205,7 @@ class Together:
         return KvPlan(replace(layout, num_blocks=blocks, blocks_per_span=span), length, note)
 
     def stages(
-        self, states: SequenceStates, runner: ModelRunner, intake: Intake, memory: DeviceMemory | None
+        self, states: SequenceStates, runner: ModelRunner, intake: HostIntake, memory: DeviceMemory | None
     ) -> Stages:
         """See `RankGroup`."""
         ranks = self._met()

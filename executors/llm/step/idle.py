@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from executors.llm.step.pending_steps import StepQueue
+from executors.llm.step.pending_steps import PendingSteps
 
 QUIET_S = 0.05
 """Idle time before a piece of work may run, in seconds. The gap between two steps of a stream is shorter."""
@@ -18,7 +18,7 @@ class IdleWork:
     """Runs pieces of work on the event loop that computes the steps. A piece blocks the loop as a step does."""
 
     def __init__(
-        self, steps: StepQueue, piece: Callable[[], bool], wait: Callable[[], float] = lambda: 0.0
+        self, steps: PendingSteps, piece: Callable[[], bool], wait: Callable[[], float] = lambda: 0.0
     ) -> None:
         """`piece` does some of the work and returns False if none is left. `wait` returns the seconds to wait before the next
         piece."""

@@ -1,4 +1,4 @@
-"""`Intake`: the first stage of a step. Checks it, and stores what lasts of its sequences."""
+"""`HostIntake`: the first stage of a step. Checks it, and stores what lasts of its sequences."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from executors.llm.memory.state_cache import StateCache
 from executors.llm.step.states import SequenceStates
 
 
-class Intake:
+class HostIntake:
     """See the module. `num_blocks` of the KV; `max_batch_size`: most sequences of a step; `layer_states`: what layers keep of
     sequences, if they keep any."""
 

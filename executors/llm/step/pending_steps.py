@@ -47,7 +47,7 @@ class ComputedStep:
         return self._output
 
 
-class StepQueue:
+class PendingSteps:
     """Steps in the order of submission: the first launched answers first. Serves one event loop; `clock` returns seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:

@@ -1,6 +1,6 @@
 """`StepPipeline`: turns a `UnifiedBatch` into a `UnifiedOutput` by stages.
 
-    take in    check the step, store what lasts of its sequences      `Intake`          `parallel.stages.AgreedIntake`
+    take in    check the step, store what lasts of its sequences      `HostIntake`      `parallel.stages.AgreedIntake`
     forward    hidden states, KV                                      `HostForward`
     sample     tokens of the sampled rows                             `HostSampling`    `parallel.stages.RankSampling`
     pack       prompt logprobs, pooled outputs, drafts                `HostPacking`

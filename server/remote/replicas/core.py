@@ -35,7 +35,7 @@ from engine.mailbox import Mailbox, Outlet
 from engine.metrics_sink import MetricsSink
 from engine.request import FinishReason, Request, TokenDelta
 from engine.story import Story
-from server.remote.replicas.journal import MOST_LIVES, Call, DeltaSink, Entry
+from server.remote.replicas.journal import MOST_LIVES, DeltaSink, Entry, JournaledCall
 from server.remote.replicas.router import Router, prefix_keys, short_key
 
 log = structlog.get_logger("server")
@@ -109,7 +109,7 @@ class FleetCore:
         """Replicas that get new sequences only where there is no other: their executors are being restarted."""
         self._leaving: dict[str, float] = {}
         """Replicas that receive no new sequences, and the time at which each stopped. They finish the sequences they have."""
-        self._calls: weakref.WeakKeyDictionary[Mailbox, Call] = weakref.WeakKeyDictionary()
+        self._calls: weakref.WeakKeyDictionary[Mailbox, JournaledCall] = weakref.WeakKeyDictionary()
         self._entries: dict[int, Entry] = {}
         """Unfinished sequences, by id."""
         self._open_calls = 0
@@ -268,7 +268,7 @@ class FleetCore:
             if (unplaced := self.num_unplaced) >= self.config.max_queued_seqs:
                 self._observer.refused(str(Overloaded.code))
                 raise Overloaded(f"{unplaced} requests are waiting already")
-            call = self._calls[mailbox] = Call(replace(first.context, story=Story()))
+            call = self._calls[mailbox] = JournaledCall(replace(first.context, story=Story()))
         story, keys = first.context.story, self._keys(first)
         entries = [
             Entry(

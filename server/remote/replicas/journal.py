@@ -21,7 +21,7 @@ class DeltaSink:
     __slots__ = ("__weakref__", "call", "on_delta", "replica")
 
     def __init__(
-        self, call: Call, replica: str, on_delta: Callable[[DeltaSink, int, TokenDelta], None]
+        self, call: JournaledCall, replica: str, on_delta: Callable[[DeltaSink, int, TokenDelta], None]
     ) -> None:
         self.call = call
         self.replica = replica
@@ -33,7 +33,7 @@ class DeltaSink:
 
 
 @dataclass(slots=True, eq=False)
-class Call:
+class JournaledCall:
     """One API call: all sequences that answer to one mailbox. `entries`: those that have not ended, by choice."""
 
     context: RequestContext
@@ -52,7 +52,7 @@ class Entry:
     """One sequence. One writer: `FleetCore`."""
 
     seq_id: int
-    call: Call
+    call: JournaledCall
     mailbox: Mailbox
     """Kept here and not in the call: the core finds calls by their mailboxes, weakly."""
     choice: int

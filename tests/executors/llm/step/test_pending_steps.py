@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from executors.contract.batch import UnifiedOutput
-from executors.llm.step.pending_steps import StepQueue
+from executors.llm.step.pending_steps import PendingSteps
 
 TURN_S = 1e-6
 OUTPUT = UnifiedOutput.from_items([])
@@ -53,7 +53,7 @@ def noticed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[float]]:
 
     def play(*milliseconds: float) -> list[float]:
         clock = Clock(monkeypatch)
-        steps = StepQueue(clock)
+        steps = PendingSteps(clock)
 
         async def each() -> list[float]:
             late = []

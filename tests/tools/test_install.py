@@ -109,7 +109,6 @@ def test_targets_ask_for_what_they_need() -> None:
         "test-fast",
         "test-all",
         "test-external",
-        "test-gpu",
         "check",
         "format",
         "lock",

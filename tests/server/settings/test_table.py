@@ -46,7 +46,7 @@ SERVE = options("serve")
 
 
 def test_every_field_is_a_row_and_every_row_a_flag_in_its_order() -> None:
-    assert [*TABLE, "given"] == [field.name for field in dataclasses.fields(Settings)]
+    assert [*TABLE, "explicit"] == [field.name for field in dataclasses.fields(Settings)]
     assert list(SERVE) == [*TABLE, "config"]
 
 

@@ -41,7 +41,7 @@ def start(words: Sequence[str], environment: Mapping[str, str]) -> None:
 
 def settle(log_format: str | None, log_level: str | None) -> None:
     """Write the lines to come as a log of this format and level has them."""
-    global _json, _wanted
+    global _json, _enabled
     _json, _enabled = log_format == "json", (log_level or "info").lower() in _LEVELS
 
 

@@ -174,7 +174,16 @@ async def test_it_is_counted_and_told() -> None:
 def test_nothing_else_knows_it() -> None:
     """No tracked file of the product names the toy, and the toy reaches into no other dialect."""
     named = subprocess.run(
-        ["git", "grep", "-lE", "toy_dialect|/v2/chat|ToyRequest", "--", "server/**.py", "engine/**.py", "executors/**.py"],
+        [
+            "git",
+            "grep",
+            "-lE",
+            "toy_dialect|/v2/chat|ToyRequest",
+            "--",
+            "server/**.py",
+            "engine/**.py",
+            "executors/**.py",
+        ],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -1,4 +1,4 @@
-"""Errors name fields by their roles until somebody who knows the client's names puts those."""
+"""Errors name fields by their roles until the code that knows the client's names renders them."""
 
 import pytest
 

@@ -28,7 +28,7 @@ class Dialect:
     """One API. Metrics, the access log and stories call its calls by the paths of its routes."""
 
     package: str
-    """Full name of its folder, which has a module `openapi`: that one is imported when somebody asks for the description."""
+    """Full name of its folder, which has a module `openapi`: it is imported at the first request for the description."""
     routers: tuple[APIRouter, ...]
     """Its paths."""
     form: Form = PLAIN

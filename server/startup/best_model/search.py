@@ -73,7 +73,7 @@ def choose(
     facts: Facts | None = None,
 ) -> Choice:
     """Return what a server with these settings, which name no model, serves. `say` gets a sentence before a search that takes
-    long. `listing`: the models on this disk, and `facts`: the executor's facts of them, where somebody has them.
+    long. `listing`: the models on this disk, and `facts`: the executor's facts of them, if they are known.
 
     The default model is served, without a search, by executors other than LlmExecutor and with settings that are made for one
     model.

@@ -101,4 +101,4 @@ class Sublayer:
 
     def forward(self, x: torch.Tensor, step: LayerStep) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]. Rows behind the last item's are arbitrary."""
-        raise NotImplementedError
+        raise NotImplementedError  # each kind computes its own: there is no forward that all share

@@ -39,6 +39,7 @@ class Terminal:
             env={**os.environ, "TERM": term},
             start_new_session=True,
         )
+        self._ended = os.pidfd_open(self.process.pid)
 
     @property
     def fd(self) -> int:
@@ -67,26 +68,32 @@ class Terminal:
 
     def read(self, within: float) -> bool:
         """Take in more; False when nothing comes any more."""
-        if not select.select([self._main], [], [], within)[0]:
+        # A terminal that no process has opened yet reads like one that all have left: the slave stays open until the program
+        # has shown something, or has ended.
+        watched = [self._main] if self._slave < 0 else [self._main, self._ended]
+        ready = select.select(watched, [], [], within)[0]
+        if ready:
+            self._close_slave()
+        if self._main not in ready and not select.select([self._main], [], [], 0)[0]:
             return False
         try:
             data = os.read(self._main, 1 << 16)
-        except OSError:  # nobody has the other end open
+        except OSError:  # the last process that had the other end has closed it
             return False
-        if (
-            self._slave >= 0
-        ):  # held so long: a terminal that nobody has open yet reads like one that everybody left
-            os.close(self._slave)
-            self._slave = -1
         self.shown += _STYLE.sub("", data.decode("utf-8", "replace")).replace("\r", "")
         return bool(data)
 
+    def _close_slave(self) -> None:
+        if self._slave >= 0:
+            os.close(self._slave)
+            self._slave = -1
+
     def close(self) -> None:
         """Close the terminal, as its window does: the kernel sends SIGHUP to the leader of its session."""
-        for fd in (self._main, self._slave):
-            if fd >= 0:
-                os.close(fd)
-        self._main = self._slave = -1
+        self._close_slave()
+        if self._main >= 0:
+            os.close(self._main)
+            self._main = -1
 
     def __enter__(self) -> Self:
         return self
@@ -95,4 +102,5 @@ class Terminal:
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
         self.process.wait()
+        os.close(self._ended)
         self.close()

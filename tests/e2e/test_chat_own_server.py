@@ -94,8 +94,10 @@ def test_ctrl_c_while_it_starts(tmp_path: Path) -> None:
         while not (children := _children(terminal.process.pid)):
             assert time.monotonic() < deadline
             time.sleep(0.01)
+        pressed = time.monotonic()
         terminal.type("\x03")
         assert terminal.wait() == 130
+        assert time.monotonic() - pressed < 10
     assert gone(int(children[0]), 0.1)
 
 

@@ -5,10 +5,15 @@ import os
 import statistics
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import grimp
 import pytest
+from importlinter.configuration import configure
+from importlinter.contracts.forbidden import ForbiddenContract
+from importlinter.contracts.independence import IndependenceContract
 from importlinter.domain.contract import ContractCheck
 
 from tools.only_imports_contract import OnlyImportsContract
@@ -109,3 +114,60 @@ def test_only_imports_contract_names_what_is_foreign() -> None:
     assert only_imports(*fine, ("house.roof.tile", "torch")).kept
     broken = only_imports(*fine, ("house.wall", "house.roof"), ("house.door", "torch"))
     assert broken.metadata["foreign"] == [("house.door", "torch"), ("house.wall", "house.roof")]
+
+
+def contract(name: str) -> dict[str, Any]:
+    """Options of one of the project's contracts."""
+    linter = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]
+    [options] = [one for one in linter["contracts"] if one["name"] == name]
+    return dict(options)
+
+
+def check(kind: type[Any], name: str, *imports: tuple[str, str]) -> bool:
+    """Whether a contract of the project is kept in a house of these modules, their packages and imports."""
+    configure()
+    graph = grimp.ImportGraph()
+    for path in {module for pair in imports for module in pair}:
+        parts = path.split(".")
+        for end in range(1, len(parts) + 1):
+            graph.add_module(".".join(parts[:end]))
+    for importer, imported in imports:
+        graph.add_import(importer=importer, imported=imported)
+    session = {"root_packages": ["server", "executors"]}
+    return bool(kind(name, session, contract(name)).check(graph, verbose=False).kept)
+
+
+def test_a_new_dialect_is_behind_the_wall() -> None:
+    name, line = "dialects know nothing of each other", ("server.apis.dialects", "server.apis.toy")
+    fine = (
+        line,
+        ("server.apis.dialects", "server.apis.chat"),
+        ("server.apis.toy.routes", "server.apis.base.common"),
+    )
+    assert check(IndependenceContract, name, *fine)
+    for crossing in (
+        ("server.apis.toy.encode", "server.apis.chat.encode"),
+        ("server.apis.chat", "server.apis.toy.schema"),
+        ("server.apis.base.common", "server.apis.toy"),
+        ("server.apis.toy", "server.apis.dialects"),
+    ):
+        assert not check(IndependenceContract, name, *fine, crossing), crossing
+
+
+def test_a_new_device_is_behind_the_wall() -> None:
+    name = "rooms name no device"
+    fine = (
+        ("executors.llm.device.toy", "executors.llm.device.base"),
+        ("executors.llm.step.forward", "executors.llm.device.table"),
+    )
+    assert check(ForbiddenContract, name, *fine)
+    for importer in ("executors.llm.step.forward", "executors.registry", "executors.llm.device.table"):
+        assert not check(ForbiddenContract, name, *fine, (importer, "executors.llm.device.toy")), importer
+
+
+@pytest.mark.parametrize("package", ["server", "server.remote", "clients", "engine", "executors.llm"])
+def test_every_room_has_a_layer(package: str) -> None:
+    """A folder that is in no layer may import everything."""
+    linter = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]
+    [rooms] = [one for one in linter["contracts"] if one.get("containers") == [package]]
+    assert rooms["type"] == "layers" and rooms["exhaustive"] is True

@@ -16,6 +16,7 @@ from server.http.call import call_of
 from server.http.endpoints import without_slash
 from server.http.errors import http_error_response
 from server.http.foreign_paths import MAX_PATH_TOLD
+from server.http.form import form_of
 from server.http.keys import AnyOf, Keys
 
 KEYLESS = frozenset({"/live", "/ready", "/health", "/version", "/", "/docs"})
@@ -27,11 +28,13 @@ ADMIN = frozenset(
 STEPS = "/v1/steps"
 """Shows the requests of all clients: where clients have keys, it requires the admin key."""
 
-_CURE = "Give a valid API key: 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
+ANY_API = "x-api-key"
+"""Header for a key on every path; an API may have one of its own (`Form.key_header`)."""
+_CURE = "Give a valid API key: 'Authorization: Bearer KEY' or '{}: KEY'."
 
 
 class KeyAuth:
-    """Middleware that requires one of `api_keys` in `Authorization: Bearer` or `x-api-key`, one of `metrics_keys` for /metrics if
+    """Middleware that requires one of `api_keys` in a header that `_given_key` reads, one of `metrics_keys` for /metrics if
     there are any, and one of `admin_keys` for what changes or shows the server itself: without those, such paths are 404. A key
     of `admin_keys` opens what one of `api_keys` opens, too, under its own name and as a tenant of its own.
 
@@ -68,7 +71,8 @@ class KeyAuth:
             if not self._may_pass(
                 scope, self._client_keys if hidden else self._keys_of(scope["path"], admin)
             ):
-                response = http_error_response(401, _CURE, {"WWW-Authenticate": "Bearer"})
+                cure = _CURE.format(form_of(scope).key_header or ANY_API)
+                response = http_error_response(401, cure, {"WWW-Authenticate": "Bearer"})
                 await response(scope, receive, send)
                 return
             if hidden:
@@ -106,10 +110,15 @@ def is_admin(path: str) -> bool:
 
 def _given_key(scope: Scope) -> bytes | None:
     """The request's key; None without one, and for two in one header, of which a proxy in front may have looked at the other.
-    Anthropic's clients send `x-api-key`, which counts if there is no `Authorization`."""
-    values = [value for name, value in scope["headers"] if name == b"authorization"]
-    if not values:
-        keys = [value.strip() for name, value in scope["headers"] if name == b"x-api-key"]
-        return keys[0] if len(keys) == 1 else None
-    scheme, _, key = values[0].partition(b" ")
-    return key.strip() if len(values) == 1 and scheme.lower() == b"bearer" else None
+    Without `Authorization` the header of the path's API counts, and without that `x-api-key`, which Anthropic's clients send."""
+    values = _values(scope, b"authorization")
+    if values:
+        scheme, _, key = values[0].partition(b" ")
+        return key.strip() if len(values) == 1 and scheme.lower() == b"bearer" else None
+    own = form_of(scope).key_header
+    keys = (_values(scope, own.encode()) if own is not None else []) or _values(scope, ANY_API.encode())
+    return keys[0].strip() if len(keys) == 1 else None
+
+
+def _values(scope: Scope, header: bytes) -> list[bytes]:
+    return [value for name, value in scope["headers"] if name == header]

@@ -42,6 +42,8 @@ class Form:
     """Whether bodies of any Content-Type are read, unless a web page of another origin sent them: see `server.http.media`."""
     id_header: str | None = None
     """Name of another header with the request's id, where clients look for it."""
+    key_header: str | None = None
+    """Name, in lower case, of another header in which clients send their key, such as "x-goog-api-key"."""
 
 
 def plain_error(failure: Failure) -> ErrorBody:

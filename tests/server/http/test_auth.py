@@ -6,6 +6,9 @@ from typing import Any
 import pytest
 
 from engine.errors import DeadlinePassed
+from server.apis import dialects
+from server.apis.base.dialect import Dialect
+from server.http.form import Form, plain_error
 from tests.server.fakes import House, error_of
 
 KEYS = {"api_keys": ["key-one", "schlüssel"]}
@@ -75,6 +78,27 @@ async def test_anthropics_header_counts_without_the_other() -> None:
     for wrong in ("Bearer wrong", "Basic key-one", ""):
         headers = {"x-api-key": "key-one", "Authorization": wrong}
         assert (await house.get("/v1/models", headers=headers)).status_code == 401
+
+
+async def test_a_header_of_the_path_s_own_api(monkeypatch: pytest.MonkeyPatch) -> None:
+    form = Form(lambda path: path == "/v1/models", plain_error, key_header="x-own-key")
+    own = Dialect(package=__name__, routers=(), form=form)
+    monkeypatch.setattr(dialects, "DIALECTS", (*dialects.DIALECTS, own))
+    house = House(options=KEYS)
+    own_key = {"x-own-key": "key-one"}
+    for headers, status in (
+        (own_key, 200),
+        ({"x-api-key": "key-one"}, 200),
+        ({**own_key, "x-api-key": "wrong"}, 200),
+        ({"x-own-key": "wrong", "x-api-key": "key-one"}, 401),
+        ({**own_key, **bearer("wrong")}, 401),
+        ([("x-own-key", "key-one"), ("x-own-key", "key-one")], 401),
+    ):
+        response = await house.get("/v1/models", headers=headers)
+        assert response.status_code == status, headers
+        if status == 401:
+            assert error_of(response)["message"].endswith("or 'x-own-key: KEY'.")
+    assert (await house.get("/v1/models/fake", headers=own_key)).status_code == 401, "another API's path"
 
 
 async def test_no_body_is_read_without_a_key() -> None:

@@ -133,8 +133,8 @@ class Parsers:
 
 
 @dataclass(slots=True)
-class Call:
-    """One call of a whole answer. `arguments`: JSON as the model wrote it, valid only if a grammar enforced it."""
+class WrittenCall:
+    """One tool call of a whole answer. `arguments`: JSON as the model wrote it, valid only if a grammar enforced it."""
 
     id: str
     name: str
@@ -158,7 +158,7 @@ class Choice:
         self._counter = reading.counter()
         self._text: list[str] = []
         self._thoughts: list[str] = []
-        self._calls: list[Call] = []
+        self._calls: list[WrittenCall] = []
         self._arguments: list[list[str]] = []
 
     @property
@@ -210,7 +210,7 @@ class Choice:
                 case Thought(text):
                     self._thoughts.append(text)
                 case CallBegun(_, call_id, name):
-                    self._calls.append(Call(call_id, name))
+                    self._calls.append(WrittenCall(call_id, name))
                     self._arguments.append([])
                 case CallArguments(index, text):
                     self._arguments[index].append(text)
@@ -230,7 +230,7 @@ class Choice:
         return "".join(self._thoughts)
 
     @property
-    def calls(self) -> list[Call]:
+    def calls(self) -> list[WrittenCall]:
         """The calls taken."""
         for call, arguments in zip(self._calls, self._arguments, strict=True):
             call.arguments = "".join(arguments)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from server.answer.tools.notation import Arguments, Call, OpenedNotation, json_text
+from server.answer.tools.notation import Arguments, NamedCall, OpenedNotation, json_text
 from server.answer.tools.parser import NAME, Functions, ToolParser, Wait
 from server.grammar.lark import Lark
 
@@ -101,7 +101,7 @@ class DeepSeek(OpenedNotation):
         more = f'("\\n"? {call})*' if several else ""
         return f"{call} {more} {lark.literal(CALLS_END)}"
 
-    def written(self, calls: Sequence[Call]) -> str:
+    def written(self, calls: Sequence[NamedCall]) -> str:
         written = []
         for name, arguments in calls:
             before, after = self._around(name)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from server.answer.tools.notation import Arguments, Call, OpenedNotation, json_string_piece, json_text
+from server.answer.tools.notation import Arguments, NamedCall, OpenedNotation, json_string_piece, json_text
 from server.answer.tools.parser import NAME, Functions, Sink, ToolParser, Wait
 from server.answer.tools.tagged import most_characters
 from server.answer.tools.values_grammar import ValuesGrammar
@@ -191,7 +191,7 @@ class Gemma(OpenedNotation):
             calls.append(f"{lark.literal('call:' + name)} {values.object(one.schema, one, 0)}")
         return f"({' | '.join(calls)}) {lark.literal(self.form.closing)}"
 
-    def written(self, calls: Sequence[Call]) -> str:
+    def written(self, calls: Sequence[NamedCall]) -> str:
         form = self.form
         return "".join(
             f"{form.opening}call:{name}{self._marked(arguments)}{form.closing}" for name, arguments in calls

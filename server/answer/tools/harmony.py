@@ -24,7 +24,7 @@ from server.answer.reasoning.harmony import (
     NEXT,
     START,
 )
-from server.answer.tools.notation import Arguments, Call, ToolNotation, json_text
+from server.answer.tools.notation import Arguments, NamedCall, ToolNotation, json_text
 from server.answer.tools.parser import NAME, Functions, ToolParser, Wait
 from server.grammar.lark import Lark
 
@@ -113,7 +113,7 @@ class Harmony(ToolNotation):
         text = lark.rule("FINAL", f"/(?s:.*)/{spelled}")
         return f"{preamble}? ({call} | {final} {text})"
 
-    def written(self, calls: Sequence[Call]) -> str:
+    def written(self, calls: Sequence[NamedCall]) -> str:
         return NEXT.join(
             f"{CHANNEL}{COMMENTARY} to=functions.{name} {CONSTRAIN}json{MESSAGE}{json_text(arguments)}{CALL}"
             for name, arguments in calls

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from server.answer.tools.notation import Arguments, Call, OpenedNotation, call_object, named_arguments
+from server.answer.tools.notation import Arguments, NamedCall, OpenedNotation, call_object, named_arguments
 from server.answer.tools.parser import Functions, ToolParser, Wait
 from server.grammar.lark import Lark
 
@@ -49,5 +49,5 @@ class Hermes(OpenedNotation):
         choices = named_arguments(lark, arguments, middle)
         return f"{lark.literal(head)} ({choices}) {lark.literal(end)}"
 
-    def written(self, calls: Sequence[Call]) -> str:
+    def written(self, calls: Sequence[NamedCall]) -> str:
         return "\n".join(f"{OPEN}\n{call_object(call)}\n{CLOSE}" for call in calls)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from server.answer.tools.notation import Arguments, Call, OpenedNotation, call_object, named_arguments
+from server.answer.tools.notation import Arguments, NamedCall, OpenedNotation, call_object, named_arguments
 from server.answer.tools.parser import Functions, ToolParser, Wait
 from server.grammar.lark import Lark
 
@@ -80,6 +80,6 @@ class JsonList(OpenedNotation):
         more = f'(", " {one})*' if several else ""
         return f'"[" {one} {more} {lark.literal("]" + self.tags[1])}'
 
-    def written(self, calls: Sequence[Call]) -> str:
+    def written(self, calls: Sequence[NamedCall]) -> str:
         opening, closing = self.tags
         return f"{opening}[{', '.join(map(call_object, calls))}]{closing}"

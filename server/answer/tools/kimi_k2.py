@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from server.answer.tools.notation import Arguments, Call, OpenedNotation, json_text
+from server.answer.tools.notation import Arguments, NamedCall, OpenedNotation, json_text
 from server.answer.tools.parser import Functions, ToolParser, Wait
 from server.grammar.lark import Lark
 
@@ -77,7 +77,7 @@ class KimiK2(OpenedNotation):
         call = lark.rule("one", calls)
         return f"{call}{'+' if several else ''} {lark.literal(SECTION_END)}"
 
-    def written(self, calls: Sequence[Call]) -> str:
+    def written(self, calls: Sequence[NamedCall]) -> str:
         inner = "".join(
             f"{CALL}functions.{name}:{number}{ARGUMENTS}{json_text(arguments)}{CALL_END}"
             for number, (name, arguments) in enumerate(calls)

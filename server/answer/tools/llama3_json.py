@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from server.answer.tools.notation import Arguments, Call, ToolNotation, call_object, named_arguments
+from server.answer.tools.notation import Arguments, NamedCall, ToolNotation, call_object, named_arguments
 from server.answer.tools.parser import Functions, ToolParser, Wait
 from server.grammar.lark import TEXT, Lark, spelled
 
@@ -91,7 +91,7 @@ class Llama3Json(ToolNotation):
         text = lark.text_without("text", like_a_call, TEXT + spelled(TAG))
         return f"{self.calls(lark, arguments, several)} | {text}"
 
-    def written(self, calls: Sequence[Call]) -> str:
+    def written(self, calls: Sequence[NamedCall]) -> str:
         return "; ".join(call_object(call, "parameters") for call in calls)
 
     def as_schema(self, name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:

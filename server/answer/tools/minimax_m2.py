@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from server.answer.tools.notation import Arguments, Call
+from server.answer.tools.notation import Arguments, NamedCall
 from server.answer.tools.parser import Functions, ToolParser
 from server.answer.tools.tagged import TaggedNotation, TaggedParser, Tags
 from server.grammar.lark import Lark
@@ -51,7 +51,7 @@ class MinimaxM2(TaggedNotation):
         end = self._end_of_block(lark)
         return f"{call}+ {end}" if several else f"{call} {end}"
 
-    def written(self, calls: Sequence[Call]) -> str:
+    def written(self, calls: Sequence[NamedCall]) -> str:
         tags = self.tags
         inner = "".join(tags.before_function + self._written(call) for call in calls)
         return f"{tags.block[0]}{inner}{self.after_function}{tags.block[1]}"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from server.answer.tools.notation import (
     Arguments,
-    Call,
+    NamedCall,
     ToolNotation,
     call_object,
     json_text,
@@ -108,7 +108,7 @@ class Mistral(ToolNotation):
             f"{lark.literal(name)} {call_id}{args} {one.json}" for name, one in arguments.items()
         )
 
-    def written(self, calls: Sequence[Call]) -> str:
+    def written(self, calls: Sequence[NamedCall]) -> str:
         if not self.has_marks:
             return f"{OPEN} [{', '.join(map(call_object, calls))}]"
         call_id = f"{CALL_ID}000000000" if self.with_ids else ""

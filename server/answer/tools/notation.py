@@ -12,7 +12,7 @@ from server.answer.tools.parser import Functions, ToolParser
 from server.grammar.lark import TEXT, Lark, spelled
 
 Schema = Mapping[str, Any]
-Call = tuple[str, Mapping[str, Any]]
+NamedCall = tuple[str, Mapping[str, Any]]
 """Type of a call that is known: the function's name and its arguments."""
 
 
@@ -61,7 +61,7 @@ class ToolNotation(ABC):
         after it). Every call that the parser recognises follows `arguments`."""
 
     @abstractmethod
-    def written(self, calls: Sequence[Call]) -> str:
+    def written(self, calls: Sequence[NamedCall]) -> str:
         """The text with which a model makes these calls."""
 
 
@@ -109,7 +109,7 @@ def named_arguments(lark: Lark, arguments: Mapping[str, Arguments], between: str
     )
 
 
-def call_object(call: Call, key: str = "arguments") -> str:
+def call_object(call: NamedCall, key: str = "arguments") -> str:
     """A call as a JSON object."""
     name, arguments = call
     return json.dumps({"name": name, key: arguments}, ensure_ascii=False)

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from server.answer.tools.notation import Arguments, Call, ToolNotation, json_text
+from server.answer.tools.notation import Arguments, NamedCall, ToolNotation, json_text
 from server.answer.tools.parser import Functions, ToolParser, Wait
 from server.answer.tools.python_literals import PythonValues, python_text
 from server.answer.tools.tagged import STRING_KEYWORDS, ObjectWriter
@@ -185,7 +185,7 @@ class Pythonic(ToolNotation):
         rest = lark.text_without("rest", TEXT + spelled(self.form.opening), *forbidden)
         return f"{call}* {rest}" if several else f"{call} | {rest}"
 
-    def written(self, calls: Sequence[Call]) -> str:
+    def written(self, calls: Sequence[NamedCall]) -> str:
         written = [
             f"{name}({', '.join(f'{key}={python_text(value)}' for key, value in arguments.items())})"
             for name, arguments in calls

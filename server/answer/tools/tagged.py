@@ -14,7 +14,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from server.answer.tools.notation import Arguments, Call, OpenedNotation, Schema, json_string_piece, json_text
+from server.answer.tools.notation import (
+    Arguments,
+    NamedCall,
+    OpenedNotation,
+    Schema,
+    json_string_piece,
+    json_text,
+)
 from server.answer.tools.parser import NAME, Sink, ToolParser, Wait
 from server.answer.tools.typed import (
     TEXT_ONLY,
@@ -262,14 +269,14 @@ class TaggedNotation(OpenedNotation):
         """Text between the end of a call and the end of the block."""
         return "\n"
 
-    def written(self, calls: Sequence[Call]) -> str:
+    def written(self, calls: Sequence[NamedCall]) -> str:
         tags = self.tags
         return "\n".join(
             f"{tags.block[0]}{tags.before_function}{self._written(call)}{self.after_function}{tags.block[1]}"
             for call in calls
         )
 
-    def _written(self, call: Call) -> str:
+    def _written(self, call: NamedCall) -> str:
         tags, (name, arguments) = self.tags, call
         line = "\n" if tags.own_lines else ""
         values = "".join(

@@ -20,8 +20,9 @@ Switch = bool | str
 NormKind = Literal["rms", "rms1", "layer"]
 """RMS norm; RMS norm that stores its weight minus one and is computed in fp32 (Gemma); LayerNorm with bias."""
 WindowRule = Literal["", "all", "alternate", "pattern", "tail", "nope"]
-"""Rule for layers with a sliding window if `layer_types` is missing: none; all; the even ones; all but every n-th (the field
-`sliding_window_pattern`); those from `max_window_layers` on; those without rotation."""
+"""Rule for layers with a sliding window: none; all, whatever `layer_types` says. The others count if `layer_types` is missing:
+the even ones; all but every n-th (the field `sliding_window_pattern`); those from `max_window_layers` on; those without
+rotation."""
 
 _LAYER: Final = "model.layers.{i}."
 
@@ -164,7 +165,8 @@ class Family:
     feed_forward: FeedForwardTraits = field(default_factory=FeedForwardTraits)
     stream: StreamTraits = field(default_factory=StreamTraits)
     mixers: Mapping[str, str] = field(default_factory=dict)
-    """Kinds of mixers (see `layers/kinds.py`) by values of `layer_types`, where some layers have no attention."""
+    """Kinds of mixers (see `layers/kinds.py`) by values of `layer_types`, where some layers have no attention. `full_attention`
+    is known, and `sliding_attention` if `attention.window` has a rule."""
     sizes: tuple[str, ...] = ()
     """Fields with natural numbers that kinds of layers need beside those of every decoder, see `DecoderConfig.sizes`."""
     nested: str = ""

@@ -274,6 +274,7 @@ async def test_the_engine_serves_it_without_sharing(toy: Path, weights: Weights)
                 choices[key] += [token.token_id for token in delta.tokens]
         assert choices == {0: wanted[0], 1: wanted[0]}
         assert again == wanted[0] and core.stats().prefix_hits == 0
+        assert core.stats().kv_blocks_cached == 0, "kept for prompts that cannot use them"
 
 
 def test_settings_without_support_are_refused_by_name(toy: Path) -> None:

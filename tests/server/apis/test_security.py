@@ -46,8 +46,9 @@ def routes(house: House) -> list[tuple[str, str]]:
     return found
 
 
-def filled(path: str) -> str:
-    return re.sub(r"\{[^}]*\}", "fake", path)
+def filled(path: str, name: str = "fake") -> str:
+    """The path with a name for each parameter."""
+    return re.sub(r"\{[^}]*\}", name, path)
 
 
 def test_there_are_no_other_routes() -> None:

@@ -19,7 +19,7 @@ from server.apis.description import ANSWERS, OPERATIONS
 from server.openapi.operation import Operation
 from server.schemas.base import parse
 from tests.server.api_schema import check, check_answer, described, validator
-from tests.server.apis.test_security import routes
+from tests.server.apis.test_security import filled, routes
 from tests.server.fakes import AS_JSON, House, says, steps
 from tools import api_docs
 
@@ -96,7 +96,7 @@ async def test_examples_fit_their_schema_and_are_answered(operation: Operation) 
     for example in operation.examples.values():
         house = House(names=("cohort-tiny",))
         check(operation.request.__name__, example)
-        response = await house.post(operation.path, example)
+        response = await house.post(filled(operation.path, "cohort-tiny"), example)
         assert response.status_code == 200, response.text
         assert "x-cohort-ignored" not in response.headers
         check_answer(response)
@@ -231,7 +231,7 @@ async def test_answers_while_not_ready(house: House) -> None:
     house.state.model = None
     for operation in POSTS:
         response = await house.post(
-            operation.path, next(iter(operation.examples.values())) | {"model": "fake"}
+            filled(operation.path), next(iter(operation.examples.values())) | {"model": "fake"}
         )
         assert response.status_code == 503
         check_answer(response)

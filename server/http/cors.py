@@ -13,6 +13,8 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Scope
 
+from server.http.form import form_of
+
 Pair = tuple[bytes, bytes]
 
 METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
@@ -56,7 +58,10 @@ class Cors:
         if origin is None:
             return vary
         allowed = b"*" if everybody else origin.encode("latin-1")
-        headers = [(b"access-control-allow-origin", allowed), (b"access-control-expose-headers", _EXPOSED)]
+        own = form_of(scope).id_header
+        further = own is not None and own.encode() not in _EXPOSED.split(b", ")
+        exposed = _EXPOSED + f", {own}".encode() if further else _EXPOSED
+        headers = [(b"access-control-allow-origin", allowed), (b"access-control-expose-headers", exposed)]
         if self._credentials:
             headers.append((b"access-control-allow-credentials", b"true"))
         return headers + vary

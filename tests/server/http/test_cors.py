@@ -4,7 +4,10 @@ import httpx
 import pytest
 import structlog
 
+from server.apis import dialects
+from server.apis.base.dialect import Dialect
 from server.http.cors import Cors
+from server.http.form import Form, plain_error
 from server.settings.load import SettingsError, load
 from server.settings.table import Settings
 from tests.server.fakes import House, error_of
@@ -127,6 +130,18 @@ async def test_only_names_of_headers_are_repeated(headers: str) -> None:
         )
     assert response.status_code == 204
     assert "access-control-allow-headers" not in response.headers
+
+
+async def test_an_api_s_own_header_of_ids_is_exposed(monkeypatch: pytest.MonkeyPatch) -> None:
+    form = Form(lambda path: path == "/v1/models", plain_error, id_header="x-own-id")
+    own = Dialect(package=__name__, routers=(), form=form)
+    monkeypatch.setattr(dialects, "DIALECTS", (*dialects.DIALECTS, own))
+    house = house_with(origins=[APP])
+    headers = {"Origin": APP, "Authorization": "Bearer key"}
+    for path, exposed in (("/v1/models", True), ("/v1/models/fake", False)):
+        response = await house.get(path, headers=headers)
+        assert ("x-own-id" in response.headers["access-control-expose-headers"].split(", ")) is exposed
+        assert ("x-own-id" in response.headers) is exposed
 
 
 async def test_streams_and_failures_carry_the_headers() -> None:

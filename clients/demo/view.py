@@ -13,6 +13,8 @@ from server.commands.common import console
 
 SEAM = "┃"
 """Where the executor was killed."""
+_PLAIN = str.maketrans({SEAM: "|", "≠": "#", "…": "~"})
+"""Marks for a stream that has only a few characters, such as a pipe of Latin-1."""
 _UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 """Line ends, and what a terminal would take for orders."""
 
@@ -25,7 +27,16 @@ class View:
 
     def say(self, text: str, style: str = "") -> None:
         """A line."""
-        self.screen.print(Text(text, style=style), soft_wrap=True)
+        self.screen.print(Text(self._shown(text), style=style), soft_wrap=True)
+
+    def _shown(self, text: str) -> str:
+        """The text in characters that the stream can encode."""
+        encoding = self.screen.encoding
+        try:
+            text.encode(encoding)
+        except UnicodeEncodeError:
+            return text.translate(_PLAIN).encode(encoding, "replace").decode(encoding)
+        return text
 
     def show_rows(self, answers: list[Answer], cuts: list[list[int]], differences: list[str | None]) -> None:
         """A line per stream: = or ≠, and its text around the last cut. `cuts`: for each kill the characters that each stream had
@@ -35,7 +46,7 @@ class View:
         for i, answer in enumerate(answers):
             start = f"{i + 1:>{len(str(len(answers)))}} {'=' if differences[i] is None else '≠'} "
             seams = [lengths[i] for lengths in cuts if lengths[i] < len(answer.text)]
-            line = Text(start + around_last(answer.text, seams, width - len(start)))
+            line = Text(self._shown(start + around_last(answer.text, seams, width - len(start))))
             line.truncate(width)
             self.screen.print(line, soft_wrap=True)
         self.say("")

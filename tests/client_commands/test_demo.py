@@ -306,3 +306,14 @@ async def test_each_stream_has_a_line_as_wide_as_the_terminal_at_most() -> None:
     lines = [line for line in text.splitlines() if "┃" in line]
     assert [line[:4] for line in lines] == ["1 = ", "2 = ", "3 = ", "4 = "]
     assert max(map(cell_len, lines)) <= 80 and "\x1b" not in text
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252"])
+def test_a_stream_without_unicode_gets_what_it_can_encode(encoding: str) -> None:
+    file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    view = View(Console(file=file, width=80, color_system=None, highlight=False, emoji=False, markup=False))
+    answer = Answer()
+    answer.text = "a \N{FOX FACE} in the woods"
+    view.show_rows([answer], [[4]], ["token 2"])
+    file.seek(0)
+    assert re.search(r"1 # +a \? \|in the woods\n", file.read())

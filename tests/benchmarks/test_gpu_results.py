@@ -13,7 +13,7 @@ from benchmarks.gpu import steps as check_steps
 from benchmarks.gpu.part import Failed, NotRun
 from tests.gpu import agreement as check_agreement
 from tests.gpu import session as check_tests
-from tools.gpu_check.__main__ import headline
+from tools.gpu_check.call import headline
 
 
 def test_the_offline_workload_is_the_common_one() -> None:

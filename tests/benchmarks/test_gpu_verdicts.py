@@ -18,7 +18,7 @@ from benchmarks.gpu.serving import Setup
 from benchmarks.gpu.timing import Limits
 from tests.gpu import session as check_tests
 from tests.gpu.agreement import as_meant
-from tools.gpu_check.__main__ import headline
+from tools.gpu_check.call import headline
 
 GOOD = ["attention: cohort-triton", "graphs: 41 of 41 captured", "sampling: on the device, triton", "more"]
 

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu.part import ABSENT, Options
-from tools.gpu_check import __main__ as command
-from tools.gpu_check import wheels
+from tools.gpu_check import log, process, sources, wheels
 from tools.gpu_check.log import ROOT, Row
 from tools.gpu_check.parts import DEVICE, PARTS, GpuPart
 
@@ -27,7 +26,8 @@ def part(name: str, limit: float = 60.0) -> GpuPart:
 
 
 def ended(name: str, work: Path, limit: float = 60.0) -> Row:
-    return command.run(part(name, limit), CPU, work, command.environment(CPU, None), limit)
+    figures = log.begin(work, {"part": name})
+    return process.run(part(name, limit), CPU, work, process.environment(CPU, None), limit, figures)
 
 
 @pytest.mark.parametrize(
@@ -67,11 +67,11 @@ def test_a_part_that_hangs_is_killed_with_what_it_started(tmp_path: Path) -> Non
 
 CUT_OFF = f"""
 import signal, sys
-from tools.gpu_check import __main__ as command
+from tools.gpu_check import __main__ as command, call
 from tools.gpu_check.parts import GpuPart
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the tests were started under
-command.DEVICE = GpuPart("device", ("-m", "benchmarks.gpu", "{HERE}:waits"), 60.0, 1.0, "waits")
+call.DEVICE = GpuPart("device", ("-m", "benchmarks.gpu", "{HERE}:waits"), 60.0, 1.0, "waits")
 sys.exit(command.main(["--device", "cpu", "--work", sys.argv[1]]))
 """
 
@@ -79,12 +79,12 @@ sys.exit(command.main(["--device", "cpu", "--work", sys.argv[1]]))
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_who_ends_it_ends_the_part_that_runs(number: int, tmp_path: Path) -> None:
     """Which would hold the device for minutes, and be in the way of the next call."""
-    found = tmp_path / "device.figures.jsonl"
+    found = tmp_path / "device.begun.jsonl"
     with subprocess.Popen(
         [sys.executable, "-c", CUT_OFF, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:  # fmt: skip
         deadline = time.monotonic() + 30.0
-        while not (found.exists() and found.read_text().endswith("\n")):
+        while not (found.exists() and '"pid"' in found.read_text() and found.read_text().endswith("\n")):
             assert time.monotonic() < deadline and process.poll() is None
             time.sleep(0.01)
         process.send_signal(number)
@@ -92,16 +92,17 @@ def test_who_ends_it_ends_the_part_that_runs(number: int, tmp_path: Path) -> Non
     assert process.returncode == 2
     assert output.splitlines()[-1] == f"cut off; what ended is in {tmp_path}/log.jsonl: call again to go on"
     assert "Traceback" not in output
-    assert not Path(f"/proc/{json.loads(found.read_text())['pid']}").exists()
+    [row] = log.read(tmp_path / "log.jsonl")
+    assert row["state"] == "cut off" and not Path(f"/proc/{row['figures']['pid']}").exists()
 
 
 def test_kernels_are_interpreted_on_a_cpu_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setenv("COHORT_API_KEY", "secret")
-    on_gpu, on_cpu = (command.environment(Options(device), tmp_path) for device in ("cuda", "cpu"))
+    on_gpu, on_cpu = (process.environment(Options(device), tmp_path) for device in ("cuda", "cpu"))
     assert "TRITON_INTERPRET" not in on_gpu and on_cpu["TRITON_INTERPRET"] == "1"
     assert "COHORT_API_KEY" not in on_gpu
-    assert on_gpu["PYTHONPATH"].split(os.pathsep)[:2] == [str(ROOT), str(tmp_path)]
+    assert on_gpu["PYTHONPATH"].split(os.pathsep)[:3] == [str(sources.RECORDER), str(ROOT), str(tmp_path)]
 
 
 # -- every measuring part, as a program ----------------------------------------------------------------------------------
@@ -147,7 +148,7 @@ SAYS = {
 
 @pytest.mark.long(extended=True)
 def test_every_measuring_part_works_as_a_program(tmp_path: Path) -> None:
-    env = {**command.environment(Options("cpu"), None), "OMP_NUM_THREADS": "1"}
+    env = {**process.environment(Options("cpu"), None), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-c", SMOKE, str(tmp_path)], cwd=ROOT, env=env, capture_output=True, text=True
     )

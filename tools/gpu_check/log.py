@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tools.gpu_check import sources
 from tools.neutral_paths import neutral
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = sources.ROOT
+PATH = ROOT / "benchmarks" / "results" / "gpu" / "log.jsonl"
 COMMIT_VARIABLE = "GPU_CHECK_COMMIT"
+CUT_OFF = "cut off"
+"""The state of a part that something else than its own limit ended: its figures are what it wrote until then."""
+STATES = ("pass", "fail", "not run", CUT_OFF)
+_BEGUN = ".begun.jsonl"
 Row = dict[str, Any]
-"""`written` (UTC), `commit`, `card`, `kind` (as which the machine was asked for), `torch`, `triton`, `part`, `digest` of the
-code that the part runs, `options`, `state` (pass, fail, not run), `seconds`, `detail`, `figures`."""
-_CODE = frozenset((".py", ".cpp", ".h", ".cu"))
-
-
-def digest(names: Sequence[str], root: Path = ROOT) -> str:
-    """Of the code in files and folders, wherever it came from: a machine that computes may have no git."""
-    found = hashlib.sha256()
-    files = {file for name in names for file in (root / name, *(root / name).rglob("*"))}
-    for file in sorted(file for file in files if file.suffix in _CODE and file.is_file()):
-        data = file.read_bytes()
-        found.update(f"{file.relative_to(root)}\0{len(data)}\0".encode() + data)
-    return found.hexdigest()[:16]
+"""`written` (UTC), `commit`, `card`, `kind` (as which the machine was asked for), `torch`, `triton`, `part`, `options`, `state`
+(see `STATES`), `seconds`, `detail`, `figures`, and `sources`: path -> digest of the files that the part ran (see `sources`; in
+a line of the file by folder), None if that is not known."""
 
 
 def commit() -> str | None:
@@ -44,29 +39,113 @@ def commit() -> str | None:
 def append(path: Path, row: Row) -> None:
     """Add a line. It names no path of the machine."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    stamped = {"written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **row}
+    stamped = {"written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **neutral(row)}
+    if stamped.get("sources") is not None:
+        stamped["sources"] = sources.nested(row["sources"])
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(neutral(stamped), default=str) + "\n")
+        file.write(json.dumps(stamped, default=str) + "\n")
 
 
 def read(path: Path) -> list[Row]:
-    """The lines there are; one that was cut off, or is none of this log's, is passed over."""
-    rows = []
-    for line in path.read_text("utf-8").splitlines() if path.exists() else ():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict) and isinstance(row.get("part"), str):
-            rows.append(row)
-    return rows
+    """The lines there are; those that `unreadable` names are passed over."""
+    return [row for row in map(_row, _lines(path)) if row is not None]
 
 
-def passed(rows: Iterable[Row], about: Mapping[str, Any]) -> Row | None:
-    """The last line of a part that passed as it would run now: the same part, code, card, torch, triton and options. None if
-    there is none."""
-    same = ("part", "digest", "card", "torch", "triton", "options")
+def unreadable(path: Path) -> list[int]:
+    """Numbers, from 1, of lines that were cut off or are none of this log's."""
+    return [number for number, line in enumerate(_lines(path), 1) if _row(line) is None]
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text("utf-8", errors="replace").splitlines() if path.exists() else []
+
+
+def _row(line: str) -> Row | None:
+    try:
+        row = json.loads(line)
+        if not isinstance(row["part"], str) or row.get("state") not in STATES:
+            return None
+        row["figures"] = dict(row.get("figures") or {})
+        folders = row.get("sources")
+        row["sources"] = None if folders is None else sources.flat(folders)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+    return dict(row)
+
+
+def passed(rows: Iterable[Row], about: Mapping[str, Any], root: Path = ROOT) -> Row | None:
+    """The last line of a part that passed as it would run now: the same part, card, torch, triton and options, and none of the
+    files that it ran has changed. None if there is none."""
+    same = ("part", "card", "torch", "triton", "options")
     found = [
-        row for row in rows if row.get("state") == "pass" and all(row.get(one) == about[one] for one in same)
+        row
+        for row in rows
+        if row["state"] == "pass"
+        and all(row.get(one) == about[one] for one in same)
+        and row["sources"]
+        and not sources.changed(row["sources"], root)
     ]
     return found[-1] if found else None
+
+
+def newest(rows: Iterable[Row], part: str, card: str | None = None) -> Row | None:
+    """The last line of a part that passed, on a card of this name if one is given, whatever its sources are now."""
+    found = [
+        row
+        for row in rows
+        if (row["part"], row["state"]) == (part, "pass") and card in (None, row.get("card"))
+    ]
+    return found[-1] if found else None
+
+
+# -- a part that runs --------------------------------------------------------------------------------------------------------
+
+
+def begin(folder: Path, row: Row) -> Path:
+    """The file beside the log to which a part that begins appends its figures; its first line is what is known of the part. It is
+    removed when the part's own line is written: what is left is of a call that was killed (see `salvage`)."""
+    path = folder / f"{row['part']}{_BEGUN}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(row, default=str) + "\n", "utf-8")
+    return path
+
+
+def figures_of(begun: Path) -> dict[str, Any]:
+    """What a part wrote until now; a line that was cut off is passed over."""
+    found: dict[str, Any] = {}
+    for line in begun.read_text("utf-8", errors="replace").splitlines()[1:]:
+        try:
+            found.update(json.loads(line))
+        except (ValueError, TypeError):
+            continue
+    return found
+
+
+def ended(folder: Path, part: str) -> None:
+    """The part has its line."""
+    (folder / f"{part}{_BEGUN}").unlink(missing_ok=True)
+
+
+def salvage(folder: Path) -> list[str]:
+    """Append a line, "cut off", for each part that a call began and that nothing ended, to the log of the folder; their names."""
+    names = []
+    for begun in sorted(folder.glob(f"*{_BEGUN}")):
+        try:
+            row = json.loads(begun.read_text("utf-8", errors="replace").partition("\n")[0])
+        except ValueError:
+            row = {"part": begun.name.removesuffix(_BEGUN)}  # cut off itself
+        detail = "the call ended before the part did"
+        append(
+            folder / "log.jsonl",
+            {
+                **row,
+                "state": CUT_OFF,
+                "seconds": None,
+                "detail": detail,
+                "figures": figures_of(begun),
+                "sources": None,
+            },
+        )
+        begun.unlink()
+        names.append(str(row["part"]))
+    return names

@@ -1,4 +1,4 @@
-"""The parts of `make gpu-check`, in order of importance: a row is a name, a command and how long it may take.
+"""The parts of `make gpu-check`: which call runs them, in which order, for how long, and why that long.
 
 A command is what follows `python`; the options of the call (`--device`, `--tiny` ...) are added. It writes figures, a JSON object
 a line, to the file that the variable GPU_FIGURES names, and ends with 0, with 77 if what it needs is absent, or otherwise.
@@ -8,53 +8,151 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-SOURCES = ("engine", "executors", "benchmarks/gpu", "benchmarks/shapes.py")
 TESTS = ("tests/gpu", "tests/executors", "tests/engine/harness.py", "tests/conftest.py")
 
 
 @dataclass(frozen=True, slots=True)
 class GpuPart:
-    """`limit`: seconds after which it is killed and has failed, enough where no kernel is compiled yet. `least`: seconds with
-    which there is hope that it ends; it is not begun with less. `sources`: files and folders whose code it runs."""
+    """`limit`: seconds after which it is killed and has failed, enough where no kernel is compiled yet. `expected`: seconds that
+    it takes on an H200, and `why` so many; it is not begun with less. `beside`: files and folders with code that it runs and does
+    not import the usual way."""
 
     name: str
     command: tuple[str, ...]
     limit: float
-    least: float
+    expected: float
     what: str
-    sources: tuple[str, ...] = SOURCES
+    why: str = ""
+    beside: tuple[str, ...] = ()
 
 
-def _part(name: str, target: str, limit: float, least: float, what: str, *sources: str) -> GpuPart:
-    command = ("-m", "benchmarks.gpu", target)
-    return GpuPart(name, command, limit, least, what, (*SOURCES, *sources))
+def _part(
+    name: str, target: str, limit: float, expected: float, what: str, why: str, *beside: str
+) -> GpuPart:
+    return GpuPart(name, ("-m", "benchmarks.gpu", target), limit, expected, what, why, beside)
 
 
-DEVICE = _part("device", "benchmarks.gpu.device:run", 180.0, 5.0, "versions, copy bandwidth, matrix products")
+DEVICE = _part(
+    "device", "benchmarks.gpu.device:run", 120.0, 4.0, "versions, copy bandwidth, matrix products", "4.1 s on an H200",
+)  # fmt: skip
 """Runs first in each call: its figures say what machine this is."""
-PARTS = (
-    _part("tests", "tests.gpu.session:run", 340.0, 200.0, "tests/gpu on the device", *TESTS),
+AGAIN = "again"
+"""The place in a call at which parts that failed are run once more."""
+CALL_1 = (
     _part(
-        "agreement", "tests.gpu.agreement:run", 160.0, 50.0, "the engine's tokens against the plain way's",
-        "tests/gpu/agreement.py",
+        "agreement-bf16", "tests.gpu.agreement_bf16:run", 80.0, 38.0, "logprobs of bf16 graphs against eager torch's",
+        "37.6 s on an H200, kernels compiled in it; first, for no other figure counts where this fails",
     ),
     _part(
-        "agreement-bf16", "tests.gpu.agreement_bf16:run", 160.0, 50.0, "logprobs of bf16 graphs against eager torch's",
-        "tests/gpu/agreement_bf16.py",
+        "churn", "tests.gpu.churn:run", 60.0, 25.0, "each text equals itself alone",
+        "two starts of a small model, 7 s each; 300 short requests, and alone; never run",
     ),
-    _part("kernels", "benchmarks.gpu.kernels:run", 160.0, 40.0, "each kernel against the measured limits"),
-    _part("offline-0.6b", "benchmarks.gpu.engine:offline_small", 200.0, 60.0, "256 sequences, Qwen3-0.6B"),
-    _part("single-0.6b", "benchmarks.gpu.engine:single_small", 100.0, 30.0, "one sequence, Qwen3-0.6B"),
-    _part("cohort", "benchmarks.gpu.engine:cohort", 160.0, 45.0, "32 prompts together, Qwen3-0.6B"),
-    _part("steps", "benchmarks.gpu.steps:run", 200.0, 55.0, "a step's time, by kernel, at batch 256 and 1"),
-    _part("adapters", "benchmarks.gpu.adapters:run", 260.0, 80.0, "eight LoRA adapters against merged models; their cost"),
+    _part(
+        "served-0.6b", "benchmarks.gpu.served:run", 125.0, 78.0, "replays, prompts, offline, HTTP load; 0.6B",
+        "start 12, replays 4, single 4, prompts 6, offline 3 x 5.4, load 22, grammars and drafts 9, HTTP server 5",
+    ),
+    _part(
+        "served-0.6b-e4m3kv", "benchmarks.gpu.served:run_e4m3kv", 50.0, 27.0, "offline with KV in e4m3, 0.6B",
+        "start 12, kernels of another dtype 4, offline 2 x 4",
+    ),
+    _part(
+        "served-8b", "benchmarks.gpu.served_8b:run", 140.0, 95.0, "single, 8,192, offline, two kills; 8B",
+        "first start 25 with an empty kernel cache, single 3 x 2.3, 8,192 1, offline 2 x 14, two kills 30",
+    ),
+    _part(
+        "served-8b-e4m3", "benchmarks.gpu.served_8b:run_e4m3", 80.0, 45.0, "8B with weights and KV in e4m3",
+        "start 17 with weights made e4m3, single 3 x 1.3, 8,192 1, offline 2 x 9",
+    ),
+    _part(
+        "kernels", "benchmarks.gpu.kernels:run", 70.0, 40.0, "extend attention behind cached keys, FP8 and stored products",
+        "the old rows took 30.9 s, compilation included; variants of one loop compile 2 s each",
+    ),
+    _part(
+        "adapters", "benchmarks.gpu.adapters:costs", 80.0, 45.0, "what eight LoRA adapters cost",
+        "two starts of 12, with adapters more graphs 5; twelve rounds of 1 to 1.5",
+    ),
+    _part(
+        "tests", "tests.gpu.session:run", 200.0, 105.0, "tests/gpu on the device",
+        "94.2 s for 966 tests in 14 processes; a tenth more tests since", *TESTS,
+    ),
+)  # fmt: skip
+"""By what is least known, behind the one that all others stand on: churn, load, FP8 and kills were never run, `kernels` and
+`tests` refine what is known."""
+CALL_2 = (
+    _part(
+        "sanitizer", "tests.gpu.sanitizer:run", 45.0, 35.0, "compute-sanitizer over a dozen launches",
+        "two tools, each 3 s of imports and a dozen launches that it slows down tenfold; never run",
+    ),
+    _part(
+        "ncu", "benchmarks.gpu.ncu:run", 35.0, 25.0, "bytes and stalls of three kernels by ncu",
+        "one launch each, its basic set replayed; imports and compilation 10; never run",
+    ),
+    GpuPart(AGAIN, (), 35.0, 26.0, "what failed before, once more", "the time that is left"),
+    _part(
+        "turnaround", "benchmarks.gpu.turnaround:run", 20.0, 10.0, "benchmarks.turnaround on this machine's CPUs",
+        "8 s on two cores",
+    ),
+)  # fmt: skip
+"""Begun at once behind the first call, within 30 seconds."""
+ALONE = (
+    _part("agreement", "tests.gpu.agreement:run", 160.0, 38.0, "tokens against the plain way's", "38.1 s on an H200"),
+    _part("offline-0.6b", "benchmarks.gpu.engine:offline_small", 200.0, 35.0, "256 sequences, Qwen3-0.6B", "34.9 s on an H200"),
+    _part("single-0.6b", "benchmarks.gpu.engine:single_small", 100.0, 22.0, "one sequence, Qwen3-0.6B", "21.7 s on an H200"),
+    _part("cohort", "benchmarks.gpu.engine:cohort", 160.0, 54.0, "32 prompts together, Qwen3-0.6B", "54 s on an H200"),
+    _part(
+        "steps", "benchmarks.gpu.steps:run", 200.0, 41.0, "a step's time, by kernel, at batch 256 and 1", "40.7 s on an H200"
+    ),
     _part(
         "drafts", "tests.gpu.draft_agreement:run", 100.0, 40.0, "tokens with drafts from n-grams against without",
-        "tests/gpu/draft_agreement.py", "tests/gpu/agreement.py",
+        "two starts like agreement's",
     ),
-    _part("offline-8b", "benchmarks.gpu.engine:offline_large", 260.0, 90.0, "256 sequences, Qwen3-8B"),
-    _part("single-8b", "benchmarks.gpu.engine:single_large", 100.0, 30.0, "one sequence, Qwen3-8B"),
-    _part("peer", "benchmarks.gpu.peer:run", 480.0, 300.0, "transformers' continuous batching, Qwen3-0.6B"),
+    _part("offline-8b", "benchmarks.gpu.engine:offline_large", 260.0, 80.0, "256 sequences, Qwen3-8B", "4 rounds of 13"),
+    _part("single-8b", "benchmarks.gpu.engine:single_large", 100.0, 30.0, "one sequence, Qwen3-8B", "29.8 s on an H200"),
+    _part(
+        "peer", "benchmarks.gpu.peer:run", 480.0, 300.0, "transformers' continuous batching, Qwen3-0.6B", "never run to its end"
+    ),
 )  # fmt: skip
-FIRST = ("agreement", "agreement-bf16", "kernels", "single-0.6b", "offline-0.6b")
-"""Parts, in their order, for a machine on which there is time for one call."""
+"""In no call: `--only` runs them. The parts that start one engine for many measurements took most of their place."""
+PARTS = (*CALL_1, *CALL_2, *ALONE)
+CALLS = {1: CALL_1, 2: CALL_2}
+BUDGETS = {1: 540.0, 2: 105.0}
+"""Seconds of a call. A command on a lent machine may take ten minutes; both calls, start, transfers and ends come to less than
+twelve of its fifteen."""
+MARGIN = 5.0
+"""Seconds of a budget that are kept for ending what is over its time, and for the runner itself."""
+DROPPED = (
+    "adapters",
+    "served-8b-e4m3",
+    "tests",
+    "kernels",
+    "served-0.6b-e4m3kv",
+    "turnaround",
+    AGAIN,
+    "ncu",
+    "sanitizer",
+)
+"""What a call that is late leaves out, the first one first, until the rest fits the time that is left. What is not named is run
+while there is time."""
+
+
+def plan(call: int) -> str:
+    """The table of a call: seconds that each part is expected to take, its limit, what is left then, and the reason."""
+    left = BUDGETS[call] - MARGIN
+    lines = [
+        f"call {call}: {BUDGETS[call]:.0f} s, {MARGIN:.0f} of them for the end",
+        f"{'part':20}expected  limit   left",
+    ]
+    for part in (DEVICE, *CALLS[call]):
+        left -= part.expected
+        lines.append(f"{part.name:20}{part.expected:8.0f}{part.limit:7.0f}{left:7.0f}  {part.why}")
+    late = [name for name in DROPPED if name in {part.name for part in CALLS[call]}]
+    return "\n".join((*lines, f"late: drops {', '.join(late)}"))
+
+
+def fitting(pending: tuple[GpuPart, ...], left: float) -> tuple[GpuPart, ...]:
+    """What of the parts that are left is run in `left` seconds: all, or without those of `DROPPED` until the rest fits."""
+    for name in DROPPED:
+        if sum(part.expected for part in pending) <= left:
+            break
+        pending = tuple(part for part in pending if part.name != name)
+    return pending

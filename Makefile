@@ -37,7 +37,7 @@ HERE := $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install first-minutes dev serve demo test test-fast test-all test-external test-gpu check api-docs openapi bench bench-peers kill-table parity format promises lock gpu-check gpu-wheels clean
+.PHONY: help install first-minutes dev serve demo test test-fast test-all test-external test-gpu check api-docs openapi bench bench-peers kill-table parity format promises lock gpu-check gpu-history gpu-wheels clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -88,6 +88,7 @@ check: $(DEV) $(TRITON)  ## format, lint, types, imports, promises
 	$(BIN)/python -m tools.api_docs check
 	$(BIN)/python -m tools.settings_docs check
 	$(BIN)/python -m tools.benchmark_block check
+	$(BIN)/python -m tools.gpu_check.page check
 	$(BIN)/python -m tools.migrate_docs check
 	$(BIN)/python -m tools.foreign_docs check
 	$(BIN)/python -m tools.missing_docs check
@@ -133,8 +134,11 @@ promises: $(DEV) $(TRITON)  ## rewrite docs/promises.md from docs/promises.yaml
 lock: $(DEV)  ## write the versions installed now to constraints.txt
 	$(PIP) freeze --exclude-editable | sed -E '/^-e |@|^triton==/d; s/\+[a-z0-9.]+$$//' > constraints.txt
 
-gpu-check:  ## check everything that needs a GPU, nine minutes a call; call it again to go on; ARGS="--only cohort"
+gpu-check:  ## check what needs a GPU, in two calls of nine and two minutes; ARGS="--call 2", "--plan", "--only cohort"
 	@$(HERE) -m tools.gpu_check $(ARGS)
+
+gpu-history:  ## the course of each figure over the log of GPU runs; ARGS="--part kernels --all"
+	@$(HERE) -m tools.gpu_check.history $(ARGS)
 
 gpu-wheels:  ## fetch into .gpu-wheels/ what gpu-check needs beside torch, for a machine without a network
 	$(HERE) -m tools.gpu_check.wheels

@@ -126,26 +126,23 @@ def ended(folder: Path, part: str) -> None:
     (folder / f"{part}{_BEGUN}").unlink(missing_ok=True)
 
 
-def salvage(folder: Path) -> list[str]:
-    """Append a line, "cut off", for each part that a call began and that nothing ended, to the log of the folder; their names."""
-    names = []
+def left_over(folder: Path) -> list[Row]:
+    """A line, "cut off", for each part that a call began and that nothing ended, from the files that `begin` made."""
+    rows = []
     for begun in sorted(folder.glob(f"*{_BEGUN}")):
         try:
-            row = json.loads(begun.read_text("utf-8", errors="replace").partition("\n")[0])
-        except ValueError:
-            row = {"part": begun.name.removesuffix(_BEGUN)}  # cut off itself
-        detail = "the call ended before the part did"
-        append(
-            folder / "log.jsonl",
-            {
-                **row,
-                "state": CUT_OFF,
-                "seconds": None,
-                "detail": detail,
-                "figures": figures_of(begun),
-                "sources": None,
-            },
-        )
-        begun.unlink()
-        names.append(str(row["part"]))
-    return names
+            row = dict(json.loads(begun.read_text("utf-8", errors="replace").partition("\n")[0]))
+        except (ValueError, TypeError):
+            row = {}  # cut off itself
+        row |= {"part": begun.name.removesuffix(_BEGUN), "state": CUT_OFF, "seconds": None, "sources": None}
+        rows.append(row | {"detail": "the call ended before the part did", "figures": figures_of(begun)})
+    return rows
+
+
+def salvage(folder: Path) -> list[str]:
+    """Append what is left over to the log of the folder; the parts' names."""
+    rows = left_over(folder)
+    for row in rows:
+        append(folder / "log.jsonl", row)
+        ended(folder, row["part"])
+    return [row["part"] for row in rows]

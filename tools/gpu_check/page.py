@@ -1,0 +1,178 @@
+"""Keeps what README.md and docs/gpu.md say of GPUs that of the log: `python -m tools.gpu_check.page write|check`.
+
+Each figure is told with the card, the date and the commit of its line, and whether the code that gave it is still this tree's.
+`check` fails where a page says anything else, be it because a file that a line ran has changed since.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tools import generated_page
+from tools.gpu_check import log
+from tools.gpu_check.history import NOW, SINCE, UNKNOWN, code, missed, numbers, shown
+from tools.gpu_check.log import ROOT, Row
+
+CURE = "python -m tools.gpu_check.page write"
+_WIDTH = 140
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """A row of the table: what is measured, and `unit` behind the number. `places`: (part, figure), figures of mappings with
+    dots; where several have it, the newest line counts. Figures of the same line that are told beside it: `share`, of the
+    roofline, and `of`, how many there are."""
+
+    what: str
+    unit: str
+    places: tuple[tuple[str, str], ...]
+    share: str | None = None
+    factor: float = 1.0
+    of: str | None = None
+
+
+HEADLINES = (
+    Headline("tests that passed", "", (("tests", "passed"),), of="tests"),
+    Headline("sequences of small models equal to eager torch's", "", (("agreement", "identical"),), of="sequences"),
+    Headline("largest difference of a bf16 logprob", "", (("agreement-bf16", "largest_logprob_difference"),)),
+    Headline("0.6B, one sequence", "tokens/s", (("single-0.6b", "tokens_per_s"),), "share_of_roofline"),
+    Headline("0.6B, 256 sequences", "tokens/s", (("offline-0.6b", "output_tokens_per_s"),), "share_of_roofline"),
+    Headline("0.6B, 32 prompts of 128 tokens together", "ms", (("cohort", "together_ms"),)),
+    Headline("8B, one sequence", "tokens/s", (("single-8b", "tokens_per_s"),), "share_of_roofline"),
+    Headline("8B, 256 sequences", "tokens/s", (("offline-8b", "output_tokens_per_s"),), "share_of_roofline"),
+    Headline(
+        "decode attention, 256 x 1,024, of a copy's bandwidth", "%", (("kernels", "decode_attention_share_of_copy"),),
+        factor=100.0,
+    ),
+    Headline("idle between steps, 256 sequences", "%", (("steps", "idle_share_between_steps"),), factor=100.0),
+    Headline("32 streams with eight LoRA adapters, of the speed without", "%", (("adapters", "active_share"),), factor=100.0),
+)  # fmt: skip
+_CODE = {NOW: "this tree's", SINCE: "changed since", UNKNOWN: "not known"}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The newest value of a headline on a card."""
+
+    headline: Headline
+    row: Row
+    value: float
+
+    @property
+    def words(self) -> str:
+        """The number with its unit and share."""
+        unit, figures = self.headline.unit, self.row["figures"]
+        said = shown(self.value * self.headline.factor)
+        if self.headline.of in figures:
+            said += f" of {shown(figures[self.headline.of])}"
+        said += f" {unit}" if unit not in ("", "%") else unit
+        share = figures.get(self.headline.share) if self.headline.share else None
+        return said if share is None else f"{said}, {share:.0%} of the roofline"
+
+
+def found(rows: Sequence[Row]) -> Iterator[Found]:
+    """For each headline and each card that has it, in the order of the table, then of the log."""
+    for headline in HEADLINES:
+        newest: dict[str, Found] = {}
+        for row in rows:
+            if row["state"] != "pass":
+                continue
+            values = dict(numbers(row["figures"]))
+            for part, name in headline.places:
+                if part == row["part"] and name in values:
+                    newest[_card(row)] = Found(headline, row, values[name])
+        yield from newest.values()
+
+
+def _card(row: Mapping[str, Any]) -> str:
+    return str(row.get("card") or "unknown card")
+
+
+def _date(row: Mapping[str, Any]) -> str:
+    return str(row.get("written") or "undated")[:10]
+
+
+def _commit(row: Mapping[str, Any]) -> str:
+    return str(row.get("commit") or "not recorded")
+
+
+def later(rows: Sequence[Row], one: Row) -> str:
+    """What became of the part on this card after that line: "" where nothing worse did."""
+    after = [
+        row
+        for row in rows[rows.index(one) + 1 :]
+        if (row["part"], row.get("card")) == (one["part"], one.get("card"))
+    ]
+    failed = [row for row in after if row["state"] == "fail"]
+    return f"; failed on {_date(failed[-1])}" if failed else ""
+
+
+def table(rows: Sequence[Row], root: Path = ROOT) -> str:
+    """docs/gpu.md's."""
+    if not rows:
+        return "The log has no line: nothing was measured on a GPU yet."
+    lines = [
+        "| Qwen3 shapes, random weights | found | targets | card | date | commit | its code |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for one in found(rows):
+        figures = one.row["figures"]
+        goals = "; ".join(f"missed: {target}" for target in missed(figures)) or (
+            "reached" if figures.get("reached") else "none"
+        )
+        state = _CODE[code(one.row, root)[0]] + later(rows, one.row)
+        about = (one.words, goals, _card(one.row), _date(one.row), _commit(one.row), state)
+        lines.append(f"| {one.headline.what} | {' | '.join(about)} |")
+    return "\n".join(lines)
+
+
+def lead(rows: Sequence[Row], root: Path = ROOT) -> str:
+    """README's sentence, of the card that has the newest line."""
+    passed = [row for row in rows if row["state"] == "pass" and row["part"] != "device"]
+    if not passed:
+        return (
+            "Use a CPU for production. The GPU code has never run on a GPU ([how it is tested](docs/gpu.md))."
+        )
+    card = _card(passed[-1])
+    own = [one for one in found(rows) if _card(one.row) == card]
+    parts = ("tests", "offline-0.6b", "single-0.6b")
+    told = {part: one for part in parts for one in own if one.row["part"] == part}
+    words = {
+        "tests": lambda one: f"{one.words} tests passed",
+        "offline-0.6b": lambda one: f"256 streams of Qwen3-0.6B got {shown(one.value)} tokens/s",
+        "single-0.6b": lambda one: f"one got {shown(one.value)}",
+    }
+    facts = [f"{words[part](one)} ({_date(one.row)})" for part, one in told.items()]
+    states = {code(one.row, root)[0] for one in told.values()}
+    state = next((one for one in (UNKNOWN, SINCE) if one in states), NOW)
+    behind = {
+        UNKNOWN: "which of the files that ran have changed since is not known",
+        SINCE: "files that ran there have changed since",
+        NOW: "of the files that ran there none has changed since",
+    }[state]
+    text = (
+        f"Use a CPU for production. The GPU code ran on an {card}, with random weights: {', '.join(facts)}; "
+        f"{behind} ([figures](docs/gpu.md))."
+    )
+    return textwrap.fill(text, _WIDTH, break_long_words=False, break_on_hyphens=False)
+
+
+def main(argv: Sequence[str], root: Path = ROOT) -> int:
+    """The command. Returns 1 where `check` finds a page stale."""
+    rows = log.read(root / log.PATH.relative_to(ROOT))
+    pages = {"README.md": {"gpu-lead": lead(rows, root)}, "docs/gpu.md": {"gpu-figures": table(rows, root)}}
+    codes = []
+    for page, parts in pages.items():
+        made = functools.partial(generated_page.with_parts, parts=parts)
+        codes.append(generated_page.run("gpu_check.page", argv, root / page, made, CURE))
+    return max(codes)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -82,6 +82,12 @@ def test_a_figure_that_cannot_be_is_found(part: str, path: str, value: Any, faul
 @pytest.mark.parametrize(
     ("figures", "fault"),
     [
+        (
+            {"offline_roofline_tokens_per_s": 100.0, "offline_tokens_per_s": 106.0},
+            "offline_tokens_per_s is 106, beyond",
+        ),
+        ({"first_tokens_ms 1 x 128": -1.0}, "it ends before it begins"),
+        ({"wrong": {"http": "not over after 45 s"}}, "wrong: {'http'"),
         ({"load": {"p50_ms": 3.0, "p99_ms": 2.0}}, "load.p50_ms is 3, above p99_ms, 2"),
         ({"streams_lost": 1}, "streams_lost: 1"),
         ({"kills": [{"tokens_doubled": 3}]}, "kills[0].tokens_doubled: 3"),
@@ -108,4 +114,47 @@ def test_products_of_eight_bits_may_be_twice_as_fast() -> None:
 
 def test_a_cpu_may_fall_back_and_its_speeds_of_a_few_steps_tell_nothing() -> None:
     assert meaning.faults("x", {"fell_back": "graphs: none", "active_share": 3.0}, TINY) == []
-    assert meaning.faults("x", {"share_of_copy": 3.0}, TINY), "a limit is a limit"
+    assert meaning.faults("x", {"share_of_copy": 3.0}, TINY) == [], "the limit was that of a few bytes"
+    assert meaning.faults("x", {"idle_share": 1.2}, TINY) and meaning.faults(
+        "x", {"share_of_copy": -0.1}, TINY
+    )
+
+
+KILLED: dict[str, Any] = {
+    **dict.fromkeys(meaning.SAYS["served-8b"], 1),
+    "start_seconds": 20.0, "start_seconds_by_stage": {"importing": 8.0, "loading": 12.0}, "kills": 2, "pause_seconds": 9.0,
+    "recovery_seconds_by_stage": [{"death noticed": 0.5, "loading": 8.0}, {"loading": 7.0}],
+    "drawn_again": 900, "drawn_the_same": 890, "share_of_roofline": 0.8,
+}  # fmt: skip
+CROWD: dict[str, Any] = {
+    **dict.fromkeys(meaning.SAYS["churn"], 1), "finished": 210, "identical": 210, "steps": 900, "steps_overlapped": 700,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("part", "good", "change", "fault"),
+    [
+        (
+            "served-8b",
+            KILLED,
+            {"start_seconds_by_stage": {"loading": 12.0}},
+            "the stages of the start add up",
+        ),
+        ("served-8b", KILLED, {"start_seconds_by_stage": {}}, "the stages of the start add up"),
+        ("served-8b", KILLED, {"recovery_seconds_by_stage": [{"loading": 8.5}]}, "each kill has its stages"),
+        ("served-8b", KILLED, {"pause_seconds": 0.9}, "the longest pause is that of the longest recovery"),
+        ("served-8b", KILLED, {"pause_seconds": 90.0}, "the longest pause is that of the longest recovery"),
+        ("served-8b", KILLED, {"drawn_the_same": 901}, "tokens were drawn again"),
+        ("served-8b", KILLED, {"tokens_lost": 2}, "tokens_lost: 2"),
+        ("churn", CROWD, {"identical": 209}, "each finished text equals itself alone"),
+        ("churn", CROWD, {"finished": 0, "identical": 0}, "each finished text equals itself alone"),
+        ("churn", CROWD, {"preemptions": 0}, "sequences were preempted"),
+        ("churn", CROWD, {"prefix_hit_tokens": 0}, "prefixes were found"),
+        ("churn", CROWD, {"steps_overlapped": 0}, "steps overlapped"),
+    ],
+)
+def test_a_crowd_or_a_kill_that_showed_nothing_is_found(
+    part: str, good: dict[str, Any], change: dict[str, Any], fault: str
+) -> None:
+    assert meaning.faults(part, good, H200) == []
+    assert any(fault in one for one in meaning.faults(part, good | change, H200))

@@ -27,6 +27,7 @@ class Call:
         if left := log.salvage(out):
             print(f"written down, of a call that was killed: {', '.join(left)}")
         self._known = log.read(self._path)
+        self._before = tuple(self._known)
         self._fresh = fresh
         self._about: Row = {"commit": log.commit(), "kind": kind or None, "options": asdict(options)}
         self._about |= {"card": None, "torch": None, "triton": None}
@@ -70,7 +71,8 @@ class Call:
         return None if self._fresh else log.passed(self._known, {**self._about, "part": part.name})
 
     def _again(self, place: GpuPart) -> list[str]:
-        """The parts whose last line on this card is no pass, those that take the least first, within the time of the place."""
+        """The parts whose last line on this card, before this call, is no pass, those that take the least first, within the time
+        of the place."""
         last = {
             row["part"]: row["state"]
             for row in log.read(self._path)

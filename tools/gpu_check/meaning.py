@@ -7,17 +7,21 @@ another length were not the workload. Rules go by a figure's name, wherever it s
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.gpu.part import Figures, Options
 
-MOST_SHARE = 1.05
-"""Of a measured limit: two measurements of one limit are off by 2%."""
+MOST_SHARE, MOST_OF_COPY = 1.05, 1.10
+"""Of a measured limit: two measurements of one are off by 2%. Reading alone may be faster than copying."""
 MOST_SPEED = 1.15
 """Of a speed beside the same without what slows it down, which a clock that rises in between may bring above 1."""
 _FP8 = 2.0
 """Products of FP8 in those of bf16, at most: the device computes twice as many."""
+_LIMITS = ("copy", "product", "products", "roofline")
+"""What a share may be of: a limit that was measured. Any other share is of a whole."""
 
 SAYS: dict[str, frozenset[str]] = {
     name: frozenset(figures.split())
@@ -25,12 +29,16 @@ SAYS: dict[str, frozenset[str]] = {
         "device": "copy_gb_per_s copied_by bf16_tflops identity about versions python",
         "tests": "tests passed failed",
         "agreement": "sequences identical executor_notes",
+        "churn": "identical finished preemptions prefix_hit_tokens steps_overlapped aborted_while executor_notes",
         "agreement-bf16": "rows_compared largest_logprob_difference graphs_replayed executor_notes",
         "kernels": "kernels copy_gb_per_s",
         "offline-0.6b": "output_tokens_per_s roofline_tokens_per_s share_of_roofline executor_notes seconds",
         "single-0.6b": "tokens_per_s share_of_roofline ttft_ms",
         "cohort": "together_ms limit_ms reached factor_over_serial factor_over_serial_eager",
         "steps": "step_ms engine_ms_per_step one_sequence",
+        "served-8b": "start_seconds start_seconds_by_stage tokens_per_s_of_one ttft_ms_of_prompt device_step_by_rows "
+        "pause_seconds recovery_seconds_by_stage same_as_undisturbed drawn_the_same output_tokens_per_s share_of_roofline",
+        "served-8b-e4m3": "start_seconds tokens_per_s_of_one ttft_ms_of_prompt output_tokens_per_s",
         "adapters": "active_share idle_share_of_speed one_active_share reached executor_notes",
         "drafts": "identical drafts_verified drafts_accepted",
         "offline-8b": "output_tokens_per_s",
@@ -55,6 +63,27 @@ RULES: dict[str, tuple[Rule, ...]] = {
         ("no row is off", lambda found: found["rows_off"] == 0 and not found["wrong"]),
         ("logprobs differ", lambda found: 0.0 <= found["largest_logprob_difference"] < 1.0),
     ),
+    "churn": (
+        ("each finished text equals itself alone", lambda found: 0 < found["identical"] == found["finished"]),
+        ("sequences were preempted", lambda found: found["preemptions"] > 0),
+        ("prefixes were found in the cache", lambda found: found["prefix_hit_tokens"] > 0),
+        ("steps overlapped", lambda found: 0 < found["steps_overlapped"] <= found["steps"]),
+    ),
+    "served-8b": (
+        (
+            "the stages of the start add up",
+            lambda found: _add_up(found["start_seconds_by_stage"], found["start_seconds"]),
+        ),
+        (
+            "each kill has its stages",
+            lambda found: len(found["recovery_seconds_by_stage"]) == found["kills"] > 0,
+        ),
+        ("the longest pause is that of the longest recovery", lambda found: _one_pause(found)),
+        (
+            "tokens were drawn again, and they were the same",
+            lambda found: 0 < found["drawn_the_same"] <= found["drawn_again"],
+        ),
+    ),
     "drafts": (
         (
             "no more drafts were accepted than verified",
@@ -64,6 +93,19 @@ RULES: dict[str, tuple[Rule, ...]] = {
     ),
 }
 """Of one part, beside those that go by names."""
+
+
+def _one_pause(found: Figures) -> bool:
+    """A stream's pause begins with its last token, up to some steps before the kill from which a recovery counts."""
+    recovery = max(sum(stages.values()) for stages in found["recovery_seconds_by_stage"])
+    return bool(0.8 * recovery <= found["pause_seconds"] <= recovery + 3.0)
+
+
+def _add_up(stages: Mapping[str, float], whole: float) -> bool:
+    """Whether the seconds of all stages are those of the whole."""
+    return bool(stages) and math.isclose(sum(stages.values()), whole, rel_tol=0.02, abs_tol=0.05)
+
+
 _COUNTS = frozenset(
     ("sequences", "identical", "output_tokens", "requests", "steps", "streams", "rows_compared", "texts", "kv_blocks", "launches")
 )  # fmt: skip
@@ -71,7 +113,9 @@ _COUNTS = frozenset(
 _LOSSES = ("lost", "doubled", "wrong", "leaked", "failed")
 """A figure with such a word in its name counts, lists or says what must not be."""
 _SPEEDS = frozenset(("active_share", "idle_share_of_speed", "one_active_share"))
-_RATES = ("tokens_per_s", "output_tokens_per_s")
+_TIMES = frozenset(("ms", "us", "seconds"))
+_RATE = "tokens_per_s"
+_ROOFLINE = f"roofline_{_RATE}"
 
 
 def faults(part: str, found: Figures, options: Options) -> list[str]:
@@ -84,13 +128,22 @@ def faults(part: str, found: Figures, options: Options) -> list[str]:
             good = False
         if not good:
             wrong.append(f"not so: {words}")
-    on_device = options.device != "cpu"
-    limits = found.get("copy_gb_per_s"), found.get("bf16_tflops")
+    known = _Known(found.get("copy_gb_per_s"), found.get("bf16_tflops"), options.tiny)
     for path, group in _groups(found):
-        wrong += [f"{path}{fault}" for fault in _of_group(group, path, limits, options.tiny)]
-        if on_device and group.get("fell_back"):
+        wrong += [f"{path}{fault}" for fault in _of_group(group, f"{part}.{path}", known)]
+        if options.device != "cpu" and group.get("fell_back"):
             wrong.append(f"{path}fell_back: {group['fell_back']}")
     return wrong
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What a part's figures are held against: its limits, if it says them, and whether shapes are the smallest, whose limits and
+    speeds are those of a few bytes and steps."""
+
+    copy: float | None
+    products: float | None
+    tiny: bool
 
 
 def _groups(found: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -105,65 +158,68 @@ def _groups(found: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Map
                     yield from _groups(one, f"{path}{name}[{number}].")
 
 
-def _of_group(group: Mapping[str, Any], path: str, limits: tuple[Any, Any], tiny: bool) -> Iterator[str]:
+def _of_group(group: Mapping[str, Any], path: str, known: _Known) -> Iterator[str]:
     for name, value in group.items():
-        if any(word in name.split("_") for word in _LOSSES) and value:
+        if value and not _words(name).isdisjoint(_LOSSES):
             yield f"{name}: {value}"
-        numbers = value if isinstance(value, list) else [value]
-        for number in numbers:
+        for number in value if isinstance(value, list) else [value]:
             if isinstance(number, int | float) and not isinstance(number, bool):
-                yield from _of_number(name, number, path, limits, tiny)
-    yield from _of_several(group)
+                yield from _of_number(name, number, path, known)
+    yield from _of_several(group, known)
 
 
-def _of_number(name: str, value: float, path: str, limits: tuple[Any, Any], tiny: bool) -> Iterator[str]:
+def _words(name: str) -> frozenset[str]:
+    return frozenset(re.split(r"[ _]", name))
+
+
+def _of_number(name: str, value: float, path: str, known: _Known) -> Iterator[str]:
     if not math.isfinite(value):
         yield f"{name} is {value}"
         return
-    said = f"{name} is {value:,.4g}"
-    if "share" in name.split("_"):
-        speed = name in _SPEEDS
-        # Rounds of a few steps tell nothing of a speed.
-        most = (math.inf if tiny else MOST_SPEED) if speed else _most_share(name, path)
+    said, words = f"{name} is {value:,.4g}", _words(name)
+    if "share" in words:
+        most = _most_share(name, path, known)
         if not 0.0 <= value <= most:
             yield f"{said}, a share of at most {most:g}"
-    elif _is_rate(name) and value <= 0:
+    elif ("_per_s" in name or name == "tflops") and value <= 0:
         yield f"{said}: nothing was done"
-    elif _is_time(name) and value < 0:
+    elif not words.isdisjoint(_TIMES) and value < 0:
         yield f"{said}: it ends before it begins"
     elif name in _COUNTS and value <= 0:
         yield f"{said}: nothing was done"
-    copy, products = limits
-    if name == "gb_per_s" and copy and value > MOST_SHARE * copy:
-        yield f"{said}, a copy reaches {copy:,.4g}"
-    if name == "tflops" and products and value > _most_share(name, path) * products:
-        yield f"{said}, a product reaches {products:,.4g}"
+    if known.tiny:
+        return
+    if name == "gb_per_s" and known.copy and value > MOST_OF_COPY * known.copy:
+        yield f"{said}, a copy reaches {known.copy:,.4g}"
+    if name == "tflops" and known.products and value > _most_of_products(path) * known.products:
+        yield f"{said}, a product reaches {known.products:,.4g}"
 
 
-def _most_share(name: str, path: str) -> float:
-    fp8 = any(word in f"{path}{name}".lower() for word in ("e4m3", "fp8"))
-    return MOST_SHARE * (_FP8 if fp8 and ("product" in name or name == "tflops") else 1.0)
+def _most_share(name: str, path: str, known: _Known) -> float:
+    words = _words(name)
+    if name in _SPEEDS:
+        return math.inf if known.tiny else MOST_SPEED
+    if known.tiny and not words.isdisjoint(_LIMITS):
+        return math.inf
+    if "copy" in words:
+        return MOST_OF_COPY
+    return _most_of_products(path) if words & {"product", "products"} else MOST_SHARE
 
 
-def _is_rate(name: str) -> bool:
-    return "_per_s" in name or name == "tflops"
+def _most_of_products(path: str) -> float:
+    return MOST_SHARE * (_FP8 if any(word in path.lower() for word in ("e4m3", "fp8")) else 1.0)
 
 
-def _is_time(name: str) -> bool:
-    return name == "us" or name.endswith(("_ms", "_us", "seconds"))
-
-
-def _of_several(group: Mapping[str, Any]) -> Iterator[str]:
+def _of_several(group: Mapping[str, Any], known: _Known) -> Iterator[str]:
     """Figures that stand beside each other."""
-    limit = group.get("roofline_tokens_per_s")
-    for name in _RATES:
-        rate = group.get(name)
-        if limit and rate is not None and rate > MOST_SHARE * limit:
-            yield f"{name} is {rate:,.4g}, beyond the roofline of {limit:,.4g}"
+    for name, limit in group.items():
+        before, of_limit, _ = name.partition(_ROOFLINE)
+        for rate in (f"{before}{_RATE}", f"{before}output_{_RATE}") if of_limit and not known.tiny else ():
+            if group.get(rate, 0.0) > MOST_SHARE * limit:
+                yield f"{rate} is {group[rate]:,.4g}, beyond the roofline of {limit:,.4g}"
     if "sequences" in group and "identical" in group and group["identical"] != group["sequences"]:
         yield f"{group['identical']} of {group['sequences']} sequences are identical"
     for name, value in group.items():
-        if name.startswith("p50") and isinstance(value, int | float):
-            most = group.get(name.replace("p50", "p99", 1))
-            if most is not None and most < value:
-                yield f"{name} is {value:,.4g}, above {name.replace('p50', 'p99', 1)}, {most:,.4g}"
+        most = group.get(name.replace("p50", "p99", 1)) if "p50" in name else None
+        if most is not None and most < value:
+            yield f"{name} is {value:,.4g}, above {name.replace('p50', 'p99', 1)}, {most:,.4g}"

@@ -52,7 +52,7 @@ CALL_1 = (
         "start 12, replays 4, single 4, prompts 6, offline 3 x 5.4, load 22, grammars and drafts 9, HTTP server 5",
     ),
     _part(
-        "served-0.6b-e4m3kv", "benchmarks.gpu.served:run_e4m3kv", 50.0, 27.0, "offline with KV in e4m3, 0.6B",
+        "served-0.6b-e4m3kv", "benchmarks.gpu.served:e4m3", 50.0, 27.0, "offline with KV in e4m3, 0.6B",
         "start 12, kernels of another dtype 4, offline 2 x 4",
     ),
     _part(

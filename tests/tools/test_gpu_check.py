@@ -175,6 +175,42 @@ def test_the_second_call_runs_once_more_what_failed_in_the_first(machine: Machin
     assert machine.call("--call", "2") == 0 and machine.ran == ["c"], "nothing failed on this card"
 
 
+def test_what_failed_in_the_same_call_is_not_run_once_more(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "CALLS", {2: (A, ONCE_MORE)})
+    machine.ends["a"] = ("fail", 5.0)
+    assert machine.call("--call", "2") == 1 and machine.ran == ["a"]
+    assert machine.call("--call", "2") == 1 and machine.ran == ["a", "a"]
+
+
+def test_what_a_call_knows_outlives_its_folder_of_results(machine: Machine) -> None:
+    """Which is a new, empty one at each call on a lent machine."""
+    machine.ends["a"] = ("fail", 5.0)
+    assert machine.call() == 1
+    for file in (machine.folder / "out").iterdir():
+        file.unlink()
+    machine.ends.clear()
+    assert machine.call("--call", "2") == 0 and machine.ran == ["a"], (
+        "a failed in the first call, c has passed"
+    )
+    assert machine.rows == [("a", "pass")]
+
+
+def test_logs_are_merged_by_time_and_each_line_is_there_once(tmp_path: Path) -> None:
+    a, b = (
+        {"part": part, "state": "pass", "written": f"2026-12-0{day}T00:00:00Z"}
+        for part, day in (("a", 2), ("b", 1))
+    )
+    log.append(tmp_path / "1", a)
+    log.append(tmp_path / "2", a)
+    log.append(tmp_path / "2", b)
+    assert [row["part"] for row in log.merged(tmp_path / "1", tmp_path / "2", tmp_path / "none")] == [
+        "b",
+        "a",
+    ]
+
+
 def test_a_call_that_was_killed_left_what_its_part_had_found(machine: Machine) -> None:
     """Nothing ends it in order: its machine was taken away."""
     begun = log.begin(machine.folder / "out", {"part": "b", "card": "H200", "commit": "1234567"})

@@ -16,17 +16,18 @@ NO_TIME = "no time"
 
 
 class Call:
-    """Runs parts until they or its time end. Writes the log in `out`; outputs of parts go to `work`."""
+    """Runs parts until they or its time end. Writes the log in `out`; outputs of parts go to `work`, with a second log: a folder
+    for results may be empty at each call, what else there is on a machine stays for the next one."""
 
     def __init__(
         self, out: Path, work: Path, options: Options, env: Mapping[str, str], budget: float, kind: str = "", fresh: bool = False
     ) -> None:  # fmt: skip
         self._out, self._work, self._options, self._env = out, work, options, env
         self._ends = time.monotonic() + budget - MARGIN
-        self._path = out / "log.jsonl"
+        self._paths = tuple(dict.fromkeys((work / "log.jsonl", out / "log.jsonl")))
         if left := log.salvage(out):
             print(f"written down, of a call that was killed: {', '.join(left)}")
-        self._known = log.read(self._path)
+        self._known = log.merged(log.PATH, *self._paths)
         self._before = tuple(self._known)
         self._fresh = fresh
         self._about: Row = {"commit": log.commit(), "kind": kind or None, "options": asdict(options)}
@@ -73,11 +74,7 @@ class Call:
     def _again(self, place: GpuPart) -> list[str]:
         """The parts whose last line on this card, before this call, is no pass, those that take the least first, within the time
         of the place."""
-        last = {
-            row["part"]: row["state"]
-            for row in log.read(self._path)
-            if row.get("card") == self._about["card"]
-        }
+        last = {row["part"]: row["state"] for row in self._before if row.get("card") == self._about["card"]}
         failed = [part for part in PARTS if last.get(part.name) in ("fail", log.CUT_OFF)]
         ends = time.monotonic() + min(place.limit, self.left)
         states = []
@@ -110,7 +107,8 @@ class Call:
 
     def _keep(self, part: GpuPart, row: Row) -> None:
         line = {**self._about, "part": part.name, **row}
-        log.append(self._path, line)
+        for path in self._paths:
+            log.append(path, line)
         log.ended(self._out, part.name)
         self._known.append(line)
         evidence = self._out / f"{part.name}.evidence.txt"

@@ -19,6 +19,7 @@ from tools.gpu_check.log import Row
 from tools.gpu_check.parts import AGAIN, DEVICE, PARTS
 
 NOW, SINCE, UNKNOWN = "as it is now", "changed since", "not known"
+OWN = "its own"
 _NAMED = 3
 """Files that are named of those that changed."""
 _WIDE, _COLUMNS = 44, 8
@@ -56,7 +57,7 @@ def missed(figures: Mapping[str, Any]) -> list[str]:
         for of, one in targets.items()
         if not one.get("reached")
     ]
-    return named or (["its own"] if figures.get("reached") is False else [])
+    return named or ([OWN] if figures.get("reached") is False else [])
 
 
 def title(number: int, row: Row, root: Path) -> Iterator[str]:

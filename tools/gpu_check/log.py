@@ -51,6 +51,18 @@ def read(path: Path) -> list[Row]:
     return [row for row in map(_row, _lines(path)) if row is not None]
 
 
+def merged(*paths: Path) -> list[Row]:
+    """The lines of several logs by the time of writing, each once."""
+    found = {path: read(path) for path in paths}
+    rows: list[Row] = []
+    for row in sorted(
+        (row for rows in found.values() for row in rows), key=lambda row: str(row.get("written"))
+    ):
+        if row not in rows:
+            rows.append(row)
+    return rows
+
+
 def unreadable(path: Path) -> list[int]:
     """Numbers, from 1, of lines that were cut off or are none of this log's."""
     return [number for number, line in enumerate(_lines(path), 1) if _row(line) is None]

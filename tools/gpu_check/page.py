@@ -16,39 +16,68 @@ from typing import Any
 
 from tools import generated_page
 from tools.gpu_check import log
-from tools.gpu_check.history import NOW, SINCE, UNKNOWN, code, missed, numbers, shown
+from tools.gpu_check.history import NOW, OWN, SINCE, UNKNOWN, code, missed, numbers, shown
 from tools.gpu_check.log import ROOT, Row
 
 CURE = "python -m tools.gpu_check.page write"
 _WIDTH = 140
 
 
+Place = tuple[str, ...]
+"""A part, the figure's name in it, of mappings with dots, and that of the share of a limit that is told beside it, if any."""
+
+
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """A row of the table: what is measured, and `unit` behind the number. `places`: (part, figure), figures of mappings with
-    dots; where several have it, the newest line counts. Figures of the same line that are told beside it: `share`, of the
-    roofline, and `of`, how many there are."""
+    """A row of the table: what is measured, and `unit` behind the number. Where several `places` have it, the newest line counts.
+    `of`: the figure of the same line that says how many there are."""
 
     what: str
     unit: str
-    places: tuple[tuple[str, str], ...]
-    share: str | None = None
+    places: tuple[Place, ...]
     factor: float = 1.0
     of: str | None = None
 
 
+_SHARE, _TOKENS = "share_of_roofline", "tokens/s"
+_SERVED, _E4M3_KV, _LARGE, _LARGE_E4M3 = "served-0.6b", "served-0.6b-e4m3kv", "served-8b", "served-8b-e4m3"
 HEADLINES = (
     Headline("tests that passed", "", (("tests", "passed"),), of="tests"),
+    Headline("texts of a crowd equal to themselves alone", "", (("churn", "identical"),), of="finished"),
     Headline("sequences of small models equal to eager torch's", "", (("agreement", "identical"),), of="sequences"),
     Headline("largest difference of a bf16 logprob", "", (("agreement-bf16", "largest_logprob_difference"),)),
-    Headline("0.6B, one sequence", "tokens/s", (("single-0.6b", "tokens_per_s"),), "share_of_roofline"),
-    Headline("0.6B, 256 sequences", "tokens/s", (("offline-0.6b", "output_tokens_per_s"),), "share_of_roofline"),
-    Headline("0.6B, 32 prompts of 128 tokens together", "ms", (("cohort", "together_ms"),)),
-    Headline("8B, one sequence", "tokens/s", (("single-8b", "tokens_per_s"),), "share_of_roofline"),
-    Headline("8B, 256 sequences", "tokens/s", (("offline-8b", "output_tokens_per_s"),), "share_of_roofline"),
     Headline(
-        "decode attention, 256 x 1,024, of a copy's bandwidth", "%", (("kernels", "decode_attention_share_of_copy"),),
-        factor=100.0,
+        "0.6B, one sequence", _TOKENS,
+        (("single-0.6b", "tokens_per_s", _SHARE), (_SERVED, "single_tokens_per_s", "single_share_of_roofline")),
+    ),
+    Headline(
+        "0.6B, 256 sequences", _TOKENS,
+        (("offline-0.6b", "output_tokens_per_s", _SHARE), (_SERVED, "offline_tokens_per_s", "offline_share_of_roofline")),
+    ),
+    Headline(
+        "0.6B, 256 sequences, KV in e4m3", _TOKENS, ((_E4M3_KV, "offline_tokens_per_s", "offline_share_of_roofline"),)
+    ),
+    Headline(
+        "0.6B, 32 prompts of 128 tokens together", "ms", (("cohort", "together_ms"), (_SERVED, "first_tokens_ms 32 x 128"))
+    ),
+    Headline("0.6B, a prompt of 8,192 tokens", "ms", ((_SERVED, "first_tokens_ms 1 x 8192"),)),
+    Headline("0.6B, 64 tokens behind 7,040 cached", "ms", ((_SERVED, "first_token_ms 64 behind 7040"),)),
+    Headline("0.6B, 512 in, 128 out over HTTP, all at once", "requests/s", ((_SERVED, "http.at once.requests_per_s"),)),
+    Headline(
+        "8B, one sequence", _TOKENS,
+        (("single-8b", "tokens_per_s", _SHARE), (_LARGE, "tokens_per_s_of_one", "share_of_copy_of_one")),
+    ),
+    Headline("8B, one sequence, e4m3", _TOKENS, ((_LARGE_E4M3, "tokens_per_s_of_one", "share_of_copy_of_one"),)),
+    Headline(
+        "8B, 256 sequences", _TOKENS,
+        (("offline-8b", "output_tokens_per_s", _SHARE), (_LARGE, "output_tokens_per_s", _SHARE)),
+    ),
+    Headline("8B, 256 sequences, weights and KV in e4m3", _TOKENS, ((_LARGE_E4M3, "output_tokens_per_s", _SHARE),)),
+    Headline("8B, first start, no kernel compiled yet", "s", ((_LARGE, "start_seconds"),)),
+    Headline("8B, the longest pause of a stream when the executor is killed", "s", ((_LARGE, "pause_seconds"),)),
+    Headline(
+        "decode attention, 256 x 1,024, of a copy's bandwidth", "%",
+        (("kernels-all", "decode_attention_share_of_copy"), ("kernels", "decode_attention_share_of_copy")), factor=100.0,
     ),
     Headline("idle between steps, 256 sequences", "%", (("steps", "idle_share_between_steps"),), factor=100.0),
     Headline("32 streams with eight LoRA adapters, of the speed without", "%", (("adapters", "active_share"),), factor=100.0),
@@ -63,6 +92,7 @@ class Found:
     headline: Headline
     row: Row
     value: float
+    share: float | None = None
 
     @property
     def words(self) -> str:
@@ -72,8 +102,7 @@ class Found:
         if self.headline.of in figures:
             said += f" of {shown(figures[self.headline.of])}"
         said += f" {unit}" if unit not in ("", "%") else unit
-        share = figures.get(self.headline.share) if self.headline.share else None
-        return said if share is None else f"{said}, {share:.0%} of the roofline"
+        return said if self.share is None else f"{said}, {self.share:.0%} of the limit"
 
 
 def found(rows: Sequence[Row]) -> Iterator[Found]:
@@ -84,10 +113,16 @@ def found(rows: Sequence[Row]) -> Iterator[Found]:
             if row["state"] != "pass":
                 continue
             values = dict(numbers(row["figures"]))
-            for part, name in headline.places:
+            for part, name, *share in headline.places:
                 if part == row["part"] and name in values:
-                    newest[_card(row)] = Found(headline, row, values[name])
+                    beside = values.get(share[0]) if share else None
+                    newest[_card(row)] = Found(headline, row, values[name], beside)
         yield from newest.values()
+
+
+def goal_words(figures: Mapping[str, Any]) -> list[str]:
+    """Of each target that was missed."""
+    return ["missed" if target == OWN else f"missed: {target}" for target in missed(figures)]
 
 
 def _card(row: Mapping[str, Any]) -> str:
@@ -123,9 +158,7 @@ def table(rows: Sequence[Row], root: Path = ROOT) -> str:
     ]
     for one in found(rows):
         figures = one.row["figures"]
-        goals = "; ".join(f"missed: {target}" for target in missed(figures)) or (
-            "reached" if figures.get("reached") else "none"
-        )
+        goals = "; ".join(goal_words(figures)) or ("reached" if figures.get("reached") else "none")
         state = _CODE[code(one.row, root)[0]] + later(rows, one.row)
         about = (one.words, goals, _card(one.row), _date(one.row), _commit(one.row), state)
         lines.append(f"| {one.headline.what} | {' | '.join(about)} |")
@@ -141,15 +174,14 @@ def lead(rows: Sequence[Row], root: Path = ROOT) -> str:
         )
     card = _card(passed[-1])
     own = [one for one in found(rows) if _card(one.row) == card]
-    parts = ("tests", "offline-0.6b", "single-0.6b")
-    told = {part: one for part in parts for one in own if one.row["part"] == part}
     words = {
-        "tests": lambda one: f"{one.words} tests passed",
-        "offline-0.6b": lambda one: f"256 streams of Qwen3-0.6B got {shown(one.value)} tokens/s",
-        "single-0.6b": lambda one: f"one got {shown(one.value)}",
+        "tests that passed": lambda one: f"{one.words} tests passed",
+        "0.6B, 256 sequences": lambda one: f"256 streams of Qwen3-0.6B got {shown(one.value)} tokens/s",
+        "0.6B, one sequence": lambda one: f"one got {shown(one.value)}",
     }
-    facts = [f"{words[part](one)} ({_date(one.row)})" for part, one in told.items()]
-    states = {code(one.row, root)[0] for one in told.values()}
+    told = [one for what in words for one in own if one.headline.what == what]
+    facts = [f"{words[one.headline.what](one)} ({_date(one.row)})" for one in told]
+    states = {code(one.row, root)[0] for one in told}
     state = next((one for one in (UNKNOWN, SINCE) if one in states), NOW)
     behind = {
         UNKNOWN: "which of the files that ran have changed since is not known",

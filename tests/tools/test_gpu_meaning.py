@@ -44,11 +44,11 @@ def test_what_was_measured_keeps_the_rules() -> None:
         # A rate beyond what was measured to be the limit.
         ("offline-0.6b", "output_tokens_per_s", 38_000.0, "beyond the roofline of 3.605e+04"),
         ("single-8b", "tokens_per_s", 292.0, "beyond the roofline"),
-        ("kernels", "kernels/product qkv, 256 rows/gb_per_s", 4_900.0, "a copy reaches 4,246"),
-        ("kernels", "kernels/product qkv, 256 rows/tflops", 900.0, "a product reaches 795.8"),
+        ("kernels-all", "kernels/product qkv, 256 rows/gb_per_s", 4_900.0, "a copy reaches 4,246"),
+        ("kernels-all", "kernels/product qkv, 256 rows/tflops", 900.0, "a product reaches 795.8"),
         # A share of more than all.
         ("single-0.6b", "share_of_roofline", 1.06, "share_of_roofline is 1.06, a share of at most 1.05"),
-        ("kernels", "kernels/attention decode 32 x 4096, triton, pages of 16/share_of_copy", 1.2, "a share of at most"),
+        ("kernels-all", "kernels/attention decode 32 x 4096, triton, pages of 16/share_of_copy", 1.2, "a share of at most"),
         ("steps", "one_sequence/idle_share", -0.1, "one_sequence.idle_share is -0.1"),
         ("steps", "kernels_of_a_step/0/share", 1.3, "kernels_of_a_step[0].share is 1.3"),
         # Nothing was done.

@@ -120,11 +120,34 @@ def test_a_cpu_may_fall_back_and_its_speeds_of_a_few_steps_tell_nothing() -> Non
     )
 
 
+STAGES = {
+    "death noticed": 0.5,
+    "starting": 0.2,
+    "importing": 3.0,
+    "loading": 3.5,
+    "KV cache": 0.1,
+    "warmup": 1.0,
+    "first token": 0.2,
+}
+WITHOUT_ONE = {name: seconds for name, seconds in STAGES.items() if name != "importing"}
 KILLED: dict[str, Any] = {
     **dict.fromkeys(meaning.SAYS["served-8b"], 1),
     "start_seconds": 20.0, "start_seconds_by_stage": {"importing": 8.0, "loading": 12.0}, "kills": 2, "pause_seconds": 9.0,
-    "recovery_seconds_by_stage": [{"death noticed": 0.5, "loading": 8.0}, {"loading": 7.0}],
+    "recovery_seconds_by_stage": [STAGES, STAGES | {"loading": 2.0}],
     "drawn_again": 900, "drawn_the_same": 890, "share_of_roofline": 0.8,
+}  # fmt: skip
+LOST = {
+    name: KILLED[name]
+    for name in ("kills", "pause_seconds", "recovery_seconds_by_stage", "drawn_again", "drawn_the_same")
+}
+LOST |= {"causes": ["executor_died:exit"] * 2, "seconds_after_an_idle_fault": 2.0}
+ROWS_OF_KERNELS: dict[str, Any] = {
+    **dict.fromkeys(meaning.SAYS["kernels"], 1), "kernels": {"a": {"us": 3.0}, "b": {"not run": "absent"}},
+}  # fmt: skip
+WAVE = {"requests": 64, "served": 60, "refused": 4, "lost": 0}
+SERVED: dict[str, Any] = {
+    **dict.fromkeys(meaning.SAYS["served-0.6b"], 1), "offline_share_of_roofline": 0.8, "http": {"at once": WAVE},
+    "drafts_verified": 90, "drafts_accepted": 70,
 }  # fmt: skip
 CROWD: dict[str, Any] = {
     **dict.fromkeys(meaning.SAYS["churn"], 1), "finished": 210, "identical": 210, "steps": 900, "steps_overlapped": 700,
@@ -141,11 +164,41 @@ CROWD: dict[str, Any] = {
             "the stages of the start add up",
         ),
         ("served-8b", KILLED, {"start_seconds_by_stage": {}}, "the stages of the start add up"),
-        ("served-8b", KILLED, {"recovery_seconds_by_stage": [{"loading": 8.5}]}, "each kill has its stages"),
+        ("served-8b", KILLED, {"recovery_seconds_by_stage": [STAGES]}, "each kill has its stages"),
+        (
+            "served-8b",
+            KILLED,
+            {"recovery_seconds_by_stage": [STAGES, WITHOUT_ONE]},
+            "no recovery lacks a stage",
+        ),
         ("served-8b", KILLED, {"pause_seconds": 0.9}, "the longest pause is that of the longest recovery"),
         ("served-8b", KILLED, {"pause_seconds": 90.0}, "the longest pause is that of the longest recovery"),
         ("served-8b", KILLED, {"drawn_the_same": 901}, "tokens were drawn again"),
         ("served-8b", KILLED, {"tokens_lost": 2}, "tokens_lost: 2"),
+        ("served-0.6b", SERVED, {"http": {}}, "each wave was served or refused"),
+        (
+            "served-0.6b",
+            SERVED,
+            {"http": {"at once": WAVE | {"served": 59}}},
+            "each wave was served or refused",
+        ),
+        (
+            "served-0.6b",
+            SERVED,
+            {"http": {"at once": WAVE | {"served": 0, "refused": 64}}},
+            "each wave was served",
+        ),
+        ("served-0.6b", SERVED, {"http": {"at once": WAVE | {"lost": 1}}}, "http.at once.lost: 1"),
+        ("served-0.6b", SERVED, {"drafts_verified": 0, "drafts_accepted": 0}, "drafts were verified"),
+        ("served-0.6b", SERVED, {"drafts_accepted": 91}, "no more drafts were accepted"),
+        ("sticky", LOST, {"causes": ["executor_died:exit"]}, "each fault has a cause"),
+        ("sticky", LOST, {"kills": 3}, "each kill has its stages"),
+        (
+            "kernels",
+            ROWS_OF_KERNELS,
+            {"kernels": {"a": {"us": 3.0}, "b": {}}},
+            "each row has a time or a reason",
+        ),
         ("churn", CROWD, {"identical": 209}, "each finished text equals itself alone"),
         ("churn", CROWD, {"finished": 0, "identical": 0}, "each finished text equals itself alone"),
         ("churn", CROWD, {"preemptions": 0}, "sequences were preempted"),

@@ -56,6 +56,47 @@ SAYS: dict[str, frozenset[str]] = {
 
 Rule = tuple[str, Callable[[Figures], bool]]
 """What must be, in words, and whether it is; a figure that is missing makes it false."""
+
+
+def _one_pause(found: Figures) -> bool:
+    """A stream's pause begins with its last token, up to some steps before the kill from which a recovery counts."""
+    recovery = max(sum(stages.values()) for stages in found["recovery_seconds_by_stage"])
+    return bool(0.8 * recovery <= found["pause_seconds"] <= recovery + 3.0)
+
+
+def _add_up(stages: Mapping[str, float], whole: float) -> bool:
+    """Whether the seconds of all stages are those of the whole."""
+    return bool(stages) and math.isclose(sum(stages.values()), whole, rel_tol=0.02, abs_tol=0.05)
+
+
+def _answered(wave: Mapping[str, Any]) -> bool:
+    """Whether some of a wave's requests were served, and all others refused."""
+    return bool(0 < wave["served"] == wave["requests"] - wave["refused"])
+
+
+_STAGES = frozenset(
+    ("death noticed", "starting", "importing", "loading", "KV cache", "warmup", "first token")
+)
+"""Of each recovery: the seconds of one that is not told would count to another."""
+_DRAFTS: tuple[Rule, ...] = (
+    ("drafts were verified", lambda found: found["drafts_verified"] > 0),
+    (
+        "no more drafts were accepted than verified",
+        lambda found: 0 <= found["drafts_accepted"] <= found["drafts_verified"],
+    ),
+)
+_KILLS: tuple[Rule, ...] = (
+    ("each kill has its stages", lambda found: len(found["recovery_seconds_by_stage"]) == found["kills"] > 0),
+    ("the longest pause is that of the longest recovery", lambda found: _one_pause(found)),
+    (
+        "no recovery lacks a stage",
+        lambda found: all(one.keys() >= _STAGES for one in found["recovery_seconds_by_stage"]),
+    ),
+    (
+        "tokens were drawn again, and they were the same",
+        lambda found: 0 < found["drawn_the_same"] <= found["drawn_again"],
+    ),
+)
 RULES: dict[str, tuple[Rule, ...]] = {
     "device": (("the device has a name", lambda found: bool(found["identity"]["device"])),),
     "tests": (
@@ -75,43 +116,30 @@ RULES: dict[str, tuple[Rule, ...]] = {
         ("prefixes were found in the cache", lambda found: found["prefix_hit_tokens"] > 0),
         ("steps overlapped", lambda found: 0 < found["steps_overlapped"] <= found["steps"]),
     ),
+    "served-0.6b": (
+        (
+            "each wave was served or refused",
+            lambda found: bool(found["http"]) and all(map(_answered, found["http"].values())),
+        ),
+        *_DRAFTS,
+    ),
     "served-8b": (
         (
             "the stages of the start add up",
             lambda found: _add_up(found["start_seconds_by_stage"], found["start_seconds"]),
         ),
+        *_KILLS,
+    ),
+    "sticky": (*_KILLS, ("each fault has a cause", lambda found: len(found["causes"]) == found["kills"])),
+    "kernels": (
         (
-            "each kill has its stages",
-            lambda found: len(found["recovery_seconds_by_stage"]) == found["kills"] > 0,
-        ),
-        ("the longest pause is that of the longest recovery", lambda found: _one_pause(found)),
-        (
-            "tokens were drawn again, and they were the same",
-            lambda found: 0 < found["drawn_the_same"] <= found["drawn_again"],
+            "each row has a time or a reason",
+            lambda found: all("us" in row or "not run" in row for row in found["kernels"].values()),
         ),
     ),
-    "drafts": (
-        (
-            "no more drafts were accepted than verified",
-            lambda found: 0 <= found["drafts_accepted"] <= found["drafts_verified"],
-        ),
-        ("drafts were verified", lambda found: found["drafts_verified"] > 0),
-    ),
+    "drafts": _DRAFTS,
 }
 """Of one part, beside those that go by names."""
-
-
-def _one_pause(found: Figures) -> bool:
-    """A stream's pause begins with its last token, up to some steps before the kill from which a recovery counts."""
-    recovery = max(sum(stages.values()) for stages in found["recovery_seconds_by_stage"])
-    return bool(0.8 * recovery <= found["pause_seconds"] <= recovery + 3.0)
-
-
-def _add_up(stages: Mapping[str, float], whole: float) -> bool:
-    """Whether the seconds of all stages are those of the whole."""
-    return bool(stages) and math.isclose(sum(stages.values()), whole, rel_tol=0.02, abs_tol=0.05)
-
-
 _COUNTS = frozenset(
     ("sequences", "identical", "output_tokens", "requests", "steps", "streams", "rows_compared", "texts", "kv_blocks", "launches")
 )  # fmt: skip

@@ -129,21 +129,22 @@ def test_each_part_of_the_plan_is_there() -> None:
 
 @pytest.fixture(scope="module")
 def called(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    """Both calls with the smallest shapes, one after the other: the folder of the log, and what they printed."""
+    """Both calls with the smallest shapes, one after the other, and the first once more: the folder of the log, and what each
+    printed."""
     folder = tmp_path_factory.mktemp("called")
     outputs = []
-    for number in (1, 2):
+    for number in (1, 2, 1):
         command = [sys.executable, "-m", "tools.gpu_check", "--device", "cpu", "--tiny", "--call", str(number),
                    "--out", str(folder / "out"), "--work", str(folder / "work"), "--wheels", str(folder / "none")]  # fmt: skip
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
-        assert done.returncode in (0, 1), done.stdout + done.stderr
+        assert done.returncode == (1 if NOT_THERE else 0), done.stdout + done.stderr
         outputs.append(done.stdout)
     return folder / "out", outputs
 
 
 @pytest.mark.long
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("one", [DEVICE, *CALL_1, *CALL_2], ids=lambda one: one.name)
 def test_each_part_of_the_two_calls_gives_figures_that_keep_the_rules(
     one: GpuPart, called: tuple[Path, list[str]]
@@ -167,7 +168,20 @@ def test_each_part_of_the_two_calls_gives_figures_that_keep_the_rules(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
+def test_what_passed_is_not_run_again_while_its_files_are_the_same(called: tuple[Path, list[str]]) -> None:
+    printed = called[1][2].splitlines()
+    for one in CALL_1:
+        if one.name not in NOT_THERE:
+            assert [
+                line.startswith(f"{one.name}: passed ")
+                for line in printed
+                if line.startswith(f"{one.name}: ")
+            ] == [True]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
 def test_lines_name_the_files_of_the_executors_process_and_of_the_tests(
     called: tuple[Path, list[str]],
 ) -> None:

@@ -50,6 +50,9 @@ SAYS: dict[str, frozenset[str]] = {
         "offline-8b": "output_tokens_per_s",
         "single-8b": "tokens_per_s",
         "peer": "output_tokens_per_s transformers",
+        "sanitizer": "launches",
+        "ncu": "needed_bytes",
+        "turnaround": "turnaround_us step_ms",
     }.items()
 }
 """Figures without which a part has not done what it is for. A part that is not here is held to the rules alone."""

@@ -44,27 +44,27 @@ CALL_1 = (
         "37.6 s on an H200, kernels compiled in it; first, for no other figure counts where this fails",
     ),
     _part(
-        "churn", "tests.gpu.churn:run", 75.0, 30.0, "a crowd's texts against the same texts alone",
+        "churn", "tests.gpu.churn:run", 90.0, 30.0, "a crowd's texts against the same texts alone",
         "two starts of a small model, 7 s each, and 300 short requests twice; never run",
     ),
     _part(
-        "served-0.6b", "benchmarks.gpu.served:run", 130.0, 72.0, "replays, prompts, offline, HTTP load; 0.6B",
+        "served-0.6b", "benchmarks.gpu.served:run", 150.0, 72.0, "replays, prompts, offline, HTTP load; 0.6B",
         "start 12, replays 4, single 2, prompts 4, cached 3, offline 3 x 5.4, grammars and drafts 9, HTTP 22",
     ),
     _part(
-        "served-0.6b-e4m3kv", "benchmarks.gpu.served:e4m3", 55.0, 27.0, "256 sequences with KV in e4m3, 0.6B",
+        "served-0.6b-e4m3kv", "benchmarks.gpu.served:e4m3", 70.0, 27.0, "256 sequences with KV in e4m3, 0.6B",
         "start 12, kernels of another dtype 4, offline 2 x 4, ends 3",
     ),
     _part(
-        "served-8b", "benchmarks.gpu.served_8b:run", 150.0, 95.0, "start by stage, steps, streams, two kills; 8B",
+        "served-8b", "benchmarks.gpu.served_8b:run", 170.0, 95.0, "start by stage, steps, streams, two kills; 8B",
         "first start 25 with an empty kernel cache, single 3 x 2.3, 8,192 1, streams 3, offline 2 x 14, kills 30",
     ),
     _part(
-        "sticky", "tests.gpu.sticky:run", 80.0, 40.0, "streams go on after the device was lost",
+        "sticky", "tests.gpu.sticky:run", 100.0, 40.0, "streams go on after the device was lost",
         "a start of a small model 7, and a child process anew after each of three faults; never run",
     ),
     _part(
-        "served-8b-e4m3", "benchmarks.gpu.served_8b:run_e4m3", 85.0, 45.0, "8B with weights and KV in e4m3",
+        "served-8b-e4m3", "benchmarks.gpu.served_8b:run_e4m3", 110.0, 45.0, "8B with weights and KV in e4m3",
         "start 17 with weights made e4m3, single 3 x 1.3, 8,192 1, offline 2 x 9",
     ),
     _part(
@@ -72,7 +72,7 @@ CALL_1 = (
         "the 130 old rows took 30.9 s, compilation included; some 60 new ones",
     ),
     _part(
-        "adapters", "benchmarks.gpu.adapters:run", 80.0, 45.0, "what eight LoRA adapters cost, idle and in use",
+        "adapters", "benchmarks.gpu.adapters:run", 100.0, 45.0, "what eight LoRA adapters cost, idle and in use",
         "two starts of 12, with adapters more graphs 5; twelve rounds of 1 to 1.5",
     ),
     _part(
@@ -84,17 +84,17 @@ CALL_1 = (
 `tests` refine what is known."""
 CALL_2 = (
     _part(
-        "sanitizer", "tests.gpu.sanitizer:run", 45.0, 35.0, "compute-sanitizer over a dozen launches",
-        "two tools, each 3 s of imports and a dozen launches that it slows down tenfold; never run",
+        "sanitizer", "tests.gpu.sanitizer:watch", 50.0, 32.0, "twelve launches under compute-sanitizer",
+        "two tools, each 4 s of imports and a dozen launches that it slows down tenfold; never run", *TESTS,
     ),
     _part(
-        "ncu", "benchmarks.gpu.ncu:run", 35.0, 25.0, "bytes and stalls of three kernels by ncu",
-        "one launch each, its basic set replayed; imports and compilation 10; never run",
+        "ncu", "benchmarks.gpu.ncu:count", 45.0, 22.0, "bytes and stalls of three kernels by Nsight Compute",
+        "imports and compilation 10, one launch each, replayed for its basic set; never run",
     ),
-    GpuPart(AGAIN, (), 35.0, 26.0, "what failed before, once more", "the time that is left"),
+    GpuPart(AGAIN, (), 35.0, 27.0, "what failed before, once more", "the time that is left"),
     _part(
-        "turnaround", "benchmarks.gpu.turnaround:run", 20.0, 10.0, "benchmarks.turnaround on this machine's CPUs",
-        "8 s on two cores",
+        "turnaround", "benchmarks.gpu.host:run", 30.0, 15.0, "from a result to the second-next launch, on the host",
+        "two workloads of 5 s on two cores, and imports",
     ),
 )  # fmt: skip
 """Begun at once behind the first call, within 30 seconds."""

@@ -61,11 +61,11 @@ CALL_1 = (
     ),
     _part(
         "sticky", "tests.gpu.sticky:run", 100.0, 40.0, "streams go on after the device was lost",
-        "a start of a small model 7, and a child process anew after each of three faults; never run",
+        "a start of a small model 9, and a child process anew after each of three faults, 10 each; never run",
     ),
     _part(
         "served-8b-e4m3", "benchmarks.gpu.served_8b:run_e4m3", 110.0, 45.0, "8B with weights and KV in e4m3",
-        "start 17 with weights made e4m3, single 3 x 1.3, 8,192 1, offline 2 x 9",
+        "start 17 with weights made e4m3, single 3 x 1.3, 8,192 1, offline 2 x 9, ends 5",
     ),
     _part(
         "kernels", "benchmarks.gpu.levers:run", 60.0, 25.0, "what decides the next lever: shared keys, PDL, narrow weights",
@@ -91,7 +91,7 @@ CALL_2 = (
         "ncu", "benchmarks.gpu.ncu:count", 45.0, 22.0, "bytes and stalls of three kernels by Nsight Compute",
         "imports and compilation 10, one launch each, replayed for its basic set; never run",
     ),
-    GpuPart(AGAIN, (), 35.0, 27.0, "what failed before, once more", "the time that is left"),
+    GpuPart(AGAIN, (), 35.0, 22.0, "what failed before, once more", "the time that is left, but for 5"),
     _part(
         "turnaround", "benchmarks.gpu.host:run", 30.0, 15.0, "from a result to the second-next launch, on the host",
         "two workloads of 5 s on two cores, and imports",

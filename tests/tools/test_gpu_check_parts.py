@@ -138,7 +138,8 @@ def called(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
                    "--out", str(folder / "out"), "--work", str(folder / "work"), "--wheels", str(folder / "none")]  # fmt: skip
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
-        assert done.returncode == (1 if NOT_THERE else 0), done.stdout + done.stderr
+        # What failed for good may not fit into the place for trying once more.
+        assert done.returncode in ((1, 2) if NOT_THERE else (0,)), done.stdout + done.stderr
         outputs.append(done.stdout)
     return folder / "out", outputs
 

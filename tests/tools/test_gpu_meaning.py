@@ -112,6 +112,11 @@ def test_products_of_eight_bits_may_be_twice_as_fast() -> None:
     assert len(meaning.faults("x", {"bf16_tflops": 800.0, "kernels": rows}, H200)) == 2
 
 
+def test_a_dozen_tokens_may_bring_no_draft() -> None:
+    none = SERVED | {"drafts_verified": 0, "drafts_accepted": 0}
+    assert meaning.faults("served-0.6b", none, TINY) == [] and meaning.faults("served-0.6b", none, H200)
+
+
 def test_a_cpu_may_fall_back_and_its_speeds_of_a_few_steps_tell_nothing() -> None:
     assert meaning.faults("x", {"fell_back": "graphs: none", "active_share": 3.0}, TINY) == []
     assert meaning.faults("x", {"share_of_copy": 3.0}, TINY) == [], "the limit was that of a few bytes"

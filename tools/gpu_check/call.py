@@ -80,14 +80,16 @@ class Call:
         states = []
         for part in sorted(failed, key=lambda one: one.expected):
             left = min(self.left, ends - time.monotonic())
-            states.append(self._part(part, left) if left >= part.expected else NO_TIME)
+            states.append(self._part(part, left))
         return states
 
     def _part(self, part: GpuPart, most: float | None = None) -> str:
         """Run a part and keep its line; its state, or "no time"."""
         left = self.left if most is None else most
         if left < part.expected:
-            print(f"{part.name}: no time left in this call: call again to go on")
+            print(
+                f"{part.name}: {left:.0f} s are left for it, it takes {part.expected:.0f}: call again to go on"
+            )
             return NO_TIME
         row = self._run(part, min(part.limit, left))
         if row["state"] == "fail" and left < part.limit and row["seconds"] >= left:

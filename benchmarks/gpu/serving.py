@@ -48,6 +48,10 @@ class Setup:
     """From n-grams, in a step."""
     max_loras: int = 0
     max_lora_rank: int = 64
+    kv_cache_memory_bytes: int | None = None
+    """In place of what the options or the device give."""
+    kv_cache_dtype: str = "auto"
+    max_in_flight: int | None = None
 
 
 @asynccontextmanager
@@ -62,7 +66,7 @@ async def engine(options: Options, setup: Setup) -> AsyncIterator[EngineCore]:
         limits = EngineConfig(
             max_num_seqs=setup.max_num_seqs, max_num_batched_tokens=setup.max_num_batched_tokens, target_itl=0.0,
             max_queue_wait=1e6, prefix_caching=setup.prefix_caching, max_loras=max(0, setup.max_loras - 1),
-            num_speculative_tokens=setup.drafts,
+            num_speculative_tokens=setup.drafts, max_in_flight=setup.max_in_flight,
         )  # fmt: skip
         core = EngineCore(connect(config, "inline" if options.mode == "inline" else "process"), limits)
         await core.start()
@@ -95,6 +99,9 @@ def executor_config(options: Options, setup: Setup, model: Path) -> ExecutorConf
     if setup.shape == shapes.TINY:
         # A GPU's whole memory would be millions of blocks of so small a model.
         memory = replace(memory, kv_cache_memory_bytes=_TINY_KV)
+    if setup.kv_cache_memory_bytes:
+        memory = replace(memory, kv_cache_memory_bytes=setup.kv_cache_memory_bytes)
+    memory = replace(memory, kv_cache_dtype=setup.kv_cache_dtype)
     if options.tiny:
         speed = replace(speed, num_threads=1)
     speed = replace(

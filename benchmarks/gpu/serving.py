@@ -122,19 +122,22 @@ class Crowd:
     first: list[float] = field(default_factory=list)
     last: list[float] = field(default_factory=list)
     tokens: list[list[int]] = field(default_factory=list)
+    cached: list[int] = field(default_factory=list)
+    """Prompt tokens of each that were found in the prefix cache."""
     seq_ids: list[int] = field(default_factory=list)
     _mailbox: Mailbox = field(default_factory=lambda: Mailbox(max_bytes=1 << 30))
     _open: int = 0
 
     def ask(
         self, prompts: Sequence[Sequence[int]], outputs: Sequence[int], temperatures: Sequence[float] | None = None,
-        adapters: Sequence[str | None] | None = None,
+        adapters: Sequence[str | None] | None = None, grammars: Sequence[str | None] | None = None,
     ) -> None:  # fmt: skip
         """Submit them; sampled at TEMPERATURE unless told otherwise, whatever ends a text included; `adapters`: digests."""
         count = len(prompts)
         temperatures = temperatures or [TEMPERATURE] * count
         self.tokens = [[] for _ in range(count)]
         self.counts, self.first, self.last = [0] * count, [0.0] * count, [0.0] * count
+        self.cached = [0] * count
         self._open, self.asked = count, time.perf_counter()
         for key, (prompt, tokens) in enumerate(zip(prompts, outputs, strict=True)):
             sampling = SamplingParams(temperature=temperatures[key], seed=key)
@@ -144,6 +147,7 @@ class Crowd:
                 sampling,
                 tokens,
                 adapter=adapters[key] if adapters else None,
+                grammar=grammars[key] if grammars else None,
             )
             self.seq_ids.append(self.core.submit(request, self._mailbox, key))
 
@@ -159,6 +163,7 @@ class Crowd:
                     self.first[key] = self.first[key] or now
                     self.last[key] = now
                     self.counts[key] += len(delta.tokens)
+                    self.cached[key] = delta.num_cached_tokens
                     if self.keep:
                         self.tokens[key] += [token.token_id for token in delta.tokens]
                 self._open -= delta.finish_reason is not None

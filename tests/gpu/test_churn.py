@@ -176,7 +176,7 @@ DIFFER = "texts differ from themselves alone"
     ("mutate", "words"),
     [
         (reuse_slots_in_flight, "restarted or reset"),
-        (keep_counters, DIFFER),
+        (keep_counters, f"{DIFFER}|not finite"),
         (register_too_early, DIFFER),
         (free_blocks_too_early, DIFFER),
         (lose_aborts, "after its abort"),
@@ -188,4 +188,4 @@ def test_mutants_are_caught(
 ) -> None:
     mutate(monkeypatch)
     monkeypatch.setattr(churn, "_PATIENCE", 0.5)
-    assert words in outcome()[1]
+    assert re.search(words, outcome()[1])

@@ -1,6 +1,6 @@
-"""`make gpu-wheels`: what engine, executors and tests/gpu import beside torch, triton, NumPy and safetensors, for a machine that
-reaches no network. gpu-check unpacks what the Python there lacks, and nothing that it has: but for pytest, which comes
-with all its plugins or not at all.
+"""`make gpu-wheels`: what server, engine, executors and tests/gpu import beside torch, triton, NumPy and safetensors, for a
+machine that reaches no network. gpu-check unpacks what the Python there lacks, and nothing that it has: but for pytest and FastAPI,
+which come with all their plugins and what they stand on or not at all.
 
     python -m tools.gpu_check.wheels [--folder .gpu-wheels]
 """
@@ -25,6 +25,26 @@ NEEDED = {
     "setproctitle": "setproctitle",
     "llguidance": "llguidance",
     "tokenizers": "tokenizers",
+    # The server, for load over HTTP, and its clients.
+    "fastapi": "fastapi",
+    "starlette": "starlette",
+    "pydantic": "pydantic",
+    "pydantic_core": "pydantic_core",
+    "annotated-doc": "annotated_doc",
+    "annotated-types": "annotated_types",
+    "typing-inspection": "typing_inspection",
+    "anyio": "anyio",
+    "sniffio": "sniffio",
+    "idna": "idna",
+    "uvicorn": "uvicorn",
+    "click": "click",
+    "h11": "h11",
+    "httptools": "httptools",
+    "uvloop": "uvloop",
+    "prometheus_client": "prometheus_client",
+    "rich": "rich",
+    "Jinja2": "jinja2",
+    "MarkupSafe": "markupsafe",
     # The tests.
     "gguf": "gguf",
     "structlog": "structlog",
@@ -42,8 +62,11 @@ NEEDED = {
     "sortedcontainers": "sortedcontainers",
 }
 """Distribution -> the module that it brings."""
-FAMILY = tuple(NEEDED)[tuple(NEEDED).index("pytest") :]
+_NAMES = tuple(NEEDED)
+FAMILY = _NAMES[_NAMES.index("pytest") :]
 """pytest, its plugins and what they need: made for each other's versions, so they come from one place."""
+SERVER = (*_NAMES[_NAMES.index("fastapi") : _NAMES.index("uvloop")], "typing_extensions")
+"""FastAPI and what it stands on, likewise: pydantic takes one version of its core, and no other."""
 _PLATFORMS = ("manylinux_2_28", "manylinux_2_31", "manylinux_2_34", "manylinux_2_24", "manylinux_2_17", "manylinux2014",
               "manylinux_2_12", "manylinux2010", "manylinux_2_5", "manylinux1")  # fmt: skip
 """pip takes these by name: one that is older does not stand for it."""
@@ -89,13 +112,12 @@ def download(folder: Path) -> None:
 
 
 def unpack_missing(folder: Path, target: Path) -> list[str]:
-    """Unpack into `target` what this Python cannot import and `folder` has a wheel for, and all of `FAMILY` where any of it comes
-    from there; returns their modules."""
+    """Unpack into `target` what this Python cannot import and `folder` has a wheel for, and all of `FAMILY` or `SERVER` where any of
+    it comes from there; returns their modules."""
     there = {name: wheel for name in NEEDED if (wheel := _wheel_of(name, folder)) is not None}
-    wanted = {name for name in there if importlib.util.find_spec(NEEDED[name]) is None}
-    if wanted & set(FAMILY):
-        wanted |= there.keys() & set(FAMILY)
-    unpacked = [name for name in NEEDED if name in wanted]
+    missing = {name for name in there if importlib.util.find_spec(NEEDED[name]) is None}
+    families = [set(family) for family in (FAMILY, SERVER) if missing & set(family)]
+    unpacked = [name for name in NEEDED if name in missing.union(*(there.keys() & one for one in families))]
     for name in unpacked:
         with zipfile.ZipFile(there[name]) as packed:
             packed.extractall(target)

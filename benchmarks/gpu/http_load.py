@@ -108,8 +108,8 @@ class Wave:
         ids = np.random.default_rng(self.seed).integers(0, self.vocabulary, (self.requests, self.prompt))
         return [
             {
-                "model": "served", "prompt": prompt, "max_tokens": self.output, "temperature": 0.6, "seed": number, "stream": True,
-                "ignore_eos": True, "stream_options": {"include_usage": True},
+                "model": "served", "prompt": prompt, "max_tokens": self.output, "temperature": 0.6, "seed": number,
+                "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True},
             }
             for number, prompt in enumerate(ids.tolist())
         ]  # fmt: skip
@@ -146,13 +146,13 @@ async def send(client: Client, wave: Wave) -> list[Answer]:
 
 
 def figures(wave: Wave, answers: Sequence[Answer]) -> dict[str, Any]:
-    """Of a wave: how many were served, refused and lost, rates, and quantiles in ms of the time to the first token and of each later
-    one. A request's clock begins when it was due."""
+    """Of a wave: how many were served, refused and lost, rates, and quantiles in ms of the time to the first token and of each
+    later one. A request's clock begins when it was due."""
     served = [one for one in answers if one.status == 200 and not one.problem]
     lost = [one.problem for one in answers if one.problem]
     found: dict[str, Any] = {
-        "requests": len(answers), "served": len(served), "refused": sum(one.status == TOO_MANY for one in answers), "lost": len(lost),
-        "why_lost": lost[:3], "client_late_ms_p99": _quantile([one.sent - one.due for one in answers], 99),
+        "requests": len(answers), "served": len(served), "refused": sum(one.status == TOO_MANY for one in answers),
+        "lost": len(lost), "why_lost": lost[:3], "client_late_ms_p99": _quantile([one.sent - one.due for one in answers], 99),
     }  # fmt: skip
     if not served:
         return found

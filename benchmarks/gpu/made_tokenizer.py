@@ -10,12 +10,13 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def write_tokenizer(folder: Path, size: int, end: int) -> None:
-    """Write the files of `size` tokens beside a config.json; `end`: id of the end token. The n-th token behind the bytes is a space
-    and n in base 26, so that each such token shows as one word in a text."""
+    """Write the files of `size` tokens beside a config.json; `end`: id of the end token. The n-th token behind the bytes is a
+    space and n in base 26, so that each such token shows as one word in a text."""
     names = [*byte_names()[: size - 1]]
     names += [f"Ġ{_word(number)}" for number in range(size - 1 - len(names))]
     ids = [number for number in range(size) if number != end]
-    vocabulary = dict(zip(names, ids, strict=True))
+    # The library numbers a special token that is not in the vocabulary itself.
+    vocabulary = {_END: end} | dict(zip(names, ids, strict=True))
     content: dict[str, Any] = {
         "version": "1.0",
         "added_tokens": [_special(end)],
@@ -37,7 +38,7 @@ def _special(number: int) -> dict[str, Any]:
 
 
 def byte_names() -> list[str]:
-    """How byte-level vocabularies write the 256 bytes: printable ones of Latin-1 as themselves, the others as U+0100 and up. Those of
+    """How byte-level vocabularies write the 256 bytes: printable ones of Latin-1 as themselves, others as U+0100 and up. Those of
     ASCII text come first."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in plain]

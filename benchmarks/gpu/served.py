@@ -58,7 +58,7 @@ WHOLE = Sizes(
     (1, 8, 64, 256), 512, (768, 512), (32, 128), (128, 768, 2048, 8192), (7040, 32000), (64, 512), 3, 40960
 )
 """Cached lengths are multiples of 64: pages of 16, 32 and 64 tokens hold them wholly. 40,960 is the model's own length."""
-SMALLEST = Sizes((1, 4), 8, (8, 6), (4, 8), (8, 16), (64,), (4,), 2, 512)
+SMALLEST = Sizes((1, 4), 8, (8, 6), (4, 8), (8, 16), (64,), (4,), 2, 4096)
 
 
 def sizes_of(options: Options) -> Sizes:
@@ -219,7 +219,9 @@ async def steps(stages: Stages) -> None:
     async with stages.engine(prefix_caching=False) as core:
         for rows in sizes.rows:
             crowd = Crowd(core)
-            crowd.ask(random_prompts(rows, sizes.keys, rows, stages.shape), [2_000] * rows)
+            crowd.ask(
+                random_prompts(rows, sizes.keys, rows, stages.shape), [sizes.max_model_len // 16] * rows
+            )
             reading = asyncio.create_task(crowd.read())
             try:
                 if not await until(lambda crowd=crowd: min(crowd.counts) >= 4, _PATIENCE):  # type: ignore[misc]
@@ -313,12 +315,10 @@ async def offline(stages: Stages, rounds: int = 3, kv_bytes: float = 1.0) -> Non
     async with stages.engine(prefix_caching=False) as core:
         for number in range(rounds):
             before = core.stats().steps
-            asking = asyncio.create_task(ask_all(core, work.prompts, work.outputs))
-            device: Figures = {}
-            if number == rounds - 1 and stages.launches and not stages.options.tiny:
-                await asyncio.sleep(1.5)  # all prompts are computed
-                device = device_steps(await stages.asking.steps(0.6, _PATIENCE))
-            crowd = await asking
+            watched = number == rounds - 1 and stages.launches and not stages.options.tiny
+            watching = asyncio.create_task(_watched(stages)) if watched else None
+            crowd = await ask_all(core, work.prompts, work.outputs)
+            device = {} if watching is None else await watching
             check_counts(crowd, work.outputs)
             seconds.append(max(crowd.last) - crowd.asked)
             steps_of_round = core.stats().steps - before
@@ -335,6 +335,11 @@ async def offline(stages: Stages, rounds: int = 3, kv_bytes: float = 1.0) -> Non
     })  # fmt: skip
     if not stages.options.tiny:
         check_possible("offline", rate, work.output_tokens / least)
+
+
+async def _watched(stages: Stages) -> Figures:
+    await asyncio.sleep(1.5)  # all prompts are computed
+    return device_steps(await stages.asking.steps(0.6, _PATIENCE))
 
 
 def least_seconds(shape: str, work: shapes.Workload, limits: Limits, kv_bytes: float) -> float:

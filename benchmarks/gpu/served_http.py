@@ -21,7 +21,6 @@ from benchmarks.gpu.part import ROOT, Failed, Figures
 from benchmarks.gpu.serving import until
 from engine.core.engine import EngineCore
 from engine.observer import Observer, Observers
-from engine.request import Stage
 from engine.sequence import Sequence as EngineSequence
 from server.http.listener import listen
 from server.settings.load import load
@@ -40,8 +39,8 @@ MOST_LATE = 100.0
 
 
 def waves(tiny: bool, vocabulary: int) -> list[Wave]:
-    """512 tokens in and 128 out, at three rates and all at once. The first wave warms up: chunks and sizes of batches that no stage
-    before had."""
+    """512 tokens in and 128 out, at three rates and all at once. The first wave warms up: chunks and sizes of batches that no
+    stage before had."""
     if tiny:
         return [Wave("warm", 3, 0.0, 8, 4, vocabulary, 1), Wave("50/s", 6, 50.0, 8, 5, vocabulary, 2)]
     low = min(vocabulary, 10_000)
@@ -71,10 +70,16 @@ class _Server(bootstrap.Bootstrap):
     """Keeps its engine where it can be watched."""
 
     engine: EngineCore | None = None
+    state: ServerState | None = None
 
     def _core(self, state: ServerState) -> EngineCore:
-        self.engine = super()._core(state)
+        self.state, self.engine = state, super()._core(state)
         return self.engine
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests are answered."""
+        return self.state is not None and self.state.model is not None
 
 
 async def over_http(stages: Stages, folder: Path) -> None:
@@ -96,7 +101,7 @@ async def over_http(stages: Stages, folder: Path) -> None:
         server = _Server(settings, None)
         serving = asyncio.create_task(server.serve(listener))
         try:
-            if not await until(lambda: serving.done() or _is_ready(server), _READY):
+            if not await until(lambda: serving.done() or server.is_ready, _READY):
                 raise Failed(f"the server was not ready after {_READY:g} s")
             if serving.done():
                 serving.result()
@@ -108,10 +113,6 @@ async def over_http(stages: Stages, folder: Path) -> None:
                 os.kill(os.getpid(), signal.SIGTERM)  # which the server takes for the wish to end
                 await asyncio.wait((serving,), timeout=_ENDS)
             serving.cancel()
-
-
-def _is_ready(server: _Server) -> bool:
-    return server.engine is not None and server.engine.stage is Stage.READY
 
 
 async def _measure(stages: Stages, core: EngineCore, url: str, given: Sequence[Wave]) -> None:

@@ -1,6 +1,6 @@
 """`make gpu-wheels`: what server, engine, executors and tests/gpu import beside torch, triton, NumPy and safetensors, for a
-machine that reaches no network. gpu-check unpacks what the Python there lacks, and nothing that it has: but for pytest and FastAPI,
-which come with all their plugins and what they stand on or not at all.
+machine that reaches no network. gpu-check unpacks what the Python there lacks, and nothing that it has: but for pytest with its
+plugins, and FastAPI with what it stands on, which come as a whole or not at all.
 
     python -m tools.gpu_check.wheels [--folder .gpu-wheels]
 """
@@ -112,8 +112,8 @@ def download(folder: Path) -> None:
 
 
 def unpack_missing(folder: Path, target: Path) -> list[str]:
-    """Unpack into `target` what this Python cannot import and `folder` has a wheel for, and all of `FAMILY` or `SERVER` where any of
-    it comes from there; returns their modules."""
+    """Unpack into `target` what this Python cannot import and `folder` has a wheel for, and all of `FAMILY` or `SERVER` where any
+    of it comes from there; returns their modules."""
     there = {name: wheel for name in NEEDED if (wheel := _wheel_of(name, folder)) is not None}
     missing = {name for name in there if importlib.util.find_spec(NEEDED[name]) is None}
     families = [set(family) for family in (FAMILY, SERVER) if missing & set(family)]

@@ -30,6 +30,7 @@ NEEDED = {
     "starlette": "starlette",
     "pydantic": "pydantic",
     "pydantic_core": "pydantic_core",
+    "opentelemetry-api": "opentelemetry",
     "annotated-doc": "annotated_doc",
     "annotated-types": "annotated_types",
     "typing-inspection": "typing_inspection",

@@ -126,10 +126,8 @@ async def send(client: Client, wave: Wave) -> list[Answer]:
         await asyncio.sleep(max(0.0, answer.due - time.perf_counter()))
         answer.sent = time.perf_counter()
         try:
-            connection = idle.pop() if idle else await client.connect()
             async with asyncio.timeout(wave.patience):
-                await connection.exchange(message, answer.feed)
-            idle.append(connection)
+                await _exchange(client, idle, message, answer)
             if not answer.done:
                 answer.problem = answer.problem or "the answer ended without [DONE]"
         except Refused as refused:
@@ -143,6 +141,23 @@ async def send(client: Client, wave: Wave) -> list[Answer]:
     for connection in idle:
         connection.close()
     return answers
+
+
+async def _exchange(client: Client, idle: list[Connection], message: bytes, answer: Answer) -> None:
+    """Send a request over an idle connection, or over a new one where there is none or the server has just closed it."""
+    connection = idle.pop() if idle else None
+    if connection is not None:
+        try:
+            await connection.exchange(message, answer.feed)
+        except Broken as error:
+            if not error.unheard:
+                raise
+            connection = None
+    if connection is None:
+        connection = await client.connect()
+        await connection.exchange(message, answer.feed)
+    if connection.usable:
+        idle.append(connection)
 
 
 def figures(wave: Wave, answers: Sequence[Answer]) -> dict[str, Any]:

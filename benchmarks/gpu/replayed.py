@@ -95,7 +95,7 @@ class ReplayedExecutor(LlmExecutor):
                 queue(batch, shape, logprobs, compute, *rest)
                 replays.after(shape, compute)
 
-            launched._queue = queue_and_replay  # type: ignore[method-assign]
+            launched._queue = queue_and_replay  # type: ignore[method-assign, assignment]
             threading.Thread(target=_answer, args=(marks, replays), name="replays", daemon=True).start()
         return loaded
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from benchmarks.gpu.http_load import Answer, Wave, figures
+from benchmarks.gpu.http_load import Answer, Wave, figures, send
 from benchmarks.gpu.part import Failed
 from benchmarks.gpu.served_http import check_clients, judge, waves
+from clients.http import Client
 
 WAVE = Wave("10/s", 4, 10.0, 16, 5, 5_000, 3)
 
@@ -132,3 +135,39 @@ def test_clients_that_are_late_are_not_a_server_that_is_slow() -> None:
     check_clients(WAVE, GOOD)
     with pytest.raises(Failed, match="requests were sent 150 ms late"):
         check_clients(WAVE, GOOD | {"client_late_ms_p99": 150.0})
+
+
+async def answers_of(*replies: bytes) -> list[Answer]:
+    """Of a wave to a server that gives each connection the next of these replies, and closes it."""
+    left = list(replies)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(re.search(rb"Content-Length: (\d+)", head)[1])  # type: ignore[index]
+        await reader.readexactly(length)
+        writer.write(left.pop(0))
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        return await send(
+            Client(f"http://127.0.0.1:{port}", None), Wave("50/s", len(replies), 50.0, 16, 5, 5_000)
+        )
+
+
+def reply(status: str, body: bytes) -> bytes:
+    return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body
+
+
+async def test_refused_requests_are_counted_and_lost_ones_are_named() -> None:
+    whole = b"".join(event(f" {word}") for word in "abcde") + event(usage=(16, 5)) + b"data: [DONE]\n\n"
+    answers = await answers_of(
+        reply("200 OK", whole), reply("429 Too Many Requests", b"{}"), reply("200 OK", event(" a")),
+        reply("500 Internal Server Error", b'{"error": {"message": "broken"}}'), reply("200 OK", whole)[:120],
+    )  # fmt: skip
+    found = figures(Wave("50/s", 5, 50.0, 16, 5, 5_000), answers)
+    assert (found["served"], found["refused"], found["lost"]) == (1, 1, 3)
+    ended, failed, cut = found["why_lost"]
+    assert ended == "the answer ended without [DONE]" and "broken" in failed and cut.startswith("Broken: ")
+    assert found["output_tokens"] == found["words"] == 5 and 0 < found["ttft_ms_p50"] < 10_000

@@ -10,13 +10,17 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu import replayed, served, served_text, shapes
+from benchmarks.gpu.lent import borrowed
 from benchmarks.gpu.made_tokenizer import write_tokenizer
 from benchmarks.gpu.part import Failed, Figures, Options
 from benchmarks.gpu.serving import Crowd
 from benchmarks.gpu.timing import Limits
+from engine.config import EngineConfig
 from engine.text.tokenizer import Tokenizer
+from executors.contract import ExecutorConfig
 from executors.llm.executor import LlmExecutor
 from executors.llm.step.launched.graphs import decode_shapes
+from executors.process import connect
 from tests.gpu.device_fakes import FakeDeviceExecutor
 
 LIMITS = Limits(4e12, 8e14, "copy_")
@@ -112,6 +116,25 @@ def test_each_number_of_rows_has_a_graph() -> None:
     assert set(served.WHOLE.rows) <= {shape.tokens for shape in decode_shapes(256)}
     assert max(served.WHOLE.cached) + max(served.WHOLE.new) < served.WHOLE.max_model_len
     assert all(cached % 64 == 0 for cached in served.WHOLE.cached)
+
+
+async def test_engines_follow_each_other_over_one_executor() -> None:
+    executor = connect(ExecutorConfig("paged_fake"), "inline")
+    await executor.warmup()
+    texts = []
+    try:
+        for _ in range(2):
+            async with borrowed(executor, EngineConfig(max_num_seqs=4)) as core:
+                crowd = Crowd(core, keep=True)
+                crowd.ask([[1, 2, 3], [4, 5]], [6, 7])
+                await crowd.read()
+                texts.append(crowd.tokens)
+        assert texts[0] == texts[1] and [len(text) for text in texts[0]] == [6, 7]
+        with pytest.raises(Failed, match="restarted or reset 1 times meanwhile"):
+            async with borrowed(executor, EngineConfig()) as core:
+                core.journal.open_epoch()
+    finally:
+        await executor.shutdown()
 
 
 # -- stages ------------------------------------------------------------------------------------------------------------------

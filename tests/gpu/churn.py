@@ -230,8 +230,8 @@ async def _run(options: Options, calls: Sequence[Call], found: Found) -> None:
 async def _ended(core: EngineCore, clients: Clients, overlap: Overlap) -> Figures:
     """Figures, once nothing runs any more. Raises Failed for a block or slot that is not given back."""
     if not await until(lambda: core.stats().kv_blocks_used == 0 == core.stats().running, _PATIENCE):
-        stats = core.stats()
-        raise Failed(f"{stats.kv_blocks_used} blocks are held by nothing, {stats.running} sequences run")
+        held = core.stats()
+        raise Failed(f"{held.kv_blocks_used} blocks are held by nothing, {held.running} sequences run")
     try:
         core.check_integrity()
     except RuntimeError as error:

@@ -21,7 +21,7 @@ from executors.contract import ExecutorConfig
 from executors.llm.executor import LlmExecutor
 from executors.llm.step.launched.graphs import decode_shapes
 from executors.process import connect
-from tests.gpu.device_fakes import FakeDeviceExecutor
+from tests.gpu.device_fakes import LateOnce
 
 LIMITS = Limits(4e12, 8e14, "copy_")
 
@@ -40,7 +40,7 @@ class HostEvent:
         return 1e3 * (other.at - self.at)
 
 
-class ReplayedFake(replayed.ReplayedExecutor, FakeDeviceExecutor):
+class ReplayedFake(replayed.ReplayedExecutor, LateOnce):
     """A CPU that takes itself for a GPU, replayed."""
 
     def _event(self) -> Any:

@@ -356,3 +356,19 @@ class Factory(LlmFactory):
 
     def executor_class(self) -> type[LlmExecutor]:
         return FakeDeviceExecutor
+
+
+class LateOnce(FakeDeviceExecutor):
+    """Its steps end at the second look at them. With later ends the executor would look ever later: it sleeps for as long as
+    steps took before, and its sleep counts as theirs."""
+
+    async def warmup(self) -> None:
+        self.device = self.device or FakeDevice(lateness=1)
+        await super().warmup()
+
+
+class LateOnceFactory(LlmFactory):
+    """Named by parts of gpu-check that are tried on a played device."""
+
+    def executor_class(self) -> type[LlmExecutor]:
+        return LateOnce

@@ -19,7 +19,7 @@ from executors.llm.sampling.shaped_slots import ShapedSlots
 from tests.gpu import churn
 from tests.gpu.churn import Call, compare, judge
 
-PLAYED = Options("cpu", tiny=True, executor="tests.gpu.device_fakes:Factory", mode="inline")
+PLAYED = Options("cpu", tiny=True, executor="tests.gpu.device_fakes:LateOnceFactory", mode="inline")
 
 
 def outcome(options: Options = PLAYED) -> tuple[dict[str, Any], str]:

@@ -148,7 +148,10 @@ async def started(
             notes = list(executor.status().notes)
             found({"executor_notes": notes, "fell_back": fell_back(notes)})
             freeze_after_load()
-            yield Stages(options, executor, replayed.Asking(Path(answers)), limits, found), folder
+            stages = Stages(options, executor, replayed.Asking(Path(answers)), limits, found)
+            if options.device != "cpu" and (slow := fell_back(notes)):
+                stages.wrong["executor"] = f"the slow way: {slow}"
+            yield stages, folder
         finally:
             with suppress(asyncio.CancelledError):
                 await executor.shutdown()
@@ -202,8 +205,20 @@ async def _e4m3(options: Options, found: Found) -> None:
     dtype = "int8" if options.device == "cpu" else "fp8"
     found({"kv_cache_dtype": dtype})
     async with started(options, found, dtype) as (stages, _):
+        layout = stages.executor.kv_layout()
+        check_small_keys(layout.bytes_per_block / layout.block_size, stages.shape, found)
         await stages.run("offline", 40.0, lambda stages: offline(stages, rounds=2, kv_bytes=0.5))
         stages.end()
+
+
+def check_small_keys(per_token: float, shape: str, found: Found) -> None:
+    """Raises Failed unless keys and values take half the bytes of bf16, scales left out."""
+    share = per_token / shapes.kv_bytes(shape)
+    found({"kv_bytes_per_token": per_token})
+    if share > 0.6:
+        raise Failed(
+            f"keys and values of a token take {per_token:,.0f} bytes, {share:.2f} times those of bf16"
+        )
 
 
 # -- stages --------------------------------------------------------------------------------------------------------------------

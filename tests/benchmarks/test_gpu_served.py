@@ -203,6 +203,14 @@ def test_no_rate_is_above_the_measured_bandwidth(rate: float, wrong: bool) -> No
         served.check_possible("one stream", rate, 1000.0)
 
 
+def test_keys_in_bf16_are_not_reported_as_e4m3() -> None:
+    found: Figures = {}
+    served.check_small_keys(shapes.kv_bytes(shapes.SMALL) / 2, shapes.SMALL, found.update)
+    assert found == {"kv_bytes_per_token": 57_344}
+    with pytest.raises(Failed, match=r"114,688 bytes, 1\.00 times those of bf16"):
+        served.check_small_keys(shapes.kv_bytes(shapes.SMALL), shapes.SMALL, found.update)
+
+
 # -- figures -----------------------------------------------------------------------------------------------------------------
 
 

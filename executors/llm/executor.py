@@ -191,6 +191,8 @@ class LlmExecutor(BatchModelExecutor):
         if self._runtime is not None:
             return
         try:
+            # Until the weights: the first tensor makes the device's context.
+            self._progress("opening the device", 0, 0)
             device = self._meet()
             torch.set_num_threads(self.config.optimization.num_threads or cpu_threads())
             with compiler.reporting(self._progress):
@@ -227,12 +229,16 @@ class LlmExecutor(BatchModelExecutor):
         if assembly.memory is not None:
             assemble = partial(self._assemble, assembly)
             return DeviceSizing(
-                source, config, assembly.memory, assemble, ExecutorRuntime.run_alone, ExecutorRuntime.close
+                source, config, assembly.memory, assemble, self._try_largest, ExecutorRuntime.close
             ).make()
         runtime = self._assemble(assembly, assembly.planned(draft))
         if draft is not None:
             assembly.add_draft(runtime, draft)
         return runtime
+
+    def _try_largest(self, runtime: ExecutorRuntime, batch: UnifiedBatch) -> None:
+        self._progress("trying the largest steps", 0, 0)
+        runtime.run_alone(batch)
 
     def _assembly(self, source: LoadedModel, device: Device) -> Assembly:
         def report(stage: str, done: int, total: int) -> None:

@@ -199,6 +199,8 @@ class RemoteExecutor(BatchModelExecutor):
             )
         except OSError as error:
             raise ExecutorDied(f"the executor process cannot be started: {error}", "load") from error
+        # The child reports nothing before it has imported its wire.
+        self._progressed("starting", 0, 0)
 
     async def begin_epoch(self, epoch: int) -> None:
         """As the contract's; starts a new child when the old one is dead."""

@@ -78,8 +78,8 @@ log = structlog.get_logger("server")
 
 _CHECKS_S = 10.0
 """Seconds for the executor to check a model on this disk before clients are answered; a cold disk takes longer to import it."""
-_UNCHECKED = ("importing", "loading", "meeting other ranks")
-"""Stages in which LlmExecutor may still refuse the model. Others have checked their settings after the first."""
+_UNCHECKED = ("starting", "importing", "loading", "opening the device", "meeting other ranks")
+"""Stages in which LlmExecutor may still refuse the model. Others have checked their settings after the first two."""
 
 
 def run(settings: Settings, listener: Listener, notes: Sequence[str] = ()) -> int:
@@ -281,7 +281,7 @@ class Bootstrap:
         engine = self._core(state)
         core.arrives(engine)
         loop, checked = asyncio.get_running_loop(), asyncio.Event()
-        unchecked = _UNCHECKED if self.settings.executor == "llm" else _UNCHECKED[:1]
+        unchecked = _UNCHECKED if self.settings.executor == "llm" else _UNCHECKED[:2]
 
         def heard(stage: str, done: int, total: int) -> None:
             report(stage, done, total)

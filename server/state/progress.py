@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 _LABELS = {
+    "starting": "starting the executor's process",
     "importing": "importing the executor",
     "loading": "loading the executor",
     "weights": "loading weights",

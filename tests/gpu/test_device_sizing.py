@@ -85,3 +85,19 @@ async def test_a_launch_that_finds_no_memory_is_tried_again(
     with pytest.raises(OutOfMemory):
         await driver.generate([driver.add(long)], 1)
     await executor.shutdown()
+
+
+async def test_a_start_tells_each_of_its_stages(tmp_path: Path) -> None:
+    """From these reports the seconds of a restart are told by stage: one that is missing counts to the one before it."""
+    path = write_checkpoint(tmp_path, SMALL)
+    chosen = config(path, max_num_seqs=3, max_num_batched_tokens=16, max_model_len=32)
+    executor = Sized.from_config(replace(chosen, load_format="dummy", memory=ExecutorMemoryConfig()))
+    stages: list[str] = []
+    executor.set_progress(lambda stage, done, total: stages.append(stage))
+    await executor.warmup()
+    in_order = [stage for stage, before in zip(stages, ["", *stages], strict=False) if stage != before]
+    pool = ["KV cache", "checking kernels", "trying the largest steps"]
+    assert in_order[:3] == ["opening the device", "dummy weights", "preparing the layers"]
+    assert in_order[3:9] == 2 * pool, "once to measure, once with the pool"
+    assert in_order[9] == "warmup" and in_order[-1] == "measuring the pace"
+    await executor.shutdown()

@@ -96,7 +96,10 @@ class Assembly:
     def _runner(self, model: DecoderOnlyLLM, plan: KvPlan, cls: type[ModelRunner]) -> ModelRunner:
         """Make the runner that computes the forwards, and its KV."""
         config, layout = self.config, plan.layout
+        self.report("KV cache", 0, 0)
         cache = KvCache(kv_group(model), layout.num_blocks, layout.block_size)
+        # Kernels of attention and sampler compute a few numbers before they are used.
+        self.report("checking kernels", 0, 0)
         attention = choose_attention(
             cache.spec, config.attention.backend, config.optimization.deterministic, config.optimization.cpu_isa,
             cache.block_size, self.device,

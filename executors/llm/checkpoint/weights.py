@@ -380,6 +380,7 @@ def fill_dummy(decoder: Decoder, seed: int, progress: Progress) -> None:
     head_norms = whole.head_norms()
     total = sum(place.tensor.numel() * place.tensor.element_size() for place in places.values())
     done = 0
+    progress("dummy weights", 0, total)
     for name, of_whole in whole.places().items():
         vector = of_whole.tensor.dim() == 1 or name in head_norms
         if (place := places.get(name)) is None:

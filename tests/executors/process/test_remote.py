@@ -159,8 +159,27 @@ async def test_progress(remote: Make) -> None:
     seen: list[tuple[str, int, int]] = []
     executor.set_progress(lambda *report: seen.append(report))
     await executor.warmup()
-    assert seen == [("importing", 0, 0), ("loading", 0, 0), ("weights", 0, 2), ("weights", 2, 2)]
+    loading = [
+        ("starting", 0, 0),
+        ("importing", 0, 0),
+        ("loading", 0, 0),
+        ("weights", 0, 2),
+        ("weights", 2, 2),
+    ]
+    assert seen == loading
     assert executor.stage() == ""
+
+
+async def test_a_second_life_tells_its_stages_again(remote: Make) -> None:
+    executor = remote()
+    await executor.warmup()
+    seen: list[str] = []
+    executor.set_progress(lambda stage, done, total: seen.append(stage))
+    executor.kill()
+    await executor.wait_dead()
+    assert seen == []
+    await executor.begin_epoch(1)
+    assert seen == ["starting", "importing", "loading", "weights", "weights"]
 
 
 @pytest.mark.long(every=3)

@@ -96,6 +96,7 @@ async def test_what_is_waited_for_is_told_until_it_comes(
 @pytest.mark.parametrize(
     ("progress", "phase", "text"),
     [
+        (Progress("starting", 0, 0, 5.0), "starting", "starting the executor's process, 7 s so far"),
         (Progress("importing", 0, 0, 5.0), "importing", "importing the executor, 7 s so far"),
         (Progress("weights", 50_000_000, 100_000_000, 11.5), "weights", "loading weights 50% of 100 MB"),
         (Progress("dummy weights", 1, 4, 12.0), "dummy weights", "loading dummy weights 25%"),

@@ -19,7 +19,7 @@ from engine.config import EngineConfig
 from engine.core.engine import EngineCore
 from engine.mailbox import Mailbox
 from engine.request import Request, RequestContext
-from executors.contract import ExecutorConfig, ModelExecutor, SamplingParams
+from executors.contract import ExecutorConfig, ModelExecutor, ProgressCallback, SamplingParams
 from executors.process import connect
 from server.system.gc_tuning import freeze_after_load
 
@@ -52,13 +52,19 @@ class Setup:
     """In place of what the options or the device give."""
     kv_cache_dtype: str = "auto"
     max_in_flight: int | None = None
+    quantization: str | None = None
+    deaths: int = 0
+    """Deaths of the executor that the part brings about."""
+    progress: ProgressCallback | None = None
+    """Called with each report of a start, the first one and those after deaths, on the event loop in process mode."""
 
 
 @asynccontextmanager
 async def engine(options: Options, setup: Setup) -> AsyncIterator[EngineCore]:
     """A started engine, shut down at the end. Prompts are computed as fast as they can be: nobody reads along.
 
-    Raises Failed if its executor died or was reset meanwhile: streams go on after that, and nothing else would tell.
+    Raises Failed if its executor died or was reset meanwhile otherwise than the setup says: streams go on after that, and nothing
+    else would tell.
     """
     with tempfile.TemporaryDirectory() as folder:
         model = setup.model or shapes.write(setup.shape, Path(folder))
@@ -69,14 +75,17 @@ async def engine(options: Options, setup: Setup) -> AsyncIterator[EngineCore]:
             num_speculative_tokens=setup.drafts, max_in_flight=setup.max_in_flight,
         )  # fmt: skip
         core = EngineCore(connect(config, "inline" if options.mode == "inline" else "process"), limits)
+        if setup.progress is not None:
+            core.executor.set_progress(setup.progress)
         await core.start()
         freeze_after_load()
         epoch = core.stats().epoch
         try:
             yield core
-            if (now := core.stats()).epoch != epoch:
+            if (now := core.stats()).epoch != epoch + setup.deaths:
+                meant = f", not {setup.deaths}" if setup.deaths else ""
                 raise Failed(
-                    f"the executor was restarted or reset {now.epoch - epoch} times meanwhile (steps cut for memory: "
+                    f"the executor was restarted or reset {now.epoch - epoch} times{meant} meanwhile (steps cut for memory: "
                     f"{now.steps_cut}): see the log"
                 )
         finally:
@@ -105,15 +114,16 @@ def executor_config(options: Options, setup: Setup, model: Path) -> ExecutorConf
     if options.tiny:
         speed = replace(speed, num_threads=1)
     speed = replace(
-        speed, enforce_eager=setup.enforce_eager, max_loras=setup.max_loras, max_lora_rank=setup.max_lora_rank
-    )
+        speed, enforce_eager=setup.enforce_eager, max_loras=setup.max_loras, max_lora_rank=setup.max_lora_rank,
+        quantization=setup.quantization,
+    )  # fmt: skip
     return replace(config, attention=attention, memory=memory, optimization=speed)
 
 
 @dataclass(slots=True)
 class Crowd:
-    """Requests that are asked together and read through one mailbox, by one task. Times are of the host's clock, seconds;
-    `first` and `last` token by request, `counts` of tokens; `tokens` themselves only with `keep`."""
+    """Requests that are asked together and read through one mailbox, by one task. Times are of the engine's clock, seconds;
+    `first` and `last` token by request, `counts` of tokens; `tokens` themselves, and when each came, only with `keep`."""
 
     core: EngineCore
     keep: bool = False
@@ -124,6 +134,7 @@ class Crowd:
     tokens: list[list[int]] = field(default_factory=list)
     cached: list[int] = field(default_factory=list)
     """Prompt tokens of each that were found in the prefix cache."""
+    times: list[list[float]] = field(default_factory=list)
     seq_ids: list[int] = field(default_factory=list)
     _mailbox: Mailbox = field(default_factory=lambda: Mailbox(max_bytes=1 << 30))
     _open: int = 0
@@ -131,16 +142,18 @@ class Crowd:
     def ask(
         self, prompts: Sequence[Sequence[int]], outputs: Sequence[int], temperatures: Sequence[float] | None = None,
         adapters: Sequence[str | None] | None = None, grammars: Sequence[str | None] | None = None,
+        seeds: Sequence[int] | None = None,
     ) -> None:  # fmt: skip
-        """Submit them; sampled at TEMPERATURE unless told otherwise, whatever ends a text included; `adapters`: digests."""
+        """Submit them; sampled at TEMPERATURE unless told otherwise, whatever ends a text included; `adapters`: digests; `seeds`:
+        0, 1, 2 ... if None."""
         count = len(prompts)
         temperatures = temperatures or [TEMPERATURE] * count
-        self.tokens = [[] for _ in range(count)]
+        self.tokens, self.times = [[] for _ in range(count)], [[] for _ in range(count)]
         self.counts, self.first, self.last = [0] * count, [0.0] * count, [0.0] * count
         self.cached = [0] * count
-        self._open, self.asked = count, time.perf_counter()
+        self._open, self.asked = count, self.core.clock()
         for key, (prompt, tokens) in enumerate(zip(prompts, outputs, strict=True)):
-            sampling = SamplingParams(temperature=temperatures[key], seed=key)
+            sampling = SamplingParams(temperature=temperatures[key], seed=seeds[key] if seeds else key)
             request = Request(
                 RequestContext(f"check-{key}", self.core.clock()),
                 np.array(prompt, np.int32),
@@ -155,7 +168,7 @@ class Crowd:
         """Take in what comes, until the last of them has ended. Raises the error of the first that fails."""
         while self._open:
             taken = await self._mailbox.take()
-            now = time.perf_counter()
+            now = self.core.clock()
             for key, delta in taken.items():
                 if delta.error is not None:
                     raise delta.error
@@ -166,6 +179,7 @@ class Crowd:
                     self.cached[key] = delta.num_cached_tokens
                     if self.keep:
                         self.tokens[key] += [token.token_id for token in delta.tokens]
+                        self.times[key] += [now] * len(delta.tokens)
                 self._open -= delta.finish_reason is not None
 
     def leave(self) -> None:

@@ -28,8 +28,20 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
     TINY: NAMED["qwen3-tiny"] | {"vocab_size": 256, "eos_token_id": 255, "torch_dtype": "float32"},
 }
-_BYTES = 2
-"""Of a number, weights and KV, in bf16."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Bytes of a number: in the layers' weights, in lm_head, and in keys and values."""
+
+    layers: int = 2
+    head: int = 2
+    kv: int = 2
+
+
+BF16 = Stored()
+E4M3 = Stored(layers=1, kv=1)
+"""Weights and KV in e4m3; lm_head stays wide. Scales, one a row, are left out."""
 
 
 def write(shape: str, folder: Path) -> Path:
@@ -70,23 +82,24 @@ def layer_weights(shape: str) -> int:
     )
 
 
-def step_bytes(shape: str) -> int:
+def step_bytes(shape: str, stored: Stored = BF16) -> int:
     """Bytes of weights that each step reads: all layers and lm_head."""
     s = SHAPES[shape]
-    return _BYTES * (layer_weights(shape) + int(s["hidden_size"]) * int(s["vocab_size"]))
+    head = int(s["hidden_size"]) * int(s["vocab_size"])
+    return stored.layers * layer_weights(shape) + stored.head * head
 
 
-def kv_bytes(shape: str) -> int:
+def kv_bytes(shape: str, stored: Stored = BF16) -> int:
     """Bytes of keys and values of one token."""
     s = SHAPES[shape]
-    return _BYTES * 2 * int(s["num_hidden_layers"]) * int(s["num_key_value_heads"]) * int(s["head_dim"])
+    return stored.kv * 2 * int(s["num_hidden_layers"]) * int(s["num_key_value_heads"]) * int(s["head_dim"])
 
 
-def least_seconds(shape: str, work: Workload, copy: float, products: float) -> float:
+def least_seconds(shape: str, work: Workload, copy: float, products: float, stored: Stored = BF16) -> float:
     """The roofline: prompts at the rate of matrix products, then decode steps that read all weights, and the KV of all that
     still run, at the rate of copies. Attention of prompts and sampling are left out."""
     prompts = 2.0 * layer_weights(shape) * sum(len(prompt) for prompt in work.prompts) / products
-    read = step_bytes(shape) * max(work.outputs)
+    read = step_bytes(shape, stored) * max(work.outputs)
     for prompt, count in zip(work.prompts, work.outputs, strict=True):
-        read += kv_bytes(shape) * (count * len(prompt) + count * (count + 1) // 2)
+        read += kv_bytes(shape, stored) * (count * len(prompt) + count * (count + 1) // 2)
     return prompts + read / copy

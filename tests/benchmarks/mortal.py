@@ -1,0 +1,66 @@
+"""Executors of this process that die when they are told to, and one that comes back with other weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from executors.contract import ExecutorState, UnifiedBatch, UnifiedOutput
+from executors.llm.executor import LlmExecutor
+from executors.llm.factory import LlmFactory
+
+CAUSE = "executor_died:exit"
+
+
+class Mortal(LlmExecutor):
+    """Dies in its next step once `kill` was called."""
+
+    dying: ClassVar[bool] = False
+
+    @classmethod
+    def kill(cls) -> None:
+        """Of whichever lives."""
+        Mortal.dying = True
+
+    async def unified_decode(self, batch: UnifiedBatch) -> UnifiedOutput:
+        """See the contract."""
+        if Mortal.dying:
+            Mortal.dying = False
+            raise RuntimeError("CUDA error: unspecified launch failure")
+        return await super().unified_decode(batch)
+
+
+class OtherWeights(Mortal):
+    """Each life but the first has weights of its own."""
+
+    _lives = 0
+
+    async def begin_epoch(self, epoch: int) -> None:
+        """See the contract."""
+        if self._lives:
+            self._runtime, self._state = None, ExecutorState.INITIALIZING
+            self.config = replace(self.config, seed=self.config.seed + self._lives)
+            await self.warmup()
+        self._lives += 1
+        await super().begin_epoch(epoch)
+
+
+class MortalFactory(LlmFactory):
+    """Of `Mortal`."""
+
+    def executor_class(self) -> type[LlmExecutor]:
+        """See `LlmFactory`."""
+        return Mortal
+
+
+class OtherWeightsFactory(LlmFactory):
+    """Of `OtherWeights`."""
+
+    def executor_class(self) -> type[LlmExecutor]:
+        """See `LlmFactory`."""
+        return OtherWeights
+
+
+def name(factory: type[Any]) -> str:
+    """By which the registry finds it."""
+    return f"{__name__}:{factory.__name__}"

@@ -18,15 +18,14 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
-from benchmarks.gpu.part import Failed
+from benchmarks.gpu.part import Failed, Found
 from benchmarks.gpu.serving import Crowd
 from benchmarks.gpu.stages import Recovery, StageLog, check_stages, recovery_seconds
 from engine.core.engine import EngineCore
 from engine.interruptions import Outage
 
-CAUSE = "executor_died:signal"
+CAUSES = ("executor_died:signal",)
 AFTER = (0, 1, 2, 4, 8, 16)
 """Tokens of a stream that are drawn again, counted from the first one after each kill."""
 _PATIENCE = 60.0
@@ -46,29 +45,39 @@ class Load:
 
 
 async def recovery(
-    core: EngineCore, log: StageLog, load: Load, exact: bool, on_device: bool,
-    kill: Callable[[], object] | None = None, cause: str = CAUSE,
-) -> dict[str, Any]:  # fmt: skip
-    """Figures of a run with `load.kills`; a single kill is `kill`, or SIGKILL. `exact`: streams must be those of an undisturbed
-    run. Raises Failed where a stream, a stage or a moment is not what it must be."""
+    core: EngineCore, found: Found, log: StageLog, load: Load, exact: bool, on_device: bool,
+    kill: Callable[[], object] | None = None, causes: Sequence[str] = CAUSES,
+) -> None:  # fmt: skip
+    """Streams with `load.kills`; one kill is `kill`, or SIGKILL. `exact`: streams must be those of an undisturbed run. Raises
+    Failed where a stream, a stage or a moment is not what it must be; what is known by then was found."""
     undisturbed = await _all(core, load)
+    before = len(core.outages())
     crowd, killed = await _killed(core, load, kill or core.executor.kill)  # type: ignore[attr-defined]
     check_complete(crowd.tokens, load.tokens)
-    outages = outages_of(core.outages(), len(killed), cause)
+    outages = outages_of(list(core.outages())[before:], len(killed), causes)
     pauses = [pauses_of(crowd.times, one) for one in outages]
     moments = [moments_of(crowd.times, at, one) for at, one in zip(killed, outages, strict=True)]
     stages = [recovery_seconds(log.between(one.noticed, one.ready), one) for one in moments]
+    found(
+        {
+            "streams": len(load.prompts),
+            "tokens_each": load.tokens,
+            "kills": len(killed),
+            "causes": [one.cause for one in outages],
+            "pause_seconds": max(map(max, pauses)),
+            "pause_seconds_by_kill": [max(one) for one in pauses],
+            "recovery_seconds_by_stage": stages,
+            "same_as_undisturbed": sum(a == b for a, b in zip(crowd.tokens, undisturbed, strict=True)),
+        }
+    )
     for seconds in stages:
         check_stages(seconds, on_device)
-    figures = {
-        "streams": len(load.prompts), "tokens_each": load.tokens, "kills": len(killed),
-        "pause_seconds": max(map(max, pauses)), "pause_seconds_by_kill": [max(one) for one in pauses],
-        "recovery_seconds_by_stage": stages,
-        "same_as_undisturbed": sum(a == b for a, b in zip(crowd.tokens, undisturbed, strict=True)),
-    }  # fmt: skip
     if exact:
         check_same(crowd.tokens, undisturbed)
-    return figures | await _drawn_again(core, load, crowd, outages, exact)
+    agree = await _drawn_again(core, load, crowd, outages)
+    drawn, same = (sum(map(of, agree.values())) for of in (len, sum))
+    found({"drawn_again": drawn, "drawn_the_same": same})
+    check_draws(agree, exact)
 
 
 async def _all(core: EngineCore, load: Load) -> list[list[int]]:
@@ -134,8 +143,9 @@ def places_after(times: Sequence[float], readies: Sequence[float]) -> list[list[
 
 
 async def _drawn_again(
-    core: EngineCore, load: Load, crowd: Crowd, outages: Sequence[Outage], exact: bool
-) -> dict[str, Any]:
+    core: EngineCore, load: Load, crowd: Crowd, outages: Sequence[Outage]
+) -> dict[tuple[int, int], list[bool]]:
+    """By (stream, kill), whether each token that is drawn once more is the stream's."""
     readies = [ended_of(one) for one in outages]
     asked = [
         (row, number, at)
@@ -152,8 +162,7 @@ async def _drawn_again(
     }
     for (row, number, at), (token,) in zip(asked, again.tokens, strict=True):
         agree[row, number].append(token == crowd.tokens[row][at])
-    check_draws(agree, exact)
-    return {"drawn_again": len(asked), "drawn_the_same": sum(map(sum, agree.values()))}
+    return agree
 
 
 def check_draws(agree: Mapping[tuple[int, int], Sequence[bool]], exact: bool) -> None:
@@ -171,13 +180,12 @@ def check_draws(agree: Mapping[tuple[int, int], Sequence[bool]], exact: bool) ->
 # -- moments -----------------------------------------------------------------------------------------------------------------
 
 
-def outages_of(outages: Sequence[Outage], count: int, cause: str) -> list[Outage]:
-    """The latest ones, as many as there were kills. Raises Failed for others."""
-    found = list(outages)[-count:]
-    if len(outages) != count or any(one.ended is None or one.cause != cause for one in found):
-        causes = ", ".join(one.cause for one in outages)
-        raise Failed(f"{count} kills, and the engine knows of {len(outages)} outages: {causes}")
-    return found
+def outages_of(outages: Sequence[Outage], count: int, causes: Sequence[str]) -> list[Outage]:
+    """Those of a run, one for each kill. Raises Failed for others."""
+    if len(outages) != count or any(one.ended is None or one.cause not in causes for one in outages):
+        known = ", ".join(one.cause for one in outages)
+        raise Failed(f"{count} kills, and the engine knows of {len(outages)} outages: {known}")
+    return list(outages)
 
 
 def ended_of(outage: Outage) -> float:

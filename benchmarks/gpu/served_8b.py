@@ -1,8 +1,9 @@
 """Qwen3-8B with random weights, one start for all: the start by stage from an empty kernel cache, steps on the device alone, one
 stream, a long prompt, 32 streams, two kills under streams, and the offline workload. In bf16, and shorter in e4m3.
 
-The order is by what is least known, and each figure is written at once. Shares are of the rates of copies and products that were
-measured on the device; a rate beyond one was not measured right, and fails the part.
+Each figure is written at once. Shares are of the rates of copies and products that were measured on the device. What is not what
+its name says (a rate beyond those, a step without its graph, streams that are not theirs) fails the part in the end, after
+everything else was measured.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from benchmarks.gpu import replayed, shapes
@@ -65,9 +66,11 @@ class Measured:
     sizes: Sizes
     limits: Limits
     tiny: bool
+    problems: list[str] = field(default_factory=list)
+    """What is to fail the part."""
 
     def share_of_copy(self, what: str, num_bytes: float, seconds: float) -> float:
-        """Of the rate of copies. Raises Failed for more than there can be; tiny shapes lie in caches."""
+        """Of the rate of copies. More than there can be is a problem; tiny shapes lie in caches."""
         return self._share(what, num_bytes / seconds / self.limits.copy)
 
     def share_of_products(self, what: str, operations: float, seconds: float) -> float:
@@ -77,7 +80,7 @@ class Measured:
 
     def _share(self, what: str, share: float) -> float:
         if not self.tiny and not 0 < share < MOST:
-            raise Failed(f"{what}: {share:.2f} of the measured rate of the device is no measurement")
+            self.problems.append(f"{what}: {share:.2f} of the measured rate of the device is no measurement")
         return share
 
 
@@ -119,13 +122,18 @@ async def _run(options: Options, found: Found, stored: Stored, kills: int) -> No
                 await _streams(of)
                 streams, length, tokens = sizes.killed
                 load = Load(random_prompts(streams, length, 7, shape), tokens, sizes.kills)
-                found(await recovery(core, log, load, exact=not on_device, on_device=on_device))
+                try:
+                    await recovery(core, found, log, load, exact=not on_device, on_device=on_device)
+                except Failed as failed:
+                    of.problems.append(str(failed))
                 found({"capture_seconds_after_kills": await settled(core)})
             await _offline(of, options.tiny)
             about = facts(core, limits)
             found(about)
-    if on_device and about["fell_back"]:
-        raise Failed(f"an executor that fell back was measured: {about['fell_back']}")
+            if on_device and about["fell_back"]:
+                of.problems.append(f"an executor that fell back was measured: {about['fell_back']}")
+            if of.problems:
+                raise Failed("; ".join(of.problems))
 
 
 def _in_a_process(options: Options) -> Options:
@@ -225,8 +233,8 @@ async def _rows(of: Measured, on_device: bool) -> None:
         seconds, free = float(answer[0]), float(answer[1])
         if math.isnan(seconds):
             if on_device:
-                raise Failed(f"the last step of {count} sequences had no graph of as many rows")
-            rows[count] = {"not run": "no graphs on this device"}
+                of.problems.append(f"the last step of {count} sequences had no graph of as many rows")
+            rows[count] = {"not run": "no graph"}
             continue
         read = shapes.step_bytes(of.shape, of.stored)
         rows[count] = {"ms": 1e3 * seconds, "share_of_copy": of.share_of_copy(f"{count} rows", read, seconds)}
@@ -271,7 +279,7 @@ def offline_figures(of: Measured, work: Workload, seconds: float) -> dict[str, A
     products = of.limits.products * (1.0 if of.stored.layers == BF16.layers else _FP8_PRODUCTS)
     least = shapes.least_seconds(of.shape, work, of.limits.copy, products, of.stored)
     if not of.tiny and least > MOST * seconds:
-        raise Failed(f"the offline workload took {seconds:.2f} s, and its bytes and operations {least:.2f} s")
+        of.problems.append(f"offline took {seconds:.2f} s, its bytes and operations take {least:.2f} s")
     return {
         "sequences": len(work.prompts), "output_tokens_per_s": work.output_tokens / seconds,
         "roofline_tokens_per_s": work.output_tokens / least, "share_of_roofline": least / seconds,

@@ -29,7 +29,7 @@ from engine.request import TokenDelta
 from engine.sequence import Sequence
 from tests.benchmarks import mortal
 
-OUTAGE = Outage(1, 10.0, check.CAUSE, 15.0)
+OUTAGE = Outage(1, 10.0, *check.CAUSES, 15.0)
 LOAD = Load(random_prompts(3, 9, 0, shapes.TINY), 150, (5, 40))
 
 
@@ -111,15 +111,15 @@ def test_a_stream_that_cannot_have_paused_is_no_measurement(times: list[list[flo
 @pytest.mark.parametrize(
     "outages",
     [
-        [OUTAGE], [OUTAGE, OUTAGE, OUTAGE], [OUTAGE, Outage(2, 20.0, check.CAUSE)],
+        [OUTAGE], [OUTAGE, OUTAGE, OUTAGE], [OUTAGE, Outage(2, 20.0, *check.CAUSES)],
         [OUTAGE, Outage(2, 20.0, "out_of_memory", 21.0)],
     ],
     ids=["one", "three", "one that has not ended", "another cause"],
 )  # fmt: skip
 def test_each_kill_is_one_outage(outages: list[Outage]) -> None:
-    assert check.outages_of([OUTAGE, OUTAGE], 2, check.CAUSE) == [OUTAGE, OUTAGE]
+    assert check.outages_of([OUTAGE, OUTAGE], 2, check.CAUSES) == [OUTAGE, OUTAGE]
     with pytest.raises(Failed, match="2 kills, and the engine knows of"):
-        check.outages_of(outages, 2, check.CAUSE)
+        check.outages_of(outages, 2, check.CAUSES)
 
 
 # -- tokens ----------------------------------------------------------------------------------------------------------------
@@ -167,10 +167,19 @@ async def recovered(
     setup = Setup(
         shapes.TINY, max_num_seqs=8, max_model_len=192, prefix_caching=False, executor=mortal.name(factory), deaths=2
     )  # fmt: skip
+    found: dict[str, Any] = {}
     async with engine(Options("cpu", tiny=True, mode="inline"), setup) as core:
-        return await check.recovery(
-            core, StageLog(), LOAD, exact, on_device=False, kill=mortal.Mortal.kill, cause=mortal.CAUSE
+        await check.recovery(
+            core,
+            found.update,
+            StageLog(),
+            LOAD,
+            exact,
+            on_device=False,
+            kill=mortal.Mortal.kill,
+            causes=(mortal.CAUSE,),
         )
+    return found
 
 
 async def test_streams_go_on_after_two_deaths(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,13 +55,14 @@ def test_a_rate_beyond_the_measured_one_is_no_measurement() -> None:
     assert of.share_of_copy("one stream", 2e12, 1.0) == 0.5
     assert of.share_of_products("a prompt", 400e12, 1.0) == 0.5
     assert measured(E4M3).share_of_products("a prompt", 400e12, 1.0) == 0.25
-    for wrong in (0.9, -1.0, math.inf):
-        with pytest.raises(
-            Failed, match=r"one stream: .* of the measured rate of the device is no measurement"
-        ):
-            of.share_of_copy("one stream", 4e12, wrong)
-    with pytest.raises(Failed, match="offline workload took"):
-        offline_figures(of, Workload([[1]], [300]), 0.5)
+    assert not of.problems
+    for seconds in (0.9, -1.0, math.inf):
+        of.share_of_copy("one stream", 4e12, seconds)
+    assert [one.partition(" of the measured")[0] for one in of.problems] == [
+        "one stream: 1.11", "one stream: -1.00", "one stream: 0.00",
+    ]  # fmt: skip
+    offline_figures(of, Workload([[1]], [300]), 0.5)
+    assert of.problems[-1] == "offline took 0.50 s, its bytes and operations take 1.14 s"
 
 
 @pytest.mark.parametrize(
@@ -161,9 +163,23 @@ def test_one_start_and_two_kills() -> None:
         # The kill comes within a step of the last token.
         assert sum(seconds.values()) == pytest.approx(pause, abs=0.5)
         assert seconds["importing"] > 0.1
-    assert found["device_step_by_rows"][4] == {"not run": "no graphs on this device"}
+    assert found["device_step_by_rows"][4] == {"not run": "no graph"}
     assert found["output_tokens_per_s"] > 0 and found["sequences"] == 4 and found["preemptions"] == 0
     assert found["kernel_cache"] == "empty"
+
+
+@pytest.mark.long
+def test_a_problem_fails_the_part_after_everything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fails(*given: Any, **more: Any) -> None:
+        raise Failed("a stream lost a token")
+
+    monkeypatch.setattr(served_8b, "recovery", fails)
+    setup = served_8b._setup
+    monkeypatch.setattr(served_8b, "_setup", lambda *given: replace(setup(*given), deaths=0))
+    found: dict[str, Any] = {}
+    with pytest.raises(Failed, match=r"^a stream lost a token$"):
+        served_8b.run(Options("cpu", tiny=True), found.update)
+    assert found["output_tokens_per_s"] > 0
 
 
 @pytest.mark.long

@@ -70,14 +70,14 @@ async def recovery(
             "same_as_undisturbed": sum(a == b for a, b in zip(crowd.tokens, undisturbed, strict=True)),
         }
     )
-    for seconds in stages:
-        check_stages(seconds, on_device)
     if exact:
         check_same(crowd.tokens, undisturbed)
     agree = await _drawn_again(core, load, crowd, outages)
     drawn, same = (sum(map(of, agree.values())) for of in (len, sum))
     found({"drawn_again": drawn, "drawn_the_same": same})
     check_draws(agree, exact)
+    for seconds in stages:
+        check_stages(seconds, on_device)
 
 
 async def _all(core: EngineCore, load: Load) -> list[list[int]]:

@@ -69,6 +69,14 @@ class Measured:
     problems: list[str] = field(default_factory=list)
     """What is to fail the part."""
 
+    @contextmanager
+    def problem(self) -> Iterator[None]:
+        """What fails within it is a problem, and the part goes on."""
+        try:
+            yield
+        except Failed as failed:
+            self.problems.append(str(failed))
+
     def share_of_copy(self, what: str, num_bytes: float, seconds: float) -> float:
         """Of the rate of copies. More than there can be is a problem; tiny shapes lie in caches."""
         return self._share(what, num_bytes / seconds / self.limits.copy)
@@ -86,19 +94,21 @@ class Measured:
 
 def run(options: Options, found: Found) -> None:
     """In bf16, with kills. Raises Failed where something measured is not what its name says."""
-    asyncio.run(_run(options, found, BF16, 2))
+    asyncio.run(_run(options, found, BF16))
 
 
 def run_e4m3(options: Options, found: Found) -> None:
     """Weights of the layers and KV in e4m3: one stream, the long prompt and the offline workload."""
-    asyncio.run(_run(options, found, E4M3, 0))
+    asyncio.run(_run(options, found, E4M3))
 
 
-async def _run(options: Options, found: Found, stored: Stored, kills: int) -> None:
+async def _run(options: Options, found: Found, stored: Stored) -> None:
     on_device = options.device != "cpu"
     shape, sizes = (shapes.TINY, _TINY) if options.tiny else (shapes.LARGE, FULL)
-    limits, log = limits_of(options), StageLog()
-    setup = _setup(options, shape, sizes, stored, kills, log)
+    if stored != BF16:
+        sizes = replace(sizes, kills=())
+    limits, log, kills = limits_of(options), StageLog(), len(sizes.kills)
+    setup = _setup(options, shape, sizes, stored, log)
     with empty_kernel_cache(enabled=kills > 0):
         began = time.monotonic()
         async with engine(_in_a_process(options), setup) as core:
@@ -111,10 +121,11 @@ async def _run(options: Options, found: Found, stored: Stored, kills: int) -> No
                     "kernel_cache": cache,
                 }
             )
-            check_stages(stages, on_device)
             check_notes(core.executor.status().notes, stored)
             found({"capture_seconds": await settled(core), **facts(core, limits)})
             of = Measured(core, found, shape, stored, sizes, limits, options.tiny)
+            with of.problem():
+                check_stages(stages, on_device)
             await _single(of)
             await _prompt(of)
             if kills:
@@ -122,10 +133,8 @@ async def _run(options: Options, found: Found, stored: Stored, kills: int) -> No
                 await _streams(of)
                 streams, length, tokens = sizes.killed
                 load = Load(random_prompts(streams, length, 7, shape), tokens, sizes.kills)
-                try:
+                with of.problem():
                     await recovery(core, found, log, load, exact=not on_device, on_device=on_device)
-                except Failed as failed:
-                    of.problems.append(str(failed))
                 found({"capture_seconds_after_kills": await settled(core)})
             await _offline(of, options.tiny)
             about = facts(core, limits)
@@ -141,11 +150,11 @@ def _in_a_process(options: Options) -> Options:
     return replace(options, mode="process", executor="llm")
 
 
-def _setup(options: Options, shape: str, sizes: Sizes, stored: Stored, kills: int, log: StageLog) -> Setup:
+def _setup(options: Options, shape: str, sizes: Sizes, stored: Stored, log: StageLog) -> Setup:
     e4m3 = stored.layers == E4M3.layers
     return Setup(
-        shape, max_num_seqs=16 if options.tiny else 256, max_model_len=sizes.prompt + 256, prefix_caching=False,
-        executor=replayed.NAME, deaths=kills, progress=log.report,
+        shape, max_num_seqs=4 if options.tiny else 256, max_model_len=sizes.prompt + 256, prefix_caching=False,
+        executor=replayed.NAME, deaths=len(sizes.kills), progress=log.report,
         kv_cache_dtype="fp8" if e4m3 else "auto", quantization="fp8" if e4m3 else None,
         # A CPU multiplies e4m3 where torch attends alone.
         backend="torch" if e4m3 and options.device == "cpu" else "auto",

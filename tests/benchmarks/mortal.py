@@ -1,13 +1,17 @@
-"""Executors of this process that die when they are told to, and one that comes back with other weights."""
+"""Executors of this process that die when they are told to, one that comes back with other weights, and one that takes a CPU
+for a GPU."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from benchmarks.gpu.replayed import ReplayedExecutor
 from executors.contract import ExecutorState, UnifiedBatch, UnifiedOutput
 from executors.llm.executor import LlmExecutor
 from executors.llm.factory import LlmFactory
+from tests.executors.llm.devices import Device
+from tests.gpu.device_fakes import FakeDevice, FakeDeviceExecutor
 
 CAUSE = "executor_died:exit"
 
@@ -59,6 +63,26 @@ class OtherWeightsFactory(LlmFactory):
     def executor_class(self) -> type[LlmExecutor]:
         """See `LlmFactory`."""
         return OtherWeights
+
+
+class Faked(ReplayedExecutor, FakeDeviceExecutor):
+    """Takes the CPU of a child process for a GPU with memory of its own, graphs and kernels that are compiled."""
+
+    memory = Device()
+
+    async def warmup(self) -> None:
+        """See the contract."""
+        self.device = FakeDevice()
+        self.device.compiles = True
+        await super().warmup()
+
+
+class FakedFactory(LlmFactory):
+    """Of `Faked`."""
+
+    def executor_class(self) -> type[LlmExecutor]:
+        """See `LlmFactory`."""
+        return Faked
 
 
 def name(factory: type[Any]) -> str:

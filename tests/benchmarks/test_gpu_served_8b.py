@@ -14,9 +14,10 @@ from benchmarks.gpu import replayed, served_8b, shapes
 from benchmarks.gpu.part import Failed, Options
 from benchmarks.gpu.served_8b import Measured, check_notes, empty_kernel_cache, offline_figures
 from benchmarks.gpu.shapes import BF16, E4M3, LARGE, Workload
-from benchmarks.gpu.stages import FIRST, NEEDED, NOTICED
+from benchmarks.gpu.stages import FIRST, NEEDED, NEEDED_ON_DEVICE, NOTICED
 from benchmarks.gpu.timing import Limits
 from executors.contract import Tensor, Unsupported
+from tests.benchmarks import mortal
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.llm.driver import Driver, config
 from tests.gpu.device_fakes import FakeDeviceExecutor
@@ -146,6 +147,7 @@ async def test_without_graphs_nothing_is_replayed(tmp_path: Path) -> None:
 # -- as programs -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.timeout(120)
 @pytest.mark.long
 def test_one_start_and_two_kills() -> None:
     """With a real process and SIGKILL. Figures come at once, and mean what their names say."""
@@ -180,6 +182,25 @@ def test_a_problem_fails_the_part_after_everything_is_measured(monkeypatch: pyte
     with pytest.raises(Failed, match=r"^a stream lost a token$"):
         served_8b.run(Options("cpu", tiny=True), found.update)
     assert found["output_tokens_per_s"] > 0
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.long(extended=True)
+def test_on_a_device_steps_are_replayed_and_all_stages_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU that is taken for a GPU, under another name of the CPU's: its sampler is torch's, which is all that is wrong."""
+    monkeypatch.setattr(replayed, "NAME", mortal.name(mortal.FakedFactory))
+    sizes = replace(served_8b._TINY, single=(8, 4), prompt=32, killed=(3, 16, 60), kills=(5,))
+    monkeypatch.setattr(served_8b, "_TINY", sizes)
+    found: dict[str, Any] = {}
+    with pytest.raises(
+        Failed, match=r"^an executor that fell back was measured: sampling: on the device, torch$"
+    ):
+        served_8b.run(Options("cpu:0", tiny=True), found.update)
+    assert found["idle_bytes"] > 0 and found["kills"] == 1
+    assert set(found["device_step_by_rows"]) == {1, 4}
+    assert all(row["ms"] > 0 for row in found["device_step_by_rows"].values())
+    for seconds in (found["start_seconds_by_stage"], *found["recovery_seconds_by_stage"]):
+        assert {*NEEDED, *NEEDED_ON_DEVICE} <= set(seconds)
 
 
 @pytest.mark.long

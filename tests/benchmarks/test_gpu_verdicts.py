@@ -215,6 +215,25 @@ async def test_a_part_whose_executor_was_recovered_has_failed(
     assert core.stopped
 
 
+@pytest.mark.parametrize(("epochs", "good"), [(0, False), (1, False), (2, True), (3, False)])
+async def test_deaths_that_a_part_brings_about_are_counted(
+    epochs: int, good: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = _Core(True)
+    monkeypatch.setattr(serving, "EngineCore", lambda *given: core)
+    monkeypatch.setattr(serving, "connect", lambda *given: None)
+
+    async def part() -> None:
+        async with serving.engine(Options(device="cpu", tiny=True), Setup(shapes.TINY, deaths=2)):
+            core.epoch += epochs
+
+    if good:
+        await part()
+    else:
+        with pytest.raises(Failed, match=f"restarted or reset {epochs} times, not 2 meanwhile"):
+            await part()
+
+
 async def test_an_error_of_the_part_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     core = _Core(True)
     monkeypatch.setattr(serving, "EngineCore", lambda *given: core)

@@ -12,7 +12,7 @@ from executors.llm.executor import LlmExecutor
 from executors.llm.factory import LlmFactory
 from tests.gpu import sticky, sticky_executor
 
-pytestmark = pytest.mark.interpreted
+pytestmark = [pytest.mark.interpreted, pytest.mark.timeout(120)]
 
 
 class Unknown(sticky_executor.StickyExecutor):

@@ -38,7 +38,7 @@ LEAST_ACTIVE, LEAST_IDLE = 0.85, 0.98
 """Shares of the speed without LoRA that are to be reached, with all adapters used and with none."""
 NOTE = "adapters: cohort-triton"
 _SCALE = 2.0
-_ROUNDS = 3
+_ROUNDS = 4
 """The first is not counted: kernels are compiled in it."""
 Matrices = dict[str, tuple[torch.Tensor, torch.Tensor]]
 

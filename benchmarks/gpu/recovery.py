@@ -6,8 +6,8 @@ draw may fall on the other side of a border within rounding, and what follows is
 Then each stream is asked about itself: a request whose prompt is the stream's text up to some place after the kill, with its
 seed, must draw the stream's next token. Noise depends on the seed and the absolute position, so that one token lost or
 doubled, in the stream or in what the executor computed from, changes the noise or the context of all draws behind it, and
-wrong weights change all logits: then draws agree by chance only. Rounding changes some two in a hundred. A stream is wrong if
-fewer than half of its draws after a kill agree.
+wrong weights change all logits: then draws agree by chance only, from there on. Rounding changes less than one in ten, here and
+there. A stream is wrong if `IN_A_ROW` of its draws after a kill disagree one after the other.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from benchmarks.gpu.part import Failed, Found
 from benchmarks.gpu.serving import Crowd
@@ -26,8 +26,9 @@ from engine.core.engine import EngineCore
 from engine.interruptions import Outage
 
 CAUSES = ("executor_died:signal",)
-AFTER = (0, 1, 2, 4, 8, 16)
+AFTER = (0, 1, 2, 4, 8, 16, 24, 32)
 """Tokens of a stream that are drawn again, counted from the first one after each kill."""
+IN_A_ROW = 4
 _PATIENCE = 60.0
 """Seconds for streams to come as far as the next kill, a recovery included."""
 Tokens = Sequence[Sequence[int]]
@@ -166,12 +167,13 @@ async def _drawn_again(
 
 
 def check_draws(agree: Mapping[tuple[int, int], Sequence[bool]], exact: bool) -> None:
-    """Of each (stream, kill), whether each draw agrees. Raises Failed where there is none, or fewer than half do (`exact`: not
-    all)."""
+    """Of each (stream, kill), whether each draw agrees, in order. Raises Failed where there is none, and where `IN_A_ROW`
+    disagree (`exact`: any)."""
     for (row, number), draws in agree.items():
         if not draws:
             raise Failed(f"stream {row} has no token after kill {number}")
-        if sum(draws) < (len(draws) if exact else len(draws) / 2):
+        runs = [len(list(run)) for same, run in groupby(draws) if not same]
+        if max(runs, default=0) >= (1 if exact else min(IN_A_ROW, len(draws))):
             raise Failed(
                 f"stream {row} is not the text that its seed draws: {sum(draws)} of {len(draws)} tokens after kill {number} agree"
             )

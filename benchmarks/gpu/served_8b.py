@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from benchmarks.gpu import replayed, shapes
+from benchmarks.gpu import last_step, shapes
 from benchmarks.gpu.engine import check_counts, facts, limits_of, random_prompts, workload
 from benchmarks.gpu.part import Failed, Found, Options
 from benchmarks.gpu.recovery import Load, recovery
@@ -155,7 +155,7 @@ def _setup(options: Options, shape: str, sizes: Sizes, stored: Stored, log: Stag
     e4m3 = stored.layers == E4M3.layers
     return Setup(
         shape, max_num_seqs=4 if options.tiny else 256, max_model_len=sizes.prompt + 256, prefix_caching=False,
-        executor=replayed.NAME, deaths=len(sizes.kills), progress=log.report,
+        executor=last_step.NAME, deaths=len(sizes.kills), progress=log.report,
         kv_cache_dtype="fp8" if e4m3 else "auto", quantization="fp8" if e4m3 else None,
         # A CPU multiplies e4m3 where torch attends alone.
         backend="torch" if e4m3 and options.device == "cpu" else "auto",

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from benchmarks.gpu.replayed import ReplayedExecutor
+from benchmarks.gpu.last_step import LastStepExecutor
 from executors.contract import ExecutorState, UnifiedBatch, UnifiedOutput
 from executors.llm.executor import LlmExecutor
 from executors.llm.factory import LlmFactory
@@ -65,7 +65,7 @@ class OtherWeightsFactory(LlmFactory):
         return OtherWeights
 
 
-class Faked(ReplayedExecutor, FakeDeviceExecutor):
+class Faked(LastStepExecutor, FakeDeviceExecutor):
     """Takes the CPU of a child process for a GPU with memory of its own, graphs and kernels that are compiled."""
 
     memory = Device()

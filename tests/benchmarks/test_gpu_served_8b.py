@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu import replayed, served_8b, shapes
+from benchmarks.gpu import last_step, served_8b, shapes
 from benchmarks.gpu.part import Failed, Options
 from benchmarks.gpu.served_8b import Measured, check_notes, empty_kernel_cache, offline_figures
 from benchmarks.gpu.shapes import BF16, E4M3, LARGE, Workload
@@ -99,16 +99,16 @@ def test_kernels_are_compiled_anew(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- steps on the device alone -----------------------------------------------------------------------------------------------
 
 
-class Replayed(replayed.ReplayedExecutor, FakeDeviceExecutor):
+class Replayed(last_step.LastStepExecutor, FakeDeviceExecutor):
     """Takes the CPU for a GPU."""
 
 
-async def test_a_graph_is_replayed_that_the_last_step_took(
+async def test_the_last_step_is_replayed_by_its_own_graph(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of as many rows, and on the inputs that this step left: others lie elsewhere, and a capture leaves padding."""
     monkeypatch.setattr("executors.llm.step.idle.QUIET_S", 3600)
-    monkeypatch.setattr(replayed, "TIMES", 3)
+    monkeypatch.setattr(last_step, "TIMES", 3)
     path = write_checkpoint(tmp_path, {**SMALL, "num_hidden_layers": 1})
     executor = Replayed.from_config(config(path, max_num_seqs=4))
     await executor.warmup()
@@ -127,7 +127,7 @@ async def test_a_graph_is_replayed_that_the_last_step_took(
     before = executor.device.replays  # type: ignore[union-attr]
     cache = [layer.clone() for layer in executor._ready().runner.cache.layers]
     assert 0 < await ask(2) < 1
-    assert executor.device.replays == before + replayed.TIMES  # type: ignore[union-attr]
+    assert executor.device.replays == before + last_step.TIMES  # type: ignore[union-attr]
     after = executor._ready().runner.cache.layers
     assert all(a.equal(b) for a, b in zip(cache, after, strict=True)), "a replay is the step once more"
     assert math.isnan(await ask(1)) and math.isnan(await ask(4))
@@ -138,7 +138,7 @@ async def test_a_graph_is_replayed_that_the_last_step_took(
 
 async def test_without_graphs_nothing_is_replayed(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path, {**SMALL, "num_hidden_layers": 1})
-    executor = replayed.ReplayedExecutor.from_config(config(path))
+    executor = last_step.LastStepExecutor.from_config(config(path))
     await executor.warmup()
     assert all(math.isnan(one) for one in (await executor.forward(Tensor.of([1], "int32"))).numpy())
     await executor.shutdown()
@@ -188,7 +188,7 @@ def test_a_problem_fails_the_part_after_everything_is_measured(monkeypatch: pyte
 @pytest.mark.long(extended=True)
 def test_on_a_device_steps_are_replayed_and_all_stages_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU that is taken for a GPU, under another name of the CPU's: its sampler is torch's, which is all that is wrong."""
-    monkeypatch.setattr(replayed, "NAME", mortal.name(mortal.FakedFactory))
+    monkeypatch.setattr(last_step, "NAME", mortal.name(mortal.FakedFactory))
     sizes = replace(served_8b._TINY, single=(8, 4), prompt=32, killed=(3, 16, 60), kills=(5,))
     monkeypatch.setattr(served_8b, "_TINY", sizes)
     found: dict[str, Any] = {}

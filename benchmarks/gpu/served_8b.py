@@ -20,6 +20,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
 from benchmarks.gpu import last_step, shapes
 from benchmarks.gpu.engine import check_counts, facts, limits_of, random_prompts, workload
 from benchmarks.gpu.part import Failed, Found, Options
@@ -37,6 +39,34 @@ MOST, MOST_OF_COPY = 1.05, 1.10
 little faster than copying."""
 _FP8_PRODUCTS = 2.0
 """Times as many operations a second as in bf16, by the data sheets of Hopper: that rate is not measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """What a figure is to reach: at the least, or with `most` at the most. Bytes a second decide most of them: those which are no
+    shares are of an H200."""
+
+    words: str
+    figure: str
+    value: float
+    most: bool = False
+    everywhere: bool = False
+
+
+_H200 = "H200"
+AIMS = {
+    BF16: (
+        Aim("tokens/s of one stream on an H200", "tokens_per_s_of_one", 255.0),
+        Aim("32 streams, share of a copy's rate", "share_of_copy_of_32", 0.85, everywhere=True),
+        Aim("seconds of a start from an empty kernel cache on an H200", "start_seconds", 30.0, most=True),
+        Aim("seconds of the longest pause after a kill on an H200", "pause_seconds", 5.0, most=True),
+        Aim("tokens/s offline on an H200", "output_tokens_per_s", 11_000.0),
+    ),
+    E4M3: (
+        Aim("tokens/s of one stream on an H200", "tokens_per_s_of_one", 430.0),
+        Aim("tokens/s offline on an H200", "output_tokens_per_s", 15_000.0),
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +133,13 @@ def run_e4m3(options: Options, found: Found) -> None:
     asyncio.run(_run(options, found, E4M3))
 
 
-async def _run(options: Options, found: Found, stored: Stored) -> None:
+async def _run(options: Options, write: Found, stored: Stored) -> None:
+    figures: dict[str, Any] = {}
+
+    def found(more: dict[str, Any]) -> None:
+        figures.update(more)
+        write(more)
+
     on_device = options.device != "cpu"
     shape, sizes = (shapes.TINY, _TINY) if options.tiny else (shapes.LARGE, FULL)
     if stored != BF16:
@@ -140,10 +176,23 @@ async def _run(options: Options, found: Found, stored: Stored) -> None:
             await _offline(of, options.tiny)
             about = facts(core, limits)
             found(about)
+            if torch.cuda.is_available():
+                found(targets(figures, stored, torch.cuda.get_device_name()))
             if on_device and about["fell_back"]:
                 of.problems.append(f"an executor that fell back was measured: {about['fell_back']}")
             if of.problems:
                 raise Failed("; ".join(of.problems))
+
+
+def targets(figures: dict[str, Any], stored: Stored, card: str) -> dict[str, Any]:
+    """What was to be reached on this card, what was found, and whether it was; what was not measured was not reached."""
+    named = {}
+    for aim in AIMS[stored]:
+        if aim.everywhere or _H200 in card:
+            value = figures.get(aim.figure)
+            reached = value is not None and (value <= aim.value if aim.most else value >= aim.value)
+            named[aim.words] = {"target": aim.value, "found": value, "reached": reached}
+    return {"targets": named, "reached": all(one["reached"] for one in named.values())} if named else {}
 
 
 def _in_a_process(options: Options) -> Options:

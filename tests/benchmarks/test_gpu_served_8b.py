@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.gpu import last_step, served_8b, shapes
 from benchmarks.gpu.part import Failed, Options
-from benchmarks.gpu.served_8b import Measured, check_notes, empty_kernel_cache, offline_figures
+from benchmarks.gpu.served_8b import Measured, check_notes, empty_kernel_cache, offline_figures, targets
 from benchmarks.gpu.shapes import BF16, E4M3, LARGE, Workload
 from benchmarks.gpu.stages import FIRST, NEEDED, NEEDED_ON_DEVICE, NOTICED
 from benchmarks.gpu.timing import Limits
@@ -80,6 +80,28 @@ def test_e4m3_is_measured_where_all_layers_and_keys_are_in_it(notes: list[str]) 
     check_notes([], BF16)
     with pytest.raises(Failed, match="not all layers and KV are in e4m3"):
         check_notes(notes, E4M3)
+
+
+def test_targets_are_of_the_card_and_of_what_was_measured() -> None:
+    good = {
+        "tokens_per_s_of_one": 255.0, "share_of_copy_of_32": 0.85, "start_seconds": 30.0, "pause_seconds": 5.0,
+        "output_tokens_per_s": 11_000.0,
+    }  # fmt: skip
+    assert {aim.figure for aim in served_8b.AIMS[BF16]} == set(good)
+    of_h200 = targets(good, BF16, "NVIDIA H200")
+    assert len(of_h200["targets"]) == 5 and of_h200["reached"]
+    for name, change in [(one, 0.99) for one in good if "seconds" not in one] + [
+        ("start_seconds", 1.1),
+        ("pause_seconds", 1.1),
+    ]:
+        missed = targets(good | {name: change * good[name]}, BF16, "NVIDIA H200")
+        assert [one["reached"] for one in missed["targets"].values()].count(False) == 1 and not missed[
+            "reached"
+        ]
+    of_h100 = targets(good, BF16, "NVIDIA H100 80GB HBM3")
+    assert list(of_h100["targets"]) == ["32 streams, share of a copy's rate"] and of_h100["reached"]
+    assert not targets({}, BF16, "NVIDIA H200")["reached"]
+    assert targets(good, E4M3, "NVIDIA H100 80GB HBM3") == {}
 
 
 def test_kernels_are_compiled_anew(monkeypatch: pytest.MonkeyPatch) -> None:

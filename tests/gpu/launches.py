@@ -25,6 +25,13 @@ from executors.kernels import triton as package
 from executors.kernels.lora_tiles import most_tiles
 from executors.kernels.shaping_layout import row_words
 from executors.kernels.triton.lora import add_lora
+from executors.kernels.triton.shared_extend import (
+    FASTEST,
+    TODAY,
+    ExtendWorkspace,
+    LoopOptions,
+    shared_extend_attention,
+)
 from executors.llm.attention.triton_attention import TritonAttention, piece_rule
 from executors.llm.checkpoint.device_layers import keep, keep_head
 from executors.llm.checkpoint.fp8_layers import hold
@@ -169,6 +176,39 @@ CASES = (
 
 
 @dataclass(frozen=True, slots=True)
+class Heads:
+    """Attention of a model, for kernels that no step launches yet."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+    dtype: torch.dtype = _BF16
+    page: int = 16
+    narrow: bool = False
+    window: int | None = None
+    softcap: float | None = None
+
+
+_MEASURED = (Heads(16, 8, 128), Heads(32, 8, 128))
+"""Those of `benchmarks/gpu/extend.py`: Qwen3-0.6B and 8B."""
+SHARED_EXTEND: dict[LoopOptions, tuple[Heads, ...]] = {
+    FASTEST: (
+        *_MEASURED, Heads(32, 8, 128, narrow=True), Heads(32, 8, 128, page=64), Heads(28, 4, 128, _FP16),
+        Heads(32, 8, 128, window=4096), Heads(16, 8, 256, window=4096, softcap=50.0), Heads(8, 8, 64, _FP16, 32),
+        Heads(24, 8, 80), Heads(48, 8, 112, narrow=True),
+    ),
+    **dict.fromkeys(
+        (
+            TODAY, replace(TODAY, skip_masks=True), replace(TODAY, skip_masks=True, base2=True),
+            replace(FASTEST, tile=32), replace(FASTEST, rows=64, stages=4),
+        ),
+        _MEASURED,
+    ),
+}  # fmt: skip
+"""Options of the loop over keys, each with the heads for which it is compiled."""
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """What Triton compiles for a launch: the arguments' types, those that are constants, and what else it knows of them.
     `cases`: who launches it."""
@@ -246,6 +286,10 @@ def record(cases: tuple[Case, ...] = CASES) -> list[Launch]:
         for case in cases:
             recorder.case = case.name
             _serve(case)
+        for options, cases_of in SHARED_EXTEND.items():
+            for heads in cases_of:
+                recorder.case = f"shared extend, {heads}, {options}"
+                _share_keys(heads, options)
     return list(recorder.launches.values())
 
 
@@ -296,6 +340,21 @@ def _serve(case: Case) -> None:
         if case.every:  # without a graph, over tables as long as the longest sequence needs
             for longest in (case.page, 3 * case.page, 1000):
                 program.run(step, None, -(-longest // case.page))
+
+
+def _share_keys(heads: Heads, options: LoopOptions) -> None:
+    """One launch of `shared_extend_attention`."""
+    kv_dtype = E4M3 if heads.narrow else heads.dtype
+    q = torch.empty(64, heads.heads, heads.dim, dtype=heads.dtype, device=META)
+    kv = torch.empty(2, 8, heads.kv_heads, heads.page, heads.dim, dtype=kv_dtype, device=META)
+    tiles, pieces, items, tables = (
+        torch.empty(shape, dtype=torch.int32, device=META) for shape in ((1, 2), (8, 6), (1,), (1, 512))
+    )
+    workspace = ExtendWorkspace(8, heads.heads, heads.kv_heads, heads.dim, META)
+    shared_extend_attention(
+        q, kv, torch.empty_like(q), tiles, pieces, items, items, items, tables, heads.dim**-0.5, workspace,
+        window=heads.window, softcap=heads.softcap, options=options,
+    )  # fmt: skip
 
 
 def _stored(config: DecoderConfig, kinds: tuple[str, ...]) -> dict[str, StoredFormat]:

@@ -6,11 +6,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+LOG2_E = tl.constexpr(1.4426950408889634)
+"""log2(e): exp(x) is exp2(x * log2(e)), and the hardware computes powers of 2."""
+
 
 @triton.jit
 def attend_tile(
     query, keys, values, table, head, place, there, visible, best, total, mixed, scale, softcap,
     KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, PAGE: tl.constexpr, SOFTCAP: tl.constexpr,
+    WHOLE: tl.constexpr = False, BASE2: tl.constexpr = False, NEAR: tl.constexpr = False,
 ):  # fmt: skip
     """Update `best` and `total` [rows] and `mixed` [rows, DIM_PAD], all fp32, with the keys at positions `place` [tile].
 
@@ -19,25 +23,54 @@ def attend_tile(
     dtype or narrower: narrower ones are widened here, and `scale` includes the keys' own scale then.
 
     Online softmax (Milakov and Gimelshein, 2018): the weights of earlier tiles are rescaled to the new maximum.
+
+    WHOLE: all positions have a key that all rows see; `there` and `visible` are not looked at. BASE2: `best` and scores are
+    logarithms to the base 2, and without SOFTCAP `scale` includes the factor log2(e). NEAR: numbers of a key or value are
+    found by 32-bit offsets from a pointer to it.
     """
     dims = tl.arange(0, DIM_PAD)
-    page = tl.load(table + place // PAGE, mask=there, other=0)
+    if WHOLE:
+        page = tl.load(table + place // PAGE)
+    else:
+        page = tl.load(table + place // PAGE, mask=there, other=0)
     cell = ((page.to(tl.int64) * KV_HEADS + head) * PAGE + place % PAGE) * DIM
-    key = tl.load(
-        keys + cell[None, :] + dims[:, None], mask=there[None, :] & (dims[:, None] < DIM), other=0.0
-    ).to(query.dtype)
+    if NEAR:
+        key_at = (keys + cell)[None, :] + dims[:, None]
+        value_at = (values + cell)[:, None] + dims[None, :]
+    else:
+        key_at = keys + cell[None, :] + dims[:, None]
+        value_at = values + cell[:, None] + dims[None, :]
+    if WHOLE and DIM == DIM_PAD:
+        key = tl.load(key_at).to(query.dtype)
+    elif WHOLE:
+        key = tl.load(key_at, mask=dims[:, None] < DIM, other=0.0).to(query.dtype)
+    else:
+        key = tl.load(key_at, mask=there[None, :] & (dims[:, None] < DIM), other=0.0).to(query.dtype)
     scores = tl.dot(query, key, input_precision="ieee") * scale
     if SOFTCAP:
         scores = softcap * (1.0 - 2.0 / (tl.exp(2.0 * scores / softcap) + 1.0))
-    scores = tl.where(visible, scores, float("-inf"))
-    peak = tl.maximum(best, tl.max(scores, 1))
-    # Where a window hides all keys so far the peak is minus infinity: its difference to itself is no number.
-    base = tl.where(peak == float("-inf"), 0.0, peak)
-    shares = tl.exp(scores - base[:, None])
-    keep = tl.exp(best - base)
-    value = tl.load(
-        values + cell[:, None] + dims[None, :], mask=there[:, None] & (dims[None, :] < DIM), other=0.0
-    ).to(query.dtype)
+        if BASE2:
+            scores *= LOG2_E
+    if WHOLE:
+        peak = tl.maximum(best, tl.max(scores, 1))
+        base = peak
+    else:
+        scores = tl.where(visible, scores, float("-inf"))
+        peak = tl.maximum(best, tl.max(scores, 1))
+        # Where a window hides all keys so far the peak is minus infinity: its difference to itself is no number.
+        base = tl.where(peak == float("-inf"), 0.0, peak)
+    if BASE2:
+        shares = tl.exp2(scores - base[:, None])
+        keep = tl.exp2(best - base)
+    else:
+        shares = tl.exp(scores - base[:, None])
+        keep = tl.exp(best - base)
+    if WHOLE and DIM == DIM_PAD:
+        value = tl.load(value_at).to(query.dtype)
+    elif WHOLE:
+        value = tl.load(value_at, mask=dims[None, :] < DIM, other=0.0).to(query.dtype)
+    else:
+        value = tl.load(value_at, mask=there[:, None] & (dims[None, :] < DIM), other=0.0).to(query.dtype)
     mixed = mixed * keep[:, None] + tl.dot(shares.to(value.dtype), value, input_precision="ieee")
     total = total * keep + tl.sum(shares, 1)
     return peak, total, mixed

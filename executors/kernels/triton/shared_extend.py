@@ -1,0 +1,250 @@
+"""Causal attention of prompt chunks over paged KV, with a tile's keys cut into pieces that programs share.
+
+`extend_attention.py` reads all keys of a tile of queries in one program: 100 queries behind 7,000 keys keep 16 of a device's
+132 multiprocessors busy. Here, as in decode attention (`decode_attention.py`), a program computes one piece of a tile's keys,
+and the program that finishes a tile last adds up the results of all its pieces, in their order.
+
+    tiles     (item, first query)                        `extend_attention.query_tiles`
+    pieces    row, first key, end, place, first, count   row: place of the tile in `tiles`; the words of decode attention
+
+The loop over keys has options, each to be measured alone. Masks are needed where a key may be hidden from a query, which are
+the last keys of a tile and the first ones of a window: the others go through a loop without masks.
+
+Bytes: keys and values of each tile once, and 4 * rows * head_dim for each piece of a tile that has several, written and read.
+Operations: 4 * head_dim for each pair of a query head and a key. No GPU has run this yet. Compiled for Hopper a loop without
+masks takes 197 registers a thread in place of 224, and heads of 256 spill none with eight warps.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from executors.kernels.triton.extend_attention import rows_per_tile
+from executors.kernels.triton.tile import attend_tile
+
+
+@dataclass(frozen=True, slots=True)
+class LoopOptions:
+    """How the loop over keys is compiled.
+
+    `skip_masks`: no masks where all rows see all keys. `base2`: powers of 2 in place of e, whose factor is in the scale.
+    `near`: 32-bit offsets from a pointer to a key. `tile`: keys at a time, a power of two; 0: as `extend_attention`. `stages`:
+    0: as `extend_attention`. `rows` of a tile, one for each query and each of its heads that share a key head, a power of two;
+    0: `rows_per_tile`. Tiles of 64 rows take half of the threads: two programs share a multiprocessor, and one computes its
+    softmax while the other multiplies.
+    """
+
+    skip_masks: bool = True
+    base2: bool = True
+    near: bool = True
+    tile: int = 0
+    stages: int = 0
+    rows: int = 0
+
+
+TODAY = LoopOptions(skip_masks=False, base2=False, near=False)
+"""The loop of `extend_attention`."""
+FASTEST = LoopOptions()
+
+
+@triton.jit
+def _attend_keys(
+    begin, end, block, keys, values, table, head, last, own, best, total, mixed, scale, softcap, window,
+    KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
+    SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, WHOLE: tl.constexpr, BASE2: tl.constexpr, NEAR: tl.constexpr,
+):  # fmt: skip
+    """Update `best`, `total` and `mixed` with the keys at begin .. end, of which those from `last` on do not exist. `own`
+    [rows]: position of each row's query."""
+    for start in range(begin, end, TILE):
+        place = start + tl.arange(0, TILE)
+        there = place < last
+        visible = there[None, :] & (place[None, :] <= own[:, None])
+        if WINDOW:
+            visible &= place[None, :] > own[:, None] - window
+        best, total, mixed = attend_tile(
+            block, keys, values, table, head, place, there, visible, best, total, mixed, scale, softcap,
+            KV_HEADS, DIM, DIM_PAD, PAGE, SOFTCAP, WHOLE, BASE2, NEAR,
+        )  # fmt: skip
+    return best, total, mixed
+
+
+@triton.jit
+def _add_tiles(
+    partial, lse, first, count, head,
+    KV_HEADS: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, BASE2: tl.constexpr,
+):  # fmt: skip
+    """Return the sum [ROWS, DIM_PAD] of `count` pieces' results, each weighted by its share of the softmax. A piece without
+    visible keys of a row has no share of it."""
+    rows = tl.arange(0, ROWS)
+    dims = tl.arange(0, DIM_PAD)
+    best = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    mixed = tl.zeros((ROWS, DIM_PAD), tl.float32)
+    for number in range(count):
+        at = ((first + number).to(tl.int64) * KV_HEADS + head) * ROWS + rows
+        # Others wrote these: past the first cache, which is a multiprocessor's own.
+        sizes = tl.load(lse + at, cache_modifier=".cg")
+        parts = tl.load(
+            partial + at[:, None] * DIM + dims[None, :], mask=dims[None, :] < DIM, other=0.0, cache_modifier=".cg"
+        )  # fmt: skip
+        peak = tl.maximum(best, sizes)
+        base = tl.where(peak == float("-inf"), 0.0, peak)
+        if BASE2:
+            share, keep = tl.exp2(sizes - base), tl.exp2(best - base)
+        else:
+            share, keep = tl.exp(sizes - base), tl.exp(best - base)
+        mixed = mixed * keep[:, None] + parts * share[:, None]
+        total = total * keep + share
+        best = peak
+    return mixed / tl.where(total > 0.0, total, 1.0)[:, None]
+
+
+# Numbers that change from step to step take any value, see `_split_kernel`.
+@triton.jit(do_not_specialize=["table_stride"])
+def _shared_extend_kernel(
+    q, keys, values, out, partial, lse, arrived, tiles, pieces, q_starts, q_lens, pos_offsets, tables, table_stride,
+    scale, value_scale, softcap, window,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
+    PAGE: tl.constexpr, TILE: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, WORDS: tl.constexpr,
+    SKIP_MASKS: tl.constexpr, BASE2: tl.constexpr, NEAR: tl.constexpr,
+):  # fmt: skip
+    """One (piece of a tile's keys, key head), heads first. Rows as in `_extend_kernel`. `out` receives the result of a tile's
+    only piece; if a tile has several, `partial` and `lse` receive them, and `arrived` counts them."""
+    piece = pieces + tl.program_id(0) // KV_HEADS * WORDS
+    head = tl.program_id(0) % KV_HEADS
+    tile = tl.load(piece)
+    if tile < 0:  # padding of a graph
+        return
+    item = tl.load(tiles + 2 * tile)
+    begin = tl.load(tiles + 2 * tile + 1)
+    q_len = tl.load(q_lens + item)
+    if begin >= q_len:  # padding of a graph
+        return
+    low, last = tl.load(piece + 1), tl.load(piece + 2)
+    count = tl.load(piece + 5)
+    q_start = tl.load(q_starts + item).to(tl.int64)
+    offset = tl.load(pos_offsets + item)
+
+    QUERIES: tl.constexpr = ROWS // GROUP
+    rows = tl.arange(0, ROWS)
+    dims = tl.arange(0, DIM_PAD)
+    query = begin + rows // GROUP
+    real = (query < q_len) & (rows < QUERIES * GROUP)
+    row_at = ((q_start + query) * KV_HEADS + head) * GROUP + rows % GROUP
+    at = row_at[:, None] * DIM + dims[None, :]
+    stored = real[:, None] & (dims[None, :] < DIM)
+    block = tl.load(q + at, mask=stored, other=0.0)
+
+    best = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    mixed = tl.zeros((ROWS, DIM_PAD), tl.float32)
+    table = tables + item.to(tl.int64) * table_stride
+    if WINDOW:
+        low = tl.maximum(low, tl.maximum(offset + begin + 1 - window, 0) // TILE * TILE)
+    if SKIP_MASKS:
+        if WINDOW:
+            # The last query sees none of the keys before this one.
+            hidden = offset + tl.minimum(begin + QUERIES, q_len) - window
+            middle = tl.minimum(low + (tl.maximum(hidden - low, 0) + TILE - 1) // TILE * TILE, last)
+            best, total, mixed = _attend_keys(
+                low, middle, block, keys, values, table, head, last, offset + query, best, total, mixed, scale, softcap,
+                window, KV_HEADS, DIM, DIM_PAD, PAGE, TILE, SOFTCAP, WINDOW, False, BASE2, NEAR,
+            )  # fmt: skip
+            low = tl.maximum(low, middle)
+        # The first query sees all keys before this one, and so do the others.
+        common = tl.minimum(last, offset + begin + 1)
+        middle = low + tl.maximum(common - low, 0) // TILE * TILE
+        best, total, mixed = _attend_keys(
+            low, middle, block, keys, values, table, head, last, offset + query, best, total, mixed, scale, softcap,
+            window, KV_HEADS, DIM, DIM_PAD, PAGE, TILE, SOFTCAP, False, True, BASE2, NEAR,
+        )  # fmt: skip
+        low = middle
+    best, total, mixed = _attend_keys(
+        low, last, block, keys, values, table, head, last, offset + query, best, total, mixed, scale, softcap, window,
+        KV_HEADS, DIM, DIM_PAD, PAGE, TILE, SOFTCAP, WINDOW, False, BASE2, NEAR,
+    )  # fmt: skip
+    safe = tl.where(total > 0.0, total, 1.0)
+    mixed = mixed / safe[:, None] * value_scale
+    if count == 1:
+        tl.store(out + at, mixed.to(out.dtype.element_ty), mask=stored)
+    else:
+        size = best + (tl.log2(safe) if BASE2 else tl.log(safe))
+        row = (tl.load(piece + 3).to(tl.int64) * KV_HEADS + head) * ROWS + rows
+        tl.store(partial + row[:, None] * DIM + dims[None, :], mixed, mask=dims[None, :] < DIM)
+        tl.store(lse + row, tl.where(total > 0.0, size, float("-inf")))
+        # All threads write before one of them counts; the program that counts last sees what all others wrote.
+        tl.debug_barrier()
+        first = tl.load(piece + 4)
+        counter = arrived + first.to(tl.int64) * KV_HEADS + head
+        if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == count - 1:
+            tl.store(counter, 0)  # for the next layer
+            mixed = _add_tiles(partial, lse, first, count, head, KV_HEADS, ROWS, DIM, DIM_PAD, BASE2)
+            tl.store(out + at, mixed.to(out.dtype.element_ty), mask=stored)
+
+
+class ExtendWorkspace:
+    """Memory for the results of pieces of shared tiles, allocated once, so that captured graphs find it at the same address.
+
+    `partial` float32 [places, kv_heads, rows, head_dim], `lse` float32 [places, kv_heads, rows], rows of `rows_per_tile`:
+    contents are meaningless between launches. `arrived` int32 [places, kv_heads]: how many pieces of the tile whose first
+    piece has that place are done, 0 between launches. Launches that share the workspace must run one after the other.
+    """
+
+    def __init__(self, places: int, heads: int, kv_heads: int, head_dim: int, device: torch.device) -> None:
+        self.places = places
+        rows = places * kv_heads * rows_per_tile(heads // kv_heads, head_dim)
+        self.partial = torch.empty(rows * head_dim, dtype=torch.float32, device=device)
+        self.lse = torch.empty(rows, dtype=torch.float32, device=device)
+        self.arrived = torch.zeros(places * kv_heads, dtype=torch.int32, device=device)
+
+
+def tile_keys(tiles: np.ndarray, q_lens: np.ndarray, pos_offsets: np.ndarray, queries: int) -> np.ndarray:
+    """Return int64 [tiles]: keys that the last of the `queries` queries of each tile sees, itself included. `tiles` int
+    [tiles, 2] of `query_tiles`; `q_lens` and `pos_offsets` int [n] of all items."""
+    item, begin = tiles[:, 0], tiles[:, 1]
+    return (pos_offsets[item] + np.minimum(begin + queries, q_lens[item])).astype(np.int64)
+
+
+def keys_per_loop(dtype: torch.dtype, head_dim: int) -> int:
+    """Return how many keys `extend_attention` processes at a time: products of float32 take no matrix instruction, and each
+    thread holds what it multiplies."""
+    pad = triton.next_power_of_2(head_dim)
+    if dtype == torch.float32:
+        return 16 if pad > 64 else 32
+    return 32 if pad > 128 else 64
+
+
+def shared_extend_attention(
+    q: torch.Tensor, kv: torch.Tensor, out: torch.Tensor, tiles: torch.Tensor, pieces: torch.Tensor,
+    q_starts: torch.Tensor, q_lens: torch.Tensor, pos_offsets: torch.Tensor, tables: torch.Tensor, scale: float,
+    workspace: ExtendWorkspace, *, window: int | None = None, softcap: float | None = None,
+    kv_scales: tuple[float, float] = (1.0, 1.0), options: LoopOptions = FASTEST,
+) -> torch.Tensor:  # fmt: skip
+    """Write the attention of the queries in `tiles` to `out` [T, heads, head_dim]; see `extend_attention`, whose arguments
+    have the same meaning. Of float32 the kernel spills registers: it is right, and nothing to serve with.
+
+    `pieces` int32 [k, 6], contiguous: the division of the tiles' keys, see `tile_pieces`. Keys outside all pieces of a tile
+    are not computed, and a tile without any piece is not written. Places of shared tiles' pieces must be less than those that
+    `workspace` has room for, which is not checked on the device.
+    """
+    _, heads, dim = q.shape
+    _, _, kv_heads, page, _ = kv.shape
+    group, pad = heads // kv_heads, triton.next_power_of_2(dim)
+    rows, wide = options.rows or rows_per_tile(group, dim), q.dtype == torch.float32
+    base = math.log2(math.e) if options.base2 and softcap is None else 1.0
+    _shared_extend_kernel[(len(pieces) * kv_heads,)](
+        q, kv[0], kv[1], out, workspace.partial, workspace.lse, workspace.arrived, tiles, pieces, q_starts, q_lens,
+        pos_offsets, tables, tables.stride(0), scale * kv_scales[0] * base, kv_scales[1], softcap or 1.0, window or 0,
+        KV_HEADS=kv_heads, GROUP=group, ROWS=rows, DIM=dim, DIM_PAD=pad, PAGE=page,
+        TILE=options.tile or keys_per_loop(q.dtype, dim), SOFTCAP=softcap is not None, WINDOW=window is not None,
+        WORDS=pieces.shape[1], SKIP_MASKS=options.skip_masks, BASE2=options.base2, NEAR=options.near,
+        num_warps=16 if wide else 8 if rows >= 128 or pad > 128 else 4,
+        num_stages=options.stages or (2 if wide or pad > 128 else 5),
+    )  # fmt: skip
+    return out

@@ -162,7 +162,8 @@ def turnarounds(found: dict[str, list[float]]) -> list[float]:
 async def measure(
     rows: int, settings: SamplingParams, rounds: int, step_ms: float, readers: int
 ) -> dict[str, float]:
-    """The columns of the table: medians, the tenth percentile, and the share of turnarounds that were longer than a step."""
+    """The columns of the table: medians, the tenth percentile, and the share of turnarounds that were longer than a step; and how
+    many there were."""
     os.environ[_STEP_MS] = str(step_ms)
     taken = [turnarounds(await record(rows, settings, readers)) for _ in range(rounds)]
     everything = [one for times in taken for one in times]
@@ -171,6 +172,7 @@ async def measure(
         "tenth": float(np.percentile(everything, 10)),
         "best": min(statistics.median(times) for times in taken),
         "late": sum(one > 1e3 * step_ms for one in everything) / len(everything),
+        "steps": float(len(everything)),
     }
 
 

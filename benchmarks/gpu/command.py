@@ -1,0 +1,59 @@
+"""Programs that watch another one: where they are installed, and a run of one that ends when its time does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.gpu.part import ROOT
+
+PLACES = ("/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer", "/opt/nvidia/nsight-compute/*")
+"""Folders beside those of PATH; of several that match, the last one by name."""
+_STUCK_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """How a program ended: `code` None if its time was over. `output`: stdout and stderr together."""
+
+    code: int | None
+    output: str
+    seconds: float
+
+
+def tool(name: str, places: Sequence[str] = PLACES) -> str | None:
+    """The path of a program, None where it is not installed."""
+    if found := shutil.which(name):
+        return found
+    there = [path for place in places for path in sorted(Path("/").glob(f"{place.lstrip('/')}/{name}"))]
+    return next((str(path) for path in reversed(there) if os.access(path, os.X_OK) and path.is_file()), None)
+
+
+def run(command: Sequence[str], seconds: float, environment: Mapping[str, str] | None = None) -> Done:
+    """Run a program for at most so many seconds, then kill it and what it started. OSError if it cannot be started."""
+    began = time.monotonic()
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env={**os.environ, **(environment or {})}, stdin=subprocess.DEVNULL, stdout=output,
+            stderr=output, start_new_session=True,
+        )  # fmt: skip
+        code: int | None = None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = process.wait(max(0.1, seconds))
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(
+            subprocess.TimeoutExpired
+        ):  # stuck in a driver, it ends when the driver lets it
+            process.wait(_STUCK_S)
+        output.seek(0)
+        text = output.read().decode("utf-8", "replace")
+    return Done(code, text, time.monotonic() - began)

@@ -43,13 +43,16 @@ def run(command: Sequence[str], seconds: float, environment: Mapping[str, str] |
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             command, cwd=ROOT, env={**os.environ, **(environment or {})}, stdin=subprocess.DEVNULL, stdout=output,
-            stderr=output, start_new_session=True,
+            stderr=output,
         )  # fmt: skip
         code: int | None = None
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = process.wait(max(0.1, seconds))
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        if code is None:
+            # Not by a group of its own: the call that ends this part ends the part's group.
+            for pid in (process.pid, *descendants(process.pid)):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(
             subprocess.TimeoutExpired
         ):  # stuck in a driver, it ends when the driver lets it
@@ -57,3 +60,15 @@ def run(command: Sequence[str], seconds: float, environment: Mapping[str, str] |
         output.seek(0)
         text = output.read().decode("utf-8", "replace")
     return Done(code, text, time.monotonic() - began)
+
+
+def descendants(pid: int) -> list[int]:
+    """Processes that a process started, and those that they started."""
+    parents: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+    found = [pid]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one]
+    return found[1:]

@@ -49,7 +49,9 @@ LOOPS: dict[str, LoopOptions] = {
     "tiles of 128": replace(FASTEST, tile=128),
     "rows of 64": replace(FASTEST, rows=64, stages=4),
 }
-"""Of the first shape; the others take `FASTEST`."""
+"""Of the first shape."""
+LOOPS_OF_OTHERS = ("no masks, base 2, near",)
+TINY_LOOPS = ("today's loop", "no masks, base 2, near", "rows of 64")
 PAGE = 16
 MOST_DIFFERENCE = 0.02
 """Relative difference to today's kernel, in bf16."""
@@ -137,22 +139,24 @@ def shared(problem: Problem, name: str, options: LoopOptions, processors: int) -
     return Way(f"shared, {name}", calls, len(pieces))
 
 
-def dense(problem: Problem) -> Way:
+def dense(problem: Problem, grouped: bool) -> Way:
     """torch's attention by cuDNN over contiguous keys, whose heads are first: what a library reaches without pages. A chunk
-    behind others sees all its keys, for torch's mask begins at the first key: up to `new` / 2 more than ours."""
+    behind others sees all its keys, for torch's mask begins at the first key: up to `new` / 2 more than ours. `grouped`: key
+    heads are shared by query heads, else each query head has a copy."""
     bench, drawn = problem.bench, noise(problem.bench.device)
+    heads = problem.kv_heads if grouped else problem.heads
     q = problem.q.transpose(0, 1)[None]
-    both = [
-        _random(bench, drawn, 2, 1, problem.kv_heads, problem.keys, problem.dim) for _ in problem.layers
-    ]  # fmt: skip
-    calls = [functools.partial(_by_cudnn, q, kv[0], kv[1], not problem.past) for kv in both]
+    both = [_random(bench, drawn, 2, 1, heads, problem.keys, problem.dim) for _ in problem.layers]
+    calls = [functools.partial(_by_cudnn, q, kv[0], kv[1], not problem.past, grouped) for kv in both]
     return Way("dense, torch's cuDNN", calls)
 
 
-def _by_cudnn(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, causal: bool) -> torch.Tensor:
+def _by_cudnn(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, causal: bool, grouped: bool
+) -> torch.Tensor:
     """RuntimeError where it does not take the problem: no other kernel may take its place."""
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-        return F.scaled_dot_product_attention(q, keys, values, is_causal=causal, enable_gqa=True)
+        return F.scaled_dot_product_attention(q, keys, values, is_causal=causal, enable_gqa=grouped)
 
 
 def measure(bench: Bench) -> None:
@@ -163,7 +167,8 @@ def measure(bench: Bench) -> None:
     for number, (shape, heads) in enumerate(shapes.items()):
         for new, past in TINY_CHUNKS if bench.tiny else (*CHUNKS, LONG):
             problem = Problem(bench, heads, new, past)
-            loops = LOOPS if not number else {"no masks, base 2, near": FASTEST}
+            chosen = TINY_LOOPS if bench.tiny else LOOPS if not number else LOOPS_OF_OTHERS
+            loops = {name: LOOPS[name] for name in chosen}
             ways = [today(problem), *(shared(problem, *loop, processors) for loop in loops.items())]
             problems.append((f"extend {shape}, {new} behind {past}", problem, ways))
     compiled = compile_all([way.calls[0] for _, _, ways in problems for way in ways], bench.device)
@@ -175,11 +180,17 @@ def measure(bench: Bench) -> None:
     wrong: list[str] = []
     for title, problem, ways in fit:
         wrong += _timed(bench, title, problem, ways)
-    for title, problem, _ in problems:
-        library(bench, f"{title}, dense, torch's cuDNN", problem)
-    bench.put("extend, paged, cuDNN", {"not run": "cuDNN's frontend for Python is not used yet"})
     if wrong:
         raise Failed(f"{len(wrong)} ways of extend attention are wrong: {'; '.join(wrong[:3])}")
+
+
+def measure_library(bench: Bench) -> None:
+    """Rows of the yardstick, for the first shape."""
+    shape, heads = ("tiny", (2, 1, 16)) if bench.tiny else next(iter(SHAPES.items()))
+    for new, past in TINY_CHUNKS if bench.tiny else (LONG, CHUNKS[-1], CHUNKS[0]):
+        problem = Problem(bench, heads, new, past)
+        library(bench, f"extend {shape}, {new} behind {past}, dense, torch's cuDNN", problem)
+    bench.put("extend, paged, cuDNN", {"not run": "cuDNN's frontend for Python is not used yet"})
 
 
 def _compiled(bench: Bench, name: str, failure: Exception | None) -> bool:
@@ -213,10 +224,16 @@ def library(bench: Bench, name: str, problem: Problem) -> None:
     if bench.device.type != "cuda":
         bench.put(name, {"not run": "cuDNN's attention is for CUDA devices"})
         return
-    try:
-        bench.add(name, [*dense(problem).calls], problem.num_bytes, problem.flops)
-    except RuntimeError as error:
-        bench.put(name, {"not run": (str(error) or type(error).__name__).splitlines()[0][:300]})
+    for grouped in (True, False):
+        try:
+            calls = dense(problem, grouped).calls
+            calls[0]()  # before a capture, which an error would end for good
+        except RuntimeError as error:
+            bench.put(name, {"not run": (str(error) or type(error).__name__).splitlines()[0][:300]})
+        else:
+            bench.add(name, [*calls], problem.num_bytes, problem.flops)
+            bench.put(name, bench.rows[name] | {"heads_share_keys": grouped})
+            return
 
 
 def distance(found: torch.Tensor, expected: torch.Tensor) -> float:

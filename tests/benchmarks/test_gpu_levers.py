@@ -104,6 +104,37 @@ def test_a_library_is_for_its_device() -> None:
     assert own.rows["dense"] == {"not run": "cuDNN's attention is for CUDA devices"}
 
 
+class Grouped:
+    """A library that takes no shared keys, or none at all."""
+
+    def __init__(self, takes: tuple[bool, ...]) -> None:
+        self.takes = takes
+
+    def __call__(self, q: Any, keys: Any, values: Any, causal: bool, grouped: bool) -> torch.Tensor:
+        if grouped not in self.takes:
+            raise RuntimeError(f"No available kernel. Aborting execution.\ngrouped {grouped}")
+        assert keys.shape[1] == (1 if grouped else 2)
+        return torch.empty(1)
+
+
+@pytest.mark.parametrize("takes", [(True, False), (False,), ()])
+def test_a_library_that_shares_no_keys_gets_copies(
+    takes: tuple[bool, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_second_each(monkeypatch)
+    monkeypatch.setattr(extend, "_by_cudnn", Grouped(takes))
+    own = bench()
+    problem = extend.Problem(own, (2, 1, 16), 3, 30)
+    object.__setattr__(own, "device", SimpleNamespace(type="cuda"))
+    problem.bench = bench()
+    extend.library(own, "dense", problem)
+    row = own.rows["dense"]
+    if takes:
+        assert row["heads_share_keys"] is takes[0] and row["share_of_product"] == problem.flops
+    else:
+        assert row == {"not run": "No available kernel. Aborting execution."}
+
+
 # -- the chain -----------------------------------------------------------------------------------------------------------
 
 
@@ -197,16 +228,13 @@ def test_bytes_of_narrow_products(monkeypatch: pytest.MonkeyPatch) -> None:
     a_second_each(monkeypatch)
     own = bench()
     weights._products(own)
-    small, io = 256 * 256, 4 * 3 * (256 + 256)
+    small, io = 64 * 256, 4 * 3 * (64 + 256)
     rows = {name: row["share_of_copy"] for name, row in own.rows.items() if name.endswith(", 3 rows")}
     assert rows["product tiny of 8B in bf16, 3 rows"] == 4 * small + io
-    assert rows["product tiny of 8B in e4m3, 3 rows"] == small + 4 * 256 + io
-    assert rows["product tiny of 8B in e4m3 blocks, 3 rows"] == small + 4 * 4 + io
+    assert rows["product tiny of 8B in e4m3, 3 rows"] == small + 4 * 64 + io
+    assert rows["product tiny of 8B in e4m3 blocks, 3 rows"] == small + 4 * 2 + io
     assert small / 2 < rows["product tiny of 8B in Q4_K, 3 rows"] - io < 0.75 * small
-    assert all(
-        row["tflops"] == 2e-12 * small * (3 if name.endswith("3 rows") else 1)
-        for name, row in own.rows.items()
-    )
+    assert all(row["tflops"] == pytest.approx(2e-12 * small * 3) for row in own.rows.values())
 
 
 def test_products_of_narrow_weights_are_those_of_the_weights() -> None:
@@ -222,7 +250,7 @@ def test_a_product_that_took_the_slow_way_says_so(monkeypatch: pytest.MonkeyPatc
     a_second_each(monkeypatch)
     own = bench()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(weights.fp8, "_REFUSED", {(3, 256, 256)})
+        patch.setattr(weights.fp8, "_REFUSED", {(3, 64, 256)})
         weights._products(own)
     assert "one scale" in own.rows["product tiny of 8B in e4m3, 3 rows"]["fell_back"]
     assert "fell_back" not in own.rows["product tiny of 8B in bf16, 3 rows"]
@@ -292,7 +320,7 @@ def test_the_part_as_it_runs_on_a_cpu() -> None:
     ways = {
         name.removeprefix("extend tiny, 3 behind 300, ") for name in rows if name.startswith("extend tiny")
     }
-    assert ways == {"today", "dense, torch's cuDNN", *(f"shared, {name}" for name in extend.LOOPS)}
+    assert ways == {"today", "dense, torch's cuDNN", *(f"shared, {name}" for name in extend.TINY_LOOPS)}
     assert all(row["pieces"] > 1 for name, row in rows.items() if ", shared, " in name)
     absent = {name for name, row in rows.items() if "not run" in row}
     assert absent == {

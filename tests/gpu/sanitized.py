@@ -1,10 +1,11 @@
 """Twelve launches for a program that watches memory accesses: those whose places come from the host, with padding, pieces and
 parts that several programs add up.
 
-    python -m tests.gpu.sanitized [--device cpu]
+    python -m tests.gpu.sanitized [--compile]
 
-Each prints a line of JSON, {"launch": name, "error": relative error against the formula}. Inputs are drawn on the CPU: few of
-torch's own kernels are watched.
+With --compile all are launched beside each other first, so that several processors compile. Each prints a line of JSON,
+{"launch": name, "error": relative error against the formula}. Inputs are drawn on the CPU: few of torch's own kernels are
+watched.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import math
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -39,6 +41,7 @@ from tests.gpu.test_attention import DEVICE, Batch, fresh
 from tests.gpu.test_shared_extend import Shared, cut_at_random
 
 DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
+_COMPILERS = 8
 
 
 def error(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -149,6 +152,9 @@ LAUNCHES: dict[str, Callable[[], float]] = {
 
 def main() -> int:
     """Launch all; 0 if all are right."""
+    if "--compile" in sys.argv and DEVICE.type == "cuda":
+        with ThreadPoolExecutor(_COMPILERS) as pool:
+            list(pool.map(lambda launch: launch(), LAUNCHES.values()))
     worst = 0.0
     for name, launch in LAUNCHES.items():
         far = launch()

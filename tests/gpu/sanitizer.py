@@ -126,7 +126,7 @@ def watch(options: Options, found: Found) -> None:
     limit = float(os.environ.get(LIMIT, "0")) or _DEFAULT_S
     program = (sys.executable, *PROGRAM)
     environment = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    plain = run(program, limit - _MARGIN_S, environment)
+    plain = run([*program, "--compile"], limit - _MARGIN_S, environment)
     launches, wrong = _launches(plain.output)
     found({"launches": launches, "unwatched_seconds": plain.seconds})
     if plain.code != 0 or wrong or launches != LAUNCHES:

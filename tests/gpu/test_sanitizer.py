@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -194,9 +195,22 @@ def test_the_launches_are_right_interpreted() -> None:
 # -- programs that watch ---------------------------------------------------------------------------------------------------
 
 
-def test_a_program_is_ended_when_its_time_is_over() -> None:
-    done = command.run([sys.executable, "-c", "print('begun', flush=True); import time; time.sleep(60)"], 0.5)
-    assert done.code is None and done.output == "begun\n" and done.seconds < 10.0
+STARTS = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+print(child.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_program_is_ended_with_what_it_started() -> None:
+    done = command.run([sys.executable, "-c", STARTS], 0.5)
+    assert done.code is None and done.seconds < 10.0
+    stat = Path(f"/proc/{int(done.output)}/stat")
+    deadline = time.monotonic() + 10.0
+    while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] not in "ZX":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_tools_are_found_beside_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,6 +52,9 @@ LOOPS: dict[str, LoopOptions] = {
 """Of the first shape."""
 LOOPS_OF_OTHERS = ("no masks, base 2, near",)
 TINY_LOOPS = ("today's loop", "no masks, base 2, near", "rows of 64")
+PROGRAMS = {"half of the programs": 0.5, "twice the programs": 2.0}
+"""`FASTEST` with another number of pieces than the device has programs: adding pieces up costs time, and so does a program that
+reads more keys than others."""
 PAGE = 16
 MOST_DIFFERENCE = 0.02
 """Relative difference to today's kernel, in bf16."""
@@ -115,12 +118,12 @@ def today(problem: Problem) -> Way:
     return Way("today", calls)
 
 
-def shared(problem: Problem, name: str, options: LoopOptions, processors: int) -> Way:
-    """Keys of a tile in pieces, as many as the device runs programs at once."""
+def shared(problem: Problem, name: str, options: LoopOptions, processors: int, factor: float = 1.0) -> Way:
+    """Keys of a tile in pieces, as many as the device runs programs at once, times `factor`."""
     rows = options.rows or rows_per_tile(problem.heads // problem.kv_heads, problem.dim)
     tiles, keys = problem.tiles(rows)
     # A tile of 128 rows takes the registers of a multiprocessor, of 64 half of them (tests/gpu/compiled.py).
-    programs = processors * (2 if options.rows == 64 else 1) // problem.kv_heads
+    programs = int(factor * processors * (2 if options.rows == 64 else 1)) // problem.kv_heads
     pieces = tile_pieces(keys, programs, options.tile or keys_per_loop(problem.q.dtype, problem.dim))
     if len(tiles) < programs and len(pieces) == len(tiles):
         raise Failed(f"{name}: no key is shared by {len(pieces)} pieces of {problem.keys} keys")
@@ -170,6 +173,8 @@ def measure(bench: Bench) -> None:
             chosen = TINY_LOOPS if bench.tiny else LOOPS if not number else LOOPS_OF_OTHERS
             loops = {name: LOOPS[name] for name in chosen}
             ways = [today(problem), *(shared(problem, *loop, processors) for loop in loops.items())]
+            if past and not bench.tiny:
+                ways += [shared(problem, name, FASTEST, processors, one) for name, one in PROGRAMS.items()]
             problems.append((f"extend {shape}, {new} behind {past}", problem, ways))
     compiled = compile_all([way.calls[0] for _, _, ways in problems for way in ways], bench.device)
     failures = iter(compiled)

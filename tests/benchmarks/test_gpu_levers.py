@@ -55,11 +55,22 @@ def test_bytes_and_operations_of_a_chunk() -> None:
     assert problem.flops == 4 * 16 * 2 * (601 + 602 + 603)
 
 
-@pytest.mark.parametrize(("new", "pieces"), [(64, 16), (512, 16), (8_192, 128)])
-def test_keys_are_shared_by_as_many_programs_as_a_device_has(new: int, pieces: int) -> None:
+@pytest.mark.parametrize(
+    ("new", "factor", "pieces"),
+    [
+        (64, 1.0, 16),
+        (64, 0.5, 8),
+        (64, 2.0, 16),
+        (512, 1.0, 16),
+        (512, 0.5, 8),
+        (512, 2.0, 32),
+        (8_192, 1.0, 128),
+    ],
+)
+def test_keys_are_shared_by_as_many_programs_as_a_device_has(new: int, factor: float, pieces: int) -> None:
     """Of an H200, whose 132 multiprocessors have room for one tile of 128 rows each: 16 for each of 8 key heads."""
     problem = Problem(extend.SHAPES["0.6B"], new, 7_000 if new < 8_192 else 0)
-    way = extend.shared(problem, "fastest", FASTEST, processors=132)
+    way = extend.shared(problem, "fastest", FASTEST, 132, factor)
     assert way.pieces == pieces
 
 

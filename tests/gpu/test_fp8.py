@@ -29,6 +29,7 @@ from tests.executors.checkpoints import write_checkpoint
 from tests.executors.llm.checkpoint.test_fp8_weights import SMALL, chunk, distance, write_fp8
 from tests.executors.llm.driver import config
 from tests.gpu.test_attention import Batch, check, fresh
+from tests.gpu.test_shared_extend import Shared, cut_at_random
 from tests.tiers import sweep
 
 pytestmark = pytest.mark.long
@@ -252,6 +253,19 @@ def test_attention_over_fp8_kv(
         batch.on_device(batch.past), tables, dim**-0.5, window=window, softcap=softcap, kv_scales=scales,
     )  # fmt: skip
     check(out, batch.expected(window, softcap), dtype)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("softcap", "scales"), [(None, (1.0, 1.0)), (30.0, (0.02, 0.5))])
+def test_shared_keys_in_e4m3(softcap: float | None, scales: tuple[float, float]) -> None:
+    """Which are widened, and whose scale is in the powers of 2 or before the cap."""
+    batch = Batch([30, 5], [40, 300], (2, 1), 80, 16, torch.float32, 80)
+    kv = rounded(batch, scales)
+    shared = Shared(batch, np.arange(2))
+    pieces = cut_at_random(shared.keys, 4, np.random.default_rng(3))
+    check(
+        shared.attend(pieces, 50, softcap, kv=kv, scales=scales), batch.expected(50, softcap), torch.float32
+    )
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 64), (16, 8, 128), (4, 1, 80)])

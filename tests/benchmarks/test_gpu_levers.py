@@ -294,6 +294,18 @@ def test_a_rate_that_no_device_has_is_named() -> None:
     assert levers.impossible(rows) == ["a: 120% in share_of_product", "b: 130% in share_of_copy"]
 
 
+def test_times_that_contain_launches_are_named() -> None:
+    rows: dict[str, dict[str, Any]] = {
+        "a": {"us": 1.0},
+        "b": {"us": 1.0, "captured": False},
+        "c": {"us": 1.0, "captured": False},
+        "d": {"not run": "x", "captured": False},
+        "dense, torch's cuDNN": {"us": 1.0, "captured": False},
+    }
+    assert levers.launched(rows) == ["2 rows were not captured, from b on"]
+    assert levers.launched({name: rows[name] for name in ("a", "d", "dense, torch's cuDNN")}) == []
+
+
 def test_what_sharing_keys_gains() -> None:
     rows: dict[str, dict[str, Any]] = {
         "extend 8B, 64 behind 7000, today": {"us": 120.0},

@@ -73,6 +73,7 @@ from executors.llm.model.caches import kv_group
 from executors.llm.parallel.group import Alone, RankGroup, Together
 from executors.llm.runtime import ExecutorRuntime
 from executors.llm.step.idle import IdleWork
+from executors.llm.step.patience import patience
 from executors.llm.step.pending_steps import PendingSteps
 from executors.llm.step.runner import ModelRunner
 
@@ -316,7 +317,8 @@ class LlmExecutor(BatchModelExecutor):
         try:
             with self._computing(len(batch)):
                 launch = partial(loaded.unified.launch, batch)
-                output, seconds = await self._steps.run(launch, self._check_epoch)
+                allowed = None if loaded.pace is None else partial(patience, loaded.pace, batch)
+                output, seconds = await self._steps.run(launch, self._check_epoch, allowed)
         except StepFailed:
             self._step_failed = True
             raise

@@ -7,16 +7,29 @@ done when it is launched.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from typing import Protocol
 
 from executors.contract.batch import UnifiedOutput
+from executors.contract.errors import ExecutorDied
+
+_log = logging.getLogger(__name__)
 
 _SPIN_S = 2e-3
 """Seconds around the expected end of a step in which the device is polled on every turn of the event loop. The loop's timers
 are no finer than a millisecond."""
 _NAP_S = 1e-3
+_LATE = 0.01
+"""Share of the time that a step has taken beyond its expected end by which its end may be noticed late. A timer of the event
+loop would add a millisecond and more: shorter pauses block the loop for as long as they last."""
+_SHORT_NAP_S = 1e-4
+_LOOK_S = 0.1
+"""Longest time between two polls that counts as time in which the device computed, in seconds. Between them the host may have
+compiled a kernel or captured a graph, or the process may have been stopped."""
+PATIENCE_S = 5.0
+"""Seconds for which no step counts as hung."""
 _BREATH_S = 2e-5
 """Seconds to sleep per poll, so that the thread that reads messages can take the GIL. Without the sleep a poll rarely
 releases the GIL, and the next step would wait."""
@@ -65,16 +78,22 @@ class PendingSteps:
         return self._out > 0
 
     async def run(
-        self, launch: Callable[[], PendingStep], check: Callable[[], None]
+        self,
+        launch: Callable[[], PendingStep],
+        check: Callable[[], None],
+        patience: Callable[[], float] | None = None,
     ) -> tuple[UnifiedOutput, float]:
         """Launch a step now; return its output and the seconds it took. A step's time begins when the step before it ends.
 
-        `check` is called when the step's turn comes; an exception from it replaces the output. Raises an exception of
-        `launch` in its turn.
+        `check` is called when the step's turn comes; an exception from it replaces the output. `patience` returns the seconds
+        after which a step that the device computes counts as hung, asked after `PATIENCE_S`; None: never. Raises an exception of
+        `launch` in its turn, and ExecutorDied for a hung step. A launched step whose caller is cancelled stays in flight until
+        the device has computed it.
         """
         before, mine = self._last, asyncio.get_running_loop().create_future()
         self._last, began = mine, self._clock()
         self._out += 1
+        launched: PendingStep | None = None
         try:
             try:
                 launched = launch()
@@ -82,25 +101,54 @@ class PendingSteps:
                 if before is not None and not before.done():
                     await asyncio.wait((before,))
             began = max(began, self.ended_at)
-            await self._until(launched.ready, began)
+            await self._until(launched.ready, began, patience)
             check()
             output = launched.result()
             self.ended_at = self._clock()
             # A slow one (a graph captured before it, say) must not send those after it to sleep.
             seconds = min(self.ended_at - began, 2 * self._usual_s + _SPIN_S)
             self._usual_s += 0.2 * (seconds - self._usual_s)
-            return output, self.ended_at - began
-        finally:
-            self._out -= 1
-            mine.set_result(None)
+        except asyncio.CancelledError:
+            self._settle_later(before, launched, mine)
+            raise
+        except BaseException:
+            self._settled(mine)
+            raise
+        self._settled(mine)
+        return output, self.ended_at - began
+
+    def _settled(self, mine: asyncio.Future[None]) -> None:
+        self._out -= 1
+        mine.set_result(None)
+
+    def _settle_later(
+        self, before: asyncio.Future[None] | None, launched: PendingStep | None, mine: asyncio.Future[None]
+    ) -> None:
+        """Settle a step whose caller was cancelled when the device is done with it, behind the step before it. Callbacks, because
+        a task might not run any more when the event loop ends."""
+        if before is not None and not before.done():
+            before.add_done_callback(lambda _: self._settle_later(None, launched, mine))
+            return
+        try:
+            if launched is not None and not launched.ready():
+                asyncio.get_running_loop().call_later(_NAP_S, self._settle_later, None, launched, mine)
+                return
+            if launched is not None:
+                launched.result()
+        except Exception as error:  # of the device: the next step meets it, too
+            _log.warning("a step whose caller was cancelled failed: %s", error)
+        self.ended_at = self._clock()
+        self._settled(mine)
 
     async def settled(self) -> None:
         """Wait until no step is in flight."""
         while self._last is not None and not self._last.done():
             await asyncio.wait((self._last,))
 
-    async def _until(self, ready: Callable[[], bool], began: float) -> None:
-        """Yield to the event loop until `ready()` is true."""
+    async def _until(
+        self, ready: Callable[[], bool], began: float, patience: Callable[[], float] | None
+    ) -> None:
+        """Yield to the event loop until `ready()` is true. Raises ExecutorDied."""
         if ready():
             return
         rest = self._usual_s - (self._clock() - began) - _SPIN_S
@@ -109,10 +157,18 @@ class PendingSteps:
             if ready():  # since when is unknown: look much earlier next time
                 self._usual_s *= 0.5
                 return
-        spin_until = self._clock() + 2 * _SPIN_S
+        waited, looked, limit = 0.0, self._clock(), PATIENCE_S
         while not ready():  # the device does not notify the host: the host has to poll
-            if self._clock() < spin_until:
-                time.sleep(_BREATH_S)  # noqa: ASYNC251 - shorter than timers of event loops can be
-                await asyncio.sleep(0)
-            else:
+            now = self._clock()
+            waited, looked = waited + min(now - looked, _LOOK_S), now
+            if waited > limit and patience is not None:
+                limit = max(PATIENCE_S, patience())
+                if waited > limit:
+                    raise ExecutorDied(f"a step took the device longer than its deadline of {limit:.1f} s")
+            nap = _LATE * waited
+            if nap >= _NAP_S:
                 await asyncio.sleep(_NAP_S)
+            else:
+                pause = _BREATH_S if waited < 2 * _SPIN_S else max(nap, _SHORT_NAP_S)
+                time.sleep(pause)  # noqa: ASYNC251 - shorter than timers of event loops can be
+                await asyncio.sleep(0)

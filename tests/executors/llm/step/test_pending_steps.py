@@ -6,12 +6,18 @@ import asyncio
 import time
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
-from executors.contract.batch import UnifiedOutput
-from executors.llm.step.pending_steps import PendingSteps
+from executors.contract.batch import UnifiedBatch, UnifiedOutput
+from executors.contract.errors import ExecutorDied
+from executors.contract.status import Pace
+from executors.llm.step.patience import patience
+from executors.llm.step.pending_steps import PendingStep, PendingSteps
 
 TURN_S = 1e-6
+TIMER_S = 1e-3
+"""By how much an event loop's timer may be late: it is rounded up to milliseconds."""
 OUTPUT = UnifiedOutput.from_items([])
 
 
@@ -22,7 +28,7 @@ class Clock:
         self.now = 100.0
 
         async def nap(seconds: float) -> None:
-            self.sleep(max(seconds, TURN_S))
+            self.sleep(seconds + TIMER_S if seconds else TURN_S)
 
         monkeypatch.setattr(asyncio, "sleep", nap)
         monkeypatch.setattr(time, "sleep", self.sleep)
@@ -78,7 +84,154 @@ def test_a_slow_step_does_not_send_those_after_it_to_sleep(noticed: Callable[...
     assert max(late[31:]) < 0.1
 
 
+def test_a_long_first_step_is_noticed_within_a_hundredth_of_its_time(
+    noticed: Callable[..., list[float]],
+) -> None:
+    """A prompt between decode steps: a timer of the event loop would add one to two milliseconds."""
+    for duration in (30.0, 30.4, 30.9, 31.3, 300.0):
+        late = noticed(*[1.0] * 30, duration)
+        assert late[-1] < max(0.35, 0.011 * duration)
+
+
 def test_steps_that_have_become_short_are_noticed_soon(noticed: Callable[..., list[float]]) -> None:
     late = noticed(*[50.0] * 80, *[5.0] * 12)
     assert max(late[90:]) < 0.1
     assert sum(late[80:]) < 120
+
+
+class Driven:
+    """A step that is done when the test says so."""
+
+    def __init__(self) -> None:
+        self.done, self.taken = False, 0
+
+    def ready(self) -> bool:
+        return self.done
+
+    def result(self) -> UnifiedOutput:
+        assert self.done, "taken before the device was done"
+        self.taken += 1
+        return OUTPUT
+
+
+PACE = Pace(3e-6, ((1, 0.001), (256, 0.006)))
+
+
+def hung_after(monkeypatch: pytest.MonkeyPatch, batch: UnifiedBatch, pace: Pace = PACE) -> float:
+    """Seconds after which a step that never ends is given up."""
+    clock = Clock(monkeypatch)
+    with pytest.raises(ExecutorDied, match="longer than its deadline"):
+        asyncio.run(PendingSteps(clock).run(Driven, lambda: None, lambda: patience(pace, batch)))
+    return clock.now - 100.0
+
+
+def batch_of(*items: tuple[int, int]) -> UnifiedBatch:
+    """Items of (new tokens, tokens before them)."""
+    counts, past = (np.array(column, np.int32) for column in zip(*items, strict=True))
+    number = np.arange(len(items), dtype=np.int32)
+    return UnifiedBatch(
+        1, 0, number.astype(np.int64), number, counts, past, np.ones(len(items), np.bool_),
+        np.zeros(len(items), np.int32), np.zeros(int(counts.sum()), np.int32),
+    )  # fmt: skip
+
+
+def test_a_step_that_never_ends_is_given_up_after_five_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 5.0 < hung_after(monkeypatch, batch_of((1, 1000))) < 5.2
+    assert 5.0 < hung_after(monkeypatch, batch_of(*[(1, 1000)] * 256)) < 5.2
+
+
+def test_a_long_prompts_step_is_not_given_up_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """8,192 tokens behind 120,000: attention alone may take 20 times what the pace says of the rest."""
+    took = hung_after(monkeypatch, batch_of((8192, 120_000)))
+    assert took > 20 * 8192 * PACE.prompt_token and took > 7
+    assert hung_after(monkeypatch, batch_of((8192, 0)), Pace(1e-3, ((1, 0.01),))) > 80
+
+
+def test_what_the_host_does_meanwhile_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that is compiled for a minute while the next step is launched: the loop stands still, the device does not."""
+    clock, step = Clock(monkeypatch), Driven()
+    pauses = iter([0.0, 45.0] * 3)
+
+    def ready() -> bool:
+        if (pause := next(pauses, None)) is None:
+            step.done = True
+        clock.sleep(pause or 0.0)
+        return step.done
+
+    monkeypatch.setattr(step, "ready", ready)
+    output, _ = asyncio.run(PendingSteps(clock).run(lambda: step, lambda: None, lambda: 0.0))
+    assert output is OUTPUT and clock.now > 100 + 3 * 45
+
+
+def test_without_a_pace_no_step_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    slow = Step(clock, 60.0)
+    assert asyncio.run(PendingSteps(clock).run(lambda: slow, lambda: None))[0] is OUTPUT
+
+
+# -- callers that leave ----------------------------------------------------------------------------------------------------
+
+
+async def settles(steps: PendingSteps) -> bool:
+    """Whether `settled` returns within some turns of the loop."""
+    waiting = asyncio.ensure_future(steps.settled())
+    await asyncio.sleep(0.02)
+    done = waiting.done()
+    waiting.cancel()
+    return done
+
+
+@pytest.mark.parametrize("left", [(0,), (1,), (0, 1)], ids=["first", "second", "both"])
+async def test_a_launched_step_stays_in_flight_though_its_caller_leaves(left: tuple[int, ...]) -> None:
+    """Whichever of its two awaits the caller is at: the device computes the step, and its buffer is in use until then."""
+    steps, out = PendingSteps(), [Driven(), Driven()]
+    callers = [asyncio.create_task(steps.run(lambda step=step: step, lambda: None)) for step in out]  # type: ignore[misc]
+    await asyncio.sleep(0.005)
+    for number in left:
+        callers[number].cancel()
+    await asyncio.sleep(0.005)
+    assert steps.busy and not await settles(steps)
+    out[1].done = True
+    assert steps.busy and not await settles(steps), "the first still runs"
+    assert [step.taken for step in out] == [0, 0], "answered out of order"
+    out[0].done = True
+    await asyncio.wait_for(steps.settled(), 5)
+    assert [step.taken for step in out] == [1, 1] and not steps.busy
+    for number, caller in enumerate(callers):
+        if number in left:
+            assert caller.cancelled()
+        else:
+            assert (await caller)[0] is OUTPUT
+
+
+async def test_a_step_that_could_not_be_launched_keeps_its_turn_though_its_caller_leaves() -> None:
+    def refuse() -> PendingStep:
+        raise ValueError("no such step")
+
+    steps, first = PendingSteps(), Driven()
+    one = asyncio.create_task(steps.run(lambda: first, lambda: None))
+    two = asyncio.create_task(steps.run(refuse, lambda: None))
+    await asyncio.sleep(0.005)
+    two.cancel()
+    await asyncio.sleep(0.005)
+    assert two.cancelled() and not await settles(steps)
+    first.done = True
+    await one
+    await asyncio.wait_for(steps.settled(), 5)
+    assert not steps.busy
+
+
+async def test_an_error_of_the_device_settles_a_step_whose_caller_left(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Broken(Driven):
+        def result(self) -> UnifiedOutput:
+            raise RuntimeError("an illegal memory access")
+
+    steps, step = PendingSteps(), Broken()
+    caller = asyncio.create_task(steps.run(lambda: step, lambda: None))
+    await asyncio.sleep(0.005)
+    caller.cancel()
+    step.done = True
+    await asyncio.wait_for(steps.settled(), 5)
+    assert "an illegal memory access" in caplog.text and not steps.busy

@@ -90,6 +90,10 @@ class LaunchedSteps:
         memory: DeviceMemory | None, report: ProgressCallback,
     ) -> None:  # fmt: skip
         """`memory`: see `retried`; `report` receives the progress of captures, which take longer than steps."""
+        if self.max_in_flight >= RING:
+            raise ValueError(
+                f"{self.max_in_flight} steps in flight and one being written need more than {RING} buffers"
+            )
         self._states = states
         self.runner = runner
         self._memory = memory
@@ -394,6 +398,11 @@ class LaunchedSteps:
         try:
             with self.queueing():
                 self._queue(batch, shape, logprobs, compute, tail, buffer)
+        except BaseException:
+            # Where it failed half-way its copy may be queued: the old mark would say that the buffer is free.
+            with contextlib.suppress(RuntimeError):  # on a device that is lost nothing can be recorded
+                buffer.event.record()
+            raise
         finally:
             if self.graphs is not None:
                 self.graphs.in_step = False
@@ -406,7 +415,7 @@ class LaunchedSteps:
     ) -> None:  # fmt: skip
         """Queue all of a step's work on the device, from copy to copy."""
         static, begin, end = self.program.inputs, num_words(shape), tail.end
-        inputs = static if end <= len(static) else torch.empty(end, dtype=torch.int32, device=static.device)
+        inputs = static if end <= len(static) else retried(self._memory, lambda: self._room(end))
         inputs[:end].copy_(buffer.tensor[:end], non_blocking=True)
         if inputs is not static and not callable(compute):
             static[:begin].copy_(inputs[:begin])
@@ -426,6 +435,10 @@ class LaunchedSteps:
             rows = tail.rows(inputs)
             more = retried(self._memory, lambda: self.program.described(shape, rows, logprobs.most))
             buffer.fit_more(logprobs.words).copy_(more.view(-1), non_blocking=True)
+
+    def _room(self, words: int) -> torch.Tensor:
+        """Return memory on the device for a step with a longer tail than `program.inputs` has room for."""
+        return torch.empty(words, dtype=torch.int32, device=self.runner.device)
 
     def _recorder_for(self, slots: np.ndarray, positions: np.ndarray) -> Callable[[np.ndarray], None] | None:
         """Return the function that receives the tokens sampled for `slots` at `positions` int64; None if they are not

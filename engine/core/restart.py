@@ -11,7 +11,7 @@ from engine.core.health import Health
 from engine.core.inbox import Inbox
 from engine.core.recovery import RecoveryPlan
 from engine.observer import Observer
-from executors.contract import ExecutorDied, ExecutorError, ModelExecutor
+from executors.contract import DeviceLost, ExecutorDied, ExecutorError, ModelExecutor
 
 logger = logging.getLogger("cohort.engine")
 
@@ -42,6 +42,10 @@ class Restart:
                     raise  # the executor's own, which is no such error: a bug
                 health.detail = f"its load had not ended after {timeout:.0f} s"
                 logger.error("restart failed: %s", health.detail)
+                return False
+            except DeviceLost as failure:
+                health.detail = str(failure)
+                logger.error("restart failed: %s", failure)
                 return False
             except ExecutorError as failure:
                 error, health.detail = failure, str(failure)

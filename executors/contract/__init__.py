@@ -50,6 +50,7 @@ from executors.contract.config import (
 )
 from executors.contract.errors import (
     ConfigError,
+    DeviceLost,
     ExecutorDied,
     ExecutorError,
     InvalidInput,
@@ -106,6 +107,7 @@ __all__ = [
     "ConfigError",
     "DecodeInput",
     "DecodeOutput",
+    "DeviceLost",
     "Drafts",
     "ExecutorAttentionConfig",
     "ExecutorCapabilities",

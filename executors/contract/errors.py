@@ -71,6 +71,11 @@ class ExecutorDied(ExecutorError):
         self.from_outside = from_outside
 
 
+class DeviceLost(ExecutorDied):
+    """The executor's device can be used only by a new process, and the executor is part of the one that asks: beginning an
+    epoch again cannot help."""
+
+
 class NotReady(ExecutorError):
     """Called before warmup, while loading or after shutdown."""
 

@@ -26,8 +26,10 @@ from executors.contract import (
     ConfigError,
     DecodeInput,
     DecodeOutput,
+    DeviceLost,
     ExecutorCapabilities,
     ExecutorConfig,
+    ExecutorDied,
     ExecutorError,
     ExecutorMemoryUsage,
     ExecutorMetrics,
@@ -117,10 +119,13 @@ class LlmExecutor(BatchModelExecutor):
         self._stats = StepStats()
         self._epoch: int | None = None
         self._step_failed = False
+        self._loss_reason = ""
+        """Why this process can use its device no more; "" while it can."""
+        self._report_death: Callable[[ExecutorDied], None] = lambda death: None
         self._steps = PendingSteps()
         self._idle = IdleWork(
             self._steps,
-            lambda: self._ready().unified.capture_next(),
+            self._capture_next,
             lambda: self._ready().unified.capture_wait,
         )
         self._calls = 0
@@ -184,6 +189,10 @@ class LlmExecutor(BatchModelExecutor):
         """See the contract."""
         self._progress = report
 
+    def set_death_listener(self, report: Callable[[ExecutorDied], None]) -> None:
+        """See the contract. It dies where its device is lost while no call computes: a new process is needed then."""
+        self._report_death = report
+
     async def warmup(self) -> None:
         """Load the model, size and allocate KV, run one small prefill and decode so that the first request finds everything
         warm, and measure the pace."""
@@ -230,7 +239,7 @@ class LlmExecutor(BatchModelExecutor):
         if assembly.memory is not None:
             assemble = partial(self._assemble, assembly)
             return DeviceSizing(
-                source, config, assembly.memory, assemble, self._try_largest, ExecutorRuntime.close
+                source, config, assembly.memory, assemble, self._try_largest, ExecutorRuntime.close, report=assembly.report
             ).make()
         runtime = self._assemble(assembly, assembly.planned(draft))
         if draft is not None:
@@ -267,14 +276,20 @@ class LlmExecutor(BatchModelExecutor):
         """See the contract."""
         self._idle.stop()
         if self._runtime is not None:
-            await self._steps.settled()
+            if not self._loss_reason:
+                await self._steps.settled()
             self._runtime.close()
         self._runtime = None
         self._state = ExecutorState.SHUTDOWN
         self._group.close()
 
     async def begin_epoch(self, epoch: int) -> None:
-        """See the contract."""
+        """See the contract. Raises DeviceLost if this process has lost its device."""
+        if self._loss_reason:
+            raise DeviceLost(
+                f"{self._loss_reason}; a process that has lost its device cannot use it again: with --executor-mode process the "
+                "executor is started anew in another one"
+            )
         await self._steps.settled()
         self._ready().unified.states.clear()
         self._epoch = epoch
@@ -288,21 +303,40 @@ class LlmExecutor(BatchModelExecutor):
 
     @contextlib.contextmanager
     def _computing(self, batch_size: int) -> Iterator[None]:
-        """Mark the executor busy and translate torch's exceptions into those of the contract."""
+        """Mark the executor busy and translate torch's exceptions into those of the contract. Raises ExecutorDied, now and later,
+        where the device is lost."""
+        if self._loss_reason:
+            raise ExecutorDied(self._loss_reason)
         self._state, self._calls = ExecutorState.BUSY, self._calls + 1
         self._stats.current_batch_size = batch_size
         try:
             yield
         except ExecutorError as error:
             self._stats.failed += not isinstance(error, Skipped)
+            self._loss_reason = self._loss_reason or _loss(error)
             raise
         except Exception as error:
             self._stats.failed += 1
-            raise step_fault(error) from error
+            fault = step_fault(error)
+            self._loss_reason = self._loss_reason or _loss(fault)
+            raise fault from error
         finally:
             self._calls -= 1
             if not self._calls:
-                self._state, self._stats.current_batch_size = ExecutorState.READY, 0
+                self._stats.current_batch_size = 0
+                self._state = ExecutorState.ERROR if self._loss_reason else ExecutorState.READY
+
+    def _capture_next(self) -> bool:
+        """Capture one more graph while nothing is computed; report where the device is lost, which no step notices then."""
+        try:
+            return self._ready().unified.capture_next()
+        except Exception as error:
+            fault = step_fault(error)
+            if not isinstance(fault, ExecutorDied):
+                raise
+            self._loss_reason, self._state = str(fault), ExecutorState.ERROR
+            self._report_death(fault)
+            return False
 
     # -- steps -----------------------------------------------------------------------------------------------------------
 
@@ -478,6 +512,10 @@ class LlmLoraExecutor(LlmExecutor):
         table = self._ready().unified.states.adapters
         assert table is not None, "the factory makes this class for configurations with adapters"
         return table
+
+
+def _loss(error: ExecutorError) -> str:
+    return str(error) if isinstance(error, ExecutorDied) else ""
 
 
 def _check_head(info: ModelInfo, inputs: Sequence[PrefillInput | DecodeInput]) -> None:

@@ -138,7 +138,7 @@ async def serve(channel: Channel) -> int:
     """Run until Shutdown; returns the exit code."""
     loop = asyncio.get_running_loop()
     inbox: asyncio.Queue[m.ToExecutor | m.Unreadable] = asyncio.Queue()
-    worker = Worker(channel.send, channel.send_if_free)
+    worker = Worker(channel.send, channel.send_if_free, _lost_device)
     IoThread(channel, lambda message: _put(loop, inbox, message), worker.beat).start()
     MemoryWatch(_out_of_memory).start()
     first = await inbox.get()
@@ -159,6 +159,11 @@ async def serve(channel: Channel) -> int:
 def _out_of_memory(reason: str) -> NoReturn:
     print(f"executor: {reason}", file=sys.stderr, flush=True)
     os._exit(m.EXIT_MEMORY)
+
+
+def _lost_device(reason: str) -> NoReturn:
+    print(f"executor: the device is lost: {reason}", file=sys.stderr, flush=True)
+    os._exit(m.EXIT_DEVICE)
 
 
 def _put(

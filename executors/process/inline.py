@@ -161,6 +161,7 @@ class InlineExecutor(BatchModelExecutor):
         self._guard: StepGuard | None = None  # set when the executor is warm
         self._overlaps = False  # it takes a step while it computes another
         self._thread: _ExecutorThread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._report: ProgressCallback | None = None
         self._stage = ""
         self._death: ExecutorDied | None = None
@@ -246,6 +247,10 @@ class InlineExecutor(BatchModelExecutor):
         """As the contract's; `report` is called on the executor's thread."""
         self._report = report
 
+    def set_death_listener(self, report: Callable[[ExecutorDied], None]) -> None:
+        """As the contract's; replaces `on_death`."""
+        self.on_death = report
+
     def _progressed(self, stage: str, done: int, total: int) -> None:
         self._stage = "" if 0 < total <= done else stage
         if self._report is not None:
@@ -256,6 +261,7 @@ class InlineExecutor(BatchModelExecutor):
         if self._closed:
             raise NotReady("the executor was shut down")
         if self._thread is None:
+            self._loop = asyncio.get_running_loop()
             self._thread = _ExecutorThread()
         await asyncio.wrap_future(self._thread.submit(self._load))
 
@@ -267,6 +273,7 @@ class InlineExecutor(BatchModelExecutor):
                 self._stage = "importing"
                 self.inner = registry.create(self.config)
             self.inner.set_progress(self._progressed)
+            self.inner.set_death_listener(self._inner_died)
             await self.inner.warmup()
         except Exception as error:
             failure = typed(error)
@@ -373,6 +380,11 @@ class InlineExecutor(BatchModelExecutor):
         except ExecutorDied as death:
             self._died(death)
             raise
+
+    def _inner_died(self, death: ExecutorDied) -> None:
+        """Between calls, reported on the executor's thread."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._died, death)
 
     def _died(self, death: ExecutorDied) -> None:
         if self._death is None:

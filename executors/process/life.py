@@ -26,6 +26,7 @@ import msgspec
 from cohort_server import run
 from executors.contract import ExecutorConfig, ExecutorDied, ExecutorError, InvalidInput, NotReady, from_kind
 from executors.process.messages import (
+    EXIT_DEVICE,
     EXIT_MEMORY,
     Answer,
     Call,
@@ -322,6 +323,8 @@ class Life:
             self._killed(-status)
         elif status == EXIT_MEMORY:
             self.kill("memory", "ended itself at its container's memory limit")
+        elif status == EXIT_DEVICE:
+            self.kill("exit", "ended itself because its device was lost")
         else:
             self.kill("exit", f"ended with exit code {status}")
         self._ticker.cancel()

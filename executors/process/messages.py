@@ -45,6 +45,8 @@ from executors.contract import (
 
 EXIT_MEMORY = 4
 """Exit code of an executor process that ended itself at its container's memory limit."""
+EXIT_DEVICE = 5
+"""Exit code of an executor process that ended itself because its device was lost while no call computed."""
 
 Array = np.ndarray  # on the wire always of one dimension; its dtype travels with it
 

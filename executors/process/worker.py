@@ -19,6 +19,7 @@ from executors.contract import (
     StepFailed,
     Unsupported,
 )
+from executors.contract.faults import executor_error
 from executors.process import messages as m
 from executors.process.guard import StepGuard, typed
 from executors.process.wire import WireError
@@ -32,13 +33,18 @@ class Worker:
     """Used by the main thread; `beat` and the progress reports come from any.
 
     - `send` and `send_if_free`: the channel's.
+    - `lost_device`: called with the reason, from any thread, when the executor's device is lost and no call may notice it.
     """
 
     def __init__(
-        self, send: Callable[[m.ToServer], None], send_if_free: Callable[[m.ToServer], None]
+        self,
+        send: Callable[[m.ToServer], None],
+        send_if_free: Callable[[m.ToServer], None],
+        lost_device: Callable[[str], None] = lambda reason: None,
     ) -> None:
         self._send = send
         self._send_if_free = send_if_free
+        self._lost_device = lost_device
         self._executor: ModelExecutor | None = None
         self._guard: StepGuard | None = None
         self._stage = "starting"
@@ -64,6 +70,7 @@ class Worker:
             self._progress("importing", 0, 0)
             executor = registry.create(config)
             executor.set_progress(self._progress)
+            executor.set_death_listener(lambda death: self._lost_device(str(death)))
             self._executor = executor
             self._progress("loading", 0, 0)
             await executor.warmup()
@@ -239,7 +246,11 @@ class Worker:
                 lora=None if lora is None else dict(lora),
             )
             self._snapshot_at = time.monotonic()
-        except Exception:
+        except Exception as error:
+            # What a lost device raises here no step may have met yet.
+            fault = executor_error(error)
+            if isinstance(fault, ExecutorDied):
+                self._lost_device(str(fault))
             # The main thread may be changing what is being read here, or warmup has not made it yet. The last snapshot
             # stands in; the next beat tries again.
             pass

@@ -14,6 +14,7 @@ from engine.metrics_sink import MetricsSink
 from engine.request import Stage
 from executors.contract import (
     ConfigError,
+    DeviceLost,
     ExecutorDied,
     ExecutorError,
     InvalidInput,
@@ -68,6 +69,27 @@ async def test_a_failed_step_of_an_executor_that_lives_is_no_restart() -> None:
         assert (await run(core, request([1], 20)))[0] == expected_tokens([1], 20)
         assert core.stats().epoch == 2
     assert seen.causes == []
+
+
+async def test_a_device_that_only_another_process_can_use_is_not_waited_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As an inline executor's, whose process is the server's: the first try says so, and every request hears why."""
+    made = fake()
+    tried = 0
+
+    async def begin_epoch(epoch: int) -> None:
+        nonlocal tried
+        tried += 1
+        raise DeviceLost("CUDA error: gone; a process that has lost its device cannot use it again")
+
+    async with engine(made, recovery_timeout=60.0) as core:
+        made.begin_epoch = begin_epoch  # type: ignore[method-assign]
+        made.failures.append(Failure("die", token=1))
+        with pytest.raises(ExecutorFailed, match="cannot use it again"):
+            await asyncio.wait_for(run(core, request([1], 5)), 5)
+        assert tried == 1 and core.stage is Stage.FAILED
+    assert "restart failed: CUDA error: gone" in caplog.text
 
 
 async def test_a_death_right_behind_a_restart_is_heard() -> None:

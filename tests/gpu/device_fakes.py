@@ -142,6 +142,8 @@ class HostedDevice(CpuDevice):
     def steps(self) -> Any:
         return self
 
+    def check(self) -> None: ...
+
 
 class FakeDevice(HostedDevice):
     """`log` of captures; `graphs` in their order; `lateness` of its events."""
@@ -156,6 +158,8 @@ class FakeDevice(HostedDevice):
         self.reserved = 0
         self.broken = ""
         """Why it cannot capture."""
+        self.lost = ""
+        """What it says of every work, once it is lost."""
         self._lasting: set[int] | None = None
 
     def event(self) -> LateEvent:
@@ -166,6 +170,10 @@ class FakeDevice(HostedDevice):
         if self.broken:
             raise RuntimeError(self.broken)
         self.reserved = num_bytes
+
+    def check(self) -> None:
+        if self.lost:
+            raise torch.AcceleratorError(self.lost)
 
     def capture(self, run: Callable[[], None]) -> FakeGraph:
         if self.broken:

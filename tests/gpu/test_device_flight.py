@@ -309,7 +309,7 @@ def test_steps_are_queued_on_one_stream() -> None:
     out no stream, and no file but the device's own makes or enters one."""
     members = {name for name in vars(base.StepDevice) if not name.startswith("_")}
     assert members | set(base.StepDevice.__annotations__) == {
-        "pinned", "captures", "compiles", "event", "reserve", "capture",
+        "pinned", "captures", "compiles", "event", "reserve", "capture", "check",
     }  # fmt: skip
     streams = re.compile(r"\bStream\(|\.stream\(|wait_stream|set_stream|current_stream")
     users = [

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Generic, TypeVar
 
+from executors.contract import ProgressCallback
 from executors.contract.batch import UnifiedBatch
 from executors.contract.config import ExecutorConfig
 from executors.contract.errors import ConfigError, Unavailable
@@ -40,8 +41,11 @@ compared with a device's figures."""
 SHARE_OF_EARLIER_SIZE = 0.9
 """Largest share of a pool that did not fit that the next attempt may use."""
 PAUSE = 0.5
-"""Pause before the next attempt in seconds, if the pool's size is given: a process that is ending frees its memory
+"""Pause before the next look or attempt in seconds, if the pool's size is given: a process that is ending frees its memory
 meanwhile."""
+WAIT_S = 20.0
+"""Longest time to wait for as much free memory as a pool of given size takes. After a kill the driver may need seconds to take
+back a hundred gigabytes; a start that fails would load the weights again."""
 
 T = TypeVar("T")
 
@@ -58,9 +62,10 @@ class DeviceSizing(Generic[T]):
         run: Callable[[T, UnifiedBatch], None],
         close: Callable[[T], None],
         sleep: Callable[[float], None] = time.sleep,
+        report: ProgressCallback = lambda stage, done, total: None,
     ) -> None:
         """`assemble` and `run` raise OutOfMemory, or torch's errors. `run` leaves no sequence behind. `close` ends a `T` that
-        is discarded."""
+        is discarded. `report` receives the progress of what takes long."""
         self._source = source
         self._config = config
         self._memory = memory
@@ -68,6 +73,7 @@ class DeviceSizing(Generic[T]):
         self._run = run
         self._close = close
         self._sleep = sleep
+        self._report = report
         self._spec = kv_group(source.model)
         self._most_tokens = max(1, look(memory, config).usable // self._spec.bytes_per_token())
 
@@ -103,10 +109,11 @@ class DeviceSizing(Generic[T]):
         as the first."""
         config = self._config
         plan = plan_kv(self._spec, config, self._source.info.max_model_len)
+        self._wait_for(plan.layout.num_blocks * plan.layout.bytes_per_block)
         for attempt in range(ATTEMPTS):
             if attempt:
                 self._sleep(PAUSE)
-            give_back(self._memory)
+                give_back(self._memory)
             executor, why = self._attempt(plan, try_out=False)
             if executor is None:
                 continue
@@ -123,6 +130,20 @@ class DeviceSizing(Generic[T]):
             f"kv_cache_memory_bytes {config.memory.kv_cache_memory_bytes:,}: no memory for it on {self._spec.device}: {why}; "
             f"{room.free:,} bytes are free"
         )
+
+    def _wait_for(self, num_bytes: int) -> None:
+        """Wait until so much of the device is free, or `WAIT_S` are over: then an attempt tells whether it is too little."""
+        give_back(self._memory)
+        for waited in range(round(WAIT_S / PAUSE)):
+            free = look(self._memory, self._config).free
+            if free >= num_bytes:
+                break
+            if not waited:
+                _log.warning(
+                    "waiting for memory: %s bytes for KV, %s are free", f"{num_bytes:,}", f"{free:,}"
+                )
+            self._report("waiting for the device's memory", 0, 0)
+            self._sleep(PAUSE)
 
     def _profile(self) -> int:
         """Measure the bytes that everything but weights and KV takes while the largest steps run. Raises ConfigError."""

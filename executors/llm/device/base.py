@@ -83,6 +83,10 @@ class StepDevice(Protocol):
     def capture(self, run: Callable[[], None]) -> Graph:
         """Run the work once, then record it."""
 
+    def check(self) -> None:
+        """Wait for all work queued so far. Raises the device's error if it is lost to this process; errors of a capture that
+        failed before are none."""
+
 
 def unsupported(name: str) -> ConfigError:
     """Make the error for a name that is no device's."""

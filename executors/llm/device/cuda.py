@@ -211,6 +211,14 @@ class CudaSteps:
             raise
         return graph
 
+    def check(self) -> None:
+        """See `StepDevice`. After an error that loses the context each call reports it again."""
+        try:
+            torch.cuda.current_stream(self._stream.device).synchronize()
+        except RuntimeError as error:
+            if "captur" not in str(error):
+                raise
+
     def _run(self, run: Callable[[], None]) -> None:
         """Run the work on the stream of the capture, which compiles and loads missing kernels and lets libraries allocate
         what they keep."""

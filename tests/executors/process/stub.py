@@ -42,9 +42,22 @@ from executors.contract import (
     UnifiedOutput,
 )
 
-PLAIN, SLEEP, HOLD_GIL, STEP_FAILED, CRASH, EXIT, INVALID, NO_MEMORY, CUDA, COMPILE, DIE, NEVER, SURROGATE = (
-    range(100, 113)
-)
+(
+    PLAIN,
+    SLEEP,
+    HOLD_GIL,
+    STEP_FAILED,
+    CRASH,
+    EXIT,
+    INVALID,
+    NO_MEMORY,
+    CUDA,
+    COMPILE,
+    DIE,
+    NEVER,
+    SURROGATE,
+    LOSE,
+) = range(100, 114)
 
 
 class AcceleratorError(RuntimeError):
@@ -59,6 +72,8 @@ class Stub(BatchModelExecutor):
         self.acts = config.options.get("rank", config.parallel.rank) == config.parallel.rank
         """Whether it misbehaves: with the option `rank`, that rank alone does."""
         self.log: list[str] = []
+        self.lost = False
+        """Whether its device says so from now on, to whoever asks."""
         self.report: ProgressCallback = lambda stage, done, total: None
 
     def set_progress(self, report: ProgressCallback) -> None:
@@ -99,6 +114,8 @@ class Stub(BatchModelExecutor):
         return True
 
     def status(self) -> ExecutorStatus:
+        if self.lost:
+            raise AcceleratorError("CUDA error: an illegal memory access was encountered")
         return ExecutorStatus(ExecutorState.READY, True, decode_count=len(self.log))
 
     def metrics(self) -> ExecutorMetrics:
@@ -193,6 +210,7 @@ ACTIONS: dict[int, Callable[[Stub], object]] = {
     DIE: lambda stub: _raise(ExecutorDied("gave up", "fake")),
     SURROGATE: lambda stub: _raise(StepFailed("no file \udcff")),
     NEVER: lambda stub: asyncio.Event().wait(),
+    LOSE: lambda stub: setattr(stub, "lost", True),
 }  # type: ignore[dict-item]
 
 

@@ -102,6 +102,20 @@ async def test_a_child_that_gives_up(remote: Make, action: int, cause: str, mess
     assert executor.restarts == {cause: 1}
 
 
+async def test_a_device_that_is_lost_beside_steps_ends_the_child(remote: Make) -> None:
+    """The thread of the heartbeat meets the error first, when it asks for figures; nobody asks for a step."""
+    deaths: list[ExecutorDied] = []
+    executor = remote(limits=QUICK, on_death=deaths.append)
+    await executor.warmup()
+    watching = asyncio.ensure_future(executor.wait_dead())
+    with contextlib.suppress(ExecutorDied):  # a snapshot may follow the very answer
+        await executor.unified_decode(step(stub.LOSE))
+    death = await asyncio.wait_for(watching, 20)
+    assert death is not None and death.cause == "exit" and "its device was lost" in str(death)
+    await revived(executor)
+    assert executor.restarts == {"exit": 1}
+
+
 @pytest.mark.long(every=2)
 @pytest.mark.parametrize("idle", [True, False])
 async def test_a_stopped_child_blocks_nothing_and_is_found_out(remote: Make, idle: bool) -> None:

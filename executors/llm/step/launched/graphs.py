@@ -218,13 +218,15 @@ class StepGraphs:
 
     def capture(self, shape: StepShape) -> None:
         """Capture a graph. Raises RuntimeError within a step, because a caller that waits for the step would also wait for
-        the capture."""
+        the capture, and the device's error if it is lost."""
         if self.in_step:
             raise RuntimeError("a graph cannot be captured within a step")
         try:
             self._graphs[shape] = self._device.capture(self._prepare(shape))
         except Exception as error:
             why = no_device_memory(error)
+            if why is None:
+                self._device.check()  # an earlier step's error may show here first, and no step works after it
             if why is None or self._starved == STARVED_TRIES:
                 self.fail(f"capture {shape}", error)
                 return

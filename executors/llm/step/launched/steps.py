@@ -170,6 +170,7 @@ class LaunchedSteps:
             except Exception as error:
                 if no_memory(error) is not None:
                     raise
+                self._device.check()
                 self.graphs.fail("reserve memory for graphs", error)
 
     def capture_first(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -82,3 +83,35 @@ def test_it_becomes_the_threads_own_if_it_has_a_number(monkeypatch: pytest.Monke
     for name in ("cuda", "cuda:1"):
         CudaDevice(torch.device(name)).use()
     assert taken == [GPU]
+
+
+@pytest.mark.parametrize(
+    ("said", "lost"),
+    [
+        ("CUDA error: an illegal memory access was encountered", True),
+        ("CUDA error: unspecified launch failure", True),
+        ("CUDA error: operation not permitted when stream is capturing", False),
+        ("CUDA error: operation failed due to a previous error during capture", False),
+        (None, False),
+    ],
+)
+def test_a_loss_is_told_from_a_capture_that_was_refused(
+    said: str | None, lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what waiting for the stream of the steps raises, after a capture has failed."""
+
+    class Stream:
+        device = GPU
+
+        def __init__(self, device: torch.device) -> None: ...
+
+        def synchronize(self) -> None:
+            if said is not None:
+                raise RuntimeError(said)
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+    steps = CudaDevice(GPU).steps()
+    with pytest.raises(RuntimeError, match="CUDA error") if lost else contextlib.nullcontext():
+        steps.check()

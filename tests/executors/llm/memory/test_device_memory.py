@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine.config import EngineConfig
 from executors.contract.batch import SamplingParams, UnifiedBatch
 from executors.contract.config import ExecutorConfig, ExecutorMemoryConfig
 from executors.contract.errors import ConfigError, OutOfMemory, Unavailable
@@ -276,13 +277,44 @@ def test_a_given_size_waits_for_a_process_that_is_ending() -> None:
     assert len(sizing.pauses) == 2
 
 
+def test_memory_that_returns_slowly_after_a_kill_is_waited_for() -> None:
+    """The first life's pool to the byte, though its memory comes back piece by piece for longer than the attempts last; the
+    runners are built once, and weights are not loaded again."""
+    device = Device(total=141 * GIB, others=122 * GIB)
+    sizing = Sizing(device, kv_cache_memory_bytes=100 * GIB, **LONG)
+
+    def slowly() -> None:
+        device.others = max(0, device.others - 10 * GIB)
+
+    sizing.while_paused = slowly
+    stages: list[str] = []
+    sizing.sizing._report = lambda stage, done, total: stages.append(stage)
+    made = sizing.sizing.make()
+    assert pool_bytes(made) == 100 * GIB and sizing.made == [made]
+    assert ATTEMPTS < len(sizing.pauses) <= 12 and len(set(stages)) == 1
+    assert sum(sizing.pauses) <= device_sizing.WAIT_S
+
+
 def test_a_given_size_that_is_not_there_is_refused() -> None:
+    """In bounded time: a load that fails is tried again by the engine, for as long as its recovery may take."""
     sizing = Sizing(Device(others=75 * GIB), kv_cache_memory_bytes=2 * GIB)
     with pytest.raises(
         Unavailable, match=r"kv_cache_memory_bytes 2,147,483,648: no memory for it .* bytes are free"
     ):
         sizing.sizing.make()
-    assert len(sizing.pauses) == ATTEMPTS - 1
+    waited = device_sizing.WAIT_S + (ATTEMPTS - 1) * device_sizing.PAUSE
+    assert sum(sizing.pauses) == pytest.approx(waited)
+    assert 2 * waited < EngineConfig().recovery_timeout
+
+
+def test_figures_that_say_too_little_are_not_believed_for_ever() -> None:
+    """An attempt tells in the end."""
+    device = Device()
+    sizing = Sizing(device, kv_cache_memory_bytes=2 * GIB)
+    device.others = device.free - GIB
+    sizing.sizing._assemble = lambda plan: Made(plan)
+    assert pool_bytes(sizing.sizing.make()) == 2 * GIB
+    assert sum(sizing.pauses) == pytest.approx(device_sizing.WAIT_S)
 
 
 def test_a_given_size_that_leaves_no_room_for_the_largest_step_is_said(

@@ -70,7 +70,8 @@ async def alone(path: Path, asked: list[Visit]) -> Heard:
     """What each request hears by itself, computed by the host; None for those that are aborted."""
     executor = await start(path)
     found: Heard = []
-    async with harness.engine(InlineExecutor(executor.config, executor), max_in_flight=1) as core:  # type: ignore[arg-type]
+    inline = InlineExecutor(executor.config, executor)
+    async with harness.engine(inline, max_in_flight=1) as core:  # type: ignore[arg-type]
         for visit in asked:
             heard = None if visit.aborted_after is not None else await harness.run(core, visit.request)
             found.append(None if heard is None else heard[0])
@@ -90,7 +91,9 @@ async def device(path: Path, captures: bool) -> FakeDeviceExecutor:
 
 
 async def crowd(executor: LlmExecutor, asked: list[Visit], seed: int) -> tuple[Heard, EngineStats]:
-    """What each request hears in the crowd, None for those that were aborted, and the engine's figures. Raises what a sequence failed with."""
+    """What each request hears in the crowd, None for those that were aborted, and the engine's figures.
+
+    Raises what a sequence failed with."""
     rng = random.Random(seed)
     inline = InlineExecutor(executor.config, executor)
     options = {"max_num_seqs": SEQS, "max_num_batched_tokens": 24, "max_in_flight": 2}

@@ -1,0 +1,134 @@
+"""Faults put into kernels on purpose, each of which the checks of this folder notice: a counter that is not reset, a mask that is
+stale, a piece of keys that is missing, programs that nothing orders."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from triton.runtime.errors import InterpreterError
+
+from executors.kernels.triton import decode_attention, extend_attention, few_rows
+from executors.llm.attention.key_pieces import PieceRule
+from tests.gpu import test_attention, test_few_rows, test_memcheck
+from tests.gpu.memcheck import checked
+from tests.gpu.test_attention import Batch, check, fresh
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.interpreted,
+    pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value encountered"),
+]
+_small_parts = test_few_rows._small_parts
+
+
+def mutated(module: ModuleType, folder: Path, *changes: tuple[str, str]) -> Any:
+    """The module with pieces of its text replaced; each stands there once."""
+    assert module.__file__ is not None
+    text = Path(module.__file__).read_text()
+    for before, after in changes:
+        assert text.count(before) == 1, (
+            f"{before!r} stands there {text.count(before)} times: change the mutant, too"
+        )
+        text = text.replace(before, after)
+    name = f"mutant_{module.__name__.rpartition('.')[2]}_{abs(hash(changes))}"
+    file = folder / f"{name}.py"
+    file.write_text(text)
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    made = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(made)
+    finally:
+        del sys.modules[name]
+    return made
+
+
+def decode_17() -> None:
+    test_memcheck.decode(17, False)
+
+
+def decode_3() -> None:
+    """Pieces of several tiles."""
+    test_memcheck.decode(3, False)
+
+
+def extend() -> None:
+    test_attention.test_extend(torch.float32, (4, 2), 64, 16, None, None)
+
+
+def few_parts() -> None:
+    test_few_rows.test_a_sum_behind(16, 96, 640, True, 0.3, (3, 5, 128), torch.float32)
+
+
+ORDER = 'sem="acq_rel", scope="gpu"'
+MUTANTS: dict[str, tuple[ModuleType, str, str, Callable[[], None]]] = {
+    "decode: a counter not reset": (
+        decode_attention, "tl.store(counter, 0)", "tl.store(counter, count)", decode_17,
+    ),
+    "decode: the mask of the first tile": (
+        decode_attention, "there = place < end", "there = begin + tl.arange(0, TILE) < end", decode_3,
+    ),
+    "decode: the last piece is not added": (
+        decode_attention, "there = number < count", "there = number < count - 1", decode_17,
+    ),
+    "decode: added up before all have come": (
+        decode_attention, "== count - 1:", "== count - 2:", decode_17,
+    ),
+    "decode: counted without order": (decode_attention, ORDER, 'sem="relaxed", scope="gpu"', decode_17),
+    "extend: the mask of the first tile": (
+        extend_attention, "there = place < last", "there = first + tl.arange(0, TILE) < last", extend,
+    ),
+    "extend: later keys are seen": (
+        extend_attention, "place[None, :] <= own[:, None])", "place[None, :] <= own[:, None] + 1)", extend,
+    ),
+    "few rows: a counter not reset": (
+        few_rows, "tl.store(arrived + tile, 0)", "tl.store(arrived + tile, PARTS)", few_parts,
+    ),
+    "few rows: added up before all have come": (few_rows, "== PARTS - 1:", "== PARTS - 2:", few_parts),
+    "few rows: counted without order": (few_rows, ORDER, 'sem="relaxed", scope="gpu"', few_parts),
+}  # fmt: skip
+USERS = {
+    decode_attention: (test_attention, "decode_attention"),
+    extend_attention: (test_attention, "extend_attention"),
+    few_rows: (test_few_rows, "added_product"),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_is_caught(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, before, after, run = MUTANTS[name]
+    user, function = USERS[module]
+    with checked():
+        run()
+    mutant = mutated(module, tmp_path, (before, after))
+    if module is few_rows:
+        monkeypatch.setattr(mutant, "_LEAST_DEPTH", 64)
+    monkeypatch.setattr(user, function, getattr(mutant, function))
+    with checked(), pytest.raises((AssertionError, InterpreterError)):
+        run()
+
+
+@pytest.mark.parametrize("lost", ["a piece", "a tile of a piece"])
+def test_keys_that_are_in_no_piece_are_missed(lost: str) -> None:
+    batch = Batch([1] * 3, [511, 99, 3], (4, 2), 64, 16, torch.float32, 3)
+    pieces = PieceRule(1, 64, count=17).cut(batch.lengths)
+    whole = fresh(batch)
+    batch.decode(np.arange(3), pieces.copy(), None, None, whole)
+    check(whole, batch.expected(None, None), torch.float32)
+    last = np.flatnonzero((pieces[:, 0] == 0) & (pieces[:, 2] == 512))
+    if lost == "a piece":
+        pieces[last] = -1
+    else:
+        pieces[last, 2] -= 16
+    out = fresh(batch)
+    with checked(), pytest.raises(AssertionError):
+        batch.decode(np.arange(3), pieces, None, None, out)
+        check(out, batch.expected(None, None), torch.float32)

@@ -75,6 +75,8 @@ class DeviceLost(ExecutorDied):
     """The executor's device can be used only by a new process, and the executor is part of the one that asks: beginning an
     epoch again cannot help."""
 
+    kind = "device_lost"
+
 
 class NotReady(ExecutorError):
     """Called before warmup, while loading or after shutdown."""
@@ -86,7 +88,7 @@ _BY_KIND: dict[str, type[ExecutorError]] = {
     cls.kind: cls
     for cls in (
         ExecutorError, InvalidInput, Unsupported, ConfigError, Unavailable, StepFailed, OutOfMemory, Skipped, ExecutorDied,
-        NotReady,
+        DeviceLost, NotReady,
     )
 }  # fmt: skip
 

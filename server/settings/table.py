@@ -217,7 +217,8 @@ class Settings:
     )
     deterministic: bool = switch(
         False,
-        "Compute the same tokens, bit for bit, whatever else is in the batch and however often a request is recomputed.",
+        "Compute the same tokens, bit for bit, whatever else is in the batch and however often a request is recomputed; on CPUs. "
+        "Without it bits change with the batch, so that a seed repeats an answer only if the same requests run beside it.",
     )
     quantization: str | None = text(
         None,
@@ -363,7 +364,8 @@ class Settings:
     )
     executor_mode: ExecutorMode = choice(  # noqa: RUF009 - a row is made once
         "process",
-        "Place of the executor: process (a process of its own) or inline (a thread of the server).",
+        "Place of the executor: process (a process of its own) or inline (a thread of the server, for debugging: it cannot go on "
+        "after a GPU has failed).",
         EXECUTOR_MODES,
     )
     executor_option: Mapping[str, Scalar] = pairs(

@@ -11,6 +11,8 @@ MAX_FAILED_STEPS = 3
 FAILED_STEPS_BEFORE_ALONE = 2
 """After so many of them it is computed in steps of its own, so that the last failure has one culprit."""
 
+STEP_TOKENS = 2048
+"""Most query tokens of a step if neither the configuration nor the executor says."""
 
 MAX_FRUITLESS_RESTARTS = 16
 """The executor died so many times in a row without a token in between: no single request can be to blame for all of
@@ -21,10 +23,10 @@ them, and another restart would not help. The process that started the server le
 class EngineConfig:
     """Limits of a step and of the queue, and how the engine bears failures."""
 
-    max_num_seqs: int = 64
-    """Sequences computed at once."""
-    max_num_batched_tokens: int = 2048
-    """Query tokens a step."""
+    max_num_seqs: int | None = None
+    """Most sequences computed at once; None: as many as the executor takes."""
+    max_num_batched_tokens: int | None = None
+    """Most query tokens of a step; None: as many as the executor takes."""
     max_queued_seqs: int = 4096
     """Waiting sequences beyond which a request is refused as overloaded."""
     max_queued_tokens: int = 1 << 22

@@ -11,16 +11,22 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class DeviceKind:
     """`place`: module and class of its `executors.llm.device.base.Device`. `numbered`: a machine may have several, `NAME:N` is
-    one of them, and each rank needs one of its own."""
+    one of them, and each rank needs one of its own. `batch_limits`: most sequences and tokens of a step where no setting gives
+    them, lowered where memory is short; None: those of `ExecutorConfig`."""
 
     place: str
     numbered: bool = False
+    batch_limits: tuple[int, int] | None = None
 
 
+MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS = 64, 2048
+"""Most sequences and tokens of a step on devices without limits of their own, as in `ExecutorConfig`."""
 GPU = "cuda"
 DEVICES = {
     "cpu": DeviceKind("executors.llm.device.cpu:CpuDevice"),
-    GPU: DeviceKind("executors.llm.device.cuda:CudaDevice", numbered=True),
+    # A step reads all weights once: at 64 rows a model of 8B is at half to two thirds of its rate at 256. 8,192 tokens keep the
+    # matrix products of a prompt at their full rate.
+    GPU: DeviceKind("executors.llm.device.cuda:CudaDevice", numbered=True, batch_limits=(256, 8192)),
 }
 """Kinds by name, which is also torch's. "auto" takes the last kind of which the machine has a device."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from engine.config import EngineConfig
+from engine.config import STEP_TOKENS, EngineConfig
 from engine.core.journal import Journal
 from engine.core.lora import LoraAdapters
 from engine.core.policies import Policies
@@ -34,9 +34,9 @@ def make_scheduler(
         raise ConfigError("speculative_method draft_model: this executor has no draft model")
     if config.max_loras and not takes_adapters(executor):
         raise ConfigError("max_loras: this executor loads no LoRA adapters")
-    most_tokens = limits.max_batched_tokens or config.max_num_batched_tokens
-    step_tokens = min(config.max_num_batched_tokens, most_tokens)
-    num_slots = min(config.max_num_seqs, limits.max_batch_size)
+    most_tokens = limits.max_batched_tokens or config.max_num_batched_tokens or STEP_TOKENS
+    step_tokens = min(config.max_num_batched_tokens or most_tokens, most_tokens)
+    num_slots = min(config.max_num_seqs or limits.max_batch_size, limits.max_batch_size)
     layout = executor.kv_layout()
     if (pace := executor.pace()) is not None:
         shares = layout.num_blocks and layout.state is None and config.prefix_caching

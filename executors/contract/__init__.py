@@ -41,6 +41,7 @@ from executors.contract.batch import (
 )
 from executors.contract.checks import check_output
 from executors.contract.config import (
+    BATCH_LIMITS,
     ExecutorAttentionConfig,
     ExecutorConfig,
     ExecutorMemoryConfig,
@@ -99,6 +100,7 @@ from executors.contract.status import (
 from executors.contract.tensor import Tensor
 
 __all__ = [
+    "BATCH_LIMITS",
     "MAX_REPETITION_PENALTY",
     "MIN_REPETITION_PENALTY",
     "AttentionType",

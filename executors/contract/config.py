@@ -8,6 +8,9 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+BATCH_LIMITS = ("max_num_seqs", "max_num_batched_tokens")
+"""Names of the fields of `ExecutorConfig` that limit a step."""
+
 
 class ExecutorType(enum.StrEnum):
     """The way in which an executor organises its work."""
@@ -128,9 +131,10 @@ class ExecutorConfig:
     """Whether `max_model_len` is a default, which the executor may lower to fit its memory, as it may the model's own."""
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
-    shrink_batch: bool = False
-    """Whether these two limits are defaults, which the executor may lower to fit its machine, and then reports in its
-    capabilities. Limits that were set explicitly and do not fit are refused."""
+    default_limits: tuple[str, ...] = ()
+    """Which of these two limits, by their names, are defaults. In their place the executor takes what suits its device and fits
+    its memory, which may be more or less, and reports it in its capabilities. Limits that were set explicitly and do not fit
+    are refused."""
     seed: int = 0
     attention: ExecutorAttentionConfig = field(default_factory=ExecutorAttentionConfig)
     memory: ExecutorMemoryConfig = field(default_factory=ExecutorMemoryConfig)

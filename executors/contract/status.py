@@ -96,12 +96,12 @@ class ExecutorCapabilities:
     """Capabilities of an executor. The conformance kit tests each field that is True (or lists a form)."""
 
     max_batch_size: int
-    """Most sequences in a step; may be less than `ExecutorConfig.max_num_seqs`, see `shrink_batch`."""
+    """Most sequences in a step; differs from `ExecutorConfig.max_num_seqs` where that is a default, see `default_limits`."""
     max_sequence_length: int
     attention_types: tuple[AttentionType, ...]
     memory: MemoryRequirements
     max_batched_tokens: int | None = None
-    """Most tokens in a step if that is less than `ExecutorConfig.max_num_batched_tokens`; None: as configured."""
+    """Most tokens in a step if that is not `ExecutorConfig.max_num_batched_tokens`; None: as configured."""
     max_in_flight: int = 1
     """Number of steps that may be submitted before the first of them is answered. They run in the order of submission."""
     dynamic_batching: bool = False

@@ -70,6 +70,7 @@ from executors.llm.finite import explained
 from executors.llm.lora.table import LoraTable
 from executors.llm.memory.cgroup import PressureGauge, cpu_threads
 from executors.llm.memory.kv_cache import KvPlan
+from executors.llm.memory.sizing import limits_note
 from executors.llm.model.api import DecoderOnlyLLM, LoadedModel
 from executors.llm.model.caches import kv_group
 from executors.llm.parallel.group import Alone, RankGroup, Together
@@ -122,6 +123,8 @@ class LlmExecutor(BatchModelExecutor):
         self._loss_reason = ""
         """Why this process can use its device no more; "" while it can."""
         self._report_death: Callable[[ExecutorDied], None] = lambda death: None
+        self._limits_note = ""
+        """Limits of a step and where they come from."""
         self._steps = PendingSteps()
         self._idle = IdleWork(
             self._steps,
@@ -155,7 +158,7 @@ class LlmExecutor(BatchModelExecutor):
         if loaded is None:
             return replace(self._stats.status(self._state, ExecutorMemoryUsage()), notes=notes)
         status = self._stats.status(self._state, loaded.memory(self._gauge))
-        return replace(status, notes=(*notes, *loaded.notes))
+        return replace(status, notes=(*notes, *loaded.notes, self._limits_note))
 
     def metrics(self) -> ExecutorMetrics:
         """See the contract."""
@@ -234,7 +237,8 @@ class LlmExecutor(BatchModelExecutor):
             )
         # From here on these are the limits: a second life must not find others, whatever else takes memory then.
         fitted = fitting(self.config, source, device, self._group)
-        self.config = config = replace(fitted, shrink_batch=False)
+        self._limits_note = limits_note(self.config, fitted, device)
+        self.config = config = replace(fitted, default_limits=())
         assembly = self._assembly(source, device)
         if assembly.memory is not None:
             assemble = partial(self._assemble, assembly)

@@ -47,6 +47,11 @@ from executors.process.watch import Limits, TokenCost
 A = TypeVar("A", bound=m.Answer)
 
 
+def _chosen_seqs(config: ExecutorConfig, most: int) -> int:
+    """Most sequences of a step, of which a ready executor says that it takes `most`: an explicit limit is not raised."""
+    return most if "max_num_seqs" in config.default_limits else min(config.max_num_seqs, most)
+
+
 class RemoteExecutor(BatchModelExecutor):
     """See the module. All of it belongs to one event loop.
 
@@ -345,8 +350,9 @@ class RemoteExecutor(BatchModelExecutor):
         layout, limits = facts.kv_layout, facts.capabilities
         self.config = replace(
             self.config,
-            shrink_batch=False,
-            max_num_seqs=min(self.config.max_num_seqs, limits.max_batch_size),
+            # The next life gets the limits that this one chose: what the engine runs at once stays valid.
+            default_limits=(),
+            max_num_seqs=_chosen_seqs(self.config, limits.max_batch_size),
             max_num_batched_tokens=limits.max_batched_tokens or self.config.max_num_batched_tokens,
             # Shorter than the model's own where KV allows no more: a pool of given size would refuse that one.
             max_model_len=facts.info.max_model_len,

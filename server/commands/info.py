@@ -265,6 +265,7 @@ def _memory_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     blocks = f"{memory['num_blocks']:,} blocks of {memory['block_size']}"
     lines = [
         ("device", facts["device"]),
+        *([("steps", facts["limits"].removeprefix("steps: "))] if facts.get("limits") else []),
         *_rank_lines(facts),
         ("KV cache", f"{memory['capacity_tokens']:,} tokens ({blocks})"),
     ]

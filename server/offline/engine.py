@@ -57,7 +57,8 @@ class OfflineEngine:
         self._bootstrap = Bootstrap(settings)
         self._core = PendingCore()
         self._state = ServerState(self._bootstrap.names, Metrics())
-        self._places = _Places(2 * settings.max_num_seqs)
+        self._places = _Places(1)
+        """Replaced as soon as the executor says how many sequences a step may have."""
         # asyncio's own loop: another one may take over the process's handler of SIGCHLD, which is the caller's.
         self._loop = asyncio.new_event_loop()
         self._closing = asyncio.Event()
@@ -135,6 +136,7 @@ class OfflineEngine:
                 await asyncio.gather(loading, return_exceptions=True)
                 return
             loading.result()
+            self._places = _Places(2 * self.core.executor.capabilities().max_batch_size)
             self._started.set()
             await closing
         finally:

@@ -78,10 +78,11 @@ def _foreign_notes(environ: Mapping[str, str]) -> list[str]:
 
 def _conflict(settings: Settings) -> str | None:
     """A sentence about settings that do not go together, None if all do."""
-    if settings.max_num_batched_tokens < settings.max_num_seqs:
+    tokens, seqs = settings.max_num_batched_tokens, settings.max_num_seqs
+    if tokens is not None and seqs is not None and tokens < seqs:
         return (
-            f"--max-num-batched-tokens {settings.max_num_batched_tokens} is less than --max-num-seqs "
-            f"{settings.max_num_seqs}: a step has a token for every running sequence"
+            f"--max-num-batched-tokens {tokens} is less than --max-num-seqs {seqs}: a step has a token for every running "
+            f"sequence"
         )
     if settings.cache_salt_per_key and not settings.needs_key:
         return "--cache-salt-per-key has no effect without --api-key or --api-key-file"

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
-from executors.devices import settings_of_device
+from executors.devices import DEVICES, GPU, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, settings_of_device
 from server.settings.kinds import (
     Setting,
     aliases,
@@ -32,6 +32,7 @@ from server.settings.kinds import (
 from server.settings.readers import Scalar, read_text
 
 _DEVICES = settings_of_device()
+_ON_GPU = DEVICES[GPU].batch_limits or (MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS)
 SchedulingPolicy = Literal["fcfs", "priority", "fair"]
 ExecutorMode = Literal["process", "inline"]
 LogFormat = Literal["pretty", "json"]
@@ -138,14 +139,17 @@ class Settings:
     )
     device: str = text("auto", f"Device: {', '.join(_DEVICES[:-1])} or {_DEVICES[-1]}.", may_be_empty=True)
     max_model_len: int | None = integer(None, "Context length in tokens.", low=1, wording="the model's")
-    max_num_seqs: int = integer(
-        64, "Maximum number of sequences in a step.", low=1, wording="{}, or fewer if memory is short"
+    max_num_seqs: int | None = integer(
+        None,
+        "Maximum number of sequences in a step.",
+        low=1,
+        wording=f"{MAX_NUM_SEQS}, or fewer if memory is short; on a GPU {_ON_GPU[0]}",
     )
-    max_num_batched_tokens: int = integer(
-        2048,
+    max_num_batched_tokens: int | None = integer(
+        None,
         "Maximum number of tokens in a step.",
         low=1,
-        wording="{}; on a CPU 512 per thread, at most 2048",
+        wording=f"{MAX_NUM_BATCHED_TOKENS}; on a CPU 512 per thread, at most {MAX_NUM_BATCHED_TOKENS}; on a GPU {_ON_GPU[1]}",
     )
     block_size: int = integer(16, "Number of tokens in a KV block.", low=1, high=1024)
     kv_cache_memory_bytes: int | None = byte_size(

@@ -6,12 +6,14 @@ from pathlib import Path
 
 from engine.config import EngineConfig
 from executors.contract import (
+    BATCH_LIMITS,
     ExecutorAttentionConfig,
     ExecutorConfig,
     ExecutorMemoryConfig,
     OptimizationConfig,
     ParallelConfig,
 )
+from executors.devices import MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS
 from server.lora.start import uses_adapters
 from server.model_files.made_tokenizer import tokenizer_directory
 from server.settings.table import Settings
@@ -20,6 +22,9 @@ from server.startup.speculation import read_speculation
 
 def executor_config(settings: Settings, model_dir: Path, draft: Path | None = None) -> ExecutorConfig:
     """The executor's configuration; `draft`: the directory of a draft model."""
+    # A step has a token for every running sequence: a default follows a limit that is set.
+    tokens = settings.max_num_batched_tokens or max(MAX_NUM_BATCHED_TOKENS, settings.max_num_seqs or 0)
+    seqs = settings.max_num_seqs or min(MAX_NUM_SEQS, tokens)
     parallel = ParallelConfig(settings.tensor_parallel_size, settings.pipeline_parallel_size)
     return ExecutorConfig(
         executor=settings.executor,
@@ -32,9 +37,9 @@ def executor_config(settings: Settings, model_dir: Path, draft: Path | None = No
         max_model_len=settings.max_model_len,
         # A length that is not given is that of the model's package.
         shrink_length=settings.max_model_len is not None and "max_model_len" not in settings.explicit,
-        max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-        shrink_batch=not {"max_num_seqs", "max_num_batched_tokens"} & settings.explicit,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=tokens,
+        default_limits=tuple(name for name in BATCH_LIMITS if getattr(settings, name) is None),
         seed=settings.seed,
         attention=ExecutorAttentionConfig(settings.block_size, settings.attention_backend),
         memory=ExecutorMemoryConfig(

@@ -12,6 +12,7 @@ from executors.contract.config import ExecutorConfig
 from executors.contract.errors import ConfigError
 from executors.contract.interface import ProgressCallback
 from executors.kernels import triton_build
+from executors.llm.assembly.device_sizing import graph_bytes
 from executors.llm.device.base import Device, DeviceMemory, StepDevice
 from executors.llm.device.table import device_of
 from executors.llm.kernel_support.kernel_choice import choose_adapters, choose_attention, fuse
@@ -181,7 +182,9 @@ def fitting(config: ExecutorConfig, source: LoadedModel, device: Device, group: 
     # Reading memory only when all have loaded their weights: the same memory may be free to all of them.
     group.wait()
     free, _ = free_bytes(device.memory, config)
-    return group.limits(sizing.fitting(config, source, free))
+    if device.launches and group.launches:
+        return group.limits(sizing.fitting(config, source, free, device, graph_bytes))
+    return group.limits(sizing.fitting(config, source, free, device))
 
 
 def _graph_share(memory: DeviceMemory | None) -> int:

@@ -35,7 +35,7 @@ from executors.llm.fused import cpu_forward
 from executors.llm.kernel_support import fp8_support, stored_support
 from executors.llm.memory.cgroup import memory_limit
 from executors.llm.memory.kv_cache import plan_kv
-from executors.llm.memory.sizing import Claim
+from executors.llm.memory.sizing import Claim, adjustable
 from executors.llm.memory.state_limits import refuse_states
 from executors.llm.model import fp8
 from executors.llm.model.api import LoadedModel
@@ -398,7 +398,7 @@ def _check_room(decoder: Decoder, config: ExecutorConfig, stored: Mapping[str, S
 def _step(config: ExecutorConfig, decoder: Decoder, kernels: CpuKernels | None) -> tuple[Claim, ...]:
     """The memory that the largest step takes, if its size is not to be reduced."""
     tokens = config.max_num_batched_tokens
-    if config.shrink_batch:
+    if "max_num_batched_tokens" in adjustable(config, device_of(decoder.device)):
         return ()
     return (Claim("max_num_batched_tokens", tokens, tokens * activation_bytes(decoder, kernels)),)
 

@@ -104,6 +104,9 @@ class Device:
     """Dtypes of weights and activations."""
     collectives: ClassVar[str] = "gloo"
     """Backend of torch.distributed by which ranks on such devices talk."""
+    batch_limits: ClassVar[tuple[int, int] | None] = None
+    """Most sequences and tokens of a step where no setting gives them; None: those of `ExecutorConfig`, and as many tokens as
+    the host's threads compute in a short time."""
     launches: ClassVar[bool] = False
     """Whether steps are launched and answered later; otherwise the host computes them."""
     compiles: ClassVar[bool] = False

@@ -11,6 +11,7 @@ import torch
 
 from executors.contract.errors import ConfigError, Unavailable
 from executors.contract.status import ExecutorMemoryUsage
+from executors.devices import DEVICES, GPU
 from executors.llm.device.base import Device, Event, Graph
 
 _FP8_CAPABILITY = (8, 9)
@@ -20,10 +21,11 @@ _FP8_CAPABILITY = (8, 9)
 class CudaDevice(Device):
     """See the module."""
 
-    name = "cuda"
+    name = GPU
     # An installed flash-attn comes first, because installing it is a deliberate choice. varlen comes after Cohort's own kernels
     # because it must not split keys (see `attention/varlen.py`) and needs blocks of 256 tokens.
     attention_order: ClassVar[tuple[str, ...]] = ("flash-attn", "triton", "varlen")
+    batch_limits = DEVICES[GPU].batch_limits
     collectives = "nccl"
     launches = True
     compiles = True

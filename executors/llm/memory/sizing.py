@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from executors.contract.config import ExecutorConfig
+from executors.contract.config import BATCH_LIMITS, ExecutorConfig
 from executors.contract.errors import ConfigError
 from executors.contract.status import MemoryRequirements, StateLayout
+from executors.llm.device.base import Device
 from executors.llm.device.table import device_of
 from executors.llm.memory.cgroup import cpu_threads, machine_bytes
 from executors.llm.model.caches import HasCaches, kv_group, state_group
@@ -65,32 +67,83 @@ def state_layout(config: ExecutorConfig, model: HasCaches) -> StateLayout | None
     return None if spec is None else StateLayout(spec.bytes_per_slot(), num_slots(config))
 
 
-def fitting(config: ExecutorConfig, source: LoadedModel, free: int) -> ExecutorConfig:
-    """Return `config` with batch limits that this machine supports, if no limits were requested (`shrink_batch`).
+def adjustable(config: ExecutorConfig, device: Device) -> tuple[str, ...]:
+    """Return the names of the batch limits that are to suit device and memory. On a device without limits of its own they
+    belong together: one that is set fixes the other."""
+    names = config.default_limits
+    return names if device.batch_limits is not None or len(names) == len(BATCH_LIMITS) else ()
 
-    The limits are halved until a full step leaves to KV three quarters of the `free` bytes that adapters do not take. On a CPU a
-    step has at most 512 tokens per thread: more do not make it faster, and running streams wait for it.
+
+def suited(config: ExecutorConfig, device: Device) -> ExecutorConfig:
+    """Return `config` with the device's batch limits where none were set. A step has a token for every sequence, so a default
+    follows a limit that was set.
+
+    On a device without limits of its own a step has at most 512 tokens per thread: more do not make it faster, and running
+    streams wait for it.
     """
-    if not config.shrink_batch:
+    names, seqs, tokens = adjustable(config, device), config.max_num_seqs, config.max_num_batched_tokens
+    if not names:
         return config
-    seqs, tokens = config.max_num_seqs, config.max_num_batched_tokens
-    if kv_group(source.model).device.type == "cpu":
-        tokens = min(
-            tokens, max(seqs, _TOKENS_PER_THREAD * (config.optimization.num_threads or cpu_threads()))
-        )
+    if device.batch_limits is None:
+        threads = config.optimization.num_threads or cpu_threads()
+        return replace(config, max_num_batched_tokens=min(tokens, max(seqs, _TOKENS_PER_THREAD * threads)))
+    own_seqs, own_tokens = device.batch_limits
+    if "max_num_seqs" in names:
+        seqs = own_seqs if "max_num_batched_tokens" in names else min(own_seqs, tokens)
+    if "max_num_batched_tokens" in names:
+        tokens = max(own_tokens, seqs)
+    return replace(config, max_num_seqs=seqs, max_num_batched_tokens=tokens)
+
+
+def fitting(
+    config: ExecutorConfig,
+    source: LoadedModel,
+    free: int,
+    device: Device,
+    beside: Callable[[ExecutorConfig], int] = lambda config: 0,
+) -> ExecutorConfig:
+    """Return `config` with batch limits that suit the device and fit `free` bytes, where none were set (`default_limits`).
+
+    Those limits are halved until a full step, and what is taken `beside` it at the same limits, leave to KV three quarters of
+    the `free` bytes that adapters do not take.
+    """
+    names = adjustable(config, device)
+    if not names:
+        return config
+    chosen = suited(config, device)
 
     # Adapters take the same with any limits.
     free -= sum(claim.num_bytes for claim in claims(config, source) if claim.setting == _ADAPTERS)
 
     def needed(at: ExecutorConfig) -> int:
-        return sum(claim.num_bytes for claim in claims(at, source) if claim.setting != _ADAPTERS)
+        return beside(at) + sum(claim.num_bytes for claim in claims(at, source) if claim.setting != _ADAPTERS)
 
-    chosen = replace(config, max_num_seqs=seqs, max_num_batched_tokens=tokens)
-    while 4 * needed(chosen) > free and (tokens > _LEAST_TOKENS or seqs > _LEAST_SEQS):
-        tokens = max(min(tokens, _LEAST_TOKENS), tokens // 2)
-        seqs = max(min(seqs, _LEAST_SEQS), seqs // 2)
-        chosen = replace(config, max_num_seqs=seqs, max_num_batched_tokens=max(tokens, seqs))
+    while 4 * needed(chosen) > free and (smaller := _halved(chosen, names)) != chosen:
+        chosen = smaller
     return chosen
+
+
+def _halved(config: ExecutorConfig, names: tuple[str, ...]) -> ExecutorConfig:
+    """Halve these limits, as far as it helps."""
+    seqs, tokens = config.max_num_seqs, config.max_num_batched_tokens
+    if "max_num_seqs" in names:
+        seqs = max(min(seqs, _LEAST_SEQS), seqs // 2)
+    if "max_num_batched_tokens" in names:
+        tokens = max(min(tokens, _LEAST_TOKENS), tokens // 2, seqs)
+    return replace(config, max_num_seqs=seqs, max_num_batched_tokens=tokens)
+
+
+def limits_note(initial: ExecutorConfig, final: ExecutorConfig, device: Device) -> str:
+    """Return a line for the operator: the limits of a step in `final`, made of `initial`, and why they are what they are."""
+    wished = suited(initial, device)
+    parts = []
+    for name, what in zip(BATCH_LIMITS, ("sequences", "tokens"), strict=True):
+        value, usual = getattr(final, name), getattr(wished, name)
+        why = "set" if name not in initial.default_limits else "default"
+        if value != usual:
+            why = f"lowered from {usual:,} because memory is short"
+        parts.append(f"{value:,} {what} ({name}: {why})")
+    return f"steps: at most {parts[0]} and {parts[1]}"
 
 
 def requirements(

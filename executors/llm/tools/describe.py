@@ -80,6 +80,7 @@ def describe(config: ExecutorConfig, memory: int | None = None) -> dict[str, Any
     if here:
         stored["left_out"] = refuse_unloadable(config, shape, device, sketch)
     parts = _sketch_ranks(config, shape, device, stored)
+    initial, config = config, _sized(config, parts or [sketch], memory)
     spec = kv_group(sketch.model)
     # What the files hold, when they are not here: as many parameters, in the dtype that config.json names.
     dtype = stored["dtype"] or shape.dtype or sketch.info.dtype
@@ -118,6 +119,11 @@ def describe(config: ExecutorConfig, memory: int | None = None) -> dict[str, Any
         ],
         "memory": _least_memory(config, parts or [sketch], memory),
         "max_num_seqs": config.max_num_seqs,
+        "max_num_batched_tokens": config.max_num_batched_tokens,
+        # A host's limits follow its threads when it serves.
+        "limits": sizing.limits_note(initial, config, device_of(device))
+        if device_of(device).batch_limits
+        else "",
         "info": asdict(sketch.info),
     }
 
@@ -154,6 +160,17 @@ def _sketch_ranks(
         sketch_model(replace(config, parallel=one), shape, device, stored["dtype"], here, part=True)
         for one in of_ranks
     ]
+
+
+def _sized(config: ExecutorConfig, parts: list[LoadedModel], memory: int | None) -> ExecutorConfig:
+    """Return the configuration with the batch limits that the ranks will choose. Only those of a device with limits of its own
+    depend on more than its threads."""
+    device = device_of(kv_group(parts[0].model).device)
+    if device.batch_limits is None:
+        return config
+    least = min(parts, key=lambda part: free_after_loading(config, part, memory)[0])
+    free = free_after_loading(config, least, memory)[0] + graph_bytes(config)
+    return sizing.fitting(config, least, free, device, graph_bytes)
 
 
 def _least_memory(config: ExecutorConfig, parts: list[LoadedModel], memory: int | None) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from cohort_server.command_line import application
 from engine.config import EngineConfig
-from executors.contract import ExecutorConfig
+from executors.contract import BATCH_LIMITS, ExecutorConfig
 from server.commands import healthcheck
 from server.settings.kinds import Setting
 from server.settings.load import SettingsError, load
@@ -130,7 +130,7 @@ def test_configurations_that_others_can_use_have_the_same_defaults() -> None:
     """Engine and executors are packages of their own, and import nothing of the server."""
     assert engine_config(DEFAULTS) == EngineConfig()
     ours = executor_config(DEFAULTS, Path("model"))
-    assert ours == ExecutorConfig(DEFAULTS.executor, "model", shrink_batch=ours.shrink_batch)
+    assert ours == ExecutorConfig(DEFAULTS.executor, "model", default_limits=BATCH_LIMITS)
     assert DEFAULTS.port == healthcheck._DEFAULT_PORT
 
 
@@ -255,12 +255,26 @@ def test_flag_variable_and_file_give_the_same_value(row: Setting, data: st.DataO
             outcome(row, more, {row.variable: variable}),
             outcome(row, {**more, "config": file.name}, {}),
         ]
-    too_many = row.name == "max_num_seqs" and value > DEFAULTS.max_num_batched_tokens
-    if too_many or (row.name == "max_num_batched_tokens" and value < DEFAULTS.max_num_seqs):
-        assert all("is less than --max-num-seqs" in one for one in found)
-    else:
-        expected = tuple(value) if row.several and isinstance(value, list) else value
-        assert found == [expected] * 3
+    expected = tuple(value) if row.several and isinstance(value, list) else value
+    assert found == [expected] * 3
+
+
+def test_a_default_limit_of_a_step_follows_the_one_that_is_set() -> None:
+    def limits(**flags: int) -> tuple[int, int, tuple[str, ...]]:
+        made = executor_config(load(flags, {})[0], Path("model"))
+        return made.max_num_seqs, made.max_num_batched_tokens, made.default_limits
+
+    assert limits() == (64, 2048, BATCH_LIMITS)
+    assert limits(max_num_seqs=4096) == (4096, 4096, ("max_num_batched_tokens",))
+    assert limits(max_num_batched_tokens=8) == (8, 8, ("max_num_seqs",))
+    assert limits(max_num_seqs=8, max_num_batched_tokens=9) == (8, 9, ())
+    with pytest.raises(SettingsError, match="--max-num-batched-tokens 8 is less than --max-num-seqs 9"):
+        load({"max_num_seqs": 9, "max_num_batched_tokens": 8}, {})
+
+
+def test_defaults_on_a_gpu_are_told_where_defaults_are() -> None:
+    assert TABLE["max_num_seqs"].default_text.endswith("; on a GPU 256")
+    assert TABLE["max_num_batched_tokens"].default_text.endswith("; on a GPU 8192")
 
 
 @given(data=st.data())

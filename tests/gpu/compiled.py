@@ -1,11 +1,12 @@
 """Compiles all that `launches.py` records, for an H200, and says what came of it. No GPU is needed: Triton brings the assembler.
 
-python -m tests.gpu.compiled [--json FILE] [--jobs 2] [--only PART_OF_A_NAME]
+python -m tests.gpu.compiled [--json FILE] [--jobs 2] [--only PART_OF_A_NAME] [--architecture 89] [--of-each-size]
 """
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import multiprocessing
 import re
@@ -15,17 +16,21 @@ import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import triton
 import triton.backends.nvidia
+from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from tests.gpu.launches import HOPPER, Launch, functions, reached, record
 
 SHARED_LIMIT = 227 * 1024
 """Bytes of shared memory that a program on Hopper may have."""
+ATTENTION = ("_split_kernel", "_extend_kernel")
+"""Kernels whose products are in a function that they share."""
 _REGISTERS, _THREADS, _PROGRAMS = 65536, 2048, 32
 """Of a multiprocessor."""
 _RESERVED = 1024
@@ -63,7 +68,7 @@ class Compiled:
     error: str | None = None
 
 
-def compiled(launch: Launch) -> Compiled:
+def compiled(launch: Launch, target: GPUTarget = HOPPER) -> Compiled:
     """What ptxas makes of it."""
     began = time.perf_counter()
     fixed = {name: launch.constant(name) for name, kind in launch.signature.items() if kind == "constexpr"}
@@ -78,7 +83,7 @@ def compiled(launch: Launch) -> Compiled:
     }
     try:
         source = ASTSource(launch.function, launch.signature, launch.constants, launch.attrs)
-        made = triton.compile(source, target=HOPPER, options=dict(launch.options))
+        made = triton.compile(source, target=target, options=dict(launch.options))
     except Exception as error:  # of whatever kind: that is the finding
         return Compiled(**about, seconds=time.perf_counter() - began, error=f"{error!r:.1500}")
     ptx = made.asm["ptx"]
@@ -118,11 +123,26 @@ def _resources(cubin: bytes) -> tuple[int, int]:
     return int(found[1]), int(found[2]) + int(found[3])
 
 
-def compile_all(launches: list[Launch], jobs: int) -> list[Compiled]:
+def compile_all(launches: list[Launch], jobs: int, target: GPUTarget = HOPPER) -> list[Compiled]:
     """In so many processes."""
     # New ones: torch's threads do not live on in a fork.
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        return list(pool.map(compiled, launches))
+        return list(pool.map(partial(compiled, target=target), launches))
+
+
+_SIZES = ("DIM_PAD", "ROWS", "TILE", "TILE_ROWS", "TILE_N", "TILE_K", "TILE_OUTPUTS", "TILE_RANKS", "GATED")
+"""Constants that decide how much shared memory a product takes."""
+
+
+def of_each_size(launches: list[Launch]) -> list[Launch]:
+    """Those that multiply tiles of matrices, one for each size of tile and each combination of types."""
+    found: dict[str, Launch] = {}
+    for launch in launches:
+        if "tl.dot" in inspect.getsource(launch.function.fn) or launch.kernel in ATTENTION:
+            types = sorted(kind for kind in launch.signature.values() if kind.startswith("*"))
+            sizes = [launch.constant(name) for name in _SIZES if name in launch.signature]
+            found.setdefault(f"{launch.kernel} {set(types)} {sizes} {launch.options}", launch)
+    return list(found.values())
 
 
 def table(found: list[Compiled]) -> str:
@@ -145,10 +165,16 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", default="")
+    parser.add_argument("--architecture", type=int, default=HOPPER.arch)
+    parser.add_argument(
+        "--of-each-size", action="store_true", help="of kernels with matrix products, one launch of each tile"
+    )
     options = parser.parse_args(arguments)
-    launches = record()
+    target = GPUTarget(HOPPER.backend, options.architecture, HOPPER.warp_size)
+    launches = record(target=target)
     missing = sorted(set(functions()) - reached(launches))
-    found = compile_all([launch for launch in launches if options.only in launch.kernel], options.jobs)
+    chosen = [launch for launch in launches if options.only in launch.kernel]
+    found = compile_all(of_each_size(chosen) if options.of_each_size else chosen, options.jobs, target)
     print(table(found))
     if options.json:
         kernels = [asdict(one) for one in found]

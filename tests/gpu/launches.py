@@ -24,6 +24,7 @@ from triton.runtime import JITFunction
 from executors.kernels import triton as package
 from executors.kernels.lora_tiles import most_tiles
 from executors.kernels.shaping_layout import row_words
+from executors.kernels.triton import tuning
 from executors.kernels.triton.lora import add_lora
 from executors.kernels.triton.shared_extend import (
     FASTEST,
@@ -235,8 +236,11 @@ class Launch:
 class _NoDevice:
     """What Triton asks of a driver before it compiles."""
 
+    def __init__(self, target: GPUTarget) -> None:
+        self._target = target
+
     def get_current_target(self) -> GPUTarget:
-        return HOPPER
+        return self._target
 
     def get_current_device(self) -> int:
         return 0
@@ -246,9 +250,10 @@ class _NoDevice:
 
 
 class Recorder:
-    """Takes launches down: `launches` by what makes them differ."""
+    """Takes launches down: `launches` by what makes them differ. `target`: what they would be compiled for."""
 
-    def __init__(self) -> None:
+    def __init__(self, target: GPUTarget = HOPPER) -> None:
+        self.target = target
         self.launches: dict[str, Launch] = {}
         self.case = ""
 
@@ -258,11 +263,13 @@ class Recorder:
         knobs = triton.knobs.runtime
         assert not knobs.interpret, "TRITON_INTERPRET is set"
         former, knobs.jit_cache_hook = knobs.jit_cache_hook, self._take
-        triton.runtime.driver.set_active(_NoDevice())
+        triton.runtime.driver.set_active(_NoDevice(self.target))
+        tuning.forget()
         try:
             yield
         finally:
             knobs.jit_cache_hook = former
+            tuning.forget()
 
     def _take(self, *, key: str, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
         """See `knobs.runtime.jit_cache_hook`: True says that it is taken care of."""
@@ -279,9 +286,9 @@ class Recorder:
         return True
 
 
-def record(cases: tuple[Case, ...] = CASES) -> list[Launch]:
+def record(cases: tuple[Case, ...] = CASES, target: GPUTarget = HOPPER) -> list[Launch]:
     """All launches of these."""
-    recorder = Recorder()
+    recorder = Recorder(target)
     with recorder.recording(), torch.inference_mode():
         for case in cases:
             recorder.case = case.name

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from executors.llm.attention.triton_attention import PROGRAMS_PER_PROCESSOR
+from executors.kernels.triton.tuning import HALF, choose
 
 pytestmark = [pytest.mark.long(full=True), pytest.mark.timeout(500)]
 
@@ -85,7 +85,7 @@ def test_splits_are_computed_in_one_wave(compiled: Found) -> None:
         and not ("fp8" in one["types"] and one["constants"]["DIM_PAD"] == 256)
     ]  # fmt: skip
     assert splits
-    assert [one for one in splits if one["resident"] < PROGRAMS_PER_PROCESSOR] == []
+    assert [one for one in splits if one["resident"] < choose("decode_attention", HALF, 128).programs] == []
 
 
 def test_partial_results_are_seen_by_who_adds_them_up(compiled: Found) -> None:

@@ -12,13 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import interpreter
 
 from executors.kernels.triton import experts as kernels
-from executors.kernels.triton.experts import Tile, most_tiles, place, product, route
+from executors.kernels.triton.experts import most_tiles, place, product, route
+from executors.kernels.triton.tuning import FLOAT32, HALF, Choice, choose
 from executors.llm.checkpoint.loader import activation_bytes
 from executors.llm.fused.triton_experts import (
-    FEW,
-    MANY,
-    SOME,
-    WIDE,
     TritonExperts,
     choose_tile,
     triton_experts,
@@ -29,6 +26,8 @@ from executors.llm.model.layers.activations import ACTIVATIONS
 from executors.llm.model.layers.experts import Experts
 from tests.executors.checkpoints import QWEN3
 
+FEW, SOME, MANY = (choose("experts", HALF, name) for name in ("few", "some", "many"))
+WIDE = choose("experts", FLOAT32, "few"), choose("experts", FLOAT32, "some")
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:overflow encountered in exp")]
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = [torch.float32, torch.float16, *([torch.bfloat16] if DEVICE.type == "cuda" else [])]
@@ -146,7 +145,7 @@ def test_random_shapes() -> None:
 
 @pytest.mark.long(every=3)
 @pytest.mark.parametrize("tile", [FEW, SOME, MANY, *WIDE])
-def test_every_tile(tile: Tile) -> None:
+def test_every_tile(tile: Choice) -> None:
     torch.manual_seed(1)
     dtype = torch.float32 if tile in WIDE else torch.float16
     experts = module(2, 1, dtype, hidden=136, inner=40)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from triton.runtime import interpreter
 
 from executors.contract.batch import SamplingParams
 from executors.contract.config import ExecutorAttentionConfig
-from executors.kernels.triton import few_rows as kernels
+from executors.kernels.triton import tuning
 from executors.kernels.triton.activation import KINDS
 from executors.kernels.triton.few_rows import (
     MOST_ROWS,
@@ -73,9 +73,12 @@ def _bf16(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_parts() -> Iterator[None]:
     """Depths of tests are short, and are cut into parts all the same."""
-    monkeypatch.setattr(kernels, "_LEAST_DEPTH", 64)
+    with tuning.trying(
+        {("few_rows", tuning.HALF, ""): replace(tuning.choose("few_rows", tuning.HALF, ""), least=64)}
+    ):
+        yield
 
 
 def random(*shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -207,9 +210,14 @@ def test_more_rows_are_refused_and_none_are_not_computed() -> None:
     added_product(none, weight, none[:, :32], workspace)
 
 
-def test_every_multiprocessor_has_something_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_multiprocessor_has_something_to_read() -> None:
     """Of the products that are cut, where the depth allows it: 0.6B, 1.7B, 4B and 8B shapes."""
-    monkeypatch.undo()
+    key = "few_rows", tuning.HALF, ""
+    with tuning.trying({key: tuning.rows(tuning.TUNED_ON)[key]}):
+        _check_cuts()
+
+
+def _check_cuts() -> None:
     for shape in ((1024, 2048), (1024, 3072), (2048, 2048), (2560, 9728), (4096, 4096), (4096, 12288)):
         tiles, parts, share = cut(*shape)
         assert 120 <= tiles * parts <= 2 * 132 and share >= 512

@@ -22,7 +22,7 @@ from executors.kernels.lora_tiles import (
     most_tiles,
     tile_rows,
 )
-from executors.kernels.triton import lora
+from executors.kernels.triton import tuning
 from executors.kernels.triton.lora import add_lora, splits_of
 from executors.llm.lora.device import add_by_torch
 from tests.gpu.lora_matrices import Ranks, expected, lora_matrix, tiles_of
@@ -226,6 +226,7 @@ def test_a_wrong_one_is_caught(mutant: Callable[..., None]) -> None:
 def test_a_kernel_that_is_compiled_wrong_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The parts of the depth are added up, all of them."""
     matrix = lora_matrix([(4, 2)], 1024, (0, 20), 40, 16, torch.float32, DEVICE)
-    monkeypatch.setattr(lora, "_FEW_SPLITS", 1)
-    assert splits_of(1, 1, 4096, True) == 1
-    check(matrix, places_of(9, 1), torch.float32)
+    one = replace(tuning.choose("lora_shrink", tuning.HALF, "few"), parts=1)
+    with tuning.trying({("lora_shrink", tuning.HALF, "few"): one}):
+        assert splits_of(1, 1, 4096, True) == 1
+        check(matrix, places_of(9, 1), torch.float32)

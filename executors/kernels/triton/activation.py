@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from executors.kernels.triton.tuning import choose
+
 KINDS = {"silu": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1, "gelu": 2, "relu": 3}
 """Activations by their names in config.json."""
 
@@ -41,8 +43,9 @@ def gated(x: torch.Tensor, activation: str) -> torch.Tensor:
     inner = x.shape[1] // 2
     out = torch.empty(len(x), inner, dtype=x.dtype, device=x.device)
     if len(x):
-        tile = min(1024, triton.next_power_of_2(inner))
+        choice = choose("gated", "", "")
+        tile = min(choice.outputs, triton.next_power_of_2(inner))
         _gated_kernel[(len(x), triton.cdiv(inner, tile))](
-            x, out, INNER=inner, TILE=tile, KIND=KINDS[activation], num_warps=4
+            x, out, INNER=inner, TILE=tile, KIND=KINDS[activation], num_warps=choice.warps
         )
     return out

@@ -16,12 +16,10 @@ import triton
 import triton.language as tl
 
 from executors.kernels.triton.tile import attend_tile
+from executors.kernels.triton.tuning import Choice, choose, head_class, kind_of
 
 MIN_ROWS = 16
 """Rows of the smallest matrix product."""
-_ADDED, _ADDED_WIDE = 8192, 4096
-"""Numbers of partial results that are added up at once, 64 per thread: that leaves room for three programs. Queries of
-float32 have less room: with heads of 256 a thread's registers would spill."""
 
 
 @triton.jit
@@ -147,18 +145,10 @@ class DecodeWorkspace:
         self.arrived = torch.zeros(pieces * kv_heads, dtype=torch.int32, device=device)
 
 
-def keys_per_tile(head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype) -> int:
-    """Return how many keys a program processes at a time, for heads of `head_dim` and queries of `dtype` over keys of
-    `kv_dtype`.
-
-    A step that looks up its pages first gets half of the stages as buffers: two of five, so that the next keys and values are
-    loaded while the current ones are multiplied. Tiles are small: on an H200 32 keys of 128 numbers, in place of 64, take 4%
-    less time for 256 sequences of 1,024 keys, 12% less for 32, and 14% less for one, whose keys make more pieces. Widening
-    takes registers, and so do products of float32, which no matrix instruction computes: with a larger tile they spill.
-    """
-    pad = triton.next_power_of_2(head_dim)
-    small = kv_dtype == torch.float8_e4m3fn or dtype == torch.float32
-    return max(16, min(64, 16384 // pad if small else 4096 // pad))
+def tuned(head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype) -> Choice:
+    """Return the row of the table for heads of `head_dim` and queries of `dtype` over keys of `kv_dtype`. Its `depth`: how many
+    keys a program processes at a time; pieces consist of whole tiles."""
+    return choose("decode_attention", kind_of(dtype, kv_dtype), head_class(head_dim))
 
 
 def decode_attention(
@@ -180,7 +170,7 @@ def decode_attention(
     """
     _, heads, dim = q.shape
     _, _, kv_heads, page, _ = kv.shape
-    group, wide = heads // kv_heads, q.dtype == torch.float32
+    group, tile = heads // kv_heads, tuned(dim, q.dtype, kv.dtype)
     pad, group_pad = triton.next_power_of_2(dim), triton.next_power_of_2(group)
     if len(pieces) > workspace.pieces:
         raise ValueError(f"{len(pieces)} pieces, and room for {workspace.pieces}")
@@ -188,9 +178,8 @@ def decode_attention(
         q, kv[0], kv[1], out, workspace.partial, workspace.lse, workspace.arrived, pieces, items, tables, lengths,
         tables.stride(0), scale * kv_scales[0], kv_scales[1], softcap or 1.0, window or 0,
         KV_HEADS=kv_heads, GROUP=group, ROWS=max(MIN_ROWS, group_pad), DIM=dim, DIM_PAD=pad, PAGE=page,
-        TILE=keys_per_tile(dim, q.dtype, kv.dtype), SOFTCAP=softcap is not None, WINDOW=window is not None,
+        TILE=tile.depth, SOFTCAP=softcap is not None, WINDOW=window is not None,
         ITEMS=items is not None, WORDS=pieces.shape[1], GROUP_PAD=group_pad,
-        PIECES=max(2, (_ADDED_WIDE if wide else _ADDED) // (group_pad * pad)),
-        num_warps=8 if wide else 4, num_stages=3 if wide else 5,
+        PIECES=max(2, tile.merged // (group_pad * pad)), num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out

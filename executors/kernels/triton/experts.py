@@ -23,6 +23,7 @@ import triton
 import triton.language as tl
 
 from executors.kernels.triton.activation import KINDS, activate
+from executors.kernels.triton.tuning import Choice, choose
 
 _MAX_BLOCKS = 128
 """Number of blocks of tokens that `route` processes at once: `place` reads the counts of all."""
@@ -208,19 +209,6 @@ class Placing:
     direct: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """Size of a program of `product`: `rows` pairs by `columns` rows of weights, `depth` elements at a time; all powers of
-    two of at least 16. `group` tiles that are neighbours in `pairs` run at once over the same weights."""
-
-    rows: int
-    columns: int
-    depth: int
-    group: int
-    warps: int
-    stages: int
-
-
 def route(logits: torch.Tensor, top_k: int, normalized: bool) -> Routing:
     """Return the `top_k` largest of the softmax over `logits` [T, experts], of any float dtype, contiguous, T > 0; with
     `normalized` divided by their sum. Of equal logits the first wins. A row with a NaN gets NaN weights and still valid
@@ -269,7 +257,7 @@ def place_directly(routing: Routing) -> Placing:
 
 
 def product(
-    x: torch.Tensor, weights: torch.Tensor, routing: Routing, placing: Placing, tile: Tile, activation: str | None
+    x: torch.Tensor, weights: torch.Tensor, routing: Routing, placing: Placing, tile: Choice, activation: str | None
 ) -> torch.Tensor:  # fmt: skip
     """Multiply each pair's row by its expert's weights. `x` and `weights` have one dtype, all are contiguous; sums are
     float32.
@@ -277,12 +265,15 @@ def product(
     With `activation` (one of `KINDS`) x is [T, hidden], `weights` [experts, 2 * inner, hidden]: act(gate(x)) * up(x) [T *
     top_k, inner]. Without, x is [T * top_k, inner], `weights` [experts, hidden, inner], and the result [T * top_k, hidden] is
     multiplied by the pairs' `shares`.
+
+    `tile`: `rows` pairs by `outputs` rows of weights, `depth` elements at a time, all powers of two of at least 16; `group` tiles
+    that are neighbours in `pairs` run at once over the same weights.
     """
     _, columns, depth = weights.shape
     num_pairs, top_k = routing.chosen.numel(), routing.chosen.shape[1]
     gated = activation is not None
     out = torch.empty(num_pairs, columns // 2 if gated else columns, dtype=x.dtype, device=x.device)
-    tile_n = max(16, min(tile.columns, triton.next_power_of_2(columns)))
+    tile_n = max(16, min(tile.outputs, triton.next_power_of_2(columns)))
     tile_k = max(16, min(tile.depth, triton.next_power_of_2(depth)))
     grid = triton.cdiv(placing.max_tiles, tile.group) * tile.group * triton.cdiv(columns, tile_n)
     _product_kernel[(grid,)](
@@ -298,8 +289,9 @@ def add_up(parts: torch.Tensor, tokens: int) -> torch.Tensor:
     """Return [T, width], the sums of `parts` [T * top_k, width], contiguous, in float32 and always in the same order."""
     width = parts.shape[1]
     out = torch.empty(tokens, width, dtype=parts.dtype, device=parts.device)
-    tile = min(512, triton.next_power_of_2(width))
+    choice = choose("experts_sum", "", "")
+    tile = min(choice.outputs, triton.next_power_of_2(width))
     _add_up_kernel[(tokens, triton.cdiv(width, tile))](
-        parts, out, WIDTH=width, TOP_K=len(parts) // tokens, TILE=tile, num_warps=2
+        parts, out, WIDTH=width, TOP_K=len(parts) // tokens, TILE=tile, num_warps=choice.warps
     )
     return out

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from executors.kernels.triton.tile import attend_tile
+from executors.kernels.triton.tuning import HALF, choose, head_class, kind_of
 
 
 # See `_split_kernel`.
@@ -66,8 +67,9 @@ def _extend_kernel(
 
 
 def rows_per_tile(group: int, head_dim: int) -> int:
-    """Return the rows of a tile, a power of two: a query takes `group` of them, one per head."""
-    return max(64 if head_dim > 128 else 128, triton.next_power_of_2(group))
+    """Return the rows of a tile, a power of two: a query takes `group` of them, one per head. They are the same for all element
+    kinds."""
+    return max(choose("extend_attention", HALF, head_class(head_dim)).rows, triton.next_power_of_2(group))
 
 
 def query_tiles(q_lens: np.ndarray, pos_offsets: np.ndarray, items: np.ndarray, queries: int) -> np.ndarray:
@@ -100,15 +102,17 @@ def extend_attention(
     _, heads, dim = q.shape
     _, _, kv_heads, page, _ = kv.shape
     group, pad = heads // kv_heads, triton.next_power_of_2(dim)
-    rows, wide = rows_per_tile(group, dim), q.dtype == torch.float32
-    # Products of float32 take no matrix instruction, and each thread holds what it multiplies: many threads, small tiles.
-    # A tile finds its pages first, which takes stages of its own: five make three buffers for keys and values, if registers do.
-    tile = (16 if pad > 64 else 32) if wide else 32 if pad > 128 else 64
+    rows, tile = (
+        rows_per_tile(group, dim),
+        choose("extend_attention", kind_of(q.dtype, kv.dtype), head_class(dim)),
+    )
+    # A larger group makes more rows than the table's.
+    warps = tile.warps if rows == tile.rows else max(tile.warps, 8 if rows >= 128 else 4)
     _extend_kernel[(len(tiles) * kv_heads,)](
         q, kv[0], kv[1], out, tiles, q_starts, q_lens, pos_offsets, tables, tables.stride(0),
         scale * kv_scales[0], kv_scales[1], softcap or 1.0, window or 0,
         KV_HEADS=kv_heads, GROUP=group, ROWS=rows, DIM=dim, DIM_PAD=pad, PAGE=page,
-        TILE=tile, SOFTCAP=softcap is not None, WINDOW=window is not None,
-        num_warps=16 if wide else 8 if rows >= 128 else 4, num_stages=2 if wide or pad > 128 else 5,
+        TILE=tile.depth, SOFTCAP=softcap is not None, WINDOW=window is not None,
+        num_warps=warps, num_stages=tile.stages,
     )  # fmt: skip
     return out

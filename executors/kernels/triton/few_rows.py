@@ -23,9 +23,9 @@ float32. On an H200 the four products of a layer of Qwen3-0.6B take 18 us, as se
 More rows use the matrix instructions, which take 16. A program computes TILE_N outputs of all rows, so each weight is read
 once, 16 bytes per thread along its row, some tiles ahead of the product. Narrow products have fewer tiles than a device has
 multiprocessors. Their depth is cut into parts, and the program that finishes a tile last adds up all parts in their order, as
-in decode attention (`decode_attention.py`). The cut depends only on the weight's shape: a row's result has the same bits
-whatever the other rows are, for 2 to 16 rows. A norm before the product does not pay there: on an H200 it makes the product of
-gate and up slower (16 us) than three launches are (9.5 us).
+in decode attention (`decode_attention.py`). The cut depends on the weight's shape and on the device: a row's result has the
+same bits whatever the other rows are, for 2 to 16 rows. A norm before the product does not pay there: on an H200 it makes the
+product of gate and up slower (16 us) than three launches are (9.5 us).
 """
 
 from __future__ import annotations
@@ -35,23 +35,11 @@ import triton
 import triton.language as tl
 
 from executors.kernels.triton.activation import KINDS, activate
+from executors.kernels.triton.tuning import HALF, PROCESSORS, choose, kind_of, processors
 
 MOST_ROWS = 16
 """Largest number of rows of `added_product`: rows of the smallest matrix instruction."""
 DTYPES = (torch.bfloat16, torch.float32)
-_COLUMNS, _DEPTH, _STAGES = 32, 128, 5
-"""Outputs of a program, elements of x per step, and number of buffers plus one: 24 KiB of weights are being loaded while 8
-KiB are multiplied. At 3 TB/s and 0.7 us per load, 16 KiB for each of 132 multiprocessors are enough."""
-_WIDE_DEPTH, _WIDE_STAGES = 32, 2
-"""The same for float32, which no matrix instruction computes: threads hold the operands of products in registers."""
-_PROCESSORS = 132
-"""Smallest number of programs of a product: the multiprocessors of an H100 or H200."""
-_LEAST_DEPTH = 512
-"""Smallest number of elements of a part: below it, adding up costs more than the device gains."""
-_SHORT = 1024
-"""Largest depth of which a program of one warp reads two whole rows of the weight at once."""
-_LONG, _LONG_STAGES = 512, 3
-"""Elements per step of deeper rows, of which a program reads four, and number of buffers."""
 
 
 @triton.jit
@@ -195,13 +183,14 @@ def _few_rows_kernel(
             _add(total, at, row, bias, residual, rows, scale, OUTPUTS, BIAS)
 
 
-def cut(outputs: int, columns: int) -> tuple[int, int, int]:
+def cut(outputs: int, columns: int, processors: int = PROCESSORS) -> tuple[int, int, int]:
     """Return (tiles of the outputs, parts of the depth, elements of a part) of a product that adds to a residual with a
-    weight [outputs, columns]. There are enough programs for every multiprocessor to read weights, if the depth allows it. No
-    part is empty."""
-    tiles = triton.cdiv(outputs, _COLUMNS)
-    parts = max(1, min(triton.cdiv(_PROCESSORS, tiles), columns // _LEAST_DEPTH))
-    share = triton.cdiv(triton.cdiv(columns, parts), _DEPTH) * _DEPTH
+    weight [outputs, columns]. There are enough programs for each of the device's `processors` to read weights, if the depth
+    allows it. No part is empty. The parts are the same for all dtypes."""
+    tile = choose("few_rows", HALF, "")
+    tiles = triton.cdiv(outputs, tile.outputs)
+    parts = max(1, min(triton.cdiv(processors, tiles), columns // tile.least))
+    share = triton.cdiv(triton.cdiv(columns, parts), tile.depth) * tile.depth
     return tiles, triton.cdiv(columns, share), share
 
 
@@ -214,8 +203,12 @@ class FewRowsWorkspace:
 
     def __init__(self, shapes: list[tuple[int, int]], device: torch.device) -> None:
         """`shapes`: (outputs, columns) of the weights of all products."""
-        cuts = [cut(*shape) for shape in shapes]
-        room = max(tiles * parts for tiles, parts, _ in cuts) * MOST_ROWS * _COLUMNS
+        self.cuts = {shape: cut(*shape, processors(device)) for shape in shapes}
+        """By shape: see `cut`."""
+        cuts = self.cuts.values()
+        room = (
+            max(tiles * parts for tiles, parts, _ in cuts) * MOST_ROWS * choose("few_rows", HALF, "").outputs
+        )
         self.partial = torch.empty(room, dtype=torch.float32, device=device)
         self.arrived = torch.zeros(max(tiles for tiles, _, _ in cuts), dtype=torch.int32, device=device)
 
@@ -270,14 +263,13 @@ def added_product(
             ADD=True,
         )
     elif rows:
-        tiles, parts, share = cut(*weight.shape)
-        wide = x.dtype == torch.float32
-        deep = _WIDE_DEPTH if wide else _DEPTH
+        tiles, parts, share = workspace.cuts[weight.shape[0], weight.shape[1]]
+        tile = choose("few_rows", kind_of(x.dtype), "")
         shared = workspace if parts > 1 else None
         _few_rows_kernel[(tiles, parts)](
             x, weight, bias, residual, shared and shared.partial, shared and shared.arrived, rows, scale,
-            OUTPUTS=len(weight), COLUMNS=columns, BIAS=bias is not None, PARTS=parts, STEPS=share // deep,
-            ROWS=MOST_ROWS, TILE_N=_COLUMNS, TILE_K=deep, num_warps=4, num_stages=_WIDE_STAGES if wide else _STAGES,
+            OUTPUTS=len(weight), COLUMNS=columns, BIAS=bias is not None, PARTS=parts, STEPS=share // tile.depth,
+            ROWS=MOST_ROWS, TILE_N=tile.outputs, TILE_K=tile.depth, num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
 
 
@@ -286,13 +278,13 @@ def _launch_one_row(
     eps: float, scale: float, **fixed: bool | int,
 ) -> None:  # fmt: skip
     columns = x.shape[1]
-    short, gated = columns <= _SHORT, bool(fixed["GATED"])
-    # A gated result is of two rows of the weight.
-    warps = 1 if short or gated else 2
-    results = (1 if gated else 2) if short else 2 if gated else 4
-    _one_row_kernel[(triton.cdiv(out.shape[1], results),)](
+    gated = " gated" if fixed["GATED"] else ""
+    tile = choose("one_row", "", f"short{gated}")
+    if not (short := columns <= tile.most):
+        tile = choose("one_row", "", f"long{gated}")
+    _one_row_kernel[(triton.cdiv(out.shape[1], tile.outputs),)](
         x, weight, bias, norm, out, eps, scale,
-        OUTPUTS=len(weight), COLUMNS=columns, BIAS=bias is not None, TILE_N=results,
-        TILE_K=max(32, triton.next_power_of_2(columns)) if short else _LONG, STAGES=_LONG_STAGES, **fixed,
-        num_warps=warps,
+        OUTPUTS=len(weight), COLUMNS=columns, BIAS=bias is not None, TILE_N=tile.outputs,
+        TILE_K=max(32, triton.next_power_of_2(columns)) if short else tile.depth, STAGES=tile.stages, **fixed,
+        num_warps=tile.warps,
     )  # fmt: skip

@@ -14,6 +14,7 @@ import triton.language as tl
 from triton import knobs
 
 from executors.kernels.triton.activation import KINDS, activate
+from executors.kernels.triton.tuning import E4M3, choose
 
 GROUP = 128
 """Number of columns that share a scale in a block format."""
@@ -64,11 +65,10 @@ def quantize(x: torch.Tensor, blocks: bool = False) -> tuple[torch.Tensor, torch
     scales = torch.empty(rows, groups, dtype=torch.float32, device=x.device)
     if rows:
         width = GROUP if blocks else triton.next_power_of_2(columns)
-        pad = triton.next_power_of_2(groups)
+        pad, tile = triton.next_power_of_2(groups), choose("quantize", E4M3, "")
         _quantize_kernel[(rows,)](
             x, out, scales, COLUMNS=columns, GROUPS=groups, GROUPS_PAD=pad, WIDTH=width,
-            # 16 elements a thread, 32 of the widest rows: with 8 warps those would be 64, most of a thread's registers.
-            num_warps=max(1, min(16, pad * width // 512)),
+            num_warps=max(1, min(tile.warps, pad * width // tile.depth)),
         )  # fmt: skip
     return out, scales
 
@@ -176,13 +176,13 @@ def _of_blocks(
     out = torch.empty(rows, outputs if activation is None else outputs // 2, dtype=dtype, device=x.device)
     if rows:
         tile_rows = max(16, min(128, triton.next_power_of_2(rows)))
-        # Few rows: the weights' bytes count, and narrow tiles keep more processors reading.
-        tile_outputs = 32 if tile_rows <= 32 else 64 if tile_rows <= 64 else 128
+        tile = choose("block_product", E4M3, tile_rows)
+        tile_outputs = tile.outputs
         _block_kernel[(triton.cdiv(outputs, tile_outputs) * triton.cdiv(rows, tile_rows),)](
             x, x_scales, weight, weight_scales, bias, out, rows,
             OUTPUTS=outputs, COLUMNS=columns, ROWS_PER_SCALE=rows_per_scale, BIAS=bias is not None,
             GATED=activation is not None, KIND=KINDS[activation] if activation is not None else 0,
             TILE_ROWS=tile_rows, TILE_OUTPUTS=tile_outputs, GROUP=GROUP, SHARING=SHARING,
-            num_warps=8 if tile_rows == 128 else 4, num_stages=6 if tile_rows <= 32 else 4 if tile_rows <= 64 else 3,
+            num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
     return out

@@ -18,16 +18,7 @@ import triton
 import triton.language as tl
 
 from executors.kernels.lora_tiles import FEW_ROWS, LoraMatrix, LoraTiles
-
-PROCESSORS = 132
-"""Smallest number of programs of `shrink`: the multiprocessors of an H100 or H200."""
-_FEW_SPLITS, _MANY_SPLITS, _LEAST_DEPTH = 8, 2, 256
-"""Most programs that share the depth with small tiles and with large ones, since every program of `expand` reads the parts of
-all, and the least depth of each."""
-_FEW_RANKS, _MANY_RANKS = 16, 64
-"""Sums of a program of `shrink`: programs beyond an adapter's rank exit at once, and with many rows x is read less often."""
-_EXPANDED_RANKS = 32
-"""Sums that `expand` multiplies at once, a divisor of the above: more would take too many registers."""
+from executors.kernels.triton.tuning import HALF, PROCESSORS, choose, kind_of, processors
 
 
 @triton.jit
@@ -117,12 +108,11 @@ def _expand_kernel(
     tl.store(at, result.to(out.dtype.element_ty), mask=there)
 
 
-def splits_of(tiles: int, parts: int, columns: int, few: bool) -> int:
-    """Return how many programs share the depth of `shrink`: a power of two, with which there are enough programs to read A.
-    `few`: tiles are small."""
-    splits = min(
-        _FEW_SPLITS if few else _MANY_SPLITS, columns // _LEAST_DEPTH, triton.cdiv(PROCESSORS, tiles * parts)
-    )
+def splits_of(tiles: int, parts: int, columns: int, few: bool, processors: int = PROCESSORS) -> int:
+    """Return how many programs share the depth of `shrink`: a power of two, with which there are enough programs on the device's
+    `processors` to read A. `few`: tiles are small. It is the same for all dtypes."""
+    tile = choose("lora_shrink", HALF, "few" if few else "many")
+    splits = min(tile.parts, columns // tile.least, triton.cdiv(processors, tiles * parts))
     return 1 << max(0, splits.bit_length() - 1)
 
 
@@ -135,30 +125,31 @@ def add_lora(matrix: LoraMatrix, tiles: LoraTiles, x: torch.Tensor, out: torch.T
     count, parts, columns = tiles.count, len(matrix.begins), matrix.inputs
     if not count or not len(x):
         return
-    wide, few = x.dtype == torch.float32, tiles.tile_rows == FEW_ROWS
-    ranks = min(_FEW_RANKS if few else _MANY_RANKS, max(16, triton.next_power_of_2(matrix.most)))
+    kind, few = kind_of(x.dtype), tiles.tile_rows == FEW_ROWS
+    shrink = choose("lora_shrink", kind, "few" if few else "many")
+    expand = choose("lora_expand", kind, "")
+    ranks = min(shrink.outputs, max(16, triton.next_power_of_2(matrix.most)))
     padded = triton.cdiv(matrix.most, ranks) * ranks
-    splits = splits_of(count, parts, columns, few)
-    deep = (32 if wide else 128) if few else (16 if wide else 64)
-    steps = triton.cdiv(triton.cdiv(columns, splits), deep)
+    splits = splits_of(count, parts, columns, few, processors(x.device))
+    steps = triton.cdiv(triton.cdiv(columns, splits), shrink.depth)
     room = splits, count * tiles.tile_rows, parts * padded
     sums = torch.empty(room, dtype=torch.float32, device=x.device)
     shared = {
         "STRIDE": matrix.stride, "WORDS": matrix.words, "MOST": matrix.most, "PADDED": padded, "PARTS": parts,
-        "TILE_ROWS": tiles.tile_rows, "TILE_RANKS": ranks, "num_warps": 4,
+        "TILE_ROWS": tiles.tile_rows, "TILE_RANKS": ranks,
     }  # fmt: skip
     _shrink_kernel[(count, splits, parts * (padded // ranks))](
         x, matrix.a, matrix.ranks, tiles.rows, tiles.owners, sums,
-        COLUMNS=columns, STEPS=steps, WHOLE=columns == splits * steps * deep, TILE_K=deep, num_stages=2 if wide else 4,
-        **shared,
+        COLUMNS=columns, STEPS=steps, WHOLE=columns == splits * steps * shrink.depth, TILE_K=shrink.depth,
+        num_warps=shrink.warps, num_stages=shrink.stages, **shared,
     )  # fmt: skip
     second, third = (*matrix.ends[:-1], matrix.outputs, matrix.outputs)[:2]
-    tile_n = 64 if wide else 128
     blocks = sum(
-        triton.cdiv(end - begin, tile_n) for begin, end in zip(matrix.begins, matrix.ends, strict=True)
+        triton.cdiv(end - begin, expand.outputs)
+        for begin, end in zip(matrix.begins, matrix.ends, strict=True)
     )
     _expand_kernel[(count, blocks)](
         sums, matrix.b, matrix.ranks, matrix.scales, tiles.rows, tiles.owners, out,
-        OUTPUTS=matrix.outputs, SECOND=second, THIRD=third, SPLITS=splits, TILE_N=tile_n, num_stages=2,
-        **{**shared, "TILE_RANKS": min(ranks, _EXPANDED_RANKS)},
+        OUTPUTS=matrix.outputs, SECOND=second, THIRD=third, SPLITS=splits, TILE_N=expand.outputs,
+        num_warps=expand.warps, num_stages=expand.stages, **{**shared, "TILE_RANKS": min(ranks, expand.depth)},
     )  # fmt: skip

@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from executors.kernels.triton.tuning import choose
+
 
 @triton.jit
 def _rms_norm_kernel(
@@ -45,9 +47,9 @@ def rms_norm(
     rows, size = x.shape
     out = torch.empty_like(x)
     if rows:
-        pad = triton.next_power_of_2(size)
+        pad, tile = triton.next_power_of_2(size), choose("rms_norm", "", "")
         _rms_norm_kernel[(rows,)](
             x, residual, weight, out, eps, SIZE=size, PAD=pad, ADD=residual is not None, PLUS_ONE=plus_one,
-            WIDE_WEIGHT=plus_one, num_warps=max(1, min(8, pad // 512)),
+            WIDE_WEIGHT=plus_one, num_warps=max(1, min(tile.warps, pad // tile.depth)),
         )  # fmt: skip
     return out

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from executors.kernels.triton.fp8 import to_e4m3
+from executors.kernels.triton.tuning import choose
 
 
 @triton.jit
@@ -109,6 +110,6 @@ def rotate_and_store(
         HEADS=num_heads, KV_HEADS=kv_heads, DIM=dim, HALF=half, HALF_PAD=triton.next_power_of_2(half),
         REST=rest, REST_PAD=triton.next_power_of_2(max(rest, 1)), PAGE=page, NORM=norms is not None, PLUS_ONE=plus_one,
         ROTATE=table is not None, HEADS_PAD=triton.next_power_of_2(max(num_heads, kv_heads)),
-        E4M3=kv.dtype == torch.float8_e4m3fn, num_warps=4,
+        E4M3=kv.dtype == torch.float8_e4m3fn, num_warps=choose("rotary", "", "").warps,
     )  # fmt: skip
     return q

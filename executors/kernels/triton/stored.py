@@ -21,16 +21,13 @@ import torch
 import triton
 import triton.language as tl
 
+from executors.kernels.triton.tuning import choose
+
 if TYPE_CHECKING:
     from executors.kernels.device_layouts import DeviceRows
 
 MOST_ROWS = 4
 """Largest number of rows that are multiplied as the weight is read: each further row reads it from a cache."""
-_OUTPUTS, _BLOCKS, _WARPS = 4, 32, 2
-"""Rows of a weight and blocks of 32 columns that a program reads at once; half as many blocks where a table's addresses take
-registers."""
-_WIDE_OUTPUTS, _WIDE_BLOCKS, _WIDE_WARPS = 4, 16, 4
-"""The same of a program that widens."""
 PART_BYTES = 64 << 20
 """Bytes of a widened part of a weight. A part that stays in the device's cache (50 MB on an H100) is read from there."""
 
@@ -191,10 +188,11 @@ def matmul(
         _matmul_in_parts(x, weight, table, bias, out)
     elif rows:
         tensors, how = _arguments(weight, table)
-        _row_kernel[(triton.cdiv(outputs, _OUTPUTS), rows)](
+        tile = choose("stored_row", "", "table" if how["TABLE"] else "plain")
+        _row_kernel[(triton.cdiv(outputs, tile.outputs), rows)](
             x, *tensors, bias, out,
             OUTPUTS=outputs, OUT_STRIDE=out.stride(0), BIAS=bias is not None, **how,
-            TILE_OUTPUTS=_OUTPUTS, BLOCKS=_BLOCKS // 2 if how["TABLE"] else _BLOCKS, num_warps=_WARPS,
+            TILE_OUTPUTS=tile.outputs, BLOCKS=tile.depth, num_warps=tile.warps,
         )  # fmt: skip
 
 
@@ -223,11 +221,12 @@ def _widen(
     weight: DeviceRows, table: torch.Tensor | None, ids: torch.Tensor | None, begin: int, out: torch.Tensor
 ) -> None:
     tensors, how = _arguments(weight, table)
-    outputs = min(_WIDE_OUTPUTS, triton.next_power_of_2(len(out)))
-    grid = triton.cdiv(len(out), outputs), triton.cdiv(weight.columns, 32 * _WIDE_BLOCKS)
+    tile = choose("stored_widen", "", "")
+    outputs = min(tile.outputs, triton.next_power_of_2(len(out)))
+    grid = triton.cdiv(len(out), outputs), triton.cdiv(weight.columns, 32 * tile.depth)
     _widen_kernel[grid](
         ids, *tensors, out, begin, len(out), **how,
-        IDS=ids is not None, TILE_OUTPUTS=outputs, BLOCKS=_WIDE_BLOCKS, num_warps=_WIDE_WARPS,
+        IDS=ids is not None, TILE_OUTPUTS=outputs, BLOCKS=tile.depth, num_warps=tile.warps,
     )  # fmt: skip
 
 

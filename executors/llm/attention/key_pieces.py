@@ -20,8 +20,6 @@ import numpy as np
 WORDS = 6
 """int32 words of a piece: row, first key, end of its keys, its place among partial results, the place of the row's first
 piece, number of the row's pieces. A row of -1 marks padding."""
-LEAST_KEYS = 64
-"""`PieceRule.least` of a GPU, in keys: on an H200 one sequence of 1,024 keys takes 7.6 us so, and 13.8 us with 256."""
 MOST_OF_A_ROW = 64
 """Largest number of pieces of a row: one program adds up their results."""
 _ONE_WAVE = 1.25
@@ -44,7 +42,7 @@ class PieceRule:
     window: int | None = None
     steady: int = 0
     count: int = 0
-    least: int = LEAST_KEYS
+    least: int = 64
 
     def most(self, rows: int, longest: int) -> int:
         """Return the largest number of pieces of `rows` rows of at most `longest` keys each. At least one per row."""

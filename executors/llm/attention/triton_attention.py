@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from executors.kernels.triton.decode_attention import DecodeWorkspace, decode_attention, keys_per_tile
+from executors.kernels.triton.decode_attention import DecodeWorkspace, decode_attention, tuned
 from executors.kernels.triton.extend_attention import extend_attention, query_tiles, rows_per_tile
 from executors.kernels.triton.rotary import rotate_and_store
 from executors.llm.attention.backend import TRITON
@@ -26,8 +26,6 @@ MIN_HEAD_DIM, MAX_HEAD_DIM = 9, 256
 least 16."""
 STEADY_SPLIT = 512
 """Keys of a piece if a row's result must not depend on its batch."""
-PROGRAMS_PER_PROCESSOR = 3
-"""Number of programs that run on a multiprocessor at once. A second, smaller wave would leave the device half empty."""
 _PROCESSORS = 4
 """Number of processors to assume if kernels are interpreted on a CPU: it sets how many programs share the keys."""
 _ALIGN = 4
@@ -43,11 +41,13 @@ def supports(spec: KvSpec) -> bool:
 def piece_rule(spec: KvSpec, processors: int, deterministic: bool) -> PieceRule:
     """Return the rule for cutting this model's keys on a device of `processors` multiprocessors."""
     windows = [window for window in spec.windows if window is not None]
+    tile = tuned(spec.head_dim, spec.dtype, spec.kv_dtype or spec.dtype)
     return PieceRule(
-        max(1, processors * PROGRAMS_PER_PROCESSOR // spec.num_kv_heads),
-        keys_per_tile(spec.head_dim, spec.dtype, spec.kv_dtype or spec.dtype),
+        max(1, processors * tile.programs // spec.num_kv_heads),
+        tile.depth,
         max(windows) if len(windows) == len(spec.windows) else None,
         STEADY_SPLIT if deterministic else 0,
+        least=tile.least,
     )
 
 

@@ -6,31 +6,25 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from executors.kernels.triton.experts import Tile, add_up, place, place_directly, product, route
+from executors.kernels.triton.experts import add_up, place, place_directly, product, route
+from executors.kernels.triton.tuning import Choice, choose, kind_of
 
 if TYPE_CHECKING:
     from executors.llm.model.layers.experts import Experts
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-FEW, SOME, MANY = Tile(16, 64, 128, 1, 4, 4), Tile(64, 128, 64, 4, 4, 4), Tile(128, 128, 64, 8, 8, 3)
-"""Tiles by the number of tokens per expert. FEW and SOME mainly read weights; from 64 rows on, Hopper's own matrix
-instructions are used. Compiled for Hopper no registers are spilled and two or three programs share a processor
-(tests/gpu/test_compiled.py); their speed was not measured."""
-WIDE = Tile(16, 32, 32, 1, 4, 2), Tile(64, 64, 32, 4, 4, 2)
-"""The same tiles for float32, which no matrix instruction computes exactly."""
 _TRIED = tuple(2**n for n in range(15))
 """Numbers of tokens that together cover all plans."""
 
 
-def choose_tile(tokens: int, top_k: int, experts: int, dtype: torch.dtype, steady: bool) -> Tile:
+def choose_tile(tokens: int, top_k: int, experts: int, dtype: torch.dtype, steady: bool) -> Choice:
     """Choose the tile for a step of that many tokens. `steady`: one tile for all steps, because other tiles may use other
     instructions, which round differently. Rows within a tile do not affect each other."""
-    each = tokens * top_k / experts
-    if dtype == torch.float32:
-        return WIDE[1] if steady or each > 8 else WIDE[0]
-    if steady or 8 < each <= 96:
-        return SOME
-    return FEW if each <= 8 else MANY
+    kind, each = kind_of(dtype), tokens * top_k / experts
+    few, some = choose("experts", kind, "few"), choose("experts", kind, "some")
+    if not steady and each <= few.most:
+        return few
+    return some if steady or not some.most or each <= some.most else choose("experts", kind, "many")
 
 
 class TritonExperts:
@@ -54,7 +48,7 @@ class TritonExperts:
         inner = product(x, self._gate_up, routing, placing, tile, self._experts.activation)
         return add_up(product(inner, self._down, routing, placing, tile, None), len(x))
 
-    def plan(self, tokens: int) -> tuple[Tile, bool]:
+    def plan(self, tokens: int) -> tuple[Choice, bool]:
         """Return the tile for a step of that many tokens, and whether each pair gets its own tile. It does as long as few
         tokens share an expert, because sorting then saves less than it costs. A single token's experts are all different."""
         moe = self._experts.moe

@@ -33,9 +33,10 @@ from executors.kernels.shaping_layout import (
 from executors.kernels.triton import fp8 as fp8_kernels
 from executors.kernels.triton import stored as stored_kernels
 from executors.kernels.triton.activation import gated
-from executors.kernels.triton.lora import PROCESSORS, splits_of
+from executors.kernels.triton.lora import splits_of
 from executors.kernels.triton.norms import rms_norm
 from executors.kernels.triton.rotary import rotate_and_store
+from executors.kernels.triton.tuning import processors
 from executors.llm.attention.check import CHUNKS, LIMITS, PAST, Problem, verdict
 from executors.llm.attention.key_pieces import PieceRule
 from executors.llm.attention.packed import StepMeta
@@ -475,8 +476,9 @@ def _idle_tiles(matrix: LoraMatrix, used: int, size: int) -> list[int]:
     """Numbers of tiles behind those that are used, as in a graph: one at least, and one number for each way to share the depth,
     because each is compiled on its own."""
     counts: dict[int, int] = {}
-    for idle in range(1, PROCESSORS + 1):
-        splits = splits_of(used + idle, len(matrix.begins), matrix.inputs, size == FEW_ROWS)
+    count = processors(matrix.a.device)
+    for idle in range(1, count + 1):
+        splits = splits_of(used + idle, len(matrix.begins), matrix.inputs, size == FEW_ROWS, count)
         counts.setdefault(splits, idle)
     return list(counts.values())
 

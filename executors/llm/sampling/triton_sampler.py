@@ -16,6 +16,7 @@ import triton
 
 from executors.kernels.shaping_layout import row_words
 from executors.kernels.triton import sampling
+from executors.kernels.triton.tuning import choose
 from executors.llm.sampling.columns import SamplingColumns
 from executors.llm.sampling.device_shaping import RowShaping
 
@@ -23,13 +24,6 @@ MAX_WIDTH = 1 << 20
 """Sums of more weights would not fit: see `sampling.ONE`."""
 _TILES = 256
 """Tiles of a row at most: their maxima bound a top-k of up to so many."""
-_READ = 4096
-"""Logits of a row that a program makes tiles of."""
-_TAKE = 2048
-"""Logits that are looked through for candidates at a time: with more a program takes so many registers that a multiprocessor
-holds one of them, not two (ptxas for sm_90: 120 against 166)."""
-_LIST = 1024
-"""Candidates that are compared at a time."""
 _CAPACITY = 4096
 """Candidates that are taken out of a row. The limits of a row with more are found in the row: right, and slower."""
 _DROPPED = {torch.float32: 0, torch.float16: 12, torch.bfloat16: 16}
@@ -85,13 +79,14 @@ class TritonSampler:
             return
         compiled = {"WIDTH": self.width, "TILE": self._tile}
         tiles = triton.next_power_of_2(self._num_tiles)
-        parts, group = (min(max(1, read // self._tile), tiles) for read in (_READ, _TAKE))
+        of_tiles, of_rows, of_limits = (choose("sample", "", name) for name in ("tiles", "rows", "limits"))
+        parts, group = (min(max(1, one.depth // self._tile), tiles) for one in (of_tiles, of_rows))
         flags, drop = bad.view(torch.int8), _DROPPED[logits.dtype]
         shaping = shaping or self._unshaped
         shape = (shaping.table, shaping.table.stride(0), shaping.rows, shaping.lengths, shaping.inputs)
         sampling.tiles_kernel[(-(-self._num_tiles // parts), n)](
             logits, settings.temperature, settings.top_k, settings.min_p, self._maxima, self._sums,
-            logits.stride(0), self._num_tiles, *shape, PARTS=parts, num_warps=4,
+            logits.stride(0), self._num_tiles, *shape, PARTS=parts, num_warps=of_tiles.warps,
             enable_fp_fusion=False,  # penalties, as the host computes them
             **compiled,
         )  # fmt: skip
@@ -100,13 +95,13 @@ class TritonSampler:
             self._maxima, self._sums, tokens, flags, self._bests, self._totals, self._lengths, self._candidates, self._ids,
             logits.stride(0), self._num_tiles, *shape,
             TILES=tiles, GROUP=group, CAPACITY=self.capacity, DROP=drop,
-            num_warps=8, **compiled,
+            num_warps=of_rows.warps, **compiled,
         )  # fmt: skip
         sampling.limits_kernel[(n,)](
             logits, settings.temperature, settings.top_k, settings.top_p, settings.min_p, settings.u, tokens,
             self._bests, self._totals, self._lengths, self._candidates, self._ids, logits.stride(0), *shape,
             WIDTH=self.width, CAPACITY=self.capacity, DROP=drop,
-            LIST=min(_LIST, triton.next_power_of_2(self.width)), num_warps=8,
+            LIST=min(of_limits.depth, triton.next_power_of_2(self.width)), num_warps=of_limits.warps,
         )  # fmt: skip
 
     def _check(self, logits: torch.Tensor, tokens: torch.Tensor, bad: torch.Tensor) -> int:

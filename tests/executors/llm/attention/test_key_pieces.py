@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from executors.llm.attention.key_pieces import LEAST_KEYS, MOST_OF_A_ROW, WORDS, PieceRule, idle_pieces
+from executors.llm.attention.key_pieces import MOST_OF_A_ROW, WORDS, PieceRule, idle_pieces
 
 PROCESSORS, PROGRAMS, KV_HEADS, TILE = 132, 3, 8, 64
 """Of an H100 or H200, and of Qwen3-0.6B in bf16."""
@@ -100,7 +100,7 @@ def test_random_lengths(seed: int) -> None:
         seen = lengths if window is None else np.minimum(lengths, window + tile)
         share = (-(-seen // tile)).sum() / rule.programs
         # A row has so many pieces at most: where few key heads leave programs for more, its pieces are longer than half a share.
-        least = max(LEAST_KEYS // tile, -(-int(seen.max()) // tile // MOST_OF_A_ROW), share / 2)
+        least = max(rule.least // tile, -(-int(seen.max()) // tile // MOST_OF_A_ROW), share / 2)
         jobs = -(-(pieces[:, 2] - pieces[:, 1]) // tile)
         assert jobs.max(initial=0) <= max(least, 1.25 * share) + 1
         assert makespan(jobs.tolist(), rule.programs) <= share + least + 1

@@ -1,0 +1,230 @@
+"""Numbers of the Triton kernels that are chosen for speed: one table by kernel, element kind, shape class and architecture.
+
+    launcher:  choice = choose("extend_attention", HALF, 128)      a row for the architecture at hand
+
+The rows were chosen on an H200 (sm_90), and hold for every architecture whose shared memory takes them. Others have rows of their
+own below where a program of sm_90 does not fit: an L40S, an RTX 4090 or 5090 gives a program 99 KiB, an A100 163, an H100 227.
+Those rows are reckoned, not measured: `make gpu-tune` times candidates on the GPU at hand and prints rows to put here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+HALF, E4M3, FLOAT32 = "half", "e4m3", "float32"
+"""Element kinds: bfloat16 or float16; keys and values, or weights, of 8 bits; float32, which no matrix instruction computes."""
+TUNED_ON = 90
+"""Architecture whose rows are measured: that of H100 and H200."""
+PROCESSORS = 132
+"""Multiprocessors to assume for tensors that lie on no device, as in tests: those of an H100 or H200."""
+SHARED_KIB = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99, 121: 99}
+"""Shared memory that one program may have by architecture, in KiB (CUDA C++ Programming Guide, "Technical Specifications per
+Compute Capability")."""
+_LEAST_SHARED_KIB = min(SHARED_KIB.values())
+
+Key = tuple[str, str, int | str]
+"""Kernel, element kind ("" where it decides nothing) and shape class: a padded head size, rows of a tile, or a name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A row. Zero: the kernel has no such number.
+
+    `warps` and `stages` as Triton counts them. `rows`, `outputs` and `depth` of a program's tile: rows of the left operand (or
+    queries), results per row, elements of the sum at a time (or keys). `merged`: partial results that are added up at once.
+    `parts`: most programs that share a sum, and `least` elements of each of them. `group`: neighbouring tiles that run at once.
+    `programs` of a multiprocessor that run at once. `most`: the largest size that is of this shape class.
+    """
+
+    warps: int
+    stages: int = 0
+    rows: int = 0
+    outputs: int = 0
+    depth: int = 0
+    merged: int = 0
+    parts: int = 0
+    least: int = 0
+    group: int = 0
+    programs: int = 0
+    most: int = 0
+
+
+HEADS = (16, 32, 64, 128, 256)
+"""Padded head sizes."""
+
+# A step that looks up its pages first gets half of the stages as buffers: two of five, so that the next keys and values are
+# loaded while the current ones are multiplied. Tiles are small: on an H200 32 keys of 128 numbers, in place of 64, take 4% less
+# time for 256 sequences of 1,024 keys, 12% less for 32, and 14% less for one, whose keys make more pieces. Widening takes
+# registers, and so do products of float32: with a larger tile they spill. 64 results a thread are added up at once: that leaves
+# room for three programs, and a second, smaller wave would leave the device half empty. Queries of float32 have less room. One
+# sequence of 1,024 keys takes 7.6 us in pieces of 64 keys at least, and 13.8 us with 256.
+_DECODE = Choice(warps=4, stages=5, depth=64, merged=8192, programs=3, least=64)
+# Products of float32 take no matrix instruction, and each thread holds what it multiplies: many threads, small tiles. Five stages
+# make three buffers for keys and values, if registers do.
+_EXTEND = Choice(warps=8, stages=5, rows=128, depth=64)
+_WIDE_EXTEND = Choice(warps=16, stages=2, rows=128, depth=32)
+# 24 KiB of weights are being loaded while 8 KiB are multiplied. At 3 TB/s and 0.7 us per load, 16 KiB for each of 132
+# multiprocessors are enough. Below `least` elements of a part, adding up costs more than the device gains.
+_FEW_ROWS = Choice(warps=4, stages=5, outputs=32, depth=128, least=512)
+_SHRINK = Choice(warps=4, stages=4, outputs=16, depth=128, parts=8, least=256)
+_EXPAND = Choice(warps=4, stages=2, outputs=128, depth=32)
+
+_ROWS: dict[Key, Choice] = {
+    **{("decode_attention", HALF, head): _DECODE for head in HEADS},
+    ("decode_attention", HALF, 128): replace(_DECODE, depth=32),
+    ("decode_attention", HALF, 256): replace(_DECODE, depth=16),
+    **{("decode_attention", E4M3, head): _DECODE for head in HEADS},
+    **{("decode_attention", FLOAT32, head): replace(_DECODE, warps=8, stages=3, merged=4096) for head in HEADS},
+    **{("extend_attention", kind, head): _EXTEND for kind in (HALF, E4M3) for head in HEADS},
+    **{("extend_attention", kind, 256): Choice(warps=4, stages=2, rows=64, depth=32) for kind in (HALF, E4M3)},
+    **{("extend_attention", FLOAT32, head): _WIDE_EXTEND for head in HEADS},
+    ("extend_attention", FLOAT32, 128): replace(_WIDE_EXTEND, depth=16),
+    ("extend_attention", FLOAT32, 256): replace(_WIDE_EXTEND, depth=16, rows=64),
+    # One row: a program of one warp reads two whole rows of a short weight at once. A gated result is of two rows.
+    ("one_row", "", "short"): Choice(warps=1, stages=3, outputs=2, depth=512, most=1024),
+    ("one_row", "", "short gated"): Choice(warps=1, stages=3, outputs=1, depth=512, most=1024),
+    ("one_row", "", "long"): Choice(warps=2, stages=3, outputs=4, depth=512),
+    ("one_row", "", "long gated"): Choice(warps=1, stages=3, outputs=2, depth=512),
+    ("few_rows", HALF, ""): _FEW_ROWS,
+    ("few_rows", FLOAT32, ""): replace(_FEW_ROWS, stages=2, depth=32),
+    # Few rows: the weights' bytes count, and narrow tiles keep more processors reading.
+    ("block_product", E4M3, 16): Choice(warps=4, stages=6, outputs=32),
+    ("block_product", E4M3, 32): Choice(warps=4, stages=6, outputs=32),
+    ("block_product", E4M3, 64): Choice(warps=4, stages=4, outputs=64),
+    ("block_product", E4M3, 128): Choice(warps=8, stages=3, outputs=128),
+    # 16 elements a thread, 32 of the widest rows: with 8 warps those would be 64, most of a thread's registers.
+    ("quantize", E4M3, ""): Choice(warps=16, depth=512),
+    # Depth in blocks of 32 columns. Half as many where a table's addresses take registers.
+    ("stored_row", "", "plain"): Choice(warps=2, outputs=4, depth=32),
+    ("stored_row", "", "table"): Choice(warps=2, outputs=4, depth=16),
+    ("stored_widen", "", ""): Choice(warps=4, outputs=4, depth=16),
+    # Programs beyond an adapter's rank exit at once, and with many rows x is read less often. Every program of `expand` reads the
+    # parts of all; more sums at once than its depth would take too many registers.
+    ("lora_shrink", HALF, "few"): _SHRINK,
+    ("lora_shrink", HALF, "many"): replace(_SHRINK, outputs=64, depth=64, parts=2),
+    ("lora_shrink", FLOAT32, "few"): replace(_SHRINK, stages=2, depth=32),
+    ("lora_shrink", FLOAT32, "many"): replace(_SHRINK, stages=2, outputs=64, depth=16, parts=2),
+    ("lora_expand", HALF, ""): _EXPAND,
+    ("lora_expand", FLOAT32, ""): replace(_EXPAND, outputs=64),
+    # By the number of tokens per expert. The first two mainly read weights; from 64 rows on, Hopper's own matrix instructions are
+    # used. Compiled for Hopper no registers are spilled and two or three programs share a processor; speed was not measured.
+    ("experts", HALF, "few"): Choice(warps=4, stages=4, rows=16, outputs=64, depth=128, group=1, most=8),
+    ("experts", HALF, "some"): Choice(warps=4, stages=4, rows=64, outputs=128, depth=64, group=4, most=96),
+    ("experts", HALF, "many"): Choice(warps=8, stages=3, rows=128, outputs=128, depth=64, group=8),
+    ("experts", FLOAT32, "few"): Choice(warps=4, stages=2, rows=16, outputs=32, depth=32, group=1, most=8),
+    ("experts", FLOAT32, "some"): Choice(warps=4, stages=2, rows=64, outputs=64, depth=32, group=4),
+    ("experts_sum", "", ""): Choice(warps=2, outputs=512),
+    ("gated", "", ""): Choice(warps=4, outputs=1024),
+    ("rms_norm", "", ""): Choice(warps=8, depth=512),
+    ("rotary", "", ""): Choice(warps=4),
+    # Logits that a program looks through at a time. With more than 2,048 in "rows" a multiprocessor holds one program, not two.
+    ("sample", "", "tiles"): Choice(warps=4, depth=4096),
+    ("sample", "", "rows"): Choice(warps=8, depth=2048),
+    ("sample", "", "limits"): Choice(warps=8, depth=1024),
+}  # fmt: skip
+"""Rows of `TUNED_ON`."""
+
+_FITTING: dict[int, dict[Key, Choice]] = {
+    # Heads of 256 in float32 take 148 and 100 KiB as above, so 82 and 84: keys of half a tile, and values where the keys were.
+    99: {
+        ("decode_attention", FLOAT32, 256): replace(_ROWS["decode_attention", FLOAT32, 256], depth=32),
+        ("extend_attention", FLOAT32, 256): replace(_ROWS["extend_attention", FLOAT32, 256], stages=1),
+    },
+}
+"""Rows for less shared memory, by the KiB that a program may have: what of `_ROWS` would not fit."""
+
+_ARCHITECTURES: dict[int, dict[Key, Choice]] = {}
+"""Measured rows of other architectures, printed by `make gpu-tune`."""
+
+_trial: dict[Key, Choice] = {}
+"""Rows that take precedence, within `trying`."""
+
+
+def rows(architecture: int) -> dict[Key, Choice]:
+    """Return all rows of an architecture such as 90. An unknown one gets those for the least shared memory."""
+    room = SHARED_KIB.get(architecture, _LEAST_SHARED_KIB)
+    chosen = dict(_ROWS)
+    for most in sorted(_FITTING, reverse=True):
+        if room <= most:
+            chosen |= _FITTING[most]
+    return chosen | _ARCHITECTURES.get(architecture, {})
+
+
+def choose(kernel: str, kind: str, shape: int | str) -> Choice:
+    """Return the row for the device at hand. Raises KeyError for a kernel, element kind or shape class without rows."""
+    return _choose(kernel, kind, shape, architecture())
+
+
+@functools.cache
+def _choose(kernel: str, kind: str, shape: int | str, number: int) -> Choice:
+    key = kernel, kind, shape
+    return _trial[key] if key in _trial else rows(number)[key]
+
+
+@contextlib.contextmanager
+def trying(choices: Mapping[Key, Choice]) -> Iterator[None]:
+    """Within, these rows take precedence. Used to time candidates; what was captured or sized before keeps its own numbers.
+    Raises KeyError for rows that no launcher reads."""
+    if unknown := choices.keys() - _ROWS.keys():
+        raise KeyError(f"no kernel reads {sorted(map(str, unknown))}")
+    earlier = dict(_trial)
+    _trial.update(choices)
+    _choose.cache_clear()
+    try:
+        yield
+    finally:
+        _trial.clear()
+        _trial.update(earlier)
+        _choose.cache_clear()
+
+
+def architecture() -> int:
+    """Return the architecture for which Triton compiles now, such as 90; `TUNED_ON` where kernels are interpreted."""
+    try:
+        return _architecture()
+    except RuntimeError:  # Triton has no driver: nothing is launched
+        return TUNED_ON
+
+
+@functools.cache
+def _architecture() -> int:
+    import triton
+
+    if triton.knobs.runtime.interpret:
+        return TUNED_ON
+    number = triton.runtime.driver.active.get_current_target().arch
+    return number if isinstance(number, int) else TUNED_ON
+
+
+def forget() -> None:
+    """Ask Triton again for what it compiles."""
+    _architecture.cache_clear()
+
+
+@functools.cache
+def processors(device: torch.device) -> int:
+    """Return the number of multiprocessors of a tensor's device."""
+    if device.type in ("cpu", "meta"):
+        return PROCESSORS
+    import triton
+
+    driver = triton.runtime.driver.active
+    number = driver.get_current_device() if device.index is None else device.index
+    return int(driver.utils.get_device_properties(number)["multiprocessor_count"])
+
+
+def head_class(head_dim: int) -> int:
+    """Return the padded head size: the next power of two, of `HEADS`."""
+    return next((head for head in HEADS if head_dim <= head), HEADS[-1])
+
+
+def kind_of(dtype: torch.dtype, stored: torch.dtype | None = None) -> str:
+    """Return the element kind of activations in `dtype` over keys or weights that are `stored` in another."""
+    if dtype == torch.float32:
+        return FLOAT32
+    return E4M3 if stored == torch.float8_e4m3fn else HALF

@@ -37,7 +37,7 @@ HERE := $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install first-minutes dev serve demo test test-fast test-all test-external test-gpu check api-docs openapi bench bench-peers kill-table parity format promises lock gpu-check gpu-history gpu-wheels clean
+.PHONY: help install first-minutes dev serve demo test test-fast test-all test-external test-gpu check api-docs openapi bench bench-peers kill-table parity format promises lock gpu-check gpu-history gpu-tune gpu-wheels clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -139,6 +139,9 @@ gpu-check:  ## check what needs a GPU, in two calls of nine and two minutes; ARG
 
 gpu-history:  ## the course of each figure over the log of GPU runs; ARGS="--part kernels --all"
 	@$(HERE) -m tools.gpu_check.history $(ARGS)
+
+gpu-tune:  ## time candidates for the kernels' tuning table on this GPU, 30 s; prints rows; ARGS="--only decode_attention"
+	@$(HERE) -m tools.gpu_tune $(ARGS)
 
 gpu-wheels:  ## fetch into .gpu-wheels/ what gpu-check needs beside torch, for a machine without a network
 	$(HERE) -m tools.gpu_check.wheels

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from executors.contract.config import (
 )
 from executors.kernels import triton_build
 from executors.kernels.lora_tiles import FEW_ROWS, LoraMatrix, LoraTiles, tile_rows
-from executors.kernels.triton import lora, stored
+from executors.kernels.triton import lora, tuning
 from executors.kernels.triton.lora import splits_of
 from executors.llm.executor import LlmExecutor, LlmLoraExecutor
 from executors.llm.kernel_support import kernel_check
@@ -107,11 +107,16 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+def large_tiles() -> Iterator[None]:
     """The interpreter takes its time for each program of the products with stored weights, however small."""
-    if DEVICE.type == "cpu":
-        monkeypatch.setattr(stored, "_OUTPUTS", 128)
-        monkeypatch.setattr(stored, "_WIDE_OUTPUTS", 128)
+    keys: list[tuning.Key] = [
+        ("stored_row", "", "plain"),
+        ("stored_row", "", "table"),
+        ("stored_widen", "", ""),
+    ]
+    wide = {key: replace(tuning.choose(*key), outputs=128) for key in keys}
+    with tuning.trying(wide if DEVICE.type == "cpu" else {}):
+        yield
 
 
 def linears(path: Path) -> dict[str, tuple[int, int]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ import torch
 from executors.contract import PrefillInput, Tensor
 from executors.contract.config import ExecutorAttentionConfig
 from executors.kernels.device_layouts import LAYOUTS, DeviceRows, table_of, widened
-from executors.kernels.triton import stored
+from executors.kernels.triton import stored, tuning
 from executors.llm.checkpoint.device_blocks import device_rows
 from executors.llm.checkpoint.loader import load_model
 from executors.llm.kernel_support import kernel_check, stored_support
@@ -36,11 +38,16 @@ def columns_of(kind: str) -> int:
 
 
 @pytest.fixture
-def large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+def large_tiles() -> Iterator[None]:
     """The interpreter takes its time for each program, however small."""
-    if DEVICE.type == "cpu":
-        monkeypatch.setattr(stored, "_OUTPUTS", 128)
-        monkeypatch.setattr(stored, "_WIDE_OUTPUTS", 128)
+    keys: list[tuning.Key] = [
+        ("stored_row", "", "plain"),
+        ("stored_row", "", "table"),
+        ("stored_widen", "", ""),
+    ]
+    wide = {key: replace(tuning.choose(*key), outputs=128) for key in keys}
+    with tuning.trying(wide if DEVICE.type == "cpu" else {}):
+        yield
 
 
 def rows_of(kind: str, rows: int, columns: int) -> tuple[DeviceRows, torch.Tensor]:

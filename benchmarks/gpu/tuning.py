@@ -1,0 +1,281 @@
+"""Candidates for rows of the kernels' table, each checked against torch and timed: which numbers suit the device at hand.
+
+A candidate counts only if its result equals the reference. It replaces the row only if it is faster by more than `LEAST_GAIN`.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from benchmarks.gpu.kernels import Items, step_of
+from benchmarks.gpu.timing import Call, noise
+from executors.kernels.triton.activation import gated
+from executors.kernels.triton.few_rows import FewRowsWorkspace, added_product, normed_product
+from executors.kernels.triton.norms import rms_norm
+from executors.kernels.triton.tuning import E4M3, HALF, Choice, Key, choose, kind_of, trying
+from executors.llm.attention.triton_attention import TritonAttention
+from executors.llm.memory.kv_cache import KvCache
+from executors.llm.model.caches import KvSpec
+
+LEAST_GAIN = 0.02
+"""Share of the time that a candidate must save: less is noise."""
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 2e-2}
+"""Largest distance from the reference, relative to its norm."""
+PAGE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A problem for one row of the table. `bind` makes, with the rows that are in force, calls for the clock and the call whose
+    result is compared with `reference`."""
+
+    title: str
+    reference: torch.Tensor
+    bind: Callable[[], tuple[list[Call], Callable[[], torch.Tensor]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """A row's candidates and the problems that decide."""
+
+    key: Key
+    candidates: tuple[Choice, ...]
+    works: Callable[[], list[Work]]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A candidate that was tried: seconds of each problem, or `fault`, the reason why it does not count."""
+
+    choice: Choice
+    seconds: tuple[float, ...] = ()
+    fault: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where candidates are tried. `rows` and `keys` of the problems are small if `tiny`."""
+
+    device: torch.device
+    dtype: torch.dtype
+    tiny: bool
+
+    def random(self, *shape: int) -> torch.Tensor:
+        """Return numbers, the same for the same shape."""
+        drawn = torch.randn(*shape, device=self.device, generator=noise(self.device))
+        return drawn.to(self.dtype)
+
+    def copies(self, num_bytes: int) -> int:
+        """Return how many copies of operands no cache keeps."""
+        return 1 if self.tiny else max(2, min(64, -(-(256 << 20) // num_bytes)))
+
+
+def attempt(
+    choice: Choice, tuned: Tuned, works: Sequence[Work], clock: Callable[[list[Call]], float]
+) -> Trial:
+    """Check and time one candidate."""
+    times = []
+    try:
+        with trying({tuned.key: choice}):
+            for work in works:
+                calls, result = work.bind()
+                far = distance(result(), work.reference)
+                if not far <= TOLERANCE[work.reference.dtype]:
+                    return Trial(choice, fault=f"{work.title}: the result is off by {far:.2g}")
+                times.append(clock(calls))
+    except Exception as error:  # it does not fit, or does not compile: the next one may
+        text = str(error).splitlines() or [""]
+        return Trial(choice, fault=f"{type(error).__name__}: {text[0][:200]}")
+    return Trial(choice, tuple(times))
+
+
+def distance(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the largest distance of a row from the expected one, relative to that one's norm; infinity if it is no number."""
+    both = (one.float().flatten(1) for one in (actual, expected))
+    found, wanted = both
+    far = (found - wanted).norm(dim=1) / wanted.norm(dim=1).clamp_min(1e-6)
+    return float(far.nan_to_num(torch.inf).max())
+
+
+def gain(trial: Trial, usual: Trial) -> float:
+    """Return the share of time that a trial saves against the usual row: the mean over the problems."""
+    shares = [1 - mine / other for mine, other in zip(trial.seconds, usual.seconds, strict=True)]
+    return sum(shares) / len(shares)
+
+
+def best(trials: Sequence[Trial]) -> Trial:
+    """Return the trial to take; the first one is the row as it stands. Raises ValueError if that one is wrong itself."""
+    usual, *others = trials
+    if usual.fault:
+        raise ValueError(f"the row as it stands: {usual.fault}")
+    right = [trial for trial in others if not trial.fault and gain(trial, usual) > LEAST_GAIN]
+    return max(right, key=lambda trial: gain(trial, usual), default=usual)
+
+
+def variants(key: Key, **numbers: Sequence[int]) -> tuple[Choice, ...]:
+    """Return the row as it stands, then all combinations of these numbers, those that change least first."""
+    row = choose(*key)
+    made = [
+        replace(row, **dict(zip(numbers, values, strict=True)))
+        for values in itertools.product(*numbers.values())
+    ]
+    made.sort(key=lambda one: sum(getattr(one, name) != getattr(row, name) for name in numbers))
+    return (row, *(one for one in made if one != row))
+
+
+def all_tuned(place: Place) -> Iterator[Tuned]:
+    """Yield the rows that decide most of a step's time, those first that decide most."""
+    kind, head = kind_of(place.dtype), 16 if place.tiny else 128
+    few = place.tiny
+    decode: Items = [(1, 19)] * 3 if few else [(1, 1023)] * 256
+    alone: Items = [(1, 30)] if few else [(1, 1023)]
+    prompts: Items = [(5, 4)] if few else [(128, 0)] * 32
+    behind: Items = [(7, 20)] if few else [(512, 7_000)]
+    key: Key = ("decode_attention", kind, head)
+    yield Tuned(
+        key, variants(key, depth=(16, 32, 64), warps=(4, 8), stages=(3, 5)),
+        lambda: [_attention(place, "256 x 1024", decode, head), _attention(place, "1 x 1024", alone, head)],
+    )  # fmt: skip
+    for name in ("short", "short gated", "long"):
+        key = ("one_row", "", name)
+        yield Tuned(
+            key, variants(key, outputs=(1, 2, 4), warps=(1, 2, 4)), functools.partial(_one_row, place, name)
+        )
+    key = ("extend_attention", kind, head)
+    yield Tuned(
+        key, variants(key, depth=(32, 64, 128), warps=(4, 8), stages=(2, 3, 5)),
+        lambda: [_attention(place, "32 x 128", prompts, head), _attention(place, "512 after 7000", behind, head)],
+    )  # fmt: skip
+    key = ("few_rows", kind, "")
+    depths = (choose(*key).depth,) if kind != HALF else (64, 128, 256)
+    yield Tuned(
+        key, variants(key, depth=depths, stages=(3, 4, 5), warps=(2, 4)), functools.partial(_few_rows, place)
+    )
+    if not place.tiny:
+        key = ("decode_attention", E4M3, head)
+        yield Tuned(
+            key, variants(key, depth=(32, 64, 128), warps=(4, 8), stages=(3, 5)),
+            lambda: [_attention(place, "256 x 1024 in e4m3", decode, head, torch.float8_e4m3fn)],
+        )  # fmt: skip
+    key = ("rms_norm", "", "")
+    yield Tuned(key, variants(key, depth=(256, 512, 1024)), functools.partial(_norm, place))
+    key = ("gated", "", "")
+    yield Tuned(
+        key, variants(key, outputs=(512, 1024, 2048), warps=(2, 4, 8)), functools.partial(_gated, place)
+    )
+
+
+# -- problems ------------------------------------------------------------------------------------------------------------
+
+
+def _attention(place: Place, title: str, items: Items, dim: int, stored: torch.dtype | None = None) -> Work:
+    heads, kv_heads = (2, 1) if place.tiny else (16, 8)
+    layers = 1 if place.tiny else 2
+    spec = KvSpec(
+        layers, heads, kv_heads, dim, place.dtype, place.device, dim**-0.5, None, (None,) * layers, stored
+    )
+    pages = sum(-(-(new + past) // PAGE) for new, past in items)
+    cache = KvCache(spec, pages, PAGE)
+    for number, layer in enumerate(cache.layers):
+        layer.copy_(
+            torch.randn(layer.shape, device=place.device, generator=noise(place.device)) * (1 + number)
+        )
+    step = step_of(items, pages, PAGE)
+    q = place.random(len(step.token_ids), heads, dim)
+
+    def bind() -> tuple[list[Call], Callable[[], torch.Tensor]]:
+        attend = TritonAttention(spec).begin(step, cache)
+        return [functools.partial(attend.attend, layer, q) for layer in range(layers)], lambda: attend.attend(
+            0, q
+        )
+
+    return Work(title, _attended(q, cache.layers[0], step, dim**-0.5), bind)
+
+
+def _attended(q: torch.Tensor, kv: torch.Tensor, step: Any, scale: float) -> torch.Tensor:
+    """The formula, in float32."""
+    out, row = torch.empty_like(q), 0
+    for item, (count, past) in enumerate(zip(step.q_lens.tolist(), step.pos_offsets.tolist(), strict=True)):
+        blocks = torch.from_numpy(step.tables[item]).to(q.device)[: -(-(past + count) // PAGE)].long()
+        keys, values = kv[:, blocks].float().transpose(2, 3).flatten(1, 2)[:, : past + count]
+        group = q.shape[1] // keys.shape[1]
+        keys, values = (one.repeat_interleave(group, 1) for one in (keys, values))
+        scores = torch.einsum("qhd,khd->hqk", q[row : row + count].float(), keys) * scale
+        place = torch.arange(past + count, device=q.device)
+        hidden = place[None, :] > past + torch.arange(count, device=q.device)[:, None]
+        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+        out[row : row + count] = torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
+        row += count
+    return out
+
+
+def _one_row(place: Place, name: str) -> list[Work]:
+    deep = (
+        (64 if name.startswith("short") else 1040)
+        if place.tiny
+        else 1024
+        if name.startswith("short")
+        else 3072
+    )
+    wide = 48 if place.tiny else 6144 if "gated" in name else 1024 if name == "long" else 4096
+    x, norm = place.random(1, deep), place.random(deep).abs()
+    weights = [place.random(wide, deep) for _ in range(place.copies(wide * deep * place.dtype.itemsize))]
+    activation = "silu" if "gated" in name else None
+    # The norm's weight is multiplied before the product, and rounded once.
+    factor = torch.rsqrt(x.float().square().mean() + 1e-6)
+    product = F.linear((x * norm).float(), weights[0].float()) * factor
+    if activation is not None:
+        product = F.silu(product[:, : wide // 2]) * product[:, wide // 2 :]
+
+    def bind() -> tuple[list[Call], Callable[[], torch.Tensor]]:
+        calls = [
+            functools.partial(normed_product, x, norm, 1e-6, weight, activation=activation)
+            for weight in weights
+        ]
+        return [*calls], calls[0]
+
+    return [Work(f"{wide} x {deep}", product.to(place.dtype), bind)]
+
+
+def _few_rows(place: Place) -> list[Work]:
+    wide, deep = (64, 256) if place.tiny else (1024, 3072)
+    x, residual = place.random(5, deep), place.random(5, wide)
+    weights = [place.random(wide, deep) / 16 for _ in range(place.copies(wide * deep * place.dtype.itemsize))]
+    expected = residual.float() + F.linear(x.float(), weights[0].float())
+
+    def bind() -> tuple[list[Call], Callable[[], torch.Tensor]]:
+        workspace, into = FewRowsWorkspace([(wide, deep)], place.device), residual.clone()
+
+        def result() -> torch.Tensor:
+            fresh = residual.clone()
+            added_product(x, weights[0], fresh, workspace)
+            return fresh
+
+        return [functools.partial(added_product, x, weight, into, workspace) for weight in weights], result
+
+    return [Work(f"{wide} x {deep}, 5 rows", expected.to(place.dtype), bind)]
+
+
+def _norm(place: Place) -> list[Work]:
+    x, weight = (
+        place.random(3 if place.tiny else 256, 64 if place.tiny else 1024),
+        place.random(64 if place.tiny else 1024),
+    )
+    wide = x.float()
+    expected = wide * torch.rsqrt(wide.square().mean(1, keepdim=True) + 1e-6) * weight.float()
+    call = functools.partial(rms_norm, x, weight, 1e-6)
+    return [Work("256 rows", expected.to(place.dtype), lambda: ([call], call))]
+
+
+def _gated(place: Place) -> list[Work]:
+    x = place.random(3 if place.tiny else 256, 128 if place.tiny else 6144)
+    gate, up = x.float().chunk(2, 1)
+    call = functools.partial(gated, x, "silu")
+    return [Work("256 rows", (F.silu(gate) * up).to(place.dtype), lambda: ([call], call))]

@@ -14,6 +14,7 @@ from executors.contract import (
 )
 from executors.devices import kind_of, settings_of_device
 from executors.kernels import ATTENTION_BACKENDS, CPU_ISAS
+from executors.llm.device.ranges import PROFILE_RANGES
 from executors.llm.model.config import DTYPES, check_length, read_config
 
 if TYPE_CHECKING:
@@ -108,10 +109,13 @@ def _check_choices(config: ExecutorConfig) -> None:
         raise ConfigError(
             f"cpu_isa {config.optimization.cpu_isa!r} is not supported; supported: {', '.join(CPU_ISAS)}"
         )
-    if config.options:
-        raise ConfigError(
-            f"option {min(config.options)!r} is unknown; {config.executor} has no options of its own"
-        )
+    for name, value in sorted(config.options.items()):
+        if name != PROFILE_RANGES:
+            raise ConfigError(
+                f"option {name!r} is unknown; {config.executor} has no options but {PROFILE_RANGES}"
+            )
+        if not isinstance(value, bool):
+            raise ConfigError(f"option {name}: {value!r} is not true or false")
 
 
 def _check_parallel(config: ExecutorConfig) -> None:

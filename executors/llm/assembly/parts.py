@@ -14,6 +14,7 @@ from executors.contract.interface import ProgressCallback
 from executors.kernels import triton_build
 from executors.llm.assembly.device_sizing import graph_bytes
 from executors.llm.device.base import Device, DeviceMemory, StepDevice
+from executors.llm.device.ranges import PROFILE_RANGES
 from executors.llm.device.table import device_of
 from executors.llm.kernel_support.kernel_choice import choose_adapters, choose_attention, fuse
 from executors.llm.lora.table import LoraTable
@@ -106,7 +107,12 @@ class Assembly:
             cache.block_size, self.device,
         )  # fmt: skip
         fuse(attention, model)
-        return cls(model, attention, cache)
+        runner = cls(model, attention, cache)
+        if config.options.get(PROFILE_RANGES):
+            runner.ranges = self.device.range
+            if isinstance(model, Decoder):
+                model.ranges = self.device.range
+        return runner
 
     def _pipeline(self, runner: ModelRunner, max_model_len: int) -> StepPipeline:
         """Make what computes steps. Raises ConfigError if the host has no memory for tables of its slots."""

@@ -93,6 +93,10 @@ def unsupported(name: str) -> ConfigError:
     return ConfigError(f"device {name!r} is not supported; supported: {', '.join(settings_of_device())}")
 
 
+def _title(name: str, number: int | None) -> str:
+    return name if number is None else f"{name} {number}"
+
+
 class Device:
     """One device of one kind. Holds nothing that a step changes."""
 
@@ -178,6 +182,10 @@ class Device:
     def steps(self) -> StepDevice | None:
         """Make what steps are launched on; None if the host computes them."""
         return None
+
+    def range(self, name: str, number: int | None = None) -> contextlib.AbstractContextManager[Any]:
+        """Make a context under whose name profilers show what is computed in it. See `device/ranges.py`."""
+        return torch.profiler.record_function(_title(name, number))
 
     def copies(self) -> contextlib.AbstractContextManager[Any]:
         """Make a context for copies beside steps, which may be entered again and again: what is queued in it is done when it

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
@@ -88,6 +88,15 @@ class CudaDevice(Device):
     def prepare_torch_attention(self) -> None:
         """Leave cuDNN out: it makes a plan for each shape in 20 ms and more, and lengths of KV differ from step to step."""
         torch.backends.cuda.enable_cudnn_sdp(False)
+
+    @contextlib.contextmanager
+    def range(self, name: str, number: int | None = None) -> Iterator[None]:
+        """See `Device`. Nsight Systems shows ranges of NVTX, torch's profiler its own."""
+        with (
+            super().range(name, number),
+            torch.cuda.nvtx.range(name if number is None else f"{name} {number}"),
+        ):
+            yield
 
     def steps(self) -> CudaSteps:
         """See `Device`."""

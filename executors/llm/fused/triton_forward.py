@@ -96,13 +96,27 @@ class TritonForward:
         residual = decoder.look_up(inputs.token_ids)
         if decoder.embed_scale != 1.0:
             residual *= decoder.embed_scale
-        adapters = inputs.adapters
         # What adapters add belongs between the products and what is fused with them there.
-        if self.few is not None and adapters is None and self.few.takes(len(residual)):
+        if self.few is not None and inputs.adapters is None and self.few.takes(len(residual)):
             return self._few(self.few, residual, inputs.positions, attend)
         x: torch.Tensor | None = None
-        for index, layer in enumerate(decoder.layers):
-            assert layer.attn_norm is not None and layer.mlp_norm is not None
+        for index in range(len(decoder.layers)):
+            with decoder.ranges("layer", index):
+                x = self._layer(index, x, residual, inputs, attend)
+        return self._norm(decoder.final_norm, x, residual)
+
+    def _layer(
+        self,
+        index: int,
+        x: torch.Tensor | None,
+        residual: torch.Tensor,
+        inputs: ForwardInput,
+        attend: PagedAttend,
+    ) -> torch.Tensor:
+        """Compute what is to be added to `residual` after a layer, given that of the layer before, `x`."""
+        layer, adapters, ranges = self._decoder.layers[index], inputs.adapters, self._decoder.ranges
+        assert layer.attn_norm is not None and layer.mlp_norm is not None
+        with ranges("attention"):
             normed = self._norm(layer.attn_norm, x, residual)
             attended = self._attend(
                 index, layer, _product(layer.attention.qkv, normed, adapters), inputs.positions, attend
@@ -110,20 +124,23 @@ class TritonForward:
             x = _product(layer.attention.o, attended, adapters)
             if layer.attn_post_norm is not None:
                 x = self._norm(layer.attn_post_norm, None, x)
+        with ranges("feed-forward"):
             x = self._mlp(index, self._norm(layer.mlp_norm, self._scaled(x), residual), adapters)
             if layer.mlp_post_norm is not None:
                 x = self._norm(layer.mlp_post_norm, None, x)
-            x = self._scaled(x)
-        return self._norm(decoder.final_norm, x, residual)
+        return self._scaled(x)
 
     def _few(
         self, few: FewRows, residual: torch.Tensor, positions: torch.Tensor, attend: PagedAttend
     ) -> torch.Tensor:
-        decoder = self._decoder
+        decoder, ranges = self._decoder, self._decoder.ranges
         for index, layer in enumerate(decoder.layers):
-            attended = self._attend(index, layer, few.qkv(layer, residual), positions, attend)
-            few.add_attention(layer, attended, residual)
-            few.add_mlp(layer, residual)
+            with ranges("layer", index):
+                with ranges("attention"):
+                    attended = self._attend(index, layer, few.qkv(layer, residual), positions, attend)
+                    few.add_attention(layer, attended, residual)
+                with ranges("feed-forward"):
+                    few.add_mlp(layer, residual)
         return self._norm(decoder.final_norm, None, residual)
 
     def _scaled(self, x: torch.Tensor) -> torch.Tensor:

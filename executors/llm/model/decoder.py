@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from executors.kernels.cpu import ACTIVATIONS, BLOCK, STORED_KINDS, CpuKernels, PackedWeight, StoredRows
+from executors.llm.device.ranges import Ranges, no_ranges
 from executors.llm.model import parameters as naming
 from executors.llm.model.api import ForwardInput, FusedForward
 from executors.llm.model.caches import CacheSpec, LayerMemory, cache_specs, indices_in_groups
@@ -83,6 +84,8 @@ class Decoder:
         """Whether weights that a file holds quantized keep their format."""
         self.kernels = kernels
         self._fused: FusedForward | None = None
+        self.ranges: Ranges = no_ranges
+        """Names parts of a forward for profilers."""
         self.embed = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         self.position_embed: torch.Tensor | None = None
         if config.family.names.positions:
@@ -244,8 +247,9 @@ class Decoder:
             inputs = _padded(inputs, padded)
         rotary = [table.index_select(0, inputs.positions) for table in self.rotary]
         x, step = self._embedded(inputs), LayerStep(inputs, rotary, self.share)
-        for layer in self.layers:
-            x = layer.forward(x, step)
+        for index, layer in enumerate(self.layers):
+            with self.ranges("layer", index):
+                x = layer.forward(x, step)
         return self._finished(x[:tokens])
 
     def _embedded(self, inputs: ForwardInput) -> torch.Tensor:

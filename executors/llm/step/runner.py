@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from executors.llm.attention.backend import AttentionBackend
+from executors.llm.device.ranges import Ranges, no_ranges
 from executors.llm.memory.kv_cache import KvCache
 from executors.llm.memory.state_cache import SlotStates, StateCache
 from executors.llm.model.api import (
@@ -41,6 +42,8 @@ class ModelRunner:
         self._labels = model.label_logits if isinstance(model, LabelModel) else model.logits
         self.states: StateCache | None = None
         """States of sequences, if layers have some; see `hold_states`."""
+        self.ranges: Ranges = no_ranges
+        """Names phases of a step for profilers."""
         self.forwards = 0
         """Number of calls of the model since start."""
 

@@ -136,7 +136,7 @@ async def test_a_model_in_memory(qwen3: Path, tmp_path: Path) -> None:
 def test_options_and_types_are_checked_as_for_llm(qwen3: Path) -> None:
     factory = Qwen3Factory()
     assert ExecutorType.CONTINUOUS_BATCH in factory.supported_types()
-    with pytest.raises(ConfigError, match="option 'x' is unknown; qwen3 has no options"):
+    with pytest.raises(ConfigError, match="option 'x' is unknown; qwen3 has no options but profile_ranges"):
         factory.validate_config(config(qwen3, executor="qwen3", options={"x": 1}))
     with pytest.raises(ConfigError, match="executor_type TensorParallel is not supported by qwen3"):
         factory.validate_config(config(qwen3, executor="qwen3", executor_type=ExecutorType.TENSOR_PARALLEL))

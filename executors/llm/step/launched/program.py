@@ -73,12 +73,18 @@ class DeviceProgram:
         """Compute a step that is on the device. `attend`: attention that is not packed; otherwise `blocks` is the number of
         columns of the block tables to read."""
         shape = step.shape
-        ids = self._token_ids(step)
-        hidden = self.runner.forward_packed(
-            ids, step["positions"], attend or self._attend(step, blocks), self._adapters(step)
-        )
-        if not shape.samples:
-            return
+        with self.runner.ranges("forward"):
+            ids = self._token_ids(step)
+            hidden = self.runner.forward_packed(
+                ids, step["positions"], attend or self._attend(step, blocks), self._adapters(step)
+            )
+        if shape.samples:
+            with self.runner.ranges("sample"):
+                self._sample(step, hidden, ids)
+
+    def _sample(self, step: DeviceStep, hidden: torch.Tensor, ids: torch.Tensor) -> None:
+        """Choose a token for each sampled row of the `hidden` states, and put it into the pool."""
+        shape = step.shape
         if shape.listed:
             hidden, ids = (one.index_select(0, step["rows"]) for one in (hidden, ids))
         tokens, bad = result_views(self.result, shape.samples)

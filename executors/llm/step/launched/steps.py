@@ -417,7 +417,8 @@ class LaunchedSteps:
         """Queue all of a step's work on the device, from copy to copy."""
         static, begin, end = self.program.inputs, num_words(shape), tail.end
         inputs = static if end <= len(static) else retried(self._memory, lambda: self._room(end))
-        inputs[:end].copy_(buffer.tensor[:end], non_blocking=True)
+        with self.runner.ranges("copy in"):
+            inputs[:end].copy_(buffer.tensor[:end], non_blocking=True)
         if inputs is not static and not callable(compute):
             static[:begin].copy_(inputs[:begin])
         self.shaped.sending.clean()
@@ -429,9 +430,11 @@ class LaunchedSteps:
             compute(inputs[:begin])
         else:
             self.runner.forwards += 1
-            compute.replay()
+            with self.runner.ranges("replay"):
+                compute.replay()
         results = result_words(shape.samples)
-        buffer.result[:results].copy_(self.program.result[:results], non_blocking=True)
+        with self.runner.ranges("copy out"):
+            buffer.result[:results].copy_(self.program.result[:results], non_blocking=True)
         if logprobs is not None:
             rows = tail.rows(inputs)
             more = retried(self._memory, lambda: self.program.described(shape, rows, logprobs.most))

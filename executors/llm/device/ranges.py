@@ -26,5 +26,5 @@ _NOTHING = contextlib.nullcontext()
 
 
 def no_ranges(name: str, number: int | None = None) -> contextlib.AbstractContextManager[Any]:
-    """`Ranges` that names nothing: less than a tenth of a microsecond each."""
+    """`Ranges` that names nothing: 0.1 us each."""
     return _NOTHING

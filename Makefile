@@ -94,6 +94,7 @@ check: $(DEV) $(TRITON)  ## format, lint, types, imports, promises
 	$(BIN)/python -m tools.missing_docs check
 	$(BIN)/python -m tools.metrics_docs check
 	$(BIN)/python -m tools.decisions check
+	$(BIN)/python -m tools.kernel_floors check
 	$(BIN)/python -m tests.clients.page check
 	$(BIN)/python -m benchmarks.kill_table.page check
 	$(BIN)/python -m tools.parity check

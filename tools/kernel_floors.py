@@ -9,12 +9,13 @@ has it. Least is the larger of bytes over the copy's rate and operations over th
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tools.gpu_check import log
 
 ROOT = Path(__file__).resolve().parents[1]
 KERNELS = ROOT / "executors" / "kernels" / "triton"
@@ -24,7 +25,8 @@ NOT_MEASURED = "not recorded on a GPU yet"
 _HEAD = """# Times of the kernels
 
 What each kernel has to read, write or multiply, the least time for that, and the time that was measured, with shapes of
-Qwen3-0.6B in bf16. `python -m tools.kernel_floors write` makes it from the newest record of each row; a commit tells which code ran.
+Qwen3-0.6B in bf16. `python -m tools.kernel_floors write` makes it from the newest record of each row; a commit tells which
+code ran.
 
 | kernel | needs | least, us | measured, us | share | card, date, commit |
 |---|---|---|---|---|---|"""
@@ -39,6 +41,10 @@ ROWS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("1 prompt of 8,192", f"attention extend 1 x 8192, {_ATTENTION}"),
         ("32 prompts of 128", f"attention extend 32 x 128, {_ATTENTION}"),
         ("8 chunks of 512 after 1,024", f"attention extend 8 x 512 after 1024, {_ATTENTION}"),
+    ),
+    "shared_extend": (
+        ("64 new behind 7,000 keys", "extend 0.6B, 64 behind 7000, shared, no masks, base 2, near"),
+        ("512 new behind 32,000 keys", "extend 0.6B, 512 behind 32000, shared, no masks, base 2, near"),
     ),
     "few_rows": (
         ("norm and qkv, 1 row", "norm and product qkv, 1 rows, in one launch"),
@@ -81,14 +87,8 @@ class Measured:
 
 
 def records(folder: Path = RESULTS) -> list[Measured]:
-    """Return all records with times of kernels, the newest first: lines of the log, or of the form before it."""
-    log = folder / "log.jsonl"
-    lines = log.read_text("utf-8").splitlines() if log.exists() else []
-    found = [row for row in map(json.loads, lines) if row.get("state") == "pass"]
-    for path in sorted(folder.glob("*.json")) if not lines else ():
-        record = json.loads(path.read_text("utf-8"))
-        about = {"card": record["device"], "written": record["written"], "commit": record["commit"]}
-        found += [part | about for part in record["parts"].values() if part["state"] == "pass"]
+    """Return all records with times of kernels, lines of the log, the newest first."""
+    found = [row for row in log.read(folder / "log.jsonl") if row.get("state") == "pass"]
     found.sort(key=lambda row: str(row["written"]), reverse=True)
     return [
         _measured(row)

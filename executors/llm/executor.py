@@ -243,7 +243,13 @@ class LlmExecutor(BatchModelExecutor):
         if assembly.memory is not None:
             assemble = partial(self._assemble, assembly)
             return DeviceSizing(
-                source, config, assembly.memory, assemble, self._try_largest, ExecutorRuntime.close, report=assembly.report
+                source,
+                config,
+                assembly.memory,
+                assemble,
+                self._try_largest,
+                ExecutorRuntime.close,
+                report=assembly.report,
             ).make()
         runtime = self._assemble(assembly, assembly.planned(draft))
         if draft is not None:

@@ -243,7 +243,11 @@ def test_every_part_that_is_in_no_call_works_as_a_program(tmp_path: Path) -> Non
             done.stderr,
         )
         assert one.name in meaning.SAYS and meaning.faults(one.name, found["figures"], CPU) == []
-    imported = {name for name in done.stdout.splitlines()[-1].split() if not name.startswith("_")} - OF_TORCH - OPTIONAL
+    imported = (
+        {name for name in done.stdout.splitlines()[-1].split() if not name.startswith("_")}
+        - OF_TORCH
+        - OPTIONAL
+    )
     assert imported <= {*wheels.NEEDED.values(), "triton", "numpy", "safetensors"}, "gpu-wheels must bring it"
     assert {"msgspec", "setproctitle", "triton"} <= imported
     alone = json.loads((tmp_path / "steps.json").read_text())["figures"]["one_sequence"]

@@ -93,10 +93,6 @@ def test_an_old_page_is_told(
 
 def test_records_are_lines_of_the_log_the_newest_first(tmp_path: Path) -> None:
     assert records(tmp_path) == []
-    part = {"state": "pass", "figures": FIGURES}
-    record = {"device": "Old", "written": "2026-11-20", "commit": "a1, before", "parts": {"kernels": part}}
-    (tmp_path / "old.json").write_text(json.dumps(record))
-    assert [(one.card, one.commit) for one in records(tmp_path)] == [("Old", "a1")]
     lines = [
         log_line("2026-11-25T05:00:00Z"), log_line("2026-11-27T05:00:00Z", state="fail"),
         log_line("2026-11-28T05:00:00Z", part="steps", figures={}), log_line("2026-11-26T05:00:00Z", part="kernels-all"),

@@ -242,6 +242,7 @@ def test_weights_are_read_before_the_wait() -> None:
 def test_bytes_of_narrow_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """e4m3 has one byte a weight and four for each row, in blocks four for 128 x 128; Q4_K as its layout says."""
     a_second_each(monkeypatch)
+    monkeypatch.setattr(weights.fp8, "_REFUSED", set())
     own = bench()
     weights._products(own)
     small, io = 64 * 256, 4 * 3 * (64 + 256)
@@ -262,14 +263,16 @@ def test_products_of_narrow_weights_are_those_of_the_weights() -> None:
         assert extend.distance(kinds[kind][1][0](x), expected) < 0.06, kind
 
 
-def test_a_product_that_took_the_slow_way_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_product_that_took_the_slow_way_is_named_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
     a_second_each(monkeypatch)
     own = bench()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(weights.fp8, "_REFUSED", {(3, 64, 256)})
-        weights._products(own)
-    assert "one scale" in own.rows["product tiny of 8B in e4m3, 3 rows"]["fell_back"]
-    assert "fell_back" not in own.rows["product tiny of 8B in bf16, 3 rows"]
+    monkeypatch.setattr(weights.fp8, "_REFUSED", {(3, 64, 256)})
+    weights._products(own)
+    assert "product tiny of 8B in e4m3, 3 rows, one scale and a pass" in own.rows
+    assert {
+        f"product tiny of 8B in {kind}, 3 rows" for kind in ("bf16", "e4m3 blocks", "Q4_K")
+    } <= own.rows.keys()
+    assert "product tiny of 8B in e4m3, 3 rows" not in own.rows
 
 
 def test_experts_count_the_weights_of_those_that_were_chosen(monkeypatch: pytest.MonkeyPatch) -> None:

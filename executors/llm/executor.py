@@ -78,7 +78,6 @@ from executors.llm.runtime import ExecutorRuntime
 from executors.llm.step.idle import IdleWork
 from executors.llm.step.patience import patience
 from executors.llm.step.pending_steps import PendingSteps
-from executors.llm.step.runner import ModelRunner
 
 Load = Callable[[ProgressCallback], LoadedModel]
 _NO_HEAD = "this model has no lm_head: it computes hidden states and no logits"
@@ -94,7 +93,6 @@ class LlmExecutor(BatchModelExecutor):
     """Name in the executor registry."""
     family: ClassVar[str | None] = None
     """The only model family that it runs; None for all."""
-    runner_class: ClassVar[type[ModelRunner]] = ModelRunner
     """What computes the forwards."""
 
     def __init__(
@@ -264,7 +262,7 @@ class LlmExecutor(BatchModelExecutor):
         def report(stage: str, done: int, total: int) -> None:
             self._progress(stage, done, total)
 
-        return Assembly(self.config, source, device, self._group, report, self.runner_class)
+        return Assembly(self.config, source, device, self._group, report)
 
     def _assemble(self, assembly: Assembly, plan: KvPlan) -> ExecutorRuntime:
         return assembly.runtime(plan)

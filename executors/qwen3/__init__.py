@@ -1,4 +1,4 @@
-"""`Qwen3ModelExecutor`: `LlmExecutor` for Qwen3 models alone, with a decode runner of its own.
+"""`Qwen3ModelExecutor`: `LlmExecutor` for Qwen3 models alone.
 
 The family itself, as every other, is a row of executors/llm/model/families.py.
 """

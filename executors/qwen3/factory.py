@@ -29,7 +29,7 @@ class Qwen3Factory(LlmFactory):
         raise ConfigError("max_loras: the executor qwen3 has no LoRA adapters; take the executor llm")
 
     def supported_types(self) -> tuple[ExecutorType, ...]:
-        """See the contract. Its decode runner is for one process; the executor llm serves a Qwen3 on several ranks."""
+        """See the contract. It computes in one process; the executor llm serves a Qwen3 on several ranks."""
         return (ExecutorType.CONTINUOUS_BATCH, ExecutorType.BATCH, ExecutorType.SEQUENTIAL)
 
     def validate_config(self, config: ExecutorConfig) -> None:

@@ -385,7 +385,7 @@ async def test_the_specialised_executor_has_them_too(path: Path) -> None:
     ops = Maker(ours, 6, PLAIN).make(20)
     assert tokens_of(await play(ours, ops)) == tokens_of(await play(await plain(path), ops))
     notes = ours.status().notes
-    assert any(note.startswith("graphs: ") for note in notes) and notes[-1].startswith("decode runner: ")
+    assert any(note.startswith("graphs: ") for note in notes)
     await ours.shutdown()
     assert ours.status().state is ExecutorState.SHUTDOWN
 

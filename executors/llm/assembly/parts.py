@@ -50,7 +50,6 @@ class Assembly:
     device: Device
     group: RankGroup
     report: ProgressCallback
-    runner_class: type[ModelRunner] = ModelRunner
 
     @property
     def memory(self) -> DeviceMemory | None:
@@ -73,7 +72,7 @@ class Assembly:
         if isinstance(source.model, PreparedModel):
             source.model.prepare(plan.max_model_len)
         sizing.check_slots(config, info.max_model_len)
-        runner = self._runner(source.model, plan, self.runner_class)
+        runner = self._runner(source.model, plan)
         pipeline = self._pipeline(runner, info.max_model_len)
         pipeline.states.label_width = info.label_width
         direct = DirectRunner(runner, info.max_model_len, source.info.logits_width, self.group.direct_guard)
@@ -89,13 +88,13 @@ class Assembly:
         if isinstance(model, PreparedModel):
             model.prepare(length)
         companion = DraftCompanion(
-            self._runner(model, runtime.plan, ModelRunner), states.slots, states.sampling, states.pool.numpy(), length,
+            self._runner(model, runtime.plan), states.slots, states.sampling, states.pool.numpy(), length,
             runtime.info.logits_width, self.config.max_num_batched_tokens,
         )  # fmt: skip
         states.companion = companion
         runtime.draft, runtime.companion = draft, companion
 
-    def _runner(self, model: DecoderOnlyLLM, plan: KvPlan, cls: type[ModelRunner]) -> ModelRunner:
+    def _runner(self, model: DecoderOnlyLLM, plan: KvPlan) -> ModelRunner:
         """Make the runner that computes the forwards, and its KV."""
         config, layout = self.config, plan.layout
         self.report("KV cache", 0, 0)
@@ -107,7 +106,7 @@ class Assembly:
             cache.block_size, self.device,
         )  # fmt: skip
         fuse(attention, model)
-        runner = cls(model, attention, cache)
+        runner = ModelRunner(model, attention, cache)
         if config.options.get(PROFILE_RANGES):
             runner.ranges = self.device.range
             if isinstance(model, Decoder):

@@ -1,4 +1,4 @@
-"""Qwen3ModelExecutor: what it takes, which steps its decode runner computes, and the same tokens as LlmExecutor's."""
+"""Qwen3ModelExecutor: what it takes, and the same tokens as LlmExecutor's."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from executors import registry, tiny
 from executors.contract import ConfigError, ExecutorType
 from executors.llm.checkpoint.loader import load_model
 from executors.llm.executor import LlmExecutor
-from executors.llm.step_arrays import StepArrays
-from executors.qwen3.decode_runner import PlainDecodeRunner, Qwen3Runner
 from executors.qwen3.executor import Qwen3ModelExecutor
 from executors.qwen3.factory import Qwen3Factory
 from tests.executors.checkpoints import LLAMA, QWEN3, write_checkpoint, write_config
@@ -33,13 +30,6 @@ async def start(path: Path) -> Qwen3ModelExecutor:
     return executor
 
 
-def runner_of(executor: Qwen3ModelExecutor) -> Qwen3Runner:
-    assert executor._runtime is not None
-    runner = executor._runtime.runner
-    assert isinstance(runner, Qwen3Runner)
-    return runner
-
-
 async def greedy(executor: LlmExecutor, vocab: int) -> list[list[int]]:
     """24 tokens after three prompts, in chunks of 7: mixed steps first, steps of decodes alone later."""
     driver, rng = Driver(executor), np.random.default_rng(0)
@@ -57,42 +47,7 @@ async def test_greedy_equals_llm_executor(qwen3: Path, embedded: bool) -> None:
     vocab = ours.info().vocab_size
     assert await greedy(ours, vocab) == await greedy(theirs, vocab)
     assert ours.info() == theirs.info() and ours.kv_layout() == theirs.kv_layout()
-    assert ours.capabilities() == theirs.capabilities()
-
-
-async def test_decode_steps_alone_go_to_the_decode_runner(
-    qwen3: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    executor = await start(qwen3)
-    runner, driver = runner_of(executor), Driver(executor)
-    made = runner.decode_runner
-    assert isinstance(made, PlainDecodeRunner), "warm-up has decoded"
-    taken: list[list[int]] = []
-    plain = PlainDecodeRunner.decode
-
-    def decode(self: PlainDecodeRunner, step: StepArrays, ids: torch.Tensor | None) -> torch.Tensor:
-        taken.append(step.q_lens.tolist())
-        return plain(self, step, ids)
-
-    monkeypatch.setattr(PlainDecodeRunner, "decode", decode)
-    a, b = driver.add([1, 2, 3]), driver.add([4, 5, 6, 7])
-    await driver.step([(a, [1, 2, 3], True, 0)])
-    await driver.step([(a, a.tokens[3:], True, 0), (b, [4, 5], False, 0)])  # mixed
-    assert taken == []
-    await driver.step([(b, [6, 7], True, 0)])
-    await driver.step([(a, a.tokens[-1:], True, 0), (b, b.tokens[-1:], True, 0)])
-    assert taken == [[1, 1]]
-    await driver.step([(a, [a.tokens[-1], 9], True, 1)])  # verification
-    await driver.step([(b, b.tokens[-1:], True, 0)])
-    assert taken == [[1, 1], [1]] and runner.decode_runner is made
-
-
-async def test_status_says_which_decode_runner(qwen3: Path) -> None:
-    executor = Qwen3ModelExecutor.from_config(config(qwen3, executor="qwen3"))
-    assert executor.status().notes == ()
-    executor = await start(qwen3)
-    assert executor.status().notes[-1] == "decode runner: plain"
-    assert any(note.startswith("attention: ") for note in executor.status().notes)
+    assert ours.capabilities() == theirs.capabilities() and ours.status().notes == theirs.status().notes
 
 
 async def test_release_sequence_is_release_cache(qwen3: Path) -> None:

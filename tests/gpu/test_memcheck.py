@@ -14,6 +14,7 @@ from triton.runtime.errors import InterpreterError
 from executors.kernels.triton.lora import add_lora
 from executors.llm.attention.key_pieces import PieceRule
 from tests.gpu import (
+    sanitized,
     test_attention,
     test_experts,
     test_few_rows,
@@ -48,6 +49,11 @@ def decode(count: int, listed: bool, window: int | None = None) -> None:
     check(out, expected, FP32)
 
 
+def shared_keys() -> None:
+    """A tile's keys in pieces, which the last program adds up."""
+    assert sanitized.shared_extend() <= sanitized.MOST_ERROR
+
+
 LAUNCHES: dict[str, Callable[[], None]] = {
     "decode, 17 pieces": lambda: decode(17, False),
     "decode, 49 pieces, listed": lambda: decode(49, True),
@@ -55,6 +61,7 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "decode, keys of a row in any order": test_attention.test_a_row_is_added_up_by_whoever_ends_last,
     "extend, padding": test_attention.test_tiles_of_padding_write_nothing,
     "extend, a window": lambda: test_attention.test_extend(FP32, (2, 1), 80, 16, 9, None),
+    "extend, keys shared": shared_keys,
     "decode and extend over e4m3": lambda: test_fp8.test_attention_over_fp8_kv(
         FP32, (2, 1), 80, 20, 30.0, (0.02, 0.5)
     ),

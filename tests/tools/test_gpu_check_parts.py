@@ -108,11 +108,6 @@ def test_kernels_are_interpreted_on_a_cpu_only(monkeypatch: pytest.MonkeyPatch, 
 
 # -- every part, as a program ---------------------------------------------------------------------------------------------
 
-NOT_THERE = {
-    "churn", "served-0.6b", "served-0.6b-e4m3kv", "served-8b", "served-8b-e4m3", "sticky", "kernels", "adapters-agreement",
-    "sanitizer", "ncu", "turnaround",
-}  # fmt: skip
-"""Parts that the plan has and that are not written yet."""
 NEED_A_DEVICE = {"steps", "sanitizer", "ncu"}
 """Parts that say so on a CPU, and are not run."""
 
@@ -123,7 +118,7 @@ def test_each_part_of_the_plan_is_there() -> None:
     missing = {
         one.name for one in measuring if importlib.util.find_spec(one.command[-1].partition(":")[0]) is None
     }
-    assert missing == NOT_THERE - {"adapters-agreement"}
+    assert not missing
     assert all((ROOT / name).exists() for one in measuring for name in one.beside)
 
 
@@ -138,8 +133,7 @@ def called(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
                    "--out", str(folder / "out"), "--work", str(folder / "work"), "--wheels", str(folder / "none")]  # fmt: skip
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
-        # What failed for good may not fit into the place for trying once more.
-        assert done.returncode in ((1, 2) if NOT_THERE else (0,)), done.stdout + done.stderr
+        assert done.returncode == 0, done.stdout + done.stderr
         outputs.append(done.stdout)
     return folder / "out", outputs
 
@@ -153,10 +147,7 @@ def test_each_part_of_the_two_calls_gives_figures_that_keep_the_rules(
     folder, outputs = called
     rows = [row for row in log.read(folder / "log.jsonl") if row["part"] == one.name]
     if one.name == AGAIN:
-        assert NOT_THERE or not any("once more" in output for output in outputs), "nothing failed"
-        return
-    if one.name in NOT_THERE:
-        assert all(row["state"] == "fail" for row in rows), "take it from NOT_THERE"
+        assert not any("once more" in output for output in outputs), "nothing failed"
         return
     [row] = rows[-1:]
     if one.name in NEED_A_DEVICE:
@@ -173,12 +164,9 @@ def test_each_part_of_the_two_calls_gives_figures_that_keep_the_rules(
 def test_what_passed_is_not_run_again_while_its_files_are_the_same(called: tuple[Path, list[str]]) -> None:
     printed = called[1][2].splitlines()
     for one in CALL_1:
-        if one.name not in NOT_THERE:
-            assert [
-                line.startswith(f"{one.name}: passed ")
-                for line in printed
-                if line.startswith(f"{one.name}: ")
-            ] == [True]
+        assert [
+            line.startswith(f"{one.name}: passed ") for line in printed if line.startswith(f"{one.name}: ")
+        ] == [True]
 
 
 @pytest.mark.long
@@ -204,8 +192,7 @@ from pathlib import Path
 from benchmarks.gpu import part as process
 from tools.gpu_check import parts
 before = set(sys.modules)
-left_out = sys.argv[2].split()
-for part in sorted((part for part in parts.ALONE if part.name not in left_out), key=lambda part: part.name == "peer"):
+for part in sorted(parts.ALONE, key=lambda part: part.name == "peer"):
     if part.name == "peer":
         import executors.llm.sampling.grammar, executors.process.child, executors.process.client, llguidance
         site = sysconfig.get_path("purelib"), sysconfig.get_path("platlib")
@@ -227,14 +214,14 @@ OPTIONAL = {"attr", "greenlet"}
 def test_every_part_that_is_in_no_call_works_as_a_program(tmp_path: Path) -> None:
     env = {**process.environment(Options("cpu"), None), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", SMOKE, str(tmp_path), " ".join(NOT_THERE)],
+        [sys.executable, "-c", SMOKE, str(tmp_path)],
         cwd=ROOT,
         env=env,
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    for one in (one for one in ALONE if one.name not in NOT_THERE):
+    for one in ALONE:
         found = json.loads((tmp_path / f"{one.name}.json").read_text())
         # A CPU has no device whose idle time could be profiled.
         assert found["code"] == (ABSENT if one.name in NEED_A_DEVICE else 0), (

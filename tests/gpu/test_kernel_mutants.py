@@ -109,8 +109,6 @@ def test_a_mutant_is_caught(name: str, tmp_path: Path, monkeypatch: pytest.Monke
     with checked():
         run()
     mutant = mutated(module, tmp_path, (before, after))
-    if module is few_rows:
-        monkeypatch.setattr(mutant, "_LEAST_DEPTH", 64)
     monkeypatch.setattr(user, function, getattr(mutant, function))
     with checked(), pytest.raises((AssertionError, InterpreterError)):
         run()

@@ -158,6 +158,7 @@ def test_a_new_device_is_behind_the_wall() -> None:
     name = "rooms name no device"
     fine = (
         ("executors.llm.device.toy", "executors.llm.device.base"),
+        ("executors.llm.step.runner", "executors.llm.device.ranges"),
         ("executors.llm.step.forward", "executors.llm.device.table"),
     )
     assert check(ForbiddenContract, name, *fine)

@@ -9,6 +9,7 @@ of this tree; then a row for each figure, with a column for each line. Figures o
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -136,4 +137,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it, and nothing is wrong
     sys.exit(main())

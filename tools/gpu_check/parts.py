@@ -73,7 +73,7 @@ CALL_1 = (
     ),
     _part(
         "adapters", "benchmarks.gpu.adapters:run", 100.0, 45.0, "what eight LoRA adapters cost, idle and in use",
-        "two starts of 12, with adapters more graphs 5; twelve rounds of 1 to 1.5",
+        "start 12, with adapters more graphs 5; twelve rounds of 1 to 1.5, captures between them",
     ),
     _part(
         "tests", "tests.gpu.session:run", 200.0, 105.0, "tests/gpu on the device",

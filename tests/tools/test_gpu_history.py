@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.gpu.part import Options
 from tools.gpu_check import history, log, page, sources
 from tools.gpu_check.log import ROOT
 
@@ -205,6 +207,28 @@ def test_what_failed_later_or_was_cut_off_does_not_pass_for_a_figure(tree: Tree)
     assert row[0].startswith("1,018") and row[-1] == "this tree's; failed on 2026-12-05"
     tree.add("single-0.6b", SINGLE, written="2026-12-06T00:00:00Z")
     assert table(tree.page()[1])["0.6B, one sequence, NVIDIA H200"][-1] == "this tree's"
+
+
+def test_figures_of_the_smallest_shapes_or_of_a_cpu_are_none_of_the_models(tree: Tree) -> None:
+    tree.add("single-0.6b", SINGLE)
+    for other in ({"tiny": True}, {"device": "cpu"}, {"executor": "qwen3"}, {"block_size": 64}):
+        tree.add("single-0.6b", SINGLE | {"tokens_per_s": 9e5}, options=asdict(Options()) | other)
+    text = tree.page()[1]
+    assert table(text)["0.6B, one sequence, NVIDIA H200"][0].startswith("1,018") and "900,000" not in text
+    assert text.count("| 0.6B, one sequence |") == 1
+    assert "as asked: tiny True" in tree.report() and "as asked: block_size 64" in tree.report()
+
+
+def test_readme_has_a_sentence_where_no_part_of_it_passed(tree: Tree) -> None:
+    tree.add("churn", {"identical": 212, "finished": 212})
+    tree.add("served-8b", {"start_seconds": 24.0})
+    lead = " ".join(tree.page()[1].partition("gpu-lead:begin")[2].partition("<!--")[0].split())
+    assert (
+        "Of the GPU check, 2 parts passed on an NVIDIA H200 (2026-12-01)" in lead and "weights: ;" not in lead
+    )
+    assert "none has changed" in lead
+    tree.edit("engine/a.py", "x = 3\n")
+    assert "have changed since" in " ".join(tree.page()[1].split())
 
 
 def test_each_line_of_the_record_can_be_read() -> None:

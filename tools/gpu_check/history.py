@@ -12,9 +12,11 @@ import argparse
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.part import Options
 from tools.gpu_check import log, sources
 from tools.gpu_check.log import Row
 from tools.gpu_check.parts import AGAIN, DEVICE, PARTS
@@ -61,6 +63,12 @@ def missed(figures: Mapping[str, Any]) -> list[str]:
     return named or ([OWN] if figures.get("reached") is False else [])
 
 
+def unusual(row: Row) -> list[str]:
+    """Options of a line that are not those of a call on a GPU: its figures are not what the part's name says."""
+    usual, options = asdict(Options()), row.get("options") or {}
+    return [f"{name} {value}" for name, value in options.items() if value != usual.get(name)]
+
+
 def title(number: int, row: Row, root: Path) -> Iterator[str]:
     """The lines that say what a line of the log is."""
     seconds = "" if row.get("seconds") is None else f", {row['seconds']:.1f} s"
@@ -72,6 +80,8 @@ def title(number: int, row: Row, root: Path) -> Iterator[str]:
     yield f"  ({number}) {'  '.join(map(str, about))}  {row['state']}{seconds}"
     if row.get("detail"):
         yield f"      {row['detail']}"
+    if other := unusual(row):
+        yield f"      as asked: {', '.join(other)}"
     state, files = code(row, root)
     more = f" and {len(files) - _NAMED} more" if len(files) > _NAMED else ""
     yield f"      code: {state}" + (f": {', '.join(files[:_NAMED])}{more}" if files else "")

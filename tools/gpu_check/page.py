@@ -16,7 +16,7 @@ from typing import Any
 
 from tools import generated_page
 from tools.gpu_check import log
-from tools.gpu_check.history import NOW, OWN, SINCE, UNKNOWN, code, missed, numbers, shown
+from tools.gpu_check.history import NOW, OWN, SINCE, UNKNOWN, code, missed, numbers, shown, unusual
 from tools.gpu_check.log import ROOT, Row
 
 CURE = "python -m tools.gpu_check.page write"
@@ -110,7 +110,7 @@ def found(rows: Sequence[Row]) -> Iterator[Found]:
     for headline in HEADLINES:
         newest: dict[str, Found] = {}
         for row in rows:
-            if row["state"] != "pass":
+            if row["state"] != "pass" or unusual(row):
                 continue
             values = dict(numbers(row["figures"]))
             for part, name, *share in headline.places:
@@ -167,7 +167,7 @@ def table(rows: Sequence[Row], root: Path = ROOT) -> str:
 
 def lead(rows: Sequence[Row], root: Path = ROOT) -> str:
     """README's sentence, of the card that has the newest line."""
-    passed = [row for row in rows if row["state"] == "pass" and row["part"] != "device"]
+    passed = [row for row in rows if row["state"] == "pass" and row["part"] != "device" and not unusual(row)]
     if not passed:
         return (
             "Use a CPU for production. The GPU code has never run on a GPU ([how it is tested](docs/gpu.md))."
@@ -181,17 +181,19 @@ def lead(rows: Sequence[Row], root: Path = ROOT) -> str:
     }
     told = [one for what in words for one in own if one.headline.what == what]
     facts = [f"{words[one.headline.what](one)} ({_date(one.row)})" for one in told]
-    states = {code(one.row, root)[0] for one in told}
+    latest = {row["part"]: row for row in passed if _card(row) == card}.values()
+    states = {code(row, root)[0] for row in ([one.row for one in told] or latest)}
     state = next((one for one in (UNKNOWN, SINCE) if one in states), NOW)
     behind = {
         UNKNOWN: "which of the files that ran have changed since is not known",
         SINCE: "files that ran there have changed since",
         NOW: "of the files that ran there none has changed since",
     }[state]
-    text = (
-        f"Use a CPU for production. The GPU code ran on an {card}, with random weights: {', '.join(facts)}; "
-        f"{behind} ([figures](docs/gpu.md))."
-    )
+    ran = f"The GPU code ran on an {card}, with random weights: {', '.join(facts)}"
+    if not facts:
+        count = "1 part" if len(latest) == 1 else f"{len(latest)} parts"
+        ran = f"Of the GPU check, {count} passed on an {card} ({_date(passed[-1])})"
+    text = f"Use a CPU for production. {ran}; {behind} ([figures](docs/gpu.md))."
     return textwrap.fill(text, _WIDTH, break_long_words=False, break_on_hyphens=False)
 
 

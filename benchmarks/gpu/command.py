@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.gpu.part import ROOT
+from benchmarks.gpu.part import ROOT, end_with_parent
 
 PLACES = ("/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer", "/opt/nvidia/nsight-compute/*")
 """Folders beside those of PATH; of several that match, the last one by name."""
@@ -43,7 +43,7 @@ def run(command: Sequence[str], seconds: float, environment: Mapping[str, str] |
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             command, cwd=ROOT, env={**os.environ, **(environment or {})}, stdin=subprocess.DEVNULL, stdout=output,
-            stderr=output,
+            stderr=output, preexec_fn=end_with_parent,
         )  # fmt: skip
         code: int | None = None
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -10,11 +10,13 @@ why.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import faulthandler
 import importlib
 import json
 import logging
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -28,6 +30,7 @@ FIGURES, LIMIT = "GPU_FIGURES", "GPU_LIMIT"
 ABSENT = 77
 """Exit code of a part that cannot be done here."""
 _NOTE_BEFORE_END = 5.0
+_PR_SET_PDEATHSIG = 1
 
 Figures = dict[str, Any]
 Found = Callable[[Figures], None]
@@ -104,6 +107,12 @@ def perform(target: str, options: Options, found: Found) -> tuple[int, str]:
     return 0, ""
 
 
+def end_with_parent() -> None:
+    """Let the system kill this process when what started it ends, as by SIGKILL: else it would hold the device for its whole
+    limit, beside what is measured next."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
 def write_figures(figures: Figures) -> None:
     """Append a line to the file of figures; print it where none is named."""
     line = json.dumps(figures, default=str)
@@ -122,6 +131,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("target")
     add_options(parser)
     given = parser.parse_args(argv)
+    if LIMIT in os.environ:  # by hand, a shell may end before
+        end_with_parent()
     faulthandler.enable()
     # As an executor's process does: what warns is known by its level.
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")

@@ -16,7 +16,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.part import ROOT, Failed, Found, Options
+from benchmarks.gpu.part import ROOT, Failed, Found, Options, end_with_parent
 from tools.gpu_check import wheels
 
 _PLUGINS = ("pytest_asyncio.plugin", "pytest_timeout")
@@ -70,7 +70,9 @@ def run(options: Options, found: Found) -> None:
         report = Path(folder, "junit.xml")
         # A thread each, beside the others: those that wait for work of a library's turn round and round meanwhile.
         env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "OMP_NUM_THREADS": "1"}
-        code = subprocess.run(command(options, report), cwd=ROOT, env=env, check=False).returncode
+        code = subprocess.run(
+            command(options, report), cwd=ROOT, env=env, check=False, preexec_fn=end_with_parent
+        ).returncode
         figures = counts(report)
     found(figures | {"family": family()})
     if code or figures["failed"] or not figures["passed"]:

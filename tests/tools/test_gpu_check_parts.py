@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -59,11 +60,7 @@ def test_a_part_that_hangs_is_killed_with_what_it_started(tmp_path: Path) -> Non
     row = ended("hangs", tmp_path, 3.0)
     assert row["state"] == "fail" and row["detail"].startswith("killed after 3 s, its limit")
     assert row["figures"]["tokens_per_s"] == 2.0
-    started = Path(f"/proc/{row['figures']['pid']}/stat")
-    deadline = time.monotonic() + 10.0
-    while started.exists() and started.read_text().rpartition(")")[2].split()[0] not in "ZX":
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    _ended(row["figures"]["pid"])
 
 
 CUT_OFF = f"""
@@ -95,6 +92,31 @@ def test_who_ends_it_ends_the_part_that_runs(number: int, tmp_path: Path) -> Non
     assert "Traceback" not in output
     [row] = log.read(tmp_path / "log.jsonl")
     assert row["state"] == "cut off" and not Path(f"/proc/{row['figures']['pid']}").exists()
+
+
+def test_a_part_ends_with_a_call_that_is_killed(tmp_path: Path) -> None:
+    """As by the limit of a command: nothing else would end it, and the next call's figures would be measured beside it."""
+    found = tmp_path / "device.begun.jsonl"
+    with subprocess.Popen([sys.executable, "-c", CUT_OFF, str(tmp_path)], cwd=ROOT) as process:
+        deadline = time.monotonic() + 30.0
+        while not (found.exists() and '"pid"' in found.read_text() and found.read_text().endswith("\n")):
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.01)
+        process.kill()
+    pid = json.loads(found.read_text().splitlines()[1])["pid"]
+    try:
+        _ended(pid)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    assert log.salvage(tmp_path) == ["device"]
+
+
+def _ended(pid: int) -> None:
+    stat, deadline = Path(f"/proc/{pid}/stat"), time.monotonic() + 10.0
+    while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] not in "ZX":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_kernels_are_interpreted_on_a_cpu_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from tools.gpu_check.log import Row
 from tools.gpu_check.parts import AGAIN, DEVICE, MARGIN, PARTS, GpuPart, fitting
 
 NO_TIME = "no time"
+EVIDENCE = "evidence.txt"
+"""Of all parts that did not pass: a lent machine gives few files back."""
 
 
 class Call:
@@ -113,10 +115,8 @@ class Call:
             log.append(path, line)
         log.ended(self._out, part.name)
         self._known.append(line)
-        evidence = self._out / f"{part.name}.evidence.txt"
-        evidence.unlink(missing_ok=True)
-        if row["state"] != "pass":
-            process.ends_kept(self._work / f"{part.name}.log", evidence)
+        said = "" if row["state"] == "pass" else process.ends_of(self._work / f"{part.name}.log")
+        process.keep_evidence(self._out / EVIDENCE, part.name, said)
 
 
 def headline(row: Row) -> str:

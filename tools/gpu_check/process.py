@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from tools.neutral_paths import neutral
 EACH_END = 100_000
 """Bytes of an output that are kept of its beginning, and as many of its end."""
 _STUCK = 5.0
+_SECTION = re.compile(r"^======== (\S+) ========\n", re.MULTILINE)
 
 
 def run(
@@ -83,11 +85,26 @@ def environment(options: Options, packages: Path | None) -> dict[str, str]:
     return env
 
 
-def ends_kept(source: Path, target: Path) -> None:
+def ends_of(output: Path) -> str:
     """The beginning and the end of a part's output, for a machine that is gone when it is wanted."""
-    data = source.read_bytes()
+    data = output.read_bytes()
     left_out = len(data) - 2 * EACH_END
     if left_out > 0:
         data = data[:EACH_END] + f"\n.... {left_out:,} bytes are left out ....\n".encode() + data[-EACH_END:]
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(neutral(data.decode("utf-8", "replace")), "utf-8")
+    return neutral(data.decode("utf-8", "replace"))
+
+
+def keep_evidence(path: Path, part: str, said: str) -> None:
+    """Write what a part said, below a line with its name, in place of what the file has of it; "": only take that away. A file
+    that has nothing of any part is removed."""
+    text = path.read_text("utf-8") if path.exists() else ""
+    _, *cut = _SECTION.split(text)
+    sections = dict(zip(cut[::2], cut[1::2], strict=True))
+    sections.pop(part, None)
+    if said:
+        sections[part] = said if said.endswith("\n") else f"{said}\n"
+    if not sections:
+        path.unlink(missing_ok=True)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"======== {name} ========\n{one}" for name, one in sections.items()), "utf-8")

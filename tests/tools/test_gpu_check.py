@@ -108,6 +108,18 @@ def test_parts_run_in_order_and_what_passed_is_passed_over(
     assert len(machine.rows) == 8, "nothing is taken back"
 
 
+def test_figures_that_no_rule_can_read_fail_their_part_and_no_other(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(part: str, *rest: Any) -> list[str]:
+        return [] if part != "a" else [][1]
+
+    monkeypatch.setattr(meaning, "faults", breaks)
+    assert machine.call() == 1 and machine.rows == [("a", "fail"), ("b", "pass"), ("c", "pass")]
+    row = log.read(machine.folder / "out" / "log.jsonl")[1]
+    assert "no rule can read them: IndexError" in row["detail"] and row["figures"] == {"whole": 1}
+
+
 def test_few_files_come_back_however_many_parts_fail(machine: Machine) -> None:
     """A machine may give back eight, and of more the log may be the one that is missing."""
     machine.ends.update(dict.fromkeys("abc", ("fail", 5.0)))

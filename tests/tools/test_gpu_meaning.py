@@ -149,9 +149,13 @@ LOST |= {"causes": ["executor_died:exit"] * 2, "seconds_after_an_idle_fault": 2.
 ROWS_OF_KERNELS: dict[str, Any] = {
     **dict.fromkeys(meaning.SAYS["kernels"], 1), "kernels": {"a": {"us": 3.0}, "b": {"not run": "absent"}},
 }  # fmt: skip
-WAVE = {"requests": 64, "served": 60, "refused": 4, "lost": 0}
+WAVE = {
+    "requests": 64, "served": 60, "refused": 4, "lost": 0, "seconds": 0.5, "requests_per_s": 120.0, "output_tokens": 7680,
+    "tokens_per_s": 15_360.0, "ttft_ms_p50": 90.0, "ttft_ms_p99": 200.0,
+}  # fmt: skip
 SERVED: dict[str, Any] = {
     **dict.fromkeys(meaning.SAYS["served-0.6b"], 1), "offline_share_of_roofline": 0.8, "http": {"at once": WAVE},
+    "device_ms_by_rows": {"1": 0.8, "256": 5.0}, "single_tokens_per_s": 1100.0,
     "drafts_verified": 90, "drafts_accepted": 70,
 }  # fmt: skip
 CROWD: dict[str, Any] = {
@@ -176,6 +180,8 @@ CROWD: dict[str, Any] = {
             {"recovery_seconds_by_stage": [STAGES, WITHOUT_ONE]},
             "no recovery lacks a stage",
         ),
+        ("served-8b", KILLED, {"recovery_seconds_by_stage": []}, "each kill has its stages"),
+        ("served-8b", KILLED, {"start_seconds_by_stage": "not reported"}, "the stages of the start add up"),
         ("served-8b", KILLED, {"pause_seconds": 0.9}, "the longest pause is that of the longest recovery"),
         ("served-8b", KILLED, {"pause_seconds": 90.0}, "the longest pause is that of the longest recovery"),
         ("served-8b", KILLED, {"drawn_the_same": 901}, "tokens were drawn again"),
@@ -194,6 +200,32 @@ CROWD: dict[str, Any] = {
             "each wave was served",
         ),
         ("served-0.6b", SERVED, {"http": {"at once": WAVE | {"lost": 1}}}, "http.at once.lost: 1"),
+        (
+            "served-0.6b",
+            SERVED,
+            {"http": {"at once": WAVE | {"requests_per_s": 240.0}}},
+            "rates are those of its counts",
+        ),
+        (
+            "served-0.6b",
+            SERVED,
+            {"http": {"at once": WAVE | {"tokens_per_s": 16_000.0}}},
+            "rates are those of its counts",
+        ),
+        (
+            "served-0.6b",
+            SERVED,
+            {"http": {"at once": WAVE | {"ttft_ms_p99": 600.0}}},
+            "rates are those of its counts",
+        ),
+        ("served-0.6b", SERVED, {"http": {"160/s": WAVE}}, "requests came all at once, too"),
+        (
+            "served-0.6b",
+            SERVED,
+            {"http": {"at once": WAVE | {"seconds": 0.1, "requests_per_s": 600.0, "tokens_per_s": 76_800.0}}},
+            "no stream is faster than the device alone",
+        ),
+        ("served-0.6b", SERVED, {"single_tokens_per_s": 1400.0}, "no stream is faster than the device alone"),
         ("served-0.6b", SERVED, {"drafts_verified": 0, "drafts_accepted": 0}, "drafts were verified"),
         ("served-0.6b", SERVED, {"drafts_accepted": 91}, "no more drafts were accepted"),
         ("sticky", LOST, {"causes": ["executor_died:exit"]}, "each fault has a cause"),

@@ -104,10 +104,16 @@ class Call:
         print(f"{part.name}: {part.what} ...")
         figures = log.begin(self._out, {**self._about, "part": part.name})
         row = process.run(part, self._options, self._work, self._env, allowed, figures)
-        if row["state"] == "pass" and (wrong := meaning.faults(part.name, row["figures"], self._options)):
+        if row["state"] == "pass" and (wrong := self._faults(part, row)):
             row |= {"state": "fail", "detail": f"figures that cannot be: {'; '.join(wrong)}"}
         print(f"{part.name}: {row['state']}, {row['seconds']:.1f} s{headline(row)}")
         return row
+
+    def _faults(self, part: GpuPart, row: Row) -> list[str]:
+        try:
+            return meaning.faults(part.name, row["figures"], self._options)
+        except Exception as error:  # the parts behind it are worth more than the rules
+            return [f"no rule can read them: {type(error).__name__}: {error}"]
 
     def _keep(self, part: GpuPart, row: Row) -> None:
         line = {**self._about, "part": part.name, **row}

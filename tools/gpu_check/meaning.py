@@ -77,6 +77,26 @@ def _answered(wave: Mapping[str, Any]) -> bool:
     return bool(0 < wave["served"] == wave["requests"] - wave["refused"])
 
 
+def _adds_up(wave: Mapping[str, Any]) -> bool:
+    """Whether a wave's rates are those of what was served in its seconds, in which each first token came."""
+    seconds = wave["seconds"]
+    return bool(
+        math.isclose(wave["requests_per_s"] * seconds, wave["served"], rel_tol=0.01)
+        and math.isclose(wave["tokens_per_s"] * seconds, wave["output_tokens"], rel_tol=0.01)
+        and wave["ttft_ms_p99"] <= 1e3 * seconds
+    )
+
+
+def _behind_the_device(found: Figures) -> bool:
+    """Whether one stream, and a wave of 256, are given no token sooner than the device computes steps of so many rows, replayed
+    alone with fewer keys."""
+    most = {rows: int(rows) * 1e3 / ms for rows, ms in found["device_ms_by_rows"].items()}
+    waves = [wave["tokens_per_s"] for wave in found["http"].values()]
+    return bool(
+        found["single_tokens_per_s"] <= MOST_SPEED * most["1"] and max(waves) <= MOST_SPEED * most["256"]
+    )
+
+
 _STAGES = frozenset(
     ("death noticed", "starting", "importing", "loading", "KV cache", "warmup", "first token")
 )
@@ -124,6 +144,10 @@ RULES: dict[str, tuple[Rule, ...]] = {
             "each wave was served or refused",
             lambda found: bool(found["http"]) and all(map(_answered, found["http"].values())),
         ),
+        (
+            "each wave's rates are those of its counts",
+            lambda found: all(map(_adds_up, found["http"].values())),
+        ),
     ),
     "served-8b": (
         (
@@ -142,7 +166,13 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "drafts": _DRAFTS,
 }
 """Of one part, beside those that go by names."""
-WHOLE_RULES: dict[str, tuple[Rule, ...]] = {"served-0.6b": _DRAFTS}
+WHOLE_RULES: dict[str, tuple[Rule, ...]] = {
+    "served-0.6b": (
+        *_DRAFTS,
+        ("requests came all at once, too", lambda found: "at once" in found["http"]),
+        ("no stream is faster than the device alone", _behind_the_device),
+    )
+}
 """More of them, but not for the smallest shapes: a dozen tokens may bring no draft."""
 _COUNTS = frozenset(
     ("sequences", "identical", "output_tokens", "requests", "steps", "streams", "rows_compared", "texts", "kv_blocks", "launches")
@@ -163,7 +193,7 @@ def faults(part: str, found: Figures, options: Options) -> list[str]:
     for words, holds in rules:
         try:
             good = holds(found)
-        except (KeyError, TypeError):
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
             good = False
         if not good:
             wrong.append(f"not so: {words}")

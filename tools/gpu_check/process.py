@@ -91,7 +91,7 @@ def ends_of(output: Path) -> str:
     left_out = len(data) - 2 * EACH_END
     if left_out > 0:
         data = data[:EACH_END] + f"\n.... {left_out:,} bytes are left out ....\n".encode() + data[-EACH_END:]
-    return neutral(data.decode("utf-8", "replace"))
+    return str(neutral(data.decode("utf-8", "replace")))
 
 
 def keep_evidence(path: Path, part: str, said: str) -> None:

@@ -287,3 +287,13 @@ def test_operands_are_more_than_caches_hold(num_bytes: int, copies: int) -> None
     bench: Any = SimpleNamespace(tiny=False)
     assert check_kernels.Bench.copies(bench, num_bytes) == copies
     assert check_kernels.Bench.copies(SimpleNamespace(tiny=True), num_bytes) == 1  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("limit", [200.0, 120.0, 40.0])
+def test_tests_end_before_their_part_is_killed(limit: float, tmp_path: Path) -> None:
+    """The report is written at the end: of a part that is killed nothing would be known."""
+    words = check_tests.command(Options(), tmp_path / "report.xml", limit)
+    [session] = [word for word in words if word.startswith("--session-timeout=")]
+    [patience] = [word for word in words if word.startswith("timeout=")]
+    assert 0 < float(session.partition("=")[2]) <= limit - 15
+    assert float(patience.partition("=")[2]) < limit / 2

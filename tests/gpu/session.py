@@ -16,16 +16,17 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.part import ROOT, Failed, Found, Options, end_with_parent
+from benchmarks.gpu.part import LIMIT, ROOT, Failed, Found, Options, end_with_parent
 from tools.gpu_check import wheels
 
 _PLUGINS = ("pytest_asyncio.plugin", "pytest_timeout")
 _XDIST = "xdist.plugin"
 _MOST_PROCESSES = 14
-_PATIENCE = 120
-"""Seconds a test may take."""
-_SESSION = 300
-"""Seconds for all of them, after which pytest ends itself: the report is written at the end, and a kill would leave none."""
+_PATIENCE, _SHARE = 120.0, 0.3
+"""Seconds a test may take, and how much of the part's at most: one that hangs must not take the report with it."""
+_SESSION, _END = 300.0, 15.0
+"""Seconds for all of them, after which pytest ends itself, and how long before the part is killed: the report is written at the
+end, and a kill would leave none."""
 _SAID = 300
 """Characters of an error that are kept: the log stays on a machine that may be gone."""
 NOT_RUN = "not run"
@@ -33,8 +34,10 @@ NOT_RUN = "not run"
 _TINY = ("tests/gpu/test_fused.py", "-k", "nothing_is_launched")
 
 
-def command(options: Options, report: Path) -> list[str]:
-    """pytest's, with a report in JUnit's format."""
+def command(options: Options, report: Path, limit: float = 0.0) -> list[str]:
+    """pytest's, with a report in JUnit's format. `limit`: seconds until the part is killed; 0: it is not."""
+    patience = min(_PATIENCE, _SHARE * limit) if limit else _PATIENCE
+    session = max(_END, limit - _END) if limit else _SESSION
     asked = list(_TINY) if options.tiny else ["tests/gpu"]
     named = [word for plugin in _PLUGINS for word in ("-p", plugin)]
     processes = min(_MOST_PROCESSES, (os.cpu_count() or 1) - 2)
@@ -45,11 +48,11 @@ def command(options: Options, report: Path) -> list[str]:
     return [
         sys.executable, "-m", "pytest", *asked, *named, "-q", "-p", "no:cacheprovider", "--junitxml", str(report),
         # Those that need a device are parts of their own.
-        "-m", "not gpu", *([f"--session-timeout={_SESSION}"] if _ends_sessions() else []),
+        "-m", "not gpu", *([f"--session-timeout={session:.0f}"] if _ends_sessions() else []),
         # Libraries of other versions warn of other things.
         "-o", "filterwarnings=default",
         # The first test of a kernel waits for its compiler.
-        "-o", f"timeout={_PATIENCE}",
+        "-o", f"timeout={patience:.0f}",
     ]  # fmt: skip
 
 
@@ -67,11 +70,11 @@ def run(options: Options, found: Found) -> None:
     for module in ("pytest", "pytest_asyncio", "pytest_timeout", "hypothesis"):
         importlib.import_module(module)  # raises ModuleNotFoundError, which names it
     with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder, "junit.xml")
+        report, limit = Path(folder, "junit.xml"), float(os.environ.get(LIMIT, "0"))
         # A thread each, beside the others: those that wait for work of a library's turn round and round meanwhile.
         env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "OMP_NUM_THREADS": "1"}
         code = subprocess.run(
-            command(options, report), cwd=ROOT, env=env, check=False, preexec_fn=end_with_parent
+            command(options, report, limit), cwd=ROOT, env=env, check=False, preexec_fn=end_with_parent
         ).returncode
         figures = counts(report)
     found(figures | {"family": family()})

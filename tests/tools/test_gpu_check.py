@@ -338,6 +338,14 @@ def test_a_part_is_passed_over_as_long_as_the_files_that_it_ran_are_the_same(tmp
     assert log.passed(rows, about, tmp_path) is None
 
 
+def test_a_line_behind_one_that_was_cut_off_is_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    log.append(path, {"part": "a", "state": "pass", "figures": {}, "sources": None})
+    path.write_text(path.read_text() + '{"part": "b", "sta')
+    log.append(path, {"part": "c", "state": "pass", "figures": {"x": 1}, "sources": None})
+    assert [row["part"] for row in log.read(path)] == ["a", "c"] and log.unreadable(path) == [2]
+
+
 def test_the_newest_line_that_passed_is_found() -> None:
     rows = [{"part": "a", "state": state, "card": card, "n": n} for n, (state, card) in
             enumerate((("pass", "H200"), ("pass", "H100"), ("fail", "H200")))]  # fmt: skip

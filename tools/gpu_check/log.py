@@ -42,8 +42,12 @@ def append(path: Path, row: Row) -> None:
     stamped = {"written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **neutral(row)}
     if stamped.get("sources") is not None:
         stamped["sources"] = sources.nested(row["sources"])
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(stamped, default=str) + "\n")
+    with path.open("ab+") as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":  # the one before was cut off, which must not take this one along
+                file.write(b"\n")
+        file.write(json.dumps(stamped, default=str).encode() + b"\n")
 
 
 def read(path: Path) -> list[Row]:

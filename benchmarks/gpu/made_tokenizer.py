@@ -29,6 +29,13 @@ def write_tokenizer(folder: Path, size: int, end: int) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(config), "utf-8")
 
 
+def ids_of(text: str, end: int) -> list[int]:
+    """The id of each character of an ASCII text, as a byte; `end`: id of the end token."""
+    names = byte_names()
+    places = [names.index(letter if "!" <= letter <= "~" else chr(256 + ord(letter))) for letter in text]
+    return [place + (place >= end) for place in places]
+
+
 _END = "<|end|>"
 
 

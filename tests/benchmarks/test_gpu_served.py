@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.gpu import replayed, served, served_text, shapes
 from benchmarks.gpu.lent import borrowed
-from benchmarks.gpu.made_tokenizer import write_tokenizer
+from benchmarks.gpu.made_tokenizer import ids_of, write_tokenizer
 from benchmarks.gpu.part import Failed, Figures, Options
 from benchmarks.gpu.serving import Crowd
 from benchmarks.gpu.timing import Limits
@@ -247,3 +247,16 @@ def test_a_made_tokenizer_shows_each_token_as_a_word(tmp_path: Path) -> None:
 
 def test_a_grammar_does_not_end_early() -> None:
     assert '"minItems": 40' in served_text.long_array(40)
+
+
+@pytest.mark.parametrize("end", [0, 20, 255])
+def test_a_stream_that_no_grammar_holds_is_no_measurement_of_one(end: int, tmp_path: Path) -> None:
+    shapes.write(shapes.TINY, tmp_path)
+    write_tokenizer(tmp_path, 1500, end)
+    tokenizer = Tokenizer.load(tmp_path)
+    for text in ("[1, -2,30", " [\n4"):
+        assert ids_of(text, end) == tokenizer.encode(text)
+        served_text.check_array(tokenizer.encode(text), end)
+    for text in ("12, 3", "[1, x"):
+        with pytest.raises(Failed, match="left its grammar"):
+            served_text.check_array(tokenizer.encode(text), end)

@@ -165,7 +165,8 @@ def test_pages_tell_card_date_commit_and_figure(tree: Tree) -> None:
     assert rows["tests that passed, NVIDIA H200"][0] == "963 of 966"
     lead = " ".join(text.partition("gpu-lead:begin")[2].partition("<!--")[0].split())
     assert (
-        "963 of 966 tests passed (2026-12-01), one got 1,100 (2026-12-03)" in lead
+        "963 of 966 tests passed (2026-12-01), one stream of Qwen3-0.6B got 1,100 tokens/s (2026-12-03)"
+        in lead
         and "none has changed" in lead
     )
     assert tree.page("check")[0] == 0
@@ -184,7 +185,7 @@ def test_the_newest_line_counts_whichever_part_has_it(tree: Tree) -> None:
     tree.add("single-0.6b", SINGLE)
     text = tree.page()[1]
     assert table(text)["0.6B, one sequence, NVIDIA H200"][0] == "1,018 tokens/s, 32% of the limit"
-    assert "one got 1,018" in " ".join(text.split())
+    assert "one stream of Qwen3-0.6B got 1,018 tokens/s" in " ".join(text.split())
 
 
 def test_a_figure_whose_files_changed_says_so_and_makes_the_check_fail(tree: Tree) -> None:
@@ -229,6 +230,16 @@ def test_readme_has_a_sentence_where_no_part_of_it_passed(tree: Tree) -> None:
     assert "none has changed" in lead
     tree.edit("engine/a.py", "x = 3\n")
     assert "have changed since" in " ".join(tree.page()[1].split())
+
+
+def test_readme_keeps_a_cards_figures_while_another_card_has_none_of_them(tree: Tree) -> None:
+    tree.add("offline-0.6b", {"output_tokens_per_s": 24750.0})
+    tree.add("single-0.6b", SINGLE)
+    tree.add("churn", {"identical": 212, "finished": 212}, card="NVIDIA H100", written="2026-12-09T00:00:00Z")
+    told = "256 streams of Qwen3-0.6B got 24,750 tokens/s (2026-12-01), one got 1,018 (2026-12-01)"
+    assert f"on an NVIDIA H200, with random weights: {told}" in " ".join(tree.page()[1].split())
+    tree.add("single-0.6b", SINGLE, card="NVIDIA H100")
+    assert "on an NVIDIA H100, with random weights: one stream" in " ".join(tree.page()[1].split())
 
 
 def test_each_line_of_the_record_can_be_read() -> None:

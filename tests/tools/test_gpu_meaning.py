@@ -218,6 +218,12 @@ CROWD: dict[str, Any] = {
             {"http": {"at once": WAVE | {"ttft_ms_p99": 600.0}}},
             "rates are those of its counts",
         ),
+        (
+            "served-0.6b",
+            SERVED,
+            {"http": {"at once": WAVE, "64/s": WAVE}},
+            "no wave was served sooner than it came",
+        ),
         ("served-0.6b", SERVED, {"http": {"160/s": WAVE}}, "requests came all at once, too"),
         (
             "served-0.6b",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -166,24 +166,28 @@ def table(rows: Sequence[Row], root: Path = ROOT) -> str:
 
 
 def lead(rows: Sequence[Row], root: Path = ROOT) -> str:
-    """README's sentence, of the card that has the newest line."""
+    """README's sentence, of the card that has the newest of its figures."""
     passed = [row for row in rows if row["state"] == "pass" and row["part"] != "device" and not unusual(row)]
     if not passed:
         return (
             "Use a CPU for production. The GPU code has never run on a GPU ([how it is tested](docs/gpu.md))."
         )
-    card = _card(passed[-1])
-    own = [one for one in found(rows) if _card(one.row) == card]
-    words = {
-        "tests that passed": lambda one: f"{one.words} tests passed",
-        "0.6B, 256 sequences": lambda one: f"256 streams of Qwen3-0.6B got {shown(one.value)} tokens/s",
-        "0.6B, one sequence": lambda one: f"one got {shown(one.value)}",
+    several, one = "0.6B, 256 sequences", "0.6B, one sequence"
+    known = [row for row in found(rows) if row.headline.what in ("tests that passed", several, one)]
+    # A card of which only other figures are known does not take away what is known of another.
+    newest = max((rows.index(row.row) for row in known), default=None)
+    card = _card(passed[-1] if newest is None else rows[newest])
+    told = {row.headline.what: row for row in known if _card(row.row) == card}
+    stream = "one" if several in told else "one stream of Qwen3-0.6B"
+    words: dict[str, Callable[[Found], str]] = {
+        "tests that passed": lambda row: f"{row.words} tests passed",
+        several: lambda row: f"256 streams of Qwen3-0.6B got {shown(row.value)} tokens/s",
+        one: lambda row: f"{stream} got {shown(row.value)}" + ("" if several in told else " tokens/s"),
     }
-    told = [one for what in words for one in own if one.headline.what == what]
-    facts = [f"{words[one.headline.what](one)} ({_date(one.row)})" for one in told]
+    facts = [f"{say(told[what])} ({_date(told[what].row)})" for what, say in words.items() if what in told]
     latest = {row["part"]: row for row in passed if _card(row) == card}.values()
-    states = {code(row, root)[0] for row in ([one.row for one in told] or latest)}
-    state = next((one for one in (UNKNOWN, SINCE) if one in states), NOW)
+    states = {code(row, root)[0] for row in ([row.row for row in told.values()] or latest)}
+    state = next((name for name in (UNKNOWN, SINCE) if name in states), NOW)
     behind = {
         UNKNOWN: "which of the files that ran have changed since is not known",
         SINCE: "files that ran there have changed since",

@@ -338,6 +338,18 @@ def test_a_part_is_passed_over_as_long_as_the_files_that_it_ran_are_the_same(tmp
     assert log.passed(rows, about, tmp_path) is None
 
 
+@pytest.mark.parametrize(("said", "commit"), [("1234567", "1234567"), ("", None), (None, None)])
+def test_a_tree_without_a_history_has_the_commit_that_it_is_told(
+    said: str | None, commit: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log, "ROOT", tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    monkeypatch.delenv(log.COMMIT_VARIABLE, raising=False)
+    if said is not None:
+        monkeypatch.setenv(log.COMMIT_VARIABLE, said)
+    assert log.commit() == commit
+
+
 def test_a_line_behind_one_that_was_cut_off_is_a_line(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     log.append(path, {"part": "a", "state": "pass", "figures": {}, "sources": None})

@@ -32,7 +32,7 @@ def commit() -> str | None:
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get(COMMIT_VARIABLE)
+        return os.environ.get(COMMIT_VARIABLE) or None
     return done.stdout.strip() or None
 
 

@@ -31,6 +31,8 @@ ABSENT = 77
 """Exit code of a part that cannot be done here."""
 _NOTE_BEFORE_END = 5.0
 _PR_SET_PDEATHSIG = 1
+_prctl = ctypes.CDLL(None).prctl
+"""Found beforehand: between fork and exec nothing may be loaded, for another thread may have held the loader's lock."""
 
 Figures = dict[str, Any]
 Found = Callable[[Figures], None]
@@ -110,7 +112,7 @@ def perform(target: str, options: Options, found: Found) -> tuple[int, str]:
 def end_with_parent() -> None:
     """Let the system kill this process when what started it ends, as by SIGKILL: else it would hold the device for its whole
     limit, beside what is measured next."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def write_figures(figures: Figures) -> None:

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors.torch import save_file
@@ -25,6 +25,8 @@ from benchmarks.gpu.engine import check_counts, facts, limits_of, random_prompts
 from benchmarks.gpu.part import Failed, Found, Options
 from benchmarks.gpu.serving import Crowd, Setup, engine, settled
 from engine.core.engine import EngineCore
+from engine.observer import Observer, Observers
+from engine.sequence import Sequence as EngineSequence
 from executors.llm.model.config import read_config
 from executors.llm.model.decoder import Decoder
 from executors.lora import PackedLora, pack
@@ -188,7 +190,10 @@ async def _costs(options: Options, found: Found, folder: Path) -> None:
         check_loaded(core, len(made))
         idle = await _rates(core, shape, streams, tokens, [None])
         found({"tokens_per_s_idle": idle, "idle_share_of_speed": idle / off})
+        used = Used()
+        cast(Observers, core.observer).add(used)
         active = await _rates(core, shape, streams, tokens, digests)
+        check_used(used.requests, _ROUNDS * streams)
         found({"tokens_per_s_active": active, "active_share": active / off})
         alone = await _rates(core, shape, 1, tokens, digests)
         check_loaded(core, len(made))
@@ -203,6 +208,22 @@ def check_kernels(options: Options, notes: Sequence[str]) -> None:
     """Raises Failed where something else than Cohort's kernels computes adapters on a GPU."""
     if options.device != "cpu" and NOTE not in notes:
         raise Failed(f"no note of the executor is {NOTE!r}: {'; '.join(notes)}")
+
+
+class Used(Observer):
+    """Counts the requests that ended and had an adapter."""
+
+    requests = 0
+
+    def finished(self, seq: EngineSequence, now: float) -> None:
+        """See `Observer`."""
+        self.requests += seq.request.adapter is not None
+
+
+def check_used(requests: int, count: int) -> None:
+    """Raises Failed unless so many requests had an adapter: streams without one are as fast as ever."""
+    if requests != count:
+        raise Failed(f"{requests} of {count} requests had an adapter")
 
 
 def check_loaded(core: EngineCore, count: int) -> None:

@@ -26,6 +26,7 @@ def rates(monkeypatch: pytest.MonkeyPatch, *given: float) -> None:
         return left.pop(0)
 
     monkeypatch.setattr(adapters, "_rates", made_up)
+    monkeypatch.setattr(adapters, "check_used", lambda *_: None)
 
 
 @pytest.mark.parametrize(
@@ -52,6 +53,17 @@ def test_adapters_that_are_not_loaded_cost_nothing_and_are_no_measurement(
 
     monkeypatch.setattr(adapters, "known", nobody)
     with pytest.raises(Failed, match="0 adapters were loaded and 0 gave way, not 2 and 0"):
+        adapters.run(TINY, lambda figures: None)
+
+
+def test_streams_without_an_adapter_are_no_measurement_of_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = adapters._rates
+
+    async def without(core: Any, shape: str, streams: int, tokens: int, digests: Any) -> float:
+        return await measured(core, shape, streams, tokens, [None])
+
+    monkeypatch.setattr(adapters, "_rates", without)
+    with pytest.raises(Failed, match="0 of 16 requests had an adapter"):
         adapters.run(TINY, lambda figures: None)
 
 

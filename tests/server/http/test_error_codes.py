@@ -9,7 +9,7 @@ from pathlib import Path
 
 from engine import errors
 from engine.errors import BrokeExecutor, EngineError
-from executors.contract.errors import ConfigError, ExecutorError, Skipped, Unavailable
+from executors.contract.errors import ConfigError, DeviceLost, ExecutorError, Skipped, Unavailable
 from server.apis.description import ANSWERS
 from server.http.cors import _EXPOSED
 from server.http.errors import _HTTP_TYPES
@@ -20,8 +20,9 @@ from tools import api_docs
 Error = tuple[int, str, str]
 """Status, type, code."""
 ROOT = Path(__file__).resolve().parents[3]
-NO_FAILED_STEPS = {ConfigError, Unavailable, Skipped}
-"""The first two end the start, the third only says that a step before it failed."""
+NO_FAILED_STEPS = {ConfigError, Unavailable, Skipped, DeviceLost}
+"""The first two end the start, the third only says that a step before it failed, the fourth ends the server; a request that
+lost its device is answered with `executor_died`."""
 KINDS = {
     name: one
     for module in (errors, response_errors, ring)

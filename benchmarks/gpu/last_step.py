@@ -58,14 +58,14 @@ class LastStepExecutor(LlmExecutor):
         loaded = super()._assemble(assembly, plan)
         launched = loaded.unified.launched
         if isinstance(launched, LaunchedSteps) and launched.graphs is not None:
-            graphs, send = launched.graphs, launched._send
+            graphs, send = launched.graphs, launched.queue.send
 
             def noted(batch: Any, shape: StepShape, logprobs: Any, write: Any, compute: Any) -> StepBuffer:
                 graph = None if callable(compute) else compute
                 self._sent = _Sent(shape, graph, len(graphs._graphs))
                 return send(batch, shape, logprobs, write, compute)
 
-            launched._send = noted  # type: ignore[method-assign]
+            launched.queue.send = noted  # type: ignore[method-assign]
         return loaded
 
     async def forward(self, tensor: Tensor) -> Tensor:

@@ -112,7 +112,7 @@ class ProfiledExecutor(LlmExecutor):
     def _assemble(self, assembly: Assembly, plan: KvPlan) -> ExecutorRuntime:
         loaded = super()._assemble(assembly, plan)
         if isinstance(loaded.unified.launched, LaunchedSteps):
-            loaded.unified.launched.queueing = self._marks.step
+            loaded.unified.launched.queue.queueing = self._marks.step
         return loaded
 
     def _event(self) -> Any:

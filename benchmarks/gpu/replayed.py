@@ -86,8 +86,8 @@ class ReplayedExecutor(LlmExecutor):
         loaded = super()._assemble(assembly, plan)
         if isinstance(launched := loaded.unified.launched, LaunchedSteps):
             marks, replays = Marks(self._event), Replays(self._event)
-            launched.queueing = marks.step
-            queue = launched._queue
+            launched.queue.queueing = marks.step
+            queue = launched.queue._queue
 
             def queue_and_replay(
                 batch: Any, shape: StepShape, logprobs: Any, compute: Any, *rest: Any
@@ -95,7 +95,7 @@ class ReplayedExecutor(LlmExecutor):
                 queue(batch, shape, logprobs, compute, *rest)
                 replays.after(shape, compute)
 
-            launched._queue = queue_and_replay  # type: ignore[method-assign, assignment]
+            launched.queue._queue = queue_and_replay  # type: ignore[method-assign, assignment]
             threading.Thread(target=_answer, args=(marks, replays), name="replays", daemon=True).start()
         return loaded
 

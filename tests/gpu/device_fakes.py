@@ -350,7 +350,7 @@ class FakeDeviceExecutor(LlmExecutor):
         self.device.attention_order = self.order  # type: ignore[misc]
         self.device.memory = self.memory
         await super().warmup()
-        for buffer in self.launched._ring._ring:
+        for buffer in self.launched.queue.ring._ring:
             if isinstance(buffer.event, LateEvent):
                 buffer.event.buffer = buffer
 

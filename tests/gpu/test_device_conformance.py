@@ -40,7 +40,7 @@ def injecting(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str, int], None
             unified.launch,
             unified.launched.program.sampler.sample,
         )
-        unified.launched.graphs = None  # they would notice that something else is computed
+        unified.launched.captures.graphs = None  # they would notice that something else is computed
 
         def launched(batch: UnifiedBatch) -> PendingStep:
             ids = batch.seq_ids.tolist()

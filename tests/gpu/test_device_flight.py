@@ -19,7 +19,8 @@ from executors.llm.device import base
 from executors.llm.step.launched import steps as launched_steps
 from executors.llm.step.launched.inputs import BufferRing, StepBuffer
 from executors.llm.step.launched.pending_step import PendingDeviceStep
-from executors.llm.step.launched.steps import RING, LaunchedSteps
+from executors.llm.step.launched.queueing import RING
+from executors.llm.step.launched.steps import LaunchedSteps
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.llm.driver import Driver, Sequence, config, start
 from tests.gpu.device_fakes import GARBAGE, FakeDevice, FakeDeviceExecutor
@@ -45,7 +46,7 @@ async def faked(path: Path, lateness: int = 3, captures: bool = True) -> FakeDev
 
 
 def buffers(executor: FakeDeviceExecutor) -> list[StepBuffer]:
-    return list(executor.launched._ring._ring)
+    return list(executor.launched.queue.ring._ring)
 
 
 def decoding(driver: Driver, seq: Sequence) -> UnifiedBatch:
@@ -83,9 +84,9 @@ class Copies:
     the mark recorded behind it has passed."""
 
     def __init__(self, executor: FakeDeviceExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._ring = executor.launched._ring
+        self._ring = executor.launched.queue.ring
         self.begun: set[int] = set()
-        monkeypatch.setattr(executor.launched, "queueing", self.queueing)
+        monkeypatch.setattr(executor.launched.queue, "queueing", self.queueing)
         for buffer in buffers(executor):
             self._watch(buffer, monkeypatch)
         take = BufferRing.take
@@ -261,7 +262,7 @@ def overwriting(executor: FakeDeviceExecutor, monkeypatch: pytest.MonkeyPatch) -
         program.result.fill_(GARBAGE)
         yield
 
-    monkeypatch.setattr(executor.launched, "queueing", queueing)
+    monkeypatch.setattr(executor.launched.queue, "queueing", queueing)
 
 
 LOGPROBS = [SamplingParams(temperature=0.8, seed=number, logprobs=2) for number in range(3)]

@@ -96,7 +96,7 @@ class Sized(OnDevice):
 @pytest.fixture(autouse=True)
 def _few_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A capture computes a step three times: those that are captured at the start are not all needed."""
-    monkeypatch.setattr("executors.llm.step.launched.steps.AT_START", 0)
+    monkeypatch.setattr("executors.llm.step.launched.captures.AT_START", 0)
 
 
 @pytest.fixture

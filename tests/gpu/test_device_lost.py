@@ -123,7 +123,7 @@ async def test_inline_it_says_that_another_process_is_needed(path: Path, where: 
         lose(inner)
         if where == "step":
             inner.launched.program.run = lambda *_: inner.device.check()  # type: ignore[method-assign, assignment]
-            inner.launched.graphs = None
+            inner.launched.captures.graphs = None
             work = harness.run(core, harness.request([3], 5))
             with pytest.raises(ExecutorFailed, match="--executor-mode process"):
                 await asyncio.wait_for(work, 10)

@@ -38,12 +38,12 @@ async def test_a_long_tail_that_finds_no_memory_is_tried_again(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step that changes more entries of block tables than the reserved input has room for takes memory of its own."""
-    monkeypatch.setattr("executors.llm.step.launched.steps._CHANGES", 0)
+    monkeypatch.setattr("executors.llm.step.launched.queueing._CHANGES", 0)
     sizes = {"max_num_seqs": 2, "max_num_batched_tokens": 16}
     executor = await faked(path, **sizes)
     launched, memory = executor.launched, executor.memory
-    emptied, once = memory.emptied, Once(launched._room, 1)
-    monkeypatch.setattr(launched, "_room", once)
+    emptied, once = memory.emptied, Once(launched.queue._room, 1)
+    monkeypatch.setattr(launched.queue, "_room", once)
     found = []
     for one in (executor, await start(path, **sizes)):
         driver = Driver(one)

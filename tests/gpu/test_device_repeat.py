@@ -170,7 +170,7 @@ class Record:
     def __init__(self, runner: LaunchedSteps, monkeypatch: pytest.MonkeyPatch) -> None:
         self.steps: list[tuple[StepShape, int, bytes]] = []
         self.repeated = 0
-        queue, again = runner._queue, runner._launch_again
+        queue, again = runner.queue._queue, runner._launch_again
 
         def queued(batch, shape, wanted, compute, tail: Tail, buffer: StepBuffer) -> None:  # type: ignore[no-untyped-def]
             self.steps.append((shape, tail.end, buffer.words[: tail.end].tobytes()))
@@ -180,9 +180,9 @@ class Record:
             self.repeated += 1
             return again(batch, last)
 
-        monkeypatch.setattr(runner, "_queue", queued)
+        monkeypatch.setattr(runner.queue, "_queue", queued)
         monkeypatch.setattr(runner, "_launch_again", launched)
-        for buffer in runner._ring._ring:  # what lies between sections is written by neither way
+        for buffer in runner.queue.ring._ring:  # what lies between sections is written by neither way
             buffer.words[:] = 0
 
 

@@ -267,7 +267,7 @@ async def test_an_engine_with_two_steps_out_gives_what_it_gives_with_one(path: P
 async def test_steps_of_more_table_changes_than_there_is_room_for(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("executors.llm.step.launched.steps._CHANGES", 0)
+    monkeypatch.setattr("executors.llm.step.launched.queueing._CHANGES", 0)
     ours, theirs = await faked(path, FakeDevice()), await plain(path)
     while ours.unified.capture_next():
         pass

@@ -405,7 +405,7 @@ async def test_steps_of_few_tokens_in_graphs(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Graphs of one, two and four rows, the last one with a row of padding, give what torch gives."""
-    monkeypatch.setattr("executors.llm.step.launched.steps.AT_START", 0)
+    monkeypatch.setattr("executors.llm.step.launched.captures.AT_START", 0)
     path = write_checkpoint(tmp_path / "model", {**FAMILIES[family], "max_position_embeddings": 64})
     ours, theirs = await started(path, OnTriton), await started(path, LlmExecutor)
     tokens = Counter[bool]()
@@ -455,7 +455,7 @@ async def test_nodes_of_a_layer(
     few: bool, rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a graph of so many sequences, the last that was captured, whose padding lies ready: what a second layer adds."""
-    monkeypatch.setattr("executors.llm.step.launched.steps.AT_START", 0)
+    monkeypatch.setattr("executors.llm.step.launched.captures.AT_START", 0)
     if not few:
         monkeypatch.setattr(few_rows, "why_not", lambda decoder: "not now")
     found = []

@@ -13,7 +13,7 @@ import pytest
 from executors.contract import ExecutorError
 from executors.llm.assembly.device_sizing import DeviceSizing
 from executors.llm.step import pending_steps
-from executors.llm.step.launched import steps as launched_steps
+from executors.llm.step.launched import queueing
 from executors.llm.step.launched.inputs import BufferRing, StepBuffer
 from executors.llm.step.pending_steps import PendingSteps
 from tests.executors.checkpoints import write_checkpoint
@@ -66,7 +66,7 @@ def memory_is_not_waited_for(patch: pytest.MonkeyPatch) -> None:
 
 def tried_once(patch: pytest.MonkeyPatch) -> None:
     """Memory that is short is not asked for again."""
-    patch.setattr(launched_steps, "retried", lambda memory, compute: compute())
+    patch.setattr(queueing, "retried", lambda memory, compute: compute())
 
 
 def loss_taken_for_a_refusal(patch: pytest.MonkeyPatch) -> None:

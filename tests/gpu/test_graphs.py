@@ -121,7 +121,7 @@ async def test_triton_kernels_in_graphs(tmp_path: Path, monkeypatch: pytest.Monk
     """With the kernels interpreted: padding computes nothing, keys are in several pieces, tables are as wide as they can be."""
     from executors.llm.attention import triton_attention
 
-    monkeypatch.setattr("executors.llm.step.launched.steps.AT_START", 0)
+    monkeypatch.setattr("executors.llm.step.launched.captures.AT_START", 0)
     monkeypatch.setattr(triton_attention, "piece_rule", lambda *given: PieceRule(4, 1, least=2))
     small = {
         **SMALL, "num_hidden_layers": 1, "max_position_embeddings": 64, "num_attention_heads": 2, "num_key_value_heads": 1,

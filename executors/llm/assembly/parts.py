@@ -31,9 +31,9 @@ from executors.llm.sampling.shaped_slots import TABLE_BYTES
 from executors.llm.spec.companion import DraftCompanion
 from executors.llm.step.direct import DirectRunner
 from executors.llm.step.intake import HostIntake
-from executors.llm.step.launched.graphs import MIXED_TOKENS, affordable
+from executors.llm.step.launched.graphs import MIXED_TOKENS, LaunchLimits, affordable
 from executors.llm.step.launched.inputs import StepShape
-from executors.llm.step.launched.steps import LaunchedSteps, LaunchLimits
+from executors.llm.step.launched.steps import LaunchedSteps
 from executors.llm.step.pipeline import StepPipeline
 from executors.llm.step.runner import ModelRunner
 from executors.llm.step.states import SequenceStates
@@ -164,7 +164,7 @@ class Assembly:
                 launched.graphs.shapes, num_bytes, _graph_share(self.device.memory)
             )
             # The largest take it all; others are cut from the same memory.
-            launched.reserve(max(map(num_bytes, launched.graphs.shapes)))
+            launched.captures.reserve(max(map(num_bytes, launched.graphs.shapes)))
         return launched
 
     def _adapters(self, runner: ModelRunner, pipeline: StepPipeline) -> LoraTable | None:

@@ -25,6 +25,7 @@ from time import monotonic
 from executors.contract.faults import no_device_memory
 from executors.kernels.lora_tiles import most_tiles
 from executors.llm.device.base import Graph, StepDevice
+from executors.llm.sampling.shaped_slots import TABLE_BYTES
 from executors.llm.step.launched.inputs import StepShape
 
 _log = logging.getLogger(__name__)
@@ -53,6 +54,18 @@ _PADDING = 8
 """Additional tokens of a mixed graph: padding needs one, and eight give products a number of rows that suits cuBLAS."""
 _CHUNKS = 32
 """Largest number of chunks in a mixed step: each has a tile of queries that is not full."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchLimits:
+    """Sizes for which memory is taken. `max_batch_size` and `max_tokens` of a step; `eager`: no graphs; `shaping_bytes`: largest
+    size of the table of shaped slots; `max_adapters`: most LoRA adapters of a step."""
+
+    max_batch_size: int
+    max_tokens: int
+    eager: bool = False
+    shaping_bytes: int = TABLE_BYTES
+    max_adapters: int = 0
 
 
 @dataclass(frozen=True, slots=True)

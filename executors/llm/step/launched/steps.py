@@ -10,9 +10,7 @@ executes them in order.
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -20,70 +18,32 @@ import torch
 from executors.contract import ProgressCallback
 from executors.contract.batch import SequenceStart, UnifiedBatch
 from executors.contract.checks import check_blocks
-from executors.contract.faults import no_device_memory, no_memory
 from executors.kernels.lora_tiles import most_tiles
-from executors.llm.attention.packed import PackedAttention
 from executors.llm.device.base import DeviceMemory, Graph, StepDevice
 from executors.llm.lora.device import DeviceWeights
 from executors.llm.lora.table import LoraTable
 from executors.llm.memory.device_memory import retried
 from executors.llm.sampling.device_logprobs import LogprobRows
 from executors.llm.sampling.device_sampler import DeviceSampler
-from executors.llm.sampling.shaped_slots import TABLE_BYTES, Recording, ShapedSlots
-from executors.llm.step.launched.graphs import (
-    AT_START,
-    StepGraphs,
-    adapted_shapes,
-    decode_shapes,
-    mixed_shapes,
-)
-from executors.llm.step.launched.inputs import (
-    BufferRing,
-    DeviceStep,
-    DeviceTables,
-    HostStep,
-    StepBuffer,
-    StepShape,
-    Tail,
-    num_words,
-    result_words,
-)
+from executors.llm.sampling.shaped_slots import Recording, ShapedSlots
+from executors.llm.step.launched.captures import StepCaptures
+from executors.llm.step.launched.graphs import LaunchLimits, StepGraphs
+from executors.llm.step.launched.inputs import DeviceStep, DeviceTables, HostStep, StepShape
 from executors.llm.step.launched.packing import StepPacker
 from executors.llm.step.launched.pending_step import PendingDeviceStep
 from executors.llm.step.launched.plan import DevicePlan
 from executors.llm.step.launched.program import DeviceProgram
+from executors.llm.step.launched.queueing import RING, StepQueue
 from executors.llm.step.launched.repeat import RepeatedStep
 from executors.llm.step.pending_steps import PendingStep
 from executors.llm.step.runner import ModelRunner
 from executors.llm.step.states import SequenceStates
-
-_log = logging.getLogger(__name__)
-
-RING = 3
-"""Number of steps with buffers of their own: two in flight, and one being written."""
-_CHANGES = 1 << 12
-"""Number of changes of block tables for which the input memory has room; a step with more gets memory of its own."""
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchLimits:
-    """Sizes for which memory is taken. `max_batch_size` and `max_tokens` of a step; `eager`: no graphs; `shaping_bytes`: largest
-    size of the table of shaped slots; `max_adapters`: most LoRA adapters of a step."""
-
-    max_batch_size: int
-    max_tokens: int
-    eager: bool = False
-    shaping_bytes: int = TABLE_BYTES
-    max_adapters: int = 0
 
 
 class LaunchedSteps:
     """A `Launch`. Used by the thread that computes the steps."""
 
     max_in_flight = 2
-    queueing: Callable[[], contextlib.AbstractContextManager[None]] = staticmethod(contextlib.nullcontext)
-    """Context entered around the queueing of a step's work, from copy to copy, so that a caller can measure when the device
-    executes it."""
 
     def __init__(
         self, states: SequenceStates, runner: ModelRunner, device: StepDevice, sampler: DeviceSampler, limits: LaunchLimits,
@@ -97,19 +57,13 @@ class LaunchedSteps:
         self._states = states
         self.runner = runner
         self._memory = memory
-        self._report = report
-        self._max_batch_size, max_tokens = limits.max_batch_size, limits.max_tokens
-        max_adapters, num_slots = limits.max_adapters, states.slots.num_slots
-        self._device = device
-        self._max_tokens = max_tokens
-        self._graph_adapters = max_adapters
-        """Most LoRA adapters of a step with a graph."""
+        rows, max_tokens, num_slots = limits.max_batch_size, limits.max_tokens, states.slots.num_slots
         self._slow = np.zeros(num_slots, np.bool_)
         """Marks slots whose tokens need the host to choose them."""
         self._tables = DeviceTables(self._states.slots.block_tables[0], runner.device)
         self.shaped = ShapedSlots(
-            num_slots, self._max_batch_size, states.max_model_len, states.logits_width, runner.device,
-            lambda: self._ring.drain(), limits.shaping_bytes,
+            num_slots, rows, states.max_model_len, states.logits_width, runner.device,
+            lambda: self.queue.ring.drain(), limits.shaping_bytes,
         )  # fmt: skip
         self.program = DeviceProgram(
             runner, sampler, self._tables, states.pool.view(-1), states.logits_width, num_slots * states.pool.shape[1],
@@ -122,113 +76,45 @@ class LaunchedSteps:
             self._tables.padding_slot,
             self.program.padding_dest,
         )
-        self.graphs = self._make_graphs(limits.eager)
-        shapes, rows = list(self.graphs.shapes) if self.graphs else [], self._max_batch_size
+        self.captures = StepCaptures(
+            self.program, device, limits, states.max_model_len, report, lambda: self.queue.ring.drain()
+        )
+        shapes = list(self.graphs.shapes) if self.graphs else []
         shapes.append(
             StepShape(
-                max_tokens, rows, rows, max_tokens, rows, True, self._most_pieces(rows),
-                most_tiles(max_tokens, max_adapters),
+                max_tokens, rows, rows, max_tokens, rows, True, self.captures.most_pieces(rows),
+                most_tiles(max_tokens, limits.max_adapters),
             )
         )  # fmt: skip
-        self._words = max(num_words(shape) for shape in shapes) + 3 * _CHANGES
-        samples = max(shape.samples for shape in shapes)
-        self.program.reserve(self._words, samples, max(shape.pieces for shape in shapes))
+        self.queue = StepQueue(self.program, self.shaped, self.captures, device, memory, shapes)
         self._blocks = self._states.slots.block_tables[0].reshape(-1)
         self._last: RepeatedStep | None = None
         """Step launched last; None if it cannot be repeated or one of its sequences was released."""
-        self._ring = BufferRing(
-            [
-                StepBuffer(self._words, result_words(samples), device.pinned, device.event())
-                for _ in range(RING)
-            ]
-        )
-
-    def _make_graphs(self, eager: bool) -> StepGraphs | None:
-        packed = self.program.packed
-        if eager or packed is None or not self._device.captures:
-            return None
-        return StepGraphs(self._device, self._padded_shapes(packed), self.program.captured)
-
-    def _padded_shapes(self, packed: PackedAttention) -> list[StepShape]:
-        rows, pieces = self._max_batch_size, self._most_pieces
-        mixed = mixed_shapes(rows, self._max_tokens, packed.queries_per_tile, pieces)
-        shapes = [*decode_shapes(rows, pieces), *mixed]
-        return [*shapes, *adapted_shapes(shapes, self._graph_adapters)]
-
-    def _most_pieces(self, rows: int) -> int:
-        packed = self.program.packed
-        return 0 if packed is None else packed.most_pieces(rows, self._states.max_model_len)
 
     # -- graphs --------------------------------------------------------------------------------------------------------
 
-    def reserve(self, num_bytes: int) -> None:
-        """Reserve memory for graphs. If that memory is unavailable, the start fails; if the device cannot capture, there are
-        no graphs."""
-        if self.graphs is not None:
-            try:
-                self._device.reserve(num_bytes)
-            except Exception as error:
-                if no_memory(error) is not None:
-                    raise
-                self._device.check()
-                self.graphs.fail("reserve memory for graphs", error)
+    @property
+    def graphs(self) -> StepGraphs | None:
+        """Graphs of steps, if any are captured."""
+        return self.captures.graphs
 
     def capture_first(self) -> None:
-        """See `Launch`. Captures the smallest few graphs and compiles all remaining kernels before the first step."""
-        if self._device.compiles:
-            self._compile()
-        for _ in range(AT_START):
-            if not self.capture_wait:
-                self.capture_next()
-
-    @torch.inference_mode()
-    def _compile(self) -> None:
-        """Run padding steps of all padded sizes. Otherwise the first step that launches a kernel compiles it, which takes
-        seconds for several kernels."""
-        packed = self.program.packed
-        if packed is None:
-            return
-        pieces = min(1, self._most_pieces(1))
-        alone = [StepShape(1, 1, 1, decodes=1, pieces=pieces), StepShape(4, 3, 1, 1, 1, True, pieces)]
-        alone += [replace(one, lora_tiles=1) for one in alone if self._graph_adapters]
-        shapes = [*alone, *self._padded_shapes(packed)]
-        for number, shape in enumerate(shapes):
-            self._report("kernels", number, len(shapes))
-            try:
-                self.program.captured(shape)()
-            except Exception as error:
-                why = no_device_memory(error)
-                if why is None:
-                    raise
-                # Steps are made smaller, too, until they fit.
-                _log.warning("kernels for steps of %d tokens are not compiled yet: %s", shape.tokens, why)
-                break
-        self._report("kernels", len(shapes), len(shapes))
+        """See `Launch`."""
+        self.captures.first()
 
     def capture_next(self) -> bool:
-        """See `Launch`. Captures the smallest missing graph."""
-        shape = self.graphs.missing if self.graphs is not None else None
-        if shape is not None:
-            self._capture(shape)
-        return shape is not None
+        """See `Launch`."""
+        return self.captures.next()
 
     @property
     def capture_wait(self) -> float:
         """See `Launch`."""
-        return 0.0 if self.graphs is None else self.graphs.wait
+        return self.captures.wait
 
     @property
     def can_capture(self) -> bool:
         """See `Launch`."""
-        return self.graphs is not None and self.graphs.missing is not None
-
-    def _capture(self, shape: StepShape) -> None:
-        assert self.graphs is not None
-        self._ring.drain()
-        stage = f"CUDA graph for {shape.tokens} {'mixed tokens' if shape.listed else 'sequences'}"
-        self._report(stage, 0, 1)
-        self.graphs.capture(shape)
-        self._report(stage, 1, 1)
+        return self.captures.has_more
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -244,9 +130,7 @@ class LaunchedSteps:
         self.program.adapters = table.weights
         if table.weights.by_torch:
             # Each such graph would hold launches for all places, hundreds a layer.
-            self._graph_adapters = 0
-            if self.graphs is not None:
-                self.graphs.shapes = [shape for shape in self.graphs.shapes if not shape.lora_tiles]
+            self.captures.without_adapters()
 
     def trial(self) -> contextlib.AbstractContextManager[None]:
         """See `Launch`."""
@@ -316,7 +200,7 @@ class LaunchedSteps:
         for overdue in graphs.overdue(plan.facts):
             if graphs.failure or graphs.wait:
                 break
-            self._capture(overdue)
+            self.captures.capture(overdue)
         return self._put(batch, plan, graphs.find(plan.facts))
 
     def _launch_again(self, batch: UnifiedBatch, last: RepeatedStep) -> PendingStep:
@@ -325,7 +209,7 @@ class LaunchedSteps:
         if last.shaped:
             self._prepare_again(batch, last)
         last.move(batch, self._blocks, self.runner.cache.block_size)
-        buffer = self._send(batch, last.shape, last.logprobs, last.write, last.graph)
+        buffer = self.queue.send(batch, last.shape, last.logprobs, last.write, last.graph)
         record = None
         if last.shaped:
             items = last.following(self.shaped)
@@ -363,7 +247,7 @@ class LaunchedSteps:
         def compute(words: torch.Tensor) -> None:
             self._launch_calls(words, shape, plan)
 
-        buffer = self._send(batch, shape, logprobs, write, captured[1] if captured else compute)
+        buffer = self.queue.send(batch, shape, logprobs, write, captured[1] if captured else compute)
         if captured and self._can_repeat(shape, plan):
             order, shaped = plan.order, bool((self.shaped.row_of[batch.slots] >= 0).any())
             self._last = RepeatedStep(
@@ -381,68 +265,6 @@ class LaunchedSteps:
         facts = plan.facts
         alike = not shape.listed and facts.samples == facts.decodes == facts.items
         return alike and self.graphs.settled(facts)
-
-    def _send(
-        self, batch: UnifiedBatch, shape: StepShape, logprobs: LogprobRows | None, write: Callable[[np.ndarray], None],
-        compute: Graph | Callable[[torch.Tensor], None],
-    ) -> StepBuffer:  # fmt: skip
-        """Write a step to host memory and launch it. `compute`: the graph to replay, or the function that launches calls over
-        the packed step."""
-        changes = [(one.tensor, *one.unsent()) for one in (self._tables, self.shaped.sending)]
-        tail = Tail(num_words(shape), changes, None if logprobs is None else logprobs.rows)
-        buffer = self._ring.take()
-        buffer.fit(tail.end)
-        write(buffer.words)
-        tail.write(buffer.words)
-        if self.graphs is not None:
-            self.graphs.in_step = True
-        try:
-            with self.queueing():
-                self._queue(batch, shape, logprobs, compute, tail, buffer)
-        except BaseException:
-            # Where it failed half-way its copy may be queued: the old mark would say that the buffer is free.
-            with contextlib.suppress(RuntimeError):  # on a device that is lost nothing can be recorded
-                buffer.event.record()
-            raise
-        finally:
-            if self.graphs is not None:
-                self.graphs.in_step = False
-        buffer.event.record()
-        return buffer
-
-    def _queue(
-        self, batch: UnifiedBatch, shape: StepShape, logprobs: LogprobRows | None,
-        compute: Graph | Callable[[torch.Tensor], None], tail: Tail, buffer: StepBuffer,
-    ) -> None:  # fmt: skip
-        """Queue all of a step's work on the device, from copy to copy."""
-        static, begin, end = self.program.inputs, num_words(shape), tail.end
-        inputs = static if end <= len(static) else retried(self._memory, lambda: self._room(end))
-        with self.runner.ranges("copy in"):
-            inputs[:end].copy_(buffer.tensor[:end], non_blocking=True)
-        if inputs is not static and not callable(compute):
-            static[:begin].copy_(inputs[:begin])
-        self.shaped.sending.clean()
-        tail.apply(inputs)
-        self._tables.sent()
-        self.shaped.sending.sent()
-        self.runner.cache.copy_blocks(batch.block_copies)
-        if callable(compute):
-            compute(inputs[:begin])
-        else:
-            self.runner.forwards += 1
-            with self.runner.ranges("replay"):
-                compute.replay()
-        results = result_words(shape.samples)
-        with self.runner.ranges("copy out"):
-            buffer.result[:results].copy_(self.program.result[:results], non_blocking=True)
-        if logprobs is not None:
-            rows = tail.rows(inputs)
-            more = retried(self._memory, lambda: self.program.described(shape, rows, logprobs.most))
-            buffer.fit_more(logprobs.words).copy_(more.view(-1), non_blocking=True)
-
-    def _room(self, words: int) -> torch.Tensor:
-        """Return memory on the device for a step with a longer tail than `program.inputs` has room for."""
-        return torch.empty(words, dtype=torch.int32, device=self.runner.device)
 
     def _recorder_for(self, slots: np.ndarray, positions: np.ndarray) -> Callable[[np.ndarray], None] | None:
         """Return the function that receives the tokens sampled for `slots` at `positions` int64; None if they are not

@@ -46,7 +46,7 @@ def executor_error(error: BaseException) -> ExecutorError:
     # Of other kinds, a text may quote what a client wrote.
     is_lost_device = isinstance(error, RuntimeError) and _LOST_DEVICE.search(str(error)) is not None
     if is_lost_device or type(error).__name__ == "AcceleratorError":
-        return ExecutorDied(message)
+        return ExecutorDied(message, "device")
     return StepFailed(message)
 
 

@@ -93,7 +93,6 @@ class LlmExecutor(BatchModelExecutor):
     """Name in the executor registry."""
     family: ClassVar[str | None] = None
     """The only model family that it runs; None for all."""
-    """What computes the forwards."""
 
     def __init__(
         self, model: DecoderOnlyLLM | None, info: ModelInfo | None, config: ExecutorConfig | None = None,
@@ -296,7 +295,8 @@ class LlmExecutor(BatchModelExecutor):
         if self._loss_reason:
             raise DeviceLost(
                 f"{self._loss_reason}; a process that has lost its device cannot use it again: with --executor-mode process the "
-                "executor is started anew in another one"
+                "executor is started anew in another one",
+                "device",
             )
         await self._steps.settled()
         self._ready().unified.states.clear()
@@ -314,7 +314,7 @@ class LlmExecutor(BatchModelExecutor):
         """Mark the executor busy and translate torch's exceptions into those of the contract. Raises ExecutorDied, now and later,
         where the device is lost."""
         if self._loss_reason:
-            raise ExecutorDied(self._loss_reason)
+            raise ExecutorDied(self._loss_reason, "device")
         self._state, self._calls = ExecutorState.BUSY, self._calls + 1
         self._stats.current_batch_size = batch_size
         try:

@@ -253,7 +253,7 @@ class RankProcesses:
             return
         # A rank that lost its connection to another one dies of that; the other rank's death is the cause.
         for other, life in enumerate(self._ranks):
-            if other != rank and death.cause in ("exit", "closed", "load"):
+            if other != rank and death.cause in ("exit", "closed", "load", "device"):
                 life.look()
             if self.death is not None:
                 return

@@ -277,9 +277,9 @@ class Life:
             self.kill("closed", f"answered call {answer.call}, which was not its turn")
             return
         error = from_kind(answer.kind, answer.message) if isinstance(answer, Failed) else None
-        if isinstance(error, ExecutorDied):
+        if isinstance(answer, Failed) and isinstance(error, ExecutorDied):
             # It gave itself up: the verdict answers this call and those after it.
-            self.kill("exit", str(error))
+            self.kill(answer.cause, str(error))
             return
         waiting = self._waiting.popleft()
         self._watch.answered(now, answer.seconds, step=isinstance(answer, StepDone))
@@ -324,7 +324,7 @@ class Life:
         elif status == EXIT_MEMORY:
             self.kill("memory", "ended itself at its container's memory limit")
         elif status == EXIT_DEVICE:
-            self.kill("exit", "ended itself because its device was lost")
+            self.kill("device", "ended itself because its device was lost")
         else:
             self.kill("exit", f"ended with exit code {status}")
         self._ticker.cancel()

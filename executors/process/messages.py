@@ -48,6 +48,9 @@ EXIT_MEMORY = 4
 EXIT_DEVICE = 5
 """Exit code of an executor process that ended itself because its device was lost while no call computed."""
 
+OWN_CAUSES = ("exit", "hang", "device")
+"""Causes of death that an executor can name itself. Any other is reported as exit: a metric has a label for each."""
+
 Array = np.ndarray  # on the wire always of one dimension; its dtype travels with it
 
 # -- server -> executor --------------------------------------------------------------------------------------------------
@@ -288,6 +291,8 @@ class Failed(msgspec.Struct, tag=11, array_like=True):
     seconds: float
     kind: str
     message: str
+    cause: str = "exit"
+    """The cause of an `ExecutorDied`."""
 
 
 class Prepared(msgspec.Struct, tag=12, array_like=True):

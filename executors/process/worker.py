@@ -148,7 +148,7 @@ class Worker:
             answer = self._own(await _run(self._guard, step))
         except (Exception, asyncio.CancelledError) as error:
             failure = typed(error)
-            answer = m.Failed(step.call, 0.0, failure.kind, _text(str(failure)))
+            answer = _failed(step.call, 0.0, failure)
         if before is not None:
             await asyncio.wait((before,))
         try:
@@ -157,7 +157,7 @@ class Worker:
             self._send(answer)
         except WireError as error:
             failure = typed(error)
-            self._send(m.Failed(step.call, answer.seconds, failure.kind, _text(str(failure))))
+            self._send(_failed(step.call, answer.seconds, failure))
         finally:
             if failure is not None:
                 self._guard.failed(failure)
@@ -186,7 +186,7 @@ class Worker:
             failure = typed(error)
             if isinstance(call, m.Step):
                 self._guard.failed(failure)
-            self._send(m.Failed(call.call, time.monotonic() - began, failure.kind, _text(str(failure))))
+            self._send(_failed(call.call, time.monotonic() - began, failure))
             return not isinstance(failure, ExecutorDied)
         finally:
             self._running_since = None
@@ -290,6 +290,13 @@ async def _run(guard: StepGuard, call: m.Call) -> m.Answer:
         case m.BeginEpoch():
             await guard.begin_epoch(call.epoch)
     return m.Done(number, 0.0)
+
+
+def _failed(call: int, seconds: float, failure: ExecutorError) -> m.Failed:
+    answer = m.Failed(call, seconds, failure.kind, _text(str(failure)))
+    if isinstance(failure, ExecutorDied) and failure.cause in m.OWN_CAUSES:
+        answer.cause = failure.cause
+    return answer
 
 
 def _facts(executor: ModelExecutor) -> m.Ready:

@@ -46,7 +46,7 @@ _E2E_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640, 
 _PART_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
 _TOKEN_BUCKETS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 
-_RESTART_CAUSES = ("exit", "signal", "closed", "hang", "load", "memory")
+_RESTART_CAUSES = ("exit", "signal", "closed", "hang", "load", "memory", "device")
 """All values of `ExecutorDied.cause`."""
 
 

@@ -164,7 +164,9 @@ class PendingSteps:
             if waited > limit and patience is not None:
                 limit = max(PATIENCE_S, patience())
                 if waited > limit:
-                    raise ExecutorDied(f"a step took the device longer than its deadline of {limit:.1f} s")
+                    raise ExecutorDied(
+                        f"a step took the device longer than its deadline of {limit:.1f} s", "hang"
+                    )
             nap = _LATE * waited
             if nap >= _NAP_S:
                 await asyncio.sleep(_NAP_S)

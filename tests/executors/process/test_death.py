@@ -88,7 +88,7 @@ async def test_a_kill_on_request_is_noticed_like_any_other(remote: Make) -> None
     [
         (stub.EXIT, "exit", "exit code 9"),
         (stub.DIE, "exit", "gave up"),
-        (stub.CUDA, "exit", "CUDA error: an illegal memory access"),
+        (stub.CUDA, "device", "CUDA error: an illegal memory access"),
     ],
 )
 async def test_a_child_that_gives_up(remote: Make, action: int, cause: str, message: str) -> None:
@@ -111,9 +111,9 @@ async def test_a_device_that_is_lost_beside_steps_ends_the_child(remote: Make) -
     with contextlib.suppress(ExecutorDied):  # a snapshot may follow the very answer
         await executor.unified_decode(step(stub.LOSE))
     death = await asyncio.wait_for(watching, 20)
-    assert death is not None and death.cause == "exit" and "its device was lost" in str(death)
+    assert death is not None and death.cause == "device" and "its device was lost" in str(death)
     await revived(executor)
-    assert executor.restarts == {"exit": 1}
+    assert executor.restarts == {"device": 1}
 
 
 @pytest.mark.long(every=2)
@@ -266,7 +266,7 @@ def talking(code: str) -> "list[str]":
             "answered call 1, which was not its turn",
         ),
         ("s.close(); time.sleep(60)", "closed its socket"),
-        ("sys.exit(5)", "ended with exit code 5"),
+        ("sys.exit(6)", "ended with exit code 6"),
     ],
 )
 async def test_garbage_is_a_death_and_no_hang(remote: Make, code: str, message: str) -> None:

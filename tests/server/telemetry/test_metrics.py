@@ -86,8 +86,8 @@ async def test_snapshot_names_leave_the_reserved_suffixes_alone(house: House) ->
 
 async def test_restart_causes_are_there_from_the_start(house: House) -> None:
     found = await samples(house)
-    causes = ("exit", "signal", "closed", "hang", "load")
-    assert [found["cohort_executor_restarts_total", f"cause={cause}"] for cause in causes] == [0] * 5
+    causes = ("exit", "signal", "closed", "hang", "load", "memory", "device")
+    assert [found["cohort_executor_restarts_total", f"cause={cause}"] for cause in causes] == [0] * 7
 
 
 async def test_observer(house: House) -> None:

@@ -120,8 +120,9 @@ PACE = Pace(3e-6, ((1, 0.001), (256, 0.006)))
 def hung_after(monkeypatch: pytest.MonkeyPatch, batch: UnifiedBatch, pace: Pace = PACE) -> float:
     """Seconds after which a step that never ends is given up."""
     clock = Clock(monkeypatch)
-    with pytest.raises(ExecutorDied, match="longer than its deadline"):
+    with pytest.raises(ExecutorDied, match="longer than its deadline") as death:
         asyncio.run(PendingSteps(clock).run(Driven, lambda: None, lambda: patience(pace, batch)))
+    assert death.value.cause == "hang"
     return clock.now - 100.0
 
 

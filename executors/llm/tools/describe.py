@@ -119,7 +119,7 @@ def describe(config: ExecutorConfig, memory: int | None = None) -> dict[str, Any
         ],
         "memory": _least_memory(config, parts or [sketch], memory),
         "max_num_seqs": config.max_num_seqs,
-        "max_num_batched_tokens": config.max_num_batched_tokens,
+        "max_num_batched_tokens": _most_tokens(config, device),
         # A host's limits follow its threads when it serves.
         "limits": sizing.limits_note(initial, config, device_of(device))
         if device_of(device).batch_limits
@@ -171,6 +171,13 @@ def _sized(config: ExecutorConfig, parts: list[LoadedModel], memory: int | None)
     least = min(parts, key=lambda part: free_after_loading(config, part, memory)[0])
     free = free_after_loading(config, least, memory)[0] + graph_bytes(config)
     return sizing.fitting(config, least, free, device, graph_bytes)
+
+
+def _most_tokens(config: ExecutorConfig, device: torch.device) -> int:
+    """Return the tokens of the largest step; a host's follow its threads."""
+    own = device_of(device)
+    chosen = config if own.batch_limits else sizing.suited(config, own)
+    return chosen.max_num_batched_tokens
 
 
 def _least_memory(config: ExecutorConfig, parts: list[LoadedModel], memory: int | None) -> dict[str, Any]:

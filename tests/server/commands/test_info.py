@@ -13,7 +13,13 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from engine.text.tokenizer import Tokenizer
-from executors.contract import ConfigError, ExecutorConfig, ExecutorMemoryConfig, OptimizationConfig
+from executors.contract import (
+    BATCH_LIMITS,
+    ConfigError,
+    ExecutorConfig,
+    ExecutorMemoryConfig,
+    OptimizationConfig,
+)
 from executors.llm.executor import LlmExecutor
 from executors.llm.memory import kv_cache
 from executors.llm.memory.cgroup import MemoryLimit
@@ -37,6 +43,20 @@ def config(model: Path, **changes: Any) -> ExecutorConfig:
         "llm", str(model), max_num_seqs=8, max_num_batched_tokens=64, device="cpu",
         optimization=OptimizationConfig(num_threads=1), **changes,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "tokens"), [((), 64), (BATCH_LIMITS, 1024)], ids=["set", "default"])
+async def test_the_largest_step_is_the_executors(tmp_path: Path, given: tuple[str, ...], tokens: int) -> None:
+    """By default it follows the host's threads."""
+    build("olmo2", tmp_path)
+    threads, most = OptimizationConfig(num_threads=2), 2048 if given else 64
+    chosen = replace(
+        config(tmp_path), default_limits=given, max_num_batched_tokens=most, optimization=threads
+    )
+    real = LlmExecutor.from_config(chosen)
+    await real.warmup()
+    assert describe.describe(chosen)["max_num_batched_tokens"] == tokens
+    assert real.capabilities().max_batched_tokens == tokens
 
 
 async def loaded(chosen: ExecutorConfig) -> Any:

@@ -60,8 +60,8 @@ class Skipped(ExecutorError):
 
 
 class ExecutorDied(ExecutorError):
-    """The executor process is gone (exit, signal, closed socket, hang). `cause` is a short label for metrics: exit, signal, closed,
-    hang, load, memory or device."""
+    """The executor process is gone (exit, signal, closed socket, hang). `cause` is a short label for metrics: exit, signal,
+    closed, hang, load, memory or device."""
 
     kind = "executor_died"
 

@@ -11,6 +11,7 @@ _LABELS = {
     "loading": "loading the executor",
     "weights": "loading weights",
     "dummy weights": "loading dummy weights",
+    "KV cache": "allocating the KV cache",
     "warmup": "warming up",
 }
 """Texts by the executor's names of its stages; other stages are their own text."""

@@ -37,6 +37,7 @@ def _in_force(state: ServerState) -> dict[str, Any] | None:
         return None
     try:
         layout = core.executor.kv_layout()
+        most = core.executor.capabilities().max_batch_size
     except NotReady:
         return None
     return {
@@ -48,6 +49,7 @@ def _in_force(state: ServerState) -> dict[str, Any] | None:
         "quantization": model.info.quantization,
         "max_model_len": model.max_model_len,
         "scheduling_policy": state.settings.policy,
+        "step_sequences": min(most, state.settings.max_num_seqs or most),
         "step_tokens": core.stats().step_tokens,
         "block_size": layout.block_size,
         "num_blocks": layout.num_blocks,

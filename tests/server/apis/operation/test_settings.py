@@ -29,7 +29,15 @@ async def test_settings_of_a_server(house: House) -> None:
     assert settings["scheduling_policy"]["value"] is None
     assert body["in_force"]["scheduling_policy"] == "fair", "two keys"
     assert (body["in_force"]["num_blocks"], body["in_force"]["step_tokens"]) == (20, 64)
+    assert body["in_force"]["step_sequences"] == 7, "the executor takes eight"
     json.dumps(body, allow_nan=False)
+
+
+async def test_the_executor_says_how_many_sequences_a_step_has(house: House) -> None:
+    house.state.settings = load({"model": "x"}, {})[0]
+    body = (await house.get("/v1/settings")).json()
+    assert body["settings"]["max_num_seqs"] == {"value": None, "given": False}
+    assert body["in_force"]["step_sequences"] == 8
 
 
 async def test_an_address_shows_no_secret(house: House) -> None:

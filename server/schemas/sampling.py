@@ -189,9 +189,9 @@ class GenerationFields(RequestFields):
     ) = None
     """vLLM: The only token ids that may be generated. Default: all."""
     seed: Seed | None = None
-    """OpenAI: Seed of sampling: the same request with the same seed gets the same answer, on a GPU if the same requests run
-    beside it. Equal prompts in one request get different answers. -1 means no seed. The answer contains the seed that was used.
-    Default: random."""
+    """OpenAI: Seed of sampling: the same request with the same seed gets the same answer if the same requests run
+    beside it, or with `--deterministic`. Equal prompts in one request get different answers. -1 means no seed. The answer
+    contains the seed that was used. Default: random."""
     random_seed: Seed | None = None
     """Mistral: Another name for `seed`. Two different values are an error."""
     speculative: bool | None = None

@@ -247,8 +247,8 @@ class MessagesRequest(RequestFields, MessagesPrompt):
     top_k: Annotated[Integer, Field(ge=-1, le=MAX_TOP_K)] | None = None
     """Anthropic: Sample from this number of likeliest tokens; 0 and -1 mean all. Default: the model's."""
     seed: Annotated[Integer, Field(ge=-(2**63), lt=2**64)] | None = None
-    """OpenAI: Seed of sampling: the same request with the same seed gets the same answer, on a GPU if the same requests run
-    beside it. Default: random."""
+    """OpenAI: Seed of sampling: the same request with the same seed gets the same answer if the same requests run
+    beside it, or with `--deterministic`. Default: random."""
     stream: bool | None = None
     """Anthropic: Whether the answer is sent as server-sent events while it is generated. Default: false."""
 

@@ -42,8 +42,8 @@ class OllamaSettings(WireModel):
     typical_p: Annotated[float, Field(ge=0, le=1)] | None = None
     """Ollama: Probability mass of locally typical sampling; 1 and 0 disable it. Default: the model's."""
     seed: Annotated[Integer, Field(ge=-(2**63), lt=2**64)] | None = _also("seed", "random_seed")
-    """Ollama: Seed of sampling: the same request with the same seed gets the same answer, on a GPU if the same requests run
-    beside it. -1 means no seed. Default: random."""
+    """Ollama: Seed of sampling: the same request with the same seed gets the same answer if the same requests run
+    beside it, or with `--deterministic`. -1 means no seed. Default: random."""
     num_predict: Annotated[Integer, Field(ge=-(2**31), le=MAX_OUTPUT_TOKENS)] | None = _also(
         "num_predict",
         "max_tokens",

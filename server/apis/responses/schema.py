@@ -225,8 +225,8 @@ class ResponsesRequest(RequestFields):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     """OpenAI: Subtracted from the logit of a token once for each time it occurs in the answer. Default: the model's."""
     seed: Annotated[Integer, Field(ge=-(2**63), lt=2**64)] | None = None
-    """vLLM: Seed of sampling: the same request with the same seed gets the same answer, on a GPU if the same requests run beside
-    it. Default: random."""
+    """vLLM: Seed of sampling: the same request with the same seed gets the same answer if the same requests run beside
+    it, or with `--deterministic`. Default: random."""
     top_logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     """OpenAI: Number of alternatives per token. It has an effect only if `include` asks for log probabilities. Default: 0."""
     truncation: Literal["auto", "disabled"] | None = None

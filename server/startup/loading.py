@@ -104,6 +104,9 @@ class LoadingBar:
         with self._lock:
             text = Progress(stage, done, total).label
             self._bar.update(self._task, description=text, completed=done, total=total or None)
+            # A stage of unknown length has no share of the one before it, and the end of a stage is not the start's.
+            task = self._bar.tasks[0]
+            task.total, task.finished_time = total or None, None
 
     def close(self) -> None:
         """Remove the bar from the screen."""

@@ -293,6 +293,18 @@ def test_progress_lines_are_few(capsys: pytest.CaptureFixture[str]) -> None:
     assert "loading weights 0%" in first and "warming up" in second
 
 
+def test_the_bar_goes_on_after_a_stage_has_ended() -> None:
+    """The time does not stand still, and a stage of unknown length shows no share."""
+    bar = loading.LoadingBar()
+    try:
+        bar.report("weights", 100, 100)
+        bar.report("checking kernels", 0, 0)
+        task = bar._bar.tasks[0]
+        assert task.total is None and not task.finished
+    finally:
+        bar.close()
+
+
 def test_a_bar_on_a_terminal() -> None:
     bar = loading.LoadingBar()
     bar.report("weights", 5, 10)

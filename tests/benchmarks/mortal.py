@@ -13,7 +13,7 @@ from executors.llm.factory import LlmFactory
 from tests.executors.llm.devices import Device
 from tests.gpu.device_fakes import FakeDevice, FakeDeviceExecutor
 
-CAUSE = "executor_died:exit"
+CAUSE = "executor_died:device"
 
 
 class Mortal(LlmExecutor):

@@ -23,7 +23,7 @@ from benchmarks.gpu.stages import StageLog
 from engine.core.engine import EngineCore
 from tests.gpu import sticky_executor
 
-CAUSES = ("executor_died:exit", "executor_died:signal")
+CAUSES = ("executor_died:device", "executor_died:signal")
 """A process that finds its device lost ends itself. On a device, libraries may abort it before."""
 _PATIENCE = 10.0
 

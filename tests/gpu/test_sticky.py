@@ -39,7 +39,7 @@ def test_streams_go_on_in_a_new_process() -> None:
     found: dict[str, Any] = {}
     sticky.run(Options("cpu", tiny=True), found.update)
     assert (
-        found["causes"] == ["executor_died:exit"] * 2
+        found["causes"] == ["executor_died:device"] * 2
         and found["same_as_undisturbed"] == found["streams"] == 4
     )
     assert found["drawn_the_same"] == found["drawn_again"] > 0

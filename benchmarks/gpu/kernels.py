@@ -110,8 +110,8 @@ class Bench:
         self.found({"kernels": self.rows})
 
 
-def run(options: Options, found: Found) -> None:
-    """What is measured first matters most."""
+def prepared(options: Options, found: Found) -> Bench:
+    """Measure the device's limits, and return where to time kernels."""
     device = torch.device(options.device)
     if device.type == "cpu":
         interpreted.prepare()
@@ -119,14 +119,20 @@ def run(options: Options, found: Found) -> None:
     found(limits.figures)
     # The interpreter computes products of bf16 operands wrongly.
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    bench = Bench(device, dtype, limits, options.tiny, found)
+    return Bench(device, dtype, limits, options.tiny, found)
+
+
+def run(options: Options, found: Found) -> None:
+    """What is measured first matters most."""
+    bench = prepared(options, found)
+    device = bench.device
     with torch.inference_mode():
         broken = _attention(bench)
         _fused(bench)
         _products(bench)
         _few_rows(bench)
         _stored(bench)
-        check_sampling.measure(device, dtype, options.tiny, limits, bench.put)
+        check_sampling.measure(device, bench.dtype, options.tiny, bench.limits, bench.put)
     if broken:
         raise broken
 

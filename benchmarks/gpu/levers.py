@@ -18,10 +18,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu import chain, extend, interpreted, weights
-from benchmarks.gpu.kernels import Bench
+from benchmarks.gpu import chain, extend, weights
+from benchmarks.gpu.kernels import Bench, prepared
 from benchmarks.gpu.part import LIMIT, Failed, Found, Options
-from benchmarks.gpu.timing import measure_limits
 
 MOST_SHARE = 1.15
 """Of a measured limit: above it a time is wrong, or the limit is. Reading alone is up to a tenth faster than copying."""
@@ -41,14 +40,8 @@ def run(options: Options, found: Found) -> None:
     """See the module. Failed names every section that failed, and every rate that no device has."""
     began = time.monotonic()
     limit = float(os.environ.get(LIMIT, "0")) or float("inf")
-    device = torch.device(options.device)
-    if device.type == "cpu":
-        interpreted.prepare()
-    limits = measure_limits(device, options.tiny)
-    found(limits.figures)
-    # The interpreter computes products of bf16 operands wrongly.
-    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    bench = Bench(device, dtype, limits, options.tiny, found)
+    bench = prepared(options, found)
+    device = bench.device
     seconds: dict[str, float] = {}
     wrong: list[str] = []
     with torch.inference_mode():

@@ -116,7 +116,7 @@ def _answer(marks: Marks, replays: Replays) -> None:
             answer: Any = marks.watched(wish["seconds"])
         else:
             replays.asked = wish["rows"], wish["replays"]
-            # Another wish means that nobody waits for this one any more.
+            # Another wish means that the caller of this one has given up.
             while (
                 (answer := replays.seconds_each()) is None and folder.exists() and not (folder / ASK).exists()
             ):

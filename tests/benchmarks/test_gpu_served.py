@@ -100,7 +100,7 @@ def test_replays_are_those_of_the_step_that_was_asked_for() -> None:
     replays, graph = replayed.Replays(HostEvent), Graph()
     one, two = decode_shapes(2)
     replays.after(one, graph)
-    assert replays.seconds_each() is None and not graph.replays, "nobody asked"
+    assert replays.seconds_each() is None and not graph.replays, "no replay was asked for"
     replays.asked = two.tokens, 7
     replays.after(one, graph)
     replays.after(two, lambda words: None)  # launched call by call

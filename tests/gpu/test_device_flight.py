@@ -192,7 +192,7 @@ async def test_a_cancelled_caller_leaves_no_buffer_behind(path: Path, left: tupl
 
 
 async def test_a_penalty_counts_a_token_whose_caller_left(path: Path) -> None:
-    """The step's results are recorded though nobody hears of them: later tokens of the sequence depend on them."""
+    """The step's results are recorded though its caller has left: later tokens of the sequence depend on them."""
     settings = SamplingParams(temperature=0.7, seed=3, repetition_penalty=1.7, presence_penalty=1.0)
     executor, plain = await faked(path, lateness=50), Driver(await start(path))
     (expected,) = await plain.generate([plain.add([1, 2, 3], settings)], 6)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from executors.contract.config import (
 )
 from executors.kernels import triton_build
 from executors.kernels.lora_tiles import FEW_ROWS, LoraMatrix, LoraTiles, tile_rows
-from executors.kernels.triton import lora, tuning
+from executors.kernels.triton import lora
 from executors.kernels.triton.lora import splits_of
 from executors.llm.executor import LlmExecutor, LlmLoraExecutor
 from executors.llm.kernel_support import kernel_check
@@ -61,7 +61,7 @@ from tests.executors.llm.test_conformance import write_adapters
 from tests.executors.lora.peft_files import write_peft
 from tests.gpu.device_fakes import FakeDevice, FakeDeviceExecutor
 from tests.gpu.test_executor import FAMILIES
-from tests.gpu.test_stored import CONFIG, FORMATS
+from tests.gpu.test_stored import CONFIG, FORMATS, large_tiles  # noqa: F401 (a fixture)
 from tests.gpu.workloads import SMALL
 from tests.tiers import sweep
 
@@ -104,19 +104,6 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the kernels compute is computed by torch: interpreted they take most of a test's time."""
     if DEVICE.type == "cpu":
         monkeypatch.setattr(lora, "add_lora", lambda *given: add_by_torch(*given))
-
-
-@pytest.fixture
-def large_tiles() -> Iterator[None]:
-    """The interpreter takes its time for each program of the products with stored weights, however small."""
-    keys: list[tuning.Key] = [
-        ("stored_row", "", "plain"),
-        ("stored_row", "", "table"),
-        ("stored_widen", "", ""),
-    ]
-    wide = {key: replace(tuning.choose(*key), outputs=128) for key in keys}
-    with tuning.trying(wide if DEVICE.type == "cpu" else {}):
-        yield
 
 
 def linears(path: Path) -> dict[str, tuple[int, int]]:

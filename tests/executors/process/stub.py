@@ -73,7 +73,7 @@ class Stub(BatchModelExecutor):
         """Whether it misbehaves: with the option `rank`, that rank alone does."""
         self.log: list[str] = []
         self.lost = False
-        """Whether its device says so from now on, to whoever asks."""
+        """Whether its device says so from now on, in each answer."""
         self.report: ProgressCallback = lambda stage, done, total: None
 
     def set_progress(self, report: ProgressCallback) -> None:

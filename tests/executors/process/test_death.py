@@ -103,7 +103,7 @@ async def test_a_child_that_gives_up(remote: Make, action: int, cause: str, mess
 
 
 async def test_a_device_that_is_lost_beside_steps_ends_the_child(remote: Make) -> None:
-    """The thread of the heartbeat meets the error first, when it asks for figures; nobody asks for a step."""
+    """The thread of the heartbeat meets the error first, when it asks for figures; no step is asked for."""
     deaths: list[ExecutorDied] = []
     executor = remote(limits=QUICK, on_death=deaths.append)
     await executor.warmup()

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import tempfile
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,12 @@ atexit.register(shutil.rmtree, os.environ["XDG_RUNTIME_DIR"], ignore_errors=True
 # The time-out per test is pytest's; the examples are the same in every run.
 settings.register_profile("cohort", deadline=None, derandomize=True)
 settings.load_profile("cohort")
+
+
+# asyncio reports a failed task when it is collected, and the carets of the report's traceback take `ast.parse`. Where that comes
+# in the middle of another `ast.parse`, of whatever test, CPython 3.11 raises a SystemError (gh-106905).
+if hasattr(traceback, "_extract_caret_anchors_from_line_segment"):
+    traceback._extract_caret_anchors_from_line_segment = lambda _: None
 
 
 @pytest.fixture(autouse=True)

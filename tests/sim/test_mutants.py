@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import logging
-from collections.abc import Iterator
 
 import pytest
 
@@ -21,14 +19,6 @@ FIRST = {
     "read_in_the_same_step": 40,
 }
 """Seeds to begin with for what takes long to find from 0 on."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _collected() -> Iterator[None]:
-    """Collect the tasks that failed by a mistake. Python logs such a task when it is collected; CPython 3.11 fails if that
-    comes in the middle of `ast.parse`, of any later test."""
-    yield
-    gc.collect()
 
 
 @pytest.mark.long(every=5)

@@ -37,7 +37,7 @@ class Successor(BatchModelExecutor):
         return ExecutorMetrics()  # SamplingWrapper counts the steps
 
     def kv_layout(self) -> KvLayout:
-        return KvLayout(block_size=16, num_blocks=0, bytes_per_block=0)  # no blocks: we own our KV
+        return KvLayout(block_size=16)  # no blocks: we own our KV
 
     def slot_table(self) -> SlotTable:
         return self.table

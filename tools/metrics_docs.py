@@ -129,7 +129,7 @@ def exported() -> Metrics:
 
 class _Core:
     executor = SimpleNamespace(
-        kv_layout=lambda: KvLayout(16, 1, 1),
+        kv_layout=lambda: KvLayout.of(16, 1, 1),
         snapshot_age=lambda: 0.0,
         status=lambda: SimpleNamespace(memory=ExecutorMemoryUsage(0, 0, 0, 0)),
         cache_metrics_snapshot=lambda: None,

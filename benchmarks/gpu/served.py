@@ -206,7 +206,7 @@ async def _e4m3(options: Options, found: Found) -> None:
     found({"kv_cache_dtype": dtype})
     async with started(options, found, dtype) as (stages, _):
         layout = stages.executor.kv_layout()
-        check_small_keys(layout.bytes_per_block / layout.block_size, stages.shape, found)
+        check_small_keys(layout.num_bytes / layout.capacity_tokens, stages.shape, found)
         await stages.run("offline", 40.0, lambda stages: offline(stages, rounds=2, kv_bytes=0.5))
         stages.end()
 

@@ -47,7 +47,7 @@ class Sequences:
         self.running: dict[Sequence, None] = {}
         self.by_step: dict[int, list[Sequence]] = {}
         self.suspects: dict[Sequence, None] = {}
-        paged = kv.layout.num_blocks > 0
+        paged = kv.layout.paged
         waiting.open(num_slots, paged, kv.layout.capacity_tokens if paged else math.inf)
         self._free_slots = deque(range(num_slots))
         self._num_spared = 0

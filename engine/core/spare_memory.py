@@ -24,7 +24,7 @@ _BETWEEN_S = 0.02
 class SpareMemory:
     """Tells the executor which free blocks need no memory. Used by the loop task only.
 
-    Does nothing where the executor does not give memory back (`KvLayout.blocks_per_span` 0).
+    Does nothing where the executor does not give memory back (`KvGroup.blocks_per_span` 0).
     """
 
     def __init__(
@@ -36,14 +36,15 @@ class SpareMemory:
         self._kv = kv
         self._clock = clock
         self._round = config.give_back_unused_after / ROUNDS
-        self._active = layout.blocks_per_span > 0
+        self._active = layout.on_demand
         if self._active:
-            bytes_per_block = max(1, layout.bytes_per_block)
+            group = layout.groups[0]
+            bytes_per_block = max(1, group.bytes_per_block)
             keep_bytes = config.kept_kv_bytes
             if keep_bytes is None:
                 keep_bytes = max(LEAST_KEPT_BYTES, needs.parameter_memory)
             self._keep = keep_bytes // bytes_per_block
-            self._piece = max(1, _PIECE_BYTES // (bytes_per_block * layout.blocks_per_span))
+            self._piece = max(1, _PIECE_BYTES // (bytes_per_block * group.blocks_per_span))
         self._due = clock() + self._round
 
     def look(self) -> None:

@@ -27,7 +27,7 @@ class BlockPool:
     """
 
     def __init__(self, num_blocks: int, blocks_per_span: int = 0) -> None:
-        """`blocks_per_span`: number of consecutive blocks whose memory is released together, see `KvLayout`; 0: never."""
+        """`blocks_per_span`: number of consecutive blocks whose memory is released together, see `KvGroup`; 0: never."""
         self.num_blocks = num_blocks
         self.blocks_per_span = blocks_per_span
         # Free blocks that were used before. A linked list with O(1) removal anywhere, which a prefix hit needs.

@@ -41,15 +41,16 @@ MISS = Hit([], 0)
 class KvCacheManager:
     """Grows, shares and frees block tables; collects the changes for the next step.
 
-    Decides on `Sequence.block_table` and `.block_keys`. With an executor that owns its KV (`num_blocks == 0`)
+    Decides on `Sequence.block_table` and `.block_keys`. With an executor that owns its KV (a layout without groups)
     every table stays empty, every request for room succeeds, and nothing is shared.
     """
 
     def __init__(self, layout: KvLayout, model: str = "", prefix_caching: bool = True) -> None:
         self.layout = layout
-        self.pool = BlockPool(layout.num_blocks, layout.blocks_per_span)
+        group = layout.groups[0] if layout.paged else None
+        self.pool = BlockPool(group.num_blocks, group.blocks_per_span) if group else BlockPool(0)
         self.cache = PrefixCache()
-        self.prefix_caching = prefix_caching and layout.num_blocks > 0 and layout.state is None
+        self.prefix_caching = prefix_caching and layout.paged and layout.state is None
         self._model = model
         self._grown: list[tuple[int, int, list[int]]] = []
         self._copies: list[tuple[int, int]] = []
@@ -61,7 +62,7 @@ class KvCacheManager:
 
     def blocks_for(self, num_tokens: int) -> int:
         """Number of blocks that hold this many tokens."""
-        return -(-num_tokens // self.layout.block_size) if self.layout.num_blocks else 0
+        return -(-num_tokens // self.layout.block_size) if self.layout.paged else 0
 
     # -- tables --------------------------------------------------------------------------------------------------------
 
@@ -84,14 +85,14 @@ class KvCacheManager:
     def _prepared(self, seq: Sequence) -> None:
         """Record how far the sequence can grow in its blocks, before the next one is full."""
         size = self.layout.block_size
-        end = len(seq.block_table) * size if self.layout.num_blocks else sys.maxsize
+        end = len(seq.block_table) * size if self.layout.paged else sys.maxsize
         if self.prefix_caching:
             end = min(end, (seq.num_keyed_blocks + 1) * size - 1)
         seq.prepare(end)
 
     def room(self, seq: Sequence, kept_blocks: int) -> int:
         """Tokens by which the sequence can grow in its own blocks and in free ones, except `kept_blocks` of the latter."""
-        if not self.layout.num_blocks:
+        if not self.layout.paged:
             return seq.num_to_generate + seq.num_uncomputed_tokens
         blocks = len(seq.block_table) + max(0, self.pool.num_free - kept_blocks)
         return blocks * self.layout.block_size - seq.num_computed_tokens
@@ -115,7 +116,7 @@ class KvCacheManager:
 
         At least one token is always left to compute, because it gives the logits.
         """
-        if not self.layout.num_blocks or self.layout.state is not None or seq.alone or seq.needs_whole_prompt:
+        if not self.layout.paged or self.layout.state is not None or seq.alone or seq.needs_whole_prompt:
             return MISS
         forked = self._find_sibling(seq)
         if forked is not None:

@@ -33,7 +33,7 @@ class Admission:
         self.max_queued_tokens = config.max_queued_tokens
         self.max_queue_wait = config.max_queue_wait
         capacities = [info.max_model_len]
-        if kv.layout.num_blocks:
+        if kv.layout.paged:
             capacities.append(kv.layout.capacity_tokens)
         if kv_capacity is not None:
             capacities.append(kv_capacity)

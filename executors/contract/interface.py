@@ -184,7 +184,7 @@ class ModelExecutor(ABC):
         """Allow the executor to return the memory of these KV blocks to the system: they are not read before they are rewritten.
 
         `block_ids` int32 [n], rising. Takes effect between the steps submitted before and those after. Optional, and called
-        only if `kv_layout().blocks_per_span` is above 0; the default keeps the memory.
+        only if the layout is `on_demand`; the default keeps the memory.
         """
 
     # -- verification ------------------------------------------------------------------------------------------------

@@ -222,23 +222,59 @@ class StateLayout:
 
 
 @dataclass(frozen=True, slots=True)
-class KvLayout:
-    """The paged KV memory as the engine accounts for it; fixed after warmup.
+class KvGroup:
+    """Paged KV of layers that keep keys and values of the same tokens, in blocks whose ids begin at 0 in each group."""
 
-    An executor without Paged attention reports `num_blocks == 0`: the engine then keeps no block tables for it.
-    """
-
-    block_size: int
     num_blocks: int
     bytes_per_block: int
-    num_groups: int = 1
+    window: int | None = None
+    """Number of tokens that a token sees, itself included; blocks behind it are not read. None: all tokens before it."""
     blocks_per_span: int = 0
     """Number of consecutive blocks, starting at a multiple of it, whose memory `release_memory` can release together; 0: the
     memory was allocated at the start and is never released."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayout:
+    """The paged KV memory as the engine accounts for it; fixed after warmup.
+
+    An executor without Paged attention has no groups: the engine then keeps no block tables for it. Blocks of all groups hold
+    `block_size` tokens.
+    """
+
+    block_size: int
+    groups: tuple[KvGroup, ...] = ()
     state: StateLayout | None = None
     """States of sequences; None if the model has KV alone."""
 
+    @staticmethod
+    def of(block_size: int, num_blocks: int, bytes_per_block: int, blocks_per_span: int = 0) -> KvLayout:
+        """Return the layout of one group whose tokens see all tokens before them."""
+        return KvLayout(block_size, (KvGroup(num_blocks, bytes_per_block, blocks_per_span=blocks_per_span),))
+
+    @property
+    def paged(self) -> bool:
+        """Whether the engine keeps block tables."""
+        return bool(self.groups)
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of blocks of all groups."""
+        return sum(group.num_blocks for group in self.groups)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all blocks."""
+        return sum(group.num_blocks * group.bytes_per_block for group in self.groups)
+
+    @property
+    def on_demand(self) -> bool:
+        """Whether memory is taken at its first use, and can be released."""
+        return any(group.blocks_per_span for group in self.groups)
+
     @property
     def capacity_tokens(self) -> int:
-        """Tokens that fit when every block is full."""
-        return self.block_size * self.num_blocks
+        """Number of tokens that fit when every block is full; 0 without groups."""
+        full = [group.num_blocks for group in self.groups if group.window is None]
+        blocks = full or [group.num_blocks for group in self.groups]
+        return self.block_size * min(blocks, default=0)

@@ -121,8 +121,8 @@ class ExecutorRuntime:
             "blocks_total": layout.num_blocks,
             "blocks_in_tables": self.blocks_used(),
             "block_size": layout.block_size,
-            "bytes_per_block": layout.bytes_per_block,
-            "bytes_total": layout.num_blocks * layout.bytes_per_block,
+            "bytes_per_block": layout.groups[0].bytes_per_block,
+            "bytes_total": layout.num_bytes,
             "capacity_tokens": layout.capacity_tokens,
             "sequences": len(self.unified.states.slots),
         }
@@ -196,7 +196,7 @@ class ExecutorRuntime:
         """Make the memory of the first blocks resident in a background thread before requests need it. Does nothing if KV
         memory is allocated on demand."""
         cache, kernels = self.runner.cache, kernels_in_use()
-        if self.plan.layout.blocks_per_span or kernels is None or cache.spec.device.type != "cpu":
+        if self.plan.layout.on_demand or kernels is None or cache.spec.device.type != "cpu":
             return
         num_bytes = min(_TOUCH_MOST, cache.num_bytes, memory_limit().available // 4)
         threads = torch.get_num_threads()

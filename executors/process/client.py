@@ -357,11 +357,10 @@ class RemoteExecutor(BatchModelExecutor):
             # Shorter than the model's own where KV allows no more: a pool of given size would refuse that one.
             max_model_len=facts.info.max_model_len,
         )
-        if layout.num_blocks:
+        if layout.paged:
             # The next life gets as many blocks: the engine's accounting, and what was admitted by it, stay valid.
-            size = layout.num_blocks * layout.bytes_per_block
             memory = replace(
-                self.config.memory, kv_cache_memory_bytes=size, kv_on_demand=layout.blocks_per_span > 0
+                self.config.memory, kv_cache_memory_bytes=layout.num_bytes, kv_on_demand=layout.on_demand
             )
             self.config = replace(self.config, memory=memory)
 

@@ -294,11 +294,11 @@ async def declared_facts_agree(kit: Kit) -> None:
     require(
         0 < able.max_sequence_length <= info.max_model_len, "max_sequence_length exceeds the model's context"
     )
+    require(able.paged == layout.paged, f"paged is {able.paged}, there are {len(layout.groups)} groups of KV")
+    require(layout.block_size >= 1, f"{layout}")
     require(
-        able.paged == (layout.num_blocks > 0), f"paged is {able.paged}, there are {layout.num_blocks} blocks"
+        all(one.num_blocks > 0 and one.bytes_per_block > 0 for one in layout.groups), "a block takes no bytes"
     )
-    require(layout.block_size >= 1 and layout.num_groups >= 1, f"{layout}")
-    require(not able.paged or layout.bytes_per_block > 0, "a block takes no bytes")
     require(able.memory.calculate_total_memory(2, 64, info.num_layers) >= 0, f"{able.memory}")
     require(bool(able.dtypes) and bool(able.devices), "no dtype or device is declared")
     require(info.dtype in able.dtypes, f"the model runs in {info.dtype}, declared are {able.dtypes}")

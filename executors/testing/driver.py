@@ -99,8 +99,8 @@ class Driver:
         layout = executor.kv_layout()
         self.executor = executor
         self.epoch = epoch
-        self.paged = layout.num_blocks > 0
-        self.block_size, self.num_groups = layout.block_size, layout.num_groups
+        self.paged = layout.paged
+        self.block_size, self.num_groups = layout.block_size, max(1, len(layout.groups))
         self.free_blocks = list(range(layout.num_blocks))
         self.free_slots = list(range(executor.capabilities().max_batch_size))
         self.live: dict[int, DrivenSequence] = {}

@@ -229,7 +229,7 @@ class StepFeed:
             "version": __version__,
             "model": self._state.names[0],
             "max_model_len": None if model is None else model.max_model_len,
-            "block_size": layout.block_size if layout is not None and layout.num_blocks else None,
+            "block_size": layout.block_size if layout is not None and layout.paged else None,
             "interval": INTERVAL,
             "kill_button": self.kill_button and callable(getattr(executor, "kill", None)),
         }

@@ -66,7 +66,7 @@ class Facts:
 
     @property
     def _kv_bytes(self) -> int:
-        return self.layout.num_blocks * self.layout.bytes_per_block
+        return self.layout.num_bytes
 
     def log(self) -> None:
         """One event in the log."""
@@ -78,9 +78,9 @@ class Facts:
             "formats": _formats(info),
             "device": info.device,
             "context_tokens": self.max_model_len,
-            "kv_tokens": layout.capacity_tokens if layout.num_blocks else None,
+            "kv_tokens": layout.capacity_tokens if layout.paged else None,
             "kv_bytes": self._kv_bytes or None,
-            "kv_memory": _how_taken(layout) if layout.num_blocks else None,
+            "kv_memory": _how_taken(layout) if layout.paged else None,
             "weight_bytes": self.weight_bytes,
             "serves": self._serves or None,
         }
@@ -93,7 +93,7 @@ class Facts:
         """Lines for a terminal, the last of which is a curl command."""
         info, layout = self.info, self.layout
         memory = []
-        if layout.num_blocks:
+        if layout.paged:
             memory = [f"  memory    {_memory(layout, self.weight_bytes, self._kv_bytes)}"]
             blocks = f"{layout.num_blocks:,} blocks of {layout.block_size}"
             capacity = f"{layout.capacity_tokens:,} tokens ({blocks})"
@@ -189,7 +189,7 @@ def _memory(layout: KvLayout, weight_bytes: int, kv_bytes: int) -> str:
 
 
 def _how_taken(layout: KvLayout) -> str:
-    return "taken as it is used" if layout.blocks_per_span else "reserved at the start"
+    return "taken as it is used" if layout.on_demand else "reserved at the start"
 
 
 def _count(number: int) -> str:

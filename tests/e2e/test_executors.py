@@ -51,7 +51,8 @@ def test_what_it_declares_and_how_it_fares(server: ServerProcess) -> None:
     assert (card["id"], card["mode"], [card["pid"]]) == ("qwen3", "process", server.children())
     assert card["info"]["family"] == "qwen3" and card["status"]["is_ready"]
     assert any(note.startswith("steps: at most ") for note in card["status"]["notes"])
-    pool = card["kv_layout"]["num_blocks"] * card["kv_layout"]["bytes_per_block"]
+    [group] = card["kv_layout"]["groups"]
+    pool = group["num_blocks"] * group["bytes_per_block"]
     memory = card["capabilities"]["memory"]
     assert card["cache"]["bytes_total"] == pool
     assert card["status"]["memory"]["allocated_bytes"] == memory["parameter_memory"] + pool

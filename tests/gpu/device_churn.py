@@ -83,7 +83,7 @@ async def device(path: Path, captures: bool) -> FakeDeviceExecutor:
     chosen = config(path, max_num_seqs=SEQS, max_num_batched_tokens=24, max_model_len=64)
     executor = FakeDeviceExecutor.from_config(chosen)
     probe = await start(path)
-    size = BLOCKS * probe.kv_layout().bytes_per_block
+    size = BLOCKS * probe.kv_layout().groups[0].bytes_per_block
     executor.config = replace(chosen, memory=replace(chosen.memory, kv_cache_memory_bytes=size))
     executor.device = FakeDevice(captures=captures)
     await executor.warmup()

@@ -240,7 +240,9 @@ async def test_facts_say_that_there_are_states(toy: Path) -> None:
     executor = await start(toy)
     layout = executor.kv_layout()
     assert layout.state is not None and layout.state.slot_bytes == 2 * HIDDEN * 4
-    assert layout.bytes_per_block == 2 * HEADS * SIZE * 4 * layout.block_size  # of one layer of attention
+    assert (
+        layout.groups[0].bytes_per_block == 2 * HEADS * SIZE * 4 * layout.block_size
+    )  # of one layer of attention
     assert not executor.capabilities().speculative
     assert any("no prefix is shared" in note for note in executor.status().notes)
     needed = executor.capabilities().memory.overhead_memory

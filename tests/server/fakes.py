@@ -232,7 +232,7 @@ class FakeExecutor:
         return 1.25
 
     def kv_layout(self) -> KvLayout:
-        return KvLayout(block_size=16, num_blocks=20, bytes_per_block=1024)
+        return KvLayout.of(block_size=16, num_blocks=20, bytes_per_block=1024)
 
     def capabilities(self) -> ExecutorCapabilities:
         memory = MemoryRequirements(400, 1, 1, 0)

@@ -88,7 +88,7 @@ class DeviceSizing(Generic[T]):
             room = self._look(step)
             allowed = room.for_kv if most is None else min(most, room.for_kv)
             plan = self._plan(allowed, room)
-            size = plan.layout.num_blocks * plan.layout.bytes_per_block
+            size = plan.layout.num_bytes
             executor, why = self._attempt(plan)
             if executor is not None:
                 _log.info("KV pool of %s bytes; %s", f"{size:,}", room)
@@ -109,7 +109,7 @@ class DeviceSizing(Generic[T]):
         as the first."""
         config = self._config
         plan = plan_kv(self._spec, config, self._source.info.max_model_len)
-        self._wait_for(plan.layout.num_blocks * plan.layout.bytes_per_block)
+        self._wait_for(plan.layout.num_bytes)
         for attempt in range(ATTEMPTS):
             if attempt:
                 self._sleep(PAUSE)
@@ -149,7 +149,7 @@ class DeviceSizing(Generic[T]):
         """Measure the bytes that everything but weights and KV takes while the largest steps run. Raises ConfigError."""
         info, config = self._source.info, self._config
         size = config.attention.block_size
-        layout = KvLayout(size, max(1, PROFILE_TOKENS // size), size * self._spec.bytes_per_token())
+        layout = KvLayout.of(size, max(1, PROFILE_TOKENS // size), size * self._spec.bytes_per_token())
         give_back(self._memory)
         before = self._memory.reserved()
         self._memory.reset_peak()
@@ -162,7 +162,7 @@ class DeviceSizing(Generic[T]):
                 f"smaller ones"
             )
         self._close(executor)
-        return max(0, self._memory.peak() - before - layout.num_blocks * layout.bytes_per_block)
+        return max(0, self._memory.peak() - before - layout.num_bytes)
 
     def _look(self, step: int) -> Room:
         give_back(self._memory)

@@ -214,7 +214,7 @@ def plan_kv(
         max_len = per_sequence = fitting * block_size
     num_blocks = min(fitting, config.max_num_seqs * per_sequence)
     span = _blocks_per_span(spec, block_size) if on_demand(spec.device, config) else 0
-    layout = KvLayout(block_size, num_blocks, bytes_per_block, blocks_per_span=span)
+    layout = KvLayout.of(block_size, num_blocks, bytes_per_block, span)
     return KvPlan(layout, max_len, note)
 
 

@@ -193,16 +193,15 @@ class Together:
 
     def plan(self, own: KvPlan) -> KvPlan:
         """See `RankGroup`."""
-        layout = own.layout
-        blocks, length, span = self._met().least(
-            [layout.num_blocks, own.max_model_len, layout.blocks_per_span]
-        )
+        [group] = own.layout.groups
+        blocks, length, span = self._met().least([group.num_blocks, own.max_model_len, group.blocks_per_span])
         # A span that is too short for a page of the system is given back in part; 0 on one rank: memory is taken at once.
-        span = max(span, layout.blocks_per_span) if span else 0
+        span = max(span, group.blocks_per_span) if span else 0
         note = own.note
         if length < own.max_model_len:
             note = f"max_model_len reduced to {length}: another rank has memory for no more"
-        return KvPlan(replace(layout, num_blocks=blocks, blocks_per_span=span), length, note)
+        group = replace(group, num_blocks=blocks, blocks_per_span=span)
+        return KvPlan(replace(own.layout, groups=(group,)), length, note)
 
     def stages(
         self, states: SequenceStates, runner: ModelRunner, intake: HostIntake, memory: DeviceMemory | None

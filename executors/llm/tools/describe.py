@@ -342,16 +342,22 @@ def _memory_facts(config: ExecutorConfig, sketch: LoadedModel, memory: int | Non
         "problem": None,
         "block_size": layout.block_size,
         "num_blocks": layout.num_blocks,
-        "bytes_per_block": layout.bytes_per_block,
+        "bytes_per_block": layout.groups[0].bytes_per_block,
         "capacity_tokens": layout.capacity_tokens,
-        "pool_bytes": layout.num_blocks * layout.bytes_per_block,
+        "pool_bytes": layout.num_bytes,
         # The pool is no larger than max_num_seqs can use; so many full sequences memory would hold.
         "full_sequences_in_memory": allowed
-        // (math.ceil(plan.max_model_len / layout.block_size) * layout.bytes_per_block),
+        // (math.ceil(plan.max_model_len / layout.block_size) * layout.groups[0].bytes_per_block),
         "max_model_len": plan.max_model_len,
         "note": plan.note,
         "sequences": [
-            _row(length, layout.block_size, layout.bytes_per_block, layout.num_blocks, config.max_num_seqs)
+            _row(
+                length,
+                layout.block_size,
+                layout.groups[0].bytes_per_block,
+                layout.num_blocks,
+                config.max_num_seqs,
+            )
             for length in lengths_up_to(plan.max_model_len)
         ],
     }

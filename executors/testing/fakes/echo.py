@@ -39,7 +39,7 @@ class EchoExecutor(FakeServing):
 
     def kv_layout(self) -> KvLayout:
         self._require_warm()
-        return KvLayout(block_size=self.config.attention.block_size, num_blocks=0, bytes_per_block=0)
+        return KvLayout(block_size=self.config.attention.block_size)
 
     def memory(self) -> ExecutorMemoryUsage:
         if not hasattr(self, "_lengths"):

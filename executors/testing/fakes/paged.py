@@ -48,9 +48,7 @@ class PagedFakeExecutor(FakeServing):
     def kv_layout(self) -> KvLayout:
         self._require_warm()
         span = int(self.config.options.get("blocks_per_span", 0))
-        return KvLayout(
-            self.block_size, self.num_blocks, self.block_size * BYTES_PER_TOKEN, blocks_per_span=span
-        )
+        return KvLayout.of(self.block_size, self.num_blocks, self.block_size * BYTES_PER_TOKEN, span)
 
     def memory(self) -> ExecutorMemoryUsage:
         if not hasattr(self, "written"):

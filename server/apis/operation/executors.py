@@ -59,7 +59,11 @@ def _card(name: str, executor: ModelExecutor, notation: Mapping[str, Any]) -> di
         "metrics": _plain(executor.metrics()),
         "cache": _plain(executor.cache_metrics_snapshot()),
         "lora": _plain(executor.lora_metrics_snapshot()),
-        "kv_layout": {**_plain(layout), "capacity_tokens": layout.capacity_tokens},
+        "kv_layout": {
+            **_plain(layout),
+            "num_blocks": layout.num_blocks,
+            "capacity_tokens": layout.capacity_tokens,
+        },
         "kv_capacity": executor.kv_capacity(),
     }
 

@@ -53,5 +53,5 @@ def _in_force(state: ServerState) -> dict[str, Any] | None:
         "step_tokens": core.stats().step_tokens,
         "block_size": layout.block_size,
         "num_blocks": layout.num_blocks,
-        "kv_bytes": layout.num_blocks * layout.bytes_per_block,
+        "kv_bytes": layout.num_bytes,
     }

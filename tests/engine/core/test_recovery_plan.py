@@ -27,7 +27,7 @@ class Clock:
 
 def made(clock: Clock, **config: float) -> tuple[Scheduler, Recovery, Sequence]:
     """A scheduler with one sequence that asks for ten tokens."""
-    scheduler = Scheduler(KvCacheManager(KvLayout(16, 0, 0), "m"), Journal(), 4, 64)
+    scheduler = Scheduler(KvCacheManager(KvLayout(16), "m"), Journal(), 4, 64)
     scheduler.journal.open_epoch()
     seq = Sequence(1, request([1, 2, 3], 10), Mailbox(), 0)
     scheduler.waiting.submit(seq)

@@ -174,7 +174,7 @@ def test_by_itself_it_keeps_as_much_as_the_weights(weights: int, kept: int) -> N
         known = fake.capabilities()
         needs = replace(known.memory, parameter_memory=weights)
         fake.capabilities = lambda: replace(known, memory=needs)  # type: ignore[method-assign]
-        kv = KvCacheManager(KvLayout(16, 100, 1 << 20, blocks_per_span=2))
+        kv = KvCacheManager(KvLayout.of(16, 100, 1 << 20, blocks_per_span=2))
         assert SpareMemory(fake, kv, EngineConfig(), lambda: 0.0)._keep == kept >> 20
 
     run(main())

@@ -57,7 +57,7 @@ def test_an_ended_sequence_that_never_started_teaches_nothing() -> None:
 def test_an_empty_queue_that_is_given_is_used() -> None:
     """An empty queue has no length, which must not be taken for none."""
     queue = WaitingQueue(Fair())
-    scheduler = Scheduler(KvCacheManager(KvLayout(16, 0, 0)), Journal(), 4, 64, waiting=queue)
+    scheduler = Scheduler(KvCacheManager(KvLayout(16)), Journal(), 4, 64, waiting=queue)
     assert scheduler.waiting is queue is scheduler.sequences.waiting and isinstance(queue.policy, Fair)
 
 
@@ -72,7 +72,7 @@ def test_only_tenants_have_a_share_of_a_full_queue(policy: Fair | Priority | Non
 
 def test_a_finished_sequence_leaves_the_queue_of_its_scheduler() -> None:
     queue = WaitingQueue(Fair())
-    scheduler = Scheduler(KvCacheManager(KvLayout(16, 0, 0)), Journal(), 4, 64, waiting=queue)
+    scheduler = Scheduler(KvCacheManager(KvLayout(16)), Journal(), 4, 64, waiting=queue)
     queue.submit(one := seq(1))
     scheduler.sequences.add(one)
     scheduler.sequences.finish(one, FinishReason.ABORT)

@@ -44,7 +44,7 @@ async def test_facts(qwen3):
     assert capabilities.max_batch_size == executor.optimal_batch_size() == 16
     assert executor.supports_batch_size(16) and not executor.supports_batch_size(17)
     # 3 layers, keys and values, 2 heads of 20, 4 bytes.
-    assert layout.bytes_per_block == 3 * 2 * 2 * 20 * 4 * 4
+    assert layout.groups[0].bytes_per_block == 3 * 2 * 2 * 20 * 4 * 4
     assert capabilities.memory.kv_memory_per_token_per_layer == 2 * 2 * 20 * 4
     assert capabilities.memory.calculate_total_memory(2, 10, 3) > capabilities.memory.parameter_memory > 0
     # 16 MiB would hold more, but 16 sequences of 512 tokens can use no more than this.
@@ -308,7 +308,7 @@ def test_packed_linears_equal_plain_ones(qwen3):
 
 async def test_bf16_decode_in_a_batch_equals_alone(qwen3):
     executor = await start(qwen3, dtype="bfloat16")
-    assert executor.kv_layout().bytes_per_block == 3 * 2 * 2 * 20 * 2 * 4
+    assert executor.kv_layout().groups[0].bytes_per_block == 3 * 2 * 2 * 20 * 2 * 4
     driver = Driver(executor)
     seqs = [driver.add(list(range(n)), SamplingParams(temperature=0.0)) for n in (3, 40, 17)]
     tokens = await driver.generate(seqs, 6)

@@ -99,7 +99,7 @@ class Stub(BatchModelExecutor):
         return ExecutorCapabilities(8, 128, (AttentionType.PAGED,), MemoryRequirements(1, 2, 3, 4))
 
     def kv_layout(self) -> KvLayout:
-        return KvLayout(16, 8, 64)
+        return KvLayout.of(16, 8, 64)
 
     def kv_capacity(self) -> int | None:
         return 99

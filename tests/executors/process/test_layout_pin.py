@@ -17,7 +17,7 @@ async def test_the_next_life_has_the_same_number_of_blocks(span: int) -> None:
     await remote.warmup()
     try:
         first = remote.kv_layout()
-        assert remote.config.memory.kv_cache_memory_bytes == first.num_blocks * first.bytes_per_block
+        assert remote.config.memory.kv_cache_memory_bytes == first.num_bytes
         # Its memory is taken as that of the first, although the number of blocks is now a given one.
         assert remote.config.memory.kv_on_demand is (span > 0)
         assert remote.config.max_model_len == remote.info().max_model_len

@@ -132,7 +132,8 @@ class ComputesPastTheEnd(EchoExecutor):
 @caught_by("declared_facts_agree")
 class DeclaresPagedWithoutBlocks(PagedFakeExecutor):
     def kv_layout(self):
-        return replace(super().kv_layout(), bytes_per_block=0)
+        layout = super().kv_layout()
+        return replace(layout, groups=(replace(layout.groups[0], bytes_per_block=0),))
 
 
 @caught_by("declared_facts_agree")

@@ -71,7 +71,7 @@ def agree(facts: dict[str, Any], real: Any) -> None:
     plan, memory = real.plan, facts["memory"]
     assert memory["problem"] is None
     layout = (memory["block_size"], memory["num_blocks"], memory["bytes_per_block"])
-    assert layout == (plan.layout.block_size, plan.layout.num_blocks, plan.layout.bytes_per_block)
+    assert layout == (plan.layout.block_size, plan.layout.num_blocks, plan.layout.groups[0].bytes_per_block)
     assert memory["capacity_tokens"] == plan.layout.capacity_tokens
     assert memory["max_model_len"] == real.info.max_model_len
     assert memory["note"] == plan.note

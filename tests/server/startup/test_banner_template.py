@@ -13,7 +13,7 @@ LACK = "This model has no chat template: use /v1/completions, or start the serve
 
 def facts(**more: object) -> banner.Facts:
     plain = banner.Facts(
-        url="http://x", name="base", info=INFO, layout=KvLayout(16, 32, 1), weight_bytes=0, max_model_len=512, needs_key=False,
+        url="http://x", name="base", info=INFO, layout=KvLayout.of(16, 32, 1), weight_bytes=0, max_model_len=512, needs_key=False,
     )  # fmt: skip
     return replace(plain, **more)  # type: ignore[arg-type]
 

@@ -203,7 +203,7 @@ def test_orphans_are_reaped_but_not_the_children_of_others() -> None:
 
 
 def test_banner_says_where_what_and_how() -> None:
-    layout = KvLayout(block_size=16, num_blocks=2048, bytes_per_block=1)
+    layout = KvLayout.of(block_size=16, num_blocks=2048, bytes_per_block=1)
     text = banner.Facts(
         url="http://127.0.0.1:8000",
         name="it's",
@@ -225,7 +225,7 @@ def test_banner_says_where_what_and_how() -> None:
     ("span", "how"), [(170, "KV is taken as it is used"), (0, "KV is reserved at the start")]
 )
 def test_banner_says_how_much_memory_it_takes(span: int, how: str) -> None:
-    layout = KvLayout(
+    layout = KvLayout.of(
         block_size=16, num_blocks=32768, bytes_per_block=3 * 2**17 - 2**15, blocks_per_span=span
     )
     text = banner.Facts(
@@ -247,7 +247,7 @@ def test_banner_shows_a_key_in_the_fragment_of_the_consoles_address() -> None:
         url="http://x",
         name="e",
         info=INFO,
-        layout=KvLayout(16, 32, 1),
+        layout=KvLayout.of(16, 32, 1),
         weight_bytes=0,
         max_model_len=512,
         needs_key=False,
@@ -257,7 +257,7 @@ def test_banner_shows_a_key_in_the_fragment_of_the_consoles_address() -> None:
 
 
 def test_banner_of_a_model_that_makes_embeddings_only() -> None:
-    layout = KvLayout(block_size=16, num_blocks=2048, bytes_per_block=1)
+    layout = KvLayout.of(block_size=16, num_blocks=2048, bytes_per_block=1)
     info = replace(INFO, generates=False)
     text = banner.Facts(
         url="http://x",

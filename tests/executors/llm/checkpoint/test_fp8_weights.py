@@ -223,7 +223,7 @@ async def test_kv_in_fp8(source: Path) -> None:
     expected, plain = await logits(source, "torch")
     found, executor = await logits(source, "torch", kv="fp8")
     assert 1e-3 < distance(found, expected) < 0.08
-    assert executor.kv_layout().bytes_per_block * 4 == plain.kv_layout().bytes_per_block
+    assert executor.kv_layout().groups[0].bytes_per_block * 4 == plain.kv_layout().groups[0].bytes_per_block
     assert any("KV in fp8" in note for note in executor.status().notes)
     notes = "; ".join((await logits(source, kv="fp8"))[1].status().notes)
     assert (

@@ -78,7 +78,7 @@ class Sizing:
         )
 
     def size(self, plan: KvPlan) -> int:
-        return POOL + plan.layout.num_blocks * plan.layout.bytes_per_block
+        return POOL + plan.layout.num_bytes
 
     def assemble(self, plan: KvPlan) -> Made:
         self.device.take(self.size(plan))
@@ -101,7 +101,7 @@ class Sizing:
 
 
 def pool_bytes(made: Made) -> int:
-    return made.plan.layout.num_blocks * made.plan.layout.bytes_per_block
+    return made.plan.layout.num_bytes
 
 
 def expected(device: Device, share: float = 0.9) -> int:
@@ -242,7 +242,7 @@ def test_a_length_that_was_reduced_is_the_next_lifes_too() -> None:
     assert made.plan.max_model_len < CONTEXT["context"] and "max_model_len reduced" in str(made.plan.note)
     pinned = {
         "kv_cache_memory_bytes": pool_bytes(made), "max_model_len": made.plan.max_model_len,
-        "kv_on_demand": made.plan.layout.blocks_per_span > 0,
+        "kv_on_demand": made.plan.layout.on_demand,
     }  # fmt: skip
     again = Sizing(Device(total=8 * GIB), max_num_seqs=1, **pinned, **CONTEXT).sizing.make()
     assert (again.plan.layout, again.plan.max_model_len) == (made.plan.layout, made.plan.max_model_len)

@@ -120,11 +120,11 @@ def test_a_span_is_a_large_page_of_each_side(
     kv_heads: int, head_dim: int, dtype: torch.dtype, blocks: int, roomy: None
 ) -> None:
     plan = plan_kv(spec(kv_heads, head_dim, dtype=dtype), configured(), 256, measured=1 << 28)
-    assert plan.layout.blocks_per_span == blocks
+    assert plan.layout.groups[0].blocks_per_span == blocks
     fixed = plan_kv(spec(kv_heads, head_dim, dtype=dtype), configured(kv_cache_memory_bytes=1 << 28), 256)
-    assert fixed.layout.blocks_per_span == 0
+    assert not fixed.layout.on_demand
     # What is promised is the same either way.
-    assert replace(plan.layout, blocks_per_span=0) == fixed.layout
+    assert replace(plan.layout.groups[0], blocks_per_span=0) == fixed.layout.groups[0]
 
 
 def test_what_does_not_fit_is_refused_on_demand_as_well(roomy: None) -> None:
@@ -153,13 +153,13 @@ async def test_the_start_touches_kv_only_where_its_size_was_given(
     touched = threading.Event()
     monkeypatch.setattr(KvCache, "touch", lambda self, *rest: touched.set())
     executor = await start(qwen3, memory=ExecutorMemoryConfig())
-    assert executor.kv_layout().blocks_per_span > 0
+    assert executor.kv_layout().on_demand
     assert not any(thread.name == "kv-memory" for thread in threading.enumerate()) and not touched.is_set()
     # The guard goes by what is reserved, memory or not.
     assert executor.status().memory.allocated_bytes >= executor._runtime.runner.cache.num_bytes
     executor = await start(qwen3)
     assert touched.wait(10)  # on a thread
-    assert executor.kv_layout().blocks_per_span == 0
+    assert not executor.kv_layout().on_demand
 
 
 async def test_the_executor_gives_back_what_it_is_told(qwen3, roomy: None) -> None:

@@ -265,7 +265,7 @@ async def test_the_pool_has_room_for_both(qwen3: Path) -> None:
     )
     await alone.warmup()
     await both.warmup()
-    assert both.kv_layout().bytes_per_block == 2 * alone.kv_layout().bytes_per_block
+    assert both.kv_layout().groups[0].bytes_per_block == 2 * alone.kv_layout().groups[0].bytes_per_block
     weights = [one.capabilities().memory.parameter_memory for one in (alone, both)]
     assert weights[1] == 2 * weights[0]
     pace = both.pace()

@@ -248,9 +248,9 @@ class KvCacheManager:
     # -- for the next batch --------------------------------------------------------------------------------------------
 
     def take_copies(self) -> Int32Array:
-        """int32 [m, 2] of (source, destination) blocks since the last call."""
+        """int32 [m, 3] of (group, source, destination) blocks since the last call."""
         copies, self._copies = self._copies, []
-        return np.array(copies, np.int32).reshape(-1, 2)
+        return np.array([(0, *pair) for pair in copies], np.int32).reshape(-1, 3)
 
     def take_updates(self) -> TableUpdates:
         """Block-table deltas since the last call."""

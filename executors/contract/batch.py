@@ -119,7 +119,7 @@ class SlotLookup(Protocol):
 
 
 def _no_copies() -> Int32Array:
-    return np.empty((0, 2), np.int32)
+    return np.empty((0, 3), np.int32)
 
 
 @dataclass(slots=False)
@@ -133,8 +133,8 @@ class UnifiedBatch:
     - `token_ids` int32 [total_q]; `pending` bool [total_q] or None: where True the id is not known to the host yet and
       the executor takes the one it sampled for that slot and position itself. If the item that was to sample it had an error,
       which was unknown when the step was submitted, any valid id will do, because the item's result is not used.
-    - `starts`: sequences unknown to this executor until now. `tables`: block-table deltas. `block_copies` int32 [m, 2]:
-      (source, destination) blocks copied before the forward.
+    - `starts`: sequences unknown to this executor until now. `tables`: block-table deltas. `block_copies` int32 [m, 3]:
+      (group, source, destination) of blocks that are copied before the forward.
     - `drafts_wanted` int32 [n] or None: as many drafts the item's output should bring for the sequence's next step, from a draft
       model; of an intermediate chunk a number above 0 asks the draft model to compute the chunk too. Its block table covers the
       tokens after this step and all these drafts but the last. None, or fewer drafts, is always a valid answer.

@@ -6,9 +6,11 @@ any of it. The checks change no state: a refused batch or output has no effect.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from executors.contract.batch import SequenceStart, UnifiedBatch, UnifiedOutput
+from executors.contract.batch import Int32Array, SequenceStart, UnifiedBatch, UnifiedOutput
 from executors.contract.errors import InvalidInput, StepFailed
 
 POOLINGS = ("last", "mean", "logits")
@@ -75,17 +77,35 @@ def check_pooling(start: SequenceStart, label_width: int) -> None:
         )
 
 
-def check_blocks(batch: UnifiedBatch, num_blocks: int) -> None:
-    """Check block-table deltas and block copies. Raises InvalidInput for blocks that do not exist, and for copies onto a block
-    twice or while it is a source."""
-    ids, copies = batch.tables.block_ids, batch.block_copies
-    for what, blocks in (("table", ids), ("copy", copies)):
-        if blocks.size and (blocks.min() < 0 or blocks.max() >= num_blocks):
-            raise InvalidInput(f"a block {what} names a block outside 0..{num_blocks - 1}")
-    if not len(copies):
+def check_blocks(batch: UnifiedBatch, num_blocks: Sequence[int]) -> None:
+    """Check block-table deltas and block copies. `num_blocks` of each group. Raises InvalidInput for groups and blocks that do
+    not exist, and for copies onto a block twice or while it is a source."""
+    tables, copies = batch.tables, batch.block_copies
+    if len(num_blocks) == 1 and not len(copies) and not tables.groups.any():
+        _check_ids("table", tables.block_ids, num_blocks[0])
         return
-    if len(np.unique(copies[:, 1])) != len(copies) or np.isin(copies[:, 1], copies[:, 0]).any():
-        raise InvalidInput("block copies overlap: their order would matter")
+    _check_groups("table", tables.groups, len(num_blocks))
+    # Otherwise `SlotTable` refuses the updates.
+    if min(tables.counts, default=0) >= 0 and int(tables.counts.sum()) == len(tables.block_ids):
+        groups = np.repeat(tables.groups, tables.counts)
+        for group, count in enumerate(num_blocks):
+            _check_ids("table", tables.block_ids[groups == group], count)
+    _check_groups("copy", copies[:, 0], len(num_blocks))
+    for group, count in enumerate(num_blocks):
+        pairs = copies[copies[:, 0] == group, 1:]
+        _check_ids("copy", pairs, count)
+        if len(np.unique(pairs[:, 1])) != len(pairs) or np.isin(pairs[:, 1], pairs[:, 0]).any():
+            raise InvalidInput("block copies overlap: their order would matter")
+
+
+def _check_groups(what: str, groups: Int32Array, count: int) -> None:
+    if groups.size and (groups.min() < 0 or groups.max() >= count):
+        raise InvalidInput(f"a block {what} names a group outside 0..{count - 1}")
+
+
+def _check_ids(what: str, blocks: Int32Array, count: int) -> None:
+    if blocks.size and (blocks.min() < 0 or blocks.max() >= count):
+        raise InvalidInput(f"a block {what} names a block outside 0..{count - 1}")
 
 
 def check_output(batch: UnifiedBatch, output: UnifiedOutput) -> None:

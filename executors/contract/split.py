@@ -79,7 +79,7 @@ class BlockCopier(Protocol):
     """The method that a paged executor needs, besides `slot_table`, for the split path."""
 
     def copy_blocks(self, copies: Int32Array) -> None:
-        """Copy KV blocks, int32 [m, 2] of (source, destination), before anything that runs later."""
+        """Copy KV blocks, int32 [m, 3] of (group, source, destination), before anything that runs later."""
 
 
 @dataclass(slots=True)
@@ -148,7 +148,7 @@ async def split_unified_decode(executor: SplitForwards, batch: UnifiedBatch) -> 
     checks.check_limits(
         batch, executor.info().logits_width, capabilities.max_sequence_length, capabilities.max_batch_size
     )
-    checks.check_blocks(batch, executor.kv_layout().num_blocks)
+    checks.check_blocks(batch, [group.num_blocks for group in executor.kv_layout().groups])
     for start in batch.starts:
         checks.check_pooling(start, executor.info().label_width)
         if start.sampling is not None:

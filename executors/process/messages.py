@@ -357,8 +357,8 @@ def pack_batch(call: int, batch: UnifiedBatch) -> Step:
     if (counts := batch.drafts_wanted) is not None and counts.dtype != _INT32:
         raise InvalidInput(f"drafts_wanted is {counts.dtype}, not int32")
     copies = batch.block_copies
-    if copies.dtype != _INT32 or copies.shape[1:] != (2,):
-        raise InvalidInput(f"block_copies is {copies.dtype}{list(copies.shape)}, not int32[m, 2]")
+    if copies.dtype != _INT32 or copies.shape[1:] != (3,):
+        raise InvalidInput(f"block_copies is {copies.dtype}{list(copies.shape)}, not int32[m, 3]")
     return Step(
         call=call,
         epoch=batch.epoch,
@@ -377,7 +377,7 @@ def unpack_batch(step: Step) -> UnifiedBatch:
     dtypes = [array.dtype for array in step.arrays]
     if dtypes != [dtype for _, dtype in _BATCH_ARRAYS]:
         raise InvalidInput(f"a step's arrays are {', '.join(map(str, dtypes))}")
-    if step.block_copies.dtype != _INT32 or len(step.block_copies) % 2:
+    if step.block_copies.dtype != _INT32 or len(step.block_copies) % 3:
         raise InvalidInput(f"block_copies came as {step.block_copies.dtype}[{len(step.block_copies)}]")
     seq_ids, slots, num_q_tokens, pos_offsets, is_final_chunk, num_draft_tokens, token_ids = step.arrays
     return UnifiedBatch(
@@ -394,7 +394,7 @@ def unpack_batch(step: Step) -> UnifiedBatch:
         drafts_wanted=step.drafts_wanted,
         starts=step.starts,
         tables=step.tables,
-        block_copies=step.block_copies.reshape(-1, 2),
+        block_copies=step.block_copies.reshape(-1, 3),
     )
 
 

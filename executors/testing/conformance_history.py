@@ -203,7 +203,7 @@ async def block_copies_come_first(kit: Kit) -> None:
     second = driver.add(prompt, kit.drawn(1), shared_blocks=blocks, num_computed=len(prompt) - 1)
     driver.grow(second, len(prompt))
     pairs = zip(first.blocks, second.blocks, strict=True)
-    driver.block_copies = [(a[full], b[full]) for a, b in pairs]
+    driver.block_copies = [(group, a[full], b[full]) for group, (a, b) in enumerate(pairs)]
     await driver.step(Feed(first), Feed(second))
     await driver.decode(_NUM - 1, first, second)
     kit.same(alone[0], first, "the sequence that was forked")

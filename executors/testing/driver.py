@@ -104,7 +104,7 @@ class Driver:
         self.free_blocks = list(range(layout.num_blocks))
         self.free_slots = list(range(executor.capabilities().max_batch_size))
         self.live: dict[int, DrivenSequence] = {}
-        self.block_copies: list[tuple[int, int]] = []
+        self.block_copies: list[tuple[int, int, int]] = []
         self._steps = itertools.count(1)
 
     @classmethod
@@ -206,7 +206,7 @@ class Driver:
             pending=np.array(hidden, np.bool_) if any(hidden) else None,
             starts=starts,
             tables=self._updates(feeds),
-            block_copies=np.array(copies, np.int32).reshape(-1, 2),
+            block_copies=np.array(copies, np.int32).reshape(-1, 3),
             drafts_wanted=_ids(draft_counts) if any(draft_counts) else None,
         )
 

@@ -264,8 +264,8 @@ class SimExecutor:
             table[first:] = tables.block_ids[begin : begin + count].tolist()
             begin += count
         size = self.inner.config.attention.block_size
-        written = [int(destination) for _, destination in batch.block_copies]
-        if set(written) & {int(source) for source, _ in batch.block_copies}:
+        written = [int(destination) for _, _, destination in batch.block_copies]
+        if set(written) & {int(source) for _, source, _ in batch.block_copies}:
             raise Broken("a block is copied that another copy writes")
         copied = set(written)
         for slot, pos, count in zip(

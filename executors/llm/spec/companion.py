@@ -83,9 +83,9 @@ class DraftCompanion:
         if len(batch.tables.slots):
             self._note_tables(batch)
         if len(batch.block_copies):
-            source, destination = batch.block_copies.T
+            _, source, destination = batch.block_copies.T
             self._filled[destination] = self._filled[source]
-            self.runner.cache.copy_blocks(batch.block_copies)
+            self.runner.cache.copy_blocks(batch.block_copies[:, 1:])
             self._cut_copies(batch)
 
     def _note_tables(self, batch: UnifiedBatch) -> None:
@@ -105,7 +105,7 @@ class DraftCompanion:
 
     def _cut_copies(self, batch: UnifiedBatch) -> None:
         """A copied block's cells from the first token that its new owner computes on are not its own."""
-        size, copied = self._block_size, set(batch.block_copies[:, 1].tolist())
+        size, copied = self._block_size, set(batch.block_copies[:, 2].tolist())
         for slot, begin in zip(batch.slots.tolist(), batch.pos_offsets.tolist(), strict=True):
             block = int(self._slots.block_tables[0][slot, begin // size])
             if block in copied:

@@ -32,13 +32,11 @@ class HostIntake:
         states = self._states
         check_arrays(batch)
         check_limits(batch, states.logits_width, states.max_model_len, self._max_batch_size)
-        check_blocks(batch, self._num_blocks)
+        check_blocks(batch, [self._num_blocks])
         tables = batch.tables
         if len(tables.slots):
-            if tables.groups.any() or tables.starts.min() < 0 or tables.counts.min() < 0:
-                raise InvalidInput(
-                    "table updates: groups must be 0, and starts and counts must not be negative"
-                )
+            if tables.starts.min() < 0 or tables.counts.min() < 0:
+                raise InvalidInput("table updates: starts and counts must not be negative")
             if tables.slots.min() < 0 or tables.slots.max() >= states.slots.num_slots:
                 raise InvalidInput(f"table updates: slots must be within 0..{states.slots.num_slots - 1}")
             if int(tables.counts.sum()) != len(tables.block_ids):

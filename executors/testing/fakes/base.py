@@ -135,7 +135,7 @@ class FakeExecutor(BatchModelExecutor):
         """Mark what these items have just written, and take the mark off what the others wrote."""
 
     def copy_blocks(self, copies: NDArray[np.int32]) -> None:
-        """Copy blocks, int32 [m, 2] (source, destination). Raises InvalidInput where there are none to copy."""
+        """Copy blocks, int32 [m, 3] (group, source, destination). Raises InvalidInput where there are none to copy."""
         if len(copies):
             raise InvalidInput(f"{type(self).__name__} owns its KV and has no blocks to copy")
 
@@ -313,7 +313,7 @@ class FakeExecutor(BatchModelExecutor):
     def _check(self, batch: UnifiedBatch) -> None:
         checks.check_arrays(batch)
         checks.check_limits(batch, self.vocab_size, self.max_model_len, self.num_slots)
-        checks.check_blocks(batch, self.kv_layout().num_blocks)
+        checks.check_blocks(batch, [group.num_blocks for group in self.kv_layout().groups])
         for start in batch.starts:
             self._salt(start.adapter)
             checks.check_pooling(start, self.vocab_size)

@@ -74,8 +74,8 @@ class PagedFakeExecutor(FakeServing):
         return self.table.block_tables[0][slots], self.table.num_blocks[0, slots]
 
     def copy_blocks(self, copies: NDArray[np.int32]) -> None:
-        """Copy whole blocks, poisoned cells included; int32 [m, 2] (source, destination)."""
-        source, destination = copies[:, 0], copies[:, 1]
+        """Copy whole blocks, poisoned cells included; int32 [m, 3] (group, source, destination)."""
+        _, source, destination = copies.T
         for memory in (self.written, self.cells, self.prefix, self.tainted):
             memory[destination] = memory[source]
 

@@ -145,16 +145,18 @@ def test_limits() -> None:
 @pytest.mark.parametrize(
     ("copies", "message"),
     [
-        ([(0, 8)], "outside"),
-        ([(-1, 0)], "outside"),
-        ([(0, 1), (2, 1)], "overlap"),
-        ([(0, 1), (1, 2)], "overlap"),
+        ([(0, 0, 8)], "a block outside 0..7"),
+        ([(1, 0, 5)], "a block outside 0..4"),
+        ([(0, -1, 0)], "a block outside"),
+        ([(2, 0, 1)], "a group outside 0..1"),
+        ([(0, 0, 1), (0, 2, 1)], "overlap"),
+        ([(0, 0, 1), (0, 1, 2)], "overlap"),
     ],
 )
-def test_block_copies(copies: list[tuple[int, int]], message: str) -> None:
-    checks.check_blocks(make(block_copies=np.array([(0, 1), (0, 2)], np.int32)), 8)
+def test_block_copies(copies: list[tuple[int, int, int]], message: str) -> None:
+    checks.check_blocks(make(block_copies=np.array([(0, 0, 1), (0, 0, 2), (1, 1, 0)], np.int32)), [8, 5])
     with pytest.raises(InvalidInput, match=message):
-        checks.check_blocks(make(block_copies=np.array(copies, np.int32)), 8)
+        checks.check_blocks(make(block_copies=np.array(copies, np.int32)), [8, 5])
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ async def test_block_copies_need_a_copier() -> None:
 
     driver = await Driver.start(Plain(PagedFakeExecutor(CONFIG)))
     seq = driver.add([1, 2])
-    driver.block_copies = [(5, 6)]
+    driver.block_copies = [(0, 5, 6)]
     with pytest.raises(Unsupported, match="copy_blocks"):
         await driver.prefill(seq)
 

@@ -106,7 +106,7 @@ def batches(draw: st.DrawFn) -> UnifiedBatch:
         pending=draw(st.none() | hnp.arrays(np.bool_, total)),
         starts=tuple(draw(st.lists(starts, max_size=3))),
         tables=TableUpdates(*(array(draw(st.integers(0, 4))) for _ in range(5))),
-        block_copies=draw(hnp.arrays(np.int32, (copies, 2))),
+        block_copies=draw(hnp.arrays(np.int32, (copies, 3))),
         drafts_wanted=draw(st.none() | hnp.arrays(np.int32, n)),
     )
 

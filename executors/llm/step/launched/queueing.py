@@ -105,7 +105,7 @@ class StepQueue:
         tail.apply(inputs)
         self._tables.sent()
         self._shaped.sending.sent()
-        self._runner.cache.copy_blocks(batch.block_copies)
+        self._runner.cache.copy_blocks(batch.block_copies[:, 1:])
         if callable(compute):
             compute(inputs[:begin])
         else:

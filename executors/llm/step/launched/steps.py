@@ -167,7 +167,7 @@ class LaunchedSteps:
         """Take in the changes of block tables of a step that repeats the one before it."""
         tables = batch.tables
         if len(tables.slots) or len(tables.block_ids) or len(batch.block_copies):
-            check_blocks(batch, self.runner.cache.num_blocks)
+            check_blocks(batch, [self.runner.cache.num_blocks])
             self._states.slots.update(tables)
             self._tables.changed(tables.slots, tables.starts, tables.counts)
         capacity = self._states.slots.num_blocks[0, batch.slots] * self.runner.cache.block_size

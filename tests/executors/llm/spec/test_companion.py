@@ -212,7 +212,7 @@ def _begin(
         computed = whole * size
         if usable % size and rng.random() < 0.7 and driver.free_blocks:
             copy = driver.free_blocks.pop(0)
-            driver.block_copies.append((other.blocks[0][whole], copy))
+            driver.block_copies.append((0, other.blocks[0][whole], copy))
             blocks[0].append(copy)
             computed = usable
         return driver.add(prompt, sampling, shared_blocks=blocks, num_computed=computed)

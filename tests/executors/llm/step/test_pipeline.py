@@ -144,7 +144,7 @@ async def test_a_fork_over_copied_blocks_continues_like_its_source(driver):
     fork.computed = 9
     copied = driver.free.pop()
     fork.blocks = [*seq.blocks[:2], copied]  # two full blocks of 4 are shared, the third is copied
-    copies = np.array([[seq.blocks[2], copied]], np.int32)
+    copies = np.array([[0, seq.blocks[2], copied]], np.int32)
     await driver.step([(fork, fork.tokens[9:], True, 0)], block_copies=copies)
     assert [fork.tokens[10], *(await driver.generate([fork], 4))[0]] == expected
 
@@ -244,9 +244,9 @@ def _ints(*values):
     (_swap(num_draft_tokens=_ints(3)), "num_draft_tokens"),
     (_swap(is_final_chunk=np.array([False]), num_draft_tokens=_ints(1)), "only a final chunk"),
     (_swap(starts=()), "never started"),
-    (_swap(block_copies=np.array([[0, 1_000_000]], np.int32)), "block copy"),
+    (_swap(block_copies=np.array([[0, 0, 1_000_000]], np.int32)), "block copy"),
     (lambda b: replace(b, tables=replace(b.tables, block_ids=_ints(1_000_000))), "block table"),
-    (lambda b: replace(b, tables=replace(b.tables, groups=_ints(1))), "groups must be 0"),
+    (lambda b: replace(b, tables=replace(b.tables, groups=_ints(1))), "a group outside 0..0"),
     (lambda b: replace(b, tables=replace(b.tables, slots=_ints(100_000))), "slots"),
     (lambda b: replace(b, starts=(SequenceStart(1, 100_000, _ints(1), _ints()),)), "outside"),
     (lambda b: replace(b, starts=(replace(b.starts[0], pooling="max"),)), "pooling"),

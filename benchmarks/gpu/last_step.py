@@ -20,7 +20,7 @@ from executors.llm.assembly.parts import Assembly
 from executors.llm.device.base import Graph
 from executors.llm.executor import LlmExecutor
 from executors.llm.factory import LlmFactory
-from executors.llm.memory.kv_cache import KvPlan
+from executors.llm.memory.kv_plan import KvPlan
 from executors.llm.runtime import ExecutorRuntime
 from executors.llm.step.launched.inputs import StepBuffer, StepShape
 from executors.llm.step.launched.steps import LaunchedSteps

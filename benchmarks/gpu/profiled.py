@@ -19,7 +19,7 @@ from executors.contract import ExecutorConfig
 from executors.llm.assembly.parts import Assembly
 from executors.llm.executor import LlmExecutor
 from executors.llm.factory import LlmFactory
-from executors.llm.memory.kv_cache import KvPlan
+from executors.llm.memory.kv_plan import KvPlan
 from executors.llm.runtime import ExecutorRuntime
 from executors.llm.step.launched.steps import LaunchedSteps
 

@@ -69,7 +69,7 @@ from executors.llm.faults import step_fault
 from executors.llm.finite import explained
 from executors.llm.lora.table import LoraTable
 from executors.llm.memory.cgroup import PressureGauge, cpu_threads
-from executors.llm.memory.kv_cache import KvPlan
+from executors.llm.memory.kv_plan import KvPlan
 from executors.llm.memory.sizing import limits_note
 from executors.llm.model.api import DecoderOnlyLLM, LoadedModel
 from executors.llm.model.caches import kv_group

@@ -30,7 +30,7 @@ from executors.llm.device.base import Device
 from executors.llm.device.table import kinds_here
 from executors.llm.memory import sizing, state_limits
 from executors.llm.memory.cgroup import PressureGauge, memory_limit
-from executors.llm.memory.kv_cache import KvPlan
+from executors.llm.memory.kv_plan import KvPlan
 from executors.llm.memory.status import memory_usage
 from executors.llm.model.api import LoadedModel
 from executors.llm.spec.companion import DraftCompanion

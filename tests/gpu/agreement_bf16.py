@@ -29,7 +29,7 @@ from executors.contract import ExecutorConfig, SampledToken, SamplingParams
 from executors.llm.assembly.parts import Assembly
 from executors.llm.device.base import Graph
 from executors.llm.executor import LlmExecutor
-from executors.llm.memory.kv_cache import KvPlan
+from executors.llm.memory.kv_plan import KvPlan
 from executors.llm.runtime import ExecutorRuntime
 from executors.llm.step.launched.graphs import StepFacts, StepGraphs
 from executors.llm.step.launched.inputs import StepShape

@@ -25,7 +25,7 @@ from executors.contract.status import KvLayout
 from executors.llm.assembly.full_steps import full_steps
 from executors.llm.device.base import DeviceMemory
 from executors.llm.memory.device_memory import Room, give_back, look
-from executors.llm.memory.kv_cache import KvPlan, plan_kv
+from executors.llm.memory.kv_plan import KvPlan, plan_kv
 from executors.llm.model.api import LoadedModel
 from executors.llm.model.caches import kv_group
 from executors.llm.step.launched.graphs import adapted_shapes, decode_shapes, mixed_shapes

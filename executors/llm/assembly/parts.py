@@ -19,7 +19,8 @@ from executors.llm.device.table import device_of
 from executors.llm.kernel_support.kernel_choice import choose_adapters, choose_attention, fuse
 from executors.llm.lora.table import LoraTable
 from executors.llm.memory import sizing
-from executors.llm.memory.kv_cache import KvCache, KvPlan, free_bytes, plan_kv
+from executors.llm.memory.kv_cache import KvCache
+from executors.llm.memory.kv_plan import KvPlan, free_bytes, plan_kv
 from executors.llm.model.api import DecoderOnlyLLM, LoadedModel, PreparedModel
 from executors.llm.model.caches import kv_group
 from executors.llm.model.decoder import Decoder

@@ -34,7 +34,7 @@ from executors.llm.device.table import device_of, find_device
 from executors.llm.fused import cpu_forward
 from executors.llm.kernel_support import fp8_support, stored_support
 from executors.llm.memory.cgroup import memory_limit
-from executors.llm.memory.kv_cache import plan_kv
+from executors.llm.memory.kv_plan import plan_kv
 from executors.llm.memory.sizing import Claim, adjustable
 from executors.llm.memory.state_limits import refuse_states
 from executors.llm.model import fp8

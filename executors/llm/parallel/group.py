@@ -18,7 +18,7 @@ from executors.devices import DEVICES
 from executors.llm.device.base import Device, DeviceMemory
 from executors.llm.device.table import find_device
 from executors.llm.memory.cgroup import cpu_threads
-from executors.llm.memory.kv_cache import KvPlan
+from executors.llm.memory.kv_plan import KvPlan
 from executors.llm.parallel.ranks import Ranks
 from executors.llm.parallel.stages import AgreedIntake, RankSampling, agree, ending, ending_direct
 from executors.llm.step.direct import RunDirect

@@ -33,7 +33,7 @@ from executors.llm.kernel_support.kernel_choice import choose_attention
 from executors.llm.memory import sizing
 from executors.llm.memory.cgroup import memory_limit, resident_bytes
 from executors.llm.memory.device_memory import CONTEXT_BYTES, Room, look, margin
-from executors.llm.memory.kv_cache import CPU_SHARE, KvPlan, plan_kv
+from executors.llm.memory.kv_plan import CPU_SHARE, KvPlan, plan_kv
 from executors.llm.model.api import LoadedModel
 from executors.llm.model.caches import KvSpec, kv_group
 from executors.llm.model.config import DecoderConfig, read_config, read_json

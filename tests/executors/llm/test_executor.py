@@ -134,14 +134,14 @@ async def test_kv_that_is_too_small_is_refused_with_the_numbers(qwen3):
 
 
 async def test_kv_is_sized_from_what_the_box_allows(qwen3, monkeypatch):
-    from executors.llm.memory import cgroup, kv_cache
+    from executors.llm.memory import cgroup, kv_plan
 
     plain = replace(config(qwen3), memory=ExecutorMemoryConfig())
     executor = LlmExecutor.from_config(plain)
     await executor.warmup()
     assert executor.kv_layout().num_blocks == 16 * 512 // 4
     # So little that not even one sequence fits: the length is reduced, and status says so.
-    monkeypatch.setattr(kv_cache, "memory_limit", lambda: cgroup.MemoryLimit(1 << 40, 1_600_000))
+    monkeypatch.setattr(kv_plan, "memory_limit", lambda: cgroup.MemoryLimit(1 << 40, 1_600_000))
     executor = LlmExecutor.from_config(plain)
     await executor.warmup()
     reduced = executor.info().max_model_len

@@ -21,7 +21,7 @@ from executors.contract import (
     OptimizationConfig,
 )
 from executors.llm.executor import LlmExecutor
-from executors.llm.memory import kv_cache
+from executors.llm.memory import kv_plan
 from executors.llm.memory.cgroup import MemoryLimit
 from executors.llm.model.caches import kv_group
 from executors.llm.tools import describe
@@ -96,8 +96,8 @@ async def test_the_plan_is_the_executors(
     ample = describe.describe(chosen, 1 << 40)
     sequence = ample["kv"]["bytes_per_token"] * ample["context_length"]
     for sequences in (2.5, 0.4):
-        free = int(ample["memory"]["reserved"] + sequences * sequence / kv_cache.CPU_SHARE)
-        monkeypatch.setattr(kv_cache, "memory_limit", lambda free=free: MemoryLimit(1 << 40, free))
+        free = int(ample["memory"]["reserved"] + sequences * sequence / kv_plan.CPU_SHARE)
+        monkeypatch.setattr(kv_plan, "memory_limit", lambda free=free: MemoryLimit(1 << 40, free))
         real = await loaded(chosen)
         # The executor asks when the weights are in memory, the verb takes them away itself.
         before = free + real.source.parameter_bytes
@@ -111,7 +111,7 @@ async def test_int8_is_planned_as_the_executor_packs_it(monkeypatch: pytest.Monk
     optimization = OptimizationConfig(num_threads=1, quantization="int8")
     chosen = replace(config(weights_dir(), dtype="bfloat16"), optimization=optimization)
     free = 200_000_000
-    monkeypatch.setattr(kv_cache, "memory_limit", lambda: MemoryLimit(1 << 40, free))
+    monkeypatch.setattr(kv_plan, "memory_limit", lambda: MemoryLimit(1 << 40, free))
     real = await loaded(chosen)
     before = free + real.source.parameter_bytes
     monkeypatch.setattr(describe, "memory_limit", lambda: MemoryLimit(1 << 40, before))
@@ -208,8 +208,8 @@ def test_memory_is_for_everything() -> None:
     small, large = (
         describe.describe(config(weights_dir()), n * gigabyte)["memory"]["kv_bytes"] for n in (4, 5)
     )
-    assert large - small == pytest.approx(kv_cache.CPU_SHARE * gigabyte, rel=0.02)
-    assert small < kv_cache.CPU_SHARE * (4 * gigabyte - describe.SERVER_BYTES)
+    assert large - small == pytest.approx(kv_plan.CPU_SHARE * gigabyte, rel=0.02)
+    assert small < kv_plan.CPU_SHARE * (4 * gigabyte - describe.SERVER_BYTES)
 
 
 def test_memory_that_does_not_suffice() -> None:

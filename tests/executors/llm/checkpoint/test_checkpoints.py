@@ -309,7 +309,7 @@ def test_a_rope_field_of_a_wrong_type_is_named(copy, field, value):
 async def test_what_memory_does_not_allow_names_the_setting_at_fault(copy, monkeypatch, changes, words):
     monkeypatch.setattr("executors.llm.memory.sizing.machine_bytes", lambda: 8 << 30)
     monkeypatch.setattr(
-        "executors.llm.memory.kv_cache.memory_limit", lambda: cgroup.MemoryLimit(8 << 30, 50_000_000)
+        "executors.llm.memory.kv_plan.memory_limit", lambda: cgroup.MemoryLimit(8 << 30, 50_000_000)
     )
     change_config(copy, max_position_embeddings=500_000)
     if "kv_bytes" not in changes:

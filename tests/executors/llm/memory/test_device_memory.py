@@ -25,7 +25,7 @@ from executors.llm.device.table import device_of
 from executors.llm.executor import LlmExecutor
 from executors.llm.memory import device_memory as seam
 from executors.llm.memory.device_memory import CONTEXT_BYTES, look, margin
-from executors.llm.memory.kv_cache import KvPlan
+from executors.llm.memory.kv_plan import KvPlan
 from executors.llm.model.caches import KvSpec
 from executors.llm.step import sampling
 from executors.llm.tools import describe

@@ -20,9 +20,10 @@ from executors.contract import (
     ParallelConfig,
     Unavailable,
 )
-from executors.llm.memory import kv_cache
+from executors.llm.memory import kv_plan
 from executors.llm.memory.cgroup import MemoryLimit, resident_bytes
-from executors.llm.memory.kv_cache import KvCache, on_demand, plan_kv
+from executors.llm.memory.kv_cache import KvCache
+from executors.llm.memory.kv_plan import on_demand, plan_kv
 from executors.llm.model.caches import KvSpec
 from tests.executors.llm.driver import start
 
@@ -41,7 +42,7 @@ def configured(**memory: object) -> ExecutorConfig:
 @pytest.fixture
 def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without a container's limit."""
-    monkeypatch.setattr(kv_cache, "cgroup_memory", list)
+    monkeypatch.setattr(kv_plan, "cgroup_memory", list)
 
 
 def test_kv_is_no_memory_before_it_is_written_nor_after_it_was_given_back() -> None:
@@ -108,7 +109,7 @@ def test_who_said_how_much_there_is_gets_it_at_the_start(
     expected: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kv_cache, "cgroup_memory", lambda: limit)
+    monkeypatch.setattr(kv_plan, "cgroup_memory", lambda: limit)
     assert on_demand(torch.device(device), configured(**memory)) is expected
 
 
@@ -139,8 +140,8 @@ def test_memory_that_others_hold_may_come_back(
 ) -> None:
     """`total` in GiB; a sequence needs 512 MiB, and 8 MiB are free now."""
     limit = MemoryLimit(total << 30, 8 * MIB)
-    monkeypatch.setattr(kv_cache, "memory_limit", lambda: limit)
-    monkeypatch.setattr(kv_cache, "resident_bytes", lambda: 700 * MIB)
+    monkeypatch.setattr(kv_plan, "memory_limit", lambda: limit)
+    monkeypatch.setattr(kv_plan, "resident_bytes", lambda: 700 * MIB)
     config = replace(configured(), max_model_len=4096)
     with pytest.raises(ConfigError, match="max_model_len 4096") as caught:
         plan_kv(spec(32, 128), config, 4096)
@@ -181,11 +182,11 @@ def test_a_device_keeps_its_memory() -> None:
 
 
 def test_ranks_share_the_machines_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_cache, "memory_limit", lambda: SimpleNamespace(available=800 * MIB))
+    monkeypatch.setattr(kv_plan, "memory_limit", lambda: SimpleNamespace(available=800 * MIB))
     alone = configured()
     of_four = replace(alone, parallel=ParallelConfig(2, 2, 3))
-    assert kv_cache.free_bytes(None, alone)[0] == 800 * MIB
-    assert kv_cache.free_bytes(None, of_four)[0] == 200 * MIB
+    assert kv_plan.free_bytes(None, alone)[0] == 800 * MIB
+    assert kv_plan.free_bytes(None, of_four)[0] == 200 * MIB
     blocks = [
         plan_kv(spec(2, 64), replace(one, max_num_seqs=4096), 4096).layout.num_blocks
         for one in (alone, of_four)

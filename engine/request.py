@@ -172,7 +172,12 @@ class EngineStats:
     oldest_wait: float = 0.0
     """Seconds for which the oldest sequence has waited that was never started; 0 if there is none."""
 
+    kv_fullest_group: float | None = None
+    """Share of blocks in use, 0 to 1, in the KV group where it is highest: the first to have no room; None: as over all."""
+
     @property
     def kv_usage(self) -> float:
-        """Share of KV blocks in use, 0 to 1."""
+        """Share of KV blocks in use, 0 to 1, where it is highest."""
+        if self.kv_fullest_group is not None:
+            return self.kv_fullest_group
         return self.kv_blocks_used / self.kv_blocks_total if self.kv_blocks_total else 0.0

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from engine.block_table import BlockTable
 from engine.mailbox import Outlet
 from engine.request import FinishReason, Request, RequestContext
 from executors.contract import SampledToken, SequenceStart
@@ -81,13 +82,16 @@ class Sequence:
     computed anew without a charge."""
     num_failed_steps: int = 0
     """Steps that failed with this sequence in them since its last committed token."""
-    block_table: list[int] = field(default_factory=list)
-    """Ids of the KV blocks of its tokens, in order of position. KvCacheManager decides on this and the following four."""
+    block_tables: list[BlockTable] = field(default_factory=list)
+    """Its KV blocks, a table for each group of the layout while it has KV. KvCacheManager decides on this and the following
+    five. Indices of blocks are the same in all groups: positions // block size."""
     block_keys: list[bytes] = field(default_factory=list)
     num_shared_blocks: int = 0
-    """Blocks at the table's beginning that others have written (a copied one included)."""
+    """Index behind the blocks that others have written (a copied one included)."""
     num_keyed_blocks: int = 0
-    """Blocks at the table's beginning that can be found by their key."""
+    """Index behind the blocks that can be found by their key, as far as they are full of known tokens."""
+    cache_points: tuple[int, ...] = ()
+    """Indices behind which a later sequence is likely to begin, see `engine.kv.cache_points`."""
     num_prepared_tokens: int = 0
     """End of the tokens that can be computed without a further block and without a block to be named."""
     finish_reason: FinishReason | None = None
@@ -134,6 +138,17 @@ class Sequence:
         """True if every position of the prompt must be computed, in this sequence's own name."""
         whole = self.request.needs_whole_prompt
         return whole and not (self.output_token_ids or len(self.prompt_logprobs) == self.prompt_len - 1 > 0)
+
+    @property
+    def num_blocks(self) -> int:
+        """KV blocks that it holds in all groups, those shared with others included."""
+        return sum(len(table.blocks) for table in self.block_tables)
+
+    @property
+    def num_held_shared_blocks(self) -> int:
+        """Those of them that others have written (a copied one included)."""
+        ends = (min(self.num_shared_blocks, table.end) for table in self.block_tables)
+        return sum(max(0, end - table.first) for end, table in zip(ends, self.block_tables, strict=True))
 
     @property
     def finished(self) -> bool:
@@ -303,18 +318,34 @@ class Sequence:
 
     # -- KV blocks -----------------------------------------------------------------------------------------------------
 
-    def begin_table(self, num_computed: int, num_blocks: int, keys: list[bytes]) -> None:
-        """Begin with the KV of `num_computed` tokens that others have written: in `num_blocks` named blocks, the first of which
-        have these keys, and in a copy of one block."""
+    def begin_tables(
+        self, firsts: Iterable[int], num_computed: int, num_blocks: int, keys: list[bytes]
+    ) -> None:
+        """Begin with KV of `num_computed` tokens that others have written: in named blocks up to index `num_blocks`, the first
+        of which have these keys, and in a copy of one block. `firsts`: where the table of each group begins."""
+        self.block_tables = [BlockTable(first) for first in firsts]
         self.num_computed_tokens = num_computed
         self.num_shared_blocks = self.num_keyed_blocks = num_blocks
         if len(keys) > len(self.block_keys):
             # All choices fill their next block in one step: none of them should hash a long prompt then.
             self.block_keys = keys
 
-    def extend_table(self, blocks: SequenceOf[int]) -> None:
-        """Append blocks."""
-        self.block_table.extend(blocks)
+    def extend_table(self, group: int, blocks: SequenceOf[int]) -> None:
+        """Append blocks to the table of a group."""
+        self.block_tables[group].blocks.extend(blocks)
+
+    def slide_table(self, group: int, first: int) -> list[int]:
+        """Let the table of a group begin at index `first`; returns the blocks below."""
+        table = self.block_tables[group]
+        count = first - table.first
+        blocks = table.blocks[:count]
+        del table.blocks[:count]
+        table.first = first
+        return blocks
+
+    def set_cache_points(self, points: tuple[int, ...]) -> None:
+        """Its blocks before these points can be found after it has gone on."""
+        self.cache_points = points
 
     def count_copied_block(self) -> None:
         """The block behind the shared ones begins as a copy of another sequence's."""
@@ -332,11 +363,11 @@ class Sequence:
         """Tokens up to `num_tokens` can be computed without a further block or name."""
         self.num_prepared_tokens = num_tokens
 
-    def free_table(self) -> list[int]:
-        """Give up all blocks and return them."""
-        blocks, self.block_table = self.block_table, []
+    def free_tables(self) -> list[BlockTable]:
+        """Give up all blocks and return their tables."""
+        tables, self.block_tables = self.block_tables, []
         self.num_keyed_blocks = self.num_prepared_tokens = 0
-        return blocks
+        return tables
 
     def __repr__(self) -> str:
         return (

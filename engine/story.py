@@ -66,6 +66,8 @@ class Lost(enum.StrEnum):
     """Its memory was given back after a burst."""
     FAULT = "fault"
     """Its computation failed."""
+    WINDOW = "window"
+    """It lay behind the window of its layers, away from the positions that are kept for later prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,8 @@ class PrefixMatch:
     """How much of a prompt was found in the prefix cache, and why not more of it.
 
     `matched_tokens`: length of the longest match. `first_difference`: with `Missed.DIFFERS` the position of the first token that
-    differs from the latest prompt with the same beginning. `evicted_tokens` behind the match were cached once.
+    differs from the latest prompt with the same beginning. `evicted_tokens` behind the match were cached once. `window`: they are
+    missing for layers that see so many tokens only; those that see all tokens may have them still.
     """
 
     matched_tokens: int
@@ -81,6 +84,7 @@ class PrefixMatch:
     first_difference: int | None = None
     evicted_tokens: int = 0
     evicted_by: Lost | None = None
+    window: int | None = None
 
 
 class Event(NamedTuple):

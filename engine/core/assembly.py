@@ -45,7 +45,7 @@ def make_scheduler(
     policies = Policies.of(config)
     policies.lengths.expect(executor.pace())
     return Scheduler(
-        KvCacheManager(layout, executor.info().name, config.prefix_caching),
+        KvCacheManager(layout, executor.info().name, config.prefix_caching, step_tokens),
         journal,
         max_num_seqs=num_slots,
         max_num_batched_tokens=step_tokens,

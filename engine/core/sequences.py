@@ -13,7 +13,8 @@ from functools import partial
 from engine.config import FAILED_STEPS_BEFORE_ALONE
 from engine.core.journal import Journal
 from engine.interruptions import Outage
-from engine.kv.kv_cache_manager import Hit, KvCacheManager
+from engine.kv.hit import Hit
+from engine.kv.kv_cache_manager import KvCacheManager
 from engine.observer import Observer, PrefixLookup
 from engine.request import FinishReason
 from engine.sequence import Sequence, SequenceStatus
@@ -48,7 +49,7 @@ class Sequences:
         self.by_step: dict[int, list[Sequence]] = {}
         self.suspects: dict[Sequence, None] = {}
         paged = kv.layout.paged
-        waiting.open(num_slots, paged, kv.layout.capacity_tokens if paged else math.inf)
+        waiting.open(num_slots, paged, kv.capacity_tokens if paged else math.inf)
         self._free_slots = deque(range(num_slots))
         self._num_spared = 0
         """Prompt tokens found in the cache by sequences that were started since the last step."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from engine.config import EngineConfig
 from engine.core.inbox import Inbox
+from engine.kv.block_group import BlockGroup
 from engine.kv.kv_cache_manager import KvCacheManager
 from executors.contract import ModelExecutor
 
@@ -21,6 +23,23 @@ longer than that."""
 _BETWEEN_S = 0.02
 
 
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """How much of the memory of a group stays, and how much is given back by one notice."""
+
+    group: BlockGroup
+    keep: int
+    """Free blocks that keep their memory."""
+    piece: int
+    """In spans."""
+
+    @staticmethod
+    def of(group: BlockGroup, keep_bytes: int) -> _Share:
+        bytes_per_block = max(1, group.bytes_per_block)
+        piece = max(1, _PIECE_BYTES // (bytes_per_block * group.pool.blocks_per_span))
+        return _Share(group, keep_bytes // bytes_per_block, piece)
+
+
 class SpareMemory:
     """Tells the executor which free blocks need no memory. Used by the loop task only.
 
@@ -33,25 +52,25 @@ class SpareMemory:
         layout, needs = kv.layout, executor.capabilities().memory
         self._config = config
         self._executor = executor
-        self._kv = kv
         self._clock = clock
         self._round = config.give_back_unused_after / ROUNDS
         self._active = layout.on_demand
-        if self._active:
-            group = layout.groups[0]
-            bytes_per_block = max(1, group.bytes_per_block)
-            keep_bytes = config.kept_kv_bytes
-            if keep_bytes is None:
-                keep_bytes = max(LEAST_KEPT_BYTES, needs.parameter_memory)
-            self._keep = keep_bytes // bytes_per_block
-            self._piece = max(1, _PIECE_BYTES // (bytes_per_block * group.blocks_per_span))
+        keep_bytes = config.kept_kv_bytes
+        if keep_bytes is None:
+            keep_bytes = max(LEAST_KEPT_BYTES, needs.parameter_memory)
+        self._groups = [
+            _Share.of(group, keep_bytes * group.num_bytes // max(1, layout.num_bytes))
+            for group in kv.groups
+            if group.pool.blocks_per_span
+        ]
         self._due = clock() + self._round
 
     def look(self) -> None:
         """Between two steps, before the next is submitted: give back a piece of what has been unused for long."""
         if self._active and self._clock() >= self._due:
             self._due = self._clock() + self._round
-            self._kv.pool.now += 1
+            for share in self._groups:
+                share.group.pool.now += 1
             self._give_back(ROUNDS)
 
     async def at_rest(self, inbox: Inbox) -> None:
@@ -64,10 +83,13 @@ class SpareMemory:
 
     def _give_back(self, min_age: int) -> bool:
         """False: there is nothing that can be given back."""
-        blocks = self._kv.take_spare(self._keep, min_age, self._piece)
-        if len(blocks):
-            self._executor.release_memory(blocks)
-        return len(blocks) > 0
+        num_released = 0
+        for share in self._groups:
+            blocks = share.group.take_spare(share.keep, min_age, share.piece)
+            if len(blocks):
+                self._executor.release_memory(share.group.index, blocks)
+                num_released += len(blocks)
+        return num_released > 0
 
 
 async def _command_within(inbox: Inbox, seconds: float) -> bool:

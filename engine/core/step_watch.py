@@ -61,8 +61,8 @@ def view_of(seq: Sequence) -> SequenceView:
         seq.num_computed_tokens,
         len(seq.output_token_ids),
         seq.request.max_tokens,
-        len(seq.block_table),
-        seq.num_shared_blocks,
+        seq.num_blocks,
+        seq.num_held_shared_blocks,
         None if first is None else first - arrived,
     )
 

@@ -4,61 +4,74 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from itertools import islice
 
 import numpy as np
 
-from engine.kv.block_pool import SLICE, BlockPool
+from engine.kv.block_group import BlockGroup
+from engine.kv.cache_points import cache_points
+from engine.kv.hit import MISS, Hit, longest_prefix
 from engine.kv.prefix_cache import PrefixCache, block_key, root_key
+from engine.kv.table_changes import TableChanges
 from engine.sequence import Sequence
 from engine.story import Lost, Missed, PrefixMatch
 from executors.contract import Int32Array, KvLayout, TableUpdates
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """KV that a waiting sequence can begin with.
-
-    - `blocks`: blocks to share. `num_tokens`: number of its tokens whose KV is in them, and in a copy of `copied`.
-    - `copied`: a block of another sequence that matches in part: it is copied, because both sequences will write to it.
-    - `pending`: some of the KV is computed in the step being assembled and can be read from the next step on.
-    - `looked_up`: whether the prefix cache was searched.
-    - `keys`: keys of the first blocks, as far as they are known already.
-    """
-
-    blocks: list[int]
-    num_tokens: int
-    copied: int | None = None
-    pending: bool = False
-    looked_up: bool = False
-    keys: list[bytes] = field(default_factory=list)
-
-
-MISS = Hit([], 0)
-
-
 class KvCacheManager:
     """Grows, shares and frees block tables; collects the changes for the next step.
 
-    Decides on `Sequence.block_table` and `.block_keys`. With an executor that owns its KV (a layout without groups)
-    every table stays empty, every request for room succeeds, and nothing is shared.
+    Decides on `Sequence.block_tables` and `.block_keys`. A sequence has a table for each group of the layout: all grow, or none
+    does. With an executor that owns its KV (a layout without groups) there are no tables, every request for room succeeds,
+    and nothing is shared.
     """
 
-    def __init__(self, layout: KvLayout, model: str = "", prefix_caching: bool = True) -> None:
+    def __init__(
+        self,
+        layout: KvLayout,
+        model: str = "",
+        prefix_caching: bool = True,
+        most_granted: int = sys.maxsize,
+    ) -> None:
+        """`most_granted`: tokens that one step computes of a sequence at most. A window group has room for these and for the
+        window when a sequence is admitted, a full group for all its tokens."""
         self.layout = layout
-        group = layout.groups[0] if layout.paged else None
-        self.pool = BlockPool(group.num_blocks, group.blocks_per_span) if group else BlockPool(0)
-        self.cache = PrefixCache()
+        self.groups = [BlockGroup(index, one, layout.block_size) for index, one in enumerate(layout.groups)]
         self.prefix_caching = prefix_caching and layout.paged and layout.state is None
+        self.changes = TableChanges()
         self._model = model
-        self._grown: list[tuple[int, int, list[int]]] = []
-        self._copies: list[tuple[int, int]] = []
+        self._most_granted = most_granted
+        self._windows = [group for group in self.groups if group.window is not None]
 
     @property
     def num_cached(self) -> int:
         """Number of free blocks whose KV may be found again."""
-        return self.pool.num_kept
+        return sum(group.pool.num_kept for group in self.groups)
+
+    @property
+    def num_used(self) -> int:
+        """Number of blocks held by at least one table."""
+        return sum(group.pool.num_used for group in self.groups)
+
+    @property
+    def num_with_memory(self) -> int:
+        """Number of blocks that have been written and whose memory has not been released since."""
+        return sum(group.pool.num_with_memory for group in self.groups)
+
+    @property
+    def usage(self) -> float:
+        """Share of the blocks in use, 0 to 1, in the group where it is highest: the first that has no room."""
+        return max((group.pool.num_used / group.pool.num_blocks for group in self.groups), default=0.0)
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens that a sequence can have if it is alone. Where a window group is too small to slide, it has to hold them all."""
+        size, slack = self.layout.block_size, 2 * self.layout.block_size
+        capacity = self.layout.capacity_tokens
+        for group in self.layout.groups:
+            pool_tokens = group.num_blocks * size
+            if group.window is not None and pool_tokens < group.window + self._most_granted + slack:
+                capacity = min(capacity, pool_tokens)
+        return capacity
 
     def blocks_for(self, num_tokens: int) -> int:
         """Number of blocks that hold this many tokens."""
@@ -67,47 +80,62 @@ class KvCacheManager:
     # -- tables --------------------------------------------------------------------------------------------------------
 
     def grow(self, seq: Sequence, num_tokens: int) -> bool:
-        """Make the sequence's table cover `num_tokens`. False, and nothing changed, if the pool has too few blocks.
+        """Make all tables of the sequence cover `num_tokens`. False, and no table has grown, if a pool has too few blocks.
 
-        The sequence must have its slot already.
+        Blocks behind a window are freed first. The sequence must have its slot already.
         """
-        missing = self.blocks_for(num_tokens) - len(seq.block_table)
-        if missing <= 0:
-            return True
-        blocks = self.pool.allocate(missing)
-        if blocks is None:
-            return False
-        self.cache.forget(blocks)
-        self._extend(seq, blocks)
-        self._prepared(seq)
+        for group in self._windows:
+            group.slide(seq)
+        end, short = self.blocks_for(num_tokens), False
+        for group, table in zip(self.groups, seq.block_tables, strict=True):
+            missing = end - table.end
+            if missing > 0:
+                if missing > group.pool.num_free:
+                    return False
+                short = True
+        if short:
+            for group in self.groups:
+                self._extend(seq, group, end)
+            self._prepared(seq)
         return True
 
     def _prepared(self, seq: Sequence) -> None:
         """Record how far the sequence can grow in its blocks, before the next one is full."""
         size = self.layout.block_size
-        end = len(seq.block_table) * size if self.layout.paged else sys.maxsize
+        end = min(table.end for table in seq.block_tables) * size if seq.block_tables else sys.maxsize
         if self.prefix_caching:
             end = min(end, (seq.num_keyed_blocks + 1) * size - 1)
         seq.prepare(end)
 
     def room(self, seq: Sequence, kept_blocks: int) -> int:
-        """Tokens by which the sequence can grow in its own blocks and in free ones, except `kept_blocks` of the latter."""
+        """Tokens by which the sequence can grow in its own blocks and in free ones, except `kept_blocks` of the latter in each
+        group."""
         if not self.layout.paged:
             return seq.num_to_generate + seq.num_uncomputed_tokens
-        blocks = len(seq.block_table) + max(0, self.pool.num_free - kept_blocks)
+        blocks = min(
+            table.end + max(0, group.pool.num_free - kept_blocks)
+            for group, table in zip(self.groups, seq.block_tables, strict=True)
+        )
         return blocks * self.layout.block_size - seq.num_computed_tokens
 
-    def _extend(self, seq: Sequence, blocks: list[int]) -> None:
+    def _extend(self, seq: Sequence, group: BlockGroup, end: int) -> None:
+        """Let the sequence's table of a group go on to index `end`, with blocks that must be free."""
+        begin = seq.block_tables[group.index].end
+        if begin < end:
+            self._append(seq, group, group.allocate(end - begin))
+
+    def _append(self, seq: Sequence, group: BlockGroup, blocks: list[int]) -> None:
         assert seq.slot is not None, "blocks are laid out for a slot"
-        self._grown.append((seq.slot, len(seq.block_table), blocks))
-        seq.extend_table(blocks)
+        self.changes.grow(seq.slot, group.index, seq.block_tables[group.index].end, blocks)
+        seq.extend_table(group.index, blocks)
 
     def free(self, seq: Sequence) -> None:
         """Free all blocks of a sequence; steps submitted later may use them. The last blocks are freed first, so that a prefix
         is kept longest."""
-        if blocks := seq.free_table():
-            self._grown = [entry for entry in self._grown if entry[0] != seq.slot]
-            self.pool.release(reversed(blocks), self.cache.blocks)
+        if tables := seq.free_tables():
+            self.changes.drop(seq.slot)
+            for group, table in zip(self.groups, tables, strict=True):
+                group.release(reversed(table.blocks))
 
     # -- sharing -------------------------------------------------------------------------------------------------------
 
@@ -124,54 +152,86 @@ class KvCacheManager:
         if not self.prefix_caching:
             return MISS
         most = (seq.num_known_tokens - 1) // self.layout.block_size
-        blocks = self.cache.find(self._keys(seq, most))
-        pending = not self.cache.fresh.isdisjoint(blocks)
-        return Hit(blocks, len(blocks) * self.layout.block_size, pending=pending, looked_up=True)
+        return longest_prefix(self.groups, self._keys(seq, most), self.layout.block_size)
 
     def _find_sibling(self, seq: Sequence) -> Hit | None:
-        """KV of the prompt, without its last token, from another choice of the same call.
+        """KV of the prompt, without its last token, from another choice of the same call. None if no choice has or will have it.
 
         Each choice computes the last token again: it gives the logits from which the choice samples its own first token.
         """
         num_shared = seq.prompt_len - 1
         if not seq.siblings or not num_shared or seq.output_token_ids:
             return None
-        holders = [other for other in seq.siblings if other.block_table and not other.finished]
-        full, partial = divmod(num_shared, self.layout.block_size)
-        to_come = {destination for _, destination in self._copies}
-        for other in holders:
-            if other.num_computed_tokens < num_shared:
+        to_come = {(group, destination) for group, _, destination in self.changes.copies}
+        in_time = False
+        for other in seq.siblings:
+            if not other.block_tables or other.finished:
                 continue
-            copied = other.block_table[full] if partial else None
-            if (
-                copied not in to_come
-            ):  # the copy of a sequence admitted in this very step is itself still to be made
-                return Hit(other.block_table[:full], num_shared, copied, keys=other.block_keys[:full])
-        # Where the prompt is being computed it is worth waiting for.
-        return Hit([], 0, pending=True) if holders else None
+            if other.num_computed_tokens < num_shared:
+                in_time = True  # where the prompt is being computed it is worth waiting for
+                continue
+            hit = self._fork(other, num_shared)
+            if hit is None:
+                continue
+            if to_come.isdisjoint(enumerate(hit.copied)):
+                return hit
+            in_time = True  # the copy of a sequence admitted in this very step is itself still to be made
+        return Hit(pending=True) if in_time else None
+
+    def _fork(self, other: Sequence, num_shared: int) -> Hit | None:
+        """The KV of another sequence's first `num_shared` tokens; None if it has gone on so far that a window has left them."""
+        full, partial = divmod(num_shared, self.layout.block_size)
+        lows = [group.lowest(num_shared) for group in self.groups]
+        if any(low < table.first for low, table in zip(lows, other.block_tables, strict=True)):
+            return None
+        blocks = tuple(table.part(low, full) for low, table in zip(lows, other.block_tables, strict=True))
+        copied = tuple(table.part(full, full + 1)[0] for table in other.block_tables) if partial else ()
+        return Hit(num_shared, full, blocks, copied, keys=other.block_keys[:full])
 
     def fits(self, seq: Sequence, hit: Hit) -> bool:
-        """True if there is room for all its known tokens besides the shared blocks."""
-        missing = self.blocks_for(seq.num_known_tokens) - len(hit.blocks)
-        return missing <= self.pool.num_free - self.pool.num_free_of(hit.blocks)
+        """True if every group has the room that it gives at admission, besides the shared blocks."""
+        for group in self.groups:
+            shared = hit.blocks[group.index] if hit.blocks else []
+            missing = self._end_at_admission(seq, group, hit) - hit.num_blocks
+            if missing > group.pool.num_free - group.pool.num_free_of(shared):
+                return False
+        return True
+
+    def _end_at_admission(self, seq: Sequence, group: BlockGroup, hit: Hit) -> int:
+        """Index up to which a sequence is given blocks at once: those of all known tokens, or as many as it will have in a window
+        group, which slide on with it."""
+        end = seq.num_known_tokens
+        if group.window is not None:
+            end = min(end, max(hit.num_tokens, group.window) + self._most_granted)
+        return self.blocks_for(end)
 
     def begin(self, seq: Sequence, hit: Hit) -> None:
-        """Give a sequence its first table: the shared blocks, and room for all its known tokens, which must fit."""
-        assert not seq.block_table
-        seq.begin_table(hit.num_tokens, len(hit.blocks), hit.keys)
-        if hit.blocks:
-            self.pool.share(hit.blocks)
-            self._extend(seq, list(hit.blocks))
-        roomy = self.grow(seq, seq.num_known_tokens)
-        assert roomy, "what does not fit is not admitted"
-        if hit.copied is not None:
-            self._copies.append((hit.copied, seq.block_table[len(hit.blocks)]))
+        """Give a sequence its first tables: the shared blocks, and the room for which `fits` has looked."""
+        assert not seq.block_tables
+        shared = hit.blocks or tuple([] for _ in self.groups)
+        seq.begin_tables(
+            [hit.num_blocks - len(blocks) for blocks in shared], hit.num_tokens, hit.num_blocks, hit.keys
+        )
+        for group, blocks in zip(self.groups, shared, strict=True):
+            if blocks:
+                group.pool.share(blocks)
+                self._append(seq, group, list(blocks))
+        for group in self.groups:
+            self._extend(seq, group, self._end_at_admission(seq, group, hit))
+        if hit.copied:
+            for index, source in enumerate(hit.copied):
+                [copy] = seq.block_tables[index].part(hit.num_blocks, hit.num_blocks + 1)
+                self.changes.copies.append((index, source, copy))
             seq.count_copied_block()
+        if self._windows and self.prefix_caching:
+            parted = hit.num_in_full_groups if hit.missed is not None else 0
+            seq.set_cache_points(cache_points(seq, self.layout.block_size, parted))
         self._prepared(seq)
 
     def begin_step(self) -> None:
         """Begin to assemble a new step, which can read the KV that earlier steps compute."""
-        self.cache.fresh.clear()
+        for group in self.groups:
+            group.cache.fresh.clear()
 
     def register(self, seq: Sequence, num_computed: int) -> None:
         """Add the keys of the blocks that are full of known tokens once `num_computed` tokens of the sequence are computed, by
@@ -183,8 +243,10 @@ class KvCacheManager:
             keys = self._keys(seq, full)
             before = keys[seq.num_keyed_blocks - 1] if seq.num_keyed_blocks else self._root(seq)
             for index in range(seq.num_keyed_blocks, full):
-                self.cache.add(keys[index], seq.block_table[index])
-                self.cache.history.add(before, keys[index], self._block_tokens(seq, index))
+                for group, table in zip(self.groups, seq.block_tables, strict=True):
+                    if index >= table.first:  # a window may have left a block before its tokens were known
+                        group.cache.add(keys[index], table.blocks[index - table.first])
+                self._lead.history.add(before, self._block_tokens(seq, index))
                 before = keys[index]
             seq.name_blocks(full)
             self._prepared(seq)
@@ -192,7 +254,8 @@ class KvCacheManager:
     def withdraw(self, seq: Sequence) -> None:
         """Withdraw the blocks of a sequence whose computation failed: no sequence may find them, even if they are freed already.
         This includes its shared blocks: their writer may have ended without noticing the fault."""
-        self.pool.forsake(self.cache.withdraw(seq.block_keys))
+        for group in self.groups:
+            group.pool.forsake(group.cache.withdraw(seq.block_keys))
 
     def _keys(self, seq: Sequence, count: int) -> list[bytes]:
         """The keys of the sequence's first `count` blocks, whose tokens must be known; computed once each."""
@@ -217,67 +280,56 @@ class KvCacheManager:
             return seq.request.prompt_token_ids[end - size : end]
         return np.array(seq.token_ids(end - size, end), np.int32)
 
+    @property
+    def _lead(self) -> PrefixCache:
+        """Of the group whose history says what followed a prefix: a full one, if there is one."""
+        return next((group for group in self.groups if group.window is None), self.groups[0]).cache
+
     def explain(self, seq: Sequence, hit: Hit) -> PrefixMatch:
         """Why the prefix cache gave a sequence no more than `hit`, for its story."""
         if not hit.looked_up:
             return PrefixMatch(hit.num_tokens, Missed.OFF)
-        matched, most = len(hit.blocks), (seq.num_known_tokens - 1) // self.layout.block_size
+        matched, most = hit.num_blocks, (seq.num_known_tokens - 1) // self.layout.block_size
         if matched == most:
             return PrefixMatch(hit.num_tokens, None if most else Missed.SHORT)
         keys = self._keys(seq, most)
+        if hit.missed is not None:
+            missed = self.groups[hit.missed]
+            cause = missed.cache.history.cause(keys[matched])
+            if cause is not None or len(self._windows) < len(self.groups):
+                gone = (hit.num_in_full_groups - matched) * self.layout.block_size
+                return PrefixMatch(
+                    hit.num_tokens, Missed.EVICTED, None, gone, cause or Lost.WINDOW, missed.window
+                )
         before = keys[matched - 1] if matched else self._root(seq)
         tokens = self._block_tokens(seq, matched)
-        return self.cache.history.explain(before, keys[matched:], tokens, hit.num_tokens)
+        return self._lead.history.explain(before, keys[matched:], tokens, hit.num_tokens)
 
     def reset(self) -> None:
         """Reset after the executor's KV was emptied: nothing can be found, and no change is left to report."""
-        self.pool.forsake(self.cache.blocks)
-        self.cache.clear()
-        self._grown.clear()
-        self._copies.clear()
-
-    # -- memory --------------------------------------------------------------------------------------------------------
-
-    def take_spare(self, keep: int, min_age: int, most_spans: int) -> Int32Array:
-        """As `BlockPool.take_spare`; prefixes in these blocks are no longer found. The executor must be told before the next
-        step: until then the blocks still have their memory, afterwards they may be zeros."""
-        blocks = self.pool.take_spare(keep, min_age, most_spans)
-        self.cache.forget(blocks.tolist(), Lost.RELEASE)
-        return blocks
+        for group in self.groups:
+            group.pool.forsake(group.cache.blocks)
+            group.cache.clear()
+        self.changes.clear()
 
     # -- for the next batch --------------------------------------------------------------------------------------------
 
     def take_copies(self) -> Int32Array:
         """int32 [m, 3] of (group, source, destination) blocks since the last call."""
-        copies, self._copies = self._copies, []
-        return np.array([(0, *pair) for pair in copies], np.int32).reshape(-1, 3)
+        return self.changes.take_copies()
 
     def take_updates(self) -> TableUpdates:
         """Block-table deltas since the last call."""
-        if not self._grown:
-            return TableUpdates.empty()
-        grown, self._grown = self._grown, []
-        return TableUpdates(
-            slots=np.array([slot for slot, _, _ in grown], np.int32),
-            groups=np.zeros(len(grown), np.int32),
-            starts=np.array([start for _, start, _ in grown], np.int32),
-            counts=np.array([len(blocks) for _, _, blocks in grown], np.int32),
-            block_ids=np.array([block for _, _, blocks in grown for block in blocks], np.int32),
-        )
+        return self.changes.take_updates()
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
-        """Raises RuntimeError unless free + used = total, references equal the tables of these sequences, and every block with
-        a key is one of them."""
+        """Raises RuntimeError unless in each group free + used = total, references equal the tables of these sequences, and every
+        block with a key is one of them."""
         for _ in self.integrity(sequences):
             pass
 
     def integrity(self, sequences: Iterable[Sequence]) -> Iterator[None]:
         """`check_integrity` a slice at a time: nothing may change before it is exhausted."""
-        yield from self.pool.integrity(seq.block_table for seq in sequences)
-        yield from self.cache.integrity()
-        num_keyed, cached = 0, iter(self.cache.blocks)
-        while some := list(islice(cached, SLICE)):
-            num_keyed += sum(not self.pool.num_references(block) for block in some)
-            yield
-        if num_keyed != self.pool.num_kept:
-            raise RuntimeError(f"{num_keyed} free blocks have a key, {self.pool.num_kept} are kept")
+        holders = [seq.block_tables for seq in sequences if seq.block_tables]
+        for group in self.groups:
+            yield from group.integrity(tables[group.index].blocks for tables in holders)

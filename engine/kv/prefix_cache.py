@@ -63,12 +63,17 @@ class PrefixCache:
             matches.append(block)
         return matches
 
+    def block_of(self, key: bytes) -> int | None:
+        """The block with this key."""
+        return self._block_of.get(key)
+
     def add(self, key: bytes, block: int) -> None:
         """Add a block that the step being assembled fills. Does nothing if another block has the key already."""
         if key not in self._block_of:
             self._block_of[key] = block
             self.blocks[block] = key
             self.fresh.add(block)
+            self.history.regain(key)
 
     def forget(self, blocks: Iterable[int], why: Lost = Lost.ROOM) -> None:
         """Remove the keys of these blocks, whose content will change."""

@@ -34,7 +34,7 @@ class Admission:
         self.max_queue_wait = config.max_queue_wait
         capacities = [info.max_model_len]
         if kv.layout.paged:
-            capacities.append(kv.layout.capacity_tokens)
+            capacities.append(kv.capacity_tokens)
         if kv_capacity is not None:
             capacities.append(kv_capacity)
         self.max_model_len = min(capacities)

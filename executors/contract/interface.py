@@ -180,11 +180,12 @@ class ModelExecutor(ABC):
         if not self.capabilities().paged:
             raise Unsupported(f"{type(self).__name__} owns its KV and cannot truncate it")
 
-    def release_memory(self, block_ids: Int32Array) -> None:
-        """Allow the executor to return the memory of these KV blocks to the system: they are not read before they are rewritten.
+    def release_memory(self, group: int, block_ids: Int32Array) -> None:
+        """Allow the executor to return the memory of these blocks of a KV group to the system: they are not read before they are
+        rewritten.
 
         `block_ids` int32 [n], rising. Takes effect between the steps submitted before and those after. Optional, and called
-        only if the layout is `on_demand`; the default keeps the memory.
+        only for groups with `blocks_per_span`; the default keeps the memory.
         """
 
     # -- verification ------------------------------------------------------------------------------------------------

@@ -140,8 +140,8 @@ class SamplingWrapper(BatchModelExecutor):
     def truncate_kv(self, handle: KvCacheHandle, new_len: int) -> None:
         self.inner.truncate_kv(handle, new_len)
 
-    def release_memory(self, block_ids: Int32Array) -> None:
-        self.inner.release_memory(block_ids)
+    def release_memory(self, group: int, block_ids: Int32Array) -> None:
+        self.inner.release_memory(group, block_ids)
 
     # -- one sequence and many -------------------------------------------------------------------------------------------
 

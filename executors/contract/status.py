@@ -246,6 +246,8 @@ class KvLayout:
     groups: tuple[KvGroup, ...] = ()
     state: StateLayout | None = None
     """States of sequences; None if the model has KV alone."""
+    max_tokens: int = 0
+    """Tokens of context that the sizes of the groups were planned for; 0: as many as the full groups hold."""
 
     @staticmethod
     def of(block_size: int, num_blocks: int, bytes_per_block: int, blocks_per_span: int = 0) -> KvLayout:
@@ -274,7 +276,9 @@ class KvLayout:
 
     @property
     def capacity_tokens(self) -> int:
-        """Number of tokens that fit when every block is full; 0 without groups."""
+        """Number of tokens that fit: `max_tokens`, or those of the full groups when every block is full; 0 without groups."""
+        if self.max_tokens:
+            return self.max_tokens
         full = [group.num_blocks for group in self.groups if group.window is None]
         blocks = full or [group.num_blocks for group in self.groups]
         return self.block_size * min(blocks, default=0)

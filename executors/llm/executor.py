@@ -464,10 +464,10 @@ class LlmExecutor(BatchModelExecutor):
         if new_len < 0:
             raise InvalidInput(f"sequence {cache_id}: cannot truncate to {new_len} tokens")
 
-    def release_memory(self, block_ids: Int32Array) -> None:
+    def release_memory(self, group: int, block_ids: Int32Array) -> None:
         """See the contract."""
         if self._runtime is not None:
-            self._runtime.release_memory(block_ids)
+            self._runtime.release_memory(group, block_ids)
 
 
 class LlmLoraExecutor(LlmExecutor):

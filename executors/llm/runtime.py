@@ -173,7 +173,7 @@ class ExecutorRuntime:
         pace = ((count, min(companion.time_forward(count, past) for _ in range(3))) for count in counts)
         return tuple(pace)
 
-    def release_memory(self, block_ids: Int32Array) -> None:
+    def release_memory(self, group: int, block_ids: Int32Array) -> None:
         """See the contract."""
         self.runner.cache.give_back(block_ids)
         if self.companion is not None:

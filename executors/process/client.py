@@ -333,10 +333,10 @@ class RemoteExecutor(BatchModelExecutor):
         if self._life is not None:
             self._life.tell(m.Truncate(handle, new_len))
 
-    def release_memory(self, block_ids: Int32Array) -> None:
+    def release_memory(self, group: int, block_ids: Int32Array) -> None:
         """As release_cache."""
         if self._life is not None:
-            self._life.tell(m.ReleaseMemory(block_ids))
+            self._life.tell(m.ReleaseMemory(group, block_ids))
 
     # -- what the child says -----------------------------------------------------------------------------------------------
 

@@ -80,12 +80,12 @@ class StepGuard:
         except Exception as error:
             self.unanswered("truncate_kv", error)
 
-    def release_memory(self, block_ids: Int32Array) -> None:
+    def release_memory(self, group: int, block_ids: Int32Array) -> None:
         """As release_cache."""
         try:
             if block_ids.dtype != np.int32:
                 raise InvalidInput(f"block_ids is {block_ids.dtype}, not int32")
-            self.executor.release_memory(block_ids)
+            self.executor.release_memory(group, block_ids)
         except Exception as error:
             self.unanswered("release_memory", error)
 

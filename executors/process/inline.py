@@ -403,9 +403,9 @@ class InlineExecutor(BatchModelExecutor):
         """As release_cache. If the executor cannot, the steps after it are answered Skipped."""
         self._tell(lambda guard: guard.truncate_kv(handle, new_len))
 
-    def release_memory(self, block_ids: Int32Array) -> None:
+    def release_memory(self, group: int, block_ids: Int32Array) -> None:
         """As release_cache."""
-        self._tell(lambda guard: guard.release_memory(block_ids))
+        self._tell(lambda guard: guard.release_memory(group, block_ids))
 
     def _tell(self, what: Callable[[StepGuard], None]) -> None:
         guard, thread = self._guard, self._thread

@@ -162,6 +162,7 @@ class Prepare(msgspec.Struct, tag=13, array_like=True):
 class ReleaseMemory(msgspec.Struct, tag=14, array_like=True):
     """`release_memory`; no answer."""
 
+    group: int
     block_ids: Array
 
 

@@ -109,7 +109,7 @@ class Worker:
             case m.Truncate():
                 self._guard.truncate_kv(message.handle, message.new_len)
             case m.ReleaseMemory():
-                self._guard.release_memory(message.block_ids)
+                self._guard.release_memory(message.group, message.block_ids)
             case m.Prepare():
                 task = asyncio.create_task(self._prepare(message))
                 self._preparing.add(task)

@@ -81,12 +81,12 @@ async def memory_given_back_is_nobody_elses(kit: Kit) -> None:
     keeper = driver.add(kit.long(87), kit.greedy)  # its blocks lie between free ones
     await driver.prefill(gone, keeper)
     driver.release(gone)
-    kit.executor.release_memory(np.array(sorted(driver.free_blocks), np.int32))
+    kit.executor.release_memory(0, np.array(sorted(driver.free_blocks), np.int32))
     await driver.decode(_NUM, keeper)
     other = driver.add(kit.long(88), kit.greedy)
     await driver.prefill(other)
     await driver.decode(_NUM - 1, other, keeper)
-    kit.executor.release_memory(np.array([], np.int32))
+    kit.executor.release_memory(0, np.array([], np.int32))
     kit.same(other_alone, other, "a sequence in blocks whose memory was given back")
     kit.same(keeper_alone, keeper, "a sequence beside blocks whose memory was given back")
 

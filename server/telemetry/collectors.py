@@ -180,7 +180,11 @@ class EngineCollector(Collector):
             "Time for which the oldest sequence has waited that was never started; 0 if none waits.",
             stats.oldest_wait,
         )
-        yield _gauge("cohort_kv_cache_usage_ratio", "Share of KV blocks in use, 0 to 1.", stats.kv_usage)
+        yield _gauge(
+            "cohort_kv_cache_usage_ratio",
+            "Share of KV blocks in use, 0 to 1, in the group of layers where it is highest.",
+            stats.kv_usage,
+        )
         yield _gauge("cohort_kv_blocks_used", "KV blocks in use.", stats.kv_blocks_used)
         yield _gauge(
             "cohort_kv_blocks_cached",
@@ -238,7 +242,8 @@ def _cache_config(executor: ModelExecutor) -> Iterator[Metric]:
         "Always 1; tokens of a KV block and number of blocks, in labels that the Kubernetes inference gateway reads.",
         labels=["block_size", "num_gpu_blocks"],
     )
-    config.add_metric([str(layout.block_size), str(layout.num_blocks)], 1.0)
+    # The product of both is what fits, also where windows keep only a part of it.
+    config.add_metric([str(layout.block_size), str(layout.capacity_tokens // layout.block_size)], 1.0)
     yield config
 
 

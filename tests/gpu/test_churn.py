@@ -143,8 +143,9 @@ def free_blocks_too_early(patch: pytest.MonkeyPatch) -> None:
     def early(self: Any, plan: Any) -> Any:
         chunks = grant(self, plan)
         for seq in plan.grants:
-            if seq.num_to_generate == 1 and (blocks := seq.free_table()):
-                self.kv.pool.release(reversed(blocks), self.kv.cache.blocks)
+            if seq.num_to_generate == 1:
+                for group, table in zip(self.kv.groups, seq.free_tables(), strict=False):
+                    group.release(reversed(table.blocks))
         return chunks
 
     patch.setattr(Scheduler, "_grant_decodes", early)

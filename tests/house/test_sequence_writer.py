@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from engine.block_table import BlockTable
 from engine.sequence import Sequence
 
 ROOT = Path(__file__).resolve().parents[2]
 FIELDS = {field.name for field in fields(Sequence)}
+TABLE_FIELDS = {field.name for field in fields(BlockTable)}
 CHANGE = {"append", "clear", "extend", "insert", "pop", "remove", "reverse", "setdefault", "sort", "update"}
 """Methods of lists and dicts that change them."""
 
@@ -39,8 +41,11 @@ def written(target: ast.AST) -> Iterator[str]:
             yield from written(part)
     elif isinstance(target, ast.Subscript | ast.Starred):
         yield from written(target.value)
-    elif isinstance(target, ast.Attribute) and ast.unparse(target.value) != "self" and target.attr in FIELDS:
-        yield target.attr
+    elif isinstance(target, ast.Attribute):
+        if ast.unparse(target.value) != "self" and target.attr in FIELDS:
+            yield target.attr
+        elif target.attr in TABLE_FIELDS:
+            yield from written(target.value)
 
 
 def test_no_module_of_the_engine_but_sequence_writes_a_field_of_a_sequence() -> None:
@@ -58,7 +63,10 @@ def test_no_module_of_the_engine_but_sequence_writes_a_field_of_a_sequence() -> 
         "seq.in_flight += 1",
         "seq.alone, other = True, 0",
         "del seq.output_token_ids[3:]",
-        "seq.block_table[0] = 7",
+        "seq.block_tables[0] = 7",
+        "seq.block_tables[0].first += 1",
+        "seq.block_tables[0].blocks.append(7)",
+        "del seq.block_tables[0].blocks[:2]",
         "self.seq.output_token_ids.append(7)",
         "setattr(seq, name, 1)",
     ],

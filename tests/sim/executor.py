@@ -69,7 +69,8 @@ class SimExecutor:
         """Blocks whose memory was given back."""
         self.fired = 0
         """Faults that came about."""
-        self._tables: dict[int, list[int]] = {}
+        self._tables: dict[tuple[int, int], dict[int, int]] = {}
+        """By slot and group: the blocks by their index."""
         self._last_step = 0
         self._worker: asyncio.Task[None] | None = None
         self._listener: Callable[[ExecutorDied], None] = lambda death: None
@@ -170,16 +171,16 @@ class SimExecutor:
 
         self._queue.put_nowait(truncate)
 
-    def release_memory(self, block_ids: Int32Array) -> None:
+    def release_memory(self, group: int, block_ids: Int32Array) -> None:
         assert self.core is not None and self.core._scheduler is not None
-        kv = self.core._scheduler.kv
+        kv = self.core._scheduler.kv.groups[group]
         if any(kv.pool.num_references(block) or block in kv.cache.blocks for block in block_ids.tolist()):
             raise Broken("memory is given back that is in use or can be found")
         self.num_released += len(block_ids)
 
         async def release() -> None:
             if not self._dead:
-                self.inner.release_memory(block_ids)
+                self.inner.release_memory(group, block_ids)
 
         self._queue.put_nowait(release)
 
@@ -248,33 +249,44 @@ class SimExecutor:
             raise Broken("steps out of order")
         self._last_step = batch.step_id
         if self.inner.paged:
-            self._check_blocks(batch, scheduler.kv.pool._references)
+            self._check_blocks(batch, [group.pool._references for group in scheduler.kv.groups])
 
-    def _check_blocks(self, batch: UnifiedBatch, references: list[int]) -> None:
+    def _check_blocks(self, batch: UnifiedBatch, references: list[list[int]]) -> None:
         """No block is written that two hold, or by two."""
+        groups = self.inner.kv_layout().groups
         tables, begin = batch.tables, 0
         for start in batch.starts:
-            self._tables[start.slot] = []
-        for slot, first, count in zip(
-            tables.slots.tolist(), tables.starts.tolist(), tables.counts.tolist(), strict=True
-        ):
-            table = self._tables.setdefault(slot, [])
-            if first > len(table):
+            for group in range(len(groups)):
+                self._tables[start.slot, group] = {}
+        for slot, group, first, count in zip(
+            tables.slots.tolist(), tables.groups.tolist(), tables.starts.tolist(), tables.counts.tolist(), strict=True
+        ):  # fmt: skip
+            table = self._tables.setdefault((slot, group), {})
+            if first > len(table) and groups[group].window is None:
                 raise Broken(f"a hole in the table of slot {slot}")
-            table[first:] = tables.block_ids[begin : begin + count].tolist()
+            for index in [index for index in table if index >= first]:
+                del table[index]
+            table.update(enumerate(tables.block_ids[begin : begin + count].tolist(), first))
             begin += count
+        for group, held in enumerate(references):
+            self._check_writes(batch, group, held)
+
+    def _check_writes(self, batch: UnifiedBatch, group: int, references: list[int]) -> None:
+        """Of one group."""
         size = self.inner.config.attention.block_size
-        written = [int(destination) for _, _, destination in batch.block_copies]
-        if set(written) & {int(source) for _, source, _ in batch.block_copies}:
+        copies = batch.block_copies[batch.block_copies[:, 0] == group].tolist()
+        written = [destination for _, _, destination in copies]
+        if set(written) & {source for _, source, _ in copies}:
             raise Broken("a block is copied that another copy writes")
         copied = set(written)
         for slot, pos, count in zip(
             batch.slots.tolist(), batch.pos_offsets.tolist(), batch.num_q_tokens.tolist(), strict=True
         ):
-            blocks = self._tables[slot][pos // size : (pos + count - 1) // size + 1]
-            if len(blocks) < (pos + count - 1) // size + 1 - pos // size:
+            table = self._tables[slot, group]
+            indices = range(pos // size, (pos + count - 1) // size + 1)
+            if any(index not in table for index in indices):
                 raise Broken(f"the table of slot {slot} is too short")
-            written += [block for block in blocks if block not in copied]
+            written += [table[index] for index in indices if table[index] not in copied]
         if len(written) != len(set(written)):
             raise Broken("a block is written by two")
         shared = [block for block in written if references[block] != 1]

@@ -16,6 +16,7 @@ from engine.core.scheduler import Scheduler
 from engine.core.sequences import Sequences
 from engine.core.step_budget import StepBudget
 from engine.kv import kv_cache_manager as managing
+from engine.kv.block_group import BlockGroup
 from engine.kv.block_pool import BlockPool
 from engine.kv.kv_cache_manager import KvCacheManager
 from engine.kv.prefix_cache import PrefixCache, block_key
@@ -123,8 +124,7 @@ def _failed_epoch_keeps_keys(patch: pytest.MonkeyPatch) -> None:
     """Blocks of a failed life can still be found."""
 
     def reset(self: KvCacheManager) -> None:
-        self._grown.clear()
-        self._copies.clear()
+        self.changes.clear()
 
     patch.setattr(KvCacheManager, "reset", reset)
 
@@ -158,6 +158,7 @@ def _stale_add(self: PrefixCache, key: bytes, block: int) -> None:
     if key not in self._block_of:
         self._block_of[key] = block
         self.blocks[block] = key
+        self.history.regain(key)
 
 
 def _copies_forgotten(patch: pytest.MonkeyPatch) -> None:
@@ -322,22 +323,22 @@ def _aborted_ones_still_wait(patch: pytest.MonkeyPatch) -> None:
 def _given_back_and_found(patch: pytest.MonkeyPatch) -> None:
     """A prefix is found in blocks whose memory was given back."""
 
-    def take_spare(self: KvCacheManager, keep: int, min_age: int, most_spans: int) -> Int32Array:
+    def take_spare(self: BlockGroup, keep: int, min_age: int, most_spans: int) -> Int32Array:
         return self.pool.take_spare(keep, min_age, most_spans)
 
-    patch.setattr(KvCacheManager, "take_spare", take_spare)
+    patch.setattr(BlockGroup, "take_spare", take_spare)
 
 
 def _given_back_in_use(patch: pytest.MonkeyPatch) -> None:
     """The executor is told to give back memory that a running sequence reads."""
-    take_spare = KvCacheManager.take_spare
+    take_spare = BlockGroup.take_spare
 
-    def too_much(self: KvCacheManager, keep: int, min_age: int, most_spans: int) -> Int32Array:
+    def too_much(self: BlockGroup, keep: int, min_age: int, most_spans: int) -> Int32Array:
         blocks = take_spare(self, keep, min_age, most_spans)
         used = [block for block, count in enumerate(self.pool._references) if count]
         return np.array(sorted({*blocks.tolist(), *used[:1]}), np.int32)
 
-    patch.setattr(KvCacheManager, "take_spare", too_much)
+    patch.setattr(BlockGroup, "take_spare", too_much)
 
 
 def _never_given_back(patch: pytest.MonkeyPatch) -> None:

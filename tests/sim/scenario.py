@@ -288,7 +288,8 @@ class Run:
         self.executor.core = core
         await core.start()
         assert core._scheduler is not None
-        watch_reuse(core._scheduler.kv.pool)
+        for group in core._scheduler.kv.groups:
+            watch_reuse(group.pool)
         if scenario.weighs_drafts:
             core._scheduler.policies.lengths.expect(_PACE)
         if scenario.max_loras:
@@ -304,7 +305,8 @@ class Run:
         if core.detail or stats.stage is Stage.FAILED:
             raise Broken(f"the engine says: {core.detail}")
         core.check_integrity()
-        self._judge_memory(core._scheduler.kv.pool)
+        for group in core._scheduler.kv.groups:
+            self._judge_memory(group.pool)
         if stats.kv_blocks_used or stats.running or stats.waiting:
             raise Broken(f"something is left: {stats}")
         waiting = core._waiting

@@ -79,7 +79,7 @@ class PagedFakeExecutor(FakeServing):
         for memory in (self.written, self.cells, self.prefix, self.tainted):
             memory[destination] = memory[source]
 
-    def release_memory(self, block_ids: NDArray[np.int32]) -> None:
+    def release_memory(self, group: int, block_ids: NDArray[np.int32]) -> None:
         """Poison the blocks: who reads them is refused. Raises InvalidInput for one that does not exist."""
         self._require_warm()
         if len(block_ids) and not 0 <= block_ids.min() <= block_ids.max() < self.num_blocks:

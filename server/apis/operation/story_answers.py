@@ -108,6 +108,10 @@ _SUMMARY: Schema = {
                 "first_difference": nullable(COUNT),
                 "evicted_tokens": COUNT,
                 "evicted_by": nullable(one_of(*Lost)),
+                "window": {
+                    **nullable(COUNT),
+                    "description": "Window of the layers whose KV was missing, in tokens, where other layers had theirs.",
+                },
             },
             description="How much of the first prompt was found in the prefix cache, and why not more.",
         )

@@ -119,6 +119,7 @@ def _prefix(story: CallStory) -> dict[str, Any] | None:
         "first_difference": prefix.first_difference,
         "evicted_tokens": prefix.evicted_tokens,
         "evicted_by": prefix.evicted_by,
+        "window": prefix.window,
     }
 
 

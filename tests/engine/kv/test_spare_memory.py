@@ -77,7 +77,7 @@ def prompts(count: int, length: int = 20) -> list[list[int]]:
 
 def pool_of(core: EngineCore) -> BlockPool:
     assert core._scheduler is not None
-    return core._scheduler.kv.pool
+    return core._scheduler.kv.groups[0].pool
 
 
 def test_few_blocks_are_written_while_few_are_needed() -> None:
@@ -147,7 +147,8 @@ def test_a_command_ends_the_giving_back() -> None:
     async def scenario(core: EngineCore, fake: PagedFakeExecutor) -> None:
         await asyncio.gather(*(ask(core, prompt, 5) for prompt in prompts(9)))
         assert core._loop is not None
-        core._loop.spare_memory._piece = 1
+        memory = core._loop.spare_memory
+        memory._groups = [replace(share, piece=1) for share in memory._groups]
         await asyncio.sleep(core.config.integrity_check_after + core.config.give_back_after + 0.05)
         assert 0 < fake.num_released < 30
         began = core.clock()
@@ -175,6 +176,7 @@ def test_by_itself_it_keeps_as_much_as_the_weights(weights: int, kept: int) -> N
         needs = replace(known.memory, parameter_memory=weights)
         fake.capabilities = lambda: replace(known, memory=needs)  # type: ignore[method-assign]
         kv = KvCacheManager(KvLayout.of(16, 100, 1 << 20, blocks_per_span=2))
-        assert SpareMemory(fake, kv, EngineConfig(), lambda: 0.0)._keep == kept >> 20
+        [share] = SpareMemory(fake, kv, EngineConfig(), lambda: 0.0)._groups
+        assert share.keep == kept >> 20
 
     run(main())

@@ -139,8 +139,8 @@ class Stub(BatchModelExecutor):
     def truncate_kv(self, handle: KvCacheHandle, new_len: int) -> None:
         self.log.append(f"truncate{handle.cache_id}:{new_len}:{len(handle.block_tables)}")
 
-    def release_memory(self, block_ids: Int32Array) -> None:
-        self.log.append(f"memory{block_ids.tolist()}".replace(" ", ""))
+    def release_memory(self, group: int, block_ids: Int32Array) -> None:
+        self.log.append(f"memory{group}{block_ids.tolist()}".replace(" ", ""))
 
     async def unified_decode(self, batch: UnifiedBatch) -> UnifiedOutput:
         self.log.append(f"step{batch.step_id}")

@@ -63,9 +63,9 @@ async def test_all_ranks_get_every_call_and_the_first_one_answers(ranks: Make) -
     outputs = await asyncio.gather(*(executor.unified_decode(step(i, epoch=1)) for i in (3, 7)))
     assert [one.token_ids.tolist() for one in outputs] == [[4], [8]]
     executor.release_cache(5)
-    executor.release_memory(np.array([1, 2], np.int32))
+    executor.release_memory(1, np.array([1, 2], np.int32))
     assert (await executor.unified_decode(step(1, epoch=1, step_id=9))).token_ids.tolist() == [2]
-    assert await log_of(executor) == "epoch1 step0 step0 release5 memory[1,2] step9"
+    assert await log_of(executor) == "epoch1 step0 step0 release5 memory1[1,2] step9"
 
 
 @pytest.mark.long(every=3)

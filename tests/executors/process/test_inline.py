@@ -56,13 +56,14 @@ async def test_calls_run_in_order_beside_the_loop(inline: MakeInline) -> None:
     await asyncio.sleep(0)
     executor.release_cache(3)
     executor.truncate_kv(KvCacheHandle(4), 1)
-    executor.release_memory(np.array([2, 3], np.int32))
+    executor.release_memory(1, np.array([2, 3], np.int32))
     await executor.load_adapter("a", "p", "d")
     assert [(await call).token_ids.tolist() for call in calls] == [[i + 1] for i in range(5)]
     assert (await executor.forward(Tensor.of([1.0]))).numpy().tolist() == [2.0]
     assert (await executor.prefill(PrefillInput(Tensor.of([[1]], "int32")))).sampled is not None
     assert (
-        log(executor) == "step0 step1 step2 step3 step4 release3 truncate4:1:0 memory[2,3] load:a:p:d prefill"
+        log(executor)
+        == "step0 step1 step2 step3 step4 release3 truncate4:1:0 memory1[2,3] load:a:p:d prefill"
     )
     assert (
         executor.supports_adapters() and executor.optimal_batch_size() == 4 and executor.snapshot_age() == 0.0

@@ -88,10 +88,10 @@ async def test_all_members_are_forwarded(remote: Make) -> None:
     executor.release_cache(4)
     await executor.load_adapter("a", "/p", "d")
     executor.truncate_kv(HANDLE, 2)
-    executor.release_memory(np.array([2, 3, 7], np.int32))
+    executor.release_memory(1, np.array([2, 3, 7], np.int32))
     await executor.unload_adapter("a")
     expected = "epoch3 prefill prefill prefill prefill decode batch2 decode decode decode decode decode decode decode"
-    assert await log_of(executor) == expected + " release4 load:a:/p:d truncate5:2:1 memory[2,3,7] unload:a"
+    assert await log_of(executor) == expected + " release4 load:a:/p:d truncate5:2:1 memory1[2,3,7] unload:a"
 
 
 async def test_facts(remote: Make) -> None:

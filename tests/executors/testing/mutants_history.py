@@ -30,9 +30,9 @@ class BlockBordersAreMisread(PagedFakeExecutor):
 
 @caught_by("memory_given_back_is_nobody_elses")
 class GivesBackTheBlocksBetween(PagedFakeExecutor):
-    def release_memory(self, block_ids):
+    def release_memory(self, group, block_ids):
         first, last = (int(block_ids[0]), int(block_ids[-1])) if len(block_ids) else (0, -1)
-        super().release_memory(np.arange(first, last + 1, dtype=np.int32))
+        super().release_memory(group, np.arange(first, last + 1, dtype=np.int32))
 
 
 @caught_by("intermediate_chunks_give_none")

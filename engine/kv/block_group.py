@@ -1,0 +1,138 @@
+"""`BlockGroup`: the blocks of layers that keep the same tokens: their pool, and which prefixes they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as SequenceOf
+from itertools import islice
+
+from engine.kv.block_pool import SLICE, BlockPool
+from engine.kv.cache_points import rolling_point
+from engine.kv.prefix_cache import PrefixCache
+from engine.sequence import Sequence
+from engine.story import Lost
+from executors.contract import Int32Array, KvGroup
+
+
+class BlockGroup:
+    """One `KvGroup` of the layout as the engine accounts for it. Owned by KvCacheManager.
+
+    Keys name prefixes, so all groups use the same ones; each group has its own block for a key, or none. What the token at
+    position 13 reads, with blocks of 4 tokens:
+
+        block             0    1    2     3
+        position          0123 4567 89ab  cd
+        full group        ^^^^ ^^^^ ^^^^  ^^     lowest(13) = 0
+        window of 6                 ^^^^  ^^     lowest(13) = 8 // 4 = 2
+    """
+
+    def __init__(self, index: int, group: KvGroup, block_size: int) -> None:
+        self.index = index
+        """Its place in the layout."""
+        self.window = group.window
+        self.pool = BlockPool(group.num_blocks, group.blocks_per_span)
+        self.cache = PrefixCache()
+        self.bytes_per_block = group.bytes_per_block
+        self.num_bytes = group.num_blocks * group.bytes_per_block
+        self._block_size = block_size
+
+    def lowest(self, position: int) -> int:
+        """Index of the first block that a token at `position` reads; all later tokens read none below it."""
+        if self.window is None:
+            return 0
+        return max(0, position - self.window + 1) // self._block_size
+
+    def allocate(self, count: int) -> list[int]:
+        """`count` blocks, which must be free; what they held is found no more."""
+        blocks = self.pool.allocate(count)
+        assert blocks is not None, "the caller has looked how many are free"
+        self.cache.forget(blocks)
+        return blocks
+
+    def release(self, blocks: Iterable[int]) -> None:
+        """Free blocks of a table, in this order."""
+        self.pool.release(blocks, self.cache.blocks)
+
+    # -- what is found -------------------------------------------------------------------------------------------------
+
+    def holds_before(self, keys: SequenceOf[bytes], num_blocks: int) -> int:
+        """The largest n up to `num_blocks` such that a sequence can begin behind n blocks: all that its next token reads is
+        there. `keys`: of the sequence's first blocks."""
+        n = num_blocks
+        index, low = n - 1, self.lowest(n * self._block_size)
+        while index >= low:
+            if self.cache.block_of(keys[index]) is None:
+                n, low = index, self.lowest(index * self._block_size)
+            index -= 1
+        return n
+
+    def blocks_before(self, keys: SequenceOf[bytes], num_blocks: int) -> list[int]:
+        """The blocks that a sequence shares which begins behind `num_blocks` blocks; `holds_before` says that they are there."""
+        low = self.lowest(num_blocks * self._block_size)
+        return self.cache.find(keys[low:num_blocks])
+
+    # -- the window ----------------------------------------------------------------------------------------------------
+
+    def slide(self, seq: Sequence) -> None:
+        """Free the blocks of a sequence that its next token does not read, nor any after it. They keep their key if they lie within
+        the window before a cache point: a later sequence can begin there.
+
+        Steps in flight may read them still: the steps run in their order, and a later one writes to them at the earliest. The
+        sequence must have no drafts in flight: if these are rejected, its next token is an earlier one.
+        """
+        table = seq.block_tables[self.index]
+        first, until = table.first, self.lowest(seq.num_computed_tokens)
+        if until <= first:
+            return
+        latest = rolling_point(seq, seq.num_computed_tokens, self._block_size)
+        parts = [self._before(point) for point in (*seq.cache_points, latest) if point > first]
+        blocks = seq.slide_table(self.index, until)
+        for index, block in enumerate(blocks, first):
+            # Blocks that others wrote have a key for the others' cache points.
+            if index >= seq.num_shared_blocks and not any(index in part for part in parts):
+                self.cache.forget((block,), Lost.WINDOW)
+        self.release(blocks)
+        self._expire(seq, first, latest)
+
+    def _before(self, point: int) -> range:
+        """Indices of the blocks within the window before a cache point."""
+        return range(self.lowest(point * self._block_size), point)
+
+    def _expire(self, seq: Sequence, first: int, latest: int) -> None:
+        """Forget the blocks that were kept for the rolling point before the latest one. `first`: where the table began before it
+        slid."""
+        assert self.window is not None
+        before = (
+            rolling_point(seq, first * self._block_size + self.window - 1, self._block_size) if first else 0
+        )
+        if not before or before == latest:
+            return
+        parts = [self._before(point) for point in seq.cache_points]
+        begin = max(self._before(before).start, seq.num_shared_blocks)
+        for index in range(begin, min(self._before(latest).start, first, len(seq.block_keys))):
+            block = self.cache.block_of(seq.block_keys[index])
+            if block is not None and not any(index in part for part in parts):
+                self.cache.forget((block,), Lost.WINDOW)
+                self.pool.forsake((block,))
+
+    # -- memory --------------------------------------------------------------------------------------------------------
+
+    def take_spare(self, keep: int, min_age: int, most_spans: int) -> Int32Array:
+        """As `BlockPool.take_spare`; prefixes in these blocks are no longer found. The executor must be told before the next
+        step: until then the blocks still have their memory, afterwards they may be zeros."""
+        blocks = self.pool.take_spare(keep, min_age, most_spans)
+        self.cache.forget(blocks.tolist(), Lost.RELEASE)
+        return blocks
+
+    # -- books ---------------------------------------------------------------------------------------------------------
+
+    def integrity(self, tables: Iterable[Iterable[int]]) -> Iterator[None]:
+        """As `KvCacheManager.integrity`, of the tables of this group."""
+        yield from self.pool.integrity(tables)
+        yield from self.cache.integrity()
+        num_keyed, cached = 0, iter(self.cache.blocks)
+        while some := list(islice(cached, SLICE)):
+            num_keyed += sum(not self.pool.num_references(block) for block in some)
+            yield
+        if num_keyed != self.pool.num_kept:
+            raise RuntimeError(f"{num_keyed} free blocks have a key, {self.pool.num_kept} are kept")

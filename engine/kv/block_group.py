@@ -74,7 +74,7 @@ class BlockGroup:
     # -- the window ----------------------------------------------------------------------------------------------------
 
     def slide(self, seq: Sequence) -> None:
-        """Free the blocks of a sequence that its next token does not read, nor any after it. They keep their key if they lie within
+        """Free the blocks of a sequence that its next token does not read, nor any after it. They keep their key if they lie in
         the window before a cache point: a later sequence can begin there.
 
         Steps in flight may read them still: the steps run in their order, and a later one writes to them at the earliest. The

@@ -60,7 +60,8 @@ class SequenceStart:
 
 @dataclass(frozen=True, slots=True)
 class KvCacheHandle:
-    """The location of a sequence's keys and values: one block table per KV group (int32, in order of position).
+    """The location of a sequence's keys and values: one block table per KV group (int32, the block of position p at index
+    p // block size). Entries of a window group that lie behind the window of the next token are stale, and must not be read.
 
     An executor without Paged owns its KV: the tables are empty and `cache_id` alone names the memory.
     """
@@ -74,7 +75,9 @@ class KvCacheHandle:
 @dataclass(frozen=True, slots=True)
 class TableUpdates:
     """Block-table deltas: entry i writes `counts[i]` ids into the table of `slots[i]`, KV group `groups[i]`, from index
-    `starts[i]` on, and the table ends there. The ids lie one after the other in `block_ids`."""
+    `starts[i]` on, and the table ends there. The ids lie one after the other in `block_ids`. The table of a full group has no
+    hole. That of a window group may begin above index 0, or have one: what is below it is not read. Blocks behind a window are
+    given to others without an update."""
 
     slots: Int32Array
     groups: Int32Array

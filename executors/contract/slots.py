@@ -17,14 +17,19 @@ class SlotTable:
 
     Written only by `apply` or `update` (before a step) and `release`; read by the runner and by `UnifiedBatch.items`.
 
-    - `block_tables[group]`: int32 [num_slots, max_blocks], rows valid up to `num_blocks[group, slot]`.
+    - `block_tables[group]`: int32 [num_slots, max_blocks], rows valid up to `num_blocks[group, slot]`. Entries of a window group
+      that lie behind the window of the sequence's next token are stale, and must not be read.
     - `failed`: a step of this epoch failed; set by the split path, which answers `Skipped` from then on.
     """
 
-    def __init__(self, num_slots: int, max_blocks: int, num_groups: int = 1) -> None:
+    def __init__(self, num_slots: int, max_blocks: int, windows: Sequence[int | None] = (None,)) -> None:
+        """`windows`: of each KV group, as in `KvGroup`."""
         self.num_slots = num_slots
-        self.block_tables = [np.zeros((num_slots, max_blocks), np.int32) for _ in range(num_groups)]
-        self.num_blocks = np.zeros((num_groups, num_slots), np.int32)
+        self._tables = np.zeros((len(windows), num_slots, max_blocks), np.int32)
+        self.block_tables = [*self._tables]
+        self.num_blocks = np.zeros((len(windows), num_slots), np.int32)
+        self._may_skip = [window is not None for window in windows]
+        """By group: whether an update may begin behind the table's end, because what is between is not read."""
         self._starts: list[SequenceStart | None] = [None] * num_slots
         self.failed = False
         self._slot_of: dict[int, int] = {}
@@ -51,8 +56,8 @@ class SlotTable:
 
     def _write(self, tables: TableUpdates, one_each: bool) -> None:
         if one_each:
-            self.block_tables[0][tables.slots, tables.starts] = tables.block_ids
-            self.num_blocks[0, tables.slots] = tables.starts + 1
+            self._tables[tables.groups, tables.slots, tables.starts] = tables.block_ids
+            self.num_blocks[tables.groups, tables.slots] = tables.starts + 1
             return
         begin = 0
         for i in range(len(tables.slots)):
@@ -96,7 +101,8 @@ class SlotTable:
             if slot not in started and self._starts[slot] is None:
                 raise InvalidInput(f"block table of slot {slot}: the slot is empty")
             length = lengths.get((group, slot), 0 if slot in started else int(self.num_blocks[group, slot]))
-            if count < 0 or not 0 <= first <= length or first + count > self.block_tables[group].shape[1]:
+            hole = first > length and not self._may_skip[group]
+            if count < 0 or first < 0 or hole or first + count > self.block_tables[group].shape[1]:
                 raise InvalidInput(
                     f"block table of slot {slot}: cannot write {count} ids from index {first} on"
                 )
@@ -104,21 +110,24 @@ class SlotTable:
         return False
 
     def _one_block_each(self, tables: TableUpdates) -> bool:
-        """Whether the deltas have the usual form of decode steps and are valid: one block for each of some tables of the first
-        group, within the table or at its end."""
-        slots, starts = tables.slots.tolist(), tables.starts.tolist()
-        if not slots or not len(slots) == len(starts) == len(tables.block_ids) == len(set(slots)):
+        """Whether the deltas have the usual form of decode steps and are valid: one block for each of some tables, within the
+        table or where it may go on."""
+        slots, groups, starts = tables.slots.tolist(), tables.groups.tolist(), tables.starts.tolist()
+        if not slots or not len(slots) == len(groups) == len(starts) == len(tables.block_ids):
             return False
-        if tables.counts.tolist() != [1] * len(slots) or any(tables.groups.tolist()):
+        if tables.counts.tolist() != [1] * len(slots):
+            return False
+        if len(set(zip(groups, slots, strict=True)) if any(groups) else set(slots)) != len(slots):
             return False
         if min(slots) < 0 or max(slots) >= self.num_slots or min(starts) < 0:
             return False
-        if max(starts) >= self.block_tables[0].shape[1]:
+        num_groups, _, max_blocks = self._tables.shape
+        if min(groups) < 0 or max(groups) >= num_groups or max(starts) >= max_blocks:
             return False
-        lengths = self.num_blocks[0, tables.slots].tolist()
+        lengths = self.num_blocks[tables.groups, tables.slots].tolist()
         return all(
-            start <= blocks and self._starts[slot] is not None
-            for slot, start, blocks in zip(slots, starts, lengths, strict=True)
+            (start <= blocks or self._may_skip[group]) and self._starts[slot] is not None
+            for slot, group, start, blocks in zip(slots, groups, starts, lengths, strict=True)
         )
 
     def _check_starts(self, batch: UnifiedBatch) -> dict[int, int]:
@@ -222,7 +231,7 @@ class SlotTable:
         return start
 
     def block_tables_of(self, slot: int) -> tuple[Int32Array, ...]:
-        """One int32 view per KV group, as long as the table is. Empty when the executor owns its KV."""
+        """One int32 view per KV group, as long as the table is, stale entries included. Empty when the executor owns its KV."""
         return tuple(
             table[slot, : self.num_blocks[group, slot]]
             for group, table in enumerate(self.block_tables)

@@ -34,7 +34,7 @@ def held(table: SlotTable, slot: int, group: int = 0) -> list[int]:
 
 
 def test_start_update_release() -> None:
-    table = SlotTable(4, 8, num_groups=2)
+    table = SlotTable(4, 8, windows=(None, None))
     table.apply(batch((7, 2), starts=(start(7, 2),), updates=tables((2, 0, 0, [5, 6]), (2, 1, 0, [9]))))
     assert (held(table, 2), held(table, 2, 1)) == ([5, 6], [9])
     assert (table.slot_of(7), table.start_of(2).seq_id, len(table)) == (2, 7, 1)
@@ -44,6 +44,20 @@ def test_start_update_release() -> None:
     assert (table.slot_of(7), len(table), table.release(7)) == (None, 0, None)
     with pytest.raises(InvalidInput, match="empty"):
         table.start_of(2)
+
+
+def test_the_table_of_a_window_may_begin_above_0() -> None:
+    table = SlotTable(2, 8, windows=(None, 6))
+    table.apply(batch((1, 0), starts=(start(1, 0),), updates=tables((0, 0, 0, [3, 4, 5, 6]), (0, 1, 3, [9]))))
+    assert held(table, 0) == [3, 4, 5, 6] and held(table, 0, 1)[3:] == [9]
+    table.update(tables((0, 0, 4, [7]), (0, 1, 4, [8])))
+    assert held(table, 0)[4:] == [7] and held(table, 0, 1)[3:] == [9, 8]
+    table.update(tables((0, 1, 7, [2])))
+    assert held(table, 0, 1)[7:] == [2], "after a preemption, beyond where it ended"
+    with pytest.raises(InvalidInput, match="cannot write 1 ids from index 6"):
+        table.update(tables((0, 0, 6, [1])))
+    with pytest.raises(InvalidInput, match="cannot write 2 ids from index 7"):
+        table.update(tables((0, 1, 7, [1, 2])))
 
 
 def test_several_updates_of_one_table_follow_one_another() -> None:
@@ -129,15 +143,23 @@ def test_updates_of_a_block_each_are_what_they_are_one_by_one() -> None:
     starts = tuple(start(slot + 1, slot) for slot in range(6))
     taken = refused = 0
     for _ in range(300):
-        together, singly = SlotTable(8, 4), OneByOne(8, 4)
+        windows = (None, 8, None)
+        together, singly = SlotTable(8, 4, windows), OneByOne(8, 4, windows)
         for table in (together, singly):
             table.apply(batch(starts=starts))
             for slot in range(6):
-                table.update(tables(*((slot, 0, first, [9]) for first in range(slot % 4))))
-        # Now and then a slot that is empty, one that is none, a hole, or the end of a table.
+                table.update(
+                    tables(*((slot, group, first, [9]) for group in range(3) for first in range(slot % 4)))
+                )
+        # Now and then a slot that is empty, one or a group that is none, a hole, or the end of a table.
         slots = rng.permutation([*range(6)] * 3 + [6, 8, -1])[: rng.integers(1, 5)].tolist()
         entries = [
-            (slot, 0, min(max(slot % 4 + int(rng.integers(-1, 2)), 0), 4), [slot + 20]) for slot in slots
+            (slot, group, min(max(slot % 4 + int(rng.integers(-1, 2)), 0), 4), [slot + 20])
+            for slot, group in zip(
+                slots,
+                rng.choice([0, 0, 1, 2, 3], len(slots), p=[0.3, 0.2, 0.3, 0.19, 0.01]).tolist(),
+                strict=True,
+            )
         ]
         wrong = False
         for entry in entries:
@@ -146,15 +168,15 @@ def test_updates_of_a_block_each_are_what_they_are_one_by_one() -> None:
             except InvalidInput:
                 wrong = True
         if wrong:
-            before = together.num_blocks.copy(), together.block_tables[0].copy()
+            before = together.num_blocks.copy(), np.array(together.block_tables)
             with pytest.raises(InvalidInput):
                 together.update(tables(*entries))
             assert np.array_equal(together.num_blocks, before[0])
-            assert np.array_equal(together.block_tables[0], before[1])
+            assert np.array_equal(together.block_tables, before[1])
             refused += 1
         else:
             together.update(tables(*entries))
             assert np.array_equal(together.num_blocks, singly.num_blocks)
-            assert np.array_equal(together.block_tables[0], singly.block_tables[0])
+            assert np.array_equal(together.block_tables, singly.block_tables)
             taken += 1
     assert taken > 50 and refused > 50

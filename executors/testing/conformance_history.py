@@ -177,8 +177,9 @@ async def block_permutation_changes_nothing(kit: Kit) -> None:
     prompts = [kit.long(17), kit.long(91)]
     alone = [await kit.alone(prompt, _NUM) for prompt in prompts]
     driver = await kit.driver()
-    # From the last block down, in turns: every other block belongs to the other sequence.
-    driver.free_blocks.reverse()
+    # From the last block down, in turns: every other block belongs to the other sequence. Each group has an order of its own.
+    for index, free in enumerate(driver.free_blocks):
+        free[:] = free[::-1] if index % 2 == 0 else free[1::2] + free[::2]
     seqs = [driver.add(prompt, kit.greedy) for prompt in prompts]
     for _ in range(2):
         for seq in seqs:

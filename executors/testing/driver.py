@@ -41,7 +41,8 @@ class DrivenSequence:
 
     - `tokens`: prompt and output so far. `num_computed`: how many of them have KV.
     - `samples`: what was sampled, one for each output token; `outputs`: every ItemOutput, in order, None included.
-    - `blocks`: one list of block ids per KV group; empty when the executor owns its KV.
+    - `blocks`: one list of block ids per KV group; empty when the executor owns its KV. `firsts`: index of the first of them in
+      the block table, above 0 where a window has left blocks behind.
     """
 
     seq_id: int
@@ -51,6 +52,7 @@ class DrivenSequence:
     options: dict[str, Any]
     tokens: list[int]
     blocks: list[list[int]]
+    firsts: list[int]
     num_computed: int = 0
     num_sent_blocks: int = 0
     started: bool = False
@@ -91,7 +93,8 @@ class Feed:
 
 
 class Driver:
-    """See the module. Blocks are handed out in the order of `block_order` (all of them, ascending, by default)."""
+    """See the module. Blocks of each KV group are handed out in the order of `free_blocks[group]`: ascending, in each group from
+    another one on, so that no table of one group serves for another."""
 
     _seq_ids = itertools.count(1)  # never reused within a process, as the engine's
 
@@ -100,8 +103,11 @@ class Driver:
         self.executor = executor
         self.epoch = epoch
         self.paged = layout.paged
-        self.block_size, self.num_groups = layout.block_size, max(1, len(layout.groups))
-        self.free_blocks = list(range(layout.num_blocks))
+        self.block_size, self.groups = layout.block_size, layout.groups
+        self.free_blocks = [
+            [*range(index, group.num_blocks), *range(min(index, group.num_blocks))]
+            for index, group in enumerate(layout.groups)
+        ]
         self.free_slots = list(range(executor.capabilities().max_batch_size))
         self.live: dict[int, DrivenSequence] = {}
         self.block_copies: list[tuple[int, int, int]] = []
@@ -129,18 +135,19 @@ class Driver:
     ) -> DrivenSequence:
         """A new sequence; the executor hears of it with its first step.
 
-        `output`: tokens it has already (resumed). `shared_blocks`: per KV group, blocks it begins with, which hold the KV
-        of its first `num_computed` tokens (a prefix hit). `options`: adapter, grammar, prompt_logprobs, pooling, label_ids.
+        `output`: tokens it has already (resumed). `shared_blocks`: per KV group, blocks it begins with, which hold the KV of
+        its first `num_computed` tokens (a prefix hit); in a window group the last of them, as many as the next token reads.
+        `options`: adapter, grammar, prompt_logprobs, pooling, label_ids.
         """
         chosen = self.free_slots[0] if slot is None else slot
         self.free_slots.remove(chosen)
         prompt, restored = list(prompt), list(output)
-        blocks = [list(group) for group in shared_blocks] or [
-            [] for _ in range(self.num_groups if self.paged else 0)
-        ]
+        blocks = [list(group) for group in shared_blocks] or [[] for _ in self.groups]
+        end = max(num_computed // self.block_size, *(len(group) for group in blocks), 0)
         seq = DrivenSequence(
-            next(self._seq_ids), chosen, prompt, sampling, options, prompt + restored, blocks, num_computed
-        )
+            next(self._seq_ids), chosen, prompt, sampling, options, prompt + restored, blocks,
+            [end - len(group) for group in blocks], num_computed,
+        )  # fmt: skip
         seq.restored = restored
         self.live[seq.seq_id] = seq
         return seq
@@ -149,10 +156,26 @@ class Driver:
         """The sequence is over: its slot and blocks are free, the executor is told."""
         del self.live[seq.seq_id]
         self.free_slots.insert(0, seq.slot)
-        for block in itertools.chain(*seq.blocks):
-            if not any(block in group for other in self.live.values() for group in other.blocks):
-                self.free_blocks.insert(0, block)
+        for index, blocks in enumerate(seq.blocks):
+            self._free(index, blocks)
         self.executor.release_cache(seq.seq_id)
+
+    def slide(self, seq: DrivenSequence) -> None:
+        """Free the blocks of window groups that the sequence's next token does not read: others may have them in that step."""
+        for index, group in enumerate(self.groups):
+            if group.window is not None:
+                first = max(0, seq.num_computed - group.window + 1) // self.block_size
+                count = max(0, first - seq.firsts[index])
+                blocks = seq.blocks[index][:count]
+                del seq.blocks[index][:count]
+                seq.firsts[index] += count
+                self._free(index, blocks)
+
+    def _free(self, group: int, blocks: Iterable[int]) -> None:
+        """The blocks that no sequence holds are handed out next."""
+        for block in blocks:
+            if not any(block in other.blocks[group] for other in self.live.values()):
+                self.free_blocks[group].insert(0, block)
 
     def truncate(self, seq: DrivenSequence, new_len: int, num_tokens: int | None = None) -> None:
         """Roll KV back to `new_len` tokens; `num_tokens` also forgets the tokens after that many."""
@@ -163,17 +186,20 @@ class Driver:
 
     def handle(self, seq: DrivenSequence) -> KvCacheHandle:
         """The sequence's KV, for members that take a handle."""
-        return KvCacheHandle(seq.seq_id, tuple(_ids(group) for group in seq.blocks), seq.num_computed)
+        tables = tuple(
+            _ids([0] * first + blocks) for first, blocks in zip(seq.firsts, seq.blocks, strict=True)
+        )
+        return KvCacheHandle(seq.seq_id, tables, seq.num_computed)
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def grow(self, seq: DrivenSequence, num_tokens: int) -> None:
         """Give the sequence blocks for that many tokens. Raises InvalidInput when there are none left."""
-        for group in seq.blocks:
-            while len(group) * self.block_size < num_tokens:
-                if not self.free_blocks:
+        for first, blocks, free in zip(seq.firsts, seq.blocks, self.free_blocks, strict=True):
+            while (first + len(blocks)) * self.block_size < num_tokens:
+                if not free:
                     raise InvalidInput("the driver has no free blocks left")
-                group.append(self.free_blocks.pop(0))
+                blocks.append(free.pop(0))
 
     def batch(self, *feeds: Feed) -> UnifiedBatch:
         """The step that these feeds make. Takes the blocks and marks the sequences as started."""
@@ -215,12 +241,14 @@ class Driver:
         ids: list[int] = []
         for feed in feeds:
             seq = feed.seq
-            first = seq.num_sent_blocks if seq.started else 0
-            for index, group in enumerate(seq.blocks):
-                if group[first:]:
-                    rows.append((seq.slot, index, first, len(group) - first))
-                    ids += group[first:]
-            seq.num_sent_blocks = max((len(group) for group in seq.blocks), default=0)
+            end = 0
+            for index, (first, blocks) in enumerate(zip(seq.firsts, seq.blocks, strict=True)):
+                end = first + len(blocks)
+                begin = max(first, seq.num_sent_blocks) if seq.started else first
+                if begin < end:
+                    rows.append((seq.slot, index, begin, end - begin))
+                    ids += blocks[begin - first :]
+            seq.num_sent_blocks = end
             seq.started = True
         slots, groups, begins, counts = np.array(rows, np.int32).reshape(-1, 4).T.copy()
         return TableUpdates(slots, groups, begins, counts, _ids(ids))

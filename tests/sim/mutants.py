@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from engine.kv.block_group import BlockGroup
 from engine.kv.block_pool import BlockPool
 from engine.kv.kv_cache_manager import KvCacheManager
 from engine.kv.prefix_cache import PrefixCache, block_key
+from engine.kv.table_changes import TableChanges
 from engine.request import FinishReason
 from engine.sequence import Sequence, SequenceStatus
 from engine.waiting.fair import Fair
@@ -346,6 +348,95 @@ def _never_given_back(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(BlockPool, "_spare_spans", lambda self, min_age: [])
 
 
+def _window_freed_early(patch: pytest.MonkeyPatch) -> None:
+    """A block is freed while its last token is still within the window."""
+    slide = BlockGroup.slide
+
+    def early(self: BlockGroup, seq: Sequence) -> None:
+        lowest, end = self.lowest, seq.block_tables[self.index].end
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(self, "lowest", lambda position: min(end, lowest(position + self._block_size)))
+            slide(self, seq)
+
+    patch.setattr(BlockGroup, "slide", early)
+
+
+def _window_a_token_short(patch: pytest.MonkeyPatch) -> None:
+    """The first token of the window is not taken to be read."""
+    lowest = BlockGroup.lowest
+
+    def short(self: BlockGroup, position: int) -> int:
+        return min(lowest(self, position + 1), position // self._block_size)
+
+    patch.setattr(BlockGroup, "lowest", short)
+
+
+def _hit_without_its_window(patch: pytest.MonkeyPatch) -> None:
+    """A sequence begins where the full groups have the prefix, whatever the windows have."""
+    patch.setattr(BlockGroup, "holds_before", lambda self, keys, num_blocks: num_blocks)
+
+
+def _hit_with_half_its_window(patch: pytest.MonkeyPatch) -> None:
+    """Of the window before a hit the last block alone is looked for."""
+    holds_before = BlockGroup.holds_before
+
+    def careless(self: BlockGroup, keys: Any, num_blocks: int) -> int:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(self, "lowest", lambda position: max(0, position // self._block_size - 1))
+            return holds_before(self, keys, num_blocks)
+
+    patch.setattr(BlockGroup, "holds_before", careless)
+
+
+def _fork_behind_the_window(patch: pytest.MonkeyPatch) -> None:
+    """A choice begins with the blocks of another one that has gone on: with those that its windows have left."""
+    fork = KvCacheManager._fork
+
+    def late(self: KvCacheManager, other: Sequence, num_shared: int) -> Any:
+        firsts = [table.first for table in other.block_tables]
+        full = num_shared // self.layout.block_size
+        if max(firsts) > full:
+            return None
+        with pytest.MonkeyPatch.context() as inner:
+            for group, first in zip(self.groups, firsts, strict=True):
+                lowest = group.lowest
+                inner.setattr(
+                    group, "lowest", lambda position, low=lowest, first=first: max(first, low(position))
+                )
+            return fork(self, other, num_shared)
+
+    patch.setattr(KvCacheManager, "_fork", late)
+
+
+def _tables_swapped(patch: pytest.MonkeyPatch) -> None:
+    """Blocks of one group are written into the table of another."""
+    take = TableChanges.take_updates
+
+    def swapped(self: TableChanges) -> Any:
+        updates = take(self)
+        return replace(updates, groups=updates.groups.max(initial=0) - updates.groups)
+
+    patch.setattr(TableChanges, "take_updates", swapped)
+
+
+def _one_group_grows(patch: pytest.MonkeyPatch) -> None:
+    """If one group has no block left, the others grow without it."""
+    grow = KvCacheManager.grow
+
+    def partly(self: KvCacheManager, seq: Sequence, num_tokens: int) -> bool:
+        if grow(self, seq, num_tokens):
+            return True
+        end = self.blocks_for(num_tokens)
+        roomy = [
+            group for group in self.groups if end - seq.block_tables[group.index].end <= group.pool.num_free
+        ]
+        for group in roomy:
+            self._extend(seq, group, end)
+        return bool(roomy)
+
+    patch.setattr(KvCacheManager, "grow", partly)
+
+
 MUTANTS: dict[str, Mutate] = {
     mutate.__name__.strip("_"): mutate
     for mutate in (
@@ -378,5 +469,12 @@ MUTANTS: dict[str, Mutate] = {
         _given_back_and_found,
         _given_back_in_use,
         _never_given_back,
+        _window_freed_early,
+        _window_a_token_short,
+        _hit_without_its_window,
+        _hit_with_half_its_window,
+        _fork_behind_the_window,
+        _tables_swapped,
+        _one_group_grows,
     )
 }

@@ -14,7 +14,7 @@ from engine.config import EngineConfig
 from engine.core.engine import EngineCore
 from engine.core.step_budget import LEAST_TOKENS
 from engine.errors import DeadlinePassed, EngineError, ExecutorFailed, SequenceFailed, Unavailable
-from engine.kv.block_pool import BlockPool
+from engine.kv import cache_points
 from engine.mailbox import Mailbox
 from engine.request import FinishReason, Request, RequestContext, Stage, TokenDelta
 from executors import registry
@@ -88,6 +88,11 @@ class Scenario:
     blocks_per_span: int = 0
     kept_blocks: int = 0
     """Free blocks that keep their memory."""
+    window: str = ""
+    """KV groups, as the fake's option; "": a full one."""
+    window_blocks: int = 0
+    rolling: int = cache_points.ROLLING
+    """Tokens of output between two cache points."""
     max_loras: int = 0
     dropped_at: float | None = None
     drafts_right: float = 0.0
@@ -159,7 +164,29 @@ def draw(seed: int) -> Scenario:
     scenario.streams = [
         replace(stream, speculative=about_drafts.random() < 0.8) for stream in scenario.streams
     ]
+    about_windows = random.Random(f"windows {seed}")
+    if scenario.executor == "paged_fake" and about_windows.random() < 0.45:
+        _draw_windows(about_windows, scenario)
     return scenario
+
+
+def _draw_windows(rng: random.Random, scenario: Scenario) -> None:
+    """One to three KV groups with windows, whose pools are tight or roomy."""
+    sizes = [rng.choice((2, 3, 5, 8, 12, 20)) for _ in range(2)]
+    form = rng.choice(("full,{}", "full,{}", "full,{},{}", "{},full", "{},{}", "{}"))
+    scenario.window = form.format(*sizes)
+    # Enough to slide, or to hold the longest sequence whole; beyond that it is tight or roomy.
+    size = scenario.block_size
+    sliding = -(-(max(sizes) + scenario.budget + 2 * size) // size)
+    whole = -(-max(len(stream.prompt) + stream.max_tokens for stream in scenario.streams) // size)
+    scenario.window_blocks = min(sliding, whole) + rng.choice((0, 1, 3, 10, 60))
+    scenario.rolling = rng.choice((2, 4, 6))
+
+
+def windows_of(scenario: Scenario) -> tuple[int | None, ...]:
+    """The window of each KV group."""
+    parts = scenario.window.split(",") if scenario.window else ["full"]
+    return tuple(None if part == "full" else int(part) for part in parts)
 
 
 def _about_queue(rng: random.Random, stream: Stream) -> Stream:
@@ -224,9 +251,13 @@ def _stream(
 
 @lru_cache(4096)
 def _oracle(
-    prompt: tuple[int, ...], count: int, sampling: SamplingParams, adapter: str | None = None
+    prompt: tuple[int, ...],
+    count: int,
+    sampling: SamplingParams,
+    adapter: str | None = None,
+    windows: tuple[int | None, ...] = (None,),
 ) -> list[int]:
-    return expected_tokens(prompt, count, sampling, vocab_size=VOCAB, adapter_digest=adapter)
+    return expected_tokens(prompt, count, sampling, vocab_size=VOCAB, adapter_digest=adapter, windows=windows)
 
 
 class Run:
@@ -245,6 +276,9 @@ class Run:
                 "num_blocks": scenario.num_blocks,
                 "blocks_per_span": scenario.blocks_per_span,
             }
+        if scenario.window:
+            options |= {"window": scenario.window, "window_blocks": scenario.window_blocks}
+        self.windows = windows_of(scenario)
         inner = registry.create(
             ExecutorConfig(
                 scenario.executor,
@@ -305,8 +339,7 @@ class Run:
         if core.detail or stats.stage is Stage.FAILED:
             raise Broken(f"the engine says: {core.detail}")
         core.check_integrity()
-        for group in core._scheduler.kv.groups:
-            self._judge_memory(group.pool)
+        self._judge_memory(core)
         if stats.kv_blocks_used or stats.running or stats.waiting:
             raise Broken(f"something is left: {stats}")
         waiting = core._waiting
@@ -332,11 +365,13 @@ class Run:
             for adapter in ADAPTERS:
                 asyncio.get_running_loop().call_later(self.scenario.dropped_at, core.drop_adapter, adapter)
 
-    def _judge_memory(self, pool: BlockPool) -> None:
+    def _judge_memory(self, core: EngineCore) -> None:
         """At rest no span has memory beyond what may be kept: one span more at most, for a part of one is not given back."""
-        span, keep = self.scenario.blocks_per_span, self.scenario.kept_blocks
-        if span and pool.num_with_memory >= keep + span:
-            raise Broken(f"{pool.num_with_memory} blocks have memory, {keep} may keep it")
+        assert core._loop is not None
+        for share in core._loop.spare_memory._groups:
+            pool, keep = share.group.pool, share.keep
+            if keep > self.scenario.kept_blocks or pool.num_with_memory >= keep + pool.blocks_per_span:
+                raise Broken(f"{pool.num_with_memory} blocks have memory, {keep} may keep it")
 
     async def _stream(self, core: EngineCore, stream: Stream) -> None:
         await asyncio.sleep(stream.arrival)
@@ -389,10 +424,10 @@ class Run:
         if got.error is not None:
             self._judge_error(stream, got.error)
             return
-        judge_prompt(stream, key, got, VOCAB)
+        judge_prompt(stream, key, got, VOCAB, self.windows)
         if stream.pooling is not None:
             return
-        want = _oracle(stream.prompt, stream.max_tokens, _choice(stream.sampling, key), stream.adapter)
+        want = self._oracle(stream, key)
         tokens = [token.token_id for token in got.tokens]
         if got.finish_reason is None:  # ended by the text side, which has seen at least `cut` tokens
             if cut is None or len(tokens) < cut or tokens != want[: len(tokens)]:
@@ -406,19 +441,17 @@ class Run:
                 f"prompt {stream.prompt}, choice {key}: {tokens} {got.finish_reason}, not {want[:length]} {reason}"
             )
 
+    def _oracle(self, stream: Stream, choice: int) -> list[int]:
+        sampling = _choice(stream.sampling, choice)
+        return _oracle(stream.prompt, stream.max_tokens, sampling, stream.adapter, self.windows)
+
     def _judge_error(self, stream: Stream, error: EngineError) -> None:
         if isinstance(error, DeadlinePassed) and stream.patience is not None:
             return
-        poisoned = POISON in stream.prompt or POISON in _oracle(
-            stream.prompt, stream.max_tokens, stream.sampling, stream.adapter
-        )
         if isinstance(error, SequenceFailed) and self.scenario.poisoned:
-            poisoned = poisoned or any(
-                POISON
-                in _oracle(stream.prompt, stream.max_tokens, _choice(stream.sampling, choice), stream.adapter)
-                for choice in range(stream.n)
-            )
-            if poisoned:
+            if POISON in stream.prompt:
+                return
+            if any(POISON in self._oracle(stream, choice) for choice in range(stream.n)):
                 return
         # In three failed steps in a row; one that was refused counts as two.
         enough = 3 - ("refused" in self.scenario.faults.by_step.values())
@@ -437,4 +470,9 @@ def _choice(sampling: SamplingParams, choice: int) -> SamplingParams:
 
 def simulate(seed: int) -> EngineCore:
     """Run the scenario of a seed; raises AssertionError (Broken, Deadlock) or whatever the engine raised."""
-    return run(Run(draw(seed)).run())
+    scenario, rolling = draw(seed), cache_points.ROLLING
+    cache_points.ROLLING = scenario.rolling
+    try:
+        return run(Run(scenario).run())
+    finally:
+        cache_points.ROLLING = rolling

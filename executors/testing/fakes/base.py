@@ -10,7 +10,7 @@ import asyncio
 import time
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +58,8 @@ OPTIONS: dict[str, type | tuple[type, ...]] = {
     "fail": str,
     "num_blocks": int,
     "blocks_per_span": int,
+    "window": (int, str),
+    "window_blocks": int,
     "kv_capacity": int,
     "max_adapters": int,
     "drafts_right": (int, float),
@@ -116,12 +118,12 @@ class FakeExecutor(BatchModelExecutor):
         """uint64 [length]: the digest after each of an item's first tokens, for pooling."""
 
     @abstractmethod
-    def _rewind(self, row: int, new_len: int, table: NDArray[np.int32] | None) -> None:
-        """Forget what a row wrote from position `new_len` on."""
+    def _rewind(self, row: int, new_len: int, tables: tuple[NDArray[np.int32], ...]) -> None:
+        """Forget what a row wrote from position `new_len` on. `tables`: one for each KV group, or none."""
 
     @abstractmethod
     def _tables(self, slots: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32]] | None:
-        """Block tables and their lengths for `Work`, None for an executor that owns its KV."""
+        """Block tables [groups, n, max_blocks] and their lengths for `Work`, None for an executor that owns its KV."""
 
     @abstractmethod
     def memory(self) -> ExecutorMemoryUsage:
@@ -230,9 +232,9 @@ class FakeExecutor(BatchModelExecutor):
         self._detailed = np.zeros(rows, np.bool_)
         self._allocate()
 
-    def _table_shape(self) -> tuple[int, int]:
-        """Blocks per table and KV groups of the slot table."""
-        return 0, 1
+    def _table_shape(self) -> tuple[int, Sequence[int | None]]:
+        """Blocks per table and windows of the KV groups, for the slot table."""
+        return 0, (None,)
 
     def _require_warm(self) -> None:
         if self._state in (ExecutorState.INITIALIZING, ExecutorState.SHUTDOWN):
@@ -369,7 +371,7 @@ class FakeExecutor(BatchModelExecutor):
                 self._sampling.choice[row] = params.choice
 
     def _clear_row(self, row: int) -> None:
-        self._rewind(row, 0, None)
+        self._rewind(row, 0, ())
         self._pool_positions[row] = -1
 
     @abstractmethod
@@ -388,10 +390,10 @@ class FakeExecutor(BatchModelExecutor):
         row = self._guests.pop(cache_id, None)
         if row is not None:
             self._free_guests.append(row)
-        slot, table = self.table.slot_of(cache_id), self._table_of(cache_id)
+        slot, tables = self.table.slot_of(cache_id), self._tables_of(cache_id)
         for place in (row, slot):
             if place is not None:
-                self._rewind(place, 0, table)
+                self._rewind(place, 0, tables)
                 self._pool_positions[place] = -1
         self.table.release(cache_id)
 
@@ -399,13 +401,12 @@ class FakeExecutor(BatchModelExecutor):
         self._require_warm()
         row = self._row_of(handle.cache_id)
         if row is not None:
-            table = handle.block_tables[0] if handle.block_tables else self._table_of(handle.cache_id)
-            self._rewind(row, new_len, table)
+            self._rewind(row, new_len, handle.block_tables or self._tables_of(handle.cache_id))
 
-    def _table_of(self, cache_id: int) -> NDArray[np.int32] | None:
-        """The block table in the slot table; None for a sequence without a slot or an executor that owns its KV."""
+    def _tables_of(self, cache_id: int) -> tuple[NDArray[np.int32], ...]:
+        """The block tables in the slot table; none for a sequence without a slot or an executor that owns its KV."""
         slot = self.table.slot_of(cache_id)
-        return None if slot is None else next(iter(self.table.block_tables_of(slot)), None)
+        return () if slot is None else self.table.block_tables_of(slot)
 
     def _row_of(self, cache_id: int) -> int | None:
         slot = self.table.slot_of(cache_id)

@@ -77,7 +77,7 @@ class EchoExecutor(FakeServing):
     def _digests(self, work: Work, item: int, length: int) -> NDArray[np.uint64]:
         return self._digest[work.rows[item], 1 : length + 1]
 
-    def _rewind(self, row: int, new_len: int, table: NDArray[np.int32] | None) -> None:
+    def _rewind(self, row: int, new_len: int, tables: tuple[NDArray[np.int32], ...]) -> None:
         self._lengths[row] = min(int(self._lengths[row]), new_len)
 
     def _tables(self, slots: NDArray[np.int32]) -> None:

@@ -7,7 +7,8 @@ summarise a history, both sums modulo 2^64, hence computable for a whole packed 
     digest   D(n) = k(0) + ... + k(n - 1)      k(i) = mix(c(i) ^ H(i))      the fake's "KV" of token i
 
 k(i) depends on the token, its position, the adapter and everything before it, as real keys and values do, and D(n) on
-every k(i): any wrong, missing, moved or foreign piece of KV changes the tokens that follow.
+every k(i): any wrong, missing, moved or foreign piece of KV changes the tokens that follow. With several KV groups D(n) is a sum
+over groups, each with cells of its own, of which a window group adds those of the last `window` tokens only.
 
 The logits after a history are zero but for `NUM_FAVOURITES` tokens, whose ids and (well separated) logits come from
 D(n). So the greedy token costs one hash, and sampling with temperature, top-k and top-p has a closed form that needs
@@ -16,6 +17,7 @@ no row of the vocabulary's width; `logits_rows` writes the same rows out in full
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,6 +29,8 @@ from executors.contract.batch import SamplingParams
 from executors.contract.token_history import TokenHistory
 
 U64 = NDArray[np.uint64]
+Windows = Sequence[int | None]
+FULL: tuple[int | None, ...] = (None,)
 NUM_FAVOURITES = 8
 MIN_VOCAB_SIZE = 2 * NUM_FAVOURITES
 DEFAULT_VOCAB_SIZE = 1000
@@ -36,6 +40,7 @@ _POSITION = np.uint64(0xC2B2AE3D27D4EB4F)
 _FIRST = np.uint64(0x165667B19E3779F9)
 _STRIDE = np.uint64(0x27D4EB2F165667C5)
 _LEVELS = np.uint64(0x85EBCA77C2B2AE63)
+_GROUP = np.uint64(0x9FB21C651E98DF25)
 _M1 = np.uint64(0xFF51AFD7ED558CCD)
 _M2 = np.uint64(0xC4CEB9FE1A85EC53)
 _S33 = np.uint64(33)
@@ -60,6 +65,11 @@ def contributions(tokens: NDArray[np.integer], positions: NDArray[np.integer], s
 def cells(contribution: U64, prefix_before: U64) -> U64:
     """k for each token: what the fake writes as its KV."""
     return mix(contribution ^ prefix_before)
+
+
+def group_cells(cells_of_first: U64, group: int) -> U64:
+    """k of each token in a KV group: the first group has `cells` themselves, the others something else made of them."""
+    return mix(cells_of_first + np.uint64(group * int(_GROUP) % 2**64)) if group else cells_of_first
 
 
 def adapter_salt(digest: str) -> np.uint64:
@@ -199,15 +209,46 @@ class History:
     digest: U64
 
     @staticmethod
-    def of(tokens: Sequence[int] | NDArray[np.integer], salt: int = 0) -> History:
-        """The history of a token list from position 0 on."""
+    def of(tokens: Sequence[int] | NDArray[np.integer], salt: int = 0, windows: Windows = FULL) -> History:
+        """The history of a token list from position 0 on. `windows`: of the KV groups, None for a full one."""
         ids = np.asarray(tokens, np.int64)
         c = contributions(ids, np.arange(len(ids)), np.full(len(ids), salt, np.uint64))
         prefix = np.zeros(len(ids) + 1, np.uint64)
         np.cumsum(c, out=prefix[1:])
-        digest = np.zeros(len(ids) + 1, np.uint64)
-        np.cumsum(cells(c, prefix[:-1]), out=digest[1:])
+        digest, first = np.zeros(len(ids) + 1, np.uint64), cells(c, prefix[:-1])
+        for group, window in enumerate(windows):
+            total = np.zeros(len(ids) + 1, np.uint64)
+            np.cumsum(group_cells(first, group), out=total[1:])
+            digest += total
+            if window is not None and window <= len(ids):
+                digest[window:] -= total[:-window]
         return History(prefix, digest)
+
+
+class RunningHistory:
+    """Prefix and digest uint64 [1] of one sequence as it goes on. `latest`: for each window group the cells of the last `window`
+    tokens at most."""
+
+    def __init__(self, prefix: U64, digest: U64, windows: Windows, latest: Sequence[U64]) -> None:
+        self.prefix = prefix
+        self.digest = digest
+        self._windows = windows
+        self._latest = [
+            deque(part.tolist(), maxlen=window) for window, part in zip(windows, latest, strict=True)
+        ]
+
+    def append(self, token: NDArray[np.int32], position: int, salt: U64) -> None:
+        """Go on with a token, int32 [1], at a position."""
+        c = contributions(token, np.array([position]), salt)
+        cell = cells(c, self.prefix)
+        self.prefix = self.prefix + c
+        for group, (window, latest) in enumerate(zip(self._windows, self._latest, strict=True)):
+            own = group_cells(cell, group)
+            self.digest = self.digest + own
+            if window is not None:
+                if len(latest) == window:
+                    self.digest = self.digest - np.array(latest[0], np.uint64)
+                latest.append(int(own[0]))
 
 
 def expected_tokens(
@@ -217,34 +258,49 @@ def expected_tokens(
     *,
     vocab_size: int = DEFAULT_VOCAB_SIZE,
     adapter_digest: str | None = None,
+    windows: Windows = FULL,
 ) -> list[int]:
     """The n tokens that every fake must give after `prompt` (greedy by default). A pure function: the oracle of tests."""
     request = sampling or SamplingParams(temperature=0.0)
     params, token_history = OracleRows.of([request]), TokenHistory(prompt)
     salt = adapter_salt(adapter_digest) if adapter_digest is not None else np.uint64(0)
-    history = History.of(prompt, int(salt))
-    prefix, digest = history.prefix[-1:], history.digest[-1:]
+    history = _running(prompt, salt, windows)
     tokens: list[int] = []
     for position in range(len(prompt), len(prompt) + n):
         at = np.array([position])
         if needs_rows(request):
-            row = logits_rows(digest, vocab_size)[0]
+            row = logits_rows(history.digest, vocab_size)[0]
             token = np.array([reference_sampler.choose(row, request, position, token_history)], np.int32)
             token_history.append(int(token[0]))
         else:
-            token = sample_tokens(digest, params, at, vocab_size)
+            token = sample_tokens(history.digest, params, at, vocab_size)
         tokens.append(int(token[0]))
-        c = contributions(token, at, np.array([salt], np.uint64))
-        digest = digest + cells(c, prefix)
-        prefix = prefix + c
+        history.append(token, position, np.array([salt], np.uint64))
     return tokens
 
 
+def _running(
+    prompt: Sequence[int] | NDArray[np.integer], salt: np.uint64, windows: Windows
+) -> RunningHistory:
+    """The history of a prompt, ready to go on."""
+    history, ids = History.of(prompt, int(salt), windows), np.asarray(prompt, np.int64)
+    first = np.empty(0, np.uint64)
+    if any(windows):
+        first = cells(contributions(ids, np.arange(len(ids)), np.full(len(ids), salt)), history.prefix[:-1])
+    latest = [
+        group_cells(first[-window:], group) if window is not None else first[:0]
+        for group, window in enumerate(windows)
+    ]
+    return RunningHistory(history.prefix[-1:], history.digest[-1:], windows, latest)
+
+
 def expected_logits(
-    history: Sequence[int] | NDArray[np.integer], vocab_size: int = DEFAULT_VOCAB_SIZE
+    history: Sequence[int] | NDArray[np.integer],
+    vocab_size: int = DEFAULT_VOCAB_SIZE,
+    windows: Windows = FULL,
 ) -> NDArray[np.float32]:
     """float32 [V]: the raw logits after a history of the base model."""
-    row: NDArray[np.float32] = logits_rows(History.of(history).digest[-1:], vocab_size)[0]
+    row: NDArray[np.float32] = logits_rows(History.of(history, 0, windows).digest[-1:], vocab_size)[0]
     return row
 
 

@@ -83,18 +83,25 @@ class FakeServing(FakeExecutor):
                 continue
             self._check_ahead(work, i, int(work.ends[i] + requested[i]))
             row = int(work.starts[i + 1]) - 1 - int(batch.num_draft_tokens[i]) + num_tokens - 1
-            prefix, digest = computed.prefix[row : row + 1], computed.digest[row : row + 1]
             token = np.array([output[i].tokens[-1].token_id], np.int32)  # type: ignore[union-attr]
             settings, position = oracle.OracleRows.of([params]), int(work.positions[row]) + 1
+            history = self._running(
+                work, i, position, computed.prefix[row : row + 1], computed.digest[row : row + 1]
+            )
             for at in range(position, position + int(requested[i])):
-                c = oracle.contributions(token, np.array([at]), work.salts[i : i + 1])
-                digest, prefix = digest + oracle.cells(c, prefix), prefix + c
-                token = oracle.sample_tokens(digest, settings, np.array([at + 1]), self.vocab_size)
-                if int(oracle.mix(digest + np.uint64(at))[0]) % 1000 >= 1000 * self.drafts_right:
+                history.append(token, at, work.salts[i : i + 1])
+                token = oracle.sample_tokens(history.digest, settings, np.array([at + 1]), self.vocab_size)
+                if int(oracle.mix(history.digest + np.uint64(at))[0]) % 1000 >= 1000 * self.drafts_right:
                     token = ((token + 1) % self.vocab_size).astype(np.int32)
                 tokens.append(int(token[0]))
             counts[i] = requested[i]
         return Drafts(counts, np.array(tokens, np.int32), int(counts.max(initial=0)))
+
+    def _running(
+        self, work: Work, i: int, length: int, prefix: NDArray[np.uint64], digest: NDArray[np.uint64]
+    ) -> oracle.RunningHistory:
+        """The history of an item's first `length` tokens, with this prefix and digest."""
+        return oracle.RunningHistory(prefix, digest, oracle.FULL, [np.empty(0, np.uint64)])
 
     def _check_ahead(self, work: Work, i: int, end: int) -> None:
         """Raise InvalidInput unless the item's table covers `end` tokens."""
@@ -173,7 +180,7 @@ class FakeServing(FakeExecutor):
         ids = np.array([token.token_id for token in tokens], np.int32)
         self._scatter(np.full(len(ids), slot), positions[: len(ids)], ids)
         if len(tokens) <= num_drafts:
-            self._rewind(slot, end - num_drafts + len(tokens) - 1, self._table_of(start.seq_id))
+            self._rewind(slot, end - num_drafts + len(tokens) - 1, self._tables_of(start.seq_id))
         return ItemOutput(tokens, prompt_logprobs)
 
     def _verify(
@@ -302,7 +309,9 @@ class FakeServing(FakeExecutor):
         if len({handle.cache_id for handle in handles}) != len(handles):
             raise InvalidInput("a sequence occurs twice in one forward")
         ids = [np.asarray(one.input_ids.numpy(), np.int32).reshape(-1) for one in inputs]
-        tables = _pad([handle.block_tables for handle in handles]) if self.paged else (None, None)
+        tables: tuple[NDArray[np.int32] | None, NDArray[np.int32] | None] = (None, None)
+        if self.paged:
+            tables = _pad([handle.block_tables for handle in handles], len(self.table.block_tables))
         work = Work(
             np.array([self._guest_row(handle.cache_id) for handle in handles], np.int32),
             np.array([one.pos_offset for one in inputs], np.int32),
@@ -353,12 +362,16 @@ def _check_prefill(request: PrefillInput) -> None:
 
 
 def _pad(
-    block_tables: Sequence[tuple[NDArray[np.int32], ...]],
+    block_tables: Sequence[tuple[NDArray[np.int32], ...]], num_groups: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Ragged block tables (group 0) as one array and lengths; a sequence without tables gets length -1: not kept."""
-    lengths = np.array([len(tables[0]) if tables else -1 for tables in block_tables], np.int32)
-    padded = np.zeros((len(block_tables), max(int(lengths.max(initial=0)), 1)), np.int32)
-    for row, tables in zip(padded, block_tables, strict=True):
-        if tables:
-            row[: len(tables[0])] = tables[0]
+    """Ragged block tables as one array [groups, n, max_blocks] and lengths [groups, n]; a sequence without tables gets length -1:
+    not kept."""
+    lengths = np.full((num_groups, len(block_tables)), -1, np.int32)
+    for i, tables in enumerate(block_tables):
+        for group, table in enumerate(tables):
+            lengths[group, i] = len(table)
+    padded = np.zeros((num_groups, len(block_tables), max(int(lengths.max(initial=0)), 1)), np.int32)
+    for i, tables in enumerate(block_tables):
+        for group, table in enumerate(tables):
+            padded[group, i, : len(table)] = table
     return padded, lengths

@@ -18,7 +18,7 @@ class Work:
 
     - `rows` int32 [n]: the sequences' rows in the fake's own arrays (memory, sampled tokens).
     - `pos` and `counts` int32 [n], `tokens` int32 [total], `salts` uint64 [n] (adapters; 0 for none).
-    - `tables` int32 [n, max_blocks], `table_lengths` int32 [n]: block tables of a paged fake.
+    - `tables` int32 [groups, n, max_blocks], `table_lengths` int32 [groups, n]: block tables of a paged fake.
     """
 
     rows: Int32Array
@@ -63,12 +63,13 @@ class Computed:
 def compute(work: Work, prefix: NDArray[np.uint64], digest: NDArray[np.uint64]) -> Computed:
     """The forward: running sums within each item, from each item's `prefix` and `digest` uint64 [n] before it."""
     c = oracle.contributions(work.tokens, work.positions, work.salts[work.item_of])
-    after = _running_sum(work, c, prefix)
+    after = running_sum(work, c, prefix)
     cell = oracle.cells(c, after - c)
-    return Computed(after, _running_sum(work, cell, digest), cell)
+    return Computed(after, running_sum(work, cell, digest), cell)
 
 
-def _running_sum(work: Work, values: NDArray[np.uint64], before: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def running_sum(work: Work, values: NDArray[np.uint64], before: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Sums of `values`, one per token, within each item, from `before` uint64 [n] on."""
     if len(values) == len(before):
         return before + values
     total = np.cumsum(values)

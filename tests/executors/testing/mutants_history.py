@@ -123,8 +123,8 @@ class ReadsOnlyItsOwnWrites(PagedFakeExecutor):
 
 @caught_by("block_permutation_changes_nothing")
 class TakesBlocksForConsecutive(PagedFakeExecutor):
-    def _cells_of(self, work, item, position):
-        cell = work.tables[item, 0].astype(np.int64) * self.block_size + position
+    def _cells_of(self, work, item, position, group=0):
+        cell = work.tables[group, item, 0].astype(np.int64) * self.block_size + position
         return np.minimum(cell, self.num_blocks * self.block_size - 1)
 
 

@@ -109,9 +109,9 @@ class SamplesFromTheNextRow(Drafting):
 
 @caught_by("own_drafts_change_no_token")
 class KeepsRejectedDraftsOfItsOwn(Drafting):
-    def _rewind(self, row, new_len, table):
+    def _rewind(self, row, new_len, tables):
         if new_len == 0:
-            super()._rewind(row, new_len, table)
+            super()._rewind(row, new_len, tables)
 
     def _read(self, work):
         held = self._lengths[work.rows]
@@ -135,9 +135,9 @@ class AcceptsOneTooFew(EchoExecutor):
 class KeepsRejectedDrafts(EchoExecutor):
     """Its history goes on after the drafts that were refused."""
 
-    def _rewind(self, row, new_len, table):
+    def _rewind(self, row, new_len, tables):
         if new_len == 0:
-            super()._rewind(row, new_len, table)
+            super()._rewind(row, new_len, tables)
 
     def _read(self, work):
         held = self._lengths[work.rows]

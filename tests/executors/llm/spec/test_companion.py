@@ -210,8 +210,8 @@ def _begin(
             continue
         blocks = [list(other.blocks[0][:whole])]
         computed = whole * size
-        if usable % size and rng.random() < 0.7 and driver.free_blocks:
-            copy = driver.free_blocks.pop(0)
+        if usable % size and rng.random() < 0.7 and driver.free_blocks[0]:
+            copy = driver.free_blocks[0].pop(0)
             driver.block_copies.append((0, other.blocks[0][whole], copy))
             blocks[0].append(copy)
             computed = usable
@@ -227,7 +227,7 @@ def _preempt(driver: Driver, seq: DrivenSequence) -> None:
         for block in seq.blocks[0]
         if not any(block in other.blocks[0] for other in driver.live.values() if other is not seq)
     ]
-    driver.free_blocks[:0] = gone
+    driver.free_blocks[0][:0] = gone
     seq.blocks[0].clear()
     seq.num_sent_blocks = 0
     seq.outputs.append(None)

@@ -149,7 +149,7 @@ async def test_paged_detects_a_block_shared_by_different_histories() -> None:
 async def test_paged_refuses_two_writers_of_one_block() -> None:
     driver = await drive("paged_fake")
     a = driver.add([1, 2])
-    b = driver.add([3, 4], shared_blocks=[[driver.free_blocks[0]]])
+    b = driver.add([3, 4], shared_blocks=[[driver.free_blocks[0][0]]])
     with pytest.raises(InvalidInput, match="two sequences write to block"):
         await driver.prefill(b, a)
 

@@ -49,10 +49,11 @@ class Successor(BatchModelExecutor):
     async def shutdown(self) -> None:
         self.state = ExecutorState.SHUTDOWN
 
-    async def begin_epoch(self, epoch: int) -> None:
+    async def begin_epoch(self, epoch: int, adopt: SealedBlocks | None = None) -> Int32Array:
         self.info()  # raises NotReady
         self.table.clear()
         self.histories.clear()
+        return np.empty(0, np.int32)  # no memory of ours outlives the process
 
     async def prefill(self, request: PrefillInput) -> PrefillOutput:
         handle = request.kv_cache or KvCacheHandle(-1)

@@ -5,6 +5,7 @@ engine needs is imported from here; the parts are
 
 interface.py    `ModelExecutor` and its factory           records.py   what prefill and decode take and return
 batch.py        a step and its result; checks.py: are they sound?      slots.py, tensor.py, token_history.py
+seals.py        blocks that outlive their process
 config.py       the configuration of an executor          status.py    its facts, capabilities and status
 sampling.py     sampling parameters; noise.py: the counter-based noise of a draw
 errors.py       every error by name; faults.py: which exceptions mean that memory ran out
@@ -19,6 +20,7 @@ Rules that hold for every executor:
 
 - Coroutines are called by one task, in order. The synchronous members never block: they answer from known facts.
 - A default *works*: it falls back to a slower path and never drops work. A member without a fallback raises `Unsupported`.
+- An executor whose `KvLayout.fingerprint` is not empty keeps its blocks when its process dies: see `executors.contract.seals`.
 - The capabilities that `capabilities()` declares are true; `executors/testing/conformance.py` tests them.
 """
 
@@ -82,6 +84,7 @@ from executors.contract.records import (
     SpeculativeDecodeOutput,
 )
 from executors.contract.sampling import MAX_REPETITION_PENALTY, MIN_REPETITION_PENALTY
+from executors.contract.seals import SealedBlocks
 from executors.contract.slots import SlotTable
 from executors.contract.status import (
     AttentionType,
@@ -146,6 +149,7 @@ __all__ = [
     "ProgressCallback",
     "SampledToken",
     "SamplingParams",
+    "SealedBlocks",
     "SequenceStart",
     "Skipped",
     "SlotTable",

@@ -125,6 +125,10 @@ def _no_copies() -> Int32Array:
     return np.empty((0, 3), np.int32)
 
 
+def _no_seals() -> Int32Array:
+    return np.empty((0, 2), np.int32)
+
+
 @dataclass(slots=False)
 class UnifiedBatch:
     """Any mix of prefill chunks, decode steps and verification: all that one forward computes.
@@ -141,6 +145,8 @@ class UnifiedBatch:
     - `drafts_wanted` int32 [n] or None: as many drafts the item's output should bring for the sequence's next step, from a draft
       model; of an intermediate chunk a number above 0 asks the draft model to compute the chunk too. Its block table covers the
       tokens after this step and all these drafts but the last. None, or fewer drafts, is always a valid answer.
+    - `seals` int32 [m, 2]: (group, block) of blocks that are full of known tokens once this step is computed, and are not
+      written again; requested only from executors with a `KvLayout.fingerprint`.
     - `epoch` of the executor's life, `step_id` rising by one per step within the engine's life.
     """
 
@@ -158,6 +164,7 @@ class UnifiedBatch:
     tables: TableUpdates = field(default_factory=TableUpdates.empty)
     block_copies: Int32Array = field(default_factory=_no_copies)
     drafts_wanted: Int32Array | None = None
+    seals: Int32Array = field(default_factory=_no_seals)
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -282,6 +289,9 @@ class UnifiedOutput(Sequence["ItemOutput | None"]):
     details: dict[int, ItemOutput] = field(default_factory=dict)
     drafts: Drafts | None = None
     """Where the step asked for some."""
+    checksums: NDArray[np.uint64] | None = None
+    """uint64 [m]: checksums of the batch's `seals` at the end of the step, in their order, combined over ranks by exclusive or.
+    None without seals, or from an executor that seals nothing."""
 
     @staticmethod
     def from_items(items: Sequence[ItemOutput | None]) -> UnifiedOutput:

@@ -98,6 +98,18 @@ def check_blocks(batch: UnifiedBatch, num_blocks: Sequence[int]) -> None:
             raise InvalidInput("block copies overlap: their order would matter")
 
 
+def check_seals(batch: UnifiedBatch, num_blocks: Sequence[int]) -> None:
+    """Check the blocks whose checksums a step asks for. `num_blocks` of each group. Raises InvalidInput."""
+    seals = batch.seals
+    if not len(seals):
+        return
+    if seals.dtype != np.int32 or seals.shape[1:] != (2,):
+        raise InvalidInput(f"seals is {seals.dtype}{list(seals.shape)}, not int32[m, 2]")
+    _check_groups("seal", seals[:, 0], len(num_blocks))
+    for group, count in enumerate(num_blocks):
+        _check_ids("seal", seals[seals[:, 0] == group, 1], count)
+
+
 def _check_groups(what: str, groups: Int32Array, count: int) -> None:
     if groups.size and (groups.min() < 0 or groups.max() >= count):
         raise InvalidInput(f"a block {what} names a group outside 0..{count - 1}")
@@ -134,6 +146,7 @@ def check_output(batch: UnifiedBatch, output: UnifiedOutput) -> None:
         raise StepFailed(f"an answer with {ids.min()} for a token id")
     _check_details(output)
     _check_drafts(batch, output)
+    _check_checksums(batch, output)
     for i in np.flatnonzero(final & (counts == 0)).tolist():
         detail = output.details.get(i)
         if detail is None or (detail.error is None and detail.pooled is None):
@@ -153,6 +166,16 @@ def _check_drafts(batch: UnifiedBatch, output: UnifiedOutput) -> None:
         raise StepFailed("an answer with drafts for an intermediate chunk")
     if int(counts.sum(dtype=np.int64)) != len(ids) or (len(ids) and ids.min() < 0):
         raise StepFailed(f"an answer with {len(ids)} drafts, where counts add up to {int(counts.sum())}")
+
+
+def _check_checksums(batch: UnifiedBatch, output: UnifiedOutput) -> None:
+    checksums = output.checksums
+    if checksums is None:
+        return
+    if checksums.dtype != np.uint64 or checksums.shape != (len(batch.seals),):
+        raise StepFailed(
+            f"an answer with checksums {checksums.dtype}{list(checksums.shape)} to {len(batch.seals)} seals"
+        )
 
 
 def _check_details(output: UnifiedOutput) -> None:

@@ -31,6 +31,7 @@ from executors.contract.records import (
     PrefillOutput,
     SpeculativeDecodeOutput,
 )
+from executors.contract.seals import SealedBlocks
 from executors.contract.slots import SlotTable
 from executors.contract.split import split_unified_decode
 from executors.contract.status import (
@@ -104,8 +105,13 @@ class ModelExecutor(ABC):
         """Free everything. Idempotent; later calls of other members raise NotReady."""
 
     @abstractmethod
-    async def begin_epoch(self, epoch: int) -> None:
-        """Forget every sequence and start over with empty KV; the next batch carries this epoch.
+    async def begin_epoch(self, epoch: int, adopt: SealedBlocks | None = None) -> Int32Array:
+        """Forget every sequence and start over; the next batch carries this epoch.
+
+        Returns int32 [k], rising: the indices of those blocks of `adopt` whose memory holds what was sealed. All other blocks
+        hold nothing of value, and so do all blocks of an executor that cannot adopt, which returns an empty array. With None
+        nothing is adopted, and memory that outlived an earlier process is given back to the system first, before a new
+        process is started.
 
         Ends the `Skipped` answers that follow a failed step. A dead executor process is started again and loaded first,
         which takes as long as warmup. Raises ConfigError or ExecutorDied if it cannot be brought back.

@@ -36,6 +36,7 @@ from executors.contract import (
     PrefillInput,
     PrefillOutput,
     ProgressCallback,
+    SealedBlocks,
     SequenceStart,
     SlotTable,
     SnapshotValue,
@@ -120,11 +121,11 @@ class SamplingWrapper(BatchModelExecutor):
     async def shutdown(self) -> None:
         await self.inner.shutdown()
 
-    async def begin_epoch(self, epoch: int) -> None:
+    async def begin_epoch(self, epoch: int, adopt: SealedBlocks | None = None) -> Int32Array:
         self._sequences.clear()
         self._sampled.clear()
         self._histories.clear()
-        await self.inner.begin_epoch(epoch)
+        return await self.inner.begin_epoch(epoch, adopt)
 
     async def forward(self, tensor: Tensor) -> Tensor:
         return await self.inner.forward(tensor)

@@ -248,6 +248,9 @@ class KvLayout:
     """States of sequences; None if the model has KV alone."""
     max_tokens: int = 0
     """Tokens of context that the sizes of the groups were planned for; 0: as many as the full groups hold."""
+    fingerprint: str = ""
+    """Digest of geometry, dtypes, instruction set, kernel sources and weights. Not empty: the blocks outlive the executor's
+    process, steps answer `UnifiedBatch.seals`, and `begin_epoch` may adopt blocks that were sealed under the same fingerprint."""
 
     @staticmethod
     def of(block_size: int, num_blocks: int, bytes_per_block: int, blocks_per_span: int = 0) -> KvLayout:

@@ -19,6 +19,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 
 from executors.contract import (
@@ -47,6 +48,7 @@ from executors.contract import (
     PrefillOutput,
     ProgressCallback,
     SampledToken,
+    SealedBlocks,
     Skipped,
     SlotTable,
     SnapshotValue,
@@ -290,7 +292,7 @@ class LlmExecutor(BatchModelExecutor):
         self._state = ExecutorState.SHUTDOWN
         self._group.close()
 
-    async def begin_epoch(self, epoch: int) -> None:
+    async def begin_epoch(self, epoch: int, adopt: SealedBlocks | None = None) -> Int32Array:
         """See the contract. Raises DeviceLost if this process has lost its device."""
         if self._loss_reason:
             raise DeviceLost(
@@ -303,6 +305,7 @@ class LlmExecutor(BatchModelExecutor):
         self._epoch = epoch
         self._step_failed = False
         self._state = ExecutorState.READY
+        return np.empty(0, np.int32)
 
     def _ready(self) -> ExecutorRuntime:
         if self._runtime is None:

@@ -31,6 +31,7 @@ from executors.contract import (
     PrefillInput,
     PrefillOutput,
     ProgressCallback,
+    SealedBlocks,
     SnapshotValue,
     SpeculativeDecodeOutput,
     Tensor,
@@ -38,6 +39,7 @@ from executors.contract import (
     UnifiedOutput,
     replace,
 )
+from executors.contract.seals import check_adopted
 from executors.process import messages as m
 from executors.process.group import RankProcesses
 from executors.process.life import Command, Life, Listener, child_command
@@ -207,10 +209,13 @@ class RemoteExecutor(BatchModelExecutor):
         # The child reports nothing before it has imported its wire.
         self._progressed("starting", 0, 0)
 
-    async def begin_epoch(self, epoch: int) -> None:
+    async def begin_epoch(self, epoch: int, adopt: SealedBlocks | None = None) -> Int32Array:
         """As the contract's; starts a new child when the old one is dead."""
         await self.warmup()
-        await self._ask(m.Done, lambda call: m.BeginEpoch(call, epoch))
+        answer = await self._ask(m.EpochBegun, lambda call: m.BeginEpoch(call, epoch, adopt))
+        if not check_adopted(answer.adopted, 0 if adopt is None else len(adopt)):
+            raise self._garbage("began an epoch with blocks that were not offered")
+        return answer.adopted
 
     async def shutdown(self) -> None:
         """Ask the child to end, wait at most 2 s, kill it, reap it. Outstanding calls that it does not answer in this time
@@ -306,9 +311,14 @@ class RemoteExecutor(BatchModelExecutor):
         life = self._ready_life()
         answer = await life.call(make(life.next_call()), tokens)
         if not isinstance(answer, kind):
-            life.kill("closed", f"answered with {type(answer).__name__}, not {kind.__name__}")
-            raise ExecutorDied(str(life.death), "closed")
+            raise self._garbage(f"answered with {type(answer).__name__}, not {kind.__name__}")
         return cast(A, answer)
+
+    def _garbage(self, reason: str) -> ExecutorDied:
+        """End the child for what it sent, and return its death."""
+        life = self._ready_life()
+        life.kill("closed", reason)
+        return ExecutorDied(str(life.death), "closed")
 
     def _ready_life(self) -> Life | RankProcesses:
         """The child that accepts calls. Raises NotReady or ExecutorDied."""

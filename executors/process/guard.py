@@ -20,6 +20,7 @@ from executors.contract import (
     ModelExecutor,
     NotReady,
     OutOfMemory,
+    SealedBlocks,
     Skipped,
     UnifiedBatch,
     UnifiedOutput,
@@ -61,10 +62,11 @@ class StepGuard:
         if self._failed is None and not isinstance(failure, _REFUSALS):
             self._failed = str(failure)
 
-    async def begin_epoch(self, epoch: int) -> None:
+    async def begin_epoch(self, epoch: int, adopt: SealedBlocks | None = None) -> Int32Array:
         """Ends the `Skipped` answers, unless the executor refuses."""
-        await self.executor.begin_epoch(epoch)
+        adopted = await self.executor.begin_epoch(epoch, adopt)
         self._failed = None
+        return adopted
 
     def release_cache(self, cache_id: int) -> None:
         """As the contract's. It has no answer, so an error stops the epoch: the executor's state is unknown."""

@@ -37,6 +37,7 @@ from executors.contract import (
     PrefillInput,
     PrefillOutput,
     ProgressCallback,
+    SealedBlocks,
     SnapshotValue,
     SpeculativeDecodeOutput,
     Tensor,
@@ -284,12 +285,13 @@ class InlineExecutor(BatchModelExecutor):
         self._overlaps = self.inner.capabilities().max_in_flight > 1
         self._guard = StepGuard(self.inner)
 
-    async def begin_epoch(self, epoch: int) -> None:
+    async def begin_epoch(self, epoch: int, adopt: SealedBlocks | None = None) -> Int32Array:
         await self.warmup()
-        await self._run(lambda guard: guard.begin_epoch(epoch), revive=True)
+        adopted = await self._run(lambda guard: guard.begin_epoch(epoch, adopt), revive=True)
         if self._death is not None:
             self._death = None
             self._over.clear()
+        return adopted
 
     async def shutdown(self) -> None:
         """Wait at most `shutdown_s` for running jobs, then abandon the thread."""

@@ -34,6 +34,7 @@ from executors.contract import (
     PrefillInput,
     PrefillOutput,
     SampledToken,
+    SealedBlocks,
     SequenceStart,
     SpeculativeDecodeOutput,
     StepFailed,
@@ -73,6 +74,7 @@ class Step(msgspec.Struct, tag=2, array_like=True):
     pending: Array | None
     drafts_wanted: Array | None
     block_copies: Array
+    seals: Array
     tables: TableUpdates
     starts: tuple[SequenceStart, ...]
 
@@ -130,6 +132,7 @@ class BeginEpoch(msgspec.Struct, tag=9, array_like=True):
 
     call: int
     epoch: int
+    adopt: SealedBlocks | None = None
 
 
 class Release(msgspec.Struct, tag=10, array_like=True):
@@ -233,6 +236,7 @@ class StepDone(msgspec.Struct, tag=5, array_like=True):
     token_ids: Array
     details: dict[int, Item]
     drafts: Drafts | None
+    checksums: Array | None
 
 
 class Item(msgspec.Struct, array_like=True):
@@ -296,6 +300,14 @@ class Failed(msgspec.Struct, tag=11, array_like=True):
     """The cause of an `ExecutorDied`."""
 
 
+class EpochBegun(msgspec.Struct, tag=13, array_like=True):
+    """The blocks that were adopted."""
+
+    call: int
+    seconds: float
+    adopted: Array
+
+
 class Prepared(msgspec.Struct, tag=12, array_like=True):
     """The answer to the Prepare of that number; `kind` None if all went well, else as of Failed."""
 
@@ -304,7 +316,7 @@ class Prepared(msgspec.Struct, tag=12, array_like=True):
     message: str
 
 
-Answer = StepDone | PrefillDone | DecodeDone | SpeculateDone | ForwardDone | Done | Failed
+Answer = StepDone | PrefillDone | DecodeDone | SpeculateDone | ForwardDone | EpochBegun | Done | Failed
 ToServer = Heartbeat | Progress | Ready | LoadFailed | Prepared | Answer
 
 # -- frames that fit no message ------------------------------------------------------------------------------------------
@@ -360,6 +372,9 @@ def pack_batch(call: int, batch: UnifiedBatch) -> Step:
     copies = batch.block_copies
     if copies.dtype != _INT32 or copies.shape[1:] != (3,):
         raise InvalidInput(f"block_copies is {copies.dtype}{list(copies.shape)}, not int32[m, 3]")
+    seals = batch.seals
+    if seals.dtype != _INT32 or seals.shape[1:] != (2,):
+        raise InvalidInput(f"seals is {seals.dtype}{list(seals.shape)}, not int32[m, 2]")
     return Step(
         call=call,
         epoch=batch.epoch,
@@ -368,6 +383,7 @@ def pack_batch(call: int, batch: UnifiedBatch) -> Step:
         pending=batch.pending,
         drafts_wanted=batch.drafts_wanted,
         block_copies=copies.reshape(-1),
+        seals=seals.reshape(-1),
         tables=batch.tables,
         starts=tuple(batch.starts),
     )
@@ -380,6 +396,8 @@ def unpack_batch(step: Step) -> UnifiedBatch:
         raise InvalidInput(f"a step's arrays are {', '.join(map(str, dtypes))}")
     if step.block_copies.dtype != _INT32 or len(step.block_copies) % 3:
         raise InvalidInput(f"block_copies came as {step.block_copies.dtype}[{len(step.block_copies)}]")
+    if step.seals.dtype != _INT32 or len(step.seals) % 2:
+        raise InvalidInput(f"seals came as {step.seals.dtype}[{len(step.seals)}]")
     seq_ids, slots, num_q_tokens, pos_offsets, is_final_chunk, num_draft_tokens, token_ids = step.arrays
     return UnifiedBatch(
         epoch=step.epoch,
@@ -396,19 +414,24 @@ def unpack_batch(step: Step) -> UnifiedBatch:
         starts=step.starts,
         tables=step.tables,
         block_copies=step.block_copies.reshape(-1, 3),
+        seals=step.seals.reshape(-1, 2),
     )
 
 
 def pack_output(call: int, seconds: float, output: UnifiedOutput) -> StepDone:
-    """Raises StepFailed for arrays that are not int32."""
+    """Raises StepFailed for arrays of the wrong dtype."""
     dtypes = (output.num_tokens.dtype, output.token_ids.dtype)
     if dtypes != (_INT32, _INT32):
         raise StepFailed(f"num_tokens, token_ids are {dtypes[0]}, {dtypes[1]}, not int32")
+    if (sums := output.checksums) is not None and sums.dtype != np.uint64:
+        raise StepFailed(f"checksums are {sums.dtype}, not uint64")
     details = {
         int(i): Item(one.tokens, one.prompt_logprobs, one.pooled, one.logits, one.error, one.fault)
         for i, one in output.details.items()
     }
-    return StepDone(call, seconds, output.num_tokens, output.token_ids, details, output.drafts)
+    return StepDone(
+        call, seconds, output.num_tokens, output.token_ids, details, output.drafts, output.checksums
+    )
 
 
 def unpack_output(done: StepDone) -> UnifiedOutput:
@@ -424,7 +447,7 @@ def unpack_output(done: StepDone) -> UnifiedOutput:
         )
         for i, one in done.details.items()
     }
-    return UnifiedOutput(done.num_tokens, done.token_ids, details, done.drafts)
+    return UnifiedOutput(done.num_tokens, done.token_ids, details, done.drafts, done.checksums)
 
 
 def own(record: R) -> R:

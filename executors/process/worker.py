@@ -288,7 +288,7 @@ async def _run(guard: StepGuard, call: m.Call) -> m.Answer:
         case m.UnloadAdapter():
             await _adapters(executor).unload_adapter(call.name)
         case m.BeginEpoch():
-            await guard.begin_epoch(call.epoch)
+            return m.EpochBegun(number, 0.0, await guard.begin_epoch(call.epoch, call.adopt))
     return m.Done(number, 0.0)
 
 

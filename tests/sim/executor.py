@@ -20,6 +20,7 @@ from executors.contract import (
     InvalidInput,
     KvCacheHandle,
     OutOfMemory,
+    SealedBlocks,
     Skipped,
     StepFailed,
     UnifiedBatch,
@@ -107,8 +108,8 @@ class SimExecutor:
         self.fired += 1
         self._listener(ExecutorDied("died of itself", "exit"))
 
-    async def begin_epoch(self, epoch: int) -> None:
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    async def begin_epoch(self, epoch: int, adopt: SealedBlocks | None = None) -> Int32Array:
+        done: asyncio.Future[Int32Array] = asyncio.get_running_loop().create_future()
 
         async def begin() -> None:
             if self.inner.epoch is not None and self.faults.failing_restarts:
@@ -117,16 +118,16 @@ class SimExecutor:
                 return
             if self._dead or self._ghost:
                 self.inner.adapters.clear()
-            await self.inner.begin_epoch(epoch)
+            adopted = await self.inner.begin_epoch(epoch, adopt)
             self._dead = self._ghost = self._refused = False
             self._tables.clear()
-            done.set_result(None)
+            done.set_result(adopted)
             for future, output in self._late:
                 asyncio.get_running_loop().call_later(self._rng.random() / 50, _answer, future, output)
             self._late.clear()
 
         self._queue.put_nowait(begin)
-        await done
+        return await done
 
     async def load_adapter(self, name: str, path: str, digest: str) -> None:
         await self._told(lambda: self.inner.load_adapter(name, path, digest), 0.003)

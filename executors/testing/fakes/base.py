@@ -26,6 +26,7 @@ from executors.contract import (
     ExecutorMetrics,
     ExecutorState,
     ExecutorStatus,
+    Int32Array,
     InvalidInput,
     KvCacheHandle,
     MemoryRequirements,
@@ -33,6 +34,7 @@ from executors.contract import (
     NotReady,
     OutOfMemory,
     Pace,
+    SealedBlocks,
     SequenceStart,
     Skipped,
     SlotTable,
@@ -204,7 +206,7 @@ class FakeExecutor(BatchModelExecutor):
     async def shutdown(self) -> None:
         self._state = ExecutorState.SHUTDOWN
 
-    async def begin_epoch(self, epoch: int) -> None:
+    async def begin_epoch(self, epoch: int, adopt: SealedBlocks | None = None) -> Int32Array:
         self._require_warm()
         self.epoch = epoch
         if self._stopped is ExecutorDied:
@@ -212,6 +214,7 @@ class FakeExecutor(BatchModelExecutor):
         self._reset()
         self._stopped = None
         self._state = ExecutorState.READY
+        return np.empty(0, np.int32)
 
     def _reset(self) -> None:
         # One row per slot, then one for each sequence that `prefill` meets without a slot.

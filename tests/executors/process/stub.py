@@ -35,6 +35,7 @@ from executors.contract import (
     PrefillOutput,
     ProgressCallback,
     SampledToken,
+    SealedBlocks,
     SnapshotValue,
     StepFailed,
     Tensor,
@@ -128,8 +129,9 @@ class Stub(BatchModelExecutor):
         if self.options.get("stubborn"):
             sleep_long()
 
-    async def begin_epoch(self, epoch: int) -> None:
+    async def begin_epoch(self, epoch: int, adopt: SealedBlocks | None = None) -> Int32Array:
         self.log.append(f"epoch{epoch}")
+        return np.empty(0, np.int32)
 
     def release_cache(self, cache_id: int) -> None:
         if cache_id == 666:

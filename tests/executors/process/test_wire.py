@@ -2,7 +2,7 @@
 
 import struct
 import timeit
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 
 import msgspec
 import numpy as np
@@ -24,6 +24,7 @@ from executors.contract import (
     PrefillOutput,
     SampledToken,
     SamplingParams,
+    SealedBlocks,
     SequenceStart,
     StepFailed,
     TableUpdates,
@@ -108,6 +109,7 @@ def batches(draw: st.DrawFn) -> UnifiedBatch:
         tables=TableUpdates(*(array(draw(st.integers(0, 4))) for _ in range(5))),
         block_copies=draw(hnp.arrays(np.int32, (copies, 3))),
         drafts_wanted=draw(st.none() | hnp.arrays(np.int32, n)),
+        seals=draw(hnp.arrays(np.int32, (draw(st.integers(0, 3)), 2))),
     )
 
 
@@ -150,9 +152,39 @@ def test_an_output_comes_back(outputs: list[ItemOutput | None]) -> None:
     if outputs:
         counts = np.full(len(outputs), 2, np.int32)
         output.drafts = Drafts(counts, np.arange(2 * len(outputs), dtype=np.int32), 2, 0.25)
+        output.checksums = np.array([2**64 - 1] * len(outputs), np.uint64)
     got = to_parent(m.pack_output(3, 0.5, output))
     assert isinstance(got, m.StepDone) and got.seconds == 0.5
     assert same(output, m.unpack_output(got))
+
+
+@given(st.none() | st.integers(0, 3), st.text(max_size=3))
+def test_sealed_blocks_come_back(count: int | None, fingerprint: str) -> None:
+    ids = np.arange(count or 0, dtype=np.int32)
+    sealed = (
+        None
+        if count is None
+        else SealedBlocks(fingerprint, ids, ids[::-1].copy(), ids.astype(np.uint64) << 62)
+    )
+    got = to_child(m.BeginEpoch(1, 2, sealed))
+    assert isinstance(got, m.BeginEpoch) and same(got.adopt, sealed)
+    begun = to_parent(m.EpochBegun(1, 0.5, ids))
+    assert isinstance(begun, m.EpochBegun) and same(begun.adopted, ids)
+
+
+def test_seals_of_another_dtype_or_shape_do_not_travel() -> None:
+    none = np.empty(0, np.int32)
+    for wrong in (np.zeros((1, 3), np.int32), np.zeros((1, 2), np.int64), np.zeros(2, np.int32)):
+        batch = UnifiedBatch(
+            0, 0, none.astype(np.int64), none, none, none, none.astype(bool), none, none, seals=wrong
+        )
+        with pytest.raises(InvalidInput, match="seals is"):
+            m.pack_batch(1, batch)
+    step = m.pack_batch(1, replace(batch, seals=np.zeros((2, 2), np.int32)))
+    for bad in (np.zeros(3, np.int32), np.zeros(2, np.int64)):
+        step.seals = bad
+        with pytest.raises(InvalidInput, match="seals came as"):
+            m.unpack_batch(step)
 
 
 @given(st.lists(prefills, max_size=2))

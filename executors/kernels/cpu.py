@@ -3,7 +3,7 @@
 cohort_cpu.cpp      what is exported       simd.h      vectors: AVX512 or AVX2
 gemm.h              linear layers          team.h      threads of one call
 attention.h         paged attention        forward.h   all layers of a step in one call
-quantize.h          floats to 4 bits
+quantize.h          floats to 4 bits       checksum.h   checksums of blocks
 quantized_layouts.h, quantized_tiles.h    quantized weights: how they lie, and products with them
 """
 
@@ -110,6 +110,10 @@ class CpuKernels:
         self.touch = loaded.cohort_touch
         """Function (address, bytes) that makes memory resident without changing it, even while other threads write to it."""
         self.touch.argtypes, self.touch.restype = [POINTER, I64], None
+        # base, bytes between blocks, pieces of a block, bytes between pieces, bytes of one, blocks and how many, seed, out, threads.
+        self.checksums = loaded.cohort_checksums
+        self.checksums.argtypes = [POINTER, *[I64] * 4, POINTER, I64, ctypes.c_uint64, POINTER, I64]
+        self.checksums.restype = None
         for call in (self.pack, self.linear, self.attend, self.forward, self.choose):
             call.restype = ctypes.c_int
 

@@ -65,7 +65,7 @@ def answers(sent: list[m.ToServer]) -> list[tuple[int, str]]:
     return [
         (one.call, one.kind if isinstance(one, m.Failed) else type(one).__name__)
         for one in sent
-        if isinstance(one, m.StepDone | m.Failed | m.Done | m.PrefillDone)
+        if isinstance(one, m.StepDone | m.Failed | m.EpochBegun | m.PrefillDone)
     ]
 
 
@@ -90,7 +90,7 @@ async def test_begun_and_answered_in_order_whichever_ends_first() -> None:
     assert "epoch2" not in executor.log
     executor.ends[0].set()
     assert await other
-    assert answers(sent) == [(1, "StepDone"), (2, "StepDone"), (3, "Done")]
+    assert answers(sent) == [(1, "StepDone"), (2, "StepDone"), (3, "EpochBegun")]
     worker.beat()
     assert isinstance(sent[-1], m.Heartbeat) and sent[-1].running_s is None
 
@@ -107,7 +107,7 @@ async def test_what_is_behind_a_failed_step_is_skipped_though_it_was_begun() -> 
     executor.ends[2].set()
     await worker.handle(message(4, 2))
     await worker.handle(m.BeginEpoch(5, 3))
-    assert answers(sent) == [(1, "step_failed"), (2, "skipped"), (3, "Done"), (4, "StepDone"), (5, "Done")]
+    assert answers(sent) == [(1, "step_failed"), (2, "skipped"), (3, "EpochBegun"), (4, "StepDone"), (5, "EpochBegun")]
 
 
 async def test_an_executor_that_gives_up_ends_its_process_with_the_next_message() -> None:

@@ -94,16 +94,11 @@ inline uint64_t checksum(const uint8_t* p, int64_t bytes, uint64_t seed) {
   return result;
 }
 
-// out [count]: of each block at [count] of those that lie `stride` bytes apart; a block has `pieces`, `piece_stride` bytes
-// apart, and each is the seed of the next.
-inline void checksums(const uint8_t* base, int64_t stride, int64_t pieces, int64_t piece_stride, int64_t bytes,
-                      const int32_t* at, int64_t count, uint64_t seed, uint64_t* out, int threads) {
+// out [count]: of each block at [count] of those that lie `stride` bytes apart.
+inline void checksums(const uint8_t* base, int64_t stride, int64_t bytes, const int32_t* at, int64_t count, uint64_t seed,
+                      uint64_t* out, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(dynamic) if (threads > 1 && count > 1)
-  for (int64_t i = 0; i < count; i++) {
-    uint64_t sum = seed;
-    for (int64_t p = 0; p < pieces; p++) sum = checksum(base + at[i] * stride + p * piece_stride, bytes, sum);
-    out[i] = sum;
-  }
+  for (int64_t i = 0; i < count; i++) out[i] = checksum(base + at[i] * stride, bytes, seed);
 }
 
 }  // namespace

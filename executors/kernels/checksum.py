@@ -5,8 +5,6 @@ The definition is in checksum.h. It is no signature: it finds stray writes, not 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,56 +17,27 @@ _PRIME = np.uint64(0x9E3779B185EBCA87)
 _LOW = np.uint64(0xFFFFFFFF)
 
 
-@dataclass(frozen=True, slots=True)
-class BlockMemory:
-    """Blocks within uint8 [n] `memory`: block b is `pieces` ranges of `piece_bytes`, at b * `stride` + p * `piece_stride`."""
-
-    memory: NDArray[np.uint8]
-    stride: int
-    piece_bytes: int
-    pieces: int = 1
-    piece_stride: int = 0
-
-    @property
-    def num_blocks(self) -> int:
-        """Number of whole blocks."""
-        before = (self.pieces - 1) * self.piece_stride + self.piece_bytes
-        return (len(self.memory) - before) // self.stride + 1 if len(self.memory) >= before else 0
-
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of a block's checksum."""
-        return self.pieces * self.piece_bytes
-
-
 def checksums(
-    kernels: CpuKernels | None, blocks: BlockMemory, at: NDArray[np.int32], seed: int, threads: int
+    kernels: CpuKernels | None, blocks: NDArray[np.uint8], at: NDArray[np.int32], seed: int, threads: int
 ) -> Uint64Array:
-    """Compute uint64 [n], the checksums of the blocks `at` int32 [n]. `seed`: 64 bits. Raises IndexError for a block outside
-    the memory."""
+    """Compute uint64 [n], the checksums of the blocks `at` int32 [n] of `blocks` uint8 [num_blocks, bytes], whose rows are
+    contiguous. `seed`: 64 bits. Raises IndexError for a block that does not exist."""
     at = np.ascontiguousarray(at, np.int32)
-    if len(at) and (at.min() < 0 or at.max() >= blocks.num_blocks):
-        raise IndexError(f"a block outside 0..{blocks.num_blocks - 1}")
+    if len(at) and (at.min() < 0 or at.max() >= len(blocks)):
+        raise IndexError(f"a block outside 0..{len(blocks) - 1}")
     if kernels is None:
         return checksums_plain(blocks, at, seed)
     out = np.empty(len(at), np.uint64)
     kernels.checksums(
-        blocks.memory.ctypes.data, blocks.stride, blocks.pieces, blocks.piece_stride, blocks.piece_bytes,
-        at.ctypes.data, len(at), seed, out.ctypes.data, threads,
+        blocks.ctypes.data, blocks.strides[0], blocks.shape[1], at.ctypes.data, len(at), seed, out.ctypes.data,
+        threads,
     )  # fmt: skip
     return out
 
 
-def checksums_plain(blocks: BlockMemory, at: NDArray[np.int32], seed: int) -> Uint64Array:
+def checksums_plain(blocks: NDArray[np.uint8], at: NDArray[np.int32], seed: int) -> Uint64Array:
     """Do the same as `checksums` without kernels, one block after the other."""
-    out = np.empty(len(at), np.uint64)
-    for i, block in enumerate(at.tolist()):
-        total = seed
-        for piece in range(blocks.pieces):
-            begin = block * blocks.stride + piece * blocks.piece_stride
-            total = _checksum(blocks.memory[begin : begin + blocks.piece_bytes], total)
-        out[i] = total
-    return out
+    return np.array([_checksum(blocks[block], seed) for block in at.tolist()], np.uint64)
 
 
 def _mixed(x: Uint64Array) -> Uint64Array:

@@ -159,9 +159,9 @@ int cohort_choose(const void* logits, int64_t width, int64_t stride, const float
 }
 
 // out [count]: checksums of blocks of memory, see `checksums` of checksum.h.
-void cohort_checksums(const void* base, int64_t stride, int64_t pieces, int64_t piece_stride, int64_t bytes, const int32_t* at,
-                      int64_t count, uint64_t seed, uint64_t* out, int64_t threads) {
-  checksums((const uint8_t*)base, stride, pieces, piece_stride, bytes, at, count, seed, out, (int)threads);
+void cohort_checksums(const void* base, int64_t stride, int64_t bytes, const int32_t* at, int64_t count, uint64_t seed,
+                      uint64_t* out, int64_t threads) {
+  checksums((const uint8_t*)base, stride, bytes, at, count, seed, out, (int)threads);
 }
 
 // Makes bytes real memory, whatever others write there meanwhile: adding nothing is a write too.

@@ -110,9 +110,9 @@ class CpuKernels:
         self.touch = loaded.cohort_touch
         """Function (address, bytes) that makes memory resident without changing it, even while other threads write to it."""
         self.touch.argtypes, self.touch.restype = [POINTER, I64], None
-        # base, bytes between blocks, pieces of a block, bytes between pieces, bytes of one, blocks and how many, seed, out, threads.
+        # base, bytes between blocks, bytes of a block, blocks and how many, seed, out, threads.
         self.checksums = loaded.cohort_checksums
-        self.checksums.argtypes = [POINTER, *[I64] * 4, POINTER, I64, ctypes.c_uint64, POINTER, I64]
+        self.checksums.argtypes = [POINTER, I64, I64, POINTER, I64, ctypes.c_uint64, POINTER, I64]
         self.checksums.restype = None
         for call in (self.pack, self.linear, self.attend, self.forward, self.choose):
             call.restype = ctypes.c_int

@@ -1,0 +1,79 @@
+"""`MemoryFile`: memory without a name in the file system, which lives as long as a process holds its descriptor.
+
+The server creates one for each rank of an executor, holds it and never maps it. Each life of the executor inherits the descriptor
+and maps the file for its KV. What a life has written there is found by the next one.
+
+The file may grow and never shrinks (F_SEAL_SHRINK): a page of a mapping that is cut off would end the process that reads it
+with SIGBUS. Ranges are given back to the system by holes; they read as zeros then. Linux only, see memfd_create(2), fcntl(2) and
+fallocate(2).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import logging
+import os
+from dataclasses import dataclass
+
+_log = logging.getLogger(__name__)
+
+_FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFile:
+    """The file behind an open descriptor."""
+
+    descriptor: int
+
+    @staticmethod
+    def create(name: str) -> MemoryFile:
+        """Create an empty one; `name` is what /proc shows. Raises OSError where the system has none."""
+        made = MemoryFile(os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+        try:
+            fcntl.fcntl(made.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
+        except OSError:
+            made.close()
+            raise
+        return made
+
+    @property
+    def size(self) -> int:
+        """Size in bytes. Raises OSError."""
+        return os.fstat(self.descriptor).st_size
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of memory that the file takes, whoever maps it; 0 if that is unknown."""
+        try:
+            return os.fstat(self.descriptor).st_blocks * 512
+        except OSError:
+            return 0
+
+    def grow(self, size: int) -> None:
+        """Make the file at least that long. Raises OSError."""
+        if self.size < size:
+            os.ftruncate(self.descriptor, size)
+
+    def punch(self, begin: int, end: int) -> None:
+        """Give the bytes [begin, end) back to the system: whole pages are freed, the rest becomes zero. Raises OSError."""
+        if begin < end:
+            libc = ctypes.CDLL(None, use_errno=True)
+            mode = ctypes.c_int(_FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE)
+            if libc.fallocate64(self.descriptor, mode, ctypes.c_int64(begin), ctypes.c_int64(end - begin)):
+                number = ctypes.get_errno()
+                raise OSError(number, os.strerror(number))
+
+    def empty(self) -> bool:
+        """Give everything back to the system. False, with a warning in the log, if it refuses."""
+        try:
+            self.punch(0, self.size)
+        except OSError as error:
+            _log.warning("memory of KV blocks cannot be given back: %s", error.strerror)
+            return False
+        return True
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        os.close(self.descriptor)

@@ -1,7 +1,8 @@
 // Attention over paged KV on x86-64 CPUs: one call for all sequences of a step, one layer at a time.
 //
 //   q, out   [T, heads, head_dim]       k, v [T, kv_heads, head_dim]: of this step, copied to their cells first
-//   kv       [2, num_blocks, kv_heads, block_size, head_dim]; in int8: see attention_int8.h
+//   kv       [2, num_blocks, kv_heads, block_size, head_dim]: a block's keys in one piece, so are its values; in int8: see
+//            attention_int8.h. Blocks lie `block_stride` elements apart, values `side_stride` behind their keys
 //   tables   int32 [n, table_stride]: the blocks of a sequence
 //   work     int64 [num_work, 10], see `Work`: up to 128 query rows of a sequence, and a range of splits
 //
@@ -34,11 +35,11 @@ struct Work {
 };
 
 struct Step {
-  int64_t dtype, int8, heads, kv_heads, head_dim, block_size, num_blocks, table_stride, window, tokens;
+  int64_t dtype, int8, heads, kv_heads, head_dim, block_size, block_stride, side_stride, table_stride, window, tokens;
   int64_t num_work, num_groups, max_rows, partial_rows, threads;
   const int32_t* tables;
   const int64_t* work;
-  const int64_t* cells;  // [tokens]: where in kv the first head of each token goes, counted in rows of head_dim
+  const int64_t* cells;  // [tokens]: block * block_size + place in the block, of each token's key and value
   float* partials;       // [slots, kv_heads, partial_rows, padded head_dim + 2]
   int32_t* counters;     // [num_groups, kv_heads]
   float scale, softcap;  // softcap 0: none
@@ -321,15 +322,14 @@ struct Worker : Pieces<Worker<T, Op>, T> {
   // Where the keys and values of a tile lie; null for keys that no query of this work sees.
   void find(const Work& w, int64_t head, int64_t tile, int64_t begin, int64_t end, int side) {
     const int32_t* table = s.tables + w.item * s.table_stride;
-    int64_t plane = s.num_blocks * s.kv_heads * s.block_size * s.head_dim;
     int64_t first = begin > tile ? begin - tile : 0, last = end - tile < TILE ? end - tile : TILE;
     for (int64_t i = 0; i < first; i++) key_rows[side][i] = value_rows[side][i] = nullptr;
     for (int64_t i = last; i < TILE; i++) key_rows[side][i] = value_rows[side][i] = nullptr;
     int64_t block = (tile + first) / s.block_size, offset = (tile + first) % s.block_size;
     for (int64_t i = first; i < last; block++, offset = 0) {
-      const T* at = kv + (((int64_t)table[block] * s.kv_heads + head) * s.block_size + offset) * s.head_dim;
+      const T* at = kv + table[block] * s.block_stride + (head * s.block_size + offset) * s.head_dim;
       for (; offset < s.block_size && i < last; offset++, i++, at += s.head_dim)
-        key_rows[side][i] = at, value_rows[side][i] = at + plane;
+        key_rows[side][i] = at, value_rows[side][i] = at + s.side_stride;
     }
   }
 
@@ -395,9 +395,9 @@ struct Worker : Pieces<Worker<T, Op>, T> {
 
 template <class T>
 inline T* key_cell(const Step& s, T* kv, int64_t token, int64_t kv_head) {
-  return kv + (s.cells[token] + kv_head * s.block_size) * s.head_dim;
+  int64_t block = s.cells[token] / s.block_size, place = s.cells[token] % s.block_size;
+  return kv + block * s.block_stride + (kv_head * s.block_size + place) * s.head_dim;
 }
-inline int64_t value_plane(const Step& s) { return s.num_blocks * s.kv_heads * s.block_size * s.head_dim; }
 
 // One thread's share. `counter` and s.counters are 0 at first, and all keys and values of this step are in their cells.
 template <class Worker, class Cell, class T>

@@ -1,6 +1,6 @@
 // Attention over keys and values in int8, each token's and head's with a float scale of its own. See attention.h.
 //
-//   kv      [2, num_blocks, kv_heads] heads of a block:
+//   kv      [2, num_blocks, kv_heads] heads of a block; strides count bytes:
 //   keys    int8 [block_size / 16][even / 2][16][2]   16 tokens side by side, two numbers of a token together; then scales
 //   values  int8 [block_size / 2][even][2]            two tokens together; then scales
 //   scales  float [block_size]                        of these tokens
@@ -77,7 +77,6 @@ struct Int8Cells {
   int64_t even, block_size;
   explicit Int8Cells(const Step& s) : even((s.head_dim + 1) / 2 * 2), block_size(s.block_size) {}
   int64_t bytes() const { return block_size * (even + (int64_t)sizeof(float)); }
-  int64_t plane(const Step& s) const { return s.num_blocks * s.kv_heads * bytes(); }
   // Of both keys and values: where the group of `token` of the block begins, and the scale of a token.
   int64_t group(int64_t token) const { return token / BESIDE * BESIDE * even; }
   int64_t scale(int64_t token) const { return block_size * even + token * (int64_t)sizeof(float); }
@@ -112,9 +111,9 @@ template <class T>
 inline void put_int8(const Step& s, int8_t* kv, const T* k, const T* v, int64_t token, int64_t kv_head) {
   Int8Cells cells(s);
   alignas(64) int8_t codes[MAX_CODES];
-  int64_t span = s.kv_heads * s.block_size, block = s.cells[token] / span, offset = s.cells[token] % span;
-  int8_t* keys = kv + (block * s.kv_heads + kv_head) * cells.bytes();
-  int8_t* values = keys + cells.plane(s);
+  int64_t block = s.cells[token] / s.block_size, offset = s.cells[token] % s.block_size;
+  int8_t* keys = kv + block * s.block_stride + kv_head * cells.bytes();
+  int8_t* values = keys + s.side_stride;
   float scale = to_int8(codes, k, s.head_dim);
   memcpy(keys + cells.scale(offset), &scale, sizeof scale);
   int8_t* to = keys + cells.group(offset) + offset % BESIDE * 2;
@@ -238,7 +237,6 @@ struct Int8Worker : Pieces<Int8Worker<T>, T> {
   // Where the groups of a tile lie. Scales lie apart from the numbers: they are asked for here.
   void find(const Work& w, int64_t head, int64_t tile, int64_t begin, int64_t end, int side) {
     const int32_t* table = s.tables + w.item * s.table_stride;
-    int64_t plane = cells.plane(s);
     Tile& to = tiles[side];
     to.first = begin > tile ? (begin - tile) / BESIDE : 0;
     for (int64_t g = 0; g < TILE_GROUPS; g++) {
@@ -246,10 +244,10 @@ struct Int8Worker : Pieces<Int8Worker<T>, T> {
       to.keys[g] = to.values[g] = nullptr;
       if (g < to.first || token >= end) continue;
       int64_t offset = token % s.block_size;
-      const int8_t* at = kv + ((int64_t)table[token / s.block_size] * s.kv_heads + head) * cells.bytes();
-      to.keys[g] = at + cells.group(offset), to.values[g] = at + plane + cells.group(offset);
+      const int8_t* at = kv + table[token / s.block_size] * s.block_stride + head * cells.bytes();
+      to.keys[g] = at + cells.group(offset), to.values[g] = at + s.side_stride + cells.group(offset);
       to.key_scales[g] = (const float*)(at + cells.scale(offset));
-      to.value_scales[g] = (const float*)(at + plane + cells.scale(offset));
+      to.value_scales[g] = (const float*)(at + s.side_stride + cells.scale(offset));
       soon(to.key_scales[g], 0);
       soon(to.value_scales[g], 0);
     }
@@ -353,7 +351,7 @@ inline void put_token(const Step& s, void* kv, const T* k, const T* v, int64_t t
     } else {
       T* cell = key_cell(s, (T*)kv, token, h);
       memcpy(cell, k, s.head_dim * sizeof(T));
-      memcpy(cell + value_plane(s), v, s.head_dim * sizeof(T));
+      memcpy(cell + s.side_stride, v, s.head_dim * sizeof(T));
     }
   }
 }

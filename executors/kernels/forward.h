@@ -255,8 +255,9 @@ struct Forward {
       if (step.int8) {
         put_int8(step, (int8_t*)kv, k, v, t, h);
       } else {
-        narrow(key_cell(step, (T*)kv, t, h), k, size);
-        narrow(key_cell(step, (T*)kv, t, h) + value_plane(step), v, size);
+        T* cell = key_cell(step, (T*)kv, t, h);
+        narrow(cell, k, size);
+        narrow(cell + step.side_stride, v, size);
       }
     }
   }

@@ -70,7 +70,7 @@ def _split_kernel(
     table_stride, scale, value_scale, softcap, window,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
     PAGE: tl.constexpr, TILE: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, ITEMS: tl.constexpr,
-    WORDS: tl.constexpr, GROUP_PAD: tl.constexpr, PIECES: tl.constexpr,
+    WORDS: tl.constexpr, GROUP_PAD: tl.constexpr, PIECES: tl.constexpr, STRIDE: tl.constexpr,
 ):  # fmt: skip
     """One (piece, key head), heads first: programs that start together read one page's heads, which are adjacent. `out`
     receives the result of a row's only piece, zeros if it has no keys. If a row has several pieces, `partial` and `lse`
@@ -107,7 +107,7 @@ def _split_kernel(
         visible = there & (place >= first) if WINDOW else there
         best, total, mixed = attend_tile(
             query, keys, values, table, head, place, there, visible[None, :], best, total, mixed, scale, softcap,
-            KV_HEADS, DIM, DIM_PAD, PAGE, SOFTCAP,
+            STRIDE, DIM, DIM_PAD, PAGE, SOFTCAP,
         )  # fmt: skip
     safe = tl.where(total > 0.0, total, 1.0)
     mixed = mixed / safe[:, None] * value_scale
@@ -159,10 +159,10 @@ def decode_attention(
 ) -> torch.Tensor:  # fmt: skip
     """Write the attention of one query per sequence to `out` [T, heads, head_dim].
 
-    `q` [T, heads, head_dim] and `kv` [2, pages, kv_heads, page, head_dim] of one dtype, contiguous; or `kv` in e4m3, which
-    the `kv_scales` of keys and values multiply. `tables` int32 [n, pages of the longest], contiguous; `lengths` int32 [n]:
-    tokens of each sequence, its query's included. `items` int32 [rows, 2] lists (sequence, row of q) if they are not the same
-    for all.
+    `q` [T, heads, head_dim] and `kv` [2, pages, kv_heads, page, head_dim] of one dtype, contiguous but for the strides of
+    sides and pages; or `kv` in e4m3, which the `kv_scales` of keys and values multiply. `tables` int32 [n, pages of the
+    longest], contiguous; `lengths` int32 [n]: tokens of each sequence, its query's included. `items` int32 [rows, 2] lists
+    (sequence, row of q) if they are not the same for all.
 
     `pieces` int32 [k, 6], contiguous: the division of the rows' keys, see `key_pieces.PieceRule.cut`. Keys outside all pieces
     of a row are not computed, and a row without any piece is not written. There may be at most as many pieces as `workspace`
@@ -180,6 +180,6 @@ def decode_attention(
         KV_HEADS=kv_heads, GROUP=group, ROWS=max(MIN_ROWS, group_pad), DIM=dim, DIM_PAD=pad, PAGE=page,
         TILE=tile.depth, SOFTCAP=softcap is not None, WINDOW=window is not None,
         ITEMS=items is not None, WORDS=pieces.shape[1], GROUP_PAD=group_pad,
-        PIECES=max(2, tile.merged // (group_pad * pad)), num_warps=tile.warps, num_stages=tile.stages,
+        PIECES=max(2, tile.merged // (group_pad * pad)), STRIDE=kv.stride(1), num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out

@@ -29,6 +29,7 @@ SHORT_QUERY = 8
 QUERY_TILE = 128
 _MERGE_SLACK = 4
 """Number of blocks of padding that cost less than one more call."""
+_WIDE = torch.complex128
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,7 @@ class _Tile:
 class _Group:
     """Items of one SDPA call: `rows` of the step, b items of `length` queries, blocks `gather`ed for keys.
 
-    `gather` indexes the cache viewed as [2 * num_blocks * kv_heads, block_size * head_dim]; None: the keys are those of the
-    rows themselves. `tiles` divide the queries.
+    `gather` int64 [b, blocks]: tables of the keys; None: the keys are those of the rows themselves. `tiles` divide the queries.
     """
 
     items: int
@@ -72,12 +72,10 @@ class TorchAttention:
         """See `AttentionBackend`."""
         device, spec = cache.spec.device, cache.spec
         device_of(device).prepare_torch_attention()
-        kv_heads, block_size = spec.num_kv_heads, cache.block_size
+        block_size = cache.block_size
         blocks = step.tables[step.item_of_row, step.positions // block_size].astype(np.int64)
         offsets = (step.positions % block_size).astype(np.int64)
-        heads = np.arange(kv_heads)
-        write = ((blocks[:, None] * kv_heads + heads) * block_size + offsets[:, None]).ravel()
-        write_rows = torch.from_numpy(write).to(device)
+        cells = torch.from_numpy(blocks).to(device), torch.from_numpy(offsets).to(device)
         fresh = torch.from_numpy(_fresh_blocks(step, block_size)).to(device)
         groups_of = {window: list(self._groups(step, cache, window)) for window in set(spec.windows)}
 
@@ -86,16 +84,16 @@ class TorchAttention:
             scales = spec.scales(layer)
             if len(fresh):
                 plain(kv).index_fill_(1, fresh, 0)
-            flat = plain(kv).view(2, -1, spec.head_dim)
+            sides = plain(kv).transpose(2, 3)
             if spec.kv_dtype is not None:
                 # What a token sees is what is stored, whether it is read from there or not.
                 narrow = [narrowed(new, scale) for new, scale in zip((k, v), scales, strict=True)]
-                for side, new in zip(flat, narrow, strict=True):
-                    side.index_copy_(0, write_rows, plain(new).reshape(-1, spec.head_dim))
+                for side, new in zip(sides, narrow, strict=True):
+                    side.index_put_(cells, plain(new))
                 k, v = ((new.float() * scale).to(q.dtype) for new, scale in zip(narrow, scales, strict=True))
             else:
-                flat[0].index_copy_(0, write_rows, k.reshape(-1, spec.head_dim))
-                flat[1].index_copy_(0, write_rows, v.reshape(-1, spec.head_dim))
+                sides[0].index_put_(cells, k)
+                sides[1].index_put_(cells, v)
             groups = groups_of[spec.windows[layer]]
             if len(groups) == 1:
                 return _attend_group(groups[0], q, k, v, kv, spec, scales)
@@ -172,7 +170,6 @@ class TorchAttention:
         columns = firsts[:, None] + np.arange(width)
         used = columns < -(-ends // cache.block_size)[:, None]
         tables = step.tables[items[:, None], np.where(used, columns, firsts[:, None])]
-        gather = _gather_index(tables.astype(np.int64), cache)
         mask = None
         if length > 1 or ends.min() < keys or (window and ends.max() > window):
             # Key j is visible to query r of an item iff j <= pos_offset + r; a row of the mask serves all heads.
@@ -187,7 +184,7 @@ class TorchAttention:
             mask.masked_fill_(torch.from_numpy(hidden), -torch.inf)
             mask = mask.to(spec.device)
         rows = _rows(step.q_starts[items], length, spec.device)
-        index = torch.from_numpy(gather).to(spec.device)
+        index = torch.from_numpy(tables.astype(np.int64)).to(spec.device)
         return _Group(len(items), length, rows, index, True, (_Tile(0, length, 0, keys, mask),))
 
     def _fresh_group(self, step: StepArrays, run: list[int], spec: KvSpec, window: int | None) -> _Group:
@@ -208,13 +205,12 @@ class TorchAttention:
         spec = cache.spec
         length, past = int(step.q_lens[item]), int(step.pos_offsets[item])
         table = step.tables[item : item + 1, first : first + num_blocks]
-        gather = _gather_index(table.astype(np.int64), cache)
         begin = int(step.q_starts[item])
         if window and past + length > window:
             tiles = self._windowed(length, past, first * cache.block_size, window, spec)
         else:
             tiles = self._unlimited(length, past, spec)
-        index = torch.from_numpy(gather).to(spec.device)
+        index = torch.from_numpy(table.astype(np.int64)).to(spec.device)
         return _Group(1, length, slice(begin, begin + length), index, False, tiles)
 
     def _unlimited(self, length: int, past: int, spec: KvSpec) -> tuple[_Tile, ...]:
@@ -272,11 +268,16 @@ def _fresh_blocks(step: StepArrays, block_size: int) -> np.ndarray:
     return step.tables[partial, last[partial]].astype(np.int64)
 
 
-def _gather_index(tables: np.ndarray, cache: KvCache) -> np.ndarray:
-    """int64 [2 * b * kv_heads * width]: the locations of the blocks of `tables` [b, width], keys first, then values."""
-    kv_heads = cache.spec.num_kv_heads
-    index = (tables[:, None, :] * kv_heads + np.arange(kv_heads)[None, :, None]).ravel()
-    return np.concatenate((index, index + cache.num_blocks * kv_heads))
+def _gathered(kv: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
+    """Return keys and values [2, b, kv_heads, width * block_size, head_dim] of the blocks `tables` [b, width]."""
+    heads = plain(kv).flatten(3)
+    # Torch copies an element at a time here: 16 bytes take as long as 2. (`index_select` would copy all blocks first.)
+    size = heads.element_size()
+    places = (*heads.stride()[:-1], heads.shape[-1], heads.storage_offset())
+    if all(place * size % _WIDE.itemsize == 0 for place in places):
+        heads = heads.view(_WIDE)
+    copied = heads[:, tables[:, None, :], torch.arange(kv.shape[2], device=kv.device)[None, :, None]]
+    return copied.view(kv.dtype).reshape(2, len(tables), kv.shape[2], -1, kv.shape[4])
 
 
 def _rows(starts: np.ndarray, length: int, device: torch.device) -> torch.Tensor | slice:
@@ -299,9 +300,7 @@ def _attend_group(
         keys = k.view(items, length, kv_heads, head_dim).transpose(1, 2)
         values = v.view(items, length, kv_heads, head_dim).transpose(1, 2)
     else:
-        block_size = kv.shape[3]
-        gathered = plain(kv).view(-1, block_size * head_dim).index_select(0, group.gather)
-        keys, values = gathered.view(kv.dtype).view(2, items, kv_heads, -1, head_dim)
+        keys, values = _gathered(kv, group.gather)
         if kv.dtype is not q.dtype:
             keys, values = (keys.float() * scales[0]).to(q.dtype), (values.float() * scales[1]).to(q.dtype)
     if group.folded:

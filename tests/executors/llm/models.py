@@ -199,12 +199,17 @@ class Reference:
 
 
 def build(name: str, directory: Path, **save: Any) -> Reference:
-    """Write the checkpoint of a shape in SHAPES; weights are large enough for peaked, position-dependent logits."""
+    """Write the checkpoint of a shape in SHAPES."""
+    kind, fields = SHAPES[name]
+    return write(kind, fields, directory, len(name), **save)
+
+
+def write(kind: str, fields: dict[str, Any], directory: Path, seed: int, **save: Any) -> Reference:
+    """Write a checkpoint of transformers' `kind`; weights are large enough for peaked, position-dependent logits."""
     import transformers
 
-    kind, fields = SHAPES[name]
     config = getattr(transformers, f"{kind}Config")(**fields, bos_token_id=None, eos_token_id=None)
-    torch.manual_seed(len(name))
+    torch.manual_seed(seed)
     # The plain form: fused ones leave out the bound of scores.
     config._attn_implementation = "eager"
     model = getattr(transformers, MODEL_CLASSES.get(kind, f"{kind}ForCausalLM"))(config).float().eval()

@@ -23,7 +23,7 @@ def files(pid: int) -> list[Path]:
     found: dict[str, Path] = {}
     for link in Path(f"/proc/{pid}/fd").iterdir():
         try:
-            target = os.readlink(link)  # /memfd:NAME (deleted)
+            target = str(link.readlink())  # /memfd:NAME (deleted)
         except OSError:
             continue
         if target.startswith(f"/memfd:{NAME}"):
@@ -48,7 +48,7 @@ def allocated(file: int) -> Iterator[tuple[int, int]]:
 
 def memory(pid: int) -> int:
     """Bytes of memory that these files of the process take."""
-    return sum(os.stat(path).st_blocks * 512 for path in files(pid))
+    return sum(path.stat().st_blocks * 512 for path in files(pid))
 
 
 def flip(pid: int, count: int, seed: int) -> int:

@@ -36,7 +36,7 @@ class Case:
         tokens = streams * (prompt + OUTPUT + MARGIN_TOKENS)
         return [
             str(model), "--served-model-name", "bench", "--deterministic", "--max-num-seqs", str(max(streams, 8)),
-            "--max-model-len", str(prompt + OUTPUT + MARGIN_TOKENS), "--log-level", "info",
+            "--max-model-len", str(prompt + OUTPUT + MARGIN_TOKENS), "--max-queue-wait", "3600",
             "--kv-cache-memory-bytes", str(int(tokens * self.kv_bytes * _HEADROOM)), *self.flags(model, folder),
         ]  # fmt: skip
 

@@ -33,7 +33,9 @@ class Feed:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         if kind is None and self._skipped:
-            raise RuntimeError(f"the feed left out {self._skipped} steps: what was computed again is not known")
+            raise RuntimeError(
+                f"the feed left out {self._skipped} steps: what was computed again is not known"
+            )
 
     async def _read(self) -> None:
         async with self._client.stream("GET", "/v1/steps") as response:

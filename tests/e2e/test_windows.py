@@ -10,7 +10,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,11 @@ from tests.executors.llm.models import GEMMA3_ROPES, Reference, write
 
 pytestmark = [pytest.mark.timeout(240)]
 
-BLOCK, OUTPUT = 16, 32
-CROWD = 10
-"""Calls at once beside the fork."""
+BLOCK, OUTPUT = 16, 24
+POOL = 600
+"""Tokens of KV, were every layer to keep all of them."""
+SQUEEZE = 8
+"""Calls whose prompts end just before a block does: as many as fit begin, and each needs one more block at once."""
 _HEADS: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE, "hidden_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
     "intermediate_size": 56, "max_position_embeddings": 1024, "tie_word_embeddings": True, "pad_token_id": 0,
@@ -37,23 +39,25 @@ _MOST_TOKENS = 512
 
 @dataclass(frozen=True)
 class Shape:
-    """`pool`: tokens of KV, were every layer to keep all of them: less than the crowd would hold."""
+    """`preempts`: whether POOL is too little for the crowd, as it is if a layer keeps all tokens."""
 
     kind: str
     layers: int
     window: int
-    fields: dict[str, Any] = field(default_factory=dict)
-    pool: int = 900
+    fields: dict[str, Any]
+    preempts: bool = True
 
 
 SHAPES = {
     # Five layers with a window before each that sees everything.
-    "gemma3": Shape("Gemma3Text", 7, 40, {**_GEMMA, "rope_parameters": GEMMA3_ROPES}),
+    "gemma3": Shape("Gemma3Text", 6, 40, {**_GEMMA, "rope_parameters": GEMMA3_ROPES}),
     # A window in every other layer, of as many tokens as blocks have.
-    "gemma2": Shape("Gemma2", 3, 32, {**_GEMMA, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 2.0}),
+    "gemma2": Shape(
+        "Gemma2", 3, 32, {**_GEMMA, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 2.0}
+    ),
     # A window in every layer.
-    "mistral": Shape("Mistral", 3, 33, {**_HEADS, "tie_word_embeddings": False}, pool=520),
-    "phi3": Shape("Phi3", 3, 23, _HEADS, pool=520),
+    "mistral": Shape("Mistral", 3, 33, {**_HEADS, "tie_word_embeddings": False}, preempts=False),
+    "phi3": Shape("Phi3", 3, 23, _HEADS, preempts=False),
     "qwen3": Shape("Qwen3", 3, 21, {**_HEADS, "use_sliding_window": True, "max_window_layers": 1}),
 }
 
@@ -75,7 +79,8 @@ def prompts() -> list[list[int]]:
         return [phrase[i % 23] if i % 46 < 30 else rng.randrange(32, 127) for i in range(count)]
 
     common = tokens(150)
-    return [tokens(count) for count in (5, 64, 209, 410)] + [common + tokens(count) for count in (1, 30, 77, 250)]
+    counts = [5, 64, 209, 410, *[6 * BLOCK - 1] * SQUEEZE]
+    return [tokens(count) for count in counts] + [common + tokens(count) for count in (1, 30, 77, 250)]
 
 
 def body(prompt: list[int], number: int = 0, **settings: Any) -> dict[str, Any]:
@@ -103,7 +108,9 @@ async def alone(client: httpx.AsyncClient, bodies: list[dict[str, Any]]) -> list
 
 
 @asynccontextmanager
-async def served(shape: Shape, folder: Path) -> AsyncIterator[tuple[ServerProcess, httpx.AsyncClient, Reference]]:
+async def served(
+    shape: Shape, folder: Path
+) -> AsyncIterator[tuple[ServerProcess, httpx.AsyncClient, Reference]]:
     """The model in float32, in steps of 64 tokens, with drafts."""
     model = folder / "model"
     fields = {**shape.fields, "num_hidden_layers": shape.layers, "sliding_window": shape.window}
@@ -113,7 +120,7 @@ async def served(shape: Shape, folder: Path) -> AsyncIterator[tuple[ServerProces
     args = [
         str(model), "--dtype", "float32", "--deterministic", "--block-size", str(BLOCK), "--max-num-seqs", "8",
         "--max-num-batched-tokens", "64", "--max-model-len", str(_MOST_TOKENS), "--num-speculative-tokens", "3",
-        "--kv-cache-memory-bytes", str(shape.pool * per_token),
+        "--kv-cache-memory-bytes", str(POOL * per_token),
     ]  # fmt: skip
     with ServerProcess(args, folder) as server:
         async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
@@ -123,9 +130,9 @@ async def served(shape: Shape, folder: Path) -> AsyncIterator[tuple[ServerProces
 async def a_prefix_is_found_again(client: httpx.AsyncClient) -> None:
     """The same prompt once more finds all its full blocks, and so does the next turn those of prompt and answer, although
     the windows have left most of both behind."""
-    prompt = prompts()[2]
-    first = await ask(client, body(prompt))
-    again = await ask(client, body(prompt))
+    prompt, output = prompts()[2], 3 * BLOCK
+    first = await ask(client, body(prompt, max_tokens=output))
+    again = await ask(client, body(prompt, max_tokens=output))
     assert again.choices == first.choices
     assert (first.cached, again.cached) == (0, (len(prompt) - 1) // BLOCK * BLOCK)
     turn = [*prompt, *first.choices[0], *prompts()[0]]
@@ -133,29 +140,29 @@ async def a_prefix_is_found_again(client: httpx.AsyncClient) -> None:
     [expected] = await alone(client, [body(turn)])
     assert following.choices == expected.choices
     # The last block may have been full only when the last draft was accepted: it has no key then.
-    assert following.cached >= (len(prompt) + OUTPUT - 1) // BLOCK * BLOCK - BLOCK > again.cached
+    assert following.cached >= (len(prompt) + output - 1) // BLOCK * BLOCK - BLOCK > again.cached
 
 
-@pytest.mark.long
+@pytest.mark.long(every=2)
 @pytest.mark.parametrize("name", SHAPES)
 async def test_a_crowd_is_answered_as_each_call_alone(name: str, tmp_path: Path) -> None:
-    bodies = [body(prompt, number) for number, prompt in enumerate(prompts() * 2)][:CROWD]
-    fork = body(prompts()[6], 1, n=3)
+    bodies = [body(prompt, number) for number, prompt in enumerate(prompts())]
+    fork = body(prompts()[-2], 1, n=3)
     async with served(SHAPES[name], tmp_path) as (server, client, reference):
         await a_prefix_is_found_again(client)
         *expected, choices = await alone(client, [*bodies, fork])
         for asked, answer in zip(bodies, expected, strict=True):
             if not asked["temperature"]:
-                assert answer.choices == [reference.greedy(asked["prompt"], OUTPUT)], "transformers says something else"
+                assert answer.choices == [reference.greedy(asked["prompt"], OUTPUT)], (
+                    "transformers says something else"
+                )
         assert len({tuple(choice) for choice in choices.choices}) == 3
-        assert server.metric("cohort_spec_decode_num_drafts_total") > 0  # of the prefixes above
         before = server.metric("cohort_preemptions_total")
-        for crowd in range(2):
-            *found, forked = await asyncio.gather(*(ask(client, asked) for asked in [*bodies, fork]))
-            for number, (want, got) in enumerate(zip(expected, found, strict=True)):
-                assert got.choices == want.choices, f"call {number} of crowd {crowd}"
-            assert forked.choices == choices.choices
-        assert server.metric("cohort_preemptions_total") > before, "memory was never short"
+        *found, forked = await asyncio.gather(*(ask(client, asked) for asked in [*bodies, fork]))
+        for number, (want, got) in enumerate(zip(expected, found, strict=True)):
+            assert got.choices == want.choices, f"call {number}"
+        assert forked.choices == choices.choices
+        assert not SHAPES[name].preempts or server.metric("cohort_preemptions_total") > before
         assert sum(answer.cached for answer in found) > 0
-        assert server.metric("cohort_spec_decode_num_accepted_tokens_total") > 0
+        assert server.metric("cohort_spec_decode_num_drafts_total") > 0
         assert server.metric("cohort_kv_blocks_used") == 0

@@ -1,0 +1,132 @@
+"""KV that outlives executors: streams with long prompts, killed executors, and memory that is not what it was.
+
+`python -m benchmarks.recovery` is the same with trained models, in bf16 and int8, with drafts, LoRA adapters and ranks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.recovery.rounds import Kill, killed, load_seconds, undisturbed
+from executors.tiny import weights_dir
+from tests.chaos.client import Stream, check, metric, open_client
+from tests.chaos.crashing_executor import FOLDER
+from tests.e2e.checkpoints import write_model
+from tests.e2e.server_process import ServerProcess
+from tests.kv_adoption import needs_adoption
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
+
+STREAMS, PROMPT, OUTPUT = 4, 7000, 80
+DAMAGED = 'cohort_kv_blocks_adopted_total{outcome="damaged"}'
+_SHAPE: dict[str, Any] = {
+    "hidden_size": 192, "intermediate_size": 384, "num_hidden_layers": 4, "max_position_embeddings": 8192,
+}  # fmt: skip
+"""Prompts of four streams take some seconds: computing them again would show."""
+SETTINGS = {
+    "bf16": ["--dtype", "bfloat16"],
+    "int8": ["--dtype", "bfloat16", "--kv-cache-dtype", "int8"],
+}
+
+
+def asks(number: int, tokens: int, output: int, **settings: Any) -> dict[str, Any]:
+    """A prompt that no other call has."""
+    prompt = [(7 * i * i + 13 * number + i // 3) % 251 for i in range(tokens)]
+    return {
+        "prompt": [number, *prompt[1:]], "max_tokens": output, "ignore_eos": True, "seed": number,
+        "temperature": number % 2 * 0.8, **settings,
+    }  # fmt: skip
+
+
+@needs_adoption
+@pytest.mark.parametrize("name", ["bf16", pytest.param("int8", marks=pytest.mark.long(extended=True))])
+async def test_a_pause_is_a_load_whatever_the_prompts(name: str, tmp_path: Path) -> None:
+    """SIGKILL under four streams of 7,000 prompt tokens, then once more with 1,000 flipped bytes. Hardly anything is computed
+    again after the first."""
+    model = write_model(tmp_path, **_SHAPE)
+    args = [
+        str(model),
+        "--load-format",
+        "dummy",
+        "--deterministic",
+        "--max-num-seqs",
+        str(STREAMS),
+        *SETTINGS[name],
+    ]
+    bodies = [asks(number, PROMPT, OUTPUT) for number in range(STREAMS)]
+    with ServerProcess([*args, "--kv-cache-memory-bytes", "256MiB"], tmp_path) as server:
+        load_s = await load_seconds(server)
+        expected = await undisturbed(server, bodies)
+        kills = [await killed(server, expected), await killed(server, expected, flips=1000)]
+    assert faults(kills, load_s) == []
+    # A partial block, and what was in flight.
+    assert kills[0].again <= STREAMS * 2 * 16
+
+
+def faults(kills: list[Kill], load_s: float) -> list[str]:
+    return [fault for kill in kills for fault in kill.faults(STREAMS, load_s)]
+
+
+@asynccontextmanager
+async def scribbling(folder: Path, *args: str) -> AsyncIterator[ServerProcess]:
+    """The embedded model with an executor that can be told to write where it must not."""
+    factory = "tests.chaos.scribbling_executor:ScribblingFactory"
+    env = {"PYTHONPATH": str(Path(__file__).parents[2]), FOLDER: str(folder)}
+    flags = ["--model", str(weights_dir()), "--dtype", "float32", "--deterministic", "--max-num-seqs", "8"]
+    with ServerProcess(["--executor", factory, *flags, *args], folder, env=env) as server:
+        yield server
+
+
+async def scribbled(
+    server: ServerProcess, folder: Path, bodies: list[dict[str, Any]], share: float
+) -> list[Stream]:
+    """The calls' answers, with stray writes into that share of the blocks, and a death, when each has some tokens."""
+    streams = [Stream(body) for body in bodies]
+    async with open_client(server) as client:
+        running = [asyncio.create_task(stream.run(client)) for stream in streams]
+        await asyncio.gather(*(stream.reaches(4) for stream in streams))
+        assert not any(stream.done for stream in streams)
+        (folder / "new").write_text(str(share))
+        (folder / "new").rename(folder / "scribble")
+        await asyncio.gather(*running)
+    assert not (folder / "scribble").exists()
+    return streams
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        pytest.param([], id="prefix-caching"),
+        pytest.param(["--no-enable-prefix-caching"], id="none", marks=pytest.mark.long(extended=True)),
+        pytest.param(["--kv-cache-dtype", "int8"], id="int8", marks=pytest.mark.long(extended=True)),
+    ],
+)
+async def test_stray_writes_before_a_death_change_no_token(flags: list[str], tmp_path: Path) -> None:
+    """An executor that is about to crash writes into its KV: into a third of all blocks, and into all."""
+    bodies = [asks(number, 700, 60) for number in range(1, 7)]
+    async with scribbling(tmp_path, "--kv-cache-memory-bytes", "20MiB", *flags) as server:
+        expected = await undisturbed(server, bodies)
+        for number, share in enumerate((0.33, 1.0), 1):
+            check(
+                expected,
+                await scribbled(server, tmp_path, bodies, share),
+                f"stray writes into {share:.0%} of blocks",
+            )
+            assert await metric(server, 'cohort_executor_restarts_total{cause="signal"}') == number
+            [again] = await undisturbed(server, bodies[:1])
+            assert again.said() == expected[0].said(), "what a prefix hit reads later"
+
+
+@needs_adoption
+async def test_damaged_blocks_are_counted(tmp_path: Path) -> None:
+    bodies = [asks(number, 700, 60) for number in range(1, 7)]
+    async with scribbling(tmp_path, "--kv-cache-memory-bytes", "20MiB") as server:
+        expected = await undisturbed(server, bodies)
+        check(expected, await scribbled(server, tmp_path, bodies, 1.0), "stray writes")
+        assert await metric(server, DAMAGED) > 6 * 700 // 16

@@ -1,15 +1,20 @@
 """Attention over paged KV: Cohort's CPU kernel against torch's gather and SDPA, for the shape of Qwen3-0.6B in bfloat16.
 
-    python -m benchmarks.attention [--rounds 7] [--threads N] [--isa NAME] [--json FILE] [--only WORD]
+    python -m benchmarks.attention [--rounds 7] [--threads N] [--isa NAME] [--json FILE] [--only WORD] [--ours]
+                                    [--memory own|file]
 
 Times are of 28 layers, each with KV of its own, so that decode reads memory and not cache. Rounds alternate between the two;
-figures are medians. GFLOP/s count 4 * head_dim per query, head and visible key; GB/s the keys and values of visible tokens.
+figures are medians; `--ours` measures the kernel alone. `--memory file`: the KV lies in a memory file, as it does where it outlives
+its process, in pages as the system gives them. GFLOP/s count 4 * head_dim per query, head and visible key; GB/s the keys and values of visible tokens.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import math
+import mmap
 import os
 import statistics
 import subprocess
@@ -57,6 +62,23 @@ def workloads() -> dict[str, Items]:
             found[f"chunk {chunk} after {context}"] = [(chunk, context)]
     found["prefill 32 x 128"] = [(128, 0)] * 32
     return found
+
+
+def make_cache(memory: str) -> KvCache:
+    """KV of all layers in the process's own memory ("own") or in that of a memory file ("file").
+
+    Raises TypeError where KV cannot be placed in memory that is given.
+    """
+    blocks = MAX_CACHED // BLOCK
+    if memory == "own":
+        return KvCache(SPEC, blocks, BLOCK)
+    size = blocks * SPEC.bytes_per_token() * BLOCK
+    file = os.memfd_create("benchmark")
+    os.ftruncate(file, size)
+    mapping = mmap.mmap(file, size, flags=mmap.MAP_SHARED)
+    with contextlib.suppress(OSError):  # a kernel without large pages
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    return KvCache(SPEC, blocks, BLOCK, memory=np.frombuffer(mapping, np.uint8))  # type: ignore[call-arg]
 
 
 def make_step(items: Items, cache: KvCache) -> StepArrays:
@@ -116,11 +138,13 @@ def main() -> None:
     parser.add_argument("--isa")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", default="")
+    parser.add_argument("--ours", action="store_true", help="without torch's attention")
+    parser.add_argument("--memory", choices=("own", "file"), default="own")
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
     load = os.getloadavg()[0]
-    cache = KvCache(SPEC, MAX_CACHED // BLOCK, BLOCK)
+    cache = make_cache(options.memory)
     for layer in cache.layers:
         layer.copy_(torch.randn(layer.shape[1:]).to(SPEC.dtype))
     ours = CpuAttention(options.isa)
@@ -128,13 +152,15 @@ def main() -> None:
         f"{ours.name} against torch {torch.__version__}, {torch.get_num_threads()} threads; ms for {LAYERS} layers\n"
     )
     print("| step | torch | cohort | times faster | GFLOP/s | GB/s |\n|---|---|---|---|---|---|")
-    results = {}
+    results: dict[str, dict[str, list[float]]] = {}
     with torch.inference_mode():
         for name, items in workloads().items():
             if options.only not in name:
                 continue
-            torchs, cohorts = measure(items, cache, [TorchAttention(), ours], options.rounds)
-            slow, fast = statistics.median(torchs), statistics.median(cohorts)
+            *torchs, cohorts = measure(
+                items, cache, [ours] if options.ours else [TorchAttention(), ours], options.rounds
+            )
+            slow, fast = (statistics.median(torchs[0]) if torchs else math.nan), statistics.median(cohorts)
             pairs = sum(new * past + new * (new + 1) // 2 for new, past in items)
             tokens = sum(new + past for new, past in items)
             flops = 4.0 * HEAD_DIM * HEADS * pairs * LAYERS / fast / 1e6
@@ -143,12 +169,12 @@ def main() -> None:
                 f"| {name} | {slow:.1f} | {fast:.2f} | {slow / fast:.1f} | {flops:.0f} | {rate:.1f} |",
                 flush=True,
             )
-            results[name] = {"torch_ms": torchs, "cohort_ms": cohorts}
+            results[name] = {"torch_ms": torchs[0] if torchs else [], "cohort_ms": cohorts}
     if options.json:
         about = {
             "commit": subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True).stdout.strip(),
             "kernel": ours.name, "torch": torch.__version__, "threads": torch.get_num_threads(),
-            "cpu": cpu_name(), "load_before": load,
+            "cpu": cpu_name(), "load_before": load, "memory": options.memory,
         }  # fmt: skip
         options.json.write_text(json.dumps({**about, "results": results}, indent=1) + "\n")
 

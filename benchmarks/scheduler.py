@@ -1,10 +1,11 @@
 """What a decode step costs the host: schedule, encode, decode, commit, at 1 to 1,024 sequences.
 
-    python -m benchmarks.scheduler [--executor echo|paged_fake] [--waiting N] [--policy fair] [--json FILE]
+    python -m benchmarks.scheduler [--executor echo|paged_fake] [--groups N] [--waiting N] [--policy fair] [--json FILE]
 
 The tokens come from a fake, whose own time is not counted. Encode and decode are those of the socket between server and
 executor: the batch as a frame, and the frame of its answer. One step is always out while the next is put together, as
-with overlap. Reported are medians over steps, in microseconds, of the median of several rounds.
+with overlap. With `--groups` the fake has so many groups of KV, the first of them full, the others with windows of 16 to
+48 tokens, which slide; it reads none of them. Reported are medians over steps, in microseconds, of the median of several rounds.
 """
 
 from __future__ import annotations
@@ -30,14 +31,22 @@ from engine.sequence import Sequence
 from engine.waiting.order import QUEUE_POLICIES
 from engine.waiting.queue import WaitingQueue
 from executors import registry
-from executors.contract import ExecutorAttentionConfig, ExecutorConfig, ModelExecutor, SamplingParams
+from executors.contract import (
+    ExecutorAttentionConfig,
+    ExecutorConfig,
+    KvGroup,
+    KvLayout,
+    ModelExecutor,
+    SamplingParams,
+)
 from executors.process import messages as m
 from executors.process.wire import FrameDecoder, encode
+from executors.testing.fakes.echo import EchoExecutor
 from server.system.gc_tuning import freeze_after_load
 
 SIZES = (1, 32, 256, 1024)
 STAGES = ("schedule", "encode", "decode", "commit", "publish")
-_PROMPT, _STEPS, _WARMUP = 32, 60, 20
+_PROMPT, _STEPS, _WARMUP, _BLOCK = 32, 60, 20, 16
 
 
 class Bench:
@@ -102,17 +111,31 @@ class Bench:
         return result
 
 
+class GroupedEcho(EchoExecutor):
+    """Echo that has KV in so many groups, for all of its sequences, and reads none of it."""
+
+    def __init__(self, config: ExecutorConfig, groups: int) -> None:
+        super().__init__(config)
+        windows = [None, *(_BLOCK * (1 + number % 3) for number in range(groups - 1))]
+        pools = [KvGroup(config.max_num_seqs * 10, 1024, window) for window in windows]
+        self._layout = KvLayout(_BLOCK, tuple(pools))
+
+    def kv_layout(self) -> KvLayout:
+        """See the contract."""
+        return self._layout
+
+
 async def measure(
-    executor: str, size: int, rounds: int, waiting: int = 0, policy: str = "fcfs"
+    executor: str, size: int, rounds: int, waiting: int = 0, policy: str = "fcfs", groups: int = 0
 ) -> dict[str, float]:
     """Medians over rounds, and the sum of the four stages that count."""
     found = []
     for _ in range(rounds):
         config = ExecutorConfig(
-            executor, max_num_seqs=size, max_model_len=256, attention=ExecutorAttentionConfig(block_size=16),
+            executor, max_num_seqs=size, max_model_len=256, attention=ExecutorAttentionConfig(block_size=_BLOCK),
             options={"num_blocks": size * 10} if executor == "paged_fake" else {},
         )  # fmt: skip
-        made = registry.create(config)
+        made = GroupedEcho(config, groups) if groups else registry.create(config)
         await made.warmup()
         found.append(await Bench(made, size, waiting, policy).run())
         gc.unfreeze()
@@ -129,12 +152,15 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="*", default=SIZES)
     parser.add_argument("--waiting", type=int, default=0, help="sequences that wait for a slot")
     parser.add_argument("--policy", default="fcfs", choices=tuple(QUEUE_POLICIES))
+    parser.add_argument("--groups", type=int, default=0, help="of KV [those of the fake]")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     print(f"{'sequences':>9} " + " ".join(f"{name:>9}" for name in (*STAGES[:-1], "total", "publish")), "us")
     rows = {}
     for size in asked.sizes:
-        row = asyncio.run(measure(asked.executor, size, asked.rounds, asked.waiting, asked.policy))
+        row = asyncio.run(
+            measure(asked.executor, size, asked.rounds, asked.waiting, asked.policy, asked.groups)
+        )
         rows[size] = row
         print(f"{size:>9} " + " ".join(f"{row[name]:>9.0f}" for name in (*STAGES[:-1], "total", "publish")))
     if asked.json:

@@ -29,6 +29,7 @@ from executors.testing import (
     conformance_life,
     conformance_sampling,
     conformance_settings,
+    conformance_windows,
 )
 from executors.testing import conformance_loras as conformance_adapters
 from executors.testing.conformance_kit import (
@@ -65,6 +66,7 @@ assert all(
         conformance_life,
         conformance_sampling,
         conformance_settings,
+        conformance_windows,
     )
 )
 

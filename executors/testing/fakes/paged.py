@@ -118,6 +118,7 @@ class PagedFakeExecutor(FakeServing):
             return super()._forward(work)
         check_tokens(work, self.vocab_size, self.max_model_len)
         prefix, _ = self._read(work)
+        self._check_readers(work)
         computed = compute(work, prefix, np.zeros(len(work.pos), np.uint64))
         computed.digest = np.zeros(len(work.tokens), np.uint64)
         for memory in self.memories:
@@ -213,6 +214,24 @@ class PagedFakeExecutor(FakeServing):
         if len(np.unique(blocks)) != len(blocks):
             twice = int(blocks[:-1][blocks[1:] == blocks[:-1]][0])
             raise InvalidInput(f"two sequences write to block {twice} in one step")
+
+    def _check_readers(self, work: Work) -> None:
+        """Raises InvalidInput if an item reads a block that another one writes to: on a device it may find either content."""
+        token = self._kept_tokens(work)
+        for memory in self.memories:
+            written = (
+                self._cells_of(work, work.item_of[token], work.positions[token], memory.index)
+                // self.block_size
+            )
+            writer = np.full(memory.num_blocks, -1, np.int64)
+            writer[written] = work.item_of[token]
+            cell, counts = self._visible(work, memory)
+            block, item = cell // self.block_size, np.repeat(np.arange(len(counts)), counts)
+            foreign = (writer[block] >= 0) & (writer[block] != item)
+            if foreign.any():
+                raise InvalidInput(
+                    f"block {block[foreign][0]} is read in the step in which another sequence writes to it"
+                )
 
     def _has_kv(self, work: Work) -> NDArray[np.bool_]:
         assert work.table_lengths is not None

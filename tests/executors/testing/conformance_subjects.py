@@ -18,7 +18,7 @@ def config(**options: bool | float | str) -> ExecutorConfig:
 def maker(
     cls: type[FakeExecutor],
     wrap: Callable[[ModelExecutor], ModelExecutor] | None = None,
-    **options: bool | float,
+    **options: bool | float | str,
 ):
     def make() -> ModelExecutor:
         executor = cls(config(**options))
@@ -44,6 +44,9 @@ SUBJECTS: dict[str, MakeExecutor] = {
     "echo-drafts": maker(EchoExecutor, drafts_right=0.7),
     "paged_fake-drafts": maker(PagedFakeExecutor, drafts_right=0.7),
     "paged_fake-split": maker(PagedFakeExecutor, native=False),
+    "paged_fake-windows": maker(PagedFakeExecutor, window="full,21,8", drafts_right=0.7),
+    "paged_fake-windows-split": maker(PagedFakeExecutor, window="24,full", native=False),
+    "paged_fake-all-windows": maker(PagedFakeExecutor, window="20"),
     "adapter-echo": maker(EchoExecutor, SamplingWrapper),
     "adapter-echo-split": maker(EchoExecutor, SamplingWrapper, native=False),
     "adapter-paged_fake": maker(PagedFakeExecutor, SamplingWrapper),

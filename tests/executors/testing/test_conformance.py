@@ -2,7 +2,7 @@
 
 import pytest
 
-from executors.testing import conformance_drafts, conformance_grammars
+from executors.testing import conformance_drafts, conformance_grammars, conformance_windows
 from executors.testing.conformance import CASES, Nonconformance, check, run_case
 from executors.testing.conformance_loras import NO_ADAPTERS
 from executors.testing.fakes.echo import EchoExecutor
@@ -16,6 +16,11 @@ async def test_fakes_conform(subject: str, case: str) -> None:
     reason = await run_case(case, SUBJECTS[subject], inject=inject, adapters=ADAPTERS)
     if reason == NO_ADAPTERS:
         assert subject.startswith("adapter-")  # SamplingWrapper passes no adapters on
+    elif reason in (conformance_windows.NO_WINDOW, conformance_windows.ONE_GROUP):
+        assert "windows" not in subject or (reason, subject) == (
+            conformance_windows.ONE_GROUP,
+            "paged_fake-all-windows",
+        )
     elif reason not in (None, conformance_grammars.NOT_DECLARED, conformance_drafts.NOT_DECLARED):
         assert "echo" in subject, f"{subject} must run every case: {reason}"
         assert reason == "the executor owns its KV"

@@ -115,7 +115,8 @@ async def deterministic(
         dtype=dtype,
         max_num_seqs=16,
         memory=ExecutorMemoryConfig(
-            kv_cache_memory_bytes=pool_tokens * bytes_per_token(kind, dtype),
+            # Blocks of 16 tokens, each of whole pages.
+            kv_cache_memory_bytes=pool_tokens // 16 * -(-16 * bytes_per_token(kind, dtype) // 4096) * 4096,
             kv_cache_dtype="int8" if kind == "int8-kv" else "auto",
         ),
         optimization=OptimizationConfig(deterministic=True, quantization="int8" if kind == "int8" else None),

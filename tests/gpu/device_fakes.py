@@ -263,7 +263,7 @@ class PagedTorch:
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             out = torch.full_like(q, torch.nan)
             for one in (meta.cells, meta.lengths, meta.tables, meta.tiles, meta.pieces, cache.layers[layer]):
-                one.view(-1)  # where it lies is part of what is captured; what it says is not
+                one.view(one.shape)  # where it lies is part of what is captured; what it says is not
             with _disable_current_modes():
                 _paged(meta, cache, layer, (q, k, v, out), self.queries_per_tile)
             return out

@@ -1,10 +1,18 @@
-"""The paged KV memory: one tensor per layer, and the number of blocks.
+"""The paged KV memory: a view of it for each layer, and the number of blocks.
 
     layers[i]   [2, num_blocks, kv_heads, block_size, head_dim]      2: keys, values
                 [2, num_blocks, kv_heads, bytes]                     in int8: codes, then scales (attention_int8.h)
 
-All tokens of a block and head are contiguous, which is the order in which attention reads them. On a CPU the whole pool is
-reserved at the start, and a block becomes resident when it is first written, unless the pool's size was given (`on_demand`).
+All tokens of a block and head are contiguous, which is the order in which attention reads them. What lies between two blocks,
+and between keys and values, only strides say. There are two placements:
+
+    on a CPU      [block][layer][keys, values][head]: a block is one range of a multiple of 4 KiB (`blocks`), so one copy, one
+                  checksum, one read or write of a file and one release do for all layers
+    on a device   [layer][keys, values][block][head]: a tensor for each layer. A device's memory ends with its process, so no
+                  block is sealed or adopted; copies go by index there, and kernels were measured and tuned over this order
+
+On a CPU the whole pool is reserved at the start, and a block becomes resident when it is first written, unless the pool's size
+was given (`on_demand`).
 """
 
 from __future__ import annotations
@@ -27,35 +35,79 @@ from executors.llm.device.table import device_of
 from executors.llm.model.caches import KvSpec
 
 _TOUCH_BYTES = 2 << 20
+_MADV_REMOVE = 9
+"""Linux's number; Python has no name for it."""
 
 
 class KvCache:
-    """Keys and values of all sequences. Only the attention backend and `copy_blocks` write them."""
+    """Keys and values of all sequences. Only the attention backend and `copy_blocks` write them.
 
-    def __init__(self, spec: KvSpec, num_blocks: int, block_size: int) -> None:
+    `blocks` uint8 [num_blocks, bytes of a block]: the range of each block, all layers, padding last; None where each layer is
+    a tensor of its own.
+    """
+
+    def __init__(
+        self, spec: KvSpec, num_blocks: int, block_size: int, memory: np.ndarray | None = None, *,
+        by_block: bool | None = None,
+    ) -> None:  # fmt: skip
+        """`memory`: uint8, begins at a page, zeros; its first num_blocks * spec.bytes_per_block(block_size) bytes hold the
+        blocks of a CPU. None: memory of its own. `by_block`: which placement; None: what suits the device.
+
+        Raises OutOfMemory, and ValueError for memory that is too small or begins within a page.
+        """
         self.spec = spec
         self.num_blocks = num_blocks
         self.block_size = block_size
-        shape: tuple[int, ...] = (2, num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
+        self.blocks: np.ndarray | None = None
+        shape: tuple[int, ...] = (spec.num_kv_heads, block_size, spec.head_dim)
         if spec.kv_dtype is torch.int8:
             # Codes, then scales: they go with their block when it is copied, shared or given back.
-            shape = (*shape[:3], block_size * spec.bytes_per_cell())
-        dtype = spec.stored_dtype
+            shape = (spec.num_kv_heads, block_size * spec.bytes_per_cell())
         try:
-            # Large pages: the keys of a block and head are one small page, and looking up an address for each took as long
-            # as reading them.
-            self.layers = [lazy_zeros(shape, dtype, spec.device, True) for _ in range(spec.num_layers)]
+            if by_block is True or (by_block is None and spec.device.type == "cpu"):
+                self.layers = self._place_by_block(shape, memory)
+            else:
+                by_layer = (2, num_blocks, *shape)
+                self.layers = [
+                    lazy_zeros(by_layer, spec.stored_dtype, spec.device, True) for _ in range(spec.num_layers)
+                ]
         except (MemoryError, RuntimeError) as error:
             why = no_memory(error)
             if why is None:
                 raise
             raise OutOfMemory(f"no memory for {num_blocks} KV blocks: {why}") from None
 
+    def _place_by_block(self, shape: tuple[int, ...], memory: np.ndarray | None) -> list[torch.Tensor]:
+        """Set `blocks`; return its views [2, num_blocks, *shape], one for each layer."""
+        spec, block_bytes = self.spec, self.spec.bytes_per_block(self.block_size)
+        num_bytes = self.num_blocks * block_bytes
+        if memory is None:
+            # Large pages: the keys of a block and head are one small page, and looking up an address for each took as long
+            # as reading them.
+            memory = lazy_zeros((num_bytes,), torch.uint8, spec.device, True).numpy()
+        if len(memory) < num_bytes or memory.ctypes.data % mmap.PAGESIZE:
+            raise ValueError(
+                f"{num_bytes:,} bytes from the beginning of a page are needed, not {len(memory):,}"
+            )
+        self.blocks = memory[:num_bytes].reshape(self.num_blocks, block_bytes)
+        flat, size = torch.from_numpy(memory[:num_bytes]).view(spec.stored_dtype), spec.stored_dtype.itemsize
+        side = math.prod(shape)
+        inner = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+        strides = (side, block_bytes // size, *inner)
+        return [
+            flat.as_strided((2, self.num_blocks, *shape), strides, 2 * side * layer)
+            for layer in range(spec.num_layers)
+        ]
+
     def copy_blocks(self, pairs: np.ndarray) -> None:
         """Copy whole blocks in every layer; `pairs` int32 [m, 2] of (source, destination)."""
         if not len(pairs):
             return
         index = torch.from_numpy(pairs.astype(np.int64))
+        if self.blocks is not None:
+            blocks = torch.from_numpy(self.blocks)
+            blocks.index_copy_(0, index[:, 1], blocks.index_select(0, index[:, 0]))
+            return
         if device_of(self.spec.device).pinned:  # otherwise it would wait for the steps that are out
             index = index.pin_memory()
         index = index.to(self.spec.device, non_blocking=True)
@@ -70,47 +122,46 @@ class KvCache:
         The system finds and zeroes a page when it is first written, which made prompts after a start a tenth slower. Runs
         beside steps, on a thread with the lowest priority; `part` (i, n): the i-th of n threads.
         """
+        if self.blocks is None:
+            return
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
-        sides = [side for layer in self.layers for side in layer]
         index, threads = part
-        per_side = min(num_bytes // len(sides), sides[0].nbytes)
-        for begin in range(0, per_side, _TOUCH_BYTES):
-            for side in sides[index::threads]:
-                if stop():
-                    return
-                kernels.touch(side.data_ptr() + begin, min(_TOUCH_BYTES, per_side - begin))
+        base, end = self.blocks.ctypes.data, min(num_bytes, self.blocks.nbytes)
+        for begin in range(index * _TOUCH_BYTES, end, threads * _TOUCH_BYTES):
+            if stop():
+                return
+            kernels.touch(base + begin, min(_TOUCH_BYTES, end - begin))
 
     def give_back(self, blocks: np.ndarray) -> None:
         """Return the memory of these blocks to the system: they read as zeros until they are written again.
 
         `blocks` int32 [n], ascending; does nothing on a device. Raises InvalidInput for a block that does not exist.
         """
-        if not len(blocks) or self.spec.device.type != "cpu":
+        if not len(blocks) or self.blocks is None:
             return
         if blocks[0] < 0 or blocks[-1] >= self.num_blocks:
             raise InvalidInput(f"block {blocks[0]} or {blocks[-1]} is outside 0..{self.num_blocks - 1}")
         breaks = np.flatnonzero(np.diff(blocks) != 1) + 1
-        runs = [(int(run[0]), int(run[-1]) + 1) for run in np.split(blocks, breaks)]
-        sides = [side for layer in self.layers for side in layer]
-        size = sides[0].nbytes // self.num_blocks
-        for side in sides:
-            for first, end in runs:
-                _drop_pages(side.data_ptr() + first * size, side.data_ptr() + end * size)
+        base, size = self.blocks.ctypes.data, self.blocks.shape[1]
+        for run in np.split(blocks, breaks):
+            _drop_pages(base + int(run[0]) * size, base + (int(run[-1]) + 1) * size)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all layers."""
+        """Bytes of all layers, padding included."""
+        if self.blocks is not None:
+            return self.blocks.nbytes
         return sum(layer.numel() * layer.element_size() for layer in self.layers)
 
 
 def _drop_pages(begin: int, end: int) -> None:
-    """Release the whole pages between two addresses; they read as zeros afterwards."""
-    page = mmap.PAGESIZE
-    begin, end = -(-begin // page) * page, end // page * page
-    if begin < end:
-        # Refused for memory that is locked: it stays then.
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)
+    """Release the pages between two addresses, multiples of a page; they read as zeros afterwards."""
+    call = ctypes.CDLL(None).madvise
+    # Memory of a file, such as a memfd, is released there only if it is removed from the file: without its mapping it stays
+    # memory. The system refuses that for a process's own memory; and both for memory that is locked: it stays then.
+    if call(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _MADV_REMOVE):
+        call(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)
 
 
 def plain(kv: torch.Tensor) -> torch.Tensor:

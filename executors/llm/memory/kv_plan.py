@@ -16,7 +16,7 @@ from executors.llm.device.table import device_of
 from executors.llm.memory.cgroup import cgroup_memory, memory_limit, resident_bytes
 from executors.llm.memory.device_memory import look
 from executors.llm.memory.sizing import Claim
-from executors.llm.model.caches import KvSpec
+from executors.llm.model.caches import KvSpec, block_bytes
 
 CPU_SHARE = 0.6
 """Share of the free memory after loading that KV may take if no size is configured. The rest is for activations, other
@@ -40,9 +40,8 @@ def on_demand(device: torch.device, config: ExecutorConfig) -> bool:
 
 
 def _blocks_per_span(spec: KvSpec, block_size: int) -> int:
-    """Return the number of blocks whose keys (or values) fill a large page in each layer."""
-    per_side = spec.bytes_per_token() * block_size // (2 * spec.num_layers)
-    return max(1, math.ceil(_LARGE_PAGE / per_side))
+    """Return the number of blocks that fill a large page: giving back less would cut one."""
+    return math.ceil(_LARGE_PAGE / spec.bytes_per_block(block_size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,7 @@ def plan_kv(
     """
     block_size = config.attention.block_size
     max_len = config.max_model_len or context_length
-    bytes_per_block = (spec.bytes_per_token() + beside) * block_size
+    bytes_per_block = spec.bytes_per_block(block_size) + block_bytes(beside, block_size, spec.device)
     per_sequence = math.ceil(max_len / block_size)
     explicit = config.memory.kv_cache_memory_bytes
     bytes_for_kv = measured if explicit is None else explicit

@@ -18,6 +18,9 @@ import torch
 
 from executors.contract.errors import ConfigError
 
+BLOCK_ALIGNMENT = 4096
+"""Bytes: blocks of a CPU's KV begin at multiples of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class LayerKv:
@@ -83,6 +86,16 @@ class KvSpec:
     def bytes_per_token(self) -> int:
         """Bytes of keys and values of one token over all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.bytes_per_cell()
+
+    def bytes_per_block(self, block_size: int) -> int:
+        """Bytes that a block of `block_size` tokens takes over all layers, see `block_bytes`."""
+        return block_bytes(self.bytes_per_token(), block_size, self.device)
+
+
+def block_bytes(bytes_per_token: int, block_size: int, device: torch.device) -> int:
+    """Return the bytes that a block takes: on a CPU a multiple of BLOCK_ALIGNMENT, so that it can be given back alone."""
+    num_bytes = bytes_per_token * block_size
+    return -(-num_bytes // BLOCK_ALIGNMENT) * BLOCK_ALIGNMENT if device.type == "cpu" else num_bytes
 
 
 @dataclass(frozen=True, slots=True)

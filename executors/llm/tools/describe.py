@@ -368,7 +368,7 @@ def plan_for(spec: KvSpec, config: ExecutorConfig, context_length: int, allowed:
     refused."""
     explicit = replace(config, memory=replace(config.memory, kv_cache_memory_bytes=allowed))
     block_size = config.attention.block_size
-    fitting = allowed // (spec.bytes_per_token() * block_size) * block_size
+    fitting = allowed // spec.bytes_per_block(block_size) * block_size
     chosen = config.max_model_len is not None or config.memory.kv_cache_memory_bytes is not None
     if chosen or fitting < block_size or fitting >= context_length:
         return plan_kv(spec, explicit, context_length)
@@ -377,11 +377,12 @@ def plan_for(spec: KvSpec, config: ExecutorConfig, context_length: int, allowed:
 
 
 def _too_little(config: ExecutorConfig, sketch: LoadedModel, allowed: int) -> str:
-    block_size, per_token = config.attention.block_size, kv_group(sketch.model).bytes_per_token()
+    block_size = config.attention.block_size
+    per_block = kv_group(sketch.model).bytes_per_block(block_size)
     length = config.max_model_len or block_size
     return (
         f"{allowed:,} bytes are left for KV, and a sequence of {length:,} tokens needs "
-        f"{math.ceil(length / block_size) * block_size * per_token:,}"
+        f"{math.ceil(length / block_size) * per_block:,}"
     )
 
 

@@ -43,8 +43,8 @@ async def test_facts(qwen3):
     assert capabilities.paged and AttentionType.GROUPED_QUERY in capabilities.attention_types
     assert capabilities.max_batch_size == executor.optimal_batch_size() == 16
     assert executor.supports_batch_size(16) and not executor.supports_batch_size(17)
-    # 3 layers, keys and values, 2 heads of 20, 4 bytes.
-    assert layout.groups[0].bytes_per_block == 3 * 2 * 2 * 20 * 4 * 4
+    # 3 layers, keys and values, 2 heads of 20, 4 bytes, 4 tokens: 3,840 bytes, rounded up to a page.
+    assert layout.groups[0].bytes_per_block == 4096
     assert capabilities.memory.kv_memory_per_token_per_layer == 2 * 2 * 20 * 4
     assert capabilities.memory.calculate_total_memory(2, 10, 3) > capabilities.memory.parameter_memory > 0
     # 16 MiB would hold more, but 16 sequences of 512 tokens can use no more than this.
@@ -126,11 +126,11 @@ def test_a_gpu_that_is_not_there_may_come_where_torch_knows_gpus(knows_cuda, fau
 
 async def test_kv_that_is_too_small_is_refused_with_the_numbers(qwen3):
     with pytest.raises(
-        ConfigError, match=r"max_model_len 512: one sequence needs 491,520 bytes .* 100,000 bytes"
+        ConfigError, match=r"max_model_len 512: one sequence needs 524,288 bytes .* 100,000 bytes"
     ):
         await start(qwen3, kv_bytes=100_000)
     executor = await start(qwen3, kv_bytes=100_000, max_model_len=64)
-    assert executor.kv_layout().num_blocks == 100_000 // 3840 and executor.info().max_model_len == 64
+    assert executor.kv_layout().num_blocks == 100_000 // 4096 and executor.info().max_model_len == 64
 
 
 async def test_kv_is_sized_from_what_the_box_allows(qwen3, monkeypatch):
@@ -308,7 +308,7 @@ def test_packed_linears_equal_plain_ones(qwen3):
 
 async def test_bf16_decode_in_a_batch_equals_alone(qwen3):
     executor = await start(qwen3, dtype="bfloat16")
-    assert executor.kv_layout().groups[0].bytes_per_block == 3 * 2 * 2 * 20 * 2 * 4
+    assert executor._runtime.runner.cache.spec.bytes_per_token() == 3 * 2 * 2 * 20 * 2
     driver = Driver(executor)
     seqs = [driver.add(list(range(n)), SamplingParams(temperature=0.0)) for n in (3, 40, 17)]
     tokens = await driver.generate(seqs, 6)

@@ -94,7 +94,8 @@ async def test_the_plan_is_the_executors(
     build(name, tmp_path)
     chosen = config(tmp_path, dtype=dtype)
     ample = describe.describe(chosen, 1 << 40)
-    sequence = ample["kv"]["bytes_per_token"] * ample["context_length"]
+    memory = ample["memory"]
+    sequence = memory["bytes_per_block"] * ample["context_length"] // memory["block_size"]
     for sequences in (2.5, 0.4):
         free = int(ample["memory"]["reserved"] + sequences * sequence / kv_plan.CPU_SHARE)
         monkeypatch.setattr(kv_plan, "memory_limit", lambda free=free: MemoryLimit(1 << 40, free))

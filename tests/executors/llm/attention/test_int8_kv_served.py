@@ -36,7 +36,7 @@ LLAMA = {
 
 
 async def start(path: Path, memory: ExecutorMemoryConfig = INT8, **changes: Any) -> LlmExecutor:
-    executor = LlmExecutor.from_config(config(path, block_size=16, memory=memory, **changes))
+    executor = LlmExecutor.from_config(config(path, memory=memory, **{"block_size": 16, **changes}))
     await executor.warmup()
     return executor
 
@@ -87,11 +87,12 @@ async def test_the_same_memory_holds_nearly_twice_the_tokens() -> None:
     plain = replace(INT8, kv_cache_dtype="auto")
     capacity, notes = {}, {}
     for memory in (plain, INT8):
-        executor = await start(weights_dir(), memory, dtype="bfloat16")
+        # Blocks that are whole pages either way.
+        executor = await start(weights_dir(), memory, dtype="bfloat16", block_size=64)
         capacity[memory.kv_cache_dtype] = executor.kv_layout().capacity_tokens
         notes[memory.kv_cache_dtype] = " ".join(executor.status().notes)
         await executor.shutdown()
-        shown = describe(config(weights_dir(), block_size=16, memory=memory, dtype="bfloat16"))
+        shown = describe(config(weights_dir(), block_size=64, memory=memory, dtype="bfloat16"))
         assert shown["kv"]["bytes_per_token"] * capacity[memory.kv_cache_dtype] <= 4 << 20
     assert 1.7 < capacity["int8"] / capacity["auto"] < 2
     assert "KV in int8, a scale per head and token" in notes["int8"] and "int8" not in notes["auto"]

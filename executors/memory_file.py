@@ -30,13 +30,13 @@ class MemoryFile:
     @staticmethod
     def create(name: str) -> MemoryFile:
         """Create an empty one; `name` is what /proc shows. Raises OSError where the system has none."""
-        made = MemoryFile(os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+        file = MemoryFile(os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
         try:
-            fcntl.fcntl(made.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
+            fcntl.fcntl(file.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
         except OSError:
-            made.close()
+            file.close()
             raise
-        return made
+        return file
 
     @property
     def size(self) -> int:

@@ -123,6 +123,11 @@ class ModelExecutor(ABC):
         `report` is called from any thread. The default reports nothing.
         """
 
+    def use_memory(self, descriptor: int) -> None:
+        """Offer a file of memory that outlives this process, see `executors.memory_file`, for KV blocks. Called before `warmup`,
+        if at all; every life gets the same file. An executor that takes it has a `KvLayout.fingerprint`; the default ignores it.
+        """
+
     def set_death_listener(self, report: Callable[[ExecutorDied], None]) -> None:
         """Request a report when the executor dies by itself, also between calls; `begin_epoch` restarts it.
 

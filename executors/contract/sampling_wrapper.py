@@ -114,6 +114,9 @@ class SamplingWrapper(BatchModelExecutor):
             raise Unsupported(f"{type(self.inner).__name__} needs copy_blocks(copies)")
         self.inner.copy_blocks(copies)
 
+    def use_memory(self, descriptor: int) -> None:
+        self.inner.use_memory(descriptor)
+
     async def warmup(self) -> None:
         await self.inner.warmup()
         self._max_batch_size = self.inner.capabilities().max_batch_size

@@ -75,6 +75,8 @@ class CpuKernels:
     def __init__(self, isa: str | None = None) -> None:
         """`isa` is one of compiler.ISAS; the default is the best that the CPU has."""
         loaded, self.isa = library(SOURCE, isa)
+        self.name = Path(loaded._name).name
+        """Name of the library's file: its instruction set, and a digest of sources, flags and compiler."""
         self.panel_rows: int = loaded.cohort_nr()
         """Number of weight rows that are stored side by side."""
         self.pack, self.linear, self.attend, self.forward = (

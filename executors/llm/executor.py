@@ -70,7 +70,8 @@ from executors.llm.device.table import device_of, find_device
 from executors.llm.faults import step_fault
 from executors.llm.finite import explained
 from executors.llm.lora.table import LoraTable
-from executors.llm.memory.cgroup import PressureGauge, cpu_threads
+from executors.llm.memory.arena import KvArena
+from executors.llm.memory.cgroup import PressureGauge, count_as_available, cpu_threads
 from executors.llm.memory.kv_plan import KvPlan
 from executors.llm.memory.sizing import limits_note
 from executors.llm.model.api import DecoderOnlyLLM, LoadedModel
@@ -80,6 +81,7 @@ from executors.llm.runtime import ExecutorRuntime
 from executors.llm.step.idle import IdleWork
 from executors.llm.step.patience import patience
 from executors.llm.step.pending_steps import PendingSteps
+from executors.memory_file import MemoryFile
 
 Load = Callable[[ProgressCallback], LoadedModel]
 _NO_HEAD = "this model has no lm_head: it computes hidden states and no logits"
@@ -124,6 +126,7 @@ class LlmExecutor(BatchModelExecutor):
         self._report_death: Callable[[ExecutorDied], None] = lambda death: None
         self._limits_note = ""
         """Limits of a step and where they come from."""
+        self._arena: KvArena | None = None
         self._steps = PendingSteps()
         self._idle = IdleWork(
             self._steps,
@@ -157,7 +160,9 @@ class LlmExecutor(BatchModelExecutor):
         if loaded is None:
             return replace(self._stats.status(self._state, ExecutorMemoryUsage()), notes=notes)
         status = self._stats.status(self._state, loaded.memory(self._gauge))
-        return replace(status, notes=(*notes, *loaded.notes, self._limits_note))
+        note = None if self._arena is None else self._arena.note
+        notes = (*notes, *loaded.notes) if note is None else (*notes, *loaded.notes, note)
+        return replace(status, notes=(*notes, self._limits_note))
 
     def metrics(self) -> ExecutorMetrics:
         """See the contract."""
@@ -195,6 +200,10 @@ class LlmExecutor(BatchModelExecutor):
         """See the contract. It dies where its device is lost while no call computes: a new process is needed then."""
         self._report_death = report
 
+    def use_memory(self, descriptor: int) -> None:
+        """See the contract. It is used where KV lies in the machine's memory and layers keep no states of sequences."""
+        self._arena = KvArena(MemoryFile(descriptor))
+
     async def warmup(self) -> None:
         """Load the model, size and allocate KV, run one small prefill and decode so that the first request finds everything
         warm, and measure the pace."""
@@ -205,6 +214,7 @@ class LlmExecutor(BatchModelExecutor):
         try:
             # Until the weights: the first tensor makes the device's context.
             self._progress("opening the device", 0, 0)
+            count_as_available(0 if self._arena is None else self._arena.found_bytes)
             device = self._meet()
             torch.set_num_threads(self.config.optimization.num_threads or cpu_threads())
             with compiler.reporting(self._progress):
@@ -219,9 +229,12 @@ class LlmExecutor(BatchModelExecutor):
                 self._runtime.measure(self.config, self._group.clock)
             except StepFailed as error:
                 raise explained(error, self.config) from error
+            if self._arena is not None:
+                self._arena.share()
         except BaseException:
             self._state, self._runtime = ExecutorState.ERROR, None
             raise
+        count_as_available(0)
         self._stats = StepStats()
         self._state = ExecutorState.READY
         self._runtime.touch_kv()
@@ -263,7 +276,7 @@ class LlmExecutor(BatchModelExecutor):
         def report(stage: str, done: int, total: int) -> None:
             self._progress(stage, done, total)
 
-        return Assembly(self.config, source, device, self._group, report)
+        return Assembly(self.config, source, device, self._group, report, self._arena)
 
     def _assemble(self, assembly: Assembly, plan: KvPlan) -> ExecutorRuntime:
         return assembly.runtime(plan)
@@ -301,11 +314,13 @@ class LlmExecutor(BatchModelExecutor):
                 "device",
             )
         await self._steps.settled()
-        self._ready().unified.states.clear()
+        unified = self._ready().unified
+        unified.states.clear()
+        adopted = np.empty(0, np.int32) if unified.seals is None else unified.seals.begin(adopt)
         self._epoch = epoch
         self._step_failed = False
         self._state = ExecutorState.READY
-        return np.empty(0, np.int32)
+        return adopted
 
     def _ready(self) -> ExecutorRuntime:
         if self._runtime is None:

@@ -145,7 +145,9 @@ async def serve(channel: Channel) -> int:
     if not isinstance(first, m.Load):
         raise WireError(f"the first message is {type(first).__name__}, not Load")
     setproctitle.setproctitle(TITLE.format(first.config.parallel.rank))
-    if not await worker.load(first.config):
+    if first.memory is not None:
+        os.set_inheritable(first.memory, False)  # a compiler that hangs must not keep it
+    if not await worker.load(first.config, first.memory):
         return EXIT_FAILED
     gc.collect()
     gc.freeze()  # modules and weights stay: no collection need look at them again

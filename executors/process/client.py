@@ -8,6 +8,7 @@ from the facts that the child sent when it became ready, and from its last heart
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar, cast
@@ -40,11 +41,14 @@ from executors.contract import (
     replace,
 )
 from executors.contract.seals import check_adopted
+from executors.memory_file import MemoryFile
 from executors.process import messages as m
 from executors.process.group import RankProcesses
 from executors.process.life import Command, Life, Listener, child_command
 from executors.process.output import ChildOutput
 from executors.process.watch import Limits, TokenCost
+
+_log = logging.getLogger(__name__)
 
 A = TypeVar("A", bound=m.Answer)
 
@@ -83,6 +87,8 @@ class RemoteExecutor(BatchModelExecutor):
         self._report: ProgressCallback | None = None
         self._life: Life | RankProcesses | None = None
         self._ending: asyncio.Task[None] | None = None
+        self._memory: list[MemoryFile] | None = None
+        """Memory for KV blocks of each rank, which outlives the children; [] where the system has none, None before the first."""
         self._closed = False
         self._facts: m.Ready | None = None
         self._beat = m.Heartbeat(None, "", None)
@@ -178,12 +184,18 @@ class RemoteExecutor(BatchModelExecutor):
     async def warmup(self) -> None:
         """Start the child and wait until it is ready; start it again if it died. Raises ConfigError, OutOfMemory or
         ExecutorDied (cause "load"). A cancelled caller leaves it loading: a later warmup or begin_epoch waits for it."""
+        await self._warm(adopting=False)
+
+    async def _warm(self, adopting: bool) -> None:
         if self._closed:
             raise NotReady("the executor was shut down")
         while self._life is None or self._life.death is not None:
             before = self._life
             if before is not None:
                 await before.reaped()
+                if not adopting:
+                    # Before the new child takes memory: the one before it may have died for want of it.
+                    await asyncio.to_thread(_empty, self._memory or [])
             if self._closed:
                 raise NotReady("the executor was shut down")
             if self._life is before:
@@ -191,27 +203,26 @@ class RemoteExecutor(BatchModelExecutor):
         await self._life.ready()
 
     def _start(self) -> None:
+        if self._memory is None:
+            self._memory = _memory_files(self.config.parallel.world_size)
         listener = Listener(self._progressed, self._beaten, self._became_ready, self._died)
         try:
-            start = RankProcesses if self.config.parallel.world_size > 1 else Life
-            self._life = start(
-                self.config,
-                self._limits,
-                self._cost,
-                self._clock,
-                listener,
-                self._command,
-                again=self._facts is not None,
-                output=self._output,
-            )
+            self._life = self._started(listener, self._memory)
         except OSError as error:
             raise ExecutorDied(f"the executor process cannot be started: {error}", "load") from error
         # The child reports nothing before it has imported its wire.
         self._progressed("starting", 0, 0)
 
+    def _started(self, listener: Listener, memory: Sequence[MemoryFile]) -> Life | RankProcesses:
+        arguments = self.config, self._limits, self._cost, self._clock, listener, self._command
+        again, output = self._facts is not None, self._output
+        if self.config.parallel.world_size > 1:
+            return RankProcesses(*arguments, again=again, output=output, memory=memory)
+        return Life(*arguments, again=again, output=output, memory=memory[0] if memory else None)
+
     async def begin_epoch(self, epoch: int, adopt: SealedBlocks | None = None) -> Int32Array:
         """As the contract's; starts a new child when the old one is dead."""
-        await self.warmup()
+        await self._warm(adopting=adopt is not None)
         answer = await self._ask(m.EpochBegun, lambda call: m.BeginEpoch(call, epoch, adopt))
         if not check_adopted(answer.adopted, 0 if adopt is None else len(adopt)):
             raise self._garbage("began an epoch with blocks that were not offered")
@@ -224,8 +235,16 @@ class RemoteExecutor(BatchModelExecutor):
         if self._life is None:
             return
         if self._ending is None:
-            self._ending = asyncio.get_running_loop().create_task(self._life.stop())
+            self._ending = asyncio.get_running_loop().create_task(self._end(self._life))
         await asyncio.shield(self._ending)
+
+    async def _end(self, life: Life | RankProcesses) -> None:
+        try:
+            await life.stop()
+        finally:
+            for file in self._memory or ():
+                file.close()
+            self._memory = []
 
     def kill(self) -> int:
         """Send SIGKILL to the child, as an operator's `kill -9` does; the death is noticed like any other. Returns its process
@@ -387,3 +406,24 @@ class RemoteExecutor(BatchModelExecutor):
     def _died(self, death: ExecutorDied) -> None:
         if self.on_death is not None:
             asyncio.get_running_loop().call_soon(self.on_death, death)
+
+
+def _memory_files(count: int) -> list[MemoryFile]:
+    """Create that many; none, with a line in the log, where the system refuses one."""
+    files: list[MemoryFile] = []
+    try:
+        for rank in range(count):
+            files.append(MemoryFile.create(f"cohort-kv-{rank}"))
+    except (OSError, AttributeError) as error:  # not Linux, or a sandbox that forbids it
+        _log.warning(
+            "KV ends with the executor's process: the system gives no memory that outlives it: %s", error
+        )
+        for file in files:
+            file.close()
+        return []
+    return files
+
+
+def _empty(files: Sequence[MemoryFile]) -> None:
+    for file in files:
+        file.empty()

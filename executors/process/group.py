@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from executors.contract import (
     StepFailed,
     replace,
 )
+from executors.memory_file import MemoryFile
 from executors.process.life import Command, Life, Listener, child_command, frame_of
 from executors.process.messages import (
     Answer,
@@ -62,8 +63,9 @@ class RankProcesses:
         *,
         again: bool = False,
         output: ChildOutput | None = None,
+        memory: Sequence[MemoryFile] = (),
     ) -> None:
-        """Raises OSError if a process cannot be started; those that were are ended then."""
+        """`memory`: of each rank, or nothing. Raises OSError if a process cannot be started; those that were are ended then."""
         self._loop = asyncio.get_running_loop()
         self._listener, self._limits = listener, limits
         self._facts: Ready | None = None
@@ -88,6 +90,7 @@ class RankProcesses:
                     command,
                     again=again,
                     output=output,
+                    memory=memory[rank] if memory else None,
                 )
                 self._ranks.append(life)
         except BaseException:

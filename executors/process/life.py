@@ -25,6 +25,7 @@ import msgspec
 
 from cohort_server import run
 from executors.contract import ExecutorConfig, ExecutorDied, ExecutorError, InvalidInput, NotReady, from_kind
+from executors.memory_file import MemoryFile
 from executors.process.messages import (
     EXIT_DEVICE,
     EXIT_MEMORY,
@@ -104,8 +105,9 @@ class Life:
         *,
         again: bool = False,
         output: ChildOutput | None = None,
+        memory: MemoryFile | None = None,
     ) -> None:
-        """`again`: an earlier child was loaded. `output` takes the child's stderr."""
+        """`again`: an earlier child was loaded. `output` takes the child's stderr. `memory` is offered to its executor."""
         self._loop = asyncio.get_running_loop()
         self._limits, self._clock, self._listener = limits, clock, listener
         self._watch = HangWatch(limits, cost, clock(), again=again)
@@ -123,14 +125,15 @@ class Life:
         self.death: ExecutorDied | None = None
 
         self._oom_kills = OomKills()
-        self._process, ours = _started(command, output, config)
+        descriptor = None if memory is None else memory.descriptor
+        self._process, ours = _started(command, output, config, descriptor)
         self.pid = self._process.pid
         self._pidfd: int | None = None
         with contextlib.suppress(OSError):  # without pidfds the ticks notice the exit
             self._pidfd = os.pidfd_open(self.pid)
             self._loop.add_reader(self._pidfd, self._exited)
         self._stream = MessageStream(self._loop, ours, self._received, self._stream_ended)
-        self._stream.send(encode(Load(config, limits.heartbeat_s)))
+        self._stream.send(encode(Load(config, limits.heartbeat_s, descriptor)))
         self._ticked_at = clock()
         self._ticker = self._loop.call_later(limits.tick_s, self._tick)
 
@@ -385,7 +388,7 @@ class Life:
 
 
 def _started(
-    command: Command, output: ChildOutput | None, config: ExecutorConfig
+    command: Command, output: ChildOutput | None, config: ExecutorConfig, memory: int | None
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """A new child, and our end of the socket to it. Raises OSError."""
     parallel = config.parallel
@@ -395,7 +398,7 @@ def _started(
         with theirs, contextlib.nullcontext(2) if output is None else output.pipe(name) as stderr:
             process = subprocess.Popen(
                 command(theirs.fileno()),
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(theirs.fileno(),) if memory is None else (theirs.fileno(), memory),
                 stdin=subprocess.DEVNULL,
                 stdout=stderr,  # a library's print must not mix with what the server prints
                 stderr=stderr,

@@ -58,10 +58,12 @@ Array = np.ndarray  # on the wire always of one dimension; its dtype travels wit
 
 
 class Load(msgspec.Struct, tag=1, array_like=True):
-    """Create and warm up the executor. The first message, once."""
+    """Create and warm up the executor. The first message, once. `memory`: descriptor for `use_memory`, which the process has
+    inherited; None if there is none."""
 
     config: ExecutorConfig
     heartbeat_s: float
+    memory: int | None = None
 
 
 class Step(msgspec.Struct, tag=2, array_like=True):

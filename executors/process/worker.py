@@ -63,14 +63,17 @@ class Worker:
 
     # -- loading -------------------------------------------------------------------------------------------------------
 
-    async def load(self, config: ExecutorConfig) -> bool:
-        """Import, create and warm up the executor, and send Ready. False, after sending LoadFailed, if that failed."""
+    async def load(self, config: ExecutorConfig, memory: int | None = None) -> bool:
+        """Import, create and warm up the executor, and send Ready. False, after sending LoadFailed, if that failed. `memory`: see
+        `Load`."""
         try:
             self._rank = config.parallel.rank
             self._progress("importing", 0, 0)
             executor = registry.create(config)
             executor.set_progress(self._progress)
             executor.set_death_listener(lambda death: self._lost_device(str(death)))
+            if memory is not None:
+                executor.use_memory(memory)
             self._executor = executor
             self._progress("loading", 0, 0)
             await executor.warmup()

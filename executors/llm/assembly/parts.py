@@ -6,12 +6,16 @@ import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from executors.contract.config import ExecutorConfig
 from executors.contract.errors import ConfigError
 from executors.contract.interface import ProgressCallback
+from executors.contract.status import KvLayout, ModelInfo
 from executors.kernels import triton_build
+from executors.kernels.compiler import KernelUnavailable
+from executors.kernels.cpu import CpuKernels, cpu_kernels
 from executors.llm.assembly.device_sizing import graph_bytes
 from executors.llm.device.base import Device, DeviceMemory, StepDevice
 from executors.llm.device.ranges import PROFILE_RANGES
@@ -19,8 +23,11 @@ from executors.llm.device.table import device_of
 from executors.llm.kernel_support.kernel_choice import choose_adapters, choose_attention, fuse
 from executors.llm.lora.table import LoraTable
 from executors.llm.memory import sizing
+from executors.llm.memory.arena import KvArena
+from executors.llm.memory.fingerprint import kv_fingerprint
 from executors.llm.memory.kv_cache import KvCache
 from executors.llm.memory.kv_plan import KvPlan, free_bytes, plan_kv
+from executors.llm.memory.seals import BlockSeals
 from executors.llm.model.api import DecoderOnlyLLM, LoadedModel, PreparedModel
 from executors.llm.model.caches import kv_group
 from executors.llm.model.decoder import Decoder
@@ -51,6 +58,8 @@ class Assembly:
     device: Device
     group: RankGroup
     report: ProgressCallback
+    arena: KvArena | None = None
+    """Memory for KV that outlives this process, if the server has offered some."""
 
     @property
     def memory(self) -> DeviceMemory | None:
@@ -73,8 +82,13 @@ class Assembly:
         if isinstance(source.model, PreparedModel):
             source.model.prepare(plan.max_model_len)
         sizing.check_slots(config, info.max_model_len)
-        runner = self._runner(source.model, plan)
+        # A sequence cannot go on from KV alone where layers keep states.
+        arena = self.arena if plan.layout.state is None else None
+        runner = self._runner(source.model, plan, arena)
         pipeline = self._pipeline(runner, info.max_model_len)
+        if arena is not None and self.group.all_have(runner.cache.blocks is not None and arena.fault is None):
+            pipeline.seals = self._seals(runner, info, plan.layout, arena)
+            plan = replace(plan, layout=replace(plan.layout, fingerprint=pipeline.seals.fingerprint))
         pipeline.states.label_width = info.label_width
         direct = DirectRunner(runner, info.max_model_len, source.info.logits_width, self.group.direct_guard)
         if (adapters := self._adapters(runner, pipeline)) is not None:
@@ -95,11 +109,29 @@ class Assembly:
         states.companion = companion
         runtime.draft, runtime.companion = draft, companion
 
-    def _runner(self, model: DecoderOnlyLLM, plan: KvPlan) -> ModelRunner:
+    def _seals(self, runner: ModelRunner, info: ModelInfo, layout: KvLayout, arena: KvArena) -> BlockSeals:
+        """Make what seals and verifies blocks."""
+        config, combine = self.config, self.group.combine
+        try:
+            kernels: CpuKernels | None = cpu_kernels(config.optimization.cpu_isa)
+        except KernelUnavailable:
+            kernels = None
+        computed_by = runner.attention.note, type(runner.attention).__name__, kernels and kernels.name
+        digest = kv_fingerprint(config, info, layout, (runner.cache.spec, *computed_by))
+        words = combine(np.frombuffer(bytes.fromhex(digest), np.uint64).copy())
+        rank = config.parallel.rank
+        return BlockSeals(
+            words.tobytes().hex(), [runner.cache], arena, kernels, torch.get_num_threads, combine, rank
+        )
+
+    def _runner(self, model: DecoderOnlyLLM, plan: KvPlan, arena: KvArena | None = None) -> ModelRunner:
         """Make the runner that computes the forwards, and its KV."""
         config, layout = self.config, plan.layout
         self.report("KV cache", 0, 0)
-        cache = KvCache(kv_group(model), layout.num_blocks, layout.block_size)
+        spec, memory = kv_group(model), None
+        if arena is not None and spec.device.type == "cpu":
+            memory = arena.take(layout.num_blocks * spec.bytes_per_block(layout.block_size))
+        cache = KvCache(spec, layout.num_blocks, layout.block_size, memory)
         # Kernels of attention and sampler compute a few numbers before they are used.
         self.report("checking kernels", 0, 0)
         attention = choose_attention(

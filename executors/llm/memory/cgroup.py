@@ -23,6 +23,17 @@ class MemoryLimit:
     available: int
 
 
+_own_bytes = 0
+"""Memory that counts as available although it is used. One writer: `count_as_available`."""
+
+
+def count_as_available(num_bytes: int) -> None:
+    """Let `memory_limit` count these bytes as available from now on: memory that an earlier life of this executor has filled, and
+    that this one takes over. It sizes KV and steps as the first one did then."""
+    global _own_bytes
+    _own_bytes = num_bytes
+
+
 def memory_limit(root: Path = ROOT) -> MemoryLimit:
     """Return the tightest of the machine's memory and all cgroup limits. `root` is the directory that contains /proc and
     /sys."""
@@ -30,7 +41,7 @@ def memory_limit(root: Path = ROOT) -> MemoryLimit:
     for limit, used in cgroup_memory(root):
         total = min(total, limit)
         available = min(available, max(0, limit - used))
-    return MemoryLimit(total, available)
+    return MemoryLimit(total, min(total, available + _own_bytes))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from executors.contract.config import ExecutorConfig
 from executors.contract.errors import ConfigError, ExecutorError
 from executors.devices import DEVICES
@@ -77,6 +80,12 @@ class RankGroup(Protocol):
     def agree(self, fault: ExecutorError | None) -> None:
         """Raise `fault`, or an error of the same kind if another rank has one."""
 
+    def combine(self, sums: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """Return the exclusive or of each number uint64 [n] over all ranks."""
+
+    def all_have(self, own: bool) -> bool:
+        """Return whether all ranks say yes."""
+
     def close(self) -> None:
         """Leave. Does not wait for others."""
 
@@ -126,6 +135,14 @@ class Alone:
         """See `RankGroup`."""
         if fault is not None:
             raise fault
+
+    def combine(self, sums: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """See `RankGroup`."""
+        return sums
+
+    def all_have(self, own: bool) -> bool:
+        """See `RankGroup`."""
+        return own
 
     def close(self) -> None:
         """See `RankGroup`."""
@@ -225,6 +242,14 @@ class Together:
     def agree(self, fault: ExecutorError | None) -> None:
         """See `RankGroup`."""
         agree(self._met(), fault)
+
+    def combine(self, sums: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """See `RankGroup`."""
+        return self._met().exclusive_or(sums)
+
+    def all_have(self, own: bool) -> bool:
+        """See `RankGroup`."""
+        return bool(self._met().least([int(own)])[0])
 
     def close(self) -> None:
         """See `RankGroup`."""

@@ -15,8 +15,10 @@ import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 
 from executors.contract.config import ParallelConfig
 from executors.contract.errors import ExecutorDied
@@ -106,6 +108,14 @@ class Ranks:
         with self._collective():
             dist.all_reduce(least, dist.ReduceOp.MIN)
         return least.tolist()
+
+    def exclusive_or(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """Return the exclusive or of each number uint64 [n] over all ranks."""
+        own = torch.from_numpy(values.view(np.int64)).to(self._device)
+        parts = [torch.empty_like(own) for _ in range(self.config.world_size)]
+        with self._collective():
+            dist.all_gather(parts, own)
+        return np.bitwise_xor.reduce([part.cpu().numpy().view(np.uint64) for part in parts])
 
     def from_first(self, values: Sequence[float], dtype: torch.dtype = torch.int64) -> list[float]:
         """Return rank 0's numbers; all ranks pass as many."""

@@ -5,6 +5,7 @@
     sample     tokens of the sampled rows                             `HostSampling`    `parallel.stages.RankSampling`
     pack       prompt logprobs, pooled outputs, drafts                `HostPacking`
     guard      around forward, sample and pack                        none              `parallel.stages.ending`
+    seal       checksums of the blocks that the step has filled       `BlockSeals`
 
     launch     forward, sample and pack as work of a device that is answered later, where the step allows it: `launched.steps`
 
@@ -24,6 +25,7 @@ import torch
 from executors.contract.batch import UnifiedBatch, UnifiedOutput
 from executors.llm.lora.device import DeviceWeights
 from executors.llm.lora.table import LoraTable
+from executors.llm.memory.seals import BlockSeals
 from executors.llm.step.pending_steps import ComputedStep, PendingStep
 from executors.llm.step.runner import ModelRunner
 from executors.llm.step.sampling import SampledRows
@@ -129,6 +131,8 @@ class StepPipeline:
         self.runner = runner
         self.stages = stages
         self.launched = launched
+        self.seals: BlockSeals | None = None
+        """Makes the checksums that steps ask for; None if no block outlives this process."""
         states.part = launched
 
     @property
@@ -176,7 +180,10 @@ class StepPipeline:
         guard = (
             self.stages.guard
         )  # not kept around the method: that would be a circle, which keeps KV until it is collected
-        return self._by_stages(batch) if guard is None else guard(self._by_stages)(batch)
+        output = self._by_stages(batch) if guard is None else guard(self._by_stages)(batch)
+        if self.seals is not None and len(batch.seals):
+            output.checksums = self.seals.checksums(batch.seals)
+        return output
 
     @torch.inference_mode()
     def _by_stages(self, batch: UnifiedBatch) -> UnifiedOutput:

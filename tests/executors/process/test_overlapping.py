@@ -107,7 +107,13 @@ async def test_what_is_behind_a_failed_step_is_skipped_though_it_was_begun() -> 
     executor.ends[2].set()
     await worker.handle(message(4, 2))
     await worker.handle(m.BeginEpoch(5, 3))
-    assert answers(sent) == [(1, "step_failed"), (2, "skipped"), (3, "EpochBegun"), (4, "StepDone"), (5, "EpochBegun")]
+    assert answers(sent) == [
+        (1, "step_failed"),
+        (2, "skipped"),
+        (3, "EpochBegun"),
+        (4, "StepDone"),
+        (5, "EpochBegun"),
+    ]
 
 
 async def test_an_executor_that_gives_up_ends_its_process_with_the_next_message() -> None:

@@ -1,0 +1,61 @@
+"""`kv_fingerprint`: a digest of all that the bytes of a KV block depend on beside the tokens before it.
+
+Two lives of an executor with equal fingerprints compute the same keys and values, up to the rounding that the composition of a
+batch changes anyway, and place them at the same addresses.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from executors.contract.config import ExecutorConfig
+from executors.contract.status import KvLayout, ModelInfo
+
+_CODE = Path(__file__).resolve().parents[2]
+_SUFFIXES = (".py", ".h", ".cpp")
+
+
+def kv_fingerprint(config: ExecutorConfig, info: ModelInfo, layout: KvLayout, parts: Sequence[object]) -> str:
+    """Return 64 hexadecimal digits. `parts`: the groups' geometry, and the kernels that compute; their `repr` counts."""
+    settings = config.optimization
+    facts = (
+        layout.block_size, layout.groups, info.name, info.family, info.dtype, info.max_model_len, config.dtype,
+        config.load_format, config.seed, settings.quantization, settings.deterministic, config.memory.kv_cache_dtype,
+        config.attention.backend, config.parallel.rank, config.parallel.tensor_parallel_size,
+        config.parallel.pipeline_parallel_size, torch.__version__, np.__version__, *parts,
+    )  # fmt: skip
+    digest = hashlib.sha256("\0".join(map(repr, facts)).encode())
+    digest.update(_code_digest())
+    for line in _files(Path(config.model)):
+        digest.update(line.encode(errors="replace"))
+    return digest.hexdigest()
+
+
+def _code_digest() -> bytes:
+    """Digest of the sources that compute, kernels included: a process that is started later may run others."""
+    digest = hashlib.sha256()
+    for path in sorted(one for one in _CODE.rglob("*") if one.suffix in _SUFFIXES):
+        digest.update(str(path.relative_to(_CODE)).encode() + b"\0" + path.read_bytes())
+    return digest.digest()
+
+
+def _files(directory: Path) -> list[str]:
+    """A line for each file of a checkpoint: what changes when it is replaced or written. Its contents, which may be hundreds of
+    gigabytes, are not read."""
+    if not directory.is_dir():
+        return [str(directory)]
+    lines = []
+    for path in sorted(directory.iterdir()):
+        try:
+            stat = path.stat()
+        except OSError:
+            continue
+        lines.append(
+            f"{path.name} {stat.st_dev} {stat.st_ino} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}\n"
+        )
+    return lines

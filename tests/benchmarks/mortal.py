@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from benchmarks.gpu.last_step import LastStepExecutor
-from executors.contract import ExecutorState, UnifiedBatch, UnifiedOutput
+from executors.contract import ExecutorState, Int32Array, SealedBlocks, UnifiedBatch, UnifiedOutput
 from executors.llm.executor import LlmExecutor
 from executors.llm.factory import LlmFactory
 from tests.executors.llm.devices import Device
@@ -39,14 +39,14 @@ class OtherWeights(Mortal):
 
     _lives = 0
 
-    async def begin_epoch(self, epoch: int) -> None:
+    async def begin_epoch(self, epoch: int, adopt: SealedBlocks | None = None) -> Int32Array:
         """See the contract."""
         if self._lives:
             self._runtime, self._state = None, ExecutorState.INITIALIZING
             self.config = replace(self.config, seed=self.config.seed + self._lives)
             await self.warmup()
         self._lives += 1
-        await super().begin_epoch(epoch)
+        return await super().begin_epoch(epoch, adopt)
 
 
 class MortalFactory(LlmFactory):

@@ -62,6 +62,7 @@ OPTIONS: dict[str, type | tuple[type, ...]] = {
     "blocks_per_span": int,
     "window": (int, str),
     "window_blocks": int,
+    "fingerprint": str,
     "kv_capacity": int,
     "max_adapters": int,
     "drafts_right": (int, float),
@@ -137,6 +138,9 @@ class FakeExecutor(BatchModelExecutor):
 
     def _taint(self, work: Work, items: set[int]) -> None:
         """Mark what these items have just written, and take the mark off what the others wrote."""
+
+    def _seal(self, batch: UnifiedBatch, output: UnifiedOutput) -> None:
+        """Add the checksums that the step asks for."""
 
     def copy_blocks(self, copies: NDArray[np.int32]) -> None:
         """Copy blocks, int32 [m, 3] (group, source, destination). Raises InvalidInput where there are none to copy."""
@@ -299,6 +303,7 @@ class FakeExecutor(BatchModelExecutor):
                 self.table.check(batch)
                 self._admit(batch.starts)
                 output = self._ruin(await split_unified_decode(self, batch), ruined)
+            self._seal(batch, output)
             self.stats.record_step(batch, output, 1000 * (time.perf_counter() - began))
             return output
         except (StepFailed, ExecutorDied) as error:
@@ -318,7 +323,9 @@ class FakeExecutor(BatchModelExecutor):
     def _check(self, batch: UnifiedBatch) -> None:
         checks.check_arrays(batch)
         checks.check_limits(batch, self.vocab_size, self.max_model_len, self.num_slots)
-        checks.check_blocks(batch, [group.num_blocks for group in self.kv_layout().groups])
+        num_blocks = [group.num_blocks for group in self.kv_layout().groups]
+        checks.check_blocks(batch, num_blocks)
+        checks.check_seals(batch, num_blocks)
         for start in batch.starts:
             self._salt(start.adapter)
             checks.check_pooling(start, self.vocab_size)

@@ -29,7 +29,7 @@ from executors.testing.fakes import oracle
 from executors.testing.fakes.base import check_options
 from executors.testing.fakes.group_memory import Cells, GroupMemory
 from executors.testing.fakes.oracle import expected_tokens
-from executors.testing.fakes.serving import FakeServing
+from executors.testing.fakes.sealing import SealingFake
 from executors.testing.fakes.work import Computed, Work, check_tokens, compute
 
 __all__ = ["PagedFakeExecutor", "PagedFakeFactory", "expected_tokens"]
@@ -38,12 +38,12 @@ BYTES_PER_TOKEN = 16
 DEFAULT_NUM_BLOCKS = 1024
 
 
-class PagedFakeExecutor(FakeServing):
+class PagedFakeExecutor(SealingFake):
     """See the module. Options as echo's, without `kv_capacity`; `num_blocks` (else from `memory.kv_cache_memory_bytes` at 16
     bytes a token and group, else 1024), `blocks_per_span` (0: memory is not given back).
 
     `window`: a number for a second KV group with that window, or a list of groups, "full,8,3" or "8". `window_blocks`: number of
-    blocks of each window group, else as many as the others.
+    blocks of each window group, else as many as the others. `fingerprint`: text, "": blocks do not outlive the process.
     """
 
     paged = True
@@ -63,7 +63,12 @@ class PagedFakeExecutor(FakeServing):
         groups = tuple(
             KvGroup(self._blocks_of(window), bytes_per_block, window, span) for window in self.windows
         )
-        return KvLayout(self.block_size, groups, max_tokens=0 if None in self.windows else self.max_model_len)
+        return KvLayout(
+            self.block_size,
+            groups,
+            max_tokens=0 if None in self.windows else self.max_model_len,
+            fingerprint=self.fingerprint,
+        )
 
     def _blocks_of(self, window: int | None) -> int:
         return self.num_blocks if window is None else self.window_blocks
@@ -87,7 +92,7 @@ class PagedFakeExecutor(FakeServing):
 
     def _allocate(self) -> None:
         self.memories = [
-            GroupMemory(index, window, self._blocks_of(window), self.block_size)
+            GroupMemory(index, window, self._blocks_of(window), self.block_size, self.mask)
             for index, window in enumerate(self.windows)
         ]
         self._lengths = np.zeros(2 * self.num_slots, np.int32)
@@ -138,7 +143,7 @@ class PagedFakeExecutor(FakeServing):
             memory.check_written(cell, work.rows[item], position)
         first = self.memories[0]
         prefix, some = np.zeros(len(work.pos), np.uint64), np.flatnonzero(work.pos)
-        prefix[some] = first.prefix.reshape(-1)[self._cells_of(work, some, work.pos[some] - 1)]
+        prefix[some] = first.prefixes(self._cells_of(work, some, work.pos[some] - 1))
         if first.window is not None:
             return prefix, np.zeros(len(prefix), np.uint64)
         return prefix, first.totals(*self._visible(work, first))
@@ -165,7 +170,7 @@ class PagedFakeExecutor(FakeServing):
         for memory in self.memories:
             begin = length if memory.window is None else max(0, length - memory.window)
             cell = self._cells_of(work, np.full(length - begin, i), np.arange(begin, length), memory.index)
-            latest.append(memory.cells.reshape(-1)[cell])
+            latest.append(memory.values(cell))
         return oracle.RunningHistory(prefix, digest, self.windows, latest)
 
     def _tainted(self, work: Work) -> set[int]:
@@ -254,7 +259,7 @@ class PagedFakeExecutor(FakeServing):
         if self._seen is not None:
             return self._seen[work.rows[item], :length]
         cell = self._cells_of(work, np.full(length, item), np.arange(length))
-        return np.cumsum(self.memories[0].cells.reshape(-1)[cell])
+        return np.cumsum(self.memories[0].values(cell))
 
     def _rewind(self, row: int, new_len: int, tables: tuple[NDArray[np.int32], ...]) -> None:
         """Poison what the row wrote from `new_len` on in its partial block; full blocks may be cached by the engine."""
@@ -295,6 +300,7 @@ class PagedFakeFactory(ModelExecutorFactory):
                 "prompt_token_ms",
                 "num_blocks",
                 "blocks_per_span",
+                "fingerprint",
                 "window",
                 "window_blocks",
                 "max_adapters",

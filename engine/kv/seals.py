@@ -1,0 +1,126 @@
+"""`SealTable`: which KV blocks hold what they should even after the executor's death, and how that is checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from executors.contract import Int32Array, KvLayout, SealedBlocks, UnifiedBatch, UnifiedOutput
+
+_ASSEMBLED = 0
+"""In place of a step id: the request belongs to the step being assembled."""
+
+
+class SealTable:
+    """{(group, block): checksum} of blocks that are full of known tokens and whose step is committed. Nothing in the blocks' memory
+    says that they are valid: this table does. Owned by KvCacheManager.
+
+        request -> take: in a step's `seals` -> commit: sealed -> drop: before a step that may write the block is submitted
+            '----------------- drop ----------------^
+
+    Does nothing (`active` False) for an executor whose blocks do not outlive its process.
+    """
+
+    def __init__(self, layout: KvLayout) -> None:
+        # States of sequences are not sealed: without them a hit is of no use.
+        self._can_adopt = layout.paged and layout.state is None
+        groups = range(len(layout.groups))
+        self._checksums: list[dict[int, int]] = [{} for _ in groups]
+        self._requests: list[dict[int, int]] = [{} for _ in groups]
+        """The step whose result seals each block."""
+        self._new: list[tuple[int, int]] = []
+        self.fingerprint = layout.fingerprint
+        """That of the executor's life."""
+
+    @property
+    def active(self) -> bool:
+        """Whether the executor's blocks outlive its process."""
+        return bool(self.fingerprint) and self._can_adopt
+
+    def begin_life(self, fingerprint: str) -> None:
+        """The executor's next life has begun, with this fingerprint. Seals of another one are void."""
+        if fingerprint != self.fingerprint:
+            self.clear()
+        self.fingerprint = fingerprint
+
+    # -- in a step -----------------------------------------------------------------------------------------------------
+
+    def request(self, group: int, blocks: Iterable[int]) -> None:
+        """Blocks of a group will be full of known tokens after the step being assembled: it is to seal those that are not sealed
+        yet, nor by a step in flight."""
+        if not self.active:
+            return
+        checksums, requests = self._checksums[group], self._requests[group]
+        for block in blocks:
+            if block not in checksums and block not in requests:
+                requests[block] = _ASSEMBLED
+                self._new.append((group, block))
+
+    def take(self, step_id: int) -> Int32Array:
+        """int32 [m, 2] of (group, block): `UnifiedBatch.seals` of the step that was assembled."""
+        new, self._new = self._new, []
+        new = [place for place in new if self._requests[place[0]].get(place[1]) == _ASSEMBLED]
+        for group, block in new:
+            self._requests[group][block] = step_id
+        return np.array(new, np.int32).reshape(-1, 2)
+
+    def commit(self, batch: UnifiedBatch, output: UnifiedOutput) -> None:
+        """Seal what a committed step was to seal, but for blocks whose request was dropped meanwhile."""
+        if not len(batch.seals):
+            return
+        places = batch.seals.tolist()
+        checksums = [None] * len(places) if output.checksums is None else output.checksums.tolist()
+        for (group, block), checksum in zip(places, checksums, strict=True):
+            requests = self._requests[group]
+            if requests.get(block) != batch.step_id:
+                continue  # the block was freed and is filled anew, maybe by a step that is to seal it as well
+            del requests[block]
+            if checksum is not None:
+                self._checksums[group][block] = checksum
+
+    def drop(self, group: int, blocks: Iterable[int]) -> None:
+        """Steps submitted from now on may write these blocks, or what they hold is wrong."""
+        if not self.active:
+            return
+        checksums, requests = self._checksums[group], self._requests[group]
+        for block in blocks:
+            checksums.pop(block, None)
+            requests.pop(block, None)
+
+    # -- after a failure -----------------------------------------------------------------------------------------------
+
+    def holds(self, group: int, block: int) -> bool:
+        """Whether the block is sealed."""
+        return block in self._checksums[group]
+
+    def drop_requests(self) -> None:
+        """The steps in flight are lost: they seal nothing."""
+        self._new.clear()
+        for requests in self._requests:
+            requests.clear()
+
+    def clear(self) -> None:
+        """No block holds anything of value."""
+        self.drop_requests()
+        for checksums in self._checksums:
+            checksums.clear()
+
+    def keep(self, group: int, blocks: Iterable[int]) -> None:
+        """Drop the seals of all other blocks of the group."""
+        checksums = self._checksums[group]
+        self._checksums[group] = {block: checksums[block] for block in blocks}
+
+    def offer(self) -> SealedBlocks:
+        """All sealed blocks, in order of group and block."""
+        places = [
+            (group, block, checksum)
+            for group, checksums in enumerate(self._checksums)
+            for block, checksum in sorted(checksums.items())
+        ]
+        return SealedBlocks(
+            self.fingerprint,
+            np.array([group for group, _, _ in places], np.int32),
+            np.array([block for _, block, _ in places], np.int32),
+            np.array([checksum for _, _, checksum in places], np.uint64),
+        )

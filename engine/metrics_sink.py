@@ -30,3 +30,6 @@ class MetricsSink:
 
     def restarted(self, cause: str) -> None:
         """The executor was restarted after a death of this cause."""
+
+    def adopted(self, num_kept: int, num_damaged: int) -> None:
+        """After a failure the executor kept `num_kept` KV blocks, and dropped `num_damaged` whose memory was damaged."""

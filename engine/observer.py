@@ -58,6 +58,9 @@ class Observer:
     def interrupted(self, seq: Sequence, now: float, cause: str, outage: Outage | None) -> None:
         """A running sequence is about to be rolled back by a failure; `outage` None: the executor goes on."""
 
+    def kv_adopted(self, seq: Sequence, num_tokens: int, now: float) -> None:
+        """A sequence runs again after a failure; the KV of its first `num_tokens` tokens need not be computed again."""
+
     def output_started(self, seq: Sequence, count: int, now: float) -> None:
         """The first `count` tokens of a sequence were committed."""
 
@@ -103,6 +106,9 @@ class Observer:
 
     def executor_restarted(self, cause: str) -> None:
         """The executor is restarted after a death of this cause."""
+
+    def blocks_adopted(self, num_kept: int, num_damaged: int) -> None:
+        """The executor's new life has adopted KV blocks of an earlier one, and refused those whose memory was damaged."""
 
     def adapter_loaded(self) -> None:
         """The executor has loaded a LoRA adapter."""

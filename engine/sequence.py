@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engine.block_table import BlockTable
+from engine.config import FAILED_STEPS_BEFORE_ALONE
 from engine.mailbox import Outlet
 from engine.request import FinishReason, Request, RequestContext
 from executors.contract import SampledToken, SequenceStart
@@ -149,6 +150,11 @@ class Sequence:
         """Those of them that others have written (a copied one included)."""
         ends = (min(self.num_shared_blocks, table.end) for table in self.block_tables)
         return sum(max(0, end - table.first) for end, table in zip(ends, self.block_tables, strict=True))
+
+    @property
+    def suspected(self) -> bool:
+        """True if it took part in consecutive failed steps: its KV may be the cause."""
+        return self.num_failed_steps >= FAILED_STEPS_BEFORE_ALONE
 
     @property
     def finished(self) -> bool:

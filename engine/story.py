@@ -227,6 +227,10 @@ class Story:
         self.interruptions.interrupt(now, choice, cause, outage)
         self.tell(now, "restart", choice, cause=cause, output_tokens=output_tokens)
 
+    def adopt(self, now: float, choice: int, tokens: int) -> None:
+        """A sequence runs again after a failure, with the KV of its first `tokens` tokens from before it."""
+        self.tell(now, "kv_adopted", choice, tokens=tokens)
+
     def resume(self, now: float, choice: int) -> None:
         """A sequence that was rolled back gave its next token."""
         self._go_on(now, choice)

@@ -92,6 +92,9 @@ class Counters(Observer):
     def executor_restarted(self, cause: str) -> None:
         self._sink.restarted(cause)
 
+    def blocks_adopted(self, num_kept: int, num_damaged: int) -> None:
+        self._sink.adopted(num_kept, num_damaged)
+
     def adapter_loaded(self) -> None:
         self.adapter_loads += 1
 

@@ -21,6 +21,7 @@ from engine.core.scheduler import Scheduler
 from engine.core.spare_memory import SpareMemory
 from engine.core.steps import StepQueue
 from engine.errors import EngineError, ExecutorFailed
+from engine.kv.adoption import NewLife
 from engine.mailbox import Outlet
 from engine.observer import Observer
 from engine.request import Stage
@@ -195,15 +196,16 @@ class EngineLoop:
         if plan.give_up_reason is not None:
             health.detail = plan.give_up_reason
             await self._stay_failed(plan.give_up_reason)
-        if not await self._bring_back(plan, error):
+        life = await self._bring_back(plan, error)
+        if life is None:
             await self._stay_failed(f"the executor cannot be restarted: {health.detail}")
-        self.recovery.is_back()
+        self.recovery.is_back(life)
         health.detail = ""
         if health.stage is Stage.RECOVERING:
             health.stage = Stage.READY
 
-    async def _bring_back(self, plan: RecoveryPlan, error: ExecutorError) -> bool:
-        """Bring the executor back, and look after the sequences that wait meanwhile. False if the last try has failed. A child
+    async def _bring_back(self, plan: RecoveryPlan, error: ExecutorError) -> NewLife | None:
+        """Bring the executor back, and look after the sequences that wait meanwhile. None if the last try has failed. A child
         that is still loading when its time is over is killed by `shutdown`, which follows."""
         coming = asyncio.create_task(self.restart.begin_epoch(plan, error))
         try:

@@ -87,6 +87,7 @@ class StepPacker:
             drafts_wanted=np.fromiter([plan.drafts_wanted.get(seq, 0) for seq in plan.grants], np.int32, n)
             if plan.drafts_wanted
             else None,
+            seals=kv.seals.take(step_id),
         )
 
     def _who(self, seqs: list[Sequence]) -> tuple[NDArray[np.int64], Int32Array]:

@@ -11,12 +11,14 @@ from engine.config import MAX_FAILED_STEPS, MAX_FRUITLESS_RESTARTS, MAX_RESTART_
 from engine.core.scheduler import Scheduler
 from engine.errors import BrokeExecutor
 from engine.interruptions import Outage
+from engine.kv.adoption import NewLife
 from engine.sequence import Sequence
 from executors.contract import (
     ExecutorDied,
     ExecutorError,
     InvalidInput,
     OutOfMemory,
+    SealedBlocks,
     UnifiedBatch,
     Unsupported,
 )
@@ -26,6 +28,8 @@ logger = logging.getLogger("cohort.engine")
 MORE_DEATHS_FROM_OUTSIDE = 2
 """Further deaths, all while a sequence is computed alone, that make it a culprit where each death was a signal or silence:
 something may kill executors faster than tokens come, or the system may kill them because of this very request."""
+DEATHS_BEFORE_EMPTYING = 2
+"""Deaths without a token in between after which no KV is adopted."""
 MAX_OUTAGES = 16
 """Outages that are remembered."""
 LONGEST_LOAD = 4
@@ -69,6 +73,8 @@ class RecoveryPlan:
     give_up_reason: str | None
     """The reason to stop serving; None if the executor is to be restarted."""
     tries: RestartTries
+    adopt: SealedBlocks | None = None
+    """Blocks that the next life may adopt; None: its memory is emptied."""
 
 
 class Recovery:
@@ -94,8 +100,17 @@ class Recovery:
         self._fruitless = 0
         self._culprit_prompts.clear()
 
-    def is_back(self) -> None:
+    def is_back(self, life: NewLife) -> None:
         """Record that the executor was restarted."""
+        scheduler = self._scheduler
+        if scheduler.kv.seals.active:
+            blocks = scheduler.sequences.settle(life)
+            if blocks.total:
+                scheduler.sequences.observer.blocks_adopted(blocks.num_kept, blocks.num_damaged)
+                message = "%d of %d KV blocks kept, %d damaged"
+                logger.warning(message, blocks.num_kept, blocks.total, blocks.num_damaged)
+        else:
+            scheduler.kv.seals.begin_life(life.fingerprint)
         self._back_at = self._clock()
         if self.outages:
             self.outages[-1].ended = self._back_at
@@ -115,6 +130,11 @@ class Recovery:
         self.outages.append(outage)
         epoch = scheduler.journal.open_epoch()
         num_running = len(scheduler.running)
+        died = isinstance(error, ExecutorDied)
+        if self._clock() - self._back_at > _STEADY:
+            self._fruitless = 0
+        self._fruitless += died
+        keep = scheduler.kv.seals.active and self._may_keep(error, shrunk)
         # What was refused has its reason in the step: no need to try it again as it was.
         suspects = scheduler.sequences.rewind(
             batch,
@@ -122,11 +142,8 @@ class Recovery:
             blameless=shrunk,
             cause=outage.cause,
             outage=outage,
+            keep=keep,
         )
-        died = isinstance(error, ExecutorDied)
-        if self._clock() - self._back_at > _STEADY:
-            self._fruitless = 0
-        self._fruitless += died
         by_chance = isinstance(error, ExecutorDied) and error.from_outside
         most = MAX_FAILED_STEPS + (MORE_DEATHS_FROM_OUTSIDE if by_chance else 0)
         culprits = [seq for seq in suspects if seq.num_failed_steps >= most]
@@ -138,7 +155,19 @@ class Recovery:
         give_up_reason = None
         if self._fruitless > MAX_FRUITLESS_RESTARTS:
             give_up_reason = f"the executor died {self._fruitless} times without a token in between: {error}"
-        return RecoveryPlan(epoch, culprits, blame, give_up_reason, RestartTries(self._config, self._clock()))
+        tries = RestartTries(self._config, self._clock())
+        return RecoveryPlan(
+            epoch, culprits, blame, give_up_reason, tries, scheduler.kv.seals.offer() if keep else None
+        )
+
+    def _may_keep(self, error: ExecutorError, shrunk: bool) -> bool:
+        """Whether blocks may outlive this failure. Not a second death without a token in between: what was adopted may be its
+        cause. Nor one for want of memory: what outlives the process is part of what was too much."""
+        if isinstance(error, OutOfMemory):
+            return shrunk
+        return self._fruitless < DEATHS_BEFORE_EMPTYING and not (
+            isinstance(error, ExecutorDied) and error.cause == "memory"
+        )
 
     def _shrunk(self, batch: UnifiedBatch | None, error: ExecutorError) -> bool:
         """Whether the step failed for want of memory, and the next ones are smaller."""

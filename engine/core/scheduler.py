@@ -251,11 +251,13 @@ class Scheduler:
             self.waiting.remove(seq)
 
     def _candidates(self, plan: StepPlan, before: Sequence | None) -> Iterator[Sequence]:
-        """Waiting sequences that could be admitted now if they fit, in order; the caller may admit each as it comes."""
+        """Waiting sequences that could be admitted now if they fit, in order; the caller may admit each as it comes. While some
+        return after a failure there are no others: these could take blocks that were adopted."""
         if plan.preempted:
             plan.blocked = WaitReason.KV_BLOCKS
             return  # the preempted sequence gave its blocks for running ones, not for new ones
-        for seq in self.waiting.policy.candidates(self.sequences.num_slots):
+        returning = list(self.sequences.returning)
+        for seq in returning or self.waiting.policy.candidates(self.sequences.num_slots):
             if not self.sequences.has_slot_to_run_in():
                 plan.blocked = WaitReason.SLOTS
                 return
@@ -272,7 +274,9 @@ class Scheduler:
                 yield seq
             else:
                 self.waiting.reasons.hold(seq, WaitReason.ADAPTER)
-        if plan.blocked is None and self.waiting.policy.keeps_slots:
+        if plan.blocked is None and returning:
+            plan.blocked = WaitReason.RECOVERY
+        elif plan.blocked is None and self.waiting.policy.keeps_slots:
             plan.blocked = WaitReason.FAIR_SHARE
 
     def _has_adapter(self, seq: Sequence) -> bool:

@@ -13,6 +13,7 @@ from functools import partial
 from engine.config import FAILED_STEPS_BEFORE_ALONE
 from engine.core.journal import Journal
 from engine.interruptions import Outage
+from engine.kv.adoption import Adopted, NewLife, hold_over, settle
 from engine.kv.hit import Hit
 from engine.kv.kv_cache_manager import KvCacheManager
 from engine.observer import Observer, PrefixLookup
@@ -29,6 +30,8 @@ class Sequences:
     - `waiting`: sequences without KV, new or preempted.
     - `running`: sequences with a slot and KV, in order of admission; a dict, for its O(1) removal.
     - `by_step`: for each step in flight, by id, the sequences that it computes.
+    - `returning`: sequences that ran when the executor failed and whose KV may be adopted: they are admitted before all others,
+      in this order, so that no other sequence takes their blocks.
     - `suspects`: sequences that took part in two consecutive failed steps, in the order in which they are computed alone.
     """
 
@@ -47,6 +50,7 @@ class Sequences:
         self.observer = observer
         self.running: dict[Sequence, None] = {}
         self.by_step: dict[int, list[Sequence]] = {}
+        self.returning: dict[Sequence, None] = {}
         self.suspects: dict[Sequence, None] = {}
         paged = kv.layout.paged
         waiting.open(num_slots, paged, kv.capacity_tokens if paged else math.inf)
@@ -57,6 +61,8 @@ class Sequences:
         """The same by the step for which they were started, of steps in flight."""
         self._released: list[int] = []
         self._rolled_back: list[Sequence] = []
+        self.num_held_blocks = 0
+        """Blocks that had a key or were sealed when the executor failed last."""
 
     # -- sequences come and go ---------------------------------------------------------------------------------------
 
@@ -74,6 +80,7 @@ class Sequences:
             self.waiting.remove(seq)
         seq.finish(reason)
         self.suspects.pop(seq, None)
+        self._has_returned(seq)
         waits = self.waiting.end(seq)
         if waits and not seq.was_started:
             self.observer.left_queue(seq, waits)
@@ -119,6 +126,15 @@ class Sequences:
             self.waiting.start(seq)
             self._num_spared += min(seq.num_cached_tokens, self.waiting.prompt_tokens(seq))
         self.running[seq] = None
+        if seq in self.returning:
+            self.observer.kv_adopted(seq, hit.num_tokens, now)
+        self._has_returned(seq)
+
+    def _has_returned(self, seq: Sequence) -> None:
+        if seq in self.returning:
+            del self.returning[seq]
+            if not (self.returning or self.kv.prefix_caching):
+                self.kv.forget_all()  # KV was found after the failure only, by the sequences that had computed it
 
     def preempt(self, seq: Sequence, fault: str | None = None, outage: Outage | None = None) -> None:
         """Roll back to nothing computed; it keeps its slot and its place in the queue. `fault`: the failure that is the reason;
@@ -188,6 +204,7 @@ class Sequences:
         blameless: bool = False,
         cause: str = "failure",
         outage: Outage | None = None,
+        keep: bool = False,
     ) -> list[Sequence]:
         """The executor lost everything it held: all sequences go back to what is committed, to be recomputed from there.
 
@@ -195,18 +212,26 @@ class Sequences:
         the step itself is wrong, and would fail again; its sequences are computed alone at once. `blameless`: it was too
         large, which no sequence is to blame for: no failed step is counted, and no sequence returned. Steps in flight belong
         to the older epoch; their results are dropped. `cause`: a word for the failure, for stories. `outage`: the time without
-        an executor that begins with it.
+        an executor that begins with it. `keep`: sealed blocks keep their keys, for the next life may adopt them; not those of
+        suspects, whose KV may be the cause. The sequences that ran are `returning` then.
         """
         self.waiting.reasons.wait_for(WaitReason.RECOVERY)
         for seq in _once([*self.running, *self.waiting, *self._computed()]):
             seq.drop_in_flight()
             if seq.finished:
                 self.let_go(seq)
-        for seq in list(self.running):
+        rolled_back = list(self.running)
+        if keep:
+            rolled_back = self._hold_over(rolled_back)
+        for seq in rolled_back:
             self.preempt(seq, cause, outage)
         for seq in self.waiting:
             seq.lose_executor()
-        self.kv.reset()
+        if keep:
+            self.kv.changes.clear()
+        else:
+            self.returning.clear()
+            self.kv.reset()
         self._rolled_back.clear()  # the new executor life holds nothing to roll back
         self._released.clear()  # nor anything to release
         self._spared.clear()
@@ -219,7 +244,24 @@ class Sequences:
                 # Behind the others: if the next death is by chance, it meets another one.
                 self.suspects.pop(seq, None)
                 self.suspects[seq] = None
+                self.returning.pop(seq, None)
+                self.kv.withdraw(seq)
         return live
+
+    def _hold_over(self, running: list[Sequence]) -> list[Sequence]:
+        """Keep what can be adopted. Returns the running sequences with those last that come back first: blocks are reused in
+        the order in which they were freed."""
+        self.num_held_blocks = hold_over(self.kv, running)
+        returning = [*running, *self.returning]
+        self.returning = dict.fromkeys(self.waiting.policy.ordered(returning))
+        return [seq for seq in reversed(self.returning) if seq.status is SequenceStatus.RUNNING]
+
+    def settle(self, life: NewLife) -> Adopted:
+        """The executor's next life has begun. What it did not adopt is forgotten."""
+        outcome = settle(self.kv, life, self.num_held_blocks)
+        if not outcome.num_kept:
+            self.returning.clear()
+        return outcome
 
     def check_integrity(self) -> None:
         """Raises RuntimeError unless blocks and slots are all accounted for."""

@@ -8,24 +8,39 @@ So recovery is a preemption of all sequences followed by prefix hits.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
+
+from engine.kv.block_group import BlockGroup
 from engine.kv.kv_cache_manager import KvCacheManager
 from engine.sequence import Sequence
 from engine.story import Lost
 from executors.contract import Int32Array, SealedBlocks
 
+_NONE = np.empty(0, np.int32)
 
-@dataclass(frozen=True, slots=True)
-class Adopted:
-    """What became of the blocks that had a key or were sealed when the executor failed."""
 
-    kept: int
+class NewLife(NamedTuple):
+    """A life of the executor that has just begun."""
+
+    fingerprint: str
+    """That of its layout."""
+    offered: SealedBlocks | None = None
+    """Blocks that it was to adopt."""
+    adopted: Int32Array = _NONE
+    """int32 [k], rising: indices of the offered blocks that it has adopted."""
+
+
+class Adopted(NamedTuple):
+    """What became of the KV blocks that could be found, or were sealed, when the executor failed."""
+
+    num_kept: int
     """Blocks that the next life has adopted."""
-    damaged: int
+    num_damaged: int
     """Blocks whose memory did not hold what was sealed."""
-    known: int
-    """All blocks, those included that were not sealed yet or not offered."""
+    total: int
+    """All of them, with those that were not sealed yet or not offered."""
 
 
 def hold_over(kv: KvCacheManager, running: Iterable[Sequence]) -> int:
@@ -34,40 +49,41 @@ def hold_over(kv: KvCacheManager, running: Iterable[Sequence]) -> int:
 
     The keys of all other blocks are withdrawn: the steps that fill these blocks were in flight.
     """
-    cache, seals = kv.cache, kv.seals
-    seals.drop_requests()
-    known = len(cache.blocks)
-    lost = [block for block in cache.blocks if not seals.holds(0, block)]
-    cache.forget(lost, Lost.RESTART)
-    kv.pool.forsake(lost)
+    kv.seals.drop_requests()
+    total = sum(len(group.cache.blocks) for group in kv.groups)
+    for group in kv.groups:
+        unsealed = [block for block in group.cache.blocks if block not in group.seals.checksums]
+        group.forget(unsealed, Lost.RESTART)
     for seq in running:
-        known += _name_own(kv, seq)
-    seals.keep(0, cache.blocks)
-    return known
+        total += sum(_name_own(kv, group, seq) for group in kv.groups)
+    for group in kv.groups:
+        group.seals.keep(group.cache.blocks)
+    return total
 
 
-def _name_own(kv: KvCacheManager, seq: Sequence) -> int:
+def _name_own(kv: KvCacheManager, group: BlockGroup, seq: Sequence) -> int:
     """Let the sequence's sealed blocks be found by their keys, where no other block is: a block that was filled beside another
     one with the same tokens has none, and without prefix caching no block has one. Returns the number of new keys."""
+    table = seq.block_tables[group.index]
     count = 0
-    while count < len(seq.block_table) and kv.seals.holds(0, seq.block_table[count]):
+    while count < len(table.blocks) and table.blocks[count] in group.seals.checksums:
         count += 1
-    new = 0
-    for key, block in zip(kv.keys_of(seq, count), seq.block_table, strict=False):
-        new += kv.cache.keep(key, block)
-    return new
+    keys = kv.keys_of(seq, table.first + count)[table.first :]
+    return sum(group.cache.keep(key, block) for key, block in zip(keys, table.blocks, strict=False))
 
 
-def offer(kv: KvCacheManager) -> SealedBlocks | None:
-    """What the executor's next life may adopt; None if there is nothing."""
-    return kv.seals.offer() if kv.seals.active and kv.cache.blocks else None
-
-
-def settle(kv: KvCacheManager, offered: SealedBlocks | None, adopted: Int32Array, known: int) -> Adopted:
-    """Forget all blocks but the adopted ones: indices of what was offered."""
-    kept = [] if offered is None else offered.blocks[adopted].tolist()
-    lost = list(kv.cache.blocks.keys() - set(kept))
-    kv.cache.forget(lost, Lost.RESTART)
-    kv.pool.forsake(lost)
-    kv.seals.keep(0, kept)
-    return Adopted(len(kept), 0 if offered is None else len(offered) - len(kept), known)
+def settle(kv: KvCacheManager, life: NewLife, total: int) -> Adopted:
+    """Forget all blocks that the next life has not adopted. `total`: what `hold_over` returned."""
+    offered, num_kept = life.offered, 0
+    for group in kv.groups:
+        adopted: list[int] = []
+        if offered is not None:
+            adopted = offered.blocks[life.adopted[offered.groups[life.adopted] == group.index]].tolist()
+        group.forget(group.cache.blocks.keys() - set(adopted), Lost.RESTART)
+        group.seals.keep(adopted)
+        num_kept += len(adopted)
+    kv.seals.begin_life(life.fingerprint)
+    # A life with another fingerprint has looked at none of them.
+    compared = offered is not None and offered.fingerprint == life.fingerprint
+    num_damaged = len(offered) - num_kept if offered is not None and compared else 0
+    return Adopted(num_kept, num_damaged, total)

@@ -9,6 +9,7 @@ from itertools import islice
 from engine.kv.block_pool import SLICE, BlockPool
 from engine.kv.cache_points import rolling_point
 from engine.kv.prefix_cache import PrefixCache
+from engine.kv.seals import GroupSeals
 from engine.sequence import Sequence
 from engine.story import Lost
 from executors.contract import Int32Array, KvGroup
@@ -32,6 +33,7 @@ class BlockGroup:
         self.window = group.window
         self.pool = BlockPool(group.num_blocks, group.blocks_per_span)
         self.cache = PrefixCache()
+        self.seals = GroupSeals()
         self.bytes_per_block = group.bytes_per_block
         self.num_bytes = group.num_blocks * group.bytes_per_block
         self._block_size = block_size
@@ -47,7 +49,14 @@ class BlockGroup:
         blocks = self.pool.allocate(count)
         assert blocks is not None, "the caller has looked how many are free"
         self.cache.forget(blocks)
+        self.seals.drop(blocks)
         return blocks
+
+    def forget(self, blocks: Iterable[int], why: Lost) -> None:
+        """What these blocks hold is found no more."""
+        blocks = list(blocks)
+        self.cache.forget(blocks, why)
+        self.pool.forsake(blocks)
 
     def release(self, blocks: Iterable[int]) -> None:
         """Free blocks of a table, in this order."""
@@ -73,18 +82,26 @@ class BlockGroup:
 
     # -- the window ----------------------------------------------------------------------------------------------------
 
-    def slide(self, seq: Sequence) -> None:
-        """Free the blocks of a sequence that its next token does not read, nor any after it. They keep their key if they lie in
-        the window before a cache point: a later sequence can begin there.
+    def sealed_end(self, seq: Sequence) -> int:
+        """Number of tokens of a sequence up to the end of its last sealed block; where its table begins if there is none."""
+        table = seq.block_tables[self.index]
+        index = min(seq.num_keyed_blocks, table.end)
+        while index > table.first and table.blocks[index - 1 - table.first] not in self.seals.checksums:
+            index -= 1
+        return index * self._block_size
+
+    def slide(self, seq: Sequence, position: int) -> None:
+        """Free the blocks of a sequence that the token at `position` does not read, nor any after it. They keep their key if they
+        lie in the window before a cache point: a later sequence can begin there.
 
         Steps in flight may read them still: the steps run in their order, and a later one writes to them at the earliest. The
         sequence must have no drafts in flight: if these are rejected, its next token is an earlier one.
         """
         table = seq.block_tables[self.index]
-        first, until = table.first, self.lowest(seq.num_computed_tokens)
+        first, until = table.first, self.lowest(position)
         if until <= first:
             return
-        latest = rolling_point(seq, seq.num_computed_tokens, self._block_size)
+        latest = rolling_point(seq, position, self._block_size)
         parts = [self._before(point) for point in (*seq.cache_points, latest) if point > first]
         blocks = seq.slide_table(self.index, until)
         for index, block in enumerate(blocks, first):
@@ -122,6 +139,7 @@ class BlockGroup:
         step: until then the blocks still have their memory, afterwards they may be zeros."""
         blocks = self.pool.take_spare(keep, min_age, most_spans)
         self.cache.forget(blocks.tolist(), Lost.RELEASE)
+        self.seals.drop(blocks.tolist())
         return blocks
 
     # -- books ---------------------------------------------------------------------------------------------------------

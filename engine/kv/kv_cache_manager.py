@@ -10,7 +10,8 @@ import numpy as np
 from engine.kv.block_group import BlockGroup
 from engine.kv.cache_points import cache_points
 from engine.kv.hit import MISS, Hit, longest_prefix
-from engine.kv.prefix_cache import PrefixCache, block_key, root_key
+from engine.kv.prefix_cache import PrefixCache, block_key, own_root_key, root_key
+from engine.kv.seals import SealTable
 from engine.kv.table_changes import TableChanges
 from engine.sequence import Sequence
 from engine.story import Lost, Missed, PrefixMatch
@@ -36,6 +37,7 @@ class KvCacheManager:
         window when a sequence is admitted, a full group for all its tokens."""
         self.layout = layout
         self.groups = [BlockGroup(index, one, layout.block_size) for index, one in enumerate(layout.groups)]
+        self.seals = SealTable(layout, [group.seals for group in self.groups])
         self.prefix_caching = prefix_caching and layout.paged and layout.state is None
         self.changes = TableChanges()
         self._model = model
@@ -85,25 +87,36 @@ class KvCacheManager:
         Blocks behind a window are freed first. The sequence must have its slot already.
         """
         for group in self._windows:
-            group.slide(seq)
-        end, short = self.blocks_for(num_tokens), False
-        for group, table in zip(self.groups, seq.block_tables, strict=True):
-            missing = end - table.end
-            if missing > 0:
-                if missing > group.pool.num_free:
-                    return False
-                short = True
-        if short:
+            # After a failure the sequence goes on behind its last sealed block, and needs the window before that.
+            end = group.sealed_end(seq) if self.seals.active else seq.num_computed_tokens
+            group.slide(seq, min(end, seq.num_computed_tokens))
+        end = self.blocks_for(num_tokens)
+        missing = self._missing(seq, end)
+        if missing < 0 and self._windows and self.seals.active:
+            for group in self._windows:
+                group.slide(seq, seq.num_computed_tokens)
+            missing = self._missing(seq, end)
+        if missing > 0:
             for group in self.groups:
                 self._extend(seq, group, end)
             self._prepared(seq)
-        return True
+        return missing >= 0
+
+    def _missing(self, seq: Sequence, end: int) -> int:
+        """Most blocks that a table of the sequence lacks up to index `end`; -1 if a pool has too few of them."""
+        most = 0
+        for group, table in zip(self.groups, seq.block_tables, strict=True):
+            missing = end - table.end
+            if missing > group.pool.num_free:
+                return -1
+            most = max(most, missing)
+        return most
 
     def _prepared(self, seq: Sequence) -> None:
         """Record how far the sequence can grow in its blocks, before the next one is full."""
         size = self.layout.block_size
         end = min(table.end for table in seq.block_tables) * size if seq.block_tables else sys.maxsize
-        if self.prefix_caching:
+        if self.prefix_caching or self.seals.active:
             end = min(end, (seq.num_keyed_blocks + 1) * size - 1)
         seq.prepare(end)
 
@@ -146,13 +159,15 @@ class KvCacheManager:
         """
         if not self.layout.paged or self.layout.state is not None or seq.alone or seq.needs_whole_prompt:
             return MISS
+        if self.seals.active and seq.suspected:
+            return MISS  # its own KV of an earlier life, or what it shared with others, may be the cause
         forked = self._find_sibling(seq)
         if forked is not None:
             return forked
-        if not self.prefix_caching:
+        if not self.prefix_caching and not self._lead.blocks:
             return MISS
         most = (seq.num_known_tokens - 1) // self.layout.block_size
-        return longest_prefix(self.groups, self._keys(seq, most), self.layout.block_size)
+        return longest_prefix(self.groups, self.keys_of(seq, most), self.layout.block_size)
 
     def _find_sibling(self, seq: Sequence) -> Hit | None:
         """KV of the prompt, without its last token, from another choice of the same call. None if no choice has or will have it.
@@ -235,29 +250,40 @@ class KvCacheManager:
 
     def register(self, seq: Sequence, num_computed: int) -> None:
         """Add the keys of the blocks that are full of known tokens once `num_computed` tokens of the sequence are computed, by
-        the steps submitted so far and the one being assembled."""
-        if not self.prefix_caching:
+        the steps submitted so far and the one being assembled; this one is to seal these blocks."""
+        if not (self.prefix_caching or self.seals.active):
             return
         full = min(num_computed, seq.num_known_tokens) // self.layout.block_size
         if full > seq.num_keyed_blocks:
-            keys = self._keys(seq, full)
-            before = keys[seq.num_keyed_blocks - 1] if seq.num_keyed_blocks else self._root(seq)
-            for index in range(seq.num_keyed_blocks, full):
+            if self.prefix_caching:
+                self._add_keys(seq, full)
+            if self.seals.active:
                 for group, table in zip(self.groups, seq.block_tables, strict=True):
-                    if index >= table.first:  # a window may have left a block before its tokens were known
-                        group.cache.add(keys[index], table.blocks[index - table.first])
-                self._lead.history.add(before, self._block_tokens(seq, index))
-                before = keys[index]
+                    self.seals.request(group.index, table.part(max(table.first, seq.num_keyed_blocks), full))
             seq.name_blocks(full)
             self._prepared(seq)
+
+    def _add_keys(self, seq: Sequence, full: int) -> None:
+        keys = self.keys_of(seq, full)
+        before = keys[seq.num_keyed_blocks - 1] if seq.num_keyed_blocks else self._root(seq)
+        for index in range(seq.num_keyed_blocks, full):
+            for group, table in zip(self.groups, seq.block_tables, strict=True):
+                if index >= table.first:  # a window may have left a block before its tokens were known
+                    group.cache.add(keys[index], table.blocks[index - table.first])
+            self._lead.history.add(before, self._block_tokens(seq, index))
+            before = keys[index]
 
     def withdraw(self, seq: Sequence) -> None:
         """Withdraw the blocks of a sequence whose computation failed: no sequence may find them, even if they are freed already.
         This includes its shared blocks: their writer may have ended without noticing the fault."""
         for group in self.groups:
-            group.pool.forsake(group.cache.withdraw(seq.block_keys))
+            blocks = group.cache.withdraw(seq.block_keys)
+            group.pool.forsake(blocks)
+            group.seals.drop(blocks)
+        for group, table in zip(self.groups, seq.block_tables, strict=False):
+            group.seals.drop(table.blocks)
 
-    def _keys(self, seq: Sequence, count: int) -> list[bytes]:
+    def keys_of(self, seq: Sequence, count: int) -> list[bytes]:
         """The keys of the sequence's first `count` blocks, whose tokens must be known; computed once each."""
         keys = seq.block_keys
         if len(keys) < count:
@@ -270,6 +296,10 @@ class KvCacheManager:
         return keys[:count] if len(keys) > count else keys
 
     def _root(self, seq: Sequence) -> bytes:
+        if (
+            not self.prefix_caching
+        ):  # a sequence finds its own KV again, and that of the other choices of its call
+            return own_root_key((seq.siblings[0] if seq.siblings else seq).seq_id)
         return root_key(self._model, seq.request.adapter, seq.context.cache_salt)
 
     def _block_tokens(self, seq: Sequence, index: int) -> Int32Array:
@@ -292,7 +322,7 @@ class KvCacheManager:
         matched, most = hit.num_blocks, (seq.num_known_tokens - 1) // self.layout.block_size
         if matched == most:
             return PrefixMatch(hit.num_tokens, None if most else Missed.SHORT)
-        keys = self._keys(seq, most)
+        keys = self.keys_of(seq, most)
         if hit.missed is not None:
             missed = self.groups[hit.missed]
             cause = missed.cache.history.cause(keys[matched])
@@ -307,10 +337,15 @@ class KvCacheManager:
 
     def reset(self) -> None:
         """Reset after the executor's KV was emptied: nothing can be found, and no change is left to report."""
+        self.forget_all()
+        self.seals.clear()
+        self.changes.clear()
+
+    def forget_all(self) -> None:
+        """Nothing can be found from now on."""
         for group in self.groups:
             group.pool.forsake(group.cache.blocks)
             group.cache.clear()
-        self.changes.clear()
 
     # -- for the next batch --------------------------------------------------------------------------------------------
 

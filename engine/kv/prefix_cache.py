@@ -34,6 +34,11 @@ def root_key(model: str, adapter: str | None, salt: str | None) -> bytes:
     return hashed.digest()
 
 
+def own_root_key(seq_id: int) -> bytes:
+    """The root of one call's sequences, from which no other sequence finds a block. `seq_id` is that of the first."""
+    return hashlib.sha256(b"own" + seq_id.to_bytes(8, "little")).digest()
+
+
 def block_key(before: bytes, tokens: Int32Array | SequenceOf[int]) -> bytes:
     """The key of the block with these token ids that follows the block with key `before`."""
     return hashlib.sha256(before + np.asarray(tokens, np.int32).tobytes()).digest()
@@ -74,6 +79,14 @@ class PrefixCache:
             self.blocks[block] = key
             self.fresh.add(block)
             self.history.regain(key)
+
+    def keep(self, key: bytes, block: int) -> bool:
+        """Add a block whose KV is computed. Returns False, and does nothing, if it has a key or another block has this one."""
+        if key in self._block_of or block in self.blocks:
+            return False
+        self._block_of[key] = block
+        self.blocks[block] = key
+        return True
 
     def forget(self, blocks: Iterable[int], why: Lost = Lost.ROOM) -> None:
         """Remove the keys of these blocks, whose content will change."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
 
 import numpy as np
 
@@ -12,9 +13,32 @@ _ASSEMBLED = 0
 """In place of a step id: the request belongs to the step being assembled."""
 
 
+class GroupSeals:
+    """The seals of one KV group. Owned by its BlockGroup."""
+
+    def __init__(self) -> None:
+        self.checksums: dict[int, int] = {}
+        """Of each sealed block."""
+        self.requests: dict[int, int] = {}
+        """For each block that a step in flight seals the id of the step."""
+
+    def drop(self, blocks: Iterable[int]) -> None:
+        """Steps submitted from now on may write these blocks, or what they hold is wrong."""
+        checksums, requests = self.checksums, self.requests
+        if checksums or requests:
+            for block in blocks:
+                checksums.pop(block, None)
+                requests.pop(block, None)
+
+    def keep(self, blocks: Iterable[int]) -> None:
+        """Drop the seals of all other blocks."""
+        checksums = self.checksums
+        self.checksums = {block: checksums[block] for block in blocks}
+
+
 class SealTable:
-    """{(group, block): checksum} of blocks that are full of known tokens and whose step is committed. Nothing in the blocks' memory
-    says that they are valid: this table does. Owned by KvCacheManager.
+    """{(group, block): checksum} of blocks that are full of known tokens and whose step is committed. Nothing in the memory of a
+    block says that it is valid: this table does. Owned by KvCacheManager.
 
         request -> take: in a step's `seals` -> commit: sealed -> drop: before a step that may write the block is submitted
             '----------------- drop ----------------^
@@ -22,13 +46,10 @@ class SealTable:
     Does nothing (`active` False) for an executor whose blocks do not outlive its process.
     """
 
-    def __init__(self, layout: KvLayout) -> None:
+    def __init__(self, layout: KvLayout, groups: SequenceOf[GroupSeals]) -> None:
         # States of sequences are not sealed: without them a hit is of no use.
         self._can_adopt = layout.paged and layout.state is None
-        groups = range(len(layout.groups))
-        self._checksums: list[dict[int, int]] = [{} for _ in groups]
-        self._requests: list[dict[int, int]] = [{} for _ in groups]
-        """The step whose result seals each block."""
+        self._groups = groups
         self._new: list[tuple[int, int]] = []
         self.fingerprint = layout.fingerprint
         """That of the executor's life."""
@@ -51,7 +72,7 @@ class SealTable:
         yet, nor by a step in flight."""
         if not self.active:
             return
-        checksums, requests = self._checksums[group], self._requests[group]
+        checksums, requests = self._groups[group].checksums, self._groups[group].requests
         for block in blocks:
             if block not in checksums and block not in requests:
                 requests[block] = _ASSEMBLED
@@ -60,9 +81,10 @@ class SealTable:
     def take(self, step_id: int) -> Int32Array:
         """int32 [m, 2] of (group, block): `UnifiedBatch.seals` of the step that was assembled."""
         new, self._new = self._new, []
-        new = [place for place in new if self._requests[place[0]].get(place[1]) == _ASSEMBLED]
-        for group, block in new:
-            self._requests[group][block] = step_id
+        if new:
+            new = [place for place in new if self._groups[place[0]].requests.get(place[1]) == _ASSEMBLED]
+            for group, block in new:
+                self._groups[group].requests[block] = step_id
         return np.array(new, np.int32).reshape(-1, 2)
 
     def commit(self, batch: UnifiedBatch, output: UnifiedOutput) -> None:
@@ -72,52 +94,36 @@ class SealTable:
         places = batch.seals.tolist()
         checksums = [None] * len(places) if output.checksums is None else output.checksums.tolist()
         for (group, block), checksum in zip(places, checksums, strict=True):
-            requests = self._requests[group]
-            if requests.get(block) != batch.step_id:
+            seals = self._groups[group]
+            if seals.requests.get(block) != batch.step_id:
                 continue  # the block was freed and is filled anew, maybe by a step that is to seal it as well
-            del requests[block]
+            del seals.requests[block]
             if checksum is not None:
-                self._checksums[group][block] = checksum
-
-    def drop(self, group: int, blocks: Iterable[int]) -> None:
-        """Steps submitted from now on may write these blocks, or what they hold is wrong."""
-        if not self.active:
-            return
-        checksums, requests = self._checksums[group], self._requests[group]
-        for block in blocks:
-            checksums.pop(block, None)
-            requests.pop(block, None)
+                seals.checksums[block] = checksum
 
     # -- after a failure -----------------------------------------------------------------------------------------------
-
-    def holds(self, group: int, block: int) -> bool:
-        """Whether the block is sealed."""
-        return block in self._checksums[group]
 
     def drop_requests(self) -> None:
         """The steps in flight are lost: they seal nothing."""
         self._new.clear()
-        for requests in self._requests:
-            requests.clear()
+        for group in self._groups:
+            group.requests.clear()
 
     def clear(self) -> None:
         """No block holds anything of value."""
         self.drop_requests()
-        for checksums in self._checksums:
-            checksums.clear()
+        for group in self._groups:
+            group.checksums.clear()
 
-    def keep(self, group: int, blocks: Iterable[int]) -> None:
-        """Drop the seals of all other blocks of the group."""
-        checksums = self._checksums[group]
-        self._checksums[group] = {block: checksums[block] for block in blocks}
-
-    def offer(self) -> SealedBlocks:
-        """All sealed blocks, in order of group and block."""
+    def offer(self) -> SealedBlocks | None:
+        """All sealed blocks, in order of group and block; None if there are none."""
         places = [
             (group, block, checksum)
-            for group, checksums in enumerate(self._checksums)
-            for block, checksum in sorted(checksums.items())
+            for group, seals in enumerate(self._groups)
+            for block, checksum in sorted(seals.checksums.items())
         ]
+        if not places:
+            return None
         return SealedBlocks(
             self.fingerprint,
             np.array([group for group, _, _ in places], np.int32),

@@ -84,7 +84,7 @@ from executors.contract.records import (
     SpeculativeDecodeOutput,
 )
 from executors.contract.sampling import MAX_REPETITION_PENALTY, MIN_REPETITION_PENALTY
-from executors.contract.seals import SealedBlocks
+from executors.contract.seals import SealedBlocks, check_adopted
 from executors.contract.slots import SlotTable
 from executors.contract.status import (
     AttentionType,
@@ -164,6 +164,7 @@ __all__ = [
     "UnifiedBatch",
     "UnifiedOutput",
     "Unsupported",
+    "check_adopted",
     "check_output",
     "from_kind",
     "interpolated",

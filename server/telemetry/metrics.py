@@ -108,6 +108,12 @@ class Metrics(MetricsSink):
             ["cause"],
             registry=self.registry,
         )
+        self._adopted = Counter(
+            "cohort_kv_blocks_adopted",
+            "KV blocks sealed before a failure of the executor, by outcome: kept by its next life, or damaged and so dropped.",
+            ["outcome"],
+            registry=self.registry,
+        )
         self._key_requests = Counter(
             "cohort_key_requests",
             "Sequences that ended, by the name of their API key.",
@@ -164,6 +170,8 @@ class Metrics(MetricsSink):
             self._queue_causes.labels(reason.value)
         for cause in _RESTART_CAUSES:
             self._restarts.labels(cause)
+        for outcome in ("kept", "damaged"):
+            self._adopted.labels(outcome)
 
     def _histogram(self, name: str, about: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"cohort_request_{name}", about, buckets=buckets, registry=self.registry)
@@ -272,6 +280,11 @@ class Metrics(MetricsSink):
     def restarted(self, cause: str) -> None:
         """See MetricsSink."""
         self._restarts.labels(cause).inc()
+
+    def adopted(self, num_kept: int, num_damaged: int) -> None:
+        """See MetricsSink."""
+        self._adopted.labels("kept").inc(num_kept)
+        self._adopted.labels("damaged").inc(num_damaged)
 
 
 class _Tokens(Collector):

@@ -20,7 +20,13 @@ from engine.errors import (
 from engine.mailbox import Mailbox
 from engine.metrics_sink import MetricsSink
 from engine.request import FinishReason, Stage
-from executors.contract import ExecutorDied, SampledToken, SamplingParams
+from executors.contract import (
+    ExecutorDied,
+    Int32Array,
+    SampledToken,
+    SamplingParams,
+    SealedBlocks,
+)
 from executors.process.inline import InlineExecutor
 from executors.testing.fakes.failures import Failure
 from executors.testing.fakes.oracle import expected_tokens
@@ -208,7 +214,7 @@ async def test_an_executor_that_never_comes_back_fails_all_and_says_so() -> None
     made = fake()
     made.failures.append(Failure("die", step=2))
 
-    async def begin_epoch(epoch: int) -> None:
+    async def begin_epoch(epoch: int, adopt: SealedBlocks | None = None) -> Int32Array:
         raise made_error
 
     async with engine(made) as core:
@@ -228,12 +234,12 @@ async def test_restarts_are_tried_again_until_one_works() -> None:
     made.failures.append(Failure("die", step=2))
     works, tries = made.begin_epoch, 0
 
-    async def begin_epoch(epoch: int) -> None:
+    async def begin_epoch(epoch: int, adopt: SealedBlocks | None = None) -> Int32Array:
         nonlocal tries
         tries += epoch > 1
         if epoch > 1 and tries < 4:
             raise ExecutorDied("not yet")
-        await works(epoch)
+        return await works(epoch, adopt)
 
     made.begin_epoch = begin_epoch  # type: ignore[method-assign]
     async with engine(made, recovery_timeout=5.0) as core:

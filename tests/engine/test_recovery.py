@@ -17,7 +17,9 @@ from executors.contract import (
     DeviceLost,
     ExecutorDied,
     ExecutorError,
+    Int32Array,
     InvalidInput,
+    SealedBlocks,
     UnifiedBatch,
     UnifiedOutput,
 )
@@ -42,10 +44,10 @@ def failing_restarts(made: FakeExecutor, *errors: ExecutorError) -> None:
     """The first tries to begin another epoch end so."""
     works, left = made.begin_epoch, list(errors)
 
-    async def begin_epoch(epoch: int) -> None:
+    async def begin_epoch(epoch: int, adopt: SealedBlocks | None = None) -> Int32Array:
         if epoch > 1 and left:
             raise left.pop(0)
-        await works(epoch)
+        return await works(epoch, adopt)
 
     made.begin_epoch = begin_epoch  # type: ignore[method-assign]
 
@@ -78,7 +80,7 @@ async def test_a_device_that_only_another_process_can_use_is_not_waited_for(
     made = fake()
     tried = 0
 
-    async def begin_epoch(epoch: int) -> None:
+    async def begin_epoch(epoch: int, adopt: SealedBlocks | None = None) -> Int32Array:
         nonlocal tried
         tried += 1
         raise DeviceLost("CUDA error: gone; a process that has lost its device cannot use it again")
@@ -98,10 +100,11 @@ async def test_a_death_right_behind_a_restart_is_heard() -> None:
     works, deaths = made.begin_epoch, [ExecutorDied("as soon as it was back", "signal")]
     async with engine(made, seen) as core:
 
-        async def begin_epoch(epoch: int) -> None:
-            await works(epoch)
+        async def begin_epoch(epoch: int, adopt: SealedBlocks | None = None) -> Int32Array:
+            adopted = await works(epoch, adopt)
             if deaths:
                 core._inbox.report_death(deaths.pop())
+            return adopted
 
         made.begin_epoch = begin_epoch  # type: ignore[method-assign]
         core._inbox.report_death(ExecutorDied("of itself", "exit"))
@@ -118,13 +121,13 @@ async def test_a_model_that_cannot_be_loaded_again_counts_as_tried() -> None:
     async with engine(made, seen, recovery_timeout=5.0) as core:
         works, left = made.begin_epoch, [ConfigError("config.json is gone")]
 
-        async def begin_epoch(epoch: int) -> None:
+        async def begin_epoch(epoch: int, adopt: SealedBlocks | None = None) -> Int32Array:
             if left:
                 core._inbox.report_death(
                     ExecutorDied("config.json is gone", "load")
                 )  # as a process that ended over it
                 raise left.pop()
-            await works(epoch)
+            return await works(epoch, adopt)
 
         made.begin_epoch = begin_epoch  # type: ignore[method-assign]
         assert (await run(core, request([1], 20)))[0] == expected_tokens([1], 20)
@@ -257,9 +260,9 @@ async def test_a_restart_that_hangs_is_cut_at_the_end_of_the_time_for_it() -> No
     async with engine(made, recovery_timeout=0.2) as core:
         works, cut = made.begin_epoch, list[int]()
 
-        async def begin_epoch(epoch: int) -> None:
+        async def begin_epoch(epoch: int, adopt: SealedBlocks | None = None) -> Int32Array:
             if epoch == 1:
-                return await works(epoch)
+                return await works(epoch, adopt)
             try:
                 await asyncio.Event().wait()
             finally:

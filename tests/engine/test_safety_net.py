@@ -12,7 +12,11 @@ from engine.errors import ExecutorFailed
 from engine.mailbox import Mailbox
 from engine.request import Stage
 from engine.sequence import Sequence
-from executors.contract import ExecutorDied
+from executors.contract import (
+    ExecutorDied,
+    Int32Array,
+    SealedBlocks,
+)
 from tests.engine.harness import fake, read, request
 
 
@@ -55,7 +59,7 @@ async def test_a_bug_while_a_sequence_ends_leaves_nobody_waiting(times: int) -> 
 async def test_a_start_that_fails_behind_the_loading_is_a_failed_one() -> None:
     made = fake()
 
-    async def begin_epoch(epoch: int) -> None:
+    async def begin_epoch(epoch: int, adopt: SealedBlocks | None = None) -> Int32Array:
         raise ExecutorDied("gone as soon as it was ready", "signal")
 
     made.begin_epoch = begin_epoch  # type: ignore[method-assign]

@@ -25,6 +25,7 @@ ENGINES = frozenset(
         "cohort_requests",
         "cohort_requests_failed",
         "cohort_executor_restarts",
+        "cohort_kv_blocks_adopted",
         "cohort_key_requests",
         "cohort_key_tokens",
     }

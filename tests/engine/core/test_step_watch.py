@@ -9,6 +9,7 @@ import pytest
 from engine.core.engine import EngineCore
 from engine.core.step_watch import SequenceEnd, StepRecord
 from engine.mailbox import Mailbox
+from executors.contract import Int32Array, SealedBlocks
 from executors.testing.fakes.failures import Failure
 from tests.engine.harness import engine, fake, read, request
 
@@ -156,11 +157,11 @@ async def test_streams_without_an_executor_are_recovering_and_the_outage_is_time
     stages: list[str] = []
     began = executor.begin_epoch
 
-    async def begin_epoch(epoch: int) -> None:
+    async def begin_epoch(epoch: int, adopt: SealedBlocks | None = None) -> Int32Array:
         await asyncio.sleep(0.02)
         seen.append([view.status for view in core.sequences(9)])
         stages.append(core.stage)
-        await began(epoch)
+        return await began(epoch, adopt)
 
     async with engine(executor, max_num_seqs=2) as core:
         executor.begin_epoch = begin_epoch  # type: ignore[method-assign]

@@ -98,6 +98,7 @@ async def test_observer(house: House) -> None:
     metrics.finished("abort", 5, 0, 0.1)
     metrics.refused("overloaded")
     metrics.restarted("signal")
+    metrics.adopted(7, 2)
     found = await samples(house)
     assert found["cohort_time_to_first_token_seconds_sum", ""] == 0.2
     assert found["cohort_inter_token_latency_seconds_count", ""] == 2
@@ -109,6 +110,8 @@ async def test_observer(house: House) -> None:
     assert found["cohort_requests_refused_total", "code=overloaded"] == 1
     assert found["cohort_requests_refused_total", "code=deadline_exceeded"] == 0
     assert found["cohort_executor_restarts_total", "cause=signal"] == 1
+    assert found["cohort_kv_blocks_adopted_total", "outcome=kept"] == 7
+    assert found["cohort_kv_blocks_adopted_total", "outcome=damaged"] == 2
     assert found["cohort_e2e_request_latency_seconds_count", ""] == 2
 
 

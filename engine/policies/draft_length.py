@@ -82,8 +82,10 @@ class _StepTimes:
         return last + (rows - last_rows) * self._row if rows > last_rows else interpolated(self._points, rows)
 
     def observe(self, num_seqs: int, rows: int, seconds: float) -> None:
-        """A step took so long."""
+        """A step took so long. One that was taken in together with the step before it seems to have taken no time."""
         self._step += 1
+        if seconds <= 0.0:
+            return
         key, ratio = (num_seqs.bit_length(), rows), seconds / self.expected(rows)
         record = self._ratios.get(key)
         if record is not None and self._step - record[1] < _FRESH:

@@ -92,6 +92,15 @@ def test_what_was_measured_counts_more_than_what_was_expected() -> None:
     assert verified() < 4
 
 
+def test_a_step_that_took_no_time_teaches_nothing() -> None:
+    """Two results that are taken in at once: the later step seems to have taken none."""
+    lengths = DraftLengths(4, True)
+    lengths.expect(FLAT)
+    lengths.observe(1, 0, 0.0)
+    lengths.observe_drafting(1, 4, 0.0)
+    assert lengths.wanted(1, [sequence()]) == [4]
+
+
 def test_a_plain_step_comes_now_and_then() -> None:
     lengths = DraftLengths(4, False)
     lengths.expect(FLAT)

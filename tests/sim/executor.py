@@ -27,10 +27,7 @@ from executors.contract import (
     UnifiedOutput,
 )
 from executors.testing.fakes.base import FakeExecutor
-
-
-class Broken(AssertionError):
-    """The engine did what it must not do."""
+from tests.sim.adoption import Broken, Lives
 
 
 @dataclass(slots=True)
@@ -59,6 +56,8 @@ class SimExecutor:
         self.faults = faults
         self.max_in_flight = max_in_flight
         self.core: EngineCore | None = None
+        self.lives: Lives | None = None
+        """Set if blocks outlive the lives."""
         self.submitted = 0
         self.released: Counter[int] = Counter()
         self._rng = rng
@@ -118,6 +117,7 @@ class SimExecutor:
                 return
             if self._dead or self._ghost:
                 self.inner.adapters.clear()
+                self._look_at_offer(adopt)
             adopted = await self.inner.begin_epoch(epoch, adopt)
             self._dead = self._ghost = self._refused = False
             self._tables.clear()
@@ -128,6 +128,14 @@ class SimExecutor:
 
         self._queue.put_nowait(begin)
         return await done
+
+    def _look_at_offer(self, adopt: SealedBlocks | None) -> None:
+        if self.lives is not None:
+            self.lives.die()
+            try:
+                self.lives.check(adopt)
+            except Broken as error:
+                self.broken = self.broken or error
 
     async def load_adapter(self, name: str, path: str, digest: str) -> None:
         await self._told(lambda: self.inner.load_adapter(name, path, digest), 0.003)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from engine.request import FinishReason, TokenDelta
 from executors.testing.fakes import oracle
 from executors.testing.fakes.base import HIDDEN_SIZE
-from tests.sim.executor import Broken
+from tests.sim.adoption import Broken
 
 if TYPE_CHECKING:
     from tests.sim.scenario import Stream

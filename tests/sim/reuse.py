@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable
 
 from engine.kv.block_pool import BlockPool
 from executors.contract import Int32Array
-from tests.sim.executor import Broken
+from tests.sim.adoption import Broken
 
 
 def watch_reuse(pool: BlockPool) -> None:

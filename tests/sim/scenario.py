@@ -23,7 +23,9 @@ from executors.testing.fakes.base import FakeExecutor
 from executors.testing.fakes.failures import Failure
 from executors.testing.fakes.oracle import expected_tokens
 from executors.testing.fakes.paged import BYTES_PER_TOKEN
-from tests.sim.executor import Broken, Faults, SimExecutor
+from executors.testing.fakes.sealing import SealingFake
+from tests.sim.adoption import Broken, Lives, ReturnWatch
+from tests.sim.executor import Faults, SimExecutor
 from tests.sim.prompts import judge_prompt
 from tests.sim.reuse import watch_reuse
 from tests.sim.virtual_loop import run
@@ -99,6 +101,12 @@ class Scenario:
     """Share of the draft model's guesses that are right; 0: n-grams."""
     weighs_drafts: bool = False
     """Whether the engine knows what steps take, and so how many drafts pay."""
+    fingerprint: str = ""
+    """Not empty: blocks outlive the executor."""
+    scribbling: float = 0.0
+    """Share of the blocks in which a dying life flips a bit."""
+    other_lives: float = 0.0
+    """Share of lives with another fingerprint than the one before."""
     """When all adapters are dropped."""
 
 
@@ -167,6 +175,9 @@ def draw(seed: int) -> Scenario:
     about_windows = random.Random(f"windows {seed}")
     if scenario.executor == "paged_fake" and about_windows.random() < 0.45:
         _draw_windows(about_windows, scenario)
+    about_seals = random.Random(f"seals {seed}")
+    if scenario.executor == "paged_fake" and about_seals.random() < 0.5:
+        _outlive(about_seals, scenario)
     return scenario
 
 
@@ -187,6 +198,16 @@ def windows_of(scenario: Scenario) -> tuple[int | None, ...]:
     """The window of each KV group."""
     parts = scenario.window.split(",") if scenario.window else ["full"]
     return tuple(None if part == "full" else int(part) for part in parts)
+
+
+def _outlive(rng: random.Random, scenario: Scenario) -> None:
+    """Blocks outlive the executor, which dies more often."""
+    scenario.fingerprint = "a"
+    scenario.scribbling = rng.choice((0.0, 0.0, 0.0, 0.05, 0.3))
+    scenario.other_lives = rng.choice((0.0, 0.0, 0.0, 0.5))
+    for _ in range(rng.choice((1, 2, 2, 4))):
+        kind = rng.choice(("died", "died", "lost", "failed"))
+        scenario.faults.by_step.setdefault(rng.randrange(5, 80), kind)
 
 
 def _about_queue(rng: random.Random, stream: Stream) -> Stream:
@@ -265,6 +286,7 @@ class Run:
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
+        self.returns: ReturnWatch | None = None
         options: dict[str, Any] = {
             "native": scenario.native,
             "vocab_size": VOCAB,
@@ -275,6 +297,7 @@ class Run:
             options |= {
                 "num_blocks": scenario.num_blocks,
                 "blocks_per_span": scenario.blocks_per_span,
+                "fingerprint": scenario.fingerprint,
             }
         if scenario.window:
             options |= {"window": scenario.window, "window_blocks": scenario.window_blocks}
@@ -297,6 +320,9 @@ class Run:
         self.executor = SimExecutor(
             inner, random.Random(scenario.seed), scenario.faults, scenario.max_in_flight
         )
+        if isinstance(inner, SealingFake) and scenario.fingerprint:
+            rng = random.Random(f"lives {scenario.seed}")
+            self.executor.lives = Lives(inner, rng, scenario.scribbling, scenario.other_lives)
 
     async def run(self) -> EngineCore:
         """To the end of all streams. Raises AssertionError of some kind where the engine is wrong."""
@@ -324,6 +350,9 @@ class Run:
         assert core._scheduler is not None
         for group in core._scheduler.kv.groups:
             watch_reuse(group.pool)
+        if scenario.fingerprint and not scenario.poisoned:
+            lag = scenario.max_in_flight * (1 + scenario.drafts)
+            self.returns = ReturnWatch(core._scheduler, lag)
         if scenario.weighs_drafts:
             core._scheduler.policies.lengths.expect(_PACE)
         if scenario.max_loras:

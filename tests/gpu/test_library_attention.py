@@ -13,9 +13,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 import executors.llm.assembly.parts
 from executors.llm.attention.check import Problem
 from executors.llm.attention.library import LibraryAttention, PackedLibraryAttention, PagedMeta, over, pack
-from executors.llm.attention.packed import PackedAttention, StepMeta
+from executors.llm.attention.packed import PackedAttention, PagedAttend, StepMeta
 from executors.llm.executor import LlmExecutor
-from executors.llm.fused.triton_forward import PagedAttend, TritonForward
+from executors.llm.fused.triton_forward import TritonForward
 from executors.llm.kernel_support.kernel_choice import MAKERS, choose_attention
 from executors.llm.memory.kv_cache import KvCache
 from executors.llm.model.caches import KvSpec

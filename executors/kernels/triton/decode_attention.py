@@ -104,9 +104,10 @@ def _split_kernel(
     for start in range(begin, end, TILE):
         place = start + tl.arange(0, TILE)
         there = place < end
-        visible = there & (place >= first) if WINDOW else there
+        if WINDOW:  # before the window the table may name blocks of other sequences
+            there &= place >= first
         best, total, mixed = attend_tile(
-            query, keys, values, table, head, place, there, visible[None, :], best, total, mixed, scale, softcap,
+            query, keys, values, table, head, place, there, there[None, :], best, total, mixed, scale, softcap,
             STRIDE, DIM, DIM_PAD, PAGE, SOFTCAP,
         )  # fmt: skip
     safe = tl.where(total > 0.0, total, 1.0)

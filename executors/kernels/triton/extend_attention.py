@@ -46,14 +46,16 @@ def _extend_kernel(
     block = tl.load(q + at, mask=real[:, None] & (dims[None, :] < DIM), other=0.0)
 
     last = offset + tl.minimum(begin + QUERIES, q_len)
-    first = tl.maximum(offset + begin + 1 - window, 0) // TILE * TILE if WINDOW else 0
+    seen_from = tl.maximum(offset + begin + 1 - window, 0) if WINDOW else 0
     best = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     mixed = tl.zeros((ROWS, DIM_PAD), tl.float32)
     table = tables + item.to(tl.int64) * table_stride
-    for start in range(first, last, TILE):
+    for start in range(seen_from // TILE * TILE, last, TILE):
         place = start + tl.arange(0, TILE)
         there = place < last
+        if WINDOW:  # before the first query's window the table may name blocks of other sequences
+            there &= place >= seen_from
         own = offset + query
         visible = there[None, :] & (place[None, :] <= own[:, None])
         if WINDOW:

@@ -55,17 +55,18 @@ FASTEST = LoopOptions()
 
 @triton.jit
 def _attend_keys(
-    begin, end, block, keys, values, table, head, last, own, best, total, mixed, scale, softcap, window,
+    begin, end, block, keys, values, table, head, seen_from, last, own, best, total, mixed, scale, softcap, window,
     STRIDE: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
     SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, WHOLE: tl.constexpr, BASE2: tl.constexpr, NEAR: tl.constexpr,
 ):  # fmt: skip
-    """Update `best`, `total` and `mixed` with the keys at begin .. end, of which those from `last` on do not exist. `own`
-    [rows]: position of each row's query."""
+    """Update `best`, `total` and `mixed` with the keys at begin .. end, of which those from `last` on do not exist. With a
+    window, those before `seen_from` may be other sequences'. `own` [rows]: position of each row's query."""
     for start in range(begin, end, TILE):
         place = start + tl.arange(0, TILE)
         there = place < last
         visible = there[None, :] & (place[None, :] <= own[:, None])
         if WINDOW:
+            there &= place >= seen_from
             visible &= place[None, :] > own[:, None] - window
         best, total, mixed = attend_tile(
             block, keys, values, table, head, place, there, visible, best, total, mixed, scale, softcap,
@@ -145,28 +146,29 @@ def _shared_extend_kernel(
     total = tl.zeros((ROWS,), tl.float32)
     mixed = tl.zeros((ROWS, DIM_PAD), tl.float32)
     table = tables + item.to(tl.int64) * table_stride
+    seen_from = tl.maximum(offset + begin + 1 - window, 0) if WINDOW else 0
     if WINDOW:
-        low = tl.maximum(low, tl.maximum(offset + begin + 1 - window, 0) // TILE * TILE)
+        low = tl.maximum(low, seen_from // TILE * TILE)
     if SKIP_MASKS:
         if WINDOW:
             # The last query sees none of the keys before this one.
             hidden = offset + tl.minimum(begin + QUERIES, q_len) - window
             middle = tl.minimum(low + (tl.maximum(hidden - low, 0) + TILE - 1) // TILE * TILE, last)
             best, total, mixed = _attend_keys(
-                low, middle, block, keys, values, table, head, last, offset + query, best, total, mixed, scale, softcap,
-                window, STRIDE, DIM, DIM_PAD, PAGE, TILE, SOFTCAP, WINDOW, False, BASE2, NEAR,
+                low, middle, block, keys, values, table, head, seen_from, last, offset + query, best, total, mixed, scale,
+                softcap, window, STRIDE, DIM, DIM_PAD, PAGE, TILE, SOFTCAP, WINDOW, False, BASE2, NEAR,
             )  # fmt: skip
             low = tl.maximum(low, middle)
         # The first query sees all keys before this one, and so do the others.
         common = tl.minimum(last, offset + begin + 1)
         middle = low + tl.maximum(common - low, 0) // TILE * TILE
         best, total, mixed = _attend_keys(
-            low, middle, block, keys, values, table, head, last, offset + query, best, total, mixed, scale, softcap,
+            low, middle, block, keys, values, table, head, seen_from, last, offset + query, best, total, mixed, scale, softcap,
             window, STRIDE, DIM, DIM_PAD, PAGE, TILE, SOFTCAP, False, True, BASE2, NEAR,
         )  # fmt: skip
         low = middle
     best, total, mixed = _attend_keys(
-        low, last, block, keys, values, table, head, last, offset + query, best, total, mixed, scale, softcap, window,
+        low, last, block, keys, values, table, head, seen_from, last, offset + query, best, total, mixed, scale, softcap, window,
         STRIDE, DIM, DIM_PAD, PAGE, TILE, SOFTCAP, WINDOW, False, BASE2, NEAR,
     )  # fmt: skip
     safe = tl.where(total > 0.0, total, 1.0)

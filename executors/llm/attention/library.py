@@ -21,7 +21,7 @@ import torch.nn.functional as F
 
 from executors.kernels import triton_build
 from executors.llm.attention.key_pieces import WORDS
-from executors.llm.attention.packed import StepMeta
+from executors.llm.attention.packed import StepMeta, StoredKv
 from executors.llm.device.table import device_of
 from executors.llm.memory.kv_cache import KvCache
 from executors.llm.model.caches import KvSpec
@@ -88,13 +88,17 @@ class LibraryAttention:
         lengths = step.pos_offsets + step.q_lens
         longest = int(lengths.max(initial=1))
         blocks = step.tables[step.item_of_row, step.positions // block_size].astype(np.int64)
+        tables = step.tables[:, : -(-longest // block_size)]
+        if (window := _window_of_all(cache.spec)) is not None:
+            firsts = np.maximum(0, step.pos_offsets + 1 - window) // block_size
+            columns = np.maximum(np.arange(tables.shape[1]), firsts[:, None])
+            tables = np.take_along_axis(tables, columns, 1)
         parts = (
-            blocks * block_size + step.positions % block_size, _bounds(step.q_lens), _bounds(lengths), lengths,
-            step.tables[:, : -(-longest // block_size)],
+            blocks * block_size + step.positions % block_size, _bounds(step.q_lens), _bounds(lengths), lengths, tables,
         )  # fmt: skip
-        cells, q_bounds, k_bounds, ends, tables = pack(parts, cache.spec.device)
+        cells, q_bounds, k_bounds, ends, sent = pack(parts, cache.spec.device)
         longest_query = int(step.q_lens.max(initial=1))
-        meta = PagedMeta(cells, q_bounds, k_bounds, ends, tables, longest_query, longest)
+        meta = PagedMeta(cells, q_bounds, k_bounds, ends, sent, longest_query, longest)
         return LibraryAttend(meta, cache, self.kernel)
 
 
@@ -131,15 +135,20 @@ class PackedLibraryAttention(LibraryAttention):
             q_lens, longest_query = torch.ones_like(meta.lengths), 1
         else:  # how many tokens a chunk has is not known here
             q_lens, longest_query = meta.q_lens, len(meta.cells)
+        tables = meta.tables
+        if (window := _window_of_all(cache.spec)) is not None:
+            firsts = (meta.lengths - q_lens + 1 - window).clamp_min(0) // cache.block_size
+            columns = torch.arange(tables.shape[1], device=tables.device)
+            tables = tables.gather(1, torch.maximum(columns, firsts[:, None]))
         paged = PagedMeta(
-            meta.cells, _bounds_there(q_lens), _bounds_there(meta.lengths), meta.lengths, meta.tables, longest_query,
-            meta.tables.shape[1] * cache.block_size,
+            meta.cells, _bounds_there(q_lens), _bounds_there(meta.lengths), meta.lengths, tables, longest_query,
+            tables.shape[1] * cache.block_size,
         )  # fmt: skip
         return PackedLibraryAttend(paged, cache, self.kernel)
 
 
 class LibraryAttend:
-    """An `Attend` and a `triton_forward.PagedAttend`; the latter writes keys and values itself and then calls `attend`."""
+    """A `PagedAttend`."""
 
     def __init__(self, meta: PagedMeta, cache: KvCache, kernel: PagedKernel) -> None:
         self.meta = meta
@@ -147,36 +156,37 @@ class LibraryAttend:
         self.kernel = kernel
         self._places: tuple[torch.Tensor, torch.Tensor] | None = None
 
-    @property
-    def cells(self) -> torch.Tensor:
-        """int32 [T]: the cell of each token's key and value."""
-        return self.meta.cells
+    def stored(self, layer: int) -> StoredKv:
+        """See `PagedAttend`."""
+        return StoredKv(self.cache.layers[layer], self.meta.cells, self.cache.spec.scales(layer))
 
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """See `Attend`."""
         if self._places is None:  # the same for all layers
-            cells, size = self.cells.long(), self.cache.block_size
+            cells, size = self.meta.cells.long(), self.cache.block_size
             self._places = cells // size, cells % size
         for side, new in zip(self.cache.layers[layer], (k, v), strict=True):
             side.transpose(1, 2).index_put_(self._places, new)
         return self.attend(layer, q.contiguous())
 
     def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        """Compute [T, heads, head_dim] of queries whose keys and values are in the cache."""
+        """See `PagedAttend`."""
         keys, values = self.cache.layers[layer].transpose(2, 3)
         spec = self.cache.spec
         return self.kernel(q, keys, values, self.meta, spec, spec.windows[layer])
 
 
 class PackedLibraryAttend(LibraryAttend):
-    """A `LibraryAttend` whose `cells` are negative for rows that are not stored."""
+    """A `LibraryAttend` whose cells are negative for rows that are not stored."""
 
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """See `Attend`."""
         from executors.kernels.triton.rotary import rotate_and_store
 
         qkv = torch.cat((q.flatten(1), k.flatten(1), v.flatten(1)), 1)
-        return self.attend(layer, rotate_and_store(qkv, self.cache.layers[layer], self.cells, q.shape[1]))
+        return self.attend(
+            layer, rotate_and_store(qkv, self.cache.layers[layer], self.meta.cells, q.shape[1])
+        )
 
 
 def over(name: str, kernel: PagedKernel) -> LibraryAttention:
@@ -229,6 +239,14 @@ def import_library(module: str, package: str, how: str) -> ModuleType:
         raise Unsuitable(f"{package} cannot be imported: {error}") from None
     except (ImportError, OSError, RuntimeError) as error:  # built for another torch, most often
         raise Unsuitable(f"{package} cannot be imported: {str(error).splitlines()[0]}") from None
+
+
+def _window_of_all(spec: KvSpec) -> int | None:
+    """Return the longest window if all layers have one. Entries of block tables before it may name blocks of other sequences.
+    Libraries read keys by the tile and give hidden ones the weight 0, which times NaN is NaN: tables for them name the first
+    block of the window in place of those before it."""
+    windows = [window for window in spec.windows if window is not None]
+    return max(windows) if len(windows) == len(spec.windows) else None
 
 
 def _bounds(lengths: np.ndarray) -> np.ndarray:

@@ -41,6 +41,30 @@ class StepMeta:
     pieces: torch.Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class StoredKv:
+    """Where a layer's keys and values of a step are written. `kv`: the layer's memory; `cells` int32 [T]: the cell of each token,
+    negative for none; `scales` multiply keys and values when they are read."""
+
+    kv: torch.Tensor
+    cells: torch.Tensor
+    scales: tuple[float, float]
+
+
+@runtime_checkable
+class PagedAttend(Protocol):
+    """An `Attend` in two halves: keys and values may be written by the caller (see `rotate_and_store`) before `attend`."""
+
+    def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """See `Attend`."""
+
+    def stored(self, layer: int) -> StoredKv:
+        """Return where the layer's keys and values go."""
+
+    def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        """Compute [T, heads, head_dim] of queries whose keys and values are in the cache."""
+
+
 @runtime_checkable
 class PackedAttention(Protocol):
     """An `AttentionBackend` that takes a step as `StepMeta`."""

@@ -14,7 +14,7 @@ from executors.kernels.triton.extend_attention import extend_attention, query_ti
 from executors.kernels.triton.rotary import rotate_and_store
 from executors.llm.attention.backend import TRITON
 from executors.llm.attention.key_pieces import PieceRule
-from executors.llm.attention.packed import StepMeta
+from executors.llm.attention.packed import StepMeta, StoredKv
 from executors.llm.device.table import device_of
 from executors.llm.memory.kv_cache import KvCache
 from executors.llm.model.caches import KvSpec
@@ -137,7 +137,7 @@ class TritonAttention:
 
 
 class TritonAttend:
-    """An `Attend`; `TritonForward` calls its two halves."""
+    """A `PagedAttend`."""
 
     def __init__(self, meta: StepMeta, cache: KvCache, workspace: DecodeWorkspace) -> None:
         """`workspace` has room for at least the step's pieces."""
@@ -145,10 +145,9 @@ class TritonAttend:
         self.cache = cache
         self._workspace = workspace
 
-    @property
-    def cells(self) -> torch.Tensor:
-        """int32 [T]: the cell of each token's key and value, negative for none."""
-        return self.meta.cells
+    def stored(self, layer: int) -> StoredKv:
+        """See `PagedAttend`."""
+        return StoredKv(self.cache.layers[layer], self.meta.cells, self.cache.spec.scales(layer))
 
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """See `Attend`."""
@@ -158,7 +157,7 @@ class TritonAttend:
         return self.attend(layer, rotate_and_store(qkv, kv, self.meta.cells, q.shape[1], kv_scales=scales))
 
     def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        """Compute [T, heads, head_dim] of queries whose keys and values are in the cache."""
+        """See `PagedAttend`."""
         meta, spec, kv = self.meta, self.cache.spec, self.cache.layers[layer]
         out = torch.empty_like(q)
         if len(meta.tiles):

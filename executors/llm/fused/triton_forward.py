@@ -9,13 +9,14 @@ see `few_rows.py`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 import torch
 
 from executors.kernels.triton.activation import KINDS, gated
 from executors.kernels.triton.norms import rms_norm
 from executors.kernels.triton.rotary import rotate_and_store
+from executors.llm.attention.packed import PagedAttend
 from executors.llm.fused.few_rows import FewRows
 from executors.llm.fused.triton_experts import TritonExperts, triton_experts
 from executors.llm.model.layers.attention import Attention
@@ -23,27 +24,12 @@ from executors.llm.model.layers.experts import Experts
 from executors.llm.model.layers.mlp import Mlp
 
 if TYPE_CHECKING:
-    from executors.llm.memory.kv_cache import KvCache
     from executors.llm.model.api import Attend, ForwardInput
     from executors.llm.model.decoder import Decoder
     from executors.llm.model.layers.layer import Layer
     from executors.llm.model.layers.norms import Norm
     from executors.llm.model.linear import Linear
     from executors.llm.row_loras import RowLoras
-
-
-@runtime_checkable
-class PagedAttend(Protocol):
-    """An `Attend` in two halves. The first half, writing keys and values, is done by `TritonForward`."""
-
-    cache: KvCache
-
-    @property
-    def cells(self) -> torch.Tensor:
-        """int32 [T]: the cell of each token's key and value, negative for none; see `rotate_and_store`."""
-
-    def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        """Compute [T, heads, head_dim] of queries whose keys and values are in the cache."""
 
 
 def why_not(decoder: Decoder) -> str | None:
@@ -159,10 +145,11 @@ class TritonForward:
     ) -> torch.Tensor:
         """Compute [T, heads * head_dim] from the output of `layer.qkv`."""
         config, rope = self._decoder.config, layer.attention.rope
+        to = attend.stored(index)
         q = rotate_and_store(
-            qkv, attend.cache.layers[index], attend.cells, config.num_heads,
+            qkv, to.kv, to.cells, config.num_heads,
             positions=positions, table=None if rope is None else self._decoder.rotary[rope], norms=layer.attention.qk_norm,
-            eps=config.norm_eps, plus_one=self._plus_one, kv_scales=attend.cache.spec.scales(index),
+            eps=config.norm_eps, plus_one=self._plus_one, kv_scales=to.scales,
         )  # fmt: skip
         return attend.attend(index, q).view(len(q), -1)
 

@@ -167,7 +167,7 @@ class LlmExecutor(BatchModelExecutor):
     def metrics(self) -> ExecutorMetrics:
         """See the contract."""
         loaded = self._runtime
-        used = loaded.blocks_used() / loaded.runner.cache.num_blocks if loaded else 0.0
+        used = loaded.blocks_used() / loaded.plan.layout.num_blocks if loaded else 0.0
         return self._stats.metrics(self.config.max_num_seqs, min(1.0, used))
 
     def kv_layout(self) -> KvLayout:

@@ -121,7 +121,7 @@ class ExecutorRuntime:
             "blocks_total": layout.num_blocks,
             "blocks_in_tables": self.blocks_used(),
             "block_size": layout.block_size,
-            "bytes_per_block": layout.groups[0].bytes_per_block,
+            "bytes_per_block": layout.num_bytes // layout.num_blocks,
             "bytes_total": layout.num_bytes,
             "capacity_tokens": layout.capacity_tokens,
             "sequences": len(self.unified.states.slots),
@@ -154,7 +154,7 @@ class ExecutorRuntime:
                 config.max_num_batched_tokens,
                 self.info.max_model_len,
                 layout.block_size,
-                layout.num_blocks,
+                [group.num_blocks for group in layout.groups],
                 self.info.generates,
                 clock,
                 MOST_TOKENS_ON_DEVICE if on_device else MOST_TOKENS,
@@ -175,9 +175,9 @@ class ExecutorRuntime:
 
     def release_memory(self, group: int, block_ids: Int32Array) -> None:
         """See the contract."""
-        self.runner.cache.give_back(block_ids)
+        self.runner.cache.give_back(group, block_ids)
         if self.companion is not None:
-            self.companion.give_back(block_ids)
+            self.companion.give_back(group, block_ids)
 
     def run_alone(self, batch: UnifiedBatch) -> None:
         """Compute a step whose sequences are unknown before and after it. Raises as `StepPipeline.run`."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
+from executors.contract.batch import Int32Array, TableUpdates
 from executors.contract.errors import InvalidInput
 from executors.llm.row_loras import StepLoras
 
@@ -15,7 +18,8 @@ from executors.llm.row_loras import StepLoras
 class StepArrays:
     """The packed items of one forward; n items, T tokens.
 
-    `token_ids` int64 [T]; `q_lens`, `pos_offsets` int64 [n]; `tables` int32 [n, at least the longest item's blocks];
+    `token_ids` int64 [T]; `q_lens`, `pos_offsets` int64 [n]; `tables` int32 [n, at least the longest item's blocks] of the first
+    group of blocks, `more_tables` of the others; entries of a window group below an item's window are stale.
     `rotary_positions` int64 [T] if they differ from the positions in the cache, else None. `used_rows` int64, ascending: the
     rows whose hidden states are used; None for all rows. `adapters`: LoRA adapters of the rows, None if no row has one.
     `slots` int64 [n]: the slots of the items' sequences; None if they have none and begin at position 0.
@@ -29,6 +33,7 @@ class StepArrays:
     used_rows: np.ndarray | None = None
     adapters: StepLoras | None = None
     slots: np.ndarray | None = None
+    more_tables: tuple[np.ndarray, ...] = ()
 
     def __len__(self) -> int:
         return len(self.q_lens)
@@ -48,6 +53,14 @@ class StepArrays:
         """int64 [T]: the position of each token in its sequence."""
         return np.arange(len(self.token_ids)) + np.repeat(self.pos_offsets - self.q_starts, self.q_lens)
 
+    def of_group(self, group: int) -> StepArrays:
+        """Return the same items with the block tables of one group."""
+        if group == 0:
+            return self
+        step = copy.copy(self)  # with what was computed of it
+        step.tables = self.more_tables[group - 1]
+        return step
+
     def rows_of(self, items: np.ndarray) -> np.ndarray:
         """int64: all rows of the given items, item by item."""
         lens = self.q_lens[items]
@@ -66,6 +79,7 @@ class StepArrays:
             rotary,
             adapters=None if self.adapters is None else self.adapters.subset(rows),
             slots=None if self.slots is None else self.slots[items],
+            more_tables=tuple(tables[items] for tables in self.more_tables),
         )
 
 
@@ -85,3 +99,15 @@ def pack_tables(tables: list[np.ndarray], lengths: list[int], block_size: int, n
     if packed.size and (packed.min() < 0 or packed.max() >= num_blocks):
         raise InvalidInput(f"a block id is outside 0..{num_blocks - 1}")
     return packed
+
+
+def whole_tables(slots: Int32Array, tables: Sequence[np.ndarray]) -> TableUpdates:
+    """Return the updates that write whole block tables: int32 [n, blocks] for each group, of sequences in `slots`."""
+    count, groups = len(slots), len(tables)
+    return TableUpdates(
+        np.tile(slots, groups),
+        np.repeat(np.arange(groups, dtype=np.int32), count),
+        np.zeros(groups * count, np.int32),
+        np.repeat([table.shape[1] for table in tables], count).astype(np.int32),
+        np.concatenate([table.reshape(-1) for table in tables]).astype(np.int32),
+    )

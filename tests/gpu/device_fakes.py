@@ -281,12 +281,12 @@ def _paged(
             kv[1, cell // size, :, cell % size] = v[token]
 
     def one(row: int, item: int, length: int) -> None:
-        blocks = meta.tables[item, : -(-length // size)].long()
-        keys, values = (
-            kv[:, blocks]
-            .transpose(2, 3)
-            .flatten(1, 2)[:, :length]
-            .repeat_interleave(q.shape[1] // k.shape[1], 2)
+        window = cache.spec.windows[layer]
+        first = 0 if window is None else max(0, length - window)
+        places = torch.arange(first, length)
+        blocks = meta.tables[item, places // size].long()
+        keys, values = kv.transpose(2, 3)[:, blocks, places % size].repeat_interleave(
+            q.shape[1] // k.shape[1], 2
         )
         scores = torch.einsum("hd,lhd->hl", q[row], keys) * cache.spec.scale
         out[row] = torch.einsum("hl,lhd->hd", scores.softmax(-1), values)

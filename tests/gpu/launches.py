@@ -38,7 +38,7 @@ from executors.llm.checkpoint.device_layers import keep, keep_head
 from executors.llm.checkpoint.fp8_layers import hold
 from executors.llm.kernel_support.kernel_choice import fuse
 from executors.llm.lora.device import DeviceWeights
-from executors.llm.memory.kv_cache import KvCache
+from executors.llm.memory.paged_kv import PagedKv
 from executors.llm.model.caches import kv_group
 from executors.llm.model.config import DecoderConfig, parse_config
 from executors.llm.model.decoder import Decoder
@@ -319,9 +319,9 @@ def _serve(case: Case) -> None:
     attention = TritonAttention(kv_group(model), case.steady)
     attention.rule = piece_rule(kv_group(model), PROCESSORS, case.steady)
     fuse(attention, model)
-    runner = ModelRunner(model, attention, KvCache(kv_group(model), 8, case.page))
+    runner = ModelRunner(model, attention, PagedKv.of(kv_group(model), 8, case.page))
     blocks = MAX_LEN // case.page
-    tables = DeviceTables(np.zeros((MAX_ROWS, blocks), np.int32), META)
+    tables = (DeviceTables(np.zeros((MAX_ROWS, blocks), np.int32), META),)
     pool = torch.empty(MAX_ROWS * MAX_LEN + 1, dtype=torch.int32, device=META)
     sampler = TritonSampler(max(MAX_ROWS, MIXED_TOKENS[-1]), config.vocab_size, META)
     shaping = torch.empty(MAX_ROWS + 1, row_words(config.vocab_size), dtype=torch.int32, device=META)

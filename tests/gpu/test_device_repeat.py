@@ -191,7 +191,7 @@ def run(executor: FakeDeviceExecutor, ops: list[Op]) -> None:
     runner, launched = executor.unified, executor.launched
     runner.states.clear()
     launched.shaped._free.sort(reverse=True)  # rows of its table are given in the same order again
-    for unsent in (launched._tables, launched.shaped.sending):
+    for unsent in (*launched._tables, launched.shaped.sending):
         unsent.sent()
     # Steps that need the host compute with what is there.
     for tensor in (runner.states.pool, *runner.runner.cache.layers):

@@ -21,10 +21,11 @@ from executors.contract.batch import UnifiedBatch
 from executors.contract.config import ExecutorConfig
 from executors.contract.errors import ConfigError, Unavailable
 from executors.contract.faults import no_memory
-from executors.contract.status import KvLayout
+from executors.contract.status import KvGroup, KvLayout
 from executors.llm.assembly.full_steps import full_steps
 from executors.llm.device.base import DeviceMemory
 from executors.llm.memory.device_memory import Room, give_back, look
+from executors.llm.memory.kv_groups import group_specs, group_windows
 from executors.llm.memory.kv_plan import KvPlan, plan_kv
 from executors.llm.model.api import LoadedModel
 from executors.llm.model.caches import kv_group
@@ -75,7 +76,12 @@ class DeviceSizing(Generic[T]):
         self._sleep = sleep
         self._report = report
         self._spec = kv_group(source.model)
-        self._most_tokens = max(1, look(memory, config).usable // self._spec.bytes_per_token())
+        windows = group_windows(self._spec, config.max_model_len or source.info.max_model_len)
+        parts = group_specs(self._spec, [KvGroup(0, 0, window) for window in windows])
+        keeping = sum(
+            part.bytes_per_token() for part, window in zip(parts, windows, strict=True) if window is None
+        )
+        self._most_tokens = max(1, look(memory, config).usable // max(1, keeping))
 
     def make(self) -> T:
         """Make it with KV of `kv_cache_memory_bytes` if given, else with the memory available. Raises ConfigError with all
@@ -148,8 +154,7 @@ class DeviceSizing(Generic[T]):
     def _profile(self) -> int:
         """Measure the bytes that everything but weights and KV takes while the largest steps run. Raises ConfigError."""
         info, config = self._source.info, self._config
-        size = config.attention.block_size
-        layout = KvLayout.of(size, max(1, PROFILE_TOKENS // size), size * self._spec.bytes_per_token())
+        layout = self._profile_layout(info.max_model_len)
         give_back(self._memory)
         before = self._memory.reserved()
         self._memory.reset_peak()
@@ -163,6 +168,18 @@ class DeviceSizing(Generic[T]):
             )
         self._close(executor)
         return max(0, self._memory.peak() - before - layout.num_bytes)
+
+    def _profile_layout(self, max_model_len: int) -> KvLayout:
+        """Return the layout of the profile run: the groups that KV will have, of a few blocks each."""
+        size = self._config.attention.block_size
+        windows = group_windows(self._spec, self._config.max_model_len or max_model_len)
+        empty = [KvGroup(max(1, PROFILE_TOKENS // size), 0, window) for window in windows]
+        parts = group_specs(self._spec, empty)
+        groups = (
+            replace(group, bytes_per_block=size * part.bytes_per_token())
+            for group, part in zip(empty, parts, strict=True)
+        )
+        return KvLayout(size, tuple(groups))
 
     def _look(self, step: int) -> Room:
         give_back(self._memory)
@@ -191,7 +208,8 @@ class DeviceSizing(Generic[T]):
 
     def _tried(self, executor: T, plan: KvPlan) -> str | None:
         """Return why memory is insufficient for the largest steps, None if it is sufficient."""
-        for batch in full_steps(self._config, plan.max_model_len, plan.layout.num_blocks, self._most_tokens):
+        blocks = [group.num_blocks for group in plan.layout.groups]
+        for batch in full_steps(self._config, plan.max_model_len, blocks, self._most_tokens):
             try:
                 self._run(executor, batch)
             except Exception as error:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from executors.contract.batch import SamplingParams, SequenceStart, TableUpdates, UnifiedBatch
+from executors.contract.batch import SamplingParams, SequenceStart, UnifiedBatch
 from executors.contract.config import ExecutorConfig
 from executors.llm.lora.table import blank_name
+from executors.llm.step_arrays import whole_tables
 
 _Settings = tuple[SamplingParams, ...]
 _PLAIN: _Settings = (
@@ -29,7 +30,7 @@ _HOSTED: _Settings = tuple(replace(one, typical_p=0.9) for one in _DESCRIBED)
 
 
 def full_steps(
-    config: ExecutorConfig, max_model_len: int, num_blocks: int, most_tokens: int
+    config: ExecutorConfig, max_model_len: int, num_blocks: Sequence[int], most_tokens: int
 ) -> Iterator[UnifiedBatch]:
     """Yield steps at the limits of `config`. Each is to be run alone, by an executor that holds no sequence:
 
@@ -40,8 +41,8 @@ def full_steps(
     The first two have settings that need little memory, much memory, and the host's help. If there may be LoRA adapters, all rows
     have some: those of `blank_name`.
 
-    All blocks are among the first `num_blocks`; they are overwritten several times and their contents are meaningless.
-    `most_tokens` exceeds what KV will ever hold.
+    All blocks are among the first `num_blocks` of their group; they are overwritten several times and their contents are
+    meaningless. `most_tokens` exceeds what KV will ever hold.
     """
     size, budget = config.attention.block_size, config.max_num_batched_tokens
     most = min(config.max_num_seqs, budget)
@@ -59,7 +60,8 @@ def full_steps(
 
 
 def _step(
-    number: int, past: int, queries: np.ndarray, block_size: int, num_blocks: int, settings: _Settings, adapters: int
+    number: int, past: int, queries: np.ndarray, block_size: int, num_blocks: Sequence[int], settings: _Settings,
+    adapters: int,
 ) -> UnifiedBatch:  # fmt: skip
     """Make a step of sequences that compute `queries` int32 [n] tokens after `past` others each; one token is sampled for
     each."""
@@ -68,7 +70,7 @@ def _step(
     slots = np.arange(count, dtype=np.int32)
     prompt, none = np.zeros(longest, np.int32), np.empty(0, np.int32)
     # Sequences differ in where they begin, so that they do not all write one block as long as there are several.
-    blocks = ((slots[:, None] + np.arange(width)) % num_blocks).astype(np.int32)
+    tables = [((slots[:, None] + np.arange(width)) % most).astype(np.int32) for most in num_blocks]
     return UnifiedBatch(
         epoch=0,
         step_id=number,
@@ -86,8 +88,5 @@ def _step(
             )
             for slot in slots.tolist()
         ),
-        tables=TableUpdates(
-            slots, np.zeros(count, np.int32), np.zeros(count, np.int32), np.full(count, width, np.int32),
-            blocks.reshape(-1),
-        ),
+        tables=whole_tables(slots, tables),
     )  # fmt: skip

@@ -25,8 +25,9 @@ from executors.llm.lora.table import LoraTable
 from executors.llm.memory import sizing
 from executors.llm.memory.arena import KvArena
 from executors.llm.memory.fingerprint import kv_fingerprint
-from executors.llm.memory.kv_cache import KvCache
+from executors.llm.memory.kv_groups import draft_group, draft_layout
 from executors.llm.memory.kv_plan import KvPlan, free_bytes, plan_kv
+from executors.llm.memory.paged_kv import PagedKv
 from executors.llm.memory.seals import BlockSeals
 from executors.llm.model.api import DecoderOnlyLLM, LoadedModel, PreparedModel
 from executors.llm.model.caches import kv_group
@@ -70,9 +71,13 @@ class Assembly:
         """Plan KV in the machine's memory, or in a device's after what a step is estimated to take."""
         spec, config = kv_group(self.source.model), self.config
         claims, beside = sizing.claims(config, self.source), sizing.kv_bytes_beside(draft)
-        plan = plan_kv(spec, config, self.source.info.max_model_len, claims, beside=beside)
         state = sizing.state_layout(config, self.source.model)
-        return self.group.plan(replace(plan, layout=replace(plan.layout, state=state)))
+
+        def planned(config: ExecutorConfig) -> KvPlan:
+            plan = plan_kv(spec, config, self.source.info.max_model_len, claims, beside=beside)
+            return replace(plan, layout=replace(plan.layout, state=state))
+
+        return self.group.plan(planned(config), lambda length: planned(replace(config, max_model_len=length)))
 
     def runtime(self, plan: KvPlan) -> ExecutorRuntime:
         """Build every part that computes, with KV of the given plan. On a device this happens more than once, see
@@ -81,12 +86,12 @@ class Assembly:
         info = replace(source.info, max_model_len=plan.max_model_len)
         if isinstance(source.model, PreparedModel):
             source.model.prepare(plan.max_model_len)
-        sizing.check_slots(config, info.max_model_len)
+        sizing.check_slots(config, info.max_model_len, len(plan.layout.groups))
         # A sequence cannot go on from KV alone where layers keep states.
         arena = self.arena if plan.layout.state is None else None
-        runner = self._runner(source.model, plan, arena)
+        runner = self._runner(source.model, plan.layout, arena)
         pipeline = self._pipeline(runner, info.max_model_len)
-        if arena is not None and self.group.all_have(runner.cache.blocks is not None and arena.fault is None):
+        if arena is not None and self.group.all_have(runner.cache.by_block and arena.fault is None):
             pipeline.seals = self._seals(runner, info, plan.layout, arena)
             plan = replace(plan, layout=replace(plan.layout, fingerprint=pipeline.seals.fingerprint))
         pipeline.states.label_width = info.label_width
@@ -102,9 +107,10 @@ class Assembly:
         length = min(draft.info.max_model_len, runtime.info.max_model_len)
         if isinstance(model, PreparedModel):
             model.prepare(length)
+        layout = runtime.plan.layout
         companion = DraftCompanion(
-            self._runner(model, runtime.plan), states.slots, states.sampling, states.pool.numpy(), length,
-            runtime.info.logits_width, self.config.max_num_batched_tokens,
+            self._runner(model, draft_layout(layout)), states.slots, draft_group(layout), states.sampling,
+            states.pool.numpy(), length, runtime.info.logits_width, self.config.max_num_batched_tokens,
         )  # fmt: skip
         states.companion = companion
         runtime.draft, runtime.companion = draft, companion
@@ -121,17 +127,16 @@ class Assembly:
         words = combine(np.frombuffer(bytes.fromhex(digest), np.uint64).copy())
         rank = config.parallel.rank
         return BlockSeals(
-            words.tobytes().hex(), [runner.cache], arena, kernels, torch.get_num_threads, combine, rank
+            words.tobytes().hex(), runner.cache, arena, kernels, torch.get_num_threads, combine, rank
         )
 
-    def _runner(self, model: DecoderOnlyLLM, plan: KvPlan, arena: KvArena | None = None) -> ModelRunner:
+    def _runner(self, model: DecoderOnlyLLM, layout: KvLayout, arena: KvArena | None = None) -> ModelRunner:
         """Make the runner that computes the forwards, and its KV."""
-        config, layout = self.config, plan.layout
+        config = self.config
         self.report("KV cache", 0, 0)
-        spec, memory = kv_group(model), None
-        if arena is not None and spec.device.type == "cpu":
-            memory = arena.take(layout.num_blocks * spec.bytes_per_block(layout.block_size))
-        cache = KvCache(spec, layout.num_blocks, layout.block_size, memory)
+        spec = kv_group(model)
+        take = None if arena is None or spec.device.type != "cpu" else arena.take
+        cache = PagedKv(spec, layout.groups, layout.block_size, take)
         # Kernels of attention and sampler compute a few numbers before they are used.
         self.report("checking kernels", 0, 0)
         attention = choose_attention(
@@ -163,6 +168,7 @@ class Assembly:
                 compiler,
                 runner.device,
                 group.leads,
+                cache.windows,
             )
             launched = None
             if steps is not None and sampler is not None:
@@ -170,7 +176,7 @@ class Assembly:
             intake = HostIntake(states, cache.num_blocks, config.max_num_seqs, runner.states)
             return StepPipeline(states, runner, group.stages(states, runner, intake, self.memory), launched)
         except MemoryError:  # a limit on address space
-            raise sizing.slots_do_not_fit(config, max_model_len) from None
+            raise sizing.slots_do_not_fit(config, max_model_len, len(cache.caches)) from None
 
     def _sampler(self, runner: ModelRunner, width: int) -> DeviceSampler:
         rows = max(self.config.max_num_seqs, MIXED_TOKENS[0])

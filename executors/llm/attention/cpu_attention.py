@@ -8,7 +8,9 @@ A token's result is bitwise the same in a whole prefill, a chunk or a decode, in
 
 from __future__ import annotations
 
+import copy
 import ctypes
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -130,13 +132,25 @@ class CpuAttend:
         self, kernels: CpuKernels, steps: dict[int | None, _Step], arrays: list[np.ndarray], cache: KvCache, tokens: int
     ) -> None:  # fmt: skip
         spec = cache.spec
-        self._kernels, self._pointees = kernels, (arrays, steps, cache)  # what the pointers point at
+        self._kernels = kernels
+        self._pointees: object = (arrays, steps, cache)
+        """What the pointers point at."""
         self._shape = tokens, spec.num_heads, spec.head_dim
         self._dtype = spec.dtype
         self._out: torch.Tensor | None = None
         pointers = POINTER * spec.num_layers
         self.steps = pointers(*(ctypes.addressof(steps[window]) for window in spec.windows))
         self.kv = pointers(*(layer.data_ptr() for layer in cache.layers))
+
+    @classmethod
+    def joined(cls, parts: Mapping[int, CpuAttend], places: Sequence[tuple[int, int]]) -> CpuAttend:
+        """Return the attention of one step over several groups of layers. `places`: (group, index in it) of each layer."""
+        whole = copy.copy(next(iter(parts.values())))
+        whole._pointees, whole._out = parts, None
+        pointers = POINTER * len(places)
+        whole.steps = pointers(*(parts[group].steps[index] for group, index in places))
+        whole.kv = pointers(*(parts[group].kv[index] for group, index in places))
+        return whole
 
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """See `Attend`."""

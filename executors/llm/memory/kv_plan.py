@@ -15,8 +15,9 @@ from executors.llm.device.base import DeviceMemory
 from executors.llm.device.table import device_of
 from executors.llm.memory.cgroup import cgroup_memory, memory_limit, resident_bytes
 from executors.llm.memory.device_memory import look
+from executors.llm.memory.kv_sizes import KvSizes
 from executors.llm.memory.sizing import Claim
-from executors.llm.model.caches import KvSpec, block_bytes
+from executors.llm.model.caches import KvSpec
 
 CPU_SHARE = 0.6
 """Share of the free memory after loading that KV may take if no size is configured. The rest is for activations, other
@@ -57,19 +58,19 @@ def plan_kv(
     spec: KvSpec, config: ExecutorConfig, context_length: int, claims: Sequence[Claim] = (), measured: int | None = None,
     beside: int = 0,
 ) -> KvPlan:  # fmt: skip
-    """Compute how many blocks to allocate. Called once the weights are in memory.
+    """Compute how many blocks of each group to allocate. Called once the weights are in memory.
 
-    The number never exceeds what `max_num_seqs` sequences of `max_model_len` can use. `claims` stay free for other uses.
-    `beside`: bytes per token of a draft model's KV, which has the same blocks.
-    `measured`: bytes that KV may take, from a measurement that already accounts for the claims; None: free memory is read here.
+    A group has no more blocks than `max_num_seqs` sequences of `max_model_len` can use, and a window group no more than twice
+    what their windows can (`KvSizes`). `claims` stay free for other uses. `beside`: bytes per token of a draft model's KV, which
+    lies in the blocks that keep all tokens. `measured`: bytes that KV may take, from a measurement that already accounts for the
+    claims; None: free memory is read here.
 
     Raises ConfigError with the figures if a sequence of the requested length does not fit. If neither the length nor the
     memory was given, the length is reduced instead.
     """
     block_size = config.attention.block_size
     max_len = config.max_model_len or context_length
-    bytes_per_block = spec.bytes_per_block(block_size) + block_bytes(beside, block_size, spec.device)
-    per_sequence = math.ceil(max_len / block_size)
+    sizes = KvSizes(spec, config, max_len, beside)
     explicit = config.memory.kv_cache_memory_bytes
     bytes_for_kv = measured if explicit is None else explicit
     free, share = (
@@ -77,26 +78,22 @@ def plan_kv(
     )
     reserved = sum(claim.num_bytes for claim in claims) if bytes_for_kv is None else 0
     allowed = max(0, int((free - reserved) * share))
-    fitting = allowed // bytes_per_block
+    fitting = sizes.longest(allowed)
     note = None
-    if fitting < per_sequence:
-        if fitting < 1 and reserved and int(free * share) >= bytes_per_block:
-            raise ConfigError(_claims_too_much(claims, free, bytes_per_block))
+    if fitting < math.ceil(max_len / block_size):
+        if fitting < 1 and reserved and int(free * share) >= sizes.of_one(1):
+            raise ConfigError(_claims_too_much(claims, free, sizes.of_one(1)))
         fixed = config.max_model_len is not None and not config.shrink_length
         if explicit is not None or fixed or fitting < 1:
-            message = _does_not_fit(
-                explicit, allowed, max_len, per_sequence * bytes_per_block, fitting * block_size
-            )
-            passing = bytes_for_kv is None and _fits_later(
-                config, reserved, share, per_sequence * bytes_per_block
-            )
+            needed = sizes.of_one(math.ceil(max_len / block_size))
+            message = _does_not_fit(explicit, allowed, max_len, needed, fitting * block_size)
+            passing = bytes_for_kv is None and _fits_later(config, reserved, share, needed)
             raise (Unavailable if passing else ConfigError)(message + (_beside(claims) if reserved else ""))
         note = f"max_model_len reduced from {max_len} to {fitting * block_size}: KV memory allows no more"
-        max_len = per_sequence = fitting * block_size
-    num_blocks = min(fitting, config.max_num_seqs * per_sequence)
+        max_len = fitting * block_size
+        sizes = KvSizes(spec, config, max_len, beside)  # a window may be as long as a sequence now
     span = _blocks_per_span(spec, block_size) if on_demand(spec.device, config) else 0
-    layout = KvLayout.of(block_size, num_blocks, bytes_per_block, span)
-    return KvPlan(layout, max_len, note)
+    return KvPlan(sizes.layout(allowed, span), max_len, note)
 
 
 def _fits_later(config: ExecutorConfig, reserved: int, share: float, needed: int) -> bool:

@@ -8,7 +8,7 @@ computes the rest when it is needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from executors.kernels.checksum import Uint64Array, checksums
 from executors.kernels.cpu import CpuKernels
 from executors.llm.memory.arena import KvArena
 from executors.llm.memory.kv_cache import KvCache
+from executors.llm.memory.paged_kv import PagedKv
 
 Combine = Callable[[Uint64Array], Uint64Array]
 """Function that combines the checksums of all ranks by exclusive or; every rank calls it alike."""
@@ -26,18 +27,18 @@ _GROUP_SEED = 0x9E3779B97F4A7C15
 
 
 class BlockSeals:
-    """Seals of the blocks of `caches`, one for each group, which lie in `arena`.
+    """Seals of the blocks of `kv`, which lie in `arena`.
 
     - `fingerprint`: what the blocks' contents depend on beside the tokens. `rank`: of this process.
     - `threads`: function that returns the number of threads to use.
     """
 
     def __init__(
-        self, fingerprint: str, caches: Sequence[KvCache], arena: KvArena, kernels: CpuKernels | None,
+        self, fingerprint: str, kv: PagedKv, arena: KvArena, kernels: CpuKernels | None,
         threads: Callable[[], int], combine: Combine, rank: int = 0,
     ) -> None:  # fmt: skip
         self.fingerprint = fingerprint
-        self._caches = tuple(caches)
+        self._kv = kv
         self._arena = arena
         self._kernels = kernels
         self._threads = threads
@@ -48,10 +49,10 @@ class BlockSeals:
 
     def checksums(self, seals: Int32Array) -> Uint64Array:
         """Compute uint64 [m], the checksums of blocks `seals` int32 [m, 2] of (group, block), over all ranks."""
-        sums = np.empty(len(seals), np.uint64)
-        for group, cache in enumerate(self._caches):
+        sums = np.zeros(len(seals), np.uint64)  # of groups that have no layer on this rank
+        for group, cache in enumerate(self._kv.caches):
             at = np.flatnonzero(seals[:, 0] == group)
-            if len(at):
+            if len(at) and cache is not None:
                 # Ranks have other seeds: equal blocks would cancel each other out.
                 seed = (self._rank << 32 | group + 1) * _GROUP_SEED & (1 << 64) - 1
                 sums[at] = checksums(self._kernels, _blocks(cache), seals[at, 1], seed, self._threads())
@@ -62,17 +63,17 @@ class BlockSeals:
         other blocks is given back to the system. Raises InvalidInput for blocks that do not exist."""
         adopted = np.empty(0, np.int32) if sealed is None else self._verified(sealed)
         if sealed is not None and len(adopted):
-            for group, cache in enumerate(self._caches):
-                others = np.ones(cache.num_blocks, np.bool_)
+            for group, num_blocks in enumerate(self._kv.num_blocks):
+                others = np.ones(num_blocks, np.bool_)
                 others[sealed.blocks[adopted[sealed.groups[adopted] == group]]] = False
-                cache.give_back(np.flatnonzero(others).astype(np.int32))
+                self._kv.give_back(group, np.flatnonzero(others).astype(np.int32))
         elif self._is_used:
             self._arena.empty()
         self._is_used = True
         return adopted
 
     def _verified(self, sealed: SealedBlocks) -> Int32Array:
-        check_sealed(sealed, tuple(cache.num_blocks for cache in self._caches))
+        check_sealed(sealed, self._kv.num_blocks)
         if sealed.fingerprint != self.fingerprint or not len(sealed):
             return np.empty(0, np.int32)
         sums = self.checksums(np.stack((sealed.groups, sealed.blocks), 1))

@@ -13,6 +13,7 @@ from executors.contract.status import MemoryRequirements, StateLayout
 from executors.llm.device.base import Device
 from executors.llm.device.table import device_of
 from executors.llm.memory.cgroup import cpu_threads, machine_bytes
+from executors.llm.memory.kv_groups import group_windows
 from executors.llm.model.caches import HasCaches, kv_group, state_group
 from executors.llm.sampling.shaped_slots import table_bytes
 
@@ -48,9 +49,10 @@ def num_slots(config: ExecutorConfig) -> int:
 def claims(config: ExecutorConfig, source: LoadedModel) -> tuple[Claim, ...]:
     """Return the memory that a full step and loaded adapters need, by setting."""
     seqs, tokens = config.max_num_seqs, config.max_num_batched_tokens
-    per_seq = _logits_bytes(config, source)
-    if not device_of(kv_group(source.model).device).memory_on_demand:
-        per_seq += _slot_bytes(config, source.info.max_model_len)
+    per_seq, spec = _logits_bytes(config, source), kv_group(source.model)
+    if not device_of(spec.device).memory_on_demand:
+        length = config.max_model_len or source.info.max_model_len
+        per_seq += _slot_bytes(config, source.info.max_model_len, len(group_windows(spec, length)))
         per_seq += table_bytes(seqs, source.info.logits_width)
     per_seq += _state_bytes(config, source.model)
     most, rank = config.optimization.max_loras, config.optimization.max_lora_rank
@@ -184,23 +186,23 @@ def _logits_bytes(config: ExecutorConfig, source: LoadedModel) -> int:
     return 2 * 4 * source.info.logits_width * config.max_num_seqs
 
 
-def check_slots(config: ExecutorConfig, max_model_len: int) -> None:
+def check_slots(config: ExecutorConfig, max_model_len: int, num_groups: int = 1) -> None:
     """Raise ConfigError if the tables of all slots exceed the machine's memory: the kernel would refuse them, although few of
-    their pages are ever written."""
-    if _slot_bytes(config, max_model_len) > machine_bytes():
-        raise slots_do_not_fit(config, max_model_len)
+    their pages are ever written. `num_groups` of blocks."""
+    if _slot_bytes(config, max_model_len, num_groups) > machine_bytes():
+        raise slots_do_not_fit(config, max_model_len, num_groups)
 
 
-def slots_do_not_fit(config: ExecutorConfig, max_model_len: int) -> ConfigError:
+def slots_do_not_fit(config: ExecutorConfig, max_model_len: int, num_groups: int = 1) -> ConfigError:
     """Make the error for tables that cannot be allocated."""
     return ConfigError(
         f"max_num_seqs {config.max_num_seqs}: tables for {num_slots(config)} slots of {max_model_len} tokens take "
-        f"{_slot_bytes(config, max_model_len):,} bytes, this machine has {machine_bytes():,}; "
+        f"{_slot_bytes(config, max_model_len, num_groups):,} bytes, this machine has {machine_bytes():,}; "
         f"set a smaller max_num_seqs or max_model_len"
     )
 
 
-def _slot_bytes(config: ExecutorConfig, max_model_len: int) -> int:
-    # int32: the token pool's row and the block table's, see `SequenceStates`.
-    row = 4 * (max_model_len + 1) + 4 * math.ceil(max_model_len / config.attention.block_size)
+def _slot_bytes(config: ExecutorConfig, max_model_len: int, num_groups: int) -> int:
+    # int32: the token pool's row and those of the block tables, see `SequenceStates`.
+    row = 4 * (max_model_len + 1) + 4 * num_groups * math.ceil(max_model_len / config.attention.block_size)
     return num_slots(config) * (row + _SETTINGS_BYTES)

@@ -3,7 +3,8 @@
     a layer's `memory()`      LayerKv: keys and values of every token      LayerState: one state of every sequence      None
     the model's `cache_specs` KvSpec: all layers of equal keys and values  StateSpec: all layers of equal states
 
-The executor has one group of paged KV and at most one of states: `kv_group` and `state_group` are the only places that say so.
+All layers of attention have equal heads, and layers have at most one shape of state: `kv_group` and `state_group` say so. Layers
+whose windows differ have blocks of their own, see `memory/kv_groups.py`.
 """
 
 from __future__ import annotations
@@ -67,6 +68,8 @@ class KvSpec:
     windows: tuple[int | None, ...]
     kv_dtype: torch.dtype | None = None
     kv_scales: tuple[tuple[float, float], ...] = ()
+    model_windows: tuple[int | None, ...] = ()
+    """`windows` of the whole model, if these are the layers of one stage of it; () means `windows`."""
 
     @property
     def stored_dtype(self) -> torch.dtype:
@@ -168,12 +171,13 @@ def _group(one: LayerMemory) -> object:
 
 
 def kv_group(model: HasCaches) -> KvSpec:
-    """Return the model's only group of paged KV, which is what block tables, attention and sizing know today. Raises
-    ConfigError if it has none or several."""
+    """Return the paged KV of all layers. Raises ConfigError if there is none, or layers have different heads."""
     groups = [one for one in model.cache_specs if isinstance(one, KvSpec)]
     if len(groups) != 1:
         why = "layers of attention with different heads" if groups else "no layer with attention"
-        raise ConfigError(f"the model has {why}; models with one group of KV are supported")
+        raise ConfigError(
+            f"the model has {why}; models whose layers of attention have equal heads are supported"
+        )
     return groups[0]
 
 

@@ -6,6 +6,7 @@ together. See `stages.py` for a step.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -65,8 +66,8 @@ class RankGroup(Protocol):
     def limits(self, own: ExecutorConfig) -> ExecutorConfig:
         """Return the configuration with the least batch limits of all ranks."""
 
-    def plan(self, own: KvPlan) -> KvPlan:
-        """Return the plan that all ranks have memory for."""
+    def plan(self, own: KvPlan, shorter: Callable[[int], KvPlan]) -> KvPlan:
+        """Return the plan that all ranks have memory for. `shorter` plans this rank's KV for a smaller `max_model_len`."""
 
     def stages(
         self, states: SequenceStates, runner: ModelRunner, intake: HostIntake, memory: DeviceMemory | None
@@ -116,7 +117,7 @@ class Alone:
         """See `RankGroup`."""
         return own
 
-    def plan(self, own: KvPlan) -> KvPlan:
+    def plan(self, own: KvPlan, shorter: Callable[[int], KvPlan]) -> KvPlan:
         """See `RankGroup`."""
         return own
 
@@ -208,17 +209,23 @@ class Together:
         seqs, tokens = self._met().least([own.max_num_seqs, own.max_num_batched_tokens])
         return replace(own, max_num_seqs=seqs, max_num_batched_tokens=tokens)
 
-    def plan(self, own: KvPlan) -> KvPlan:
+    def plan(self, own: KvPlan, shorter: Callable[[int], KvPlan]) -> KvPlan:
         """See `RankGroup`."""
-        [group] = own.layout.groups
-        blocks, length, span = self._met().least([group.num_blocks, own.max_model_len, group.blocks_per_span])
-        # A span that is too short for a page of the system is given back in part; 0 on one rank: memory is taken at once.
-        span = max(span, group.blocks_per_span) if span else 0
-        note = own.note
+        ranks = self._met()
+        [length] = ranks.least([own.max_model_len])
         if length < own.max_model_len:
+            # Planned again: the length decides which windows have a group of their own.
             note = f"max_model_len reduced to {length}: another rank has memory for no more"
-        group = replace(group, num_blocks=blocks, blocks_per_span=span)
-        return KvPlan(replace(own.layout, groups=(group,)), length, note)
+            own = replace(shorter(length), note=note)
+        layout = own.layout
+        sizes = [(group.num_blocks, group.blocks_per_span) for group in layout.groups]
+        tokens, *least = ranks.least([layout.max_tokens, *itertools.chain(*sizes)])
+        groups = []
+        for group, blocks, span in zip(layout.groups, least[::2], least[1::2], strict=True):
+            # A span that is too short for a page of the system is given back in part; 0 on one rank: memory is taken at once.
+            span = max(span, group.blocks_per_span) if span else 0
+            groups.append(replace(group, num_blocks=blocks, blocks_per_span=span))
+        return replace(own, layout=replace(layout, groups=tuple(groups), max_tokens=tokens))
 
     def stages(
         self, states: SequenceStates, runner: ModelRunner, intake: HostIntake, memory: DeviceMemory | None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 import torch
 
 from executors.kernels.cpu import BLOCK, CpuKernels
 from executors.llm.model.api import ForwardInput
-from executors.llm.model.config import DecoderConfig
+from executors.llm.model.caches import CacheSpec, KvSpec
+from executors.llm.model.config import ATTENTION, DecoderConfig
 from executors.llm.model.decoder import Decoder
 from executors.llm.model.fp8 import Fp8Plan
 from executors.llm.model.layers.experts import Experts
@@ -67,6 +69,13 @@ class RankDecoder(Decoder):
     def whole(self) -> DecoderConfig:
         """See `Decoder`."""
         return self.shard.whole
+
+    @property
+    def cache_specs(self) -> tuple[CacheSpec, ...]:
+        """See `Decoder`. The windows of all stages decide which groups of blocks there are."""
+        windows = tuple(layer.window for layer in self.whole.layers if layer.mixer == ATTENTION)
+        specs = super().cache_specs
+        return tuple(replace(one, model_windows=windows) if isinstance(one, KvSpec) else one for one in specs)
 
     def num_parameters(self) -> int:
         """See `Decoder`; of the whole model."""

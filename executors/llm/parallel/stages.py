@@ -25,7 +25,7 @@ from executors.contract.errors import (
     Unsupported,
 )
 from executors.llm.faults import step_fault
-from executors.llm.memory.kv_cache import KvCache
+from executors.llm.memory.paged_kv import PagedKv
 from executors.llm.parallel.ranks import Ranks
 from executors.llm.step.direct import DirectItem, DirectResult, NoTokenSampled, RunDirect
 from executors.llm.step.pipeline import Compute, TakeIn
@@ -105,7 +105,7 @@ class RankSampling:
         """Take in what the forward computes from, before it does."""
         token_ids = ids.numpy() if ids.device.type == "cpu" else step.token_ids
         digest = 0
-        for part in (token_ids, step.q_lens, step.pos_offsets, step.tables):
+        for part in (token_ids, step.q_lens, step.pos_offsets, step.tables, *step.more_tables):
             digest = zlib.crc32(part.tobytes(), digest)
         self._digest = digest
 
@@ -160,7 +160,7 @@ class RankSampling:
 def ending_direct(run: RunDirect) -> RunDirect:
     """Return `run` of direct calls for which what fails within a forward ends the process: the other ranks wait for it."""
 
-    def ran(items: list[DirectItem], cache: KvCache) -> list[DirectResult]:
+    def ran(items: list[DirectItem], cache: PagedKv) -> list[DirectResult]:
         try:
             return run(items, cache)
         except (InvalidInput, Unsupported, NoTokenSampled, ExecutorDied):

@@ -1,8 +1,8 @@
 """`DraftCompanion`: a smaller model that guesses the next tokens of sequences, for the next step to verify.
 
-Its keys and values lie in tensors of their own under the block ids and block tables of the model's: a block that is shared,
-copied or found again by its prefix has the draft model's KV too, if it was computed. What is missing is computed when a step asks
-for drafts.
+Its keys and values lie in tensors of their own under the block ids and block tables of the model's layers that keep all tokens: a
+block that is shared, copied or found again by its prefix has the draft model's KV too, if it was computed. What is missing is
+computed when a step asks for drafts.
 
     filled[block]   how many of the block's first cells hold KV of the tokens that the model has there
     ahead[slot]     the tokens behind the known ones whose KV the last drafting wrote: those that were accepted are filled, too
@@ -26,6 +26,7 @@ import torch
 
 from executors.contract.batch import Drafts, UnifiedBatch, UnifiedOutput
 from executors.contract.slots import SlotTable
+from executors.llm.memory.paged_kv import copied_pairs
 from executors.llm.sampling.sampler import SamplingTable, sample
 from executors.llm.step.runner import ModelRunner
 from executors.llm.step_arrays import StepArrays
@@ -57,24 +58,35 @@ class _Wish:
 
 class DraftCompanion:
     """See the module. `history` int32 [slots, positions] holds the tokens of each slot, up to the last one sampled; its owner
-    writes it. Only `note`, `draft`, `forget`, `give_back` and `clear` write the state here."""
+    writes it. `group`: the group of blocks in which its KV lies. Only `note`, `draft`, `forget`, `give_back` and `clear` write
+    the state here."""
 
     def __init__(
-        self, runner: ModelRunner, slots: SlotTable, sampling: SamplingTable, history: np.ndarray, max_model_len: int,
-        width: int, max_tokens: int,
+        self, runner: ModelRunner, slots: SlotTable, group: int, sampling: SamplingTable, history: np.ndarray,
+        max_model_len: int, width: int, max_tokens: int,
     ) -> None:  # fmt: skip
         """`max_model_len`: of the draft model. `width`: of the model's logits, which a draft must be below. `max_tokens` of a
         forward."""
         self.runner = runner
         self.max_model_len = max_model_len
         self._slots = slots
+        self._group = group
         self._sampling = sampling
         self._history = history
         self._width = width
         self._max_tokens = max_tokens
         self._block_size = runner.cache.block_size
-        self._filled = np.zeros(runner.cache.num_blocks, np.int32)
+        self._cache = runner.cache.of_group(0)
+        self._filled = np.zeros(self._cache.num_blocks, np.int32)
         self._ahead: dict[int, _Ahead] = {}
+
+    @property
+    def _tables(self) -> np.ndarray:
+        return self._slots.block_tables[self._group]
+
+    def _blocks_of(self, slot: int) -> np.ndarray:
+        """Block ids int32 of a slot's sequence."""
+        return self._tables[slot, : self._slots.num_blocks[self._group, slot]]
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
@@ -83,19 +95,21 @@ class DraftCompanion:
         if len(batch.tables.slots):
             self._note_tables(batch)
         if len(batch.block_copies):
-            _, source, destination = batch.block_copies.T
+            pairs = copied_pairs(batch.block_copies, self._group)
+            source, destination = pairs.T
             self._filled[destination] = self._filled[source]
-            self.runner.cache.copy_blocks(batch.block_copies[:, 1:])
-            self._cut_copies(batch)
+            self._cache.copy_blocks(pairs)
+            self._cut_copies(batch, pairs)
 
     def _note_tables(self, batch: UnifiedBatch) -> None:
         """Blocks that a table got for tokens still to be computed hold those of another sequence; those before are shared."""
         computed = dict(zip(batch.slots.tolist(), batch.pos_offsets.tolist(), strict=True))
         tables, size, at = batch.tables, self._block_size, 0
-        for slot, first, count in zip(
-            tables.slots.tolist(), tables.starts.tolist(), tables.counts.tolist(), strict=True
-        ):
+        updates = (tables.slots, tables.groups, tables.starts, tables.counts)
+        for slot, group, first, count in zip(*(part.tolist() for part in updates), strict=True):
             blocks, at = tables.block_ids[at : at + count], at + count
+            if group != self._group:
+                continue
             shared = computed.get(slot, 0)
             self._filled[blocks[max(0, -(-shared // size) - first) :]] = 0
             if shared % size and first <= shared // size < first + count:
@@ -103,11 +117,11 @@ class DraftCompanion:
             if first == 0:
                 self._ahead.pop(slot, None)
 
-    def _cut_copies(self, batch: UnifiedBatch) -> None:
+    def _cut_copies(self, batch: UnifiedBatch, pairs: np.ndarray) -> None:
         """A copied block's cells from the first token that its new owner computes on are not its own."""
-        size, copied = self._block_size, set(batch.block_copies[:, 2].tolist())
+        size, copied = self._block_size, set(pairs[:, 1].tolist())
         for slot, begin in zip(batch.slots.tolist(), batch.pos_offsets.tolist(), strict=True):
-            block = int(self._slots.block_tables[0][slot, begin // size])
+            block = int(self._tables[slot, begin // size])
             if block in copied:
                 self._cut(block, begin)
 
@@ -119,10 +133,11 @@ class DraftCompanion:
         """A sequence is gone from its slot, or begins in it."""
         self._ahead.pop(slot, None)
 
-    def give_back(self, block_ids: np.ndarray) -> None:
-        """Return the memory of these blocks."""
-        self.runner.cache.give_back(block_ids)
-        self._filled[block_ids] = 0
+    def give_back(self, group: int, block_ids: np.ndarray) -> None:
+        """Return the memory of these blocks of a group."""
+        if group == self._group:
+            self._cache.give_back(block_ids)
+            self._filled[block_ids] = 0
 
     def clear(self) -> None:
         """Forget every sequence and all KV."""
@@ -161,7 +176,7 @@ class DraftCompanion:
                 if not output.num_tokens[item]:
                     continue  # it failed, or is pooled
                 num_known += int(output.num_tokens[item]) - int(batch.num_draft_tokens[item])
-            blocks = self._slots.block_tables[0][slot, : self._slots.num_blocks[0, slot]]
+            blocks = self._blocks_of(slot)
             cells = min(len(blocks) * self._block_size, self.max_model_len)
             if num_known > cells:
                 continue
@@ -209,9 +224,8 @@ class DraftCompanion:
         hidden = self._forward(
             [self._history[wish.slot, wish.begin : wish.end] for wish in wishes], wishes, [w.begin for w in wishes]
         )  # fmt: skip
-        tables, num_blocks = self._slots.block_tables[0], self._slots.num_blocks[0]
         for wish in wishes:
-            self._fill(tables[wish.slot, : num_blocks[wish.slot]], wish.begin, wish.end)
+            self._fill(self._blocks_of(wish.slot), wish.begin, wish.end)
         ends = np.cumsum([wish.end - wish.begin for wish in wishes]) - 1
         rows = np.array(
             [end for end, wish in zip(ends.tolist(), wishes, strict=True) if wish.count], np.int64
@@ -243,7 +257,7 @@ class DraftCompanion:
             np.concatenate(tokens).astype(np.int64),
             lens,
             offsets,
-            self._slots.block_tables[0][:, :width][slots],
+            self._tables[:, :width][slots],
         )
         if lens.max() > 1:
             step.used_rows = np.cumsum(lens) - 1
@@ -267,7 +281,7 @@ class DraftCompanion:
     def time_forward(self, count: int, past: int) -> float:
         """Seconds of a forward of one token for each of `count` sequences of `past` tokens; overwrites the first blocks."""
         blocks = -(-(past + 1) // self._block_size)
-        tables = np.tile(np.arange(blocks, dtype=np.int32) % self.runner.cache.num_blocks, (count, 1))
+        tables = np.tile(np.arange(blocks, dtype=np.int32) % self._cache.num_blocks, (count, 1))
         step = StepArrays(
             np.zeros(count, np.int64), np.ones(count, np.int64), np.full(count, past, np.int64), tables
         )

@@ -16,8 +16,7 @@ from executors.contract.batch import KvCacheHandle, SampledToken, SamplingParams
 from executors.contract.errors import InvalidInput, ItemFault, StepFailed, Unsupported
 from executors.contract.tensor import Tensor
 from executors.llm.lora.table import LoraTable
-from executors.llm.memory.kv_cache import KvCache
-from executors.llm.model.caches import kv_group
+from executors.llm.memory.paged_kv import PagedKv
 from executors.llm.sampling.edits import EditsBuilder, LogitEdits, Shaper
 from executors.llm.sampling.sampler import SamplingTable, sample
 from executors.llm.step.runner import ModelRunner
@@ -53,7 +52,7 @@ class DirectResult:
     sampled: list[SampledToken]
 
 
-RunDirect = Callable[[list[DirectItem], KvCache], list[DirectResult]]
+RunDirect = Callable[[list[DirectItem], PagedKv], list[DirectResult]]
 """Computes a forward of items over a KV cache, and samples."""
 
 
@@ -170,22 +169,23 @@ class DirectRunner:
 
     # -- the forward -----------------------------------------------------------------------------------------------------
 
-    def _scratch(self, items: list[DirectItem]) -> KvCache:
+    def _scratch(self, items: list[DirectItem]) -> PagedKv:
         """Allocate KV for these items alone, in their order; it is freed with the call."""
         size = self.runner.cache.block_size
         begin = 0
         for item in items:
             count = -(-len(item) // size)
-            item.handle = KvCacheHandle(-1, (np.arange(begin, begin + count, dtype=np.int32),))
+            blocks = np.arange(begin, begin + count, dtype=np.int32)
+            item.handle = KvCacheHandle(-1, (blocks,) * len(self.runner.cache.caches))
             begin += count
-        return KvCache(kv_group(self.runner.model), begin, size)
+        return self.runner.cache.scratch(begin)
 
-    def _run(self, items: list[DirectItem], cache: KvCache) -> list[DirectResult]:
+    def _run(self, items: list[DirectItem], cache: PagedKv) -> list[DirectResult]:
         return (
             self._forward(items, cache) if self._guard is None else self._guard(self._forward)(items, cache)
         )
 
-    def _forward(self, items: list[DirectItem], cache: KvCache) -> list[DirectResult]:
+    def _forward(self, items: list[DirectItem], cache: PagedKv) -> list[DirectResult]:
         if self.runner.states is not None and cache is self.runner.cache:
             raise Unsupported(
                 "the model's layers have a state per sequence, which a handle does not name: use unified_decode"
@@ -207,14 +207,24 @@ class DirectRunner:
         self._sample(items, results)
         return results
 
-    def _step(self, items: list[DirectItem], cache: KvCache) -> StepArrays:
-        tables, lengths = [], []
+    def _step(self, items: list[DirectItem], cache: PagedKv) -> StepArrays:
+        handles, lengths = [], []
         for item in items:
-            if item.handle is None or len(item.handle.block_tables) != 1:
-                raise InvalidInput("kv_cache must bring one block table")
-            tables.append(np.asarray(item.handle.block_tables[0]))
+            if item.handle is None or len(item.handle.block_tables) != len(cache.caches):
+                raise InvalidInput(
+                    f"kv_cache must bring {len(cache.caches)} block table(s), one of each group"
+                )
+            handles.append(item.handle)
             lengths.append(item.pos_offset + len(item))
-        packed = pack_tables(tables, lengths, cache.block_size, cache.num_blocks)
+        packed, *more_tables = (
+            pack_tables(
+                [np.asarray(one.block_tables[group]) for one in handles],
+                lengths,
+                cache.block_size,
+                num_blocks,
+            )
+            for group, num_blocks in enumerate(cache.num_blocks)
+        )
         rotary = None
         if any(item.rotary is not None for item in items):
             own = [np.arange(item.pos_offset, item.pos_offset + len(item)) for item in items]
@@ -232,6 +242,7 @@ class DirectRunner:
             packed,
             rotary,
             adapters=adapters,
+            more_tables=tuple(more_tables),
         )
 
     def _sample(self, items: list[DirectItem], results: list[DirectResult]) -> None:

@@ -30,7 +30,7 @@ class HostForward:
 
     def __call__(self, batch: UnifiedBatch, step: StepArrays) -> torch.Tensor:
         """Compute hidden states [T, hidden], and write KV."""
-        self._runner.cache.copy_blocks(batch.block_copies[:, 1:])
+        self._runner.cache.copy_blocks(batch.block_copies)
         if self._states.companion is not None:
             self._states.companion.note(batch)
         return retried(self._memory, lambda: self._runner.forward(step, self._token_ids(batch, step)))

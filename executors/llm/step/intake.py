@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from executors.contract.batch import UnifiedBatch
 from executors.contract.checks import check_arrays, check_blocks, check_limits, check_pooling, check_seals
 from executors.contract.errors import InvalidInput
@@ -10,11 +12,11 @@ from executors.llm.step.states import SequenceStates
 
 
 class HostIntake:
-    """See the module. `num_blocks` of the KV; `max_batch_size`: most sequences of a step; `layer_states`: what layers keep of
-    sequences, if they keep any."""
+    """See the module. `num_blocks` of each group of KV; `max_batch_size`: most sequences of a step; `layer_states`: what
+    layers keep of sequences, if they keep any."""
 
     def __init__(
-        self, states: SequenceStates, num_blocks: int, max_batch_size: int, layer_states: StateCache | None = None
+        self, states: SequenceStates, num_blocks: Sequence[int], max_batch_size: int, layer_states: StateCache | None = None
     ) -> None:  # fmt: skip
         self._states = states
         self._num_blocks = num_blocks
@@ -32,8 +34,8 @@ class HostIntake:
         states = self._states
         check_arrays(batch)
         check_limits(batch, states.logits_width, states.max_model_len, self._max_batch_size)
-        check_blocks(batch, [self._num_blocks])
-        check_seals(batch, [self._num_blocks])
+        check_blocks(batch, self._num_blocks)
+        check_seals(batch, self._num_blocks)
         tables = batch.tables
         if len(tables.slots):
             if tables.starts.min() < 0 or tables.counts.min() < 0:

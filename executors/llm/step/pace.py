@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from executors.contract.batch import SamplingParams, SequenceStart, TableUpdates, UnifiedBatch
+from executors.contract.batch import SamplingParams, SequenceStart, UnifiedBatch
 from executors.contract.status import Pace
+from executors.llm.step_arrays import whole_tables
 
 _STEP_S = 0.1
 """Target time of the prompt step in seconds, estimated from a shorter one."""
@@ -63,18 +64,19 @@ def measure_pace(
     max_tokens: int,
     max_model_len: int,
     block_size: int,
-    num_blocks: int,
+    num_blocks: Sequence[int],
     generates: bool = True,
     clock: Callable[[], float] = time.perf_counter,
     most_tokens: int = MOST_TOKENS,
 ) -> Pace:
-    """Time steps that `run` computes. A step has at most `max_tokens` tokens, a sequence at most `max_model_len`, a prompt that
-    is timed at most `most_tokens`. If `generates` is False, the model has no head and its prompts are pooled.
+    """Time steps that `run` computes over the first of the `num_blocks` of each group. A step has at most `max_tokens` tokens, a
+    sequence at most `max_model_len`, a prompt that is timed at most `most_tokens`. If `generates` is False, the model has
+    no head and its prompts are pooled.
 
     One step is computed untimed and two are always timed; no further step begins 0.2 s after the first. Raises what `run`
     raises.
     """
-    room = min(max_model_len, block_size * num_blocks)
+    room = min(max_model_len, block_size * min(num_blocks))
     past = min(_PAST, room - 1)
 
     def step(count: int, tokens: int) -> object:
@@ -106,7 +108,7 @@ def measure_pace(
 
 
 def _step(
-    past: int, count: int, tokens: int, block_size: int, num_blocks: int, generates: bool
+    past: int, count: int, tokens: int, block_size: int, num_blocks: Sequence[int], generates: bool
 ) -> UnifiedBatch:
     """Make a step of `count` sequences that compute `tokens` tokens each after `past` tokens, whose KV holds arbitrary data."""
     width = math.ceil((past + tokens) / block_size)
@@ -114,7 +116,8 @@ def _step(
     prompt, none = np.zeros(past + tokens, np.int32), np.empty(0, np.int32)
     sampling = SamplingParams(temperature=1.0) if generates else None
     pooling = None if generates else "last"
-    blocks = np.arange(width, dtype=np.int32) % num_blocks
+    # Sequences share blocks.
+    tables = [np.tile(np.arange(width, dtype=np.int32) % most, (count, 1)) for most in num_blocks]
     return UnifiedBatch(
         epoch=0,
         step_id=1,
@@ -128,8 +131,5 @@ def _step(
         starts=tuple(
             SequenceStart(slot + 1, slot, prompt, none, sampling, pooling=pooling) for slot in slots.tolist()
         ),
-        tables=TableUpdates(
-            slots, np.zeros(count, np.int32), np.zeros(count, np.int32), np.full(count, width, np.int32),
-            np.tile(blocks, count),
-        ),
+        tables=whole_tables(slots, tables),
     )  # fmt: skip

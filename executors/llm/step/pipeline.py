@@ -201,15 +201,16 @@ class StepPipeline:
     def _arrays(self, batch: UnifiedBatch) -> StepArrays:
         """Pack the batch's items with the block tables of their slots. Raises InvalidInput for a table that is too short."""
         states = self.states
-        tables = states.tables_of(batch, states.blocks_needed(batch))
+        tables, *more_tables = states.tables_of(batch, states.blocks_needed(batch))
         q_lens, pos_offsets = batch.num_q_tokens.astype(np.int64), batch.pos_offsets.astype(np.int64)
         adapters = None
         if states.adapters is not None:
             adapters = states.adapters.rows_of_slots(batch.slots, q_lens)
         slots = batch.slots.astype(np.int64)
         return StepArrays(
-            batch.token_ids.astype(np.int64), q_lens, pos_offsets, tables, adapters=adapters, slots=slots
-        )
+            batch.token_ids.astype(np.int64), q_lens, pos_offsets, tables, adapters=adapters, slots=slots,
+            more_tables=tuple(more_tables),
+        )  # fmt: skip
 
     # -- before the executor serves, and between steps -------------------------------------------------------------------
 

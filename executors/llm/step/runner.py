@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
+from executors.llm.attention import groups
 from executors.llm.attention.backend import AttentionBackend
 from executors.llm.device.ranges import Ranges, no_ranges
-from executors.llm.memory.kv_cache import KvCache
+from executors.llm.memory.paged_kv import PagedKv
 from executors.llm.memory.state_cache import SlotStates, StateCache
 from executors.llm.model.api import (
     Attend,
@@ -31,7 +32,7 @@ megabyte."""
 class ModelRunner:
     """The model, its attention and its KV, and the states that layers keep of sequences."""
 
-    def __init__(self, model: DecoderOnlyLLM, attention: AttentionBackend, cache: KvCache) -> None:
+    def __init__(self, model: DecoderOnlyLLM, attention: AttentionBackend, cache: PagedKv) -> None:
         self.model = model
         self.attention = attention
         self.cache = cache
@@ -65,7 +66,7 @@ class ModelRunner:
         return torch.from_numpy(np.ascontiguousarray(values, np.int64)).to(self.device)
 
     def forward(
-        self, step: StepArrays, token_ids: torch.Tensor | None = None, cache: KvCache | None = None
+        self, step: StepArrays, token_ids: torch.Tensor | None = None, cache: PagedKv | None = None
     ) -> torch.Tensor:
         """Compute hidden states [T, hidden] of a step and write its KV to `cache` (default: the executor's own). Rows that
         are not wanted may hold arbitrary values.
@@ -92,7 +93,7 @@ class ModelRunner:
         self.forwards += 1
         return self._unified.unified_forward(ForwardInput(token_ids, positions, attend, adapters=adapters))
 
-    def _forward_split(self, step: StepArrays, ids: torch.Tensor, cache: KvCache) -> torch.Tensor:
+    def _forward_split(self, step: StepArrays, ids: torch.Tensor, cache: PagedKv) -> torch.Tensor:
         """Run a model without a unified forward: prefills one by one, then all decodes together."""
         pieces: list[tuple[torch.Tensor, torch.Tensor]] = []
         decodes = np.flatnonzero(step.q_lens == 1)
@@ -109,7 +110,7 @@ class ModelRunner:
         rows = self.to_device(step.rows_of(items))
         return rows, self._call(call, step.subset(items), ids.index_select(0, rows), cache)
 
-    def _call(self, call, step: StepArrays, ids: torch.Tensor, cache: KvCache) -> torch.Tensor:
+    def _call(self, call, step: StepArrays, ids: torch.Tensor, cache: PagedKv) -> torch.Tensor:
         self.forwards += 1
         rotary = step.positions if step.rotary_positions is None else step.rotary_positions
         used_rows = None if step.used_rows is None else self.to_device(step.used_rows)
@@ -117,7 +118,7 @@ class ModelRunner:
             ForwardInput(
                 ids,
                 self.to_device(rotary),
-                self.attention.begin(step, cache),
+                groups.begin(self.attention, step, cache),
                 used_rows,
                 step.adapters,
                 self._states(step),

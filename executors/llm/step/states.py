@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -53,13 +54,13 @@ class SequenceStates:
 
     def __init__(
         self, num_slots: int, max_model_len: int, block_size: int, compiler: GrammarCompiler, device: torch.device,
-        samples_here: bool = True,
+        samples_here: bool = True, windows: Sequence[int | None] = (None,),
     ) -> None:  # fmt: skip
-        """`samples_here`: whether this process samples; otherwise it keeps no grammars."""
+        """`samples_here`: whether this process samples; otherwise it keeps no grammars. `windows` of the groups of blocks."""
         self.max_model_len = max_model_len
         self.block_size = block_size
         self.logits_width = self.label_width = compiler.width
-        self.slots = SlotTable(num_slots, -(-max_model_len // block_size))
+        self.slots = SlotTable(num_slots, -(-max_model_len // block_size), windows)
         self.sampling = SamplingTable(num_slots)
         self.shapers = SlotShapers()
         """Shaping state of slots whose settings change single logits, token counts included."""
@@ -132,22 +133,24 @@ class SequenceStates:
         if self.companion is not None:
             self.companion.clear()
 
-    def tables_of(self, batch: UnifiedBatch, needed: int) -> np.ndarray:
-        """Block tables int32 [n, needed] of a step's items."""
+    def tables_of(self, batch: UnifiedBatch, needed: int) -> tuple[np.ndarray, ...]:
+        """Block tables int32 [n, needed] of a step's items, of each group."""
         # The slice comes first: a row of the full table is as wide as the longest possible sequence.
-        return self.slots.block_tables[0][:, :needed][batch.slots]
+        return tuple(tables[:, :needed][batch.slots] for tables in self.slots.block_tables)
 
     def blocks_needed(self, batch: UnifiedBatch) -> int:
-        """Return the number of blocks of the longest item. Raises InvalidInput for a table that is too short."""
+        """Return the number of blocks of the longest item. Raises InvalidInput for a table that is too short. Tables of all
+        groups end alike."""
         ends = batch.num_q_tokens.astype(np.int64) + batch.pos_offsets
         needed = -(-ends // self.block_size)
-        short = np.flatnonzero(self.slots.num_blocks[0, batch.slots] < needed)
-        if len(short):
-            i = int(short[0])
-            have = int(self.slots.num_blocks[0, batch.slots[i]])
-            raise InvalidInput(
-                f"sequence {batch.seq_ids[i]}: its table has {have} blocks, this step needs {needed[i]}"
-            )
+        for group, num_blocks in enumerate(self.slots.num_blocks):
+            short = np.flatnonzero(num_blocks[batch.slots] < needed)
+            if len(short):
+                i = int(short[0])
+                have, where = int(num_blocks[batch.slots[i]]), f" of group {group}" if group else ""
+                raise InvalidInput(
+                    f"sequence {batch.seq_ids[i]}: its table{where} has {have} blocks, this step needs {needed[i]}"
+                )
         return int(needed.max())
 
     def pool_index(self, slots: np.ndarray, positions: np.ndarray) -> torch.Tensor:

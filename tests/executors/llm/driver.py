@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,20 +41,32 @@ class Sequence:
     num_prompt: int
     sampling: SamplingParams | None
     blocks: list[int] = field(default_factory=list)
+    others: list[list[int]] = field(default_factory=list)
+    """Blocks of the other groups of the layout; `blocks` are those of the first."""
+    freed: list[int] = field(default_factory=list)
+    """How many blocks at the beginning of each group's table are freed."""
+    begins: list[int] = field(default_factory=list)
+    """Where each group's table begins for the executor, which knows nothing of what is before."""
     computed: int = 0
     started: bool = False
     extra: dict = field(default_factory=dict)
 
 
 class Driver:
-    """Feeds an executor. Blocks are handed out in random order, so that no order is relied upon."""
+    """Feeds an executor. Blocks are handed out in random order, so that no order is relied upon. Blocks that windows have passed
+    are freed before each step, and `on_freed(group, block)` is called for each."""
+
+    on_freed: Callable[[int, int], None] = staticmethod(lambda group, block: None)
 
     def __init__(self, executor: LlmExecutor, seed: int = 0, epoch: int = 1) -> None:
         self.executor = executor
         layout = executor.kv_layout()
         self.block_size = layout.block_size
-        self.free = list(range(layout.num_blocks))
-        random.Random(seed).shuffle(self.free)
+        self.groups = layout.groups
+        self.frees = [list(range(group.num_blocks)) for group in layout.groups]
+        for free in self.frees:
+            random.Random(seed).shuffle(free)
+        self.free = self.frees[0]
         self.slots = list(range(16))
         random.Random(seed).shuffle(self.slots)
         self.epoch = epoch
@@ -62,7 +75,19 @@ class Driver:
 
     def add(self, prompt: list[int], sampling: SamplingParams | None = GREEDY, **extra) -> Sequence:
         self.next_id += 1
-        return Sequence(self.next_id, self.slots.pop(), list(prompt), len(prompt), sampling, extra=extra)
+        return Sequence(
+            self.next_id, self.slots.pop(), list(prompt), len(prompt), sampling, others=[[] for _ in self.groups[1:]],
+            freed=[0] * len(self.groups), begins=[0] * len(self.groups), extra=extra,
+        )  # fmt: skip
+
+    def slide(self, seq: Sequence) -> None:
+        """Free the blocks that lie before the windows of every token to be computed."""
+        for group, (one, blocks) in enumerate(zip(self.groups, [seq.blocks, *seq.others], strict=True)):
+            while one.window and (seq.freed[group] + 1) * self.block_size <= seq.computed - one.window + 1:
+                block = blocks[seq.freed[group]]
+                self.frees[group].insert(0, block)
+                self.on_freed(group, block)
+                seq.freed[group] += 1
 
     def batch(self, items: list[tuple[Sequence, list[int], bool, int]], **fields) -> UnifiedBatch:
         """Items of (sequence, query tokens, is final, drafts); tables grow as needed."""
@@ -73,17 +98,21 @@ class Driver:
                 output = np.array(seq.tokens[seq.num_prompt :], np.int32)
                 starts.append(SequenceStart(seq.seq_id, seq.slot, prompt, output, seq.sampling, **seq.extra))
                 seq.started = True
-                if seq.blocks:
-                    updates.append((seq.slot, 0, list(seq.blocks)))
+                for group, blocks in enumerate([seq.blocks, *seq.others]):
+                    if blocks:
+                        begin = seq.begins[group]
+                        updates.append((seq.slot, group, begin, blocks[begin:]))
+            self.slide(seq)
             needed = -(-(seq.computed + len(q_tokens)) // self.block_size)
-            if needed > len(seq.blocks):
-                new = [self.free.pop() for _ in range(needed - len(seq.blocks))]
-                updates.append((seq.slot, len(seq.blocks), new))
-                seq.blocks += new
+            for group, blocks in enumerate([seq.blocks, *seq.others]):
+                if needed > len(blocks):
+                    new = [self.frees[group].pop() for _ in range(needed - len(blocks))]
+                    updates.append((seq.slot, group, len(blocks), new))
+                    blocks += new
         tables = TableUpdates(
-            np.array([u[0] for u in updates], np.int32), np.zeros(len(updates), np.int32),
-            np.array([u[1] for u in updates], np.int32), np.array([len(u[2]) for u in updates], np.int32),
-            np.array([b for u in updates for b in u[2]], np.int32),
+            np.array([u[0] for u in updates], np.int32), np.array([u[1] for u in updates], np.int32),
+            np.array([u[2] for u in updates], np.int32), np.array([len(u[3]) for u in updates], np.int32),
+            np.array([b for u in updates for b in u[3]], np.int32),
         )  # fmt: skip
         self.steps += 1
         values = {
@@ -121,7 +150,8 @@ class Driver:
 
     def release(self, seq: Sequence) -> None:
         self.executor.release_cache(seq.seq_id)
-        self.free += seq.blocks
+        for free, blocks, freed in zip(self.frees, [seq.blocks, *seq.others], seq.freed, strict=True):
+            free += blocks[freed:]
         self.slots.append(seq.slot)
 
 

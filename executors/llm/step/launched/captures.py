@@ -45,6 +45,7 @@ class StepCaptures:
         self._max_model_len = max_model_len
         self._report = report
         self._drain = drain
+        self._groups = len(program.tables)
         self._graph_adapters = limits.max_adapters
         """Most LoRA adapters of a step with a graph."""
         self.graphs = self._make_graphs(limits.eager)
@@ -59,7 +60,8 @@ class StepCaptures:
         rows, pieces = self._max_batch_size, self.most_pieces
         mixed = mixed_shapes(rows, self._max_tokens, packed.queries_per_tile, pieces)
         shapes = [*decode_shapes(rows, pieces), *mixed]
-        return [*shapes, *adapted_shapes(shapes, self._graph_adapters)]
+        shapes += adapted_shapes(shapes, self._graph_adapters)
+        return [replace(shape, groups=self._groups) for shape in shapes]
 
     def most_pieces(self, rows: int) -> int:
         """Return the most pieces of keys of a step of `rows` decodes."""
@@ -96,7 +98,7 @@ class StepCaptures:
         pieces = min(1, self.most_pieces(1))
         alone = [StepShape(1, 1, 1, decodes=1, pieces=pieces), StepShape(4, 3, 1, 1, 1, True, pieces)]
         alone += [replace(one, lora_tiles=1) for one in alone if self._graph_adapters]
-        shapes = [*alone, *self._padded_shapes(packed)]
+        shapes = [*(replace(one, groups=self._groups) for one in alone), *self._padded_shapes(packed)]
         for number, shape in enumerate(shapes):
             self._report("kernels", number, len(shapes))
             try:

@@ -71,7 +71,8 @@ class LaunchLimits:
 @dataclass(frozen=True, slots=True)
 class StepFacts:
     """Figures that decide which graph a step fits: its tokens and items, tiles of queries of its chunks, numbers of single
-    tokens and of sampled items, pieces of the single tokens' keys, and whether a row has a LoRA adapter."""
+    tokens and of sampled items, pieces of the single tokens' keys, and whether a row has a LoRA adapter. `groups` of KV blocks
+    are the same in all steps."""
 
     tokens: int
     items: int
@@ -80,6 +81,7 @@ class StepFacts:
     samples: int
     pieces: int = 0
     adapted: bool = False
+    groups: int = 1
 
 
 Pieces = Callable[[int], int]

@@ -18,6 +18,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from executors.contract.batch import TableUpdates
+from executors.contract.slots import SlotTable
 from executors.kernels.lora_tiles import tile_rows
 from executors.llm.attention.key_pieces import WORDS
 from executors.llm.device.base import Event
@@ -35,7 +37,8 @@ needs alignment too."""
 class StepShape:
     """Sizes of a step's arrays, padding included. `listed`: decode items are listed, because there are chunks beside them;
     otherwise the items are one token each, in order, and every row is sampled. `pieces` of the decode items' keys: see
-    `key_pieces.py`. `lora_tiles` of rows with LoRA adapters: see `lora_tiles.py`; 0: no row has one."""
+    `key_pieces.py`. `lora_tiles` of rows with LoRA adapters: see `lora_tiles.py`; 0: no row has one. `groups` of KV blocks, each
+    with cells of its own."""
 
     tokens: int
     items: int
@@ -45,6 +48,7 @@ class StepShape:
     listed: bool = False
     pieces: int = 0
     lora_tiles: int = 0
+    groups: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +73,18 @@ _TORCH: dict[type[np.generic], torch.dtype] = {
 }
 
 
+def cells_of(group: int) -> str:
+    """Return the name of the section of a group's cells."""
+    return f"cells {group}" if group else "cells"
+
+
 @lru_cache(maxsize=1024)
 def layout(shape: StepShape) -> dict[str, Section]:
     """Return the section offsets of a step of this shape, in words of 4 bytes."""
     chunks = shape.items if shape.listed else 0
     counts = {
-        "token_ids": shape.tokens, "source": shape.tokens, "positions": shape.tokens, "cells": shape.tokens,
+        "token_ids": shape.tokens, "source": shape.tokens, "positions": shape.tokens,
+        **{cells_of(group): shape.tokens for group in range(shape.groups)},
         "slots": shape.items, "lengths": shape.items, "q_starts": chunks, "q_lens": chunks, "pos_offsets": chunks,
         "tiles": 2 * shape.tiles, "decodes": 2 * shape.decodes if shape.listed else 0, "pieces": WORDS * shape.pieces,
         "rows": shape.samples if shape.listed else 0, "dest": shape.samples, "shaped": shape.samples,
@@ -236,8 +246,8 @@ class BufferRing:
 
 
 class DeviceTables:
-    """All slots' block tables, int32 [slots + 1, blocks] on the device; the last row belongs to no slot. Changes on the host
-    travel in the packed copy of the next step that uses the tables."""
+    """All slots' block tables of one group, int32 [slots + 1, blocks] on the device; the last row belongs to no slot. Changes on
+    the host travel in the packed copy of the next step that uses the tables."""
 
     def __init__(self, host: np.ndarray, device: torch.device) -> None:
         self._host = host
@@ -245,6 +255,21 @@ class DeviceTables:
         slots, blocks = host.shape
         self.tensor = torch.zeros(slots + 1, blocks, dtype=torch.int32, device=device)
         self.padding_slot = slots
+
+    @staticmethod
+    def of(slots: SlotTable, device: torch.device) -> tuple[DeviceTables, ...]:
+        """Return the tables of each group."""
+        return tuple(DeviceTables(host, device) for host in slots.block_tables)
+
+    @staticmethod
+    def take_in(tables: Sequence[DeviceTables], updates: TableUpdates) -> None:
+        """Record changes of the tables of all groups."""
+        if len(tables) == 1:
+            tables[0].changed(updates.slots, updates.starts, updates.counts)
+            return
+        for group, one in enumerate(tables):
+            own = updates.groups == group
+            one.changed(updates.slots[own], updates.starts[own], updates.counts[own])
 
     def changed(self, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> None:
         """Record that the host wrote entries `starts[i] .. + counts[i]` of the tables of `slots[i]`."""

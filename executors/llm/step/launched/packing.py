@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from executors.contract import noise
@@ -10,7 +12,7 @@ from executors.llm.attention.key_pieces import WORDS, with_idle
 from executors.llm.attention.packed import PackedAttention
 from executors.llm.sampling.columns import MIN_TEMPERATURE, PADDING
 from executors.llm.step.launched.graphs import StepFacts
-from executors.llm.step.launched.inputs import HostStep, StepShape
+from executors.llm.step.launched.inputs import HostStep, StepShape, cells_of
 from executors.llm.step.launched.plan import DevicePlan
 from executors.llm.step.launched.repeat import Rows
 from executors.llm.step.states import SequenceStates
@@ -36,15 +38,15 @@ class StepPacker:
         self._padding_token = padding_token
 
     @staticmethod
-    def arrays(batch: UnifiedBatch, tables: np.ndarray) -> StepArrays:
+    def arrays(batch: UnifiedBatch, tables: Sequence[np.ndarray]) -> StepArrays:
         lens, offsets = batch.num_q_tokens.astype(np.int64), batch.pos_offsets.astype(np.int64)
-        return StepArrays(batch.token_ids, lens, offsets, tables)
+        return StepArrays(batch.token_ids, lens, offsets, tables[0], more_tables=tuple(tables[1:]))
 
     def plan(self, batch: UnifiedBatch, sampled: np.ndarray) -> DevicePlan:
         needed = self._states.blocks_needed(batch)
         packed = self._packed
         tables = (
-            np.empty((len(batch), 0), np.int32)
+            (np.empty((len(batch), 0), np.int32),)
             if packed is not None
             else self._states.tables_of(batch, needed)
         )
@@ -63,7 +65,7 @@ class StepPacker:
             places = None
         facts = StepFacts(
             len(step.token_ids), len(batch), len(tiles), len(decodes), int(np.count_nonzero(sampled)), len(pieces),
-            places is not None,
+            places is not None, len(self._states.slots.block_tables),
         )  # fmt: skip
         return DevicePlan(step, tiles, decodes, pieces, sampled, needed, facts, places)
 
@@ -92,7 +94,6 @@ class StepPacker:
         positions = step.positions
         slots = batch.slots.astype(np.int64)
         slot_of_row = slots[step.item_of_row]
-        blocks = self._states.slots.block_tables[0][slot_of_row, positions // size].astype(np.int64)
         lengths = step.pos_offsets + step.q_lens
         order = slice(None) if shape.listed else plan.order
         host.put("token_ids", batch.token_ids[order])
@@ -101,7 +102,9 @@ class StepPacker:
             source = np.where(batch.pending, slot_of_row * row + positions, source)
         host.put("source", source[order], -1)
         host.put("positions", positions[order])
-        host.put("cells", (blocks * size + positions % size)[order], -1)
+        for group, tables in enumerate(self._states.slots.block_tables):
+            blocks = tables[slot_of_row, positions // size].astype(np.int64)
+            host.put(cells_of(group), (blocks * size + positions % size)[order], -1)
         host.put("slots", batch.slots[order], self._padding_slot)
         host.put("lengths", lengths[order])
         host.put("pieces", plan.pieces_of(shape).ravel(), -1)

@@ -47,6 +47,7 @@ class DevicePlan:
         return StepShape(
             facts.tokens, facts.items, facts.samples, facts.tiles, facts.decodes, listed, facts.pieces,
             0 if self.places is None else most_tiles(facts.tokens, len(np.unique(self.places[self.places >= 0]))),
+            facts.groups,
         )  # fmt: skip
 
     def lora_tiles_of(self, shape: StepShape) -> tuple[np.ndarray, np.ndarray]:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 
 from executors.kernels.lora_tiles import LoraTiles, tile_rows
+from executors.llm.attention import groups
 from executors.llm.attention.key_pieces import idle_pieces
 from executors.llm.attention.packed import PackedAttention, StepMeta
 from executors.llm.lora.device import DeviceRows, DeviceWeights
@@ -24,6 +25,7 @@ from executors.llm.step.launched.inputs import (
     DeviceStep,
     DeviceTables,
     StepShape,
+    cells_of,
     num_words,
     result_views,
     result_words,
@@ -34,12 +36,13 @@ from executors.llm.step.runner import ModelRunner
 class DeviceProgram:
     """The calls and the memory that they share.
 
-    `pool` int32, flat: the token pool, whose place `padding_dest` receives the tokens of padding; `shaping` int32: the table of
-    `device_shaping.py`; `inputs` int32: the packed inputs; `result` int32: tokens and flags of the step computed last.
+    `tables` of each group; `pool` int32, flat: the token pool, whose place `padding_dest` receives the tokens of padding;
+    `shaping` int32: the table of `device_shaping.py`; `inputs` int32: the packed inputs; `result` int32: tokens and flags of the
+    step computed last.
     """
 
     def __init__(
-        self, runner: ModelRunner, sampler: DeviceSampler, tables: DeviceTables, pool: torch.Tensor, width: int,
+        self, runner: ModelRunner, sampler: DeviceSampler, tables: tuple[DeviceTables, ...], pool: torch.Tensor, width: int,
         padding_dest: int, shaping: torch.Tensor,
     ) -> None:  # fmt: skip
         self.runner = runner
@@ -67,7 +70,7 @@ class DeviceProgram:
         self.result = torch.zeros(result_words(samples), dtype=torch.int32, device=device)
         self._samples = samples
         if self.packed is not None:
-            self.packed.reserve(pieces, self.runner.cache)
+            self.packed.reserve(pieces, self.runner.cache.of_group(0))
 
     def run(self, step: DeviceStep, attend: Attend | None, blocks: int) -> None:
         """Compute a step that is on the device. `attend`: attention that is not packed; otherwise `blocks` is the number of
@@ -107,7 +110,7 @@ class DeviceProgram:
         begin = self.inputs[: num_words(shape)]
         begin.copy_(self.padding(shape))
         step = DeviceStep(begin, shape)
-        blocks = self.tables.tensor.shape[1]
+        blocks = self.tables[0].tensor.shape[1]
 
         @torch.inference_mode()
         def run() -> None:
@@ -125,8 +128,9 @@ class DeviceProgram:
         words = torch.zeros(num_words(shape), dtype=torch.int32)
         step = DeviceStep(words, shape)
         step["source"].fill_(-1)
-        step["cells"].fill_(-1)
-        step["slots"].fill_(self.tables.padding_slot)
+        for group in range(shape.groups):
+            step[cells_of(group)].fill_(-1)
+        step["slots"].fill_(self.tables[0].padding_slot)
         step["dest"].fill_(self.padding_dest)
         step["rows"].fill_(shape.tokens - 1)
         step["shaped"].fill_(-1)
@@ -158,13 +162,16 @@ class DeviceProgram:
 
     def _attend(self, step: DeviceStep, blocks: int) -> Attend:
         assert self.packed is not None
-        shape = step.shape
-        tables = self.tables.tensor[:, :blocks].index_select(0, step["slots"])
-        meta = StepMeta(
-            step["cells"], step["q_starts"], step["q_lens"], step["pos_offsets"], step["lengths"], tables,
-            step.pairs("tiles"), step.pairs("decodes") if shape.listed else None, shape.decodes, step.pieces,
-        )  # fmt: skip
-        return self.packed.bind(meta, self.runner.cache)
+        shape, cache = step.shape, self.runner.cache
+        parts: dict[int, Attend] = {}
+        for group in range(shape.groups):
+            tables = self.tables[group].tensor[:, :blocks].index_select(0, step["slots"])
+            meta = StepMeta(
+                step[cells_of(group)], step["q_starts"], step["q_lens"], step["pos_offsets"], step["lengths"], tables,
+                step.pairs("tiles"), step.pairs("decodes") if shape.listed else None, shape.decodes, step.pieces,
+            )  # fmt: skip
+            parts[group] = self.packed.bind(meta, cache.of_group(group))
+        return parts[0] if len(parts) == 1 else groups.joined(parts, cache.places)
 
 
 def _settings(step: DeviceStep) -> SamplingColumns[torch.Tensor]:

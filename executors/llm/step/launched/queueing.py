@@ -22,7 +22,6 @@ from executors.llm.sampling.shaped_slots import ShapedSlots
 from executors.llm.step.launched.captures import StepCaptures
 from executors.llm.step.launched.inputs import (
     BufferRing,
-    DeviceTables,
     StepBuffer,
     StepShape,
     Tail,
@@ -51,7 +50,7 @@ class StepQueue:
         """Reserve memory for steps of these shapes, before the first capture. `memory`: see `retried`."""
         self._program = program
         self._runner = program.runner
-        self._tables: DeviceTables = program.tables
+        self._tables = program.tables
         self._shaped = shaped
         self._captures = captures
         self._memory = memory
@@ -68,7 +67,8 @@ class StepQueue:
     ) -> StepBuffer:  # fmt: skip
         """Write a step to host memory and launch it. `compute`: the graph to replay, or the function that launches calls over
         the packed step."""
-        changes = [(one.tensor, *one.unsent()) for one in (self._tables, self._shaped.sending)]
+        changes = [(one.tensor, *one.unsent()) for one in self._tables]
+        changes.append((self._shaped.sending.tensor, *self._shaped.sending.unsent()))
         tail = Tail(num_words(shape), changes, None if logprobs is None else logprobs.rows)
         buffer = self.ring.take()
         buffer.fit(tail.end)
@@ -103,9 +103,10 @@ class StepQueue:
             static[:begin].copy_(inputs[:begin])
         self._shaped.sending.clean()
         tail.apply(inputs)
-        self._tables.sent()
+        for tables in self._tables:
+            tables.sent()
         self._shaped.sending.sent()
-        self._runner.cache.copy_blocks(batch.block_copies[:, 1:])
+        self._runner.cache.copy_blocks(batch.block_copies)
         if callable(compute):
             compute(inputs[:begin])
         else:

@@ -10,7 +10,7 @@ repeat the one before for another reason, the next step is packed from scratch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -22,10 +22,10 @@ from executors.llm.attention.key_pieces import WORDS
 from executors.llm.device.base import Graph
 from executors.llm.sampling.device_logprobs import LogprobRows
 from executors.llm.sampling.shaped_slots import Following, ShapedSlots
-from executors.llm.step.launched.inputs import StepShape, num_words, section_of
+from executors.llm.step.launched.inputs import StepShape, cells_of, num_words, section_of
 
 MOVING = ("token_ids", "source", "positions", "cells", "lengths", "pieces", "dest", "ends", "u")
-"""Sections that are rewritten in every step."""
+"""Sections that are rewritten in every step; of `cells` there are as many as groups of KV blocks."""
 STAYING = ("slots", "shaped", "lora_rows", "lora_owners", "temperature", "top_k", "top_p", "min_p")
 """Sections that depend only on the step's sequences; an adapter keeps its place as long as a sequence has it. A step that repeats
 has no other sections."""
@@ -91,7 +91,8 @@ class RepeatedStep:
     @cached_property
     def _of(self) -> dict[str, np.ndarray]:
         """Return the sections that are rewritten, without padding, by name."""
-        sections = {name: section_of(self.words, self.shape, name) for name in MOVING}
+        names = (*MOVING, *(cells_of(group) for group in range(1, self.shape.groups)))
+        sections = {name: section_of(self.words, self.shape, name) for name in names}
         # How many pieces there are may change.
         return {name: one if name == "pieces" else one[: len(self._order)] for name, one in sections.items()}
 
@@ -136,9 +137,9 @@ class RepeatedStep:
         ids = batch.token_ids if batch.pending is None else batch.token_ids[~batch.pending]
         return bool(ids.min() >= 0 and ids.max() < width)
 
-    def move(self, batch: UnifiedBatch, tables: np.ndarray, size: int) -> None:
+    def move(self, batch: UnifiedBatch, tables: Sequence[np.ndarray], size: int) -> None:
         """Rewrite every section of `MOVING` in `words` from a step that repeats this one. `tables` int32: the host's
-        flattened block tables, of blocks of `size` tokens."""
+        flattened block tables of each group, of blocks of `size` tokens."""
         rows, of = self._rows, self._of
         positions, lengths = of["positions"], of["lengths"]
         of["token_ids"][:] = self._ordered(batch.token_ids)
@@ -152,8 +153,11 @@ class RepeatedStep:
         elif self._pending is not None:
             of["source"][:] = np.where(self._pending, rows.pool + positions, -1)
         page, place = np.divmod(positions, size)
-        np.multiply(tables[rows.tables + page], size, out=of["cells"])
-        of["cells"] += place
+        page += rows.tables
+        for group, one in enumerate(tables):
+            cells = of[cells_of(group)]
+            np.multiply(one[page], size, out=cells)
+            cells += place
         np.add(rows.pool, lengths, out=of["dest"])
         of["u"][:] = noise.at(rows.keys, lengths.astype(np.uint64))
 

@@ -19,6 +19,7 @@ from executors.contract import ProgressCallback
 from executors.contract.batch import SequenceStart, UnifiedBatch
 from executors.contract.checks import check_blocks
 from executors.kernels.lora_tiles import most_tiles
+from executors.llm.attention import groups
 from executors.llm.device.base import DeviceMemory, Graph, StepDevice
 from executors.llm.lora.device import DeviceWeights
 from executors.llm.lora.table import LoraTable
@@ -60,7 +61,7 @@ class LaunchedSteps:
         rows, max_tokens, num_slots = limits.max_batch_size, limits.max_tokens, states.slots.num_slots
         self._slow = np.zeros(num_slots, np.bool_)
         """Marks slots whose tokens need the host to choose them."""
-        self._tables = DeviceTables(self._states.slots.block_tables[0], runner.device)
+        self._tables = DeviceTables.of(self._states.slots, runner.device)
         self.shaped = ShapedSlots(
             num_slots, rows, states.max_model_len, states.logits_width, runner.device,
             lambda: self.queue.ring.drain(), limits.shaping_bytes,
@@ -73,7 +74,7 @@ class LaunchedSteps:
             states,
             self.program.packed,
             self.shaped.row_of,
-            self._tables.padding_slot,
+            self._tables[0].padding_slot,
             self.program.padding_dest,
         )
         self.captures = StepCaptures(
@@ -83,11 +84,11 @@ class LaunchedSteps:
         shapes.append(
             StepShape(
                 max_tokens, rows, rows, max_tokens, rows, True, self.captures.most_pieces(rows),
-                most_tiles(max_tokens, limits.max_adapters),
+                most_tiles(max_tokens, limits.max_adapters), len(self._tables),
             )
         )  # fmt: skip
         self.queue = StepQueue(self.program, self.shaped, self.captures, device, memory, shapes)
-        self._blocks = self._states.slots.block_tables[0].reshape(-1)
+        self._blocks = [tables.reshape(-1) for tables in self._states.slots.block_tables]
         self._last: RepeatedStep | None = None
         """Step launched last; None if it cannot be repeated or one of its sequences was released."""
 
@@ -167,10 +168,10 @@ class LaunchedSteps:
         """Take in the changes of block tables of a step that repeats the one before it."""
         tables = batch.tables
         if len(tables.slots) or len(tables.block_ids) or len(batch.block_copies):
-            check_blocks(batch, [self.runner.cache.num_blocks])
+            check_blocks(batch, self.runner.cache.num_blocks)
             self._states.slots.update(tables)
-            self._tables.changed(tables.slots, tables.starts, tables.counts)
-        capacity = self._states.slots.num_blocks[0, batch.slots] * self.runner.cache.block_size
+            DeviceTables.take_in(self._tables, tables)
+        capacity = self._states.slots.num_blocks[:, batch.slots] * self.runner.cache.block_size
         if (capacity <= batch.pos_offsets).any():
             self._states.blocks_needed(batch)  # which says what is missing
 
@@ -186,7 +187,7 @@ class LaunchedSteps:
 
     def start(self, batch: UnifiedBatch) -> PendingStep | None:
         """See `Launch`."""
-        self._tables.changed(batch.tables.slots, batch.tables.starts, batch.tables.counts)
+        DeviceTables.take_in(self._tables, batch.tables)
         sampled = batch.is_final_chunk & self._states.samples[batch.slots]
         if self._needs_host(batch, sampled):
             for slot, history in self.shaped.histories(batch, sampled).items():
@@ -220,7 +221,7 @@ class LaunchedSteps:
         """Prepare shaped rows for a step that repeats the one before it."""
         items = last.following(self.shaped)
         if not (last.all_pending and self.shaped.advance(items, batch.pos_offsets[items.places])):
-            step = self._packer.arrays(batch, np.empty((len(batch), 0), np.int32))
+            step = self._packer.arrays(batch, (np.empty((len(batch), 0), np.int32),))
             self.shaped.prepare(batch, step, last.sampled)
 
     def _needs_host(self, batch: UnifiedBatch, sampled: np.ndarray) -> bool:
@@ -276,6 +277,6 @@ class LaunchedSteps:
 
     def _launch_calls(self, words: torch.Tensor, shape: StepShape, plan: DevicePlan) -> None:
         packed, runner = self.program.packed, self.runner
-        attend = runner.attention.begin(plan.step, runner.cache) if packed is None else None
+        attend = groups.begin(runner.attention, plan.step, runner.cache) if packed is None else None
         device_step = DeviceStep(words, shape)
         retried(self._memory, lambda: self.program.run(device_step, attend, plan.needed))

@@ -332,7 +332,7 @@ def test_a_given_size_that_leaves_no_room_for_the_largest_step_is_said(
 
 def test_the_largest_steps() -> None:
     config = replace(LIMITS, max_num_seqs=60)
-    prompts, described, hosted, decodes, others, more, last = full_steps(config, LENGTH, BLOCKS, 100_000)
+    prompts, described, hosted, decodes, others, more, last = full_steps(config, LENGTH, [BLOCKS], 100_000)
     assert (len(prompts), prompts.total_q_tokens()) == (60, TOKENS)
     assert (len(decodes), decodes.total_q_tokens()) == (60, 60)
     assert set(decodes.pos_offsets.tolist()) == {100_000 // 60 - 1}
@@ -346,7 +346,7 @@ def test_the_largest_steps() -> None:
     for step in (prompts, decodes, last):
         assert step.num_sampled_items() == len(step)
         assert step.tables.block_ids.max() < BLOCKS
-    short = next(full_steps(config, 10, BLOCKS, 100_000))
+    short = next(full_steps(config, 10, [BLOCKS], 100_000))
     assert short.num_q_tokens.max() == 10
 
 

@@ -168,7 +168,7 @@ async def test_the_executor_gives_back_what_it_is_told(qwen3, roomy: None) -> No
     cache = executor._runtime.runner.cache
     for layer in cache.layers:
         layer.fill_(1.0)
-    executor.release_memory(0, np.arange(1, cache.num_blocks, dtype=np.int32))
+    executor.release_memory(0, np.arange(1, cache.num_blocks[0], dtype=np.int32))
     assert all(bool((layer[:, 0] == 1.0).all()) for layer in cache.layers)
     assert all(not layer[:, 2:-1].any() for layer in cache.layers)
     await executor.shutdown()

@@ -7,14 +7,40 @@ from pathlib import Path
 import pytest
 
 from executors.contract import ModelExecutor, OptimizationConfig, ParallelConfig, replace
+from executors.llm.executor import LlmExecutor
 from executors.process import connect
 from executors.testing.conformance import check
+from executors.testing.driver import Driver, Feed
 from tests.executors.checkpoints import QWEN3, write_checkpoint
 from tests.executors.grammar_tokenizers import write_tokenizer
 from tests.executors.llm.driver import config
+from tests.executors.llm.parallel.test_logits import WINDOWS
 from tests.executors.llm.test_conformance import write_adapters
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+
+
+async def tokens_of(executor: ModelExecutor) -> list[list[int]]:
+    """Of prompts longer than several windows, one of which is computed in chunks."""
+    driver = await Driver.start(executor)
+    layout = executor.kv_layout()
+    assert [group.window for group in layout.groups] == [None, 9] and layout.max_tokens > 0
+    first, second = driver.add(range(3, 60)), driver.add(range(90, 20, -1))
+    for _ in range(3):
+        await driver.step(Feed(second, 20), Feed(first))
+    await driver.decode(12, first, second)
+    await executor.shutdown()
+    return [first.output, second.output]
+
+
+@pytest.mark.parametrize("sizes", [(2, 1), (1, 2)], ids=["tp2", "pp2"])
+async def test_windows(sizes: tuple[int, int], tmp_path: Path) -> None:
+    """Ranks agree on the blocks of each group; of two stages neither has layers of both."""
+    settings = config(write_checkpoint(tmp_path / "model", WINDOWS), dtype="float32")
+    alone = await tokens_of(LlmExecutor.from_config(settings))
+    parallel = ParallelConfig(*sizes)
+    ranks = replace(settings, parallel=parallel, executor_type=parallel.executor_type)
+    assert await tokens_of(connect(ranks)) == alone
 
 
 @pytest.mark.long(every=2)

@@ -30,6 +30,10 @@ MOE = {
     **QWEN3, "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 6, "num_experts_per_tok": 2,
     "moe_intermediate_size": 40, "norm_topk_prob": True, "decoder_sparse_step": 2, "mlp_only_layers": [],
 }  # fmt: skip
+WINDOWS = {
+    **QWEN3, "num_hidden_layers": 4, "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 2,
+}  # fmt: skip
+"""The first stage has no layer of the window's group, the second one has no other."""
 OLMO2 = {**QWEN3, "architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2"}
 INTEGERS = (
     "GGUF", "GPTQ", "GPTQ in another order of columns", "GPTQ of 4 and 8 bits", "AWQ", "experts in 4 bits", "int8", "int4",
@@ -82,6 +86,7 @@ def jobs(folder: Path) -> dict[str, Job]:
     return {
         "heads split, tied": (config(qwen3, **FLOAT32), ()),
         "one KV head on all ranks, biases": (written("biases", BIASES), ()),
+        "windows on the last layers": (written("windows", WINDOWS), ()),
         "norms over all heads": (written("olmo2", OLMO2), ()),
         "experts and dense layers": (written("moe", MOE), ()),
         "experts in one tensor": (

@@ -23,7 +23,7 @@ from executors.llm.factory import LlmFactory
 from executors.llm.spec.companion import DraftCompanion
 from executors.testing.conformance import run_case
 from executors.testing.driver import DrivenSequence, Driver, Feed
-from tests.executors.llm.models import build
+from tests.executors.llm.models import Reference, build
 
 OUTPUT = 40
 SETTINGS = [
@@ -90,6 +90,29 @@ async def test_drafts_of_the_same_model_are_the_tokens_that_come(
         await driver.step(Feed(seq, drafts=drafts, num_drafts=3))
         steps += 1
     assert seq.output == truth[: len(seq.output)] and steps <= OUTPUT / 4
+
+
+@pytest.mark.parametrize(
+    ("shape", "windows"), [("gemma2-caps-alternating-windows", [23, None]), ("mistral-window", [None])]
+)
+async def test_drafts_beside_windows(
+    shape: str, windows: list[int | None], reference: Callable[[str], Reference]
+) -> None:
+    """The draft model's layers lie beside those that keep all tokens, whatever windows they have themselves. Beside a model of
+    windows alone no block is freed."""
+    path, prompt = reference(shape).path, [3 + 7 * i % 90 for i in range(60)]
+    [truth] = await truths(path, [(prompt, SETTINGS[0])])
+    driver = await driver_of(path, path)
+    groups = driver.executor.kv_layout().groups
+    assert [group.window for group in groups] == windows
+    seq = driver.add(prompt, SETTINGS[0])
+    driver.free_blocks[0].reverse()  # the groups' blocks have different numbers
+    await driver.step(Feed(seq, num_drafts=3))
+    while len(seq.output) < OUTPUT - 4:
+        drafts = drafts_of(seq)
+        assert drafts == truth[len(seq.output) : len(seq.output) + 3]
+        await driver.step(Feed(seq, drafts=drafts, num_drafts=3))
+    assert seq.output == truth[: len(seq.output)]
 
 
 async def test_drafts_are_right_whatever_happens_between(qwen3: Path) -> None:

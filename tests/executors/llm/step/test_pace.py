@@ -33,7 +33,7 @@ class Machine:
         self.now += factor * (self._base + self._row * len(batch) + self._token * prompt_tokens)
 
     def measure(self, seqs: int = 64, tokens: int = 2048, length: int = 2048, blocks: int = 1000) -> Pace:
-        return measure_pace(self.run, seqs, tokens, length, 16, blocks, clock=lambda: self.now)
+        return measure_pace(self.run, seqs, tokens, length, 16, [blocks], clock=lambda: self.now)
 
 
 def test_the_pace_is_that_of_the_machine() -> None:
@@ -84,7 +84,7 @@ def test_the_smallest_limits_are_kept(seqs: int, tokens: int, length: int, block
     seen: list[UnifiedBatch] = []
     pace = measure_pace(
         lambda batch: (seen.append(batch), machine.run(batch)),
-        seqs, tokens, length, 16, blocks, clock=lambda: machine.now,
+        seqs, tokens, length, 16, [blocks], clock=lambda: machine.now,
     )  # fmt: skip
     assert pace.prompt_token > 0
     for batch in seen:
@@ -138,7 +138,7 @@ def test_a_device_whose_steps_cost_much_whatever_is_in_them_is_timed_with_a_long
     """4 ms to launch a step, and 20 us a token: 256 tokens would tell four fifths of launching."""
     machine = Machine(base=0.004, row=0.00001, token=2e-5)
     pace = measure_pace(
-        machine.run, 64, 2048, 8192, 16, 1000, clock=lambda: machine.now, most_tokens=MOST_TOKENS_ON_DEVICE
+        machine.run, 64, 2048, 8192, 16, [1000], clock=lambda: machine.now, most_tokens=MOST_TOKENS_ON_DEVICE
     )
     assert max(tokens for _, tokens in machine.steps) == 2048
     assert pace.prompt_token == pytest.approx(2e-5, rel=0.05)

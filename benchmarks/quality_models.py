@@ -167,11 +167,13 @@ async def our_logits(executor: ModelExecutor, sequences: Sequence[Forced], way: 
 def _handles(executor: ModelExecutor, sequences: Sequence[Forced], seed: int) -> list[KvCacheHandle]:
     """Block tables in an order of their own for each seed: KV that an earlier call left behind is never the right one."""
     layout = executor.kv_layout()
-    free = np.random.default_rng(seed).permutation(layout.num_blocks).astype(np.int32)
+    rng = np.random.default_rng(seed)
+    free = [rng.permutation(group.num_blocks).astype(np.int32) for group in layout.groups]
     handles = []
     for number, sequence in enumerate(sequences):
-        blocks, free = np.split(free, [-(-len(sequence.ids) // layout.block_size)])
-        handles.append(KvCacheHandle(number, (blocks,)))
+        count = -(-len(sequence.ids) // layout.block_size)
+        handles.append(KvCacheHandle(number, tuple(blocks[:count] for blocks in free)))
+        free = [blocks[count:] for blocks in free]
     return handles
 
 

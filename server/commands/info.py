@@ -263,6 +263,9 @@ def _memory_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         where = f"in {size(memory['given'])}" if memory["given"] else "on this machine"
         return [("device", facts["device"]), ("does not fit", f"{where}: {memory['problem']}")]
     blocks = f"{memory['num_blocks']:,} blocks of {memory['block_size']}"
+    for group in memory["groups"]:
+        if group["window"] is not None:
+            blocks += f", {group['num_blocks']:,} for windows of {group['window']:,}"
     lines = [
         ("device", facts["device"]),
         *([("steps", facts["limits"].removeprefix("steps: "))] if facts.get("limits") else []),

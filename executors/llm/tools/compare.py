@@ -247,11 +247,20 @@ async def _executor_answers(
 async def _prefill(executor: ModelExecutor, ids: list[int], chunk: int, adapter: str | None) -> np.ndarray:
     """Return float32 [len(ids), V], computed over blocks in descending order, so that a wrong use of the block table shows."""
     layout = executor.kv_layout()
-    blocks = np.arange(layout.num_blocks, dtype=np.int32)[::-1][: -(-len(ids) // layout.block_size)].copy()
+    count, size = -(-len(ids) // layout.block_size), layout.block_size
+    # A window group may have fewer blocks than that: those behind the window serve again, in the next chunk.
+    room = [
+        (group.num_blocks - 1) * size - group.window for group in layout.groups if group.window is not None
+    ]
+    chunk = min(chunk, *room, len(ids))
+    tables = tuple(
+        ((group.num_blocks - 1 - np.arange(count)) % group.num_blocks).astype(np.int32)
+        for group in layout.groups
+    )
     rows = []
     for begin in range(0, len(ids), chunk):
         part = Tensor.of([ids[begin : begin + chunk]], "int32")
-        handle = KvCacheHandle(0, (blocks,), begin)
+        handle = KvCacheHandle(0, tables, begin)
         request = PrefillInput(
             part, kv_cache=handle, pos_offset=begin, logits=LogitsMode.ALL, adapter=adapter
         )

@@ -20,6 +20,7 @@ import torch
 
 from executors.contract.config import ExecutorConfig
 from executors.contract.errors import ConfigError
+from executors.contract.status import KvLayout
 from executors.kernels.cpu import CpuKernels, packed_bytes
 from executors.llm.assembly.device_sizing import graph_bytes
 from executors.llm.checkpoint import loader
@@ -33,7 +34,9 @@ from executors.llm.kernel_support.kernel_choice import choose_attention
 from executors.llm.memory import sizing
 from executors.llm.memory.cgroup import memory_limit, resident_bytes
 from executors.llm.memory.device_memory import CONTEXT_BYTES, Room, look, margin
+from executors.llm.memory.kv_groups import blocks_of_sequence
 from executors.llm.memory.kv_plan import CPU_SHARE, KvPlan, plan_kv
+from executors.llm.memory.kv_sizes import KvSizes
 from executors.llm.model.api import LoadedModel
 from executors.llm.model.caches import KvSpec, kv_group
 from executors.llm.model.config import DecoderConfig, read_config, read_json
@@ -342,23 +345,19 @@ def _memory_facts(config: ExecutorConfig, sketch: LoadedModel, memory: int | Non
         "problem": None,
         "block_size": layout.block_size,
         "num_blocks": layout.num_blocks,
-        "bytes_per_block": layout.groups[0].bytes_per_block,
+        "groups": [
+            {"window": one.window, "num_blocks": one.num_blocks, "bytes_per_block": one.bytes_per_block}
+            for one in layout.groups
+        ],
         "capacity_tokens": layout.capacity_tokens,
         "pool_bytes": layout.num_bytes,
         # The pool is no larger than max_num_seqs can use; so many full sequences memory would hold.
         "full_sequences_in_memory": allowed
-        // (math.ceil(plan.max_model_len / layout.block_size) * layout.groups[0].bytes_per_block),
+        // _row(plan.max_model_len, layout, config.max_num_seqs)["kv_bytes"],
         "max_model_len": plan.max_model_len,
         "note": plan.note,
         "sequences": [
-            _row(
-                length,
-                layout.block_size,
-                layout.groups[0].bytes_per_block,
-                layout.num_blocks,
-                config.max_num_seqs,
-            )
-            for length in lengths_up_to(plan.max_model_len)
+            _row(length, layout, config.max_num_seqs) for length in lengths_up_to(plan.max_model_len)
         ],
     }
 
@@ -368,7 +367,7 @@ def plan_for(spec: KvSpec, config: ExecutorConfig, context_length: int, allowed:
     refused."""
     explicit = replace(config, memory=replace(config.memory, kv_cache_memory_bytes=allowed))
     block_size = config.attention.block_size
-    fitting = allowed // spec.bytes_per_block(block_size) * block_size
+    fitting = KvSizes(spec, config, context_length).longest(allowed) * block_size
     chosen = config.max_model_len is not None or config.memory.kv_cache_memory_bytes is not None
     if chosen or fitting < block_size or fitting >= context_length:
         return plan_kv(spec, explicit, context_length)
@@ -378,12 +377,9 @@ def plan_for(spec: KvSpec, config: ExecutorConfig, context_length: int, allowed:
 
 def _too_little(config: ExecutorConfig, sketch: LoadedModel, allowed: int) -> str:
     block_size = config.attention.block_size
-    per_block = kv_group(sketch.model).bytes_per_block(block_size)
     length = config.max_model_len or block_size
-    return (
-        f"{allowed:,} bytes are left for KV, and a sequence of {length:,} tokens needs "
-        f"{math.ceil(length / block_size) * per_block:,}"
-    )
+    needed = KvSizes(kv_group(sketch.model), config, length).of_one(math.ceil(length / block_size))
+    return f"{allowed:,} bytes are left for KV, and a sequence of {length:,} tokens needs {needed:,}"
 
 
 def free_after_loading(config: ExecutorConfig, sketch: LoadedModel, memory: int | None) -> tuple[int, float]:
@@ -412,8 +408,10 @@ def lengths_up_to(context: int) -> list[int]:
     return [*(length for length in LENGTHS if length < context), context]
 
 
-def _row(length: int, block_size: int, block_bytes: int, num_blocks: int, most: int) -> dict[str, int]:
-    """Return how many of the pool's `num_blocks` sequences of `length` tokens use, and how many sequences fit."""
-    blocks = math.ceil(length / block_size)
-    fit = num_blocks // blocks
-    return {"length": length, "kv_bytes": blocks * block_bytes, "fit": fit, "at_once": min(fit, most)}
+def _row(length: int, layout: KvLayout, most: int) -> dict[str, int]:
+    """Return the bytes of the blocks that a sequence of `length` tokens holds, and how many such sequences fit the layout."""
+    held = [blocks_of_sequence(group.window, length, layout.block_size) for group in layout.groups]
+    pairs = list(zip(layout.groups, held, strict=True))
+    num_bytes = sum(blocks * group.bytes_per_block for group, blocks in pairs)
+    fit = min(group.num_blocks // blocks for group, blocks in pairs)
+    return {"length": length, "kv_bytes": num_bytes, "fit": fit, "at_once": min(fit, most)}

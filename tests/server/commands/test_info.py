@@ -28,6 +28,7 @@ from executors.llm.tools import describe
 from executors.tiny import weights_dir
 from server.commands import info as verb
 from server.commands.common import as_bytes, count, size
+from tests.executors.checkpoints import QWEN3, write_checkpoint
 from tests.executors.llm.models import build
 from tests.tiny_model import BYTES_PER_TOKEN
 
@@ -70,8 +71,9 @@ def agree(facts: dict[str, Any], real: Any) -> None:
     """Assert that every number is the executor's."""
     plan, memory = real.plan, facts["memory"]
     assert memory["problem"] is None
-    layout = (memory["block_size"], memory["num_blocks"], memory["bytes_per_block"])
-    assert layout == (plan.layout.block_size, plan.layout.num_blocks, plan.layout.groups[0].bytes_per_block)
+    assert (memory["block_size"], memory["num_blocks"]) == (plan.layout.block_size, plan.layout.num_blocks)
+    groups = [(group.window, group.num_blocks, group.bytes_per_block) for group in plan.layout.groups]
+    assert [tuple(group.values()) for group in memory["groups"]] == groups
     assert memory["capacity_tokens"] == plan.layout.capacity_tokens
     assert memory["max_model_len"] == real.info.max_model_len
     assert memory["note"] == plan.note
@@ -141,6 +143,27 @@ async def test_an_explicit_size_is_the_executors_too() -> None:
     # 203 blocks of 16.
     assert rows[512] == {"length": 512, "kv_bytes": 512 * BYTES_PER_TOKEN, "fit": 6, "at_once": 6}
     assert rows[2048] == {"length": 2048, "kv_bytes": 2048 * BYTES_PER_TOKEN, "fit": 1, "at_once": 1}
+
+
+async def test_windows_have_blocks_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """27 tokens of 5 layers: three keep a window of 24 tokens, which are three blocks of 16 at most, and two keep all."""
+    fields = {
+        **QWEN3, "num_hidden_layers": 5, "use_sliding_window": True, "sliding_window": 24, "max_window_layers": 2,
+    }  # fmt: skip
+    path = write_checkpoint(tmp_path, fields)
+    chosen = config(path, memory=ExecutorMemoryConfig(kv_cache_memory_bytes=8 << 20), max_model_len=512)
+    real, facts = await loaded(chosen), describe.describe(chosen)
+    agree(facts, real)
+    full, window = real.plan.layout.groups
+    assert (full.window, window.window) == (
+        None,
+        24,
+    ) and 3 * full.bytes_per_block == 2 * window.bytes_per_block
+    [row] = [row for row in facts["memory"]["sequences"] if row["length"] == 512]
+    assert row["kv_bytes"] == 32 * full.bytes_per_block + 3 * window.bytes_per_block
+    assert row["fit"] == min(full.num_blocks // 32, window.num_blocks // 3)
+    verb._show({**facts, "text": verb.text_facts(weights_dir())})
+    assert f"{window.num_blocks:,} for windows of 24" in capsys.readouterr().out
 
 
 def test_what_it_says_of_the_checkpoint(tmp_path: Path) -> None:

@@ -96,9 +96,9 @@ class LibraryAttention:
         parts = (
             blocks * block_size + step.positions % block_size, _bounds(step.q_lens), _bounds(lengths), lengths, tables,
         )  # fmt: skip
-        cells, q_bounds, k_bounds, ends, sent = pack(parts, cache.spec.device)
+        cells, q_bounds, k_bounds, ends, table = pack(parts, cache.spec.device)
         longest_query = int(step.q_lens.max(initial=1))
-        meta = PagedMeta(cells, q_bounds, k_bounds, ends, sent, longest_query, longest)
+        meta = PagedMeta(cells, q_bounds, k_bounds, ends, table, longest_query, longest)
         return LibraryAttend(meta, cache, self.kernel)
 
 

@@ -23,18 +23,18 @@ from executors.llm.model.caches import KvSpec, block_bytes
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """`window` in tokens. `kept`: blocks that each sequence keeps, `step`: blocks that the largest step adds to those of all
+    """`window` in tokens. `share`: blocks that each sequence keeps, `step`: blocks that the largest step adds to those of all
     sequences, `most`: blocks that are of use."""
 
     window: int | None
     bytes_per_block: int
-    kept: int
+    share: int
     step: int
     most: int
 
     def of_one(self, blocks: int) -> int:
         """Blocks of one sequence that is `blocks` blocks long."""
-        return blocks if self.window is None else min(blocks, self.kept + self.step)
+        return blocks if self.window is None else min(blocks, self.share + self.step)
 
 
 class KvSizes:
@@ -53,11 +53,11 @@ class KvSizes:
             bytes_per_block = part.bytes_per_block(size)
             if window is None:
                 bytes_per_block += block_bytes(beside, size, spec.device)
-            most, kept = self._seqs * self._per_sequence, self._per_sequence
+            most, share = self._seqs * self._per_sequence, self._per_sequence
             if window is not None:
-                kept = math.ceil(window / size) + 2
-                most = min(most, 2 * (self._seqs * kept + step))
-            self._groups.append(_Group(window, bytes_per_block, kept, step, most))
+                share = math.ceil(window / size) + 2
+                most = min(most, 2 * (self._seqs * share + step))
+            self._groups.append(_Group(window, bytes_per_block, share, step, most))
 
     def of_one(self, blocks: int) -> int:
         """Return the bytes that one sequence of `blocks` blocks needs while its prompt is computed in the largest steps."""
@@ -94,7 +94,7 @@ class KvSizes:
         keeping = [count for group, count in pairs if group.window is None]
         if keeping:
             return keeping[0] * self._size
-        fitting = min((count - group.step) // group.kept for group, count in pairs)
+        fitting = min((count - group.step) // group.share for group, count in pairs)
         return max(1, min(fitting, self._seqs)) * self._per_sequence * self._size
 
 

@@ -410,8 +410,7 @@ def lengths_up_to(context: int) -> list[int]:
 
 def _row(length: int, layout: KvLayout, most: int) -> dict[str, int]:
     """Return the bytes of the blocks that a sequence of `length` tokens holds, and how many such sequences fit the layout."""
-    held = [blocks_of_sequence(group.window, length, layout.block_size) for group in layout.groups]
-    pairs = list(zip(layout.groups, held, strict=True))
+    pairs = [(group, blocks_of_sequence(group.window, length, layout.block_size)) for group in layout.groups]
     num_bytes = sum(blocks * group.bytes_per_block for group, blocks in pairs)
     fit = min(group.num_blocks // blocks for group, blocks in pairs)
     return {"length": length, "kv_bytes": num_bytes, "fit": fit, "at_once": min(fit, most)}

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from executors.contract import ExecutorConfig, ParallelConfig, SealedBlocks
+from executors.contract import ExecutorConfig, OptimizationConfig, ParallelConfig, SealedBlocks
 from executors.memory_file import MemoryFile
 from executors.process.client import RemoteExecutor
 from executors.testing.driver import DrivenSequence, Driver, Feed
@@ -44,19 +44,20 @@ async def sealed_prompt(driver: Driver) -> tuple[DrivenSequence, SealedBlocks]:
     """Compute the prompt in two steps, each of which seals the blocks it fills."""
     seq = driver.add(PROMPT)
     sums = []
-    for count in (24, len(PROMPT) - 24):
-        first = seq.num_computed // 4
+    for count in (32, len(PROMPT) - 32):
+        first = seq.num_computed // driver.block_size
         batch = driver.batch(Feed(seq, count))
-        blocks = seq.blocks[0][first : (seq.num_computed + count) // 4]
+        blocks = seq.blocks[0][first : (seq.num_computed + count) // driver.block_size]
         batch = replace(batch, seals=np.array([(0, block) for block in blocks], np.int32))
         output = await driver.executor.unified_decode(batch)
         assert output.checksums is not None and len(output.checksums) == len(blocks)
         sums.append(output.checksums)
         seq.num_computed += count
         seq.tokens += output.token_ids.tolist()
-    blocks = np.array(seq.blocks[0][:BLOCKS], np.int32)
+    full = len(PROMPT) // driver.block_size
+    blocks = np.array(seq.blocks[0][:full], np.int32)
     fingerprint = driver.executor.kv_layout().fingerprint
-    return seq, SealedBlocks(fingerprint, np.zeros(BLOCKS, np.int32), blocks, np.concatenate(sums))
+    return seq, SealedBlocks(fingerprint, np.zeros(full, np.int32), blocks, np.concatenate(sums))
 
 
 async def kill(executor: RemoteExecutor) -> None:
@@ -65,13 +66,27 @@ async def kill(executor: RemoteExecutor) -> None:
     await executor.wait_dead()
 
 
-async def continued(executor: RemoteExecutor, epoch: int, seq: DrivenSequence, num_blocks: int) -> list[int]:
-    """Six more tokens of a sequence whose first blocks are in KV."""
+async def continued(
+    executor: RemoteExecutor, epoch: int, seq: DrivenSequence, num_blocks: int, num_drafts: int = 0
+) -> list[int]:
+    """Six more tokens of a sequence whose first blocks are in KV; `num_drafts`: drafts to ask for in each step, which are those
+    of the target itself."""
     driver = Driver(executor, epoch)
     shared = [seq.blocks[0][:num_blocks]]
     driver.free_blocks = [block for block in driver.free_blocks if block not in shared[0]]
-    again = driver.add(PROMPT, output=seq.output[:1], shared_blocks=shared, num_computed=4 * num_blocks)
-    await driver.decode(6, again)
+    again = driver.add(
+        PROMPT, output=seq.output[:1], shared_blocks=shared, num_computed=driver.block_size * num_blocks
+    )
+    drafts: list[int] = []
+    while len(again.output) < 7:
+        feed = Feed(again, drafts=drafts[: 6 - len(again.output)], num_drafts=num_drafts)
+        batch = driver.batch(feed)
+        output = await driver.executor.unified_decode(batch)
+        again.num_computed += int(batch.num_q_tokens[0]) - len(feed.drafts) + len(output.token_ids) - 1
+        again.tokens += output.token_ids.tolist()
+        # The draft model is the target: all it proposes after a restart, too, is right.
+        assert len(output.token_ids) == len(feed.drafts) + 1
+        drafts = [] if output.drafts is None else output.drafts.token_ids.tolist()
     return again.output
 
 
@@ -209,3 +224,25 @@ async def test_ranks_seal_and_adopt_together(model: Path, sizes: tuple[int, int]
         assert executor._memory is not None and len(executor._memory) == 2
         flip(executor._memory[1], int(sealed.blocks[5]) * executor.kv_layout().groups[0].bytes_per_block)
         assert (await executor.begin_epoch(3, sealed)).tolist() == [i for i in range(BLOCKS) if i != 5]
+
+
+@pytest.mark.long(every=3)
+@pytest.mark.parametrize(
+    "changes", [{"dtype": "bfloat16"}, {"kv": "int8"}, {"draft": True}], ids=["bf16", "int8", "draft"]
+)
+async def test_every_kind_of_kv_is_adopted(model: Path, changes: dict[str, object]) -> None:
+    size, num_drafts = (16 if "kv" in changes else 4), (3 if "draft" in changes else 0)
+    settings = config(model, dtype=str(changes.get("dtype", "float32")), block_size=size)
+    if "kv" in changes:
+        settings = replace(settings, memory=replace(settings.memory, kv_cache_dtype="int8"))
+    if num_drafts:
+        settings = replace(settings, optimization=OptimizationConfig(num_threads=1, draft_model=str(model)))
+    async with loaded(settings) as executor:
+        await executor.begin_epoch(1)
+        driver = Driver(executor, 1)
+        seq, sealed = await sealed_prompt(driver)
+        await driver.decode(6, seq)
+        await kill(executor)
+        assert (await executor.begin_epoch(2, sealed)).tolist() == list(range(len(PROMPT) // size))
+        # A block less than there are: a step computes one token at least.
+        assert await continued(executor, 2, seq, (len(PROMPT) - 1) // size, num_drafts) == seq.output

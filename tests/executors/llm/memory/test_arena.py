@@ -5,16 +5,18 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from executors.contract import InvalidInput, OutOfMemory, SealedBlocks
+from executors.contract import InvalidInput, KvGroup, OutOfMemory, SealedBlocks
 from executors.llm.memory import arena as arenas
 from executors.llm.memory.arena import KvArena
 from executors.llm.memory.cgroup import count_as_available, memory_limit
 from executors.llm.memory.kv_cache import KvCache
+from executors.llm.memory.paged_kv import PagedKv
 from executors.llm.memory.seals import BlockSeals
 from executors.llm.model.caches import KvSpec
 from executors.memory_file import MemoryFile
@@ -105,9 +107,12 @@ def test_memory_of_an_earlier_life_counts_as_available() -> None:
 
 def seals_over(file: MemoryFile, fingerprint: str = "f", rank: int = 0) -> tuple[BlockSeals, list[KvCache]]:
     arena = KvArena(file)
-    caches = [KvCache(SPEC, BLOCKS, 4, arena.take(BLOCKS * SPEC.bytes_per_block(4))) for _ in range(2)]
+    count = SPEC.num_layers
+    spec = replace(SPEC, num_layers=2 * count, windows=(8,) * count + (None,) * count)
+    kv = PagedKv(spec, [KvGroup(BLOCKS, 0, window) for window in (8, None, 16)], 4, arena.take)
     arena.share()
-    return BlockSeals(fingerprint, caches, arena, None, lambda: 1, lambda sums: sums, rank), caches
+    seals = BlockSeals(fingerprint, kv, arena, None, lambda: 1, lambda sums: sums, rank)
+    return seals, [kv.of_group(0), kv.of_group(1)]
 
 
 PAIRS = np.array([(0, 3), (1, 3), (1, 0), (0, 5)], np.int32)
@@ -124,6 +129,8 @@ def test_blocks_are_adopted_by_group_and_the_rest_is_given_back(file: MemoryFile
             layer.normal_()
     offered = sealed(seals)
     assert len(set(offered.checksums.tolist())) == len(PAIRS)
+    # A group without layers on this rank says nothing: the others decide.
+    assert seals.checksums(np.array([(2, 1), (0, 3)], np.int32)).tolist() == [0, offered.checksums[0]]
     content = caches[1].layers[1][:, 3].clone()
 
     later, new = seals_over(file)

@@ -91,6 +91,10 @@ class Sequence:
     """Index behind the blocks that others have written (a copied one included)."""
     num_keyed_blocks: int = 0
     """Index behind the blocks that can be found by their key, as far as they are full of known tokens."""
+    num_settled_tokens: int = 0
+    """Tokens that it had when it was given its tables, and of chunks whose result is in."""
+    num_restored_tokens: int = 0
+    """Output tokens that were committed when it was given its tables."""
     cache_points: tuple[int, ...] = ()
     """Indices behind which a later sequence is likely to begin, see `engine.kv.cache_points`."""
     num_prepared_tokens: int = 0
@@ -139,6 +143,14 @@ class Sequence:
         """True if every position of the prompt must be computed, in this sequence's own name."""
         whole = self.request.needs_whole_prompt
         return whole and not (self.output_token_ids or len(self.prompt_logprobs) == self.prompt_len - 1 > 0)
+
+    @property
+    def settled(self) -> int:
+        """End of the positions whose KV is certain to be there, because no step in flight computes it. A sequence that is rolled
+        back begins again from there at best."""
+        if len(self.output_token_ids) > self.num_restored_tokens:
+            return self.num_known_tokens - 1
+        return self.num_settled_tokens
 
     @property
     def num_blocks(self) -> int:
@@ -259,6 +271,10 @@ class Sequence:
         if self.status is SequenceStatus.RUNNING:
             self.num_computed_tokens = num_computed
 
+    def settle_chunk(self, num_computed: int) -> None:
+        """The result of a chunk that ends at `num_computed` is in."""
+        self.num_settled_tokens = num_computed
+
     # -- output --------------------------------------------------------------------------------------------------------
 
     def commit(self, token_ids: Iterable[int]) -> None:
@@ -330,7 +346,8 @@ class Sequence:
         """Begin with KV of `num_computed` tokens that others have written: in named blocks up to index `num_blocks`, the first
         of which have these keys, and in a copy of one block. `firsts`: where the table of each group begins."""
         self.block_tables = [BlockTable(first) for first in firsts]
-        self.num_computed_tokens = num_computed
+        self.num_computed_tokens = self.num_settled_tokens = num_computed
+        self.num_restored_tokens = len(self.output_token_ids)
         self.num_shared_blocks = self.num_keyed_blocks = num_blocks
         if len(keys) > len(self.block_keys):
             # All choices fill their next block in one step: none of them should hash a long prompt then.

@@ -44,8 +44,9 @@ def make_scheduler(
         waiting.expect(Forecast(pace, step_tokens, num_slots, config.target_itl), shared)
     policies = Policies.of(config)
     policies.lengths.expect(executor.pace())
+    most_granted = step_tokens * steps_in_flight(executor, config)
     return Scheduler(
-        KvCacheManager(layout, executor.info().name, config.prefix_caching, step_tokens),
+        KvCacheManager(layout, executor.info().name, config.prefix_caching, most_granted),
         journal,
         max_num_seqs=num_slots,
         max_num_batched_tokens=step_tokens,

@@ -89,6 +89,8 @@ class StepResults:
                     failed := self._fail(seq, ItemFault.NOT_FINITE, "the vector is not finite")
                 ) is not None:
                     deltas.append((seq, failed))
+            else:
+                seq.settle_chunk(int(batch.pos_offsets[i]) + int(batch.num_q_tokens[i]))
         # What failed is withdrawn by now.
         self._kv.seals.commit(batch, output)
         if output.drafts is not None:

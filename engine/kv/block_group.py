@@ -94,8 +94,9 @@ class BlockGroup:
         """Free the blocks of a sequence that the token at `position` does not read, nor any after it. They keep their key if they
         lie in the window before a cache point: a later sequence can begin there.
 
-        Steps in flight may read them still: the steps run in their order, and a later one writes to them at the earliest. The
-        sequence must have no drafts in flight: if these are rejected, its next token is an earlier one.
+        `position` must be settled: what is not may be lost or, with drafts, be rejected, and the sequence then begins again from
+        there. Steps in flight may read the blocks still: the steps run in their order, and a later one writes to them at the
+        earliest.
         """
         table = seq.block_tables[self.index]
         first, until = table.first, self.lowest(position)

@@ -33,8 +33,8 @@ class KvCacheManager:
         prefix_caching: bool = True,
         most_granted: int = sys.maxsize,
     ) -> None:
-        """`most_granted`: tokens that one step computes of a sequence at most. A window group has room for these and for the
-        window when a sequence is admitted, a full group for all its tokens."""
+        """`most_granted`: tokens of one sequence that steps in flight compute at most. A window group has room for these and for
+        the window when a sequence is admitted, a full group for all its tokens."""
         self.layout = layout
         self.groups = [BlockGroup(index, one, layout.block_size) for index, one in enumerate(layout.groups)]
         self.seals = SealTable(layout, [group.seals for group in self.groups])
@@ -67,7 +67,7 @@ class KvCacheManager:
     @property
     def capacity_tokens(self) -> int:
         """Tokens that a sequence can have if it is alone. Where a window group is too small to slide, it has to hold them all."""
-        size, slack = self.layout.block_size, 2 * self.layout.block_size
+        size, slack = self.layout.block_size, 3 * self.layout.block_size
         capacity = self.layout.capacity_tokens
         for group in self.layout.groups:
             pool_tokens = group.num_blocks * size
@@ -88,19 +88,23 @@ class KvCacheManager:
         """
         for group in self._windows:
             # After a failure the sequence goes on behind its last sealed block, and needs the window before that.
-            end = group.sealed_end(seq) if self.seals.active else seq.num_computed_tokens
-            group.slide(seq, min(end, seq.num_computed_tokens))
+            settled = self._settled(seq)
+            group.slide(seq, min(settled, group.sealed_end(seq)) if self.seals.active else settled)
         end = self.blocks_for(num_tokens)
         missing = self._missing(seq, end)
         if missing < 0 and self._windows and self.seals.active:
             for group in self._windows:
-                group.slide(seq, seq.num_computed_tokens)
+                group.slide(seq, self._settled(seq))
             missing = self._missing(seq, end)
         if missing > 0:
             for group in self.groups:
                 self._extend(seq, group, end)
             self._prepared(seq)
         return missing >= 0
+
+    def _settled(self, seq: Sequence) -> int:
+        """End of the last full block that is settled: a sequence that is rolled back begins again there."""
+        return seq.settled // self.layout.block_size * self.layout.block_size
 
     def _missing(self, seq: Sequence, end: int) -> int:
         """Most blocks that a table of the sequence lacks up to index `end`; -1 if a pool has too few of them."""
@@ -145,6 +149,9 @@ class KvCacheManager:
     def free(self, seq: Sequence) -> None:
         """Free all blocks of a sequence; steps submitted later may use them. The last blocks are freed first, so that a prefix
         is kept longest."""
+        if seq.block_tables:
+            for group in self._windows:
+                group.slide(seq, self._settled(seq))
         if tables := seq.free_tables():
             self.changes.drop(seq.slot)
             for group, table in zip(self.groups, tables, strict=True):

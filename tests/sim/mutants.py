@@ -138,10 +138,10 @@ def _failed_item_keeps_keys(patch: pytest.MonkeyPatch) -> None:
 
 
 def _no_second_try(preempt: Callable[..., None]) -> Callable[..., None]:
-    def refuse(self: Sequences, seq: Sequence, fault: str | None = None) -> None:
+    def refuse(self: Sequences, seq: Sequence, *why: Any) -> None:
         if seq.alone:
             seq.alone = False
-        preempt(self, seq, fault)
+        preempt(self, seq, *why)
 
     return refuse
 

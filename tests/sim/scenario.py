@@ -188,7 +188,7 @@ def _draw_windows(rng: random.Random, scenario: Scenario) -> None:
     scenario.window = form.format(*sizes)
     # Enough to slide, or to hold the longest sequence whole; beyond that it is tight or roomy.
     size = scenario.block_size
-    sliding = -(-(max(sizes) + scenario.budget + 2 * size) // size)
+    sliding = -(-(max(sizes) + scenario.budget * scenario.max_in_flight + 3 * size) // size)
     whole = -(-max(len(stream.prompt) + stream.max_tokens for stream in scenario.streams) // size)
     scenario.window_blocks = min(sliding, whole) + rng.choice((0, 1, 3, 10, 60))
     scenario.rolling = rng.choice((2, 4, 6))

@@ -124,10 +124,10 @@ def test_where_every_layer_has_a_window_the_context_is_that_of_the_sequences_tha
 
 
 def test_a_draft_model_lies_beside_the_layers_that_keep_all_tokens() -> None:
-    window, full = layout(PATTERN, 8 * GIB, beside=1000).groups
-    assert window.bytes_per_block == 22 * TOKEN * 16 and full.bytes_per_block == (4 * TOKEN + 1000) * 16
-    [only] = layout((512,) * 4, 8 * GIB, beside=1000).groups
-    assert only.window is None and only.bytes_per_block == (4 * TOKEN + 1000) * 16
+    window, full = layout(PATTERN, 8 * GIB, beside=1024).groups
+    assert window.bytes_per_block == 22 * TOKEN * 16 and full.bytes_per_block == (4 * TOKEN + 1024) * 16
+    [only] = layout((512,) * 4, 8 * GIB, beside=1024).groups
+    assert only.window is None and only.bytes_per_block == (4 * TOKEN + 1024) * 16
 
 
 def test_a_stage_without_layers_of_a_group_has_its_blocks_without_bytes() -> None:

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.grouped_echo import GroupedEcho
 from engine.core.journal import Journal
 from engine.core.scheduler import Scheduler
 from engine.kv.kv_cache_manager import KvCacheManager
@@ -41,7 +42,6 @@ from executors.contract import (
 )
 from executors.process import messages as m
 from executors.process.wire import FrameDecoder, encode
-from executors.testing.fakes.echo import EchoExecutor
 from server.system.gc_tuning import freeze_after_load
 
 SIZES = (1, 32, 256, 1024)
@@ -111,18 +111,10 @@ class Bench:
         return result
 
 
-class GroupedEcho(EchoExecutor):
-    """Echo that has KV in so many groups, for all of its sequences, and reads none of it."""
-
-    def __init__(self, config: ExecutorConfig, groups: int) -> None:
-        super().__init__(config)
-        windows = [None, *(_BLOCK * (1 + number % 3) for number in range(groups - 1))]
-        pools = [KvGroup(config.max_num_seqs * 10, 1024, window) for window in windows]
-        self._layout = KvLayout(_BLOCK, tuple(pools))
-
-    def kv_layout(self) -> KvLayout:
-        """See the contract."""
-        return self._layout
+def grouped(size: int, groups: int) -> KvLayout:
+    """KV for `size` sequences in so many groups."""
+    windows = [None, *(_BLOCK * (1 + number % 3) for number in range(groups - 1))]
+    return KvLayout(_BLOCK, tuple(KvGroup(size * 10, 1024, window) for window in windows))
 
 
 async def measure(
@@ -135,7 +127,7 @@ async def measure(
             executor, max_num_seqs=size, max_model_len=256, attention=ExecutorAttentionConfig(block_size=_BLOCK),
             options={"num_blocks": size * 10} if executor == "paged_fake" else {},
         )  # fmt: skip
-        made = GroupedEcho(config, groups) if groups else registry.create(config)
+        made = GroupedEcho(config, grouped(size, groups)) if groups else registry.create(config)
         await made.warmup()
         found.append(await Bench(made, size, waiting, policy).run())
         gc.unfreeze()

@@ -290,6 +290,18 @@ struct Pieces {
   }
 };
 
+// Asks for the beginnings of the blocks of a tile, a tile before their numbers are asked for: blocks lie on pages of their own,
+// and where pages are small, looking up the address of one takes as long as reading it. `heads`: a head of block 0.
+template <class Cell>
+inline void blocks_soon(const Step& s, const int32_t* table, const Cell* heads, int64_t tile, int64_t end) {
+  int64_t stop = end < tile + TILE ? end : tile + TILE;
+  for (int64_t at = tile; at < stop; at += s.block_size) {
+    const Cell* keys = heads + table[at / s.block_size] * s.block_stride;
+    soon(keys, 0);
+    soon(keys + s.side_stride, 0);
+  }
+}
+
 template <class T, class Op>
 struct Worker : Pieces<Worker<T, Op>, T> {
   using Base = Pieces<Worker<T, Op>, T>;
@@ -331,6 +343,7 @@ struct Worker : Pieces<Worker<T, Op>, T> {
       for (; offset < s.block_size && i < last; offset++, i++, at += s.head_dim)
         key_rows[side][i] = at, value_rows[side][i] = at + s.side_stride;
     }
+    blocks_soon(s, table, kv + head * s.block_size * s.head_dim, tile + TILE, end);
   }
 
   // Adds a tile of `count` keys to the sums of rows row..stop.

@@ -251,6 +251,7 @@ struct Int8Worker : Pieces<Int8Worker<T>, T> {
       soon(to.key_scales[g], 0);
       soon(to.value_scales[g], 0);
     }
+    blocks_soon(s, table, kv + head * cells.bytes(), tile + TILE, end);
   }
 
   // Adds a tile to the sums of rows row..stop.

@@ -97,6 +97,8 @@ class Sequence:
     """Output tokens that were committed when it was given its tables."""
     cache_points: tuple[int, ...] = ()
     """Indices behind which a later sequence is likely to begin, see `engine.kv.cache_points`."""
+    num_table_blocks: int = 0
+    """Index behind the last block that all tables have."""
     num_prepared_tokens: int = 0
     """End of the tokens that can be computed without a further block and without a block to be named."""
     finish_reason: FinishReason | None = None
@@ -365,6 +367,10 @@ class Sequence:
         del table.blocks[:count]
         table.first = first
         return blocks
+
+    def cover(self, num_blocks: int) -> None:
+        """All tables go up to index `num_blocks` at least."""
+        self.num_table_blocks = num_blocks
 
     def set_cache_points(self, points: tuple[int, ...]) -> None:
         """Its blocks before these points can be found after it has gone on."""

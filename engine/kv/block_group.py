@@ -44,12 +44,12 @@ class BlockGroup:
             return 0
         return max(0, position - self.window + 1) // self._block_size
 
-    def allocate(self, count: int) -> list[int]:
-        """`count` blocks, which must be free; what they held is found no more."""
+    def allocate(self, count: int) -> list[int] | None:
+        """`count` blocks, or None if fewer are free; what they held is found no more."""
         blocks = self.pool.allocate(count)
-        assert blocks is not None, "the caller has looked how many are free"
-        self.cache.forget(blocks)
-        self.seals.drop(blocks)
+        if blocks is not None:
+            self.cache.forget(blocks)
+            self.seals.drop(blocks)
         return blocks
 
     def forget(self, blocks: Iterable[int], why: Lost) -> None:
@@ -98,19 +98,20 @@ class BlockGroup:
         there. Steps in flight may read the blocks still: the steps run in their order, and a later one writes to them at the
         earliest.
         """
-        table = seq.block_tables[self.index]
-        first, until = table.first, self.lowest(position)
+        first, until = seq.block_tables[self.index].first, self.lowest(position)
         if until <= first:
             return
-        latest = rolling_point(seq, position, self._block_size)
+        size = self._block_size
+        latest = rolling_point(seq, position, size)
         parts = [self._before(point) for point in (*seq.cache_points, latest) if point > first]
-        blocks = seq.slide_table(self.index, until)
+        blocks, shared = seq.slide_table(self.index, until), seq.num_shared_blocks
         for index, block in enumerate(blocks, first):
             # Blocks that others wrote have a key for the others' cache points.
-            if index >= seq.num_shared_blocks and not any(index in part for part in parts):
-                self.cache.forget((block,), Lost.WINDOW)
+            if index >= shared and not any(index in part for part in parts):
+                self.cache.leave(block)
         self.release(blocks)
-        self._expire(seq, first, latest)
+        if latest:
+            self._expire(seq, first, latest)
 
     def _before(self, point: int) -> range:
         """Indices of the blocks within the window before a cache point."""
@@ -119,10 +120,8 @@ class BlockGroup:
     def _expire(self, seq: Sequence, first: int, latest: int) -> None:
         """Forget the blocks that were kept for the rolling point before the latest one. `first`: where the table began before it
         slid."""
-        assert self.window is not None
-        before = (
-            rolling_point(seq, first * self._block_size + self.window - 1, self._block_size) if first else 0
-        )
+        position = first * self._block_size + (self.window or 0) - 1
+        before = rolling_point(seq, position, self._block_size)
         if not before or before == latest:
             return
         parts = [self._before(point) for point in seq.cache_points]
@@ -130,7 +129,7 @@ class BlockGroup:
         for index in range(begin, min(self._before(latest).start, first, len(seq.block_keys))):
             block = self.cache.block_of(seq.block_keys[index])
             if block is not None and not any(index in part for part in parts):
-                self.cache.forget((block,), Lost.WINDOW)
+                self.cache.leave(block)
                 self.pool.forsake((block,))
 
     # -- memory --------------------------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ import numpy as np
 from engine.kv.block_group import BlockGroup
 from engine.kv.cache_points import cache_points
 from engine.kv.hit import MISS, Hit, longest_prefix
-from engine.kv.prefix_cache import PrefixCache, block_key, own_root_key, root_key
+from engine.kv.prefix_cache import block_key, own_root_key, root_key
+from engine.kv.prefix_history import PrefixHistory
 from engine.kv.seals import SealTable
 from engine.kv.table_changes import TableChanges
 from engine.sequence import Sequence
@@ -43,6 +44,11 @@ class KvCacheManager:
         self._model = model
         self._most_granted = most_granted
         self._windows = [group for group in self.groups if group.window is not None]
+        self._only = self.groups[0] if len(self.groups) == 1 and not self._windows else None
+        """The group of a layout with a full one alone."""
+        full = [group for group in self.groups if group.window is None]
+        self._history = (full or self.groups)[0].cache.history if self.groups else PrefixHistory()
+        """What followed each prefix, and what became of it: in a full group, if there is one."""
 
     @property
     def num_cached(self) -> int:
@@ -86,40 +92,56 @@ class KvCacheManager:
 
         Blocks behind a window are freed first. The sequence must have its slot already.
         """
+        begin, end = seq.num_table_blocks, self.blocks_for(num_tokens)
+        if end <= begin:
+            return True
+        if self._only is not None:  # the usual layout, without the loops
+            blocks = self._only.allocate(end - begin)
+            if blocks is None:
+                return False
+            self._append(seq, self._only, begin, blocks)
+        elif not self._grow_all(seq, end):
+            return False
+        seq.cover(end)
+        self._prepared(seq)
+        return True
+
+    def _grow_all(self, seq: Sequence, end: int) -> bool:
+        """Make the table of each group go up to index `end`, or none of them."""
+        self._slide(seq)
+        counts = self._missing(seq, end)
+        if counts is None and self._windows and self.seals.active:
+            self._slide(seq, only_sealed=False)
+            counts = self._missing(seq, end)
+        if counts is None:
+            return False
+        for group, count in zip(self.groups, counts, strict=True):
+            if count > 0:
+                blocks = group.allocate(count)
+                assert blocks is not None, "enough of them are free"
+                self._append(seq, group, end - count, blocks)
+        return True
+
+    def _missing(self, seq: Sequence, end: int) -> list[int] | None:
+        """Blocks that the table of each group lacks up to index `end`; None if a pool has too few of them."""
+        counts = [end - table.first - len(table.blocks) for table in seq.block_tables]
+        if any(count > group.pool.num_free for group, count in zip(self.groups, counts, strict=True)):
+            return None
+        return counts
+
+    def _slide(self, seq: Sequence, only_sealed: bool = True) -> None:
+        """Free what the sequence has left behind: see `BlockGroup.slide`. After a death it goes on behind its last sealed block
+        and needs the window before that, which stays with `only_sealed`."""
+        size = self.layout.block_size
+        settled = seq.settled // size * size
         for group in self._windows:
-            # After a failure the sequence goes on behind its last sealed block, and needs the window before that.
-            settled = self._settled(seq)
-            group.slide(seq, min(settled, group.sealed_end(seq)) if self.seals.active else settled)
-        end = self.blocks_for(num_tokens)
-        missing = self._missing(seq, end)
-        if missing < 0 and self._windows and self.seals.active:
-            for group in self._windows:
-                group.slide(seq, self._settled(seq))
-            missing = self._missing(seq, end)
-        if missing > 0:
-            for group in self.groups:
-                self._extend(seq, group, end)
-            self._prepared(seq)
-        return missing >= 0
-
-    def _settled(self, seq: Sequence) -> int:
-        """End of the last full block that is settled: a sequence that is rolled back begins again there."""
-        return seq.settled // self.layout.block_size * self.layout.block_size
-
-    def _missing(self, seq: Sequence, end: int) -> int:
-        """Most blocks that a table of the sequence lacks up to index `end`; -1 if a pool has too few of them."""
-        most = 0
-        for group, table in zip(self.groups, seq.block_tables, strict=True):
-            missing = end - table.end
-            if missing > group.pool.num_free:
-                return -1
-            most = max(most, missing)
-        return most
+            sealed = group.sealed_end(seq) if only_sealed and self.seals.active else settled
+            group.slide(seq, min(settled, sealed))
 
     def _prepared(self, seq: Sequence) -> None:
         """Record how far the sequence can grow in its blocks, before the next one is full."""
         size = self.layout.block_size
-        end = min(table.end for table in seq.block_tables) * size if seq.block_tables else sys.maxsize
+        end = seq.num_table_blocks * size if self.layout.groups else sys.maxsize
         if self.prefix_caching or self.seals.active:
             end = min(end, (seq.num_keyed_blocks + 1) * size - 1)
         seq.prepare(end)
@@ -135,23 +157,16 @@ class KvCacheManager:
         )
         return blocks * self.layout.block_size - seq.num_computed_tokens
 
-    def _extend(self, seq: Sequence, group: BlockGroup, end: int) -> None:
-        """Let the sequence's table of a group go on to index `end`, with blocks that must be free."""
-        begin = seq.block_tables[group.index].end
-        if begin < end:
-            self._append(seq, group, group.allocate(end - begin))
-
-    def _append(self, seq: Sequence, group: BlockGroup, blocks: list[int]) -> None:
+    def _append(self, seq: Sequence, group: BlockGroup, begin: int, blocks: list[int]) -> None:
         assert seq.slot is not None, "blocks are laid out for a slot"
-        self.changes.grow(seq.slot, group.index, seq.block_tables[group.index].end, blocks)
+        self.changes.grown.append((seq.slot, group.index, begin, blocks))
         seq.extend_table(group.index, blocks)
 
     def free(self, seq: Sequence) -> None:
         """Free all blocks of a sequence; steps submitted later may use them. The last blocks are freed first, so that a prefix
         is kept longest."""
         if seq.block_tables:
-            for group in self._windows:
-                group.slide(seq, self._settled(seq))
+            self._slide(seq)
         if tables := seq.free_tables():
             self.changes.drop(seq.slot)
             for group, table in zip(self.groups, tables, strict=True):
@@ -171,7 +186,7 @@ class KvCacheManager:
         forked = self._find_sibling(seq)
         if forked is not None:
             return forked
-        if not self.prefix_caching and not self._lead.blocks:
+        if not self.prefix_caching and not any(group.cache.blocks for group in self.groups):
             return MISS
         most = (seq.num_known_tokens - 1) // self.layout.block_size
         return longest_prefix(self.groups, self.keys_of(seq, most), self.layout.block_size)
@@ -237,9 +252,12 @@ class KvCacheManager:
         for group, blocks in zip(self.groups, shared, strict=True):
             if blocks:
                 group.pool.share(blocks)
-                self._append(seq, group, list(blocks))
-        for group in self.groups:
-            self._extend(seq, group, self._end_at_admission(seq, group, hit))
+                self._append(seq, group, hit.num_blocks - len(blocks), list(blocks))
+        for group, table in zip(self.groups, seq.block_tables, strict=True):
+            own = group.allocate(self._end_at_admission(seq, group, hit) - table.end)
+            assert own is not None, "what does not fit is not admitted"
+            self._append(seq, group, table.end, own)
+        seq.cover(min((table.end for table in seq.block_tables), default=0))
         if hit.copied:
             for index, source in enumerate(hit.copied):
                 [copy] = seq.block_tables[index].part(hit.num_blocks, hit.num_blocks + 1)
@@ -263,22 +281,30 @@ class KvCacheManager:
         full = min(num_computed, seq.num_known_tokens) // self.layout.block_size
         if full > seq.num_keyed_blocks:
             if self.prefix_caching:
-                self._add_keys(seq, full)
+                self._name(seq, full)
             if self.seals.active:
                 for group, table in zip(self.groups, seq.block_tables, strict=True):
                     self.seals.request(group.index, table.part(max(table.first, seq.num_keyed_blocks), full))
             seq.name_blocks(full)
             self._prepared(seq)
 
-    def _add_keys(self, seq: Sequence, full: int) -> None:
+    def _name(self, seq: Sequence, full: int) -> None:
+        """Let the sequence's blocks be found by their keys, up to index `full`."""
         keys = self.keys_of(seq, full)
         before = keys[seq.num_keyed_blocks - 1] if seq.num_keyed_blocks else self._root(seq)
         for index in range(seq.num_keyed_blocks, full):
-            for group, table in zip(self.groups, seq.block_tables, strict=True):
-                if index >= table.first:  # a window may have left a block before its tokens were known
-                    group.cache.add(keys[index], table.blocks[index - table.first])
-            self._lead.history.add(before, self._block_tokens(seq, index))
+            if self._only is not None:
+                self._only.cache.add(keys[index], seq.block_tables[0].blocks[index])
+            else:
+                self._name_in_all(seq, keys[index], index)
+            self._history.add(before, keys[index], self._block_tokens(seq, index))
             before = keys[index]
+
+    def _name_in_all(self, seq: Sequence, key: bytes, index: int) -> None:
+        """Let the block of each group at this index be found by its key."""
+        for group, table in zip(self.groups, seq.block_tables, strict=True):
+            if index >= table.first:  # a window may have left the block before its tokens were known
+                group.cache.add(key, table.blocks[index - table.first])
 
     def withdraw(self, seq: Sequence) -> None:
         """Withdraw the blocks of a sequence whose computation failed: no sequence may find them, even if they are freed already.
@@ -317,11 +343,6 @@ class KvCacheManager:
             return seq.request.prompt_token_ids[end - size : end]
         return np.array(seq.token_ids(end - size, end), np.int32)
 
-    @property
-    def _lead(self) -> PrefixCache:
-        """Of the group whose history says what followed a prefix: a full one, if there is one."""
-        return next((group for group in self.groups if group.window is None), self.groups[0]).cache
-
     def explain(self, seq: Sequence, hit: Hit) -> PrefixMatch:
         """Why the prefix cache gave a sequence no more than `hit`, for its story."""
         if not hit.looked_up:
@@ -333,14 +354,16 @@ class KvCacheManager:
         if hit.missed is not None:
             missed = self.groups[hit.missed]
             cause = missed.cache.history.cause(keys[matched])
-            if cause is not None or len(self._windows) < len(self.groups):
+            before = keys[matched - 1] if matched else self._root(seq)
+            known = self._history.followed(before, self._block_tokens(seq, matched))
+            if cause is not None or known or len(self._windows) < len(self.groups):
                 gone = (hit.num_in_full_groups - matched) * self.layout.block_size
                 return PrefixMatch(
                     hit.num_tokens, Missed.EVICTED, None, gone, cause or Lost.WINDOW, missed.window
                 )
         before = keys[matched - 1] if matched else self._root(seq)
         tokens = self._block_tokens(seq, matched)
-        return self._lead.history.explain(before, keys[matched:], tokens, hit.num_tokens)
+        return self._history.explain(before, keys[matched:], tokens, hit.num_tokens)
 
     def reset(self) -> None:
         """Reset after the executor's KV was emptied: nothing can be found, and no change is left to report."""

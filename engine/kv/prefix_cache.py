@@ -78,7 +78,13 @@ class PrefixCache:
             self._block_of[key] = block
             self.blocks[block] = key
             self.fresh.add(block)
-            self.history.regain(key)
+
+    def leave(self, block: int) -> None:
+        """Remove the key of a block behind a window. The history need not know: there is no other reason for a block to be gone
+        while those of full groups are there."""
+        key = self.blocks.pop(block, None)
+        if key is not None:
+            del self._block_of[key]
 
     def keep(self, key: bytes, block: int) -> bool:
         """Add a block whose KV is computed. Returns False, and does nothing, if it has a key or another block has this one."""

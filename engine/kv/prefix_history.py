@@ -29,16 +29,17 @@ class PrefixHistory:
         """Tokens of the block behind the prefix with this key, int32."""
         self._causes: OrderedDict[bytes, Lost] = OrderedDict()
 
-    def add(self, before: bytes, tokens: Int32Array) -> None:
+    def add(self, before: bytes, key: bytes, tokens: Int32Array) -> None:
         """A block with these tokens was cached behind the prefix with key `before`."""
         self._next[before] = tokens.tobytes()
         self._next.move_to_end(before)
         if len(self._next) > self._most:
             self._next.popitem(last=False)
-
-    def regain(self, key: bytes) -> None:
-        """A block is cached again."""
         self._causes.pop(key, None)
+
+    def followed(self, before: bytes, tokens: Int32Array) -> bool:
+        """Whether the latest block behind the prefix with key `before` had these tokens."""
+        return self._next.get(before) == tokens.tobytes()
 
     def cause(self, key: bytes) -> Lost | None:
         """Why the block with this key is gone; None if it was not cached, or that is forgotten."""

@@ -10,25 +10,21 @@ from executors.contract import Int32Array, TableUpdates
 class TableChanges:
     """Collected while a step is put together. Owned by KvCacheManager.
 
+    - `grown`: (slot, group, index of the first block, blocks) of tables that go on.
     - `copies`: (group, source, destination) of blocks.
     """
 
     def __init__(self) -> None:
         self.copies: list[tuple[int, int, int]] = []
-        self._grown: list[tuple[int, int, int, list[int]]] = []
-        """(slot, group, index of the first block, blocks)."""
-
-    def grow(self, slot: int, group: int, begin: int, blocks: list[int]) -> None:
-        """The table of a slot goes on with these blocks from index `begin` on."""
-        self._grown.append((slot, group, begin, blocks))
+        self.grown: list[tuple[int, int, int, list[int]]] = []
 
     def drop(self, slot: int | None) -> None:
         """Forget what was collected for the tables of a slot, which are free."""
-        self._grown = [entry for entry in self._grown if entry[0] != slot]
+        self.grown = [entry for entry in self.grown if entry[0] != slot]
 
     def clear(self) -> None:
         """Forget everything."""
-        self._grown.clear()
+        self.grown.clear()
         self.copies.clear()
 
     def take_copies(self) -> Int32Array:
@@ -38,9 +34,9 @@ class TableChanges:
 
     def take_updates(self) -> TableUpdates:
         """Block-table deltas since the last call."""
-        if not self._grown:
+        if not self.grown:
             return TableUpdates.empty()
-        grown, self._grown = self._grown, []
+        grown, self.grown = self.grown, []
         return TableUpdates(
             slots=np.array([slot for slot, _, _, _ in grown], np.int32),
             groups=np.array([group for _, group, _, _ in grown], np.int32),

@@ -34,7 +34,6 @@ MAY_FETCH = {
 LISTENER = "server/http/listener.py"
 INVARIANTS = {
     "engine/kv/kv_cache_manager.py": "its caller has just looked",
-    "engine/kv/block_group.py": "its caller has just looked",
     "server/hub/download.py": "a path that the library made",
     "executors/testing/conformance.py": "the table of cases names each of them",
     "engine/sequence.py": "a slot is given before",

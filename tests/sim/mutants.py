@@ -160,7 +160,6 @@ def _stale_add(self: PrefixCache, key: bytes, block: int) -> None:
     if key not in self._block_of:
         self._block_of[key] = block
         self.blocks[block] = key
-        self.history.regain(key)
 
 
 def _copies_forgotten(patch: pytest.MonkeyPatch) -> None:
@@ -352,11 +351,11 @@ def _window_freed_early(patch: pytest.MonkeyPatch) -> None:
     """A block is freed while its last token is still within the window."""
     slide = BlockGroup.slide
 
-    def early(self: BlockGroup, seq: Sequence) -> None:
+    def early(self: BlockGroup, seq: Sequence, position: int) -> None:
         lowest, end = self.lowest, seq.block_tables[self.index].end
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(self, "lowest", lambda position: min(end, lowest(position + self._block_size)))
-            slide(self, seq)
+            slide(self, seq, position)
 
     patch.setattr(BlockGroup, "slide", early)
 
@@ -430,8 +429,10 @@ def _one_group_grows(patch: pytest.MonkeyPatch) -> None:
         roomy = [
             group for group in self.groups if end - seq.block_tables[group.index].end <= group.pool.num_free
         ]
+        seq.cover(end)
         for group in roomy:
-            self._extend(seq, group, end)
+            begin = seq.block_tables[group.index].end
+            self._append(seq, group, begin, group.allocate(max(0, end - begin)) or [])
         return bool(roomy)
 
     patch.setattr(KvCacheManager, "grow", partly)

@@ -40,9 +40,9 @@ class BlockGroup:
 
     def lowest(self, position: int) -> int:
         """Index of the first block that a token at `position` reads; all later tokens read none below it."""
-        if self.window is None:
+        if self.window is None or position < self.window:
             return 0
-        return max(0, position - self.window + 1) // self._block_size
+        return (position - self.window + 1) // self._block_size
 
     def allocate(self, count: int) -> list[int] | None:
         """`count` blocks, or None if fewer are free; what they held is found no more."""
@@ -101,13 +101,13 @@ class BlockGroup:
         first, until = seq.block_tables[self.index].first, self.lowest(position)
         if until <= first:
             return
-        size = self._block_size
-        latest = rolling_point(seq, position, size)
-        parts = [self._before(point) for point in (*seq.cache_points, latest) if point > first]
+        latest = rolling_point(seq, position, self._block_size)
+        points = seq.cache_points if latest <= first else (*seq.cache_points, latest)
+        parts = [self._before(point) for point in points if point > first]
         blocks, shared = seq.slide_table(self.index, until), seq.num_shared_blocks
         for index, block in enumerate(blocks, first):
             # Blocks that others wrote have a key for the others' cache points.
-            if index >= shared and not any(index in part for part in parts):
+            if index >= shared and not (parts and any(index in part for part in parts)):
                 self.cache.leave(block)
         self.release(blocks)
         if latest:

@@ -96,6 +96,8 @@ class Facts:
         if layout.paged:
             memory = [f"  memory    {_memory(layout, self.weight_bytes, self._kv_bytes)}"]
             blocks = f"{layout.num_blocks:,} blocks of {layout.block_size}"
+            if len(layout.groups) > 1:
+                blocks += f" in {len(layout.groups)} groups of layers"
             capacity = f"{layout.capacity_tokens:,} tokens ({blocks})"
         else:
             capacity = f"{self.max_model_len:,} tokens per sequence (held by the executor)"

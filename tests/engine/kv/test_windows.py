@@ -10,6 +10,8 @@ import pytest
 
 from engine.core.engine import EngineCore
 from engine.kv.kv_cache_manager import KvCacheManager
+from engine.mailbox import Mailbox
+from engine.sequence import Sequence
 from engine.story import Lost, Missed, PrefixMatch
 from executors import registry
 from executors.contract import ExecutorAttentionConfig, ExecutorConfig, KvGroup, KvLayout, SamplingParams
@@ -186,3 +188,24 @@ async def test_usage_is_that_of_the_fullest_group() -> None:
             group.pool.release(blocks)
             assert stats.kv_usage == count / group.pool.num_blocks and stats.kv_blocks_used == count
         assert core.stats().kv_blocks_total == 120
+
+
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_what_a_step_in_flight_computes_is_not_settled(in_flight: bool) -> None:
+    """Should the step be lost, the sequence begins again before it: the window there stays until the result is in."""
+    layout = KvLayout(BLOCK, (KvGroup(100, 1), KvGroup(100, 1, window=8)))
+    kv = KvCacheManager(layout, most_granted=16)
+    seq = Sequence(1, request(prompt(90)), Mailbox(), 0)
+    seq.take_slot(0)
+    kv.begin(seq, kv.find(seq))
+    for end in (16, 32):
+        assert kv.grow(seq, end)
+        seq.grant(16, end)
+    assert seq.receive(sampled=False)
+    seq.settle_chunk(16)
+    if not in_flight:
+        assert seq.receive(sampled=False)
+        seq.settle_chunk(32)
+    assert kv.grow(seq, 48)
+    assert seq.block_tables[1].first == ((16 if in_flight else 32) - 8 + 1) // BLOCK
+    assert seq.block_tables[0].first == 0 and seq.block_tables[1].end >= 12

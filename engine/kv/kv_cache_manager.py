@@ -221,6 +221,12 @@ class KvCacheManager:
         lows = [group.lowest(num_shared) for group in self.groups]
         if any(low < table.first for low, table in zip(lows, other.block_tables, strict=True)):
             return None
+        if self.seals.active and partial:
+            # After a failure it goes on behind the full blocks, and needs the windows before their end.
+            lows = [
+                max(table.first, group.lowest(full * self.layout.block_size))
+                for group, table in zip(self.groups, other.block_tables, strict=True)
+            ]
         blocks = tuple(table.part(low, full) for low, table in zip(lows, other.block_tables, strict=True))
         copied = tuple(table.part(full, full + 1)[0] for table in other.block_tables) if partial else ()
         return Hit(num_shared, full, blocks, copied, keys=other.block_keys[:full])

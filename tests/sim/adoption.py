@@ -1,4 +1,4 @@
-"""Lives of an executor whose blocks outlive it, and what the engine owes them: true seals, and streams that go on where they were."""
+"""Lives of an executor whose blocks outlive it, and what the engine owes: true seals, and streams that go on where they were."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Lives:
     """Ends the lives of a fake: some scribble before they die, and some have another fingerprint than the one before."""
 
     def __init__(self, inner: SealingFake, rng: random.Random, scribbling: float, other: float) -> None:
-        """`scribbling`: share of the blocks in which a dying life flips a bit. `other`: share of lives with another fingerprint."""
+        """`scribbling`: share of blocks in which a dying life flips a bit. `other`: share of lives with another fingerprint."""
         self._inner = inner
         self._rng = rng
         self._scribbling = scribbling
@@ -32,8 +32,8 @@ class Lives:
     def die(self) -> None:
         """The life ends; the next one may be another program."""
         inner = self._inner
-        for group, num_blocks in enumerate(inner._num_blocks()):
-            blocks = [block for block in range(num_blocks) if self._rng.random() < self._scribbling]
+        for group, memory in enumerate(inner.memories):
+            blocks = [block for block in range(memory.num_blocks) if self._rng.random() < self._scribbling]
             inner.scribble(group, blocks)
             self._scribbled |= {(group, block) for block in blocks}
         if self._rng.random() < self._other:
@@ -56,7 +56,7 @@ class ReturnWatch:
     had computed, but for its last block and what the steps in flight added meanwhile."""
 
     def __init__(self, scheduler: Scheduler, lag: int) -> None:
-        """`lag`: tokens by which the seals of a sequence may lag behind what committed steps computed of it, without the last block."""
+        """`lag`: tokens by which the seals of a sequence may lag behind what committed steps computed, without the last block."""
         self._lag = lag + scheduler.kv.layout.block_size
         self._kv = scheduler.kv
         self._reach: dict[int, int] = {}

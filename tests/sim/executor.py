@@ -118,7 +118,12 @@ class SimExecutor:
             if self._dead or self._ghost:
                 self.inner.adapters.clear()
                 self._look_at_offer(adopt)
-            adopted = await self.inner.begin_epoch(epoch, adopt)
+            try:
+                adopted = await self.inner.begin_epoch(epoch, adopt)
+            except InvalidInput as error:
+                self.broken = self.broken or Broken(f"the executor refuses an offer: {error}")
+                done.set_exception(ExecutorDied("an offer that it refuses", "load"))
+                return
             self._dead = self._ghost = self._refused = False
             self._tables.clear()
             done.set_result(adopted)

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 
 from executors.contract import ModelExecutor
 from executors.testing import (
+    conformance_adoption,
     conformance_drafts,
     conformance_grammars,
     conformance_history,
@@ -59,6 +60,7 @@ __all__ = [
 assert all(
     module.__name__
     for module in (
+        conformance_adoption,
         conformance_drafts,
         conformance_adapters,
         conformance_grammars,

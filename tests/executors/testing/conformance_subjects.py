@@ -43,6 +43,8 @@ SUBJECTS: dict[str, MakeExecutor] = {
     "paged_fake": maker(PagedFakeExecutor),
     "echo-drafts": maker(EchoExecutor, drafts_right=0.7),
     "paged_fake-drafts": maker(PagedFakeExecutor, drafts_right=0.7),
+    "paged_fake-outliving": maker(PagedFakeExecutor, fingerprint="a"),
+    "paged_fake-outliving-split": maker(PagedFakeExecutor, fingerprint="a", native=False),
     "paged_fake-split": maker(PagedFakeExecutor, native=False),
     "paged_fake-windows": maker(PagedFakeExecutor, window="full,21,8", drafts_right=0.7),
     "paged_fake-windows-split": maker(PagedFakeExecutor, window="24,full", native=False),

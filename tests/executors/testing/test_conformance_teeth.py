@@ -4,13 +4,20 @@ import pytest
 
 from executors.testing import conformance_grammars
 from executors.testing.conformance import CASES, run_case
-from tests.executors.testing import mutants_history, mutants_life, mutants_sampling, mutants_windows
+from tests.executors.testing import (
+    mutants_adoption,
+    mutants_history,
+    mutants_life,
+    mutants_sampling,
+    mutants_windows,
+)
 from tests.executors.testing import mutants_loras as mutants_adapters
 from tests.executors.testing.conformance_subjects import ADAPTERS, MUTANTS, inject, maker
 
 pytestmark = pytest.mark.long
 
-assert mutants_adapters.__name__ and mutants_windows.__name__  # importing them registered their mutants
+# Importing them registered their mutants.
+assert mutants_adapters.__name__ and mutants_adoption.__name__ and mutants_windows.__name__
 
 # Wrong in the arrays of the plain step only; with logprobs another part of the fake samples.
 PLAIN_PATH_ONLY = (

@@ -114,14 +114,12 @@ async def engine(layout: KvLayout, seqs: int, max_len: int) -> AsyncIterator[Eng
         await core.stop()
 
 
-def _submit(core: EngineCore, number: int, tokens: int) -> Mailbox:
-    """A sequence whose prompt no other one has."""
+def _submit(core: EngineCore, number: int, tokens: int) -> tuple[int, Mailbox]:
+    """A sequence whose prompt no other one has: its id, and where its tokens come."""
     prompt = np.random.default_rng(number).integers(0, 1000, tokens).astype(np.int32)
     mailbox = Mailbox()
-    core.submit(
-        Request(RequestContext(str(number), 0.0), prompt, SamplingParams(temperature=0.0), _OUTPUT), mailbox
-    )
-    return mailbox
+    greedy = SamplingParams(temperature=0.0)
+    return core.submit(Request(RequestContext(str(number), 0.0), prompt, greedy, _OUTPUT), mailbox), mailbox
 
 
 async def held(layout: KvLayout, tokens: int) -> Held:
@@ -129,7 +127,7 @@ async def held(layout: KvLayout, tokens: int) -> Held:
     sizes = [group.bytes_per_block for group in layout.groups]
     worst: Held | None = None
     async with engine(layout, 1, tokens + 2 * _OUTPUT) as core:
-        mailbox = _submit(core, 0, tokens - _OUTPUT // 2)
+        _, mailbox = _submit(core, 0, tokens - _OUTPUT // 2)
         done = False
         while not done:
             done = any(delta.finish_reason is not None for delta in (await mailbox.take()).values())
@@ -156,14 +154,19 @@ async def concurrent(layout: KvLayout, seqs: int, tokens: int) -> int:
     """How many sequences of so many tokens decode at once, of `seqs` that come together."""
     most = 0
     async with engine(layout, seqs, tokens + 2 * _OUTPUT) as core:
-        mailboxes = [_submit(core, number, tokens - _OUTPUT) for number in range(seqs)]
+        ids, mailboxes = zip(
+            *(_submit(core, number, tokens - _OUTPUT) for number in range(seqs)), strict=True
+        )
         readers = [asyncio.create_task(_ended(mailbox)) for mailbox in mailboxes]
         while not any(reader.done() for reader in readers):
             await asyncio.sleep(0)
             views = core.sequences(seqs)
             most = max(most, sum(view.status == "running" and view.output_tokens > 0 for view in views))
-        for reader in readers:
+        for reader, seq_id in zip(readers, ids, strict=True):
             reader.cancel()
+            core.abort(seq_id)
+        while core.sequences(1):
+            await asyncio.sleep(0)
     return most
 
 

@@ -22,7 +22,7 @@ from tests.kv_adoption import needs_adoption
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 
-NOTE = "KV ends with its process"
+NOTE = "the system gives no memory that outlives it"
 _REFUSING = f"""
 import os
 _create = os.memfd_create

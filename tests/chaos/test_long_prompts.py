@@ -49,7 +49,9 @@ def asks(number: int, tokens: int, output: int, **settings: Any) -> dict[str, An
 async def test_a_pause_is_a_load_whatever_the_prompts(name: str, tmp_path: Path) -> None:
     """SIGKILL under four streams of 7,000 prompt tokens, then once more with 1,000 flipped bytes. Hardly anything is computed
     again after the first."""
-    model = write_model(tmp_path, **_SHAPE)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    model = write_model(folder, **_SHAPE)
     args = [
         str(model),
         "--load-format",

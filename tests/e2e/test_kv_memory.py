@@ -39,7 +39,9 @@ os.memfd_create = _refuse
 @needs_adoption
 def test_kv_beyond_the_memory_is_refused_in_one_line(tmp_path: Path) -> None:
     """Memory of a file is taken page by page: without a look at the limit, the kernel's killer would tell, and much later."""
-    model = write_model(tmp_path, max_position_embeddings=1 << 20)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    model = write_model(folder, max_position_embeddings=1 << 20)
     args = [str(model), "--load-format", "dummy", "--kv-cache-memory-bytes", "64GiB", "--max-num-seqs", "128"]
     with limited(2 << 30, 2.0) as box:
         server = ServerProcess(args, tmp_path, enter=box.enter)

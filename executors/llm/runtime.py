@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from executors.contract import (
@@ -30,6 +31,7 @@ from executors.llm.device.base import Device
 from executors.llm.device.table import kinds_here
 from executors.llm.memory import sizing, state_limits
 from executors.llm.memory.cgroup import PressureGauge, memory_limit
+from executors.llm.memory.kv_groups import blocks_of_sequence
 from executors.llm.memory.kv_plan import KvPlan
 from executors.llm.memory.status import memory_usage
 from executors.llm.model.api import LoadedModel
@@ -111,8 +113,14 @@ class ExecutorRuntime:
         return memory_usage(self.device.memory, num_bytes, gauge)
 
     def blocks_used(self) -> int:
-        """Count the entries of all block tables. A shared block counts once for each sequence that uses it."""
-        return int(self.unified.states.slots.num_blocks.sum())
+        """Count the entries of all block tables, in window groups those that a next token reads. A shared block counts once for
+        each sequence that uses it."""
+        layout, tables = self.plan.layout, self.unified.states.slots.num_blocks
+        total = 0
+        for group, num_blocks in zip(layout.groups, tables, strict=True):
+            most = blocks_of_sequence(group.window, self.info.max_model_len, layout.block_size)
+            total += int(np.minimum(num_blocks, most).sum())
+        return total
 
     def cache_snapshot(self) -> Mapping[str, SnapshotValue]:
         """Return the blocks and bytes of KV."""

@@ -64,8 +64,8 @@ class Driver:
         self.block_size = layout.block_size
         self.groups = layout.groups
         self.frees = [list(range(group.num_blocks)) for group in layout.groups]
-        for free in self.frees:
-            random.Random(seed).shuffle(free)
+        for group, free in enumerate(self.frees):
+            random.Random(seed + 1000 * group).shuffle(free)
         self.free = self.frees[0]
         self.slots = list(range(16))
         random.Random(seed).shuffle(self.slots)

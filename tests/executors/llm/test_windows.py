@@ -71,6 +71,20 @@ async def test_windows_of_their_own_change_nothing(
     assert found == expected
 
 
+async def test_blocks_behind_a_window_are_not_in_use(reference: Callable[[str], Reference]) -> None:
+    """Of 60 tokens a layer that keeps all has 15 blocks of 4, a window of 19 tokens 6 of them."""
+    executor = LlmExecutor.from_config(config(reference("gemma3-two-ropes").path))
+    await executor.warmup()
+    await executor.begin_epoch(1)
+    walk = Walk(executor, 100)
+    seq = walk.add(60, 1)
+    await walk.step((seq, 60))
+    facts = executor.cache_metrics_snapshot()
+    assert facts is not None and facts["blocks_in_tables"] == 15 + 6
+    assert facts["blocks_total"] == sum(walk.kv.num_blocks)
+    assert facts["capacity_tokens"] == executor.kv_layout().max_tokens == 4 * walk.kv.num_blocks[1]
+
+
 @pytest.mark.long
 async def test_steady_results_are_the_same_bits(reference: Callable[[str], Reference]) -> None:
     how = OptimizationConfig(num_threads=1, deterministic=True)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from executors.contract import (
     ConfigError,
@@ -21,6 +22,7 @@ from executors.llm.checkpoint.draft import load_draft
 from executors.llm.executor import LlmExecutor
 from executors.llm.factory import LlmFactory
 from executors.llm.spec.companion import DraftCompanion
+from executors.llm.step_arrays import StepArrays
 from executors.testing.conformance import run_case
 from executors.testing.driver import DrivenSequence, Driver, Feed
 from tests.executors.llm.models import Reference, build
@@ -106,13 +108,22 @@ async def test_drafts_beside_windows(
     groups = driver.executor.kv_layout().groups
     assert [group.window for group in groups] == windows
     seq = driver.add(prompt, SETTINGS[0])
-    driver.free_blocks[0].reverse()  # the groups' blocks have different numbers
+    companion = driver.executor._runtime.companion  # type: ignore[attr-defined]
+    forward, computed = companion.runner.forward, 0
+
+    def counted(step: StepArrays) -> torch.Tensor:
+        nonlocal computed
+        computed += len(step.token_ids)
+        return forward(step)
+
+    companion.runner.forward = counted
     await driver.step(Feed(seq, num_drafts=3))
     while len(seq.output) < OUTPUT - 4:
         drafts = drafts_of(seq)
         assert drafts == truth[len(seq.output) : len(seq.output) + 3]
         await driver.step(Feed(seq, drafts=drafts, num_drafts=3))
     assert seq.output == truth[: len(seq.output)]
+    assert computed <= len(seq.tokens) + 8, "KV is computed twice"
 
 
 async def test_drafts_are_right_whatever_happens_between(qwen3: Path) -> None:

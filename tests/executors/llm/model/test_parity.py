@@ -34,8 +34,11 @@ def prompt_of(length: int, vocab_size: int, seed: int) -> list[int]:
     return np.random.default_rng(seed).integers(0, vocab_size, length).tolist()
 
 
-def handle(blocks, num_tokens: int = 0, cache_id: int = 1) -> KvCacheHandle:
-    return KvCacheHandle(cache_id, (np.array(list(blocks), np.int32),), num_tokens)
+def handle(executor, blocks) -> KvCacheHandle:
+    """A table for each group: the blocks, counted from the last one in every other group."""
+    table = np.array(list(blocks), np.int32)
+    last = [group.num_blocks - 1 for group in executor.kv_layout().groups]
+    return KvCacheHandle(1, tuple(most - table if i % 2 else table for i, most in enumerate(last)))
 
 
 def prefill(ids, kv, pos_offset: int = 0, logits: LogitsMode = LogitsMode.ALL, **more) -> PrefillInput:
@@ -67,7 +70,7 @@ async def test_logits_equal_transformers(reference, compare, name):
     expected = ref.logits(ids)
     blocks = np.random.default_rng(2).permutation(16)
 
-    whole = await executor.prefill(prefill(ids, handle(blocks)))
+    whole = await executor.prefill(prefill(ids, handle(executor, blocks)))
     assert whole.logits.shape == (1, 61, ref.vocab_size)
     kept_nothing = await executor.prefill(prefill(ids, None))
     compare(ref, "whole", [(one.logits.numpy()[0], expected) for one in (whole, kept_nothing)])
@@ -78,13 +81,13 @@ async def test_logits_equal_transformers(reference, compare, name):
         table = np.random.default_rng(chunk).permutation(32)[:16]
         while begin < len(ids):
             part = ids[begin : begin + chunk]
-            out = await executor.prefill(prefill(part, handle(table), begin))
+            out = await executor.prefill(prefill(part, handle(executor, table), begin))
             parts.append(out.logits.numpy()[0])
             begin += len(part)
         chunked.append(np.concatenate(parts))
     # Chunks longer than the short kind: 24 + 37 goes through the band mask.
-    first = await executor.prefill(prefill(ids[:24], handle(blocks)))
-    second = await executor.prefill(prefill(ids[24:], handle(blocks), 24))
+    first = await executor.prefill(prefill(ids[:24], handle(executor, blocks)))
+    second = await executor.prefill(prefill(ids[24:], handle(executor, blocks), 24))
     chunked.append(np.concatenate((first.logits.numpy()[0], second.logits.numpy()[0])))
     compare(ref, "chunked", [(got, expected) for got in chunked])
 
@@ -100,7 +103,7 @@ async def test_a_mixed_batch_of_16_is_one_forward_with_the_same_logits(reference
     ]
     tables, taken = [], 0
     for prompt in prompts:
-        tables.append(handle(range(taken, taken + len(prompt) // 16 + 1)))
+        tables.append(handle(executor, range(taken, taken + len(prompt) // 16 + 1)))
         taken += len(prompt) // 16 + 1
     chunked = [i for i, o in enumerate(offsets) if o]
     await executor.batch_prefill([prefill(prompts[i][: offsets[i]], tables[i]) for i in chunked])
@@ -189,7 +192,7 @@ async def test_bf16_is_close_to_fp32(reference):
     executor = await start(ref.path, dtype="bfloat16")
     assert executor.info().dtype == "bfloat16"
     ids = prompt_of(40, ref.vocab_size, 3)
-    got = (await executor.prefill(prefill(ids, handle(range(16))))).logits.numpy()[0]
+    got = (await executor.prefill(prefill(ids, handle(executor, range(16))))).logits.numpy()[0]
     expected = ref.logits(ids)
     assert np.abs(got - expected).mean() < 0.05 * expected.std()
     assert (got.argmax(-1) == expected.argmax(-1)).mean() > 0.8

@@ -14,18 +14,21 @@ import ctypes
 import fcntl
 import logging
 import os
-from dataclasses import dataclass
+import threading
 
 _log = logging.getLogger(__name__)
 
 _FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2
 
 
-@dataclass(frozen=True, slots=True)
 class MemoryFile:
-    """The file behind an open descriptor."""
+    """The file behind an open descriptor. `punch`, `empty` and `close` may be called by any thread: what comes after `close`
+    reaches no other file that has got the number of the descriptor."""
 
-    descriptor: int
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        """-1 once it is closed."""
+        self._lock = threading.Lock()
 
     @staticmethod
     def create(name: str) -> MemoryFile:
@@ -58,6 +61,10 @@ class MemoryFile:
 
     def punch(self, begin: int, end: int) -> None:
         """Give the bytes [begin, end) back to the system: whole pages are freed, the rest becomes zero. Raises OSError."""
+        with self._lock:
+            self._punch(begin, end)
+
+    def _punch(self, begin: int, end: int) -> None:
         if begin < end:
             libc = ctypes.CDLL(None, use_errno=True)
             mode = ctypes.c_int(_FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE)
@@ -68,12 +75,16 @@ class MemoryFile:
     def empty(self) -> bool:
         """Give everything back to the system. False, with a warning in the log, if it refuses."""
         try:
-            self.punch(0, self.size)
+            with self._lock:
+                self._punch(0, self.size)
         except OSError as error:
             _log.warning("memory of KV blocks cannot be given back: %s", error.strerror)
             return False
         return True
 
     def close(self) -> None:
-        """Close the descriptor."""
-        os.close(self.descriptor)
+        """Close the descriptor. The file's memory is free once no process has it open or mapped. Idempotent."""
+        with self._lock:
+            descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)

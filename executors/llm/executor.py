@@ -214,7 +214,8 @@ class LlmExecutor(BatchModelExecutor):
         try:
             # Until the weights: the first tensor makes the device's context.
             self._progress("opening the device", 0, 0)
-            count_as_available(0 if self._arena is None else self._arena.found_bytes)
+            if self._arena is not None:  # of all ranks, which have equal shares of the memory
+                count_as_available(self._arena.found_bytes * self.config.parallel.world_size)
             device = self._meet()
             torch.set_num_threads(self.config.optimization.num_threads or cpu_threads())
             with compiler.reporting(self._progress):

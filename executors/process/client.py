@@ -209,6 +209,9 @@ class RemoteExecutor(BatchModelExecutor):
         try:
             self._life = self._started(listener, self._memory)
         except OSError as error:
+            if self._life is None:
+                _close(self._memory)
+                self._memory = None
             raise ExecutorDied(f"the executor process cannot be started: {error}", "load") from error
         # The child reports nothing before it has imported its wire.
         self._progressed("starting", 0, 0)
@@ -242,8 +245,8 @@ class RemoteExecutor(BatchModelExecutor):
         try:
             await life.stop()
         finally:
-            for file in self._memory or ():
-                file.close()
+            # Gigabytes are given back here, which takes a second or more.
+            await asyncio.to_thread(_close, self._memory or [])
             self._memory = []
 
     def kill(self) -> int:
@@ -418,8 +421,7 @@ def _memory_files(count: int) -> list[MemoryFile]:
         _log.warning(
             "KV ends with the executor's process: the system gives no memory that outlives it: %s", error
         )
-        for file in files:
-            file.close()
+        _close(files)
         return []
     return files
 
@@ -427,3 +429,8 @@ def _memory_files(count: int) -> list[MemoryFile]:
 def _empty(files: Sequence[MemoryFile]) -> None:
     for file in files:
         file.empty()
+
+
+def _close(files: Sequence[MemoryFile]) -> None:
+    for file in files:
+        file.close()

@@ -7,6 +7,7 @@ import logging
 import mmap
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -52,6 +53,19 @@ def test_an_empty_one_is_emptied_and_a_refusal_is_no_error(
     with caplog.at_level(logging.WARNING):
         assert not MemoryFile(99_999).empty()
     assert "cannot be given back" in caplog.text
+
+
+def test_a_closed_one_reaches_no_other_file_of_its_number(tmp_path: Path) -> None:
+    file = MemoryFile.create("test")
+    number = file.descriptor
+    file.close()
+    file.close()
+    other = os.open(tmp_path / "other", os.O_RDWR | os.O_CREAT)
+    assert other == number
+    os.write(other, b"x" * PAGE)
+    assert not file.empty() and file.resident_bytes == 0
+    assert os.pread(other, PAGE, 0) == b"x" * PAGE
+    os.close(other)
 
 
 def test_another_process_finds_what_was_written(file: MemoryFile) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from executors.contract.errors import OutOfMemory
+from executors.llm.memory.cgroup import memory_limit
 from executors.memory_file import MemoryFile
 
 _ALIGNMENT = 2 << 20
@@ -44,8 +45,14 @@ class KvArena:
         """(address, bytes, begin in the file) of each part."""
 
     def take(self, num_bytes: int) -> NDArray[np.uint8] | None:
-        """Map the next part: uint8 [num_bytes] of zeros. None, with `fault` set, if the system refuses."""
+        """Map the next part: uint8 [num_bytes] of zeros. None, with `fault` set, if the system refuses. Raises OutOfMemory for
+        more than there is: the system would find out only when it is written."""
         begin, end = self._end, -(-(self._end + num_bytes) // _ALIGNMENT) * _ALIGNMENT
+        if self._end + num_bytes > (total := memory_limit().total):
+            raise OutOfMemory(
+                f"no memory for KV of {self._end + num_bytes:,} bytes: there are {total:,}; take a smaller "
+                "--kv-cache-memory-bytes"
+            )
         try:
             self._file.grow(end)
             # To learn now whether the system allows it.

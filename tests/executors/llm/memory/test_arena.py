@@ -57,13 +57,20 @@ def test_what_is_tried_out_is_gone_and_what_is_shared_stays(file: MemoryFile) ->
     assert file.resident_bytes == 0 and not again.any()
 
 
-def test_a_system_that_refuses_is_a_note(file: MemoryFile) -> None:
+def test_a_system_that_refuses_is_a_note() -> None:
     for descriptor in (os.open("/dev/null", os.O_RDWR), 99_999):
         arena = KvArena(MemoryFile(descriptor))
         assert arena.take(PAGE) is None and arena.fault
         assert arena.note is not None and "KV ends with its process" in arena.note
-    huge = KvArena(file)
-    assert huge.take(1 << 62) is None and huge.fault
+
+
+def test_more_than_the_memory_is_one_line(file: MemoryFile) -> None:
+    """A file is not refused for its size, as a process's own memory is."""
+    arena, total = KvArena(file), memory_limit().total
+    assert arena.take(PAGE) is not None
+    with pytest.raises(OutOfMemory, match="--kv-cache-memory-bytes"):
+        arena.take(total)
+    assert arena.fault is None and file.size < total
 
 
 def test_small_pages_are_a_note_once_they_are_used(

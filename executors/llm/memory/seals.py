@@ -73,9 +73,9 @@ class BlockSeals:
         return adopted
 
     def _verified(self, sealed: SealedBlocks) -> Int32Array:
-        check_sealed(sealed, self._kv.num_blocks)
         if sealed.fingerprint != self.fingerprint or not len(sealed):
-            return np.empty(0, np.int32)
+            return np.empty(0, np.int32)  # of another layout, perhaps, with blocks that do not exist here
+        check_sealed(sealed, self._kv.num_blocks)
         sums = self.checksums(np.stack((sealed.groups, sealed.blocks), 1))
         return np.flatnonzero(sums == sealed.checksums).astype(np.int32)
 

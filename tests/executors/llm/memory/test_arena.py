@@ -176,3 +176,5 @@ def test_blocks_that_do_not_exist_are_refused(file: MemoryFile) -> None:
     one = np.array([6], np.int32)
     with pytest.raises(InvalidInput, match="does not exist"):
         seals.begin(SealedBlocks("f", one * 0, one, np.zeros(1, np.uint64)))
+    # Those of another layout are not looked at.
+    assert seals.begin(SealedBlocks("g", one * 0, one, np.zeros(1, np.uint64))).tolist() == []

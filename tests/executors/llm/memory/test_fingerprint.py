@@ -1,0 +1,74 @@
+"""What makes KV blocks of two lives different."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from executors.contract import ExecutorConfig, KvLayout, ModelInfo, OptimizationConfig
+from executors.llm.memory import fingerprint
+from executors.llm.memory.fingerprint import kv_fingerprint
+
+INFO = ModelInfo("m", "qwen3", 1, 2, 8, 2, 1, 16, 16, 64, "bfloat16")
+LAYOUT = KvLayout.of(16, 8, 4096)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> ExecutorConfig:
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_text(name)
+    return ExecutorConfig("llm", model=str(tmp_path))
+
+
+def test_two_lives_of_a_server_are_equal(config: ExecutorConfig) -> None:
+    first = kv_fingerprint(config, INFO, LAYOUT, ("spec",))
+    assert len(first) == 64
+    # The second one has the limits that the first one chose.
+    second = replace(
+        config,
+        max_num_seqs=7,
+        default_limits=(),
+        memory=replace(config.memory, kv_cache_memory_bytes=5, kv_on_demand=True),
+    )
+    assert kv_fingerprint(second, INFO, LAYOUT, ("spec",)) == first
+
+
+def test_what_changes_the_blocks_changes_it(config: ExecutorConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [kv_fingerprint(config, INFO, LAYOUT, ("spec",))]
+
+    def add(
+        config: ExecutorConfig, info: ModelInfo = INFO, layout: KvLayout = LAYOUT, part: str = "spec"
+    ) -> None:
+        found.append(kv_fingerprint(config, info, layout, (part,)))
+
+    add(config, part="another geometry or kernel")
+    add(config, replace(INFO, max_model_len=32))
+    add(config, layout=KvLayout.of(16, 9, 4096))
+    add(replace(config, optimization=OptimizationConfig(quantization="int8")))
+    add(replace(config, memory=replace(config.memory, kv_cache_dtype="int8")))
+    add(replace(config, parallel=replace(config.parallel, rank=1)))
+    weights = Path(config.model) / "model.safetensors"
+    os.utime(weights, ns=(1, 1))
+    add(config)
+    weights.rename(weights.with_suffix(".old"))
+    weights.write_text("other weights in the same place")
+    add(config)
+    weights.unlink()
+    add(config)
+    monkeypatch.setattr(fingerprint, "_code_digest", lambda: b"other kernels")
+    add(config)
+    assert len(set(found)) == len(found) == 11
+
+
+def test_the_digest_of_the_code_reads_kernels_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = fingerprint._code_digest()
+    assert fingerprint._code_digest() == before
+    monkeypatch.setattr(fingerprint, "_CODE", tmp_path)
+    digests = set()
+    for name in ("a.py", "kernel.h", "kernel.cpp", "notes.txt"):
+        (tmp_path / name).write_text("x")
+        digests.add(fingerprint._code_digest())
+    assert len(digests) == 3

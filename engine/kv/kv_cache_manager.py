@@ -361,8 +361,8 @@ class KvCacheManager:
             missed = self.groups[hit.missed]
             cause = missed.cache.history.cause(keys[matched])
             before = keys[matched - 1] if matched else self._root(seq)
-            known = self._history.followed(before, self._block_tokens(seq, matched))
-            if cause is not None or known or len(self._windows) < len(self.groups):
+            followed = self._history.followed(before, self._block_tokens(seq, matched))
+            if cause is not None or followed or len(self._windows) < len(self.groups):
                 gone = (hit.num_in_full_groups - matched) * self.layout.block_size
                 return PrefixMatch(
                     hit.num_tokens, Missed.EVICTED, None, gone, cause or Lost.WINDOW, missed.window

@@ -19,7 +19,6 @@ from tests.chaos.client import Stream, check, metric, open_client
 from tests.chaos.crashing_executor import FOLDER
 from tests.e2e.checkpoints import write_model
 from tests.e2e.server_process import ServerProcess
-from tests.kv_adoption import needs_adoption
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
 
@@ -44,7 +43,6 @@ def asks(number: int, tokens: int, output: int, **settings: Any) -> dict[str, An
     }  # fmt: skip
 
 
-@needs_adoption
 @pytest.mark.parametrize("name", ["bf16", pytest.param("int8", marks=pytest.mark.long(extended=True))])
 async def test_a_pause_is_a_load_whatever_the_prompts(name: str, tmp_path: Path) -> None:
     """SIGKILL under four streams of 7,000 prompt tokens, then once more with 1,000 flipped bytes. Hardly anything is computed
@@ -125,7 +123,6 @@ async def test_stray_writes_before_a_death_change_no_token(flags: list[str], tmp
             assert again.said() == expected[0].said(), "what a prefix hit reads later"
 
 
-@needs_adoption
 async def test_damaged_blocks_are_counted(tmp_path: Path) -> None:
     bodies = [asks(number, 700, 60) for number in range(1, 7)]
     async with scribbling(tmp_path, "--kv-cache-memory-bytes", "20MiB") as server:

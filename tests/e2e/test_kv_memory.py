@@ -18,7 +18,6 @@ from tests.chaos.client import Stream, answers, check, metric, open_client, read
 from tests.e2e.cgroups import limited
 from tests.e2e.checkpoints import write_model
 from tests.e2e.server_process import ServerProcess
-from tests.kv_adoption import needs_adoption
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 
@@ -36,7 +35,6 @@ os.memfd_create = _refuse
 """
 
 
-@needs_adoption
 def test_kv_beyond_the_memory_is_refused_in_one_line(tmp_path: Path) -> None:
     """Memory of a file is taken page by page: without a look at the limit, the kernel's killer would tell, and much later."""
     folder = tmp_path / "model"
@@ -66,7 +64,6 @@ def no_memory_files(folder: Path) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)}
 
 
-@needs_adoption
 @pytest.mark.parametrize(
     "how", ["RLIMIT_FSIZE", pytest.param("memfd_create", marks=pytest.mark.long(extended=True))]
 )

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from executors.contract.errors import OutOfMemory
+from executors.contract.errors import ConfigError, OutOfMemory
 from executors.llm.memory.cgroup import memory_limit
 from executors.memory_file import MemoryFile
 
@@ -45,11 +45,11 @@ class KvArena:
         """(address, bytes, begin in the file) of each part."""
 
     def take(self, num_bytes: int) -> NDArray[np.uint8] | None:
-        """Map the next part: uint8 [num_bytes] of zeros. None, with `fault` set, if the system refuses. Raises OutOfMemory for
+        """Map the next part: uint8 [num_bytes] of zeros. None, with `fault` set, if the system refuses. Raises ConfigError for
         more than there is: the system would find out only when it is written."""
         begin, end = self._end, -(-(self._end + num_bytes) // _ALIGNMENT) * _ALIGNMENT
         if self._end + num_bytes > (total := memory_limit().total):
-            raise OutOfMemory(
+            raise ConfigError(
                 f"no memory for KV of {self._end + num_bytes:,} bytes: there are {total:,}; take a smaller "
                 "--kv-cache-memory-bytes"
             )

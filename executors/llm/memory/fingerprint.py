@@ -18,6 +18,7 @@ from executors.contract.status import KvLayout, ModelInfo
 
 _CODE = Path(__file__).resolve().parents[2]
 _SUFFIXES = (".py", ".h", ".cpp")
+_READ = (".json", ".safetensors", ".gguf")
 
 
 def kv_fingerprint(config: ExecutorConfig, info: ModelInfo, layout: KvLayout, parts: Sequence[object]) -> str:
@@ -44,16 +45,16 @@ def _code_digest() -> bytes:
     return digest.digest()
 
 
-def _files(directory: Path) -> list[str]:
-    """A line for each file of a checkpoint: what changes when it is replaced or written. Its contents, which may be hundreds of
-    gigabytes, are not read."""
-    if not directory.is_dir():
-        return [str(directory)]
+def _files(model: Path) -> list[str]:
+    """A line for each file of a checkpoint that is read: what changes when it is replaced or written. Its contents, which may be
+    hundreds of gigabytes, are not read. Other files of the folder, logs and pages, do not count."""
+    paths = sorted(one for one in model.iterdir() if one.suffix in _READ) if model.is_dir() else [model]
     lines = []
-    for path in sorted(directory.iterdir()):
+    for path in paths:
         try:
             stat = path.stat()
         except OSError:
+            lines.append(f"{path.name} cannot be read\n")
             continue
         lines.append(
             f"{path.name} {stat.st_dev} {stat.st_ino} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}\n"

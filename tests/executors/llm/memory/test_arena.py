@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from executors.contract import InvalidInput, KvGroup, OutOfMemory, SealedBlocks
+from executors.contract import ConfigError, InvalidInput, KvGroup, OutOfMemory, SealedBlocks
 from executors.llm.memory import arena as arenas
 from executors.llm.memory.arena import KvArena
 from executors.llm.memory.cgroup import count_as_available, memory_limit
@@ -68,7 +68,7 @@ def test_more_than_the_memory_is_one_line(file: MemoryFile) -> None:
     """A file is not refused for its size, as a process's own memory is."""
     arena, total = KvArena(file), memory_limit().total
     assert arena.take(PAGE) is not None
-    with pytest.raises(OutOfMemory, match="--kv-cache-memory-bytes"):
+    with pytest.raises(ConfigError, match="--kv-cache-memory-bytes"):
         arena.take(total)
     assert arena.fault is None and file.size < total
 

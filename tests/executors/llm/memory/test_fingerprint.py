@@ -72,3 +72,18 @@ def test_the_digest_of_the_code_reads_kernels_too(tmp_path: Path, monkeypatch: p
         (tmp_path / name).write_text("x")
         digests.add(fingerprint._code_digest())
     assert len(digests) == 3
+
+
+def test_a_log_beside_the_weights_changes_nothing(config: ExecutorConfig) -> None:
+    before = kv_fingerprint(config, INFO, LAYOUT, ())
+    (Path(config.model) / "server.log").write_text("started")
+    assert kv_fingerprint(config, INFO, LAYOUT, ()) == before
+
+
+def test_a_file_in_place_of_a_folder_counts_as_its_weights_do(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_text("weights")
+    config = ExecutorConfig("llm", model=str(file))
+    before = kv_fingerprint(config, INFO, LAYOUT, ())
+    file.write_text("other weights")
+    assert kv_fingerprint(config, INFO, LAYOUT, ()) != before

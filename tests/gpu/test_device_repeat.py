@@ -16,7 +16,7 @@ from executors.llm.attention.key_pieces import PieceRule
 from executors.llm.executor import LlmExecutor
 from executors.llm.sampling.shaped_slots import Following, ShapedSlots
 from executors.llm.step.launched import repeat
-from executors.llm.step.launched.inputs import StepBuffer, StepShape, Tail, layout, num_words
+from executors.llm.step.launched.inputs import DeviceTables, StepBuffer, StepShape, Tail, layout, num_words
 from executors.llm.step.launched.repeat import MOVING, STAYING, RepeatedStep
 from executors.llm.step.launched.steps import LaunchedSteps
 from tests.executors.checkpoints import write_checkpoint
@@ -396,7 +396,7 @@ async def test_a_slot_given_to_another_sequence_unnoticed_is_caught(
 
     def take_in(self: LaunchedSteps, batch: UnifiedBatch) -> None:
         executor.unified.stages.take_in(batch)
-        self._tables.changed(batch.tables.slots, batch.tables.starts, batch.tables.counts)
+        DeviceTables.take_in(self._tables, batch.tables)
 
     monkeypatch.setattr(LaunchedSteps, "_take_in_tables", take_in)
     assert difference(executor, ops) == "temperature"

@@ -63,20 +63,26 @@ async def over_triton(path: Path) -> tuple[Found, Walk]:
     await executor.begin_epoch(1)
     assert isinstance(executor._ready().runner.model._fused, TritonForward)  # type: ignore[attr-defined]
     walk = Walk(executor)
-    first, second = walk.add(75, 1), walk.add(9, 2)
-    while first.computed < 75:
-        await walk.step((first, 25), (second, 9))
-    for _ in range(4):
+    first, second = walk.add(60, 1), walk.add(9, 2)
+    while first.computed < 60:
+        await walk.step((first, 30), (second, 9))
+    for _ in range(2):
         await walk.step((first, 1), (second, 1))
     return walk.found, walk
 
 
 @pytest.mark.interpreted
-@pytest.mark.parametrize("fields", [WINDOWED, GEMMA2], ids=["qwen3", "gemma2"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param(GEMMA2, id="gemma2"),
+        pytest.param(WINDOWED, id="qwen3", marks=pytest.mark.long(extended=True)),
+    ],
+)
 async def test_the_triton_kernels(fields: dict[str, object], tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path, fields)
     with one_group():
         expected, alone = await over_triton(path)
     found, walk = await over_triton(path)
-    assert alone.freed == 0 and walk.freed >= 3 and len(walk.kv.caches) == 2
+    assert alone.freed == 0 and walk.freed == 2 and len(walk.kv.caches) == 2
     assert found == expected

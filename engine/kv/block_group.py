@@ -91,12 +91,11 @@ class BlockGroup:
         return index * self._block_size
 
     def slide(self, seq: Sequence, position: int) -> None:
-        """Free the blocks of a sequence that the token at `position` does not read, nor any after it. They keep their key if they
-        lie in the window before a cache point: a later sequence can begin there.
+        """Free the blocks of a sequence that no token from `position` on reads: the end of the last full block that is settled.
+        They keep their key if they lie in the window before a cache point: a later sequence can begin there.
 
-        `position` must be settled: what is not may be lost or, with drafts, be rejected, and the sequence then begins again from
-        there. Steps in flight may read the blocks still: the steps run in their order, and a later one writes to them at the
-        earliest.
+        What is not settled may be lost or, with drafts, be rejected; the sequence then begins again behind that block. Steps in
+        flight may read the blocks still: the steps run in their order, and a later one writes to them at the earliest.
         """
         first, until = seq.block_tables[self.index].first, self.lowest(position)
         if until <= first:

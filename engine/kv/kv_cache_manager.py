@@ -109,34 +109,36 @@ class KvCacheManager:
     def _grow_all(self, seq: Sequence, end: int) -> bool:
         """Make the table of each group go up to index `end`, or none of them."""
         self._slide(seq)
-        counts = self._missing(seq, end)
-        if counts is None and self._windows and self.seals.active:
-            self._slide(seq, only_sealed=False)
-            counts = self._missing(seq, end)
-        if counts is None:
+        missing = self._missing(seq, end)
+        if missing is None and self.seals.active:
+            self._slide(seq, for_recovery=False)
+            missing = self._missing(seq, end)
+        if missing is None:
             return False
-        for group, count in zip(self.groups, counts, strict=True):
-            if count > 0:
-                blocks = group.allocate(count)
-                assert blocks is not None, "enough of them are free"
-                self._append(seq, group, end - count, blocks)
+        for group, count in missing:
+            blocks = group.allocate(count)
+            assert blocks is not None, "enough of them are free"
+            self._append(seq, group, end - count, blocks)
         return True
 
-    def _missing(self, seq: Sequence, end: int) -> list[int] | None:
-        """Blocks that the table of each group lacks up to index `end`; None if a pool has too few of them."""
-        counts = [end - table.first - len(table.blocks) for table in seq.block_tables]
-        if any(count > group.pool.num_free for group, count in zip(self.groups, counts, strict=True)):
-            return None
-        return counts
+    def _missing(self, seq: Sequence, end: int) -> list[tuple[BlockGroup, int]] | None:
+        """The groups whose table does not go up to index `end`, and how many blocks it lacks; None if a pool has too few."""
+        missing = [
+            (group, count)
+            for group, table in zip(self.groups, seq.block_tables, strict=True)
+            if (count := end - table.first - len(table.blocks)) > 0
+        ]
+        return None if any(count > group.pool.num_free for group, count in missing) else missing
 
-    def _slide(self, seq: Sequence, only_sealed: bool = True) -> None:
-        """Free what the sequence has left behind: see `BlockGroup.slide`. After a death it goes on behind its last sealed block
-        and needs the window before that, which stays with `only_sealed`."""
+    def _slide(self, seq: Sequence, for_recovery: bool = True) -> None:
+        """Free what the sequence has left behind: see `BlockGroup.slide`. `for_recovery`: keep what it needs if it goes on behind
+        its last sealed block, after a failure."""
         size = self.layout.block_size
-        settled = seq.settled // size * size
+        position = seq.settled // size * size
         for group in self._windows:
-            sealed = group.sealed_end(seq) if only_sealed and self.seals.active else settled
-            group.slide(seq, min(settled, sealed))
+            if for_recovery and self.seals.active:
+                position = min(position, group.sealed_end(seq))
+            group.slide(seq, position)
 
     def _prepared(self, seq: Sequence) -> None:
         """Record how far the sequence can grow in its blocks, before the next one is full."""
@@ -186,7 +188,7 @@ class KvCacheManager:
         forked = self._find_sibling(seq)
         if forked is not None:
             return forked
-        if not self.prefix_caching and not any(group.cache.blocks for group in self.groups):
+        if not (self.prefix_caching or any(group.cache.blocks for group in self.groups)):
             return MISS
         most = (seq.num_known_tokens - 1) // self.layout.block_size
         return longest_prefix(self.groups, self.keys_of(seq, most), self.layout.block_size)
@@ -287,15 +289,12 @@ class KvCacheManager:
         full = min(num_computed, seq.num_known_tokens) // self.layout.block_size
         if full > seq.num_keyed_blocks:
             if self.prefix_caching:
-                self._name(seq, full)
-            if self.seals.active:
-                for group, table in zip(self.groups, seq.block_tables, strict=True):
-                    self.seals.request(group.index, table.part(max(table.first, seq.num_keyed_blocks), full))
+                self._add_keys(seq, full)
+            self.seals.request(seq.block_tables, seq.num_keyed_blocks, full)
             seq.name_blocks(full)
             self._prepared(seq)
 
-    def _name(self, seq: Sequence, full: int) -> None:
-        """Let the sequence's blocks be found by their keys, up to index `full`."""
+    def _add_keys(self, seq: Sequence, full: int) -> None:
         keys = self.keys_of(seq, full)
         before = keys[seq.num_keyed_blocks - 1] if seq.num_keyed_blocks else self._root(seq)
         for index in range(seq.num_keyed_blocks, full):
@@ -361,8 +360,8 @@ class KvCacheManager:
             missed = self.groups[hit.missed]
             cause = missed.cache.history.cause(keys[matched])
             before = keys[matched - 1] if matched else self._root(seq)
-            followed = self._history.followed(before, self._block_tokens(seq, matched))
-            if cause is not None or followed or len(self._windows) < len(self.groups):
+            was_cached = self._history.followed(before, self._block_tokens(seq, matched))
+            if cause is not None or was_cached or len(self._windows) < len(self.groups):
                 gone = (hit.num_in_full_groups - matched) * self.layout.block_size
                 return PrefixMatch(
                     hit.num_tokens, Missed.EVICTED, None, gone, cause or Lost.WINDOW, missed.window

@@ -7,10 +7,10 @@ from collections.abc import Sequence as SequenceOf
 
 import numpy as np
 
+from engine.block_table import BlockTable
 from executors.contract import Int32Array, KvLayout, SealedBlocks, UnifiedBatch, UnifiedOutput
 
-_ASSEMBLED = 0
-"""In place of a step id: the request belongs to the step being assembled."""
+NO_SEALS = np.empty((0, 2), np.int32)
 
 
 class GroupSeals:
@@ -51,41 +51,43 @@ class SealTable:
         self._can_adopt = layout.paged and layout.state is None
         self._groups = groups
         self._new: list[tuple[int, int]] = []
+        self._assembled = 1
+        """Id of the step being assembled: one more than that of the step before."""
         self.fingerprint = layout.fingerprint
         """That of the executor's life."""
-
-    @property
-    def active(self) -> bool:
+        self.active = bool(self.fingerprint) and self._can_adopt
         """Whether the executor's blocks outlive its process."""
-        return bool(self.fingerprint) and self._can_adopt
 
     def begin_life(self, fingerprint: str) -> None:
         """The executor's next life has begun, with this fingerprint. Seals of another one are void."""
         if fingerprint != self.fingerprint:
             self.clear()
         self.fingerprint = fingerprint
+        self.active = bool(fingerprint) and self._can_adopt
 
     # -- in a step -----------------------------------------------------------------------------------------------------
 
-    def request(self, group: int, blocks: Iterable[int]) -> None:
-        """Blocks of a group will be full of known tokens after the step being assembled: it is to seal those that are not sealed
-        yet, nor by a step in flight."""
+    def request(self, tables: SequenceOf[BlockTable], begin: int, end: int) -> None:
+        """The blocks of a sequence with indices begin .. end - 1 will be full of known tokens after the step being assembled: it
+        is to seal those that are not sealed yet, nor by a step in flight. `tables`: of each group; a window has left some."""
         if not self.active:
             return
-        checksums, requests = self._groups[group].checksums, self._groups[group].requests
-        for block in blocks:
-            if block not in checksums and block not in requests:
-                requests[block] = _ASSEMBLED
-                self._new.append((group, block))
+        for group, table in enumerate(tables):
+            seals, first = self._groups[group], table.first
+            for block in table.blocks[max(begin - first, 0) : max(end - first, 0)]:
+                if block not in seals.checksums and block not in seals.requests:
+                    seals.requests[block] = self._assembled
+                    self._new.append((group, block))
 
     def take(self, step_id: int) -> Int32Array:
         """int32 [m, 2] of (group, block): `UnifiedBatch.seals` of the step that was assembled."""
-        new, self._new = self._new, []
-        if new:
-            new = [place for place in new if self._groups[place[0]].requests.get(place[1]) == _ASSEMBLED]
-            for group, block in new:
-                self._groups[group].requests[block] = step_id
-        return np.array(new, np.int32).reshape(-1, 2)
+        self._assembled = step_id + 1
+        if not self._new:
+            return NO_SEALS
+        places, self._new = self._new, []
+        return np.array(
+            [place for place in places if self._groups[place[0]].requests.get(place[1]) == step_id], np.int32
+        ).reshape(-1, 2)
 
     def commit(self, batch: UnifiedBatch, output: UnifiedOutput) -> None:
         """Seal what a committed step was to seal, but for blocks whose request was dropped meanwhile."""

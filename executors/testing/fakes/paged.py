@@ -97,7 +97,7 @@ class PagedFakeExecutor(SealingFake):
         ]
         self._lengths = np.zeros(2 * self.num_slots, np.int32)
         # With windows a mean over all positions is no longer made of what the blocks hold.
-        self._prefixes = (
+        self._digest_rows = (
             np.zeros((2 * self.num_slots, self.max_model_len), np.uint64) if any(self.windows) else None
         )
 
@@ -119,7 +119,7 @@ class PagedFakeExecutor(SealingFake):
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def _forward(self, work: Work) -> Computed:
-        if self._prefixes is None:
+        if self._digest_rows is None:
             return super()._forward(work)
         check_tokens(work, self.vocab_size, self.max_model_len)
         prefix, _ = self._read(work)
@@ -130,7 +130,7 @@ class PagedFakeExecutor(SealingFake):
             cell, counts = self._visible(work, memory)
             computed.digest += memory.sums(work, computed.cell, cell, counts)
         self._write(work, computed)
-        self._prefixes[work.rows[work.item_of], work.positions] = computed.digest
+        self._digest_rows[work.rows[work.item_of], work.positions] = computed.digest
         return computed
 
     def _read(self, work: Work) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
@@ -240,8 +240,8 @@ class PagedFakeExecutor(SealingFake):
 
     def _has_kv(self, work: Work) -> NDArray[np.bool_]:
         assert work.table_lengths is not None
-        there: NDArray[np.bool_] = work.table_lengths[0] >= 0
-        return there
+        has_kv: NDArray[np.bool_] = work.table_lengths[0] >= 0
+        return has_kv
 
     def _kept_tokens(self, work: Work) -> NDArray[np.intp]:
         return np.flatnonzero(self._has_kv(work)[work.item_of])
@@ -256,8 +256,8 @@ class PagedFakeExecutor(SealingFake):
         self._lengths[work.rows] = work.ends
 
     def _digests(self, work: Work, item: int, length: int) -> NDArray[np.uint64]:
-        if self._prefixes is not None:
-            return self._prefixes[work.rows[item], :length]
+        if self._digest_rows is not None:
+            return self._digest_rows[work.rows[item], :length]
         cell = self._cells_of(work, np.full(length, item), np.arange(length))
         return np.cumsum(self.memories[0].values(cell))
 

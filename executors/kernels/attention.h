@@ -1,8 +1,9 @@
 // Attention over paged KV on x86-64 CPUs: one call for all sequences of a step, one layer at a time.
 //
 //   q, out   [T, heads, head_dim]       k, v [T, kv_heads, head_dim]: of this step, copied to their cells first
-//   kv       [2, num_blocks, kv_heads, block_size, head_dim]: a block's keys in one piece, so are its values; in int8: see
-//            attention_int8.h. Blocks lie `block_stride` elements apart, values `side_stride` behind their keys
+//   kv       [2, num_blocks, kv_heads, block_size, head_dim]: a head's keys of a block in one piece, so are its values; in int8:
+//            see attention_int8.h. Blocks lie `block_stride` elements apart, heads `head_stride`, values `side_stride` behind
+//            their keys
 //   tables   int32 [n, table_stride]: the blocks of a sequence
 //   work     int64 [num_work, 10], see `Work`: up to 128 query rows of a sequence, and a range of splits
 //
@@ -35,7 +36,7 @@ struct Work {
 };
 
 struct Step {
-  int64_t dtype, int8, heads, kv_heads, head_dim, block_size, block_stride, side_stride, table_stride, window, tokens;
+  int64_t dtype, int8, heads, kv_heads, head_dim, block_size, block_stride, side_stride, head_stride, table_stride, window, tokens;
   int64_t num_work, num_groups, max_rows, partial_rows, threads;
   const int32_t* tables;
   const int64_t* work;
@@ -339,11 +340,11 @@ struct Worker : Pieces<Worker<T, Op>, T> {
     for (int64_t i = last; i < TILE; i++) key_rows[side][i] = value_rows[side][i] = nullptr;
     int64_t block = (tile + first) / s.block_size, offset = (tile + first) % s.block_size;
     for (int64_t i = first; i < last; block++, offset = 0) {
-      const T* at = kv + table[block] * s.block_stride + (head * s.block_size + offset) * s.head_dim;
+      const T* at = kv + table[block] * s.block_stride + head * s.head_stride + offset * s.head_dim;
       for (; offset < s.block_size && i < last; offset++, i++, at += s.head_dim)
         key_rows[side][i] = at, value_rows[side][i] = at + s.side_stride;
     }
-    blocks_soon(s, table, kv + head * s.block_size * s.head_dim, tile + TILE, end);
+    blocks_soon(s, table, kv + head * s.head_stride, tile + TILE, end);
   }
 
   // Adds a tile of `count` keys to the sums of rows row..stop.
@@ -409,7 +410,7 @@ struct Worker : Pieces<Worker<T, Op>, T> {
 template <class T>
 inline T* key_cell(const Step& s, T* kv, int64_t token, int64_t kv_head) {
   int64_t block = s.cells[token] / s.block_size, place = s.cells[token] % s.block_size;
-  return kv + block * s.block_stride + (kv_head * s.block_size + place) * s.head_dim;
+  return kv + block * s.block_stride + kv_head * s.head_stride + place * s.head_dim;
 }
 
 // One thread's share. `counter` and s.counters are 0 at first, and all keys and values of this step are in their cells.

@@ -112,7 +112,7 @@ inline void put_int8(const Step& s, int8_t* kv, const T* k, const T* v, int64_t 
   Int8Cells cells(s);
   alignas(64) int8_t codes[MAX_CODES];
   int64_t block = s.cells[token] / s.block_size, offset = s.cells[token] % s.block_size;
-  int8_t* keys = kv + block * s.block_stride + kv_head * cells.bytes();
+  int8_t* keys = kv + block * s.block_stride + kv_head * s.head_stride;
   int8_t* values = keys + s.side_stride;
   float scale = to_int8(codes, k, s.head_dim);
   memcpy(keys + cells.scale(offset), &scale, sizeof scale);
@@ -244,14 +244,14 @@ struct Int8Worker : Pieces<Int8Worker<T>, T> {
       to.keys[g] = to.values[g] = nullptr;
       if (g < to.first || token >= end) continue;
       int64_t offset = token % s.block_size;
-      const int8_t* at = kv + table[token / s.block_size] * s.block_stride + head * cells.bytes();
+      const int8_t* at = kv + table[token / s.block_size] * s.block_stride + head * s.head_stride;
       to.keys[g] = at + cells.group(offset), to.values[g] = at + s.side_stride + cells.group(offset);
       to.key_scales[g] = (const float*)(at + cells.scale(offset));
       to.value_scales[g] = (const float*)(at + s.side_stride + cells.scale(offset));
       soon(to.key_scales[g], 0);
       soon(to.value_scales[g], 0);
     }
-    blocks_soon(s, table, kv + head * cells.bytes(), tile + TILE, end);
+    blocks_soon(s, table, kv + head * s.head_stride, tile + TILE, end);
   }
 
   // Adds a tile to the sums of rows row..stop.

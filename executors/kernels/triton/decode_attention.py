@@ -70,7 +70,7 @@ def _split_kernel(
     table_stride, scale, value_scale, softcap, window,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
     PAGE: tl.constexpr, TILE: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, ITEMS: tl.constexpr,
-    WORDS: tl.constexpr, GROUP_PAD: tl.constexpr, PIECES: tl.constexpr, STRIDE: tl.constexpr,
+    WORDS: tl.constexpr, GROUP_PAD: tl.constexpr, PIECES: tl.constexpr, STRIDE: tl.constexpr, HEAD: tl.constexpr,
 ):  # fmt: skip
     """One (piece, key head), heads first: programs that start together read one page's heads, which are adjacent. `out`
     receives the result of a row's only piece, zeros if it has no keys. If a row has several pieces, `partial` and `lse`
@@ -108,7 +108,7 @@ def _split_kernel(
             there &= place >= first
         best, total, mixed = attend_tile(
             query, keys, values, table, head, place, there, there[None, :], best, total, mixed, scale, softcap,
-            STRIDE, DIM, DIM_PAD, PAGE, SOFTCAP,
+            STRIDE, HEAD, DIM, DIM_PAD, PAGE, SOFTCAP,
         )  # fmt: skip
     safe = tl.where(total > 0.0, total, 1.0)
     mixed = mixed / safe[:, None] * value_scale
@@ -161,7 +161,7 @@ def decode_attention(
     """Write the attention of one query per sequence to `out` [T, heads, head_dim].
 
     `q` [T, heads, head_dim] and `kv` [2, pages, kv_heads, page, head_dim] of one dtype, contiguous but for the strides of
-    sides and pages; or `kv` in e4m3, which the `kv_scales` of keys and values multiply. `tables` int32 [n, pages of the
+    sides, pages and heads; or `kv` in e4m3, which the `kv_scales` of keys and values multiply. `tables` int32 [n, pages of the
     longest], contiguous; `lengths` int32 [n]: tokens of each sequence, its query's included. `items` int32 [rows, 2] lists
     (sequence, row of q) if they are not the same for all.
 
@@ -181,6 +181,7 @@ def decode_attention(
         KV_HEADS=kv_heads, GROUP=group, ROWS=max(MIN_ROWS, group_pad), DIM=dim, DIM_PAD=pad, PAGE=page,
         TILE=tile.depth, SOFTCAP=softcap is not None, WINDOW=window is not None,
         ITEMS=items is not None, WORDS=pieces.shape[1], GROUP_PAD=group_pad,
-        PIECES=max(2, tile.merged // (group_pad * pad)), STRIDE=kv.stride(1), num_warps=tile.warps, num_stages=tile.stages,
+        PIECES=max(2, tile.merged // (group_pad * pad)), STRIDE=kv.stride(1), HEAD=kv.stride(2), num_warps=tile.warps,
+        num_stages=tile.stages,
     )  # fmt: skip
     return out

@@ -22,7 +22,7 @@ def _extend_kernel(
     q, keys, values, out, tiles, q_starts, q_lens, pos_offsets, tables, table_stride,
     scale, value_scale, softcap, window,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
-    PAGE: tl.constexpr, TILE: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, STRIDE: tl.constexpr,
+    PAGE: tl.constexpr, TILE: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, STRIDE: tl.constexpr, HEAD: tl.constexpr,
 ):  # fmt: skip
     """One (tile of queries, key head). Rows: query after query, each with its GROUP heads; remaining rows are idle."""
     # All heads of a tile before the next tile: in a grid of two dimensions the longest of the last head would begin near the end.
@@ -62,7 +62,7 @@ def _extend_kernel(
             visible &= place[None, :] > own[:, None] - window
         best, total, mixed = attend_tile(
             block, keys, values, table, head, place, there, visible, best, total, mixed, scale, softcap,
-            STRIDE, DIM, DIM_PAD, PAGE, SOFTCAP,
+            STRIDE, HEAD, DIM, DIM_PAD, PAGE, SOFTCAP,
         )  # fmt: skip
     mixed = mixed / tl.where(total > 0.0, total, 1.0)[:, None] * value_scale
     tl.store(out + at, mixed.to(out.dtype.element_ty), mask=real[:, None] & (dims[None, :] < DIM))
@@ -97,9 +97,9 @@ def extend_attention(
     """Write the attention of the queries in `tiles` to `out` [T, heads, head_dim]: `query_tiles` of rows_per_tile // group.
 
     `q` [T, heads, head_dim] and `kv` [2, pages, kv_heads, page, head_dim] of one dtype, contiguous but for the strides of
-    sides and pages; or `kv` in e4m3, which the `kv_scales` of keys and values multiply. int32 per item: `q_starts` its first
-    row of q, `q_lens` its rows, `pos_offsets` its tokens in the cache before them; `tables` int32 [n, pages]. A tile that begins
-    after its item's queries (padding of a graph) writes nothing.
+    sides, pages and heads; or `kv` in e4m3, which the `kv_scales` of keys and values multiply. int32 per item: `q_starts` its
+    first row of q, `q_lens` its rows, `pos_offsets` its tokens in the cache before them; `tables` int32 [n, pages]. A tile that
+    begins after its item's queries (padding of a graph) writes nothing.
     """
     _, heads, dim = q.shape
     _, _, kv_heads, page, _ = kv.shape
@@ -114,7 +114,7 @@ def extend_attention(
         q, kv[0], kv[1], out, tiles, q_starts, q_lens, pos_offsets, tables, tables.stride(0),
         scale * kv_scales[0], kv_scales[1], softcap or 1.0, window or 0,
         KV_HEADS=kv_heads, GROUP=group, ROWS=rows, DIM=dim, DIM_PAD=pad, PAGE=page,
-        TILE=tile.depth, SOFTCAP=softcap is not None, WINDOW=window is not None, STRIDE=kv.stride(1),
+        TILE=tile.depth, SOFTCAP=softcap is not None, WINDOW=window is not None, STRIDE=kv.stride(1), HEAD=kv.stride(2),
         num_warps=warps, num_stages=tile.stages,
     )  # fmt: skip
     return out

@@ -21,7 +21,7 @@ def _rotary_kernel(
     qkv, q, keys, values, cells, positions, table, norms, eps, key_factor, value_factor,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, HALF_PAD: tl.constexpr,
     REST: tl.constexpr, REST_PAD: tl.constexpr, PAGE: tl.constexpr, NORM: tl.constexpr, PLUS_ONE: tl.constexpr,
-    ROTATE: tl.constexpr, HEADS_PAD: tl.constexpr, E4M3: tl.constexpr, STRIDE: tl.constexpr,
+    ROTATE: tl.constexpr, HEADS_PAD: tl.constexpr, E4M3: tl.constexpr, STRIDE: tl.constexpr, HEAD: tl.constexpr,
 ):  # fmt: skip
     """One token and a third of its heads: queries (0), keys (1) or values (2)."""
     token = tl.program_id(0).to(tl.int64)
@@ -68,7 +68,7 @@ def _rotary_kernel(
         tl.store(at + HALF + low[None, :], two.to(q.dtype.element_ty), mask=is_low)
         tl.store(at + 2 * HALF + rest[None, :], tail.to(q.dtype.element_ty), mask=is_rest)
     elif cell >= 0:  # a padded row of a graph has no cell
-        place = cell // PAGE * STRIDE + (heads[:, None] * PAGE + cell % PAGE) * DIM
+        place = cell // PAGE * STRIDE + heads[:, None] * HEAD + cell % PAGE * DIM
         if part == 1:
             at = keys + place
         else:
@@ -93,7 +93,7 @@ def rotate_and_store(
     """Return queries [T, num_heads, head_dim], ready for attention; write keys and values to the cache.
 
     `qkv` [T, (num_heads + 2 kv_heads) * head_dim] and `kv` [2, pages, kv_heads, page, head_dim] of one dtype, contiguous
-    but for the strides of sides and pages; `cells` int [T]: page * page size + place in it, negative for rows that are not
+    but for the strides of sides, pages and heads; `cells` int [T]: page * page size + place in it, negative for rows that are not
     stored. `positions` int [T] into `table` float32 [positions, 2, rotated / 2] of cosines and sines, None if nothing is
     rotated; elements after the rotated ones are unchanged. `norms` [num_heads + kv_heads, head_dim]: an RMS norm of each head
     applied first, with the factor 1 + norms if `plus_one`. A `kv` in e4m3 receives keys and values divided by `kv_scales` and
@@ -110,6 +110,6 @@ def rotate_and_store(
         HEADS=num_heads, KV_HEADS=kv_heads, DIM=dim, HALF=half, HALF_PAD=triton.next_power_of_2(half),
         REST=rest, REST_PAD=triton.next_power_of_2(max(rest, 1)), PAGE=page, NORM=norms is not None, PLUS_ONE=plus_one,
         ROTATE=table is not None, HEADS_PAD=triton.next_power_of_2(max(num_heads, kv_heads)),
-        E4M3=kv.dtype == torch.float8_e4m3fn, STRIDE=kv.stride(1), num_warps=choose("rotary", "", "").warps,
+        E4M3=kv.dtype == torch.float8_e4m3fn, STRIDE=kv.stride(1), HEAD=kv.stride(2), num_warps=choose("rotary", "", "").warps,
     )  # fmt: skip
     return q

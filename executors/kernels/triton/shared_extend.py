@@ -56,7 +56,7 @@ FASTEST = LoopOptions()
 @triton.jit
 def _attend_keys(
     begin, end, block, keys, values, table, head, seen_from, last, own, best, total, mixed, scale, softcap, window,
-    STRIDE: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
+    STRIDE: tl.constexpr, HEAD: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
     SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, WHOLE: tl.constexpr, BASE2: tl.constexpr, NEAR: tl.constexpr,
 ):  # fmt: skip
     """Update `best`, `total` and `mixed` with the keys at begin .. end, of which those from `last` on do not exist. With a
@@ -70,7 +70,7 @@ def _attend_keys(
             visible &= place[None, :] > own[:, None] - window
         best, total, mixed = attend_tile(
             block, keys, values, table, head, place, there, visible, best, total, mixed, scale, softcap,
-            STRIDE, DIM, DIM_PAD, PAGE, SOFTCAP, WHOLE, BASE2, NEAR,
+            STRIDE, HEAD, DIM, DIM_PAD, PAGE, SOFTCAP, WHOLE, BASE2, NEAR,
         )  # fmt: skip
     return best, total, mixed
 
@@ -113,7 +113,7 @@ def _shared_extend_kernel(
     scale, value_scale, softcap, window,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
     PAGE: tl.constexpr, TILE: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, WORDS: tl.constexpr,
-    SKIP_MASKS: tl.constexpr, BASE2: tl.constexpr, NEAR: tl.constexpr, STRIDE: tl.constexpr,
+    SKIP_MASKS: tl.constexpr, BASE2: tl.constexpr, NEAR: tl.constexpr, STRIDE: tl.constexpr, HEAD: tl.constexpr,
 ):  # fmt: skip
     """One (piece of a tile's keys, key head), heads first. Rows as in `_extend_kernel`. `out` receives the result of a tile's
     only piece; if a tile has several, `partial` and `lse` receive them, and `arrived` counts them."""
@@ -156,7 +156,7 @@ def _shared_extend_kernel(
             middle = tl.minimum(low + (tl.maximum(hidden - low, 0) + TILE - 1) // TILE * TILE, last)
             best, total, mixed = _attend_keys(
                 low, middle, block, keys, values, table, head, seen_from, last, offset + query, best, total, mixed, scale,
-                softcap, window, STRIDE, DIM, DIM_PAD, PAGE, TILE, SOFTCAP, WINDOW, False, BASE2, NEAR,
+                softcap, window, STRIDE, HEAD, DIM, DIM_PAD, PAGE, TILE, SOFTCAP, WINDOW, False, BASE2, NEAR,
             )  # fmt: skip
             low = tl.maximum(low, middle)
         # The first query sees all keys before this one, and so do the others.
@@ -164,12 +164,12 @@ def _shared_extend_kernel(
         middle = low + tl.maximum(common - low, 0) // TILE * TILE
         best, total, mixed = _attend_keys(
             low, middle, block, keys, values, table, head, seen_from, last, offset + query, best, total, mixed, scale, softcap,
-            window, STRIDE, DIM, DIM_PAD, PAGE, TILE, SOFTCAP, False, True, BASE2, NEAR,
+            window, STRIDE, HEAD, DIM, DIM_PAD, PAGE, TILE, SOFTCAP, False, True, BASE2, NEAR,
         )  # fmt: skip
         low = middle
     best, total, mixed = _attend_keys(
         low, last, block, keys, values, table, head, seen_from, last, offset + query, best, total, mixed, scale, softcap, window,
-        STRIDE, DIM, DIM_PAD, PAGE, TILE, SOFTCAP, WINDOW, False, BASE2, NEAR,
+        STRIDE, HEAD, DIM, DIM_PAD, PAGE, TILE, SOFTCAP, WINDOW, False, BASE2, NEAR,
     )  # fmt: skip
     safe = tl.where(total > 0.0, total, 1.0)
     mixed = mixed / safe[:, None] * value_scale
@@ -245,7 +245,8 @@ def shared_extend_attention(
         pos_offsets, tables, tables.stride(0), scale * kv_scales[0] * base, kv_scales[1], softcap or 1.0, window or 0,
         KV_HEADS=kv_heads, GROUP=group, ROWS=rows, DIM=dim, DIM_PAD=pad, PAGE=page,
         TILE=options.tile or keys_per_loop(q.dtype, dim), SOFTCAP=softcap is not None, WINDOW=window is not None,
-        WORDS=pieces.shape[1], SKIP_MASKS=options.skip_masks, BASE2=options.base2, NEAR=options.near, STRIDE=kv.stride(1),
+        WORDS=pieces.shape[1], SKIP_MASKS=options.skip_masks, BASE2=options.base2, NEAR=options.near,
+        STRIDE=kv.stride(1), HEAD=kv.stride(2),
         num_warps=16 if wide else 8 if rows >= 128 or pad > 128 else 4,
         num_stages=options.stages or (2 if wide or pad > 128 else 5),
     )  # fmt: skip

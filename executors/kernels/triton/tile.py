@@ -13,14 +13,15 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 @triton.jit
 def attend_tile(
     query, keys, values, table, head, place, there, visible, best, total, mixed, scale, softcap,
-    STRIDE: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, PAGE: tl.constexpr, SOFTCAP: tl.constexpr,
+    STRIDE: tl.constexpr, HEAD: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, PAGE: tl.constexpr, SOFTCAP: tl.constexpr,
     WHOLE: tl.constexpr = False, BASE2: tl.constexpr = False, NEAR: tl.constexpr = False,
 ):  # fmt: skip
     """Update `best` and `total` [rows] and `mixed` [rows, DIM_PAD], all fp32, with the keys at positions `place` [tile].
 
     `query` [rows, DIM_PAD]; `table` the sequence's block table; `there` [tile]: which positions have a key; `visible`, which
-    broadcasts to [rows, tile]: which of them a row sees. Keys and values are [pages, heads, PAGE, DIM], pages STRIDE elements
-    apart, of the query's dtype or narrower: narrower ones are widened here, and `scale` includes the keys' own scale then.
+    broadcasts to [rows, tile]: which of them a row sees. Keys and values are [pages, heads, PAGE, DIM], pages STRIDE and heads
+    HEAD elements apart, of the query's dtype or narrower: narrower ones are widened here, and `scale` includes the keys' own
+    scale then.
 
     Online softmax (Milakov and Gimelshein, 2018): the weights of earlier tiles are rescaled to the new maximum.
 
@@ -33,7 +34,7 @@ def attend_tile(
         page = tl.load(table + place // PAGE)
     else:
         page = tl.load(table + place // PAGE, mask=there, other=0)
-    cell = page.to(tl.int64) * STRIDE + (head * PAGE + place % PAGE) * DIM
+    cell = page.to(tl.int64) * STRIDE + head * HEAD + place % PAGE * DIM
     if NEAR:
         key_at = (keys + cell)[None, :] + dims[:, None]
         value_at = (values + cell)[:, None] + dims[None, :]

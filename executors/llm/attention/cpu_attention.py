@@ -41,8 +41,8 @@ class _Step(ctypes.Structure):
 
     _fields_ = [
         *((name, I64) for name in (
-            "dtype", "int8", "heads", "kv_heads", "head_dim", "block_size", "block_stride", "side_stride", "table_stride",
-            "window", "tokens", "num_work", "num_groups", "max_rows", "partial_rows", "threads",
+            "dtype", "int8", "heads", "kv_heads", "head_dim", "block_size", "block_stride", "side_stride", "head_stride",
+            "table_stride", "window", "tokens", "num_work", "num_groups", "max_rows", "partial_rows", "threads",
         )),
         *((name, POINTER) for name in ("tables", "work", "cells", "partials", "counters")),
         ("scale", ctypes.c_float), ("softcap", ctypes.c_float),
@@ -184,7 +184,7 @@ class CpuAttention:
         tables = np.ascontiguousarray(step.tables, np.int32)
         blocks = tables[step.item_of_row, step.positions // block_size].astype(np.int64)
         cells = blocks * block_size + step.positions % block_size
-        side_stride, block_stride = cache.layers[0].stride()[:2]
+        side_stride, block_stride, head_stride = cache.layers[0].stride()[:3]
         steps: dict[int | None, _Step] = {}
         arrays: list[np.ndarray] = [tables, cells]  # what the pointers point at
         for window in set(spec.windows):
@@ -197,8 +197,8 @@ class CpuAttention:
             arrays += [cut.work, counters, self._partials]
             steps[window] = _Step(
                 DTYPES[spec.dtype], int(spec.kv_dtype is torch.int8), spec.num_heads, spec.num_kv_heads, spec.head_dim,
-                block_size, block_stride, side_stride, tables.shape[1], window or 0, len(step.token_ids), len(cut.work),
-                cut.groups, cut.max_rows, cut.partial_rows, cut.threads, tables.ctypes.data, cut.work.ctypes.data,
+                block_size, block_stride, side_stride, head_stride, tables.shape[1], window or 0, len(step.token_ids),
+                len(cut.work), cut.groups, cut.max_rows, cut.partial_rows, cut.threads, tables.ctypes.data, cut.work.ctypes.data,
                 cells.ctypes.data, self._partials.ctypes.data, counters.ctypes.data, spec.scale, spec.softcap or 0.0,
             )  # fmt: skip
         return CpuAttend(self._kernels, steps, arrays, cache, len(step.token_ids))

@@ -4,10 +4,11 @@
                 [2, num_blocks, kv_heads, bytes]                     in int8: codes, then scales (attention_int8.h)
 
 All tokens of a block and head are contiguous, which is the order in which attention reads them. What lies between two blocks,
-and between keys and values, only strides say. There are two placements:
+two heads, and keys and values, only strides say. There are two placements:
 
-    on a CPU      [block][layer][keys, values][head]: a block is one range of a multiple of 4 KiB (`blocks`), so one copy, one
-                  checksum, one read or write of a file and one release do for all layers
+    on a CPU      [block][layer][head][keys, values]: a block is one range of a multiple of 4 KiB (`blocks`), so one copy, one
+                  checksum, one read or write of a file and one release do for all layers; what a head of attention reads of
+                  a block is in one piece, so it lies on few pages
     on a device   [layer][keys, values][block][head]: a tensor for each layer. A device's memory ends with its process, so no
                   block is sealed or adopted; copies go by index there, and kernels were measured and tuned over this order
 
@@ -82,8 +83,8 @@ class KvCache:
         spec, block_bytes = self.spec, self.spec.bytes_per_block(self.block_size)
         num_bytes = self.num_blocks * block_bytes
         if memory is None:
-            # Large pages: the keys of a block and head are one small page, and looking up an address for each took as long
-            # as reading them.
+            # Large pages: what a head reads of a block lies on two or three small pages, and looking up an address for each
+            # took as long as reading it.
             memory = lazy_zeros((num_bytes,), torch.uint8, spec.device, True).numpy()
         if len(memory) < num_bytes or memory.ctypes.data % mmap.PAGESIZE:
             raise ValueError(
@@ -91,11 +92,12 @@ class KvCache:
             )
         self.blocks = memory[:num_bytes].reshape(self.num_blocks, block_bytes)
         flat, size = torch.from_numpy(memory[:num_bytes]).view(spec.stored_dtype), spec.stored_dtype.itemsize
-        side = math.prod(shape)
-        inner = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
-        strides = (side, block_bytes // size, *inner)
+        side = math.prod(shape[1:])
+        inner = [math.prod(shape[i + 1 :]) for i in range(1, len(shape))]
+        strides = (side, block_bytes // size, 2 * side, *inner)
+        layer_size = 2 * math.prod(shape)
         return [
-            flat.as_strided((2, self.num_blocks, *shape), strides, 2 * side * layer)
+            flat.as_strided((2, self.num_blocks, *shape), strides, layer_size * layer)
             for layer in range(spec.num_layers)
         ]
 

@@ -43,15 +43,18 @@ def _pattern(cache: KvCache) -> np.ndarray:
 
 
 @shapes
-def test_layers_lie_one_after_the_other_in_a_block(kind: KvSpec, size: int) -> None:
+def test_layers_lie_one_after_the_other_in_a_block_and_heads_in_a_layer(kind: KvSpec, size: int) -> None:
     cache = KvCache(kind, 5, size)
     written = _pattern(cache)
-    side_bytes = kind.bytes_per_token() * size // (2 * kind.num_layers)
+    side_bytes = size * kind.bytes_per_cell()
     assert written.shape == (5, kind.bytes_per_block(size)) and written.shape[1] % BLOCK_ALIGNMENT == 0
     assert written.shape[1] - kind.bytes_per_token() * size < BLOCK_ALIGNMENT
     for block in range(5):
         sides = [
-            1 + 7 * layer + 3 * side + 31 * block for layer in range(kind.num_layers) for side in range(2)
+            1 + 7 * layer + 3 * side + 31 * block
+            for layer in range(kind.num_layers)
+            for _ in range(kind.num_kv_heads)
+            for side in range(2)
         ]
         expected = np.zeros(written.shape[1], np.uint8)
         expected[: len(sides) * side_bytes] = np.repeat(np.array(sides, np.uint8), side_bytes)
@@ -76,7 +79,7 @@ def _check_ranges(backend: AttentionBackend, kind: KvSpec, size: int) -> None:
     tokens = size + 3
     step = StepArrays(np.zeros(tokens, np.int64), np.array([tokens]), np.array([0]), tables)
     attend = backend.begin(step, cache)
-    side_bytes = kind.bytes_per_token() * size // (2 * kind.num_layers)
+    layer_bytes = kind.bytes_per_token() * size // kind.num_layers
     for layer in range(kind.num_layers):
         q, k, v = (
             torch.randn(tokens, heads, kind.head_dim).to(kind.dtype)
@@ -87,7 +90,7 @@ def _check_ranges(backend: AttentionBackend, kind: KvSpec, size: int) -> None:
         changed = cache.blocks != before
         assert set(np.flatnonzero(changed.any(1))) == {1, 4}
         places = np.flatnonzero(changed.any(0))
-        assert places.min() // side_bytes == 2 * layer and places.max() // side_bytes == 2 * layer + 1
+        assert places.min() // layer_bytes == places.max() // layer_bytes == layer
         before = cache.blocks.copy()
 
 

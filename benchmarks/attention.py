@@ -1,11 +1,12 @@
 """Attention over paged KV: Cohort's CPU kernel against torch's gather and SDPA, for the shape of Qwen3-0.6B in bfloat16.
 
     python -m benchmarks.attention [--rounds 7] [--threads N] [--isa NAME] [--json FILE] [--only WORD] [--ours]
-                                    [--memory own|file]
+                                    [--memory own|file] [--kv bf16|int8]
 
 Times are of 28 layers, each with KV of its own, so that decode reads memory and not cache. Rounds alternate between the two;
-figures are medians; `--ours` measures the kernel alone. `--memory file`: the KV lies in a memory file, as it does where it outlives
-its process, in pages as the system gives them. GFLOP/s count 4 * head_dim per query, head and visible key; GB/s the keys and values of visible tokens.
+figures are medians; `--ours` measures the kernel alone, and so does `--kv int8`. `--memory file`: the KV lies in a memory file,
+as it does where it outlives its process, in pages as the system gives them. GFLOP/s count 4 * head_dim per query, head and
+visible key; GB/s the keys and values of visible tokens.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -64,21 +66,34 @@ def workloads() -> dict[str, Items]:
     return found
 
 
-def make_cache(memory: str) -> KvCache:
-    """KV of all layers in the process's own memory ("own") or in that of a memory file ("file").
+def make_cache(memory: str, kv: str = "bf16") -> KvCache:
+    """KV of all layers in the process's own memory ("own") or in that of a memory file ("file"), filled.
 
     Raises TypeError where KV cannot be placed in memory that is given.
     """
+    spec = replace(SPEC, kv_dtype=torch.int8) if kv == "int8" else SPEC
+    cache = _empty(spec, memory)
+    for layer in cache.layers:
+        if kv == "int8":
+            codes = BLOCK * (spec.bytes_per_cell() - torch.float32.itemsize)
+            layer[..., :codes] = torch.randint(-127, 128, (*layer.shape[2:3], codes), dtype=torch.int8)
+            layer[..., codes:] = torch.full((BLOCK,), 0.01).view(torch.int8)
+        else:
+            layer.copy_(torch.randn(layer.shape[1:]).to(spec.dtype))
+    return cache
+
+
+def _empty(spec: KvSpec, memory: str) -> KvCache:
     blocks = MAX_CACHED // BLOCK
     if memory == "own":
-        return KvCache(SPEC, blocks, BLOCK)
-    size = blocks * SPEC.bytes_per_token() * BLOCK
+        return KvCache(spec, blocks, BLOCK)
+    size = blocks * spec.bytes_per_block(BLOCK)
     file = os.memfd_create("benchmark")
     os.ftruncate(file, size)
     mapping = mmap.mmap(file, size, flags=mmap.MAP_SHARED)
     with contextlib.suppress(OSError):  # a kernel without large pages
         mapping.madvise(mmap.MADV_HUGEPAGE)
-    return KvCache(SPEC, blocks, BLOCK, memory=np.frombuffer(mapping, np.uint8))  # type: ignore[call-arg]
+    return KvCache(spec, blocks, BLOCK, memory=np.frombuffer(mapping, np.uint8))  # type: ignore[call-arg]
 
 
 def make_step(items: Items, cache: KvCache) -> StepArrays:
@@ -140,13 +155,12 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--ours", action="store_true", help="without torch's attention")
     parser.add_argument("--memory", choices=("own", "file"), default="own")
+    parser.add_argument("--kv", choices=("bf16", "int8"), default="bf16", help="the dtype of keys and values")
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
     load = os.getloadavg()[0]
-    cache = make_cache(options.memory)
-    for layer in cache.layers:
-        layer.copy_(torch.randn(layer.shape[1:]).to(SPEC.dtype))
+    cache = make_cache(options.memory, options.kv)
     ours = CpuAttention(options.isa)
     print(
         f"{ours.name} against torch {torch.__version__}, {torch.get_num_threads()} threads; ms for {LAYERS} layers\n"
@@ -158,13 +172,16 @@ def main() -> None:
             if options.only not in name:
                 continue
             *torchs, cohorts = measure(
-                items, cache, [ours] if options.ours else [TorchAttention(), ours], options.rounds
+                items,
+                cache,
+                [ours] if options.ours or options.kv == "int8" else [TorchAttention(), ours],
+                options.rounds,
             )
             slow, fast = (statistics.median(torchs[0]) if torchs else math.nan), statistics.median(cohorts)
             pairs = sum(new * past + new * (new + 1) // 2 for new, past in items)
             tokens = sum(new + past for new, past in items)
             flops = 4.0 * HEAD_DIM * HEADS * pairs * LAYERS / fast / 1e6
-            rate = SPEC.bytes_per_token() * tokens / fast / 1e6
+            rate = cache.spec.bytes_per_token() * tokens / fast / 1e6
             print(
                 f"| {name} | {slow:.1f} | {fast:.2f} | {slow / fast:.1f} | {flops:.0f} | {rate:.1f} |",
                 flush=True,
@@ -174,7 +191,7 @@ def main() -> None:
         about = {
             "commit": subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True).stdout.strip(),
             "kernel": ours.name, "torch": torch.__version__, "threads": torch.get_num_threads(),
-            "cpu": cpu_name(), "load_before": load, "memory": options.memory,
+            "cpu": cpu_name(), "load_before": load, "memory": options.memory, "kv": options.kv,
         }  # fmt: skip
         options.json.write_text(json.dumps({**about, "results": results}, indent=1) + "\n")
 

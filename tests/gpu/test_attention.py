@@ -8,6 +8,7 @@ import torch
 
 from executors.kernels.triton.decode_attention import DecodeWorkspace, decode_attention
 from executors.kernels.triton.extend_attention import extend_attention, query_tiles, rows_per_tile
+from executors.kernels.triton.rotary import rotate_and_store
 from executors.llm.attention.key_pieces import PieceRule, idle_pieces
 from tests.tiers import sweep
 
@@ -331,3 +332,33 @@ def test_the_order_of_tiles() -> None:
     assert tiles.dtype == np.int32
     assert tiles.tolist() == [[2, 2], [2, 0], [0, 4], [3, 2], [0, 2], [3, 0], [0, 0]]
     assert query_tiles(q_lens, past, np.array([], np.int64), 2).shape == (0, 2)
+
+
+def test_kernels_follow_the_strides_of_sides_pages_and_heads() -> None:
+    batch = Batch([1, 5, 1], [20, 3, 0], (4, 2), 16, 8, torch.float32, 3)
+    contiguous = batch.kv
+    cells = torch.tensor([int(batch.tables[1, 0]) * 8 + 1, int(batch.tables[0, 2]) * 8 + 7, -1])
+    qkv = torch.randn(3, (4 + 2 * 2) * 16)
+    found = []
+    for kv in (contiguous, _placed_by_block(contiguous)):
+        batch.kv, out = kv, fresh(batch)
+        batch.extend(np.array([1]), None, None, out)
+        batch.decode(np.array([0, 2]), 2, None, None, out, listed=True)
+        stored = kv.to(DEVICE).clone() if kv is contiguous else _placed_by_block(kv.to(DEVICE))
+        rotate_and_store(qkv.to(DEVICE), stored, cells.to(DEVICE), 4)
+        found.append((out, stored))
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1].nan_to_num(9.0), found[1][1].nan_to_num(9.0))
+    assert not torch.equal(found[0][1].nan_to_num(9.0).cpu(), contiguous.nan_to_num(9.0)), (
+        "two tokens are stored"
+    )
+
+
+def _placed_by_block(kv: torch.Tensor) -> torch.Tensor:
+    """The same keys and values, [pages][heads][sides] with room behind each page: as on a CPU, see `KvCache`."""
+    sides, pages, heads, page, dim = kv.shape
+    memory = torch.zeros(pages, heads * sides * page * dim + 24, dtype=kv.dtype, device=kv.device)
+    inner = sides * page * dim
+    placed = memory.as_strided(kv.shape, (page * dim, memory.shape[1], inner, dim, 1))
+    placed.copy_(kv)
+    return placed

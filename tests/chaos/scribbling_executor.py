@@ -59,7 +59,7 @@ def scribble(cache: KvCache, share: float) -> None:
     blocks = torch.randperm(cache.num_blocks, generator=generator)[: int(share * cache.num_blocks)]
     for block in blocks.tolist():
         for layer in cache.layers:
-            numbers = layer[block % 2, block].view(-1)
+            numbers = layer[block % 2, block, 0].view(-1)
             numbers[:1] = torch.where(numbers[:1] == 3, 5, 3).to(numbers.dtype)
 
 

@@ -40,6 +40,8 @@ def test_turns_are_found_again_in_three_apis(tmp_path: Path) -> None:
             time.sleep(0.05)
         server.wait_until("/ready", 200)
         again = ask(client, session, TURNS)
-        assert (again.tokens, again.cached) == (len(before), 0), "another executor has another cache"
+        assert again.tokens == len(before) and again.cached >= 0.95 * len(before), (
+            "the next executor adopts the cache"
+        )
         assert ask(client, session, TURNS).cached >= 0.95 * len(before)
         client.close()

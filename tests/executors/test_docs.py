@@ -7,7 +7,12 @@ from pathlib import Path
 import pytest
 
 from executors.contract import ExecutorConfig, ModelExecutor
-from executors.testing import conformance_drafts, conformance_grammars
+from executors.testing import (
+    conformance_adoption,
+    conformance_drafts,
+    conformance_grammars,
+    conformance_windows,
+)
 from executors.testing import conformance_loras as conformance_adapters
 from executors.testing.conformance import CASES, run_case
 from executors.testing.fakes.base import OPTIONS
@@ -24,6 +29,13 @@ def example() -> types.ModuleType:
     return module
 
 
+NOT_ITS_OWN = (
+    conformance_adapters,
+    conformance_adoption,
+    conformance_drafts,
+    conformance_grammars,
+    conformance_windows,
+)
 # The example owns its KV, pools nothing, has no grammars, and offers no way to inject failures.
 DOES_NOT_CONCERN_IT = {
     "cached_prefix_equals_cold",
@@ -33,12 +45,7 @@ DOES_NOT_CONCERN_IT = {
     "pooling_is_consistent",
     "failed_steps_are_skipped_until_a_new_epoch",
     "nan_is_isolated",
-} | {
-    name
-    for name, case in CASES.items()
-    if case.__module__
-    in (conformance_adapters.__name__, conformance_drafts.__name__, conformance_grammars.__name__)
-}
+} | {name for name, case in CASES.items() if case.__module__ in {kit.__name__ for kit in NOT_ITS_OWN}}
 
 
 @pytest.mark.parametrize("case", CASES)

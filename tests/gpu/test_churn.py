@@ -162,7 +162,7 @@ def leak_blocks(patch: pytest.MonkeyPatch) -> None:
 
     def leaking(self: Any, seq: Any) -> None:
         if seq.finish_reason is FinishReason.ABORT:
-            seq.free_table()
+            seq.free_tables()
         let_go(self, seq)
 
     patch.setattr(Sequences, "let_go", leaking)

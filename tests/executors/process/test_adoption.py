@@ -32,7 +32,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @asynccontextmanager
 async def loaded(settings: ExecutorConfig) -> AsyncIterator[RemoteExecutor]:
-    executor = RemoteExecutor(settings)
+    # On demand: no thread makes blocks resident beside the test.
+    memory = replace(settings.memory, kv_on_demand=True)
+    executor = RemoteExecutor(replace(settings, memory=memory))
     await executor.warmup()
     try:
         yield executor
@@ -73,7 +75,7 @@ async def continued(
     of the target itself."""
     driver = Driver(executor, epoch)
     shared = [seq.blocks[0][:num_blocks]]
-    driver.free_blocks = [block for block in driver.free_blocks if block not in shared[0]]
+    driver.free_blocks[0] = [block for block in driver.free_blocks[0] if block not in shared[0]]
     again = driver.add(
         PROMPT, output=seq.output[:1], shared_blocks=shared, num_computed=driver.block_size * num_blocks
     )

@@ -97,7 +97,8 @@ async def test_the_plan_is_the_executors(
     chosen = config(tmp_path, dtype=dtype)
     ample = describe.describe(chosen, 1 << 40)
     memory = ample["memory"]
-    sequence = memory["bytes_per_block"] * ample["context_length"] // memory["block_size"]
+    blocks = ample["context_length"] // memory["block_size"]
+    sequence = sum(group["bytes_per_block"] for group in memory["groups"]) * blocks
     for sequences in (2.5, 0.4):
         free = int(ample["memory"]["reserved"] + sequences * sequence / kv_plan.CPU_SHARE)
         monkeypatch.setattr(kv_plan, "memory_limit", lambda free=free: MemoryLimit(1 << 40, free))
@@ -155,10 +156,7 @@ async def test_windows_have_blocks_of_their_own(tmp_path: Path, capsys: pytest.C
     real, facts = await loaded(chosen), describe.describe(chosen)
     agree(facts, real)
     full, window = real.plan.layout.groups
-    assert (full.window, window.window) == (
-        None,
-        24,
-    ) and 3 * full.bytes_per_block == 2 * window.bytes_per_block
+    assert (full.window, window.window) == (None, 24) and full.bytes_per_block < window.bytes_per_block
     [row] = [row for row in facts["memory"]["sequences"] if row["length"] == 512]
     assert row["kv_bytes"] == 32 * full.bytes_per_block + 3 * window.bytes_per_block
     assert row["fit"] == min(full.num_blocks // 32, window.num_blocks // 3)

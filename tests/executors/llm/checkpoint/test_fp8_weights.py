@@ -258,7 +258,7 @@ async def test_blocks_of_fp8_are_copied(source: Path) -> None:
     )
     cache = executor._ready().runner.cache
     cache.layers[0][:, 1] = torch.randn(cache.layers[0][:, 1].shape).to(E4M3)
-    cache.copy_blocks(torch.tensor([[1, 3]], dtype=torch.int32).numpy())
+    cache.copy_blocks(torch.tensor([[0, 1, 3]], dtype=torch.int32).numpy())
     assert torch.equal(cache.layers[0][:, 3].float(), cache.layers[0][:, 1].float())
     assert cache.layers[0][:, 3].float().any()
 

@@ -48,7 +48,7 @@ class MemoryFile:
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes of memory that the file takes, whoever maps it; 0 if that is unknown."""
+        """Bytes of memory that the file takes, mapped or not; 0 if that is unknown."""
         try:
             return os.fstat(self.descriptor).st_blocks * 512
         except OSError:

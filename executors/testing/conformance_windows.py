@@ -1,4 +1,4 @@
-"""Conformance cases on KV groups with a window: what lies behind it is not read, whoever has its blocks."""
+"""Conformance cases on KV groups with a window: what lies behind it is not read, though other sequences may have its blocks."""
 
 from __future__ import annotations
 

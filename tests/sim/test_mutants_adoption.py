@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from tests.sim.mutants_adoption import ADOPTION_MUTANTS
-from tests.sim.scenario import draw, simulate
+from tests.sim.scenario import draw, notice
 
 SEEDS = 160
 FIRST = {"newcomers_first": 520, "duplicates_have_no_key": 600, "window_gone_before_the_seals": 100}
@@ -22,12 +22,5 @@ def test_a_mistake_is_noticed(
     caplog.set_level(logging.CRITICAL + 1, "cohort.engine")
     ADOPTION_MUTANTS[name](monkeypatch)
     first = FIRST.get(name, 0)
-    for seed in range(first, first + SEEDS):
-        if not draw(seed).fingerprint:
-            continue
-        try:
-            simulate(seed)
-        except Exception as error:
-            print(f"{name}: seed {seed}: {type(error).__name__}: {error}")
-            return
-    raise AssertionError(f"{SEEDS} seeds do not notice: {ADOPTION_MUTANTS[name].__doc__}")
+    seeds = (seed for seed in range(first, first + SEEDS) if draw(seed).fingerprint)
+    notice(seeds, ADOPTION_MUTANTS[name])

@@ -82,7 +82,7 @@ async def test_a_long_prompt_holds_its_window_and_a_step() -> None:
 
 
 async def test_a_window_pool_is_enough_for_every_slot() -> None:
-    """As many blocks as sizing gives: nobody is preempted, however long the sequences."""
+    """As many blocks as sizing gives: no sequence is preempted, however long."""
     made = windowed(window_blocks=8 * (WINDOW // BLOCK + 2) + 32 // BLOCK + 8)
     async with engine(made, max_num_batched_tokens=32) as core:
         await asyncio.gather(*(answer(core, prompt(60 + seed, seed), 60) for seed in range(8)))

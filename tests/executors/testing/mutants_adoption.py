@@ -41,7 +41,7 @@ class AdoptsFromAnyProgram(_Outliving):
 
 
 @caught_by("what_was_not_adopted_is_gone")
-class KeepsWhatNobodyOffered(_Outliving):
+class KeepsWhatWasNotOffered(_Outliving):
     async def begin_epoch(self, epoch, adopt=None):
         before = self.memories
         adopted = await super().begin_epoch(epoch, adopt)

@@ -160,7 +160,7 @@ def test_an_executor_that_is_killed_again_and_again_is_in_every_story(tmp_path: 
         killer = threading.Thread(target=kill, args=(server,))
         killer.start()
         try:
-            answers = at_once(server, [(prompt(number, 40), 160, "") for number in range(3)])
+            answers = at_once(server, [(prompt(number, 40), 240, "") for number in range(3)])
         finally:
             stop.set()
             killer.join()
@@ -171,7 +171,7 @@ def test_an_executor_that_is_killed_again_and_again_is_in_every_story(tmp_path: 
     running = sorted(found, key=lambda story: story["queue_seconds"])[:2]
     for story in running:
         lost = story["interruptions"]
-        assert lost["count"] == story["resumed"] >= 2, story
+        assert lost["count"] == story["resumed"] == 3, story
         assert lost["causes"] == {"executor_died:signal": lost["count"]}
         assert lost["restart_seconds"] > 0.1 * lost["count"] and lost["recompute_seconds"] > 0
         both = lost["restart_seconds"] + lost["recompute_seconds"]
@@ -179,4 +179,7 @@ def test_an_executor_that_is_killed_again_and_again_is_in_every_story(tmp_path: 
         assert both < story["decode_seconds"] + story["prefill_seconds"]
     [waiting] = [story for story in found if story not in running]
     assert split_is_whole(waiting)
-    assert waiting["waited_for"]["recovery"] > 0.3 and waiting["waited_for"]["slots"] > 1.0
+    # It waited while both ran, so it waited through the same outages, however long a restart takes here.
+    outages = running[0]["interruptions"]["outage_seconds"]
+    assert waiting["waited_for"]["recovery"] == pytest.approx(outages, rel=0.1)
+    assert waiting["waited_for"]["slots"] > 1.0

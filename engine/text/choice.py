@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from engine.request import FinishReason, TokenDelta
 from engine.text.detokenizer import detokenizer
@@ -57,6 +57,8 @@ class ChoiceOptions:
     """End tokens of the model: stopping at one has no `stop_reason`."""
     shown_special: frozenset[int] = frozenset()
     """Special tokens that are shown as text regardless of `skip_special_tokens`."""
+    marks: Mapping[int, str] = field(default_factory=dict)
+    """Texts in place of tokens, for a tokenizer with a byte-level vocabulary."""
     min_tokens: int = 0
     """Number of tokens before a stop string counts: a later token must complete it, but it may begin in their text."""
 
@@ -71,7 +73,8 @@ class Choice:
     """Detokenizes and watches for stop strings. Pure: tokens in, text out.
 
     `context`: ids that the text continues, see `detokenizer`. `ends` takes the text that each token adds, and returns whether
-    the choice ends with that token.
+    the choice ends with that token. `stop_scope` takes the same text and divides it into pieces in which stop strings count
+    (True) and others.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class Choice:
         options: ChoiceOptions,
         context: Sequence[int] = (),
         ends: Callable[[str], bool] | None = None,
+        stop_scope: Callable[[str], Sequence[tuple[str, bool]]] | None = None,
     ) -> None:
         self.index = index
         self.num_tokens = 0
@@ -89,10 +93,11 @@ class Choice:
         self._tokenizer = tokenizer
         self._options = options
         self._detokenizer = detokenizer(
-            tokenizer, options.skip_special_tokens, context, options.shown_special
+            tokenizer, options.skip_special_tokens, context, options.shown_special, options.marks
         )
         self._stops = StopStrings(options.stop, options.include_stop_str_in_output)
         self._ends = ends
+        self._stop_scope = stop_scope if options.stop else None
         self._ended = False
         self._offset = 0
 
@@ -133,7 +138,12 @@ class Choice:
         if self._options.logprobs:
             logprobs.append(self._logprob_text(token, text))
         self._offset += len(text)
-        return self._stops.push(text, ignored=early)
+        if self._stop_scope is None:
+            return self._stops.push(text, ignored=early)
+        pieces = self._stop_scope(text)
+        return "".join(
+            self._stops.push(piece, early) if counts else self._stops.skip(piece) for piece, counts in pieces
+        )
 
     def _logprob_text(self, token: SampledToken, text: str) -> TokenText:
         of, own = self._tokenizer, self._tokenizer.token_text(token.token_id)

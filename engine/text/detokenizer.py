@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from engine.text.tokenizer import Tokenizer
@@ -25,15 +25,19 @@ def detokenizer(
     skip_special_tokens: bool = True,
     context: Sequence[int] = (),
     shown_special: frozenset[int] = frozenset(),
+    marks: Mapping[int, str] | None = None,
 ) -> Detokenizer:
-    """The fastest exact detokenizer for this tokenizer. `shown_special`: special tokens that are not skipped.
+    """The fastest exact detokenizer for this tokenizer. `shown_special`: special tokens that are not skipped. `marks`: texts in
+    place of tokens, which only a tokenizer with a byte-level vocabulary can have.
 
     Without `context` the text begins here: a decoder that strips the first space does so. With `context`, the preceding ids,
     the result is the part of the whole text after the text of `context`.
     """
-    stream: Detokenizer = (ByteDetokenizer if tokenizer.byte_level else StreamDetokenizer)(
-        tokenizer, skip_special_tokens, shown_special
-    )
+    stream: Detokenizer
+    if tokenizer.byte_level:
+        stream = ByteDetokenizer(tokenizer, skip_special_tokens, shown_special, marks)
+    else:
+        stream = StreamDetokenizer(tokenizer, skip_special_tokens, shown_special)
     visible = [i for i in context[-4 * _CONTEXT :] if not (skip_special_tokens and tokenizer.is_special(i))]
     for token_id in visible[-_CONTEXT:]:
         stream.push(token_id)
@@ -45,15 +49,22 @@ class ByteDetokenizer:
     concatenation."""
 
     def __init__(
-        self, tokenizer: Tokenizer, skip_special_tokens: bool, shown_special: frozenset[int] = frozenset()
+        self,
+        tokenizer: Tokenizer,
+        skip_special_tokens: bool,
+        shown_special: frozenset[int] = frozenset(),
+        marks: Mapping[int, str] | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
         self._visible_special = shown_special
+        self._marks = marks or {}
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
         """Text that became certain with this token."""
+        if (mark := self._marks.get(token_id)) is not None:
+            return self.flush() + mark
         if self._skip and self._tokenizer.is_special(token_id) and token_id not in self._visible_special:
             return ""
         return self._utf8.decode(self._tokenizer.token_bytes(token_id))

@@ -9,8 +9,8 @@ from __future__ import annotations
 import secrets
 import weakref
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import numpy as np
@@ -74,9 +74,14 @@ class TextRequest:
     """As in `engine.request.Request`; reported once for each prompt."""
     shown_special: frozenset[int] = frozenset()
     """Special tokens that are shown despite `skip_special_tokens`: notation that a parser of the text needs."""
+    marks: Mapping[int, str] = field(default_factory=dict)
+    """Texts in place of tokens, for a parser of the text: no token spells them. Only for a byte-level vocabulary."""
     ends: Callable[[], Callable[[str], bool]] | None = None
     """Factory, called for each choice, of a function that takes the text of each new token. The choice ends with the token for
     which the function returns True, as with one that completes a stop string."""
+    stop_scope: Callable[[], Callable[[str], Sequence[tuple[str, bool]]]] | None = None
+    """Factory, called for each choice, of a function that divides the text of each new token into pieces, and tells whether stop
+    strings count in each. None: they count everywhere."""
 
 
 @dataclass(slots=True)
@@ -116,7 +121,8 @@ class Generation:
             request.sampling.logprobs is not None,
             end_tokens,
             request.shown_special,
-            request.sampling.min_tokens,
+            min_tokens=request.sampling.min_tokens,
+            marks=request.marks,
         )
         self._stop_token_ids = frozenset(request.stop_token_ids)
         if not request.ignore_eos:
@@ -131,6 +137,7 @@ class Generation:
                 options,
                 prompt[-_CONTEXT:] if request.continues_prompt else (),
                 None if request.ends is None else request.ends(),
+                None if request.stop_scope is None else request.stop_scope(),
             )
             for number, prompt in enumerate(request.prompts)
             for choice in range(request.n)

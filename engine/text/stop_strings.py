@@ -42,6 +42,13 @@ class StopStrings:
         self._pending = text[len(text) - keep :]
         return text[: len(text) - keep]
 
+    def skip(self, text: str) -> str:
+        """Add text in which no stop string counts, and over which none extends; returns the text that may be shown."""
+        if self.matched is not None or not text:
+            return ""
+        self._matched_chars = [0] * len(self._stops)
+        return self.flush() + text
+
     def _advance(self, char: str) -> str | None:
         """Match one more character; returns the longest stop string that it completes, if any."""
         complete: str | None = None

@@ -5,17 +5,60 @@ The engine's deltas go in. Encoders (`chat/encode.py` and its neighbours) make a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from engine.text.generation import TextDelta
+from server.answer.harmony.stops import stop_scope
+from server.answer.harmony.tokens import ThoughtTokens
 from server.answer.notation import ModelNotation
 from server.answer.reasoning import Place, ReasoningParser, ReasoningTokens, Thought
+from server.answer.reasoning.harmony import OPENED
 from server.answer.tools.events import CallArguments, CallBegun, Event
-from server.answer.tools.parser import NoCalls, ToolParser
+from server.answer.tools.harmony_parser import HarmonyParser
+from server.answer.tools.parser import CallParser, NoCalls
 from server.schemas.tool_choice import ToolChoice
 
 Piece = Thought | Event
+StopScope = Callable[[str], list[tuple[str, bool]]]
+"""Type of a function that divides text into pieces, and tells of each whether stop strings count in it."""
+
+
+class AnswerParser(Protocol):
+    """Reads one choice's text as typed parts. One writer: the caller of `push`."""
+
+    @property
+    def plain(self) -> bool:
+        """True if all further text is shown unchanged."""
+
+    @property
+    def num_calls(self) -> int:
+        """Number of calls that have begun."""
+
+    @property
+    def all_finished(self) -> bool:
+        """True if there is at least one call and every call is complete."""
+
+    @property
+    def ended(self) -> bool:
+        """True if the answer ends here, whatever text the model would go on with."""
+
+    def push(self, text: str, last: bool = False, cut_before: str | None = None) -> list[Piece]:
+        """Take more text; `last` marks the end of the choice. Returns the pieces that are certain by now, in order. At the end
+        of a choice that something cut off, text that could still have become notation is dropped: `cut_before` is the text that
+        is known to follow, "" if none is known, None if the model itself ended the choice."""
+
+
+class TokenCounter(Protocol):
+    """Counts the reasoning tokens of one choice."""
+
+    @property
+    def count(self) -> int:
+        """Number of reasoning tokens so far."""
+
+    def push(self, token_ids: Sequence[int]) -> None:
+        """Take more tokens of the choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +87,20 @@ class Reading:
 
     @property
     def ends_itself(self) -> bool:
-        """True if the answer ends with its first call."""
-        return self.calls and not self.choice.several
+        """True if the notation says where the answer ends, be it only with its first call."""
+        return self.notation.is_harmony or (self.calls and not self.choice.several)
 
-    def parsers(self) -> Parsers:
+    def parser(self) -> AnswerParser:
         """For one choice."""
+        if self.notation.is_harmony:
+            return HarmonyParser(
+                self.choice.names,
+                OPENED[self.place],
+                exact=bool(self.notation.marks),
+                calls=self.calls,
+                one_call=self.calls and not self.choice.several,
+                apart=self.notation.reasoning is not None,
+            )
         tools, reasoning = self.notation.tools, self.notation.reasoning
         parser = None
         if tools is not None and self.calls:
@@ -58,26 +110,37 @@ class Reading:
         thinks = None if reasoning is None else ReasoningParser(reasoning, self.place)
         return Parsers(thinks, parser, one_call=self.ends_itself)
 
-    def counter(self) -> ReasoningTokens | None:
+    def counter(self) -> TokenCounter | None:
         """For one choice."""
         reasoning = self.notation.reasoning
-        return None if reasoning is None else ReasoningTokens(reasoning, self.place, self.token_bytes)
+        if reasoning is None:
+            return None
+        if self.notation.is_harmony:
+            return ThoughtTokens(OPENED[self.place], self.token_bytes, self.notation.marks)
+        return ReasoningTokens(reasoning, self.place, self.token_bytes)
 
-    def end_of_first_call(self) -> Callable[[str], bool]:
-        """Function that takes the generated text in pieces and returns whether the first call is complete."""
-        parsers = self.parsers()
+    def end_of_answer(self) -> Callable[[str], bool]:
+        """Function that takes the generated text in pieces and returns whether the answer ends with it."""
+        parser = self.parser()
 
         def ends(text: str) -> bool:
-            parsers.push(text)
-            return parsers.done
+            parser.push(text)
+            return parser.ended
 
         return ends
+
+    @property
+    def stop_scope(self) -> Callable[[], StopScope] | None:
+        """Factory, for each choice, of what tells where stop strings count; None if they count everywhere."""
+        if not self.notation.marks:
+            return None
+        return lambda: stop_scope(OPENED[self.place], self.include_reasoning)
 
 
 class Parsers:
     """Parses reasoning first, then calls in the remaining text. One writer: the caller of `push`."""
 
-    def __init__(self, reasoning: ReasoningParser | None, tools: ToolParser | None, one_call: bool) -> None:
+    def __init__(self, reasoning: ReasoningParser | None, tools: CallParser | None, one_call: bool) -> None:
         self._reasoning = reasoning
         self._tools = tools
         self._one_call = one_call
@@ -98,14 +161,12 @@ class Parsers:
         return self._tools is not None and 0 < self._tools.num_calls == self._tools.num_finished
 
     @property
-    def done(self) -> bool:
+    def ended(self) -> bool:
         """True if no further text is shown: only one call is allowed, and it is complete."""
         return self._one_call and self._tools is not None and self._tools.num_finished > 0
 
     def push(self, text: str, last: bool = False, cut_before: str | None = None) -> list[Piece]:
-        """Take more text; `last` marks the end of the choice. Returns the pieces that are certain by now, in order. At the end
-        of a choice that something cut off, text that could still have become notation is dropped: `cut_before` is the text that
-        is known to follow, "" if none is known, None if the model itself ended the choice."""
+        """As `AnswerParser.push`."""
         if self._reasoning is None:
             pieces: list[Thought | str] = [text]
         else:
@@ -117,15 +178,15 @@ class Parsers:
         out: list[Piece] = []
         for piece in pieces:
             out += [piece] if isinstance(piece, Thought) else self._read(self._tools, piece)
-        if last and not self.done:
+        if last and not self.ended:
             out += self._tools.finish(cut_before)
         return out
 
-    def _read(self, tools: ToolParser, text: str) -> list[Event]:
-        if self.done:
+    def _read(self, tools: CallParser, text: str) -> list[Event]:
+        if self.ended:
             return []
         events = tools.push(text)
-        if not self.done:
+        if not self.ended:
             return events
         # What follows the call in the same token was never asked for.
         of_call = [i for i, event in enumerate(events) if not isinstance(event, str) and event.index == 0]
@@ -154,7 +215,7 @@ class Choice:
         self.stop_reason: str | int | None = None
         """Stop string or stop token that ended it."""
         self._reading = reading
-        self._parsers = reading.parsers()
+        self._parser = reading.parser()
         self._counter = reading.counter()
         self._text: list[str] = []
         self._thoughts: list[str] = []
@@ -164,7 +225,7 @@ class Choice:
     @property
     def plain(self) -> bool:
         """True if all further text is shown unchanged and no token is counted as reasoning."""
-        return self._parsers.plain
+        return self._parser.plain
 
     @property
     def reasoning_tokens(self) -> int:
@@ -174,13 +235,13 @@ class Choice:
     @property
     def calls_complete(self) -> bool:
         """True if there is at least one call and every call so far is complete."""
-        return self._parsers.all_finished
+        return self._parser.all_finished
 
     def pieces(self, delta: TextDelta) -> list[Piece]:
         """The delta's text as typed parts."""
         if self._counter is not None:
             self._counter.push(delta.token_ids)
-        pieces = self._parsers.push(delta.text, delta.finish_reason is not None, self._cut_before(delta))
+        pieces = self._parser.push(delta.text, delta.finish_reason is not None, self._cut_before(delta))
         if self._reading.include_reasoning:
             return pieces
         return [piece for piece in pieces if not isinstance(piece, Thought)]
@@ -199,7 +260,7 @@ class Choice:
     def reason(self, engine_reason: str) -> str:
         """The finish reason: `tool_calls` if every call is complete."""
         # A call that a stop string cut off is not to be carried out.
-        return "tool_calls" if engine_reason == "stop" and self._parsers.all_finished else engine_reason
+        return "tool_calls" if engine_reason == "stop" and self._parser.all_finished else engine_reason
 
     def take(self, delta: TextDelta) -> None:
         """Add a delta to the whole answer."""

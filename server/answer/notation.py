@@ -9,8 +9,11 @@ from typing import Any, Protocol
 import structlog
 
 from server.answer import reasoning
+from server.answer.harmony.marks import MARKS
 from server.answer.reasoning import REASONING, ReasoningNotation
+from server.answer.reasoning.harmony import Channels
 from server.answer.tools import detect, registry
+from server.answer.tools.harmony import Harmony
 from server.answer.tools.hermes import Hermes
 from server.answer.tools.llama3_json import Llama3Json
 from server.answer.tools.notation import ToolNotation
@@ -25,6 +28,8 @@ JSON = "json"
 """Name of the notation of forced calls if the model's own is unknown."""
 _GENERIC = "hermes"
 """Name of the notation that the generic tool prompt describes if no other is known."""
+_HARMONY_CALLS, _HARMONY_REASONING = "openai", "openai_gptoss"
+"""Names of the two notations of Harmony."""
 _SINGLE = "only supports single tool-calls"
 """Part of the message with which Llama 3 templates refuse a second call."""
 
@@ -35,6 +40,9 @@ class _Tokens(Protocol):
     @property
     def added_tokens(self) -> Mapping[str, int]: ...
 
+    @property
+    def byte_level(self) -> bool: ...
+
     def is_special(self, token_id: int) -> bool: ...
 
 
@@ -42,7 +50,8 @@ class _Tokens(Protocol):
 class ModelNotation:
     """`tools` is None if answers are not searched for calls: the operator disabled this, or (with `unknown`) the chat template
     shows tools but no known notation of calls. `tokens`: ids of the notation's literals that are single tokens of the model.
-    `special`: those of them that are special tokens. `single_calls`: the chat template refuses a conversation with two calls
+    `special`: those of them that are special tokens. `marks`: characters in place of tokens of Harmony, by their ids; empty if
+    its literals are no tokens, and are read in the text. `single_calls`: the chat template refuses a conversation with two calls
     in one message, so the model makes at most one."""
 
     tools: ToolNotation | None = field(default_factory=lambda: Hermes("hermes"))
@@ -51,6 +60,14 @@ class ModelNotation:
     special: frozenset[str] = frozenset()
     single_calls: bool = False
     unknown: bool = False
+    marks: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def is_harmony(self) -> bool:
+        """True if answers are messages of Harmony, which one parser reads for reasoning, text and calls."""
+        if self.tools is None:
+            return isinstance(self.reasoning, Channels)
+        return isinstance(self.tools, Harmony)
 
     def special_ids(self, literals: Iterable[str]) -> frozenset[int]:
         """Ids of the literals that are special tokens."""
@@ -87,9 +104,18 @@ def model_notation(
     added = tokenizer.added_tokens
     text = "" if template is None else "\n".join(template.sources.values())
     shows_tools = template is not None and template.shows_tools
+    if reasoning_parser is None:
+        thinks = reasoning.detected(text, added)
+    else:
+        thinks = None if reasoning_parser == NONE else REASONING[reasoning_parser]
     name = tool_parser
     if name is None and template is not None and asks:
         name = detect.detected(template, added)
+    # In Harmony reasoning and calls are messages: where the template shows the one, the model writes the other.
+    if name is None and isinstance(thinks, Channels):
+        name = _HARMONY_CALLS
+    if name == _HARMONY_CALLS and reasoning_parser is None:
+        thinks = REASONING[_HARMONY_REASONING]
     if generic_tools and asks and template is not None and not shows_tools and name != NONE:
         name = name or _GENERIC
         generic = registry.tool_notation(name, text)
@@ -103,16 +129,13 @@ def model_notation(
         and not detect.shows_calls(template)
     ):
         template.writes_calls = tools.written
-    if reasoning_parser is None:
-        thinks = reasoning.detected(text)
-    else:
-        thinks = None if reasoning_parser == NONE else REASONING[reasoning_parser]
     literals = [*(tools.literals if tools else ()), *(thinks.literals if thinks else ())]
     tokens = {one: added[one] for one in literals if one in added}
     special = frozenset(one for one, token_id in tokens.items() if tokenizer.is_special(token_id))
-    notation = ModelNotation(
-        tools, thinks, tokens, special, _SINGLE in text, unknown=shows_tools and name is None
-    )
+    unknown = shows_tools and name is None
+    notation = ModelNotation(tools, thinks, tokens, special, _SINGLE in text, unknown)
+    if notation.is_harmony and tokenizer.byte_level and MARKS.keys() <= tokens.keys():
+        notation = replace(notation, marks={tokens[one]: mark for one, mark in MARKS.items()})
     prompt = ", by the generic tool prompt" if template is not None and template.generic_tools else ""
     log.info(f"tool format {notation.facts['tool_calls']}{prompt}", **notation.facts)
     if notation.unknown:

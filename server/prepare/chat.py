@@ -77,9 +77,10 @@ async def prepare_chat(
         continues_prompt=bool(body.continue_final_message),
         grammar=None if grammar is None else grammar.text,
         prompt_logprobs=body.prompt_logprobs,
-        shown_special=notation.special_ids(reading.literals),
-        ends=reading.end_of_first_call if reading.ends_itself else None,
+        shown_special=frozenset() if notation.marks else notation.special_ids(reading.literals),
+        ends=reading.end_of_answer if reading.ends_itself else None,
     )
+    request = replace(request, marks=notation.marks, stop_scope=reading.stop_scope)
     # Where a schema of a call stands beside it, either may be what the answer could not follow any further.
     either = constraint is not None and any(function.strict for function in choice.functions)
     return PreparedChat(request, reading, None if grammar is None or either else grammar.param, ignored)

@@ -130,14 +130,6 @@ class ReasoningTokens:
         self._counter.push(token_ids)
 
 
-def cut_tag(text: str, cut_before: str | None, *tags: str) -> bool:
-    """Whether a text is the beginning of one of these tags, of which the rest was cut off."""
-    if cut_before is None or not text:
-        return False
-    prefix = text + cut_before
-    return any(one.startswith(prefix) or prefix.startswith(one) for one in tags)
-
-
 def partial(text: str, tag: str) -> int:
     """Number of characters at the end of the text that may begin the tag."""
     if tag[0] not in text[-len(tag) :]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
+from server.answer.harmony.marks import ANALYSIS, CHANNEL, CONSTRAIN, MESSAGE
 from server.answer.reasoning.base import ReasoningNotation
-from server.answer.reasoning.harmony import CHANNEL, MESSAGE, Channels
+from server.answer.reasoning.harmony import Channels
 from server.answer.reasoning.tags import Tags
 
 REASONING: Mapping[str, ReasoningNotation] = {
@@ -28,9 +29,10 @@ other names of "qwen3"."""
 _DETECTED = ("qwen3", "mistral", "seed_oss", "cohere", "gemma4", "thinking", "thought")
 
 
-def detected(template: str) -> ReasoningNotation | None:
-    """The notation that a chat template shows. A template never says that a tag is assumed: the operator does."""
-    if CHANNEL in template and f"analysis{MESSAGE}" in template:
+def detected(template: str, tokens: Container[str] = ()) -> ReasoningNotation | None:
+    """The notation that a chat template shows, or that only the model's added `tokens` show. A template never says that a tag is
+    assumed: the operator does."""
+    if CHANNEL in template and (f"{ANALYSIS}{MESSAGE}" in template or CONSTRAIN in tokens):
         return REASONING["openai_gptoss"]
     for name in _DETECTED:
         notation = REASONING[name]

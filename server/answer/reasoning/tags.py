@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from server.answer.cut_off import cut_tag
 from server.answer.reasoning.base import (
     TAIL,
     Counter,
@@ -19,7 +20,6 @@ from server.answer.reasoning.base import (
     ReasoningNotation,
     Splitter,
     Thought,
-    cut_tag,
     partial,
 )
 from server.grammar.lark import Lark

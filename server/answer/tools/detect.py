@@ -16,6 +16,7 @@ from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from engine.errors import InvalidRequest
+from server.answer.harmony.marks import CONSTRAIN
 from server.answer.tools import deepseek, json_lists, kimi_k2, llama3_json, mistral, pythonic, registry
 from server.answer.tools.events import CallArguments, CallBegun
 from server.templates.message_forms import TOOL
@@ -51,6 +52,7 @@ _TOKENS: Mapping[str, str] = {
     _PHI_CLOSE: "phi4_mini_json",
     pythonic.FORMS["lfm2"].opening: "lfm2",
     kimi_k2.SECTION: "kimi_k2",
+    CONSTRAIN: "openai",
 }
 """Tokens that only one notation has."""
 _REASONING = re.compile(

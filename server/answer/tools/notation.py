@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from server.answer.tools.parser import Functions, ToolParser
+from server.answer.tools.parser import CallParser, Functions
 from server.grammar.lark import TEXT, Lark, spelled
 
 Schema = Mapping[str, Any]
@@ -48,7 +48,7 @@ class ToolNotation(ABC):
         """Literals that may be special tokens of a model; only the parser sees them."""
 
     @abstractmethod
-    def parser(self, functions: Functions, hidden: frozenset[str]) -> ToolParser:
+    def parser(self, functions: Functions, hidden: frozenset[str]) -> CallParser:
         """A parser for one choice."""
 
     @abstractmethod

@@ -17,11 +17,11 @@ import re
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import msgspec
 
-from server.answer.reasoning.base import cut_tag
+from server.answer.cut_off import cut_tag
 from server.answer.tools.events import CallArguments, CallBegun, Event
 
 Result = TypeVar("Result")
@@ -45,6 +45,24 @@ _STRUCTURE = re.compile(r'["{}\[\]]')
 _SCALAR_END = re.compile(r"[\s,\]}]")
 _ESCAPES = {'"': '"', "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 _ARGUMENTS = ("arguments", "parameters")
+
+
+class CallParser(Protocol):
+    """What reads the calls of one choice. One writer: the caller of `push` and `finish`."""
+
+    @property
+    def num_calls(self) -> int:
+        """Number of calls that have begun."""
+
+    @property
+    def num_finished(self) -> int:
+        """Number of calls that are complete."""
+
+    def push(self, text: str) -> list[Event]:
+        """Take more text; returns the events that are certain by now, in order."""
+
+    def finish(self, cut_before: str | None = None) -> list[Event]:
+        """End the choice: as `ToolParser.finish`."""
 
 
 class ToolParser(ABC):

@@ -11,9 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from server.answer.choice import Reading
+from server.answer.harmony.marks import LITERALS
 from server.answer.notation import ModelNotation
 from server.answer.reasoning import REASONING, Place, ReasoningParser, ReasoningTokens, Thought, detected
-from server.answer.reasoning.harmony import LITERALS, Channels
+from server.answer.reasoning.harmony import Channels
 from server.answer.reasoning.tags import Tags
 from server.answer.tools.events import CallArguments, CallBegun
 from server.answer.tools.registry import tool_notation
@@ -71,16 +72,16 @@ def test_tags(name: str) -> None:
         (f"{F}Yes.", [["text", "Yes."]]),
         (f"{A}a{END}{NEXT}{A}b{END}{NEXT}{F}c", [["thought", "a\nb"], ["text", "c"]]),
         (f"{A}a{END}{NEXT}{C}I look.{END}{NEXT}{F}c", [["thought", "a"], ["text", "I look.\nc"]]),
-        (f"{A}a{END}{NEXT}{CALL}{{}}<|call|>", [["thought", "a"], ["text", "<|channel|>commentary to=functions.f<|message|>{}"]]),
-        (" to=functions.f<|channel|>commentary json<|message|>{}", [["text", "<|channel|>commentary to=functions.f<|message|>{}"]]),
+        (f"{A}a{END}{NEXT}{CALL}{{}}<|call|>", [["thought", "a"], ["text", "{}"]]),
+        (" to=functions.f<|channel|>commentary json<|message|>{}", [["text", "{}"]]),
         (f"{A}never closed", [["thought", "never closed"]]),
         (f"{A}a{NEXT}{F}b", [["thought", "a"], ["text", "b"]]),
         (f"{A}a < b <|b{END}", [["thought", "a < b <|b"]]),
         ("Hello <b>", [["text", "Hello <b>"]]),
         (f"Hello{F}Yes", [["text", "Hello\nYes"]]),
-        ("<|channel|>ana", [["text", "ana"]]),
+        ("<|channel|>anal", []),
         ("<|channel|>", []),
-        (f"<|channel|>odd{END}{NEXT}{F}x", [["text", "odd\nx"]]),
+        (f"<|channel|>odd{END}{NEXT}{F}x", [["thought", "odd"], ["text", "x"]]),
         ("tomorrow", [["text", "tomorrow"]]),
         ("to", [["text", "to"]]),
         ("<|channel|>" + "x" * 3000 + f"{END}{NEXT}{F}y", [["text", "x" * 3000 + "\ny"]]),
@@ -174,7 +175,7 @@ def answer_of(pieces: Sequence[str]) -> tuple[str, str, list[list[str]]]:
     """Reasoning, text and calls of gpt-oss' answer, as chat completions reads them."""
     notation = ModelNotation(tool_notation("openai", ""), HARMONY)
     choice = ToolChoice("auto", (Function(0, "f", None, False),))
-    parsers = Reading(notation, choice, Place.UNDECIDED, lambda token_id: b"").parsers()
+    parsers = Reading(notation, choice, Place.UNDECIDED, lambda token_id: b"").parser()
     thoughts, text, calls = "", "", list[list[str]]()
     for number, piece in enumerate(pieces):
         for event in parsers.push(piece, last=number == len(pieces) - 1):

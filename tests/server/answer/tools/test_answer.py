@@ -98,6 +98,6 @@ def test_one_call_ends_where_the_engine_is_told(words: list[str]) -> None:
     reading = Reading(
         model, ToolChoice("auto", functions, False), Place.UNDECIDED, lambda byte: bytes([byte])
     )
-    ends = reading.end_of_first_call()
+    ends = reading.end_of_answer()
     end = next((i for i, char in enumerate(text, 1) if ends(char)), len(text))
     assert answer(reading, [text[:end]]) == answer(reading, [text])

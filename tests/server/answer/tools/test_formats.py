@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from server.answer.tools.events import CallArguments, CallBegun, Event
 from server.answer.tools.parser import MAX_UNCERTAIN
 from server.answer.tools.registry import TOOL_PARSERS, tool_notation
-from tests.server.answer.tools.formats import ARGUMENTS, FUNCTIONS, GLM_WITHOUT_LINES, WRITTEN
+from tests.server.answer.tools.formats import ARGUMENTS, FUNCTIONS, GLM_WITHOUT_LINES, NEVER_SHOWN, WRITTEN
 from tests.server.answer.tools.test_parsers import merged
 from tests.tiers import sweep
 
@@ -76,7 +76,9 @@ def test_calls_as_models_write_them(kind: str) -> None:
     assert decoded(kind, two) == ("", [WEATHER, PING])
     assert decoded(kind, *two) == ("", [WEATHER, PING])
     before = "I look.\n\n"
-    assert decoded(kind, before + one) == ("I look.", [WEATHER])
+    text, calls = decoded(kind, before + one)
+    assert (text.rstrip(), calls) == ("I look.", [WEATHER])
+    assert text == "I look." or kind == NEVER_SHOWN, "a text of its own keeps its end"
     assert decoded(kind, *one, "\n") == ("", [WEATHER])
 
 
@@ -94,10 +96,10 @@ def test_a_call_that_is_cut_off_is_never_complete(kind: str) -> None:
     for end in range(len(one)):
         parser = tool_notation(kind, "[ARGS]").parser(FUNCTIONS, frozenset())
         events = [*parser.push(one[:end]), *parser.finish()]
-        if not parser.num_calls:
+        if not parser.num_calls and kind != NEVER_SHOWN:
             assert "".join(map(str, events)) == one[:end]
         arguments = "".join(event.text for event in events if isinstance(event, CallArguments))
-        if parser.num_finished:
+        if parser.num_finished and not (kind == NEVER_SHOWN and arguments == "{}"):
             assert json.loads(arguments) == ARGUMENTS, one[:end]
 
 
@@ -157,7 +159,7 @@ def check_cuts(kind: str, data: st.DataObject) -> None:
     whole = merged(read(kind, [text]))
     assert merged(read(kind, pieces)) == whole
     assert merged(read(kind, list(text))) == whole
-    if not any(one[0] == "call" for one in whole):
+    if kind != NEVER_SHOWN and not any(one[0] == "call" for one in whole):
         assert "".join(one[1] for one in whole) == text, "nothing is lost when there is no call"
 
 
@@ -324,4 +326,5 @@ def test_long_texts_take_linear_time(kind: str) -> None:
     parsed(kind, *[opening] * 300)
     parsed(kind, *WRITTEN[kind].one.replace("Tomé", "x" * 50_000))
     held = opening + "n" * MAX_UNCERTAIN * 2
-    assert "".join(map(str, read(kind, [held]))) == held
+    shown = "".join(map(str, read(kind, [held])))
+    assert shown == held.removeprefix("<|channel|>") if kind == NEVER_SHOWN else shown == held

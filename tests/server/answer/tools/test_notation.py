@@ -39,6 +39,7 @@ class Tokens:
     """A vocabulary's added tokens; those from 100 on are special."""
 
     added_tokens: dict[str, int] = field(default_factory=dict)
+    byte_level: bool = True
 
     def is_special(self, token_id: int) -> bool:
         return token_id >= 100

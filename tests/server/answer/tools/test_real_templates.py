@@ -24,6 +24,7 @@ import pytest
 
 from engine.errors import InvalidRequest
 from server.answer.choice import Reading
+from server.answer.harmony.marks import marked
 from server.answer.notation import ModelNotation, model_notation
 from server.answer.reasoning import Place, Thought
 from server.answer.tools.events import CallArguments, CallBegun
@@ -62,6 +63,7 @@ class Tokens:
     """A published tokenizer's added tokens; the second part of each value says whether it is special."""
 
     added: dict[str, tuple[int, bool]]
+    byte_level: bool = True
 
     @property
     def added_tokens(self) -> dict[str, int]:
@@ -107,8 +109,9 @@ def content_of(token: Any) -> str:
 def answer(notation: ModelNotation, place: Place, text: str) -> tuple[str, str, list[tuple[str, Any]]]:
     """Reasoning, text and calls, read character by character."""
     choice = ToolChoice("auto", (Function(0, "get_weather", SCHEMA, False),))
-    parsers = Reading(notation, choice, place, lambda token_id: b"").parsers()
+    parsers = Reading(notation, choice, place, lambda token_id: b"").parser()
     thoughts, shown, calls = "", "", list[list[str]]()
+    text = marked(text) if notation.marks else text
     for event in [event for char in text for event in parsers.push(char)] + parsers.push("", last=True):
         match event:
             case Thought(more):

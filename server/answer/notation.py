@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import structlog
 
 from server.answer import reasoning
+from server.answer.harmony.history import history_of
 from server.answer.harmony.marks import MARKS
 from server.answer.reasoning import REASONING, ReasoningNotation
 from server.answer.reasoning.harmony import Channels
@@ -136,6 +137,8 @@ def model_notation(
     notation = ModelNotation(tools, thinks, tokens, special, _SINGLE in text, unknown)
     if notation.is_harmony and tokenizer.byte_level and MARKS.keys() <= tokens.keys():
         notation = replace(notation, marks={tokens[one]: mark for one, mark in MARKS.items()})
+    if notation.is_harmony and template is not None and asks:
+        template.history = history_of(template)
     prompt = ", by the generic tool prompt" if template is not None and template.generic_tools else ""
     log.info(f"tool format {notation.facts['tool_calls']}{prompt}", **notation.facts)
     if notation.unknown:

@@ -11,7 +11,7 @@ import json
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jinja2
 import jinja2.meta
@@ -35,6 +35,19 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names of an assistant's reasoning in templates; the first is the usual one."""
 
 Message = Mapping[str, Any]
+
+
+class History(Protocol):
+    """Brings conversations into a form that a template can show. Modifies nothing."""
+
+    def messages(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """The messages."""
+
+    def tools(self, tools: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        """The tools on offer."""
+
+    def variables(self, variables: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The variables of a request."""
 
 
 class ChatTemplate:
@@ -81,6 +94,8 @@ class ChatTemplate:
         """The prompt for tools if the templates show none. Set once, by model_notation, before anything is served."""
         self.writes_calls: Written | None = None
         """What writes the calls of earlier messages, if the templates show tools and no calls. Set like `generic_tools`."""
+        self.history: History | None = None
+        """What brings conversations into a form of their own before anything else. Set like `generic_tools`."""
         self._reads_system: dict[str, bool] = {}
         self._forms = {
             name: MessageForms(self._renderer(name, None), self._renderer(name, [TOOL]))
@@ -136,6 +151,9 @@ class ChatTemplate:
         converted to the form that the template reads, which is found once by rendering small conversations. A developer's
         message becomes the system's if the template does not know the role."""
         name = self._choose(bool(tools))
+        if self.history is not None:
+            messages, extra = self.history.messages(messages), self.history.variables(extra or {})
+            tools = self.history.tools(tools) if tools else tools
         if name not in self._names_developer:
             messages = [{**one, "role": "system"} if one["role"] == DEVELOPER else one for one in messages]
         if tools and name in self._tools_in_system:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engine.text.generation import TextDelta
-from server.answer.harmony.stops import stop_scope
+from server.answer.harmony.stops import end_of_answer, stop_scope
 from server.answer.harmony.tokens import ThoughtTokens
 from server.answer.notation import ModelNotation
 from server.answer.reasoning import Place, ReasoningParser, ReasoningTokens, Thought
@@ -121,6 +121,8 @@ class Reading:
 
     def end_of_answer(self) -> Callable[[str], bool]:
         """Function that takes the generated text in pieces and returns whether the answer ends with it."""
+        if self.notation.marks and not (self.calls and not self.choice.several):
+            return end_of_answer(OPENED[self.place])
         parser = self.parser()
 
         def ends(text: str) -> bool:
@@ -134,7 +136,7 @@ class Reading:
         """Factory, for each choice, of what tells where stop strings count; None if they count everywhere."""
         if not self.notation.marks:
             return None
-        return lambda: stop_scope(OPENED[self.place], self.include_reasoning)
+        return lambda: stop_scope(self.choice.names, OPENED[self.place], self.include_reasoning)
 
 
 class Parsers:

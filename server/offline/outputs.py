@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.text.generation import TextDelta, TokenText
+from server.answer.harmony.marks import spelled_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class Gathered:
 
     def take(self, delta: TextDelta) -> None:
         """Append a delta of this answer."""
-        self.text.append(delta.text)
+        self.text.append(spelled_out(delta.text))
         self.token_ids += delta.token_ids
         for token in delta.logprobs or ():
             self.logprobs.append(_by_id(token))

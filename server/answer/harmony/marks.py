@@ -28,6 +28,7 @@ MARKS: Mapping[str, str] = {one: chr(_FIRST + number) for number, one in enumera
 LITERAL_OF: Mapping[str, str] = {mark: one for one, mark in MARKS.items()}
 """The literal of each mark."""
 
+_SPELLED = str.maketrans(dict(LITERAL_OF))
 _LITERAL = re.compile("|".join(map(re.escape, LITERALS)))
 _BEGINNINGS = frozenset(one[:length] for one in LITERALS for length in range(1, len(one)))
 _LONGEST = max(map(len, LITERALS)) - 1
@@ -36,6 +37,11 @@ _LONGEST = max(map(len, LITERALS)) - 1
 def marked(text: str) -> str:
     """The text with marks in place of literals."""
     return _LITERAL.sub(lambda match: MARKS[match[0]], text) if "<|" in text else text
+
+
+def spelled_out(text: str) -> str:
+    """The text with literals in place of marks."""
+    return text if text.isascii() else text.translate(_SPELLED)
 
 
 class Spelled:

@@ -68,7 +68,7 @@ class Reader:
         self.kind: Kind | None = None
         """Kind of the message that is being read, None in a header."""
         self.ended = False
-        """Whether the answer has ended: by `<|return|>`, by the end of a call, or because another role has begun to speak."""
+        """Whether the answer has ended: by `<|return|>`, by `<|call|>`, or because another role has begun to speak."""
         self._functions = functions
         self._header = ""
         """Header so far."""
@@ -87,6 +87,8 @@ class Reader:
 
     def push(self, text: str) -> list[Event]:
         """Take more text; returns the events that are certain by now."""
+        if self.kind is not None and text.isascii():  # no mark: the usual case, for every token
+            return [*self._events(), text] if text else []
         for segment in SEGMENTS.findall(text):
             if segment in LITERAL_OF:
                 self._has_marks = True
@@ -136,7 +138,7 @@ class Reader:
         self._out.append(Closed(whole))
 
     def _end_message(self, mark: str) -> None:
-        self.ended |= mark == MARKS[RETURN] or (mark == MARKS[CALL] and self.kind is Kind.CALL)
+        self.ended |= LITERAL_OF[mark] in (RETURN, CALL)
         self._close()
         self._header = mark if mark in _BEGINS else ""
 
@@ -163,13 +165,13 @@ class Reader:
                 self._open(_OUTSIDE)
                 self._out.append(text)
                 self._close()
-            self.ended |= literal == RETURN
+            self.ended |= literal in (RETURN, CALL)
             return
         parts = header.parsed(text, self._functions)
         if parts.channel != FINAL and literal == END and parts.kind is Kind.TEXT:
             # Stray words behind `<|channel|>`, with more messages behind them, are not what the user waits for.
             parts = replace(parts, kind=Kind.REASONING)
-        self.ended |= literal == RETURN or (literal == CALL and parts.kind is Kind.CALL)
+        self.ended |= literal in (RETURN, CALL)
         if parts.kind is Kind.CALL and not parts.rest.startswith("{"):
             return  # no arguments, and so no call
         if parts.rest or parts.kind is Kind.FOREIGN:

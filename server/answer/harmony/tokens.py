@@ -24,6 +24,9 @@ class ThoughtTokens:
     def push(self, token_ids: Sequence[int]) -> None:
         """Take more tokens of the choice."""
         for token_id in token_ids:
+            if self._marks and self._reader.kind is not None and token_id not in self._marks:
+                self.count += self._reader.kind is Kind.REASONING
+                continue
             # The words of headers are ASCII, and a message may be of any characters.
             text = self._marks.get(token_id) or self._raw(token_id).decode("latin-1")
             kind = self._reader.kind

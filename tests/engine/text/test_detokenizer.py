@@ -104,3 +104,16 @@ def test_end_tokens_that_are_no_ids_are_named_and_left(
     tokenizer = load(raw, tmp_path)
     assert tokenizer.eos_token_ids == {*ids, raw.token_to_id("<|end|>")}
     assert [line.partition(" not used")[0] for line in tokenizer.warnings] == named
+
+
+def test_marks_stand_for_tokens(tmp_path: Path) -> None:
+    """They are shown whether or not special tokens are, and end a character that is not complete."""
+    tokenizer = load(byte_level(), tmp_path)
+    special = tokenizer.added_tokens["<|im_end|>"]
+    [first, _] = tokenizer.encode("\u00e9", False)
+    for skip in (True, False):
+        stream = detokenizer(tokenizer, skip, marks={special: "\udb80"})
+        assert [stream.push(one) for one in (*tokenizer.encode("a", False), first, special, special)] == [
+            "a", "", "\ufffd\udb80", "\udb80",
+        ]  # fmt: skip
+        assert stream.flush() == ""

@@ -89,3 +89,14 @@ def test_hostile_stop_strings_cost_little() -> None:
         watch.push("abab")
     assert time.process_time() - began < 0.5  # it was more than a second with a search per push
     assert watch.matched is None
+
+
+def test_text_in_which_no_stop_string_counts() -> None:
+    """It is shown, it completes none, and none extends over it."""
+    stops = StopStrings(["abc"])
+    assert stops.push("xab") == "x"
+    assert stops.skip("c") == "abc" and stops.matched is None
+    assert stops.push("c") == "c" and stops.matched is None
+    assert stops.skip("abc") == "abc" and stops.matched is None
+    assert stops.push("abcd") == "" and stops.matched == "abc"
+    assert stops.skip("more") == ""

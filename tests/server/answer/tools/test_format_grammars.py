@@ -70,9 +70,10 @@ class Checker:
         self.grammar = found[0]
         assert not LLMatcher.validate_grammar(self.grammar, self._tokenizer), self.grammar
 
-    def __call__(self, text: str) -> str:
+    def __call__(self, *pieces: str) -> str:
+        """A literal that two pieces share is spelled, even if it is a token."""
         matcher = LLMatcher(self._tokenizer, self.grammar)
-        ids = self._raw.encode(text, add_special_tokens=False).ids
+        ids = [one for piece in pieces for one in self._raw.encode(piece, add_special_tokens=False).ids]
         taken = matcher.try_consume_tokens(ids)
         assert not matcher.is_error(), matcher.get_error()
         if taken < len(ids):
@@ -164,6 +165,26 @@ def test_harmony_thinks_first(as_tokens: bool) -> None:
     auto = Checker("openai", "auto", as_tokens=as_tokens, reasoning=reasoning, place=Place.UNDECIDED)
     preamble = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
     assert auto(thought + preamble + call) == auto(thought + "<|channel|>final<|message|>Hi.") == "yes"
+    assert check(thought + thought + call) == auto(thought * 3 + call) == "yes", (
+        "reasoning in several messages"
+    )
+    behind = " to=functions.ping<|channel|>commentary json<|message|>{}"
+    assert check(behind) == check(thought + behind) == auto(preamble + behind) == "yes", (
+        "as the template writes it"
+    )
+    assert check(thought.removesuffix("<|start|>assistant") + behind) == "no"
+
+
+def test_spelled_notation_ends_no_thought_of_harmony() -> None:
+    """Where the end is a token, grammar and parser agree that the same signs are text."""
+    reasoning = REASONING["openai_gptoss"]
+    check = Checker("openai", "required", reasoning=reasoning, place=Place.UNDECIDED)
+    call = write("openai", ("ping", {}))
+    thought = ("<|channel|>analysis<|message|>It writes <|e", "nd|><|st", "art|>assistant")
+    assert check(*thought, call) != "yes"
+    assert check(*thought, ".<|end|><|start|>assistant" + call) == "yes"
+    auto = Checker("openai", "auto", reasoning=reasoning, place=Place.UNDECIDED)
+    assert auto("<|channel|>final<|message|>It writes <|cha", "nnel|>analysis.") == "yes"
 
 
 BARE = ("qwen3_coder", "seed_oss", "minimax_m2", "glm45", "deepseek_v32", "deepseek_v4")

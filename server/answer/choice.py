@@ -86,9 +86,9 @@ class Reading:
         return (*(tools.literals if tools and self.calls else ()), *(reasoning.literals if reasoning else ()))
 
     @property
-    def ends_itself(self) -> bool:
-        """True if the notation says where the answer ends, be it only with its first call."""
-        return self.notation.is_harmony or (self.calls and not self.choice.several)
+    def one_call(self) -> bool:
+        """True if the answer ends with its first call."""
+        return self.calls and not self.choice.several
 
     def parser(self) -> AnswerParser:
         """For one choice."""
@@ -98,7 +98,7 @@ class Reading:
                 OPENED[self.place],
                 exact=bool(self.notation.marks),
                 calls=self.calls,
-                one_call=self.calls and not self.choice.several,
+                one_call=self.one_call,
                 apart=self.notation.reasoning is not None,
             )
         tools, reasoning = self.notation.tools, self.notation.reasoning
@@ -108,7 +108,7 @@ class Reading:
         elif hidden := self.hidden & frozenset(self.literals):
             parser = NoCalls(hidden=hidden)  # tags of reasoning that come once more
         thinks = None if reasoning is None else ReasoningParser(reasoning, self.place)
-        return Parsers(thinks, parser, one_call=self.ends_itself)
+        return Parsers(thinks, parser, one_call=self.one_call)
 
     def counter(self) -> TokenCounter | None:
         """For one choice."""
@@ -121,7 +121,7 @@ class Reading:
 
     def end_of_answer(self) -> Callable[[str], bool]:
         """Function that takes the generated text in pieces and returns whether the answer ends with it."""
-        if self.notation.marks and not (self.calls and not self.choice.several):
+        if self.notation.marks and not self.one_call:
             return end_of_answer(OPENED[self.place])
         parser = self.parser()
 

@@ -67,6 +67,7 @@ async def prepare_chat(
         call, state.threads, lambda: chat_grammar(choice, constraint, notation, place)
     ):
         grammar = await _prepared(state, call, model, grammar_and_param, choice, constraint)
+    ends_itself = reading.one_call or (notation.is_harmony and not body.ignore_eos)
     request = text_request(
         request_context(call, prefix, body, model),
         body,
@@ -78,7 +79,7 @@ async def prepare_chat(
         grammar=None if grammar is None else grammar.text,
         prompt_logprobs=body.prompt_logprobs,
         shown_special=frozenset() if notation.marks else notation.special_ids(reading.literals),
-        ends=reading.end_of_answer if reading.ends_itself else None,
+        ends=reading.end_of_answer if ends_itself else None,
     )
     request = replace(request, marks=notation.marks, stop_scope=reading.stop_scope)
     # Where a schema of a call stands beside it, either may be what the answer could not follow any further.

@@ -106,6 +106,15 @@ async def test_the_end_of_a_call_ends_the_answer(served: tuple[House, ReplayCore
     assert (choice["message"]["content"], choice["finish_reason"]) == ("Yes.", "stop")
 
 
+async def test_ends_can_be_ignored(served: tuple[House, ReplayCore]) -> None:
+    """For measurements: then an answer has the number of tokens that a client asks for."""
+    house, core = served
+    play(served, FINAL + CALLED)
+    choice = await asked_both_ways(house, tools=[TOOL], ignore_eos=True, max_tokens=len(core.answers[0]))
+    assert choice["usage"]["completion_tokens"] == len(core.answers[0])
+    assert choice["finish_reason"] == "length" and choice["message"]["content"].startswith(SAID)
+
+
 async def test_messages(served: tuple[House, ReplayCore]) -> None:
     house = play(served, CALLED, CALLED, FINAL)
     body: dict[str, Any] = {

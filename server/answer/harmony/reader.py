@@ -4,7 +4,8 @@ The result is a function of the text alone, not of how it is cut. Text is held b
 
     in a header    until `<|message|>` comes; an end in its place makes what is left of the header the message
     in a message   until one of `<|end|>`, `<|call|>`, `<|return|>`, or the beginning of a header
-    outside        text that no header precedes is a message of text
+    outside        text that no header precedes is a message of text, at the beginning of an answer or at its end; stray text
+                   between two messages is reasoning
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class Reader:
         """End the choice. A header without an end is dropped if something cut the answer off."""
         if self.kind is not None:
             self._close(whole=not is_cut)
-        elif not is_cut:
+        elif not is_cut or _is_stray(self._header):
             self._end_header(RETURN)
         self._header = ""
         return self._events()
@@ -122,7 +123,7 @@ class Reader:
             self._open(header.parsed(self._header, self._functions))
         elif mark in _ENDS:
             self._end_header(LITERAL_OF[mark])
-        elif mark == _START and self._header.strip(_START):
+        elif mark in _BEGINS and (_is_stray(self._header) or (mark == _START and self._header.strip(_START))):
             self._end_header(END)
             self._header = mark
         else:
@@ -144,25 +145,26 @@ class Reader:
 
     def _check_header(self) -> None:
         """Text that can be no header, and a header that is too long, are text."""
-        if not _has_notation(self._header) and not header.may_begin(self._header):
-            text = self._header
-            self._open(_OUTSIDE)
-            self._out.append(text)
+        text, parts = self._header, _OUTSIDE
+        is_long = len(text) > MAX_HEADER
+        if not is_long and (self._has_marks or not _is_stray(text)):
             return
-        if len(self._header) > MAX_HEADER:
-            parts = header.parsed(self._header[: MAX_HEADER + 1], self._functions)
-            text = parts.rest + self._header[MAX_HEADER + 1 :]
-            self._open(parts)
-            if text:
-                self._out.append(text)
+        if _has_notation(text):
+            parts = header.parsed(text[: MAX_HEADER + 1], self._functions)
+            if parts.kind is Kind.CALL:  # of a name that may go on
+                parts = replace(parts, kind=Kind.REASONING)
+            text = parts.rest + text[MAX_HEADER + 1 :]
+        self._open(parts)
+        if text:
+            self._out.append(text)
 
     def _end_header(self, literal: str) -> None:
         """The end of a message, or of the answer, in place of `<|message|>`: what is left of the header is the message."""
         text, self._header = self._header, ""
         if not _has_notation(text):
             # Beside notation, words of a header are a header; a whole answer without notation is text.
-            if not self._has_marks and not text.lstrip().startswith("to=") and text:
-                self._open(_OUTSIDE)
+            if _is_stray(text) or (text and not self._has_marks and not text.lstrip().startswith("to=")):
+                self._open(Header(Kind.REASONING) if literal == END else _OUTSIDE)
                 self._out.append(text)
                 self._close()
             self.ended |= literal in (RETURN, CALL)
@@ -197,6 +199,11 @@ class LineBreaks:
         is_another, self._is_first = self._is_first and kind in self._kinds, False
         self._kinds.add(kind)
         return "\n" if is_another else ""
+
+
+def _is_stray(text: str) -> bool:
+    """Whether a text between messages can be no header."""
+    return not _has_notation(text) and not header.may_begin(text)
 
 
 def _has_notation(text: str) -> bool:

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from server.answer.harmony.marks import LITERAL_OF, LITERALS, marked
 from server.answer.notation import ModelNotation
 from server.answer.reasoning import Place
+from server.answer.tools.parser import NAME
 from tests.server.answer.harmony.messages import (
     EXACT,
     HARMONY,
-    NAMES,
     NEXT,
     Answer,
     Seen,
@@ -115,5 +115,5 @@ def test_any_text_is_read_alike(
         for part in shown(whole):
             assert not any(mark in part for mark in LITERAL_OF)
             assert notation is EXACT or not any(literal in part for literal in LITERALS)
-        assert all(name in NAMES or name.isidentifier() for name, _ in whole.calls)
+        assert all(NAME.fullmatch(name) for name, _ in whole.calls)
         assert mode == "auto" or not whole.calls

@@ -41,7 +41,11 @@ RECORDED = {
     "a recipient and nothing else": ("<|channel|>commentary to=functions.f<|call|>", Seen()),
     "a misspelled channel": ("<|channel|>finalx<|message|>Yes.<|return|>", Seen("", "Yes.")),
     "an unknown channel": ("<|channel|>reply<|message|>Yes.<|return|>", Seen("", "Yes.")),
-    "text between messages": (f"{A}Hm.<|end|>So.{NEXT}{F}Yes.<|return|>", Seen("Hm.", "So.\nYes.")),
+    "the beginning of a beginning": (f"{A}Hm.<|end|><|start|>{NEXT}{F}Yes.<|return|>", Seen("Hm.", "Yes.")),
+    "no channel behind its mark": ("<|channel|><|message|>Yes.<|return|>", Seen("", "Yes.")),
+    "stray tokens": (f"{A}Hm.<|end|> 364 {NEXT}{F}Yes.<|return|>", Seen("Hm.\n 364 ", "Yes.")),
+    "an answer without a header": (f"{A}Hm.<|end|>The answer is 42.", Seen("Hm.", "The answer is 42.")),
+    "text between messages": (f"{A}Hm.<|end|>So.{NEXT}{F}Yes.<|return|>", Seen("Hm.\nSo.", "Yes.")),
     "text without any message": ("The answer is 42.", Seen("", "The answer is 42.")),
     "two calls": (f"{CALL}{ONE}<|end|>{NEXT}<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{{}}<|call|>", Seen(calls=[*X, ("get_weather", "{}")])),
     "two calls, stopped twice": (f"{CALL}{ONE}<|call|>{NEXT}{CALL}{ONE}<|call|>", Seen(calls=X * 2)),
@@ -160,6 +164,8 @@ def test_a_long_header_is_text() -> None:
     long = "x" * 3000
     for start in ("<|channel|>", "<|channel|>final "):
         assert seen_exactly(f"{start}{long}<|end|>{NEXT}{F}Yes.") == Seen("", f"{long}\nYes.")
+    call = seen_exactly(f"<|channel|>commentary to=functions.{long}<|message|>{{}}<|call|>")
+    assert not call.calls and not call.text, "a name of no length that could be one"
     parser = parser_of(HARMONY)
     assert parser.push(f"<|channel|>{long[:MAX_HEADER]}") == [long[:MAX_HEADER]]
     assert seen(["<|channel|>"] * 3000 + ["n"] * 60_000, parser_of(HARMONY)).text

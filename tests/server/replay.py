@@ -1,4 +1,4 @@
-"""A server whose model writes recorded token ids: real text engine and tokenizer, and a core that gives what it is told."""
+"""A server whose model writes recorded token ids: text engine and tokenizer are real, and a core plays the answers."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 base.py       the interface: where an answer begins, how it is split, what its grammar begins with
 tags.py       a block between two tags, such as `<think>` and `</think>`
-harmony.py    gpt-oss: messages on channels
+harmony.py    gpt-oss: messages on channels (server/answer/harmony/)
 registry.py   the notations by name, and detection of a chat template's
 """
 

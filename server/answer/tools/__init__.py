@@ -13,6 +13,8 @@ JSON objects       hermes.py  llama3_json.py  mistral.py  json_lists.py  deepsee
 text between tags  qwen3_coder.py  seed_oss.py  minimax_m2.py  glm45.py  deepseek_v32.py  (base: tagged.py)
 other values       pythonic.py (with python_literals.py)  gemma.py  (base of their grammars: values_grammar.py)
 
+Answers in Harmony are read as a whole by harmony_parser.py: reasoning, text and calls (server/answer/harmony/).
+
 A new format is a new file, a row in registry.py, and its calls in tests/server/answer/tools/formats.py. The tool choice of a
 request is in server/schemas/tool_choice.py, the grammar that forces calls in server/prepare/chat_grammar.py.
 """

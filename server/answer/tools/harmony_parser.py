@@ -6,8 +6,8 @@
     final, another channel, none      text
     another role                      the model goes on with the conversation by itself: nothing of it is shown
 
-Messages of one kind are joined with a line break. If nobody asked for calls, a call's arguments are reasoning: they are neither
-an answer nor to be carried out.
+Messages of one kind are joined with a line break. If the request wants no calls, a call's arguments are reasoning: they are
+neither an answer nor to be carried out.
 """
 
 from __future__ import annotations

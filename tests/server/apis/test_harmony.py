@@ -279,7 +279,7 @@ async def test_stop_strings_count_in_what_a_client_sees(
     assert len(message.get("tool_calls", ())) == calls
     assert choice["finish_reason"] == reason and choice["stop_reason"] == (stop if reason == "stop" else None)
     hidden = await asked_both_ways(house, tools=[TOOL], stop=["m."], include_reasoning=False)
-    assert hidden["finish_reason"] == "tool_calls", "nobody sees the reasoning"
+    assert hidden["finish_reason"] == "tool_calls", "the client does not see the reasoning"
 
 
 async def test_every_length_shows_a_beginning(served: tuple[House, ReplayCore]) -> None:

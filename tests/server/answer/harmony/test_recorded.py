@@ -119,7 +119,7 @@ def test_a_call_that_is_cut_off_is_not_complete() -> None:
         assert parser.all_finished == bool(finished), (text, cut_before)
 
 
-def test_calls_that_nobody_asked_for_are_no_answer() -> None:
+def test_calls_without_an_offer_are_no_answer() -> None:
     """They are neither text for the user, nor to be carried out."""
     text = f"{A}Hm.<|end|>{NEXT}{CALL}{ONE}<|end|>{NEXT}{F}Yes.<|return|>"
     assert seen_exactly(text, mode="none") == Seen(f"Hm.\n{ONE}", "Yes.")

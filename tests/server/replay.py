@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,12 @@ class ReplayCore:
     config: EngineConfig = field(default_factory=EngineConfig)
     max_model_len: int = CONTEXT
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    def play(self, answers: list[Sequence[int]], size: int) -> None:
+        """Begin anew, with these answers in turn."""
+        self.answers, self.size = answers, size
+        self.requests.clear()
+        self.finished.clear()
 
     def call(self) -> Any:
         return nullcontext()
@@ -99,8 +105,8 @@ def byte_tokenizer(folder: Path, special: Sequence[str], eos: str) -> Tokenizer:
     return load(raw, folder, eos)
 
 
-@asynccontextmanager
-async def replaying(tokenizer: Tokenizer, template: str) -> AsyncIterator[tuple[House, ReplayCore]]:
+@contextmanager
+def replaying(tokenizer: Tokenizer, template: str) -> Iterator[tuple[House, ReplayCore]]:
     """A server over a core that replays, with the notation that the template shows."""
     core = ReplayCore()
     source = ChatTemplate(template, {})

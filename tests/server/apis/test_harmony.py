@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -34,9 +34,9 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return byte_tokenizer(tmp_path_factory.mktemp("tokens"), [*LITERALS, "<|endoftext|>"], "<|return|>")
 
 
-@pytest.fixture
-async def served(tokenizer: Tokenizer) -> AsyncIterator[tuple[House, ReplayCore]]:
-    async with replaying(tokenizer, HARMONY) as server:
+@pytest.fixture(scope="module")
+def served(tokenizer: Tokenizer) -> Iterator[tuple[House, ReplayCore]]:
+    with replaying(tokenizer, HARMONY) as server:
         yield server
 
 
@@ -44,7 +44,7 @@ def play(served: tuple[House, ReplayCore], *answers: str, size: int = 1) -> Hous
     """Have the model write these answers, in turn."""
     house, core = served
     assert house.state.model is not None
-    core.answers, core.size = [house.state.model.tokenizer.encode(one, False) for one in answers], size
+    core.play([house.state.model.tokenizer.encode(one, False) for one in answers], size)
     return house
 
 

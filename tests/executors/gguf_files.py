@@ -43,7 +43,7 @@ _EXPERT = re.compile(r"(mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)")
 _EXPERTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
 INTERLEAVED = ("llama", "mistral3", "smollm3", "granite")
 PLUS_ONE = ("gemma", "gemma2", "gemma3")
-AFTER = ("gemma2", "gemma3", "olmo2")
+AFTER = ("gemma2", "gemma3", "olmo2", "exaone4")
 
 
 def interleaved(weights: torch.Tensor, heads: int) -> torch.Tensor:

@@ -444,8 +444,7 @@ def _sliding(fields: Fields, family: Family, count: int, rotated: list[bool]) ->
         case "alternate":
             return [i % 2 == 0 for i in range(count)]
         case "pattern":
-            # transformers 5 saves the pattern with an underscore.
-            interval = fields.natural("_sliding_window_pattern", fields.natural("sliding_window_pattern"))
+            interval = _pattern(fields, family.attention.pattern)
             return [(i + 1) % interval != 0 for i in range(count)]
         case "tail":
             first = fields.get("max_window_layers")
@@ -454,6 +453,13 @@ def _sliding(fields: Fields, family: Family, count: int, rotated: list[bool]) ->
             return [i >= first for i in range(count)]
         case _:
             return [not turned for turned in rotated]
+
+
+def _pattern(fields: Fields, pattern: int | str) -> int:
+    """Return a number, or the value of the field that it names; transformers 5 saves that with an underscore."""
+    if isinstance(pattern, int):
+        return pattern
+    return fields.natural(f"_{pattern}", fields.natural(pattern))
 
 
 def _sparse(fields: Fields, family: Family, count: int) -> list[bool]:

@@ -106,9 +106,10 @@ def read_keys(family: Family) -> frozenset[str]:
         keys |= {"layer_types"}
     if family.attention.window:
         keys |= {"sliding_window"} | ({"layer_types"} if family.attention.window != "all" else set())
-    keys |= {"pattern": {"sliding_window_pattern"}, "tail": {"max_window_layers"}}.get(
-        family.attention.window, set()
-    )
+    if family.attention.window == "tail":
+        keys |= {"max_window_layers"}
+    if family.attention.window == "pattern" and isinstance(family.attention.pattern, str):
+        keys |= {family.attention.pattern}
     if family.attention.rotated:
         keys |= {family.attention.rotated, "no_rope_layer_interval"}
     if family.feed_forward.sparse_layers:
@@ -116,8 +117,10 @@ def read_keys(family: Family) -> frozenset[str]:
     attention, stream = family.attention, family.stream
     keys |= {
         stream.embed_multiplier, stream.residual_multiplier, attention.score_multiplier, stream.logits_divisor,
-        attention.query_scale, attention.attn_softcap, stream.final_softcap, attention.local_theta,
+        attention.query_scale, attention.attn_softcap, stream.final_softcap,
     }  # fmt: skip
+    if isinstance(attention.local_theta, str):
+        keys |= {attention.local_theta}
     return frozenset(keys - {""})
 
 

@@ -220,6 +220,17 @@ _OLMO2: Final = Family(
     ),
     attention=AttentionTraits(qk_norm="full", qkv_bias="attention_bias", o_bias="attention_bias"),
 )
+_OLMO3: Final = replace(
+    _OLMO2,
+    name="olmo3",
+    architectures=("Olmo3ForCausalLM",),
+    body="Olmo3Model",
+    model_types=("olmo3",),
+    nullable=("sliding_window",),
+    defaults={"sliding_window": 4096},
+    # Where config.json has one `rope_theta` for all layers, transformers takes its default for the sliding ones.
+    attention=replace(_OLMO2.attention, window="pattern", pattern=4, theta=500_000.0, local_theta=500_000.0),
+)
 _SMOLLM3: Final = Family(
     name="smollm3",
     architectures=("SmolLM3ForCausalLM",),
@@ -295,7 +306,7 @@ _GPT2: Final = Family(
 
 FAMILIES: Final = (
     _LLAMA, _MISTRAL, _MISTRAL_WITH_IMAGES, _MIXTRAL, _QWEN2, _QWEN3, _QWEN3_MOE, _GEMMA, _GEMMA2, _GEMMA3, _GEMMA3_WITH_IMAGES,
-    _PHI3, _OLMO2, _OLMOE, _SMOLLM3, _GRANITE, _GPT2,
+    _PHI3, _OLMO2, _OLMO3, _OLMOE, _SMOLLM3, _GRANITE, _GPT2,
 )  # fmt: skip
 
 

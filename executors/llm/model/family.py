@@ -21,7 +21,7 @@ NormKind = Literal["rms", "rms1", "layer"]
 """RMS norm; RMS norm that stores its weight minus one and is computed in fp32 (Gemma); LayerNorm with bias."""
 WindowRule = Literal["", "all", "alternate", "pattern", "tail", "nope"]
 """Rule for layers with a sliding window: none; all, whatever `layer_types` says. The others count if `layer_types` is missing:
-the even ones; all but every n-th (the field `sliding_window_pattern`); those from `max_window_layers` on; those without
+the even ones; all but every n-th (`pattern`); those from `max_window_layers` on; those without
 rotation."""
 
 _LAYER: Final = "model.layers.{i}."
@@ -96,10 +96,12 @@ class AttentionTraits:
     """Field with the bound c of c * tanh(score / c)."""
     window: WindowRule = ""
     window_switch: Switch = True
+    pattern: int | str = "sliding_window_pattern"
+    """The n of the rule "pattern", or the field that holds it."""
     rotated: str = ""
     """Field with one integer per layer: 0 for a layer without rotation."""
-    local_theta: str = ""
-    """Field with the rope theta of sliding layers; rope scaling does not apply to them then."""
+    local_theta: float | str = ""
+    """Rope theta of sliding layers, or the field that holds it; rope scaling does not apply to them then."""
     theta: float = 10_000.0
     """Rope theta if config.json names none."""
     partial_rotary: bool = False

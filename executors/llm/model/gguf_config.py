@@ -42,13 +42,14 @@ class Row:
     """One architecture of GGUF. `served`: the Hugging Face architecture that computes it.
 
     `interleaved`: rows of queries and keys are in the order for a rotation of neighbours, not of halves. `plus_one`: the norms
-    are stored plus one. `complete(keys)` sets what missing keys stand for. `fill(keys, values)` reads the keys that only this
-    architecture has.
+    are stored plus one. `variant(keys, row)` returns the row to take instead where the name stands for several models.
+    `complete(keys)` sets what missing keys stand for. `fill(keys, values)` reads the keys that only this architecture has.
     """
 
     served: str
     interleaved: bool = False
     plus_one: bool = False
+    variant: Callable[[GgufKeys, Row], Row] | None = None
     complete: Callable[[GgufKeys], None] | None = None
     fill: Callable[[GgufKeys, dict[str, Any]], None] | None = None
     constants: Mapping[str, Any] = field(default_factory=dict)
@@ -90,8 +91,8 @@ def gguf_config(gguf: GgufFile) -> GgufConfig:
     keys = GgufKeys(gguf, str(arch))
     if row.complete is not None:
         row.complete(keys)
-    if arch in ("llama", "mistral3"):
-        row = _kind_of_llama(keys, row)
+    if row.variant is not None:
+        row = row.variant(keys, row)
     family = family_of(row.served)
     assert family is not None
     biases, own = _biases(gguf), _own(gguf)
@@ -413,6 +414,18 @@ def _kind_of_llama(keys: GgufKeys, row: Row) -> Row:
     return row
 
 
+def _kind_of_olmo2(keys: GgufKeys, row: Row) -> Row:
+    """Return the row for what is called olmo2: OLMo 3 has windows."""
+    return Row("Olmo3ForCausalLM", fill=_olmo3) if keys.get("attention.sliding_window", 0) != 0 else row
+
+
+def _olmo3(keys: GgufKeys, values: dict[str, Any]) -> None:
+    _window_if_given(keys, values)
+    _pattern(keys, values, 4)
+    theta = keys.real("rope.freq_base_swa", values["rope_theta"])
+    values["rope_parameters"] = {"sliding_attention": {"rope_type": "default", "rope_theta": theta}}
+
+
 def _window_if_given(keys: GgufKeys, values: dict[str, Any]) -> None:
     """Read a window for all layers. 0 means none, as does a key that is missing."""
     window = keys.get("attention.sliding_window", 0)
@@ -475,12 +488,19 @@ def _gemma3(keys: GgufKeys, values: dict[str, Any]) -> None:
     values["rope_local_base_freq"] = keys.real("rope.freq_base_swa", 10_000.0)
     for name in ("attn_logit_softcapping", "final_logit_softcapping"):
         values[name] = keys.real(name, 0.0) or None
-    pattern = keys.get("attention.sliding_window_pattern")
-    if isinstance(pattern, list):
-        flags = keys.items("attention.sliding_window_pattern", bool, values["num_hidden_layers"]) or []
-        values["layer_types"] = ["sliding_attention" if flag else "full_attention" for flag in flags]
+    _pattern(keys, values, 6)
+
+
+def _pattern(keys: GgufKeys, values: dict[str, Any], usual: int) -> None:
+    """Read which layers have a window: a flag for each, or the n of which every n-th has none; `usual`: what a missing key
+    stands for."""
+    name, count = "attention.sliding_window_pattern", values["num_hidden_layers"]
+    if isinstance(keys.get(name), list):
+        flags = keys.items(name, bool, count) or []
     else:
-        values["sliding_window_pattern"] = keys.natural("attention.sliding_window_pattern", 6)
+        interval = keys.natural(name, usual)
+        flags = [(i + 1) % interval != 0 for i in range(count)]
+    values["layer_types"] = ["sliding_attention" if flag else "full_attention" for flag in flags]
 
 
 def _granite(keys: GgufKeys, values: dict[str, Any]) -> None:
@@ -498,8 +518,8 @@ def _granite(keys: GgufKeys, values: dict[str, Any]) -> None:
 
 
 _ROWS: Mapping[str, Row] = {
-    "llama": Row("LlamaForCausalLM", interleaved=True),
-    "mistral3": Row("MistralForCausalLM", interleaved=True, fill=_window_if_given),
+    "llama": Row("LlamaForCausalLM", interleaved=True, variant=_kind_of_llama),
+    "mistral3": Row("MistralForCausalLM", interleaved=True, variant=_kind_of_llama, fill=_window_if_given),
     "qwen2": Row("Qwen2ForCausalLM"),
     "qwen3": Row("Qwen3ForCausalLM"),
     "qwen3moe": Row("Qwen3MoeForCausalLM"),
@@ -507,7 +527,7 @@ _ROWS: Mapping[str, Row] = {
     "gemma2": Row("Gemma2ForCausalLM", plus_one=True, fill=_gemma2),
     "gemma3": Row("Gemma3ForCausalLM", plus_one=True, complete=_complete_gemma3, fill=_gemma3),
     "phi3": Row("Phi3ForCausalLM", fill=_window_if_given),
-    "olmo2": Row("Olmo2ForCausalLM"),
+    "olmo2": Row("Olmo2ForCausalLM", variant=_kind_of_olmo2),
     "olmoe": Row("OlmoeForCausalLM"),
     "smollm3": Row("SmolLM3ForCausalLM", interleaved=True, constants={"no_rope_layer_interval": 4}),
     "granite": Row("GraniteForCausalLM", interleaved=True, fill=_granite),

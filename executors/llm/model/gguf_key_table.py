@@ -141,8 +141,6 @@ REFUSED: Final[Mapping[str, Neutral]] = {
 the whole context and a pattern without a window change nothing, either (`gguf_keys.py`)."""
 
 OTHER_MODELS: Final[Mapping[tuple[str, str], str]] = {
-    ("olmo2", "attention.sliding_window"): "olmo3",
-    ("olmo2", "attention.sliding_window_pattern"): "olmo3",
     ("mistral3", "attention.temperature_scale"): "ministral3",
     ("", "attention.causal"): "bert",
 }

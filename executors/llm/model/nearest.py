@@ -25,6 +25,7 @@ EXAMPLES = {
     "Gemma3ForConditionalGeneration": "google/gemma-3-4b-it",
     "Phi3ForCausalLM": "microsoft/Phi-4-mini-instruct",
     "Olmo2ForCausalLM": "allenai/OLMo-2-1124-7B-Instruct",
+    "Olmo3ForCausalLM": "allenai/Olmo-3-7B-Instruct",
     "OlmoeForCausalLM": "allenai/OLMoE-1B-7B-0924-Instruct",
     "SmolLM3ForCausalLM": "HuggingFaceTB/SmolLM3-3B",
     "GraniteForCausalLM": "ibm-granite/granite-3.3-8b-instruct",
@@ -50,9 +51,10 @@ _MIXTRAL, _QWEN2, _QWEN3, _QWEN3_MOE = (
     "Qwen3MoeForCausalLM",
 )
 _GEMMA2, _GEMMA3, _GEMMA3_IMAGES = "Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"
-_PHI3, _OLMO2, _OLMOE, _SMOLLM3 = (
+_PHI3, _OLMO2, _OLMO3, _OLMOE, _SMOLLM3 = (
     "Phi3ForCausalLM",
     "Olmo2ForCausalLM",
+    "Olmo3ForCausalLM",
     "OlmoeForCausalLM",
     "SmolLM3ForCausalLM",
 )
@@ -118,7 +120,7 @@ _ROWS: tuple[tuple[str, str, str], ...] = (
     ("", _LLAMA, "exaone"),
     ("norms behind the layers alone", _QWEN3, "exaone4"),
     (_SHARED, _QWEN3_MOE, "exaonemoe"),
-    ("windows in some layers, rotated otherwise", _OLMO2, "olmo3"),
+    ("", _OLMO3, "olmo3"),
     ("norms without weights", _OLMO2, "olmo"),
     (_STATE, _OLMO2, "olmohybrid"),
     ("", _OLMOE, "olmoe flexolmo"),

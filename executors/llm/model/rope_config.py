@@ -144,7 +144,8 @@ def _by_layer(
     if not scaling and nested[_FULL].get("rope_type") is None and "type" in nested[_FULL]:
         full["rope_type"] = nested[_FULL]["type"]
     full, local = (_with_truncate(one, parameters, notes) for one in (full, nested[_LOCAL]))
-    local_theta = fields.real(family.attention.local_theta)
+    theta = family.attention.local_theta
+    local_theta = fields.real(theta) if isinstance(theta, str) else theta
     return [
         _Source(name, full, fields.real("rope_theta", family.attention.theta), None),
         _Source(f"rope_parameters of {_LOCAL}", local, local_theta, None),

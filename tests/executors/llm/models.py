@@ -155,6 +155,18 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "olmo2": ("Olmo2", {**_BASE, "pad_token_id": 0}),
     "olmo2-no-gqa": ("Olmo2", {**_BASE, "num_key_value_heads": 4, "pad_token_id": 0}),
+    "olmo3-windows-yarn": (
+        "Olmo3",
+        {
+            **_BASE, "num_hidden_layers": 5, "sliding_window": 19, "pad_token_id": 0,
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "yarn", "rope_theta": 500000.0, "factor": 4.0, "original_max_position_embeddings": 64,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500000.0},
+            },
+        },
+    ),
     "smollm3-some-layers-without-rope": (
         "SmolLM3", {**_BASE, "num_hidden_layers": 5, "no_rope_layer_interval": 2, "tie_word_embeddings": True, "pad_token_id": 0},
     ),

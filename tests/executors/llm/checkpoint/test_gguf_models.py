@@ -145,6 +145,17 @@ MODELS: dict[str, tuple[str, dict[str, Any], Metadata, dict[str, list[float]]]] 
         {"rope_factors_long.weight": LONG, "rope_factors_short.weight": SHORT},
     ),
     "olmo2": ("olmo2", _fields("Olmo2ForCausalLM"), {}, {}),
+    "olmo3-yarn": (
+        "olmo2",
+        _fields(
+            "Olmo3ForCausalLM", num_hidden_layers=5, sliding_window=19, rope_theta=500000.0,
+            rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+        ),
+        {
+            "attention.sliding_window": 19, "attention.sliding_window_pattern": [True, True, True, False, True],
+            "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64,
+        }, {},
+    ),
     "granite": (
         "granite",
         _fields(

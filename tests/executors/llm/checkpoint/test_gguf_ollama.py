@@ -109,11 +109,13 @@ YARN = {
         ("qwen2", {"rope_theta": 10_000.0},
          {"rope.freq_base": 0.0, "attention.key_length": 0, "attention.value_length": 0, "rope.dimension_count": 0,
           "rope.scaling.original_context_length": 0}),
-        ("olmo2", {}, {"attention.sliding_window": 256, "attention.sliding_window_pattern": [True, False, True]}),
+        ("olmo2", {"sliding_window": 256, "rope_parameters": {"sliding_attention": {"rope_theta": 10_000.0}},
+                   "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+         {"attention.sliding_window": 256, "attention.sliding_window_pattern": [True, False, True]}),
     ],
 )  # fmt: skip
 def test_other_names_of_keys(tmp_path: Path, arch: str, fields: dict[str, Any], metadata: Metadata):
-    served = {"mistral3": "Mistral", "llama": "Llama", "qwen2": "Qwen2", "olmo2": "Olmo2"}[arch]
+    served = {"mistral3": "Mistral", "llama": "Llama", "qwen2": "Qwen2", "olmo2": "Olmo3"}[arch]
     base = {**MODELS["llama"][1], "architectures": [f"{served}ForCausalLM"], "head_dim": 12, **fields}
     hf, gguf = _served(tmp_path, metadata, base, arch)
 
@@ -124,7 +126,6 @@ def test_other_names_of_keys(tmp_path: Path, arch: str, fields: dict[str, Any], 
     ("arch", "metadata", "message"),
     [
         ("mistral3", {"rope.scaling_beta": 0.1}, "mistral3.rope.scaling_beta 0.1 is not supported"),
-        ("olmo2", {"attention.sliding_window": 8}, "olmo2.attention.sliding_window 8 is not supported"),
         ("llama", {"attention.layer_norm_rms_epsilon": ...}, "field llama.attention.layer_norm_rms_epsilon is missing"),
     ],
 )  # fmt: skip

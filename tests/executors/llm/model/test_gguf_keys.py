@@ -153,9 +153,6 @@ def test_a_value_of_any_kind_has_an_outcome(value: Any):
         ({"llama.hidden_activation": "gelu"}, "llama.hidden_activation gelu is not supported"),
         ({"llama.attention.sliding_window": 8, "llama.attention.sliding_window_pattern": [True, False]},
          "llama.attention.sliding_window_pattern [True, False] is not supported"),
-        ({"general.architecture": "olmo2", "olmo2.attention.sliding_window": 8},
-         "olmo2.attention.sliding_window 8 is not supported for architecture olmo2: it needs windows in some layers, rotated "
-         "otherwise; the nearest that is served is Olmo2ForCausalLM"),
         ({"general.architecture": "mistral3", "mistral3.attention.temperature_scale": 0.1},
          "temperature_scale 0.1 is not supported for architecture mistral3: it needs queries scaled by position; the nearest"),
         ({"llama.attention.causal": False}, "llama: it needs attention in both directions; the nearest that is served is"),

@@ -378,6 +378,8 @@ def _layers(fields: Fields, family: Family, num_ropes: int, notes: list[str]) ->
         )
     rotated = _rotated(fields, family, count) if num_ropes else [False] * count
     sliding = _sliding(fields, family, count, rotated)
+    if family.attention.rotated_windows and fields.get("sliding_window") is not None:
+        rotated = sliding
     window = fields.natural("sliding_window") if any(sliding) else None
     types = fields.get("layer_types")
     if (

@@ -231,6 +231,16 @@ _OLMO3: Final = replace(
     # Where config.json has one `rope_theta` for all layers, transformers takes its default for the sliding ones.
     attention=replace(_OLMO2.attention, window="pattern", pattern=4, theta=500_000.0, local_theta=500_000.0),
 )
+_EXAONE4: Final = Family(
+    name="exaone4",
+    architectures=("Exaone4ForCausalLM",),
+    body="Exaone4Model",
+    model_types=("exaone4",),
+    names=_OLMO2.names,
+    nullable=("sliding_window",),
+    defaults={"sliding_window": 4096, "sliding_window_pattern": 4},
+    attention=AttentionTraits(qk_norm="head", window="pattern", rotated_windows=True),
+)
 _SMOLLM3: Final = Family(
     name="smollm3",
     architectures=("SmolLM3ForCausalLM",),
@@ -306,7 +316,7 @@ _GPT2: Final = Family(
 
 FAMILIES: Final = (
     _LLAMA, _MISTRAL, _MISTRAL_WITH_IMAGES, _MIXTRAL, _QWEN2, _QWEN3, _QWEN3_MOE, _GEMMA, _GEMMA2, _GEMMA3, _GEMMA3_WITH_IMAGES,
-    _PHI3, _OLMO2, _OLMO3, _OLMOE, _SMOLLM3, _GRANITE, _GPT2,
+    _PHI3, _OLMO2, _OLMO3, _OLMOE, _EXAONE4, _SMOLLM3, _GRANITE, _GPT2,
 )  # fmt: skip
 
 

@@ -100,6 +100,8 @@ class AttentionTraits:
     """The n of the rule "pattern", or the field that holds it."""
     rotated: str = ""
     """Field with one integer per layer: 0 for a layer without rotation."""
+    rotated_windows: bool = False
+    """True if only the layers with a window are rotated, unless the model has no window (`sliding_window` is null)."""
     local_theta: float | str = ""
     """Rope theta of sliding layers, or the field that holds it; rope scaling does not apply to them then."""
     theta: float = 10_000.0

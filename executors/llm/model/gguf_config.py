@@ -426,6 +426,18 @@ def _olmo3(keys: GgufKeys, values: dict[str, Any]) -> None:
     values["rope_parameters"] = {"sliding_attention": {"rope_type": "default", "rope_theta": theta}}
 
 
+def _complete_exaone4(keys: GgufKeys) -> None:
+    """Set the windows of the 32B model, which llama.cpp knows by its number of layers."""
+    if keys.get("block_count") == 64:
+        keys.supply("attention.sliding_window", 4096)
+
+
+def _exaone4(keys: GgufKeys, values: dict[str, Any]) -> None:
+    _window_if_given(keys, values)
+    if values["sliding_window"] is not None:
+        _pattern(keys, values, 4)
+
+
 def _window_if_given(keys: GgufKeys, values: dict[str, Any]) -> None:
     """Read a window for all layers. 0 means none, as does a key that is missing."""
     window = keys.get("attention.sliding_window", 0)
@@ -529,6 +541,7 @@ _ROWS: Mapping[str, Row] = {
     "phi3": Row("Phi3ForCausalLM", fill=_window_if_given),
     "olmo2": Row("Olmo2ForCausalLM", variant=_kind_of_olmo2),
     "olmoe": Row("OlmoeForCausalLM"),
+    "exaone4": Row("Exaone4ForCausalLM", complete=_complete_exaone4, fill=_exaone4),
     "smollm3": Row("SmolLM3ForCausalLM", interleaved=True, constants={"no_rope_layer_interval": 4}),
     "granite": Row("GraniteForCausalLM", interleaved=True, fill=_granite),
     "gpt2": Row("GPT2LMHeadModel", constants={"activation_function": "gelu_new"}),

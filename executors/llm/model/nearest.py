@@ -27,6 +27,7 @@ EXAMPLES = {
     "Olmo2ForCausalLM": "allenai/OLMo-2-1124-7B-Instruct",
     "Olmo3ForCausalLM": "allenai/Olmo-3-7B-Instruct",
     "OlmoeForCausalLM": "allenai/OLMoE-1B-7B-0924-Instruct",
+    "Exaone4ForCausalLM": "LGAI-EXAONE/EXAONE-4.0-1.2B",
     "SmolLM3ForCausalLM": "HuggingFaceTB/SmolLM3-3B",
     "GraniteForCausalLM": "ibm-granite/granite-3.3-8b-instruct",
     "GPT2LMHeadModel": "openai-community/gpt2",
@@ -58,7 +59,7 @@ _PHI3, _OLMO2, _OLMO3, _OLMOE, _SMOLLM3 = (
     "OlmoeForCausalLM",
     "SmolLM3ForCausalLM",
 )
-_GRANITE, _GPT2 = "GraniteForCausalLM", "GPT2LMHeadModel"
+_EXAONE4, _GRANITE, _GPT2 = "Exaone4ForCausalLM", "GraniteForCausalLM", "GPT2LMHeadModel"
 
 _ROWS: tuple[tuple[str, str, str], ...] = (
     # What is needed, the nearest that is served, beginnings of names.
@@ -118,7 +119,7 @@ _ROWS: tuple[tuple[str, str, str], ...] = (
     ("an encoder of images and sound before it", _PHI3, "phi4 phi4mm phi4multimodal phi3v"),
     ("routing by sparse mixing", _MIXTRAL, "phimoe phi35moe"),
     ("", _LLAMA, "exaone"),
-    ("norms behind the layers alone", _QWEN3, "exaone4"),
+    ("", _EXAONE4, "exaone4"),
     (_SHARED, _QWEN3_MOE, "exaonemoe"),
     ("", _OLMO3, "olmo3"),
     ("norms without weights", _OLMO2, "olmo"),

@@ -167,6 +167,14 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "exaone4-windows-rotated-alone": ("Exaone4", {**_BASE, "num_hidden_layers": 5, "head_dim": 20, "sliding_window": 19}),
+    "exaone4-no-window-llama3-rope": (
+        "Exaone4",
+        {
+            **_BASE, "sliding_window": None, "layer_types": ["full_attention"] * 3, "tie_word_embeddings": True,
+            "rope_parameters": LLAMA3_ROPE,
+        },
+    ),
     "smollm3-some-layers-without-rope": (
         "SmolLM3", {**_BASE, "num_hidden_layers": 5, "no_rope_layer_interval": 2, "tie_word_embeddings": True, "pad_token_id": 0},
     ),

@@ -156,6 +156,21 @@ MODELS: dict[str, tuple[str, dict[str, Any], Metadata, dict[str, list[float]]]] 
             "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64,
         }, {},
     ),
+    "exaone4-windows": (
+        "exaone4", _fields("Exaone4ForCausalLM", head_dim=12, num_hidden_layers=5, sliding_window=19),
+        {"attention.sliding_window": 19, "attention.sliding_window_pattern": [True, True, True, False, True]}, {},
+    ),
+    "exaone4-rope-freqs": (
+        "exaone4",
+        _fields(
+            "Exaone4ForCausalLM", sliding_window=None, tie_word_embeddings=True, layer_types=["full_attention"] * 3,
+            rope_scaling={
+                "rope_type": "longrope", "factor": 1.0, "original_max_position_embeddings": 256, "attention_factor": 1.0,
+                "short_factor": LONG, "long_factor": LONG,
+            },
+        ),
+        {}, {"rope_freqs.weight": LONG},
+    ),
     "granite": (
         "granite",
         _fields(

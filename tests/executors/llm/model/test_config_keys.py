@@ -39,7 +39,7 @@ CLASSES = {
     "llama": ("Llama",), "mistral": ("Mistral",), "mistral3_text": ("Mistral", "Mistral3"), "mixtral": ("Mixtral",),
     "qwen2": ("Qwen2",), "qwen3": ("Qwen3",), "qwen3_moe": ("Qwen3Moe",), "gemma": ("Gemma",), "gemma2": ("Gemma2",),
     "gemma3": ("Gemma3Text",), "gemma3_text": ("Gemma3Text", "Gemma3"), "phi3": ("Phi3",), "olmo2": ("Olmo2",),
-    "olmo3": ("Olmo3",), "olmoe": ("Olmoe",), "smollm3": ("SmolLM3",), "granite": ("Granite",), "gpt2": ("GPT2",),
+    "olmo3": ("Olmo3",), "olmoe": ("Olmoe",), "exaone4": ("Exaone4",), "smollm3": ("SmolLM3",), "granite": ("Granite",), "gpt2": ("GPT2",),
 }  # fmt: skip
 """Of each family, the last one that of the whole file."""
 ROPE = {"rope_theta": 10000.0, "rope_type": "default"}

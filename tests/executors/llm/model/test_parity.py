@@ -22,7 +22,7 @@ MIXED = (
     "qwen2-window-on-last-layers-yarn", "qwen3-moe", "gemma-one-kv-head", "gemma2-caps-alternating-windows",
     "gemma3-two-ropes", "phi3-window", "olmo2", "smollm3-some-layers-without-rope", "gpt2",
     "mixtral-window-one-kv-head",
-    "olmoe", "olmo3-windows-yarn", "granite", "gemma3-beside-images", "mistral-beside-images",
+    "olmoe", "olmo3-windows-yarn", "exaone4-windows-rotated-alone", "granite", "gemma3-beside-images", "mistral-beside-images",
 )  # fmt: skip
 """At least one shape of every family."""
 
@@ -251,6 +251,9 @@ OLD_FIELDS = {
     "olmo3-windows-yarn": lambda c: {
         **c, "rope_theta": 500000.0, "layer_types": None,
         "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+    },
+    "exaone4-windows-rotated-alone": lambda c: {
+        **c, "layer_types": None, "_sliding_window_pattern": None, "rope_theta": 10000.0,
     },
     "smollm3-some-layers-without-rope": lambda c: {**c, "no_rope_layers": None, "rope_theta": 10000.0},
 }  # fmt: skip

@@ -18,6 +18,7 @@ _SAME_LAYOUT = {
     "llama": ("llama", "mistral", "mixtral", "mistral3_text"),
     "mistral3": ("mistral", "mistral3_text"),
     "gemma3": ("gemma3", "gemma3_text"),
+    "qwen3vl": ("qwen3", "qwen3_vl_text"),
 }
 """Families whose weights have the names and order of an architecture; elsewhere the one family that serves it."""
 

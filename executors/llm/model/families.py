@@ -67,6 +67,22 @@ _QWEN3_MOE: Final = Family(
     ),
     feed_forward=FeedForwardTraits(experts="experts", sparse_layers=True),
 )
+_QWEN3_WITH_IMAGES: Final = replace(
+    _QWEN3,
+    name="qwen3_vl_text",
+    architectures=("Qwen3VLForConditionalGeneration",),
+    body="Qwen3VLModel",
+    model_types=("qwen3_vl",),
+    nested="text_config",
+    nullable=(),
+    defaults={"head_dim": 128},
+    only={"model_type": ("qwen3_vl_text",)},
+    names=TensorNames(other_parts=("*visual.*",)),
+    # Its rotation is in three parts by place in an image, which are one for text.
+    attention=AttentionTraits(
+        qk_norm="head", qkv_bias="attention_bias", o_bias="attention_bias", theta=500_000.0
+    ),
+)
 _MIXTRAL: Final = Family(
     name="mixtral",
     architectures=("MixtralForCausalLM",),
@@ -315,7 +331,7 @@ _GPT2: Final = Family(
 )
 
 FAMILIES: Final = (
-    _LLAMA, _MISTRAL, _MISTRAL_WITH_IMAGES, _MIXTRAL, _QWEN2, _QWEN3, _QWEN3_MOE, _GEMMA, _GEMMA2, _GEMMA3, _GEMMA3_WITH_IMAGES,
+    _LLAMA, _MISTRAL, _MISTRAL_WITH_IMAGES, _MIXTRAL, _QWEN2, _QWEN3, _QWEN3_WITH_IMAGES, _QWEN3_MOE, _GEMMA, _GEMMA2, _GEMMA3, _GEMMA3_WITH_IMAGES,
     _PHI3, _OLMO2, _OLMO3, _OLMOE, _EXAONE4, _SMOLLM3, _GRANITE, _GPT2,
 )  # fmt: skip
 

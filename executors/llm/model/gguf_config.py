@@ -438,6 +438,11 @@ def _exaone4(keys: GgufKeys, values: dict[str, Any]) -> None:
         _pattern(keys, values, 4)
 
 
+def _qwen3vl(keys: GgufKeys, values: dict[str, Any]) -> None:
+    if keys.get("n_deepstack_layers", 0) != 0:  # after which features of images are added: a text has none
+        keys.natural("n_deepstack_layers")
+
+
 def _window_if_given(keys: GgufKeys, values: dict[str, Any]) -> None:
     """Read a window for all layers. 0 means none, as does a key that is missing."""
     window = keys.get("attention.sliding_window", 0)
@@ -534,6 +539,7 @@ _ROWS: Mapping[str, Row] = {
     "mistral3": Row("MistralForCausalLM", interleaved=True, variant=_kind_of_llama, fill=_window_if_given),
     "qwen2": Row("Qwen2ForCausalLM"),
     "qwen3": Row("Qwen3ForCausalLM"),
+    "qwen3vl": Row("Qwen3ForCausalLM", fill=_qwen3vl),
     "qwen3moe": Row("Qwen3MoeForCausalLM"),
     "gemma": Row("GemmaForCausalLM", plus_one=True),
     "gemma2": Row("Gemma2ForCausalLM", plus_one=True, fill=_gemma2),

@@ -19,6 +19,7 @@ EXAMPLES = {
     "MixtralForCausalLM": "mistralai/Mixtral-8x7B-Instruct-v0.1",
     "Qwen2ForCausalLM": "Qwen/Qwen2.5-7B-Instruct",
     "Qwen3ForCausalLM": "Qwen/Qwen3-4B",
+    "Qwen3VLForConditionalGeneration": "Qwen/Qwen3-VL-4B-Instruct",
     "Qwen3MoeForCausalLM": "Qwen/Qwen3-30B-A3B-Instruct-2507",
     "Gemma2ForCausalLM": "google/gemma-2-2b-it",
     "Gemma3ForCausalLM": "google/gemma-3-1b-it",
@@ -45,6 +46,7 @@ _SINKS = "attention sinks"
 _DIFFUSION = "decoding by diffusion"
 _SECTIONS = "rotation in three parts, by place in an image"
 _LLAMA, _MISTRAL, _MISTRAL3 = "LlamaForCausalLM", "MistralForCausalLM", "Mistral3ForConditionalGeneration"
+_QWEN3_IMAGES = "Qwen3VLForConditionalGeneration"
 _MIXTRAL, _QWEN2, _QWEN3, _QWEN3_MOE = (
     "MixtralForCausalLM",
     "Qwen2ForCausalLM",
@@ -73,7 +75,7 @@ _ROWS: tuple[tuple[str, str, str], ...] = (
     ("parts that only its own code describes", _QWEN2, "qwen1 qwenlmhead codeqwen"),
     (_SHARED, _QWEN3_MOE, "qwen2moe qwen15moe"),
     (_SECTIONS, _QWEN2, "qwen2vl qwen25vl qwen25omni"),
-    ("features of images in several layers", _QWEN3, "qwen3vl"),
+    ("", _QWEN3_IMAGES, "qwen3vl"),
     ("features of images in several layers", _QWEN3_MOE, "qwen3vlmoe"),
     ("an encoder of sound", _QWEN2, "qwen2audio"),
     ("an encoder of sound", _QWEN3_MOE, "qwen3omni"),

@@ -147,6 +147,21 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "vision_config": {**VISION, "model_type": "pixtral", "head_dim": 8}, "tie_word_embeddings": False,
         },
     ),
+    "qwen3-beside-images": (
+        "Qwen3VL",
+        {
+            "text_config": {
+                **QWEN3, "rope_parameters": {
+                    "rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 3, 3], "mrope_interleaved": True,
+                },
+            },
+            "vision_config": {
+                "depth": 1, "hidden_size": 16, "intermediate_size": 20, "num_heads": 2, "out_hidden_size": 48,
+                "num_position_embeddings": 16, "deepstack_visual_indexes": [0],
+            },
+            "tie_word_embeddings": True,
+        },
+    ),
     "phi3-window": ("Phi3", {**PHI3, "sliding_window": 33}),
     "phi3-longrope": ("Phi3", {**PHI3, "rope_parameters": LONGROPE, "original_max_position_embeddings": 64}),
     "phi3-partial-rotary": (
@@ -188,7 +203,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 MODEL_CLASSES = {
     "GPT2": "GPT2LMHeadModel", "Gemma3Text": "Gemma3ForCausalLM", "Gemma3": "Gemma3ForConditionalGeneration",
-    "Mistral3": "Mistral3ForConditionalGeneration",
+    "Mistral3": "Mistral3ForConditionalGeneration", "Qwen3VL": "Qwen3VLForConditionalGeneration",
 }  # fmt: skip
 """Where the class is not called <kind>ForCausalLM."""
 

@@ -99,6 +99,10 @@ MODELS: dict[str, tuple[str, dict[str, Any], Metadata, dict[str, list[float]]]] 
         {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64}, {},
     ),
     "qwen3": ("qwen3", _fields("Qwen3ForCausalLM", head_dim=20, tie_word_embeddings=True), {}, {}),
+    "qwen3vl": (
+        "qwen3vl", _fields("Qwen3ForCausalLM", head_dim=20, rope_theta=5000000.0),
+        {"rope.dimension_sections": [4, 3, 3, 0], "n_deepstack_layers": 3}, {},
+    ),
     "qwen3moe": (
         "qwen3moe",
         _fields(

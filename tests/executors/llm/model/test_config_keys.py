@@ -31,13 +31,14 @@ HARMLESS = {
     "the file itself": ("transformers_version",),
     "images": (
         "vision_config", "mm_tokens_per_image", "boi_token_index", "eoi_token_index", "image_token_index",
+        "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id",
         "projector_hidden_act", "vision_feature_layer", "multimodal_projector_bias", "spatial_merge_size",
     ),
 }  # fmt: skip
 """Keys that change no answer to a text, by what they are about."""
 CLASSES = {
     "llama": ("Llama",), "mistral": ("Mistral",), "mistral3_text": ("Mistral", "Mistral3"), "mixtral": ("Mixtral",),
-    "qwen2": ("Qwen2",), "qwen3": ("Qwen3",), "qwen3_moe": ("Qwen3Moe",), "gemma": ("Gemma",), "gemma2": ("Gemma2",),
+    "qwen2": ("Qwen2",), "qwen3": ("Qwen3",), "qwen3_vl_text": ("Qwen3VLText", "Qwen3VL"), "qwen3_moe": ("Qwen3Moe",), "gemma": ("Gemma",), "gemma2": ("Gemma2",),
     "gemma3": ("Gemma3Text",), "gemma3_text": ("Gemma3Text", "Gemma3"), "phi3": ("Phi3",), "olmo2": ("Olmo2",),
     "olmo3": ("Olmo3",), "olmoe": ("Olmoe",), "exaone4": ("Exaone4",), "smollm3": ("SmolLM3",), "granite": ("Granite",), "gpt2": ("GPT2",),
 }  # fmt: skip

@@ -168,6 +168,13 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         "Phi3",
         {**PHI3, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.7}},
     ),
+    "phi4-mini-tied-longrope-of-a-part": (
+        "Phi3",
+        {
+            **PHI3, "hidden_size": 64, "tie_word_embeddings": True, "sliding_window": 255, "original_max_position_embeddings": 64,
+            "partial_rotary_factor": 0.75, "rope_parameters": {**LONGROPE, "partial_rotary_factor": 0.75},
+        },
+    ),
     "olmo2": ("Olmo2", {**_BASE, "pad_token_id": 0}),
     "olmo2-no-gqa": ("Olmo2", {**_BASE, "num_key_value_heads": 4, "pad_token_id": 0}),
     "olmo3-windows-yarn": (

@@ -16,7 +16,7 @@ from tests.executors.llm.driver import Driver, start
 from tests.executors.llm.models import LONGROPE as LONGROPE_FIELDS
 from tests.executors.llm.models import SHAPES
 
-LONGROPE = "phi3-longrope"
+LONGROPES = ("phi3-longrope", "phi4-mini-tied-longrope-of-a-part")
 MIXED = (
     "qwen3-tied-gqa", "qwen3-window-on-last-layers", "llama-biases-llama3-rope", "mistral-window",
     "qwen2-window-on-last-layers-yarn", "qwen3-moe", "gemma-one-kv-head", "gemma2-caps-alternating-windows",
@@ -48,7 +48,7 @@ def prefill(ids, kv, pos_offset: int = 0, logits: LogitsMode = LogitsMode.ALL, *
 
 def length_for(name: str) -> int | None:
     # Stretched, the frequencies of longrope are those of long prompts: transformers changes them with each prompt.
-    return None if name == LONGROPE else ORIGINAL_LENGTH
+    return None if name in LONGROPES else ORIGINAL_LENGTH
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ async def test_a_mixed_batch_of_16_is_one_forward_with_the_same_logits(reference
 async def test_greedy_64_tokens_equal_transformers(reference, record_property, name):
     ref = reference(name)
     executor = await start(ref.path, max_model_len=ORIGINAL_LENGTH)
-    longer = 64 if name == LONGROPE else 0  # all beyond the length at which its frequencies change
+    longer = 64 if name in LONGROPES else 0  # all beyond the length at which its frequencies change
     prompts = [prompt_of(n + longer, ref.vocab_size, n) for n in (1, 7, 20, 33)]
     expected = [ref.greedy(p, 64) for p in prompts]
     for chunk in (1000, 5):
@@ -166,8 +166,9 @@ async def test_dynamic_rope_at_its_default_context_equals_transformers(reference
         assert np.abs(got - ref.logits(ids)).max() < TOLERANCE
 
 
-async def test_longrope_takes_the_factors_of_the_length_that_is_served(reference):
-    ref = reference(LONGROPE)
+@pytest.mark.parametrize("name", LONGROPES)
+async def test_longrope_takes_the_factors_of_the_length_that_is_served(reference, name):
+    ref = reference(name)
     for max_model_len, lengths in ((None, (1, 2, 9, 63, 64)), (ORIGINAL_LENGTH, (65, 100, 256))):
         executor = await start(ref.path, max_model_len=max_model_len)
         assert executor.info().max_model_len == (max_model_len or 64)

@@ -8,7 +8,7 @@
 // Phases are separated by barriers; within one, threads take rows, panels or pieces of attention from a counter. Every row
 // is computed by itself and in one order of sums, so that its result depends neither on other rows nor on threads.
 //
-// RMSNorm: Zhang and Sennrich 2019. Rotary embedding: Su et al. 2021, halves swapped as in Hugging Face's layout.
+// RMSNorm: Zhang and Sennrich 2019. Rotary embedding: Su et al. 2021, of halves as in Hugging Face's layout or of neighbours.
 #pragma once
 
 #include <omp.h>
@@ -32,8 +32,11 @@ struct Layer {
 struct Model {
   int64_t dtype, kind, hidden, heads, kv_heads, head_dim, rotary_dim, inner, activation, num_layers;
   int64_t post_norms;  // whether a layer has one
+  int64_t neighbours;  // whether elements 2 i and 2 i + 1 are rotated together, not i and i + rotary_dim / 2
+  int64_t norm_last;   // whether heads are normed after they are rotated
   const Layer* layers;
   const float* final_norm;
+  const float* query_factors;  // [positions], what queries are multiplied by, or null
   float eps, embed_scale;
 };
 
@@ -78,6 +81,16 @@ inline void rotate(float* x, const float* table, int64_t dim) {
     F a = sub(mul(one, cosine), mul(two, sine)), b = fma(one, sine, mul(two, cosine));
     store_some(x + i, a, left);
     store_some(x + half + i, b, left);
+  }
+}
+
+// The same for elements that are neighbours.
+inline void rotate_neighbours(float* x, const float* table, int64_t dim) {
+  int64_t half = dim / 2;
+  for (int64_t i = 0; i < half; i++) {
+    float one = x[2 * i], two = x[2 * i + 1], cosine = table[i], sine = table[half + i];
+    x[2 * i] = one * cosine - two * sine;
+    x[2 * i + 1] = one * sine + two * cosine;
   }
 }
 
@@ -237,7 +250,7 @@ struct Forward {
     for (int64_t i = 0; i < n; i += W) store_some(out + i, load_some(in + i, n - i), n - i);
   }
 
-  // Norm and rotation of a token's query and key heads; keys and values to their cells.
+  // Norm and rotation of a token's query and key heads, in the family's order; keys and values to their cells.
   void heads(const Layer& layer, const Step& step, void* kv, int64_t t) {
     float* token = qkv + t * qkv_size();
     float *keys = token + q_size(), *values = keys + m.kv_heads * m.head_dim;
@@ -246,9 +259,13 @@ struct Forward {
     for (int64_t h = 0; h < m.heads + m.kv_heads; h++) {
       float* head = token + h * size;
       const float* weight = h < m.heads ? layer.q_norm : layer.k_norm;
-      if (weight) rms_norm(head, head, weight, size, m.eps);
-      if (table) rotate(head, table, m.rotary_dim);
-      if (h < m.heads) narrow(queries + t * q_size() + h * size, head, size);
+      if (weight && !m.norm_last) rms_norm(head, head, weight, size, m.eps);
+      if (table) m.neighbours ? rotate_neighbours(head, table, m.rotary_dim) : rotate(head, table, m.rotary_dim);
+      if (weight && m.norm_last) rms_norm(head, head, weight, size, m.eps);
+      if (h >= m.heads) continue;
+      if (m.query_factors)
+        for (int64_t i = 0; i < size; i++) head[i] *= m.query_factors[c.positions[t]];
+      narrow(queries + t * q_size() + h * size, head, size);
     }
     for (int64_t h = 0; h < m.kv_heads; h++) {
       const float *k = keys + h * size, *v = values + h * size;

@@ -99,6 +99,36 @@ def test_rotate_and_store(
     assert torch.equal(kv.double()[untouched], expected[untouched])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dim", "rotated"), [(64, 64), (80, 24)])
+@pytest.mark.parametrize("norm_last", [False, True])
+def test_rotation_of_neighbours_norms_after_it_and_queries_that_grow(
+    dtype: torch.dtype, dim: int, rotated: int, norm_last: bool
+) -> None:
+    torch.manual_seed(dim)
+    tokens, heads, kv_heads, page = 5, 3, 1, 16
+    qkv = torch.randn(tokens, (heads + 2 * kv_heads) * dim, device=DEVICE).to(dtype)
+    kv = torch.zeros(2, 1, kv_heads, page, dim, dtype=dtype, device=DEVICE)
+    positions, cells = torch.randint(0, 50, (tokens,), device=DEVICE), torch.arange(tokens, device=DEVICE)
+    angles = torch.rand(50, rotated // 2, device=DEVICE) * 6.3
+    table, factors = torch.stack((angles.cos(), angles.sin()), 1), torch.rand(50, device=DEVICE) + 0.5
+    norms = torch.randn(heads + kv_heads, dim, device=DEVICE).to(dtype)
+
+    found = rotate_and_store(
+        qkv, kv, cells, heads, positions=positions, table=table, norms=norms, eps=1e-6, neighbours=True, norm_last=norm_last,
+        query_factors=factors,
+    )  # fmt: skip
+
+    qk = qkv.view(tokens, -1, dim)[:, : heads + kv_heads].double()
+    qk = qk if norm_last else norm(qk, norms, 1e-6, False)
+    turned = torch.view_as_complex(qk[..., :rotated].unflatten(-1, (-1, 2)).contiguous())
+    turned = turned * torch.polar(torch.ones_like(angles), angles)[positions][:, None]
+    qk = torch.cat((torch.view_as_real(turned).flatten(-2), qk[..., rotated:]), -1)
+    qk = norm(qk, norms, 1e-6, False) if norm_last else qk
+    close(found, qk[:, :heads] * factors[positions][:, None, None], dtype)
+    close(kv[0, 0, 0, :tokens], qk[:, heads], dtype)
+
+
 def test_nothing_is_launched_for_no_rows() -> None:
     empty = torch.empty(0, 64, device=DEVICE)
     assert rms_norm(empty, torch.ones(64, device=DEVICE), 1e-6).shape == (0, 64)

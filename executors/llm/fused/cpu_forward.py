@@ -64,9 +64,9 @@ class _Model(ctypes.Structure):
     _fields_ = [
         *((name, I64) for name in (
             "dtype", "kind", "hidden", "heads", "kv_heads", "head_dim", "rotary_dim", "inner", "activation", "num_layers",
-            "post_norms",
+            "post_norms", "neighbours", "norm_last",
         )),
-        ("layers", POINTER), ("final_norm", POINTER), ("eps", _FLOAT), ("embed_scale", _FLOAT),
+        ("layers", POINTER), ("final_norm", POINTER), ("query_factors", POINTER), ("eps", _FLOAT), ("embed_scale", _FLOAT),
     ]  # fmt: skip
 
 
@@ -142,12 +142,15 @@ class CpuForward:
         self._layers = (_Layer * len(layers))(*layers)
         kind = _weights(decoder.layers[0]).qkv.struct.kind
         rotary_dim = config.ropes[0].dim if config.ropes else 0
+        factors = decoder.query_factors
+        self._pointees.append(factors)
         self._model = _Model(
             DTYPES[decoder.dtype], kind, config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim,
             rotary_dim, config.intermediate_size, ACTIVATIONS[config.activation], len(layers),
             int(bool(config.family.names.attn_post_norm or config.family.names.mlp_post_norm)),
-            ctypes.addressof(self._layers), self._floats(decoder, decoder.final_norm.weight), config.norm_eps,
-            decoder.embed_scale,
+            int(any(rope.neighbours for rope in config.ropes)), int(config.family.attention.norm_last),
+            ctypes.addressof(self._layers), self._floats(decoder, decoder.final_norm.weight),
+            None if factors is None else factors.data_ptr(), config.norm_eps, decoder.embed_scale,
         )  # fmt: skip
         self._dtype = decoder.dtype
         self._hidden = config.hidden_size

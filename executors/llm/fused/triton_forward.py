@@ -150,6 +150,8 @@ class TritonForward:
             qkv, to.kv, to.cells, config.num_heads,
             positions=positions, table=None if rope is None else self._decoder.rotary[rope], norms=layer.attention.qk_norm,
             eps=config.norm_eps, plus_one=self._plus_one, kv_scales=to.scales,
+            neighbours=any(one.neighbours for one in config.ropes), norm_last=config.family.attention.norm_last,
+            query_factors=self._decoder.query_factors,
         )  # fmt: skip
         return attend.attend(index, q).view(len(q), -1)
 

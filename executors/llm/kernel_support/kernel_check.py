@@ -48,7 +48,6 @@ from executors.llm.model.fp8 import GROUP, Fp8Weight, narrowed, quantized, widen
 from executors.llm.model.layers.activations import ACTIVATIONS
 from executors.llm.model.layers.mlp import Mlp
 from executors.llm.model.layers.norms import Norm
-from executors.llm.model.rope import rotate
 from executors.llm.sampling.columns import PADDING, SamplingColumns
 from executors.llm.sampling.device_sampler import DeviceSampler, TorchDeviceSampler
 from executors.llm.sampling.device_shaping import RowShaping
@@ -260,7 +259,8 @@ def _rotary(decoder: Decoder, layer: Layer) -> float:
     qkv = draw(_ROWS, (heads + 2 * kv_heads) * dim)
     norms = None if layer.attention.qk_norm is None else draw(heads + kv_heads, dim)
     table = None if layer.config.rope is None else decoder.rotary[layer.config.rope]
-    positions = torch.arange(_ROWS, device=decoder.device).clamp_max_(0 if table is None else len(table) - 1)
+    longest = 1 if table is None else len(table)
+    positions = torch.arange(_ROWS, device=decoder.device) * (longest - 1) // (_ROWS - 1)
     narrow = decoder.kv_dtype is not None
     kv = torch.zeros(
         2, 2, kv_heads, _PAGE, dim, dtype=decoder.kv_dtype or decoder.dtype, device=decoder.device
@@ -271,19 +271,21 @@ def _rotary(decoder: Decoder, layer: Layer) -> float:
     queries = rotate_and_store(
         qkv, kv, cells, heads, positions=positions, table=table, norms=norms, eps=config.norm_eps,
         plus_one=config.family.stream.norm == "rms1", kv_scales=scales,
+        neighbours=any(rope.neighbours for rope in config.ropes),
+        norm_last=config.family.attention.norm_last, query_factors=decoder.query_factors,
     )  # fmt: skip
     parts = qkv.view(_ROWS, -1, dim)
     qk, v = parts[:, :-kv_heads], parts[:, -kv_heads:]
-    if norms is not None:
-        qk = layer.attention.norm_heads(qk, norms)
-    if table is not None:
-        qk = rotate(qk, table.index_select(0, positions))
+    qk = layer.attention.turned(qk, norms, None if table is None else table.index_select(0, positions))
+    q = qk[:, :heads]
+    if decoder.query_factors is not None:
+        q = q * decoder.query_factors[positions][:, None, None]
     expected = torch.zeros_like(plain(kv))
     for side, new, scale in zip(expected, (qk[:, heads:], v), scales, strict=True):
         cached, places = new[:-1], cells[:-1].long()
         stored = plain(narrowed(cached, scale)) if narrow else cached
         side.transpose(1, 2)[places // _PAGE, places % _PAGE] = stored
-    return max(distance(queries, qk[:, :heads]), distance(kv, expected.view(kv.dtype)))
+    return max(distance(queries, q), distance(kv, expected.view(kv.dtype)))
 
 
 def _gated(decoder: Decoder, inner: int) -> float:

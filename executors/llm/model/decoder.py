@@ -33,7 +33,7 @@ from executors.llm.model.linear import (
     padded_rows,
 )
 from executors.llm.model.places import Place
-from executors.llm.model.rope import rotary_table
+from executors.llm.model.rope import query_factors, rotary_table
 from executors.llm.model.rotated_linears import rotate_linears
 from executors.llm.model.stored_transform import StoredMatrix
 from executors.llm.model.stored_weight import StoredEmbedding
@@ -113,6 +113,8 @@ class Decoder:
             self.classifier = torch.empty(config.num_labels, config.hidden_size, dtype=dtype, device=device)
         self._onednn = False
         self.rotary: list[torch.Tensor] = []
+        self.query_factors: torch.Tensor | None = None
+        """What queries are multiplied by, float32 [positions]; None if nothing is."""
         self.matrices: list[StoredMatrix] = []
         """Those of transforms around linear layers that the checkpoint has."""
         if config.transforms is not None:
@@ -212,7 +214,9 @@ class Decoder:
 
     def prepare(self, max_model_len: int) -> None:
         """Build the rotary tables for sequences of at most `max_model_len` tokens. Called before the first forward."""
-        self.rotary = [rotary_table(rope, max_model_len, self.device) for rope in self.config.ropes]
+        ropes = self.config.ropes
+        self.rotary = [rotary_table(rope, max_model_len, self.device) for rope in ropes]
+        self.query_factors = query_factors(ropes[0], max_model_len, self.device) if ropes else None
 
     def fuse(self, forward: FusedForward) -> None:
         """Use `forward` for the layers whenever it supports the attention."""
@@ -246,7 +250,9 @@ class Decoder:
             # Once here rather than in every linear. Nothing reads the rows behind the last token.
             inputs = _padded(inputs, padded)
         rotary = [table.index_select(0, inputs.positions) for table in self.rotary]
-        x, step = self._embedded(inputs), LayerStep(inputs, rotary, self.share)
+        factors = self.query_factors
+        factors = None if factors is None else factors.index_select(0, inputs.positions)
+        x, step = self._embedded(inputs), LayerStep(inputs, rotary, self.share, factors)
         for index, layer in enumerate(self.layers):
             with self.ranges("layer", index):
                 x = layer.forward(x, step)
@@ -349,7 +355,8 @@ class Decoder:
         # A tied embedding that is in memory, beside the packed head that it is.
         embedded = self.config.tied and self.kernels is not None and not self.embed_mapped
         matrices = [one.matrix for one in self.matrices]
-        tensors = [*alone, *self.rotary, *matrices, *([self.embed] if embedded else [])]
+        factors = [] if self.query_factors is None else [self.query_factors]
+        tensors = [*alone, *self.rotary, *factors, *matrices, *([self.embed] if embedded else [])]
         if self.embed_mapped:
             tensors = [tensor for tensor in tensors if tensor is not self.embed]
         num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)

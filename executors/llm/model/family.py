@@ -86,6 +86,8 @@ class AttentionTraits:
 
     qk_norm: Literal["", "head", "full"] = ""
     """RMS norm of queries and keys before rotation: over head_dim of each head, or over all heads together."""
+    norm_last: bool = False
+    """True if the norm of each head comes after rotation."""
     qkv_bias: Switch = False
     o_bias: Switch = False
     score_multiplier: str = ""
@@ -108,6 +110,10 @@ class AttentionTraits:
     """Rope theta if config.json names none."""
     partial_rotary: bool = False
     """True if the family reads `partial_rotary_factor`."""
+    neighbours: bool = False
+    """True if elements 2 j and 2 j + 1 of a head are rotated together, not j and the one half of the rotated elements later."""
+    query_growth: str = ""
+    """Key of the rope object with the beta of `RopeConfig.query_beta`."""
     original_positions: int | None = None
     """Default of `original_max_position_embeddings`; None: the rope object holds it."""
     stretched_positions: bool = False

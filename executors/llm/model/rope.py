@@ -35,14 +35,27 @@ def rotary_table(rope: RopeConfig, length: int, device: torch.device) -> torch.T
     return table
 
 
-def rotate(x: torch.Tensor, table_rows: torch.Tensor) -> torch.Tensor:
+def query_factors(rope: RopeConfig, length: int, device: torch.device) -> torch.Tensor | None:
+    """Return the factor of the queries at each position, float32 [length], see `RopeConfig.query_beta`; None if it is 1."""
+    if not rope.query_beta:
+        return None
+    passed = torch.arange(length, dtype=torch.float64) // rope.original_length
+    return (1.0 + rope.query_beta * torch.log1p(passed)).to(device, torch.float32)
+
+
+def rotate(x: torch.Tensor, table_rows: torch.Tensor, neighbours: bool = False) -> torch.Tensor:
     """Rotate `x` [tokens, heads, head_dim] by each token's row [tokens, 2, dim / 2] of the table, in float32; the result has
-    x's dtype.
+    x's dtype. `neighbours`: see `RopeConfig`.
 
     If dim is less than head_dim, the elements after dim are unchanged.
     """
     half = table_rows.shape[-1]
     cos, sin = table_rows[:, 0:1], table_rows[:, 1:2]
+    if neighbours:
+        pairs, rest = x.float().split((2 * half, x.shape[-1] - 2 * half), -1)
+        one, two = pairs.unflatten(-1, (half, 2)).unbind(-1)
+        turned = torch.stack((one * cos - two * sin, two * cos + one * sin), -1).flatten(-2)
+        return torch.cat((turned, rest), -1).to(x.dtype)
     one, two, rest = x.float().split((half, half, x.shape[-1] - 2 * half), -1)
     return torch.cat((one * cos - two * sin, two * cos + one * sin, rest), -1).to(x.dtype)
 

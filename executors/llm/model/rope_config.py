@@ -15,7 +15,9 @@ from executors.llm.model.fields import Fields
 class RopeConfig:
     """Rotary embedding: `kind` and its numbers, see `rope.py` for their meaning.
 
-    `dim` is the number of rotated elements of a head; `original_length` is the context length before scaling.
+    `dim` is the number of rotated elements of a head; `original_length` is the context length before scaling. `neighbours`:
+    elements 2 j and 2 j + 1 are rotated together, not j and j + dim / 2. `query_beta`: queries at position p are multiplied
+    by 1 + query_beta log(1 + floor(p / original_length)), as in Ministral 3; 0: they are not.
     """
 
     kind: str
@@ -33,6 +35,8 @@ class RopeConfig:
     truncate: bool = True
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
+    neighbours: bool = False
+    query_beta: float = 0.0
 
 
 _READ = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
@@ -50,6 +54,8 @@ _READ_BY = {
 _OF_IMAGES = frozenset({"mrope_section", "mrope_interleaved"})
 """Keys that split the rotation among the axes of images; for text all axes are the same."""
 _FULL, _LOCAL = "full_attention", "sliding_attention"
+_BESIDE_GROWTH = ("original_max_position_embeddings", "max_position_embeddings")
+"""Keys of Ministral 3's rope object: the length from which queries grow, and one that repeats the field beside the object."""
 _BESIDE = "truncate"
 """Key of yarn that is read beside the objects of the layers, not inside them."""
 
@@ -87,7 +93,7 @@ def parse_ropes(fields: Fields, family: Family, max_positions: int, head_dim: in
         sources = _by_layer(fields, family, parameters, scaling, notes)
     else:
         name, values = ("rope_scaling", scaling) if scaling else ("rope_parameters", parameters)
-        if scaling and parameters:
+        if scaling and parameters and parameters != family.defaults.get("rope_parameters"):
             notes.append(
                 "rope_scaling replaces rope_parameters, as in transformers"
                 + _lost_theta(parameters, scaling, fields)
@@ -176,13 +182,15 @@ def _parse(
             f"{fields.where}: {source.name} of type {kind!r} is not supported; supported: {supported}"
         )
     theta = _checked_theta(numbers.real("rope_theta", source.theta), fields.where)
-    read = _READ | _OF_IMAGES | _READ_BY.get(kind, set())
+    growth = family.attention.query_growth
+    read = _READ | _OF_IMAGES | _READ_BY.get(kind, set()) | ({growth, *_BESIDE_GROWTH} if growth else set())
     unread = sorted(name for name, value in source.values.items() if name not in read and value is not None)
     if unread:
         notes.append(f"{source.name}: {', '.join(unread)} not used: rope of type {kind} has no such key")
     original = source.original or numbers.natural("original_max_position_embeddings", max_positions)
     dim = _rotary_dim(fields, numbers, family, kind, head_dim, notes)
-    rope = RopeConfig(kind, theta, original, dim)
+    beta = numbers.real(growth) if growth else 0.0
+    rope = RopeConfig(kind, theta, original, dim, neighbours=family.attention.neighbours, query_beta=beta)
     if kind == "default":
         return rope
     attention = numbers.get("attention_factor")

@@ -90,12 +90,24 @@ class Attention(Sublayer):
             qkv = torch.cat((*share.normed((self.q_norm, self.k_norm), (q, k)), v), -1)
         heads = qkv.view(-1, c.num_heads + 2 * c.num_kv_heads, c.head_dim)
         qk, v = heads[:, : -c.num_kv_heads], heads[:, -c.num_kv_heads :]
-        if self.qk_norm is not None:
-            qk = self.norm_heads(qk, self.qk_norm)
-        if self.rope is not None:
-            qk = rotate(qk, step.rotary[self.rope])
-        out = step.inputs.attend(self.cache_index, qk[:, : c.num_heads], qk[:, c.num_heads :], v)
+        qk = self.turned(qk, self.qk_norm, None if self.rope is None else step.rotary[self.rope])
+        q = qk[:, : c.num_heads]
+        if step.query_factors is not None:
+            q = (q * step.query_factors[:, None, None]).to(q.dtype)
+        out = step.inputs.attend(self.cache_index, q, qk[:, c.num_heads :], v)
         return share.product(self.o, out.reshape(-1, c.q_size), adapters, "attention")
+
+    def turned(
+        self, qk: torch.Tensor, norms: torch.Tensor | None, table_rows: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Norm and rotate queries and keys [T, heads, head_dim], in the family's order. `norms` [heads, head_dim], `table_rows`:
+        see `rotate`; None: they are not normed, or not rotated."""
+        last = self.config.family.attention.norm_last
+        if norms is not None and not last:
+            qk = self.norm_heads(qk, norms)
+        if self.rope is not None and table_rows is not None:
+            qk = rotate(qk, table_rows, self.config.ropes[self.rope].neighbours)
+        return self.norm_heads(qk, norms) if norms is not None and last else qk
 
     def norm_heads(self, qk: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """RMS norm of [T, heads, head_dim] over head_dim; `weight` [heads, head_dim]."""

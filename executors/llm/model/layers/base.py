@@ -41,11 +41,13 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class LayerStep:
-    """A step as a layer sees it. `rotary`: for each rope of the model, the rows of its table at the tokens' positions."""
+    """A step as a layer sees it. `rotary`: for each rope of the model, the rows of its table at the tokens' positions.
+    `query_factors`: float32 [T], what their queries are multiplied by; None if nothing is."""
 
     inputs: ForwardInput
     rotary: list[torch.Tensor]
     share: Share
+    query_factors: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

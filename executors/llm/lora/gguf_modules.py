@@ -16,7 +16,7 @@ from executors.lora import LoraFile, Module
 
 _SAME_LAYOUT = {
     "llama": ("llama", "mistral", "mixtral", "mistral3_text"),
-    "mistral3": ("mistral", "mistral3_text"),
+    "mistral3": ("mistral", "mistral3_text", "ministral3", "ministral3_text"),
     "gemma3": ("gemma3", "gemma3_text"),
     "qwen3vl": ("qwen3", "qwen3_vl_text"),
 }

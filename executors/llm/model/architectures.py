@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from executors.contract.errors import ConfigError
-from executors.llm.model.families import FAMILIES, family_of, supported_architectures
+from executors.llm.model.families import FAMILIES, families_of, family_of, supported_architectures
 from executors.llm.model.family import Family
 from executors.llm.model.nearest import advice
 
@@ -24,7 +24,8 @@ def find_family(values: dict[str, Any], where: str) -> tuple[str, Family, list[s
 
     The name of a body (`Qwen3Model`) selects the model with a head of the same family, and so does a `model_type` if
     `architectures` is empty. The name of a classifier (`Qwen3ForSequenceClassification`) stays, for `is_classifier` to judge. A
-    head for another task is refused, because the output of that head is the purpose of such a model.
+    head for another task is refused, because the output of that head is the purpose of such a model. Of families with one
+    architecture, the `model_type` inside the nested object decides.
     """
     architectures, model_type = values.get("architectures"), values.get("model_type")
     if architectures is None or architectures == [] or architectures == [None]:
@@ -35,16 +36,24 @@ def find_family(values: dict[str, Any], where: str) -> tuple[str, Family, list[s
             raise ConfigError(
                 f"{where}: field architectures {fault}; supported: {supported_architectures()}{beside}"
             )
-        return family.architectures[0], family, []
+        return family.architectures[0], _by_what_is_nested(family, values), []
     if not isinstance(architectures, list):
         raise ConfigError(f"{where}: architectures is {str(architectures)[:80]!r}; a list of names is needed")
     for architecture in architectures:
         family = _served(architecture)
         if family is not None:
+            family = _by_what_is_nested(family, values)
             keeps_name = architecture in family.architectures or is_classifier(architecture)
             served = architecture if keeps_name else family.architectures[0]
             return served, family, _mismatch(served, family, model_type)
     raise ConfigError(_refusal(str(architectures[0])[:80], where))
+
+
+def _by_what_is_nested(family: Family, values: dict[str, Any]) -> Family:
+    inner = values.get(family.nested) if family.nested else None
+    kind = inner.get("model_type") if isinstance(inner, dict) else None
+    rivals = families_of(family.architectures[0])
+    return next((one for one in rivals if kind in one.only.get("model_type", ())), family)
 
 
 def is_classifier(architecture: str) -> bool:

@@ -27,6 +27,20 @@ _MISTRAL: Final = Family(
     defaults={"sliding_window": 4096},
     attention=AttentionTraits(window="all"),
 )
+_MINISTRAL3: Final = Family(
+    name="ministral3",
+    architectures=("Ministral3ForCausalLM",),
+    body="Ministral3Model",
+    model_types=("ministral3",),
+    defaults={
+        "head_dim": 128,
+        "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 1_000_000.0, "factor": 16.0, "original_max_position_embeddings": 16_384,
+            "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+        },
+    },
+    attention=AttentionTraits(window="all", query_growth="llama_4_scaling_beta"),
+)  # fmt: skip
 _QWEN2: Final = Family(
     name="qwen2",
     architectures=("Qwen2ForCausalLM",),
@@ -209,6 +223,17 @@ _MISTRAL_WITH_IMAGES: Final = replace(
     only={"model_type": ("mistral",)},
     names=replace(_MISTRAL.names, other_parts=_IMAGES),
 )
+_MINISTRAL3_WITH_IMAGES: Final = replace(
+    _MINISTRAL3,
+    name="ministral3_text",
+    architectures=_MISTRAL_WITH_IMAGES.architectures,
+    body=_MISTRAL_WITH_IMAGES.body,
+    model_types=_MISTRAL_WITH_IMAGES.model_types,
+    nested="text_config",
+    defaults={**_MINISTRAL3.defaults, "tie_word_embeddings": True},
+    only={"model_type": ("ministral3",)},
+    names=_MISTRAL_WITH_IMAGES.names,
+)
 _PHI3: Final = Family(
     name="phi3",
     architectures=("Phi3ForCausalLM",),
@@ -331,16 +356,21 @@ _GPT2: Final = Family(
 )
 
 FAMILIES: Final = (
-    _LLAMA, _MISTRAL, _MISTRAL_WITH_IMAGES, _MIXTRAL, _QWEN2, _QWEN3, _QWEN3_WITH_IMAGES, _QWEN3_MOE, _GEMMA, _GEMMA2, _GEMMA3, _GEMMA3_WITH_IMAGES,
+    _LLAMA, _MISTRAL, _MISTRAL_WITH_IMAGES, _MINISTRAL3, _MINISTRAL3_WITH_IMAGES, _MIXTRAL, _QWEN2, _QWEN3, _QWEN3_WITH_IMAGES, _QWEN3_MOE, _GEMMA, _GEMMA2, _GEMMA3, _GEMMA3_WITH_IMAGES,
     _PHI3, _OLMO2, _OLMO3, _OLMOE, _EXAONE4, _SMOLLM3, _GRANITE, _GPT2,
 )  # fmt: skip
 
 
 def family_of(architecture: str) -> Family | None:
-    """Return the family of an `architectures` entry, or None if there is no row for it."""
-    return next((family for family in FAMILIES if architecture in family.architectures), None)
+    """Return the family of an `architectures` entry, the first if there are several; None if there is no row for it."""
+    return next(iter(families_of(architecture)), None)
+
+
+def families_of(architecture: str) -> tuple[Family, ...]:
+    """Return the families of an `architectures` entry: several where what a nested object describes may differ."""
+    return tuple(family for family in FAMILIES if architecture in family.architectures)
 
 
 def supported_architectures() -> str:
     """List all supported architectures, for messages."""
-    return ", ".join(name for family in FAMILIES for name in family.architectures)
+    return ", ".join(dict.fromkeys(name for family in FAMILIES for name in family.architectures))

@@ -405,13 +405,25 @@ def _floats(keys: GgufKeys, name: str, count: int) -> list[float]:
 
 
 def _kind_of_llama(keys: GgufKeys, row: Row) -> Row:
-    """Return the row for what is called llama, and may be Mixtral or Mistral."""
+    """Return the row for what is called llama or mistral3, and may be Mixtral, Mistral or Ministral 3."""
     if keys.get("expert_count", 0) not in (0, 1):
         return Row("MixtralForCausalLM", interleaved=True, fill=_window_if_given)
     keys.name("expert_count"), keys.name("expert_used_count")  # 0 or 1: without experts
+    if keys.arch == "mistral3" and keys.real("attention.temperature_scale", 0.0) != 0.0:
+        return Row("Ministral3ForCausalLM", interleaved=True, fill=_ministral3)
     if keys.has("attention.sliding_window"):
         return Row("MistralForCausalLM", interleaved=True, fill=_window_if_given)
     return row
+
+
+def _ministral3(keys: GgufKeys, values: dict[str, Any]) -> None:
+    _window_if_given(keys, values)
+    original = keys.natural("rope.scaling.original_context_length", values["max_position_embeddings"])
+    values["rope_scaling"] = {
+        **values.get("rope_scaling", {"rope_type": "default"}),
+        "original_max_position_embeddings": original,
+        "llama_4_scaling_beta": keys.real("attention.temperature_scale"),
+    }
 
 
 def _kind_of_olmo2(keys: GgufKeys, row: Row) -> Row:

@@ -141,7 +141,6 @@ REFUSED: Final[Mapping[str, Neutral]] = {
 the whole context and a pattern without a window change nothing, either (`gguf_keys.py`)."""
 
 OTHER_MODELS: Final[Mapping[tuple[str, str], str]] = {
-    ("mistral3", "attention.temperature_scale"): "ministral3",
     ("", "attention.causal"): "bert",
 }
 """Models that converters write under the name of another architecture, by that name ("": any) and a refused key that only they

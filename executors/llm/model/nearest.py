@@ -16,6 +16,7 @@ EXAMPLES = {
     "LlamaForCausalLM": "meta-llama/Llama-3.1-8B-Instruct",
     "MistralForCausalLM": "mistralai/Mistral-7B-Instruct-v0.3",
     "Mistral3ForConditionalGeneration": "mistralai/Mistral-Small-3.2-24B-Instruct-2506",
+    "Ministral3ForCausalLM": "mistralai/Devstral-2-123B-Instruct-2512",
     "MixtralForCausalLM": "mistralai/Mixtral-8x7B-Instruct-v0.1",
     "Qwen2ForCausalLM": "Qwen/Qwen2.5-7B-Instruct",
     "Qwen3ForCausalLM": "Qwen/Qwen3-4B",
@@ -45,6 +46,7 @@ _ALIBI = "scores with a bias by distance (ALiBi)"
 _SINKS = "attention sinks"
 _DIFFUSION = "decoding by diffusion"
 _SECTIONS = "rotation in three parts, by place in an image"
+_MINISTRAL3 = "Ministral3ForCausalLM"
 _LLAMA, _MISTRAL, _MISTRAL3 = "LlamaForCausalLM", "MistralForCausalLM", "Mistral3ForConditionalGeneration"
 _QWEN3_IMAGES = "Qwen3VLForConditionalGeneration"
 _MIXTRAL, _QWEN2, _QWEN3, _QWEN3_MOE = (
@@ -129,7 +131,7 @@ _ROWS: tuple[tuple[str, str, str], ...] = (
     ("", _OLMOE, "olmoe flexolmo"),
     ("norms of queries and keys behind their rotation", _QWEN3, "hunyuan hunyuandense hunyuanvl"),
     (_SHARED, _QWEN3_MOE, "hunyuanmoe hunyuanv1moe hyv3"),
-    ("queries scaled by position", _MISTRAL3, "ministral3"),
+    ("", _MINISTRAL3, "ministral3"),
     ("windows in some layers", _MISTRAL, "ministral"),
     ("", _MISTRAL, "mistral"),
     ("", _MISTRAL3, "mistral3"),

@@ -59,6 +59,12 @@ LONGROPE = {
     "rope_type": "longrope", "rope_theta": 1000.0, "original_max_position_embeddings": 64,
     "short_factor": [1.0, 1.1, 1.3, 1.5, 1.7, 2.0], "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 6.0],
 }  # fmt: skip
+# As published, but for lengths: queries grow from 32 tokens on.
+MINISTRAL_ROPE = {
+    "type": "yarn", "rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 32,
+    "max_position_embeddings": 256, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}  # fmt: skip
 
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-tied-gqa": ("Qwen3", QWEN3),
@@ -160,6 +166,16 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
                 "num_position_embeddings": 16, "deepstack_visual_indexes": [0],
             },
             "tie_word_embeddings": True,
+        },
+    ),
+    "ministral3-growing-queries": ("Ministral3", {**_BASE, "head_dim": 12, "rope_parameters": MINISTRAL_ROPE}),
+    "ministral3-beside-images": (
+        "Mistral3",
+        {
+            "text_config": {
+                **_BASE, "model_type": "ministral3", "head_dim": 12, "rope_parameters": MINISTRAL_ROPE, "eos_token_id": None,
+            },
+            "vision_config": {**VISION, "model_type": "pixtral", "head_dim": 8}, "tie_word_embeddings": False,
         },
     ),
     "phi3-window": ("Phi3", {**PHI3, "sliding_window": 33}),

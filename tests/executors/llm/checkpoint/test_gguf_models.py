@@ -86,6 +86,20 @@ MODELS: dict[str, tuple[str, dict[str, Any], Metadata, dict[str, list[float]]]] 
             "rope.scaling.yarn_beta_fast": 16.0, "rope.scaling.yarn_beta_slow": 2.0, "rope.scaling.yarn_log_multiplier": 0.5,
         }, {},
     ),
+    "ministral3": (
+        "mistral3",
+        _fields(
+            "Ministral3ForCausalLM", head_dim=12,
+            rope_parameters={
+                "rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 16,
+                "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.25,
+            },
+        ),
+        {
+            "rope.scaling.type": "yarn", "rope.scaling.factor": 8.0, "rope.scaling.original_context_length": 16,
+            "rope.scaling.yarn_log_multiplier": 1.0, "attention.temperature_scale": 0.25,
+        }, {},
+    ),
     "mixtral": (
         "llama", _fields("MixtralForCausalLM", num_local_experts=6, num_experts_per_tok=2, sliding_window=None),
         {"expert_count": 6, "expert_used_count": 2}, {},

@@ -125,7 +125,7 @@ def test_other_names_of_keys(tmp_path: Path, arch: str, fields: dict[str, Any], 
 @pytest.mark.parametrize(
     ("arch", "metadata", "message"),
     [
-        ("mistral3", {"rope.scaling_beta": 0.1}, "mistral3.rope.scaling_beta 0.1 is not supported"),
+        ("llama", {"rope.scaling_beta": 0.1}, "llama.rope.scaling_beta 0.1 is not supported"),
         ("llama", {"attention.layer_norm_rms_epsilon": ...}, "field llama.attention.layer_norm_rms_epsilon is missing"),
     ],
 )  # fmt: skip

@@ -37,7 +37,8 @@ HARMLESS = {
 }  # fmt: skip
 """Keys that change no answer to a text, by what they are about."""
 CLASSES = {
-    "llama": ("Llama",), "mistral": ("Mistral",), "mistral3_text": ("Mistral", "Mistral3"), "mixtral": ("Mixtral",),
+    "llama": ("Llama",), "mistral": ("Mistral",), "mistral3_text": ("Mistral", "Mistral3"), "ministral3": ("Ministral3",),
+    "ministral3_text": ("Ministral3", "Mistral3"), "mixtral": ("Mixtral",),
     "qwen2": ("Qwen2",), "qwen3": ("Qwen3",), "qwen3_vl_text": ("Qwen3VLText", "Qwen3VL"), "qwen3_moe": ("Qwen3Moe",), "gemma": ("Gemma",), "gemma2": ("Gemma2",),
     "gemma3": ("Gemma3Text",), "gemma3_text": ("Gemma3Text", "Gemma3"), "phi3": ("Phi3",), "olmo2": ("Olmo2",),
     "olmo3": ("Olmo3",), "olmoe": ("Olmoe",), "exaone4": ("Exaone4",), "smollm3": ("SmolLM3",), "granite": ("Granite",), "gpt2": ("GPT2",),
@@ -53,6 +54,8 @@ BASES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {**BASE, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8},
     "mixtral": {**BASE, "num_local_experts": 4, "num_experts_per_tok": 2},
     "olmoe": {**BASE, "num_experts": 4, "num_experts_per_tok": 2},
+    "ministral3": {**BASE, "rope_parameters": {**ROPE, "llama_4_scaling_beta": 0.1}},
+    "ministral3_text": {**BASE, "rope_parameters": {**ROPE, "llama_4_scaling_beta": 0.1}},
     "phi3": {**BASE, "rope_parameters": {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}},
 }  # fmt: skip
 OTHER: dict[str, Any] = {
@@ -86,6 +89,8 @@ def _fields(kind: str) -> set[str]:
 
 def _of(family: Family, inner: dict[str, Any], outer: dict[str, Any] | None = None) -> dict[str, Any]:
     values = {"architectures": [family.architectures[0]]}
+    if family.nested:  # of which some stand for several families
+        inner = {"model_type": family.only["model_type"][0], **inner}
     return {**values, family.nested: inner, **(outer or {})} if family.nested else {**values, **inner}
 
 

@@ -23,7 +23,7 @@ MIXED = (
     "gemma3-two-ropes", "phi3-window", "olmo2", "smollm3-some-layers-without-rope", "gpt2",
     "mixtral-window-one-kv-head",
     "olmoe", "olmo3-windows-yarn", "exaone4-windows-rotated-alone", "granite", "gemma3-beside-images", "mistral-beside-images",
-    "qwen3-beside-images",
+    "qwen3-beside-images", "ministral3-growing-queries", "ministral3-beside-images",
 )  # fmt: skip
 """At least one shape of every family."""
 

@@ -32,7 +32,8 @@ _STEMS = {
 }  # fmt: skip
 _AFTER = {
     "post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
-    "post_feedforward_layernorm": "post_ffw_norm",
+    "post_feedforward_layernorm": "post_ffw_norm", "post_self_attn_layernorm": "post_attention_norm",
+    "post_mlp_layernorm": "post_ffw_norm",
 }  # fmt: skip
 """Names of norms in families with a norm behind attention."""
 _WHOLE = {
@@ -43,7 +44,7 @@ _EXPERT = re.compile(r"(mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)")
 _EXPERTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
 INTERLEAVED = ("llama", "mistral3", "smollm3", "granite")
 PLUS_ONE = ("gemma", "gemma2", "gemma3")
-AFTER = ("gemma2", "gemma3", "olmo2", "exaone4")
+AFTER = ("gemma2", "gemma3", "olmo2", "exaone4", "glm4")
 
 
 def interleaved(weights: torch.Tensor, heads: int) -> torch.Tensor:
@@ -70,6 +71,8 @@ def converted(
             continue
         else:
             stems = {**_STEMS, **(_AFTER if arch in AFTER else {})}
+            if arch == "glm4":
+                stems |= {"post_attention_layernorm": "ffn_norm"}
             new = f"blk.{layer[1]}.{stems[layer[2]]}.{part}"
         if arch in INTERLEAVED and ".attn_q." in new:
             tensor = interleaved(tensor, heads)

@@ -248,6 +248,19 @@ _PHI3: Final = Family(
         rope_aliases={"su": "longrope", "yarn": "longrope"},
     ),
 )
+_GLM4: Final = Family(
+    name="glm4",
+    architectures=("Glm4ForCausalLM",),
+    body="Glm4Model",
+    model_types=("glm4",),
+    names=TensorNames(
+        attn_post_norm=_LAYER + "post_self_attn_layernorm",
+        mlp_post_norm=_LAYER + "post_mlp_layernorm",
+        gate_up=_LAYER + "mlp.gate_up_proj",
+    ),
+    defaults={"attention_bias": True, "head_dim": 128, "partial_rotary_factor": 0.5},
+    attention=AttentionTraits(qkv_bias="attention_bias", partial_rotary=True, neighbours=True),
+)
 _OLMO2: Final = Family(
     name="olmo2",
     architectures=("Olmo2ForCausalLM",),
@@ -357,7 +370,7 @@ _GPT2: Final = Family(
 
 FAMILIES: Final = (
     _LLAMA, _MISTRAL, _MISTRAL_WITH_IMAGES, _MINISTRAL3, _MINISTRAL3_WITH_IMAGES, _MIXTRAL, _QWEN2, _QWEN3, _QWEN3_WITH_IMAGES, _QWEN3_MOE, _GEMMA, _GEMMA2, _GEMMA3, _GEMMA3_WITH_IMAGES,
-    _PHI3, _OLMO2, _OLMO3, _OLMOE, _EXAONE4, _SMOLLM3, _GRANITE, _GPT2,
+    _PHI3, _GLM4, _OLMO2, _OLMO3, _OLMOE, _EXAONE4, _SMOLLM3, _GRANITE, _GPT2,
 )  # fmt: skip
 
 

@@ -307,6 +307,8 @@ def _rotation(keys: GgufKeys, family: Family, values: Mapping[str, Any]) -> dict
     if dim != head_dim:
         # Half an element more: the share is multiplied by head_dim again, and cut to an integer.
         settings["partial_rotary_factor"] = (dim + 0.5) / head_dim
+    elif "partial_rotary_factor" in family.defaults:
+        settings["partial_rotary_factor"] = 1.0
     scaling = _scaling(keys, family, dim, values["max_position_embeddings"])
     return settings | ({"rope_scaling": scaling} if scaling else {})
 
@@ -455,6 +457,13 @@ def _qwen3vl(keys: GgufKeys, values: dict[str, Any]) -> None:
         keys.natural("n_deepstack_layers")
 
 
+def _glm4(keys: GgufKeys, values: dict[str, Any]) -> None:
+    """Refuse the text part of models with images, whose rows converters reorder for a rotation of halves."""
+    sections = keys.get("rope.dimension_sections", 0)
+    if sections != 0 and sections != [0] * len(sections if isinstance(sections, list) else ()):
+        keys.refuse("rope.dimension_sections", "none: rotation in three parts is not supported for glm4")
+
+
 def _window_if_given(keys: GgufKeys, values: dict[str, Any]) -> None:
     """Read a window for all layers. 0 means none, as does a key that is missing."""
     window = keys.get("attention.sliding_window", 0)
@@ -557,6 +566,7 @@ _ROWS: Mapping[str, Row] = {
     "gemma2": Row("Gemma2ForCausalLM", plus_one=True, fill=_gemma2),
     "gemma3": Row("Gemma3ForCausalLM", plus_one=True, complete=_complete_gemma3, fill=_gemma3),
     "phi3": Row("Phi3ForCausalLM", fill=_window_if_given),
+    "glm4": Row("Glm4ForCausalLM", fill=_glm4),
     "olmo2": Row("Olmo2ForCausalLM", variant=_kind_of_olmo2),
     "olmoe": Row("OlmoeForCausalLM"),
     "exaone4": Row("Exaone4ForCausalLM", complete=_complete_exaone4, fill=_exaone4),

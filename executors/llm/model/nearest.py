@@ -26,6 +26,7 @@ EXAMPLES = {
     "Gemma3ForCausalLM": "google/gemma-3-1b-it",
     "Gemma3ForConditionalGeneration": "google/gemma-3-4b-it",
     "Phi3ForCausalLM": "microsoft/Phi-4-mini-instruct",
+    "Glm4ForCausalLM": "zai-org/GLM-4-9B-0414",
     "Olmo2ForCausalLM": "allenai/OLMo-2-1124-7B-Instruct",
     "Olmo3ForCausalLM": "allenai/Olmo-3-7B-Instruct",
     "OlmoeForCausalLM": "allenai/OLMoE-1B-7B-0924-Instruct",
@@ -63,7 +64,7 @@ _PHI3, _OLMO2, _OLMO3, _OLMOE, _SMOLLM3 = (
     "OlmoeForCausalLM",
     "SmolLM3ForCausalLM",
 )
-_EXAONE4, _GRANITE, _GPT2 = "Exaone4ForCausalLM", "GraniteForCausalLM", "GPT2LMHeadModel"
+_EXAONE4, _GRANITE, _GPT2, _GLM4 = "Exaone4ForCausalLM", "GraniteForCausalLM", "GPT2LMHeadModel", "Glm4ForCausalLM"
 
 _ROWS: tuple[tuple[str, str, str], ...] = (
     # What is needed, the nearest that is served, beginnings of names.
@@ -107,7 +108,8 @@ _ROWS: tuple[tuple[str, str, str], ...] = (
     (_LATENT, _QWEN3_MOE, "deepseek2 deepseek3 deepseek32 deepseek4 deepseekv deepseekocr glmdsa glmmoedsa glm4moelite glm5"
                           " axk kimi kimik2 dots3 longcat mistral4 mistrallarge4 hyv4 hunyuanv4 youtu"),
     (f"{_LATENT} and {_STATE}", _QWEN3_MOE, "kimilinear bailinghybrid bailingmoe25"),
-    ("rotation of neighbours in half of a head", _QWEN3, "glm glm4 chatglm glmedge"),
+    ("rotation of neighbours in half of a head", _GLM4, "glm chatglm glmedge"),
+    ("", _GLM4, "glm4"),
     (_SECTIONS, _QWEN3, "glm4v glmocr glm46v"),
     (_SHARED, _QWEN3_MOE, "glm4moe glm4vmoe"),
     ("short convolutions with a state", _QWEN3, "lfm"),

@@ -191,6 +191,17 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "partial_rotary_factor": 0.75, "rope_parameters": {**LONGROPE, "partial_rotary_factor": 0.75},
         },
     ),
+    "glm4-neighbours-of-half-a-head": ("Glm4", {**_BASE, "head_dim": 20, "pad_token_id": 0}),
+    "glm4-yarn-no-biases-tied": (
+        "Glm4",
+        {
+            **_BASE, "head_dim": 16, "pad_token_id": 0, "attention_bias": False, "tie_word_embeddings": True,
+            "rope_parameters": {
+                "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64,
+                "partial_rotary_factor": 1.0,
+            },
+        },
+    ),
     "olmo2": ("Olmo2", {**_BASE, "pad_token_id": 0}),
     "olmo2-no-gqa": ("Olmo2", {**_BASE, "num_key_value_heads": 4, "pad_token_id": 0}),
     "olmo3-windows-yarn": (

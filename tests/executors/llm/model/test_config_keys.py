@@ -40,7 +40,7 @@ CLASSES = {
     "llama": ("Llama",), "mistral": ("Mistral",), "mistral3_text": ("Mistral", "Mistral3"), "ministral3": ("Ministral3",),
     "ministral3_text": ("Ministral3", "Mistral3"), "mixtral": ("Mixtral",),
     "qwen2": ("Qwen2",), "qwen3": ("Qwen3",), "qwen3_vl_text": ("Qwen3VLText", "Qwen3VL"), "qwen3_moe": ("Qwen3Moe",), "gemma": ("Gemma",), "gemma2": ("Gemma2",),
-    "gemma3": ("Gemma3Text",), "gemma3_text": ("Gemma3Text", "Gemma3"), "phi3": ("Phi3",), "olmo2": ("Olmo2",),
+    "gemma3": ("Gemma3Text",), "gemma3_text": ("Gemma3Text", "Gemma3"), "phi3": ("Phi3",), "glm4": ("Glm4",), "olmo2": ("Olmo2",),
     "olmo3": ("Olmo3",), "olmoe": ("Olmoe",), "exaone4": ("Exaone4",), "smollm3": ("SmolLM3",), "granite": ("Granite",), "gpt2": ("GPT2",),
 }  # fmt: skip
 """Of each family, the last one that of the whole file."""
@@ -101,6 +101,8 @@ def _other(family: Family, key: str, base: dict[str, Any]) -> Any:
         return {"full_attention": {"rope_theta": 77.0}}
     if key in OTHER:
         return OTHER[key]
+    if isinstance(family.defaults.get(key), bool):
+        return not family.defaults[key]
     if key in base:
         return base[key] * 2
     known = {"n_inner": 77, "original_max_position_embeddings": 64}

@@ -295,6 +295,16 @@ _EXAONE4: Final = Family(
     defaults={"sliding_window": 4096, "sliding_window_pattern": 4},
     attention=AttentionTraits(qk_norm="head", window="pattern", rotated_windows=True),
 )
+_HUNYUAN: Final = Family(
+    name="hunyuan_v1_dense",
+    architectures=("HunYuanDenseV1ForCausalLM",),
+    body="HunYuanDenseV1Model",
+    model_types=("hunyuan_v1_dense",),
+    names=TensorNames(q_norm=_LAYER + "self_attn.query_layernorm", k_norm=_LAYER + "self_attn.key_layernorm"),
+    attention=AttentionTraits(
+        qk_norm="head", norm_last=True, qkv_bias="attention_bias", o_bias="attention_bias", static_alpha=True
+    ),
+)
 _SMOLLM3: Final = Family(
     name="smollm3",
     architectures=("SmolLM3ForCausalLM",),
@@ -370,7 +380,7 @@ _GPT2: Final = Family(
 
 FAMILIES: Final = (
     _LLAMA, _MISTRAL, _MISTRAL_WITH_IMAGES, _MINISTRAL3, _MINISTRAL3_WITH_IMAGES, _MIXTRAL, _QWEN2, _QWEN3, _QWEN3_WITH_IMAGES, _QWEN3_MOE, _GEMMA, _GEMMA2, _GEMMA3, _GEMMA3_WITH_IMAGES,
-    _PHI3, _GLM4, _OLMO2, _OLMO3, _OLMOE, _EXAONE4, _SMOLLM3, _GRANITE, _GPT2,
+    _PHI3, _GLM4, _OLMO2, _OLMO3, _OLMOE, _EXAONE4, _HUNYUAN, _SMOLLM3, _GRANITE, _GPT2,
 )  # fmt: skip
 
 

@@ -119,6 +119,8 @@ class AttentionTraits:
     stretched_positions: bool = False
     """True if `max_position_embeddings` is the length after scaling, for every kind of rope."""
     rope_kinds: tuple[str, ...] = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+    static_alpha: bool = False
+    """True if rope of type dynamic with a key `alpha` means a theta that is multiplied by a power of it, and nothing else."""
     rope_aliases: Mapping[str, str] = field(default_factory=dict)
     """Other names for kinds of rope."""
 

@@ -464,6 +464,15 @@ def _glm4(keys: GgufKeys, values: dict[str, Any]) -> None:
         keys.refuse("rope.dimension_sections", "none: rotation in three parts is not supported for glm4")
 
 
+def _hunyuan(keys: GgufKeys, values: dict[str, Any]) -> None:
+    """Read alpha. llama.cpp's converter writes a freq_base that is stretched by it instead, and no alpha."""
+    alpha = keys.real("rope.scaling.alpha", 0.0)
+    if alpha > 0.0:
+        if "rope_scaling" in values:
+            keys.refuse("rope.scaling.alpha", "none beside another scaling")
+        values["rope_scaling"] = {"rope_type": "dynamic", "alpha": alpha, "factor": 1.0}
+
+
 def _window_if_given(keys: GgufKeys, values: dict[str, Any]) -> None:
     """Read a window for all layers. 0 means none, as does a key that is missing."""
     window = keys.get("attention.sliding_window", 0)
@@ -570,6 +579,7 @@ _ROWS: Mapping[str, Row] = {
     "olmo2": Row("Olmo2ForCausalLM", variant=_kind_of_olmo2),
     "olmoe": Row("OlmoeForCausalLM"),
     "exaone4": Row("Exaone4ForCausalLM", complete=_complete_exaone4, fill=_exaone4),
+    "hunyuan-dense": Row("HunYuanDenseV1ForCausalLM", fill=_hunyuan),
     "smollm3": Row("SmolLM3ForCausalLM", interleaved=True, constants={"no_rope_layer_interval": 4}),
     "granite": Row("GraniteForCausalLM", interleaved=True, fill=_granite),
     "gpt2": Row("GPT2LMHeadModel", constants={"activation_function": "gelu_new"}),

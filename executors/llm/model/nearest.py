@@ -31,6 +31,7 @@ EXAMPLES = {
     "Olmo3ForCausalLM": "allenai/Olmo-3-7B-Instruct",
     "OlmoeForCausalLM": "allenai/OLMoE-1B-7B-0924-Instruct",
     "Exaone4ForCausalLM": "LGAI-EXAONE/EXAONE-4.0-1.2B",
+    "HunYuanDenseV1ForCausalLM": "tencent/Hunyuan-4B-Instruct",
     "SmolLM3ForCausalLM": "HuggingFaceTB/SmolLM3-3B",
     "GraniteForCausalLM": "ibm-granite/granite-3.3-8b-instruct",
     "GPT2LMHeadModel": "openai-community/gpt2",
@@ -64,7 +65,7 @@ _PHI3, _OLMO2, _OLMO3, _OLMOE, _SMOLLM3 = (
     "OlmoeForCausalLM",
     "SmolLM3ForCausalLM",
 )
-_EXAONE4, _GRANITE, _GPT2, _GLM4 = "Exaone4ForCausalLM", "GraniteForCausalLM", "GPT2LMHeadModel", "Glm4ForCausalLM"
+_EXAONE4, _HUNYUAN, _GRANITE, _GPT2, _GLM4 = "Exaone4ForCausalLM", "HunYuanDenseV1ForCausalLM", "GraniteForCausalLM", "GPT2LMHeadModel", "Glm4ForCausalLM"
 
 _ROWS: tuple[tuple[str, str, str], ...] = (
     # What is needed, the nearest that is served, beginnings of names.
@@ -131,7 +132,8 @@ _ROWS: tuple[tuple[str, str, str], ...] = (
     ("norms without weights", _OLMO2, "olmo"),
     (_STATE, _OLMO2, "olmohybrid"),
     ("", _OLMOE, "olmoe flexolmo"),
-    ("norms of queries and keys behind their rotation", _QWEN3, "hunyuan hunyuandense hunyuanvl"),
+    ("", _HUNYUAN, "hunyuan hunyuandense"),
+    (_SECTIONS, _HUNYUAN, "hunyuanvl"),
     (_SHARED, _QWEN3_MOE, "hunyuanmoe hunyuanv1moe hyv3"),
     ("", _MINISTRAL3, "ministral3"),
     ("windows in some layers", _MISTRAL, "ministral"),

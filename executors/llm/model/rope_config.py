@@ -39,6 +39,7 @@ class RopeConfig:
     query_beta: float = 0.0
 
 
+_STATIC_ALPHA = "dynamic with alpha"
 _READ = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
 _READ_BY = {
     "linear": {"factor"},
@@ -48,6 +49,8 @@ _READ_BY = {
         "factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim",
         "truncate",
     },
+    # The others are published beside alpha, and nothing reads them.
+    _STATIC_ALPHA: {"alpha", "factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"},
     "longrope": {"factor", "original_max_position_embeddings", "attention_factor", "short_factor", "long_factor"},
 }  # fmt: skip
 """Keys of a rope object that transformers reads, by kind: beside those, `_READ`."""
@@ -182,6 +185,8 @@ def _parse(
             f"{fields.where}: {source.name} of type {kind!r} is not supported; supported: {supported}"
         )
     theta = _checked_theta(numbers.real("rope_theta", source.theta), fields.where)
+    if family.attention.static_alpha and kind == "dynamic" and numbers.get("alpha"):
+        kind, theta = _STATIC_ALPHA, _stretched_theta(numbers, theta, head_dim)
     growth = family.attention.query_growth
     read = _READ | _OF_IMAGES | _READ_BY.get(kind, set()) | ({growth, *_BESIDE_GROWTH} if growth else set())
     unread = sorted(name for name, value in source.values.items() if name not in read and value is not None)
@@ -193,6 +198,8 @@ def _parse(
     rope = RopeConfig(kind, theta, original, dim, neighbours=family.attention.neighbours, query_beta=beta)
     if kind == "default":
         return rope
+    if kind == _STATIC_ALPHA:
+        return replace(rope, kind="default")
     attention = numbers.get("attention_factor")
     factor = None if attention is None else numbers.real("attention_factor")
     if kind == "longrope":
@@ -222,6 +229,14 @@ def _checked_theta(theta: float, where: str) -> float:
     if theta <= 1.0:
         raise ConfigError(f"{where}: rope_theta is {theta}; more than 1 is needed")
     return theta
+
+
+def _stretched_theta(numbers: Fields, theta: float, dim: int) -> float:
+    """Return theta alpha^(dim / (dim - 2)), in Hunyuan's form of NTK-aware scaling."""
+    alpha = numbers.real("alpha")
+    if alpha <= 0.0 or dim < 4:
+        raise ConfigError(f"{numbers.where}: alpha is {alpha} for heads of {dim}; more than 0 for 4 or more is needed")
+    return _checked_theta(theta * alpha ** (dim / (dim - 2)), numbers.where)
 
 
 def _rotary_dim(

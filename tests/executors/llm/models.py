@@ -224,6 +224,19 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": LLAMA3_ROPE,
         },
     ),
+    "hunyuan-norms-last-alpha": (
+        "HunYuanDenseV1",
+        {
+            **_BASE, "head_dim": 20, "tie_word_embeddings": True,
+            "rope_parameters": {
+                "rope_type": "dynamic", "rope_theta": 1000.0, "alpha": 50.0, "factor": 1.0, "beta_fast": 32, "beta_slow": 1,
+                "mscale": 1.0, "mscale_all_dim": 1.0,
+            },
+        },
+    ),
+    "hunyuan-biases-one-kv-head": (
+        "HunYuanDenseV1", {**_BASE, "head_dim": 12, "num_key_value_heads": 1, "attention_bias": True},
+    ),
     "smollm3-some-layers-without-rope": (
         "SmolLM3", {**_BASE, "num_hidden_layers": 5, "no_rope_layer_interval": 2, "tie_word_embeddings": True, "pad_token_id": 0},
     ),

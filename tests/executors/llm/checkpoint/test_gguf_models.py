@@ -194,6 +194,15 @@ MODELS: dict[str, tuple[str, dict[str, Any], Metadata, dict[str, list[float]]]] 
         ),
         {}, {"rope_freqs.weight": LONG},
     ),
+    "hunyuan": (
+        "hunyuan-dense", _fields("HunYuanDenseV1ForCausalLM", head_dim=20, tie_word_embeddings=True, rope_theta=77000.0),
+        {"rope.scaling.type": "none", "rope.scaling.factor": 1.0, "rope.scaling.original_context_length": 256}, {},
+    ),
+    "hunyuan-alpha": (
+        "hunyuan-dense",
+        _fields("HunYuanDenseV1ForCausalLM", rope_scaling={"type": "dynamic", "alpha": 7.0, "factor": 1.0}, attention_bias=True),
+        {"rope.scaling.alpha": 7.0}, {},
+    ),
     "granite": (
         "granite",
         _fields(

@@ -14,7 +14,7 @@ from executors.llm.model.families import FAMILIES
 from executors.llm.model.family import Family
 
 HARMLESS = {
-    "special tokens, which the tokenizer's side reads": ("bos_token_id", "eos_token_id", "pad_token_id"),
+    "special tokens, which the tokenizer's side reads": ("bos_token_id", "eos_token_id", "pad_token_id", "eod_token_id"),
     "training": (
         "attention_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "initializer_range", "pretraining_tp",
         "router_aux_loss_coef", "router_jitter_noise",
@@ -41,7 +41,8 @@ CLASSES = {
     "ministral3_text": ("Ministral3", "Mistral3"), "mixtral": ("Mixtral",),
     "qwen2": ("Qwen2",), "qwen3": ("Qwen3",), "qwen3_vl_text": ("Qwen3VLText", "Qwen3VL"), "qwen3_moe": ("Qwen3Moe",), "gemma": ("Gemma",), "gemma2": ("Gemma2",),
     "gemma3": ("Gemma3Text",), "gemma3_text": ("Gemma3Text", "Gemma3"), "phi3": ("Phi3",), "glm4": ("Glm4",), "olmo2": ("Olmo2",),
-    "olmo3": ("Olmo3",), "olmoe": ("Olmoe",), "exaone4": ("Exaone4",), "smollm3": ("SmolLM3",), "granite": ("Granite",), "gpt2": ("GPT2",),
+    "olmo3": ("Olmo3",), "olmoe": ("Olmoe",), "exaone4": ("Exaone4",), "hunyuan_v1_dense": ("HunYuanDenseV1",),
+    "smollm3": ("SmolLM3",), "granite": ("Granite",), "gpt2": ("GPT2",),
 }  # fmt: skip
 """Of each family, the last one that of the whole file."""
 ROPE = {"rope_theta": 10000.0, "rope_type": "default"}

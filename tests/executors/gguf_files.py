@@ -42,6 +42,7 @@ _WHOLE = {
     "transformer.wpe": "position_embd", "transformer.ln_f": "output_norm",
 }  # fmt: skip
 _EXPERT = re.compile(r"(mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)")
+_SHARED = re.compile(r"mlp\.shared_expert[._](\w+)")
 _EXPERTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
 INTERLEAVED = ("llama", "mistral3", "smollm3", "granite")
 PLUS_ONE = ("gemma", "gemma2", "gemma3")
@@ -70,6 +71,10 @@ def converted(
             merged = f"blk.{layer[1]}.ffn_{_EXPERTS[expert[3]]}_exps.weight"
             experts.setdefault(merged, {})[int(expert[2])] = tensor
             continue
+        elif shared := _SHARED.fullmatch(layer[2]):
+            own = "gate_inp" if shared[1] == "gate" else _EXPERTS[shared[1]]
+            new = f"blk.{layer[1]}.ffn_{own}_shexp.{part}"
+            tensor = tensor[0] if own == "gate_inp" else tensor
         else:
             stems = {**_STEMS, **(_AFTER if arch in AFTER else {})}
             if arch == "glm4":

@@ -407,7 +407,8 @@ def activation_bytes(decoder: Decoder, kernels: CpuKernels | None) -> int:
     """Estimate the peak memory of a forward, in bytes per token."""
     config, size = decoder.config, decoder.dtype.itemsize
     # Experts run one after the other: at worst every token is in the same one.
-    inner = max(config.intermediate_size, config.moe.intermediate_size if config.moe else 0)
+    moe = config.moe
+    inner = max(config.intermediate_size, *((moe.intermediate_size, moe.shared_size) if moe else (0,)))
     qkv = config.q_size + 2 * config.kv_size
     if kernels is not None and cpu_forward.why_not(decoder) is None:
         # As in forward.h: the residual in float32, of wanted rows a second one; a product's operand; q, k and v in float32;

@@ -52,13 +52,15 @@ ATTENTION, MLP = "attention", "mlp"
 class MoeConfig:
     """A mixture of experts: each token goes through the `top_k` of `num_experts` with the highest router weights.
 
-    `normalized`: those weights are scaled to sum to 1.
+    `normalized`: those weights are scaled to sum to 1. `shared_size`: inner size of an expert that every token goes through, 0 if
+    there is none.
     """
 
     num_experts: int
     top_k: int
     intermediate_size: int
     normalized: bool
+    shared_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,6 +369,7 @@ def _moe(fields: Fields, family: Family) -> MoeConfig:
         top_k,
         fields.natural("moe_intermediate_size"),
         fields.switch(family.feed_forward.normalized),
+        fields.natural(family.feed_forward.shared) if family.feed_forward.shared else 0,
     )
 
 
@@ -448,11 +451,12 @@ def _sliding(fields: Fields, family: Family, count: int, rotated: list[bool]) ->
         case "pattern":
             interval = _pattern(fields, family.attention.pattern)
             return [(i + 1) % interval != 0 for i in range(count)]
-        case "tail":
-            first = fields.get("max_window_layers")
-            if isinstance(first, bool) or not isinstance(first, int):
-                raise ConfigError(f"{fields.where}: max_window_layers is {first!r}; an integer is needed")
-            return [i >= first for i in range(count)]
+        case "tail" | "head":
+            bound = fields.get("max_window_layers")
+            if isinstance(bound, bool) or not isinstance(bound, int):
+                raise ConfigError(f"{fields.where}: max_window_layers is {bound!r}; an integer is needed")
+            tail = family.attention.window == "tail"
+            return [i >= bound if tail else i < bound and i % 2 == 0 for i in range(count)]
         case _:
             return [not turned for turned in rotated]
 

@@ -100,13 +100,14 @@ def read_keys(family: Family) -> frozenset[str]:
         family.attention.o_bias,
         family.feed_forward.mlp_bias,
         family.feed_forward.normalized if family.feed_forward.experts else False,
+        family.feed_forward.shared,
     )
     keys |= {one for one in (*switches, family.attention.window_switch) if isinstance(one, str)}
     if family.mixers:
         keys |= {"layer_types"}
     if family.attention.window:
         keys |= {"sliding_window"} | ({"layer_types"} if family.attention.window != "all" else set())
-    if family.attention.window == "tail":
+    if family.attention.window in ("head", "tail"):
         keys |= {"max_window_layers"}
     if family.attention.window == "pattern" and isinstance(family.attention.pattern, str):
         keys |= {family.attention.pattern}

@@ -50,6 +50,25 @@ _QWEN2: Final = Family(
     defaults={"max_window_layers": 28, "sliding_window": 4096},
     attention=AttentionTraits(qkv_bias=True, window="tail", window_switch="use_sliding_window"),
 )
+_SHARED: Final = _LAYER + "mlp.shared_expert"
+_QWEN2_MOE: Final = Family(
+    name="qwen2_moe",
+    architectures=("Qwen2MoeForCausalLM",),
+    body="Qwen2MoeModel",
+    model_types=("qwen2_moe",),
+    names=TensorNames(
+        shared_gate=_SHARED + ".gate_proj",
+        shared_up=_SHARED + ".up_proj",
+        shared_down=_SHARED + ".down_proj",
+        shared_router=_SHARED + "_gate",
+    ),
+    nullable=("sliding_window",),
+    defaults={"max_window_layers": 28, "sliding_window": 4096, "qkv_bias": True},
+    attention=AttentionTraits(qkv_bias="qkv_bias", window="head", window_switch="use_sliding_window"),
+    feed_forward=FeedForwardTraits(
+        experts="shared_experts", shared="shared_expert_intermediate_size", sparse_layers=True
+    ),
+)
 _QWEN3: Final = Family(
     name="qwen3",
     architectures=("Qwen3ForCausalLM",),
@@ -379,7 +398,7 @@ _GPT2: Final = Family(
 )
 
 FAMILIES: Final = (
-    _LLAMA, _MISTRAL, _MISTRAL_WITH_IMAGES, _MINISTRAL3, _MINISTRAL3_WITH_IMAGES, _MIXTRAL, _QWEN2, _QWEN3, _QWEN3_WITH_IMAGES, _QWEN3_MOE, _GEMMA, _GEMMA2, _GEMMA3, _GEMMA3_WITH_IMAGES,
+    _LLAMA, _MISTRAL, _MISTRAL_WITH_IMAGES, _MINISTRAL3, _MINISTRAL3_WITH_IMAGES, _MIXTRAL, _QWEN2, _QWEN2_MOE, _QWEN3, _QWEN3_WITH_IMAGES, _QWEN3_MOE, _GEMMA, _GEMMA2, _GEMMA3, _GEMMA3_WITH_IMAGES,
     _PHI3, _GLM4, _OLMO2, _OLMO3, _OLMOE, _EXAONE4, _HUNYUAN, _SMOLLM3, _GRANITE, _GPT2,
 )  # fmt: skip
 

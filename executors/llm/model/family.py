@@ -19,10 +19,10 @@ Switch = bool | str
 """True, False, or the name of a boolean field of config.json (a missing field means False)."""
 NormKind = Literal["rms", "rms1", "layer"]
 """RMS norm; RMS norm that stores its weight minus one and is computed in fp32 (Gemma); LayerNorm with bias."""
-WindowRule = Literal["", "all", "alternate", "pattern", "tail", "nope"]
+WindowRule = Literal["", "all", "alternate", "pattern", "head", "tail", "nope"]
 """Rule for layers with a sliding window: none; all, whatever `layer_types` says. The others count if `layer_types` is missing:
-the even ones; all but every n-th (`pattern`); those from `max_window_layers` on; those without
-rotation."""
+the even ones; all but every n-th (`pattern`); the even ones before `max_window_layers`; those from
+`max_window_layers` on; those without rotation."""
 
 _LAYER: Final = "model.layers.{i}."
 
@@ -63,6 +63,12 @@ class TensorNames:
     expert_gate: str = _LAYER + "mlp.experts.{e}.gate_proj"
     expert_up: str = _LAYER + "mlp.experts.{e}.up_proj"
     expert_down: str = _LAYER + "mlp.experts.{e}.down_proj"
+    shared_gate: str = ""
+    """Gate projection of the expert that every token goes through; there is none in most families."""
+    shared_up: str = ""
+    shared_down: str = ""
+    shared_router: str = ""
+    """Row of weights whose product with a token scales that expert's output."""
 
     transposed: bool = False
     """True if linear weights are stored as [in, out]."""
@@ -136,6 +142,8 @@ class FeedForwardTraits:
     """Supported values of the activation field; the first is the default."""
     experts: str = ""
     """Kind of the layers with experts, see `layers/kinds.py`; empty: there are none."""
+    shared: str = ""
+    """Field with the inner size of an expert that every token goes through."""
     normalized: Switch = "norm_topk_prob"
     """True if the weights of a token's experts are scaled to sum to 1."""
     sparse_layers: bool = False

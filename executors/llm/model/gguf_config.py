@@ -281,12 +281,14 @@ def _experts(keys: GgufKeys, family: Family) -> dict[str, Any]:
     name = family.fields.get("moe_intermediate_size", "moe_intermediate_size")
     counted = family.fields.get("num_experts", "num_experts")
     values = {counted: count, "num_experts_per_tok": used, name: inner}
+    if shared := family.feed_forward.shared:
+        values[shared] = keys.one("expert_shared_feed_forward_length", keys.get("feed_forward_length"))
     if keys.get("expert_gating_func", 1) not in (0, 1):
         keys.refuse("expert_gating_func", "1 (softmax)")
     if keys.real("expert_weights_scale", 1.0) not in (0.0, 1.0):
         keys.refuse("expert_weights_scale", "1")
     if isinstance(family.feed_forward.normalized, str):
-        values[family.feed_forward.normalized] = keys.switch("expert_weights_norm", family.name != "olmoe")
+        values[family.feed_forward.normalized] = keys.switch("expert_weights_norm", family.name not in ("olmoe", "qwen2_moe"))
     elif keys.switch("expert_weights_norm", True) is not family.feed_forward.normalized:
         keys.refuse("expert_weights_norm", str(family.feed_forward.normalized).lower())
     return values
@@ -568,6 +570,7 @@ _ROWS: Mapping[str, Row] = {
     "llama": Row("LlamaForCausalLM", interleaved=True, variant=_kind_of_llama),
     "mistral3": Row("MistralForCausalLM", interleaved=True, variant=_kind_of_llama, fill=_window_if_given),
     "qwen2": Row("Qwen2ForCausalLM"),
+    "qwen2moe": Row("Qwen2MoeForCausalLM"),
     "qwen3": Row("Qwen3ForCausalLM"),
     "qwen3vl": Row("Qwen3ForCausalLM", fill=_qwen3vl),
     "qwen3moe": Row("Qwen3MoeForCausalLM"),

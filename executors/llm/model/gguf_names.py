@@ -19,7 +19,8 @@ _LAYER_ROLES = {
     "attn_norm": "attn_norm", "post_attention_norm": "attn_post_norm", "attn_qkv": "qkv", "attn_q": "q", "attn_k": "k",
     "attn_v": "v", "attn_output": "o", "attn_q_norm": "q_norm", "attn_k_norm": "k_norm", "ffn_norm": "mlp_norm",
     "post_ffw_norm": "mlp_post_norm", "ffn_gate": "gate", "ffn_up": "up", "ffn_down": "down", "ffn_gate_inp": "router",
-    "ffn_gate_up": "gate_up",
+    "ffn_gate_up": "gate_up", "ffn_gate_shexp": "shared_gate", "ffn_up_shexp": "shared_up", "ffn_down_shexp": "shared_down",
+    "ffn_gate_inp_shexp": "shared_router",
 }  # fmt: skip
 """Role in `TensorNames` by the middle of a name, `blk.0.attn_norm.weight`."""
 _EXPERT_ROLES = {"ffn_gate": "expert_gate", "ffn_up": "expert_up", "ffn_down": "expert_down"}
@@ -189,7 +190,7 @@ def _one(
     height = tensor.shape[0] if rows is None else rows[1] - rows[0]
     if heads and (height % heads or height // heads % 2):
         raise ConfigError(f"{tensor.path}: tensor {tensor.name} has {height} rows for {heads} heads")
-    shape = (height, *tensor.shape[1:])
+    shape = (1, height) if role == "shared_router" else (height, *tensor.shape[1:])  # a vector in the file
     return Stored(
         tensor,
         shape[::-1] if turned else shape,

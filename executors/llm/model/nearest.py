@@ -19,6 +19,7 @@ EXAMPLES = {
     "Ministral3ForCausalLM": "mistralai/Devstral-2-123B-Instruct-2512",
     "MixtralForCausalLM": "mistralai/Mixtral-8x7B-Instruct-v0.1",
     "Qwen2ForCausalLM": "Qwen/Qwen2.5-7B-Instruct",
+    "Qwen2MoeForCausalLM": "Qwen/Qwen1.5-MoE-A2.7B-Chat",
     "Qwen3ForCausalLM": "Qwen/Qwen3-4B",
     "Qwen3VLForConditionalGeneration": "Qwen/Qwen3-VL-4B-Instruct",
     "Qwen3MoeForCausalLM": "Qwen/Qwen3-30B-A3B-Instruct-2507",
@@ -50,7 +51,7 @@ _DIFFUSION = "decoding by diffusion"
 _SECTIONS = "rotation in three parts, by place in an image"
 _MINISTRAL3 = "Ministral3ForCausalLM"
 _LLAMA, _MISTRAL, _MISTRAL3 = "LlamaForCausalLM", "MistralForCausalLM", "Mistral3ForConditionalGeneration"
-_QWEN3_IMAGES = "Qwen3VLForConditionalGeneration"
+_QWEN3_IMAGES, _QWEN2_MOE = "Qwen3VLForConditionalGeneration", "Qwen2MoeForCausalLM"
 _MIXTRAL, _QWEN2, _QWEN3, _QWEN3_MOE = (
     "MixtralForCausalLM",
     "Qwen2ForCausalLM",
@@ -77,7 +78,7 @@ _ROWS: tuple[tuple[str, str, str], ...] = (
     ("", _PHI3, "phi3"),
     ("", _OLMO2, "olmo2"),
     ("parts that only its own code describes", _QWEN2, "qwen1 qwenlmhead codeqwen"),
-    (_SHARED, _QWEN3_MOE, "qwen2moe qwen15moe"),
+    ("", _QWEN2_MOE, "qwen2moe qwen15moe"),
     (_SECTIONS, _QWEN2, "qwen2vl qwen25vl qwen25omni"),
     ("", _QWEN3_IMAGES, "qwen3vl"),
     ("features of images in several layers", _QWEN3_MOE, "qwen3vlmoe"),

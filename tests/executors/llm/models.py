@@ -109,6 +109,14 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-moe-some-dense-layers": (
         "Qwen3Moe", {**MOE, "num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3]},
     ),
+    "qwen2-moe-shared-expert": ("Qwen2Moe", {**MOE, "shared_expert_intermediate_size": 28}),
+    "qwen2-moe-windows-some-dense-layers": (
+        "Qwen2Moe",
+        {
+            **MOE, "num_hidden_layers": 5, "decoder_sparse_step": 2, "mlp_only_layers": [3], "shared_expert_intermediate_size": 33,
+            "use_sliding_window": True, "sliding_window": 13, "max_window_layers": 4, "norm_topk_prob": True, "qkv_bias": False,
+        },
+    ),
     "mixtral": ("Mixtral", {**MIXTRAL, "sliding_window": None}),
     "mixtral-window-one-kv-head": ("Mixtral", {**MIXTRAL, "num_key_value_heads": 1, "head_dim": 10, "sliding_window": 13}),
     "olmoe": ("Olmoe", {**OLMOE, "norm_topk_prob": False}),

@@ -11,8 +11,13 @@ from executors.llm.model.layers.attention import Attention
 from executors.llm.model.layers.base import Sublayer
 from executors.llm.model.layers.experts import layer_experts
 from executors.llm.model.layers.mlp import dense_mlp
+from executors.llm.model.layers.shared_experts import SharedExperts
 
 MakeSublayer = Callable[[DecoderConfig, LayerConfig, torch.dtype, torch.device], Sublayer]
 
 MIXERS: dict[str, MakeSublayer] = {"attention": Attention}
-FEED_FORWARDS: dict[str, MakeSublayer] = {"mlp": dense_mlp, "experts": layer_experts}
+FEED_FORWARDS: dict[str, MakeSublayer] = {
+    "mlp": dense_mlp,
+    "experts": layer_experts,
+    "shared_experts": SharedExperts,
+}

@@ -125,6 +125,16 @@ MODELS: dict[str, tuple[str, dict[str, Any], Metadata, dict[str, list[float]]]] 
         ),
         {"expert_count": 6, "expert_used_count": 3, "expert_feed_forward_length": 20}, {},
     ),
+    "qwen2moe": (
+        "qwen2moe",
+        _fields(
+            "Qwen2MoeForCausalLM", num_experts=6, num_experts_per_tok=3, moe_intermediate_size=20, norm_topk_prob=False,
+            shared_expert_intermediate_size=28,
+        ),
+        {
+            "expert_count": 6, "expert_used_count": 3, "expert_feed_forward_length": 20, "expert_shared_feed_forward_length": 28,
+        }, {},
+    ),
     "olmoe": (
         "olmoe", _fields("OlmoeForCausalLM", num_experts=6, num_experts_per_tok=3, norm_topk_prob=False, intermediate_size=20),
         {"expert_count": 6, "expert_used_count": 3}, {},

@@ -39,7 +39,7 @@ HARMLESS = {
 CLASSES = {
     "llama": ("Llama",), "mistral": ("Mistral",), "mistral3_text": ("Mistral", "Mistral3"), "ministral3": ("Ministral3",),
     "ministral3_text": ("Ministral3", "Mistral3"), "mixtral": ("Mixtral",),
-    "qwen2": ("Qwen2",), "qwen3": ("Qwen3",), "qwen3_vl_text": ("Qwen3VLText", "Qwen3VL"), "qwen3_moe": ("Qwen3Moe",), "gemma": ("Gemma",), "gemma2": ("Gemma2",),
+    "qwen2": ("Qwen2",), "qwen2_moe": ("Qwen2Moe",), "qwen3": ("Qwen3",), "qwen3_vl_text": ("Qwen3VLText", "Qwen3VL"), "qwen3_moe": ("Qwen3Moe",), "gemma": ("Gemma",), "gemma2": ("Gemma2",),
     "gemma3": ("Gemma3Text",), "gemma3_text": ("Gemma3Text", "Gemma3"), "phi3": ("Phi3",), "glm4": ("Glm4",), "olmo2": ("Olmo2",),
     "olmo3": ("Olmo3",), "olmoe": ("Olmoe",), "exaone4": ("Exaone4",), "hunyuan_v1_dense": ("HunYuanDenseV1",),
     "smollm3": ("SmolLM3",), "granite": ("Granite",), "gpt2": ("GPT2",),
@@ -53,6 +53,9 @@ BASE: dict[str, Any] = {
 BASES: dict[str, dict[str, Any]] = {
     "gpt2": {"vocab_size": 100, "n_positions": 256, "n_embd": 48, "n_layer": 4, "n_head": 4},
     "qwen3_moe": {**BASE, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8},
+    "qwen2_moe": {
+        **BASE, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 12,
+    },
     "mixtral": {**BASE, "num_local_experts": 4, "num_experts_per_tok": 2},
     "olmoe": {**BASE, "num_experts": 4, "num_experts_per_tok": 2},
     "ministral3": {**BASE, "rope_parameters": {**ROPE, "llama_4_scaling_beta": 0.1}},
@@ -71,12 +74,12 @@ OTHER: dict[str, Any] = {
 }  # fmt: skip
 """Another value of a key; of sizes it is twice what they are, and switches are turned on."""
 WITH: dict[str, dict[str, Any]] = {
-    "sliding_window": {"use_sliding_window": True, "max_window_layers": 0, "no_rope_layers": [1, 0, 1, 1]},
-    "use_sliding_window": {"sliding_window": 32, "max_window_layers": 0, "no_rope_layers": [1, 0, 1, 1]},
+    "sliding_window": {"use_sliding_window": True, "max_window_layers": 1, "no_rope_layers": [1, 0, 1, 1]},
+    "use_sliding_window": {"sliding_window": 32, "max_window_layers": 1, "no_rope_layers": [1, 0, 1, 1]},
     "intermediate_size": {"mlp_only_layers": [1]},
     "max_window_layers": {"sliding_window": 32, "use_sliding_window": True},
     "layer_types": {
-        "sliding_window": 32, "use_sliding_window": True, "max_window_layers": 0, "no_rope_layers": [1, 0, 1, 1],
+        "sliding_window": 32, "use_sliding_window": True, "max_window_layers": 1, "no_rope_layers": [1, 0, 1, 1],
     },
 }  # fmt: skip
 """What must be there for a key to count, in families that read it."""

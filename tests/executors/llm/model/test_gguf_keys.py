@@ -63,7 +63,7 @@ def _file(arch: str, more: Mapping[str, Any]) -> GgufFile:
         "attention.head_count": HEADS, "attention.head_count_kv": HEADS,
         "attention.layer_norm_epsilon" if arch == "gpt2" else "attention.layer_norm_rms_epsilon": 1e-5,
     }  # fmt: skip
-    if arch in ("qwen3moe", "olmoe"):
+    if arch in ("qwen2moe", "qwen3moe", "olmoe"):
         base |= {"expert_count": 4, "expert_used_count": 2}
     shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (40, HIDDEN)}
     for i in range(LAYERS):

@@ -48,6 +48,22 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 3, "moe_intermediate_size": 24, "norm_topk_prob": False, "decoder_sparse_step": 1,
         "mlp_only_layers": [1],
     },
+    "expert of every token": {
+        **SMALL, "architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe", "num_experts": 8,
+        "num_experts_per_tok": 3, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 28,
+    },
+    "queries that grow": {
+        **SMALL, "architectures": ["Ministral3ForCausalLM"], "model_type": "ministral3",
+        "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 1000.0, "factor": 8.0, "original_max_position_embeddings": 8,
+            "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.4,
+        },
+    },
+    "neighbours rotated": {**SMALL, "architectures": ["Glm4ForCausalLM"], "model_type": "glm4", "attention_bias": True},
+    "norms last": {
+        **SMALL, "architectures": ["HunYuanDenseV1ForCausalLM"], "model_type": "hunyuan_v1_dense",
+        "rope_scaling": {"type": "dynamic", "alpha": 9.0},
+    },
 }  # fmt: skip
 PROMPTS = [[5, 9, 100, 3, 17], [1], list(range(20, 50))]
 """Of steps with these some have more than 16 tokens, and some have not."""

@@ -22,6 +22,7 @@ from executors.llm.fused.triton_experts import TritonExperts, triton_experts
 from executors.llm.model.layers.attention import Attention
 from executors.llm.model.layers.experts import Experts
 from executors.llm.model.layers.mlp import Mlp
+from executors.llm.model.layers.shared_experts import SharedExperts
 
 if TYPE_CHECKING:
     from executors.llm.model.api import Attend, ForwardInput
@@ -40,7 +41,7 @@ def why_not(decoder: Decoder) -> str | None:
         "several ranks": not decoder.alone,
         "layers without attention": any(not isinstance(layer.mixer, Attention) for layer in decoder.layers),
         "another feed-forward": any(
-            not isinstance(layer.feed_forward, Mlp | Experts) for layer in decoder.layers
+            not isinstance(layer.feed_forward, Mlp | Experts | SharedExperts) for layer in decoder.layers
         ),
         "LayerNorm": family.stream.norm == "layer",
         "no norm before attention": not family.names.attn_norm or not family.names.mlp_norm,
@@ -63,6 +64,7 @@ class TritonForward:
         self._mlps: list[Mlp | Experts | TritonExperts] = []
         for layer in decoder.layers:
             kind = layer.feed_forward
+            kind = kind.experts if isinstance(kind, SharedExperts) else kind
             assert isinstance(kind, Mlp | Experts)
             self._mlps.append((triton_experts(kind) or kind) if isinstance(kind, Experts) else kind)
 
@@ -156,9 +158,12 @@ class TritonForward:
         return attend.attend(index, q).view(len(q), -1)
 
     def _mlp(self, index: int, x: torch.Tensor, adapters: RowLoras | None) -> torch.Tensor:
-        mlp = self._mlps[index]
-        if not isinstance(mlp, Mlp):
-            return mlp(x)
+        kind, mlp = self._decoder.layers[index].feed_forward, self._mlps[index]
+        if isinstance(kind, SharedExperts):
+            return mlp(x) + kind.gated(x, self._dense(kind.shared, x, adapters))
+        return self._dense(mlp, x, adapters) if isinstance(mlp, Mlp) else mlp(x)
+
+    def _dense(self, mlp: Mlp, x: torch.Tensor, adapters: RowLoras | None) -> torch.Tensor:
         gate_up, down = mlp.linears
         activation = self._decoder.config.activation
         inner = None if adapters is not None else gate_up.gated(x, activation)

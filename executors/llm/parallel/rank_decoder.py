@@ -13,13 +13,13 @@ from executors.llm.model.caches import CacheSpec, KvSpec
 from executors.llm.model.config import ATTENTION, DecoderConfig
 from executors.llm.model.decoder import Decoder
 from executors.llm.model.fp8 import Fp8Plan
-from executors.llm.model.layers.experts import Experts
 from executors.llm.model.layers.layer import Layer
 from executors.llm.model.layers.mlp import Mlp
+from executors.llm.model.layers.shared_experts import SharedExperts
 from executors.llm.model.linear import Linear, Packing, StoredFormat
 from executors.llm.model.places import Place
 from executors.llm.parallel.ranks import Ranks
-from executors.llm.parallel.shard import Shard
+from executors.llm.parallel.shard import Shard, routed
 from executors.llm.parallel.share import RankShare
 
 
@@ -105,7 +105,9 @@ class RankDecoder(Decoder):
             odd = {id(one.down) for one in kinds if isinstance(one, Mlp)}
         moe = self.whole.moe
         if moe is not None and moe.intermediate_size % BLOCK:
-            odd |= {id(expert.down) for one in kinds if isinstance(one, Experts) for expert in one.experts}
+            odd |= {id(expert.down) for one in map(routed, kinds) if one is not None for expert in one.experts}
+        if moe is not None and moe.shared_size % BLOCK:
+            odd |= {id(one.shared.down) for one in kinds if isinstance(one, SharedExperts)}
         for linear, how in super().packing(quantization):
             yield linear, Packing("int8", how.gated) if how.kind == "int4" and id(linear) in odd else how
 

@@ -4,7 +4,8 @@
     o, down                 by columns, summed over ranks. Blocks of quantized columns stay whole: where that is impossible each
                             rank has the whole matrix, and its input is joined instead
     gate, up                by rows
-    experts                 each expert as an MLP; whole on every rank if its blocks do not allow a cut. The router is whole
+    experts                 each expert as an MLP; whole on every rank if its blocks do not allow a cut, and so is the expert that
+                            every token goes through. Router and gate are whole
     embedding, head         by tokens
     norms, positions        whole
     layers                  by stages; the first stage has the embedding, the last norm and the head
@@ -31,8 +32,10 @@ from executors.llm.model.config import DecoderConfig
 from executors.llm.model.cuts import Cut, Range
 from executors.llm.model.decoder import Decoder
 from executors.llm.model.layers.attention import Attention
+from executors.llm.model.layers.base import Sublayer
 from executors.llm.model.layers.experts import Experts
 from executors.llm.model.layers.mlp import Mlp
+from executors.llm.model.layers.shared_experts import SharedExperts
 from executors.llm.model.linear import Linear, StoredFormat
 
 Joining = Literal["whole", "sum", "join"]
@@ -71,6 +74,8 @@ class Shard:
     attention: Joining
     mlp: Joining
     experts: Joining
+    shared: Joining
+    """Of the expert that every token goes through."""
     head_widths: tuple[int, ...]
     """Columns of queries of each rank of the stage."""
     inner_widths: tuple[int, ...]
@@ -96,15 +101,15 @@ def plan_shard(
     blocks = _Blocks(whole, stored, least)
     queries, keys, attention = _heads(config, size, blocks.of([layer.attention.o for layer in whole.layers]))
     kinds = [layer.feed_forward for layer in whole.layers]
-    dense, mixed = (
-        [one for one in kinds if isinstance(one, Mlp)],
-        [one for one in kinds if isinstance(one, Experts)],
-    )
+    dense = [one for one in kinds if isinstance(one, Mlp)]
+    mixed = [one for one in map(routed, kinds) if one is not None]
+    shared_downs = [one.shared.down for one in kinds if isinstance(one, SharedExperts)]
     inner = _inner(config.intermediate_size, size, blocks.of([mlp.down for mlp in dense]))
     expert_downs = [expert.down for experts in mixed for expert in experts.experts]
     of_expert = _inner(
         config.moe.intermediate_size if config.moe else 0, size, blocks.of(expert_downs), joins=False
     )
+    of_shared = _inner(config.moe.shared_size if config.moe else 0, size, blocks.of(shared_downs), joins=False)
     vocabulary = _ranges(config.vocab_size, size, _ROWS if config.vocab_size >= size * _ROWS else 1)
     layers = _ranges(config.num_layers, parallel.pipeline_parallel_size, 1)[parallel.stage]
     is_first = parallel.stage == 0
@@ -114,11 +119,16 @@ def plan_shard(
         num_heads=_length(queries[place]),
         num_kv_heads=_length(keys[place]),
         intermediate_size=_length(inner.ranges[place]),
-        moe=replace(config.moe, intermediate_size=_length(of_expert.ranges[place])) if config.moe else None,
+        moe=None if config.moe is None else replace(
+            config.moe, intermediate_size=_length(of_expert.ranges[place]), shared_size=_length(of_shared.ranges[place])
+        ),
         layers=config.layers[slice(*layers)],
-    )
-    parts = _RankParts(config, queries[place], keys[place], inner.ranges[place], of_expert.ranges[place])
-    cuts = parts.cuts(whole, vocabulary[place], attention, inner.joining, of_expert.joining, place)
+    )  # fmt: skip
+    parts = _RankParts(
+        config, queries[place], keys[place], inner.ranges[place], of_expert.ranges[place], of_shared.ranges[place]
+    )  # fmt: skip
+    joinings = _Joinings(attention, inner.joining, of_expert.joining, of_shared.joining)
+    cuts = parts.cuts(whole, vocabulary[place], joinings, place)
     own = (layers[0] <= i < layers[1] for i in range(config.num_layers))
     elsewhere = frozenset(
         name
@@ -127,16 +137,23 @@ def plan_shard(
         for name, _ in naming.of_layer(whole, i, whole.layers[i])
     )
     return Shard(
-        local, config, whole.num_parameters(), layers[0], is_first, cuts, elsewhere, attention, inner.joining, of_expert.joining,
+        local, config, whole.num_parameters(), layers[0], is_first, cuts, elsewhere, attention, inner.joining, of_expert.joining, of_shared.joining,
         tuple(config.head_dim * _length(one) for one in queries), inner.widths(), vocabulary[place],
         tuple(map(_length, vocabulary)), max(1, size // config.num_kv_heads) if attention != "whole" else size,
     )  # fmt: skip
 
 
+def routed(kind: Sublayer) -> Experts | None:
+    """Return the experts of a feed-forward of which a router chooses, None if it has none."""
+    kind = kind.experts if isinstance(kind, SharedExperts) else kind
+    return kind if isinstance(kind, Experts) else None
+
+
 def _refuse_uncut(whole: Decoder) -> None:
     """Raise ConfigError for a kind of layer that has no cut here."""
     for layer in whole.layers:
-        cut = isinstance(layer.mixer, Attention) and isinstance(layer.feed_forward, Mlp | Experts)
+        kinds = Mlp | Experts | SharedExperts
+        cut = isinstance(layer.mixer, Attention) and isinstance(layer.feed_forward, kinds)
         if not cut:
             kind = layer.config.feed_forward if isinstance(layer.mixer, Attention) else layer.config.mixer
             raise ConfigError(
@@ -232,6 +249,16 @@ def _length(one: Range) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class _Joinings:
+    """How the second matrices of each kind of sublayer are computed."""
+
+    attention: Joining
+    mlp: Joining
+    experts: Joining
+    shared: Joining
+
+
+@dataclass(frozen=True, slots=True)
 class _RankParts:
     """What a rank has of each kind of matrix."""
 
@@ -240,13 +267,14 @@ class _RankParts:
     keys: Range
     inner: Range
     of_expert: Range
+    of_shared: Range
 
     def cuts(
-        self, whole: Decoder, vocabulary: Range, attention: Joining, mlp: Joining, experts: Joining, place: int
-    ) -> dict[str, Cut]:  # fmt: skip
+        self, whole: Decoder, vocabulary: Range, joinings: _Joinings, place: int
+    ) -> dict[str, Cut]:
         """Return the cuts by names; `place`: the rank's place in its stage."""
         names = self.config.family.names
-        parts_of = self._of_linears(whole, attention, mlp, experts)
+        parts_of = self._of_linears(whole, joinings)
         cuts: dict[str, Cut] = {}
         biases: dict[str, Cut] = {}
         present = whole.places()
@@ -263,11 +291,11 @@ class _RankParts:
             cuts[name] = Cut(shape, own, columns, tensor.turned)
             bias = f"{name.removesuffix('.weight')}.bias"
             biases[bias] = Cut(shape[:1], own, zeros=columns is not None and place > 0)
-        norms = self._of_norms() if attention != "whole" else {}
+        norms = self._of_norms() if joinings.attention != "whole" else {}
         return cuts | {name: cut for name, cut in (biases | norms).items() if name in present}
 
     def _of_linears(
-        self, whole: Decoder, attention: Joining, mlp: Joining, experts: Joining
+        self, whole: Decoder, joinings: _Joinings
     ) -> dict[int, tuple[tuple[Range, ...] | None, Range | None]]:
         """Return rows and columns of the layers that are cut, by their ids."""
         c, d = self.config, self.config.head_dim
@@ -283,21 +311,24 @@ class _RankParts:
                 parts_of[id(down)] = None, inner
 
         for layer in whole.layers:
-            if attention != "whole":
+            if joinings.attention != "whole":
                 q, k = (d * self.queries[0], d * self.queries[1]), (d * self.keys[0], d * self.keys[1])
                 values = c.q_size + c.kv_size
                 rows = (q, (c.q_size + k[0], c.q_size + k[1]), (values + k[0], values + k[1]))
                 parts_of[id(layer.attention.qkv)] = rows, None
-                if attention == "sum":
+                if joinings.attention == "sum":
                     parts_of[id(layer.attention.o)] = None, q
             kind = layer.feed_forward
-            if isinstance(kind, Experts):
+            if (experts := routed(kind)) is not None:
                 assert c.moe is not None
-                for expert in kind.experts:
+                for expert in experts.experts:
                     total = c.moe.intermediate_size
-                    of_mlp(expert.gate_up, expert.down, self.of_expert, total, experts)
+                    of_mlp(expert.gate_up, expert.down, self.of_expert, total, joinings.experts)
+                if isinstance(kind, SharedExperts):
+                    shared, total = kind.shared, c.moe.shared_size
+                    of_mlp(shared.gate_up, shared.down, self.of_shared, total, joinings.shared)
             elif isinstance(kind, Mlp):
-                of_mlp(kind.gate_up, kind.down, self.inner, c.intermediate_size, mlp)
+                of_mlp(kind.gate_up, kind.down, self.inner, c.intermediate_size, joinings.mlp)
         return parts_of
 
     def _of_norms(self) -> dict[str, Cut]:

@@ -55,6 +55,7 @@ class RankShare(Share):
         # Rounded once, after the sum.
         return self._ranks().sum(linear.wide(x, extra)).to(x.dtype)
 
-    def added(self, out: torch.Tensor) -> torch.Tensor:
+    def added(self, out: torch.Tensor, of: Literal["experts", "shared"] = "experts") -> torch.Tensor:
         """See `Share`."""
-        return out if self._shard.experts == "whole" else self._ranks().sum(out).to(out.dtype)
+        joining = self._shard.experts if of == "experts" else self._shard.shared
+        return out if joining == "whole" else self._ranks().sum(out).to(out.dtype)

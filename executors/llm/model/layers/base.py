@@ -34,8 +34,9 @@ class Share:
         """Compute the last linear layer of a sublayer, whose input columns other ranks may have."""
         return linear(x, None if adapters is None else adapters.extra(linear, x))
 
-    def added(self, out: torch.Tensor) -> torch.Tensor:
-        """Add up the outputs of experts of which each rank has a part."""
+    def added(self, out: torch.Tensor, of: Literal["experts", "shared"] = "experts") -> torch.Tensor:
+        """Add up the outputs of experts of which each rank has a part; `of`: those that a router chooses, or the one of every
+        token."""
         return out
 
 

@@ -12,7 +12,6 @@ from executors.llm.model.layers.experts import Experts
 from executors.llm.model.layers.mlp import Mlp, MlpNames
 from executors.llm.model.linear import Linear, Packing
 from executors.llm.model.places import NamedPlaces, of_linear
-from executors.llm.row_loras import RowLoras
 
 
 class SharedExperts(Sublayer):
@@ -62,5 +61,6 @@ class SharedExperts(Sublayer):
 
     def forward(self, x: torch.Tensor, step: LayerStep) -> torch.Tensor:
         """See `Sublayer`."""
-        adapters: RowLoras | None = step.inputs.adapters
-        return self.experts(x, adapters) + self.gated(x, self.shared(x, adapters))
+        adapters = step.inputs.adapters
+        shared = self.gated(x, self.shared(x, adapters))
+        return step.share.added(self.experts(x, adapters)) + step.share.added(shared, "shared")

@@ -56,6 +56,15 @@ MODELS: dict[str, dict[str, Any]] = {
         **QWEN3, "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": 20, "sliding_window": 9, "rope_local_base_freq": 100.0, "sliding_window_pattern": 2,
     },
+    "ministral3-growing-queries": {
+        **QWEN3, "architectures": ["Ministral3ForCausalLM"], "model_type": "ministral3",
+        "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 1000.0, "factor": 32.0, "original_max_position_embeddings": 8,
+            "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3,
+        },
+    },
+    "glm4-neighbours": {**QWEN3, "architectures": ["Glm4ForCausalLM"], "model_type": "glm4", "attention_bias": True},
+    "hunyuan-norms-last": {**QWEN3, "architectures": ["HunYuanDenseV1ForCausalLM"], "model_type": "hunyuan_v1_dense"},
 }  # fmt: skip
 BLOCK = 4
 ITEMS = [(0, 0, 30), (1, 0, 1), (2, 0, 64), (3, 0, 7)]
@@ -257,8 +266,12 @@ def test_what_is_not_computed_in_one_call_says_why(tmp_path: Path) -> None:
         "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True, "decoder_sparse_step": 1,
         "mlp_only_layers": [],
     }  # fmt: skip
+    shared = {
+        **experts, "architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe", "shared_expert_intermediate_size": 24,
+    }  # fmt: skip
     cases = {
         "experts": experts,
+        "expert": shared,
         "no norm before": {**QWEN3, "architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2"},
     }  # fmt: skip
     for index, (words, fields) in enumerate(cases.items()):

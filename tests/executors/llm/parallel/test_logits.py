@@ -35,7 +35,16 @@ WINDOWS = {
 }  # fmt: skip
 """The first stage has no layer of the window's group, the second one has no other."""
 OLMO2 = {**QWEN3, "architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2"}
+SHARED = {
+    **MOE, "architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe", "shared_expert_intermediate_size": 72,
+}  # fmt: skip
+MINISTRAL = {
+    **QWEN3, "architectures": ["Ministral3ForCausalLM"], "model_type": "ministral3",
+    "rope_parameters": {"rope_type": "default", "original_max_position_embeddings": 2, "llama_4_scaling_beta": 0.3},
+}  # fmt: skip
+GLM4 = {**QWEN3, "architectures": ["Glm4ForCausalLM"], "model_type": "glm4"}
 INTEGERS = (
+    "an expert of every token, int4",
     "GGUF", "GPTQ", "GPTQ in another order of columns", "GPTQ of 4 and 8 bits", "AWQ", "experts in 4 bits", "int8", "int4",
     "int8, heads that are no blocks",
 )  # fmt: skip
@@ -89,6 +98,13 @@ def jobs(folder: Path) -> dict[str, Job]:
         "windows on the last layers": (written("windows", WINDOWS), ()),
         "norms over all heads": (written("olmo2", OLMO2), ()),
         "experts and dense layers": (written("moe", MOE), ()),
+        "an expert of every token": (written("shared", SHARED), ()),
+        "an expert of every token, int4": (
+            config(folder / "shared", **_quantized("int4")),
+            (),
+        ),
+        "queries that grow": (written("ministral3", MINISTRAL), ()),
+        "neighbours rotated": (written("glm4", GLM4), ()),
         "experts in one tensor": (
             config(experts_in_one(folder / "moe", folder / "experts-in-one"), **FLOAT32),
             (),

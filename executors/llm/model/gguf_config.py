@@ -288,7 +288,9 @@ def _experts(keys: GgufKeys, family: Family) -> dict[str, Any]:
     if keys.real("expert_weights_scale", 1.0) not in (0.0, 1.0):
         keys.refuse("expert_weights_scale", "1")
     if isinstance(family.feed_forward.normalized, str):
-        values[family.feed_forward.normalized] = keys.switch("expert_weights_norm", family.name not in ("olmoe", "qwen2_moe"))
+        values[family.feed_forward.normalized] = keys.switch(
+            "expert_weights_norm", family.name not in ("olmoe", "qwen2_moe")
+        )
     elif keys.switch("expert_weights_norm", True) is not family.feed_forward.normalized:
         keys.refuse("expert_weights_norm", str(family.feed_forward.normalized).lower())
     return values
@@ -438,8 +440,11 @@ def _kind_of_olmo2(keys: GgufKeys, row: Row) -> Row:
 def _olmo3(keys: GgufKeys, values: dict[str, Any]) -> None:
     _window_if_given(keys, values)
     _pattern(keys, values, 4)
-    theta = keys.real("rope.freq_base_swa", values["rope_theta"])
-    values["rope_parameters"] = {"sliding_attention": {"rope_type": "default", "rope_theta": theta}}
+    theta = values.pop("rope_theta")
+    values["rope_parameters"] = {
+        "full_attention": {"rope_theta": theta, **values.pop("rope_scaling", {"rope_type": "default"})},
+        "sliding_attention": {"rope_type": "default", "rope_theta": keys.real("rope.freq_base_swa", theta)},
+    }
 
 
 def _complete_exaone4(keys: GgufKeys) -> None:

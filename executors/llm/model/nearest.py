@@ -66,7 +66,13 @@ _PHI3, _OLMO2, _OLMO3, _OLMOE, _SMOLLM3 = (
     "OlmoeForCausalLM",
     "SmolLM3ForCausalLM",
 )
-_EXAONE4, _HUNYUAN, _GRANITE, _GPT2, _GLM4 = "Exaone4ForCausalLM", "HunYuanDenseV1ForCausalLM", "GraniteForCausalLM", "GPT2LMHeadModel", "Glm4ForCausalLM"
+_EXAONE4, _HUNYUAN, _GRANITE, _GPT2, _GLM4 = (
+    "Exaone4ForCausalLM",
+    "HunYuanDenseV1ForCausalLM",
+    "GraniteForCausalLM",
+    "GPT2LMHeadModel",
+    "Glm4ForCausalLM",
+)
 
 _ROWS: tuple[tuple[str, str, str], ...] = (
     # What is needed, the nearest that is served, beginnings of names.

@@ -235,7 +235,9 @@ def _stretched_theta(numbers: Fields, theta: float, dim: int) -> float:
     """Return theta alpha^(dim / (dim - 2)), in Hunyuan's form of NTK-aware scaling."""
     alpha = numbers.real("alpha")
     if alpha <= 0.0 or dim < 4:
-        raise ConfigError(f"{numbers.where}: alpha is {alpha} for heads of {dim}; more than 0 for 4 or more is needed")
+        raise ConfigError(
+            f"{numbers.where}: alpha is {alpha} for heads of {dim}; more than 0 for 4 or more is needed"
+        )
     return _checked_theta(theta * alpha ** (dim / (dim - 2)), numbers.where)
 
 

@@ -105,7 +105,9 @@ class RankDecoder(Decoder):
             odd = {id(one.down) for one in kinds if isinstance(one, Mlp)}
         moe = self.whole.moe
         if moe is not None and moe.intermediate_size % BLOCK:
-            odd |= {id(expert.down) for one in map(routed, kinds) if one is not None for expert in one.experts}
+            odd |= {
+                id(expert.down) for one in map(routed, kinds) if one is not None for expert in one.experts
+            }
         if moe is not None and moe.shared_size % BLOCK:
             odd |= {id(one.shared.down) for one in kinds if isinstance(one, SharedExperts)}
         for linear, how in super().packing(quantization):

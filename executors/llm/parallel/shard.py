@@ -109,7 +109,9 @@ def plan_shard(
     of_expert = _inner(
         config.moe.intermediate_size if config.moe else 0, size, blocks.of(expert_downs), joins=False
     )
-    of_shared = _inner(config.moe.shared_size if config.moe else 0, size, blocks.of(shared_downs), joins=False)
+    of_shared = _inner(
+        config.moe.shared_size if config.moe else 0, size, blocks.of(shared_downs), joins=False
+    )
     vocabulary = _ranges(config.vocab_size, size, _ROWS if config.vocab_size >= size * _ROWS else 1)
     layers = _ranges(config.num_layers, parallel.pipeline_parallel_size, 1)[parallel.stage]
     is_first = parallel.stage == 0
@@ -137,9 +139,9 @@ def plan_shard(
         for name, _ in naming.of_layer(whole, i, whole.layers[i])
     )
     return Shard(
-        local, config, whole.num_parameters(), layers[0], is_first, cuts, elsewhere, attention, inner.joining, of_expert.joining, of_shared.joining,
-        tuple(config.head_dim * _length(one) for one in queries), inner.widths(), vocabulary[place],
-        tuple(map(_length, vocabulary)), max(1, size // config.num_kv_heads) if attention != "whole" else size,
+        local, config, whole.num_parameters(), layers[0], is_first, cuts, elsewhere, attention, inner.joining,
+        of_expert.joining, of_shared.joining, tuple(config.head_dim * _length(one) for one in queries), inner.widths(),
+        vocabulary[place], tuple(map(_length, vocabulary)), max(1, size // config.num_kv_heads) if attention != "whole" else size,
     )  # fmt: skip
 
 
@@ -269,9 +271,7 @@ class _RankParts:
     of_expert: Range
     of_shared: Range
 
-    def cuts(
-        self, whole: Decoder, vocabulary: Range, joinings: _Joinings, place: int
-    ) -> dict[str, Cut]:
+    def cuts(self, whole: Decoder, vocabulary: Range, joinings: _Joinings, place: int) -> dict[str, Cut]:
         """Return the cuts by names; `place`: the rank's place in its stage."""
         names = self.config.family.names
         parts_of = self._of_linears(whole, joinings)

@@ -113,7 +113,8 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-moe-windows-some-dense-layers": (
         "Qwen2Moe",
         {
-            **MOE, "num_hidden_layers": 5, "decoder_sparse_step": 2, "mlp_only_layers": [3], "shared_expert_intermediate_size": 33,
+            **MOE, "num_hidden_layers": 5, "decoder_sparse_step": 2, "mlp_only_layers": [3],
+            "shared_expert_intermediate_size": 33,
             "use_sliding_window": True, "sliding_window": 13, "max_window_layers": 4, "norm_topk_prob": True, "qkv_bias": False,
         },
     ),

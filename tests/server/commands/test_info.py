@@ -35,7 +35,7 @@ from tests.tiny_model import BYTES_PER_TOKEN
 SHAPES = (
     "qwen3-tied-gqa", "llama-biases-llama3-rope", "llama-dynamic-rope", "mistral-window",
     "qwen3-moe-some-dense-layers", "gemma2-caps-alternating-windows", "gemma3-two-ropes", "phi3-longrope", "olmo2",
-    "gpt2", "gemma3-beside-images",
+    "gpt2", "gemma3-beside-images", "ministral3-growing-queries", "qwen2-moe-windows-some-dense-layers",
 )  # fmt: skip
 
 

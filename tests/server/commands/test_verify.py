@@ -34,7 +34,8 @@ SHAPES = (
     "qwen3-window-on-last-layers", "llama-biases-llama3-rope", "mistral-window", "qwen2-window-on-last-layers-yarn",
     "qwen3-moe", "gemma-one-kv-head", "gemma2-caps-alternating-windows", "gemma3-two-ropes", "phi3-window", "olmo2",
     "smollm3-some-layers-without-rope", "gpt2", "mixtral", "olmoe", "granite", "gemma3-beside-images",
-    "mistral-beside-images",
+    "mistral-beside-images", "ministral3-growing-queries", "qwen2-moe-windows-some-dense-layers", "qwen3-beside-images",
+    "glm4-neighbours-of-half-a-head", "olmo3-windows-yarn", "exaone4-windows-rotated-alone", "hunyuan-norms-last-alpha",
 )  # fmt: skip
 
 CONVERSATION = {"messages": [{"role": "user", "content": "Hi"}], "tools": [], "generation_prompt": True}

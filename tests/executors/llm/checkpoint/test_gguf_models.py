@@ -176,7 +176,9 @@ MODELS: dict[str, tuple[str, dict[str, Any], Metadata, dict[str, list[float]]]] 
         "glm4", _fields("Glm4ForCausalLM", head_dim=16, partial_rotary_factor=0.5, attention_bias=True),
         {"rope.dimension_count": 8}, {},
     ),
-    "glm4-whole-heads": ("glm4", _fields("Glm4ForCausalLM", head_dim=12, partial_rotary_factor=1.0, attention_bias=False), {}, {}),
+    "glm4-whole-heads": (
+        "glm4", _fields("Glm4ForCausalLM", head_dim=12, partial_rotary_factor=1.0, attention_bias=False), {}, {},
+    ),
     "olmo2": ("olmo2", _fields("Olmo2ForCausalLM"), {}, {}),
     "olmo3-yarn": (
         "olmo2",

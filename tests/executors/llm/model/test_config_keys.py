@@ -39,7 +39,8 @@ HARMLESS = {
 CLASSES = {
     "llama": ("Llama",), "mistral": ("Mistral",), "mistral3_text": ("Mistral", "Mistral3"), "ministral3": ("Ministral3",),
     "ministral3_text": ("Ministral3", "Mistral3"), "mixtral": ("Mixtral",),
-    "qwen2": ("Qwen2",), "qwen2_moe": ("Qwen2Moe",), "qwen3": ("Qwen3",), "qwen3_vl_text": ("Qwen3VLText", "Qwen3VL"), "qwen3_moe": ("Qwen3Moe",), "gemma": ("Gemma",), "gemma2": ("Gemma2",),
+    "qwen2": ("Qwen2",), "qwen2_moe": ("Qwen2Moe",), "qwen3": ("Qwen3",), "qwen3_vl_text": ("Qwen3VLText", "Qwen3VL"),
+    "qwen3_moe": ("Qwen3Moe",), "gemma": ("Gemma",), "gemma2": ("Gemma2",),
     "gemma3": ("Gemma3Text",), "gemma3_text": ("Gemma3Text", "Gemma3"), "phi3": ("Phi3",), "glm4": ("Glm4",), "olmo2": ("Olmo2",),
     "olmo3": ("Olmo3",), "olmoe": ("Olmoe",), "exaone4": ("Exaone4",), "hunyuan_v1_dense": ("HunYuanDenseV1",),
     "smollm3": ("SmolLM3",), "granite": ("Granite",), "gpt2": ("GPT2",),

@@ -10,8 +10,8 @@ from executors.contract.errors import ConfigError
 from executors.gguf.file import GgufTensor
 from executors.llm.model.config import DecoderConfig
 from executors.llm.model.families import family_of
-from executors.llm.model.gguf_config import served_by
 from executors.llm.model.gguf_names import names_of_weight
+from executors.llm.model.gguf_rows import served_by
 from executors.lora import LoraFile, Module
 
 _SAME_LAYOUT = {

@@ -11,8 +11,9 @@ from executors.gguf.file import GgufFile, GgufTensor
 from executors.llm.model.config import DecoderConfig
 from executors.llm.model.cuts import Range
 from executors.llm.model.family import Family
-from executors.llm.model.gguf_config import CLASSIFIER_TENSOR, ROPE_TENSORS, Row
+from executors.llm.model.gguf_config import CLASSIFIER_TENSOR, ROPE_TENSORS
 from executors.llm.model.gguf_key_table import OTHER_TENSORS
+from executors.llm.model.gguf_rows import Row
 from executors.llm.model.gguf_scales import weight_scales
 
 _LAYER_ROLES = {

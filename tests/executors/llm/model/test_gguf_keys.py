@@ -14,7 +14,7 @@ from gguf import constants
 
 from executors.contract import ConfigError
 from executors.gguf.file import GgufFile, GgufTensor
-from executors.llm.model import gguf_config, gguf_key_table
+from executors.llm.model import gguf_config, gguf_key_table, gguf_rows
 from executors.llm.model.config import config_of_gguf
 
 LLAMA_CPP = """
@@ -34,7 +34,7 @@ spatial_merge_size use_qk_norm video_token_id vision.attention.head_count vision
 source_fp8_tensors source_quantization vision_start_token_id
 """.split()
 """Keys that Ollama's converters write or wrote below the prefix (convert/convert_*.go)."""
-ARCHITECTURES = tuple(gguf_config._ROWS)
+ARCHITECTURES = tuple(gguf_rows.ROWS)
 HIDDEN, HEADS, LAYERS = 32, 2, 2
 
 

@@ -74,7 +74,6 @@ def converted(
         elif shared := _SHARED.fullmatch(layer[2]):
             own = "gate_inp" if shared[1] == "gate" else _EXPERTS[shared[1]]
             new = f"blk.{layer[1]}.ffn_{own}_shexp.{part}"
-            tensor = tensor[0] if own == "gate_inp" else tensor
         else:
             stems = {**_STEMS, **(_AFTER if arch in AFTER else {})}
             if arch == "glm4":

@@ -191,7 +191,8 @@ def _one(
     height = tensor.shape[0] if rows is None else rows[1] - rows[0]
     if heads and (height % heads or height // heads % 2):
         raise ConfigError(f"{tensor.path}: tensor {tensor.name} has {height} rows for {heads} heads")
-    shape = (1, height) if role == "shared_router" else (height, *tensor.shape[1:])  # a vector in the file
+    # The row of weights is a vector in older files.
+    shape = (1, tensor.shape[-1]) if role == "shared_router" else (height, *tensor.shape[1:])
     return Stored(
         tensor,
         shape[::-1] if turned else shape,

@@ -326,6 +326,19 @@ async def test_experts_may_have_tensors_of_their_own(tmp_path: Path):
     assert np.array_equal(await _logits(gguf), await _logits(hf))
 
 
+async def test_the_row_that_scales_an_expert_may_be_a_vector(tmp_path: Path):
+    """As older files have it."""
+    _, fields, more, _ = MODELS["qwen2moe"]
+    hf = _checkpoint(tmp_path / "hf", fields)
+    tensors = {
+        name: one[0] if "gate_inp_shexp" in name else one
+        for name, one in converted_checkpoint(hf, "qwen2moe").items()
+    }
+    file = write_gguf(tmp_path / "m.gguf", "qwen2moe", {**sizes(fields), **more}, tensors)
+
+    assert np.array_equal(await _logits(prepared(tmp_path / "p", file)), await _logits(hf))
+
+
 @pytest.mark.parametrize(
     ("metadata", "fields"),
     [

@@ -28,6 +28,7 @@ OWN = {
     "GPT2": {"n_embd": 264, "n_inner": 1032, "n_head": 4},
     "Mixtral": {**WIDE, "intermediate_size": 130},
     "Olmoe": {**WIDE, "intermediate_size": 130},
+    "Qwen2Moe": {**WIDE, "moe_intermediate_size": 130, "shared_expert_intermediate_size": 129},
     "Qwen3Moe": {**WIDE, "moe_intermediate_size": 130, "hidden_act": "silu"},
 }
 FAMILIES = [
@@ -38,6 +39,9 @@ FAMILIES = [
     ("gemma2-caps-alternating-windows", {}),
     ("gemma3-two-ropes", {"hidden_activation": "gelu", "num_hidden_layers": 3, "layer_types": None}),
     ("olmo2", {}),
+    ("qwen2-moe-shared-expert", {}),
+    ("glm4-neighbours-of-half-a-head", {}),
+    ("hunyuan-norms-last-alpha", {}),
     ("gpt2", {}),
     ("gpt2", {"activation_function": "silu"}),
 ]

@@ -28,7 +28,9 @@ ONE_OF_EACH = (
     "llama-biases-llama3-rope", "mistral-window", "mistral-beside-images", "mixtral", "qwen2-biases", "qwen3-tied-gqa",
     "qwen3-untied-one-kv-head", "qwen3-moe", "gemma-one-kv-head", "gemma2-caps-alternating-windows", "gemma3-two-ropes",
     "gemma3-beside-images", "phi3-window", "olmo2", "olmoe", "smollm3-some-layers-without-rope", "granite", "gpt2",
-    "gpt2-untied-n-inner",
+    "gpt2-untied-n-inner", "ministral3-growing-queries", "ministral3-beside-images", "olmo3-windows-yarn",
+    "exaone4-windows-rotated-alone", "glm4-neighbours-of-half-a-head", "hunyuan-norms-last-alpha", "qwen3-beside-images",
+    "qwen2-moe-windows-some-dense-layers",
 )  # fmt: skip
 UNTIED, TIED = "qwen3-untied-one-kv-head", "qwen3-tied-gqa"
 

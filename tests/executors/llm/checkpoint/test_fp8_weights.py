@@ -89,6 +89,11 @@ FORMS: dict[str, tuple[dict[str, Any], str, Rounded]] = {
     "one number": (
         {"quant_method": "fp8", "activation_scheme": "static"}, "weight_scale", _by_tensor,
     ),
+    "one number, as Mistral writes it": (
+        {"quant_method": "fp8", "activation_scheme": "static", "dequantize": False, "weight_block_size": None,
+         "modules_to_not_convert": ["model.vision_tower", "model.multi_modal_projector", "lm_head"]},
+        "weight_scale_inv", _by_tensor,
+    ),
     "a number in a list": (
         _compressed("naive-quantized", "tensor"), "weight_scale", lambda w: (_by_tensor(w)[0], _by_tensor(w)[1].view(1)),
     ),
@@ -111,7 +116,8 @@ def write_fp8(source: Path, target: Path, form: str, **extra: torch.Tensor) -> t
             scales = scales.bfloat16().float() if form == "rows" else scales
             stored[name], stored[f"{name.removesuffix('weight')}{suffix}"] = data, scales.contiguous()
             if scheme.get("activation_scheme") == "static":
-                stored[f"{name.removesuffix('weight')}input_scale"] = torch.tensor(0.02)
+                own = "activation_scale" if "Mistral" in form else "input_scale"
+                stored[f"{name.removesuffix('weight')}{own}"] = torch.tensor(0.02)
             scales = scales.float()
             rows = scales.repeat_interleave(GROUP, 0)[: len(data)] if "blocks" in form else scales
             exact[name] = widened(data, rows.reshape(1, 1) if rows.numel() == 1 else rows)
@@ -160,6 +166,25 @@ async def logits(
 def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
     """Share of the deviation of the logits."""
     return float((found - expected).norm() / (expected - expected.mean(-1, keepdim=True)).norm())
+
+
+async def test_ministral_as_published(tmp_path: Path) -> None:
+    """Queries grow within the prompt."""
+    ropes = {
+        "rope_type": "default",
+        "rope_theta": 1e4,
+        "original_max_position_embeddings": 4,
+        "llama_4_scaling_beta": 0.3,
+    }
+    fields = {
+        **SMALL, "architectures": ["Ministral3ForCausalLM"], "model_type": "ministral3", "rope_parameters": ropes,
+    }  # fmt: skip
+    source = write_checkpoint(tmp_path / "source", fields)
+    fp8, wide = write_fp8(source, tmp_path, "one number, as Mistral writes it")
+    expected, _ = await logits(wide)
+    assert distance((await logits(fp8))[0], expected) < 1e-5
+    found, executor = await logits(fp8, "torch")
+    assert 1e-4 < distance(found, expected) < 0.08 and executor.info().quantization == "fp8"
 
 
 @pytest.mark.parametrize("form", FORMS)

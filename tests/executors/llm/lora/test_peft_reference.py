@@ -120,6 +120,14 @@ def check_equal(found: np.ndarray, expected: np.ndarray, about: str) -> None:
         ("olmo2", "all-linear"),
         ("granite", "all-linear"),
         ("qwen2-biases", "all-linear"),
+        ("ministral3-growing-queries", "all-linear"),
+        ("glm4-neighbours-of-half-a-head", "all-linear"),
+        ("hunyuan-norms-last-alpha", "all-linear"),
+        ("olmo3-windows-yarn", "all-linear"),
+        ("exaone4-windows-rotated-alone", "all-linear"),
+        # Of experts the one of every token alone.
+        ("qwen2-moe-shared-expert", [*ATTENTION, "gate_proj", "up_proj", "down_proj"]),
+        ("qwen3-beside-images", [*ATTENTION, "gate_proj"]),
         ("mixtral", ATTENTION),
         ("qwen3-moe", ATTENTION),
         # Its pairs for the part that reads images are left out.
@@ -234,6 +242,10 @@ async def test_what_peft_writes_and_changes_the_model_is_refused(
         ("phi3-window", "phi3"),
         ("gpt2", "gpt2"),
         ("granite", "granite"),
+        ("ministral3-growing-queries", "mistral3"),
+        ("glm4-neighbours-of-half-a-head", "glm4"),
+        ("hunyuan-norms-last-alpha", "hunyuan-dense"),
+        ("exaone4-windows-rotated-alone", "exaone4"),
         ("olmo2", "olmo2"),
     ],
 )

@@ -1,0 +1,82 @@
+"""Models beside transformers at real lengths: windows of 4,096 tokens left behind, and queries that have grown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from executors.contract import DecodeInput, LogitsMode, PrefillInput, Tensor
+from executors.contract.batch import KvCacheHandle
+from tests.executors.llm import models
+from tests.executors.llm.driver import start
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(180)]
+
+LENGTH, CHUNK, BLOCK = 4300, 512, 16
+_SMALL: dict[str, Any] = {
+    "vocab_size": 131, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "intermediate_size": 40, "max_position_embeddings": 8192, "tie_word_embeddings": False, "pad_token_id": 0,
+}  # fmt: skip
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "olmo3": (
+        "Olmo3",
+        {
+            **_SMALL, "sliding_window": 4096,
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "yarn", "rope_theta": 500000.0, "factor": 8.0, "original_max_position_embeddings": 1024,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500000.0},
+            },
+        },
+    ),
+    "exaone4": ("Exaone4", {**_SMALL, "sliding_window": 4096}),
+    "ministral3": (
+        "Ministral3",
+        {
+            **_SMALL, "head_dim": 16, "rope_parameters": {**models.MINISTRAL_ROPE, "original_max_position_embeddings": 1024},
+        },
+    ),
+    "glm4": ("Glm4", {**_SMALL, "head_dim": 16}),
+    "hunyuan": (
+        "HunYuanDenseV1",
+        {**_SMALL, "head_dim": 16, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0}},
+    ),
+    "qwen2-moe": (
+        "Qwen2Moe",
+        {
+            **_SMALL, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 24, "use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 3,
+        },
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHAPES)
+async def test_logits_of_a_long_prompt_and_of_tokens_behind_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(models.SHAPES, name, SHAPES[name])
+    ref = models.build(name, tmp_path / "model")
+    ids = np.random.default_rng(3).integers(1, 131, LENGTH).tolist()
+    expected = ref.logits(ids)
+    executor = await start(ref.path, max_model_len=LENGTH + BLOCK, block_size=BLOCK)
+    blocks = np.random.default_rng(4).permutation(LENGTH // BLOCK + 2).astype(np.int32)
+    found = []
+    for begin in range(0, LENGTH - 4, CHUNK):
+        part = ids[begin : min(begin + CHUNK, LENGTH - 4)]
+        kv = KvCacheHandle(1, (blocks,), begin)
+        given = PrefillInput(Tensor.of([part], "int32"), kv_cache=kv, pos_offset=begin, logits=LogitsMode.ALL)
+        found.append((await executor.prefill(given)).logits.numpy()[0])
+    for at in range(LENGTH - 4, LENGTH):
+        kv = KvCacheHandle(1, (blocks,), at)
+        [output] = await executor.batch_decode([DecodeInput(Tensor.of([[ids[at]]], "int32"), kv, at)])
+        found.append(output.last_token_logits()[None])
+    await executor.shutdown()
+
+    rows = np.concatenate(found)
+    assert np.abs(rows - expected).max() < 1e-4
+    assert (rows.argmax(-1) == expected.argmax(-1)).mean() > 0.999

@@ -43,7 +43,10 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4": ("Glm4", {**_SMALL, "head_dim": 16}),
     "hunyuan": (
         "HunYuanDenseV1",
-        {**_SMALL, "head_dim": 16, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0}},
+        {
+            **_SMALL, "head_dim": 16,
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0},
+        },
     ),
     "qwen2-moe": (
         "Qwen2Moe",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -299,7 +300,8 @@ def write(kind: str, fields: dict[str, Any], directory: Path, seed: int, **save:
     """Write a checkpoint of transformers' `kind`; weights are large enough for peaked, position-dependent logits."""
     import transformers
 
-    config = getattr(transformers, f"{kind}Config")(**fields, bos_token_id=None, eos_token_id=None)
+    # Copies: transformers writes into the objects that it is given, which shapes share.
+    config = getattr(transformers, f"{kind}Config")(**copy.deepcopy(fields), bos_token_id=None, eos_token_id=None)
     torch.manual_seed(seed)
     # The plain form: fused ones leave out the bound of scores.
     config._attn_implementation = "eager"

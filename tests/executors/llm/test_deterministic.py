@@ -4,6 +4,7 @@ The shapes are odd on purpose. torch computes what does not fill a vector, at th
 instructions: with sizes that are multiples of 64 and few threads that happens to make no difference.
 """
 
+import copy
 import json
 import random
 
@@ -59,7 +60,7 @@ def write(name, changes, folder):
     import transformers
 
     kind, fields = SHAPES[name]
-    fields = {**fields, **OWN.get(kind, WIDE), "vocab_size": VOCABULARY, **changes}
+    fields = {**copy.deepcopy(fields), **OWN.get(kind, WIDE), "vocab_size": VOCABULARY, **changes}
     config = getattr(transformers, f"{kind}Config")(**fields, bos_token_id=None, eos_token_id=None).to_dict()
     config["architectures"] = [MODEL_CLASSES.get(kind, f"{kind}ForCausalLM")]
     (folder / "config.json").write_text(json.dumps(config, default=str))

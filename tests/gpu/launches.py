@@ -43,9 +43,9 @@ from executors.llm.model.caches import kv_group
 from executors.llm.model.config import DecoderConfig, parse_config
 from executors.llm.model.decoder import Decoder
 from executors.llm.model.fp8 import E4M3, Fp8Plan
-from executors.llm.model.layers.experts import Experts
 from executors.llm.model.layers.mlp import Mlp
 from executors.llm.model.linear import StoredFormat
+from executors.llm.parallel.shard import routed
 from executors.llm.sampling.triton_sampler import TritonSampler
 from executors.llm.step.launched.graphs import MIXED_TOKENS, adapted_shapes, decode_shapes, mixed_shapes
 from executors.llm.step.launched.inputs import DeviceStep, DeviceTables, StepShape, num_words
@@ -96,6 +96,26 @@ _MOE = _SMALL | {
     "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
 }  # fmt: skip
 """Qwen3-30B-A3B."""
+_SHARED = _MOE | {
+    "architectures": ["Qwen2MoeForCausalLM"], "num_attention_heads": 16, "num_key_value_heads": 16, "num_experts": 60,
+    "num_experts_per_tok": 4, "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632, "norm_topk_prob": False,
+}  # fmt: skip
+"""Qwen1.5-MoE-A2.7B: an expert of every token."""
+_GLM4 = _SMALL | {
+    "architectures": ["Glm4ForCausalLM"], "hidden_size": 4096, "intermediate_size": 13696, "num_attention_heads": 32,
+    "num_key_value_heads": 2, "vocab_size": 151552, "tie_word_embeddings": False,
+}  # fmt: skip
+"""GLM-4-9B: rotation of neighbours."""
+_HUNYUAN = _SMALL | {
+    "architectures": ["HunYuanDenseV1ForCausalLM"], "hidden_size": 3072, "intermediate_size": 8192, "num_attention_heads": 32,
+    "vocab_size": 120818,
+}  # fmt: skip
+"""Hunyuan-4B: norms behind rotation."""
+_MINISTRAL = _SMALL | {
+    "architectures": ["Ministral3ForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
+    "vocab_size": 131072, "tie_word_embeddings": False,
+}  # fmt: skip
+"""Ministral-3-8B: queries that grow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +168,10 @@ CASES = (
     Case("Gemma-2-9B", _GEMMA),
     Case("Qwen2.5-7B", _QWEN2),
     Case("Gemma-2B", _GEMMA1),
+    Case("Qwen1.5-MoE-A2.7B", _SHARED),
+    Case("GLM-4-9B", _GLM4),
+    Case("Hunyuan-4B", _HUNYUAN),
+    Case("Ministral-3-8B", _MINISTRAL),
     # The rest: each head size, group, page and type beside each other, with and without a window and softcap.
     Case("64 / 1, fp16", _heads(_MISTRAL, 8, 8, 64), _FP16, 32),
     Case("64 / 2, e4m3 KV", _heads(_SMALL, 16, 8, 64), _BF16, 64, narrow=True),
@@ -314,8 +338,8 @@ def _serve(case: Case) -> None:
     if case.steady:
         model.be_steady()
     for layer in model.layers:
-        if isinstance(layer.feed_forward, Experts):
-            layer.feed_forward.stacked = partial(_stacked, layer.feed_forward.experts)  # type: ignore[method-assign]
+        if (experts := routed(layer.feed_forward)) is not None:
+            experts.stacked = partial(_stacked, experts.experts)  # type: ignore[method-assign]
     attention = TritonAttention(kv_group(model), case.steady)
     attention.rule = piece_rule(kv_group(model), PROCESSORS, case.steady)
     fuse(attention, model)

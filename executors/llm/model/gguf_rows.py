@@ -98,8 +98,9 @@ def _glm4(keys: GgufKeys, values: dict[str, Any]) -> None:
 def _hunyuan(keys: GgufKeys, values: dict[str, Any]) -> None:
     """Read alpha. llama.cpp's converter writes a freq_base that is stretched by it instead, and no alpha. One expert, of which
     older files speak, is the MLP."""
-    if keys.get("expert_count", 0) == 1:
-        keys.name("expert_count"), keys.name("expert_used_count")
+    if keys.get("expert_count", 0) not in (0, 1):
+        keys.refuse("expert_count", "0 and 1")
+    keys.name("expert_used_count")
     alpha = keys.real("rope.scaling.alpha", 0.0)
     if alpha > 0.0:
         if "rope_scaling" in values:

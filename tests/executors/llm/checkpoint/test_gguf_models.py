@@ -213,7 +213,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], Metadata, dict[str, list[float]]]] 
     "hunyuan-alpha": (
         "hunyuan-dense",
         _fields("HunYuanDenseV1ForCausalLM", rope_scaling={"type": "dynamic", "alpha": 7.0, "factor": 1.0}, attention_bias=True),
-        {"rope.scaling.alpha": 7.0}, {},
+        {"rope.scaling.alpha": 7.0, "expert_count": 1, "expert_used_count": 1}, {},
     ),
     "granite": (
         "granite",

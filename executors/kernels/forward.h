@@ -2,7 +2,7 @@
 //
 //   x = embed[token]                                                                       x: fp32, the residual stream
 //   per layer:  norm(x) -> qkv -> norm of heads, rotate, keys and values to their cells -> attention -> o, added to x
-//               norm(x) -> gate and up, activation -> down, added to x; some families norm what is added
+//               norm(x) -> gate and up, activation -> down, added to x; some families norm what is added, some that alone
 //   out = norm(x)
 //
 // Phases are separated by barriers; within one, threads take rows, panels or pieces of attention from a counter. Every row
@@ -23,8 +23,8 @@ namespace {
 
 struct Layer {
   const Linear *qkv, *o, *gate_up, *down;
-  const float *attn_norm, *mlp_norm;  // [hidden]
-  const float *q_norm, *k_norm;       // [head_dim], or null
+  const float *attn_norm, *mlp_norm;  // [hidden], or null
+  const float *q_norm, *k_norm;       // [head_dim], or of all heads, or null
   const float *attn_post_norm, *mlp_post_norm;  // [hidden], of what is added to x; or null
   const float* rotary;                // [positions][2][rotary_dim / 2] cosines and sines, or null
 };
@@ -34,6 +34,7 @@ struct Model {
   int64_t post_norms;  // whether a layer has one
   int64_t neighbours;  // whether elements 2 i and 2 i + 1 are rotated together, not i and i + rotary_dim / 2
   int64_t norm_last;   // whether heads are normed after they are rotated
+  int64_t norm_all;    // whether queries and keys are normed over all heads, not each head alone
   const Layer* layers;
   const float* final_norm;
   const float* query_factors;  // [positions], what queries are multiplied by, or null
@@ -213,9 +214,11 @@ struct Forward {
 
   void norm_rows(Counter& counter, const float* weight, const Linear& next, float* line) {
     rows(counter, [&](int64_t t) {
+      const float* row = x + t * m.hidden;
       float* normed = c.adapters ? wide + t * m.hidden : line;
-      rms_norm(normed, x + t * m.hidden, weight, m.hidden, m.eps);
-      convert(next, t, normed, line);
+      if (weight) rms_norm(normed, row, weight, m.hidden, m.eps);
+      else if (c.adapters) memcpy(normed, row, m.hidden * sizeof(float));
+      convert(next, t, weight ? normed : row, line);
     });
   }
 
@@ -256,9 +259,13 @@ struct Forward {
     float *keys = token + q_size(), *values = keys + m.kv_heads * m.head_dim;
     int64_t size = m.head_dim;
     const float* table = layer.rotary ? layer.rotary + c.positions[t] * m.rotary_dim : nullptr;
+    if (m.norm_all) {
+      rms_norm(token, token, layer.q_norm, q_size(), m.eps);
+      rms_norm(keys, keys, layer.k_norm, m.kv_heads * size, m.eps);
+    }
     for (int64_t h = 0; h < m.heads + m.kv_heads; h++) {
       float* head = token + h * size;
-      const float* weight = h < m.heads ? layer.q_norm : layer.k_norm;
+      const float* weight = m.norm_all ? nullptr : h < m.heads ? layer.q_norm : layer.k_norm;
       if (weight && !m.norm_last) rms_norm(head, head, weight, size, m.eps);
       if (table) m.neighbours ? rotate_neighbours(head, table, m.rotary_dim) : rotate(head, table, m.rotary_dim);
       if (weight && m.norm_last) rms_norm(head, head, weight, size, m.eps);

@@ -59,6 +59,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
             "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.4,
         },
     },
+    "no norms before, windows": {
+        **SMALL, "architectures": ["Exaone4ForCausalLM"], "model_type": "exaone4", "sliding_window": 6,
+        "sliding_window_pattern": 2,
+    },
+    "norms over all heads": {
+        **SMALL, "architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "sliding_window": 6,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
     "neighbours rotated": {**SMALL, "architectures": ["Glm4ForCausalLM"], "model_type": "glm4", "attention_bias": True},
     "norms last": {
         **SMALL, "architectures": ["HunYuanDenseV1ForCausalLM"], "model_type": "hunyuan_v1_dense",

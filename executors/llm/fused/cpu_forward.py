@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from executors.llm.model.api import Attend, ForwardInput
     from executors.llm.model.decoder import Decoder
     from executors.llm.model.layers.layer import Layer
+    from executors.llm.model.layers.norms import Norm
     from executors.llm.model.linear import Linear
     from executors.llm.row_loras import KernelLoras
 
@@ -64,7 +65,7 @@ class _Model(ctypes.Structure):
     _fields_ = [
         *((name, I64) for name in (
             "dtype", "kind", "hidden", "heads", "kv_heads", "head_dim", "rotary_dim", "inner", "activation", "num_layers",
-            "post_norms", "neighbours", "norm_last",
+            "post_norms", "neighbours", "norm_last", "norm_all",
         )),
         ("layers", POINTER), ("final_norm", POINTER), ("query_factors", POINTER), ("eps", _FLOAT), ("embed_scale", _FLOAT),
     ]  # fmt: skip
@@ -99,12 +100,10 @@ def why_not(decoder: Decoder) -> str | None:
         "several ranks": not decoder.alone,
         "layers without attention": any(not isinstance(layer.mixer, Attention) for layer in decoder.layers),
         "LayerNorm": family.stream.norm == "layer",
-        "no norm before attention": not family.names.attn_norm or not family.names.mlp_norm,
         "scaled sublayers": config.residual_scale != 1.0,
         "experts": config.moe is not None,
         "an ungated MLP": not family.names.gate and not family.names.gate_up,
         f"the activation {config.activation}": config.activation not in ACTIVATIONS,
-        "a norm over all query heads": family.attention.qk_norm == "full",
         "learned positions": decoder.position_embed is not None,
         f"heads of {config.head_dim}": config.head_dim > MAX_HEAD_DIM,
         "KV in fp8": decoder.kv_dtype not in (None, torch.int8),
@@ -149,6 +148,7 @@ class CpuForward:
             rotary_dim, config.intermediate_size, ACTIVATIONS[config.activation], len(layers),
             int(bool(config.family.names.attn_post_norm or config.family.names.mlp_post_norm)),
             int(any(rope.neighbours for rope in config.ropes)), int(config.family.attention.norm_last),
+            int(config.family.attention.qk_norm == "full"),
             ctypes.addressof(self._layers), self._floats(decoder, decoder.final_norm.weight),
             None if factors is None else factors.data_ptr(), config.norm_eps, decoder.embed_scale,
         )  # fmt: skip
@@ -157,19 +157,18 @@ class CpuForward:
 
     def _layer(self, decoder: Decoder, layer: Layer) -> _Layer:
         weights = _weights(layer)
-        assert layer.attn_norm is not None and layer.mlp_norm is not None
-        q_norm = k_norm = None
-        qk_norm = layer.attention.qk_norm
+        attention = layer.attention
+        q_norm, k_norm = _weight(attention.q_norm), _weight(attention.k_norm)
+        qk_norm = attention.qk_norm
         if qk_norm is not None:  # one row of weights per head, all queries' the same
             q_norm, k_norm = qk_norm[0], qk_norm[-1]
         rope = layer.config.rope
         self._pointees.append((weights, decoder.rotary))
         return _Layer(
             weights.qkv.address, weights.o.address, weights.gate_up.address, weights.down.address,
-            self._floats(decoder, layer.attn_norm.weight), self._floats(decoder, layer.mlp_norm.weight),
+            self._floats(decoder, _weight(layer.attn_norm)), self._floats(decoder, _weight(layer.mlp_norm)),
             self._floats(decoder, q_norm), self._floats(decoder, k_norm),
-            *(self._floats(decoder, None if norm is None else norm.weight)
-              for norm in (layer.attn_post_norm, layer.mlp_post_norm)),
+            *(self._floats(decoder, _weight(norm)) for norm in (layer.attn_post_norm, layer.mlp_post_norm)),
             None if rope is None else decoder.rotary[rope].data_ptr(),
         )  # fmt: skip
 
@@ -215,6 +214,10 @@ class CpuForward:
         if self._forward(ctypes.addressof(self._model), ctypes.addressof(call)):
             raise OutOfMemory(OUT_OF_MEMORY)
         return out
+
+
+def _weight(norm: Norm | None) -> torch.Tensor | None:
+    return None if norm is None else norm.weight
 
 
 def _weights(layer: Layer) -> _Weights:

@@ -44,10 +44,8 @@ def why_not(decoder: Decoder) -> str | None:
             not isinstance(layer.feed_forward, Mlp | Experts | SharedExperts) for layer in decoder.layers
         ),
         "LayerNorm": family.stream.norm == "layer",
-        "no norm before attention": not family.names.attn_norm or not family.names.mlp_norm,
         "an ungated MLP": config.moe is None and not family.names.gate and not family.names.gate_up,
         f"the activation {config.activation}": config.activation not in KINDS,
-        "a norm over all query heads": family.attention.qk_norm == "full",
         "learned positions": decoder.position_embed is not None,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
@@ -103,7 +101,6 @@ class TritonForward:
     ) -> torch.Tensor:
         """Compute what is to be added to `residual` after a layer, given that of the layer before, `x`."""
         layer, adapters, ranges = self._decoder.layers[index], inputs.adapters, self._decoder.ranges
-        assert layer.attn_norm is not None and layer.mlp_norm is not None
         with ranges("attention"):
             normed = self._norm(layer.attn_norm, x, residual)
             attended = self._attend(
@@ -136,8 +133,10 @@ class TritonForward:
         scale = self._decoder.config.residual_scale
         return x if scale == 1.0 else x * scale
 
-    def _norm(self, norm: Norm, x: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:
-        """Compute the norm of `residual`. If `x` is given, it is first added to `residual` in place."""
+    def _norm(self, norm: Norm | None, x: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:
+        """Compute the norm of `residual`; None: the same tensor. If `x` is given, it is first added to `residual` in place."""
+        if norm is None:
+            return residual if x is None else residual.add_(x)
         if x is None:
             return rms_norm(residual, norm.weight, norm.eps, plus_one=self._plus_one)
         return rms_norm(x, norm.weight, norm.eps, residual=residual, plus_one=self._plus_one)
@@ -148,6 +147,11 @@ class TritonForward:
         """Compute [T, heads * head_dim] from the output of `layer.qkv`."""
         config, rope = self._decoder.config, layer.attention.rope
         to = attend.stored(index)
+        q_norm, k_norm = layer.attention.q_norm, layer.attention.k_norm
+        if q_norm is not None and k_norm is not None:  # over all heads
+            q, k, v = qkv.split((config.q_size, config.kv_size, config.kv_size), -1)
+            normed = (self._norm(norm, None, part.contiguous()) for norm, part in ((q_norm, q), (k_norm, k)))
+            qkv = torch.cat((*normed, v), -1)
         q = rotate_and_store(
             qkv, to.kv, to.cells, config.num_heads,
             positions=positions, table=None if rope is None else self._decoder.rotary[rope], norms=layer.attention.qk_norm,

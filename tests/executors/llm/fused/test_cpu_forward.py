@@ -63,6 +63,13 @@ MODELS: dict[str, dict[str, Any]] = {
             "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3,
         },
     },
+    "olmo2": {**QWEN3, "architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2"},
+    "olmo3-windows": {
+        **QWEN3, "architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "sliding_window": 9, "num_hidden_layers": 4,
+    },
+    "exaone4-windows": {
+        **QWEN3, "architectures": ["Exaone4ForCausalLM"], "model_type": "exaone4", "sliding_window": 9, "num_hidden_layers": 4,
+    },
     "glm4-neighbours": {**QWEN3, "architectures": ["Glm4ForCausalLM"], "model_type": "glm4", "attention_bias": True},
     "hunyuan-norms-last": {**QWEN3, "architectures": ["HunYuanDenseV1ForCausalLM"], "model_type": "hunyuan_v1_dense"},
 }  # fmt: skip
@@ -272,7 +279,9 @@ def test_what_is_not_computed_in_one_call_says_why(tmp_path: Path) -> None:
     cases = {
         "experts": experts,
         "expert": shared,
-        "no norm before": {**QWEN3, "architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2"},
+        "scaled sublayers": {
+            **QWEN3, "architectures": ["GraniteForCausalLM"], "model_type": "granite", "residual_multiplier": 0.3,
+        },
     }  # fmt: skip
     for index, (words, fields) in enumerate(cases.items()):
         decoder = Decoder(

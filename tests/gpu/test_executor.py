@@ -67,6 +67,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
         **SMALL, "architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "sliding_window": 6,
         "layer_types": ["sliding_attention", "full_attention"],
     },
+    "norms over all heads, experts": {
+        **SMALL, "architectures": ["OlmoeForCausalLM"], "model_type": "olmoe", "num_experts": 8, "num_experts_per_tok": 3,
+        "intermediate_size": 24, "norm_topk_prob": False,
+    },
     "neighbours rotated": {**SMALL, "architectures": ["Glm4ForCausalLM"], "model_type": "glm4", "attention_bias": True},
     "norms last": {
         **SMALL, "architectures": ["HunYuanDenseV1ForCausalLM"], "model_type": "hunyuan_v1_dense",

@@ -678,7 +678,7 @@ FAULTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "window": ("qwen3", {"attention.sliding_window": 99}, "qwen3.attention.sliding_window 99 is not supported for"),
     "softcap": ("olmo2", {"final_logit_softcapping": 30.0}, "olmo2.final_logit_softcapping 30.0 is not supported"),
     "causal": ("qwen3", {"attention.causal": False}, "qwen3.attention.causal false is not supported"),
-    "temperature": ("mistral3-yarn", {"attention.temperature_scale": 0.1}, "mistral3.attention.temperature_scale 0.1"),
+    "temperature": ("llama", {"attention.temperature_scale": 0.1}, "llama.attention.temperature_scale 0.1"),
     "scale": ("gemma2", {"attention.scale": 0.3}, "gemma2.attention.scale 0.3 is not supported"),
     "experts": ("qwen3moe", {"expert_count": 7}, "qwen3moe.expert_count is 7; blk.0.ffn_gate_exps.weight has 6"),
     "shared experts": ("qwen3moe", {"expert_shared_count": 1}, "qwen3moe.expert_shared_count 1 is not supported"),

@@ -168,6 +168,7 @@ def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found - expected).norm() / (expected - expected.mean(-1, keepdim=True)).norm())
 
 
+@pytest.mark.long
 async def test_ministral_as_published(tmp_path: Path) -> None:
     """Queries grow within the prompt."""
     ropes = {

@@ -17,7 +17,20 @@ from executors.kernels.triton.tuning import choose
 
 
 @triton.jit
-def _normed(one, two, tail, weight, at_one, at_two, at_tail, is_low, is_rest, eps, DIM: tl.constexpr, PLUS_ONE: tl.constexpr):
+def _normed(
+    one,
+    two,
+    tail,
+    weight,
+    at_one,
+    at_two,
+    at_tail,
+    is_low,
+    is_rest,
+    eps,
+    DIM: tl.constexpr,
+    PLUS_ONE: tl.constexpr,
+):
     """RMS norm of heads in three parts, which lie at these places of a head."""
     squares = tl.sum(one * one, 1) + tl.sum(two * two, 1) + tl.sum(tail * tail, 1)
     scale = (1.0 / tl.sqrt(squares / DIM + eps))[:, None]

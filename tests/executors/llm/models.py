@@ -301,7 +301,9 @@ def write(kind: str, fields: dict[str, Any], directory: Path, seed: int, **save:
     import transformers
 
     # Copies: transformers writes into the objects that it is given, which shapes share.
-    config = getattr(transformers, f"{kind}Config")(**copy.deepcopy(fields), bos_token_id=None, eos_token_id=None)
+    config = getattr(transformers, f"{kind}Config")(
+        **copy.deepcopy(fields), bos_token_id=None, eos_token_id=None
+    )
     torch.manual_seed(seed)
     # The plain form: fused ones leave out the bound of scores.
     config._attn_implementation = "eager"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from executors.contract import DecodeInput, LogitsMode, PrefillInput, Tensor
+from executors.contract import DecodeInput, KvGroup, LogitsMode, PrefillInput, Tensor
 from executors.contract.batch import KvCacheHandle
 from tests.executors.llm import models
 from tests.executors.llm.driver import start
@@ -58,6 +58,12 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+def _table(group: KvGroup) -> np.ndarray:
+    """Blocks of a sequence, int32: in no order, or in a circle where a window leaves blocks behind."""
+    places = np.arange(LENGTH // BLOCK + 2, dtype=np.int32)
+    return np.random.default_rng(4).permutation(places) if group.window is None else places % group.num_blocks
+
+
 @pytest.mark.parametrize("name", SHAPES)
 async def test_logits_of_a_long_prompt_and_of_tokens_behind_it(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -67,15 +73,15 @@ async def test_logits_of_a_long_prompt_and_of_tokens_behind_it(
     ids = np.random.default_rng(3).integers(1, 131, LENGTH).tolist()
     expected = ref.logits(ids)
     executor = await start(ref.path, max_model_len=LENGTH + BLOCK, block_size=BLOCK)
-    blocks = np.random.default_rng(4).permutation(LENGTH // BLOCK + 2).astype(np.int32)
+    tables = tuple(_table(group) for group in executor.kv_layout().groups)
     found = []
     for begin in range(0, LENGTH - 4, CHUNK):
         part = ids[begin : min(begin + CHUNK, LENGTH - 4)]
-        kv = KvCacheHandle(1, (blocks,), begin)
+        kv = KvCacheHandle(1, tables, begin)
         given = PrefillInput(Tensor.of([part], "int32"), kv_cache=kv, pos_offset=begin, logits=LogitsMode.ALL)
         found.append((await executor.prefill(given)).logits.numpy()[0])
     for at in range(LENGTH - 4, LENGTH):
-        kv = KvCacheHandle(1, (blocks,), at)
+        kv = KvCacheHandle(1, tables, at)
         [output] = await executor.batch_decode([DecodeInput(Tensor.of([[ids[at]]], "int32"), kv, at)])
         found.append(output.last_token_logits()[None])
     await executor.shutdown()

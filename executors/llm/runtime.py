@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -33,6 +32,7 @@ from executors.llm.memory import sizing, state_limits
 from executors.llm.memory.cgroup import PressureGauge, memory_limit
 from executors.llm.memory.kv_groups import blocks_of_sequence
 from executors.llm.memory.kv_plan import KvPlan
+from executors.llm.memory.kv_toucher import KvToucher
 from executors.llm.memory.status import memory_usage
 from executors.llm.model.api import LoadedModel
 from executors.llm.spec.companion import DraftCompanion
@@ -49,7 +49,7 @@ _TOUCH_MOST = 4 << 30
 
 @dataclass(slots=True)
 class ExecutorRuntime:
-    """The parts that the executor's warmup builds. Setting `dropped` stops the preparation of memory in the background."""
+    """The parts that the executor's warmup builds."""
 
     source: LoadedModel
     info: ModelInfo
@@ -61,7 +61,8 @@ class ExecutorRuntime:
     draft: LoadedModel | None = None
     """The draft model, and `companion`, which runs it; None without one."""
     companion: DraftCompanion | None = None
-    dropped: bool = False
+    toucher: KvToucher | None = None
+    """Prepares memory in the background; None before `touch_kv`, and where there is nothing to prepare."""
     pace: Pace | None = None
     """Pace of steps, as `measure` found it; None until then."""
 
@@ -196,9 +197,11 @@ class ExecutorRuntime:
                 self.unified.states.clear()
 
     def close(self) -> None:
-        """Stop background work; nothing is computed after this call."""
+        """Stop background work and wait for its end; nothing is computed after this call."""
         self.unified.states.grammars.close()
-        self.dropped = True
+        if self.toucher is not None:
+            self.toucher.stop()
+            self.toucher = None
 
     def touch_kv(self) -> None:
         """Make the memory of the first blocks resident in a background thread before requests need it. Does nothing if KV
@@ -207,7 +210,4 @@ class ExecutorRuntime:
         if self.plan.layout.on_demand or kernels is None or cache.spec.device.type != "cpu":
             return
         num_bytes = min(_TOUCH_MOST, cache.num_bytes, memory_limit().available // 4)
-        threads = torch.get_num_threads()
-        for i in range(threads):
-            arguments = kernels, num_bytes, (i, threads), lambda: self.dropped
-            threading.Thread(target=cache.touch, args=arguments, name="kv-memory", daemon=True).start()
+        self.toucher = KvToucher(cache, kernels, num_bytes, torch.get_num_threads())

@@ -7,7 +7,9 @@ and a crash ends the server.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import concurrent.futures
+import contextlib
 import enum
 import threading
 from collections import deque
@@ -48,6 +50,8 @@ from executors.contract import (
 from executors.process.guard import StepGuard, being_cancelled, typed
 
 T = TypeVar("T")
+_LEAVE_S = 1.0
+"""Seconds that the end of the interpreter waits for a thread that computes."""
 
 
 class _Kind(enum.Enum):
@@ -69,14 +73,14 @@ class _ExecutorThread(threading.Thread):
     """An event loop on a thread that begins jobs in the order of `submit`, most of them one after the other."""
 
     def __init__(self) -> None:
-        super().__init__(
-            name="executor", daemon=True
-        )  # daemon: one that hangs must not hold up the interpreter's end
+        # A daemon: one that hangs must not hold up the interpreter's end for longer than `_leave` does.
+        super().__init__(name="executor", daemon=True)
         self._loop = asyncio.new_event_loop()
         self._jobs: asyncio.Queue[_Job[Any] | None] = asyncio.Queue()
         self._out: deque[asyncio.Task[None]] = deque()
         """Jobs that run concurrently with others."""
         self._worker = self._loop.create_task(self._work())
+        atexit.register(self._leave)
         self.start()
 
     def run(self) -> None:
@@ -94,6 +98,7 @@ class _ExecutorThread(threading.Thread):
                 if (job := self._jobs.get_nowait()) is not None:
                     job.future.set_exception(NotReady("the executor was shut down"))
             self._loop.close()
+            atexit.unregister(self._leave)
 
     async def _work(self) -> None:
         while (job := await self._jobs.get()) is not None:
@@ -134,6 +139,13 @@ class _ExecutorThread(threading.Thread):
     def abandon(self) -> None:
         """End at once: the running job and those after it fail with NotReady. Blocking code continues on the thread."""
         self._loop.call_soon_threadsafe(self._worker.cancel)
+
+    def _leave(self) -> None:
+        """End a thread that was not shut down before the interpreter ends: that would unwind it through C++ code, which aborts
+        the process."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed already
+            self.abandon()
+        self.join(_LEAVE_S)
 
 
 class InlineExecutor(BatchModelExecutor):
@@ -303,6 +315,7 @@ class InlineExecutor(BatchModelExecutor):
         self._thread.stop()
         await asyncio.wait((asyncio.wrap_future(ended),), timeout=self._shutdown_s)
         if ended.done():
+            self._thread.join()  # what is left to do there takes no time
             ended.result()
         else:
             self._thread.abandon()

@@ -1,6 +1,8 @@
 """InlineExecutor keeps RemoteExecutor's semantics on a thread."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -24,7 +26,7 @@ from executors.contract import (
 )
 from executors.process.inline import InlineExecutor
 from tests.executors.process import stub
-from tests.executors.process.helpers import config, step, until
+from tests.executors.process.helpers import config, step
 
 MakeInline = Callable[..., InlineExecutor]
 
@@ -144,8 +146,38 @@ async def test_shutdown_ends_the_thread(inline: MakeInline) -> None:
     assert ("weights", 1, 2) in seen and executor.stage() == ""
     await executor.shutdown()
     await executor.shutdown()
-    await until(lambda: not any(thread.name == "executor" for thread in threading.enumerate()))
+    assert not any(thread.name == "executor" for thread in threading.enumerate())
     assert await executor.wait_dead() is None
     executor.release_cache(1)
     with pytest.raises(NotReady):
         await executor.unified_decode(step(1))
+
+
+LEFT_COMPUTING = """
+import asyncio, atexit, threading, time
+from executors.process.inline import InlineExecutor
+from tests.executors.process.helpers import config, step
+
+atexit.register(lambda: print(*(thread.name for thread in threading.enumerate())))
+computing = threading.Event()
+
+async def compute(batch):
+    computing.set()
+    time.sleep(0.1)
+
+async def main():
+    executor = InlineExecutor(config())
+    await executor.warmup()
+    await executor.begin_epoch(1)
+    executor.inner.unified_decode = compute
+    steps = [asyncio.ensure_future(executor.unified_decode(step(1))) for _ in range(3)]
+    await asyncio.to_thread(computing.wait)
+
+asyncio.run(main())
+"""
+
+
+def test_a_thread_that_computes_ends_before_the_interpreter() -> None:
+    """An interpreter that ends unwinds the other threads, and C++ code of a forward would abort the process then."""
+    done = subprocess.run([sys.executable, "-c", LEFT_COMPUTING], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "MainThread\n", "")

@@ -56,19 +56,28 @@ class Validator:
         self._limits = llguidance.LLParserLimits(verbose_errors=False)
         self._tokenizer = llguidance.LLTokenizer(text, n_vocab=setup.logits_width, eos_token=end)
         check_bytes(ours, self._tokenizer, setup.logits_width)
-        self._at_rest = resident_bytes()
+        self._least = resident_bytes()
+        """The fewest bytes that the process has had without a grammar."""
 
     def verdict(self, grammar: str) -> Validation:
         """Compile, and compute the first mask: much of the work is only done then."""
+        at_rest = self._settle()
         try:
-            return self._verdict(grammar)
+            return self._verdict(grammar, at_rest)
         finally:
-            if resident_bytes() > self._at_rest + self.max_growth // 4:
-                # What was freed must go, or the next large grammar would find room and seem small.
-                with contextlib.suppress(AttributeError):  # only glibc has it
-                    ctypes.CDLL(None).malloc_trim(0)
+            self._settle()
 
-    def _verdict(self, grammar: str) -> Validation:
+    def _settle(self) -> int:
+        """Return freed memory to the system, or the next large grammar would find room and seem small. Returns what stays, in
+        bytes: a process that has grown for other reasons must not refuse every grammar."""
+        if resident_bytes() > self._least + self.max_growth // 4:
+            with contextlib.suppress(AttributeError):  # only glibc has it
+                ctypes.CDLL(None).malloc_trim(0)
+        resident = resident_bytes()
+        self._least = min(self._least, resident)
+        return resident
+
+    def _verdict(self, grammar: str, at_rest: int) -> Validation:
         try:
             grammar = without_gbnf(grammar)
         except Exception as error:  # the converter raises bare Exception, and whatever odd input runs it into
@@ -81,7 +90,7 @@ class Validator:
             matcher.compute_bitmask()
             if matcher.is_stopped() and not matcher.is_accepting():
                 return Validation(refused="no text can satisfy it")
-            grown = resident_bytes() - self._at_rest
+            grown = resident_bytes() - at_rest
             if grown > self.max_growth:
                 reason = f"it is too large: compiled it takes {grown // 2**20} MiB, the limit is {self.max_growth // 2**20}"
                 return Validation(refused=reason)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import mmap
 import os
 import signal
 import sys
@@ -269,6 +270,16 @@ def test_a_grammar_that_takes_much_memory(inside: Validator) -> None:
     for bomb in ("(a{1000}){1000}", "(b{999}){1000}", "(c{1000}){999}"):
         assert "too large" in inside.verdict(grammar(regex=bomb)).refused
     assert inside.verdict(grammar(regex="a")).grammar
+
+
+def test_what_the_process_has_grown_by_is_not_the_grammars(inside: Validator) -> None:
+    """Neither more than a grammar may take, nor as memory that is freed later, which a large grammar must not hide in."""
+    other = bytearray(2 * inside.max_growth)
+    other[:: mmap.PAGESIZE] = b"x" * (len(other) // mmap.PAGESIZE)
+    assert inside.verdict(grammar(regex="a")).grammar
+    del other
+    assert inside.verdict(grammar(regex="a")).grammar
+    assert "too large" in inside.verdict(grammar(regex="(a{1000}){300}")).refused
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -64,7 +64,7 @@ class Marks:
         pairs.append((began, ended))
 
     def watched(
-        self, seconds: float, wait: Callable[[float], None] = time.sleep
+        self, seconds: float, wait: Callable[[float], object] = time.sleep
     ) -> list[tuple[float, float]]:
         """(begin, end) of each step that is queued meanwhile: seconds since the first one began."""
         pairs: list[tuple[Any, Any]] = []
@@ -97,6 +97,9 @@ class ProfiledExecutor(LlmExecutor):
 
     name = "llm"
     _marks: Marks
+    _over: threading.Event
+    """Ends `_measuring`, the thread that waits for the file; None before the start."""
+    _measuring: threading.Thread | None = None
 
     async def warmup(self) -> None:
         """As `LlmExecutor`'s. The profiler is started once before graphs are captured, whose kernels it may not see else."""
@@ -107,7 +110,20 @@ class ProfiledExecutor(LlmExecutor):
                     torch.ones(1, device="cuda").add_(1)
                     torch.cuda.synchronize()
         await super().warmup()
-        threading.Thread(target=_wait_and_measure, args=(self._marks,), name="profile", daemon=True).start()
+        self._over = threading.Event()
+        self._measuring = threading.Thread(
+            target=_wait_and_measure, args=(self._marks, self._over), name="profile", daemon=True
+        )
+        self._measuring.start()
+
+    async def shutdown(self) -> None:
+        """As `LlmExecutor`'s. The thread ends with it: one that frees a device's events while the interpreter ends aborts the
+        process."""
+        if self._measuring is not None:
+            self._over.set()
+            self._measuring.join()
+            self._measuring = None
+        await super().shutdown()
 
     def _assemble(self, assembly: Assembly, plan: KvPlan) -> ExecutorRuntime:
         loaded = super()._assemble(assembly, plan)
@@ -125,17 +141,18 @@ def _profile() -> Any:
     return torch.profiler.profile(activities=wanted)
 
 
-def _wait_and_measure(marks: Marks) -> None:
+def _wait_and_measure(marks: Marks, over: threading.Event) -> None:
     folder = Path(os.environ[FOLDER])
     while not (folder / ASK).exists():
-        time.sleep(0.05)
+        if over.wait(0.05):
+            return
 
     def time_steps() -> None:
-        (folder / STEPS).write_text(json.dumps(marks.watched(_WINDOW)), "utf-8")
+        (folder / STEPS).write_text(json.dumps(marks.watched(_WINDOW, over.wait)), "utf-8")
 
     def profile() -> None:
         with _profile() as seen:
-            time.sleep(_WINDOW)
+            over.wait(_WINDOW)
         written = folder / f"{TRACE}.part"
         seen.export_chrome_trace(str(written))
         written.replace(folder / TRACE)

@@ -11,7 +11,6 @@ import asyncio
 import json
 import os
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -81,6 +80,9 @@ class ReplayedExecutor(LlmExecutor):
     """Its steps can be replayed and timed, whenever the file appears."""
 
     name = "llm"
+    _over: threading.Event
+    """Ends `_answering`, the thread of the newest runtime; None before there is one."""
+    _answering: threading.Thread | None = None
 
     def _assemble(self, assembly: Assembly, plan: KvPlan) -> ExecutorRuntime:
         loaded = super()._assemble(assembly, plan)
@@ -96,31 +98,47 @@ class ReplayedExecutor(LlmExecutor):
                 replays.after(shape, compute)
 
             launched.queue._queue = queue_and_replay  # type: ignore[method-assign, assignment]
-            threading.Thread(target=_answer, args=(marks, replays), name="replays", daemon=True).start()
+            self._stop_answering()
+            self._over = threading.Event()
+            self._answering = threading.Thread(
+                target=_answer, args=(marks, replays, self._over), name="replays", daemon=True
+            )
+            self._answering.start()
         return loaded
+
+    async def shutdown(self) -> None:
+        """As `LlmExecutor`'s. The thread ends with it: one that frees a device's events while the interpreter ends aborts the
+        process."""
+        self._stop_answering()
+        await super().shutdown()
+
+    def _stop_answering(self) -> None:
+        if self._answering is not None:
+            self._over.set()
+            self._answering.join()
+            self._answering = None
 
     def _event(self) -> Any:
         return torch.cuda.Event(enable_timing=True)
 
 
-def _answer(marks: Marks, replays: Replays) -> None:
+def _answer(marks: Marks, replays: Replays, over: threading.Event) -> None:
     folder = Path(os.environ[FOLDER])
-    while folder.exists():
+    while folder.exists() and not over.is_set():
         try:
             wish = json.loads((folder / ASK).read_text("utf-8"))
         except (OSError, ValueError):
-            time.sleep(_LOOK_EVERY)
+            over.wait(_LOOK_EVERY)
             continue
         (folder / ASK).unlink()
         if "seconds" in wish:
-            answer: Any = marks.watched(wish["seconds"])
+            answer: Any = marks.watched(wish["seconds"], over.wait)
         else:
             replays.asked = wish["rows"], wish["replays"]
             # Another wish means that the caller of this one has given up.
-            while (
-                (answer := replays.seconds_each()) is None and folder.exists() and not (folder / ASK).exists()
-            ):
-                time.sleep(_LOOK_EVERY)
+            while (answer := replays.seconds_each()) is None and folder.exists():
+                if (folder / ASK).exists() or over.wait(_LOOK_EVERY):
+                    break
             replays.asked = None
         part = folder / f"{wish['name']}.part"
         part.write_text(json.dumps(answer), "utf-8")

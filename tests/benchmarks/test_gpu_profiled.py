@@ -115,7 +115,7 @@ async def test_a_step_is_what_lies_between_its_copies(
     monkeypatch.setenv(profiled.FOLDER, str(tmp_path))
     monkeypatch.setattr(profiled, "_profile", NoProfile)
     monkeypatch.setattr(profiled, "_WINDOW", 0.0)
-    monkeypatch.setattr(profiled.Marks, "watched", lambda self, seconds: watch(self, seconds, wait))
+    monkeypatch.setattr(profiled.Marks, "watched", lambda self, seconds, *_: watch(self, seconds, wait))
     executor = Executor.from_config(config(write_checkpoint(tmp_path, SMALL)))
     await executor.warmup()
     await executor.begin_epoch(1)

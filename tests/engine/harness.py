@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import numpy as np
@@ -38,9 +39,13 @@ def fake(
 
 @asynccontextmanager
 async def engine(
-    executor: FakeExecutor, observer: MetricsSink | None = None, **config: float
+    executor: FakeExecutor,
+    observer: MetricsSink | None = None,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    **config: float,
 ) -> AsyncIterator[EngineCore]:
-    """A started engine; at the end everything must be accounted for."""
+    """A started engine; at the end everything must be accounted for. On a virtual loop it needs that loop's clock."""
     config = {
         "max_num_seqs": 8,
         "max_num_batched_tokens": 32,
@@ -48,7 +53,7 @@ async def engine(
         "recovery_timeout": 0.2,
         **config,
     }
-    core = EngineCore(executor, EngineConfig(**config), observer)  # type: ignore[arg-type]
+    core = EngineCore(executor, EngineConfig(**config), observer, clock=clock)  # type: ignore[arg-type]
     await core.start()
     try:
         yield core

@@ -57,6 +57,24 @@ def split_is_whole(story: dict[str, Any]) -> bool:
     return bool(sum(story["waited_for"].values()) == pytest.approx(story["queue_seconds"], abs=2e-3))
 
 
+NOTICED = 0.1
+"""Seconds of a wait from which on the log says what it was for."""
+
+
+def longest_waits(crowd: list[dict[str, Any]], slots: int) -> list[dict[str, Any]]:
+    """The stories of a crowd that found all slots taken again and again, each checked to have waited so long.
+
+    With S slots and calls that run for T seconds at least, call 2 S + 1 is admitted 2 T after the first one. How long calls
+    run, and how far apart they come, is measured: a busy machine sends slowly.
+    """
+    turn = min(story["prefill_seconds"] + story["decode_seconds"] for story in crowd)
+    received = [story["received"] for story in crowd]
+    apart = max(received) - min(received) + max(story["prepare_seconds"] for story in crowd)
+    waits = sorted(crowd, key=lambda story: story["queue_seconds"])[2 * slots :]
+    assert waits and all(story["queue_seconds"] > 2 * turn - apart - 0.01 for story in waits), (turn, apart)
+    return waits
+
+
 def test_late_first_tokens_have_their_cause(tmp_path: Path) -> None:
     """Full slots, then the reserve of the fair share, then a long prompt beside: the same symptom, three causes."""
     file = tmp_path / "keys"
@@ -68,7 +86,7 @@ def test_late_first_tokens_have_their_cause(tmp_path: Path) -> None:
         args += ["--executor-option", option]
     with ServerProcess(args, tmp_path) as server:
         at_once(server, [(prompt(number, 4), 30, "sesame") for number in range(24)])
-        full = stories(server, "sort=queue&limit=8")
+        full = stories(server, "sort=received&limit=24&order=desc")
         assert at_once(server, [(prompt(1, 4), 2, "open")])[0].status_code == 200
         at_once(server, [(prompt(number, 4), 30, "sesame") for number in range(24)])
         shared = stories(server, "sort=received&limit=24&order=desc")
@@ -83,16 +101,21 @@ def test_late_first_tokens_have_their_cause(tmp_path: Path) -> None:
         line = [line for line in log_lines(server) if line.get("waited_for") == "fair_share"]
         fair_seconds = server.metric('cohort_request_queue_seconds_total{cause="fair_share"}')
     assert all(split_is_whole(story) for story in (*full, *shared, *beside))
-    for story in full:
-        assert story["queue_seconds"] > 1.0 and story["waited_for"]["slots"] > 0.9 * story["queue_seconds"]
-        assert "fair_share" not in story["waited_for"], "one key alone has all the slots"
-    late = [story for story in shared if story["queue_seconds"] > 1.0]
-    assert len(late) >= 5
-    for story in late:
-        assert story["waited_for"]["fair_share"] > 0.8 * story["queue_seconds"], story
-    assert line and line[-1]["queue_ms"] > 100 and fair_seconds > 5
+    for story in longest_waits(full, slots=8):
+        if story["queue_seconds"] > NOTICED:
+            assert story["waited_for"]["slots"] > 0.9 * story["queue_seconds"], story
+    assert not any("fair_share" in story["waited_for"] for story in full), "one key alone has all the slots"
+    for story in longest_waits(shared, slots=8):
+        if story["queue_seconds"] > NOTICED:
+            assert story["waited_for"]["fair_share"] > 0.8 * story["queue_seconds"], story
+    told = sum(story["waited_for"].get("fair_share", 0.0) for story in shared)
+    assert line and line[-1]["queue_ms"] >= 1e3 * NOTICED and fair_seconds >= 0.99 * told > NOTICED
     [short] = [story for story in beside if story["prompt_tokens"] < 100]
-    assert short["ttft_seconds"] > 1.0
+    left = (
+        max(story["received"] + story["ttft_seconds"] for story in beside if story is not short)
+        - short["received"]
+    )
+    assert short["ttft_seconds"] > 0.9 * left > 0.0, "it waits for what is left of the long prompts"
     assert short["waited_for"]["tokens"] > 0.5 * short["queue_seconds"], short
     computing = [story for story in beside if story["prompt_tokens"] > 1000]
     assert max(story["prefill_seconds"] for story in computing) > 2.0
@@ -105,16 +128,22 @@ def test_429s_have_their_cause_and_its_numbers(tmp_path: Path) -> None:
     paced = [*ECHO, "--executor-option", "step_delay_ms=20", "--executor-option", "prompt_token_ms=0.1"]
     with ServerProcess([*paced, "--max-num-seqs", "4", "--max-queue-wait", "3"], tmp_path) as server:
         answers = at_once(server, [(prompt(number, 8), 50, "") for number in range(60)])
+        called = stories(server, "sort=received&limit=100")
         refused = stories(server, "outcome=refused&limit=100")
         lines = [line for line in log_lines(server) if line["status"] == 429]
     told = [answer for answer in answers if answer.status_code == 429]
-    assert len(told) == len(refused) == len(lines) >= 40
+    assert len(told) == len(refused) == len(lines)
+    # Four at a time run for a second each: those at the beginning, and those whose turn comes within three seconds of their call,
+    # which a busy machine sends late.
+    received = [story["received"] for story in called]
+    assert len(answers) - len(told) <= 4 * (2 + 3 + max(received) - min(received))
     assert all(int(answer.headers["retry-after"]) >= 1 for answer in told)
     at_arrival = [story["refused"] for story in refused if story["refused"]["because"] == "estimated_wait"]
     assert len(at_arrival) >= 0.9 * len(refused), "hardly any was let in to be dropped later"
     for why in at_arrival:
         assert why["limit"] == 3 and 2.7 < why["estimated_wait"] < 60 and why["queued_seqs"] >= 4, why
-        assert why["waited"] is None
+        # A second look at the queue may correct the estimate of one that was let in: soon, or it was let in to be dropped.
+        assert (why["waited"] or 0.0) < 0.5 * why["limit"], why
     assert {line["refused"] for line in lines} <= {"estimated_wait", "waited"}
 
     file = tmp_path / "keys"
@@ -150,9 +179,11 @@ def test_an_executor_that_is_killed_again_and_again_is_in_every_story(tmp_path: 
     kills, stop = [], threading.Event()
 
     def kill(server: ServerProcess) -> None:
-        while not stop.wait(1.5) and len(kills) < 3:
-            server.wait_until("/ready", 200)
-            if children := server.children():
+        """When both running calls have 30 more tokens of their 240, however fast that is here."""
+        while not stop.wait(0.05) and len(kills) < 3:
+            tokens = sorted(story["output_tokens"] for story in stories(server, "sort=received"))
+            far = len(tokens) > 1 and tokens[-2] >= 30 * (len(kills) + 1)
+            if far and (children := server.children()):
                 kills.append(time.monotonic())
                 os.kill(children[0], signal.SIGKILL)
 
@@ -173,7 +204,7 @@ def test_an_executor_that_is_killed_again_and_again_is_in_every_story(tmp_path: 
         lost = story["interruptions"]
         assert lost["count"] == story["resumed"] == 3, story
         assert lost["causes"] == {"executor_died:signal": lost["count"]}
-        assert lost["restart_seconds"] > 0.1 * lost["count"] and lost["recompute_seconds"] > 0
+        assert lost["restart_seconds"] > 0.9 * lost["outage_seconds"] > 0 and lost["recompute_seconds"] > 0
         both = lost["restart_seconds"] + lost["recompute_seconds"]
         assert both == pytest.approx(story["paused_for"]["recovery"], abs=1e-3)
         assert both < story["decode_seconds"] + story["prefill_seconds"]

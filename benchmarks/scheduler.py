@@ -48,8 +48,8 @@ from server.system.gc_tuning import freeze_after_load
 
 SIZES = (1, 32, 256, 1024)
 STAGES = ("schedule", "encode", "decode", "commit", "publish")
-_PROMPT, _STEPS, _WARMUP, _BLOCK = 32, 64, 20, 16
-"""Tokens of the shortest prompt; steps, so many that each sequence fills as many blocks as the others; tokens of a block."""
+_PROMPT, _STEPS, _WARMUP, _BLOCK = 32, 256, 20, 16
+"""Tokens of the shortest prompt; steps, in which all sequences pass as many blocks, and a cache point; tokens of a block."""
 
 
 class Bench:
@@ -119,7 +119,7 @@ class Bench:
 def grouped(size: int, groups: int) -> KvLayout:
     """KV for `size` sequences in so many groups."""
     windows = [None, *(_BLOCK * (1 + number % 3) for number in range(groups - 1))]
-    return KvLayout(_BLOCK, tuple(KvGroup(size * 10, 1024, window) for window in windows))
+    return KvLayout(_BLOCK, tuple(KvGroup(size * 24, 1024, window) for window in windows))
 
 
 async def measure(
@@ -129,8 +129,8 @@ async def measure(
     found = []
     for _ in range(rounds):
         config = ExecutorConfig(
-            executor, max_num_seqs=size, max_model_len=256, attention=ExecutorAttentionConfig(block_size=_BLOCK),
-            options={"num_blocks": size * 10} if executor == "paged_fake" else {},
+            executor, max_num_seqs=size, max_model_len=512, attention=ExecutorAttentionConfig(block_size=_BLOCK),
+            options={"num_blocks": size * 24} if executor == "paged_fake" else {},
         )  # fmt: skip
         made = GroupedEcho(config, grouped(size, groups)) if groups else registry.create(config)
         await made.warmup()

@@ -1,8 +1,11 @@
-"""`BlockTable`: the blocks of one sequence in one KV group."""
+"""`BlockTable`: the blocks of one sequence in one KV group. `Stride`: how its tables go on while it decodes."""
 
 from __future__ import annotations
 
+import enum
+import sys
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
 @dataclass(slots=True, eq=False)
@@ -25,3 +28,55 @@ class BlockTable:
     def part(self, begin: int, end: int) -> list[int]:
         """The blocks with indices begin .. end - 1, all of which must be in the table."""
         return self.blocks[begin - self.first : end - self.first]
+
+
+class Way(enum.Enum):
+    """How a table goes on by one block."""
+
+    TAKE = 0
+    """It takes a free block, and keeps all it has."""
+    TURN = 1
+    """The window leaves a block that nobody else has had and that need not be found again: it is the next one."""
+    KEEP = 2
+    """The window leaves a block that is kept for later sequences; a free one is taken."""
+    DROP = 3
+    """The window leaves a block that need not be found again, though others may have found it; a free one is taken."""
+
+
+TAKE, TURN, KEEP, DROP = Way  # to name a member by its class takes as long as to use it
+
+
+class Span(NamedTuple):
+    """How a table goes on to have the blocks with these indices: below `takes` by `TAKE`, from `keeps` to `kept` by `KEEP`, else
+    below `drops` by `DROP`, and from there on by `TURN`."""
+
+    takes: int
+    keeps: int
+    kept: int
+    drops: int
+
+    def way(self, index: int) -> tuple[Way, int]:
+        """How it gets the block with this index, and the first one behind for which this may be different."""
+        takes, keeps, kept, drops = self
+        if index < takes:
+            return TAKE, takes
+        if keeps <= index < kept:
+            return KEEP, kept
+        if index < drops:
+            return DROP, min(drops, keeps) if index < keeps else drops
+        return TURN, keeps if index < keeps else sys.maxsize
+
+
+class Stride(NamedTuple):
+    """How the tables of a sequence go on block by block, all by one: `ways` of each group. It holds below index `until`, while
+    block `i` is added when the sequence is settled in block `i - lag`."""
+
+    lag: int
+    until: int
+    ways: tuple[Way, ...]
+    takers: tuple[int, ...]
+    """Groups whose way is not `TURN`."""
+    spans: tuple[Span, ...]
+    """Of each group: what follows."""
+    end: int
+    """Index up to which `spans` hold."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from engine.block_table import BlockTable
+from engine.block_table import TAKE, TURN, BlockTable, Stride, Way
 from engine.config import FAILED_STEPS_BEFORE_ALONE
 from engine.mailbox import Outlet
 from engine.request import FinishReason, Request, RequestContext
@@ -85,7 +85,7 @@ class Sequence:
     """Steps that failed with this sequence in them since its last committed token."""
     block_tables: list[BlockTable] = field(default_factory=list)
     """Its KV blocks, a table for each group of the layout while it has KV. KvCacheManager decides on this and the following
-    five. Indices of blocks are the same in all groups: positions // block size."""
+    seven. Indices of blocks are the same in all groups: positions // block size."""
     block_keys: list[bytes] = field(default_factory=list)
     num_shared_blocks: int = 0
     """Index behind the blocks that others have written (a copied one included)."""
@@ -97,6 +97,10 @@ class Sequence:
     """Output tokens that were committed when it was given its tables."""
     cache_points: tuple[int, ...] = ()
     """Indices behind which a later sequence is likely to begin, see `engine.kv.cache_points`."""
+    names_windows: bool = False
+    """Whether full blocks of its output get their keys in window groups, once they leave the window or the tables are freed."""
+    stride: Stride | None = None
+    """How its tables go on; None if that is not known."""
     num_table_blocks: int = 0
     """Index behind the last block that all tables have."""
     num_prepared_tokens: int = 0
@@ -359,6 +363,27 @@ class Sequence:
         """Append blocks to the table of a group."""
         self.block_tables[group].blocks.extend(blocks)
 
+    def step_tables(self, ways: Iterable[Way], blocks: list[int]) -> None:
+        """Let the table of each group go on by one of these blocks; with `TURN` by the block that it leaves, which replaces the one
+        in the list."""
+        index = 0
+        for table, way in zip(self.block_tables, ways, strict=True):
+            held = table.blocks
+            if way is TURN:
+                blocks[index] = block = held.pop(0)
+                held.append(block)
+                table.first += 1
+            else:
+                if way is not TAKE:
+                    del held[0]
+                    table.first += 1
+                held.append(blocks[index])
+            index += 1
+
+    def go_in_stride(self, stride: Stride | None) -> None:
+        """Note how its tables go on."""
+        self.stride = stride
+
     def slide_table(self, group: int, first: int) -> list[int]:
         """Let the table of a group begin at index `first`; returns the blocks below."""
         table = self.block_tables[group]
@@ -373,8 +398,12 @@ class Sequence:
         self.num_table_blocks = num_blocks
 
     def set_cache_points(self, points: tuple[int, ...]) -> None:
-        """Its blocks before these points can be found after it has gone on."""
-        self.cache_points = points
+        """Its blocks before these points can be found after it has gone on, and so can those before its end."""
+        self.cache_points, self.names_windows = points, True
+
+    def name_no_more(self) -> None:
+        """What it holds is not to be found by names that it does not have yet."""
+        self.names_windows = False
 
     def count_copied_block(self) -> None:
         """The block behind the shared ones begins as a copy of another sequence's."""
@@ -395,6 +424,7 @@ class Sequence:
     def free_tables(self) -> list[BlockTable]:
         """Give up all blocks and return their tables."""
         tables, self.block_tables = self.block_tables, []
+        self.names_windows, self.stride = False, None
         self.num_keyed_blocks = self.num_prepared_tokens = 0
         return tables
 

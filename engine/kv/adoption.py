@@ -56,6 +56,7 @@ def hold_over(kv: KvCacheManager, running: Iterable[Sequence]) -> int:
         group.forget(unsealed, Lost.RESTART)
     for seq in running:
         total += sum(_name_own(kv, group, seq) for group in kv.groups)
+        seq.name_no_more()  # what is not sealed by now will not be there
     for group in kv.groups:
         group.seals.keep(group.cache.blocks)
     return total

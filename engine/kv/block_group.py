@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
 from itertools import islice
 
+from engine.block_table import DROP, Span, Way
 from engine.kv.block_pool import SLICE, BlockPool
 from engine.kv.cache_points import rolling_point
 from engine.kv.prefix_cache import PrefixCache
@@ -36,6 +38,8 @@ class BlockGroup:
         self.seals = GroupSeals()
         self.bytes_per_block = group.bytes_per_block
         self.num_bytes = group.num_blocks * group.bytes_per_block
+        self.reach = sys.maxsize if self.window is None else -(-(self.window - 1) // block_size)
+        """Blocks before a position that begins a block which a token there reads; in a full group more than there are."""
         self._block_size = block_size
 
     def lowest(self, position: int) -> int:
@@ -46,11 +50,21 @@ class BlockGroup:
 
     def allocate(self, count: int) -> list[int] | None:
         """`count` blocks, or None if fewer are free; what they held is found no more."""
+        if count == 1:
+            return [self.take()] if self.pool.num_free else None
         blocks = self.pool.allocate(count)
         if blocks is not None:
             self.cache.forget(blocks)
             self.seals.drop(blocks)
         return blocks
+
+    def take(self) -> int:
+        """As `allocate`, of one block; one must be free."""
+        block = self.pool.take()
+        if block in self.cache.blocks:
+            self.cache.forget((block,))
+        self.seals.drop((block,))
+        return block
 
     def forget(self, blocks: Iterable[int], why: Lost) -> None:
         """What these blocks hold is found no more."""
@@ -105,12 +119,66 @@ class BlockGroup:
         parts = [self._before(point) for point in points if point > first]
         blocks, shared = seq.slide_table(self.index, until), seq.num_shared_blocks
         for index, block in enumerate(blocks, first):
-            # Blocks that others wrote have a key for the others' cache points.
-            if index >= shared and not (parts and any(index in part for part in parts)):
+            if index < shared:
+                continue  # blocks that others wrote have a key for the others' cache points
+            if parts and any(index in part for part in parts):
+                self._name(seq, index, block)
+            else:
                 self.cache.leave(block)
         self.release(blocks)
         if latest:
             self._expire(seq, first, latest)
+
+    def name_rest(self, seq: Sequence) -> None:
+        """Let the full blocks of a sequence whose table is to be freed be found: a later one can begin behind them."""
+        table = seq.block_tables[self.index]
+        for index, block in enumerate(table.blocks[: max(0, seq.num_keyed_blocks - table.first)], table.first):
+            if index >= seq.num_shared_blocks:
+                self._name(seq, index, block)
+
+    def _name(self, seq: Sequence, index: int, block: int) -> None:
+        """Let a block be found that waits for its key, if it does."""
+        if seq.names_windows and index < seq.num_keyed_blocks:
+            self.cache.keep(seq.block_keys[index], block)
+
+    def way_on(self, seq: Sequence, settled: int, latest: int) -> tuple[Span, int] | None:
+        """How the table of a sequence that is settled in block `settled` goes on, and the index up to which that holds; None if it
+        is not as simple, and `slide` must look. `latest`: the sequence's `rolling_point`."""
+        table, size, reach = seq.block_tables[self.index], self._block_size, self.reach
+        first = table.first
+        end, leaving = first + len(table.blocks), settled - reach - first
+        if leaving > 1 or first < seq.num_shared_blocks:
+            return None
+        reached = first * size + (self.window or 0) - 1
+        if reached < latest * size and rolling_point(seq, reached, size):
+            return None  # the time of an earlier point is over
+        takes = end + 1 - leaving
+        behind = takes - first  # block `i` leaves when block `i + behind` is added
+        keeps = kept = 0
+        until = sys.maxsize
+        for point in (*seq.cache_points, latest):  # rising, but for `latest` where there is none
+            if point <= first:
+                continue
+            if not kept:
+                keeps, kept = behind + point - reach, behind + point
+            elif behind + point - reach <= kept:
+                kept = behind + point
+            else:
+                until = behind + point - reach
+                break
+        return Span(takes, keeps, kept, behind + seq.prompt_len // size), until
+
+    def exchange(self, seq: Sequence, way: Way) -> int:
+        """Free the first block of a sequence's table, with `KEEP` to be found by later sequences, or with `DROP`; returns the block
+        that it takes."""
+        table = seq.block_tables[self.index]
+        block = table.blocks[0]
+        if way is DROP:
+            self.cache.leave(block)
+        elif table.first >= seq.num_shared_blocks:
+            self._name(seq, table.first, block)
+        self.pool.release_one(block, block in self.cache.blocks)
+        return self.take()
 
     def _before(self, point: int) -> range:
         """Indices of the blocks within the window before a cache point."""

@@ -74,17 +74,18 @@ class BlockPool:
         """
         if count > self.num_free:
             return None
-        blocks: list[int] = []
-        for _ in range(count):
-            if self._unused and len(self._free) == self.num_kept:
-                block = self._unused.pop()
-                self._has_memory[block] = True
-            else:
-                block, has_key = self._free.popitem(last=False)
-                self.num_kept -= has_key
-            self._references[block] = 1
-            blocks.append(block)
-        return blocks
+        return [self.take() for _ in range(count)]
+
+    def take(self) -> int:
+        """As `allocate`, of one block; KeyError if none is free."""
+        if self._unused and len(self._free) == self.num_kept:
+            block = self._unused.pop()
+            self._has_memory[block] = True
+        else:
+            block, has_key = self._free.popitem(last=False)
+            self.num_kept -= has_key
+        self._references[block] = 1
+        return block
 
     def share(self, blocks: Iterable[int]) -> None:
         """Add a reference to each block, free or not. A free block must have been used before: others hold nothing to share."""
@@ -96,18 +97,23 @@ class BlockPool:
     def release(self, blocks: Iterable[int], worth_keeping: Container[int] = ()) -> None:
         """Drop one reference to each block, in this order. A block without references is free: reused last if it is worth
         keeping, else first. Raises ValueError for a free block."""
-        span, freed_at, now = self.blocks_per_span, self._freed_at, self.now
         for block in blocks:
-            if not self._references[block]:
-                raise ValueError(f"block {block} is free already")
-            self._references[block] -= 1
-            if not self._references[block]:
-                if span:
-                    freed_at[block // span] = now
-                self._free[block] = has_key = block in worth_keeping
-                self.num_kept += has_key
-                if not has_key:
-                    self._free.move_to_end(block, last=False)
+            self.release_one(block, block in worth_keeping)
+
+    def release_one(self, block: int, worth_keeping: bool) -> None:
+        """As `release`, of one block."""
+        count = self._references[block] - 1
+        if count < 0:
+            raise ValueError(f"block {block} is free already")
+        self._references[block] = count
+        if not count:
+            if self.blocks_per_span:
+                self._freed_at[block // self.blocks_per_span] = self.now
+            self._free[block] = worth_keeping
+            if worth_keeping:
+                self.num_kept += 1
+            else:
+                self._free.move_to_end(block, last=False)
 
     def forsake(self, blocks: Iterable[int]) -> None:
         """Mark the KV of these blocks as not worth keeping: the free ones among them are reused first."""

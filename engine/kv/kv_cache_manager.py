@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as SequenceOf
 
 import numpy as np
 
+from engine.block_table import TAKE, TURN, Span, Stride, Way
 from engine.kv.block_group import BlockGroup
-from engine.kv.cache_points import cache_points
+from engine.kv.cache_points import ROLLING, cache_points, rolling_point
 from engine.kv.hit import MISS, Hit, longest_prefix
 from engine.kv.prefix_cache import block_key, own_root_key, root_key
 from engine.kv.prefix_history import PrefixHistory
@@ -17,6 +19,8 @@ from engine.kv.table_changes import TableChanges
 from engine.sequence import Sequence
 from engine.story import Lost, Missed, PrefixMatch
 from executors.contract import Int32Array, KvLayout, TableUpdates
+
+_TAKES = Span(sys.maxsize, 0, 0, 0)
 
 
 class KvCacheManager:
@@ -43,11 +47,13 @@ class KvCacheManager:
         self.changes = TableChanges()
         self._model = model
         self._most_granted = most_granted
+        self._takers: dict[tuple[Way, ...], tuple[int, ...]] = {}
+        """`Stride.takers` of the ways met so far."""
         self._windows = [group for group in self.groups if group.window is not None]
         self._only = self.groups[0] if len(self.groups) == 1 and not self._windows else None
         """The group of a layout with a full one alone."""
-        full = [group for group in self.groups if group.window is None]
-        self._history = (full or self.groups)[0].cache.history if self.groups else PrefixHistory()
+        self._full = [group for group in self.groups if group.window is None]
+        self._history = (self._full or self.groups)[0].cache.history if self.groups else PrefixHistory()
         """What followed each prefix, and what became of it: in a full group, if there is one."""
 
     @property
@@ -100,11 +106,83 @@ class KvCacheManager:
             if blocks is None:
                 return False
             self._append(seq, self._only, begin, blocks)
-        elif not self._grow_all(seq, end):
+        elif not (end == begin + 1 and self._step_on(seq, begin)) and not self._grow_all(seq, end):
             return False
         seq.cover(end)
         self._prepared(seq)
         return True
+
+    def _step_on(self, seq: Sequence, begin: int) -> bool:
+        """`_grow_all` by the block with index `begin` where the sequence goes on in its stride, as nearly all do that decode:
+        without a search for what its windows leave. False, and nothing has changed, for others."""
+        stride, settled, groups = seq.stride, seq.settled // self.layout.block_size, self.groups
+        if stride is None or begin >= stride.until or settled != begin - stride.lag:
+            stride = self._stride(seq, begin, settled)
+            seq.go_in_stride(stride)
+            if stride is None:
+                return False
+        ways, takers = stride.ways, stride.takers
+        for index in takers:
+            if not groups[index].pool.num_free:
+                return False
+        if self.seals.active:
+            position = settled * self.layout.block_size
+            if any(group.sealed_end(seq) < position for group in self._windows):
+                return False
+            self._drop_seals(seq, ways)
+        blocks = [0] * len(groups)
+        for index in takers:
+            group, way = groups[index], ways[index]
+            blocks[index] = group.take() if way is TAKE else group.exchange(seq, way)
+        seq.step_tables(ways, blocks)
+        self.changes.stepped.append((seq.slot, begin, *blocks))
+        return True
+
+    def _drop_seals(self, seq: Sequence, ways: SequenceOf[Way]) -> None:
+        """Steps from now on write the blocks that tables take again."""
+        for group, table, way in zip(self.groups, seq.block_tables, ways, strict=True):
+            if way is TURN:
+                group.seals.drop(table.blocks[:1])
+
+    def _stride(self, seq: Sequence, begin: int, settled: int) -> Stride | None:
+        """How the tables of a sequence go on from the block with index `begin`, if all of them do. `settled`: the block in which
+        it is settled."""
+        lag, before = begin - settled, seq.stride
+        if before is not None and begin < before.end and lag == before.lag:
+            return self._ways_of(before.spans, begin, lag, before.end)
+        for table in seq.block_tables:
+            if table.first + len(table.blocks) != begin:
+                return None
+        size = self.layout.block_size
+        latest = rolling_point(seq, settled * size, size)
+        # Behind the next multiple of ROLLING there may be a point that ends the time of this one.
+        until = begin + (settled * size // ROLLING + 1) * ROLLING // size - settled
+        spans: list[Span] = []
+        for group in self.groups:
+            if group.window is None:
+                spans.append(_TAKES)
+                continue
+            if (found := group.way_on(seq, settled, latest)) is None:
+                return None
+            spans.append(found[0])
+            until = min(until, found[1])
+        return self._ways_of(tuple(spans), begin, lag, until)
+
+    def _ways_of(self, spans: tuple[Span, ...], begin: int, lag: int, end: int) -> Stride:
+        until = end
+        ways: list[Way] = []
+        for span in spans:
+            if span is _TAKES:
+                ways.append(TAKE)
+                continue
+            way, other = span.way(begin)
+            ways.append(way)
+            if other < until:
+                until = other
+        joint = tuple(ways)
+        if (takers := self._takers.get(joint)) is None:
+            takers = self._takers[joint] = tuple(i for i, way in enumerate(joint) if way is not TURN)
+        return Stride(lag, until, joint, takers, spans, end)
 
     def _grow_all(self, seq: Sequence, end: int) -> bool:
         """Make the table of each group go up to index `end`, or none of them."""
@@ -169,6 +247,8 @@ class KvCacheManager:
         is kept longest."""
         if seq.block_tables:
             self._slide(seq)
+            for group in self._windows:
+                group.name_rest(seq)
         if tables := seq.free_tables():
             self.changes.drop(seq.slot)
             for group, table in zip(self.groups, tables, strict=True):
@@ -295,19 +375,25 @@ class KvCacheManager:
             self._prepared(seq)
 
     def _add_keys(self, seq: Sequence, full: int) -> None:
-        keys = self.keys_of(seq, full)
+        keys = seq.block_keys
         before = keys[seq.num_keyed_blocks - 1] if seq.num_keyed_blocks else self._root(seq)
         for index in range(seq.num_keyed_blocks, full):
+            tokens = self._block_tokens(seq, index)
+            if index == len(keys):
+                seq.extend_keys((block_key(before, tokens),))
             if self._only is not None:
                 self._only.cache.add(keys[index], seq.block_tables[0].blocks[index])
             else:
                 self._name_in_all(seq, keys[index], index)
-            self._history.add(before, keys[index], self._block_tokens(seq, index))
+            self._history.add(before, keys[index], tokens)
             before = keys[index]
 
     def _name_in_all(self, seq: Sequence, key: bytes, index: int) -> None:
-        """Let the block of each group at this index be found by its key."""
-        for group, table in zip(self.groups, seq.block_tables, strict=True):
+        """Let the block of each group at this index be found by its key. Those of an output that windows will leave wait until
+        then: most are not worth a key by that time."""
+        in_prompt = (index + 1) * self.layout.block_size <= seq.prompt_len
+        for group in self.groups if in_prompt else self._full:
+            table = seq.block_tables[group.index]
             if index >= table.first:  # a window may have left the block before its tokens were known
                 group.cache.add(key, table.blocks[index - table.first])
 
@@ -320,6 +406,7 @@ class KvCacheManager:
             group.seals.drop(blocks)
         for group, table in zip(self.groups, seq.block_tables, strict=False):
             group.seals.drop(table.blocks)
+        seq.name_no_more()
 
     def keys_of(self, seq: Sequence, count: int) -> list[bytes]:
         """The keys of the sequence's first `count` blocks, whose tokens must be known; computed once each."""

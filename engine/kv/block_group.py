@@ -149,13 +149,15 @@ class BlockGroup:
         end, leaving = first + len(table.blocks), settled - reach - first
         if leaving > 1 or first < seq.num_shared_blocks:
             return None
-        reached = first * size + (self.window or 0) - 1
-        if reached < latest * size and rolling_point(seq, reached, size):
-            return None  # the time of an earlier point is over
+        until = sys.maxsize
+        if latest * size > first * size + (self.window or 0) - 1:  # the time of an earlier point may be over
+            if leaving < 1:
+                until = end + 1 - leaving
+            else:
+                self._expire(seq, first, latest)
         takes = end + 1 - leaving
         behind = takes - first  # block `i` leaves when block `i + behind` is added
         keeps = kept = 0
-        until = sys.maxsize
         for point in (*seq.cache_points, latest):  # rising, but for `latest` where there is none
             if point <= first:
                 continue
@@ -164,7 +166,7 @@ class BlockGroup:
             elif behind + point - reach <= kept:
                 kept = behind + point
             else:
-                until = behind + point - reach
+                until = min(until, behind + point - reach)
                 break
         return Span(takes, keeps, kept, behind + seq.prompt_len // size), until
 
@@ -172,11 +174,11 @@ class BlockGroup:
         """Free the first block of a sequence's table, with `KEEP` to be found by later sequences, or with `DROP`; returns the block
         that it takes."""
         table = seq.block_tables[self.index]
-        block = table.blocks[0]
+        block, index = table.blocks[0], table.first
         if way is DROP:
             self.cache.leave(block)
-        elif table.first >= seq.num_shared_blocks:
-            self._name(seq, table.first, block)
+        elif seq.names_windows and index < seq.num_keyed_blocks:
+            self.cache.keep(seq.block_keys[index], block)
         self.pool.release_one(block, block in self.cache.blocks)
         return self.take()
 
@@ -191,13 +193,16 @@ class BlockGroup:
         before = rolling_point(seq, position, self._block_size)
         if not before or before == latest:
             return
-        parts = [self._before(point) for point in seq.cache_points]
+        parts = [self._before(point) for point in seq.cache_points if point > before - self.reach]
         begin = max(self._before(before).start, seq.num_shared_blocks)
-        for index in range(begin, min(self._before(latest).start, first, len(seq.block_keys))):
-            block = self.cache.block_of(seq.block_keys[index])
-            if block is not None and not any(index in part for part in parts):
+        forgotten: list[int] = []
+        for key in seq.block_keys[begin : min(self._before(latest).start, first)]:
+            block = self.cache.block_of(key)
+            if block is not None and not (parts and any(begin in part for part in parts)):
                 self.cache.leave(block)
-                self.pool.forsake((block,))
+                forgotten.append(block)
+            begin += 1
+        self.pool.forsake(forgotten)
 
     # -- memory --------------------------------------------------------------------------------------------------------
 

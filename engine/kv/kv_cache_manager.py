@@ -376,24 +376,24 @@ class KvCacheManager:
 
     def _add_keys(self, seq: Sequence, full: int) -> None:
         keys = seq.block_keys
+        # Those of an output that windows will leave wait until then: most are not worth a key by that time.
+        num_in_windows = seq.prompt_len // self.layout.block_size if self._windows else 0
         before = keys[seq.num_keyed_blocks - 1] if seq.num_keyed_blocks else self._root(seq)
         for index in range(seq.num_keyed_blocks, full):
             tokens = self._block_tokens(seq, index)
             if index == len(keys):
                 seq.extend_keys((block_key(before, tokens),))
-            if self._only is not None:
-                self._only.cache.add(keys[index], seq.block_tables[0].blocks[index])
-            else:
+            if index < num_in_windows:
                 self._name_in_all(seq, keys[index], index)
+            else:
+                for group in self._full:
+                    group.cache.add(keys[index], seq.block_tables[group.index].blocks[index])
             self._history.add(before, keys[index], tokens)
             before = keys[index]
 
     def _name_in_all(self, seq: Sequence, key: bytes, index: int) -> None:
-        """Let the block of each group at this index be found by its key. Those of an output that windows will leave wait until
-        then: most are not worth a key by that time."""
-        in_prompt = (index + 1) * self.layout.block_size <= seq.prompt_len
-        for group in self.groups if in_prompt else self._full:
-            table = seq.block_tables[group.index]
+        """Let the block of each group at this index be found by its key."""
+        for group, table in zip(self.groups, seq.block_tables, strict=True):
             if index >= table.first:  # a window may have left the block before its tokens were known
                 group.cache.add(key, table.blocks[index - table.first])
 

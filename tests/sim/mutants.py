@@ -46,22 +46,17 @@ def _share_without_reference(patch: pytest.MonkeyPatch) -> None:
 def _reuse_latest_first(patch: pytest.MonkeyPatch) -> None:
     """What was given back last is reused first."""
 
-    def allocate(self: BlockPool, count: int) -> list[int] | None:
-        if count > self.num_free:
-            return None
-        blocks = []
-        for _ in range(count):
-            if self._unused and len(self._free) == self.num_kept:
-                block, kept = self._unused.pop(), False
-                self._has_memory[block] = True
-            else:
-                block, kept = self._free.popitem(last=True)
-            self.num_kept -= kept
-            self._references[block] = 1
-            blocks.append(block)
-        return blocks
+    def take(self: BlockPool) -> int:
+        if self._unused and len(self._free) == self.num_kept:
+            block, kept = self._unused.pop(), False
+            self._has_memory[block] = True
+        else:
+            block, kept = self._free.popitem(last=True)
+        self.num_kept -= kept
+        self._references[block] = 1
+        return block
 
-    patch.setattr(BlockPool, "allocate", allocate)
+    patch.setattr(BlockPool, "take", take)
 
 
 def _unchained_keys(patch: pytest.MonkeyPatch) -> None:

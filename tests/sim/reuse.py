@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 
 from engine.kv.block_pool import BlockPool
 from executors.contract import Int32Array
@@ -11,23 +11,21 @@ from tests.sim.adoption import Broken
 
 
 def watch_reuse(pool: BlockPool) -> None:
-    """From now on `pool.allocate` raises Broken where it takes a block that is worth keeping before one that is not, or
+    """From now on `pool.take` raises Broken where it takes a block that is worth keeping before one that is not, or
     one given back later before one given back earlier."""
     clock = itertools.count(1)
     kept_since: dict[int, int] = {}
     worthless = set(range(pool.num_blocks))
-    allocate, release, share = pool.allocate, pool.release, pool.share
+    take, release_one, share = pool.take, pool.release_one, pool.share
 
-    def watched_release(blocks: Iterable[int], worth_keeping: Container[int] = ()) -> None:
-        given = list(blocks)
-        release(given, worth_keeping)
-        for block in given:
-            if pool._references[block]:
-                continue
-            if block in worth_keeping:
-                kept_since[block] = next(clock)
-            else:
-                worthless.add(block)
+    def watched_release(block: int, worth_keeping: bool) -> None:
+        release_one(block, worth_keeping)
+        if pool._references[block]:
+            return
+        if worth_keeping:
+            kept_since[block] = next(clock)
+        else:
+            worthless.add(block)
 
     def watched_share(blocks: Iterable[int]) -> None:
         given = list(blocks)
@@ -36,18 +34,17 @@ def watch_reuse(pool: BlockPool) -> None:
             kept_since.pop(block, None)
             worthless.discard(block)
 
-    def watched_allocate(count: int) -> list[int] | None:
-        blocks = allocate(count)
-        for block in blocks or ():
-            if block in worthless:
-                worthless.discard(block)
-                continue
-            if worthless - set(blocks or ()):
-                raise Broken(f"block {block} was worth keeping, others were not")
-            if kept_since[block] > min(kept_since.values()):
-                raise Broken(f"block {block} is reused before one that was given back earlier")
-            del kept_since[block]
-        return blocks
+    def watched_take() -> int:
+        block = take()
+        if block in worthless:
+            worthless.discard(block)
+            return block
+        if worthless:
+            raise Broken(f"block {block} was worth keeping, others were not")
+        if kept_since[block] > min(kept_since.values()):
+            raise Broken(f"block {block} is reused before one that was given back earlier")
+        del kept_since[block]
+        return block
 
     forsake = pool.forsake
 
@@ -66,5 +63,5 @@ def watch_reuse(pool: BlockPool) -> None:
         return blocks
 
     pool.take_spare = watched_take_spare  # type: ignore[method-assign]
-    pool.allocate, pool.release, pool.share = watched_allocate, watched_release, watched_share  # type: ignore[method-assign]
+    pool.take, pool.release_one, pool.share = watched_take, watched_release, watched_share  # type: ignore[method-assign]
     pool.forsake = watched_forsake  # type: ignore[method-assign]

@@ -105,6 +105,8 @@ class Sequence:
     """Index behind the last block that all tables have."""
     num_prepared_tokens: int = 0
     """End of the tokens that can be computed without a further block and without a block to be named."""
+    num_prepared_pending: int = 0
+    """The same while its last token is pending: a block that ends with it is not to be named yet."""
     finish_reason: FinishReason | None = None
     first_token_time: float | None = None
     """When its first token was committed, in seconds of the engine's clock."""
@@ -417,15 +419,15 @@ class Sequence:
         """The first `num_blocks` blocks can be found by their key."""
         self.num_keyed_blocks = num_blocks
 
-    def prepare(self, num_tokens: int) -> None:
-        """Tokens up to `num_tokens` can be computed without a further block or name."""
-        self.num_prepared_tokens = num_tokens
+    def prepare(self, num_tokens: int, num_pending: int) -> None:
+        """Tokens up to `num_tokens` can be computed without a further block or name; up to `num_pending` if the last is pending."""
+        self.num_prepared_tokens, self.num_prepared_pending = num_tokens, num_pending
 
     def free_tables(self) -> list[BlockTable]:
         """Give up all blocks and return their tables."""
         tables, self.block_tables = self.block_tables, []
         self.names_windows, self.stride = False, None
-        self.num_keyed_blocks = self.num_prepared_tokens = 0
+        self.num_keyed_blocks = self.num_prepared_tokens = self.num_prepared_pending = 0
         return tables
 
     def __repr__(self) -> str:

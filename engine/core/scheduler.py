@@ -176,7 +176,9 @@ class Scheduler:
             if seq.status is not SequenceStatus.RUNNING:
                 continue  # preempted in this step
             end = seq.num_computed_tokens + 1
-            if plan.budget < 1 or end > seq.num_prepared_tokens:
+            if plan.budget < 1 or (
+                end > seq.num_prepared_tokens and not (seq.num_pending_tokens and end <= seq.num_prepared_pending)
+            ):
                 self._grant(seq, 1, plan)
                 continue
             if charge is not None and (count := seq.charge(end - 1, end)):

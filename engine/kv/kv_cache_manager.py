@@ -121,7 +121,7 @@ class KvCacheManager:
             seq.go_in_stride(stride)
             if stride is None:
                 return False
-        ways, takers = stride.ways, stride.takers
+        _, _, ways, takers, _, _ = stride
         for index in takers:
             if not groups[index].pool.num_free:
                 return False
@@ -222,9 +222,8 @@ class KvCacheManager:
         """Record how far the sequence can grow in its blocks, before the next one is full."""
         size = self.layout.block_size
         end = seq.num_table_blocks * size if self.layout.groups else sys.maxsize
-        if self.prefix_caching or self.seals.active:
-            end = min(end, (seq.num_keyed_blocks + 1) * size - 1)
-        seq.prepare(end)
+        named = (seq.num_keyed_blocks + 1) * size if self.prefix_caching or self.seals.active else sys.maxsize
+        seq.prepare(min(end, named - 1), min(end, named))
 
     def room(self, seq: Sequence, kept_blocks: int) -> int:
         """Tokens by which the sequence can grow in its own blocks and in free ones, except `kept_blocks` of the latter in each

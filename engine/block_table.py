@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import sys
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -55,28 +54,19 @@ class Span(NamedTuple):
     kept: int
     drops: int
 
-    def way(self, index: int) -> tuple[Way, int]:
-        """How it gets the block with this index, and the first one behind for which this may be different."""
-        takes, keeps, kept, drops = self
-        if index < takes:
-            return TAKE, takes
-        if keeps <= index < kept:
-            return KEEP, kept
-        if index < drops:
-            return DROP, min(drops, keeps) if index < keeps else drops
-        return TURN, keeps if index < keeps else sys.maxsize
 
-
-class Stride(NamedTuple):
-    """How the tables of a sequence go on block by block, all by one: `ways` of each group. It holds below index `until`, while
-    block `i` is added when the sequence is settled in block `i - lag`."""
+@dataclass(slots=True, eq=False)
+class Stride:
+    """How the tables of a sequence go on block by block, all by one. It holds below index `end`, while block `i` is added when the
+    sequence is settled in block `i - lag`. Written by KvCacheManager."""
 
     lag: int
-    until: int
-    ways: tuple[Way, ...]
-    takers: tuple[int, ...]
-    """Groups whose way is not `TURN`."""
-    spans: tuple[Span, ...]
-    """Of each group: what follows."""
     end: int
-    """Index up to which `spans` hold."""
+    spans: tuple[Span, ...]
+    """Of each group."""
+    until: int = 0
+    """Index below which this goes on in the same `ways`."""
+    ways: tuple[Way, ...] = ()
+    """Of each group."""
+    takers: tuple[int, ...] = ()
+    """Groups whose way is not `TURN`."""

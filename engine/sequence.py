@@ -365,12 +365,12 @@ class Sequence:
         """Append blocks to the table of a group."""
         self.block_tables[group].blocks.extend(blocks)
 
-    def step_tables(self, ways: Iterable[Way], blocks: list[int]) -> None:
+    def step_tables(self, ways: SequenceOf[Way], blocks: list[int]) -> None:
         """Let the table of each group go on by one of these blocks; with `TURN` by the block that it leaves, which replaces the one
         in the list."""
         index = 0
-        for table, way in zip(self.block_tables, ways, strict=True):
-            held = table.blocks
+        for table in self.block_tables:
+            way, held = ways[index], table.blocks
             if way is TURN:
                 blocks[index] = block = held.pop(0)
                 held.append(block)

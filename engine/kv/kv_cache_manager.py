@@ -8,7 +8,7 @@ from collections.abc import Sequence as SequenceOf
 
 import numpy as np
 
-from engine.block_table import TAKE, TURN, Span, Stride, Way
+from engine.block_table import DROP, KEEP, TAKE, TURN, Span, Stride, Way
 from engine.kv.block_group import BlockGroup
 from engine.kv.cache_points import ROLLING, cache_points, rolling_point
 from engine.kv.hit import MISS, Hit, longest_prefix
@@ -116,12 +116,14 @@ class KvCacheManager:
         """`_grow_all` by the block with index `begin` where the sequence goes on in its stride, as nearly all do that decode:
         without a search for what its windows leave. False, and nothing has changed, for others."""
         stride, settled, groups = seq.stride, seq.settled // self.layout.block_size, self.groups
-        if stride is None or begin >= stride.until or settled != begin - stride.lag:
+        if stride is None or begin >= stride.end or settled != begin - stride.lag:
             stride = self._stride(seq, begin, settled)
             seq.go_in_stride(stride)
             if stride is None:
                 return False
-        _, _, ways, takers, _, _ = stride
+        if begin >= stride.until:
+            self._change_ways(stride, begin)
+        ways, takers = stride.ways, stride.takers
         for index in takers:
             if not groups[index].pool.num_free:
                 return False
@@ -147,9 +149,6 @@ class KvCacheManager:
     def _stride(self, seq: Sequence, begin: int, settled: int) -> Stride | None:
         """How the tables of a sequence go on from the block with index `begin`, if all of them do. `settled`: the block in which
         it is settled."""
-        lag, before = begin - settled, seq.stride
-        if before is not None and begin < before.end and lag == before.lag:
-            return self._ways_of(before.spans, begin, lag, before.end)
         for table in seq.block_tables:
             if table.first + len(table.blocks) != begin:
                 return None
@@ -166,23 +165,30 @@ class KvCacheManager:
                 return None
             spans.append(found[0])
             until = min(until, found[1])
-        return self._ways_of(tuple(spans), begin, lag, until)
+        return Stride(begin - settled, until, tuple(spans))
 
-    def _ways_of(self, spans: tuple[Span, ...], begin: int, lag: int, end: int) -> Stride:
-        until = end
-        ways: list[Way] = []
-        for span in spans:
-            if span is _TAKES:
-                ways.append(TAKE)
-                continue
-            way, other = span.way(begin)
-            ways.append(way)
-            if other < until:
-                until = other
-        joint = tuple(ways)
-        if (takers := self._takers.get(joint)) is None:
-            takers = self._takers[joint] = tuple(i for i, way in enumerate(joint) if way is not TURN)
-        return Stride(lag, until, joint, takers, spans, end)
+    def _change_ways(self, stride: Stride, begin: int) -> None:
+        """Look up in its spans how a stride goes on from the block with index `begin`."""
+        until = stride.end
+        joint: list[Way] = []
+        for takes, keeps, kept, drops in stride.spans:
+            way, end = TURN, sys.maxsize
+            if begin < takes:
+                way, end = TAKE, takes
+            elif keeps <= begin < kept:
+                way, end = KEEP, kept
+            else:
+                if begin < drops:
+                    way, end = DROP, drops
+                if begin < keeps < end:
+                    end = keeps
+            joint.append(way)
+            if end < until:
+                until = end
+        stride.until, stride.ways = until, tuple(joint)
+        if (takers := self._takers.get(stride.ways)) is None:
+            takers = self._takers[stride.ways] = tuple(i for i, way in enumerate(joint) if way is not TURN)
+        stride.takers = takers
 
     def _grow_all(self, seq: Sequence, end: int) -> bool:
         """Make the table of each group go up to index `end`, or none of them."""

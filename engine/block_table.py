@@ -46,13 +46,13 @@ TAKE, TURN, KEEP, DROP = Way  # to name a member by its class takes as long as t
 
 
 class Span(NamedTuple):
-    """How a table goes on to have the blocks with these indices: below `takes` by `TAKE`, from `keeps` to `kept` by `KEEP`, else
-    below `drops` by `DROP`, and from there on by `TURN`."""
+    """How a table goes on to have the blocks with these indices: below `take_end` by `TAKE`, from `keep` to `keep_end` by `KEEP`,
+    else below `drop_end` by `DROP`, and from there on by `TURN`."""
 
-    takes: int
-    keeps: int
-    kept: int
-    drops: int
+    take_end: int
+    keep: int
+    keep_end: int
+    drop_end: int
 
 
 @dataclass(slots=True, eq=False)

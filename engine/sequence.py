@@ -366,21 +366,20 @@ class Sequence:
         self.block_tables[group].blocks.extend(blocks)
 
     def step_tables(self, ways: SequenceOf[Way], blocks: list[int]) -> None:
-        """Let the table of each group go on by one of these blocks; with `TURN` by the block that it leaves, which replaces the one
-        in the list."""
-        index = 0
-        for table in self.block_tables:
-            way, held = ways[index], table.blocks
+        """Let the table of each group go on by one of these blocks; with `TURN` by the block that it leaves, which replaces the
+        one in the list."""
+        tables = self.block_tables
+        for index, way in enumerate(ways):
+            table = tables[index]
             if way is TURN:
-                blocks[index] = block = held.pop(0)
-                held.append(block)
+                blocks[index] = block = table.blocks.pop(0)
+                table.blocks.append(block)
                 table.first += 1
             else:
                 if way is not TAKE:
-                    del held[0]
+                    del table.blocks[0]
                     table.first += 1
-                held.append(blocks[index])
-            index += 1
+                table.blocks.append(blocks[index])
 
     def go_in_stride(self, stride: Stride | None) -> None:
         """Note how its tables go on."""
@@ -420,7 +419,8 @@ class Sequence:
         self.num_keyed_blocks = num_blocks
 
     def prepare(self, num_tokens: int, num_pending: int) -> None:
-        """Tokens up to `num_tokens` can be computed without a further block or name; up to `num_pending` if the last is pending."""
+        """Tokens up to `num_tokens` can be computed without a further block or name; up to `num_pending` while the last of them
+        is pending."""
         self.num_prepared_tokens, self.num_prepared_pending = num_tokens, num_pending
 
     def free_tables(self) -> list[BlockTable]:

@@ -177,7 +177,8 @@ class Scheduler:
                 continue  # preempted in this step
             end = seq.num_computed_tokens + 1
             if plan.budget < 1 or (
-                end > seq.num_prepared_tokens and not (seq.num_pending_tokens and end <= seq.num_prepared_pending)
+                end > seq.num_prepared_tokens
+                and not (seq.num_pending_tokens and end <= seq.num_prepared_pending)
             ):
                 self._grant(seq, 1, plan)
                 continue

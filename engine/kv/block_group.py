@@ -132,7 +132,9 @@ class BlockGroup:
     def name_rest(self, seq: Sequence) -> None:
         """Let the full blocks of a sequence whose table is to be freed be found: a later one can begin behind them."""
         table = seq.block_tables[self.index]
-        for index, block in enumerate(table.blocks[: max(0, seq.num_keyed_blocks - table.first)], table.first):
+        for index, block in enumerate(
+            table.blocks[: max(0, seq.num_keyed_blocks - table.first)], table.first
+        ):
             if index >= seq.num_shared_blocks:
                 self._name(seq, index, block)
 
@@ -142,8 +144,8 @@ class BlockGroup:
             self.cache.keep(seq.block_keys[index], block)
 
     def way_on(self, seq: Sequence, settled: int, latest: int) -> tuple[Span, int] | None:
-        """How the table of a sequence that is settled in block `settled` goes on, and the index up to which that holds; None if it
-        is not as simple, and `slide` must look. `latest`: the sequence's `rolling_point`."""
+        """How the table of a sequence that is settled in block `settled` goes on, and the index up to which that holds; None if
+        it is not as simple, and `slide` must look. `latest`: the sequence's `rolling_point`."""
         table, size, reach = seq.block_tables[self.index], self._block_size, self.reach
         first = table.first
         end, leaving = first + len(table.blocks), settled - reach - first
@@ -155,24 +157,24 @@ class BlockGroup:
                 until = end + 1 - leaving
             else:
                 self._expire(seq, first, latest)
-        takes = end + 1 - leaving
-        behind = takes - first  # block `i` leaves when block `i + behind` is added
-        keeps = kept = 0
+        take_end = end + 1 - leaving
+        behind = take_end - first  # block `i` leaves when block `i + behind` is added
+        keep = keep_end = 0
         for point in (*seq.cache_points, latest):  # rising, but for `latest` where there is none
             if point <= first:
                 continue
-            if not kept:
-                keeps, kept = behind + point - reach, behind + point
-            elif behind + point - reach <= kept:
-                kept = behind + point
-            else:
-                until = min(until, behind + point - reach)
+            begin = behind + point - reach
+            if not keep_end:
+                keep = begin
+            elif begin > keep_end:
+                until = min(until, begin)
                 break
-        return Span(takes, keeps, kept, behind + seq.prompt_len // size), until
+            keep_end = behind + point
+        return Span(take_end, keep, keep_end, behind + seq.prompt_len // size), until
 
     def exchange(self, seq: Sequence, way: Way) -> int:
-        """Free the first block of a sequence's table, with `KEEP` to be found by later sequences, or with `DROP`; returns the block
-        that it takes."""
+        """Free the first block of a sequence's table, with `KEEP` to be found by later sequences, or with `DROP`; returns the
+        block that it takes."""
         table = seq.block_tables[self.index]
         block, index = table.blocks[0], table.first
         if way is DROP:

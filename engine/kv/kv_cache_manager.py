@@ -115,6 +115,7 @@ class KvCacheManager:
     def _step_on(self, seq: Sequence, begin: int) -> bool:
         """`_grow_all` by the block with index `begin` where the sequence goes on in its stride, as nearly all do that decode:
         without a search for what its windows leave. False, and nothing has changed, for others."""
+        assert seq.slot is not None, "blocks are laid out for a slot"
         stride, settled, groups = seq.stride, seq.settled // self.layout.block_size, self.groups
         if stride is None or begin >= stride.end or settled != begin - stride.lag:
             stride = self._stride(seq, begin, settled)
@@ -161,27 +162,27 @@ class KvCacheManager:
             if group.window is None:
                 spans.append(_TAKES)
                 continue
-            if (found := group.way_on(seq, settled, latest)) is None:
+            if (way_on := group.way_on(seq, settled, latest)) is None:
                 return None
-            spans.append(found[0])
-            until = min(until, found[1])
+            spans.append(way_on[0])
+            until = min(until, way_on[1])
         return Stride(begin - settled, until, tuple(spans))
 
     def _change_ways(self, stride: Stride, begin: int) -> None:
         """Look up in its spans how a stride goes on from the block with index `begin`."""
         until = stride.end
         joint: list[Way] = []
-        for takes, keeps, kept, drops in stride.spans:
+        for take_end, keep, keep_end, drop_end in stride.spans:
             way, end = TURN, sys.maxsize
-            if begin < takes:
-                way, end = TAKE, takes
-            elif keeps <= begin < kept:
-                way, end = KEEP, kept
+            if begin < take_end:
+                way, end = TAKE, take_end
+            elif keep <= begin < keep_end:
+                way, end = KEEP, keep_end
             else:
-                if begin < drops:
-                    way, end = DROP, drops
-                if begin < keeps < end:
-                    end = keeps
+                if begin < drop_end:
+                    way, end = DROP, drop_end
+                if begin < keep < end:
+                    end = keep
             joint.append(way)
             if end < until:
                 until = end
@@ -228,8 +229,8 @@ class KvCacheManager:
         """Record how far the sequence can grow in its blocks, before the next one is full."""
         size = self.layout.block_size
         end = seq.num_table_blocks * size if self.layout.groups else sys.maxsize
-        named = (seq.num_keyed_blocks + 1) * size if self.prefix_caching or self.seals.active else sys.maxsize
-        seq.prepare(min(end, named - 1), min(end, named))
+        full = (seq.num_keyed_blocks + 1) * size if self.prefix_caching or self.seals.active else sys.maxsize
+        seq.prepare(min(end, full - 1), min(end, full))
 
     def room(self, seq: Sequence, kept_blocks: int) -> int:
         """Tokens by which the sequence can grow in its own blocks and in free ones, except `kept_blocks` of the latter in each

@@ -1,0 +1,169 @@
+"""The short way by which tables of decoding sequences go on (`Stride`) does what the long one does, and names no more than it may."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.kv.adoption import hold_over
+from engine.kv.kv_cache_manager import KvCacheManager
+from engine.mailbox import Mailbox
+from engine.sequence import Sequence
+from executors.contract import KvGroup, KvLayout, TableUpdates
+from tests.engine.harness import request
+
+BLOCK = 4
+END = 99
+"""An id that ends a turn."""
+
+
+def manager(*windows: int | None, fingerprint: str = "", num_blocks: int = 400) -> KvCacheManager:
+    groups = tuple(KvGroup(num_blocks, 1, window) for window in windows)
+    return KvCacheManager(KvLayout(BLOCK, groups, fingerprint=fingerprint), most_granted=16)
+
+
+def admitted(kv: KvCacheManager, prompt: list[int]) -> Sequence:
+    seq = Sequence(1, request(prompt, 10**6, stop=(END,)), Mailbox(), 0)
+    seq.take_slot(0)
+    kv.begin(seq, kv.find(seq))
+    seq.admit(0)
+    return seq
+
+
+def compute(kv: KvCacheManager, seq: Sequence, count: int) -> None:
+    """A step with the next `count` tokens of a sequence, whose result is in when this returns."""
+    kv.begin_step()
+    end = seq.num_computed_tokens + count
+    assert kv.grow(seq, end)
+    kv.register(seq, end)
+    sampled = seq.grant(count, 1)
+    assert seq.receive(sampled)
+    if sampled:
+        seq.commit_one(seq.num_known_tokens % 98)
+    else:
+        seq.settle_chunk(end)
+
+
+def rows(updates: TableUpdates) -> list[tuple[int, ...]]:
+    """(slot, group, index, block) of each block that the executor is told of, rising."""
+    places = zip(updates.slots, updates.groups, updates.starts, updates.counts, strict=True)
+    blocks = iter(updates.block_ids.tolist())
+    return sorted(
+        (int(slot), int(group), int(begin) + i, next(blocks))
+        for slot, group, begin, count in places
+        for i in range(count)
+    )
+
+
+def story(kv: KvCacheManager, prompt: list[int], steps: int) -> Iterator[Any]:
+    """What is to be seen of a sequence and of the groups after each of its steps."""
+    seq = admitted(kv, prompt)
+    kv.take_updates()
+    while seq.num_uncomputed_tokens > 1:
+        compute(kv, seq, min(8, seq.num_uncomputed_tokens))
+        kv.take_updates()
+    for _ in range(steps):
+        compute(kv, seq, 1)
+        told = rows(kv.take_updates())
+        assert all(seq.block_tables[group].part(at, at + 1) == [block] for _, group, at, block in told)
+        kv.check_integrity([seq])
+        yield (
+            [row[:3] for row in told],
+            [(table.first, len(table.blocks)) for table in seq.block_tables],
+            [set(group.cache.blocks.values()) for group in kv.groups],
+            [(group.pool.num_used, group.pool.num_kept) for group in kv.groups],
+        )
+    kv.free(seq)
+    yield [set(group.cache.blocks.values()) for group in kv.groups], kv.num_used
+
+
+@pytest.mark.parametrize(
+    "windows", [(None, 6, 20), (None, 300), (20,), (None, 21, None)], ids=lambda windows: str(windows)
+)
+@pytest.mark.parametrize("length", [9, 64, 251])
+def test_the_short_way_does_what_the_long_one_does(
+    windows: tuple[int | None, ...], length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = np.random.default_rng(length).integers(0, 98, length).tolist()
+    prompt[length // 3] = END
+    short, long = manager(*windows), manager(*windows)
+    taken: list[bool] = []
+    step_on = short._step_on
+
+    def counted(seq: Sequence, begin: int) -> bool:
+        taken.append(step_on(seq, begin))
+        return taken[-1]
+
+    monkeypatch.setattr(short, "_step_on", counted)
+    monkeypatch.setattr(long, "_step_on", lambda seq, begin: False)
+    both = zip(story(short, prompt, 700), story(long, prompt, 700), strict=True)
+    for number, (one, other) in enumerate(both):
+        assert one == other, f"after step {number}"
+    assert sum(taken) > 0.9 * len(taken)
+
+
+def test_a_window_takes_the_block_that_it_leaves() -> None:
+    kv = manager(None, 8)
+    seq = admitted(kv, [1] * 6)
+    compute(kv, seq, 6)
+    for _ in range(100):
+        compute(kv, seq, 1)
+    table = seq.block_tables[1]
+    oldest, first = table.blocks[0], table.first
+    while table.first == first:
+        compute(kv, seq, 1)
+    assert table.blocks[-1] == oldest and kv.groups[1].pool.num_used == len(table.blocks)
+
+
+def test_the_seal_of_a_block_goes_before_it_is_taken_again() -> None:
+    kv = manager(None, 8, fingerprint="a")
+    seq = admitted(kv, [1] * 6)
+    compute(kv, seq, 6)
+    seals = kv.groups[1].seals
+    for _ in range(200):
+        compute(kv, seq, 1)
+        for group in kv.groups:  # each step that is to seal a block has done so
+            group.seals.checksums.update(dict.fromkeys(group.seals.requests, 1))
+            group.seals.requests.clear()
+        filled = seq.num_computed_tokens // BLOCK
+        table = seq.block_tables[1]
+        assert seals.checksums.keys() == set(table.blocks[: filled - table.first])
+
+
+def names(kv: KvCacheManager) -> list[int]:
+    return [len(group.cache.blocks) for group in kv.groups]
+
+
+def grown(kv: KvCacheManager) -> Sequence:
+    seq = admitted(kv, [1] * 9)
+    compute(kv, seq, 9)
+    for _ in range(30):
+        compute(kv, seq, 1)
+    return seq
+
+
+def test_blocks_of_an_output_are_found_in_windows_once_it_ends() -> None:
+    kv = manager(None, 8)
+    seq = grown(kv)
+    assert names(kv) == [9, 2], "all in the full group, those of the prompt in the other"
+    kv.free(seq)
+    assert names(kv) == [9, 2 + 2], "and the window before the end"
+
+
+def test_what_failed_gets_no_name_at_its_end() -> None:
+    kv = manager(None, 8)
+    seq = grown(kv)
+    kv.withdraw(seq)
+    kv.free(seq)
+    assert names(kv) == [0, 0]
+
+
+def test_what_a_lost_executor_has_not_sealed_gets_no_name() -> None:
+    kv = manager(None, 8, fingerprint="a")
+    seq = grown(kv)
+    hold_over(kv, [seq])
+    kv.free(seq)
+    assert names(kv) == [0, 0]

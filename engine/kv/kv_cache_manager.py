@@ -245,7 +245,7 @@ class KvCacheManager:
 
     def _append(self, seq: Sequence, group: BlockGroup, begin: int, blocks: list[int]) -> None:
         assert seq.slot is not None, "blocks are laid out for a slot"
-        self.changes.grown.append((seq.slot, group.index, begin, blocks))
+        self.changes.grow(seq.slot, group.index, begin, blocks)
         seq.extend_table(group.index, blocks)
 
     def free(self, seq: Sequence) -> None:

@@ -14,7 +14,7 @@ class TableChanges:
     """Collected while a step is put together. Owned by KvCacheManager.
 
     - `grown`: (slot, group, index of the first block, blocks) of tables that go on.
-    - `stepped`: (slot, index of the block, a block of each group) where all tables of a slot go on by one.
+    - `stepped`: (slot, index of the block, a block of each group) where all tables of a slot go on by one; later than `grown`.
     - `copies`: (group, source, destination) of blocks.
     """
 
@@ -22,6 +22,14 @@ class TableChanges:
         self.copies: list[tuple[int, int, int]] = []
         self.grown: list[tuple[int, int, int, list[int]]] = []
         self.stepped: list[tuple[int, ...]] = []
+
+    def grow(self, slot: int, group: int, begin: int, blocks: list[int]) -> None:
+        """A table goes on with these blocks from index `begin` on."""
+        # A table ends with its latest entry: one that steps and then grows must be told so in this order.
+        for step in self.stepped:
+            self.grown += [(step[0], index, step[1], [block]) for index, block in enumerate(step[2:])]
+        self.stepped.clear()
+        self.grown.append((slot, group, begin, blocks))
 
     def drop(self, slot: int | None) -> None:
         """Forget what was collected for the tables of a slot, which are free."""

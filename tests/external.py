@@ -1,8 +1,9 @@
 """Suites that need more than the machine has by itself: `make test-external ONLY="console ray"`, or all of them.
 
 Each row of `SUITES` says what a suite needs, how that is fetched, and what runs. `--short` takes the form that CI has time for,
-and leaves out suites that have none. `--jobs N` runs N suites beside each other and prints the output of each as a whole at its
-end. Other words go to the suite's own command: `make test-external ONLY=agents ARGS="-k codex"`.
+and leaves out suites that have none and, unless they are named, those whose first run is too long for CI. `--jobs N` runs N
+suites beside each other and prints the output of each as a whole at its end. Other words go to the suite's own command:
+`make test-external ONLY=agents ARGS="-k codex"`.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ _PYTEST: Command = (PYTHON, "-m", "pytest", "-m", "external")
 @dataclass(frozen=True)
 class Suite:
     """`packages`: Debian's. `prepare`: commands before `command`, each skipped where the file that it is paired with is there
-    (None: never). `short`: what `--short` runs in place of `command`; None if CI does not run the suite."""
+    (None: never). `short`: what `--short` runs in place of `command`; None if there is no such form. `in_ci`: whether
+    `--short`, as CI calls it, takes the suite without its name."""
 
     name: str
     what: str
@@ -52,6 +54,7 @@ class Suite:
     short: Command | None
     packages: tuple[str, ...] = ()
     prepare: tuple[tuple[Path | None, Command], ...] = ()
+    in_ci: bool = True
 
 
 def _environment(folder: Path, package: str, program: str) -> tuple[tuple[Path | None, Command], ...]:
@@ -64,6 +67,7 @@ def _environment(folder: Path, package: str, program: str) -> tuple[tuple[Path |
 _CONSOLE: Command = (*_PYTEST, *_BROWSER, "-n2", "--dist=loadfile")
 _OPS: Command = (*_PYTEST, "tests/ops")
 _CLIENTS: Command = (PYTHON, "-m", "tests.clients")
+_LLAMACPP: Command = (*_PYTEST, "tests/llamacpp", f"--junitxml={REPORTS / 'junit-llamacpp.xml'}")
 _RAY: Command = (str(REPORTS / "ray-venv/bin/python"), "-m", "pytest", "-s", "-m", "external")
 SUITES = {
     one.name: one
@@ -95,6 +99,10 @@ SUITES = {
         Suite(
             "real", "trained models beside transformers, in float32, int8 and GGUF; fetches 92 and 241 MiB",
             (*_PYTEST, "-s", *_REAL), (*_PYTEST, "-s", *_REAL, "-k", "smollm2"),
+        ),
+        Suite(
+            "llamacpp", "llama.cpp computes the same from its own files; builds it the first time, 10 minutes", _LLAMACPP,
+            (*_LLAMACPP, "--short"), prepare=((None, (PYTHON, "-m", "benchmarks.peers.llamacpp")),), in_ci=False,
         ),
         Suite(
             "agents", "Codex, Claude Code, OpenCode and Qwen Code; needs npm, fetches 1.3 GB", (*_PYTEST, "tests/agents"), None,
@@ -158,7 +166,10 @@ def run_beside(suites: Sequence[Suite], words: Sequence[str], short: bool, jobs:
 
 def parse(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, list[Suite], list[str]]:
     """The options, the suites and the words for their commands. Raises SystemExit for what cannot be run."""
-    lines = (f"  {one.name:8} {one.what}{'' if one.short else '; not in CI'}" for one in SUITES.values())
+    lines = (
+        f"  {one.name:8} {one.what}{'' if one.short and one.in_ci else '; not in CI'}"
+        for one in SUITES.values()
+    )
     table = "\n".join(lines)
     parser = argparse.ArgumentParser(
         prog="python -m tests.external", description=f"{__doc__}\n{table}", formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -172,7 +183,9 @@ def parse(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, list[S
         "--jobs", type=int, default=1, metavar="N", help="suites beside each other (default: 1)"
     )
     given, words = parser.parse_known_args(argv)
-    names = given.only.split() or [one.name for one in SUITES.values() if one.short or not given.short]
+    names = given.only.split() or [
+        one.name for one in SUITES.values() if (one.short and one.in_ci) or not given.short
+    ]
     for name in names:
         if name not in SUITES:
             parser.error(f"there is no suite {name!r}; the suites are:\n{table}")

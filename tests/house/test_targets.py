@@ -60,6 +60,8 @@ def test_suites_name_files_that_are_there() -> None:
 def test_short_takes_what_ci_has_time_for() -> None:
     _, suites, words = external.parse(["--short"])
     assert [one.name for one in suites] == ["clients", "console", "ops", "ray", "real"] and words == []
+    given, suites, _ = external.parse(["--only", "llamacpp", "--short"])
+    assert given.short and [one.name for one in suites] == ["llamacpp"]
     _, suites, words = external.parse(["--only", "agents", "-k", "codex"])
     assert [one.name for one in suites] == ["agents"] and words == ["-k", "codex"]
 

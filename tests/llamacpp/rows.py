@@ -1,0 +1,105 @@
+"""What llama.cpp is asked to compute: every shape of tests/executors/llm/models.py, and what it cannot take of some.
+
+A new shape is judged as it stands, so a row is needed only where llama.cpp, or its converter, has less than the family.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.executors.llm.models import MINISTRAL_ROPE, SHAPES
+
+
+@dataclass(frozen=True)
+class Row:
+    """How a shape is judged.
+
+    `instead`: fields of the configuration that replace the shape's, because llama.cpp has a constant or a limit there; `limit`
+    says which. `lost`: what the converter leaves out of the file: file and checkpoint are two models, and only what is computed
+    from the file is compared. `unknown`: why there is nothing to compare. `exact`: the bound of a logprob in float32, where
+    llama.cpp itself computes less exactly. `least`: the shortest prompt.
+    """
+
+    instead: dict[str, Any] = field(default_factory=dict)
+    limit: str = ""
+    lost: str = ""
+    unknown: str = ""
+    exact: float = 2e-4
+    least: int = 5
+
+    def limits(self) -> list[str]:
+        """Return what llama.cpp does not compute of the shape."""
+        return [text for text in (self.limit, self.lost, self.unknown) if text]
+
+
+_TABLE = 1e-2
+"""llama.cpp reads GELU from a table of float16."""
+_NO_WINDOW = "no windows"
+ROWS: dict[str, Row] = {
+    "qwen3-window-on-last-layers": Row(lost=_NO_WINDOW),
+    "qwen2-window-on-last-layers-yarn": Row(lost=_NO_WINDOW),
+    "mistral-window": Row(lost=_NO_WINDOW),
+    "mixtral-window-one-kv-head": Row(lost=_NO_WINDOW),
+    "qwen3-moe-some-dense-layers": Row(unknown="no dense layers among those of experts"),
+    "qwen2-moe-windows-some-dense-layers": Row(unknown="no dense layers among those of experts"),
+    "qwen2-moe-shared-expert": Row({"head_dim": 12}, "heads are as wide as the model together"),
+    "olmoe": Row({"num_key_value_heads": 4}, "a KV head for each head"),
+    "olmoe-normalized-no-gqa": Row(lost="weights of experts are not normalized"),
+    "gemma-one-kv-head": Row(exact=_TABLE),
+    "gemma2-caps-alternating-windows": Row(
+        {"query_pre_attn_scalar": 20}, "scores are scaled by the width of a head", exact=_TABLE
+    ),
+    "gemma2-no-caps-untied": Row(unknown="scores and logits are always capped"),
+    "gemma3-two-ropes": Row({"query_pre_attn_scalar": 20}, "scores are scaled by the width of a head", exact=_TABLE),
+    "gemma3-beside-images": Row(
+        {"query_pre_attn_scalar": 20}, "scores are scaled by the width of a head", exact=_TABLE
+    ),
+    "phi3-window": Row({"sliding_window": None}, _NO_WINDOW),
+    "phi3-longrope": Row(least=65),
+    "phi4-mini-tied-longrope-of-a-part": Row({"sliding_window": None}, _NO_WINDOW, least=65),
+    "exaone4-windows-rotated-alone": Row(
+        {"num_hidden_layers": 64, "head_dim": 12}, "windows in models of 64 layers alone, heads are as wide as the model together"
+    ),
+    "hunyuan-norms-last-alpha": Row(
+        {
+            "max_position_embeddings": 32768,
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0},
+        },
+        "rotation starts at 10,000, contexts of 32,768",
+    ),
+    "hunyuan-biases-one-kv-head": Row({"attention_bias": False}, "no biases of attention"),
+    "smollm3-some-layers-without-rope": Row({"no_rope_layer_interval": 4}, "each fourth layer is not rotated"),
+    "gpt2": Row({"n_ctx": 256}, exact=_TABLE),
+    "gpt2-untied-n-inner": Row(unknown="an activation other than GELU"),
+}  # fmt: skip
+
+_LONG = {"max_position_embeddings": 4352}
+LONG: dict[str, dict[str, Any]] = {
+    "qwen3-tied-gqa": _LONG,
+    "gemma2-caps-alternating-windows": _LONG,
+    "gemma3-two-ropes": _LONG,
+    "olmo3-windows-yarn": {
+        **_LONG,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 500000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500000.0},
+        },
+    },
+    "ministral3-growing-queries": {
+        **_LONG,
+        "rope_parameters": {**MINISTRAL_ROPE, "original_max_position_embeddings": 544, "max_position_embeddings": 4352},
+    },
+    "exaone4-windows-rotated-alone": _LONG,
+}  # fmt: skip
+"""Shapes that prompts of 4,200 tokens are tried with, and the fields that give them room."""
+
+
+def row(name: str) -> Row:
+    """How the shape of this name is judged."""
+    return ROWS.get(name, Row())
+
+
+def judged() -> list[str]:
+    """The names of the shapes that llama.cpp computes, in the order of their families."""
+    return [name for name in SHAPES if not row(name).unknown]

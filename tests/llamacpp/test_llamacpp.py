@@ -1,0 +1,214 @@
+"""llama.cpp judges: from GGUF files in its own form it computes the logprobs that are computed here, and the same greedy ids.
+
+Each shape is written twice by llama.cpp's converter, from weights that float16 holds exactly: in float32, which llama.cpp
+computes as exactly as it can, and in float16, as people have it, with its server's defaults. The first shows that both mean the
+same, and transformers that it is what the checkpoint means. The second is bound by how llama.cpp rounds activations and KV.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.peers.servers import Room, llama, serving
+from executors.contract import LogitsMode, PrefillInput, Tensor
+from executors.gguf.file import read_gguf
+from executors.llm.model.config import read_config
+from tests.executors.gguf_files import prepared
+from tests.executors.llm.driver import Driver, start
+from tests.executors.llm.models import SHAPES, Reference, write
+from tests.llamacpp.agreement import differences, equal_ids, logprobs
+from tests.llamacpp.judge import PROGRAMS, Computed, Converter, compute, converter
+from tests.llamacpp.rows import LONG, ROWS, judged, row
+
+pytestmark = [pytest.mark.external, pytest.mark.timeout(300)]
+
+CONTEXT, FOLLOWING = 256, 64
+LENGTHS = (5, 61, 150)
+"""Most prompts are longer than the windows of the shapes."""
+HALF, CAP = 2e-2, 5e-2
+"""Bounds of a logprob where llama.cpp computes with weights, activations and KV in float16: at SHARE of the positions, at all."""
+SHARE, SHARE_OF_EXPERTS = 0.99, 0.8
+"""Experts whose scores are a near tie in float16 are other ones there, and a text goes on from what they said: CAP is none of
+theirs, and their ids are compared in float32 alone."""
+LIKELY = 20
+"""So many ids a position are compared in float16: as many as the API shows."""
+LONG_CONTEXT, LONG_PROMPT = 4352, 4200
+FAR = 1e-3
+"""Bound of a logprob there: an angle of 4,200 has an error of 2e-4 in float32, and each side multiplies in its own order."""
+
+
+@pytest.fixture(scope="session")
+def convert(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Converter]:
+    if not PROGRAMS.exists():
+        pytest.skip("llama.cpp is not built: make test-external ONLY=llamacpp builds it")
+    with converter(tmp_path_factory.mktemp("converter")) as one:
+        yield one
+
+
+def checkpoint(folder: Path, name: str, instead: dict[str, Any]) -> Reference:
+    """The checkpoint of a shape with other fields, of its text part where it has several."""
+    kind, fields = SHAPES[name]
+    if text := fields.get("text_config"):
+        instead = {"text_config": {**text, **instead}}
+    ref = write(kind, {**fields, **instead}, folder, len(name))
+    with torch.no_grad():
+        for parameter in ref.model.parameters():
+            parameter.copy_(parameter.half())
+    ref.model.save_pretrained(folder)
+    return ref
+
+
+@dataclass(frozen=True)
+class Ours:
+    """What is computed here: `greedy`, the ids after the prompt, and `logits`, float32 [T + n, V], at all positions of both."""
+
+    prompt: list[int]
+    greedy: list[int]
+    logits: np.ndarray
+
+    @property
+    def text(self) -> list[int]:
+        return self.prompt + self.greedy
+
+    def equal_ids(self, theirs: Computed, bound: float) -> int:
+        return equal_ids(self.greedy, theirs.greedy, self.logits[len(self.prompt) - 1 :], bound)
+
+
+async def computed_here(
+    file: Path, prompts: list[list[int]], following: int, folder: Path, context: int
+) -> list[Ours]:
+    executor = await start(prepared(folder, file), dtype="float32", max_model_len=context, kv_bytes=64 << 20)
+    driver = Driver(executor)
+    greedy = await driver.generate([driver.add(one) for one in prompts], following, chunk=128)
+    found = []
+    for prompt, ids in zip(prompts, greedy, strict=True):
+        output = await executor.prefill(
+            PrefillInput(Tensor.of([prompt + ids], "int32"), logits=LogitsMode.ALL)
+        )
+        found.append(Ours(prompt, ids, output.logits.numpy()[0]))
+    await executor.shutdown()
+    return found
+
+
+def computed_there(
+    file: Path, mine: list[Ours], wide: bool, folder: Path, context: int
+) -> tuple[list[Computed], list[Computed]]:
+    """Texts as they were continued here, and the prompts as llama.cpp continues them."""
+    texts, prompts = [one.text for one in mine], [one.prompt for one in mine]
+    following = [0] * len(texts) + [len(one.greedy) for one in mine]
+    found = compute(file, texts + prompts, following, context, wide, folder)
+    return found[: len(texts)], found[len(texts) :]
+
+
+def furthest(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> float:
+    return max(float(differences(one, other).max()) for one, other in pairs)
+
+
+async def compare_exactly(
+    ref: Reference,
+    file: Path,
+    prompts: list[list[int]],
+    following: int,
+    name: str,
+    folder: Path,
+    context: int,
+) -> tuple[list[Ours], float]:
+    """Compare a file in float32, here, there and with transformers; what was computed here, and the largest difference."""
+    judge = row(name)
+    bound = judge.exact if context == CONTEXT else max(judge.exact, FAR)
+    mine = await computed_here(file, prompts, following, folder / "wide", context)
+    texts, continued = computed_there(file, mine, True, folder, context)
+    apart = furthest((one.logits, other.logits) for one, other in zip(mine, texts, strict=True))
+    assert apart <= bound
+    steps = furthest(
+        (one.logits[len(one.prompt) - 1 :][:same], other.steps[:same])
+        for one, other in zip(mine, continued, strict=True)
+        if (same := one.equal_ids(other, bound))
+    )
+    assert steps <= bound
+    original = furthest((ref.logits(one.text), one.logits) for one in mine)
+    if judge.lost:
+        assert original > 0.1, "llama.cpp's file means what the checkpoint means: the row says something else"
+    else:
+        assert original <= (1e-4 if context == CONTEXT else FAR)
+    return mine, max(apart, steps)
+
+
+@pytest.mark.long(every=4)
+@pytest.mark.parametrize("name", judged())
+async def test_llama_cpp_computes_the_same(
+    tmp_path: Path, record_property: Callable[[str, object], None], convert: Converter, name: str
+) -> None:
+    judge, ref = row(name), checkpoint(tmp_path / "checkpoint", name, row(name).instead)
+    wide = convert.convert(ref.path, tmp_path / "wide.gguf", "f32")
+    half = convert.convert(ref.path, tmp_path / "half.gguf", "f16")
+    lengths = [n for n in LENGTHS if n >= judge.least]
+    prompts = [np.random.default_rng(n).integers(0, ref.vocab_size, n).tolist() for n in lengths]
+
+    mine, exact = await compare_exactly(ref, wide, prompts, FOLLOWING, name, tmp_path, CONTEXT)
+    narrow = await computed_here(half, prompts, FOLLOWING, tmp_path / "half", CONTEXT)
+    for one, other in zip(narrow, mine, strict=True):
+        assert one.greedy == other.greedy and np.array_equal(one.logits, other.logits)
+    texts, continued = computed_there(half, mine, False, tmp_path, CONTEXT)
+    rounded = np.concatenate([
+        differences(one.logits, other.logits, LIKELY) for one, other in zip(mine, texts, strict=True)
+    ])  # fmt: skip
+    share = float((rounded <= HALF).mean())
+    routed = read_config(ref.path).moe is not None
+    assert share >= (SHARE_OF_EXPERTS if routed else SHARE)
+    if not routed:
+        assert rounded.max() <= CAP
+        for one, other in zip(mine, continued, strict=True):
+            one.equal_ids(other, CAP)
+    arch = read_gguf(half).metadata["general.architecture"]
+    record_property("llamacpp", f"{name} {arch} {exact:.3g} {rounded.max():.3g} {share:.4f}")
+
+
+@pytest.mark.long(every=4)
+@pytest.mark.parametrize("name", LONG)
+async def test_prompts_of_4200_tokens_are_computed_the_same(
+    tmp_path: Path, convert: Converter, name: str
+) -> None:
+    """In eight batches there, in chunks of 128 here; windows are passed two hundred times."""
+    ref = checkpoint(tmp_path / "checkpoint", name, row(name).instead | LONG[name])
+    file = convert.convert(ref.path, tmp_path / "wide.gguf", "f32")
+    prompt = np.random.default_rng(1).integers(0, ref.vocab_size, LONG_PROMPT).tolist()
+    await compare_exactly(ref, file, [prompt], 16, name, tmp_path, LONG_CONTEXT)
+
+
+@pytest.mark.parametrize("name", [name for name in ROWS if row(name).unknown])
+def test_what_a_row_calls_unknown_is_refused(tmp_path: Path, convert: Converter, name: str) -> None:
+    ref = checkpoint(tmp_path / "checkpoint", name, {})
+    with pytest.raises(RuntimeError, match=r"llama\.cpp"):
+        file = convert.convert(ref.path, tmp_path / "wide.gguf", "f32")
+        compute(file, [[1, 2, 3]], [0], CONTEXT, True, tmp_path)
+
+
+def test_its_server_answers_as_its_library_does(tmp_path: Path, convert: Converter) -> None:
+    name = "qwen3-tied-gqa"
+    ref = checkpoint(tmp_path / "checkpoint", name, {})
+    file = convert.convert(ref.path, tmp_path / "half.gguf", "f16")
+    prompt = np.random.default_rng(5).integers(0, ref.vocab_size, 150).tolist()
+    (there,) = compute(file, [prompt], [FOLLOWING], CONTEXT, False, tmp_path)
+    request = {
+        "prompt": prompt,
+        "n_predict": FOLLOWING,
+        "temperature": 0,
+        "n_probs": LIKELY,
+        "ignore_eos": True,
+    }
+    with serving(llama(), file, tmp_path / "server.log", Room(1, CONTEXT)) as (address, _):
+        answer = httpx.post(f"{address}/completion", json=request, timeout=60).raise_for_status().json()
+    steps = answer["completion_probabilities"]
+    assert [step["id"] for step in steps] == there.greedy
+    for step, expected in zip(steps, logprobs(there.steps), strict=True):
+        for likely in step["top_logprobs"]:
+            assert likely["logprob"] == pytest.approx(expected[likely["id"]], abs=1e-3)

@@ -96,6 +96,7 @@ check: $(DEV) $(TRITON)  ## format, lint, types, imports, promises
 	$(BIN)/python -m tools.decisions check
 	$(BIN)/python -m tools.kernel_floors check
 	$(BIN)/python -m tests.clients.page check
+	$(BIN)/python -m tests.llamacpp.page check
 	$(BIN)/python -m benchmarks.kill_table.page check
 	$(BIN)/python -m tools.parity check
 

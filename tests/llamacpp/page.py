@@ -69,7 +69,7 @@ def table(figures: Mapping[str, Reached]) -> str:
     """Return the table in markdown, a row for each family."""
     lines = [
         f"| family | llama.cpp agrees ({llamacpp.VERSION}) | shapes | float32 | float16 | of positions within 2e-2 | "
-        "what it has not |",
+        "limits of llama.cpp |",
         "|---|---|---|---|---|---|---|",
     ]
     for family in FAMILIES:

@@ -172,6 +172,7 @@ async def test_llama_cpp_computes_the_same(
     record_property("llamacpp", f"{name} {arch} {exact:.3g} {rounded.max():.3g} {share:.4f}")
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.long(every=4)
 @pytest.mark.parametrize("name", LONG)
 async def test_prompts_of_4200_tokens_are_computed_the_same(

@@ -101,7 +101,7 @@ SUITES = {
             (*_PYTEST, "-s", *_REAL), (*_PYTEST, "-s", *_REAL, "-k", "smollm2"),
         ),
         Suite(
-            "llamacpp", "llama.cpp computes the same from its own files; builds it the first time, 10 minutes", _LLAMACPP,
+            "llamacpp", "llama.cpp computes the same from its own files, 3 minutes; builds it the first time, 10 more", _LLAMACPP,
             (*_LLAMACPP, "--short"), prepare=((None, (PYTHON, "-m", "benchmarks.peers.llamacpp")),), in_ci=False,
         ),
         Suite(

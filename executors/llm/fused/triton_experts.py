@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from executors.kernels.triton.activation import KINDS
 from executors.kernels.triton.experts import add_up, place, place_directly, product, route
 from executors.kernels.triton.tuning import Choice, choose, kind_of
 
@@ -82,7 +83,11 @@ class TritonExperts:
 
 
 def triton_experts(experts: Experts) -> TritonExperts | None:
-    """Return the kernels for these experts; None if their weights are stored in a format that the kernels do not read."""
+    """Return the kernels for these experts; None if their weights are stored in a format that the kernels do not read, or if they
+    compute more than the kernels do."""
+    moe = experts.moe
+    if moe.biased or moe.softmax_last or experts.activation not in KINDS:
+        return None
     stacked = experts.stacked()
     if stacked is None or stacked[0].dtype not in DTYPES:
         return None

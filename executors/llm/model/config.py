@@ -53,7 +53,8 @@ class MoeConfig:
     """A mixture of experts: each token goes through the `top_k` of `num_experts` with the highest router weights.
 
     `normalized`: those weights are scaled to sum to 1. `shared_size`: inner size of an expert that every token goes through, 0 if
-    there is none.
+    there is none. `biased`: router and experts have biases. `softmax_last`: weights are the softmax over the chosen logits alone;
+    otherwise over all. `alpha`, `limit`: of the activation "clamped_swiglu", see `layers/activations.py`.
     """
 
     num_experts: int
@@ -61,6 +62,10 @@ class MoeConfig:
     intermediate_size: int
     normalized: bool
     shared_size: int = 0
+    biased: bool = False
+    softmax_last: bool = False
+    alpha: float = 0.0
+    limit: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +241,8 @@ def parse_config(
         head_dim=head_dim,
         intermediate_size=_intermediate_size(fields, family, hidden_size) if dense else 0,
         norm_eps=_norm_eps(fields, family),
-        activation=fields.get(family.feed_forward.activation, family.feed_forward.activations[0]),
+        activation=family.feed_forward.computed
+        or fields.get(family.feed_forward.activation, family.feed_forward.activations[0]),
         layers=layers,
         ropes=ropes,
         moe=moe,
@@ -370,7 +376,20 @@ def _moe(fields: Fields, family: Family) -> MoeConfig:
         fields.natural("moe_intermediate_size"),
         fields.switch(family.feed_forward.normalized),
         fields.natural(family.feed_forward.shared) if family.feed_forward.shared else 0,
+        family.feed_forward.biased,
+        family.feed_forward.softmax_last,
+        *_clamp(fields, family),
     )
+
+
+def _clamp(fields: Fields, family: Family) -> tuple[float, float]:
+    """Return alpha and limit of a clamped SwiGLU, 0 for other activations."""
+    if family.feed_forward.computed != "clamped_swiglu":
+        return 0.0, 0.0
+    numbers = fields.positive("swiglu_alpha"), fields.positive("swiglu_limit")
+    if None in numbers:
+        raise ConfigError(f"{fields.where}: swiglu_alpha and swiglu_limit are {numbers}; numbers are needed")
+    return numbers[0] or 0.0, numbers[1] or 0.0
 
 
 def _layers(fields: Fields, family: Family, num_ropes: int, notes: list[str]) -> tuple[LayerConfig, ...]:

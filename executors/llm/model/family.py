@@ -140,12 +140,18 @@ class FeedForwardTraits:
     """Field that names the activation."""
     activations: tuple[str, ...] = ("silu",)
     """Supported values of the activation field; the first is the default."""
+    computed: str = ""
+    """Activation that is computed, whatever the supported value of that field is called; empty: the one it names."""
     experts: str = ""
     """Kind of the layers with experts, see `layers/kinds.py`; empty: there are none."""
     shared: str = ""
     """Field with the inner size of an expert that every token goes through."""
     normalized: Switch = "norm_topk_prob"
     """True if the weights of a token's experts are scaled to sum to 1."""
+    biased: bool = False
+    """True if router and experts have biases."""
+    softmax_last: bool = False
+    """True if a token's experts are chosen by the router's logits, and weighted with the softmax over the chosen ones."""
     sparse_layers: bool = False
     """True if `mlp_only_layers` and `decoder_sparse_step` select the layers with experts; otherwise all layers have experts."""
 

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
+CLAMPED = "clamped_swiglu"
+"""Name of an activation of gate and up together, `clamped_swiglu`, which is in no table of those of one input."""
 
 
 def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
@@ -54,3 +56,13 @@ STEADY_ACTIVATIONS: dict[str, Activation] = {
 """The same functions with results that do not depend on an element's position, bit for bit. Torch's own activations compute
 the last elements of each thread's share, which do not fill a vector, with other instructions: 82 of 126 cuts of a tensor gave
 other bits. Arithmetic, tanh, exp and erf on their own do not (0 of 126, AVX2 and AVX512)."""
+
+
+def clamped_swiglu(
+    gate: torch.Tensor, up: torch.Tensor, alpha: float, limit: float, steady: bool = False
+) -> torch.Tensor:
+    """Compute (u + 1) g sigmoid(alpha g) of g = min(gate, limit) and u = up within -limit and limit: the activation of gpt-oss,
+    after transformers' `GptOssExperts`. Rounded once at the end, to the dtype of `gate`; `steady`: see `STEADY_ACTIVATIONS`."""
+    g, u = gate.float().clamp(max=limit), up.float().clamp(-limit, limit)
+    share = torch.neg(alpha * g).exp_().add_(1.0).reciprocal_() if steady else torch.sigmoid(alpha * g)
+    return (u.add_(1.0) * g * share).to(gate.dtype)

@@ -18,7 +18,7 @@ class Experts(Sublayer):
     """A mixture of experts: each expert computes all of its tokens in one call, one expert after another.
 
     Router weights are the largest `top_k` of the fp32 softmax over all experts of router(x) (Shazeer et al. 2017, in the form
-    of Qwen3-MoE).
+    of Qwen3-MoE), or the fp32 softmax over the largest `top_k` of router(x) (`softmax_last`, gpt-oss).
     """
 
     def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> None:
@@ -26,7 +26,7 @@ class Experts(Sublayer):
         self.moe = config.moe
         self.activation = config.activation
         self.steady = False
-        self.router = Linear(self.moe.num_experts, config.hidden_size, False, dtype, device)
+        self.router = Linear(self.moe.num_experts, config.hidden_size, self.moe.biased, dtype, device)
         count, hidden, inner = self.moe.num_experts, config.hidden_size, self.moe.intermediate_size
         gate_up = torch.empty(count, 2 * inner, hidden, dtype=dtype, device=device)
         down = torch.empty(count, hidden, inner, dtype=dtype, device=device)
@@ -35,7 +35,7 @@ class Experts(Sublayer):
         own = MlpNames("", names.expert_gate, names.expert_up, names.expert_down)
         self.experts: list[Mlp] = []
         for e in range(count):
-            expert = Mlp(config, inner, False, dtype, device, own)
+            expert = Mlp(config, inner, self.moe.biased, dtype, device, own)
             # Only views of the whole are kept: it goes when the last of them is packed.
             expert.gate_up.weight, expert.down.weight = gate_up[e], down[e]
             self.experts.append(expert)
@@ -46,9 +46,7 @@ class Experts(Sublayer):
 
     def mix(self, x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """Compute the output for `x`, given the router's `logits` [T, experts]."""
-        weights, chosen = logits.float().softmax(-1).topk(self.moe.top_k, -1)
-        if self.moe.normalized:
-            weights = weights / weights.sum(-1, keepdim=True)
+        weights, chosen = self.routed(logits)
         flat = chosen.flatten()
         # Stable: within an expert the tokens keep their order, so the result does not depend on the batch's layout.
         order = flat.argsort(stable=True)
@@ -63,6 +61,14 @@ class Experts(Sublayer):
                 out.index_add_(0, rows[part], expert(x[rows[part]]) * shares[part])
                 begin += count
         return out
+
+    def routed(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the weights of each token's experts, float32 [T, top_k], and their numbers, int64 [T, top_k]."""
+        if self.moe.softmax_last:
+            highest, chosen = logits.float().topk(self.moe.top_k, -1)
+            return highest.softmax(-1), chosen
+        weights, chosen = logits.float().softmax(-1).topk(self.moe.top_k, -1)
+        return weights / weights.sum(-1, keepdim=True) if self.moe.normalized else weights, chosen
 
     def be_steady(self) -> None:
         """See `Mlp`. The experts that share a step do not change a sum: each token adds its own experts in the experts'

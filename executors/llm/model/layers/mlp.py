@@ -8,7 +8,13 @@ from dataclasses import dataclass
 import torch
 
 from executors.llm.model.config import DecoderConfig, LayerConfig
-from executors.llm.model.layers.activations import ACTIVATIONS, STEADY_ACTIVATIONS
+from executors.llm.model.layers.activations import (
+    ACTIVATIONS,
+    CLAMPED,
+    STEADY_ACTIVATIONS,
+    Activation,
+    clamped_swiglu,
+)
 from executors.llm.model.layers.base import LayerStep, PackingPlan, Sublayer
 from executors.llm.model.linear import Linear, Packing
 from executors.llm.model.places import NamedPlaces, of_linear
@@ -38,7 +44,9 @@ class Mlp(Sublayer):
         self.gated = bool(family.gate)
         self.inner = inner
         self.activation = config.activation
-        self.act = ACTIVATIONS[config.activation]
+        self.act: Activation | None = ACTIVATIONS.get(config.activation)
+        self.moe = config.moe
+        self.steady = False
         self.gate_up = Linear((2 if self.gated else 1) * inner, config.hidden_size, bias, dtype, device)
         self.down = Linear(config.hidden_size, inner, bias, dtype, device)
 
@@ -54,15 +62,21 @@ class Mlp(Sublayer):
         if inner is None:
             inner = self.gate_up(x, extra)
             if self.gated:
-                gate, up = inner.chunk(2, -1)
-                inner = self.act(gate) * up
-            else:
+                inner = self.joined(*inner.chunk(2, -1))
+            elif self.act is not None:
                 inner = self.act(inner)
         return inner
 
+    def joined(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        """Compute the activation of gate and up, both [T, inner]."""
+        if self.act is not None:
+            return self.act(gate) * up
+        assert self.moe is not None and self.activation == CLAMPED
+        return clamped_swiglu(gate, up, self.moe.alpha, self.moe.limit, self.steady)
+
     def be_steady(self) -> None:
         """Make a row's result the same in any batch, bit for bit. Costs a few extra passes if torch computes the activation."""
-        self.act = STEADY_ACTIVATIONS[self.activation]
+        self.act, self.steady = STEADY_ACTIVATIONS.get(self.activation), True
 
     @property
     def linears(self) -> tuple[Linear, ...]:

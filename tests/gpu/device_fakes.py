@@ -260,7 +260,10 @@ class PagedTorch:
     def bind(self, meta: StepMeta, cache: KvCache) -> Any:
         assert len(meta.pieces) <= self.room, "there is no memory for so many pieces"
 
-        def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        def attend(
+            layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None = None
+        ) -> torch.Tensor:
+            assert sinks is None
             out = torch.full_like(q, torch.nan)
             for one in (meta.cells, meta.lengths, meta.tables, meta.tiles, meta.pieces, cache.layers[layer]):
                 one.view(one.shape)  # where it lies is part of what is captured; what it says is not

@@ -85,6 +85,11 @@ class Problem:
             _Item(random(n, spec.num_heads), *(held(n, scale) for scale in self._scales))
             for n in lengths.tolist()
         ]
+        self._sinks: torch.Tensor | None = None
+        if spec.sinks:
+            # About as large as the sum of some keys' weights, which neither hides the sink nor the keys.
+            logits = 2.0 + torch.randn(spec.num_heads, generator=noise)
+            self._sinks = logits.to(spec.dtype).to(spec.device)
         needed = -(-lengths // block_size)
         order = np.random.default_rng(seed).permutation(int(needed.sum()) + _SPARE)
         # A table's unused entries name an arbitrary block, which no kernel may read.
@@ -132,7 +137,7 @@ class Problem:
         attend = backend.begin(step, self.cache)
         worst = 0.0
         for layer, window in enumerate(self.windows):
-            output = attend(layer, q, k, v).float()
+            output = attend(layer, q, k, v, self._sinks).float()
             expected = torch.cat([self._expected(i, a, b, window) for i, a, b in ranges])
             error = (output - expected).norm(dim=-1) / expected.norm(dim=-1).clamp_min(1e-6)
             worst = max(worst, float(error.nan_to_num(torch.inf).max()))
@@ -150,7 +155,11 @@ class Problem:
             scores = spec.softcap * torch.tanh(scores / spec.softcap)
         behind = torch.arange(begin, end, device=q.device)[:, None] - torch.arange(end, device=q.device)
         hidden = behind < 0 if window is None else (behind < 0) | (behind >= window)
-        shares = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+        scores = scores.masked_fill(hidden, -torch.inf)
+        if self._sinks is not None:  # the last column, which has no value
+            sinks = self._sinks.float().view(spec.num_kv_heads, -1, 1, 1)
+            scores = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), -1)
+        shares = scores.softmax(-1)[..., :end]
         return torch.einsum("gsqk,kgd->qgsd", shares, v).flatten(1, 2)
 
 

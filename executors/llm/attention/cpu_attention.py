@@ -118,6 +118,7 @@ def supports(spec: KvSpec) -> bool:
         and spec.kv_dtype in (None, torch.int8)
         and 1 <= spec.head_dim <= MAX_HEAD_DIM
         and spec.num_heads % spec.num_kv_heads == 0
+        and not spec.sinks
     )
 
 
@@ -152,8 +153,11 @@ class CpuAttend:
         whole.kv = pointers(*(parts[group].kv[index] for group, index in places))
         return whole
 
-    def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """See `Attend`."""
+        assert sinks is None, "`supports` refuses models with sinks"
         if self._out is None:
             # One for all layers: the system maps each new large tensor page by page.
             self._out = torch.empty(self._shape, dtype=self._dtype)

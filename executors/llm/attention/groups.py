@@ -38,9 +38,11 @@ def joined(parts: dict[int, Attend], places: Places) -> Attend:
     if len(paged) == len(parts):
         return JoinedPagedAttend(paged, places)
 
-    def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def attend(
+        layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None = None
+    ) -> torch.Tensor:
         group, index = places[layer]
-        return parts[group](index, q, k, v)
+        return parts[group](index, q, k, v, sinks)
 
     return attend
 
@@ -52,17 +54,19 @@ class JoinedPagedAttend:
         self.parts = parts
         self._places = places
 
-    def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """See `Attend`."""
         group, index = self._places[layer]
-        return self.parts[group](index, q, k, v)
+        return self.parts[group](index, q, k, v, sinks)
 
     def stored(self, layer: int) -> StoredKv:
         """See `PagedAttend`."""
         group, index = self._places[layer]
         return self.parts[group].stored(index)
 
-    def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+    def attend(self, layer: int, q: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
         """See `PagedAttend`."""
         group, index = self._places[layer]
-        return self.parts[group].attend(index, q)
+        return self.parts[group].attend(index, q, sinks)

@@ -160,17 +160,20 @@ class LibraryAttend:
         """See `PagedAttend`."""
         return StoredKv(self.cache.layers[layer], self.meta.cells, self.cache.spec.scales(layer))
 
-    def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """See `Attend`."""
         if self._places is None:  # the same for all layers
             cells, size = self.meta.cells.long(), self.cache.block_size
             self._places = cells // size, cells % size
         for side, new in zip(self.cache.layers[layer], (k, v), strict=True):
             side.transpose(1, 2).index_put_(self._places, new)
-        return self.attend(layer, q.contiguous())
+        return self.attend(layer, q.contiguous(), sinks)
 
-    def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+    def attend(self, layer: int, q: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
         """See `PagedAttend`."""
+        assert sinks is None, "`check_model` refuses models with sinks"
         keys, values = self.cache.layers[layer].transpose(2, 3)
         spec = self.cache.spec
         return self.kernel(q, keys, values, self.meta, spec, spec.windows[layer])
@@ -179,13 +182,15 @@ class LibraryAttend:
 class PackedLibraryAttend(LibraryAttend):
     """A `LibraryAttend` whose cells are negative for rows that are not stored."""
 
-    def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """See `Attend`."""
         from executors.kernels.triton.rotary import rotate_and_store
 
         qkv = torch.cat((q.flatten(1), k.flatten(1), v.flatten(1)), 1)
         return self.attend(
-            layer, rotate_and_store(qkv, self.cache.layers[layer], self.meta.cells, q.shape[1])
+            layer, rotate_and_store(qkv, self.cache.layers[layer], self.meta.cells, q.shape[1]), sinks
         )
 
 
@@ -219,6 +224,8 @@ def check_model(spec: KvSpec, capability: tuple[int, int]) -> None:
         raise Unsuitable(f"it has no kernels for {str(spec.dtype).removeprefix('torch.')}")
     if spec.head_dim % 8 or spec.head_dim > MAX_HEAD_DIM:
         raise Unsuitable(f"head_dim is {spec.head_dim}; a multiple of 8 up to {MAX_HEAD_DIM} is needed")
+    if spec.sinks:
+        raise Unsuitable("it has no sinks, a logit for each head in the softmax, which this model needs")
     if spec.num_heads % spec.num_kv_heads:
         raise Unsuitable(f"{spec.num_heads} query heads do not share {spec.num_kv_heads} key heads evenly")
 

@@ -55,14 +55,22 @@ class StoredKv:
 class PagedAttend(Protocol):
     """An `Attend` in two halves: keys and values may be written by the caller (see `rotate_and_store`) before `attend`."""
 
-    def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        sinks: torch.Tensor | None = None,
+        /,
+    ) -> torch.Tensor:
         """See `Attend`."""
 
     def stored(self, layer: int) -> StoredKv:
         """Return where the layer's keys and values go."""
 
-    def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        """Compute [T, heads, head_dim] of queries whose keys and values are in the cache."""
+    def attend(self, layer: int, q: torch.Tensor, sinks: torch.Tensor | None = None, /) -> torch.Tensor:
+        """Compute [T, heads, head_dim] of queries whose keys and values are in the cache; `sinks`: see `Attend`."""
 
 
 @runtime_checkable

@@ -79,7 +79,9 @@ class TorchAttention:
         fresh = torch.from_numpy(_fresh_blocks(step, block_size)).to(device)
         groups_of = {window: list(self._groups(step, cache, window)) for window in set(spec.windows)}
 
-        def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        def attend(
+            layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None = None
+        ) -> torch.Tensor:
             kv = cache.layers[layer]
             scales = spec.scales(layer)
             if len(fresh):
@@ -96,11 +98,11 @@ class TorchAttention:
                 sides[1].index_put_(cells, v)
             groups = groups_of[spec.windows[layer]]
             if len(groups) == 1:
-                return _attend_group(groups[0], q, k, v, kv, spec, scales)
+                return _attend_group(groups[0], q, k, v, kv, spec, scales, sinks)
             out = torch.empty_like(q, memory_format=torch.contiguous_format)
             for group in groups:
                 rows = group.rows
-                out[rows] = _attend_group(group, q[rows], k[rows], v[rows], kv, spec, scales)
+                out[rows] = _attend_group(group, q[rows], k[rows], v[rows], kv, spec, scales, sinks)
             return out
 
         return attend
@@ -194,8 +196,8 @@ class TorchAttention:
         tiles: tuple[_Tile, ...] = (_Tile(0, length, 0, length, None),)
         if window and length > window:
             tiles = self._windowed(length, 0, 0, window, spec)
-        elif spec.softcap is not None and length > QUERY_TILE:
-            # Bounded scores are written out: a tile at a time, or they are as large as the square of the chunk.
+        elif (spec.softcap is not None or spec.sinks) and length > QUERY_TILE:
+            # Scores are written out, see `_attention`: a tile at a time, or they are as large as the square of the chunk.
             tiles = self._unlimited(length, 0, spec)
         return _Group(len(run), length, rows, None, False, tiles)
 
@@ -289,10 +291,10 @@ def _rows(starts: np.ndarray, length: int, device: torch.device) -> torch.Tensor
 
 def _attend_group(
     group: _Group, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv: torch.Tensor, spec: KvSpec,
-    scales: tuple[float, float],
+    scales: tuple[float, float], sinks: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
     """Compute attention of one group; q [b * length, heads, head_dim], and the result likewise. `scales` are those of the
-    stored `kv`."""
+    stored `kv`; `sinks` [heads]: see `Attend`."""
     items, length = group.items, group.length
     heads, head_dim = q.shape[1], q.shape[2]
     kv_heads = k.shape[1]
@@ -311,13 +313,16 @@ def _attend_group(
             .transpose(1, 2)
             .reshape(items, kv_heads, -1, head_dim)
         )
-        out = _attention(folded, keys, values, group.tiles[0].mask, False, spec)
+        if sinks is not None:
+            sinks = sinks.view(kv_heads, shared).repeat(1, length)
+        out = _attention(folded, keys, values, group.tiles[0].mask, False, spec, sinks)
         return (
             out.reshape(items, kv_heads, length, shared, head_dim)
             .transpose(1, 2)
             .reshape(-1, heads, head_dim)
         )
     q = q.view(items, length, heads, head_dim).transpose(1, 2)
+    sinks = None if sinks is None else sinks[:, None]
     parts = []
     for tile in group.tiles:
         visible = slice(tile.first, tile.last)
@@ -328,6 +333,7 @@ def _attend_group(
             tile.mask,
             tile.mask is None,
             spec,
+            sinks,
         )
         parts.append(part.transpose(1, 2))
     out = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
@@ -341,21 +347,31 @@ def _attention(
     mask: torch.Tensor | None,
     causal: bool,
     spec: KvSpec,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """softmax(q k^T) v per head; q [b, heads, n, head_dim], keys and values [b, kv_heads, m, head_dim]."""
+    """softmax(q k^T) v per head; q [b, heads, n, head_dim], keys and values [b, kv_heads, m, head_dim], `sinks` [heads, n or 1]
+    the logits without values."""
     shared = q.shape[1] // keys.shape[1]
-    if spec.softcap is None:
+    if spec.softcap is None and sinks is None:
         return F.scaled_dot_product_attention(
             q, keys, values, attn_mask=mask, is_causal=causal, enable_gqa=shared > 1, scale=spec.scale
         )
-    # No fused kernel bounds the scores, so they are written out.
+    # No fused kernel bounds the scores or adds a logit, so they are written out.
     if shared > 1:
         keys, values = keys.repeat_interleave(shared, 1), values.repeat_interleave(shared, 1)
     # In fp32: rounded to bf16 three times on the way the result was off by 0.8 to 1.1%, now 0.4 to 0.8; without bounds 0.3.
-    scores = torch.tanh((q @ keys.mT).float() * (spec.scale / spec.softcap)) * spec.softcap
+    scores = (q @ keys.mT).float()
+    if spec.softcap is None:
+        scores = scores * spec.scale
+    else:
+        scores = torch.tanh(scores * (spec.scale / spec.softcap)) * spec.softcap
     if causal:
         hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
         scores = scores.masked_fill(hidden, -torch.inf)
     elif mask is not None:
         scores = scores + mask
-    return scores.softmax(-1).to(q.dtype) @ values
+    shares = scores.softmax(-1)
+    if sinks is not None:
+        # With total T = sum(exp(score)), exp(score) / (T + exp(sink)) = exp(score) / T * sigmoid(log(T) - sink).
+        shares = shares * torch.sigmoid(scores.logsumexp(-1, keepdim=True) - sinks.float()[..., None])
+    return shares.to(q.dtype) @ values

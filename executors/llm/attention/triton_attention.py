@@ -35,7 +35,7 @@ _ALIGN = 4
 def supports(spec: KvSpec) -> bool:
     """Return whether the kernels support this model."""
     fits = MIN_HEAD_DIM <= spec.head_dim <= MAX_HEAD_DIM
-    return spec.dtype in DTYPES and fits and spec.num_heads % spec.num_kv_heads == 0
+    return spec.dtype in DTYPES and fits and spec.num_heads % spec.num_kv_heads == 0 and not spec.sinks
 
 
 def piece_rule(spec: KvSpec, processors: int, deterministic: bool) -> PieceRule:
@@ -149,15 +149,20 @@ class TritonAttend:
         """See `PagedAttend`."""
         return StoredKv(self.cache.layers[layer], self.meta.cells, self.cache.spec.scales(layer))
 
-    def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """See `Attend`."""
         tokens = len(q)
         qkv = torch.cat((q.reshape(tokens, -1), k.reshape(tokens, -1), v.reshape(tokens, -1)), 1)
         kv, scales = self.cache.layers[layer], self.cache.spec.scales(layer)
-        return self.attend(layer, rotate_and_store(qkv, kv, self.meta.cells, q.shape[1], kv_scales=scales))
+        return self.attend(
+            layer, rotate_and_store(qkv, kv, self.meta.cells, q.shape[1], kv_scales=scales), sinks
+        )
 
-    def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+    def attend(self, layer: int, q: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
         """See `PagedAttend`."""
+        assert sinks is None, "`supports` refuses models with sinks"
         meta, spec, kv = self.meta, self.cache.spec, self.cache.layers[layer]
         out = torch.empty_like(q)
         if len(meta.tiles):

@@ -106,6 +106,7 @@ def why_not(decoder: Decoder) -> str | None:
         f"the activation {config.activation}": config.activation not in ACTIVATIONS,
         "learned positions": decoder.position_embed is not None,
         f"heads of {config.head_dim}": config.head_dim > MAX_HEAD_DIM,
+        "attention sinks": bool(family.names.sinks),
         "KV in fp8": decoder.kv_dtype not in (None, torch.int8),
         "layers of which some are in 4 bits or as their file has them and some are not": _mixed(decoder),
         "gate and up projections in different formats": any(

@@ -159,7 +159,7 @@ class TritonForward:
             neighbours=any(one.neighbours for one in config.ropes), norm_last=config.family.attention.norm_last,
             query_factors=self._decoder.query_factors,
         )  # fmt: skip
-        return attend.attend(index, q).view(len(q), -1)
+        return attend.attend(index, q, layer.attention.sinks).view(len(q), -1)
 
     def _mlp(self, index: int, x: torch.Tensor, adapters: RowLoras | None) -> torch.Tensor:
         kind, mlp = self._decoder.layers[index].feed_forward, self._mlps[index]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -12,8 +11,24 @@ from executors.contract.status import ModelInfo
 from executors.llm.model.caches import CacheSpec
 from executors.llm.row_loras import RowLoras
 
-Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""(layer, q [T, heads, head_dim], k, v [T, kv_heads, head_dim]) -> [T, heads, head_dim]; writes k and v to the cache."""
+
+class Attend(Protocol):
+    """Attention of a step, one layer at a time."""
+
+    def __call__(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        sinks: torch.Tensor | None = None,
+        /,
+    ) -> torch.Tensor:
+        """Write k and v [T, kv_heads, head_dim] to the cache; return the attention [T, heads, head_dim] of q, of the same shape.
+
+        `sinks` [heads]: a logit of each head that takes part in the softmax and has no value, as in gpt-oss; None for none. They
+        may be given only where `KvSpec.sinks` says that layers have them.
+        """
 
 
 class StepStates(Protocol):

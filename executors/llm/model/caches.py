@@ -25,7 +25,7 @@ BLOCK_ALIGNMENT = 4096
 
 @dataclass(frozen=True, slots=True)
 class LayerKv:
-    """Keys and values of [num_kv_heads, head_dim] for each token. `scale`, `softcap`, `window`: see `KvSpec`."""
+    """Keys and values of [num_kv_heads, head_dim] for each token. `scale`, `softcap`, `window`, `sinks`: see `KvSpec`."""
 
     num_heads: int
     num_kv_heads: int
@@ -33,6 +33,7 @@ class LayerKv:
     scale: float
     softcap: float | None = None
     window: int | None = None
+    sinks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,9 @@ class KvSpec:
     kv_scales: tuple[tuple[float, float], ...] = ()
     model_windows: tuple[int | None, ...] = ()
     """`windows` of the whole model, if these are the layers of one stage of it; () means `windows`."""
+    sinks: bool = False
+    """Whether the softmax of each head has one more logit, without a value, see `Attend`. A backend that cannot add them is not
+    chosen."""
 
     @property
     def stored_dtype(self) -> torch.dtype:
@@ -145,7 +149,7 @@ def cache_specs(
         specs.append(
             KvSpec(
                 len(members), first.num_heads, first.num_kv_heads, first.head_dim, dtype, device, first.scale, first.softcap,
-                windows, kv_dtype, kv_scales,
+                windows, kv_dtype, kv_scales, sinks=first.sinks,
             )
         )  # fmt: skip
     return tuple(specs)
@@ -167,7 +171,7 @@ def indices_in_groups(layers: Sequence[LayerMemory | None]) -> list[int]:
 def _group(one: LayerMemory) -> object:
     if isinstance(one, LayerState):
         return one
-    return one.num_heads, one.num_kv_heads, one.head_dim, one.scale, one.softcap
+    return one.num_heads, one.num_kv_heads, one.head_dim, one.scale, one.softcap, one.sinks
 
 
 def kv_group(model: HasCaches) -> KvSpec:

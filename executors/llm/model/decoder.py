@@ -390,8 +390,10 @@ def _padded(inputs: ForwardInput, rows: int) -> ForwardInput:
     tokens = len(inputs.token_ids)
     behind = (0, rows - tokens)
 
-    def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        out = inputs.attend(layer, q[:tokens], k[:tokens], v[:tokens])
+    def attend(
+        layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        out = inputs.attend(layer, q[:tokens], k[:tokens], v[:tokens], sinks)
         return F.pad(out, (0, 0, 0, 0, *behind))
 
     adapters = None if inputs.adapters is None else inputs.adapters.padded(rows)

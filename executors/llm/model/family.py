@@ -50,6 +50,8 @@ class TensorNames:
     k: str = _LAYER + "self_attn.k_proj"
     v: str = _LAYER + "self_attn.v_proj"
     o: str = _LAYER + "self_attn.o_proj"
+    sinks: str = ""
+    """Logits of the heads' sinks, see `layers/attention.py`; the whole name, because they are no weight of a module."""
     q_norm: str = _LAYER + "self_attn.q_norm"
     k_norm: str = _LAYER + "self_attn.k_norm"
     mlp_norm: str = _LAYER + "post_attention_layernorm"

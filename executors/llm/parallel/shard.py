@@ -291,7 +291,7 @@ class _RankParts:
             cuts[name] = Cut(shape, own, columns, tensor.turned)
             bias = f"{name.removesuffix('.weight')}.bias"
             biases[bias] = Cut(shape[:1], own, zeros=columns is not None and place > 0)
-        norms = self._of_norms() if joinings.attention != "whole" else {}
+        norms = self._of_norms() | self._of_sinks() if joinings.attention != "whole" else {}
         return cuts | {name: cut for name, cut in (biases | norms).items() if name in present}
 
     def _of_linears(
@@ -344,6 +344,13 @@ class _RankParts:
             f"{name}.weight".replace("{i}", str(i)): Cut((size,), ((d * heads[0], d * heads[1]),))
             for i in range(self.config.num_layers)
             for name, size, heads in kinds
+        }
+
+    def _of_sinks(self) -> dict[str, Cut]:
+        """Sinks have an element per query head."""
+        name, heads = self.config.family.names.sinks, self.config.num_heads
+        return {
+            name.replace("{i}", str(i)): Cut((heads,), (self.queries,)) for i in range(self.config.num_layers)
         }
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from executors.llm.attention.cpu_attention import CpuAttention
+from executors.llm.attention.backend import AttentionBackend
 from executors.llm.memory.kv_cache import KvCache
 from executors.llm.model.caches import KvSpec
 from executors.llm.step_arrays import StepArrays
@@ -35,7 +35,8 @@ def spec(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, **changes
 class Sequences:
     """Whole sequences with queries, keys and values of every token, and blocks in random order that no other has.
 
-    Cells that no token was written to are NaN.
+    Cells that no token was written to are NaN. If the layer has sinks, `sinks` [heads] are as large as the sum of some keys'
+    weights, which neither hides them nor the keys.
     """
 
     spec: KvSpec
@@ -49,6 +50,9 @@ class Sequences:
     def __post_init__(self) -> None:
         noise = torch.Generator().manual_seed(self.seed)
         s = self.spec
+        self.sinks: torch.Tensor | None = None
+        if s.sinks:
+            self.sinks = (2.0 + torch.randn(s.num_heads, generator=noise)).to(s.dtype)
         for length in self.lengths:
             for kept, heads in ((self.q, s.num_heads), (self.k, s.num_kv_heads), (self.v, s.num_kv_heads)):
                 kept.append(torch.randn(length, heads, s.head_dim, generator=noise).to(s.dtype))
@@ -97,7 +101,7 @@ class Sequences:
                             )
 
     def run(
-        self, items: list[tuple[int, int, int]], attention: CpuAttention, cache: KvCache | None = None
+        self, items: list[tuple[int, int, int]], attention: AttentionBackend, cache: KvCache | None = None
     ) -> torch.Tensor:
         """One step of (sequence, first position, tokens): [T, heads, head_dim]."""
         if cache is None:
@@ -111,10 +115,11 @@ class Sequences:
         parts = [torch.cat([x[i][b : b + n] for x in (self.q, self.k, self.v)], 1) for i, b, n in items]
         qkv = torch.cat(parts) if parts else torch.cat([x[0][:0] for x in (self.q, self.k, self.v)], 1)
         q, k, v = qkv.split((self.spec.num_heads, self.spec.num_kv_heads, self.spec.num_kv_heads), 1)
-        return attention.begin(step, cache)(0, q, k, v)
+        return attention.begin(step, cache)(0, q, k, v, self.sinks)
 
-    def expected(self, items: list[tuple[int, int, int]]) -> torch.Tensor:
-        """The same by the formula: in float32; over int8 in float64, of what the cells hold."""
+    def expected(self, items: list[tuple[int, int, int]], sinks: bool = True) -> torch.Tensor:
+        """The same by the formula: in float32; over int8 in float64, of what the cells hold. `sinks` False: without those
+        that the layer has."""
         s, out = self.spec, []
         shared, window = s.num_heads // s.num_kv_heads, s.windows[0]
         for i, begin, count in items:
@@ -128,6 +133,10 @@ class Sequences:
                 scores = s.softcap * torch.tanh(scores / s.softcap)
             behind = torch.arange(begin, end)[:, None] - torch.arange(end)
             hidden = (behind < 0) | (behind >= window) if window else behind < 0
-            weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+            scores = scores.masked_fill(hidden, -torch.inf)
+            if self.sinks is not None and sinks:
+                column = self.sinks.to(scores.dtype)[:, None, None].expand(-1, count, 1)
+                scores = torch.cat((scores, column), -1)
+            weights = scores.softmax(-1)[..., :end]
             out.append(torch.einsum("hqk,khd->qhd", weights, v))
         return torch.cat(out) if out else torch.empty(0, s.num_heads, s.head_dim)

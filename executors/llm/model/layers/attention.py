@@ -1,5 +1,7 @@
 """`Attention`: softmax attention over paged KV, with grouped heads, norms of queries and keys, rotation and windows.
 
+A head may have a sink: a learned logit beside those of the keys, which takes a share of the softmax and has no value (gpt-oss).
+
 q, k and v form one linear layer, which makes fewer and larger calls. The runner passes in the attention over the cache as
 `attend`, which knows where the keys and values of sequences are stored.
 """
@@ -33,6 +35,8 @@ class Attention(Sublayer):
         # Over heads, queries and keys are normed in one call: a row of weights per head, the same for all of a kind.
         heads = config.num_heads + config.num_kv_heads
         per_head, full = family.attention.qk_norm == "head", family.attention.qk_norm == "full"
+        self.sinks = torch.empty(config.num_heads, dtype=dtype, device=device) if names.sinks else None
+        """Logits of the heads' sinks [num_heads]."""
         self.qk_norm = torch.empty(heads, config.head_dim, dtype=dtype, device=device) if per_head else None
 
         def norm(name: str, size: int) -> Norm | None:
@@ -54,7 +58,10 @@ class Attention(Sublayer):
     def memory(self) -> LayerMemory:
         """See `Sublayer`."""
         c = self.config
-        return LayerKv(c.num_heads, c.num_kv_heads, c.head_dim, c.score_scale, c.attn_softcap, self.window)
+        return LayerKv(
+            c.num_heads, c.num_kv_heads, c.head_dim, c.score_scale, c.attn_softcap, self.window,
+            sinks=self.sinks is not None,
+        )  # fmt: skip
 
     def tensors(self) -> NamedPlaces:
         """See `Sublayer`."""
@@ -64,6 +71,8 @@ class Attention(Sublayer):
         else:
             yield from of_linear(self.qkv, (names.q, c.q_size), (names.k, c.kv_size), (names.v, c.kv_size))
         yield from of_linear(self.o, (names.o, c.hidden_size))
+        if self.sinks is not None:
+            yield names.sinks, Place(self.sinks)
 
     def norms(self) -> NamedPlaces:
         """See `Sublayer`. Over heads, a norm is a [heads, head_dim] block here."""
@@ -94,7 +103,7 @@ class Attention(Sublayer):
         q = qk[:, : c.num_heads]
         if step.query_factors is not None:
             q = (q * step.query_factors[:, None, None]).to(q.dtype)
-        out = step.inputs.attend(self.cache_index, q, qk[:, c.num_heads :], v)
+        out = step.inputs.attend(self.cache_index, q, qk[:, c.num_heads :], v, self.sinks)
         return share.product(self.o, out.reshape(-1, c.q_size), adapters, "attention")
 
     def turned(

@@ -7,6 +7,14 @@
 Rows of a part follow each other in the file, so that a part is a range of the file and nothing is copied. A bias and the scales
 of FP8 (`..._scale_inv` [experts, rows / 128, columns / 128] and the like) are divided as their weight is.
 
+Families whose gate and up alternate (gpt-oss) have their experts as [in, out], with biases, or in blocks of MXFP4:
+
+    mlp.experts.gate_up_proj [experts, hidden, 2 * inner]             column 2 j is of gate, 2 j + 1 of up
+    mlp.experts.gate_up_proj_bias [experts, 2 * inner]
+    mlp.experts.down_proj [experts, inner, hidden], down_proj_bias [experts, hidden]
+    mlp.experts.gate_up_proj_blocks [experts, 2 * inner, hidden / 32, 16]   a row for each output, see `MxFp4Weight`;
+    mlp.experts.gate_up_proj_scales [experts, 2 * inner, hidden / 32]       down_proj_blocks and down_proj_scales alike
+
 transformers 5 calls Mixtral's `block_sparse_moe` `mlp`. The reverse, q, k and v apart in a family whose reference has them in
 one, needs no division: `apart`.
 """
@@ -22,7 +30,7 @@ from pathlib import Path
 
 from executors.contract.errors import ConfigError
 from executors.llm.checkpoint.safetensors_file import SafetensorsFile, TensorPart
-from executors.llm.model.config import DecoderConfig, read_config
+from executors.llm.model.config import DecoderConfig, MoeConfig, read_config
 from executors.llm.model.family import Family, TensorNames
 from executors.llm.model.fp8 import GROUP
 
@@ -32,6 +40,8 @@ _SIGNS = ("experts.gate_up_proj", "experts.down_proj", ".qkv_proj.", ".mlp.gate_
 _NEW_BLOCK, _OLD_BLOCK = "mlp.", "block_sparse_moe."
 _SCALES = ("weight_scale_inv", "weight_scale", "input_scale", "weight_zero_point")
 _EXPERT_SCALES = ("scale_inv", "scale")
+_ALTERNATING = {"": "weight", "_bias": "bias", "_blocks": "weight_packed", "_scales": "weight_scale"}
+"""Of tensors of all experts whose gate and up alternate: the ends of their names, and of those of their parts."""
 _UNUSED = ("activation_scale", "input_scale")
 """Static scales of activations, which are quantized dynamically."""
 
@@ -112,6 +122,8 @@ class _Fused:
             block, matched, rest = own.partition(f"experts.{role}")
             if matched and block in (_NEW_BLOCK, _OLD_BLOCK) and rest[1:] not in _UNUSED:
                 end = f".weight_{rest[1:]}" if rest[1:] in _EXPERT_SCALES else ".weight"
+                if self._family.names.alternating:
+                    end = f".{_ALTERNATING.get(rest, 'weight')}"
                 names = _expert_names(self._family, role)
                 every = range(self._config.moe.num_experts)
                 return tuple(f"{one}{end}".replace("{e}", str(e)) for e in every for one in names)
@@ -144,6 +156,14 @@ class _Fused:
         rest = own.rpartition("_proj")[2]
         sizes = [inner, inner] if gated else [hidden]
         needed = [moe.num_experts, sum(sizes), hidden if gated else inner]
+        if self._family.names.alternating:
+            if rest not in _ALTERNATING:
+                raise _refused(file, name, "plain numbers and MXFP4 (blocks and scales)")
+            shape = file.shape(name)
+            needed = _alternating_shape(moe, hidden, gated, rest)
+            if list(shape) != needed:
+                raise _misshapen(file, name, needed)
+            return dict(zip(names, _alternating_parts(shape, gated, turned=not rest), strict=True))
         if rest and rest[1:] not in _EXPERT_SCALES:
             raise _refused(file, name, "plain numbers and FP8 with scale_inv")
         shape = file.shape(name)
@@ -155,6 +175,34 @@ class _Fused:
             TensorPart(e * count + one.first, one.shape) for e in range(moe.num_experts) for one in parts
         ]
         return _checked(every, file, name, names, needed)
+
+
+def _alternating_shape(moe: MoeConfig, hidden: int, gated: bool, rest: str) -> list[int]:
+    """Return the shape of a tensor of all experts; `rest`: the end of its name, see `_ALTERNATING`."""
+    columns, rows = (hidden, 2 * moe.intermediate_size) if gated else (moe.intermediate_size, hidden)
+    own = {
+        "": [columns, rows],
+        "_bias": [rows],
+        "_blocks": [rows, columns // 32, 16],
+        "_scales": [rows, columns // 32],
+    }
+    return [moe.num_experts, *own[rest]]
+
+
+def _alternating_parts(shape: tuple[int, ...], gated: bool, turned: bool) -> list[TensorPart]:
+    """Return the parts of every expert: gate and up, whose rows alternate, or down. `turned`: the file has [experts, columns,
+    rows]; otherwise a part's columns are all that follow its rows."""
+    count = 2 if gated else 1
+    size = math.prod(shape[1:])
+    columns, rows = shape[1:] if turned else (math.prod(shape[2:]), shape[1])
+    own = (rows // count, columns)
+    step, strides = (1, (count, rows)) if turned else (columns, (count * columns, 1))
+    dimensions = min(2, len(shape) - 1)  # a bias has rows alone
+    return [
+        TensorPart(e * size + i * step, own[:dimensions], strides[:dimensions])
+        for e in range(shape[0])
+        for i in range(count)
+    ]
 
 
 def _dense_parts(config: DecoderConfig) -> dict[str, tuple[tuple[str, int], ...]]:

@@ -41,14 +41,25 @@ class _Entry:
     end: int
     whole: str = ""
     """Name of the file's tensor that this is a part of, "" for a whole one."""
+    strides: tuple[int, ...] | None = None
+    """See `TensorPart`."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorPart:
-    """Neighbouring elements of a tensor as a tensor of its own: the first one's index in the order of the file, and the shape."""
+    """Elements of a tensor as a tensor of its own: the first one's index in the order of the file, and the shape. `strides`: how
+    many elements of the file lie between neighbours in each dimension; None if they follow each other."""
 
     first: int
     shape: tuple[int, ...]
+    strides: tuple[int, ...] | None = None
+
+    @property
+    def span(self) -> int:
+        """Number of elements of the file from the first one to the last."""
+        if self.strides is None:
+            return math.prod(self.shape)
+        return 1 + sum((n - 1) * step for n, step in zip(self.shape, self.strides, strict=True))
 
 
 class SafetensorsFile(TensorFile):
@@ -77,8 +88,10 @@ class SafetensorsFile(TensorFile):
                         f"{self.path}: tensor {name} has dtype {entry.dtype}; supported: {', '.join(_DTYPES)}"
                     )
                 begin = entry.begin + one.first * size
-                end = begin + math.prod(one.shape) * size
-                entries[part] = replace(entry, shape=one.shape, begin=begin, end=end, whole=name)
+                end = begin + one.span * size
+                entries[part] = replace(
+                    entry, shape=one.shape, begin=begin, end=end, whole=name, strides=one.strides
+                )
             if name not in parts:
                 entries[name] = entry
         self._entries = entries
@@ -134,7 +147,10 @@ class SafetensorsFile(TensorFile):
 
     def num_bytes(self, name: str) -> int:
         """Bytes of the tensor's data in the file."""
-        return self._entries[name].end - self._entries[name].begin
+        entry = self._entries[name]
+        if entry.strides is not None:
+            return math.prod(entry.shape) * _ITEM_SIZES[entry.dtype]
+        return entry.end - entry.begin
 
     def copy_into(self, name: str, target: torch.Tensor) -> None:
         """Copy (and cast, and broadcast) a tensor into `target` and release the file's pages on the way.
@@ -143,6 +159,12 @@ class SafetensorsFile(TensorFile):
         """
         source = self._view(name)
         narrows = target.dtype is torch.float16 and source.dtype is not torch.float16
+        if not source.is_contiguous():
+            target.copy_(source)
+            if narrows and not torch.isfinite(target).all():
+                raise beyond_float16(self.path, self.own_name(name))
+            self.release(name)
+            return
         at = self._data + self._entries[name].begin
         for to, piece in _pieces(target, source):
             to.copy_(piece)
@@ -154,6 +176,9 @@ class SafetensorsFile(TensorFile):
     def is_finite(self, name: str) -> bool:
         """Return whether all numbers of a tensor are finite; releases the file's pages on the way."""
         source = self._view(name)
+        if not source.is_contiguous():
+            source = source.contiguous()
+            self.release(name)
         at = self._data + self._entries[name].begin
         for _, piece in _pieces(source, source):
             if not torch.isfinite(piece.float() if self.is_fp8(name) else piece).all():
@@ -169,12 +194,14 @@ class SafetensorsFile(TensorFile):
         mine, theirs = self._entries[name], other._entries[other_name]
         if (mine.shape, mine.dtype) != (theirs.shape, theirs.dtype):
             return False
+        if mine.strides is not None or theirs.strides is not None:
+            return torch.equal(self.view(name), other.view(other_name))
         here, there = self._data + mine.begin, other._data + theirs.begin
         return self._same_bytes(here, other, there, mine.end - mine.begin)
 
     def can_map(self, name: str) -> bool:
-        """Whether `mapped` is possible: always."""
-        return True
+        """Whether `mapped` is possible: for elements that follow each other."""
+        return self._entries[name].strides is None
 
     def mapped(self, name: str) -> torch.Tensor:
         """Return the tensor as a view of the file, which stays open for it. Pages are read on first access."""
@@ -188,7 +215,11 @@ class SafetensorsFile(TensorFile):
         count = math.prod(entry.shape)
         if not count:
             return torch.empty(entry.shape, dtype=dtype)
+        if entry.strides is not None:
+            count = (entry.end - entry.begin) // _ITEM_SIZES[entry.dtype]
         flat = torch.frombuffer(self._map, dtype=dtype, count=count, offset=self._data + entry.begin)
+        if entry.strides is not None:
+            return flat.as_strided(entry.shape, entry.strides)
         return flat.view(entry.shape)
 
     def rows(
@@ -200,7 +231,7 @@ class SafetensorsFile(TensorFile):
         source, begin = self._view(name), self._data + entry.begin
         if turned:
             yield 0, source.T.contiguous()
-            self._give_back(begin, begin + source.nbytes)
+            self.release(name)
             return
         row = source[0].nbytes if source.numel() else 1
         count = max(ROWS, PIECE // row // ROWS * ROWS)
@@ -208,8 +239,13 @@ class SafetensorsFile(TensorFile):
             piece = source[first : first + count]
             if lies_outside(first, len(piece), within):
                 continue
+            if entry.strides is not None:
+                yield first, piece.contiguous()
+                continue
             yield first, piece
             self._give_back(begin + first * row, begin + first * row + piece.nbytes)
+        if entry.strides is not None:
+            self.release(name)
 
 
 def _pieces(target: torch.Tensor, source: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

@@ -122,6 +122,8 @@ def read_keys(family: Family) -> frozenset[str]:
     }  # fmt: skip
     if isinstance(attention.local_theta, str):
         keys |= {attention.local_theta}
+    if family.feed_forward.computed == "clamped_swiglu":
+        keys |= {"swiglu_alpha", "swiglu_limit"}
     return frozenset(keys - {""})
 
 

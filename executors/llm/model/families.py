@@ -142,6 +142,27 @@ _OLMOE: Final = Family(
     attention=AttentionTraits(qk_norm="full", qkv_bias="attention_bias", o_bias="attention_bias"),
     feed_forward=FeedForwardTraits(experts="experts"),
 )
+_GPT_OSS: Final = Family(
+    name="gpt_oss",
+    architectures=("GptOssForCausalLM",),
+    body="GptOssModel",
+    model_types=("gpt_oss",),
+    names=TensorNames(router=_LAYER + "mlp.router", sinks=_LAYER + "self_attn.sinks", alternating=True),
+    fields={"num_experts": "num_local_experts", "moe_intermediate_size": "intermediate_size"},
+    defaults={
+        "head_dim": 64, "attention_bias": True, "sliding_window": 128, "swiglu_alpha": 1.702, "swiglu_limit": 7.0,
+        "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 150_000.0, "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
+            "truncate": False, "original_max_position_embeddings": 4096,
+        },
+    },
+    attention=AttentionTraits(
+        qkv_bias="attention_bias", o_bias="attention_bias", window="alternate", theta=150_000.0
+    ),
+    feed_forward=FeedForwardTraits(
+        computed="clamped_swiglu", experts="experts", normalized=True, biased=True, softmax_last=True
+    ),
+)  # fmt: skip
 _GEMMA_NAMES: Final = TensorNames(
     attn_post_norm=_LAYER + "post_attention_layernorm",
     mlp_norm=_LAYER + "pre_feedforward_layernorm",
@@ -399,7 +420,7 @@ _GPT2: Final = Family(
 
 FAMILIES: Final = (
     _LLAMA, _MISTRAL, _MISTRAL_WITH_IMAGES, _MINISTRAL3, _MINISTRAL3_WITH_IMAGES, _MIXTRAL, _QWEN2, _QWEN2_MOE, _QWEN3,
-    _QWEN3_WITH_IMAGES, _QWEN3_MOE, _GEMMA, _GEMMA2, _GEMMA3, _GEMMA3_WITH_IMAGES, _PHI3, _GLM4, _OLMO2, _OLMO3, _OLMOE,
+    _QWEN3_WITH_IMAGES, _QWEN3_MOE, _GPT_OSS, _GEMMA, _GEMMA2, _GEMMA3, _GEMMA3_WITH_IMAGES, _PHI3, _GLM4, _OLMO2, _OLMO3, _OLMOE,
     _EXAONE4, _HUNYUAN, _SMOLLM3, _GRANITE, _GPT2,
 )  # fmt: skip
 

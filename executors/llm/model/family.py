@@ -72,6 +72,9 @@ class TensorNames:
     shared_router: str = ""
     """Row of weights whose product with a token scales that expert's output."""
 
+    alternating: bool = False
+    """True if gate and up of all experts lie in one tensor in alternation: in the columns of [experts, in, out], or in the rows
+    of quantized ones."""
     transposed: bool = False
     """True if linear weights are stored as [in, out]."""
     other_parts: tuple[str, ...] = ()

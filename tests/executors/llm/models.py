@@ -38,6 +38,15 @@ MOE: dict[str, Any] = {
     **_BASE, "head_dim": 16, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 20,
 }  # fmt: skip
 MIXTRAL: dict[str, Any] = {**_BASE, "intermediate_size": 20, "num_local_experts": 6, "num_experts_per_tok": 2}
+# As published, but for sizes: windows and YaRN's bounds are reached, and both limits of the activation.
+GPT_OSS: dict[str, Any] = {
+    **_BASE, "num_hidden_layers": 4, "head_dim": 20, "intermediate_size": 20, "num_local_experts": 6, "num_experts_per_tok": 3,
+    "sliding_window": 17, "swiglu_limit": 1.5, "pad_token_id": None,
+    "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 1500.0, "factor": 8.0, "original_max_position_embeddings": 32, "beta_fast": 8.0,
+        "beta_slow": 1.0, "truncate": False,
+    },
+}  # fmt: skip
 OLMOE: dict[str, Any] = {
     **_BASE,
     "intermediate_size": 20,
@@ -123,6 +132,15 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral-window-one-kv-head": ("Mixtral", {**MIXTRAL, "num_key_value_heads": 1, "head_dim": 10, "sliding_window": 13}),
     "olmoe": ("Olmoe", {**OLMOE, "norm_topk_prob": False}),
     "olmoe-normalized-no-gqa": ("Olmoe", {**OLMOE, "norm_topk_prob": True, "num_key_value_heads": 4}),
+    "gpt-oss-sinks-windows": ("GptOss", GPT_OSS),
+    "gpt-oss-one-kv-head-no-biases-of-attention": (
+        "GptOss",
+        {
+            **GPT_OSS, "num_key_value_heads": 1, "attention_bias": False, "num_experts_per_tok": 1, "swiglu_alpha": 2.5,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    ),
     "gemma-one-kv-head": ("Gemma", {**GEMMA, "num_key_value_heads": 1}),
     "gemma2-caps-alternating-windows": (
         "Gemma2",
@@ -319,6 +337,8 @@ def write(kind: str, fields: dict[str, Any], directory: Path, seed: int, **save:
                 parameter.normal_(0.0, 1.2 * scale / fan_in**0.5)
             elif parameter_name.endswith("bias"):
                 parameter.normal_(0.0, 0.3)
+            elif parameter_name.endswith("sinks"):
+                parameter.normal_(1.0, 1.0)
             else:
                 parameter.uniform_(-0.5, 0.5) if kind.startswith("Gemma") else parameter.uniform_(0.5, 1.5)
     if fields.get("tie_word_embeddings", True):

@@ -11,6 +11,7 @@
     quant_method "awq"                  4 bits, version "gemm"
     quant_method "auto-round"           packed as gptq or awq, or FP8
     quant_method "modelopt"             FP8 and NVFP4
+    quant_method "mxfp4"                experts of gpt-oss in MXFP4
 
 A file beside config.json may say the same (`sources.py`). A key that no table knows is refused (`keys.py`). What is said counts
 only if the tensors are quantized (`checkpoint/claims.py`).

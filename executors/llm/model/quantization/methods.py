@@ -12,12 +12,13 @@ from executors.llm.model.quantization.compressed import read_compressed
 from executors.llm.model.quantization.fp8 import read_fp8
 from executors.llm.model.quantization.gptq import read_gptq
 from executors.llm.model.quantization.modelopt import read_modelopt
+from executors.llm.model.quantization.mxfp4 import read_mxfp4
 from executors.llm.model.quantization.schemes import Quantization
 
 Reader = Callable[[dict[str, Any], str], Quantization]
 READERS: dict[str, Reader] = {
     "fp8": read_fp8, "gptq": read_gptq, "awq": read_awq, "compressed-tensors": read_compressed,
-    "auto-round": read_auto_round, "modelopt": read_modelopt,
+    "auto-round": read_auto_round, "modelopt": read_modelopt, "mxfp4": read_mxfp4,
 }  # fmt: skip
 SUPPORTED = ", ".join(READERS)
 _ALIASES = {

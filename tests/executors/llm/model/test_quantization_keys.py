@@ -21,6 +21,7 @@ from executors.llm.model.quantization import (
     fp8,
     gptq,
     modelopt,
+    mxfp4,
     parse_quantization,
 )
 from executors.llm.model.quantization.keys import KnownKeys
@@ -35,6 +36,7 @@ BASES: dict[str, dict[str, Any]] = {
     "awq": {"quant_method": "awq", "bits": 4},
     "auto-round": {"quant_method": "auto-round", "bits": 4},
     "modelopt": {"quant_method": "modelopt", "quant_algo": "FP8"},
+    "mxfp4": {"quant_method": "mxfp4"},
     "compressed-tensors": {
         "quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"a": GROUP},
     },
@@ -58,6 +60,7 @@ TABLES: dict[str, tuple[KnownKeys, str, tuple[str, ...]]] = {
     "auto-round": (auto_round.KEYS, "auto-round", ()),
     "auto-round, extra_config": (auto_round.MODULE, "auto-round", ("extra_config", "x")),
     "modelopt": (modelopt.KEYS, "modelopt", ()),
+    "mxfp4": (mxfp4.KEYS, "mxfp4", ()),
     "compressed-tensors": (compressed.KEYS, "compressed-tensors", ()),
     "compressed-tensors, a group": (compressed.GROUP, "compressed-tensors", ("config_groups", "a")),
     "compressed-tensors, weights": (compressed.WEIGHTS, "compressed-tensors", ("config_groups", "a", "weights")),
@@ -89,6 +92,7 @@ WITH: dict[tuple[str, str], dict[str, Any]] = {
     ("gptq", "wbits"): {"bits": None, "wbits": 8},
     ("gptq", "method"): {"quant_method": None, "method": "hqq"},
     ("fp8", "method"): {"quant_method": None, "method": "hqq"},
+    ("mxfp4", "method"): {"quant_method": None, "method": "hqq"},
     ("fp8", "bits"): {"bits": 4},
     ("fp8", "dynamic"): {"dynamic": {"x": {}}},
     ("auto-round", "fmt"): {"bits": 8, "packing_format": "auto_round:fp8_static", "fmt": "e5m2"},
@@ -196,6 +200,7 @@ def _parameters(name: str) -> set[str]:
     ("method", "kind"),
     [
         ("gptq", "GPTQConfig"), ("awq", "AwqConfig"), ("auto-round", "AutoRoundConfig"), ("fp8", "FineGrainedFP8Config"),
+        ("mxfp4", "Mxfp4Config"),
         ("compressed-tensors", "CompressedTensorsConfig"),
     ],
 )  # fmt: skip

@@ -46,6 +46,13 @@ _SHARED = re.compile(r"mlp\.shared_expert[._](\w+)")
 _EXPERTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
 INTERLEAVED = ("llama", "mistral3", "smollm3", "granite")
 PLUS_ONE = ("gemma", "gemma2", "gemma3")
+GPT_OSS = {"post_attention_layernorm": "post_attention_norm", "mlp.router": "ffn_gate_inp"}
+OLLAMAS = {
+    "post_attention_norm.": "ffn_norm.",
+    "attn_output.": "attn_out.",
+    "attn_sinks.weight": "attn_sinks",
+}
+"""Names of gpt-oss in files of Ollama's converters, by llama.cpp's."""
 AFTER = ("gemma2", "gemma3", "olmo2", "exaone4", "glm4")
 
 
@@ -64,11 +71,14 @@ def converted(
     experts: dict[str, dict[int, torch.Tensor]] = {}
     for name, tensor in tensors.items():
         stem, part = name.rsplit(".", 1)
+        if part == "sinks":
+            found[f"blk.{stem.split('.')[2]}.attn_sinks.weight"] = tensor
+            continue
         layer = re.match(r"(?:model\.layers|transformer\.h)\.(\d+)\.(.+)", stem)
         if layer is None:
             new = f"{_WHOLE[stem]}.{part}"
         elif expert := _EXPERT.fullmatch(layer[2]):
-            merged = f"blk.{layer[1]}.ffn_{_EXPERTS[expert[3]]}_exps.weight"
+            merged = f"blk.{layer[1]}.ffn_{_EXPERTS[expert[3]]}_exps.{part}"
             experts.setdefault(merged, {})[int(expert[2])] = tensor
             continue
         elif shared := _SHARED.fullmatch(layer[2]):
@@ -76,6 +86,8 @@ def converted(
             new = f"blk.{layer[1]}.ffn_{own}_shexp.{part}"
         else:
             stems = {**_STEMS, **(_AFTER if arch in AFTER else {})}
+            if arch == "gpt-oss":
+                stems |= GPT_OSS
             if arch == "glm4":
                 stems |= {"post_attention_layernorm": "ffn_norm"}
             new = f"blk.{layer[1]}.{stems[layer[2]]}.{part}"

@@ -96,7 +96,7 @@ class Checkpoint:
         derived = gguf_config(gguf)
         self.source = gguf.path
         config = config_of_gguf(gguf, derived)
-        self._name_for_messages = partial(file_name, family=config.family)
+        self._name_for_messages = partial(file_name, family=config.family, row=derived.row)
         stored = stored_tensors(gguf, config, derived.row)
         for path in gguf.parts:
             here = {name: one for name, one in stored.items() if one.tensor.path == path}

@@ -66,7 +66,7 @@ def gguf_config(gguf: GgufFile) -> GgufConfig:
     if row is None:
         _refuse_architecture(gguf, arch)
     assert row is not None
-    keys = GgufKeys(gguf, str(arch))
+    keys = GgufKeys(gguf, str(arch), _written_name(gguf))
     if row.complete is not None:
         row.complete(keys)
     if row.variant is not None:
@@ -104,6 +104,12 @@ def _architecture(gguf: GgufFile) -> str | None:
     if arch == "gemma3" and "dense.0.weight" in gguf.tensors:
         return "gemma-embedding"  # Ollama's name for it is that of the model it was made from
     return ARCHITECTURE_NAMES.get(arch, arch)
+
+
+def _written_name(gguf: GgufFile) -> str | None:
+    """Return the architecture's name in the file, where it is Ollama's; None for llama.cpp's."""
+    name = gguf.metadata.get("general.architecture")
+    return name if isinstance(name, str) and name in ARCHITECTURE_NAMES else None
 
 
 def _own(gguf: GgufFile) -> list[GgufTensor]:
@@ -205,7 +211,7 @@ def _head_dim(keys: GgufKeys, heads: int) -> int | None:
 
 
 _BIAS = re.compile(
-    r"blk\.\d+\.(?:(?P<qkv>attn_(?:q|k|v|qkv))|(?P<o>attn_output)|(?P<mlp>ffn_(?:gate|up|down|gate_up)))\.bias"
+    r"blk\.\d+\.(?:(?P<qkv>attn_(?:q|k|v|qkv))|(?P<o>attn_out(?:put)?)|(?P<mlp>ffn_(?:gate|up|down|gate_up)))\.bias"
 )
 
 
@@ -261,8 +267,9 @@ def _experts(keys: GgufKeys, family: Family) -> dict[str, Any]:
     values = {counted: count, "num_experts_per_tok": used, name: inner}
     if shared := family.feed_forward.shared:
         values[shared] = keys.one("expert_shared_feed_forward_length", keys.get("feed_forward_length"))
-    if keys.get("expert_gating_func", 1) not in (0, 1):
-        keys.refuse("expert_gating_func", "1 (softmax)")
+    gating, what = (3, "softmax over the chosen") if family.feed_forward.softmax_last else (1, "softmax")
+    if keys.get("expert_gating_func", gating) not in (0, gating):
+        keys.refuse("expert_gating_func", f"{gating} ({what})")
     if keys.real("expert_weights_scale", 1.0) not in (0.0, 1.0):
         keys.refuse("expert_weights_scale", "1")
     if isinstance(family.feed_forward.normalized, str):

@@ -26,8 +26,9 @@ class GgufKeys(Fields):
     """The metadata below an architecture's prefix, and which of them have been read. An older name of a key is found by the
     newer one; errors have the name in the file. Raises ConfigError if both are there and differ."""
 
-    def __init__(self, gguf: GgufFile, arch: str) -> None:
-        prefix = f"{arch}."
+    def __init__(self, gguf: GgufFile, arch: str, written: str | None = None) -> None:
+        """`arch`: llama.cpp's name of the architecture; `written`: the name before the file's keys, if it is another."""
+        prefix = f"{written or arch}."
         plain = {key: _plain(value) for key, value in gguf.metadata.items() if key.startswith(prefix)}
         super().__init__(str(gguf.path), plain)
         self.gguf, self.arch, self.prefix = gguf, arch, prefix

@@ -37,6 +37,8 @@ _OF_LAYER = re.compile(
     r"blk\.(?P<layer>\d{1,5})\.(?P<stem>\w+?)(?P<all>_exps)?(\.(?P<expert>\d{1,5}))?\.(?P<part>weight|bias)"
 )
 _OTHER = re.compile(r"(?P<stem>\w+)\.(?P<part>weight|bias)")
+_SINKS = re.compile(r"blk\.(\d{1,5})\.attn_sinks(?:\.weight)?")
+"""Logits of the heads' sinks; in files of Ollama's converters without an ending."""
 _NORMS = ("attn_norm", "attn_post_norm", "mlp_norm", "mlp_post_norm", "q_norm", "k_norm", "final_norm")
 
 
@@ -82,8 +84,10 @@ def stored_tensors(gguf: GgufFile, config: DecoderConfig, row: Row) -> dict[str,
     return tensors
 
 
-def file_name(usual: str, family: Family) -> str:
-    """Return the name in a GGUF file of the tensor with this usual name, for messages."""
+def file_name(usual: str, family: Family, row: Row | None = None) -> str:
+    """Return the name in a GGUF file of the tensor with this usual name, for messages. `row`: of the file's architecture."""
+    if family.names.sinks and (match := _template(family.names.sinks).fullmatch(usual)):
+        return f"blk.{match[1]}.attn_sinks.weight"
     stem, _, part = usual.rpartition(".")
     if stem == family.names.classifier:
         return CLASSIFIER_TENSOR
@@ -93,16 +97,20 @@ def file_name(usual: str, family: Family) -> str:
     experts = (
         {f"{own}_exps": role for own, role in _EXPERT_ROLES.items()} if family.feed_forward.experts else {}
     )
-    for own, role in (
-        _LAYER_ROLES | {"ffn_up": "gate_up"} if family.names.gate_up else _LAYER_ROLES | experts
-    ).items():
-        template = (
-            re.escape(getattr(family.names, role)).replace(r"\{i\}", r"(\d+)").replace(r"\{e\}", r"\d+")
-        )
-        match = re.fullmatch(template, stem) if template else None
+    roles = _LAYER_ROLES | {"ffn_up": "gate_up"} if family.names.gate_up else _LAYER_ROLES | experts
+    if row is not None:
+        roles = {**row.roles, **roles, **row.roles}  # those of the row first, in their order
+    for own, role in roles.items():
+        template = getattr(family.names, role)
+        match = _template(template).fullmatch(stem) if template else None
         if match is not None:
             return f"blk.{match[1]}.{own}.{part}"
     return usual
+
+
+def _template(name: str) -> re.Pattern[str]:
+    """Return an expression for the names of all layers and experts; its group is the layer's number."""
+    return re.compile(re.escape(name).replace(r"\{i\}", r"(\d+)").replace(r"\{e\}", r"\d+"))
 
 
 def _named(
@@ -113,6 +121,9 @@ def _named(
     family = config.family
     if tensor.name == CLASSIFIER_TENSOR and config.num_labels:
         return {f"{family.names.classifier}.weight": Stored(tensor, tensor.shape)}
+    if family.names.sinks and (sinks := _SINKS.fullmatch(tensor.name)):
+        name = family.names.sinks.replace("{i}", sinks[1])
+        return {name: Stored(tensor, tensor.shape)} if int(sinks[1]) < config.num_layers else {}
     match = _OF_LAYER.fullmatch(tensor.name)
     if match is None:
         match = _OTHER.fullmatch(tensor.name)
@@ -123,8 +134,9 @@ def _named(
     if layer >= config.num_layers:
         return {}
     if match["all"] or match["expert"]:
-        return _experts(tensor, config, match) if part == "weight" else {}
-    role = _LAYER_ROLES.get(stem, "")
+        biased = config.moe is not None and config.moe.biased
+        return _experts(tensor, config, match) if part == "weight" or biased else {}
+    role = row.roles.get(stem) or _LAYER_ROLES.get(stem, "")
     if role == "up" and (family.names.gate_up or _holds_gate(tensor, config, beside, layer)):
         role = "gate_up"
     roles = [role] if role in _used_roles(family) else _parts_of(role, config)
@@ -216,11 +228,12 @@ def _experts(tensor: GgufTensor, config: DecoderConfig, match: re.Match[str]) ->
             return {}
     else:
         numbers = list(range(experts))
-        if len(tensor.shape) != 3 or tensor.shape[0] != experts:
+        if len(tensor.shape) != (3 if match["part"] == "weight" else 2) or tensor.shape[0] != experts:
             raise ConfigError(
-                f"{tensor.path}: tensor {tensor.name} has shape {list(tensor.shape)}; the weights of {experts} experts are needed"
+                f"{tensor.path}: tensor {tensor.name} has shape {list(tensor.shape)}; those of {experts} experts are needed"
             )
-    height, columns = tensor.shape[-2:]
+    own = tensor.shape if match["expert"] else tensor.shape[1:]
+    height = own[0]
     if height % len(roles):
         raise ConfigError(
             f"{tensor.path}: tensor {tensor.name} has {height} rows, of which no half is the gate's"
@@ -229,10 +242,11 @@ def _experts(tensor: GgufTensor, config: DecoderConfig, match: re.Match[str]) ->
     tensors = {}
     for place, role in enumerate(roles):
         rows = (place * height, (place + 1) * height) if len(roles) > 1 else None
-        name = f"{getattr(config.family.names, role).replace('{i}', match['layer'])}.weight"
+        name = f"{getattr(config.family.names, role).replace('{i}', match['layer'])}.{match['part']}"
         for e in numbers:
             expert = None if match["expert"] else e
-            tensors[name.replace("{e}", str(e))] = Stored(tensor, (height, columns), expert=expert, rows=rows)
+            shape = (height, *own[1:])
+            tensors[name.replace("{e}", str(e))] = Stored(tensor, shape, expert=expert, rows=rows)
     return tensors
 
 

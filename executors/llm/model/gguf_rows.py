@@ -23,6 +23,7 @@ class Row:
     `interleaved`: rows of queries and keys are in the order for a rotation of neighbours, not of halves. `plus_one`: the norms
     are stored plus one. `variant(keys, row)` returns the row to take instead where the name stands for several models.
     `complete(keys)` sets what missing keys stand for. `fill(keys, values)` reads the keys that only this architecture has.
+    `roles`: roles of tensors by the middle of their names, where they are other than in `gguf_names.py`.
     """
 
     served: str
@@ -32,6 +33,7 @@ class Row:
     complete: Callable[[GgufKeys], None] | None = None
     fill: Callable[[GgufKeys, dict[str, Any]], None] | None = None
     constants: Mapping[str, Any] = field(default_factory=dict)
+    roles: Mapping[str, str] = field(default_factory=dict)
 
 
 def _kind_of_llama(keys: GgufKeys, row: Row) -> Row:
@@ -185,6 +187,22 @@ def _pattern(keys: GgufKeys, values: dict[str, Any], usual: int) -> None:
     values["layer_types"] = ["sliding_attention" if flag else "full_attention" for flag in flags]
 
 
+def _complete_gpt_oss(keys: GgufKeys) -> None:
+    """Set what files under Ollama's older name `gptoss` leave out: the kind of scaling, which its program has as a constant."""
+    if keys.prefix == "gptoss." and keys.has("rope.scaling.factor"):
+        keys.supply("rope.scaling.type", "yarn")
+
+
+def _gpt_oss(keys: GgufKeys, values: dict[str, Any]) -> None:
+    """Read windows and pattern. Bounds of YaRN are not rounded, as the model was made; no key says so, and llama.cpp rounds."""
+    values["sliding_window"] = keys.natural("attention.sliding_window")
+    _pattern(keys, values, 2)
+    scaling = values.pop("rope_scaling", {"rope_type": "default"})
+    values["rope_parameters"] = {
+        "rope_theta": values["rope_theta"], **scaling, **({"truncate": False} if scaling["rope_type"] == "yarn" else {}),
+    }  # fmt: skip
+
+
 def _granite(keys: GgufKeys, values: dict[str, Any]) -> None:
     names = {
         "attention_multiplier": "attention.scale",
@@ -207,6 +225,13 @@ ROWS: Mapping[str, Row] = {
     "qwen3": Row("Qwen3ForCausalLM"),
     "qwen3vl": Row("Qwen3ForCausalLM", fill=_qwen3vl),
     "qwen3moe": Row("Qwen3MoeForCausalLM"),
+    "gpt-oss": Row(
+        "GptOssForCausalLM",
+        complete=_complete_gpt_oss,
+        fill=_gpt_oss,
+        # Files of Ollama's converters have ffn_norm and attn_out.
+        roles={"post_attention_norm": "mlp_norm", "attn_output": "o", "attn_out": "o"},
+    ),
     "gemma": Row("GemmaForCausalLM", plus_one=True),
     "gemma2": Row("Gemma2ForCausalLM", plus_one=True, fill=_gemma2),
     "gemma3": Row("Gemma3ForCausalLM", plus_one=True, complete=_complete_gemma3, fill=_gemma3),

@@ -23,6 +23,7 @@ EXAMPLES = {
     "Qwen3ForCausalLM": "Qwen/Qwen3-4B",
     "Qwen3VLForConditionalGeneration": "Qwen/Qwen3-VL-4B-Instruct",
     "Qwen3MoeForCausalLM": "Qwen/Qwen3-30B-A3B-Instruct-2507",
+    "GptOssForCausalLM": "openai/gpt-oss-20b",
     "Gemma2ForCausalLM": "google/gemma-2-2b-it",
     "Gemma3ForCausalLM": "google/gemma-3-1b-it",
     "Gemma3ForConditionalGeneration": "google/gemma-3-4b-it",
@@ -49,7 +50,7 @@ _ALIBI = "scores with a bias by distance (ALiBi)"
 _SINKS = "attention sinks"
 _DIFFUSION = "decoding by diffusion"
 _SECTIONS = "rotation in three parts, by place in an image"
-_MINISTRAL3 = "Ministral3ForCausalLM"
+_MINISTRAL3, _GPT_OSS = "Ministral3ForCausalLM", "GptOssForCausalLM"
 _LLAMA, _MISTRAL, _MISTRAL3 = "LlamaForCausalLM", "MistralForCausalLM", "Mistral3ForConditionalGeneration"
 _QWEN3_IMAGES, _QWEN2_MOE = "Qwen3VLForConditionalGeneration", "Qwen2MoeForCausalLM"
 _MIXTRAL, _QWEN2, _QWEN3, _QWEN3_MOE = (
@@ -93,7 +94,8 @@ _ROWS: tuple[tuple[str, str, str], ...] = (
     ("an encoder of sound", _QWEN3, "qwen3asr qwen3tts glmasr"),
     (_STATE, _QWEN3_MOE, "qwen3next qwen35moe qwen36moe qwen4 qwen4exp"),
     (_STATE, _QWEN3, "qwen35 qwen36"),
-    (_SINKS, _QWEN3_MOE, "gptoss flint"),
+    ("", _GPT_OSS, "gptoss"),
+    (_SINKS, _QWEN3_MOE, "flint"),
     ("embeddings of each layer, and layers that share KV", _GEMMA3_IMAGES, "gemma3n gemma4 gemma4assistant"),
     ("images and text in one stack", _GEMMA3_IMAGES, "gemma4unified"),
     (_BOTH_WAYS, _QWEN3, "gemmaembedding embeddinggemma gemma3embedding"),

@@ -72,6 +72,22 @@ MODELS: dict[str, tuple[str, dict[str, Any], Metadata, dict[str, list[float]]]] 
     "mistral-window": (
         "llama", _fields("MistralForCausalLM", sliding_window=9), {"attention.sliding_window": 9}, {},
     ),
+    "gpt-oss": (
+        "gpt-oss",
+        _fields(
+            "GptOssForCausalLM", head_dim=16, num_local_experts=4, num_experts_per_tok=2, intermediate_size=24,
+            attention_bias=True, sliding_window=9, max_position_embeddings=256,
+            rope_scaling={
+                "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 16.0,
+                "beta_slow": 2.0, "truncate": False,
+            },
+        ),
+        {
+            "expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 24, "attention.sliding_window": 9,
+            "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64,
+            "rope.scaling.yarn_beta_fast": 16.0, "rope.scaling.yarn_beta_slow": 2.0,
+        }, {},
+    ),
     "mistral3-yarn": (
         "mistral3",
         _fields(

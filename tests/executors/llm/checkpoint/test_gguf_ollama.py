@@ -12,7 +12,15 @@ import torch
 
 from executors.contract import ConfigError
 from executors.llm.model.config import read_config
-from tests.executors.gguf_files import Metadata, converted_checkpoint, prepared, sizes, write_gguf
+from tests.executors.gguf_files import (
+    OLLAMAS,
+    Metadata,
+    converted_checkpoint,
+    merge_qkv,
+    prepared,
+    sizes,
+    write_gguf,
+)
 from tests.executors.llm.checkpoint.test_gguf_models import IDS, MODELS, _checkpoint, _logits
 
 GEMMA3 = {
@@ -135,4 +143,40 @@ def test_what_they_say_and_is_not_served_is_refused_by_its_name(
     _, gguf = _served(tmp_path, metadata, MODELS["llama"][1], arch)
 
     with pytest.raises(ConfigError, match=message):
+        read_config(gguf)
+
+
+@pytest.mark.parametrize("together", [False, True])
+async def test_gpt_oss_under_its_older_name(tmp_path: Path, together: bool) -> None:
+    """Keys with another prefix and without the kind of scaling, other names of tensors, and q, k and v in one."""
+    _, fields, metadata, _ = MODELS["gpt-oss"]
+    fields = {**fields, "rope_scaling": {**fields["rope_scaling"], "beta_fast": 32.0, "beta_slow": 1.0}}
+    hf = _checkpoint(tmp_path / "hf", fields)
+    tensors = converted_checkpoint(hf, "gpt-oss")
+    if together:
+        merge_qkv(tensors)
+    for theirs, own in OLLAMAS.items():
+        tensors = {name.replace(theirs, own): tensor for name, tensor in tensors.items()}
+    assert {"blk.0.attn_sinks", "blk.0.attn_out.bias", "blk.0.ffn_norm.weight"} <= tensors.keys()
+    unwritten = (
+        "rope.scaling.type",
+        "rope.scaling.yarn_beta_fast",
+        "rope.scaling.yarn_beta_slow",
+        "expert_feed_forward_length",
+    )
+    values = {key: value for key, value in {**sizes(fields), **metadata}.items() if key not in unwritten}
+    file = write_gguf(tmp_path / "m.gguf", "gptoss", values, tensors)
+    gguf = prepared(tmp_path / "p", file)
+
+    assert read_config(gguf) == read_config(hf)
+    assert np.array_equal(await _logits(gguf), await _logits(hf))
+
+
+def test_gpt_oss_is_refused_under_the_name_that_its_file_has(tmp_path: Path) -> None:
+    _, fields, metadata, _ = MODELS["gpt-oss"]
+    values = {**sizes(fields), **metadata, "attention.novelty": 1}
+    tensors = converted_checkpoint(_checkpoint(tmp_path / "hf", fields), "gpt-oss")
+    gguf = prepared(tmp_path / "p", write_gguf(tmp_path / "m.gguf", "gptoss", values, tensors))
+
+    with pytest.raises(ConfigError, match=r"gptoss\.attention\.novelty 1 is an unknown key"):
         read_config(gguf)

@@ -63,8 +63,10 @@ def _file(arch: str, more: Mapping[str, Any]) -> GgufFile:
         "attention.head_count": HEADS, "attention.head_count_kv": HEADS,
         "attention.layer_norm_epsilon" if arch == "gpt2" else "attention.layer_norm_rms_epsilon": 1e-5,
     }  # fmt: skip
-    if arch in ("qwen2moe", "qwen3moe", "olmoe"):
+    if arch in ("qwen2moe", "qwen3moe", "olmoe", "gpt-oss"):
         base |= {"expert_count": 4, "expert_used_count": 2}
+    if arch == "gpt-oss":
+        base |= {"attention.sliding_window": 8}
     shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (40, HIDDEN)}
     for i in range(LAYERS):
         shapes |= {f"blk.{i}.attn_q.weight": (HIDDEN, HIDDEN), f"blk.{i}.ffn_gate_exps.weight": (4, 48, HIDDEN),
@@ -205,7 +207,7 @@ def test_recommended_sampling_that_is_not_served_is_noted():
     )
 
 
-@pytest.mark.parametrize(("older", "newer"), [("gptoss", "gpt-oss"), ("qwen25vl", "qwen2vl")])
+@pytest.mark.parametrize(("older", "newer"), [("deepseekocr", "deepseek2-ocr"), ("qwen25vl", "qwen2vl")])
 def test_an_architecture_is_refused_in_the_same_words_under_both_names(older: str, newer: str):
     errors = [_outcome(name, {}) for name in (older, newer)]
 

@@ -69,7 +69,7 @@ def test_every_architecture_of_gguf_is_served_or_gets_advice(tmp_path: Path):
     [
         (["qwen35", "Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM", "qwen3_5_text"],
          "a recurrent state", "Qwen3ForCausalLM"),
-        (["gpt-oss", "gptoss", "GptOssForCausalLM", "gpt_oss"], "attention sinks", "Qwen3MoeForCausalLM"),
+        (["gpt-oss", "gptoss", "GptOssForCausalLM", "gpt_oss"], "", "GptOssForCausalLM"),
         (["deepseek2", "DeepseekV3ForCausalLM", "deepseek_v3", "DeepseekV32ForCausalLM"],
          "latent attention", "Qwen3MoeForCausalLM"),
         (["gemma3n", "Gemma3nForConditionalGeneration", "gemma4", "Gemma4ForConditionalGeneration"],

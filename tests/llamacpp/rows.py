@@ -74,6 +74,22 @@ ROWS: dict[str, Row] = {
     ),
     "hunyuan-biases-one-kv-head": Row({"attention_bias": False}, "no biases of attention"),
     "smollm3-some-layers-without-rope": Row({"no_rope_layer_interval": 4}, "each fourth layer is not rotated"),
+    "gpt-oss-sinks-windows": Row(
+        {
+            "swiglu_limit": 7.0,
+            "rope_parameters": {
+                "rope_type": "yarn", "rope_theta": 2.0, "factor": 8.0, "original_max_position_embeddings": 32, "truncate": False,
+            },
+        },
+        "YaRN's bounds are rounded, and the activation's constants are the published ones",
+    ),
+    "gpt-oss-one-kv-head-no-biases-of-attention": Row(
+        {
+            "attention_bias": True, "swiglu_alpha": 1.702, "swiglu_limit": 7.0,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+        },
+        "attention has biases, every second layer a window",
+    ),
     "gpt2": Row({"n_ctx": 256}, exact=_TABLE),
     "gpt2-untied-n-inner": Row(unknown="an activation other than GELU"),
 }  # fmt: skip

@@ -6,6 +6,7 @@
 //            their keys
 //   tables   int32 [n, table_stride]: the blocks of a sequence
 //   work     int64 [num_work, 10], see `Work`: up to 128 query rows of a sequence, and a range of splits
+//   sinks    [heads], or null: a logit of each head, which takes a share of the softmax and has no value
 //
 // Threads take (work, kv head) from a counter. The query heads of a key head are rows of one tile, so keys and values are
 // read once for all of them. A tile of TILE keys is packed (keys transposed, values interleaved), then for a few rows at a
@@ -14,7 +15,8 @@
 // Order of sums. Tiles begin at multiples of TILE, splits at multiples of SPLIT, counted from the start of the sequence; a
 // row's sums run over head_dim, keys of a tile, tiles of a split, splits, each ascending. Keys a row does not see add
 // exactly 0, or nothing. So a row's result does not depend on the other rows, on how a prompt is cut or on the threads.
-// Nothing relies on the compiler to contract products and sums: built with -ffp-contract=off.
+// A row's sink is added to its total once, behind its last key, however its keys were cut. Nothing relies on the compiler to
+// contract products and sums: built with -ffp-contract=off.
 //
 // Online softmax over tiles: Milakov and Gimelshein 2018; splits: Flash-Decoding (Dao et al. 2023).
 
@@ -144,13 +146,14 @@ struct Pieces {
   const Step& s;
   const T* q;
   T* out;
+  const float* sinks;
   const std::atomic<int64_t>& next;
   int64_t q_stride, group, padded;
   float *scores, *factors;
   Part part, whole;
 
-  Pieces(const Step& s, const T* q, int64_t q_stride, T* out, const std::atomic<int64_t>& next)
-      : s(s), q(q), out(out), next(next), q_stride(q_stride) {
+  Pieces(const Step& s, const T* q, int64_t q_stride, T* out, const float* sinks, const std::atomic<int64_t>& next)
+      : s(s), q(q), out(out), sinks(sinks), next(next), q_stride(q_stride) {
     group = s.heads / s.kv_heads;
     padded = (s.head_dim + 15) / 16 * 16;
   }
@@ -214,10 +217,17 @@ struct Pieces {
       for (int64_t g = 0; g < group; g++) {
         int64_t r = t * group + g;
         T* to = out + ((w.row + t) * s.heads + head * group + g) * s.head_dim;
-        F inverse = all(1.0f / from.totals[r]);
+        F inverse = all(sinks ? share(from.maxima[r], from.totals[r], sinks[head * group + g]) : 1.0f / from.totals[r]);
         for (int64_t d = 0; d < s.head_dim; d += W)
           store_some(to + d, mul(load(from.sums + r * padded + d), inverse), s.head_dim - d);
       }
+  }
+
+  // What a row's sums are multiplied with where its head has a sink: `total` is the sum of 2^(score - highest) over its keys.
+  static float share(float highest, float total, float sink) {
+    float logit = sink * LOG2E, base = highest > logit ? highest : logit;
+    float keys = exp2_one(highest - base);
+    return keys / (total * keys + exp2_one(logit - base));
   }
 
   int64_t window_begin(const Work& w) const { return s.window && w.pos + 1 > s.window ? w.pos + 1 - s.window : 0; }
@@ -313,8 +323,9 @@ struct Worker : Pieces<Worker<T, Op>, T> {
   Unit *queries, *keys, *values, *weights;
   const T *key_rows[2][TILE] = {}, *value_rows[2][TILE] = {};
 
-  Worker(const Step& s, const T* kv, const T* q, int64_t q_stride, T* out, const std::atomic<int64_t>& next)
-      : Base(s, q, q_stride, out, next), kv(kv) {
+  Worker(const Step& s, const T* kv, const T* q, int64_t q_stride, T* out, const float* sinks,
+         const std::atomic<int64_t>& next)
+      : Base(s, q, q_stride, out, sinks, next), kv(kv) {
     depth = (s.head_dim + Op::DEPTH - 1) / Op::DEPTH;
     lda = (depth + 15) / 16 * 16;
   }
@@ -415,8 +426,8 @@ inline T* key_cell(const Step& s, T* kv, int64_t token, int64_t kv_head) {
 
 // One thread's share. `counter` and s.counters are 0 at first, and all keys and values of this step are in their cells.
 template <class Worker, class Cell, class T>
-bool attend(const Step& s, const Cell* kv, const T* q, int64_t q_stride, T* out, Counter& counter) {
-  Worker worker(s, kv, q, q_stride, out, counter.next);
+bool attend(const Step& s, const Cell* kv, const T* q, int64_t q_stride, T* out, const float* sinks, Counter& counter) {
+  Worker worker(s, kv, q, q_stride, out, sinks, counter.next);
   if (!worker.prepare()) return false;
   for (int64_t i; (i = counter.take(1)) < s.num_work * s.kv_heads;)
     worker.run(((const Work*)s.work)[i / s.kv_heads], i % s.kv_heads);

@@ -9,9 +9,9 @@
 //
 // Keys lie as their product with a query reads them, and values as theirs with weights, so nothing is packed: bytes widen to
 // 16 bits on their way from memory, and both products are of 16-bit integers. A row of queries is rounded to 16 bits with one
-// scale; so are a row's weights of a tile, times the scales of the values. Sums of integers are exact: at most 256 products
-// of a query with a key, 64 of weights with values, each of 15 bits by 7, fit into 32 bits. So results are the same on all
-// instruction sets but for the sums of weights.
+// scale; so are a row's weights of a tile, times the scales of the values. Sums of integers are exact: 512 products of a query
+// with a key, 64 of weights with values, each of 15 bits by 7, fit into 32 bits; queries of more numbers are rounded to fewer
+// integers. So results are the same on all instruction sets but for the sums of weights.
 //
 // A scale is NaN where a number is not finite; then so is the result.
 #pragma once
@@ -90,7 +90,10 @@ inline float to_int8(int8_t* codes, const T* x, int64_t n) {
   return how.scale;
 }
 
-constexpr int64_t MAX_CODES = 256 + 64;
+constexpr int64_t MAX_CODES = 576 + 64;
+
+// The largest integer of a query of n numbers, whose products with n integers of a key add up to 31 bits at most.
+inline float largest_code(int64_t n) { return n <= 512 ? 32767.0f : (float)(0x7fffffff / (127 * n)); }
 
 // Every second byte of `out` from `odd` on becomes one of n codes. The bytes between are other tokens', perhaps written now.
 inline void put_apart(int8_t* out, const int8_t* codes, int64_t n, int64_t odd) {
@@ -210,8 +213,9 @@ struct Int8Worker : Pieces<Int8Worker<T>, T> {
     int64_t first = 0;  // group that is seen
   } tiles[2];
 
-  Int8Worker(const Step& s, const int8_t* kv, const T* q, int64_t q_stride, T* out, const std::atomic<int64_t>& next)
-      : Base(s, q, q_stride, out, next), kv(kv), cells(s), lda(padded / 2) {}
+  Int8Worker(const Step& s, const int8_t* kv, const T* q, int64_t q_stride, T* out, const float* sinks,
+             const std::atomic<int64_t>& next)
+      : Base(s, q, q_stride, out, sinks, next), kv(kv), cells(s), lda(padded / 2) {}
 
   bool prepare() {
     size_t words = s.max_rows * (lda + 1) + 6 * TILE;
@@ -225,7 +229,7 @@ struct Int8Worker : Pieces<Int8Worker<T>, T> {
   }
 
   void load_row(int64_t r, const T* from) {
-    Rounding how(largest_of(from, s.head_dim), 32767.0f);
+    Rounding how(largest_of(from, s.head_dim), largest_code(s.head_dim));
     query_scales[r] = how.scale;
     int16_t* to = (int16_t*)(queries + r * lda);
     for (int64_t d = 0; d < padded; d += W) {
@@ -359,9 +363,9 @@ inline void put_token(const Step& s, void* kv, const T* k, const T* v, int64_t t
 
 // One thread's share of attention, over cells of either kind. See `attend`.
 template <class T>
-bool attend_cells(const Step& s, const void* kv, const T* q, int64_t q_stride, T* out, Counter& counter) {
-  if (s.int8) return attend<Int8Worker<T>>(s, (const int8_t*)kv, q, q_stride, out, counter);
-  return attend<Worker<T, OpOf<T>>>(s, (const T*)kv, q, q_stride, out, counter);
+bool attend_cells(const Step& s, const void* kv, const T* q, int64_t q_stride, T* out, const float* sinks, Counter& counter) {
+  if (s.int8) return attend<Int8Worker<T>>(s, (const int8_t*)kv, q, q_stride, out, sinks, counter);
+  return attend<Worker<T, OpOf<T>>>(s, (const T*)kv, q, q_stride, out, sinks, counter);
 }
 
 }  // namespace

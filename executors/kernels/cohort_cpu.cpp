@@ -48,7 +48,7 @@ bool multiply_any(const Linear& w, const T* a, int64_t m, U* out, int64_t activa
 // Writes keys and values of a step, then computes its attention. Strides count elements between tokens.
 template <class T>
 int attend_alone(const Step& s, void* kv, const T* q, int64_t q_stride, const T* k, int64_t k_stride, const T* v,
-                 int64_t v_stride, T* out) {
+                 int64_t v_stride, T* out, const float* sinks) {
   clear_counters(s);
   Counter tokens, work;
   Team team;
@@ -59,7 +59,7 @@ int attend_alone(const Step& s, void* kv, const T* q, int64_t q_stride, const T*
     for (int64_t i; (i = tokens.take(32)) < s.tokens;)
       for (int64_t t = i; t < s.tokens && t < i + 32; t++) put_token(s, kv, k + t * k_stride, v + t * v_stride, t);
     team.barrier();  // keys that one sequence computes may be in another's table
-    if (!attend_cells(s, kv, q, q_stride, out, work)) failed = 1;
+    if (!attend_cells(s, kv, q, q_stride, out, sinks, work)) failed = 1;
   }
   return failed;
 }
@@ -115,13 +115,14 @@ int cohort_linear(const Linear* w, int64_t dtype, const void* a, int64_t m, int6
   return !multiply_any(*w, in, m, (uint16_t*)out, activation, maxima, extra, (int)threads);
 }
 
-// q, k, v, out: [T][heads][head_dim], a token's heads in one piece.
+// q, k, v, out: [T][heads][head_dim], a token's heads in one piece; sinks [heads], or null.
 int cohort_attend(const Step* s, void* kv, const void* q, int64_t q_stride, const void* k, int64_t k_stride, const void* v,
-                  int64_t v_stride, void* out) {
+                  int64_t v_stride, void* out, const float* sinks) {
   if (s->dtype == 0)
-    return attend_alone(*s, kv, (const float*)q, q_stride, (const float*)k, k_stride, (const float*)v, v_stride, (float*)out);
+    return attend_alone(*s, kv, (const float*)q, q_stride, (const float*)k, k_stride, (const float*)v, v_stride, (float*)out,
+                        sinks);
   using B = uint16_t;
-  return attend_alone(*s, kv, (const B*)q, q_stride, (const B*)k, k_stride, (const B*)v, v_stride, (B*)out);
+  return attend_alone(*s, kv, (const B*)q, q_stride, (const B*)k, k_stride, (const B*)v, v_stride, (B*)out, sinks);
 }
 
 int cohort_forward(const Model* m, const Call* c) {

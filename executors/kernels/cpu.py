@@ -95,8 +95,8 @@ class CpuKernels:
         self.quantize = loaded.cohort_quantize
         self.quantize.argtypes, self.quantize.restype = [I64, POINTER, I64, I64, POINTER, I64], None
         self.linear.argtypes = [POINTER, I64, POINTER, I64, I64, POINTER, I64, POINTER, POINTER, I64]
-        # The step, kv, then (pointer, elements between tokens) of q, k and v, and out.
-        self.attend.argtypes = [POINTER, POINTER, POINTER, I64, POINTER, I64, POINTER, I64, POINTER]
+        # The step, kv, then (pointer, elements between tokens) of q, k and v, out, and sinks.
+        self.attend.argtypes = [POINTER, POINTER, POINTER, I64, POINTER, I64, POINTER, I64, POINTER, POINTER]
         self.forward.argtypes = [POINTER, POINTER]
         # dtype, logits, rows, width, elements between rows, block size, out, threads.
         self.block_maxima, self.block_weights = loaded.cohort_block_maxima, loaded.cohort_block_weights

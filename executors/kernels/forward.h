@@ -26,6 +26,7 @@ struct Layer {
   const float *attn_norm, *mlp_norm;  // [hidden], or null
   const float *q_norm, *k_norm;       // [head_dim], or of all heads, or null
   const float *attn_post_norm, *mlp_post_norm;  // [hidden], of what is added to x; or null
+  const float* sinks;                 // [heads], see attention.h; or null
   const float* rotary;                // [positions][2][rotary_dim / 2] cosines and sines, or null
 };
 
@@ -324,7 +325,7 @@ struct Forward {
             adapt(*layer.qkv, wide, index, LORA_QKV, counter), counter + QKV);
     if (omp_get_thread_num() == 0) clear_counters(step);
     rows(counter[HEADS], heads_at_once(step), [&](int64_t t) { heads(layer, step, kv, t); });
-    if (!attend_cells(step, kv, (const T*)queries, q_size(), mixed, counter[ATTENTION])) failed = 1;
+    if (!attend_cells(step, kv, (const T*)queries, q_size(), mixed, layer.sinks, counter[ATTENTION])) failed = 1;
     team.barrier();
     if (index == m.num_layers - 1 && c.wanted) keep_wanted(counters[2]);
     add_product(*layer.o, mixed, layer.attn_post_norm, line, counter, O, index, LORA_O);

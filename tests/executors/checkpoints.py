@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
-from executors.llm.model.config import read_config
+from executors.llm.model.config import DecoderConfig, read_config
 from executors.llm.model.decoder import Decoder
 
 QWEN3: dict[str, Any] = {
@@ -28,10 +30,20 @@ def write_config(directory: Path, fields: dict[str, Any]) -> Path:
     return directory
 
 
-def write_checkpoint(directory: Path, fields: dict[str, Any], seed: int = 0) -> Path:
-    """config.json and weights that are large enough for peaked logits which depend on positions."""
+def with_sinks(config: DecoderConfig) -> DecoderConfig:
+    """The same model, whose heads have sinks."""
+    names = replace(config.family.names, sinks="model.layers.{i}.self_attn.sinks")
+    return replace(config, family=replace(config.family, names=names))
+
+
+def write_checkpoint(
+    directory: Path, fields: dict[str, Any], seed: int = 0,
+    changed: Callable[[DecoderConfig], DecoderConfig] = lambda config: config,
+) -> Path:  # fmt: skip
+    """config.json and weights that are large enough for peaked logits which depend on positions. `changed`: what the model has
+    that config.json does not say."""
     write_config(directory, fields)
-    decoder = Decoder(read_config(directory), torch.float32, torch.device("cpu"))
+    decoder = Decoder(changed(read_config(directory)), torch.float32, torch.device("cpu"))
     generator = torch.Generator().manual_seed(seed)
     heads, tensors = decoder.head_norms(), {}
     for name, target in decoder.parameters().items():

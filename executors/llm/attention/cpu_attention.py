@@ -23,7 +23,7 @@ from executors.llm.memory.kv_cache import KvCache
 from executors.llm.model.caches import KvSpec
 from executors.llm.step_arrays import StepArrays
 
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 576
 SPLIT = 512
 """Keys of one split, as in attention.h."""
 TILE_ROWS = 128
@@ -118,7 +118,6 @@ def supports(spec: KvSpec) -> bool:
         and spec.kv_dtype in (None, torch.int8)
         and 1 <= spec.head_dim <= MAX_HEAD_DIM
         and spec.num_heads % spec.num_kv_heads == 0
-        and not spec.sinks
     )
 
 
@@ -157,14 +156,15 @@ class CpuAttend:
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None = None
     ) -> torch.Tensor:
         """See `Attend`."""
-        assert sinks is None, "`supports` refuses models with sinks"
         if self._out is None:
             # One for all layers: the system maps each new large tensor page by page.
             self._out = torch.empty(self._shape, dtype=self._dtype)
         q, k, v = _dense(q), _dense(k), _dense(v)
+        sinks = None if sinks is None else sinks.float()
         if self._kernels.attend(
             self.steps[layer], self.kv[layer], q.data_ptr(), q.stride(0), k.data_ptr(), k.stride(0),
             v.data_ptr(), v.stride(0), self._out.data_ptr(),
+            None if sinks is None else sinks.data_ptr(),
         ):  # fmt: skip
             raise OutOfMemory(OUT_OF_MEMORY)
         return self._out

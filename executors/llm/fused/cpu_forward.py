@@ -54,6 +54,7 @@ class _Layer(ctypes.Structure):
             "k_norm",
             "attn_post_norm",
             "mlp_post_norm",
+            "sinks",
             "rotary",
         )
     ]
@@ -106,7 +107,6 @@ def why_not(decoder: Decoder) -> str | None:
         f"the activation {config.activation}": config.activation not in ACTIVATIONS,
         "learned positions": decoder.position_embed is not None,
         f"heads of {config.head_dim}": config.head_dim > MAX_HEAD_DIM,
-        "attention sinks": bool(family.names.sinks),
         "KV in fp8": decoder.kv_dtype not in (None, torch.int8),
         "layers of which some are in 4 bits or as their file has them and some are not": _mixed(decoder),
         "gate and up projections in different formats": any(
@@ -170,6 +170,7 @@ class CpuForward:
             self._floats(decoder, _weight(layer.attn_norm)), self._floats(decoder, _weight(layer.mlp_norm)),
             self._floats(decoder, q_norm), self._floats(decoder, k_norm),
             *(self._floats(decoder, _weight(norm)) for norm in (layer.attn_post_norm, layer.mlp_post_norm)),
+            self._wide(attention.sinks),
             None if rope is None else decoder.rotary[rope].data_ptr(),
         )  # fmt: skip
 
@@ -177,8 +178,13 @@ class CpuForward:
         """Return the address of a norm's factor in fp32; for an "rms1" norm the factor is the stored weight plus one."""
         if weight is None:
             return None
-        wide = weight.float() + (1.0 if decoder.config.family.stream.norm == "rms1" else 0.0)
-        self._pointees.append(wide)
+        return self._wide(weight.float() + (1.0 if decoder.config.family.stream.norm == "rms1" else 0.0))
+
+    def _wide(self, numbers: torch.Tensor | None) -> int | None:
+        """Return the address of numbers in fp32."""
+        if numbers is None:
+            return None
+        self._pointees.append(wide := numbers.float())
         return wide.data_ptr()
 
     def takes(self, attend: Attend) -> bool:

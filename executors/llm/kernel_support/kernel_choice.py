@@ -122,19 +122,12 @@ def _first_suitable(wish: AttentionWish) -> AttentionBackend:
 def _cpu(wish: AttentionWish) -> AttentionBackend:
     """Make Cohort's C++ kernel, or torch's attention where there is none for the model."""
     if not cpu_attention.supports(wish.spec):
-        return TorchAttention(_no_cpu_kernel(wish.spec))
+        return TorchAttention("" if wish.spec.kv_dtype is None else "Cohort's kernel does not read KV in fp8")
     try:
         return cpu_attention.CpuAttention(wish.isa)
     except cpu_attention.KernelUnavailable as error:
         _log.warning("attention: torch, which is slower than Cohort's kernel: %s", error)
         return TorchAttention(str(error))
-
-
-def _no_cpu_kernel(spec: KvSpec) -> str:
-    """Return why the C++ kernel does not take a model, "" where dtype or sizes say it."""
-    if spec.kv_dtype is not None:
-        return "Cohort's kernel does not read KV in fp8"
-    return "Cohort's kernel has no attention sinks" if spec.sinks else ""
 
 
 def _of_library(library: Library, wish: AttentionWish) -> AttentionBackend:

@@ -44,7 +44,7 @@ def test_the_kernel_where_it_runs(best: str, dtype: torch.dtype) -> None:
 def test_torch_where_the_kernel_has_no_code_or_is_not_wanted() -> None:
     for chosen in (
         choose_attention(spec(4, 2, 64, torch.float16)),
-        choose_attention(spec(4, 2, 320, BF16)),
+        choose_attention(spec(4, 2, 640, BF16)),
         choose_attention(spec(4, 2, 64, BF16), "torch"),
     ):
         assert chosen.note == "attention: torch (gathers KV before each call)"

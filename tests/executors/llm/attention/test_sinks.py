@@ -7,14 +7,27 @@ import pytest
 import torch
 
 from executors.contract.errors import ConfigError
+from executors.llm.attention import cpu_attention
+from executors.llm.attention.cpu_attention import CpuAttention
 from executors.llm.attention.library import Unsuitable, check_model
 from executors.llm.attention.plain_torch import QUERY_TILE, TorchAttention
 from executors.llm.kernel_support.kernel_choice import choose_attention
 from executors.llm.model.caches import KvSpec
 from tests.executors.kernels.steps import Sequences
 from tests.executors.kernels.steps import spec as plain_spec
-from tests.executors.llm.attention.test_cpu_attention import BF16, FP32, MIXED, both_dtypes
+from tests.executors.llm.attention import test_cpu_attention, test_int8_kv
+from tests.executors.llm.attention.test_cpu_attention import (
+    BF16,
+    FP32,
+    ISAS,
+    MIXED,
+    both_dtypes,
+    every_isa,
+    kernel,
+    mixed_items,
+)
 from tests.gpu.attention_fakes import flash_2, flash_3, pretend, varlen_attn
+from tests.tiers import sweep
 
 windows_and_caps = pytest.mark.parametrize(
     ("window", "softcap"), [(None, None), (1, None), (128, None), (600, 5.0), (None, 3.0)]
@@ -53,9 +66,10 @@ def check(got: torch.Tensor, expected: np.ndarray | torch.Tensor) -> None:
     assert np.sqrt(np.square(error).mean()) < (1e-6 if got.dtype is FP32 else 0.006)
 
 
+@sweep(every=2)
 @both_dtypes
 @windows_and_caps
-@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (8, 1)])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(8, 1), (4, 2)])
 def test_torch_equals_the_formula(
     dtype: torch.dtype, window: int | None, softcap: float | None, heads: int, kv_heads: int
 ) -> None:
@@ -83,3 +97,78 @@ def test_a_library_without_sinks_is_refused_by_name(monkeypatch: pytest.MonkeyPa
                     spec(4, 2, 64, BF16), name, block_size=256 if library.__name__ == "flash_attn" else 16
                 )
         assert isinstance(choose_attention(spec(4, 2, 64, BF16)), TorchAttention)
+
+
+# -- the CPU kernels -----------------------------------------------------------------------------------------------------
+
+cells = pytest.mark.parametrize("kv_dtype", [None, torch.int8], ids=["as computed", "int8"])
+
+
+def check_kernel(got: torch.Tensor, seqs: Sequences, items: list[tuple[int, int, int]]) -> None:
+    judge = test_cpu_attention if seqs.spec.kv_dtype is None else test_int8_kv
+    judge.check(got, seqs.expected(items))
+
+
+@pytest.mark.long(every=4)
+@sweep(every=3)
+@every_isa
+@both_dtypes
+@cells
+@windows_and_caps
+def test_the_cpu_kernel_equals_the_formula(
+    isa: str, dtype: torch.dtype, kv_dtype: torch.dtype | None, window: int | None, softcap: float | None
+) -> None:
+    """Around the borders of tiles and splits. With a window of 1 a token sees itself and the sink."""
+    changes = {"windows": (window,), "softcap": softcap, "kv_dtype": kv_dtype}
+    seqs = Sequences(spec(4, 2, 32, dtype, **changes), [*MIXED, 1300])
+    items = [*mixed_items(), (10, 1200, 90)]
+    check_kernel(seqs.run(items, kernel(isa)), seqs, items)
+
+
+@every_isa
+@cells
+@pytest.mark.parametrize(("heads", "kv_heads"), [(3, 3), (16, 2), (7, 1)])
+def test_each_head_has_its_own_sink(
+    isa: str, kv_dtype: torch.dtype | None, heads: int, kv_heads: int
+) -> None:
+    """As far apart as a score may be, beyond and below all of them: one takes everything, another nothing."""
+    seqs = Sequences(spec(heads, kv_heads, 32, FP32, kv_dtype=kv_dtype), [1, 70, 600])
+    assert seqs.sinks is not None
+    seqs.sinks[:3] = torch.tensor([200.0, -200.0, 5.0])
+    items = [(0, 0, 1), (1, 0, 70), (2, 590, 10)]
+    got = seqs.run(items, kernel(isa))
+    check_kernel(got, seqs, items)
+    assert got[:, 0].abs().max() < 1e-30, "a sink of 200 leaves nothing to the keys"
+    alone = seqs.expected(items, sinks=False)
+    assert torch.allclose(got[:, 1], alone[:, 1].float(), atol=2e-4)
+
+
+@pytest.mark.long(every=4)
+@every_isa
+@both_dtypes
+@cells
+@pytest.mark.parametrize("window", [None, 700])
+def test_a_sink_counts_once_however_keys_are_cut(
+    isa: str,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype | None,
+    window: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Histories that several threads share are merged from pieces, and single steps cut them in other ways. Bit for bit."""
+    monkeypatch.setattr(cpu_attention, "SERIAL_COST", 0)
+    length = 2100
+    seqs = Sequences(spec(4, 2, 32, dtype, windows=(window,), kv_dtype=kv_dtype), [length, 5])
+    items = [(0, length - 70, 70), (1, 4, 1)]
+    alone = torch.cat([seqs.run([item], CpuAttention(isa, 1)) for item in items])
+    check_kernel(alone, seqs, items)
+    for threads in (2, 7):
+        assert torch.equal(seqs.run(items, CpuAttention(isa, threads)), alone)
+    singles = [(0, length - 70 + i, 1) for i in range(70)]
+    assert torch.equal(seqs.run(singles, kernel(isa)), alone[:70])
+
+
+def test_the_cpu_kernel_is_chosen() -> None:
+    for kv_dtype in (None, torch.int8):
+        chosen = choose_attention(spec(4, 2, 64, BF16, kv_dtype=kv_dtype))
+        assert chosen.name == (f"cohort-cpu {ISAS[0]}" if ISAS else "torch")

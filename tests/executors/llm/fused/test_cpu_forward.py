@@ -24,7 +24,7 @@ from executors.llm.model.caches import kv_group
 from executors.llm.model.config import read_config
 from executors.llm.model.decoder import Decoder
 from executors.llm.step_arrays import StepArrays
-from tests.executors.checkpoints import LLAMA, QWEN3, write_checkpoint
+from tests.executors.checkpoints import LLAMA, QWEN3, with_sinks, write_checkpoint
 from tests.executors.llm.attention.test_cpu_attention import BF16, FP32, both_dtypes, every_isa
 from tests.tiers import sweep
 
@@ -73,6 +73,13 @@ MODELS: dict[str, dict[str, Any]] = {
     "glm4-neighbours": {**QWEN3, "architectures": ["Glm4ForCausalLM"], "model_type": "glm4", "attention_bias": True},
     "hunyuan-norms-last": {**QWEN3, "architectures": ["HunYuanDenseV1ForCausalLM"], "model_type": "hunyuan_v1_dense"},
 }  # fmt: skip
+SINKS = {
+    "sinks-windows": {
+        **QWEN3, "architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "sliding_window": 9, "num_hidden_layers": 4,
+    },
+    "sinks-wide-heads": {**MODELS["qwen3-untied-wide-heads"], "head_dim": 512},
+}  # fmt: skip
+"""Models whose heads have sinks, see `with_sinks`."""
 BLOCK = 4
 ITEMS = [(0, 0, 30), (1, 0, 1), (2, 0, 64), (3, 0, 7)]
 """(sequence, first position, tokens)."""
@@ -81,7 +88,8 @@ ITEMS = [(0, 0, 30), (1, 0, 1), (2, 0, 64), (3, 0, 7)]
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("forward")
-    return {name: write_checkpoint(root / name, fields) for name, fields in MODELS.items()}
+    plain = {name: write_checkpoint(root / name, fields) for name, fields in MODELS.items()}
+    return plain | {name: write_checkpoint(root / name, SINKS[name], 0, with_sinks) for name in SINKS}
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +102,8 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def load(path: Path, dtype: torch.dtype, isa: str | None, quantization: str | None = None) -> Decoder:
     """`isa` None: computed by torch."""
     kernels = None if isa is None else cpu_kernels(isa)
-    decoder = Decoder(read_config(path), dtype, torch.device("cpu"), kernels, quantization)
+    config = with_sinks(read_config(path)) if path.name in SINKS else read_config(path)
+    decoder = Decoder(config, dtype, torch.device("cpu"), kernels, quantization)
     load_weights(decoder, path, lambda *report: None)
     decoder.prepare(256)
     fuse(TorchAttention(), decoder)
@@ -136,7 +145,7 @@ def one_thread():
 
 @every_isa
 @both_dtypes
-@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize("name", [*MODELS, *SINKS])
 def test_equals_torch(checkpoints: dict[str, Path], isa: str, dtype: torch.dtype, name: str) -> None:
     decoder = load(checkpoints[name], dtype, isa)
     assert cpu_forward.why_not(decoder) is None
@@ -152,11 +161,24 @@ def test_equals_torch(checkpoints: dict[str, Path], isa: str, dtype: torch.dtype
     assert error.square().mean() < 1.1**2 * (rounded - expected).square().mean()
 
 
+def test_sinks_change_every_layer(checkpoints: dict[str, Path]) -> None:
+    """A layer that had none would be found."""
+    decoder = load(checkpoints["sinks-windows"], FP32, None)
+    whole = torch.cat(Runner(decoder, None).step(ITEMS))
+    for layer in decoder.layers:
+        assert layer.attention.sinks is not None
+        before = layer.attention.sinks.clone()
+        layer.attention.sinks.fill_(-50.0)
+        error = torch.cat(Runner(decoder, None).step(ITEMS)) - whole
+        layer.attention.sinks.copy_(before)
+        assert error.square().mean() > 1e-3 * whole.square().mean()
+
+
 @sweep(every=4)
 @every_isa
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("quantization", [None, "int8", "int4"], ids=["plain", "int8", "int4"])
-@pytest.mark.parametrize("name", ["qwen3", "mistral-window", "qwen3-odd-sizes"])
+@pytest.mark.parametrize("name", ["qwen3", "mistral-window", "qwen3-odd-sizes", "sinks-windows"])
 def test_whole_chunks_and_decodes_are_equal_bit_for_bit(
     checkpoints: dict[str, Path], isa: str, dtype: torch.dtype, quantization: str | None, name: str
 ) -> None:

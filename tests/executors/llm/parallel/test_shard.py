@@ -20,7 +20,7 @@ from executors.llm.model.fp8 import Fp8Plan
 from executors.llm.model.linear import StoredFormat
 from executors.llm.parallel.rank_decoder import RankDecoder
 from executors.llm.parallel.shard import Shard, plan_shard
-from tests.executors.checkpoints import QWEN3, write_config
+from tests.executors.checkpoints import QWEN3, with_sinks, write_config
 from tests.executors.llm.parallel.test_logits import BIASES, MOE, OLMO2
 
 SHAPES: dict[str, dict[str, Any]] = {"qwen3": QWEN3, "biases": BIASES, "experts": MOE, "full norms": OLMO2}
@@ -53,9 +53,10 @@ def counted(cuts: list[Cut]) -> np.ndarray:
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_each_number_is_on_one_rank(shape: str, size: int, tmp_path: Path) -> None:
-    config = read_config(write_config(tmp_path / "m", SHAPES[shape]))
+    config = with_sinks(read_config(write_config(tmp_path / "m", SHAPES[shape])))
     of_ranks = shards(config, size)
     whole = Decoder(config, torch.float32, torch.device("meta"))
+    assert "model.layers.0.self_attn.sinks" in whole.places()
     shared = max(1, size // config.num_kv_heads)
     for name in whole.places():
         cuts = [shard.cuts.get(name) for shard in of_ranks]

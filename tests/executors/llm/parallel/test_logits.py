@@ -42,6 +42,11 @@ MINISTRAL = {
     **QWEN3, "architectures": ["Ministral3ForCausalLM"], "model_type": "ministral3",
     "rope_parameters": {"rope_type": "default", "original_max_position_embeddings": 2, "llama_4_scaling_beta": 0.3},
 }  # fmt: skip
+GPT_OSS = {
+    **QWEN3, "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "num_local_experts": 6, "num_experts_per_tok": 2,
+    "intermediate_size": 40, "attention_bias": True, "sliding_window": 5, "swiglu_limit": 1.5, "tie_word_embeddings": False,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+}  # fmt: skip
 GLM4 = {**QWEN3, "architectures": ["Glm4ForCausalLM"], "model_type": "glm4"}
 INTEGERS = (
     "an expert of every token, int4",
@@ -103,6 +108,7 @@ def jobs(folder: Path) -> dict[str, Job]:
             config(folder / "shared", **_quantized("int4")),
             (),
         ),
+        "sinks, experts with biases": (written("gpt-oss", GPT_OSS), ()),
         "queries that grow": (written("ministral3", MINISTRAL), ()),
         "neighbours rotated": (written("glm4", GLM4), ()),
         "experts in one tensor": (

@@ -21,9 +21,15 @@ from executors.llm.model.linear import StoredFormat
 from executors.llm.parallel.rank_decoder import RankDecoder
 from executors.llm.parallel.shard import Shard, plan_shard
 from tests.executors.checkpoints import QWEN3, with_sinks, write_config
-from tests.executors.llm.parallel.test_logits import BIASES, MOE, OLMO2
+from tests.executors.llm.parallel.test_logits import BIASES, GPT_OSS, MOE, OLMO2
 
-SHAPES: dict[str, dict[str, Any]] = {"qwen3": QWEN3, "biases": BIASES, "experts": MOE, "full norms": OLMO2}
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen3": QWEN3,
+    "biases": BIASES,
+    "experts": MOE,
+    "full norms": OLMO2,
+    "gpt-oss": GPT_OSS,
+}
 
 
 def shards(

@@ -18,6 +18,7 @@ from benchmarks.gpu.extend import compile_all
 from benchmarks.gpu.kernels import Bench
 from benchmarks.gpu.timing import noise
 from executors.kernels.device_layouts import DeviceRows, table_of
+from executors.kernels.triton.experts import ExpertWeights
 from executors.kernels.triton.stored import matmul
 from executors.llm.fused.triton_experts import TritonExperts
 from executors.llm.kernel_support import kernel_check
@@ -98,13 +99,16 @@ def _experts(bench: Bench) -> None:
     count, top_k, hidden, inner = (4, 2, 64, 32) if bench.tiny else (EXPERTS, TOP_K, HIDDEN, INNER)
     drawn, size = noise(bench.device), bench.dtype.itemsize
     one = 3 * hidden * inner * size
-    routing: Any = SimpleNamespace(top_k=top_k, num_experts=count, normalized=True)
+    routing: Any = SimpleNamespace(
+        top_k=top_k, num_experts=count, normalized=True, softmax_last=False, alpha=0.0, limit=0.0
+    )
     about: Any = SimpleNamespace(moe=routing, activation="silu", steady=False)
     layers = [
         TritonExperts(
             about,
-            _random(bench, drawn, count, 2 * inner, hidden),
-            _random(bench, drawn, count, hidden, inner),
+            ExpertWeights(_random(bench, drawn, count, 2 * inner, hidden)),
+            ExpertWeights(_random(bench, drawn, count, hidden, inner)),
+            bench.dtype,
         )
         for _ in range(1 if bench.tiny else 2)
     ]

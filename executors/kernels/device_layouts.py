@@ -141,6 +141,11 @@ class DeviceRows:
         """Bytes of memory that they take."""
         return sum(one.nbytes for one in self.tensors)
 
+    def part(self, begin: int, end: int) -> DeviceRows:
+        """Return rows `begin` to `end` as views."""
+        parts = (self.codes, self.high, self.scales, self.factors, self.extras, self.extra_factors)
+        return DeviceRows(self.layout, *(None if one is None else one[begin:end] for one in parts))  # type: ignore[arg-type]
+
     def put(self, part: DeviceRows, begin: int) -> None:
         """Copy rows of the same format, from row `begin` on."""
         for to, tensor in zip(self.tensors, part.tensors, strict=True):

@@ -36,6 +36,7 @@ from executors.kernels.triton.shared_extend import (
 from executors.llm.attention.triton_attention import TritonAttention, piece_rule
 from executors.llm.checkpoint.device_layers import keep, keep_head
 from executors.llm.checkpoint.fp8_layers import hold
+from executors.llm.fused.triton_experts import triton_experts
 from executors.llm.kernel_support.kernel_choice import fuse
 from executors.llm.lora.device import DeviceWeights
 from executors.llm.memory.paged_kv import PagedKv
@@ -43,6 +44,7 @@ from executors.llm.model.caches import kv_group
 from executors.llm.model.config import DecoderConfig, parse_config
 from executors.llm.model.decoder import Decoder
 from executors.llm.model.fp8 import E4M3, Fp8Plan
+from executors.llm.model.layers.experts import Experts
 from executors.llm.model.layers.mlp import Mlp
 from executors.llm.model.linear import StoredFormat
 from executors.llm.parallel.shard import routed
@@ -200,6 +202,14 @@ CASES = (
 )
 
 
+GPT_OSS = _SMALL | {
+    "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "hidden_size": 2880, "intermediate_size": 2880,
+    "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "num_local_experts": 32, "num_experts_per_tok": 4,
+    "num_hidden_layers": 1, "tie_word_embeddings": False,
+}  # fmt: skip
+"""gpt-oss-20b, whose experts are tried by themselves: biases, a clamped activation, MXFP4."""
+
+
 @dataclass(frozen=True, slots=True)
 class Heads:
     """Attention of a model, for kernels that no step launches yet."""
@@ -321,6 +331,9 @@ def record(cases: tuple[Case, ...] = CASES, target: GPUTarget = HOPPER) -> list[
             for heads in cases_of:
                 recorder.case = f"shared extend, {heads}, {options}"
                 _share_keys(heads, options)
+        for dtype in (torch.bfloat16, torch.float16):
+            recorder.case = f"experts of gpt-oss, {dtype}"
+            _mix(dtype)
     return list(recorder.launches.values())
 
 
@@ -386,6 +399,20 @@ def _share_keys(heads: Heads, options: LoopOptions) -> None:
         q, kv, torch.empty_like(q), tiles, pieces, items, items, items, tables, heads.dim**-0.5, workspace,
         window=heads.window, softcap=heads.softcap, options=options,
     )  # fmt: skip
+
+
+def _mix(dtype: torch.dtype) -> None:
+    """The experts of a layer of gpt-oss, for few tokens and for many."""
+    experts = Experts(parse_config(GPT_OSS), dtype, META)
+    experts.keep_on_device("MXFP4")
+    experts.stacked_biases = lambda: (  # type: ignore[method-assign]  # on the meta device there are no views
+        torch.empty(32, 5760, dtype=dtype, device=META), torch.empty(32, 2880, dtype=dtype, device=META),
+    )  # fmt: skip
+    fused = triton_experts(experts)
+    assert fused is not None
+    for tokens in (1, 4, 64, MAX_TOKENS):
+        x, logits = (torch.empty(tokens, width, dtype=dtype, device=META) for width in (2880, 32))
+        fused.mix(x, logits)
 
 
 def _stored(config: DecoderConfig, kinds: tuple[str, ...]) -> dict[str, StoredFormat]:

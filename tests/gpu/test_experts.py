@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,19 +14,25 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import interpreter
 
 from executors.kernels.triton import experts as kernels
-from executors.kernels.triton.experts import most_tiles, place, product, route
+from executors.kernels.triton.experts import ExpertWeights, most_tiles, place, product, route
 from executors.kernels.triton.tuning import FLOAT32, HALF, Choice, choose
+from executors.llm.checkpoint.device_blocks import device_rows
+from executors.llm.checkpoint.device_layers import keep
+from executors.llm.checkpoint.gguf_blocks import dequantize
 from executors.llm.checkpoint.loader import activation_bytes
+from executors.llm.checkpoint.weights import load_weights, settle_config, stored_formats
 from executors.llm.fused.triton_experts import (
     TritonExperts,
     choose_tile,
     triton_experts,
 )
-from executors.llm.model.config import parse_config
+from executors.llm.model.config import parse_config, read_config
 from executors.llm.model.decoder import Decoder
-from executors.llm.model.layers.activations import ACTIVATIONS
+from executors.llm.model.layers.activations import ACTIVATIONS, CLAMPED
 from executors.llm.model.layers.experts import Experts
+from executors.llm.model.linear import StoredFormat
 from tests.executors.checkpoints import QWEN3
+from tests.executors.llm.checkpoint.gpt_oss_files import PACKED, in_mxfp4
 
 FEW, SOME, MANY = (choose("experts", HALF, name) for name in ("few", "some", "many"))
 WIDE = choose("experts", FLOAT32, "few"), choose("experts", FLOAT32, "some")
@@ -46,7 +54,9 @@ def _garbage(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def full(*shape: Any, **options: Any) -> torch.Tensor:
         made = empty(*shape, **options)
-        return made.fill_(float("nan") if made.is_floating_point() else 2**30)
+        if made.is_floating_point():
+            return made.fill_(float("nan"))
+        return made.fill_(min(2**30, torch.iinfo(made.dtype).max))
 
     monkeypatch.setattr(kernels.torch, "empty", full)
 
@@ -84,13 +94,34 @@ def exact(experts: Experts, x: torch.Tensor, logits: torch.Tensor) -> torch.Tens
     moe, stacked = experts.moe, experts.stacked()
     assert stacked is not None
     gate_up, down = (weights.double() for weights in stacked)
+    biases = experts.stacked_biases()
+    gate_up_bias, down_bias = (0.0, 0.0) if biases is None else (one.double() for one in biases)
     order = logits.double().argsort(dim=-1, descending=True, stable=True)[:, : moe.top_k]
     shares = logits.double().softmax(-1).gather(1, order)
     if moe.normalized:
         shares = shares / shares.sum(-1, keepdim=True)
-    gate, up = torch.einsum("th,eoh->teo", x.double(), gate_up).chunk(2, -1)
-    each = torch.einsum("tei,ehi->teh", ACTIVATIONS[experts.activation](gate) * up, down)
+    gate, up = (torch.einsum("th,eoh->teo", x.double(), gate_up) + gate_up_bias).chunk(2, -1)
+    if experts.activation == CLAMPED:
+        gate, up = gate.clamp(max=moe.limit), up.clamp(-moe.limit, moe.limit) + 1
+        inside = up * gate * torch.sigmoid(moe.alpha * gate)
+    else:
+        inside = ACTIVATIONS[experts.activation](gate) * up
+    each = torch.einsum("tei,ehi->teh", inside, down) + down_bias
     return (each.gather(1, order[:, :, None].expand(-1, -1, x.shape[1])) * shares[:, :, None]).sum(1)
+
+
+def gpt_oss(count: int, top_k: int, dtype: torch.dtype, hidden: int = 64, inner: int = 32) -> Experts:
+    """Random experts with biases and a clamped activation whose limits are reached; seeded by the caller."""
+    config = parse_config({
+        **QWEN3, "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "num_local_experts": count,
+        "num_experts_per_tok": top_k, "hidden_size": hidden, "intermediate_size": inner, "swiglu_limit": 1.0,
+    })  # fmt: skip
+    found = Experts(config, dtype, DEVICE)
+    for linear in found.linears:
+        assert linear.weight is not None and linear.bias is not None
+        linear.weight.normal_(0.0, 1.5 / linear.weight.shape[1] ** 0.5)
+        linear.bias.normal_(0.0, 0.5)
+    return found
 
 
 def close(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
@@ -112,6 +143,61 @@ CASES = [
     for i, shape in enumerate(SHAPES)
     for dtype in (DTYPES if DEVICE.type == "cuda" else [DTYPES[i % 2]])  # interpreted, each takes its time
 ]
+
+
+OF_GPT_OSS = [
+    (1, 8, 4, torch.float16),
+    (3, 32, 4, torch.float32),
+    (40, 5, 2, torch.float32),
+    (70, 4, 2, torch.float16),
+]
+"""Tokens, experts, top_k: a tile per pair, and each size of tile."""
+
+
+@pytest.mark.parametrize(("tokens", "count", "top_k", "dtype"), OF_GPT_OSS)
+def test_biases_a_softmax_over_the_chosen_and_a_clamped_activation(
+    tokens: int, count: int, top_k: int, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(tokens)
+    experts = gpt_oss(count, top_k, dtype, 40, 24)
+    x = torch.randn(tokens, 40, device=DEVICE).to(dtype)
+    close(fused(experts)(x), exact(experts, x, experts.router(x)), dtype)
+    if dtype is torch.float32:
+        torch.testing.assert_close(fused(experts)(x), experts(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("tokens", "count", "top_k", "dtype"), OF_GPT_OSS)
+def test_weights_in_mxfp4_are_those_that_were_widened(
+    tokens: int, count: int, top_k: int, dtype: torch.dtype
+) -> None:
+    """Codes of every value, the signs of both zeros included, and columns that are no whole tiles."""
+    torch.manual_seed(tokens)
+    hidden, inner = 96, 32
+    wide, packed = (gpt_oss(count, top_k, dtype, hidden, inner) for _ in range(2))
+    packed.keep_on_device("MXFP4")
+    assert packed.stacked() is None and packed.on_device is not None
+    packed.router = wide.router
+    for one, other in zip(packed.experts, wide.experts, strict=True):
+        for kept, linear in zip(one.linears, other.linears, strict=True):
+            assert kept.on_device is not None and kept.bias is not None and linear.bias is not None
+            assert linear.weight is not None
+            rows, columns = linear.weight.shape
+            blocks = torch.randint(0, 256, (rows, columns // 32, 17), dtype=torch.uint8)
+            blocks[:, :, 0] = torch.randint(122, 126, (rows, columns // 32))
+            kept.on_device.take(device_rows(blocks.flatten(1), "MXFP4"), 0)
+            numbers = torch.empty(rows, columns)
+            dequantize(blocks.flatten(1), "MXFP4", numbers)
+            linear.weight.copy_(numbers)
+            kept.bias.copy_(linear.bias)
+    x = torch.randn(tokens, hidden, device=DEVICE).to(dtype)
+    logits = wide.router(x)
+    close(fused(packed).mix(x, logits), exact(wide, x, logits), dtype)
+    if dtype is torch.float32:
+        torch.testing.assert_close(
+            fused(packed).mix(x, logits), fused(wide).mix(x, logits), rtol=1e-5, atol=1e-6
+        )
+    close(packed.mix(x, logits), exact(wide, x, logits), dtype)
+    assert packed.experts[1].gate_up.num_bytes == 2 * inner * hidden * 5 // 8
 
 
 @pytest.mark.long(every=3)
@@ -154,8 +240,12 @@ def test_every_tile(tile: Choice) -> None:
     assert stacked is not None
     routing = route(logits, 1, normalized=True)
     placing = place(routing, tile.rows)
-    inner = product(x, stacked[0], routing, placing, tile, "silu")
-    close(product(inner, stacked[1], routing, placing, tile, None), exact(experts, x, logits), dtype)
+    inner = product(x, ExpertWeights(stacked[0]), routing, placing, tile, "silu")
+    close(
+        product(inner, ExpertWeights(stacked[1]), routing, placing, tile, None),
+        exact(experts, x, logits),
+        dtype,
+    )
 
 
 def test_all_to_one_and_none_to_the_others() -> None:
@@ -343,3 +433,28 @@ def test_weights_in_another_form_are_left_to_torch() -> None:
     one.weight = kept
     assert triton_experts(experts) is not None
     assert triton_experts(module(4, 2, torch.float64)) is None
+
+
+def test_a_checkpoint_in_mxfp4_is_kept_in_it(tmp_path: Path) -> None:
+    """Every part of every expert where it belongs, and nothing of them wide."""
+    path, reference = in_mxfp4(tmp_path, {**PACKED, "num_hidden_layers": 2})
+
+    def loaded(path: Path, stored: dict[str, StoredFormat]) -> Decoder:
+        config = settle_config(read_config(path), path)
+        decoder = Decoder(config, torch.float32, DEVICE, each_layer=partial(keep, stored=stored))
+        load_weights(decoder, path, lambda *progress: None)
+        return decoder
+
+    packed = loaded(path, stored_formats(path, read_config(path).family))
+    wide = loaded(reference.path, {})
+    x = torch.randn(9, 64, device=DEVICE)
+    for kept, layer in zip(packed.layers, wide.layers, strict=True):
+        one, other = kept.feed_forward, layer.feed_forward
+        assert isinstance(one, Experts) and isinstance(other, Experts)
+        assert one.on_device is not None and other.on_device is None
+        logits = other.router(x)
+        assert torch.equal(one.router(x), logits)
+        close(fused(one).mix(x, logits), fused(other).mix(x, logits), torch.float32)
+        assert sum(linear.num_bytes for linear in one.linears) < 0.2 * sum(
+            linear.num_bytes for linear in other.linears
+        )

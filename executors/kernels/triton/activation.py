@@ -10,6 +10,9 @@ from executors.kernels.triton.tuning import choose
 
 KINDS = {"silu": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1, "gelu": 2, "relu": 3}
 """Activations by their names in config.json."""
+CLAMPED = 4
+EXPERT_KINDS = {**KINDS, "clamped_swiglu": CLAMPED}
+"""Those that the product of experts computes: one of gate and up together as well, see `clamped`."""
 
 
 @triton.jit
@@ -25,6 +28,15 @@ def activate(gate, KIND: tl.constexpr):
     else:
         act = tl.maximum(gate, 0.0)
     return act
+
+
+@triton.jit
+def clamped(gate, up, ALPHA: tl.constexpr, LIMIT: tl.constexpr):
+    """(u + 1) g sigmoid(ALPHA g) of float32 values, of g = min(gate, LIMIT) and u = up within -LIMIT and LIMIT."""
+    # Comparisons keep a NaN, which a minimum may lose.
+    g = tl.where(gate > LIMIT, LIMIT, gate)
+    u = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
+    return (u + 1.0) * (g / (1.0 + tl.exp(-ALPHA * g)))
 
 
 @triton.jit

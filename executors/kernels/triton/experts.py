@@ -22,7 +22,7 @@ import torch
 import triton
 import triton.language as tl
 
-from executors.kernels.triton.activation import KINDS, activate
+from executors.kernels.triton.activation import CLAMPED, EXPERT_KINDS, activate, clamped
 from executors.kernels.triton.tuning import Choice, choose
 
 _MAX_BLOCKS = 128
@@ -118,16 +118,55 @@ def _place_kernel(
             tl.store(count, first_tile + own_tiles)
 
 
+@triton.jit
+def _fp4(code):
+    """float32: twice e2m1, 0 to 3, then 2 or 3 times a power of two; the eighth bit is the sign."""
+    size = code & 7
+    value = tl.where(size < 4, size, (2 + (size & 1)) << (tl.maximum(size >> 1, 1) - 1))
+    return tl.where(code > 7, -value, value).to(tl.float32)
+
+
+@triton.jit
+def _fp4_product(
+    a_at, codes, scales, row, real, is_row, total,
+    DEPTH: tl.constexpr, ROWS: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
+):  # fmt: skip
+    """`total` plus products with weights in MXFP4 as device_layouts.py has them: of every 32 columns those in the low halves of
+    bytes, and then those in the high halves. `a_at`: the tile's rows of x; `row`: those of the weights, int64."""
+    BLOCKS: tl.constexpr = TILE_K // 32
+    HALF: tl.constexpr = TILE_K // 2
+    place = tl.arange(0, HALF)
+    column = place // 16 * 32 + place % 16
+    for start in range(0, DEPTH, TILE_K):
+        there = (start + column < DEPTH)[:, None] & is_row[None, :]
+        byte_at = codes + row[None, :] * (DEPTH // 2) + (start // 2 + place)[:, None]
+        byte = tl.load(byte_at, mask=there, other=0).to(tl.int32)
+        block = start // 32 + tl.arange(0, BLOCKS)
+        scale = tl.load(
+            scales + row[None, :] * (DEPTH // 32) + block[:, None],
+            mask=(block < DEPTH // 32)[:, None] & is_row[None, :], other=0.0,
+        )  # fmt: skip
+        scale = tl.reshape(tl.broadcast_to(scale[:, None, :], (BLOCKS, 16, TILE_N)), (HALF, TILE_N))
+        for half in tl.static_range(2):
+            inside = real[:, None] & (start + column + 16 * half < DEPTH)[None, :]
+            a = tl.load(a_at + (start + column + 16 * half)[None, :], mask=inside, other=0.0)
+            b = (_fp4((byte >> (4 * half)) & 15) * scale).to(a.dtype)
+            total = tl.dot(a, b, total, input_precision="ieee")
+    return total
+
+
 @triton.jit(do_not_specialize=["num_pairs"])
 def _product_kernel(
-    x, weights, out, shares, pairs, owners, count, num_pairs,
+    x, weights, scales, bias, out, shares, pairs, owners, count, num_pairs,
     COLUMNS: tl.constexpr, DEPTH: tl.constexpr, TOP_K: tl.constexpr, KIND: tl.constexpr, GATED: tl.constexpr,
+    ALPHA: tl.constexpr, LIMIT: tl.constexpr, FP4: tl.constexpr, BIAS: tl.constexpr,
     DIRECT: tl.constexpr, ROWS: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """ROWS pairs of one expert by TILE_N rows of its weights [COLUMNS, DEPTH].
+    """ROWS pairs of one expert by TILE_N rows of its weights [COLUMNS, DEPTH], plus `bias` if BIAS.
 
     GATED: the weights alternate rows of gate and of up, so that factors are adjacent in the result; x has a row per token.
-    Otherwise x has a row per pair, and results are multiplied by `shares`. DIRECT: one tile for each pair.
+    Otherwise x has a row per pair, and results are multiplied by `shares`. FP4: `weights` are codes with `scales`. DIRECT: one
+    tile for each pair.
     """
     program = tl.program_id(0)
     PARTS: tl.constexpr = (COLUMNS + TILE_N - 1) // TILE_N
@@ -149,21 +188,37 @@ def _product_kernel(
     a_at = x + source.to(tl.int64)[:, None] * DEPTH + depth[None, :]
     b_at = weights + expert * (COLUMNS * DEPTH) + row[None, :] * DEPTH + depth[:, None]
     total = tl.zeros((ROWS, TILE_N), tl.float32)
-    for start in range(0, DEPTH, TILE_K):
-        if DEPTH % TILE_K == 0:
-            a_mask, b_mask = real[:, None], (columns < COLUMNS)[None, :]
-        else:
-            inside = start + depth < DEPTH
-            a_mask, b_mask = real[:, None] & inside[None, :], (columns < COLUMNS)[None, :] & inside[:, None]
-        a = tl.load(a_at + start, mask=a_mask, other=0.0)
-        if COLUMNS % TILE_N == 0 and DEPTH % TILE_K == 0:
-            b = tl.load(b_at + start)
-        else:
-            b = tl.load(b_at + start, mask=b_mask, other=0.0)
-        total = tl.dot(a, b, total, input_precision="ieee")
+    if FP4:
+        of_row = x + source.to(tl.int64)[:, None] * DEPTH
+        of_expert = expert * COLUMNS + row
+        total = _fp4_product(
+            of_row, weights, scales, of_expert, real, columns < COLUMNS, total, DEPTH, ROWS, TILE_N, TILE_K
+        )
+    else:
+        for start in range(0, DEPTH, TILE_K):
+            if DEPTH % TILE_K == 0:
+                a_mask, b_mask = real[:, None], (columns < COLUMNS)[None, :]
+            else:
+                inside = start + depth < DEPTH
+                a_mask, b_mask = (
+                    real[:, None] & inside[None, :],
+                    (columns < COLUMNS)[None, :] & inside[:, None],
+                )
+            a = tl.load(a_at + start, mask=a_mask, other=0.0)
+            if COLUMNS % TILE_N == 0 and DEPTH % TILE_K == 0:
+                b = tl.load(b_at + start)
+            else:
+                b = tl.load(b_at + start, mask=b_mask, other=0.0)
+            total = tl.dot(a, b, total, input_precision="ieee")
+    if BIAS:
+        added = tl.load(bias + expert * COLUMNS + row, mask=columns < COLUMNS, other=0.0)
+        total += added.to(tl.float32)[None, :]
     if GATED:
         gate, up = tl.split(tl.reshape(total, (ROWS, TILE_N // 2, 2)))
-        result = activate(gate, KIND) * up
+        if LIMIT > 0.0:
+            result = clamped(gate, up, ALPHA, LIMIT)
+        else:
+            result = activate(gate, KIND) * up
         place = part * (TILE_N // 2) + tl.arange(0, TILE_N // 2)
     else:
         result = total * tl.load(shares + pair, mask=real, other=0.0)[:, None]
@@ -195,6 +250,24 @@ class Routing:
     shares: torch.Tensor
     counts: torch.Tensor
     block_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertWeights:
+    """One linear layer of all experts; its tensors are contiguous.
+
+    `numbers` [experts, rows, columns] in the dtype of activations; or, with `scales`, codes of MXFP4, uint8 [experts, rows,
+    columns / 2], and float32 [experts, rows, columns / 32], see `device_layouts.py`. `bias` [experts, rows] or None.
+    """
+
+    numbers: torch.Tensor
+    scales: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+
+    @property
+    def columns(self) -> int:
+        """Columns of a row."""
+        return self.numbers.shape[2] * (1 if self.scales is None else 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,28 +330,33 @@ def place_directly(routing: Routing) -> Placing:
 
 
 def product(
-    x: torch.Tensor, weights: torch.Tensor, routing: Routing, placing: Placing, tile: Choice, activation: str | None
+    x: torch.Tensor, weights: ExpertWeights, routing: Routing, placing: Placing, tile: Choice, activation: str | None,
+    clamp: tuple[float, float] = (0.0, 0.0),
 ) -> torch.Tensor:  # fmt: skip
-    """Multiply each pair's row by its expert's weights. `x` and `weights` have one dtype, all are contiguous; sums are
-    float32.
+    """Multiply each pair's row by its expert's weights. `x` is contiguous; sums are float32. Weights in MXFP4 are rounded to the
+    dtype of x, which holds them exactly but at its limits.
 
-    With `activation` (one of `KINDS`) x is [T, hidden], `weights` [experts, 2 * inner, hidden]: act(gate(x)) * up(x) [T *
-    top_k, inner]. Without, x is [T * top_k, inner], `weights` [experts, hidden, inner], and the result [T * top_k, hidden] is
-    multiplied by the pairs' `shares`.
+    With `activation` (one of `EXPERT_KINDS`) x is [T, hidden], the weights [experts, 2 * inner, hidden]: act(gate(x)) * up(x)
+    [T * top_k, inner]. Without, x is [T * top_k, inner], the weights [experts, hidden, inner], and the result [T * top_k,
+    hidden] is multiplied by the pairs' `shares`. `clamp`: alpha and limit of the activation "clamped_swiglu".
 
     `tile`: `rows` pairs by `outputs` rows of weights, `depth` elements at a time, all powers of two of at least 16; `group` tiles
     that are neighbours in `pairs` run at once over the same weights.
     """
-    _, columns, depth = weights.shape
+    columns, depth = weights.numbers.shape[1], weights.columns
     num_pairs, top_k = routing.chosen.numel(), routing.chosen.shape[1]
     gated = activation is not None
     out = torch.empty(num_pairs, columns // 2 if gated else columns, dtype=x.dtype, device=x.device)
     tile_n = max(16, min(tile.outputs, triton.next_power_of_2(columns)))
-    tile_k = max(16, min(tile.depth, triton.next_power_of_2(depth)))
+    tile_k = max(16 if weights.scales is None else 32, min(tile.depth, triton.next_power_of_2(depth)))
     grid = triton.cdiv(placing.max_tiles, tile.group) * tile.group * triton.cdiv(columns, tile_n)
+    kind = 0 if activation is None else EXPERT_KINDS[activation]
+    alpha, limit = clamp if kind == CLAMPED else (0.0, 0.0)
     _product_kernel[(grid,)](
-        x, weights, out, routing.shares, placing.pairs, placing.owners, placing.count, num_pairs,
-        COLUMNS=columns, DEPTH=depth, TOP_K=top_k, KIND=KINDS[activation] if activation is not None else 0, GATED=gated,
+        x, weights.numbers, weights.scales, weights.bias, out, routing.shares, placing.pairs, placing.owners, placing.count,
+        num_pairs,
+        COLUMNS=columns, DEPTH=depth, TOP_K=top_k, KIND=kind, GATED=gated, ALPHA=alpha, LIMIT=limit,
+        FP4=weights.scales is not None, BIAS=weights.bias is not None,
         DIRECT=placing.direct, ROWS=tile.rows, TILE_N=tile_n, TILE_K=tile_k, GROUP=tile.group,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from executors.kernels.triton.activation import KINDS
-from executors.kernels.triton.experts import add_up, place, place_directly, product, route
+from executors.kernels.device_layouts import DeviceRows
+from executors.kernels.triton.activation import EXPERT_KINDS
+from executors.kernels.triton.experts import (
+    ExpertWeights,
+    add_up,
+    place,
+    place_directly,
+    product,
+    route,
+)
 from executors.kernels.triton.tuning import Choice, choose, kind_of
 
 if TYPE_CHECKING:
@@ -31,11 +40,14 @@ def choose_tile(tokens: int, top_k: int, experts: int, dtype: torch.dtype, stead
 class TritonExperts:
     """Replacement of an `Experts` that uses its weights."""
 
-    def __init__(self, experts: Experts, gate_up: torch.Tensor, down: torch.Tensor) -> None:
-        """`gate_up` and `down`: from `Experts.stacked`, in one of DTYPES."""
+    def __init__(
+        self, experts: Experts, gate_up: ExpertWeights, down: ExpertWeights, dtype: torch.dtype
+    ) -> None:
+        """`gate_up` and `down`: of all experts, gate before up; `dtype`: of activations, one of DTYPES."""
         self._experts = experts
         self._gate_up = gate_up
         self._down = down
+        self._dtype = dtype
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[T, hidden] -> [T, hidden], both contiguous, in the weights' dtype."""
@@ -44,16 +56,19 @@ class TritonExperts:
     def mix(self, x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """Compute the output for T > 0, given the router's `logits` [T, experts], contiguous."""
         tile, direct = self.plan(len(x))
-        routing = route(logits, self._experts.moe.top_k, self._experts.moe.normalized)
+        moe = self._experts.moe
+        # The softmax over the chosen is that over all, divided by the sum of the chosen.
+        routing = route(logits, moe.top_k, moe.normalized or moe.softmax_last)
         placing = place_directly(routing) if direct else place(routing, tile.rows)
-        inner = product(x, self._gate_up, routing, placing, tile, self._experts.activation)
+        clamp = moe.alpha, moe.limit
+        inner = product(x, self._gate_up, routing, placing, tile, self._experts.activation, clamp)
         return add_up(product(inner, self._down, routing, placing, tile, None), len(x))
 
     def plan(self, tokens: int) -> tuple[Choice, bool]:
         """Return the tile for a step of that many tokens, and whether each pair gets its own tile. It does as long as few
         tokens share an expert, because sorting then saves less than it costs. A single token's experts are all different."""
         moe = self._experts.moe
-        tile = choose_tile(tokens, moe.top_k, moe.num_experts, self._gate_up.dtype, self._experts.steady)
+        tile = choose_tile(tokens, moe.top_k, moe.num_experts, self._dtype, self._experts.steady)
         return tile, tokens == 1 or tokens * moe.top_k <= moe.num_experts // 2
 
     def error(self) -> float:
@@ -74,21 +89,34 @@ class TritonExperts:
     def _made_up(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Make `x` and `logits` for `mix` with a clear choice of experts: among near-equal experts either could be chosen."""
         moe, noise = self._experts.moe, torch.Generator().manual_seed(tokens)
-        x = torch.randn(tokens, self._gate_up.shape[2], generator=noise)
+        x = torch.randn(tokens, self._gate_up.columns, generator=noise)
         places = torch.rand(tokens, moe.num_experts, generator=noise).topk(moe.top_k, 1).indices
         chosen = (torch.arange(moe.top_k) / 4).expand(tokens, -1)
         logits = torch.full((tokens, moe.num_experts), -4.0).scatter_(1, places, chosen)
-        dtype, device = self._gate_up.dtype, self._gate_up.device
+        dtype, device = self._dtype, self._gate_up.numbers.device
         return x.to(dtype).to(device), logits.to(dtype).to(device)
 
 
 def triton_experts(experts: Experts) -> TritonExperts | None:
-    """Return the kernels for these experts; None if their weights are stored in a format that the kernels do not read, or if they
-    compute more than the kernels do."""
-    moe = experts.moe
-    if moe.biased or moe.softmax_last or experts.activation not in KINDS:
+    """Return the kernels for these experts; None if their weights are stored in a format that the kernels do not read."""
+    dtype = experts.dtype
+    if experts.activation not in EXPERT_KINDS or dtype not in DTYPES:
         return None
-    stacked = experts.stacked()
-    if stacked is None or stacked[0].dtype not in DTYPES:
+    biases = experts.stacked_biases()
+    if experts.on_device is not None:
+        count = experts.moe.num_experts
+        gate_up, down = (_of_rows(rows, count) for rows in experts.on_device)
+    elif (stacked := experts.stacked()) is not None and stacked[0].dtype == dtype:
+        gate_up, down = (ExpertWeights(numbers) for numbers in stacked)
+    else:
         return None
-    return TritonExperts(experts, *stacked)
+    if biases is not None:
+        gate_up, down = replace(gate_up, bias=biases[0]), replace(down, bias=biases[1])
+    return TritonExperts(experts, gate_up, down, dtype)
+
+
+def _of_rows(rows: DeviceRows, experts: int) -> ExpertWeights:
+    """Return the weights of all experts, given their rows in MXFP4."""
+    return ExpertWeights(
+        rows.codes.view(experts, -1, rows.codes.shape[1]), rows.scales.view(experts, -1, rows.scales.shape[1])
+    )

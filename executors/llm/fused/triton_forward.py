@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from executors.kernels.triton.activation import KINDS, gated
+from executors.kernels.triton.activation import EXPERT_KINDS, KINDS, gated
 from executors.kernels.triton.norms import rms_norm
 from executors.kernels.triton.rotary import rotate_and_store
 from executors.llm.attention.packed import PagedAttend
@@ -37,6 +37,7 @@ def why_not(decoder: Decoder) -> str | None:
     """Return why torch computes a decoder around the attention kernels, None if `TritonForward` computes it."""
     config = decoder.config
     family = config.family
+    experts_alone = not any(isinstance(layer.feed_forward, Mlp) for layer in decoder.layers)
     reasons = {
         "several ranks": not decoder.alone,
         "layers without attention": any(not isinstance(layer.mixer, Attention) for layer in decoder.layers),
@@ -45,7 +46,8 @@ def why_not(decoder: Decoder) -> str | None:
         ),
         "LayerNorm": family.stream.norm == "layer",
         "an ungated MLP": config.moe is None and not family.names.gate and not family.names.gate_up,
-        f"the activation {config.activation}": config.activation not in KINDS,
+        f"the activation {config.activation}": config.activation
+        not in (EXPERT_KINDS if experts_alone else KINDS),
         "learned positions": decoder.position_embed is not None,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)

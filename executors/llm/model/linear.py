@@ -21,6 +21,7 @@ from executors.kernels.cpu import (
     MergedWeight,
     PackedWeight,
 )
+from executors.kernels.device_layouts import DeviceRows
 from executors.llm.model.fp8 import Fp8Weight
 from executors.llm.model.stored_weight import StoredWeight
 
@@ -184,6 +185,12 @@ class Linear:
         _, columns = self._give_up()
         self.on_device = StoredWeight(stored.joined, columns, stored.order, device)
         self.stored = tuple(kind for _, kind in stored.joined)
+
+    def keep_rows_on_device(self, rows: DeviceRows, kind: str) -> None:
+        """Do the same with memory that is a part of a larger one; all rows are of one format."""
+        self._give_up()
+        self.on_device = StoredWeight.of_rows(rows)
+        self.stored = (kind,)
 
     def hold(self, weight: Fp8Weight) -> None:
         """Use `weight`, which is filled later, instead of the layer's own weight. This frees that weight's memory, which is

@@ -27,12 +27,23 @@ class StoredWeight:
     ) -> None:
         """`parts`: (rows, kind of STORED_KINDS) from the first row on. `order`: which column of the matrix each of the stored
         ones is, int64 [columns], or None. Raises ValueError for columns that are no whole blocks."""
+        self._take_memory([DeviceRows.empty(kind, rows, columns, device) for rows, kind in parts], order)
+
+    @classmethod
+    def of_rows(cls, rows: DeviceRows) -> StoredWeight:
+        """Return a weight over memory that is there, of one format."""
+        weight = cls.__new__(cls)
+        weight._take_memory([rows], None)
+        return weight
+
+    def _take_memory(self, parts: list[DeviceRows], order: torch.Tensor | None) -> None:
+        device = parts[0].codes.device
         self._kernels = _kernels()
-        self._parts = [DeviceRows.empty(kind, rows, columns, device) for rows, kind in parts]
-        self._begins = [sum(rows for rows, _ in parts[:i]) for i in range(len(parts))]
+        self._parts = parts
+        self._begins = [sum(part.rows for part in parts[:i]) for i in range(len(parts))]
         self._order = None if order is None else order.to(device)
-        self._tables = [table_of(part.layout, device) for part in self._parts]
-        self.rows = sum(rows for rows, _ in parts)
+        self._tables = [table_of(part.layout, device) for part in parts]
+        self.rows = sum(part.rows for part in parts)
 
     @property
     def num_bytes(self) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
+from executors.kernels.device_layouts import DeviceRows
 from executors.llm.model.config import DecoderConfig, LayerConfig
 from executors.llm.model.layers.base import LayerStep, PackingPlan, Sublayer
 from executors.llm.model.layers.mlp import Mlp, MlpNames
@@ -25,7 +26,10 @@ class Experts(Sublayer):
         assert config.moe is not None
         self.moe = config.moe
         self.activation = config.activation
+        self.dtype = dtype
         self.steady = False
+        self.on_device: tuple[DeviceRows, DeviceRows] | None = None
+        """The experts' weights in a GPU's memory as a file holds them: the rows of gate and up of all, and of down."""
         self.router = Linear(self.moe.num_experts, config.hidden_size, self.moe.biased, dtype, device)
         count, hidden, inner = self.moe.num_experts, config.hidden_size, self.moe.intermediate_size
         gate_up = torch.empty(count, 2 * inner, hidden, dtype=dtype, device=device)
@@ -39,6 +43,11 @@ class Experts(Sublayer):
             # Only views of the whole are kept: it goes when the last of them is packed.
             expert.gate_up.weight, expert.down.weight = gate_up[e], down[e]
             self.experts.append(expert)
+        if self.moe.biased:
+            gate_up_bias = torch.empty(count, 2 * inner, dtype=dtype, device=device)
+            down_bias = torch.empty(count, hidden, dtype=dtype, device=device)
+            for e, expert in enumerate(self.experts):
+                expert.gate_up.bias, expert.down.bias = gate_up_bias[e], down_bias[e]
 
     def __call__(self, x: torch.Tensor, adapters: RowLoras | None = None) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]."""
@@ -86,6 +95,32 @@ class Experts(Sublayer):
         down = _whole([expert.down.weight for expert in self.experts])
         return None if gate_up is None or down is None else (gate_up, down)
 
+    def stacked_biases(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Return all experts' biases as [experts, 2 * inner], gate before up, and [experts, hidden], as views; None if they have
+        none."""
+        if not self.moe.biased:
+            return None
+        gate_up = _whole([expert.gate_up.bias for expert in self.experts])
+        down = _whole([expert.down.bias for expert in self.experts])
+        assert gate_up is not None and down is not None
+        return gate_up, down
+
+    def keep_on_device(self, kind: str) -> None:
+        """Keep the weights of all experts in the format `kind` of STORED_KINDS, side by side in the memory of their device. This
+        frees the memory of the weights, which is still untouched."""
+        rows: list[DeviceRows] = []
+        for linears in (
+            [expert.gate_up for expert in self.experts], [expert.down for expert in self.experts],
+        ):  # fmt: skip
+            weight = linears[0].weight
+            assert weight is not None
+            count, columns = weight.shape
+            whole = DeviceRows.empty(kind, len(linears) * count, columns, weight.device)
+            for e, linear in enumerate(linears):
+                linear.keep_rows_on_device(whole.part(e * count, (e + 1) * count), kind)
+            rows.append(whole)
+        self.on_device = rows[0], rows[1]
+
     @property
     def linears(self) -> tuple[Linear, ...]:
         """See `Sublayer`."""
@@ -117,8 +152,7 @@ def layer_experts(
 
 
 def _whole(parts: list[torch.Tensor | None]) -> torch.Tensor | None:
-    """Return the tensor [n, rows, columns] whose parts, in order, these are; None if there is none, or if they have no
-    memory."""
+    """Return the tensor [n, ...] whose parts, in order, these are; None if there is none, or if they have no memory."""
     first = parts[0]
     if first is None or first.device.type == "meta":
         return None
@@ -129,4 +163,4 @@ def _whole(parts: list[torch.Tensor | None]) -> torch.Tensor | None:
         place = first.storage_offset() + i * size
         if part.untyped_storage().data_ptr() != memory or part.storage_offset() != place:
             return None
-    return first.as_strided((len(parts), *first.shape), (size, first.shape[1], 1))
+    return first.as_strided((len(parts), *first.shape), (size, *first.stride()))

@@ -30,6 +30,12 @@ TOOL = {
     },
 }
 FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "string", "enum": UNITS}}}
+GPT_OSS = {
+    **QWEN3, "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2,
+    "intermediate_size": 24, "attention_bias": True, "tie_word_embeddings": False, "max_position_embeddings": 4096,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+}  # fmt: skip
+"""The family that speaks so."""
 CASES = 12
 IDS = {literal: 256 + number for number, literal in enumerate(LITERALS)}
 NOTATION = {str(token): 3 for token in IDS.values()}
@@ -45,7 +51,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     """A vocabulary of bytes and Harmony's tokens."""
     folder = tmp_path_factory.mktemp("model")
     tokenizer = byte_tokenizer(folder, [*LITERALS, "<|endoftext|>"], "<|return|>")
-    write_checkpoint(folder, {**QWEN3, "vocab_size": tokenizer.vocab_size, "max_position_embeddings": 4096})
+    write_checkpoint(folder, {**GPT_OSS, "vocab_size": tokenizer.vocab_size})
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": HARMONY}))
     with ServerProcess([str(folder)], tmp_path_factory.mktemp("server")) as server:
@@ -111,6 +117,18 @@ def test_forced_calls(client: httpx.Client, choice: Any) -> None:
             [call] = message["tool_calls"]
             assert json.loads(call["function"]["arguments"])["unit"] in UNITS
     assert ends & {"tool_calls", "stop"}
+
+
+def test_the_family_and_its_format_are_known(client: httpx.Client) -> None:
+    [executor] = client.get("/v1/executors").json()["data"]
+    assert executor["info"]["family"] == "gpt_oss"
+    assert (
+        executor["notation"]["tool_calls"] == "openai"
+        and executor["notation"]["reasoning"] == "openai_gptoss"
+    )
+    shown = client.post("/api/show", json={"model": executor["info"]["name"]}).json()
+    assert {"completion", "tools", "thinking"} <= set(shown["capabilities"])
+    assert shown["details"]["family"] == "gpt_oss"
 
 
 def test_formats(client: httpx.Client) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from executors.contract import KvCacheHandle, LogitsMode, LoraExecutor, ModelExecutor, PrefillInput, Tensor
-from executors.contract.config import ExecutorConfig, OptimizationConfig
+from executors.contract.config import ExecutorAttentionConfig, ExecutorConfig, OptimizationConfig
 from executors.contract.errors import ConfigError
 from executors.llm.checkpoint.weights import settle_config
 from executors.llm.factory import LlmFactory
@@ -84,7 +84,8 @@ def run(job: dict[str, Any], stage: Stage) -> dict[str, Any]:
     `num_threads` (None: all), `lora` (folder or GGUF file of an adapter for both sides, or None), `has_tokenizer`,
     `conversations`, `texts`, and `prompts` as lists of ids (None: random ones).
 
-    A GGUF file is widened to float32 first, for both sides; see wide_copy.py. transformers gets weights by the names that it
+    A GGUF file is widened to float32 first, for both sides; see wide_copy.py. A checkpoint in whole numbers is widened as it is
+    loaded. transformers gets weights by the names that it
     knows; see usual_names.py. Raises ConfigError when either side cannot load the
     checkpoint.
     """
@@ -214,8 +215,12 @@ def _rounding(model: ReferenceModel, prompts: Sequence[list[int]], exact: Logits
 
 
 def _config(job: dict[str, Any], num_prompts: int) -> ExecutorConfig:
+    # transformers widens what a checkpoint has in whole numbers, as torch does here; the kernels round activations to 8 bits.
+    narrow = read_config(Path(job["model"])).integers is not None
+    backend = "torch" if narrow else "auto"
     return ExecutorConfig(
         "llm", job["model"], dtype=job["dtype"], device=job["device"], max_num_seqs=num_prompts,
+        attention=ExecutorAttentionConfig(backend=backend),
         optimization=OptimizationConfig(num_threads=job["num_threads"], max_loras=int(job.get("lora") is not None)),
     )  # fmt: skip
 

@@ -57,6 +57,8 @@ def write_wide_copy(directory: Path, target: Path) -> None:
     for name, tensor in whole.parameters().items():
         if name.endswith(".bias") and name not in tensors:
             tensors[name] = torch.zeros(tuple(tensor.shape))
+    if usual.family.names.alternating:
+        _join_experts(tensors, usual)
     save_file(tensors, target / SINGLE, {"format": "pt"})
     for path in directory.glob("*token*.json"):
         shutil.copy(path, target)
@@ -83,3 +85,25 @@ def _merge(tensors: dict[str, torch.Tensor], written: Family, usual: DecoderConf
                 if len(there) == len(parts):
                     along = 1 if usual.family.names.transposed and part == "weight" else 0
                     tensors[f"{whole}.{part}".replace("{i}", str(layer))] = torch.cat(there, along)
+
+
+def _join_experts(tensors: dict[str, torch.Tensor], config: DecoderConfig) -> None:
+    """Join the experts in place as the family's checkpoints have them: [experts, in, out], gate and up in alternation."""
+    names, moe = config.family.names, config.moe
+    assert moe is not None
+    stem = names.expert_down.partition("{e}")[0]
+
+    def of_all(name: str, layer: int) -> torch.Tensor:
+        whole = name.replace("{i}", str(layer))
+        return torch.stack([tensors.pop(whole.replace("{e}", str(e))) for e in range(moe.num_experts)])
+
+    for i in range(config.num_layers):
+        begin = stem.replace("{i}", str(i))
+        for part, end in (("weight", ""), ("bias", "_bias")):
+            gate, up, down = (
+                of_all(f"{name}.{part}", i)
+                for name in (names.expert_gate, names.expert_up, names.expert_down)
+            )
+            gate_up = torch.stack((gate, up), 2).flatten(1, 2)
+            tensors[f"{begin}gate_up_proj{end}"] = (gate_up.mT if part == "weight" else gate_up).contiguous()
+            tensors[f"{begin}down_proj{end}"] = (down.mT if part == "weight" else down).contiguous()

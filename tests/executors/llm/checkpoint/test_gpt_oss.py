@@ -17,7 +17,10 @@ from executors.llm.checkpoint.weights import settle_config
 from executors.llm.executor import LlmExecutor
 from executors.llm.finite import not_finite
 from executors.llm.model.config import parse_config, read_config
+from executors.llm.tools import compare
 from executors.llm.tools.describe import describe
+from executors.llm.tools.wide_copy import write_wide_copy
+from tests.executors.gguf_files import converted_checkpoint, prepared, sizes, write_gguf
 from tests.executors.llm.checkpoint.gpt_oss_files import FILE, SCHEME, apart, in_mxfp4
 from tests.executors.llm.checkpoint.test_fp8_weights import distance
 from tests.executors.llm.driver import config, start
@@ -174,3 +177,36 @@ def test_weights_that_are_wide_whatever_is_said(checkpoints: tuple[Path, Referen
     (tmp_path / "config.json").write_text(json.dumps(values))
     settled = settle_config(read_config(tmp_path), tmp_path)
     assert settled.integers is None and "says mxfp4, but all weights are wide" in settled.notes[0]
+
+
+def test_a_wide_copy_of_a_file_is_the_checkpoint(checkpoints: tuple[Path, Reference], tmp_path: Path) -> None:
+    """What `cohort verify` gives transformers of a GGUF file."""
+    _, reference = checkpoints
+    one = apart(reference.path, tmp_path / "apart")
+    fields = json.loads((one / "config.json").read_text())
+    rope = fields["rope_parameters"]
+    metadata = {
+        **sizes(fields), "expert_count": 8, "expert_used_count": 3, "attention.sliding_window": 17,
+        "rope.freq_base": rope["rope_theta"], "rope.scaling.type": "yarn", "rope.scaling.factor": rope["factor"],
+        "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+    }  # fmt: skip
+    file = write_gguf(tmp_path / "m.gguf", "gpt-oss", metadata, converted_checkpoint(one, "gpt-oss"))
+    gguf = prepared(tmp_path / "p", file)
+    (gguf / "tokenizer.json").write_text("{}")
+    write_wide_copy(gguf, tmp_path / "copy")
+    ours, theirs = load_file(tmp_path / "copy" / FILE), load_file(reference.path / FILE)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.long
+def test_verify_compares_with_what_transformers_widens(checkpoints: tuple[Path, Reference]) -> None:
+    packed, _ = checkpoints
+    answer = compare.run(
+        {
+            "model": str(packed), "reference": str(packed), "dtype": "float32", "device": "cpu", "tolerance": None, "tokens": 4,
+            "num_threads": 1, "has_tokenizer": False, "conversations": [], "texts": [], "prompts": [IDS, IDS[:5]],
+        },
+        lambda stage: None,
+    )  # fmt: skip
+    assert all(prompt["logits_equal"] and prompt["greedy_equal"] for prompt in answer["prompts"])

@@ -135,7 +135,8 @@ class CpuAttend:
         self._kernels = kernels
         self._pointees: object = (arrays, steps, cache)
         """What the pointers point at."""
-        self._shape = tokens, spec.num_heads, spec.head_dim
+        self.shape = tokens, spec.num_heads, spec.head_dim
+        """Shape of queries, and of a call's result."""
         self._dtype = spec.dtype
         self._out: torch.Tensor | None = None
         pointers = POINTER * spec.num_layers
@@ -144,7 +145,8 @@ class CpuAttend:
 
     @classmethod
     def joined(cls, parts: Mapping[int, CpuAttend], places: Sequence[tuple[int, int]]) -> CpuAttend:
-        """Return the attention of one step over several groups of layers. `places`: (group, index in it) of each layer."""
+        """Return the attention of one step over several groups of layers with equal heads. `places`: (group, index in it) of each
+        layer."""
         whole = copy.copy(next(iter(parts.values())))
         whole._pointees, whole._out = parts, None
         pointers = POINTER * len(places)
@@ -158,7 +160,7 @@ class CpuAttend:
         """See `Attend`."""
         if self._out is None:
             # One for all layers: the system maps each new large tensor page by page.
-            self._out = torch.empty(self._shape, dtype=self._dtype)
+            self._out = torch.empty(self.shape, dtype=self._dtype)
         q, k, v = _dense(q), _dense(k), _dense(v)
         sinks = None if sinks is None else sinks.float()
         if self._kernels.attend(

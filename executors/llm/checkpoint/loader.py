@@ -34,6 +34,7 @@ from executors.llm.device.table import device_of, find_device
 from executors.llm.fused import cpu_forward
 from executors.llm.kernel_support import fp8_support, stored_support
 from executors.llm.memory.cgroup import memory_limit
+from executors.llm.memory.kv_groups import equal_heads
 from executors.llm.memory.kv_plan import plan_kv
 from executors.llm.memory.sizing import Claim, adjustable
 from executors.llm.memory.state_limits import refuse_states
@@ -244,11 +245,12 @@ def _why_no_int8_kv(config: ExecutorConfig, device: torch.device) -> str | None:
 
 def refuse_unreadable_kv(spec: KvSpec) -> None:
     """Raise ConfigError if KV of this model is to be stored in int8 and the attention kernel has no code for its heads."""
-    if spec.kv_dtype is torch.int8 and not supports(spec):
-        raise ConfigError(
-            f"kv_cache_dtype int8: Cohort's CPU kernel has no code for {spec.num_heads} heads of {spec.head_dim} over "
-            f"{spec.num_kv_heads}; take auto"
-        )
+    for part in equal_heads(spec):
+        if part.kv_dtype is torch.int8 and not supports(part):
+            raise ConfigError(
+                f"kv_cache_dtype int8: Cohort's CPU kernel has no code for {part.num_heads} heads of {part.head_dim} over "
+                f"{part.num_kv_heads}; take auto"
+            )
 
 
 def _notes(speed: str | None, widened: str | None, decoder: Decoder) -> str | None:

@@ -22,6 +22,7 @@ from executors.contract.errors import ConfigError
 from executors.kernels import triton_build
 from executors.llm.attention import cpu_attention
 from executors.llm.attention.backend import TRITON, AttentionBackend
+from executors.llm.attention.by_heads import AttentionByHeads
 from executors.llm.attention.check import fault
 from executors.llm.attention.flash import NAME as FLASH
 from executors.llm.attention.flash import flash_attention
@@ -35,6 +36,7 @@ from executors.llm.fused import cpu_forward
 from executors.llm.lora.device import DeviceWeights
 from executors.llm.lora.host import HostWeights
 from executors.llm.lora.table import LoraWeights
+from executors.llm.memory.kv_groups import equal_heads
 from executors.llm.model.caches import KvSpec
 from executors.llm.model.decoder import Decoder
 
@@ -68,10 +70,19 @@ def choose_attention(
     """Choose the attention backend for a model; `backend` is one of kernels.ATTENTION_BACKENDS, `device` the one of the model's
     tensors if it is not given.
 
+    Where layers have heads of different sizes, a backend is chosen for each size (`AttentionByHeads`).
+
     May compile for a second or two. If "auto" ends with a slower backend than the best that is installed, the backend's note
     and the log say why. Raises ConfigError if the requested backend is unavailable, or if `deterministic` is set and no
     deterministic backend is available.
     """
+    parts = equal_heads(spec)
+    if len(parts) > 1:
+        chosen = {
+            part.each_heads[0]: choose_attention(part, backend, deterministic, isa, block_size, device)
+            for part in parts
+        }
+        return AttentionByHeads(chosen)
     wish = AttentionWish(spec, device or device_of(spec.device), block_size, isa)
     if deterministic:
         return _deterministic(wish, backend)

@@ -5,6 +5,9 @@
 
 A window at least as long as the longest sequence hides nothing, so that its layers are in the group that keeps all tokens. In
 pipelines every stage has the groups of the whole model, though a stage may have no layer of some group.
+
+The layers of a group have equal heads. Where a model has heads of different sizes, each window has heads of its own, and windows
+stay apart even if they hide nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from executors.contract.errors import ConfigError
 from executors.contract.status import KvGroup, KvLayout
 from executors.llm.model.caches import KvSpec
 
@@ -22,7 +26,19 @@ def group_windows(spec: KvSpec, max_model_len: int, draft: bool = False) -> tupl
     """Return the windows of a model's groups in the order of the first layer of each; None for the group that keeps all tokens.
 
     `draft`: a draft model's KV lies in the blocks of the group that keeps all tokens. Without such a group all layers form one.
+
+    Raises ConfigError if layers with the same window have different heads.
     """
+    if spec.heads:
+        heads_of = dict(zip(spec.windows, spec.heads, strict=True))
+        if any(heads_of[window] != heads for window, heads in zip(spec.windows, spec.heads, strict=True)):
+            raise ConfigError(
+                "the model has layers of one window with different heads; supported: equal heads, or a window for each size"
+            )
+        windows = tuple(dict.fromkeys(spec.windows))
+        if draft and None not in windows:
+            raise ConfigError("a draft model beside heads of different sizes needs layers without a window")
+        return windows
     limits = (
         None if window is None or window >= max_model_len else window
         for window in spec.model_windows or spec.windows
@@ -45,7 +61,7 @@ def layer_places(windows: Sequence[int | None], groups: Sequence[KvGroup]) -> tu
 
 
 def group_specs(spec: KvSpec, groups: Sequence[KvGroup]) -> tuple[KvSpec, ...]:
-    """Return the spec of each group's layers, which may be none."""
+    """Return the spec of each group's layers, which may be none. Raises ConfigError if the heads of a group differ."""
     places = layer_places(spec.windows, groups)
     return tuple(
         _part(spec, [i for i, (own, _) in enumerate(places) if own == number])
@@ -53,13 +69,27 @@ def group_specs(spec: KvSpec, groups: Sequence[KvGroup]) -> tuple[KvSpec, ...]:
     )
 
 
+def equal_heads(spec: KvSpec) -> tuple[KvSpec, ...]:
+    """Return specs of layers with equal heads, one for each size in the order of their first layers."""
+    if not spec.heads:
+        return (spec,)
+    return tuple(
+        _part(spec, [i for i, own in enumerate(spec.heads) if own == heads])
+        for heads in dict.fromkeys(spec.heads)
+    )
+
+
 def _part(spec: KvSpec, layers: list[int]) -> KvSpec:
-    if len(layers) == spec.num_layers:
+    if len(layers) == spec.num_layers and not spec.heads:
         return spec
-    return replace(
+    heads = [spec.heads[i] for i in layers] if spec.heads else []
+    if len(set(heads)) > 1:
+        raise ConfigError("the KV of layers with different heads cannot lie in one group of blocks")
+    part = replace(
         spec, num_layers=len(layers), windows=tuple(spec.windows[i] for i in layers),
-        kv_scales=tuple(spec.kv_scales[i] for i in layers) if spec.kv_scales else (), model_windows=(),
+        kv_scales=tuple(spec.kv_scales[i] for i in layers) if spec.kv_scales else (), model_windows=(), heads=(),
     )  # fmt: skip
+    return part.with_heads(heads)
 
 
 def blocks_of_sequence(window: int | None, length: int, block_size: int) -> int:

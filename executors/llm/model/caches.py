@@ -3,8 +3,8 @@
     a layer's `memory()`      LayerKv: keys and values of every token      LayerState: one state of every sequence      None
     the model's `cache_specs` KvSpec: all layers of equal keys and values  StateSpec: all layers of equal states
 
-All layers of attention have equal heads, and layers have at most one shape of state: `kv_group` and `state_group` say so. Layers
-whose windows differ have blocks of their own, see `memory/kv_groups.py`.
+Layers of attention may have heads of different sizes, and windows that differ; each of these has blocks of its own, see
+`memory/kv_groups.py`. Layers have at most one shape of state: `state_group` says so.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -21,6 +21,16 @@ from executors.contract.errors import ConfigError
 
 BLOCK_ALIGNMENT = 4096
 """Bytes: blocks of a CPU's KV begin at multiples of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerHeads:
+    """Heads of a layer, and the factor of its scores."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +44,11 @@ class LayerKv:
     softcap: float | None = None
     window: int | None = None
     sinks: bool = False
+
+    @property
+    def heads(self) -> LayerHeads:
+        """Heads and scale."""
+        return LayerHeads(self.num_heads, self.num_kv_heads, self.head_dim, self.scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +71,9 @@ class KvSpec:
     `kv_dtype`: the dtype that keys and values are stored in, if it is not `dtype`: float8_e4m3fn, or int8 with a float32
     scale for each key and each value of a head. `kv_scales`, of e4m3: one pair per layer, the factors of stored keys and
     values; () means 1.
+
+    `heads`: those of each layer, where they differ: the fields are those of the first layer then, and attention and memory
+    take the parts of `memory/kv_groups.py`, of which each has equal heads. () means that all layers have those of the fields.
     """
 
     num_layers: int
@@ -74,6 +92,7 @@ class KvSpec:
     sinks: bool = False
     """Whether the softmax of each head has one more logit, without a value, see `Attend`. A backend that cannot add them is not
     chosen."""
+    heads: tuple[LayerHeads, ...] = ()
 
     @property
     def stored_dtype(self) -> torch.dtype:
@@ -84,15 +103,33 @@ class KvSpec:
         """Return the factors that the layer's stored keys and values are multiplied by."""
         return self.kv_scales[layer] if self.kv_scales else (1.0, 1.0)
 
-    def bytes_per_cell(self) -> int:
-        """Bytes of one token's key (or value) of one head. In int8: an even number of codes, and the scale."""
+    @property
+    def each_heads(self) -> tuple[LayerHeads, ...]:
+        """Heads of each layer."""
+        same = LayerHeads(self.num_heads, self.num_kv_heads, self.head_dim, self.scale)
+        return self.heads or (same,) * self.num_layers
+
+    def with_heads(self, heads: Sequence[LayerHeads]) -> KvSpec:
+        """Return the spec for layers with these heads, one each; with none it stays as it is."""
+        if not heads:
+            return self
+        first, alike = heads[0], len(set(heads)) == 1
+        return replace(
+            self, num_heads=first.num_heads, num_kv_heads=first.num_kv_heads, head_dim=first.head_dim, scale=first.scale,
+            heads=() if alike else tuple(heads),
+        )  # fmt: skip
+
+    def bytes_per_cell(self, head_dim: int | None = None) -> int:
+        """Bytes of one token's key (or value) of one head, by default of those of the fields. In int8: an even number of
+        codes, and the scale."""
+        head_dim = head_dim or self.head_dim
         if self.kv_dtype is torch.int8:
-            return -(-self.head_dim // 2) * 2 + torch.float32.itemsize
-        return self.head_dim * self.stored_dtype.itemsize
+            return -(-head_dim // 2) * 2 + torch.float32.itemsize
+        return head_dim * self.stored_dtype.itemsize
 
     def bytes_per_token(self) -> int:
         """Bytes of keys and values of one token over all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.bytes_per_cell()
+        return 2 * sum(one.num_kv_heads * self.bytes_per_cell(one.head_dim) for one in self.each_heads)
 
     def bytes_per_block(self, block_size: int) -> int:
         """Bytes that a block of `block_size` tokens takes over all layers, see `block_bytes`."""
@@ -133,8 +170,8 @@ def cache_specs(
     layers: Sequence[LayerMemory | None], dtype: torch.dtype, device: torch.device, kv_dtype: torch.dtype | None = None,
     kv_scales: tuple[tuple[float, float], ...] = (),
 ) -> tuple[CacheSpec, ...]:  # fmt: skip
-    """Group the memory of a model's layers: windows may differ within a group, everything else is equal. Groups are in the
-    order of their first layers. `dtype`, `device`: the model's; `kv_dtype`, `kv_scales`: see `KvSpec`."""
+    """Group the memory of a model's layers: all keys and values with equal bounds of scores, and equal states. Groups are in
+    the order of their first layers. `dtype`, `device`: the model's; `kv_dtype`, `kv_scales`: see `KvSpec`."""
     groups: dict[object, list[LayerMemory]] = {}
     for one in layers:
         if one is not None:
@@ -145,13 +182,12 @@ def cache_specs(
         if isinstance(first, LayerState):
             specs.append(StateSpec(len(members), first.shape, device))
             continue
-        windows = tuple(one.window for one in members if isinstance(one, LayerKv))
-        specs.append(
-            KvSpec(
-                len(members), first.num_heads, first.num_kv_heads, first.head_dim, dtype, device, first.scale, first.softcap,
-                windows, kv_dtype, kv_scales, sinks=first.sinks,
-            )
+        of_kv = [one for one in members if isinstance(one, LayerKv)]
+        spec = KvSpec(
+            len(members), first.num_heads, first.num_kv_heads, first.head_dim, dtype, device, first.scale, first.softcap,
+            tuple(one.window for one in of_kv), kv_dtype, kv_scales, sinks=first.sinks,
         )  # fmt: skip
+        specs.append(spec.with_heads([one.heads for one in of_kv]))
     return tuple(specs)
 
 
@@ -171,17 +207,15 @@ def indices_in_groups(layers: Sequence[LayerMemory | None]) -> list[int]:
 def _group(one: LayerMemory) -> object:
     if isinstance(one, LayerState):
         return one
-    return one.num_heads, one.num_kv_heads, one.head_dim, one.scale, one.softcap, one.sinks
+    return "keys and values", one.softcap, one.sinks
 
 
 def kv_group(model: HasCaches) -> KvSpec:
-    """Return the paged KV of all layers. Raises ConfigError if there is none, or layers have different heads."""
+    """Return the paged KV of all layers. Raises ConfigError if there is none, or scores have different bounds."""
     groups = [one for one in model.cache_specs if isinstance(one, KvSpec)]
     if len(groups) != 1:
-        why = "layers of attention with different heads" if groups else "no layer with attention"
-        raise ConfigError(
-            f"the model has {why}; models whose layers of attention have equal heads are supported"
-        )
+        why = "layers of attention with different bounds of scores" if groups else "no layer with attention"
+        raise ConfigError(f"the model has {why}; models with layers of attention of one bound are supported")
     return groups[0]
 
 

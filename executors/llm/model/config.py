@@ -18,6 +18,7 @@ from executors.llm.model.family import Family
 from executors.llm.model.fields import Fields, read_json
 from executors.llm.model.gguf_config import GgufConfig, gguf_config
 from executors.llm.model.gguf_source import config_path, is_gguf, read_source
+from executors.llm.model.head_sizes import HeadSizes
 from executors.llm.model.quantization import Fp8Scheme, IntSchemes, Quantization, quantization_of
 from executors.llm.model.rope_config import RopeConfig, Ropes, context_lengths, parse_ropes
 from executors.llm.model.transforms import Transforms
@@ -72,13 +73,15 @@ class MoeConfig:
 class LayerConfig:
     """Per-layer settings. `window`: the number of tokens that a token sees, itself included (None: all before it).
 
-    `rope`: index into `DecoderConfig.ropes`, None without rotation. `mixer`, `feed_forward`: names in `layers/kinds.py`.
+    `rope`: index into `DecoderConfig.ropes`, None without rotation. `mixer`, `feed_forward`: names in `layers/kinds.py`. `heads`:
+    sizes of its heads, None for those of the model.
     """
 
     window: int | None = None
     rope: int | None = 0
     mixer: str = ATTENTION
     feed_forward: str = MLP
+    heads: HeadSizes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +165,10 @@ class DecoderConfig:
     def kv_size(self) -> int:
         """Columns of all key (or value) heads together."""
         return self.num_kv_heads * self.head_dim
+
+    def heads_of(self, layer: LayerConfig) -> HeadSizes:
+        """Return the sizes of a layer's heads."""
+        return layer.heads or HeadSizes(self.num_heads, self.num_kv_heads, self.head_dim)
 
 
 def read_config(directory: Path) -> DecoderConfig:

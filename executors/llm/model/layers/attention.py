@@ -28,22 +28,23 @@ class Attention(Sublayer):
     ) -> None:
         family, hidden, names = config.family, config.hidden_size, config.family.names
         self.config = config
+        self.sizes = sizes = config.heads_of(layer)
         self.window = layer.window
         self.rope = layer.rope
-        self.qkv = Linear(config.q_size + 2 * config.kv_size, hidden, config.qkv_bias, dtype, device)
-        self.o = Linear(hidden, config.q_size, config.o_bias, dtype, device)
+        self.qkv = Linear(sizes.q_size + 2 * sizes.kv_size, hidden, config.qkv_bias, dtype, device)
+        self.o = Linear(hidden, sizes.q_size, config.o_bias, dtype, device)
         # Over heads, queries and keys are normed in one call: a row of weights per head, the same for all of a kind.
-        heads = config.num_heads + config.num_kv_heads
+        heads = sizes.num_heads + sizes.num_kv_heads
         per_head, full = family.attention.qk_norm == "head", family.attention.qk_norm == "full"
-        self.sinks = torch.empty(config.num_heads, dtype=dtype, device=device) if names.sinks else None
+        self.sinks = torch.empty(sizes.num_heads, dtype=dtype, device=device) if names.sinks else None
         """Logits of the heads' sinks [num_heads]."""
-        self.qk_norm = torch.empty(heads, config.head_dim, dtype=dtype, device=device) if per_head else None
+        self.qk_norm = torch.empty(heads, sizes.head_dim, dtype=dtype, device=device) if per_head else None
 
         def norm(name: str, size: int) -> Norm | None:
             return Norm(family.stream.norm, size, config.norm_eps, dtype, device) if full and name else None
 
-        self.q_norm = norm(names.q_norm, config.q_size)
-        self.k_norm = norm(names.k_norm, config.kv_size)
+        self.q_norm = norm(names.q_norm, sizes.q_size)
+        self.k_norm = norm(names.k_norm, sizes.kv_size)
 
     @property
     def linears(self) -> tuple[Linear, ...]:
@@ -57,20 +58,21 @@ class Attention(Sublayer):
 
     def memory(self) -> LayerMemory:
         """See `Sublayer`."""
-        c = self.config
+        c, sizes = self.config, self.sizes
         return LayerKv(
-            c.num_heads, c.num_kv_heads, c.head_dim, c.score_scale, c.attn_softcap, self.window,
+            sizes.num_heads, sizes.num_kv_heads, sizes.head_dim, c.score_scale, c.attn_softcap, self.window,
             sinks=self.sinks is not None,
         )  # fmt: skip
 
     def tensors(self) -> NamedPlaces:
         """See `Sublayer`."""
-        c, names = self.config, self.config.family.names
+        sizes, names = self.sizes, self.config.family.names
         if names.qkv:
-            yield from of_linear(self.qkv, (names.qkv, c.q_size + 2 * c.kv_size))
+            yield from of_linear(self.qkv, (names.qkv, sizes.q_size + 2 * sizes.kv_size))
         else:
-            yield from of_linear(self.qkv, (names.q, c.q_size), (names.k, c.kv_size), (names.v, c.kv_size))
-        yield from of_linear(self.o, (names.o, c.hidden_size))
+            parts = (names.q, sizes.q_size), (names.k, sizes.kv_size), (names.v, sizes.kv_size)
+            yield from of_linear(self.qkv, *parts)
+        yield from of_linear(self.o, (names.o, self.config.hidden_size))
         if self.sinks is not None:
             yield names.sinks, Place(self.sinks)
 
@@ -82,8 +84,8 @@ class Attention(Sublayer):
         if self.k_norm is not None:
             yield from self.k_norm.places(names.k_norm)
         if self.qk_norm is not None:
-            yield f"{names.q_norm}.weight", Place(self.qk_norm[: self.config.num_heads])
-            yield f"{names.k_norm}.weight", Place(self.qk_norm[self.config.num_heads :])
+            yield f"{names.q_norm}.weight", Place(self.qk_norm[: self.sizes.num_heads])
+            yield f"{names.k_norm}.weight", Place(self.qk_norm[self.sizes.num_heads :])
 
     def head_norms(self) -> tuple[str, ...]:
         """See `Sublayer`."""
@@ -92,7 +94,7 @@ class Attention(Sublayer):
 
     def forward(self, x: torch.Tensor, step: LayerStep) -> torch.Tensor:
         """See `Sublayer`."""
-        c, adapters, share = self.config, step.inputs.adapters, step.share
+        c, adapters, share = self.sizes, step.inputs.adapters, step.share
         qkv = self.qkv(x, None if adapters is None else adapters.extra(self.qkv, x))
         if self.q_norm is not None and self.k_norm is not None:
             q, k, v = qkv.split((c.q_size, c.kv_size, c.kv_size), -1)
@@ -120,7 +122,7 @@ class Attention(Sublayer):
 
     def norm_heads(self, qk: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """RMS norm of [T, heads, head_dim] over head_dim; `weight` [heads, head_dim]."""
-        size, eps = (self.config.head_dim,), self.config.norm_eps
+        size, eps = (self.sizes.head_dim,), self.config.norm_eps
         if self.config.family.stream.norm == "rms1":
             return (F.rms_norm(qk.float(), size, None, eps) * (weight.float() + 1.0)).to(qk.dtype)
         return F.rms_norm(qk, size, None, eps) * weight

@@ -38,19 +38,20 @@ def test_layers_that_differ_by_their_windows_share_a_group() -> None:
     )
 
 
-def test_each_geometry_is_a_group_and_layers_are_counted_within_it() -> None:
+def test_heads_that_differ_are_kept_by_layer_and_states_are_a_group_of_their_own() -> None:
     layers = (STATE, FULL, None, STATE, WIDE, NEAR)
-    first, second, third = specs(*layers)
+    first, second = specs(*layers)
     assert first == StateSpec(2, (4, 3), CPU) and first.bytes_per_slot() == 2 * 12 * 4
-    assert isinstance(second, KvSpec) and second.windows == (None, 100) and second.head_dim == 64
-    assert isinstance(third, KvSpec) and third.num_layers == 1 and third.head_dim == 128
-    assert indices_in_groups(layers) == [0, 0, -1, 1, 0, 1]
+    assert isinstance(second, KvSpec) and second.windows == (None, None, 100) and second.head_dim == 64
+    assert [one.head_dim for one in second.heads] == [64, 128, 64]
+    assert second.bytes_per_token() == 2 * 2 * (64 + 128 + 64) * 2
+    assert indices_in_groups(layers) == [0, 0, -1, 1, 1, 2]
 
 
 @pytest.mark.parametrize(
     ("layers", "message"),
     [
-        ((FULL, WIDE), "different heads"),
+        ((FULL, replace(FULL, softcap=3.0)), "different bounds of scores"),
         ((STATE, None), "no layer with attention"),
     ],
 )

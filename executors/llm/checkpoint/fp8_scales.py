@@ -111,13 +111,16 @@ class CheckpointScales:
         return 1.0
 
     def _kv_candidates(self) -> list[tuple[list[str], list[str], list[str]]]:
-        """Return, per layer, the possible names of the scales of keys, of values and of others."""
+        """Return, for each layer with keys and values of its own, the possible names of the scales of keys, of values and of
+        others."""
         names = self._decoder.config.family.names
         if not names.k or not self._present:
             return []
         written = WrittenNames(self._decoder.config.family, self._present).written
         candidates = []
-        for i in range(self._decoder.config.num_layers):
+        for i, layer in enumerate(self._decoder.config.layers):
+            if layer.kv_from is not None:
+                continue
             stems = {
                 name: written(one.replace("{i}", str(i)))
                 for name, one in (("q", names.q), ("k", names.k), ("v", names.v))

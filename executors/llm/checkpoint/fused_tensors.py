@@ -1,7 +1,7 @@
 """Tensors of a safetensors checkpoint that hold what the family has as several, by the usual names of these.
 
     mlp.experts.gate_up_proj [experts, 2 * inner, hidden]   gate and up of every expert, gate first; transformers 5 writes them so
-    mlp.experts.down_proj [experts, hidden, inner]          for `save_original_format=False`
+    mlp.experts.down_proj [experts, hidden, inner]          for `save_original_format=False`; of Gemma 4 without `mlp.`
     self_attn.qkv_proj.weight, mlp.gate_up_proj.weight      of a dense model, as Phi-3 has them; vLLM loads them in every family
 
 Rows of a part follow each other in the file, so that a part is a range of the file and nothing is copied. A bias and the scales
@@ -94,6 +94,7 @@ class _Fused:
         self._config = config
         self._family = config.family
         self._present = present
+        self._block = _below_layer(config.family.names.expert_gate).partition("experts.")[0]
         self._dense = _dense_parts(config)
         self._parts_of: dict[str, tuple[str, ...]] = {}
 
@@ -120,7 +121,7 @@ class _Fused:
             return ()
         for role in ("gate_up_proj", "down_proj"):
             block, matched, rest = own.partition(f"experts.{role}")
-            if matched and block in (_NEW_BLOCK, _OLD_BLOCK) and rest[1:] not in _UNUSED:
+            if matched and block in (_NEW_BLOCK, _OLD_BLOCK, self._block) and rest[1:] not in _UNUSED:
                 end = f".weight_{rest[1:]}" if rest[1:] in _EXPERT_SCALES else ".weight"
                 if self._family.names.alternating:
                     end = f".{_ALTERNATING.get(rest, 'weight')}"

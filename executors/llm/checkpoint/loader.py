@@ -27,6 +27,7 @@ from executors.llm.checkpoint.weights import (
     fill_dummy,
     fp8_names,
     load_weights,
+    row_table_stays,
     settle_config,
     stored_formats,
 )
@@ -131,6 +132,11 @@ def load_model(config: ExecutorConfig, progress: Progress, ranks: Ranks | None =
 
 def refuse_for_ranks(decoder: DecoderConfig, plan: fp8.Fp8Plan | None) -> None:
     """Raise ConfigError for a model that ranks cannot share."""
+    if decoder.family.attention.full_heads:
+        raise ConfigError(
+            f"tensor_parallel_size, pipeline_parallel_size: layers of {decoder.family.name} have heads of different sizes, "
+            "inputs, and KV of other layers, which are not cut; take 1 for both"
+        )
     if decoder.transforms is not None:
         raise ConfigError(
             f"{decoder.transforms.where}: transform_config: online transforms are of whole rows and are not "
@@ -387,6 +393,8 @@ def _check_room(decoder: Decoder, config: ExecutorConfig, stored: Mapping[str, S
         and embedding_stays(Path(config.model), stored)
     ):
         needed -= decoder.embed.numel() * decoder.embed.element_size()  # it will stay in the file
+    if (table := decoder.row_table) is not None and config.load_format != "dummy":
+        needed -= table.num_bytes if row_table_stays(Path(config.model), decoder.kernels is not None) else 0
     if needed > available:
         directory = Path(config.model)
         gguf = is_gguf(directory) and config.load_format != "dummy"
@@ -411,7 +419,9 @@ def activation_bytes(decoder: Decoder, kernels: CpuKernels | None) -> int:
     # Experts run one after the other: at worst every token is in the same one.
     moe = config.moe
     inner = max(config.intermediate_size, *((moe.intermediate_size, moe.shared_size) if moe else (0,)))
-    qkv = config.q_size + 2 * config.kv_size
+    inner = max(inner, *(layer.inner for layer in config.layers))
+    sizes = [config.heads_of(layer) for layer in config.layers]
+    qkv = max(one.q_size + 2 * one.kv_size for one in sizes)
     if kernels is not None and cpu_forward.why_not(decoder) is None:
         # As in forward.h: the residual in float32, of wanted rows a second one; a product's operand; q, k and v in float32;
         # queries, attention's result and inner.
@@ -430,7 +440,9 @@ def activation_bytes(decoder: Decoder, kernels: CpuKernels | None) -> int:
     if config.moe is not None and decoder.device.type != "cpu":
         # All experts at once: what those of a token make inside, and their results, see triton_experts.py.
         stored = max(stored, config.moe.top_k * (config.moe.intermediate_size + config.hidden_size))
-    return size * (3 * config.hidden_size + 2 * qkv + stored) + operand
+    # A row of the table as its file has it, widened, with what is projected, and their sum.
+    of_layers = 4 * config.num_layers * config.layer_input_size
+    return size * (3 * config.hidden_size + 2 * qkv + stored + of_layers) + operand
 
 
 def model_info(config: ExecutorConfig, decoder: Decoder, max_model_len: int) -> ModelInfo:

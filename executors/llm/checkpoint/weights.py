@@ -15,6 +15,7 @@ from typing import TypeVar
 import torch
 
 from executors.contract.errors import ConfigError
+from executors.kernels.cpu import CpuKernels
 from executors.llm.checkpoint.absent_biases import absent_biases, note_on
 from executors.llm.checkpoint.claims import quantized_instead, settle_quantization, unreadable_numbers
 from executors.llm.checkpoint.cut_tensors import CutTensors, selected_rows
@@ -33,6 +34,7 @@ from executors.llm.model.gguf_source import is_gguf
 from executors.llm.model.linear import StoredFormat
 from executors.llm.model.names import WrittenNames
 from executors.llm.model.places import Place
+from executors.llm.model.row_table import RowTable
 
 Progress = Callable[[str, int, int], None]
 T = TypeVar("T")
@@ -91,6 +93,21 @@ def embedding_stays(directory: Path, stored: Mapping[str, StoredFormat]) -> bool
         name = f"{read_config(directory).family.names.embed}.weight"
         file = checkpoint.file_of(name)
         return (name in stored and file.maps_rows(name)) or file.can_map(name)
+    finally:
+        checkpoint.close()
+
+
+def row_table_stays(directory: Path, kernels: bool) -> bool:
+    """Return whether the table of the layers' inputs may stay in its file, on a CPU; `kernels`: whether there are kernels that
+    widen rows of blocks. Raises ConfigError."""
+    checkpoint = Checkpoint(directory)
+    try:
+        family = read_config(directory).family
+        name = WrittenNames(family, checkpoint.names()).written(f"{family.names.layer_embed}.weight")
+        if name not in checkpoint.names():
+            return False
+        file = checkpoint.file_of(name)
+        return (kernels and file.maps_rows(name)) or file.can_map(name)
     finally:
         checkpoint.close()
 
@@ -235,8 +252,27 @@ def _load(decoder: Decoder, file: TensorFile, name: str, place: Place) -> None:
         if file.can_map(name):
             decoder.embed, decoder.embed_mapped = file.mapped(name), True
             return
+    table = decoder.row_table
+    of_table = table is not None and place.tensor is table.weight
+    if of_table and table is not None and _stays(table, file, name, decoder.kernels, decoder.device):
+        return
     if place.tensor.device.type != "meta":
         file.copy_into(name, place.tensor)
+
+
+def _stays(
+    table: RowTable, file: TensorFile, name: str, kernels: CpuKernels | None, device: torch.device
+) -> bool:
+    """Let a table stay in its file where it can, and return whether it does."""
+    kind = file.stored_kind(name)
+    raw = file.mapped_rows(name) if kind is not None and kernels is not None else None
+    if raw is not None and kind is not None and kernels is not None:
+        table.keep(kernels, raw, kind)
+        return True
+    if device.type == "cpu" and file.can_map(name):
+        table.map(file.mapped(name))
+        return True
+    return False
 
 
 def _load_fp8(file: TensorFile, name: str, place: Place, scales: torch.Tensor) -> None:

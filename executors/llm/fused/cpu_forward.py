@@ -107,6 +107,12 @@ def why_not(decoder: Decoder) -> str | None:
         f"the activation {config.activation}": config.activation not in ACTIVATIONS,
         "learned positions": decoder.position_embed is not None,
         f"heads of {config.head_dim}": config.head_dim > MAX_HEAD_DIM,
+        "heads of different sizes": any(layer.heads is not None for layer in config.layers),
+        "layers that read the KV of others": any(layer.kv_from is not None for layer in config.layers),
+        "values that are normed": family.attention.value_norm,
+        "MLPs of different sizes": any(layer.inner for layer in config.layers),
+        "inputs of each layer": config.layer_input_size > 0,
+        "scalars of layers": bool(family.names.layer_scalar),
         "KV in fp8": decoder.kv_dtype not in (None, torch.int8),
         "layers of which some are in 4 bits or as their file has them and some are not": _mixed(decoder),
         "gate and up projections in different formats": any(

@@ -44,6 +44,11 @@ def why_not(decoder: Decoder) -> str | None:
         "another feed-forward": any(
             not isinstance(layer.feed_forward, Mlp | Experts | SharedExperts) for layer in decoder.layers
         ),
+        "heads of different sizes": any(layer.heads is not None for layer in config.layers),
+        "layers that read the KV of others": any(layer.kv_from is not None for layer in config.layers),
+        "values that are normed": family.attention.value_norm,
+        "inputs of each layer": config.layer_input_size > 0,
+        "scalars of layers": bool(family.names.layer_scalar),
         "LayerNorm": family.stream.norm == "layer",
         "an ungated MLP": config.moe is None and not family.names.gate and not family.names.gate_up,
         f"the activation {config.activation}": config.activation

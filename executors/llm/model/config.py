@@ -18,7 +18,7 @@ from executors.llm.model.family import Family
 from executors.llm.model.fields import Fields, read_json
 from executors.llm.model.gguf_config import GgufConfig, gguf_config
 from executors.llm.model.gguf_source import config_path, is_gguf, read_source
-from executors.llm.model.head_sizes import HeadSizes
+from executors.llm.model.head_sizes import HeadSizes, layer_heads, sources_of_kv
 from executors.llm.model.quantization import Fp8Scheme, IntSchemes, Quantization, quantization_of
 from executors.llm.model.rope_config import RopeConfig, Ropes, context_lengths, parse_ropes
 from executors.llm.model.transforms import Transforms
@@ -47,6 +47,8 @@ _OF_THE_WHOLE = (*_DTYPE_FIELDS, "quantization_config", _TIES)
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 ATTENTION, MLP = "attention", "mlp"
 """Kinds of most layers, see `layers/kinds.py`."""
+_DENSE = (MLP, "dense_and_experts")
+"""Kinds of layers with an MLP of `intermediate_size`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,8 @@ class LayerConfig:
     """Per-layer settings. `window`: the number of tokens that a token sees, itself included (None: all before it).
 
     `rope`: index into `DecoderConfig.ropes`, None without rotation. `mixer`, `feed_forward`: names in `layers/kinds.py`. `heads`:
-    sizes of its heads, None for those of the model.
+    sizes of its heads, None for those of the model. `kv_from`: the layer whose keys and values it reads, None for its own.
+    `k_is_v`: values are what keys are before their norm. `inner`: inner size of its MLP, 0 for that of the model.
     """
 
     window: int | None = None
@@ -82,6 +85,9 @@ class LayerConfig:
     mixer: str = ATTENTION
     feed_forward: str = MLP
     heads: HeadSizes | None = None
+    kv_from: int | None = None
+    k_is_v: bool = False
+    inner: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +137,10 @@ class DecoderConfig:
     logits, computed with the embedding matrix, are meaningless."""
     num_labels: int = 0
     """Number of labels of its classification head; 0: it has none."""
+    layer_input_size: int = 0
+    """Elements of each layer's input of a token, see `layer_inputs.py`; 0: layers have none."""
+    layer_input_vocab: int = 0
+    """Rows of the table of these."""
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Values of the fields `Family.sizes`, which kinds of layers read."""
     notes: tuple[str, ...] = field(default=(), compare=False)
@@ -217,15 +227,11 @@ def parse_config(
     fields = Fields(where, {**family.defaults, **present}, family.fields)
     _refuse_unimplemented(fields, family)
     notes += unread_notes(fields.values, family, where)
-    num_heads, hidden_size = fields.natural("num_attention_heads"), fields.natural("hidden_size")
-    num_kv_heads = fields.natural("num_key_value_heads", num_heads)
-    head_dim = fields.natural("head_dim", hidden_size // num_heads or None)
-    if num_heads % num_kv_heads:
-        raise ConfigError(
-            f"{where}: num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}"
-        )
+    hidden_size, heads = fields.natural("hidden_size"), _heads(fields)
     max_positions = fields.natural("max_position_embeddings")
-    rotation = _ropes(fields, family, max_positions, head_dim)
+    layers = _layers(fields, family, heads, notes)
+    full = next((one.heads for one in layers if one.window is None and one.heads), heads)
+    rotation = _ropes(fields, family, max_positions, (full.head_dim, heads.head_dim))
     ropes = (
         () if rotation is None else (rotation.full, *(() if rotation.local is None else (rotation.local,)))
     )
@@ -234,18 +240,17 @@ def parse_config(
         if ropes
         else (max_positions, max_positions)
     )
-    moe = _moe(fields, family) if family.feed_forward.experts else None
-    layers = _layers(fields, family, len(ropes), notes)
-    dense = any(layer.feed_forward == MLP for layer in layers)
+    moe = _moe(fields, family) if _experts(fields, family) else None
+    dense = any(layer.feed_forward in _DENSE for layer in layers)
     num_labels = _num_labels(fields) if is_classifier(architecture) else 0
     return DecoderConfig(
         family=family,
         architecture=architecture,
         vocab_size=fields.natural("vocab_size"),
         hidden_size=hidden_size,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
+        num_heads=heads.num_heads,
+        num_kv_heads=heads.num_kv_heads,
+        head_dim=heads.head_dim,
         intermediate_size=_intermediate_size(fields, family, hidden_size) if dense else 0,
         norm_eps=_norm_eps(fields, family),
         activation=family.feed_forward.computed
@@ -253,7 +258,7 @@ def parse_config(
         layers=layers,
         ropes=ropes,
         moe=moe,
-        score_scale=_score_scale(fields, family, head_dim),
+        score_scale=_score_scale(fields, family, heads.head_dim),
         attn_softcap=fields.positive(family.attention.attn_softcap)
         if family.attention.attn_softcap
         else None,
@@ -267,6 +272,7 @@ def parse_config(
         dtype=_dtype(fields, whole),
         quantization=quantization,
         sizes={name: fields.natural(name) for name in family.sizes},
+        **_layer_inputs(fields, family),
         embed_scale=hidden_size**0.5
         if family.stream.embed_scaled
         else _factor(fields, family.stream.embed_multiplier),
@@ -280,6 +286,18 @@ def parse_config(
             *(() if quantization is None else quantization.notes),
         ),
     )
+
+
+def _heads(fields: Fields) -> HeadSizes:
+    """Return the sizes of most layers' heads. Raises ConfigError."""
+    num_heads, hidden_size = fields.natural("num_attention_heads"), fields.natural("hidden_size")
+    num_kv_heads = fields.natural("num_key_value_heads", num_heads)
+    head_dim = fields.natural("head_dim", hidden_size // num_heads or None)
+    if num_heads % num_kv_heads:
+        raise ConfigError(
+            f"{fields.where}: num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}"
+        )
+    return HeadSizes(num_heads, num_kv_heads, head_dim)
 
 
 def _nested(values: dict[str, Any], name: str, where: str) -> dict[str, Any]:
@@ -317,7 +335,22 @@ def _factor(fields: Fields, name: str) -> float:
     return (fields.positive(name) if name else None) or 1.0
 
 
+def _layer_inputs(fields: Fields, family: Family) -> dict[str, int]:
+    stream = family.stream
+    size = fields.count(stream.layer_inputs) if stream.layer_inputs else 0
+    if not size:
+        return {}
+    rows, vocabulary = fields.natural(stream.layer_vocab), fields.natural("vocab_size")
+    if rows < vocabulary:
+        raise ConfigError(
+            f"{fields.where}: {stream.layer_vocab} {rows} is less than vocab_size {vocabulary}: each token needs a row"
+        )
+    return {"layer_input_size": size, "layer_input_vocab": rows}
+
+
 def _score_scale(fields: Fields, family: Family, head_dim: int) -> float:
+    if family.attention.unscaled:
+        return 1.0
     if family.attention.score_multiplier:
         return _factor(fields, family.attention.score_multiplier)
     return float(
@@ -358,12 +391,21 @@ def _intermediate_size(fields: Fields, family: Family, hidden_size: int) -> int:
     return fields.natural("intermediate_size", None if family.names.gate else 4 * hidden_size)
 
 
-def _ropes(fields: Fields, family: Family, max_positions: int, head_dim: int) -> Ropes | None:
+def _ropes(fields: Fields, family: Family, max_positions: int, head_dims: tuple[int, int]) -> Ropes | None:
+    """`head_dims`: of layers without a window, and of those with one."""
     if family.names.positions:
         return None
-    if head_dim % 2:
-        raise ConfigError(f"{fields.where}: head_dim {head_dim} is odd; rotary embeddings need an even one")
-    return parse_ropes(fields, family, max_positions, head_dim)
+    for head_dim in head_dims:
+        if head_dim % 2:
+            raise ConfigError(
+                f"{fields.where}: head_dim {head_dim} is odd; rotary embeddings need an even one"
+            )
+    return parse_ropes(fields, family, max_positions, head_dims)
+
+
+def _experts(fields: Fields, family: Family) -> str:
+    """Return the kind of the layers with experts; "" if there are none."""
+    return family.feed_forward.experts if fields.switch(family.feed_forward.experts_switch) else ""
 
 
 def _moe(fields: Fields, family: Family) -> MoeConfig:
@@ -399,14 +441,16 @@ def _clamp(fields: Fields, family: Family) -> tuple[float, float]:
     return numbers[0] or 0.0, numbers[1] or 0.0
 
 
-def _layers(fields: Fields, family: Family, num_ropes: int, notes: list[str]) -> tuple[LayerConfig, ...]:
+def _layers(fields: Fields, family: Family, heads: HeadSizes, notes: list[str]) -> tuple[LayerConfig, ...]:
     count = fields.natural("num_hidden_layers")
     if count > _MOST_LAYERS:
         raise ConfigError(
             f"{fields.where}: num_hidden_layers is {count}; at most {_MOST_LAYERS} are supported"
         )
-    rotated = _rotated(fields, family, count) if num_ropes else [False] * count
+    rotated = [False] * count if family.names.positions else _rotated(fields, family, count)
     sliding = _sliding(fields, family, count, rotated)
+    if family.attention.full_heads:
+        sliding[-1] = False
     if family.attention.rotated_windows and fields.get("sliding_window") is not None:
         rotated = sliding
     window = fields.natural("sliding_window") if any(sliding) else None
@@ -418,14 +462,22 @@ def _layers(fields: Fields, family: Family, num_ropes: int, notes: list[str]) ->
         and _SLIDING in types
     ):
         notes.append("layer_types names sliding layers, but there is no window: all layers see all tokens")
-    experts = family.feed_forward.experts
+    experts = _experts(fields, family)
     sparse = _sparse(fields, family, count) if experts else [False] * count
     mixers = _mixers(fields, family, count)
+    sizes, sources = layer_heads(fields, family, sliding, heads), sources_of_kv(fields, family, sliding)
+    k_is_v = fields.switch(family.attention.k_is_v)
+    wide = fields.switch(family.feed_forward.wide_where_shared)
     layers = []
     for i in range(count):
-        rope = (1 if num_ropes > 1 and sliding[i] else 0) if rotated[i] else None
+        rope = (1 if family.attention.local_theta and sliding[i] else 0) if rotated[i] else None
         kind = experts if sparse[i] else MLP
-        layers.append(LayerConfig(window if sliding[i] else None, rope, mixers[i], kind))
+        inner = 2 * fields.natural("intermediate_size") if wide and sources[i] is not None else 0
+        layers.append(
+            LayerConfig(
+                window if sliding[i] else None, rope, mixers[i], kind, sizes[i], sources[i], k_is_v and not sliding[i], inner,
+            )
+        )  # fmt: skip
     return tuple(layers)
 
 

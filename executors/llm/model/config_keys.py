@@ -24,6 +24,7 @@ _SIZES: Final = (
 _ROPE: Final = (
     "rope_parameters", "rope_scaling", "rope_theta", "original_max_position_embeddings", "partial_rotary_factor",
 )  # fmt: skip
+_FULL_HEADS: Final = frozenset({"global_head_dim", "num_global_key_value_heads", "per_layer_config"})
 _EXPERTS: Final = ("num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size")
 
 Neutral = Callable[[Any], bool]
@@ -67,6 +68,9 @@ ELSEWHERE: Final[Mapping[str, Neutral]] = {
     **dict.fromkeys(("use_bidirectional_attention", "bidirectional", "attn_temperature_tuning"), _OFF),
     **dict.fromkeys(("is_encoder_decoder", "add_cross_attention", "parallel_attn", "use_parallel_residual"), _OFF),
     "pruned_heads": lambda value: not value,
+    # heads, keys and values, and inputs of single layers
+    **dict.fromkeys((*_FULL_HEADS, "num_kv_shared_layers", "hidden_size_per_layer_input"), _NONE),
+    **dict.fromkeys(("attention_k_eq_v", "use_double_wide_mlp", "enable_moe_block"), _OFF),
     # experts
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), _one_of(0, 1)),
     **dict.fromkeys(("n_shared_experts", "num_shared_experts", "shared_expert_intermediate_size"), _NONE),
@@ -120,6 +124,12 @@ def read_keys(family: Family) -> frozenset[str]:
         stream.embed_multiplier, stream.residual_multiplier, attention.score_multiplier, stream.logits_divisor,
         attention.query_scale, attention.attn_softcap, stream.final_softcap,
     }  # fmt: skip
+    keys |= {attention.shared_kv, stream.layer_inputs, stream.layer_vocab}
+    feed_forward = family.feed_forward
+    more = (attention.k_is_v, feed_forward.experts_switch, feed_forward.wide_where_shared)
+    keys |= {one for one in more if isinstance(one, str)}
+    if attention.full_heads:
+        keys |= _FULL_HEADS
     if isinstance(attention.local_theta, str):
         keys |= {attention.local_theta}
     if family.feed_forward.computed == "clamped_swiglu":

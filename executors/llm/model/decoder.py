@@ -20,6 +20,7 @@ from executors.llm.model.caches import CacheSpec, LayerMemory, cache_specs, indi
 from executors.llm.model.config import DecoderConfig
 from executors.llm.model.cuts import Cut
 from executors.llm.model.fp8 import Fp8Plan
+from executors.llm.model.layer_inputs import LayerInputs
 from executors.llm.model.layers.base import LayerStep, PackingPlan, Share
 from executors.llm.model.layers.layer import Layer
 from executors.llm.model.layers.norms import Norm
@@ -35,6 +36,7 @@ from executors.llm.model.linear import (
 from executors.llm.model.places import Place
 from executors.llm.model.rope import query_factors, rotary_table
 from executors.llm.model.rotated_linears import rotate_linears
+from executors.llm.model.row_table import RowTable
 from executors.llm.model.stored_transform import StoredMatrix
 from executors.llm.model.stored_weight import StoredEmbedding
 
@@ -101,6 +103,13 @@ class Decoder:
                 each_layer(self, index, self.layers[-1])
         for one, index in zip(self.layers, indices_in_groups(self._memories()), strict=True):
             one.mixer.cache_index = index
+        for index, one in enumerate(self.layers):
+            if one.config.kv_from is not None:
+                source = self.layers[one.config.kv_from].attention
+                one.mixer.cache_index, source.lends = source.cache_index, True
+            if one.layer_input is not None:
+                one.layer_input.index = index
+        self.layer_inputs = LayerInputs(config, dtype, device) if config.layer_input_size else None
         self.final_norm = Norm(config.family.stream.norm, config.hidden_size, config.norm_eps, dtype, device)
         self.lm_head = Linear(
             0 if config.tied else config.vocab_size, config.hidden_size, False, dtype, device
@@ -156,10 +165,10 @@ class Decoder:
         kind = quantization if quantization in ("int8", "int4") else plain
         plan = PackingPlan(kind, plain, self.config.activation in ACTIVATIONS)
         for layer in self.layers:
-            for linear, how in (*layer.mixer.packing(plan), *layer.feed_forward.packing(plan)):
-                assert linear.weight is not None
-                odd = how.kind == "int4" and linear.weight.shape[1] % BLOCK
-                yield linear, Packing("int8", how.gated) if odd else how
+            for sublayer in layer.sublayers:
+                yield from map(_whole_blocks, sublayer.packing(plan))
+        if self.layer_inputs is not None:
+            yield _whole_blocks((self.layer_inputs.projection, Packing(plan.kind)))
         yield self.lm_head, Packing(plain if kind == plain else "int8")
 
     def be_steady(self) -> None:
@@ -204,13 +213,19 @@ class Decoder:
         return self.kernels is not None or self._onednn
 
     @property
+    def row_table(self) -> RowTable | None:
+        """The table of which each token reads a row for all layers, if the model has one."""
+        return None if self.layer_inputs is None else self.layer_inputs.table
+
+    @property
     def maps_embedding(self) -> bool:
         """Whether the embedding may stay in its file."""
         return self.kernels is not None
 
     def linears(self) -> list[Linear]:
         """Return all linear layers, the head last."""
-        return [*(linear for layer in self.layers for linear in layer.linears), self.lm_head]
+        beside = [] if self.layer_inputs is None else [self.layer_inputs.projection]
+        return [*(linear for layer in self.layers for linear in layer.linears), *beside, self.lm_head]
 
     def prepare(self, max_model_len: int) -> None:
         """Build the rotary tables for sequences of at most `max_model_len` tokens. Called before the first forward."""
@@ -252,7 +267,9 @@ class Decoder:
         rotary = [table.index_select(0, inputs.positions) for table in self.rotary]
         factors = self.query_factors
         factors = None if factors is None else factors.index_select(0, inputs.positions)
-        x, step = self._embedded(inputs), LayerStep(inputs, rotary, self.share, factors)
+        x = self._embedded(inputs)
+        of_layers = None if self.layer_inputs is None else self.layer_inputs(inputs.token_ids, x)
+        step = LayerStep(inputs, rotary, self.share, factors, of_layers)
         for index, layer in enumerate(self.layers):
             with self.ranges("layer", index):
                 x = layer.forward(x, step)
@@ -359,8 +376,18 @@ class Decoder:
         tensors = [*alone, *self.rotary, *factors, *matrices, *([self.embed] if embedded else [])]
         if self.embed_mapped:
             tensors = [tensor for tensor in tensors if tensor is not self.embed]
+        if (table := self.row_table) is not None and table.in_file:
+            tensors = [tensor for tensor in tensors if tensor is not table.weight]
         num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         return num_bytes + sum(linear.num_bytes for linear in self.linears())
+
+
+def _whole_blocks(pair: tuple[Linear, Packing]) -> tuple[Linear, Packing]:
+    """Return a linear layer with its layout: int8 in place of int4 if its columns are no whole blocks."""
+    linear, how = pair
+    assert linear.weight is not None
+    odd = how.kind == "int4" and linear.weight.shape[1] % BLOCK
+    return linear, Packing("int8", how.gated) if odd else how
 
 
 def stored_parts(

@@ -236,6 +236,102 @@ _GEMMA3: Final = Family(
     feed_forward=FeedForwardTraits(activation="hidden_activation", activations=_GELU),
     stream=StreamTraits(norm="rms1", embed_scaled=True, final_softcap="final_logit_softcapping"),
 )
+_GEMMA4_UNIFIED: Final = Family(
+    name="gemma4_unified",
+    architectures=("Gemma4UnifiedForCausalLM",),
+    body="Gemma4UnifiedTextModel",
+    model_types=("gemma4_unified_text",),
+    names=replace(_GEMMA_NAMES, layer_scalar=_LAYER + "layer_scalar"),
+    # Published checkpoints leave out what equals the defaults of transformers.
+    defaults={
+        "tie_word_embeddings": True, "vocab_size": 262_144, "hidden_size": 2304, "intermediate_size": 9216,
+        "num_hidden_layers": 30, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "global_head_dim": 512,
+        "max_position_embeddings": 262_144, "rms_norm_eps": 1e-6, "sliding_window": 1024,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+            "full_attention": {"rope_type": "proportional", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.25},
+        },
+    },
+    # "vision": tokens of images see each other, and a text has none.
+    only={"use_bidirectional_attention": (False, "vision")},
+    attention=AttentionTraits(
+        qk_norm="head",
+        value_norm=True,
+        full_heads=True,
+        k_is_v="attention_k_eq_v",
+        shared_kv="num_kv_shared_layers",
+        unscaled=True,
+        pattern=6,
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        window="pattern",
+        stretched_positions=True,
+        theta=1_000_000.0,
+        local_theta=10_000.0,
+        rope_kinds=("default", "proportional"),
+    ),
+    feed_forward=FeedForwardTraits(
+        activation="hidden_activation", activations=_GELU, wide_where_shared="use_double_wide_mlp"
+    ),
+    stream=StreamTraits(embed_scaled=True, final_softcap="final_logit_softcapping"),
+)  # fmt: skip
+_GEMMA4: Final = replace(
+    _GEMMA4_UNIFIED,
+    name="gemma4",
+    architectures=("Gemma4ForCausalLM",),
+    body="Gemma4TextModel",
+    model_types=("gemma4_text",),
+    fields={"num_experts_per_tok": "top_k_experts"},
+    defaults={
+        **_GEMMA4_UNIFIED.defaults, "max_position_embeddings": 131_072, "sliding_window": 512,
+        "hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262_144,
+    },
+    names=replace(
+        _GEMMA4_UNIFIED.names,
+        layer_embed="model.embed_tokens_per_layer",
+        layer_projection="model.per_layer_model_projection",
+        layer_projection_norm="model.per_layer_projection_norm",
+        layer_input_gate=_LAYER + "per_layer_input_gate",
+        layer_input_projection=_LAYER + "per_layer_projection",
+        layer_input_norm=_LAYER + "post_per_layer_input_norm",
+        router=_LAYER + "router.proj",
+        router_scale=_LAYER + "router.scale",
+        expert_scale=_LAYER + "router.per_expert_scale",
+        expert_gate=_LAYER + "experts.{e}.gate_proj",
+        expert_up=_LAYER + "experts.{e}.up_proj",
+        expert_down=_LAYER + "experts.{e}.down_proj",
+        dense_post_norm=_LAYER + "post_feedforward_layernorm_1",
+        experts_norm=_LAYER + "pre_feedforward_layernorm_2",
+        experts_post_norm=_LAYER + "post_feedforward_layernorm_2",
+    ),
+    feed_forward=replace(
+        _GEMMA4_UNIFIED.feed_forward, experts="dense_and_experts", experts_switch="enable_moe_block", normalized=True
+    ),
+    stream=replace(
+        _GEMMA4_UNIFIED.stream, layer_inputs="hidden_size_per_layer_input", layer_vocab="vocab_size_per_layer_input"
+    ),
+)  # fmt: skip
+_GEMMA4_PARTS: Final = ("*vision_tower.*", "*audio_tower.*", "*embed_vision.*", "*embed_audio.*")
+_GEMMA4_WITH_IMAGES: Final = replace(
+    _GEMMA4,
+    name="gemma4_text",
+    architectures=("Gemma4ForConditionalGeneration",),
+    body="Gemma4Model",
+    model_types=("gemma4",),
+    nested="text_config",
+    only={**_GEMMA4.only, "model_type": ("gemma4_text",)},
+    names=replace(_GEMMA4.names, other_parts=_GEMMA4_PARTS),
+)
+_GEMMA4_UNIFIED_WITH_IMAGES: Final = replace(
+    _GEMMA4_UNIFIED,
+    name="gemma4_unified_text",
+    architectures=("Gemma4UnifiedForConditionalGeneration",),
+    body="Gemma4UnifiedModel",
+    model_types=("gemma4_unified",),
+    nested="text_config",
+    only={**_GEMMA4_UNIFIED.only, "model_type": ("gemma4_unified_text",)},
+    names=replace(_GEMMA4_UNIFIED.names, other_parts=_GEMMA4_PARTS),
+)
 _IMAGES: Final = ("*vision_tower.*", "*multi_modal_projector.*")
 _GEMMA3_WITH_IMAGES: Final = replace(
     _GEMMA3,
@@ -420,7 +516,8 @@ _GPT2: Final = Family(
 
 FAMILIES: Final = (
     _LLAMA, _MISTRAL, _MISTRAL_WITH_IMAGES, _MINISTRAL3, _MINISTRAL3_WITH_IMAGES, _MIXTRAL, _QWEN2, _QWEN2_MOE, _QWEN3,
-    _QWEN3_WITH_IMAGES, _QWEN3_MOE, _GPT_OSS, _GEMMA, _GEMMA2, _GEMMA3, _GEMMA3_WITH_IMAGES, _PHI3, _GLM4, _OLMO2, _OLMO3, _OLMOE,
+    _QWEN3_WITH_IMAGES, _QWEN3_MOE, _GPT_OSS, _GEMMA, _GEMMA2, _GEMMA3, _GEMMA3_WITH_IMAGES, _GEMMA4, _GEMMA4_WITH_IMAGES,
+    _GEMMA4_UNIFIED, _GEMMA4_UNIFIED_WITH_IMAGES, _PHI3, _GLM4, _OLMO2, _OLMO3, _OLMOE,
     _EXAONE4, _HUNYUAN, _SMOLLM3, _GRANITE, _GPT2,
 )  # fmt: skip
 

@@ -72,6 +72,24 @@ class TensorNames:
     shared_router: str = ""
     """Row of weights whose product with a token scales that expert's output."""
 
+    layer_embed: str = ""
+    """Embedding of which each token gets a row for all layers, see `layer_inputs.py`."""
+    layer_projection: str = ""
+    layer_projection_norm: str = ""
+    layer_input_gate: str = ""
+    layer_input_projection: str = ""
+    layer_input_norm: str = ""
+    layer_scalar: str = ""
+    """Factor of a layer's result, [1]. Like the two scales below, its name has no ending."""
+    router_scale: str = ""
+    """Factors of what a router gets, [hidden]."""
+    expert_scale: str = ""
+    """Factors of the experts' weights, [experts]."""
+    dense_post_norm: str = ""
+    """Norm of the output of an MLP beside experts; the next two are those around the experts."""
+    experts_norm: str = ""
+    experts_post_norm: str = ""
+
     alternating: bool = False
     """True if gate and up of all experts lie in one tensor in alternation: in the columns of [experts, in, out], or in the rows
     of quantized ones."""
@@ -99,6 +117,17 @@ class AttentionTraits:
     """RMS norm of queries and keys before rotation: over head_dim of each head, or over all heads together."""
     norm_last: bool = False
     """True if the norm of each head comes after rotation."""
+    value_norm: bool = False
+    """True if values have an RMS norm over head_dim, without a weight."""
+    full_heads: bool = False
+    """True if the layers without a window have heads of their own sizes (`head_sizes.py`). The last layer has no window then,
+    whatever `layer_types` says."""
+    k_is_v: Switch = False
+    """In layers without a window: True if values are what keys are before their norm."""
+    shared_kv: str = ""
+    """Field with the number of last layers that read the keys and values of a layer before them."""
+    unscaled: bool = False
+    """True if scores have no factor."""
     qkv_bias: Switch = False
     o_bias: Switch = False
     score_multiplier: str = ""
@@ -149,6 +178,10 @@ class FeedForwardTraits:
     """Activation that is computed, whatever the supported value of that field is called; empty: the one it names."""
     experts: str = ""
     """Kind of the layers with experts, see `layers/kinds.py`; empty: there are none."""
+    experts_switch: Switch = True
+    """False if there are no experts although the family has a kind with some."""
+    wide_where_shared: Switch = False
+    """True if the MLP of layers that read the KV of others is twice as wide."""
     shared: str = ""
     """Field with the inner size of an expert that every token goes through."""
     normalized: Switch = "norm_topk_prob"
@@ -178,6 +211,10 @@ class StreamTraits:
     """Field with the divisor of the logits."""
     final_softcap: str = ""
     """Field with the bound c of c * tanh(logit / c)."""
+    layer_inputs: str = ""
+    """Field with the size of each layer's input of a token, see `layer_inputs.py`; a missing field and 0 mean none."""
+    layer_vocab: str = ""
+    """Field with the number of rows of their table."""
 
 
 @dataclass(frozen=True, slots=True)

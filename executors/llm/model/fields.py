@@ -69,6 +69,10 @@ class Fields:
             )
         return value
 
+    def count(self, name: str) -> int:
+        """Return a positive integer, or 0 if the field is missing or 0."""
+        return 0 if self.get(name, 0) == 0 and self.get(name) is not False else self.natural(name)
+
     def real(self, name: str, default: float | None = None) -> float:
         """Return a finite number."""
         value = self.get(name, default)

@@ -27,6 +27,10 @@ EXAMPLES = {
     "Gemma2ForCausalLM": "google/gemma-2-2b-it",
     "Gemma3ForCausalLM": "google/gemma-3-1b-it",
     "Gemma3ForConditionalGeneration": "google/gemma-3-4b-it",
+    "Gemma4ForCausalLM": "google/gemma-4-E2B-it",
+    "Gemma4ForConditionalGeneration": "google/gemma-4-E4B-it",
+    "Gemma4UnifiedForCausalLM": "google/gemma-4-12B-it",
+    "Gemma4UnifiedForConditionalGeneration": "google/gemma-4-12B-it",
     "Phi3ForCausalLM": "microsoft/Phi-4-mini-instruct",
     "Glm4ForCausalLM": "zai-org/GLM-4-9B-0414",
     "Olmo2ForCausalLM": "allenai/OLMo-2-1124-7B-Instruct",
@@ -60,6 +64,10 @@ _MIXTRAL, _QWEN2, _QWEN3, _QWEN3_MOE = (
     "Qwen3MoeForCausalLM",
 )
 _GEMMA2, _GEMMA3, _GEMMA3_IMAGES = "Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"
+_GEMMA4_IMAGES, _GEMMA4_UNIFIED_IMAGES = (
+    "Gemma4ForConditionalGeneration",
+    "Gemma4UnifiedForConditionalGeneration",
+)
 _PHI3, _OLMO2, _OLMO3, _OLMOE, _SMOLLM3 = (
     "Phi3ForCausalLM",
     "Olmo2ForCausalLM",
@@ -96,8 +104,10 @@ _ROWS: tuple[tuple[str, str, str], ...] = (
     (_STATE, _QWEN3, "qwen35 qwen36"),
     ("", _GPT_OSS, "gptoss"),
     (_SINKS, _QWEN3_MOE, "flint"),
-    ("embeddings of each layer, and layers that share KV", _GEMMA3_IMAGES, "gemma3n gemma4 gemma4assistant"),
-    ("images and text in one stack", _GEMMA3_IMAGES, "gemma4unified"),
+    ("several residual streams (AltUp)", _GEMMA4_IMAGES, "gemma3n"),
+    ("", _GEMMA4_IMAGES, "gemma4"),
+    ("", _GEMMA4_UNIFIED_IMAGES, "gemma4unified"),
+    ("the states of a model that it drafts for", _GEMMA4_IMAGES, "gemma4assistant gemma4unifiedassistant"),
     (_BOTH_WAYS, _QWEN3, "gemmaembedding embeddinggemma gemma3embedding"),
     ("", _GEMMA3, "gemma gemma3"),
     ("", _GEMMA2, "gemma2 vaultgemma"),

@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 
 from executors.llm.model.config import DecoderConfig
+from executors.llm.model.layer_inputs import LayerInputs
 from executors.llm.model.layers.layer import Layer
 from executors.llm.model.layers.norms import Norm
 from executors.llm.model.linear import Linear
@@ -24,6 +25,7 @@ class DecoderParts(Protocol):
     final_norm: Norm
     lm_head: Linear
     classifier: torch.Tensor | None
+    layer_inputs: LayerInputs | None
 
 
 def parameters(decoder: DecoderParts) -> dict[str, torch.Tensor]:
@@ -48,6 +50,8 @@ def places(decoder: DecoderParts) -> dict[str, Place]:
     if decoder.classifier is not None:
         place_of[f"{names.classifier}.weight"] = Place(decoder.classifier)
     place_of.update(decoder.final_norm.places(names.final_norm))
+    if decoder.layer_inputs is not None:
+        place_of.update(decoder.layer_inputs.places())
     for i, layer in enumerate(decoder.layers):
         place_of.update(of_layer(decoder, i, layer))
     return place_of

@@ -3,7 +3,7 @@
 Frequencies follow "RoFormer" (Su et al., 2021) for the default; linear interpolation is Chen et al. 2023
 (arXiv:2306.15595); dynamic NTK as proposed by "emozilla" and used by Hugging Face; yarn is Peng et al. 2023
 (arXiv:2309.00071); llama3 the scaling that Meta's Llama 3.1 release describes; longrope is Ding et al. 2024
-(arXiv:2402.13753).
+(arXiv:2402.13753); proportional is that of Gemma 4.
 """
 
 from __future__ import annotations
@@ -67,6 +67,9 @@ def _inverse_frequencies(rope: RopeConfig, head_dim: int, length: int) -> tuple[
     match rope.kind:
         case "linear":
             return plain / rope.factor, 1.0
+        case "proportional":
+            # The frequencies of a whole head, of which all but the highest are 0.
+            return torch.where(torch.arange(len(plain)) < rope.turning, plain / rope.factor, 0.0), 1.0
         case "dynamic":
             return _dynamic(rope, exponents, head_dim, length), 1.0
         case "llama3":

@@ -17,7 +17,8 @@ class RopeConfig:
 
     `dim` is the number of rotated elements of a head; `original_length` is the context length before scaling. `neighbours`:
     elements 2 j and 2 j + 1 are rotated together, not j and j + dim / 2. `query_beta`: queries at position p are multiplied
-    by 1 + query_beta log(1 + floor(p / original_length)), as in Ministral 3; 0: they are not.
+    by 1 + query_beta log(1 + floor(p / original_length)), as in Ministral 3; 0: they are not. `turning`: of the kind
+    "proportional", how many of the dim / 2 frequencies are not 0.
     """
 
     kind: str
@@ -37,12 +38,15 @@ class RopeConfig:
     long_factors: tuple[float, ...] = ()
     neighbours: bool = False
     query_beta: float = 0.0
+    turning: int = 0
 
 
 _STATIC_ALPHA = "dynamic with alpha"
+_PROPORTIONAL = "proportional"
 _READ = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
 _READ_BY = {
     "linear": {"factor"},
+    "proportional": {"factor"},
     "dynamic": {"factor"},
     "llama3": {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
     "yarn": {
@@ -84,8 +88,8 @@ class _Source:
     """`original_max_position_embeddings` beside the object, which takes precedence over the one inside."""
 
 
-def parse_ropes(fields: Fields, family: Family, max_positions: int, head_dim: int) -> Ropes:
-    """Parse the ropes of a model as transformers 5.23 does.
+def parse_ropes(fields: Fields, family: Family, max_positions: int, head_dims: tuple[int, int]) -> Ropes:
+    """Parse the ropes of a model as transformers 5.23 does. `head_dims`: of the layers that `Ropes.full` rotates, and `local`.
 
     transformers 5 writes everything into `rope_parameters`; older versions wrote `rope_theta` beside `rope_scaling`. If both
     objects exist, a non-empty `rope_scaling` replaces the other, with its `rope_theta`.
@@ -106,7 +110,10 @@ def parse_ropes(fields: Fields, family: Family, max_positions: int, head_dim: in
                 name, values, fields.real("rope_theta", family.attention.theta), _original(fields, family)
             )
         ]
-    ropes = [_parse(fields, source, family, max_positions, head_dim, notes) for source in sources]
+    ropes = [
+        _parse(fields, source, family, max_positions, head_dim, notes)
+        for source, head_dim in zip(sources, head_dims, strict=False)
+    ]
     return Ropes(ropes[0], ropes[1] if len(ropes) > 1 else None, tuple(notes))
 
 
@@ -198,6 +205,10 @@ def _parse(
     rope = RopeConfig(kind, theta, original, dim, neighbours=family.attention.neighbours, query_beta=beta)
     if kind == "default":
         return rope
+    if kind == _PROPORTIONAL:
+        rope = replace(rope, factor=numbers.real("factor", 1.0), turning=_turning(numbers, head_dim))
+        _check(rope, numbers.where)
+        return rope
     if kind == _STATIC_ALPHA:
         return replace(rope, kind="default")
     attention = numbers.get("attention_factor")
@@ -246,6 +257,8 @@ def _rotary_dim(
 ) -> int:
     """Return how many of a head's elements are rotated. Only some families rotate a part of them. The classes of other
     families in transformers rotate all elements regardless of the field, and fail if another kind of rope reads it."""
+    if kind == _PROPORTIONAL:
+        return head_dim
     share = numbers.real("partial_rotary_factor", fields.real("partial_rotary_factor", 1.0))
     if not family.attention.partial_rotary and share != 1.0:
         if kind != "default":
@@ -263,6 +276,18 @@ def _rotary_dim(
             f"{numbers.where}: partial_rotary_factor {share} rotates {dim} of {head_dim} elements; an even number is needed"
         )
     return dim
+
+
+def _turning(numbers: Fields, head_dim: int) -> int:
+    """Return how many frequencies of a head a proportional rope has; the others are 0, which turns nothing."""
+    share = numbers.real("partial_rotary_factor", 1.0)
+    count = int(share * head_dim // 2)
+    if not 0.0 < share <= 1.0 or count < 1:
+        raise ConfigError(
+            f"{numbers.where}: partial_rotary_factor {share} rotates {max(0, count)} of {head_dim // 2} pairs; at least 1 is "
+            "needed"
+        )
+    return count
 
 
 def _longrope(numbers: Fields, rope: RopeConfig, max_positions: int) -> RopeConfig:

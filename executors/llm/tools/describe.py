@@ -27,7 +27,13 @@ from executors.llm.checkpoint import loader
 from executors.llm.checkpoint.claims import refuse_claim
 from executors.llm.checkpoint.files import Checkpoint, index_path
 from executors.llm.checkpoint.fp8_layers import hold
-from executors.llm.checkpoint.weights import check_load, embedding_stays, lacks, settle_config
+from executors.llm.checkpoint.weights import (
+    check_load,
+    embedding_stays,
+    lacks,
+    row_table_stays,
+    settle_config,
+)
 from executors.llm.device.table import device_of, find_device
 from executors.llm.factory import LlmFactory
 from executors.llm.kernel_support.kernel_choice import choose_attention
@@ -241,6 +247,10 @@ def _bytes_when_loaded(
     whether the files are, so that they can say what they hold quantized."""
     num_bytes, embed = decoder.num_bytes(), decoder.embed.numel() * decoder.dtype.itemsize
     tied, dummy = decoder.config.tied, config.load_format == "dummy"
+    if (table := decoder.row_table) is not None and device.type == "cpu" and not dummy:
+        num_bytes -= (
+            table.num_bytes if not here or row_table_stays(Path(config.model), kernels is not None) else 0
+        )
     if kernels is None:
         return num_bytes + embed if tied and can_pack_onednn(decoder.dtype, device) else num_bytes
     stored = loader.kept_formats(config, decoder.config, kernels, Path(config.model)) if here else {}

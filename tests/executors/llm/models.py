@@ -54,6 +54,21 @@ OLMOE: dict[str, Any] = {
     "num_experts_per_tok": 3,
     "pad_token_id": 0,
 }
+# Layers with a window have two key heads of 16, the others one of 24: each type has its own sizes.
+GEMMA4: dict[str, Any] = {
+    **_BASE, "num_hidden_layers": 8, "head_dim": 16, "global_head_dim": 24, "tie_word_embeddings": True, "pad_token_id": 0,
+    "sliding_window": 19, "hidden_size_per_layer_input": 0,
+    "layer_types": [f"{'full' if i in (2, 5, 7) else 'sliding'}_attention" for i in range(8)],
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+        "full_attention": {"rope_type": "proportional", "rope_theta": 50000.0, "partial_rotary_factor": 0.25},
+    },
+}  # fmt: skip
+GEMMA4_SHARED: dict[str, Any] = {
+    **GEMMA4, "num_kv_shared_layers": 4, "use_double_wide_mlp": True, "hidden_size_per_layer_input": 12,
+    "vocab_size_per_layer_input": 131, "final_logit_softcapping": 5.0,
+}  # fmt: skip
+GEMMA4_EQUAL: dict[str, Any] = {**GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1}
 GRANITE: dict[str, Any] = {
     **_BASE, "embedding_multiplier": 12.0, "attention_multiplier": 0.11, "residual_multiplier": 0.22, "logits_scaling": 7.0,
     "pad_token_id": 0,
@@ -174,6 +189,31 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "vision_config": VISION, "mm_tokens_per_image": 4,
         },
     ),
+    "gemma4-inputs-of-layers-and-shared-kv": ("Gemma4", {**GEMMA4_SHARED}),
+    "gemma4-keys-that-are-values": ("Gemma4", GEMMA4_EQUAL),
+    "gemma4-experts-beside-mlp": (
+        "Gemma4",
+        {**GEMMA4_EQUAL, "enable_moe_block": True, "num_experts": 6, "top_k_experts": 3, "moe_intermediate_size": 20},
+    ),
+    "gemma4-beside-images": (
+        "Gemma4Whole",
+        {
+            "text_config": {**GEMMA4_SHARED, "eos_token_id": None, "bos_token_id": None},
+            "vision_config": {**VISION, "num_key_value_heads": 2, "head_dim": 8},
+            "audio_config": {
+                "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "output_proj_dims": 16,
+            },
+        },
+    ),
+    "gemma4-unified": ("Gemma4Unified", {**GEMMA4_EQUAL, "num_kv_shared_layers": 3, "use_double_wide_mlp": True}),
+    "gemma4-unified-beside-images": (
+        "Gemma4UnifiedWhole",
+        {
+            "text_config": {**GEMMA4_EQUAL, "eos_token_id": None, "bos_token_id": None},
+            "vision_config": {"mm_embed_dim": 48, "mm_posemb_size": 16, "output_proj_dims": 48, "patch_size": 2},
+            "audio_config": None,
+        },
+    ),
     "mistral-beside-images": (
         "Mistral3",
         {
@@ -278,9 +318,15 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 MODEL_CLASSES = {
     "GPT2": "GPT2LMHeadModel", "Gemma3Text": "Gemma3ForCausalLM", "Gemma3": "Gemma3ForConditionalGeneration",
+    "Gemma4Whole": "Gemma4ForConditionalGeneration", "Gemma4UnifiedWhole": "Gemma4UnifiedForConditionalGeneration",
     "Mistral3": "Mistral3ForConditionalGeneration", "Qwen3VL": "Qwen3VLForConditionalGeneration",
 }  # fmt: skip
 """Where the class is not called <kind>ForCausalLM."""
+CONFIG_CLASSES = {
+    "Gemma4": "Gemma4TextConfig", "Gemma4Whole": "Gemma4Config", "Gemma4Unified": "Gemma4UnifiedTextConfig",
+    "Gemma4UnifiedWhole": "Gemma4UnifiedConfig",
+}  # fmt: skip
+"""Where the class is not called <kind>Config."""
 
 
 @dataclass(frozen=True)
@@ -319,12 +365,13 @@ def write(kind: str, fields: dict[str, Any], directory: Path, seed: int, **save:
     import transformers
 
     # Copies: transformers writes into the objects that it is given, which shapes share.
-    config = getattr(transformers, f"{kind}Config")(
+    config = getattr(transformers, CONFIG_CLASSES.get(kind, f"{kind}Config"))(
         **copy.deepcopy(fields), bos_token_id=None, eos_token_id=None
     )
     torch.manual_seed(seed)
     # The plain form: fused ones leave out the bound of scores.
     config._attn_implementation = "eager"
+    plus_one = kind.startswith("Gemma") and not kind.startswith("Gemma4")
     model = getattr(transformers, MODEL_CLASSES.get(kind, f"{kind}ForCausalLM"))(config).float().eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
@@ -340,7 +387,12 @@ def write(kind: str, fields: dict[str, Any], directory: Path, seed: int, **save:
             elif parameter_name.endswith("sinks"):
                 parameter.normal_(1.0, 1.0)
             else:
-                parameter.uniform_(-0.5, 0.5) if kind.startswith("Gemma") else parameter.uniform_(0.5, 1.5)
+                parameter.uniform_(-0.5, 0.5) if plus_one else parameter.uniform_(0.5, 1.5)
+                if kind.startswith("Gemma4") and parameter_name.endswith(("q_norm.weight", "k_norm.weight")):
+                    parameter *= 0.5  # scores have no other factor
+        for buffer_name, buffer in model.named_buffers():
+            if buffer_name.endswith("layer_scalar"):
+                buffer.uniform_(0.5, 1.5)
     if fields.get("tie_word_embeddings", True):
         model.tie_weights()
     model.save_pretrained(directory, **save)

@@ -31,10 +31,17 @@ class Attention(Sublayer):
         self.sizes = sizes = config.heads_of(layer)
         self.window = layer.window
         self.rope = layer.rope
-        self.qkv = Linear(sizes.q_size + 2 * sizes.kv_size, hidden, config.qkv_bias, dtype, device)
+        self.lends = False
+        """Whether later layers read this one's keys and values; set by the decoder."""
+        self._borrows = layer.kv_from is not None
+        self._kv_parts = 0 if self._borrows else 1 if layer.k_is_v else 2
+        """How many parts beside the queries the projection has: keys that are values as well are one."""
+        self.qkv = Linear(
+            sizes.q_size + self._kv_parts * sizes.kv_size, hidden, config.qkv_bias, dtype, device
+        )
         self.o = Linear(hidden, sizes.q_size, config.o_bias, dtype, device)
         # Over heads, queries and keys are normed in one call: a row of weights per head, the same for all of a kind.
-        heads = sizes.num_heads + sizes.num_kv_heads
+        heads = sizes.num_heads + (0 if self._borrows else sizes.num_kv_heads)
         per_head, full = family.attention.qk_norm == "head", family.attention.qk_norm == "full"
         self.sinks = torch.empty(sizes.num_heads, dtype=dtype, device=device) if names.sinks else None
         """Logits of the heads' sinks [num_heads]."""
@@ -56,8 +63,10 @@ class Attention(Sublayer):
         """See `Sublayer`."""
         return self.qkv, self.o
 
-    def memory(self) -> LayerMemory:
+    def memory(self) -> LayerMemory | None:
         """See `Sublayer`."""
+        if self._borrows:
+            return None
         c, sizes = self.config, self.sizes
         return LayerKv(
             sizes.num_heads, sizes.num_kv_heads, sizes.head_dim, c.score_scale, c.attn_softcap, self.window,
@@ -71,7 +80,7 @@ class Attention(Sublayer):
             yield from of_linear(self.qkv, (names.qkv, sizes.q_size + 2 * sizes.kv_size))
         else:
             parts = (names.q, sizes.q_size), (names.k, sizes.kv_size), (names.v, sizes.kv_size)
-            yield from of_linear(self.qkv, *parts)
+            yield from of_linear(self.qkv, *parts[: 1 + self._kv_parts])
         yield from of_linear(self.o, (names.o, self.config.hidden_size))
         if self.sinks is not None:
             yield names.sinks, Place(self.sinks)
@@ -85,12 +94,14 @@ class Attention(Sublayer):
             yield from self.k_norm.places(names.k_norm)
         if self.qk_norm is not None:
             yield f"{names.q_norm}.weight", Place(self.qk_norm[: self.sizes.num_heads])
-            yield f"{names.k_norm}.weight", Place(self.qk_norm[self.sizes.num_heads :])
+            if not self._borrows:
+                yield f"{names.k_norm}.weight", Place(self.qk_norm[self.sizes.num_heads :])
 
     def head_norms(self) -> tuple[str, ...]:
         """See `Sublayer`."""
         names = self.config.family.names
-        return () if self.qk_norm is None else (f"{names.q_norm}.weight", f"{names.k_norm}.weight")
+        present = () if self.qk_norm is None else (names.q_norm, names.k_norm)[: 1 if self._borrows else 2]
+        return tuple(f"{name}.weight" for name in present)
 
     def forward(self, x: torch.Tensor, step: LayerStep) -> torch.Tensor:
         """See `Sublayer`."""
@@ -99,14 +110,28 @@ class Attention(Sublayer):
         if self.q_norm is not None and self.k_norm is not None:
             q, k, v = qkv.split((c.q_size, c.kv_size, c.kv_size), -1)
             qkv = torch.cat((*share.normed((self.q_norm, self.k_norm), (q, k)), v), -1)
-        heads = qkv.view(-1, c.num_heads + 2 * c.num_kv_heads, c.head_dim)
-        qk, v = heads[:, : -c.num_kv_heads], heads[:, -c.num_kv_heads :]
-        qk = self.turned(qk, self.qk_norm, None if self.rope is None else step.rotary[self.rope])
-        q = qk[:, : c.num_heads]
+        q, k, v = self._heads(qkv.view(-1, c.num_heads + self._kv_parts * c.num_kv_heads, c.head_dim), step)
         if step.query_factors is not None:
             q = (q * step.query_factors[:, None, None]).to(q.dtype)
-        out = step.inputs.attend(self.cache_index, q, qk[:, c.num_heads :], v, self.sinks)
+        out = step.inputs.attend(self.cache_index, q, k, v, self.sinks)
         return share.product(self.o, out.reshape(-1, c.q_size), adapters, "attention")
+
+    def _heads(self, heads: torch.Tensor, step: LayerStep) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return queries, keys and values, normed and rotated, of the projection's heads [T, heads, head_dim].
+
+        Keys and values of a layer that it reads are those of this step, which are written to their cells again.
+        """
+        c, table_rows = self.sizes, None if self.rope is None else step.rotary[self.rope]
+        if self._borrows:
+            return self.turned(heads, self.qk_norm, table_rows), *step.shared_kv[self.cache_index]
+        qk, v = heads[:, : c.num_heads + c.num_kv_heads], heads[:, -c.num_kv_heads :]
+        if self.config.family.attention.value_norm:
+            v = F.rms_norm(v, (c.head_dim,), None, self.config.norm_eps)
+        qk = self.turned(qk, self.qk_norm, table_rows)
+        k = qk[:, c.num_heads :]
+        if self.lends:
+            step.shared_kv[self.cache_index] = k, v
+        return qk[:, : c.num_heads], k, v
 
     def turned(
         self, qk: torch.Tensor, norms: torch.Tensor | None, table_rows: torch.Tensor | None

@@ -7,7 +7,7 @@ MLP). To add one, write a file with a subclass, add it to a table of `kinds.py`,
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -43,12 +43,16 @@ class Share:
 @dataclass(frozen=True, slots=True)
 class LayerStep:
     """A step as a layer sees it. `rotary`: for each rope of the model, the rows of its table at the tokens' positions.
-    `query_factors`: float32 [T], what their queries are multiplied by; None if nothing is."""
+    `query_factors`: float32 [T], what their queries are multiplied by; None if nothing is. `layer_inputs` [T, layers, size]: see
+    `LayerInputs`; None if layers have none. `shared_kv`: keys and values of the step, by the `cache_index` of a layer whose KV
+    later layers read; written by that layer."""
 
     inputs: ForwardInput
     rotary: list[torch.Tensor]
     share: Share
     query_factors: torch.Tensor | None = None
+    layer_inputs: torch.Tensor | None = None
+    shared_kv: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,8 @@ class Sublayer:
 
     cache_index = -1
     """The layer's place in its group of memory, see `memory`; set by the decoder."""
+    norms_input = False
+    """Whether a feed-forward gets the residual itself, and has the norm before it."""
 
     @property
     def linears(self) -> tuple[Linear, ...]:

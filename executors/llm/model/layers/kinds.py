@@ -9,6 +9,7 @@ import torch
 from executors.llm.model.config import DecoderConfig, LayerConfig
 from executors.llm.model.layers.attention import Attention
 from executors.llm.model.layers.base import Sublayer
+from executors.llm.model.layers.dense_and_experts import DenseAndExperts
 from executors.llm.model.layers.experts import layer_experts
 from executors.llm.model.layers.mlp import dense_mlp
 from executors.llm.model.layers.shared_experts import SharedExperts
@@ -20,4 +21,5 @@ FEED_FORWARDS: dict[str, MakeSublayer] = {
     "mlp": dense_mlp,
     "experts": layer_experts,
     "shared_experts": SharedExperts,
+    "dense_and_experts": DenseAndExperts,
 }

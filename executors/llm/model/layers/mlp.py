@@ -113,4 +113,4 @@ class Mlp(Sublayer):
 
 def dense_mlp(config: DecoderConfig, layer: LayerConfig, dtype: torch.dtype, device: torch.device) -> Mlp:
     """Make the MLP of a dense layer."""
-    return Mlp(config, config.intermediate_size, config.mlp_bias, dtype, device)
+    return Mlp(config, layer.inner or config.intermediate_size, config.mlp_bias, dtype, device)

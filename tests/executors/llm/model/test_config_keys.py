@@ -31,9 +31,10 @@ HARMLESS = {
     "the file itself": ("transformers_version",),
     "images": (
         "vision_config", "mm_tokens_per_image", "boi_token_index", "eoi_token_index", "image_token_index",
-        "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id",
+        "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id", "boi_token_id", "eoi_token_id",
         "projector_hidden_act", "vision_feature_layer", "multimodal_projector_bias", "spatial_merge_size",
     ),
+    "sound": ("audio_config", "boa_token_id", "eoa_token_index", "audio_token_id"),
 }  # fmt: skip
 """Keys that change no answer to a text, by what they are about."""
 CLASSES = {
@@ -41,15 +42,23 @@ CLASSES = {
     "ministral3_text": ("Ministral3", "Mistral3"), "mixtral": ("Mixtral",),
     "qwen2": ("Qwen2",), "qwen2_moe": ("Qwen2Moe",), "qwen3": ("Qwen3",), "qwen3_vl_text": ("Qwen3VLText", "Qwen3VL"),
     "qwen3_moe": ("Qwen3Moe",), "gpt_oss": ("GptOss",), "gemma": ("Gemma",), "gemma2": ("Gemma2",),
-    "gemma3": ("Gemma3Text",), "gemma3_text": ("Gemma3Text", "Gemma3"), "phi3": ("Phi3",), "glm4": ("Glm4",), "olmo2": ("Olmo2",),
+    "gemma4": ("Gemma4Text",), "gemma4_text": ("Gemma4Text", "Gemma4"), "gemma4_unified": ("Gemma4UnifiedText",),
+    "gemma4_unified_text": ("Gemma4UnifiedText", "Gemma4Unified"), "gemma3": ("Gemma3Text",),
+    "gemma3_text": ("Gemma3Text", "Gemma3"), "phi3": ("Phi3",), "glm4": ("Glm4",), "olmo2": ("Olmo2",),
     "olmo3": ("Olmo3",), "olmoe": ("Olmoe",), "exaone4": ("Exaone4",), "hunyuan_v1_dense": ("HunYuanDenseV1",),
     "smollm3": ("SmolLM3",), "granite": ("Granite",), "gpt2": ("GPT2",),
 }  # fmt: skip
 """Of each family, the last one that of the whole file."""
+_TYPES = ["sliding_attention", "full_attention"] * 4
 ROPE = {"rope_theta": 10000.0, "rope_type": "default"}
 BASE: dict[str, Any] = {
     "vocab_size": 100, "hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
     "head_dim": 16, "intermediate_size": 56, "max_position_embeddings": 256, "rms_norm_eps": 1e-6,
+}  # fmt: skip
+_GEMMA4_UNIFIED = {**BASE, "layer_types": _TYPES, "num_kv_shared_layers": 1}
+_GEMMA4 = {
+    **_GEMMA4_UNIFIED, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 200, "enable_moe_block": True,
+    "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 8,
 }  # fmt: skip
 BASES: dict[str, dict[str, Any]] = {
     "gpt2": {"vocab_size": 100, "n_positions": 256, "n_embd": 48, "n_layer": 4, "n_head": 4},
@@ -57,6 +66,7 @@ BASES: dict[str, dict[str, Any]] = {
     "qwen2_moe": {
         **BASE, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 12,
     },
+    "gemma4": _GEMMA4, "gemma4_text": _GEMMA4, "gemma4_unified": _GEMMA4_UNIFIED, "gemma4_unified_text": _GEMMA4_UNIFIED,
     "mixtral": {**BASE, "num_local_experts": 4, "num_experts_per_tok": 2},
     "gpt_oss": {
         **BASE, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 64, "swiglu_alpha": 1.7, "swiglu_limit": 7.0,

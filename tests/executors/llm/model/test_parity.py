@@ -25,7 +25,8 @@ MIXED = (
     "olmoe", "olmo3-windows-yarn", "exaone4-windows-rotated-alone", "granite", "gemma3-beside-images", "mistral-beside-images",
     "qwen3-beside-images", "ministral3-growing-queries", "ministral3-beside-images",
     "glm4-neighbours-of-half-a-head", "hunyuan-norms-last-alpha",
-    "qwen2-moe-windows-some-dense-layers", "gpt-oss-sinks-windows",
+    "qwen2-moe-windows-some-dense-layers", "gpt-oss-sinks-windows", "gemma4-inputs-of-layers-and-shared-kv",
+    "gemma4-experts-beside-mlp", "gemma4-beside-images", "gemma4-unified", "gemma4-unified-beside-images",
 )  # fmt: skip
 """At least one shape of every family."""
 

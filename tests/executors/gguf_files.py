@@ -37,11 +37,22 @@ _AFTER = {
     "post_mlp_layernorm": "post_ffw_norm",
 }  # fmt: skip
 """Names of norms in families with a norm behind attention."""
+_GEMMA4 = {
+    "per_layer_input_gate.weight": "inp_gate.weight", "per_layer_projection.weight": "proj.weight",
+    "post_per_layer_input_norm.weight": "post_norm.weight", "layer_scalar": "layer_output_scale.weight",
+    "router.proj.weight": "ffn_gate_inp.weight", "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale", "experts.gate_up_proj": "ffn_gate_up_exps.weight",
+    "experts.down_proj": "ffn_down_exps.weight", "post_feedforward_layernorm_1.weight": "post_ffw_norm_1.weight",
+    "post_feedforward_layernorm_2.weight": "post_ffw_norm_2.weight",
+    "pre_feedforward_layernorm_2.weight": "pre_ffw_norm_2.weight",
+}  # fmt: skip
+"""Names below a layer that only Gemma 4 has."""
 _WHOLE = {
     "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output", "transformer.wte": "token_embd",
-    "transformer.wpe": "position_embd", "transformer.ln_f": "output_norm",
+    "transformer.wpe": "position_embd", "transformer.ln_f": "output_norm", "model.embed_tokens_per_layer": "per_layer_token_embd",
+    "model.per_layer_model_projection": "per_layer_model_proj", "model.per_layer_projection_norm": "per_layer_proj_norm",
 }  # fmt: skip
-_EXPERT = re.compile(r"(mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)")
+_EXPERT = re.compile(r"((?:mlp|block_sparse_moe)\.)?experts\.(\d+)\.(\w+)")
 _SHARED = re.compile(r"mlp\.shared_expert[._](\w+)")
 _EXPERTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
 INTERLEAVED = ("llama", "mistral3", "smollm3", "granite")
@@ -53,7 +64,7 @@ OLLAMAS = {
     "attn_sinks.weight": "attn_sinks",
 }
 """Names of gpt-oss in files of Ollama's converters, by llama.cpp's."""
-AFTER = ("gemma2", "gemma3", "olmo2", "exaone4", "glm4")
+AFTER = ("gemma2", "gemma3", "gemma4", "olmo2", "exaone4", "glm4")
 
 
 def interleaved(weights: torch.Tensor, heads: int) -> torch.Tensor:
@@ -70,6 +81,13 @@ def converted(
     found: dict[str, torch.Tensor] = {}
     experts: dict[str, dict[int, torch.Tensor]] = {}
     for name, tensor in tensors.items():
+        if (
+            arch == "gemma4"
+            and (match := re.fullmatch(r"model\.layers\.(\d+)\.(.+)", name))
+            and match[2] in _GEMMA4
+        ):
+            found[f"blk.{match[1]}.{_GEMMA4[match[2]]}"] = tensor.contiguous()
+            continue
         stem, part = name.rsplit(".", 1)
         if part == "sinks":
             found[f"blk.{stem.split('.')[2]}.attn_sinks.weight"] = tensor

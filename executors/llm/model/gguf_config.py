@@ -8,14 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from executors.contract.errors import ConfigError
 from executors.gguf.file import GgufFile, GgufTensor
 from executors.llm.model.families import family_of
 from executors.llm.model.family import Family
 from executors.llm.model.gguf_key_table import OTHER_TENSORS
-from executors.llm.model.gguf_keys import GgufKeys, check_outside, shown
+from executors.llm.model.gguf_keys import GgufKeys, check_outside, shown, small_floats
 from executors.llm.model.gguf_rows import ROWS, Row
 from executors.llm.model.nearest import advice
 
@@ -25,7 +23,6 @@ CLASSIFIER_TENSOR = "cls.output.weight"
 """The head of a reranker, [labels, hidden]."""
 ROPE_TENSORS = frozenset({_ROPE_FACTORS, _LONG, _SHORT})
 """Tensors that the configuration takes its rotation from."""
-_MOST_FACTORS = 4096
 ARCHITECTURE_NAMES: Mapping[str, str] = {
     "gptoss": "gpt-oss", "qwen25vl": "qwen2vl", "deepseekocr": "deepseek2-ocr", "glmocr": "glm4", "glm4moelite": "deepseek2",
     "nemotron_h_omni": "nemotron_h", "gemma3-embedding": "gemma-embedding", "embeddinggemma": "gemma-embedding",
@@ -83,9 +80,12 @@ def gguf_config(gguf: GgufFile) -> GgufConfig:
     }
     values.update(_sizes(keys, family))
     values.update(_bias_fields(biases, family))
-    if family.feed_forward.experts:
+    always = family.feed_forward.experts_switch is True
+    if family.feed_forward.experts and (always or keys.get("expert_count", 0)):
         values.update(_experts(keys, family))
-    if not family.names.positions:
+    if row.rotation is not None:
+        values.update(row.rotation(keys, values))
+    elif not family.names.positions:
         values.update(_rotation(keys, family, values))
     if row.fill is not None:
         row.fill(keys, values)
@@ -264,7 +264,8 @@ def _experts(keys: GgufKeys, family: Family) -> dict[str, Any]:
     )
     name = family.fields.get("moe_intermediate_size", "moe_intermediate_size")
     counted = family.fields.get("num_experts", "num_experts")
-    values = {counted: count, "num_experts_per_tok": used, name: inner}
+    per_token = family.fields.get("num_experts_per_tok", "num_experts_per_tok")
+    values = {counted: count, per_token: used, name: inner}
     if shared := family.feed_forward.shared:
         values[shared] = keys.one("expert_shared_feed_forward_length", keys.get("feed_forward_length"))
     gating, what = (3, "softmax over the chosen") if family.feed_forward.softmax_last else (1, "softmax")
@@ -324,7 +325,7 @@ def _scaling(keys: GgufKeys, family: Family, dim: int, context: int) -> dict[str
         if kind not in ("none", "linear") or factor not in (0.0, 1.0):
             keys.refuse("rope.scaling.type", f"none beside tensor {_ROPE_FACTORS}")
         # A divisor for each frequency: longrope says the same with two equal lists and no factor of attention.
-        divisors = _floats(keys, _ROPE_FACTORS, dim // 2)
+        divisors = small_floats(keys, _ROPE_FACTORS, dim // 2)
         return {
             "rope_type": "longrope", "factor": 1.0, "original_max_position_embeddings": context, "attention_factor": 1.0,
             "short_factor": divisors, "long_factor": divisors,
@@ -333,8 +334,8 @@ def _scaling(keys: GgufKeys, family: Family, dim: int, context: int) -> dict[str
         settings = {
             "rope_type": "longrope",
             "original_max_position_embeddings": original,
-            "short_factor": _floats(keys, _SHORT, dim // 2),
-            "long_factor": _floats(keys, _LONG, dim // 2),
+            "short_factor": small_floats(keys, _SHORT, dim // 2),
+            "long_factor": small_floats(keys, _LONG, dim // 2),
         }
         return settings | _longrope_attention(keys, context / original, original)
     if attention != 1.0 and kind != "yarn":
@@ -375,21 +376,3 @@ def _yarn(keys: GgufKeys, factor: float, original: int, attention: float) -> dic
     if attention != 1.0:  # a factor of the usual one
         settings["attention_factor"] = attention * (0.1 * math.log(factor) + 1.0 if factor > 1.0 else 1.0)
     return settings
-
-
-def _floats(keys: GgufKeys, name: str, count: int) -> list[float]:
-    """Return the numbers of a small float32 tensor."""
-    tensor = keys.gguf.tensors.get(name)
-    if tensor is None or tensor.type != "F32" or tensor.shape != (count,) or count > _MOST_FACTORS:
-        actual = "missing" if tensor is None else f"{tensor.type} of shape {list(tensor.shape)}"
-        raise ConfigError(f"{keys.where}: tensor {name} is {actual}; F32 of shape [{count}] is needed")
-    try:
-        with tensor.path.open("rb") as file:
-            file.seek(tensor.offset)
-            raw = file.read(tensor.num_bytes)
-    except OSError as error:
-        raise ConfigError(f"{tensor.path}: cannot be read ({error})") from None
-    numbers = np.frombuffer(raw, "<f4")
-    if len(numbers) != count or not np.isfinite(numbers).all():
-        raise ConfigError(f"{tensor.path}: tensor {name} is cut short or has numbers that are not finite")
-    return [float(one) for one in numbers]

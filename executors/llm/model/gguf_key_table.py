@@ -230,7 +230,7 @@ TOKENIZER: Final[Mapping[str, str]] = {
     )},
     "tokenizer.ggml.added_tokens": "they stand in the list of tokens, too",
     "tokenizer.ggml.separator_token_id": "of BERT's tokenizers, whose key is spelled otherwise",
-    "tokenizer.ggml.suppress_tokens": "llama.cpp applies it to Gemma 4 alone, which is not served",
+    "tokenizer.ggml.suppress_tokens": "llama.cpp applies it to Gemma 4 alone, where a note names it",
     "tokenizer.ggml.pretokenizer": "the pattern, whose name is in tokenizer.ggml.pre",
     "tokenizer.huggingface.json": "the original tokenizer, which the lists beside it repeat",
     "tokenizer.rwkv.world": "a vocabulary of an architecture that is refused",

@@ -19,6 +19,9 @@ from executors.llm.model.fields import Fields
 from executors.llm.model.nearest import advice
 
 _WINDOW, _PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
+_MOST_NUMBERS = 4096
+"""Size of the largest tensor whose numbers are read with the metadata."""
+_SUPPRESSED = "tokenizer.ggml.suppress_tokens"
 _CURE = "if it does not, remove it: gguf-new-metadata --remove-metadata"
 
 
@@ -63,6 +66,14 @@ class GgufKeys(Fields):
         """Set what a missing key stands for in this architecture."""
         if not self.has(name):
             self.values = {**self.values, self.name(name): value}
+
+    def replace(self, name: str, value: object) -> None:
+        """Set what a key stands for; `written` still returns what the file has."""
+        self.values = {**self.values, self.name(name): value}
+
+    def written(self, name: str) -> Any:
+        """Return the value that the file has; None if it has none."""
+        return _plain(self.gguf.metadata.get(self.name(name)))
 
     def one(self, name: str, default: int | None = None) -> int:
         """Return a positive integer that may be written once for each layer."""
@@ -120,6 +131,24 @@ class GgufKeys(Fields):
         return name in table.SAME_AS and value == self.get(table.SAME_AS[name])
 
 
+def small_floats(keys: GgufKeys, name: str, count: int) -> list[float]:
+    """Return the numbers of a small float32 tensor."""
+    tensor = keys.gguf.tensors.get(name)
+    if tensor is None or tensor.type != "F32" or tensor.shape != (count,) or count > _MOST_NUMBERS:
+        actual = "missing" if tensor is None else f"{tensor.type} of shape {list(tensor.shape)}"
+        raise ConfigError(f"{keys.where}: tensor {name} is {actual}; F32 of shape [{count}] is needed")
+    try:
+        with tensor.path.open("rb") as file:
+            file.seek(tensor.offset)
+            raw = file.read(tensor.num_bytes)
+    except OSError as error:
+        raise ConfigError(f"{tensor.path}: cannot be read ({error})") from None
+    numbers = np.frombuffer(raw, "<f4")
+    if len(numbers) != count or not np.isfinite(numbers).all():
+        raise ConfigError(f"{tensor.path}: tensor {name} is cut short or has numbers that are not finite")
+    return [float(one) for one in numbers]
+
+
 def check_outside(gguf: GgufFile) -> tuple[str, ...]:
     """Return notes on keys outside the architecture's prefix. Raises ConfigError for a file that is not a model and for a key
     that changes the result of others."""
@@ -142,7 +171,17 @@ def check_outside(gguf: GgufFile) -> tuple[str, ...]:
             )
         if key in table.UNUSED_SAMPLING and not table.UNUSED_SAMPLING[key](_plain(value)):
             unused.append(f"{key} {shown(value)}")
-    return (f"recommended sampling settings that are not served: {', '.join(unused)}",) if unused else ()
+    notes = [f"recommended sampling settings that are not served: {', '.join(unused)}"] if unused else []
+    suppressed = _plain(gguf.metadata.get(_SUPPRESSED, []))
+    if _plain(gguf.metadata.get("general.architecture")) == "gemma4" and suppressed != []:
+        if not isinstance(suppressed, list):
+            raise ConfigError(
+                f"{gguf.path}: {_SUPPRESSED} {shown(suppressed)} is not supported; supported: a list"
+            )
+        notes.append(
+            f"{_SUPPRESSED}: {len(suppressed)} tokens that llama.cpp never draws may be drawn here; use logit_bias"
+        )
+    return tuple(notes)
 
 
 def _is_known(key: str) -> bool:

@@ -21,7 +21,9 @@ _LAYER_ROLES = {
     "attn_v": "v", "attn_output": "o", "attn_q_norm": "q_norm", "attn_k_norm": "k_norm", "ffn_norm": "mlp_norm",
     "post_ffw_norm": "mlp_post_norm", "ffn_gate": "gate", "ffn_up": "up", "ffn_down": "down", "ffn_gate_inp": "router",
     "ffn_gate_up": "gate_up", "ffn_gate_shexp": "shared_gate", "ffn_up_shexp": "shared_up", "ffn_down_shexp": "shared_down",
-    "ffn_gate_inp_shexp": "shared_router",
+    "ffn_gate_inp_shexp": "shared_router", "inp_gate": "layer_input_gate", "proj": "layer_input_projection",
+    "post_norm": "layer_input_norm", "layer_output_scale": "layer_scalar", "post_ffw_norm_1": "dense_post_norm",
+    "pre_ffw_norm_2": "experts_norm", "post_ffw_norm_2": "experts_post_norm",
 }  # fmt: skip
 """Role in `TensorNames` by the middle of a name, `blk.0.attn_norm.weight`."""
 _EXPERT_ROLES = {"ffn_gate": "expert_gate", "ffn_up": "expert_up", "ffn_down": "expert_down"}
@@ -32,9 +34,17 @@ _ROLES = {
     "position_embd": "positions",
     "output_norm": "final_norm",
     "output": "lm_head",
+    "per_layer_token_embd": "layer_embed",
+    "per_layer_model_proj": "layer_projection",
+    "per_layer_proj_norm": "layer_projection_norm",
 }
+_SCALES = {"ffn_gate_inp": "router_scale", "ffn_down_exps": "expert_scale"}
+"""Roles of tensors whose names end in `.scale`."""
+_WITHOUT_ENDING = ("layer_scalar", "router_scale", "expert_scale")
+"""Roles whose usual names have no `.weight`."""
+_OWN_KV = ("attn_k", "attn_v", "attn_k_norm")
 _OF_LAYER = re.compile(
-    r"blk\.(?P<layer>\d{1,5})\.(?P<stem>\w+?)(?P<all>_exps)?(\.(?P<expert>\d{1,5}))?\.(?P<part>weight|bias)"
+    r"blk\.(?P<layer>\d{1,5})\.(?P<stem>\w+?)(?P<all>_exps)?(\.(?P<expert>\d{1,5}))?\.(?P<part>weight|bias|scale)"
 )
 _OTHER = re.compile(r"(?P<stem>\w+)\.(?P<part>weight|bias)")
 _SINKS = re.compile(r"blk\.(\d{1,5})\.attn_sinks(?:\.weight)?")
@@ -71,6 +81,8 @@ def stored_tensors(gguf: GgufFile, config: DecoderConfig, row: Row) -> dict[str,
     for tensor in sorted(gguf.tensors.values(), key=lambda one: (gguf.parts.index(one.path), one.offset)):
         if tensor.name in ROPE_TENSORS or tensor.name in scales.names or OTHER_TENSORS.fullmatch(tensor.name):
             continue
+        if _of_another(tensor, config):
+            continue
         parts = _named(tensor, config, row, gguf.tensors)
         if not parts or tensors.keys() & parts.keys():
             label = tensor.name if tensor.name.isprintable() else ascii(tensor.name)
@@ -84,10 +96,22 @@ def stored_tensors(gguf: GgufFile, config: DecoderConfig, row: Row) -> dict[str,
     return tensors
 
 
+def _of_another(tensor: GgufTensor, config: DecoderConfig) -> bool:
+    """Return whether a tensor is for keys and values of a layer that reads those of another: llama.cpp ignores it, too."""
+    match = _OF_LAYER.fullmatch(tensor.name)
+    number = int(match["layer"]) if match and match["stem"] in _OWN_KV else config.num_layers
+    return number < config.num_layers and config.layers[number].kv_from is not None
+
+
 def file_name(usual: str, family: Family, row: Row | None = None) -> str:
     """Return the name in a GGUF file of the tensor with this usual name, for messages. `row`: of the file's architecture."""
-    if family.names.sinks and (match := _template(family.names.sinks).fullmatch(usual)):
-        return f"blk.{match[1]}.attn_sinks.weight"
+    names = family.names
+    for template, own in (
+        (names.sinks, "attn_sinks.weight"), (names.router_scale, "ffn_gate_inp.scale"),
+        (names.expert_scale, "ffn_down_exps.scale"), (names.layer_scalar, "layer_output_scale.weight"),
+    ):  # fmt: skip
+        if template and (match := _template(template).fullmatch(usual)):
+            return f"blk.{match[1]}.{own}"
     stem, _, part = usual.rpartition(".")
     if stem == family.names.classifier:
         return CLASSIFIER_TENSOR
@@ -133,6 +157,10 @@ def _named(
     layer, stem, part = int(match["layer"]), match["stem"], match["part"]
     if layer >= config.num_layers:
         return {}
+    if part == "scale":
+        role = _SCALES.get(stem + (match["all"] or ""), "")
+        name = getattr(family.names, role) if role and config.moe else ""
+        return {name.replace("{i}", str(layer)): Stored(tensor, tensor.shape)} if name else {}
     if match["all"] or match["expert"]:
         biased = config.moe is not None and config.moe.biased
         return _experts(tensor, config, match) if part == "weight" or biased else {}
@@ -149,10 +177,11 @@ def _named(
             return {}
         rows = None
         if one != role:
-            rows = (first, first + _rows(one, config))
+            rows = (first, first + _rows(one, config, layer))
             first = rows[1]
         heads = {"q": config.num_heads, "k": config.num_kv_heads}.get(one, 0) if row.interleaved else 0
-        tensors[f"{name}.{part}"] = _one(tensor, one, row, rows, heads, turned)
+        whole = name if one in _WITHOUT_ENDING else f"{name}.{part}"
+        tensors[whole] = _one(tensor, one, row, rows, heads, turned)
     if first and first != tensor.shape[0]:
         raise ConfigError(
             f"{tensor.path}: tensor {tensor.name} has shape {list(tensor.shape)}; {first} rows, of {', '.join(roles)}, are needed"
@@ -178,10 +207,12 @@ def _parts_of(role: str, config: DecoderConfig) -> list[str]:
     return []
 
 
-def _rows(role: str, config: DecoderConfig) -> int:
+def _rows(role: str, config: DecoderConfig, layer: int) -> int:
+    own = config.layers[layer]
     if role in ("q", "k", "v"):
-        return config.q_size if role == "q" else config.kv_size
-    return config.intermediate_size
+        sizes = config.heads_of(own)
+        return sizes.q_size if role == "q" else sizes.kv_size
+    return own.inner or config.intermediate_size
 
 
 def _used_roles(family: Family) -> set[str]:

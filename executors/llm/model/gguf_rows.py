@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from executors.llm.model.gguf_gemma4 import complete_gemma4, gemma4, rotation_of_gemma4
 from executors.llm.model.gguf_keys import GgufKeys
 
 
@@ -22,8 +23,9 @@ class Row:
 
     `interleaved`: rows of queries and keys are in the order for a rotation of neighbours, not of halves. `plus_one`: the norms
     are stored plus one. `variant(keys, row)` returns the row to take instead where the name stands for several models.
-    `complete(keys)` sets what missing keys stand for. `fill(keys, values)` reads the keys that only this architecture has.
-    `roles`: roles of tensors by the middle of their names, where they are other than in `gguf_names.py`.
+    `complete(keys)` sets what missing keys stand for. `fill(keys, values)` reads the keys that only this architecture has,
+    `rotation(keys, values)` returns its fields on rotary embeddings where they are not the usual ones. `roles`: roles of tensors
+    by the middle of their names, where they are other than in `gguf_names.py`.
     """
 
     served: str
@@ -32,6 +34,7 @@ class Row:
     variant: Callable[[GgufKeys, Row], Row] | None = None
     complete: Callable[[GgufKeys], None] | None = None
     fill: Callable[[GgufKeys, dict[str, Any]], None] | None = None
+    rotation: Callable[[GgufKeys, dict[str, Any]], dict[str, Any]] | None = None
     constants: Mapping[str, Any] = field(default_factory=dict)
     roles: Mapping[str, str] = field(default_factory=dict)
 
@@ -235,6 +238,13 @@ ROWS: Mapping[str, Row] = {
     "gemma": Row("GemmaForCausalLM", plus_one=True),
     "gemma2": Row("Gemma2ForCausalLM", plus_one=True, fill=_gemma2),
     "gemma3": Row("Gemma3ForCausalLM", plus_one=True, complete=_complete_gemma3, fill=_gemma3),
+    "gemma4": Row(
+        "Gemma4ForCausalLM",
+        complete=complete_gemma4,
+        fill=gemma4,
+        rotation=rotation_of_gemma4,
+        constants={"use_bidirectional_attention": None},
+    ),
     "phi3": Row("Phi3ForCausalLM", fill=_window_if_given),
     "glm4": Row("Glm4ForCausalLM", fill=_glm4),
     "olmo2": Row("Olmo2ForCausalLM", variant=_kind_of_olmo2),

@@ -54,7 +54,8 @@ OLMOE: dict[str, Any] = {
     "num_experts_per_tok": 3,
     "pad_token_id": 0,
 }
-# Layers with a window have two key heads of 16, the others one of 24: each type has its own sizes.
+# Layers with a window have heads of 16, the others of 24. llama.cpp takes it that of the layers before those that share KV the
+# last has no window and the one before it has.
 GEMMA4: dict[str, Any] = {
     **_BASE, "num_hidden_layers": 8, "head_dim": 16, "global_head_dim": 24, "tie_word_embeddings": True, "pad_token_id": 0,
     "sliding_window": 19, "hidden_size_per_layer_input": 0,
@@ -65,7 +66,7 @@ GEMMA4: dict[str, Any] = {
     },
 }  # fmt: skip
 GEMMA4_SHARED: dict[str, Any] = {
-    **GEMMA4, "num_kv_shared_layers": 4, "use_double_wide_mlp": True, "hidden_size_per_layer_input": 12,
+    **GEMMA4, "num_kv_shared_layers": 5, "use_double_wide_mlp": True, "hidden_size_per_layer_input": 12,
     "vocab_size_per_layer_input": 131, "final_logit_softcapping": 5.0,
 }  # fmt: skip
 GEMMA4_EQUAL: dict[str, Any] = {**GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1}
@@ -205,7 +206,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
-    "gemma4-unified": ("Gemma4Unified", {**GEMMA4_EQUAL, "num_kv_shared_layers": 3, "use_double_wide_mlp": True}),
+    "gemma4-unified": ("Gemma4Unified", {**GEMMA4_EQUAL, "num_kv_shared_layers": 2, "use_double_wide_mlp": True}),
     "gemma4-unified-beside-images": (
         "Gemma4UnifiedWhole",
         {

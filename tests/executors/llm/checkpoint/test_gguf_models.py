@@ -48,6 +48,21 @@ def _fields(name: str, **fields: Any) -> dict[str, Any]:
     return {**BASE, "architectures": [name], **fields}
 
 
+GEMMA4: dict[str, Any] = {
+    "num_hidden_layers": 5, "head_dim": 16, "global_head_dim": 24, "tie_word_embeddings": True, "sliding_window": 19,
+    "layer_types": [f"{'full' if i in (2, 4) else 'sliding'}_attention" for i in range(5)],
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+        "full_attention": {"rope_type": "proportional", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+    },
+}  # fmt: skip
+GEMMA4_METADATA: Metadata = {
+    "attention.key_length": 24, "attention.value_length": 24, "attention.key_length_swa": 16, "attention.value_length_swa": 16,
+    "rope.dimension_count": 24, "rope.dimension_count_swa": 16, "rope.freq_base_swa": 500.0, "attention.sliding_window": 19,
+    "attention.sliding_window_pattern": [True, True, False, True, False], "attention.shared_kv_layers": 0,
+}  # fmt: skip
+GEMMA4_FACTORS = {"rope_freqs.weight": [1.0] * 3 + [1e30] * 9}
+
 # By name: the architecture of GGUF, config.json, metadata beside the sizes, small tensors beside the weights.
 MODELS: dict[str, tuple[str, dict[str, Any], Metadata, dict[str, list[float]]]] = {
     "llama": ("llama", _fields("LlamaForCausalLM", head_dim=16), {"rope.dimension_count": 16}, {}),
@@ -171,6 +186,33 @@ MODELS: dict[str, tuple[str, dict[str, Any], Metadata, dict[str, list[float]]]] 
             query_pre_attn_scalar=20, rope_theta=100000.0, rope_scaling={"rope_type": "linear", "factor": 8.0},
         ),
         {"attention.sliding_window": 19, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0}, {},
+    ),
+    "gemma4-inputs-of-layers": (
+        "gemma4",
+        _fields(
+            "Gemma4ForCausalLM", **GEMMA4, num_kv_shared_layers=2, use_double_wide_mlp=True, hidden_size_per_layer_input=12,
+            vocab_size_per_layer_input=131, final_logit_softcapping=5.0,
+        ),
+        {
+            **GEMMA4_METADATA, "attention.shared_kv_layers": 2, "embedding_length_per_layer_input": 12,
+            "feed_forward_length": [56, 56, 56, 112, 112], "final_logit_softcapping": 5.0,
+        },
+        GEMMA4_FACTORS,
+    ),
+    "gemma4-keys-that-are-values": (
+        "gemma4",
+        _fields(
+            "Gemma4ForCausalLM", **GEMMA4, hidden_size_per_layer_input=0, attention_k_eq_v=True, num_global_key_value_heads=1,
+        ),
+        {**GEMMA4_METADATA, "attention.head_count_kv": [2, 2, 1, 2, 1], "embedding_length_per_layer_input": 0}, GEMMA4_FACTORS,
+    ),
+    "gemma4-experts": (
+        "gemma4",
+        _fields(
+            "Gemma4ForCausalLM", **GEMMA4, hidden_size_per_layer_input=0, enable_moe_block=True, num_experts=6, top_k_experts=3,
+            moe_intermediate_size=20,
+        ),
+        {**GEMMA4_METADATA, "expert_count": 6, "expert_used_count": 3, "expert_feed_forward_length": 20}, GEMMA4_FACTORS,
     ),
     "phi3-window": (
         "phi3", _fields("Phi3ForCausalLM", sliding_window=33),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,10 @@ source_fp8_tensors source_quantization vision_start_token_id
 """Keys that Ollama's converters write or wrote below the prefix (convert/convert_*.go)."""
 ARCHITECTURES = tuple(gguf_rows.ROWS)
 HIDDEN, HEADS, LAYERS = 32, 2, 2
+FACTORS = tempfile.NamedTemporaryFile()  # noqa: SIM115
+"""The numbers of a small tensor that is read with the metadata; it goes with the process."""
+FACTORS.write(np.array([1.0] * 2 + [1e30] * 6, "<f4").tobytes())
+FACTORS.flush()
 
 
 def _known(inside: bool) -> Iterator[str]:
@@ -67,6 +72,11 @@ def _file(arch: str, more: Mapping[str, Any]) -> GgufFile:
         base |= {"expert_count": 4, "expert_used_count": 2}
     if arch == "gpt-oss":
         base |= {"attention.sliding_window": 8}
+    if arch == "gemma4":
+        base |= {
+            "attention.sliding_window": 8, "attention.sliding_window_pattern": [True, False], "attention.key_length": 16,
+            "attention.value_length": 16, "attention.key_length_swa": 16, "attention.value_length_swa": 16,
+        }  # fmt: skip
     shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (40, HIDDEN)}
     for i in range(LAYERS):
         shapes |= {f"blk.{i}.attn_q.weight": (HIDDEN, HIDDEN), f"blk.{i}.ffn_gate_exps.weight": (4, 48, HIDDEN),
@@ -74,6 +84,8 @@ def _file(arch: str, more: Mapping[str, Any]) -> GgufFile:
     if arch in ("gpt2", "phi3"):
         shapes.pop("blk.0.attn_q.weight"), shapes.pop("blk.1.attn_q.weight")
     tensors = {name: GgufTensor(name, "F32", shape, 0, 0, path) for name, shape in shapes.items()}
+    if arch == "gemma4":
+        tensors["rope_freqs.weight"] = GgufTensor("rope_freqs.weight", "F32", (8,), 0, 32, Path(FACTORS.name))
     metadata = {"general.architecture": arch, **{f"{arch}.{key}": value for key, value in base.items()}}
     return GgufFile(path, (path,), 0, {**metadata, **more}, tensors)
 
@@ -137,8 +149,9 @@ def test_every_known_key_outside_the_prefix_is_named(arch: str):
 def test_a_value_of_any_kind_has_an_outcome(value: Any):
     """No key makes another exception than ConfigError."""
     keys = [key for key in _known(inside=False) if "{" not in key]
-    for key in [*keys, *(f"gemma3.{name}" for name in (*_known(inside=True), *LLAMA_CPP, *OLLAMA))]:
-        _outcome("gemma3", {key: value})
+    for arch in ("gemma3", "gemma4"):
+        for key in [*keys, *(f"{arch}.{name}" for name in (*_known(inside=True), *LLAMA_CPP, *OLLAMA))]:
+            _outcome(arch, {key: value})
 
 
 @pytest.mark.parametrize(

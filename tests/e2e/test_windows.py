@@ -7,7 +7,10 @@ once, with little memory. Greedy answers are also those of transformers: a fault
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import signal
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -19,7 +22,7 @@ import pytest
 
 from tests.e2e.checkpoints import VOCAB_SIZE, write_tokenizer
 from tests.e2e.server_process import ServerProcess
-from tests.executors.llm.models import GEMMA3_ROPES, Reference, write
+from tests.executors.llm.models import GEMMA3_ROPES, GEMMA4, Reference, write
 
 pytestmark = [pytest.mark.timeout(240)]
 
@@ -34,6 +37,11 @@ _HEADS: dict[str, Any] = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
 }  # fmt: skip
 _GEMMA = {**_HEADS, "query_pre_attn_scalar": 20}
+_GEMMA4 = {
+    **_HEADS, "global_head_dim": 24, "num_kv_shared_layers": 3, "use_double_wide_mlp": True,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    "hidden_size_per_layer_input": 12, "vocab_size_per_layer_input": VOCAB_SIZE, "rope_parameters": GEMMA4["rope_parameters"],
+}  # fmt: skip
 _MOST_TOKENS = 512
 
 
@@ -58,6 +66,8 @@ SHAPES = {
     # A window in every layer.
     "mistral": Shape("Mistral", 3, 33, {**_HEADS, "tie_word_embeddings": False}, preempts=False),
     "phi3": Shape("Phi3", 3, 23, _HEADS, preempts=False),
+    # Heads of 16 where there is a window and of 24 where there is none; the last three layers read the KV of others.
+    "gemma4": Shape("Gemma4", 6, 40, _GEMMA4),
     "qwen3": Shape("Qwen3", 3, 21, {**_HEADS, "use_sliding_window": True, "max_window_layers": 1}),
 }
 
@@ -166,3 +176,22 @@ async def test_a_crowd_is_answered_as_each_call_alone(name: str, tmp_path: Path)
         assert sum(answer.cached for answer in found) > 0
         assert server.metric("cohort_spec_decode_num_drafts_total") > 0
         assert server.metric("cohort_kv_blocks_used") == 0
+
+
+def _wait_for_another(server: ServerProcess, epoch: float) -> None:
+    while server.metric("cohort_executor_epoch") == epoch:
+        time.sleep(0.05)
+
+
+@pytest.mark.long
+async def test_the_next_executor_adopts_the_blocks_of_every_size_of_heads(tmp_path: Path) -> None:
+    async with served(SHAPES["gemma4"], tmp_path) as (server, client, _):
+        asked = body(prompts()[2])
+        first = await ask(client, asked)
+        epoch = server.metric("cohort_executor_epoch")
+        [card] = (await client.get("/v1/executors")).json()["data"]
+        os.kill(card["pid"], signal.SIGKILL)
+        await asyncio.to_thread(_wait_for_another, server, epoch)
+        again = await ask(client, asked)
+        assert again.choices == first.choices
+        assert (first.cached, again.cached) == (0, (len(asked["prompt"]) - 1) // BLOCK * BLOCK)

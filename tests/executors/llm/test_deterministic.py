@@ -15,7 +15,7 @@ from executors.contract.batch import SamplingParams
 from executors.contract.config import OptimizationConfig
 from executors.llm.model.layers.activations import ACTIVATIONS, STEADY_ACTIVATIONS
 from tests.executors.llm.driver import Driver, start
-from tests.executors.llm.models import MODEL_CLASSES, SHAPES
+from tests.executors.llm.models import CONFIG_CLASSES, MODEL_CLASSES, SHAPES
 from tests.tiers import sweep
 
 # Threads wait for each other on a busy machine.
@@ -41,6 +41,8 @@ FAMILIES = [
     ("gemma3-two-ropes", {"hidden_activation": "gelu", "num_hidden_layers": 3, "layer_types": None}),
     ("olmo2", {}),
     ("qwen2-moe-shared-expert", {}),
+    ("gemma4-inputs-of-layers-and-shared-kv", {"global_head_dim": 88}),
+    ("gemma4-experts-beside-mlp", {"global_head_dim": 88, "moe_intermediate_size": 130}),
     ("glm4-neighbours-of-half-a-head", {}),
     ("hunyuan-norms-last-alpha", {}),
     ("gpt2", {}),
@@ -61,7 +63,11 @@ def write(name, changes, folder):
 
     kind, fields = SHAPES[name]
     fields = {**copy.deepcopy(fields), **OWN.get(kind, WIDE), "vocab_size": VOCABULARY, **changes}
-    config = getattr(transformers, f"{kind}Config")(**fields, bos_token_id=None, eos_token_id=None).to_dict()
+    if "vocab_size_per_layer_input" in fields:
+        fields["vocab_size_per_layer_input"] = fields["vocab_size"]
+    config = getattr(transformers, CONFIG_CLASSES.get(kind, f"{kind}Config"))(
+        **fields, bos_token_id=None, eos_token_id=None
+    ).to_dict()
     config["architectures"] = [MODEL_CLASSES.get(kind, f"{kind}ForCausalLM")]
     (folder / "config.json").write_text(json.dumps(config, default=str))
 

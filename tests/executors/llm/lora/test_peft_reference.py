@@ -240,6 +240,7 @@ async def test_what_peft_writes_and_changes_the_model_is_refused(
         ("qwen3-tied-gqa", "qwen3"),
         ("gemma2-caps-alternating-windows", "gemma2"),
         ("gemma3-two-ropes", "gemma3"),
+        ("gemma4-keys-that-are-values", "gemma4"),
         ("phi3-window", "phi3"),
         ("gpt2", "gpt2"),
         ("granite", "granite"),
@@ -258,8 +259,8 @@ async def test_as_gguf_files(
     made: dict[str, list[torch.Tensor]] = {}
     for key, tensor in sorted(load_file(folder / WEIGHTS).items()):  # A before B
         made.setdefault(key.removeprefix("base_model.model.").partition(".lora_")[0], []).append(tensor)
-    config = base.model.config
-    heads = config.num_attention_heads, getattr(config, "num_key_value_heads", config.num_attention_heads)
+    config = base.model.config.to_dict()
+    heads = config["num_attention_heads"], config.get("num_key_value_heads", config["num_attention_heads"])
     pairs = {module: (a, b) for module, (a, b) in made.items()}
     adapter = write_gguf_adapter(tmp_path / "a.gguf", pairs, arch, KINDS[2]["lora_alpha"], heads)
     executor = await start(base.path, 1)

@@ -36,6 +36,23 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "exaone4": ("Exaone4", {**_SMALL, "sliding_window": 4096}),
+    "gemma4": (
+        "Gemma4",
+        {
+            **_SMALL, "head_dim": 16, "global_head_dim": 24, "tie_word_embeddings": True, "sliding_window": 512,
+            "num_hidden_layers": 6, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+            "num_kv_shared_layers": 3, "use_double_wide_mlp": True, "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": 131, "rope_parameters": models.GEMMA4["rope_parameters"],
+        },
+    ),
+    "gemma4-unified": (
+        "Gemma4Unified",
+        {
+            **_SMALL, "head_dim": 16, "global_head_dim": 24, "tie_word_embeddings": True, "sliding_window": 1024,
+            "attention_k_eq_v": True, "num_global_key_value_heads": 1,
+            "layer_types": ["sliding_attention", "full_attention"] * 2, "rope_parameters": models.GEMMA4["rope_parameters"],
+        },
+    ),
     "ministral3": (
         "Ministral3",
         {

@@ -6,9 +6,11 @@ import math
 from typing import Any
 
 import pytest
+import torch
 
 from executors.contract import ConfigError
 from executors.llm.model.config import DecoderConfig, parse_config
+from executors.llm.model.decoder import Decoder
 
 _LLLG = ["sliding_attention"] * 3 + ["full_attention"]
 _MINISTRAL: dict[str, Any] = {
@@ -20,6 +22,18 @@ _MINISTRAL: dict[str, Any] = {
         "original_max_position_embeddings": 16384, "rope_theta": 1000000.0, "rope_type": "yarn", "type": "yarn",
     },
     "sliding_window": None, "tie_word_embeddings": True, "use_cache": True, "vocab_size": 131072,
+}  # fmt: skip
+_SSSSF = ["sliding_attention"] * 4 + ["full_attention"]
+_SSSSSF = ["sliding_attention", *_SSSSF]
+_GEMMA4: dict[str, Any] = {
+    "attention_bias": False, "attention_dropout": 0.0, "final_logit_softcapping": 30.0, "global_head_dim": 512, "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh", "initializer_range": 0.02, "max_position_embeddings": 131072,
+    "model_type": "gemma4_text", "num_experts": None, "num_global_key_value_heads": None, "rms_norm_eps": 1e-06,
+    "rope_parameters": {
+        "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1000000.0, "rope_type": "proportional"},
+        "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+    },
+    "tie_word_embeddings": True, "top_k_experts": None, "use_bidirectional_attention": None, "vocab_size": 262144,
 }  # fmt: skip
 PUBLISHED: dict[str, dict[str, Any]] = {
     "Ministral-3-3B-Instruct-2512": {
@@ -109,6 +123,30 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         },
         "rope_theta": 10000.0, "tie_word_embeddings": True, "use_cache": True, "use_qk_norm": True, "vocab_size": 120818,
     },
+    "gemma-4-E2B-it": {
+        "architectures": ["Gemma4ForConditionalGeneration"], "audio_config": {"model_type": "gemma4_audio"},
+        "audio_token_id": 258881, "boa_token_id": 256000, "boi_token_id": 255999, "dtype": "bfloat16", "eoa_token_index": 258883,
+        "eoi_token_id": 258882, "image_token_id": 258880, "model_type": "gemma4", "tie_word_embeddings": True,
+        "text_config": {
+            **_GEMMA4, "attention_k_eq_v": False, "enable_moe_block": False, "hidden_size": 1536,
+            "hidden_size_per_layer_input": 256, "intermediate_size": 6144, "layer_types": _SSSSF * 7,
+            "num_attention_heads": 8, "num_hidden_layers": 35, "num_key_value_heads": 1, "num_kv_shared_layers": 20,
+            "sliding_window": 512, "use_double_wide_mlp": True, "vocab_size_per_layer_input": 262144,
+        },
+        "vision_config": {"model_type": "gemma4_vision"},
+    },
+    "gemma-4-26B-A4B-it": {
+        "architectures": ["Gemma4ForConditionalGeneration"], "audio_config": None, "dtype": "bfloat16", "model_type": "gemma4",
+        "tie_word_embeddings": True,
+        "text_config": {
+            **_GEMMA4, "attention_k_eq_v": True, "enable_moe_block": True, "hidden_size": 2816, "hidden_size_per_layer_input": 0,
+            "intermediate_size": 2112, "layer_types": _SSSSSF * 5, "max_position_embeddings": 262144,
+            "moe_intermediate_size": 704, "num_attention_heads": 16, "num_experts": 128, "num_global_key_value_heads": 2,
+            "num_hidden_layers": 30, "num_key_value_heads": 8, "num_kv_shared_layers": 0, "sliding_window": 1024,
+            "top_k_experts": 8, "use_bidirectional_attention": "vision", "use_double_wide_mlp": False,
+            "vocab_size_per_layer_input": 262144,
+        },
+    },
 }  # fmt: skip
 """By the model's name, as its maker published it, without keys of other tasks."""
 
@@ -185,3 +223,15 @@ def test_glm_rotates_neighbours_in_half_of_a_head() -> None:
     [rope] = config("GLM-4-9B-0414").ropes
     assert rope.neighbours and rope.dim == 64
     assert config("GLM-4-9B-0414", partial_rotary_factor=None) == config("GLM-4-9B-0414")
+
+
+def test_gemma4_has_parameters_as_its_name_says() -> None:
+    """Of E2B 5.1 billion numbers with the table of 2.3; of 26B-A4B 25."""
+    counts = {}
+    for name in ("gemma-4-E2B-it", "gemma-4-26B-A4B-it"):
+        decoder = Decoder(config(name), torch.bfloat16, torch.device("meta"))
+        counts[name] = decoder.num_parameters() / 1e9
+    assert counts == {
+        "gemma-4-E2B-it": pytest.approx(4.65, abs=0.1),
+        "gemma-4-26B-A4B-it": pytest.approx(25.2, abs=0.5),
+    }

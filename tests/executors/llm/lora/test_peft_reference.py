@@ -259,8 +259,8 @@ async def test_as_gguf_files(
     made: dict[str, list[torch.Tensor]] = {}
     for key, tensor in sorted(load_file(folder / WEIGHTS).items()):  # A before B
         made.setdefault(key.removeprefix("base_model.model.").partition(".lora_")[0], []).append(tensor)
-    config = base.model.config.to_dict()
-    heads = config["num_attention_heads"], config.get("num_key_value_heads", config["num_attention_heads"])
+    count = base.model.config.num_attention_heads
+    heads = count, base.model.config.to_dict().get("num_key_value_heads", count)
     pairs = {module: (a, b) for module, (a, b) in made.items()}
     adapter = write_gguf_adapter(tmp_path / "a.gguf", pairs, arch, KINDS[2]["lora_alpha"], heads)
     executor = await start(base.path, 1)

@@ -191,6 +191,8 @@ def _model_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     stored, text = facts["checkpoint"], facts["text"]
     experts = facts["experts"]
     heads = f"{facts['heads']} heads, {facts['kv_heads']} KV heads of {facts['head_dim']}"
+    for one in facts["other_heads"]:
+        heads += f", {one['kv_heads']} of {one['head_dim']} in {one['layers']} layers"
     of_experts = f", {experts[1]} of {experts[0]} experts a token" if experts else ""
     weights = (
         f"{size(stored['bytes'])} in {'several formats' if len(stored['formats']) > 1 else stored['dtype']}"
@@ -251,9 +253,11 @@ def _kv_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     each = size(kv["bytes_per_token_per_layer"])
     lines = [("KV per token", f"{size(kv['bytes_per_token'])} in {kv['dtype']} ({each} a layer)")]
     lines += [
-        ("window", f"{one['tokens']:,} tokens in {one['layers']} of {facts['layers']} layers, whose KV is kept whole")
+        ("window", f"{one['tokens']:,} tokens in {one['layers']} of {kv['layers']} layers, whose KV is kept whole")
         for one in kv["windows"]
     ]  # fmt: skip
+    if shared := facts["layers_that_share_kv"]:
+        lines.append(("shared KV", f"{shared} of {facts['layers']} layers read the KV of others"))
     return lines
 
 

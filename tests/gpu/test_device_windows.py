@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from executors.contract.batch import SampledToken
 from executors.contract.config import ExecutorAttentionConfig, OptimizationConfig
+from executors.llm.attention.by_heads import AttentionByHeads
 from executors.llm.executor import LlmExecutor
 from executors.llm.fused.triton_forward import TritonForward
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.llm.driver import config
 from tests.executors.llm.windows import Found, Walk, one_group
 from tests.gpu.device_fakes import FakeDeviceExecutor
-from tests.gpu.test_executor import SMALL
+from tests.gpu.test_executor import GEMMA4, SMALL
 
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:overflow encountered in exp")]
 
@@ -54,6 +56,29 @@ async def test_steps_that_are_launched(path: Path, eager: bool) -> None:
     ] * 2
     assert (executor.launched.graphs is None) == eager
     assert found == expected
+
+
+async def test_heads_of_two_sizes_in_launched_steps(tmp_path: Path) -> None:
+    """On a device without packed attention, as a model with heads of two sizes is computed."""
+    model = write_checkpoint(tmp_path, GEMMA4)
+    expected = await plain(model)
+    found, walk, executor = await on_device(model, eager=False)
+    assert isinstance(executor._ready().runner.attention, AttentionByHeads)
+    assert walk.freed > 15 and ids(found) == ids(expected)
+
+
+def ids(found: object) -> list[int]:
+    """Token ids of all that was sampled, in order: logprobs of devices are rounded otherwise."""
+    if isinstance(found, SampledToken):
+        return [found.token_id]
+    return [one for part in found for one in ids(part)] if isinstance(found, list | tuple) else []
+
+
+async def plain(path: Path) -> Found:
+    executor = LlmExecutor.from_config(config(path))
+    await executor.warmup()
+    await executor.begin_epoch(1)
+    return await Walk(executor).take()
 
 
 async def over_triton(path: Path) -> tuple[Found, Walk]:

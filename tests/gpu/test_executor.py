@@ -11,9 +11,11 @@ import torch
 
 from executors.contract.batch import SamplingParams
 from executors.contract.config import ExecutorAttentionConfig, OptimizationConfig
+from executors.llm.attention.by_heads import AttentionByHeads
 from executors.llm.executor import LlmExecutor
 from executors.llm.fused.triton_experts import TritonExperts
 from executors.llm.fused.triton_forward import TritonForward
+from executors.llm.model.decoder import Decoder
 from executors.llm.model.layers.mlp import Mlp
 from tests.executors.checkpoints import LLAMA, QWEN3, write_checkpoint
 from tests.executors.llm.driver import Driver, config
@@ -77,6 +79,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "rope_scaling": {"type": "dynamic", "alpha": 9.0},
     },
 }  # fmt: skip
+GEMMA4: dict[str, Any] = {
+    **SMALL, "architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text", "num_hidden_layers": 5, "head_dim": 16,
+    "global_head_dim": 32, "sliding_window": 19, "num_kv_shared_layers": 2, "use_double_wide_mlp": True,
+    "layer_types": [f"{'full' if i in (2, 4) else 'sliding'}_attention" for i in range(5)],
+    "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 211, "hidden_activation": "gelu_pytorch_tanh",
+}  # fmt: skip
 PROMPTS = [[5, 9, 100, 3, 17], [1], list(range(20, 50))]
 """Of steps with these some have more than 16 tokens, and some have not."""
 ASKED = SamplingParams(temperature=0.0, logprobs=3)
@@ -121,5 +129,17 @@ async def test_triton_gives_what_torch_gives(family: str, tmp_path: Path) -> Non
     assert isinstance(runner.model._fused, TritonForward)
     if "moe" in family:
         assert [type(mlp) for mlp in runner.model._fused._mlps] == [TritonExperts, Mlp]
+    assert [token for token, _ in found] == [token for token, _ in expected]
+    assert [value for _, value in found] == pytest.approx([value for _, value in expected], abs=1e-4)
+
+
+@pytest.mark.long(extended=True)
+async def test_each_size_of_heads_has_its_kernels_under_torchs_layers(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path / "model", GEMMA4)
+    expected, _ = await heard(path, "torch", "cpu")
+    found, executor = await heard(path, "triton", DEVICE)
+    runner = executor._ready().runner
+    assert isinstance(runner.attention, AttentionByHeads) and runner.attention.name == "cohort-triton"
+    assert isinstance(runner.model, Decoder) and not runner.model.fused
     assert [token for token, _ in found] == [token for token, _ in expected]
     assert [value for _, value in found] == pytest.approx([value for _, value in expected], abs=1e-4)

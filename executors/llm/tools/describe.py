@@ -114,6 +114,8 @@ def describe(config: ExecutorConfig, memory: int | None = None) -> dict[str, Any
         "heads": shape.num_heads,
         "kv_heads": shape.num_kv_heads,
         "head_dim": shape.head_dim,
+        "other_heads": _other_heads(shape),
+        "layers_that_share_kv": sum(layer.kv_from is not None for layer in shape.layers),
         "experts": [shape.moe.num_experts, shape.moe.top_k] if shape.moe else None,
         "vocab_size": shape.vocab_size,
         "context_length": shape.context_length,
@@ -318,9 +320,19 @@ def _indexed_bytes(directory: Path) -> int | None:
     return size if isinstance(size, int) and size > 0 else None
 
 
+def _other_heads(shape: DecoderConfig) -> list[dict[str, int]]:
+    """Return the sizes of heads that some layers have in place of the model's, and how many layers have them."""
+    counts = Counter(layer.heads for layer in shape.layers if layer.heads is not None)
+    return [
+        {"kv_heads": heads.num_kv_heads, "head_dim": heads.head_dim, "layers": layers}
+        for heads, layers in counts.items()
+    ]
+
+
 def _kv_facts(spec: KvSpec) -> dict[str, Any]:
     windows = Counter(window for window in spec.windows if window is not None)
     return {
+        "layers": spec.num_layers,
         "dtype": str(spec.stored_dtype).removeprefix("torch."),
         "bytes_per_token": spec.bytes_per_token(),
         "bytes_per_token_per_layer": spec.bytes_per_token() // spec.num_layers,

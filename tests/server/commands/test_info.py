@@ -36,6 +36,7 @@ SHAPES = (
     "qwen3-tied-gqa", "llama-biases-llama3-rope", "llama-dynamic-rope", "mistral-window",
     "qwen3-moe-some-dense-layers", "gemma2-caps-alternating-windows", "gemma3-two-ropes", "phi3-longrope", "olmo2",
     "gpt2", "gemma3-beside-images", "ministral3-growing-queries", "qwen2-moe-windows-some-dense-layers",
+    "gemma4-inputs-of-layers-and-shared-kv", "gemma4-experts-beside-mlp",
 )  # fmt: skip
 
 
@@ -321,3 +322,10 @@ def test_sizes_from_people(capsys: pytest.CaptureFixture[str]) -> None:
             as_bytes(text, "--memory")
         assert ended.value.code == 2
         assert capsys.readouterr().err.startswith("cohort: error: --memory: it should be ")
+
+
+def test_heads_of_two_sizes_and_layers_that_share_are_told(tmp_path: Path) -> None:
+    build("gemma4-inputs-of-layers-and-shared-kv", tmp_path)
+    facts = describe.describe(config(tmp_path))
+    assert facts["other_heads"] == [{"kv_heads": 2, "head_dim": 24, "layers": 3}]
+    assert facts["layers_that_share_kv"] == 5 and facts["kv"]["layers"] == 3

@@ -28,7 +28,7 @@ from executors.llm.model.config import DecoderConfig, parse_config
 from executors.llm.model.decoder import Decoder
 from executors.llm.tools.describe import describe
 from executors.lora import pack, read_adapter
-from tests.executors.checkpoints import write_checkpoint
+from tests.executors.checkpoints import write_checkpoint, write_config
 from tests.executors.gguf_files import converted_checkpoint, prepared, sizes, write_gguf
 from tests.executors.llm.driver import config, start
 from tests.executors.lora.peft_files import write_peft
@@ -212,6 +212,47 @@ async def test_logits_are_near_those_of_wide_weights(tmp_path: Path, form: str) 
     else:
         found = await logits(hf, optimization=OptimizationConfig(num_threads=1, quantization=form))
     assert off(found, expected) < (0.1 if form == "int8" else 0.6)
+
+
+def _resident(path: Path) -> int:
+    """Bytes of a mapped file that are in this process's memory."""
+    resident, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split(maxsplit=1)[0]:
+            inside = line.endswith(str(path))
+        elif inside and line.startswith("Rss:"):
+            resident += 1024 * int(line.split()[1])
+    return resident
+
+
+async def test_of_a_large_table_only_rows_become_memory(tmp_path: Path) -> None:
+    """A file of 134 MB, nearly all of it the table, whose zeros take no space on the disk."""
+    rows, columns = 65_536, 8 * 128
+    fields = {
+        **BASE,
+        "vocab_size": rows,
+        "vocab_size_per_layer_input": rows,
+        "hidden_size_per_layer_input": 128,
+    }
+    write_config(tmp_path, {**fields, "dtype": "bfloat16"})
+    decoder = Decoder(parse_config(fields), torch.bfloat16, torch.device("meta"))
+    norms, header, at = decoder.head_norms(), {}, 0
+    for name, tensor in decoder.parameters().items():
+        shape = list(tensor.shape[1:] if name in norms else tensor.shape)
+        size = 2 * int(np.prod(shape))
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    file = tmp_path / "model.safetensors"
+    with file.open("wb") as out:
+        out.write(len(text).to_bytes(8, "little") + text)
+        out.truncate(8 + len(text) + at)
+    executor = await start(tmp_path, dtype="bfloat16")
+    await executor.prefill(PrefillInput(Tensor.of([IDS], "int32")))
+    mapped = _resident(file)
+    await executor.shutdown()
+    assert 0 < mapped < 2 * rows * columns / 4
 
 
 # -- files -------------------------------------------------------------------------------------------------------------

@@ -59,6 +59,17 @@ ROWS: dict[str, Row] = {
     "gemma3-beside-images": Row(
         {"query_pre_attn_scalar": 20}, "scores are scaled by the width of a head", exact=_TABLE
     ),
+    **dict.fromkeys(
+        (
+            "gemma4-inputs-of-layers-and-shared-kv", "gemma4-keys-that-are-values", "gemma4-beside-images",
+        ),
+        Row(exact=_TABLE),
+    ),
+    "gemma4-experts-beside-mlp": Row(
+        {"top_k_experts": 6}, "its table of GELU decides near ties of experts, so each token goes through all", exact=_TABLE
+    ),
+    "gemma4-unified": Row(unknown="the class of the text part alone"),
+    "gemma4-unified-beside-images": Row(unknown="a configuration without sizes of experts, as transformers 5.23 saves it"),
     "phi3-window": Row({"sliding_window": None}, _NO_WINDOW),
     "phi3-longrope": Row(least=65),
     "phi4-mini-tied-longrope-of-a-part": Row({"sliding_window": None}, _NO_WINDOW, least=65),
@@ -99,6 +110,7 @@ LONG: dict[str, dict[str, Any]] = {
     "qwen3-tied-gqa": _LONG,
     "gemma2-caps-alternating-windows": _LONG,
     "gemma3-two-ropes": _LONG,
+    "gemma4-inputs-of-layers-and-shared-kv": _LONG,
     "olmo3-windows-yarn": {
         **_LONG,
         "rope_parameters": {

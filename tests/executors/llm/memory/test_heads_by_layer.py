@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from executors.contract import ConfigError, KvGroup
+from executors.llm.attention.backend import AttentionBackend
 from executors.llm.attention.by_heads import AttentionByHeads
+from executors.llm.attention.cpu_attention import MAX_HEAD_DIM
 from executors.llm.attention.groups import begin
 from executors.llm.attention.plain_torch import TorchAttention
 from executors.llm.kernel_support.kernel_choice import choose_attention
@@ -67,6 +69,22 @@ def test_each_size_of_heads_gets_its_backend() -> None:
     assert "heads of 8: torch" in chosen.note and "heads of 16: torch" in chosen.note
     alike = choose_attention(spec(NEAR, NEAR), "torch")
     assert isinstance(alike, TorchAttention)
+
+
+def test_heads_of_256_and_512_have_the_kernel_and_larger_ones_go_through_torch() -> None:
+    near, far = LayerKv(8, 1, 256, 1.0, window=512), LayerKv(8, 1, 512, 1.0)
+    names = [part.name.split()[0] for part in _parts(near, far)]
+    assert names == ["cohort-cpu", "cohort-cpu"]
+    far = LayerKv(8, 1, MAX_HEAD_DIM + 2, 1.0)
+    assert [part.name.split()[0] for part in _parts(near, far)] == ["cohort-cpu", "torch"]
+    with pytest.raises(ConfigError, match="deterministic: needs Cohort's own attention kernel"):
+        choose_attention(spec(near, far), deterministic=True)
+
+
+def _parts(*layers: LayerKv) -> tuple[AttentionBackend, ...]:
+    chosen = choose_attention(spec(*layers))
+    assert isinstance(chosen, AttentionByHeads)
+    return chosen.parts
 
 
 @pytest.mark.parametrize("backend", ["torch", "auto"])

@@ -11,7 +11,7 @@ import pytest
 from executors.contract import ExecutorMemoryConfig, OptimizationConfig
 from executors.contract.config import ExecutorAttentionConfig
 from executors.llm.executor import LlmExecutor
-from tests.executors.llm.driver import config
+from tests.executors.llm.driver import Driver, config
 from tests.executors.llm.models import Reference
 from tests.executors.llm.windows import Found, Walk, one_group
 
@@ -93,3 +93,31 @@ async def test_steady_results_are_the_same_bits(reference: Callable[[str], Refer
         expected, _ = await walked(path, "auto", 16, dtype="bfloat16", optimization=how)
     found, walk = await walked(path, "auto", 16, dtype="bfloat16", optimization=how)
     assert found == expected and walk.freed > 3
+
+
+@pytest.mark.parametrize(
+    ("backend", "block_size", "kv"),
+    [
+        ("auto", 4, "auto"),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in [("auto", 16, "int8"), ("torch", 4, "auto"), ("torch", 4, "fp8")]
+        ),
+    ],
+)
+async def test_heads_of_two_sizes_and_shared_kv(
+    backend: str,
+    block_size: int,
+    kv: str,
+    reference: Callable[[str], Reference],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Blocks that windows have left hold no numbers, and nothing changes against a life in which none is freed."""
+    path = reference("gemma4-inputs-of-layers-and-shared-kv").path
+    with monkeypatch.context() as patch:
+        patch.setattr(Driver, "slide", lambda *_: None)
+        expected, whole = await walked(path, backend, block_size, kv)
+    found, walk = await walked(path, backend, block_size, kv)
+    assert [cache and cache.spec.head_dim for cache in walk.kv.caches] == [16, 24]
+    assert whole.freed == 0 and walk.freed > (15 if block_size == 4 else 3)
+    assert found == expected

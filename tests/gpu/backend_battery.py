@@ -29,6 +29,7 @@ class Case:
     counts: tuple[int, ...]
     windows: tuple[int | None, ...] = (None,)
     softcap: float | None = None
+    sinks: bool = False
 
     def spec(self, dtype: torch.dtype, device: torch.device) -> KvSpec:
         return KvSpec(
@@ -40,6 +41,7 @@ class Case:
             self.dim**-0.5,
             self.softcap,
             self.windows,
+            sinks=self.sinks,
         )
 
 
@@ -52,6 +54,8 @@ CASES = {
     "heads of 80": Case((2, 1), 80, (20, 0, 0), (1, 7, 18)),
     "heads of 128": Case((7, 1), 128, (33, 0), (1, 5)),
     "heads of 256": Case((2, 1), 256, (20, 3), (1, 6)),
+    "heads of 512": Case((2, 1), 512, (20, 3), (1, 6)),
+    "sinks": Case((16, 2), 64, (50, 0, 3), (1, 20, 2), windows=(8, 1, 500), sinks=True),
 }
 LONG = {
     "long": Case((16, 8), 128, (4000, 0, 17, 900, 2047, 1), (1, 700, 1, 333, 1, 16)),

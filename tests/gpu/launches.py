@@ -53,6 +53,7 @@ from executors.llm.step.launched.graphs import MIXED_TOKENS, adapted_shapes, dec
 from executors.llm.step.launched.inputs import DeviceStep, DeviceTables, StepShape, num_words
 from executors.llm.step.launched.program import DeviceProgram
 from executors.llm.step.runner import ModelRunner
+from tests.executors.checkpoints import with_sinks
 
 HOPPER = GPUTarget("cuda", 90, 32)
 PROCESSORS = 132
@@ -124,7 +125,8 @@ _MINISTRAL = _SMALL | {
 class Case:
     """A model as it is served. `fields` of its config.json; `fp8`: "rows" or "blocks" of its weights share a scale; `stored`:
     formats of its weights as a file holds them, in turn; `narrow`: KV in e4m3. `every`: all steps that have a graph, else
-    those that differ most. `lora_rank`: highest rank of LoRA adapters, 0: there are none."""
+    those that differ most. `lora_rank`: highest rank of LoRA adapters, 0: there are none. `sinks`: heads
+    have sinks."""
 
     name: str
     fields: dict[str, Any]
@@ -136,6 +138,7 @@ class Case:
     steady: bool = False
     every: bool = False
     lora_rank: int = 0
+    sinks: bool = False
 
 
 def _heads(base: dict[str, Any], heads: int, kv_heads: int, dim: int, **more: Any) -> dict[str, Any]:
@@ -189,6 +192,13 @@ CASES = (
     Case("96 / 5, fp16", _heads(_MISTRAL, 40, 8, 96), _FP16, 32),
     Case("112 / 6, e4m3 KV", _heads(_SMALL, 48, 8, 112), _BF16, 16, narrow=True),
     Case("192 / 7, capped", _heads(_GEMMA, 28, 4, 192), _BF16, 64),
+    # Heads of 512, as in Gemma 4's layers without a window, and sinks, as in gpt-oss.
+    Case("512 / 8", _heads(_SMALL, 8, 1, 512)),
+    Case("512 / 4, capped, e4m3 KV", _heads(_GEMMA, 16, 4, 512), _FP16, 64, narrow=True),
+    Case("512 / 2, fp32", _heads(_SMALL, 4, 2, 512), _FP32),
+    Case("64 / 8, sinks", _heads(_MISTRAL, 64, 8, 64, sliding_window=128), sinks=True),
+    Case("64 / 8, sinks, e4m3 KV", _heads(_SMALL, 64, 8, 64), _BF16, 32, narrow=True, sinks=True),
+    Case("64 / 8, sinks, fp32", _heads(_SMALL, 64, 8, 64), _FP32, sinks=True),
     # LoRA adapters: merged matrices of three parts, two and one, over every base.
     Case("Qwen3-0.6B, adapters", _SMALL, every=True, lora_rank=64),
     Case("Qwen3-8B, adapters of rank 256", _LARGE, lora_rank=256),
@@ -222,6 +232,7 @@ class Heads:
     narrow: bool = False
     window: int | None = None
     softcap: float | None = None
+    sinks: bool = False
 
 
 _MEASURED = (Heads(16, 8, 128), Heads(32, 8, 128))
@@ -230,7 +241,7 @@ SHARED_EXTEND: dict[LoopOptions, tuple[Heads, ...]] = {
     FASTEST: (
         *_MEASURED, Heads(32, 8, 128, narrow=True), Heads(32, 8, 128, page=64), Heads(28, 4, 128, _FP16),
         Heads(32, 8, 128, window=4096), Heads(16, 8, 256, window=4096, softcap=50.0), Heads(8, 8, 64, _FP16, 32),
-        Heads(24, 8, 80), Heads(48, 8, 112, narrow=True),
+        Heads(24, 8, 80), Heads(48, 8, 112, narrow=True), Heads(64, 8, 64, window=128, sinks=True),
     ),
     **dict.fromkeys(
         (
@@ -340,6 +351,7 @@ def record(cases: tuple[Case, ...] = CASES, target: GPUTarget = HOPPER) -> list[
 def _serve(case: Case) -> None:
     """The steps of a model, as `LaunchedSteps` has them computed."""
     config = parse_config(case.fields)
+    config = with_sinks(config) if case.sinks else config
     plan = None if case.fp8 is None else Fp8Plan(case.fp8 == "blocks", None, True)
     stored = _stored(config, case.stored)
     each_layer = partial(keep, stored=stored) if stored else plan and partial(hold, plan=plan)
@@ -398,6 +410,7 @@ def _share_keys(heads: Heads, options: LoopOptions) -> None:
     shared_extend_attention(
         q, kv, torch.empty_like(q), tiles, pieces, items, items, items, tables, heads.dim**-0.5, workspace,
         window=heads.window, softcap=heads.softcap, options=options,
+        sinks=torch.empty(heads.heads, dtype=heads.dtype, device=META) if heads.sinks else None,
     )  # fmt: skip
 
 

@@ -28,8 +28,10 @@ class Batch:
     """Sequences over shuffled pages. The cache is NaN wherever no key of theirs lies: nothing else may be read."""
 
     def __init__(
-        self, q_lens: list[int], past: list[int], heads: tuple[int, int], dim: int, page: int, dtype: torch.dtype, seed: int
+        self, q_lens: list[int], past: list[int], heads: tuple[int, int], dim: int, page: int, dtype: torch.dtype, seed: int,
+        sinks: bool = False,
     ) -> None:  # fmt: skip
+        """`sinks`: each head has one, of a size that neither hides it nor the keys."""
         rng = np.random.default_rng(seed)
         torch.manual_seed(seed)
         self.q_lens, self.past = np.array(q_lens), np.array(past)
@@ -50,6 +52,7 @@ class Batch:
             self.values.append(both[1].double())
         self.q = torch.randn(int(self.q_lens.sum()), self.heads, dim, dtype=torch.float64).to(dtype)
         self.starts = np.cumsum(self.q_lens) - self.q_lens
+        self.sinks = (2.0 + torch.randn(self.heads)).to(dtype) if sinks else None
 
     def expected(self, window: int | None, softcap: float | None) -> torch.Tensor:
         """float64 [T, heads, dim]."""
@@ -67,9 +70,15 @@ class Batch:
             hidden = place > own
             if window is not None:
                 hidden |= place <= own - window
-            shares = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+            weights = scores.exp().masked_fill(hidden, 0.0)
+            sink = 0.0 if self.sinks is None else self.sinks.double().exp()[:, None, None]
+            shares = weights / (weights.sum(-1, keepdim=True) + sink)
             parts.append(torch.einsum("hqk,khd->qhd", shares, values))
         return torch.cat(parts)
+
+    @property
+    def sinks_there(self) -> torch.Tensor | None:
+        return None if self.sinks is None else self.sinks.to(DEVICE)
 
     def on_device(self, values: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(values.astype(np.int32)).to(DEVICE)
@@ -77,7 +86,7 @@ class Batch:
     def extend(
         self, items: np.ndarray, window: int | None, softcap: float | None, out: torch.Tensor, padded: int = 0
     ) -> None:  # fmt: skip
-        rows = rows_per_tile(self.heads // self.kv_heads, self.dim)
+        rows = rows_per_tile(self.heads // self.kv_heads, self.dim, self.dtype)
         tiles = query_tiles(self.q_lens, self.past, items, rows // (self.heads // self.kv_heads))
         if padded:  # a graph's: of an item without queries, and behind the last query of one
             self.q_lens = np.append(self.q_lens, 0)
@@ -86,7 +95,7 @@ class Batch:
         extend_attention(
             self.q.to(DEVICE), self.kv.to(DEVICE), out, self.on_device(tiles), self.on_device(self.starts),
             self.on_device(self.q_lens), self.on_device(self.past), self.on_device(self.tables), self.dim**-0.5,
-            window=window, softcap=softcap,
+            window=window, softcap=softcap, sinks=self.sinks_there,
         )  # fmt: skip
 
     def decode(
@@ -105,7 +114,7 @@ class Batch:
         decode_attention(
             self.q.to(DEVICE), self.kv.to(DEVICE), out, self.on_device(self.tables), self.on_device(self.lengths),
             self.dim**-0.5, self.on_device(pieces), workspace, window=window, softcap=softcap,
-            items=None if plain else self.on_device(named),
+            items=None if plain else self.on_device(named), sinks=self.sinks_there,
         )  # fmt: skip
         assert not workspace.arrived.any(), "the next layer would add up too early"
         return workspace
@@ -362,3 +371,57 @@ def _placed_by_block(kv: torch.Tensor) -> torch.Tensor:
     placed = memory.as_strided(kv.shape, (page * dim, memory.shape[1], inner, dim, 1))
     placed.copy_(kv)
     return placed
+
+
+# -- sinks and heads of 512 ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long(every=3)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("heads", "dim", "window", "softcap", "sinks"),
+    [
+        ((16, 2), 64, 128, None, True),
+        ((16, 2), 64, None, None, True),
+        ((3, 3), 32, 1, None, True),
+        ((7, 1), 80, 50, 20.0, True),
+        ((8, 1), 512, None, None, False),
+        ((2, 1), 512, 60, 20.0, True),
+    ],
+)
+def test_sinks_and_wide_heads(
+    dtype: torch.dtype,
+    heads: tuple[int, int],
+    dim: int,
+    window: int | None,
+    softcap: float | None,
+    sinks: bool,
+) -> None:
+    """Decodes in one piece and in several, beside rows with fewer; prompts, chunks and single queries. With a window of 1 a token
+    sees itself and the sink."""
+    lengths = [1, 2, 64, 65, 200]
+    batch = Batch([1] * 5, [n - 1 for n in lengths], heads, dim, 16, dtype, dim, sinks)
+    expected = batch.expected(window, softcap)
+    for splits in (1, 5):
+        out = fresh(batch)
+        batch.decode(np.arange(5), splits, window, softcap, out)
+        check(out, expected, dtype)
+    batch = Batch([5, 1, 40, 1], [0, 40, 30, 100], heads, dim, 16, dtype, dim + 1, sinks)
+    out = fresh(batch)
+    batch.extend(np.arange(4), window, softcap, out)
+    check(out, batch.expected(window, softcap), dtype)
+
+
+@pytest.mark.parametrize("size", [60.0, -60.0])
+def test_a_sink_of_any_size(size: float) -> None:
+    """It leaves nothing to the keys, or is nothing beside them; in one piece and in several. A row without keys is zero."""
+    batch = Batch([1] * 3, [9, 130, 3], (4, 2), 64, 16, torch.float32, 5, sinks=True)
+    assert batch.sinks is not None
+    batch.sinks[:] = size
+    expected = batch.expected(None, None)
+    batch.lengths[2], expected[2] = 0, 0.0
+    for splits in (1, 3):
+        out = fresh(batch)
+        batch.decode(np.arange(3), splits, None, None, out)
+        assert torch.isfinite(out).all()
+        assert torch.allclose(out.cpu().double(), expected, atol=2e-6)

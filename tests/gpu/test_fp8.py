@@ -229,15 +229,18 @@ def rounded(batch: Batch, scales: tuple[float, float]) -> torch.Tensor:
 @pytest.mark.long(every=3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("heads", "dim", "window", "softcap", "scales"),
-    [((4, 2), 64, None, None, (1.0, 1.0)), ((2, 1), 80, 20, 30.0, (0.02, 0.5))],
-)
+    ("heads", "dim", "window", "softcap", "scales", "sinks"),
+    [
+        ((4, 2), 64, None, None, (1.0, 1.0), False), ((2, 1), 80, 20, 30.0, (0.02, 0.5), False),
+        ((16, 2), 64, 128, None, (0.02, 0.5), True),
+    ],
+)  # fmt: skip
 def test_attention_over_fp8_kv(
     dtype: torch.dtype, heads: tuple[int, int], dim: int, window: int | None, softcap: float | None,
-    scales: tuple[float, float],
+    scales: tuple[float, float], sinks: bool,
 ) -> None:  # fmt: skip
     """Both kernels, against float64 softmax over keys and values rounded to e4m3."""
-    batch = Batch([1, 30, 1, 5], [40, 3, 130, 0], heads, dim, 16, dtype, dim)
+    batch = Batch([1, 30, 1, 5], [40, 3, 130, 0], heads, dim, 16, dtype, dim, sinks)
     kv, out = rounded(batch, scales), fresh(batch)
     q, tables, group = batch.q.to(DEVICE), batch.on_device(batch.tables), heads[0] // heads[1]
     decodes = np.array([0, 2])
@@ -246,11 +249,13 @@ def test_attention_over_fp8_kv(
     decode_attention(
         q, kv, out, tables, batch.on_device(batch.lengths), dim**-0.5, batch.on_device(pieces),
         DecodeWorkspace(len(pieces), *heads, dim, DEVICE), window=window, softcap=softcap, items=named, kv_scales=scales,
+        sinks=batch.sinks_there,
     )  # fmt: skip
     tiles = query_tiles(batch.q_lens, batch.past, np.array([1, 3]), rows_per_tile(group, dim) // group)
     extend_attention(
         q, kv, out, batch.on_device(tiles), batch.on_device(batch.starts), batch.on_device(batch.q_lens),
         batch.on_device(batch.past), tables, dim**-0.5, window=window, softcap=softcap, kv_scales=scales,
+        sinks=batch.sinks_there,
     )  # fmt: skip
     check(out, batch.expected(window, softcap), dtype)
 

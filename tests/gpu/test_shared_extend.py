@@ -54,6 +54,7 @@ class Shared:
         shared_extend_attention(
             batch.q.to(DEVICE), there, out, on(self.tiles), on(pieces), on(batch.starts), on(batch.q_lens), on(batch.past),
             on(batch.tables), batch.dim**-0.5, workspace, window=window, softcap=softcap, kv_scales=scales, options=options,
+            sinks=batch.sinks_there,
         )  # fmt: skip
         assert not workspace.arrived.any(), "the next layer would add up too early"
         return out
@@ -131,6 +132,20 @@ def test_random_cuts(
     shared = Shared(batch, np.arange(6))
     pieces = cut_at_random(shared.keys, 6, np.random.default_rng(dim))
     check(shared.attend(pieces, window, softcap), batch.expected(window, softcap), dtype)
+
+
+@pytest.mark.long(every=2)
+@pytest.mark.parametrize("options", [FASTEST, TODAY], ids=["fastest", "today"])
+@pytest.mark.parametrize(("dim", "window"), [(32, None), (32, 40), (512, None)])
+def test_a_sink_counts_once_however_keys_are_shared(
+    options: LoopOptions, dim: int, window: int | None
+) -> None:
+    batch = Batch([70, 5, 1], [130, 61, 0], (4, 2), dim, 16, torch.float32, 1, sinks=True)
+    shared = Shared(batch, np.arange(3))
+    expected = batch.expected(window, None)
+    for most in (1, 4):
+        pieces = cut_at_random(shared.keys, most, np.random.default_rng(5))
+        check(shared.attend(pieces, window, None, options), expected, torch.float32)
 
 
 @pytest.mark.long(every=2)

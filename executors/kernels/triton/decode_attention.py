@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from executors.kernels.triton.tile import attend_tile
+from executors.kernels.triton.tile import add_sink, attend_tile
 from executors.kernels.triton.tuning import Choice, choose, head_class, kind_of
 
 MIN_ROWS = 16
@@ -24,21 +24,25 @@ MIN_ROWS = 16
 
 @triton.jit
 def _add_up(
-    partial, lse, out, row_at, q_at, first, count,
+    partial, lse, out, sinks, row_at, q_at, first, count,
     ROW: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
-    PIECES: tl.constexpr,
+    PIECES: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
     """Combine `count` pieces' results for the query heads of a key head, each weighted by its share of the softmax.
 
-    A piece without keys has no share. PIECES are combined at a time; two pieces are ROW query heads apart; `row_at` and
-    `q_at`: the first of the key head's heads among the heads of a row, and among those of `out`.
+    A piece without keys has no share, and a head's sink has one. PIECES are combined at a time; two pieces are ROW query heads
+    apart; `row_at` and `q_at`: the first of the key head's heads among the heads of a row, and among those of `out`.
     """
     heads = tl.arange(0, GROUP_PAD)
     dims = tl.arange(0, DIM_PAD)
     own = heads < GROUP
     real = own[:, None] & (dims[None, :] < DIM)
-    best = tl.full((GROUP_PAD,), float("-inf"), tl.float32)
-    total = tl.zeros((GROUP_PAD,), tl.float32)
+    if SINKS:
+        best = tl.load(sinks + row_at + heads, mask=own, other=0.0).to(tl.float32)
+        total = tl.full((GROUP_PAD,), 1.0, tl.float32)
+    else:
+        best = tl.full((GROUP_PAD,), float("-inf"), tl.float32)
+        total = tl.zeros((GROUP_PAD,), tl.float32)
     mixed = tl.zeros((GROUP_PAD, DIM_PAD), tl.float32)
     for start in range(0, count, PIECES):
         number = start + tl.arange(0, PIECES)
@@ -66,11 +70,12 @@ def _add_up(
 # Numbers that change from step to step take any value: a kernel compiled for some of them would be compiled while requests wait.
 @triton.jit(do_not_specialize=["table_stride"])
 def _split_kernel(
-    q, keys, values, out, partial, lse, arrived, pieces, items, tables, lengths,
+    q, keys, values, out, partial, lse, arrived, sinks, pieces, items, tables, lengths,
     table_stride, scale, value_scale, softcap, window,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
     PAGE: tl.constexpr, TILE: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, ITEMS: tl.constexpr,
     WORDS: tl.constexpr, GROUP_PAD: tl.constexpr, PIECES: tl.constexpr, STRIDE: tl.constexpr, HEAD: tl.constexpr,
+    SINKS: tl.constexpr,
 ):  # fmt: skip
     """One (piece, key head), heads first: programs that start together read one page's heads, which are adjacent. `out`
     receives the result of a row's only piece, zeros if it has no keys. If a row has several pieces, `partial` and `lse`
@@ -110,6 +115,10 @@ def _split_kernel(
             query, keys, values, table, head, place, there, there[None, :], best, total, mixed, scale, softcap,
             STRIDE, HEAD, DIM, DIM_PAD, PAGE, SOFTCAP,
         )  # fmt: skip
+    if SINKS:  # noqa: SIM102 - of constants and numbers Triton evaluates both sides
+        if count == 1:  # else once, where the pieces are added up
+            sink = tl.load(sinks + head * GROUP + rows, mask=rows < GROUP, other=0.0).to(tl.float32)
+            total, mixed = add_sink(sink, best, total, mixed)
     safe = tl.where(total > 0.0, total, 1.0)
     mixed = mixed / safe[:, None] * value_scale
     if count == 1:
@@ -125,8 +134,8 @@ def _split_kernel(
         if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == count - 1:
             tl.store(counter, 0)  # for the next layer
             _add_up(
-                partial, lse, out, row_at, q_at, tl.load(piece + 4), count,
-                KV_HEADS * GROUP, GROUP, GROUP_PAD, DIM, DIM_PAD, PIECES,
+                partial, lse, out, sinks, row_at, q_at, tl.load(piece + 4), count,
+                KV_HEADS * GROUP, GROUP, GROUP_PAD, DIM, DIM_PAD, PIECES, SINKS,
             )  # fmt: skip
 
 
@@ -156,14 +165,15 @@ def decode_attention(
     q: torch.Tensor, kv: torch.Tensor, out: torch.Tensor, tables: torch.Tensor, lengths: torch.Tensor,
     scale: float, pieces: torch.Tensor, workspace: DecodeWorkspace, *,
     window: int | None = None, softcap: float | None = None, items: torch.Tensor | None = None,
-    kv_scales: tuple[float, float] = (1.0, 1.0),
+    kv_scales: tuple[float, float] = (1.0, 1.0), sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """Write the attention of one query per sequence to `out` [T, heads, head_dim].
 
     `q` [T, heads, head_dim] and `kv` [2, pages, kv_heads, page, head_dim] of one dtype, contiguous but for the strides of
     sides, pages and heads; or `kv` in e4m3, which the `kv_scales` of keys and values multiply. `tables` int32 [n, pages of the
     longest], contiguous; `lengths` int32 [n]: tokens of each sequence, its query's included. `items` int32 [rows, 2] lists
-    (sequence, row of q) if they are not the same for all.
+    (sequence, row of q) if they are not the same for all. `sinks` [heads], contiguous: a logit of each head that takes a share of
+    the softmax and has no value; None for none.
 
     `pieces` int32 [k, 6], contiguous: the division of the rows' keys, see `key_pieces.PieceRule.cut`. Keys outside all pieces
     of a row are not computed, and a row without any piece is not written. There may be at most as many pieces as `workspace`
@@ -176,12 +186,12 @@ def decode_attention(
     if len(pieces) > workspace.pieces:
         raise ValueError(f"{len(pieces)} pieces, and room for {workspace.pieces}")
     _split_kernel[(kv_heads * len(pieces),)](
-        q, kv[0], kv[1], out, workspace.partial, workspace.lse, workspace.arrived, pieces, items, tables, lengths,
+        q, kv[0], kv[1], out, workspace.partial, workspace.lse, workspace.arrived, sinks, pieces, items, tables, lengths,
         tables.stride(0), scale * kv_scales[0], kv_scales[1], softcap or 1.0, window or 0,
         KV_HEADS=kv_heads, GROUP=group, ROWS=max(MIN_ROWS, group_pad), DIM=dim, DIM_PAD=pad, PAGE=page,
         TILE=tile.depth, SOFTCAP=softcap is not None, WINDOW=window is not None,
         ITEMS=items is not None, WORDS=pieces.shape[1], GROUP_PAD=group_pad,
-        PIECES=max(2, tile.merged // (group_pad * pad)), STRIDE=kv.stride(1), HEAD=kv.stride(2), num_warps=tile.warps,
-        num_stages=tile.stages,
+        PIECES=max(2, tile.merged // (group_pad * pad)), STRIDE=kv.stride(1), HEAD=kv.stride(2), SINKS=sinks is not None,
+        num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out

@@ -12,17 +12,18 @@ import torch
 import triton
 import triton.language as tl
 
-from executors.kernels.triton.tile import attend_tile
-from executors.kernels.triton.tuning import HALF, choose, head_class, kind_of
+from executors.kernels.triton.tile import add_sink, attend_tile
+from executors.kernels.triton.tuning import choose, head_class, kind_of
 
 
 # See `_split_kernel`.
 @triton.jit(do_not_specialize=["table_stride"])
 def _extend_kernel(
-    q, keys, values, out, tiles, q_starts, q_lens, pos_offsets, tables, table_stride,
+    q, keys, values, out, sinks, tiles, q_starts, q_lens, pos_offsets, tables, table_stride,
     scale, value_scale, softcap, window,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
     PAGE: tl.constexpr, TILE: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, STRIDE: tl.constexpr, HEAD: tl.constexpr,
+    SINKS: tl.constexpr,
 ):  # fmt: skip
     """One (tile of queries, key head). Rows: query after query, each with its GROUP heads; remaining rows are idle."""
     # All heads of a tile before the next tile: in a grid of two dimensions the longest of the last head would begin near the end.
@@ -64,14 +65,17 @@ def _extend_kernel(
             block, keys, values, table, head, place, there, visible, best, total, mixed, scale, softcap,
             STRIDE, HEAD, DIM, DIM_PAD, PAGE, SOFTCAP,
         )  # fmt: skip
+    if SINKS:
+        sink = tl.load(sinks + head * GROUP + rows % GROUP).to(tl.float32)
+        total, mixed = add_sink(sink, best, total, mixed)
     mixed = mixed / tl.where(total > 0.0, total, 1.0)[:, None] * value_scale
     tl.store(out + at, mixed.to(out.dtype.element_ty), mask=real[:, None] & (dims[None, :] < DIM))
 
 
-def rows_per_tile(group: int, head_dim: int) -> int:
-    """Return the rows of a tile, a power of two: a query takes `group` of them, one per head. They are the same for all element
-    kinds."""
-    return max(choose("extend_attention", HALF, head_class(head_dim)).rows, triton.next_power_of_2(group))
+def rows_per_tile(group: int, head_dim: int, dtype: torch.dtype = torch.bfloat16) -> int:
+    """Return the rows of a tile, a power of two: a query takes `group` of them, one per head. `dtype`: that of queries."""
+    chosen = choose("extend_attention", kind_of(dtype), head_class(head_dim)).rows
+    return max(chosen, triton.next_power_of_2(group))
 
 
 def query_tiles(q_lens: np.ndarray, pos_offsets: np.ndarray, items: np.ndarray, queries: int) -> np.ndarray:
@@ -93,28 +97,30 @@ def extend_attention(
     q: torch.Tensor, kv: torch.Tensor, out: torch.Tensor, tiles: torch.Tensor, q_starts: torch.Tensor,
     q_lens: torch.Tensor, pos_offsets: torch.Tensor, tables: torch.Tensor, scale: float, *,
     window: int | None = None, softcap: float | None = None, kv_scales: tuple[float, float] = (1.0, 1.0),
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """Write the attention of the queries in `tiles` to `out` [T, heads, head_dim]: `query_tiles` of rows_per_tile // group.
+    """Write the attention of the queries in `tiles` to `out` [T, heads, head_dim]: `query_tiles` of rows_per_tile // group for
+    queries of this dtype.
 
     `q` [T, heads, head_dim] and `kv` [2, pages, kv_heads, page, head_dim] of one dtype, contiguous but for the strides of
     sides, pages and heads; or `kv` in e4m3, which the `kv_scales` of keys and values multiply. int32 per item: `q_starts` its
     first row of q, `q_lens` its rows, `pos_offsets` its tokens in the cache before them; `tables` int32 [n, pages]. A tile that
-    begins after its item's queries (padding of a graph) writes nothing.
+    begins after its item's queries (padding of a graph) writes nothing. `sinks`: see `decode_attention`.
     """
     _, heads, dim = q.shape
     _, _, kv_heads, page, _ = kv.shape
     group, pad = heads // kv_heads, triton.next_power_of_2(dim)
     rows, tile = (
-        rows_per_tile(group, dim),
+        rows_per_tile(group, dim, q.dtype),
         choose("extend_attention", kind_of(q.dtype, kv.dtype), head_class(dim)),
     )
     # A larger group makes more rows than the table's.
     warps = tile.warps if rows == tile.rows else max(tile.warps, 8 if rows >= 128 else 4)
     _extend_kernel[(len(tiles) * kv_heads,)](
-        q, kv[0], kv[1], out, tiles, q_starts, q_lens, pos_offsets, tables, tables.stride(0),
+        q, kv[0], kv[1], out, sinks, tiles, q_starts, q_lens, pos_offsets, tables, tables.stride(0),
         scale * kv_scales[0], kv_scales[1], softcap or 1.0, window or 0,
         KV_HEADS=kv_heads, GROUP=group, ROWS=rows, DIM=dim, DIM_PAD=pad, PAGE=page,
         TILE=tile.depth, SOFTCAP=softcap is not None, WINDOW=window is not None, STRIDE=kv.stride(1), HEAD=kv.stride(2),
-        num_warps=warps, num_stages=tile.stages,
+        SINKS=sinks is not None, num_warps=warps, num_stages=tile.stages,
     )  # fmt: skip
     return out

@@ -26,7 +26,7 @@ import triton
 import triton.language as tl
 
 from executors.kernels.triton.extend_attention import rows_per_tile
-from executors.kernels.triton.tile import attend_tile
+from executors.kernels.triton.tile import LOG2_E, add_sink, attend_tile
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +76,58 @@ def _attend_keys(
 
 
 @triton.jit
+def _attend_piece(
+    low, last, first, after, block, keys, values, table, head, own, best, total, mixed, scale, softcap, window,
+    STRIDE: tl.constexpr, HEAD: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
+    SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, SKIP_MASKS: tl.constexpr, BASE2: tl.constexpr, NEAR: tl.constexpr,
+):  # fmt: skip
+    """As `_attend_keys`, of the keys low .. last of a tile whose queries are at the positions `first` up to `after`."""
+    seen_from = tl.maximum(first + 1 - window, 0) if WINDOW else 0
+    if WINDOW:
+        low = tl.maximum(low, seen_from // TILE * TILE)
+    if SKIP_MASKS:
+        if WINDOW:
+            # The last query sees none of the keys before this one.
+            hidden = after - window
+            middle = tl.minimum(low + (tl.maximum(hidden - low, 0) + TILE - 1) // TILE * TILE, last)
+            best, total, mixed = _attend_keys(
+                low, middle, block, keys, values, table, head, seen_from, last, own, best, total, mixed, scale,
+                softcap, window, STRIDE, HEAD, DIM, DIM_PAD, PAGE, TILE, SOFTCAP, WINDOW, False, BASE2, NEAR,
+            )  # fmt: skip
+            low = tl.maximum(low, middle)
+        # The first query sees all keys before this one, and so do the others.
+        common = tl.minimum(last, first + 1)
+        middle = low + tl.maximum(common - low, 0) // TILE * TILE
+        best, total, mixed = _attend_keys(
+            low, middle, block, keys, values, table, head, seen_from, last, own, best, total, mixed, scale, softcap,
+            window, STRIDE, HEAD, DIM, DIM_PAD, PAGE, TILE, SOFTCAP, False, True, BASE2, NEAR,
+        )  # fmt: skip
+        low = middle
+    best, total, mixed = _attend_keys(
+        low, last, block, keys, values, table, head, seen_from, last, own, best, total, mixed, scale, softcap, window,
+        STRIDE, HEAD, DIM, DIM_PAD, PAGE, TILE, SOFTCAP, WINDOW, False, BASE2, NEAR,
+    )  # fmt: skip
+    return best, total, mixed
+
+
+@triton.jit
 def _add_tiles(
-    partial, lse, first, count, head,
+    partial, lse, sinks, first, count, head,
     KV_HEADS: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, BASE2: tl.constexpr,
+    GROUP: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
     """Return the sum [ROWS, DIM_PAD] of `count` pieces' results, each weighted by its share of the softmax. A piece without
-    visible keys of a row has no share of it."""
+    visible keys of a row has no share of it, and the sink of a row's head has one."""
     rows = tl.arange(0, ROWS)
     dims = tl.arange(0, DIM_PAD)
-    best = tl.full((ROWS,), float("-inf"), tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
+    if SINKS:
+        best = tl.load(sinks + head * GROUP + rows % GROUP).to(tl.float32)
+        if BASE2:
+            best *= LOG2_E
+        total = tl.full((ROWS,), 1.0, tl.float32)
+    else:
+        best = tl.full((ROWS,), float("-inf"), tl.float32)
+        total = tl.zeros((ROWS,), tl.float32)
     mixed = tl.zeros((ROWS, DIM_PAD), tl.float32)
     for number in range(count):
         at = ((first + number).to(tl.int64) * KV_HEADS + head) * ROWS + rows
@@ -109,11 +151,12 @@ def _add_tiles(
 # Numbers that change from step to step take any value, see `_split_kernel`.
 @triton.jit(do_not_specialize=["table_stride"])
 def _shared_extend_kernel(
-    q, keys, values, out, partial, lse, arrived, tiles, pieces, q_starts, q_lens, pos_offsets, tables, table_stride,
+    q, keys, values, out, partial, lse, arrived, sinks, tiles, pieces, q_starts, q_lens, pos_offsets, tables, table_stride,
     scale, value_scale, softcap, window,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
     PAGE: tl.constexpr, TILE: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, WORDS: tl.constexpr,
     SKIP_MASKS: tl.constexpr, BASE2: tl.constexpr, NEAR: tl.constexpr, STRIDE: tl.constexpr, HEAD: tl.constexpr,
+    SINKS: tl.constexpr,
 ):  # fmt: skip
     """One (piece of a tile's keys, key head), heads first. Rows as in `_extend_kernel`. `out` receives the result of a tile's
     only piece; if a tile has several, `partial` and `lse` receive them, and `arrived` counts them."""
@@ -146,31 +189,15 @@ def _shared_extend_kernel(
     total = tl.zeros((ROWS,), tl.float32)
     mixed = tl.zeros((ROWS, DIM_PAD), tl.float32)
     table = tables + item.to(tl.int64) * table_stride
-    seen_from = tl.maximum(offset + begin + 1 - window, 0) if WINDOW else 0
-    if WINDOW:
-        low = tl.maximum(low, seen_from // TILE * TILE)
-    if SKIP_MASKS:
-        if WINDOW:
-            # The last query sees none of the keys before this one.
-            hidden = offset + tl.minimum(begin + QUERIES, q_len) - window
-            middle = tl.minimum(low + (tl.maximum(hidden - low, 0) + TILE - 1) // TILE * TILE, last)
-            best, total, mixed = _attend_keys(
-                low, middle, block, keys, values, table, head, seen_from, last, offset + query, best, total, mixed, scale,
-                softcap, window, STRIDE, HEAD, DIM, DIM_PAD, PAGE, TILE, SOFTCAP, WINDOW, False, BASE2, NEAR,
-            )  # fmt: skip
-            low = tl.maximum(low, middle)
-        # The first query sees all keys before this one, and so do the others.
-        common = tl.minimum(last, offset + begin + 1)
-        middle = low + tl.maximum(common - low, 0) // TILE * TILE
-        best, total, mixed = _attend_keys(
-            low, middle, block, keys, values, table, head, seen_from, last, offset + query, best, total, mixed, scale, softcap,
-            window, STRIDE, HEAD, DIM, DIM_PAD, PAGE, TILE, SOFTCAP, False, True, BASE2, NEAR,
-        )  # fmt: skip
-        low = middle
-    best, total, mixed = _attend_keys(
-        low, last, block, keys, values, table, head, seen_from, last, offset + query, best, total, mixed, scale, softcap, window,
-        STRIDE, HEAD, DIM, DIM_PAD, PAGE, TILE, SOFTCAP, WINDOW, False, BASE2, NEAR,
+    best, total, mixed = _attend_piece(
+        low, last, offset + begin, offset + tl.minimum(begin + QUERIES, q_len), block, keys, values, table, head, offset + query,
+        best, total, mixed, scale, softcap, window, STRIDE, HEAD, DIM, DIM_PAD, PAGE, TILE, SOFTCAP, WINDOW, SKIP_MASKS, BASE2,
+        NEAR,
     )  # fmt: skip
+    if SINKS:  # noqa: SIM102 - of constants and numbers Triton evaluates both sides
+        if count == 1:  # else once, where the pieces are added up
+            sink = tl.load(sinks + head * GROUP + rows % GROUP).to(tl.float32)
+            total, mixed = add_sink(sink, best, total, mixed, BASE2)
     safe = tl.where(total > 0.0, total, 1.0)
     mixed = mixed / safe[:, None] * value_scale
     if count == 1:
@@ -186,7 +213,9 @@ def _shared_extend_kernel(
         counter = arrived + first.to(tl.int64) * KV_HEADS + head
         if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == count - 1:
             tl.store(counter, 0)  # for the next layer
-            mixed = _add_tiles(partial, lse, first, count, head, KV_HEADS, ROWS, DIM, DIM_PAD, BASE2)
+            mixed = _add_tiles(
+                partial, lse, sinks, first, count, head, KV_HEADS, ROWS, DIM, DIM_PAD, BASE2, GROUP, SINKS
+            )  # fmt: skip
             tl.store(out + at, mixed.to(out.dtype.element_ty), mask=stored)
 
 
@@ -219,17 +248,18 @@ def keys_per_loop(dtype: torch.dtype, head_dim: int) -> int:
     pad = triton.next_power_of_2(head_dim)
     if dtype == torch.float32:
         return 16 if pad > 64 else 32
-    return 32 if pad > 128 else 64
+    return 16 if pad > 256 else 32 if pad > 128 else 64
 
 
 def shared_extend_attention(
     q: torch.Tensor, kv: torch.Tensor, out: torch.Tensor, tiles: torch.Tensor, pieces: torch.Tensor,
     q_starts: torch.Tensor, q_lens: torch.Tensor, pos_offsets: torch.Tensor, tables: torch.Tensor, scale: float,
     workspace: ExtendWorkspace, *, window: int | None = None, softcap: float | None = None,
-    kv_scales: tuple[float, float] = (1.0, 1.0), options: LoopOptions = FASTEST,
+    kv_scales: tuple[float, float] = (1.0, 1.0), options: LoopOptions = FASTEST, sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """Write the attention of the queries in `tiles` to `out` [T, heads, head_dim]; see `extend_attention`, whose arguments
-    have the same meaning. Of float32 the kernel spills registers: it is right, and nothing to serve with.
+    have the same meaning. Of float32 and of heads of 512 the kernel spills registers: it is right, and nothing to
+    serve with.
 
     `pieces` int32 [k, 6], contiguous: the division of the tiles' keys, see `tile_pieces`. Keys outside all pieces of a tile
     are not computed, and a tile without any piece is not written. Places of shared tiles' pieces must be less than those that
@@ -241,12 +271,12 @@ def shared_extend_attention(
     rows, wide = options.rows or rows_per_tile(group, dim), q.dtype == torch.float32
     base = math.log2(math.e) if options.base2 and softcap is None else 1.0
     _shared_extend_kernel[(len(pieces) * kv_heads,)](
-        q, kv[0], kv[1], out, workspace.partial, workspace.lse, workspace.arrived, tiles, pieces, q_starts, q_lens,
+        q, kv[0], kv[1], out, workspace.partial, workspace.lse, workspace.arrived, sinks, tiles, pieces, q_starts, q_lens,
         pos_offsets, tables, tables.stride(0), scale * kv_scales[0] * base, kv_scales[1], softcap or 1.0, window or 0,
         KV_HEADS=kv_heads, GROUP=group, ROWS=rows, DIM=dim, DIM_PAD=pad, PAGE=page,
         TILE=options.tile or keys_per_loop(q.dtype, dim), SOFTCAP=softcap is not None, WINDOW=window is not None,
         WORDS=pieces.shape[1], SKIP_MASKS=options.skip_masks, BASE2=options.base2, NEAR=options.near,
-        STRIDE=kv.stride(1), HEAD=kv.stride(2),
+        STRIDE=kv.stride(1), HEAD=kv.stride(2), SINKS=sinks is not None,
         num_warps=16 if wide else 8 if rows >= 128 or pad > 128 else 4,
         num_stages=options.stages or (2 if wide or pad > 128 else 5),
     )  # fmt: skip

@@ -75,3 +75,16 @@ def attend_tile(
     mixed = mixed * keep[:, None] + tl.dot(shares.to(value.dtype), value, input_precision="ieee")
     total = total * keep + tl.sum(shares, 1)
     return peak, total, mixed
+
+
+@triton.jit
+def add_sink(sink, best, total, mixed, BASE2: tl.constexpr = False):
+    """Return `total` and `mixed` after a last logit `sink` [rows], fp32, which has no value; see `attend_tile`."""
+    if BASE2:
+        sink *= LOG2_E
+    peak = tl.maximum(best, sink)
+    if BASE2:
+        share, keep = tl.exp2(sink - peak), tl.exp2(best - peak)
+    else:
+        share, keep = tl.exp(sink - peak), tl.exp(best - peak)
+    return total * keep + share, mixed * keep[:, None]

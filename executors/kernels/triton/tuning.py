@@ -54,7 +54,7 @@ class Choice:
     most: int = 0
 
 
-HEADS = (16, 32, 64, 128, 256)
+HEADS = (16, 32, 64, 128, 256, 512)
 """Padded head sizes."""
 
 # A step that looks up its pages first gets half of the stages as buffers: two of five, so that the next keys and values are
@@ -64,8 +64,10 @@ HEADS = (16, 32, 64, 128, 256)
 # room for three programs, and a second, smaller wave would leave the device half empty. Queries of float32 have less room. One
 # sequence of 1,024 keys takes 7.6 us in pieces of 64 keys at least, and 13.8 us with 256.
 _DECODE = Choice(warps=4, stages=5, depth=64, merged=8192, programs=3, least=64)
+_WIDE_DECODE = replace(_DECODE, warps=8, stages=3, merged=4096)
 # Products of float32 take no matrix instruction, and each thread holds what it multiplies: many threads, small tiles. Five stages
-# make three buffers for keys and values, if registers do.
+# make three buffers for keys and values, if registers do. Heads of 512 have the largest tiles that spill no registers on Hopper,
+# where a program takes 128 KiB; elsewhere it takes 98. Their speed was not measured.
 _EXTEND = Choice(warps=8, stages=5, rows=128, depth=64)
 _WIDE_EXTEND = Choice(warps=16, stages=2, rows=128, depth=32)
 # 24 KiB of weights are being loaded while 8 KiB are multiplied. At 3 TB/s and 0.7 us per load, 16 KiB for each of 132
@@ -78,13 +80,18 @@ _ROWS: dict[Key, Choice] = {
     **{("decode_attention", HALF, head): _DECODE for head in HEADS},
     ("decode_attention", HALF, 128): replace(_DECODE, depth=32),
     ("decode_attention", HALF, 256): replace(_DECODE, depth=16),
+    ("decode_attention", HALF, 512): replace(_DECODE, depth=16, programs=2),
     **{("decode_attention", E4M3, head): _DECODE for head in HEADS},
-    **{("decode_attention", FLOAT32, head): replace(_DECODE, warps=8, stages=3, merged=4096) for head in HEADS},
+    ("decode_attention", E4M3, 512): replace(_DECODE, depth=16, programs=2),
+    **{("decode_attention", FLOAT32, head): _WIDE_DECODE for head in HEADS},
+    ("decode_attention", FLOAT32, 512): replace(_WIDE_DECODE, depth=16, stages=2, programs=1),
     **{("extend_attention", kind, head): _EXTEND for kind in (HALF, E4M3) for head in HEADS},
     **{("extend_attention", kind, 256): Choice(warps=4, stages=2, rows=64, depth=32) for kind in (HALF, E4M3)},
     **{("extend_attention", FLOAT32, head): _WIDE_EXTEND for head in HEADS},
     ("extend_attention", FLOAT32, 128): replace(_WIDE_EXTEND, depth=16),
     ("extend_attention", FLOAT32, 256): replace(_WIDE_EXTEND, depth=16, rows=64),
+    **{("extend_attention", kind, 512): Choice(warps=8, stages=2, rows=64, depth=16) for kind in (HALF, E4M3)},
+    ("extend_attention", FLOAT32, 512): replace(_WIDE_EXTEND, depth=16, rows=32),
     # One row: a program of one warp reads two whole rows of a short weight at once. A gated result is of two rows.
     ("one_row", "", "short"): Choice(warps=1, stages=3, outputs=2, depth=512, most=1024),
     ("one_row", "", "short gated"): Choice(warps=1, stages=3, outputs=1, depth=512, most=1024),
@@ -131,9 +138,14 @@ _ROWS: dict[Key, Choice] = {
 
 _FITTING: dict[int, dict[Key, Choice]] = {
     # Heads of 256 in float32 take 148 and 100 KiB as above, so 82 and 84: keys of half a tile, and values where the keys were.
+    # Heads of 512 take 97 and 130, so 65 and 65: values where the keys were, and half as many queries.
     99: {
         ("decode_attention", FLOAT32, 256): replace(_ROWS["decode_attention", FLOAT32, 256], depth=32),
         ("extend_attention", FLOAT32, 256): replace(_ROWS["extend_attention", FLOAT32, 256], stages=1),
+        ("decode_attention", FLOAT32, 512): replace(_ROWS["decode_attention", FLOAT32, 512], stages=1),
+        ("extend_attention", FLOAT32, 512): replace(
+            _ROWS["extend_attention", FLOAT32, 512], stages=1, rows=16
+        ),
     },
 }
 """Rows for less shared memory, by the KiB that a program may have: what of `_ROWS` would not fit."""

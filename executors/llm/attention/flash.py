@@ -101,6 +101,8 @@ def flash_attention(spec: KvSpec, block_size: int, capability: tuple[int, int]) 
             return over(NAME, kernel)
         except Unsuitable as error:
             why.append(error)
+    if any(not error.absent for error in why):
+        check_model(spec, capability)  # what none of them supports is said before the size of blocks
     raise next((error for error in why if not error.absent), why[-1])
 
 

@@ -21,7 +21,7 @@ from executors.llm.model.caches import KvSpec
 from executors.llm.step_arrays import StepArrays
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-MIN_HEAD_DIM, MAX_HEAD_DIM = 9, 256
+MIN_HEAD_DIM, MAX_HEAD_DIM = 9, 512
 """Supported head sizes in elements. Heads are padded to a power of two, and the inner dimension of a product on a GPU is at
 least 16."""
 STEADY_SPLIT = 512
@@ -35,7 +35,7 @@ _ALIGN = 4
 def supports(spec: KvSpec) -> bool:
     """Return whether the kernels support this model."""
     fits = MIN_HEAD_DIM <= spec.head_dim <= MAX_HEAD_DIM
-    return spec.dtype in DTYPES and fits and spec.num_heads % spec.num_kv_heads == 0 and not spec.sinks
+    return spec.dtype in DTYPES and fits and spec.num_heads % spec.num_kv_heads == 0
 
 
 def piece_rule(spec: KvSpec, processors: int, deterministic: bool) -> PieceRule:
@@ -61,7 +61,7 @@ class TritonAttention:
         self.deterministic = deterministic
         self.note = f"attention: {self.name}"
         self._group = spec.num_heads // spec.num_kv_heads
-        self.queries_per_tile = rows_per_tile(self._group, spec.head_dim) // self._group
+        self.queries_per_tile = rows_per_tile(self._group, spec.head_dim, spec.dtype) // self._group
         device = device_of(spec.device)
         self.rule = piece_rule(spec, device.processors or _PROCESSORS, deterministic)
         """Rule for cutting keys. Must not change once steps are captured."""
@@ -162,17 +162,17 @@ class TritonAttend:
 
     def attend(self, layer: int, q: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
         """See `PagedAttend`."""
-        assert sinks is None, "`supports` refuses models with sinks"
         meta, spec, kv = self.meta, self.cache.spec, self.cache.layers[layer]
         out = torch.empty_like(q)
         if len(meta.tiles):
             extend_attention(
                 q, kv, out, meta.tiles, meta.q_starts, meta.q_lens, meta.pos_offsets, meta.tables, spec.scale,
-                window=spec.windows[layer], softcap=spec.softcap, kv_scales=spec.scales(layer),
+                window=spec.windows[layer], softcap=spec.softcap, kv_scales=spec.scales(layer), sinks=sinks,
             )  # fmt: skip
         if meta.num_decodes:
             decode_attention(
                 q, kv, out, meta.tables, meta.lengths, spec.scale, meta.pieces, self._workspace,
                 window=spec.windows[layer], softcap=spec.softcap, items=meta.decodes, kv_scales=spec.scales(layer),
+                sinks=sinks,
             )  # fmt: skip
         return out

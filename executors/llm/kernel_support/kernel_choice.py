@@ -185,8 +185,7 @@ def own_attention(spec: KvSpec, deterministic: bool = False) -> TritonAttention:
         raise Unsuitable("it needs a GPU; the device is cpu")
     if not triton_attention.supports(spec):
         kind = str(spec.dtype).removeprefix("torch.")
-        sinks = ", with sinks" if spec.sinks else ""
-        raise Unsuitable(f"Triton kernels have no code for {kind} and heads of {spec.head_dim}{sinks}")
+        raise Unsuitable(f"Triton kernels have no code for {kind} and heads of {spec.head_dim}")
     return triton_attention.TritonAttention(spec, deterministic)
 
 

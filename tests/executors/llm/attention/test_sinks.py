@@ -9,7 +9,7 @@ import torch
 from executors.contract.errors import ConfigError
 from executors.llm.attention import cpu_attention
 from executors.llm.attention.cpu_attention import CpuAttention
-from executors.llm.attention.library import Unsuitable, check_model
+from executors.llm.attention.library import LibraryAttention, Unsuitable, check_model
 from executors.llm.attention.plain_torch import QUERY_TILE, TorchAttention
 from executors.llm.kernel_support.kernel_choice import choose_attention
 from executors.llm.model.caches import KvSpec
@@ -96,7 +96,7 @@ def test_a_library_without_sinks_is_refused_by_name(monkeypatch: pytest.MonkeyPa
                 choose_attention(
                     spec(4, 2, 64, BF16), name, block_size=256 if library.__name__ == "flash_attn" else 16
                 )
-        assert isinstance(choose_attention(spec(4, 2, 64, BF16)), TorchAttention)
+        assert not isinstance(choose_attention(spec(4, 2, 64, BF16)), LibraryAttention)
 
 
 # -- the CPU kernels -----------------------------------------------------------------------------------------------------

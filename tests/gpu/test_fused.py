@@ -61,7 +61,8 @@ def test_gated(dtype: torch.dtype, activation: str, inner: int) -> None:
 @sweep(every=3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "dim", "rotated"), [(4, 2, 64, 64), (7, 1, 80, 80), (3, 3, 64, 16), (2, 1, 32, 0)]
+    ("heads", "kv_heads", "dim", "rotated"),
+    [(4, 2, 64, 64), (7, 1, 80, 80), (3, 3, 64, 16), (2, 1, 32, 0), (2, 1, 512, 128)],
 )
 @pytest.mark.parametrize("normed", ["none", "norm", "plus one"])
 def test_rotate_and_store(

@@ -238,6 +238,8 @@ struct Target {
   const float* const* extra = nullptr;
   // Adapters of the rows, whose sums are known; or null.
   const LoraProduct* lora = nullptr;
+  // What each row is multiplied by before it is added; or null.
+  const float* factors = nullptr;
 };
 
 inline float rounded(float a, const float*) { return a; }
@@ -287,6 +289,7 @@ inline void deliver(const Linear& w, const float* buffer, int64_t row, int64_t r
     }
     if (to.added) {
       float* at = to.added + (row + r) * to.stride + first;
+      if (to.factors) one = mul(one, all(to.factors[row + r])), two = mul(two, all(to.factors[row + r]));
       store_some(at, add(load_some(at, left), one), left);
       if (left > W) store_some(at + W, add(load_some(at + W, left - W), two), left - W);
     } else {
@@ -307,18 +310,59 @@ inline bool asks_ahead(int64_t rows) {
   return !amd || (std::is_same<Op, QuantProduct>::value && rows >= 4);
 }
 
+// A weight's panels, one after the other; what does not change from one to the next is found once.
+template <class Op>
+struct Panels {
+  const Linear& w;
+  const TileOfLayout* layout_tiles;
+  int64_t words, rounds, lines;  // of a panel; in which as much is asked for of the next one, and how much
+
+  explicit Panels(const Linear& w) : w(w), layout_tiles(tiles_of(w)), words(w.panel_words()) {
+    rounds = Op::BLOCKS ? w.blocks() : (w.steps() + 15) / 16;
+    lines = (words / 16 + rounds - 1) / rounds;
+  }
+
+  const uint32_t* at(int64_t panel) const { return w.packed + panel * words; }
+
+  // Rows begin..begin+count of a times a panel, tile by tile: `give(row, rows)` takes each tile's results, which are in `buffer`;
+  // those of row r `apart` r - begin rows from its start, or else the tile's own from there on. Meanwhile asks for `ahead`.
+  template <class Give>
+  inline void multiply(const Left<Op>& a, int64_t begin, int64_t count, int64_t panel, const uint32_t* ahead, bool asks,
+                       float* buffer, bool apart, Give give) const {
+    int64_t tiles = (count + Op::MR - 1) / Op::MR;
+    // Many rows: each tile asks for a part of what comes next, as long as there is some of it.
+    int64_t per_tile = tiles == 1 && !asks ? 0 : (lines + tiles - 1) / tiles;
+    int64_t row = begin;
+    for (int64_t t = 0; t < tiles; t++) {
+      int64_t rows = (begin + count - row + tiles - t - 1) / (tiles - t);
+      Ahead some = {(const char*)ahead + t * per_tile * rounds * 64, t * per_tile < lines ? per_tile : 0};
+      float* results = apart ? buffer + (row - begin) * NR : buffer;
+      if constexpr (std::is_same<Op, QuantProduct>::value)
+        layout_tiles[rows](a.from(row), at(panel), results, some);
+      else
+        tile_of<Op, Op::MR>(rows, a.from(row), at(panel), results, some);
+      give(row, rows);
+      row += rows;
+    }
+  }
+};
+
+// How many of m rows are multiplied with a panel at a time: as many in each chunk, in whole tiles.
+template <class Op>
+inline int64_t rows_at_once(int64_t m) {
+  int64_t chunks = (m + ROWS - 1) / ROWS;
+  return m ? ((m + chunks - 1) / chunks + Op::MR - 1) / Op::MR * Op::MR : 1;
+}
+
 // One thread's share of a product of m rows. The counter is 0 at first.
 template <class Op, class T>
 __attribute__((noinline)) void multiply_panels(const Linear& w, const Left<Op>& a, int64_t m, const Target<T>& to,
                                                Counter& counter, int threads) {
-  const TileOfLayout* layout_tiles = tiles_of(w);
-  int64_t panels = w.panels(), words = w.panel_words(), chunks = (m + ROWS - 1) / ROWS;
-  int64_t chunk = m ? ((m + chunks - 1) / chunks + Op::MR - 1) / Op::MR * Op::MR : 1;  // alike, and whole tiles
-  chunks = (m + chunk - 1) / chunk;  // fewer where ROWS is no multiple of MR and whole tiles of many chunks add up
+  const Panels<Op> each(w);
+  int64_t panels = w.panels(), chunk = rows_at_once<Op>(m);
+  int64_t chunks = (m + chunk - 1) / chunk;  // ROWS may be no multiple of MR: then whole tiles make fewer
   int64_t grab = panels / (threads * 16) > 0 ? panels / (threads * 16) : 1;
   int64_t per_chunk = (panels + grab - 1) / grab;
-  int64_t rounds = Op::BLOCKS ? w.blocks() : (w.steps() + 15) / 16;
-  int64_t lines = (words / 16 + rounds - 1) / rounds;  // of the next panel, in each round
   // Results of a tile; with adapters of all rows, so that what an adapter adds to several of them is computed together.
   alignas(64) float buffer[(ROWS + Op::MR) * NR];
   int64_t unit = counter.take(1);
@@ -326,24 +370,12 @@ __attribute__((noinline)) void multiply_panels(const Linear& w, const Left<Op>& 
     int64_t following = counter.take(1);  // early: its first panel is asked for while the last one here is multiplied
     int64_t begin = unit / per_chunk * chunk, count = m - begin < chunk ? m - begin : chunk;
     int64_t first = unit % per_chunk * grab, last = first + grab < panels ? first + grab : panels;
-    int64_t tiles = (count + Op::MR - 1) / Op::MR;
     for (int64_t p = first; p < last; p++) {
       int64_t next = p + 1 < last ? p + 1 : following < chunks * per_chunk ? following % per_chunk * grab : p;
-      const char* ahead = (const char*)(w.packed + next * words);
-      // Many rows: each tile asks for a part of the next panel, as long as there is some of it.
-      int64_t per_tile = tiles == 1 && !asks_ahead<Op>(count) ? 0 : (lines + tiles - 1) / tiles;
-      int64_t row = begin;
-      for (int64_t t = 0; t < tiles; t++) {
-        int64_t rows = (begin + count - row + tiles - t - 1) / (tiles - t);
-        Ahead some = {ahead + t * per_tile * rounds * 64, t * per_tile < lines ? per_tile : 0};
-        float* results = to.lora ? buffer + (row - begin) * NR : buffer;
-        if constexpr (std::is_same<Op, QuantProduct>::value)
-          layout_tiles[rows](a.from(row), w.packed + p * words, results, some);
-        else
-          tile_of<Op, Op::MR>(rows, a.from(row), w.packed + p * words, results, some);
-        if (!to.lora) deliver(w, buffer, row, rows, p, to);
-        row += rows;
-      }
+      each.multiply(a, begin, count, p, each.at(next), asks_ahead<Op>(count), buffer, to.lora != nullptr,
+                    [&](int64_t row, int64_t rows) {
+                      if (!to.lora) deliver(w, buffer, row, rows, p, to);
+                    });
       if (to.lora) {
         to.lora->expand(*to.lora, w, p, begin, count, buffer);
         deliver(w, buffer, begin, count, p, to);

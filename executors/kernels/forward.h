@@ -3,6 +3,7 @@
 //   x = embed[token]                                                                       x: fp32, the residual stream
 //   per layer:  norm(x) -> qkv -> norm of heads, rotate, keys and values to their cells -> attention -> o, added to x
 //               norm(x) -> gate and up, activation -> down, added to x; some families norm what is added, some that alone
+//               or a mixture of experts of norm(x), added to x, see experts.h; some families have both
 //   out = norm(x)
 //
 // Phases are separated by barriers; within one, threads take rows, panels or pieces of attention from a counter. Every row
@@ -17,7 +18,7 @@
 #include <type_traits>
 
 #include "attention_int8.h"
-#include "gemm.h"
+#include "experts.h"
 
 namespace {
 
@@ -28,10 +29,14 @@ struct Layer {
   const float *attn_post_norm, *mlp_post_norm;  // [hidden], of what is added to x; or null
   const float* sinks;                 // [heads], see attention.h; or null
   const float* rotary;                // [positions][2][rotary_dim / 2] cosines and sines, or null
+  const Experts* experts;             // or null: then there are gate_up and down, which otherwise are null or a shared expert's
+  const Linear* gate;                 // one row, whose product's sigmoid scales the shared expert's result; or null
 };
 
 struct Model {
-  int64_t dtype, kind, hidden, heads, kv_heads, head_dim, rotary_dim, inner, activation, num_layers;
+  int64_t dtype, kind, hidden, heads, kv_heads, head_dim, rotary_dim;
+  int64_t inner;  // the largest of the layers' MLPs, shared experts included
+  int64_t activation, num_layers;
   int64_t post_norms;  // whether a layer has one
   int64_t neighbours;  // whether elements 2 i and 2 i + 1 are rotated together, not i and i + rotary_dim / 2
   int64_t norm_last;   // whether heads are normed after they are rotated
@@ -115,18 +120,23 @@ struct Forward {
   Word* words;
   Scale* scales;
   T *queries, *mixed, *inner;
+  Mixture<T> mixture;
+  float* gates;  // [tokens], of a shared expert
   std::atomic<int> failed{0};
 
   // The counters of a layer: a product after a conversion of its rows has two, and one for a norm behind it; that
   // of queries, keys and values has one a part.
   enum : int64_t {
     NORM, QKV, HEADS = QKV + MAX_PARTS, ATTENTION, O, MLP_NORM = O + 3, GATE_UP, DOWN, LORA = DOWN + 3,
-    PHASES = LORA + LORA_WEIGHTS
+    EXPERTS = LORA + LORA_WEIGHTS, GATE = EXPERTS + Mixture<T>::PHASES, PHASES
   };
   // Where the bf16 values are what the product reads, nothing is converted.
   static constexpr bool AS_IS = std::is_same<Word, uint32_t>::value && Op::DEPTH == 2 && std::is_same<T, uint16_t>::value;
 
-  Forward(const Model& m, const Call& c) : m(m), c(c) {}
+  Forward(const Model& m, const Call& c) : m(m), c(c), mixture(team, m.hidden, m.activation) {
+    for (int64_t i = 0; i < m.num_layers; i++)
+      if (m.layers[i].experts) mixture.measure(*m.layers[i].experts);
+  }
 
   int64_t q_size() const { return m.heads * m.head_dim; }
   int64_t qkv_size() const { return (m.heads + 2 * m.kv_heads) * m.head_dim; }
@@ -147,7 +157,7 @@ struct Forward {
                    tokens * (steps * sizeof(Word) + blocks * sizeof(Scale)) + tokens * qkv_size() * 4 +
                    tokens * (2 * q_size() + m.inner) * sizeof(T) + (m.post_norms ? tokens * m.hidden * 4 : 0) +
                    (c.adapters ? tokens * (m.hidden + ranks) * 4 + (tokens + c.num_wanted + 2 * (c.num_loras + 1)) * 8 : 0) +
-                   1024 + 8 * 64;
+                   mixture.bytes(tokens, c.threads) + tokens * 4 + 1024 + 9 * 64;
     if (!workspace.reserve(bytes / 64 * 64 + 64)) return false;
     counters = workspace.take<Counter>(phases);
     for (int64_t i = 0; i < phases; i++) new (counters + i) Counter;
@@ -161,6 +171,8 @@ struct Forward {
     queries = workspace.take<T>(tokens * q_size());
     mixed = workspace.take<T>(tokens * q_size());
     inner = workspace.take<T>(tokens * m.inner);
+    gates = workspace.take<float>(tokens);
+    mixture.place(workspace, tokens, c.threads);
     if (c.adapters) list_adapters(ranks);
     return true;
   }
@@ -213,13 +225,15 @@ struct Forward {
     return lora;
   }
 
-  void norm_rows(Counter& counter, const float* weight, const Linear& next, float* line) {
+  // Rows that `next`, `experts`, or both, multiply.
+  void norm_rows(Counter& counter, const float* weight, const Linear* next, const Experts* experts, float* line) {
     rows(counter, [&](int64_t t) {
       const float* row = x + t * m.hidden;
       float* normed = c.adapters ? wide + t * m.hidden : line;
       if (weight) rms_norm(normed, row, weight, m.hidden, m.eps);
       else if (c.adapters) memcpy(normed, row, m.hidden * sizeof(float));
-      convert(next, t, weight ? normed : row, line);
+      if (next) convert(*next, t, weight ? normed : row, line);
+      if (experts) mixture.convert(*experts, t, weight ? normed : row);
     });
   }
 
@@ -230,9 +244,10 @@ struct Forward {
     team.barrier();
   }
 
-  // x += w values, [tokens][columns of w]; what is added goes through the norm `post` if there is one.
-  void add_product(const Linear& w, const T* values, const float* post, float* line, Counter* counters, int64_t first,
-                   int64_t index, int which) {
+  // x += w values, [tokens][columns of w]; what is added goes through the norm `post`, or is multiplied by its row's factor, if
+  // there is one.
+  void add_product(const Linear& w, const T* values, const float* post, const float* factors, float* line, Counter* counters,
+                   int64_t first, int64_t index, int which) {
     Counter* counter = counters + first;
     const Word* a = (const Word*)values;
     if (!AS_IS || w.columns % 2) {
@@ -240,7 +255,11 @@ struct Forward {
       a = words;
     }
     LoraProduct lora = adapt(w, values, index, which, counters);
-    if (!post) return product(w, a, Target<T>{nullptr, m.hidden, x, 0}, lora, counter + 1);
+    if (!post) {
+      Target<T> to = {nullptr, m.hidden, x, 0};
+      to.factors = factors;
+      return product(w, a, to, lora, counter + 1);
+    }
     product(w, a, Target<float>{sublayer, m.hidden, nullptr, 0}, lora, counter + 1);
     rows(counter[2], [&](int64_t t) {
       rms_norm(line, sublayer + t * m.hidden, post, m.hidden, m.eps);
@@ -320,7 +339,7 @@ struct Forward {
     const Layer& layer = m.layers[index];
     const Step& step = *c.attention[index];
     void* kv = c.kv[index];
-    norm_rows(counter[NORM], layer.attn_norm, *layer.qkv, line);
+    norm_rows(counter[NORM], layer.attn_norm, layer.qkv, nullptr, line);
     product(*layer.qkv, words, Target<float>{qkv, qkv_size(), nullptr, 0},
             adapt(*layer.qkv, wide, index, LORA_QKV, counter), counter + QKV);
     if (omp_get_thread_num() == 0) clear_counters(step);
@@ -328,11 +347,14 @@ struct Forward {
     if (!attend_cells(step, kv, (const T*)queries, q_size(), mixed, layer.sinks, counter[ATTENTION])) failed = 1;
     team.barrier();
     if (index == m.num_layers - 1 && c.wanted) keep_wanted(counters[2]);
-    add_product(*layer.o, mixed, layer.attn_post_norm, line, counter, O, index, LORA_O);
-    norm_rows(counter[MLP_NORM], layer.mlp_norm, *layer.gate_up, line);
-    product(*layer.gate_up, words, Target<T>{inner, m.inner, nullptr, m.activation},
+    add_product(*layer.o, mixed, layer.attn_post_norm, nullptr, line, counter, O, index, LORA_O);
+    norm_rows(counter[MLP_NORM], layer.mlp_norm, layer.gate_up, layer.experts, line);
+    if (layer.experts) mixture.add_experts(*layer.experts, count, x, counter + EXPERTS);
+    if (layer.gate) mixture.shared_gate(*layer.gate, count, gates, counter[GATE]);
+    if (!layer.gate_up) return;
+    product(*layer.gate_up, words, Target<T>{inner, layer.gate_up->outputs(), nullptr, m.activation},
             adapt(*layer.gate_up, wide, index, LORA_GATE_UP, counter), counter + GATE_UP);
-    add_product(*layer.down, inner, layer.mlp_post_norm, line, counter, DOWN, index, LORA_DOWN);
+    add_product(*layer.down, inner, layer.mlp_post_norm, layer.gate ? gates : nullptr, line, counter, DOWN, index, LORA_DOWN);
   }
 
   void run() {

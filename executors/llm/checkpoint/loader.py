@@ -32,7 +32,7 @@ from executors.llm.checkpoint.weights import (
     stored_formats,
 )
 from executors.llm.device.table import device_of, find_device
-from executors.llm.fused import cpu_forward
+from executors.llm.fused import cpu_experts, cpu_forward
 from executors.llm.kernel_support import fp8_support, stored_support
 from executors.llm.memory.cgroup import memory_limit
 from executors.llm.memory.kv_groups import equal_heads
@@ -425,6 +425,7 @@ def activation_bytes(decoder: Decoder, kernels: CpuKernels | None) -> int:
     if kernels is not None and cpu_forward.why_not(decoder) is None:
         # As in forward.h: the residual in float32, of wanted rows a second one; a product's operand; q, k and v in float32;
         # queries, attention's result and inner.
+        inner = cpu_experts.mlp_size(decoder)
         widest = max(config.hidden_size, config.q_size, inner)
         stored_kind = next((linear.stored[0] for linear in decoder.linears() if linear.stored), None)
         kind = stored_kind or decoder.quantization or DTYPE_NAMES[decoder.dtype]
@@ -433,7 +434,8 @@ def activation_bytes(decoder: Decoder, kernels: CpuKernels | None) -> int:
         residuals = (
             12 if names.attn_post_norm or names.mlp_post_norm else 8
         )  # what is normed before it is added
-        return residuals * config.hidden_size + operand + 4 * qkv + size * (2 * config.q_size + inner)
+        beside = residuals * config.hidden_size + operand + 4 * qkv + size * (2 * config.q_size + inner)
+        return beside + cpu_experts.bytes_per_token(decoder, kernels)
     # The residual, qkv with its rotated copy, and gate, up and their product; and a product's operand in e4m3.
     operand = max(config.hidden_size, config.q_size, inner) if decoder.fp8 is not None else 0
     stored = 4 * inner

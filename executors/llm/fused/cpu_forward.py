@@ -7,7 +7,6 @@ fp32, and results are rounded once where torch rounds after every operation.
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -25,6 +24,7 @@ from executors.kernels.cpu import (
     StoredRows,
 )
 from executors.llm.attention.cpu_attention import MAX_HEAD_DIM, CpuAttend
+from executors.llm.fused import cpu_experts
 from executors.llm.model.layers.attention import Attention
 
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ class _Layer(ctypes.Structure):
             "mlp_post_norm",
             "sinks",
             "rotary",
+            "experts",
+            "gate",
         )
     ]
 
@@ -83,16 +85,6 @@ class _Call(ctypes.Structure):
     ]  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class _Weights:
-    """The packed linear layers of one decoder layer."""
-
-    qkv: PackedWeight | MergedWeight
-    o: PackedWeight
-    gate_up: PackedWeight
-    down: PackedWeight
-
-
 def why_not(decoder: Decoder) -> str | None:
     """Return why torch computes a decoder around the kernels, None if `CpuForward` computes it."""
     config = decoder.config
@@ -102,7 +94,6 @@ def why_not(decoder: Decoder) -> str | None:
         "layers without attention": any(not isinstance(layer.mixer, Attention) for layer in decoder.layers),
         "LayerNorm": family.stream.norm == "layer",
         "scaled sublayers": config.residual_scale != 1.0,
-        "experts": config.moe is not None,
         "an ungated MLP": not family.names.gate and not family.names.gate_up,
         f"the activation {config.activation}": config.activation not in ACTIVATIONS,
         "learned positions": decoder.position_embed is not None,
@@ -123,11 +114,18 @@ def why_not(decoder: Decoder) -> str | None:
         "Hadamard transforms": any(linear.rotation is not None for linear in _linears(decoder)),
         "several rotary tables": len({rope.dim for rope in config.ropes}) > 1,
     }
-    return next((reason for reason, holds in reasons.items() if holds), None)
+    return next((reason for reason, holds in reasons.items() if holds), None) or cpu_experts.why_not(decoder)
 
 
 def _mixed(decoder: Decoder) -> bool:
-    return len({linear.blocks for linear in _linears(decoder)}) > 1
+    """Return whether the linear layers but those of experts, their routers and gates are multiplied in several ways."""
+    dense = [
+        linear
+        for layer in decoder.layers
+        for parts in (cpu_experts.parts_of(layer) or cpu_experts.Parts(),)
+        for linear in (*layer.mixer.linears, *(() if parts.mlp is None else parts.mlp.linears))
+    ]
+    return len({linear.blocks for linear in dense}) > 1
 
 
 def _linears(decoder: Decoder) -> list[Linear]:
@@ -146,13 +144,13 @@ class CpuForward:
         self._pointees: list[object] = []
         layers = [self._layer(decoder, layer) for layer in decoder.layers]
         self._layers = (_Layer * len(layers))(*layers)
-        kind = _weights(decoder.layers[0]).qkv.struct.kind
+        kind = _packed(decoder.layers[0].attention.qkv).struct.kind
         rotary_dim = config.ropes[0].dim if config.ropes else 0
         factors = decoder.query_factors
         self._pointees.append(factors)
         self._model = _Model(
             DTYPES[decoder.dtype], kind, config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim,
-            rotary_dim, config.intermediate_size, ACTIVATIONS[config.activation], len(layers),
+            rotary_dim, cpu_experts.mlp_size(decoder), ACTIVATIONS[config.activation], len(layers),
             int(bool(config.family.names.attn_post_norm or config.family.names.mlp_post_norm)),
             int(any(rope.neighbours for rope in config.ropes)), int(config.family.attention.norm_last),
             int(config.family.attention.qk_norm == "full"),
@@ -163,22 +161,30 @@ class CpuForward:
         self._hidden = config.hidden_size
 
     def _layer(self, decoder: Decoder, layer: Layer) -> _Layer:
-        weights = _weights(layer)
-        attention = layer.attention
+        attention, parts = layer.attention, cpu_experts.parts_of(layer)
+        assert parts is not None
         q_norm, k_norm = _weight(attention.q_norm), _weight(attention.k_norm)
         qk_norm = attention.qk_norm
         if qk_norm is not None:  # one row of weights per head, all queries' the same
             q_norm, k_norm = qk_norm[0], qk_norm[-1]
         rope = layer.config.rope
-        self._pointees.append((weights, decoder.rotary))
+        self._pointees.append(decoder.rotary)
+        mlp = (None, None) if parts.mlp is None else map(self._address, parts.mlp.linears)
         return _Layer(
-            weights.qkv.address, weights.o.address, weights.gate_up.address, weights.down.address,
+            self._address(attention.qkv), self._address(attention.o), *mlp,
             self._floats(decoder, _weight(layer.attn_norm)), self._floats(decoder, _weight(layer.mlp_norm)),
             self._floats(decoder, q_norm), self._floats(decoder, k_norm),
             *(self._floats(decoder, _weight(norm)) for norm in (layer.attn_post_norm, layer.mlp_post_norm)),
             self._wide(attention.sinks),
             None if rope is None else decoder.rotary[rope].data_ptr(),
+            None if parts.experts is None else cpu_experts.mixture(parts.experts, self._address, self._pointees),
+            None if parts.gate is None else self._address(parts.gate),
         )  # fmt: skip
+
+    def _address(self, linear: Linear) -> int:
+        weight = _packed(linear)
+        self._pointees.append(weight)
+        return weight.address
 
     def _floats(self, decoder: Decoder, weight: torch.Tensor | None) -> int | None:
         """Return the address of a norm's factor in fp32; for an "rms1" norm the factor is the stored weight plus one."""
@@ -233,7 +239,6 @@ def _weight(norm: Norm | None) -> torch.Tensor | None:
     return None if norm is None else norm.weight
 
 
-def _weights(layer: Layer) -> _Weights:
-    packed = [linear.packed for linear in layer.linears]
-    assert all(isinstance(weight, PackedWeight | MergedWeight) for weight in packed)
-    return _Weights(*packed)  # type: ignore[arg-type]
+def _packed(linear: Linear) -> PackedWeight | MergedWeight:
+    assert linear.packed is not None
+    return linear.packed

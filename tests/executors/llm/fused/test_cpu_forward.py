@@ -28,7 +28,14 @@ from tests.executors.checkpoints import LLAMA, QWEN3, with_sinks, write_checkpoi
 from tests.executors.llm.attention.test_cpu_attention import BF16, FP32, both_dtypes, every_isa
 from tests.tiers import sweep
 
+MOE = {
+    **QWEN3, "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 6, "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
+}  # fmt: skip
 QWEN2 = {**QWEN3, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
+WHOLE_BLOCKS = {
+    "hidden_size": 64, "head_dim": 32, "num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 96,
+}  # fmt: skip
 MODELS: dict[str, dict[str, Any]] = {
     "qwen3": QWEN3,
     "qwen3-untied-wide-heads": {
@@ -41,9 +48,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "mistral-window": {
         **QWEN3, "architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 9,
     },
-    "whole-blocks": {
-        **QWEN3, "hidden_size": 64, "head_dim": 32, "num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 96,
-    },
+    "whole-blocks": {**QWEN3, **WHOLE_BLOCKS},
     "gemma": {
         **QWEN3, "architectures": ["GemmaForCausalLM"], "model_type": "gemma", "hidden_act": "gelu_pytorch_tanh",
         "hidden_activation": "gelu_pytorch_tanh",
@@ -72,6 +77,23 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "glm4-neighbours": {**QWEN3, "architectures": ["Glm4ForCausalLM"], "model_type": "glm4", "attention_bias": True},
     "hunyuan-norms-last": {**QWEN3, "architectures": ["HunYuanDenseV1ForCausalLM"], "model_type": "hunyuan_v1_dense"},
+    "experts": MOE,
+    "experts-not-normalized-some-dense-layers": {**MOE, "norm_topk_prob": False, "mlp_only_layers": [1]},
+    "experts-odd-sizes-one-chosen": {
+        **MOE, "hidden_size": 37, "moe_intermediate_size": 51, "head_dim": 22, "num_experts": 35, "num_experts_per_tok": 1,
+    },
+    "experts-whole-blocks": {**MOE, **WHOLE_BLOCKS, "moe_intermediate_size": 160, "num_experts": 8},
+    "experts-beside-a-shared-one-and-dense-layers": {
+        **MOE, "architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe", "shared_expert_intermediate_size": 33,
+        "mlp_only_layers": [0],
+    },
+    "mixtral": {
+        **QWEN3, "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 4,
+        "num_experts_per_tok": 2, "sliding_window": None,
+    },
+    "olmoe": {
+        **QWEN3, "architectures": ["OlmoeForCausalLM"], "model_type": "olmoe", "num_experts": 6, "num_experts_per_tok": 6,
+    },
 }  # fmt: skip
 SINKS = {
     "sinks-windows": {
@@ -97,6 +119,15 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Beside its activations what else a step allocates is little."""
     sizes = {"hidden_size": 512, "intermediate_size": 4096, "num_hidden_layers": 1, "head_dim": 128}
     return write_checkpoint(tmp_path_factory.mktemp("wide") / "wide", {**QWEN3, **sizes})
+
+
+@pytest.fixture(scope="module")
+def wide_experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sizes = {
+        "hidden_size": 512, "intermediate_size": 64, "num_hidden_layers": 1, "head_dim": 128, "num_experts": 8,
+        "num_experts_per_tok": 6, "moe_intermediate_size": 1024, "mlp_only_layers": [],
+    }  # fmt: skip
+    return write_checkpoint(tmp_path_factory.mktemp("wide") / "experts", {**MOE, **sizes})
 
 
 def load(path: Path, dtype: torch.dtype, isa: str | None, quantization: str | None = None) -> Decoder:
@@ -157,8 +188,12 @@ def test_equals_torch(checkpoints: dict[str, Path], isa: str, dtype: torch.dtype
         assert error.abs().max() < 2e-4 * size
         return
     rounded = torch.cat(Runner(load(checkpoints[name], BF16, None), None).step(ITEMS)).float()
-    # torch rounds after every operation, the kernel less often: it may not be further off.
-    assert error.square().mean() < 1.1**2 * (rounded - expected).square().mean()
+    # torch rounds after every operation, the kernel less often: it may not be further off. Of tokens for which rounding changes
+    # the choice of an expert there are a few on either side, and they would be all of a mean.
+    of_tokens, of_torch = error.square().mean(-1), (rounded - expected).square().mean(-1)
+    if decoder.config.moe is None:
+        assert of_tokens.mean() < 1.1**2 * of_torch.mean()
+    assert of_tokens.median() < 1.1**2 * of_torch.median()
 
 
 def test_sinks_change_every_layer(checkpoints: dict[str, Path]) -> None:
@@ -178,12 +213,21 @@ def test_sinks_change_every_layer(checkpoints: dict[str, Path]) -> None:
 @every_isa
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("quantization", [None, "int8", "int4"], ids=["plain", "int8", "int4"])
-@pytest.mark.parametrize("name", ["qwen3", "mistral-window", "qwen3-odd-sizes", "sinks-windows"])
+@pytest.mark.parametrize(
+    "name",
+    ["qwen3", "mistral-window", "qwen3-odd-sizes", "sinks-windows", "experts", "experts-beside-a-shared-one-and-dense-layers"],
+)
 def test_whole_chunks_and_decodes_are_equal_bit_for_bit(
     checkpoints: dict[str, Path], isa: str, dtype: torch.dtype, quantization: str | None, name: str
 ) -> None:
     # Columns that are no multiple of 32 are not quantized to int4.
-    decoder = load(checkpoints["whole-blocks" if quantization == "int4" else name], dtype, isa, quantization)
+    name = (
+        {True: "experts-whole-blocks", False: "whole-blocks"}["experts" in name]
+        if quantization == "int4"
+        else name
+    )
+    decoder = load(checkpoints[name], dtype, isa, quantization)
+    assert decoder.fused
     whole = Runner(decoder, isa).step(ITEMS)
     torch.set_num_threads(2)
     chunked = Runner(decoder, isa, threads=2)
@@ -229,7 +273,14 @@ def test_only_wanted_rows(
 @every_isa
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize(
-    ("name", "quantization", "most"), [("qwen3", "int8", 0.1), ("whole-blocks", "int4", 0.4)], ids=str
+    ("name", "quantization", "most"),
+    [
+        ("qwen3", "int8", 0.1),
+        ("whole-blocks", "int4", 0.4),
+        ("experts", "int8", 0.3),
+        ("experts-beside-a-shared-one-and-dense-layers", "int8", 0.3),
+    ],
+    ids=str,
 )
 def test_quantized_weights_are_close(
     checkpoints: dict[str, Path], isa: str, dtype: torch.dtype, name: str, quantization: str, most: float
@@ -268,10 +319,12 @@ def allocated() -> int:
     [(FP32, None), (BF16, None), (BF16, "int8"), (BF16, "int4")],
     ids=["fp32", "bf16", "int8", "int4"],
 )
+@pytest.mark.parametrize("shape", ["wide", "wide_experts"])
 def test_a_step_takes_the_memory_that_is_declared(
-    wide: Path, isa: str, dtype: torch.dtype, quantization: str | None
+    request: pytest.FixtureRequest, shape: str, isa: str, dtype: torch.dtype, quantization: str | None
 ) -> None:
-    decoder = load(wide, dtype, isa, quantization)
+    decoder = load(request.getfixturevalue(shape), dtype, isa, quantization)
+    assert decoder.fused
     runner, items = Runner(decoder, isa, sequences=16), [(i, 0, 64) for i in range(16)]
     grown: list[int] = []
 
@@ -290,19 +343,13 @@ def test_a_step_takes_the_memory_that_is_declared(
 
 
 def test_what_is_not_computed_in_one_call_says_why(tmp_path: Path) -> None:
-    experts = {
-        **QWEN3, "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 4,
-        "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True, "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-    }  # fmt: skip
-    shared = {
-        **experts, "architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe", "shared_expert_intermediate_size": 24,
-    }  # fmt: skip
     cases = {
-        "experts": experts,
-        "expert": shared,
         "scaled sublayers": {
             **QWEN3, "architectures": ["GraniteForCausalLM"], "model_type": "granite", "residual_multiplier": 0.3,
+        },
+        "LayerNorm": {
+            "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": 131, "n_embd": 48, "n_head": 3,
+            "n_layer": 2, "n_positions": 64,
         },
     }  # fmt: skip
     for index, (words, fields) in enumerate(cases.items()):

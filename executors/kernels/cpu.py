@@ -5,6 +5,7 @@ gemm.h              linear layers          team.h      threads of one call
 attention.h         paged attention        forward.h   all layers of a step in one call
 quantize.h          floats to 4 bits       checksum.h   checksums of blocks
 quantized_layouts.h, quantized_tiles.h    quantized weights: how they lie, and products with them
+experts.h           mixtures of experts
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ _BLOCK_SCALE, _STORED_SCALE = 8, 16
 """Size of a scale in bytes: `BlockScale` and `QuantScale` of operands.h."""
 _VNNI = ("avx512_bf16", "avx512_vnni")
 """Instruction sets that multiply bytes; the others multiply pairs of 16 bits."""
-ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1}
-"""Activations by their names in config.json: `Activation` of gemm.h. Others are not fused."""
+ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1, "clamped_swiglu": 2}
+"""Activations by their names in config.json, or the one that they stand for: `Activation` of gemm.h. Others are not fused."""
 OUT_OF_MEMORY = "no memory for a kernel's scratch space"
 
 I64, POINTER = ctypes.c_int64, ctypes.c_void_p
@@ -65,7 +66,7 @@ class LinearStruct(ctypes.Structure):
     _fields_ = [
         *((name, I64) for name in ("kind", "form", "rows", "columns")),
         *((name, POINTER) for name in ("packed", "bias", "next")),
-        ("first", I64), ("order", POINTER),
+        ("first", I64), ("order", POINTER), ("alpha", ctypes.c_float), ("limit", ctypes.c_float),
     ]  # fmt: skip
 
 
@@ -203,6 +204,10 @@ class PackedWeight:
         """Set the bias [rows], added to the results (before the activation)."""
         self._bias = None if bias is None else bias.float().contiguous()
         self.struct.bias = None if self._bias is None else self._bias.data_ptr()
+
+    def set_clamp(self, alpha: float, limit: float) -> None:
+        """Set the numbers of the activation "clamped_swiglu"."""
+        self.struct.alpha, self.struct.limit = alpha, limit
 
     def __call__(
         self, x: torch.Tensor, activation: int = 0, wide: bool = False, extra: torch.Tensor | None = None

@@ -216,13 +216,22 @@ inline void tile_of(int64_t rows, const Left<Op>& a, const uint32_t* panel, floa
   }
 }
 
-enum Activation : int64_t { SILU = 0, GELU_TANH = 1 };
+enum Activation : int64_t { SILU = 0, GELU_TANH = 1, CLAMPED_SWIGLU = 2 };
 
 // x * sigmoid(z): z = x is SiLU; 2 sqrt(2/pi) (x + 0.044715 x^3) the tanh form of GELU (Hendrycks and Gimpel 2016).
 inline F activate(F x, int64_t how) {
   F z = how == SILU ? x : mul(all(1.5957691216f), fma(mul(all(0.044715f), x), mul(x, x), x));
   F e = exp2f(smaller(all(126.0f), mul(z, all(-LOG2E))));
   return div(x, add(all(1.0f), e));
+}
+
+// What `down` multiplies. CLAMPED_SWIGLU: (u + 1) g sigmoid(alpha g) of g and u that are within the limit (gpt-oss). NaN stays.
+inline F gated(const Linear& w, F gate, F up, int64_t how) {
+  if (how != CLAMPED_SWIGLU) return mul(activate(gate, how), up);
+  F limit = all(w.limit);
+  gate = smaller(limit, gate), up = larger(all(-w.limit), smaller(limit, up));
+  F e = exp2f(smaller(all(126.0f), mul(gate, all(-LOG2E * w.alpha))));
+  return mul(add(up, all(1.0f)), div(gate, add(all(1.0f), e)));
 }
 
 // Where results go: one of `values` [m][outputs] of T (rounded), `added` [m][outputs] (added to what is there). With
@@ -280,7 +289,7 @@ inline void deliver(const Linear& w, const float* buffer, int64_t row, int64_t r
         one = add(one, load_some(w.bias + first, left));
         two = add(two, load_some(w.bias + w.outputs() + first, left));
       }
-      store_some(to.values + (row + r) * to.stride + first, mul(activate(one, to.activation), two), left);
+      store_some(to.values + (row + r) * to.stride + first, gated(w, one, two, to.activation), left);
       continue;
     }
     if (w.bias) {

@@ -29,6 +29,7 @@ struct Linear {
   int64_t first;
   // Which of a row's values column k multiplies, [columns]; null: value k. Of parts that of the first.
   const int64_t* order;
+  float alpha, limit;  // of CLAMPED_SWIGLU
 
   int64_t outputs() const { return form == GATED ? rows / 2 : rows; }
   int64_t all_outputs() const { return next ? next->all_outputs() : first + outputs(); }

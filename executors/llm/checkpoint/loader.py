@@ -416,7 +416,7 @@ def _step(config: ExecutorConfig, decoder: Decoder, kernels: CpuKernels | None) 
 def activation_bytes(decoder: Decoder, kernels: CpuKernels | None) -> int:
     """Estimate the peak memory of a forward, in bytes per token."""
     config, size = decoder.config, decoder.dtype.itemsize
-    # Experts run one after the other: at worst every token is in the same one.
+    # By torch experts run one after the other: at worst every token is in the same one.
     moe = config.moe
     inner = max(config.intermediate_size, *((moe.intermediate_size, moe.shared_size) if moe else (0,)))
     inner = max(inner, *(layer.inner for layer in config.layers))
@@ -427,7 +427,9 @@ def activation_bytes(decoder: Decoder, kernels: CpuKernels | None) -> int:
         # queries, attention's result and inner.
         inner = cpu_experts.mlp_size(decoder)
         widest = max(config.hidden_size, config.q_size, inner)
-        stored_kind = next((linear.stored[0] for linear in decoder.linears() if linear.stored), None)
+        stored_kind = next(
+            (linear.stored[0] for linear in decoder.layers[0].mixer.linears if linear.stored), None
+        )
         kind = stored_kind or decoder.quantization or DTYPE_NAMES[decoder.dtype]
         operand = operand_bytes(kernels, widest, kind)
         names = config.family.names

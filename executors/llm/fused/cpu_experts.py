@@ -95,11 +95,12 @@ def _product(linear: Linear) -> int | None:
 def mixture(experts: Experts, address: Callable[[Linear], int], pointees: list[object]) -> int:
     """Return the address of an `ExpertsStruct`, which lives as long as `pointees`; `address`: of a linear layer's weight."""
     moe, count = experts.moe, len(experts.experts)
+    # The softmax over the chosen logits is that over all, scaled to sum to 1.
     ups = (POINTER * count)(*(address(expert.gate_up) for expert in experts.experts))
     downs = (POINTER * count)(*(address(expert.down) for expert in experts.experts))
     struct = ExpertsStruct(
-        count, moe.top_k, moe.intermediate_size, int(moe.normalized), address(experts.router), ctypes.addressof(ups),
-        ctypes.addressof(downs),
+        count, moe.top_k, moe.intermediate_size, int(moe.normalized or moe.softmax_last), address(experts.router),
+        ctypes.addressof(ups), ctypes.addressof(downs),
     )  # fmt: skip
     pointees.append((struct, ups, downs))
     return ctypes.addressof(struct)

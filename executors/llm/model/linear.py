@@ -89,12 +89,16 @@ class Linear:
     for oneDNN. With a `rotation`, the layer is more than that product, see `rotation.py`.
     """
 
-    __slots__ = ("_onednn", "_rows", "bias", "fp8", "on_device", "packed", "rotation", "stored", "weight")
+    __slots__ = (
+        "_onednn", "_rows", "bias", "clamp", "fp8", "on_device", "packed", "rotation", "stored", "weight",
+    )  # fmt: skip
 
     def __init__(self, rows: int, columns: int, bias: bool, dtype: torch.dtype, device: torch.device) -> None:
         self.weight: torch.Tensor | None = torch.empty(rows, columns, dtype=dtype, device=device)
         self._rows = rows
         self.bias = torch.empty(rows, dtype=dtype, device=device) if bias else None
+        self.clamp: tuple[float, float] | None = None
+        """Alpha and limit, if the layer is gate and up of a clamped SwiGLU."""
         self.packed: PackedWeight | MergedWeight | None = None
         self.stored: tuple[str, ...] = ()
         """Formats of the layer's parts, if it takes rows as a file holds them quantized."""
@@ -243,6 +247,8 @@ class Linear:
         """Finish packing. Called once all rows and the bias are loaded."""
         if self.packed is not None:
             self.packed.set_bias(self.bias)
+        if self.clamp is not None and isinstance(self.packed, PackedWeight):
+            self.packed.set_clamp(*self.clamp)
 
     def pack_onednn(self) -> None:
         """Replace the weight by oneDNN's packed form, see `can_pack_onednn`. Does nothing for a weight in FP8 or in a file's

@@ -49,6 +49,8 @@ class Mlp(Sublayer):
         self.steady = False
         self.gate_up = Linear((2 if self.gated else 1) * inner, config.hidden_size, bias, dtype, device)
         self.down = Linear(config.hidden_size, inner, bias, dtype, device)
+        if config.activation == CLAMPED and config.moe is not None:
+            self.gate_up.clamp = config.moe.alpha, config.moe.limit
 
     def __call__(self, x: torch.Tensor, adapters: RowLoras | None = None) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]."""

@@ -94,6 +94,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "olmoe": {
         **QWEN3, "architectures": ["OlmoeForCausalLM"], "model_type": "olmoe", "num_experts": 6, "num_experts_per_tok": 6,
     },
+    "gpt-oss": {
+        **QWEN3, "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "num_local_experts": 6,
+        "num_experts_per_tok": 3, "sliding_window": 9, "num_hidden_layers": 4, "swiglu_limit": 1.5, "attention_bias": True,
+    },
 }  # fmt: skip
 SINKS = {
     "sinks-windows": {
@@ -215,7 +219,14 @@ def test_sinks_change_every_layer(checkpoints: dict[str, Path]) -> None:
 @pytest.mark.parametrize("quantization", [None, "int8", "int4"], ids=["plain", "int8", "int4"])
 @pytest.mark.parametrize(
     "name",
-    ["qwen3", "mistral-window", "qwen3-odd-sizes", "sinks-windows", "experts", "experts-beside-a-shared-one-and-dense-layers"],
+    [
+        "qwen3",
+        "mistral-window",
+        "qwen3-odd-sizes",
+        "sinks-windows",
+        "experts",
+        "experts-beside-a-shared-one-and-dense-layers",
+    ],
 )
 def test_whole_chunks_and_decodes_are_equal_bit_for_bit(
     checkpoints: dict[str, Path], isa: str, dtype: torch.dtype, quantization: str | None, name: str

@@ -30,7 +30,8 @@ ONE_OF_EACH = (
     "gemma3-beside-images", "phi3-window", "olmo2", "olmoe", "smollm3-some-layers-without-rope", "granite", "gpt2",
     "gpt2-untied-n-inner", "ministral3-growing-queries", "ministral3-beside-images", "olmo3-windows-yarn",
     "exaone4-windows-rotated-alone", "glm4-neighbours-of-half-a-head", "hunyuan-norms-last-alpha", "qwen3-beside-images",
-    "qwen2-moe-windows-some-dense-layers",
+    "qwen2-moe-windows-some-dense-layers", "gemma4-experts-beside-mlp", "gemma4-beside-images", "gemma4-unified",
+    "gemma4-unified-beside-images",
 )  # fmt: skip
 UNTIED, TIED = "qwen3-untied-one-kv-head", "qwen3-tied-gqa"
 

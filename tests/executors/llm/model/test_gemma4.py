@@ -30,7 +30,7 @@ from executors.llm.tools.describe import describe
 from executors.lora import pack, read_adapter
 from tests.executors.checkpoints import write_checkpoint, write_config
 from tests.executors.gguf_files import converted_checkpoint, prepared, sizes, write_gguf
-from tests.executors.llm.driver import config, start
+from tests.executors.llm.driver import Driver, config, start
 from tests.executors.lora.peft_files import write_peft
 
 TYPES = [f"{'full' if i in (2, 5, 7) else 'sliding'}_attention" for i in range(8)]
@@ -75,9 +75,9 @@ def gguf(
     return prepared(folder, write_gguf(folder / "m.gguf", "gemma4", values, tensors, kinds))
 
 
-async def logits(path: Path, **changes: Any) -> np.ndarray:
+async def logits(path: Path, ids: list[int] = IDS, **changes: Any) -> np.ndarray:
     executor = await start(path, **changes)
-    output = await executor.prefill(PrefillInput(Tensor.of([IDS], "int32"), logits=LogitsMode.ALL))
+    output = await executor.prefill(PrefillInput(Tensor.of([ids], "int32"), logits=LogitsMode.ALL))
     await executor.shutdown()
     return np.asarray(output.logits.numpy()[0])
 
@@ -304,6 +304,21 @@ def test_suppressed_tokens_have_a_note(tmp_path: Path) -> None:
     assert any(
         "suppress_tokens: 2 tokens" in note for note in load_model(config(path), lambda *_: None).warnings
     )
+
+
+async def test_windows_longer_than_the_context_change_nothing(tmp_path: Path) -> None:
+    """Each size of heads keeps its blocks, although both types of layers see everything then."""
+    path = written(tmp_path)
+    executor = await start(path, max_model_len=12)
+    assert [group.window for group in executor.kv_layout().groups] == [16, None]
+    await executor.begin_epoch(1)
+    driver = Driver(executor)
+    found = await driver.generate([driver.add(IDS[:5])], 7, 3)
+    await executor.shutdown()
+    text = IDS[:5]
+    for _ in range(7):
+        text.append(int((await logits(path, ids=text))[-1].argmax()))
+    assert found == [text[5:]]
 
 
 # -- what computes it --------------------------------------------------------------------------------------------------

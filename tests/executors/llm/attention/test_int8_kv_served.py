@@ -68,10 +68,10 @@ def test_a_gpu_is_refused_by_name() -> None:
 
 
 async def test_heads_without_a_kernel_are_refused_before_the_weights_are_loaded(tmp_path: Path) -> None:
-    wide = {**LLAMA, "head_dim": 288}
+    wide = {**LLAMA, "head_dim": 640}
     path = write_checkpoint(tmp_path / "model", wide)
     (path / "model.safetensors").write_bytes(b"")
-    with pytest.raises(ConfigError, match="no code for 4 heads of 288 over 2; take auto"):
+    with pytest.raises(ConfigError, match="no code for 4 heads of 640 over 2; take auto"):
         loader.refuse_unreadable_kv(replace(_spec(path), kv_dtype=torch.int8))
 
 

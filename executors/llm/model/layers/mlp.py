@@ -73,7 +73,7 @@ class Mlp(Sublayer):
         """Compute the activation of gate and up, both [T, inner]."""
         if self.act is not None:
             return self.act(gate) * up
-        assert self.moe is not None and self.activation == CLAMPED
+        assert self.moe is not None  # only CLAMPED has no function of the gate alone
         return clamped_swiglu(gate, up, self.moe.alpha, self.moe.limit, self.steady)
 
     def be_steady(self) -> None:

@@ -35,6 +35,8 @@ WITHDRAWN = {
 }  # fmt: skip
 """Types that the format no longer has, by number."""
 
+_OLLAMAS_MXFP4 = 4
+
 FORKED = {
     133: "Q6_0", 134: "IQ1_BN", 135: "IQ2_BN", 137: "IQ2_K", 138: "IQ3_K", 139: "IQ4_K", 140: "IQ5_K", 141: "IQ6_K",
     144: "IQ4_KS", 145: "IQ2_KS", 146: "IQ4_KSS", 152: "IQ5_KS", 153: "IQ2_KT", 154: "IQ3_KT", 155: "IQ4_KT", 156: "IQ3_KS",
@@ -47,6 +49,8 @@ _IN_ROWS = range(200, 400)
 
 def unknown_type(number: int) -> str:
     """Return what the number of a type that is not here is known to be, and which file to take instead."""
+    if number == _OLLAMAS_MXFP4:
+        return f"{number} (Q4_2 once, and MXFP4 in Ollama's first files of gpt-oss); pull the model anew, or take another file"
     if number in WITHDRAWN:
         cure = "take the Q4_0 file" if WITHDRAWN[number].startswith("Q4_0") else "take a file of another type"
         return f"{number} ({WITHDRAWN[number]}, which the format no longer has); {cure}"

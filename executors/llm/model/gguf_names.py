@@ -248,7 +248,9 @@ def _one(
 
 def _experts(tensor: GgufTensor, config: DecoderConfig, match: re.Match[str]) -> dict[str, Stored]:
     roles = [_EXPERT_ROLES[match["stem"]]] if match["stem"] in _EXPERT_ROLES else []
-    if match["stem"] == _MERGED:
+    if (
+        match["stem"] == _MERGED and not config.family.names.alternating
+    ):  # whose rows may alternate, too: no key says it
         roles = ["expert_gate", "expert_up"]
     experts = config.moe.num_experts if config.moe else 0
     if not roles or not experts:

@@ -195,6 +195,9 @@ FAULTS = {
     "size 0": (gguf((), [tensor("t", (4, 0), 0, 0)], _F), "tensor t has the shape [0, 4]"),
     "huge shape": (gguf((), [tensor("t", (1 << 63, 1 << 63), 0, 0)], _F), "truncated: tensor t ends at byte"),
     "type": (gguf((), [tensor("t", (4,), 99, 0)], _F), "tensor t has the unknown type 99; take a file of a"),
+    "Ollama's first MXFP4": (
+        gguf((), [tensor("t", (4,), 4, 0)], _F), "4 (Q4_2 once, and MXFP4 in Ollama's first files of gpt-oss); pull the model"
+    ),
     "old type": (gguf((), [tensor("t", (4,), 31, 0)], _F), "31 (Q4_0_4_4, which the format no longer has); take the Q4_0 file"),
     "type of a fork": (gguf((), [tensor("t", (4,), 139, 0)], _F), "the unknown type 139 (IQ4_K of ik_llama.cpp); take a file"),
     "type of a fork in rows": (gguf((), [tensor("t", (4,), 339, 0)], _F), "type 339 (a type of ik_llama.cpp); take a file"),

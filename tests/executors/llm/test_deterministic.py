@@ -27,6 +27,7 @@ WIDE = {
 }  # fmt: skip
 OWN = {
     "GPT2": {"n_embd": 264, "n_inner": 1032, "n_head": 4},
+    "GptOss": {**WIDE, "intermediate_size": 130},
     "Mixtral": {**WIDE, "intermediate_size": 130},
     "Olmoe": {**WIDE, "intermediate_size": 130},
     "Qwen2Moe": {**WIDE, "moe_intermediate_size": 130, "shared_expert_intermediate_size": 129},
@@ -36,6 +37,7 @@ FAMILIES = [
     ("qwen3-tied-gqa", {}),
     ("qwen3-moe", {}),
     ("mixtral", {}),
+    ("gpt-oss-sinks-windows", {}),
     ("olmoe", {}),
     ("gemma2-caps-alternating-windows", {}),
     ("gemma3-two-ropes", {"hidden_activation": "gelu", "num_hidden_layers": 3, "layer_types": None}),

@@ -11,11 +11,13 @@ import pytest
 import torch
 
 from executors.contract import ConfigError
+from executors.llm.checkpoint.files import Checkpoint
 from executors.llm.model.config import read_config
 from tests.executors.gguf_files import (
     OLLAMAS,
     Metadata,
     converted_checkpoint,
+    merge_gate_up,
     merge_qkv,
     prepared,
     sizes,
@@ -180,3 +182,16 @@ def test_gpt_oss_is_refused_under_the_name_that_its_file_has(tmp_path: Path) -> 
 
     with pytest.raises(ConfigError, match=r"gptoss\.attention\.novelty 1 is an unknown key"):
         read_config(gguf)
+
+
+def test_gate_and_up_of_gpt_oss_in_one_are_refused(tmp_path: Path) -> None:
+    """Ollama's first converter wrote their rows in alternation; elsewhere the gate's are first."""
+    _, fields, metadata, _ = MODELS["gpt-oss"]
+    tensors = converted_checkpoint(_checkpoint(tmp_path / "hf", fields), "gpt-oss")
+    merge_gate_up(tensors)
+    file = write_gguf(tmp_path / "m.gguf", "gptoss", {**sizes(fields), **metadata}, tensors)
+
+    with pytest.raises(
+        ConfigError, match=r"tensor blk\.0\.ffn_gate_up_exps\.\w+ is not supported for architecture gptoss"
+    ):
+        Checkpoint(prepared(tmp_path / "p", file))

@@ -18,6 +18,7 @@ from executors.llm.fused.triton_forward import TritonForward
 from executors.llm.model.decoder import Decoder
 from executors.llm.model.layers.mlp import Mlp
 from tests.executors.checkpoints import LLAMA, QWEN3, write_checkpoint
+from tests.executors.llm.checkpoint.gpt_oss_files import PACKED, in_mxfp4
 from tests.executors.llm.driver import Driver, config
 from tests.tiers import sweep
 
@@ -74,6 +75,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "intermediate_size": 24, "norm_topk_prob": False,
     },
     "neighbours rotated": {**SMALL, "architectures": ["Glm4ForCausalLM"], "model_type": "glm4", "attention_bias": True},
+    "gpt-oss": {
+        **SMALL, "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "num_local_experts": 8,
+        "num_experts_per_tok": 3, "intermediate_size": 24, "sliding_window": 6, "attention_bias": True, "swiglu_limit": 1.5,
+        "tie_word_embeddings": False, "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 1000.0, "factor": 8.0, "original_max_position_embeddings": 16,
+            "truncate": False,
+        },
+    },
     "norms last": {
         **SMALL, "architectures": ["HunYuanDenseV1ForCausalLM"], "model_type": "hunyuan_v1_dense",
         "rope_scaling": {"type": "dynamic", "alpha": 9.0},
@@ -115,6 +124,25 @@ async def heard(
         sampled = [output[item] for item in range(len(items))]
         found += [(one.token_id, one.logprob) for item in sampled if item is not None for one in item.tokens]
     return found, executor
+
+
+@pytest.mark.long(full=True)
+@pytest.mark.timeout(300)
+async def test_experts_in_mxfp4(tmp_path: Path) -> None:
+    """Kept as the file has them, and computed by the kernels: what torch gives of the widened ones."""
+    fields = {
+        **PACKED, "num_hidden_layers": 2, "intermediate_size": 32, "num_local_experts": 4, "num_experts_per_tok": 2,
+        "vocab_size": 131,
+    }  # fmt: skip
+    packed, _ = in_mxfp4(tmp_path, fields)
+    expected, _ = await heard(packed, "torch", "cpu")
+    found, executor = await heard(packed, "triton", DEVICE)
+    fused = executor._ready().runner.model._fused
+    assert isinstance(fused, TritonForward)
+    assert all(isinstance(mlp, TritonExperts) for mlp in fused._mlps)
+    assert executor.info().quantization == "MXFP4"
+    assert [token for token, _ in found] == [token for token, _ in expected]
+    assert [value for _, value in found] == pytest.approx([value for _, value in expected], abs=1e-4)
 
 
 @pytest.mark.long(every=2)

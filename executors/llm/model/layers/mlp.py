@@ -10,6 +10,7 @@ import torch
 from executors.llm.model.config import DecoderConfig, LayerConfig
 from executors.llm.model.layers.activations import (
     ACTIVATIONS,
+    CLAMPED,
     STEADY_ACTIVATIONS,
     Activation,
     clamped_swiglu,

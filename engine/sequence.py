@@ -363,6 +363,7 @@ class Sequence:
 
     def extend_table(self, group: int, blocks: SequenceOf[int]) -> None:
         """Append blocks to the table of a group."""
+        self.stride = None
         self.block_tables[group].blocks.extend(blocks)
 
     def step_tables(self, ways: SequenceOf[Way], blocks: list[int]) -> None:
@@ -387,6 +388,7 @@ class Sequence:
 
     def slide_table(self, group: int, first: int) -> list[int]:
         """Let the table of a group begin at index `first`; returns the blocks below."""
+        self.stride = None
         table = self.block_tables[group]
         count = first - table.first
         blocks = table.blocks[:count]

@@ -34,3 +34,8 @@ def rolling_point(seq: Sequence, position: int, block_size: int) -> int:
     """The latest cache point in the output before `position`, in blocks; 0 if there is none."""
     point = position // ROLLING * ROLLING
     return point // block_size if point > seq.prompt_len else 0
+
+
+def next_rolling(position: int) -> int:
+    """The end of the positions behind `position` that have the same `rolling_point`, at least."""
+    return (position // ROLLING + 1) * ROLLING

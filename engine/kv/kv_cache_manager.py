@@ -10,7 +10,7 @@ import numpy as np
 
 from engine.block_table import DROP, KEEP, TAKE, TURN, Span, Stride, Way
 from engine.kv.block_group import BlockGroup
-from engine.kv.cache_points import ROLLING, cache_points, rolling_point
+from engine.kv.cache_points import cache_points, next_rolling, rolling_point
 from engine.kv.hit import MISS, Hit, longest_prefix
 from engine.kv.prefix_cache import block_key, own_root_key, root_key
 from engine.kv.prefix_history import PrefixHistory
@@ -155,8 +155,8 @@ class KvCacheManager:
                 return None
         size = self.layout.block_size
         latest = rolling_point(seq, settled * size, size)
-        # Behind the next multiple of ROLLING there may be a point that ends the time of this one.
-        until = begin + (settled * size // ROLLING + 1) * ROLLING // size - settled
+        # Behind it there may be a point that ends the time of this one.
+        until = begin + next_rolling(settled * size) // size - settled
         spans: list[Span] = []
         for group in self.groups:
             if group.window is None:
@@ -486,13 +486,21 @@ class KvCacheManager:
         return self.changes.take_updates()
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
-        """Raises RuntimeError unless in each group free + used = total, references equal the tables of these sequences, and every
-        block with a key is one of them."""
+        """Raises RuntimeError unless in each group free + used = total, references equal the tables of these sequences, every
+        block with a key is one of them, and no window has left a block that its sequence reads."""
         for _ in self.integrity(sequences):
             pass
 
     def integrity(self, sequences: Iterable[Sequence]) -> Iterator[None]:
         """`check_integrity` a slice at a time: nothing may change before it is exhausted."""
-        holders = [seq.block_tables for seq in sequences if seq.block_tables]
+        holders = [seq for seq in sequences if seq.block_tables]
         for group in self.groups:
-            yield from group.integrity(tables[group.index].blocks for tables in holders)
+            yield from group.integrity(seq.block_tables[group.index].blocks for seq in holders)
+        for group in self._windows:
+            for seq in holders:
+                # A sequence that is cut at its end has gone on before.
+                if seq.block_tables[group.index].first > group.lowest(seq.settled) and not seq.finished:
+                    raise RuntimeError(
+                        f"a window has left what sequence {seq.seq_id} reads in group {group.index}"
+                    )
+            yield

@@ -109,8 +109,13 @@ class ReturnWatch:
 
     def _owed_to(self, sequences: Sequences) -> dict[int, int]:
         """What the running sequences must come back with, and those that have not come back since the failure before."""
-        # In a full pool a sequence that comes back first may take the last blocks of another.
-        if any(group.pool.num_free < len(sequences.running) for group in self._kv.groups):
+        # In a full pool a sequence that comes back first may take the last blocks of another: one, or all it needs where it finds
+        # nothing.
+        needed = sum(
+            self._kv.blocks_for(seq.num_known_tokens) if seq.alone or seq.needs_whole_prompt else 1
+            for seq in sequences.running
+        )
+        if any(group.pool.num_free < needed for group in self._kv.groups):
             return {}
         owed = dict(self._owed)
         for seq in sequences.running:

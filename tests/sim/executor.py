@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine.core.engine import EngineCore
+from engine.kv.block_group import BlockGroup
+from engine.sequence import Sequence
 from executors.contract import (
     ExecutorCapabilities,
     ExecutorDied,
@@ -263,10 +265,10 @@ class SimExecutor:
             raise Broken("steps out of order")
         self._last_step = batch.step_id
         if self.inner.paged:
-            self._check_blocks(batch, [group.pool._references for group in scheduler.kv.groups])
+            self._check_blocks(batch, scheduler.kv.groups, scheduler.sequences.by_step[batch.step_id])
 
-    def _check_blocks(self, batch: UnifiedBatch, references: list[list[int]]) -> None:
-        """No block is written that two hold, or by two."""
+    def _check_blocks(self, batch: UnifiedBatch, kv: list[BlockGroup], seqs: list[Sequence]) -> None:
+        """No block is written that two hold, or by two, or that can be found by a key of what it held before."""
         groups = self.inner.kv_layout().groups
         tables, begin = batch.tables, 0
         for start in batch.starts:
@@ -282,8 +284,20 @@ class SimExecutor:
                 del table[index]
             table.update(enumerate(tables.block_ids[begin : begin + count].tolist(), first))
             begin += count
-        for group, held in enumerate(references):
-            self._check_writes(batch, group, held)
+        for one in kv:
+            self._check_writes(batch, one.index, one.pool._references)
+            self._check_keys(batch, one, seqs)
+
+    def _check_keys(self, batch: UnifiedBatch, group: BlockGroup, seqs: list[Sequence]) -> None:
+        size = self.inner.config.attention.block_size
+        for seq, pos, count in zip(
+            seqs, batch.pos_offsets.tolist(), batch.num_q_tokens.tolist(), strict=True
+        ):
+            table = self._tables[seq.slot or 0, group.index]
+            for index in range(pos // size, (pos + count - 1) // size + 1):
+                key = group.cache.blocks.get(table[index])
+                if key is not None and seq.block_keys[index : index + 1] != [key]:
+                    raise Broken(f"block {table[index]} is written and can be found by the key of another")
 
     def _check_writes(self, batch: UnifiedBatch, group: int, references: list[int]) -> None:
         """Of one group."""

@@ -433,6 +433,57 @@ def _one_group_grows(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(KvCacheManager, "grow", partly)
 
 
+def _stride_outlives_a_slide(patch: pytest.MonkeyPatch) -> None:
+    """A table goes on as if its window had not left blocks since that was looked up."""
+    slide_table = Sequence.slide_table
+
+    def same_stride(self: Sequence, group: int, first: int) -> list[int]:
+        stride = self.stride
+        blocks = slide_table(self, group, first)
+        self.stride = stride
+        return blocks
+
+    patch.setattr(Sequence, "slide_table", same_stride)
+
+
+def _stride_whatever_is_in_flight(patch: pytest.MonkeyPatch) -> None:
+    """A table goes on in its stride although more of it may be lost than when that was looked up."""
+    step_on = KvCacheManager._step_on
+
+    def careless(self: KvCacheManager, seq: Sequence, begin: int) -> bool:
+        if seq.stride is not None:
+            seq.stride.lag = begin - seq.settled // self.layout.block_size
+        return step_on(self, seq, begin)
+
+    patch.setattr(KvCacheManager, "_step_on", careless)
+
+
+def _prompt_turned(patch: pytest.MonkeyPatch) -> None:
+    """A window writes anew to a block of the prompt that others may have found."""
+    way_on = BlockGroup.way_on
+
+    def rash(self: BlockGroup, seq: Sequence, settled: int, latest: int) -> Any:
+        way = way_on(self, seq, settled, latest)
+        return way and (way[0]._replace(drop_end=0), way[1])
+
+    patch.setattr(BlockGroup, "way_on", rash)
+
+
+def _shared_block_turned(patch: pytest.MonkeyPatch) -> None:
+    """A window writes anew to a block that it shares."""
+    way_on = BlockGroup.way_on
+
+    def rash(self: BlockGroup, seq: Sequence, settled: int, latest: int) -> Any:
+        shared, seq.num_shared_blocks = seq.num_shared_blocks, 0
+        try:
+            way = way_on(self, seq, settled, latest)
+        finally:
+            seq.num_shared_blocks = shared
+        return way and (way[0]._replace(drop_end=0), way[1])
+
+    patch.setattr(BlockGroup, "way_on", rash)
+
+
 MUTANTS: dict[str, Mutate] = {
     mutate.__name__.strip("_"): mutate
     for mutate in (
@@ -472,5 +523,9 @@ MUTANTS: dict[str, Mutate] = {
         _fork_behind_the_window,
         _tables_swapped,
         _one_group_grows,
+        _stride_outlives_a_slide,
+        _stride_whatever_is_in_flight,
+        _prompt_turned,
+        _shared_block_turned,
     )
 }

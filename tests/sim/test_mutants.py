@@ -17,6 +17,8 @@ FIRST = {
     "void_results_count": 2050,
     "partial_block_named": 40,
     "read_in_the_same_step": 40,
+    "stride_outlives_a_slide": 80,
+    "stride_whatever_is_in_flight": 150,
 }
 """Seeds to begin with for what takes long to find from 0 on."""
 

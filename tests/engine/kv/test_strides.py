@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engine.kv import cache_points
 from engine.kv.adoption import hold_over
 from engine.kv.kv_cache_manager import KvCacheManager
 from engine.mailbox import Mailbox
@@ -47,6 +48,13 @@ def compute(kv: KvCacheManager, seq: Sequence, count: int) -> None:
         seq.settle_chunk(end)
 
 
+def seal(kv: KvCacheManager) -> None:
+    """Each step that was to seal a block has done so."""
+    for group in kv.groups:
+        group.seals.checksums.update(dict.fromkeys(group.seals.requests, 1))
+        group.seals.requests.clear()
+
+
 def rows(updates: TableUpdates) -> list[tuple[int, ...]]:
     """(slot, group, index, block) of each block that the executor is told of, rising."""
     places = zip(updates.slots, updates.groups, updates.starts, updates.counts, strict=True)
@@ -84,10 +92,11 @@ def story(kv: KvCacheManager, prompt: list[int], steps: int) -> Iterator[Any]:
 @pytest.mark.parametrize(
     "windows", [(None, 6, 20), (None, 300), (20,), (None, 21, None)], ids=lambda windows: str(windows)
 )
-@pytest.mark.parametrize("length", [9, 251])
+@pytest.mark.parametrize(("length", "rolling"), [(9, 256), (251, 256), (9, 20)])
 def test_the_short_way_does_what_the_long_one_does(
-    windows: tuple[int | None, ...], length: int, monkeypatch: pytest.MonkeyPatch
+    windows: tuple[int | None, ...], length: int, rolling: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(cache_points, "ROLLING", rolling)
     prompt = np.random.default_rng(length).integers(0, 98, length).tolist()
     prompt[length // 3] = END
     short, long = manager(*windows), manager(*windows)
@@ -104,6 +113,34 @@ def test_the_short_way_does_what_the_long_one_does(
     for number, (one, other) in enumerate(both):
         assert one == other, f"after step {number}"
     assert sum(taken) > 0.9 * len(taken)
+
+
+@pytest.mark.parametrize("fingerprint", ["", "a"])
+def test_a_window_that_slid_without_room_to_grow_does_not_leave_a_block_twice(fingerprint: str) -> None:
+    kv = manager(None, 8, 21, fingerprint=fingerprint)
+    seq = grown(kv)
+    full = kv.groups[0].pool
+    num_refused = 0
+    for _ in range(60):
+        seal(kv)
+        taken = full.allocate(full.num_free)
+        assert taken is not None
+        num_refused += not kv.grow(seq, seq.num_computed_tokens + 1)
+        full.release(taken)
+        compute(kv, seq, 1)
+        assert seq.stride is not None or seq.num_computed_tokens % BLOCK != 1
+        for group, table in zip(kv.groups, seq.block_tables, strict=True):
+            assert table.first <= group.lowest(seq.settled)
+    assert num_refused == 60 // BLOCK
+
+
+def test_a_window_that_leaves_a_block_too_early_is_noticed() -> None:
+    kv = manager(None, 8)
+    seq = grown(kv)
+    kv.check_integrity([seq])
+    kv.groups[1].release(seq.slide_table(1, kv.groups[1].lowest(seq.settled) + 1))
+    with pytest.raises(RuntimeError, match="left what sequence 1 reads in group 1"):
+        kv.check_integrity([seq])
 
 
 def test_a_window_takes_the_block_that_it_leaves() -> None:
@@ -126,9 +163,7 @@ def test_the_seal_of_a_block_goes_before_it_is_taken_again() -> None:
     seals = kv.groups[1].seals
     for _ in range(200):
         compute(kv, seq, 1)
-        for group in kv.groups:  # each step that is to seal a block has done so
-            group.seals.checksums.update(dict.fromkeys(group.seals.requests, 1))
-            group.seals.requests.clear()
+        seal(kv)
         filled = seq.num_computed_tokens // BLOCK
         table = seq.block_tables[1]
         assert [block in seals.checksums for block in table.blocks] == [

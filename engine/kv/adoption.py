@@ -49,7 +49,12 @@ def hold_over(kv: KvCacheManager, running: Iterable[Sequence]) -> int:
 
     The keys of all other blocks are withdrawn: the steps that fill these blocks were in flight.
     """
+    running = list(running)
     kv.seals.drop_requests()
+    for seq in running:
+        kv.slide(
+            seq
+        )  # what a window leaves takes its key along: the block of another with the same tokens gets it below
     total = sum(len(group.cache.blocks) for group in kv.groups)
     for group in kv.groups:
         unsealed = [block for block in group.cache.blocks if block not in group.seals.checksums]

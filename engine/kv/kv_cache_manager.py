@@ -193,10 +193,10 @@ class KvCacheManager:
 
     def _grow_all(self, seq: Sequence, end: int) -> bool:
         """Make the table of each group go up to index `end`, or none of them."""
-        self._slide(seq)
+        self.slide(seq)
         missing = self._missing(seq, end)
         if missing is None and self.seals.active:
-            self._slide(seq, for_recovery=False)
+            self.slide(seq, for_recovery=False)
             missing = self._missing(seq, end)
         if missing is None:
             return False
@@ -215,7 +215,7 @@ class KvCacheManager:
         ]
         return None if any(count > group.pool.num_free for group, count in missing) else missing
 
-    def _slide(self, seq: Sequence, for_recovery: bool = True) -> None:
+    def slide(self, seq: Sequence, for_recovery: bool = True) -> None:
         """Free what the sequence has left behind: see `BlockGroup.slide`. `for_recovery`: keep what it needs if it goes on behind
         its last sealed block, after a failure."""
         size = self.layout.block_size
@@ -252,7 +252,7 @@ class KvCacheManager:
         """Free all blocks of a sequence; steps submitted later may use them. The last blocks are freed first, so that a prefix
         is kept longest."""
         if seq.block_tables:
-            self._slide(seq)
+            self.slide(seq)
             for group in self._windows:
                 group.name_rest(seq)
         if tables := seq.free_tables():

@@ -26,9 +26,9 @@ def manager(*windows: int | None, fingerprint: str = "", num_blocks: int = 240) 
     return KvCacheManager(KvLayout(BLOCK, groups, fingerprint=fingerprint), most_granted=16)
 
 
-def admitted(kv: KvCacheManager, prompt: list[int]) -> Sequence:
-    seq = Sequence(1, request(prompt, 10**6, stop=(END,)), Mailbox(), 0)
-    seq.take_slot(0)
+def admitted(kv: KvCacheManager, prompt: list[int], slot: int = 0) -> Sequence:
+    seq = Sequence(1 + slot, request(prompt, 10**6, stop=(END,)), Mailbox(), 0)
+    seq.take_slot(slot)
     kv.begin(seq, kv.find(seq))
     seq.admit(0)
     return seq
@@ -221,3 +221,18 @@ def test_what_a_lost_executor_has_not_sealed_gets_no_name() -> None:
     hold_over(kv, [seq])
     kv.free(seq)
     assert names(kv) == [0, 0]
+
+
+def test_what_one_window_leaves_at_a_failure_another_sequence_finds_in_its_own_block() -> None:
+    kv = manager(None, 8, fingerprint="a")
+    ahead, behind = admitted(kv, [1] * 6), admitted(kv, [1] * 6, slot=1)
+    for seq, num_steps in ((ahead, 14), (behind, 10)):  # the same tokens
+        compute(kv, seq, 6)
+        for _ in range(num_steps):
+            seal(kv)
+            compute(kv, seq, 1)
+    seal(kv)
+    assert hold_over(kv, [ahead, behind])
+    for seq in (ahead, behind):
+        kv.free(seq)
+    assert kv.find(behind).num_tokens == behind.num_computed_tokens == 16

@@ -1,6 +1,7 @@
 // Attention over paged KV on x86-64 CPUs: one call for all sequences of a step, one layer at a time.
 //
 //   q, out   [T, heads, head_dim]       k, v [T, kv_heads, head_dim]: of this step, copied to their cells first
+//   dtype    of q, k, v, out and kv; float16 is that of kv alone, and the others are float
 //   kv       [2, num_blocks, kv_heads, block_size, head_dim]: a head's keys of a block in one piece, so are its values; in int8:
 //            see attention_int8.h. Blocks lie `block_stride` elements apart, heads `head_stride`, values `side_stride` behind
 //            their keys
@@ -36,6 +37,8 @@ struct Work {
   int64_t split_begin, split_end;             // splits to do here
   int64_t group, slot, group_slot, in_group;  // group < 0: the result is final; else partial results, merged by the last
 };
+
+enum Dtype : int64_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
 
 struct Step {
   int64_t dtype, int8, heads, kv_heads, head_dim, block_size, block_stride, side_stride, head_stride, table_stride, window, tokens;
@@ -314,17 +317,18 @@ inline void blocks_soon(const Step& s, const int32_t* table, const Cell* heads, 
   }
 }
 
-template <class T, class Op>
-struct Worker : Pieces<Worker<T, Op>, T> {
-  using Base = Pieces<Worker<T, Op>, T>;
+// Keys and values are Cells.
+template <class T, class Op, class Cell = T>
+struct Worker : Pieces<Worker<T, Op, Cell>, T> {
+  using Base = Pieces<Worker<T, Op, Cell>, T>;
   using Unit = typename Op::Unit;
   using Base::factors, Base::group, Base::padded, Base::s, Base::scores;
-  const T* kv;
+  const Cell* kv;
   int64_t depth, lda;
   Unit *queries, *keys, *values, *weights;
-  const T *key_rows[2][TILE] = {}, *value_rows[2][TILE] = {};
+  const Cell *key_rows[2][TILE] = {}, *value_rows[2][TILE] = {};
 
-  Worker(const Step& s, const T* kv, const T* q, int64_t q_stride, T* out, const float* sinks,
+  Worker(const Step& s, const Cell* kv, const T* q, int64_t q_stride, T* out, const float* sinks,
          const std::atomic<int64_t>& next)
       : Base(s, q, q_stride, out, sinks, next), kv(kv) {
     depth = (s.head_dim + Op::DEPTH - 1) / Op::DEPTH;
@@ -352,7 +356,7 @@ struct Worker : Pieces<Worker<T, Op>, T> {
     for (int64_t i = last; i < TILE; i++) key_rows[side][i] = value_rows[side][i] = nullptr;
     int64_t block = (tile + first) / s.block_size, offset = (tile + first) % s.block_size;
     for (int64_t i = first; i < last; block++, offset = 0) {
-      const T* at = kv + table[block] * s.block_stride + head * s.head_stride + offset * s.head_dim;
+      const Cell* at = kv + table[block] * s.block_stride + head * s.head_stride + offset * s.head_dim;
       for (; offset < s.block_size && i < last; offset++, i++, at += s.head_dim)
         key_rows[side][i] = at, value_rows[side][i] = at + s.side_stride;
     }

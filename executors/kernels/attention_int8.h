@@ -347,6 +347,32 @@ struct Int8Worker : Pieces<Int8Worker<T>, T> {
 
 // ---- cells of either kind ------------------------------------------------------------------------------------------
 
+template <class T>
+inline void narrow(T* out, const float* in, int64_t n) {
+  for (int64_t i = 0; i < n; i += W) store_some(out + i, load_some(in + i, n - i), n - i);
+}
+
+// Stores a token's key and value of a head, each [head_dim], as they are or narrower.
+template <class Cell, class V>
+inline void put_cell_as(const Step& s, void* kv, const V* k, const V* v, int64_t token, int64_t head) {
+  Cell* cell = key_cell(s, (Cell*)kv, token, head);
+  if constexpr (std::is_same<Cell, V>::value) {
+    memcpy(cell, k, s.head_dim * sizeof(V));
+    memcpy(cell + s.side_stride, v, s.head_dim * sizeof(V));
+  } else {
+    narrow(cell, k, s.head_dim);
+    narrow(cell + s.side_stride, v, s.head_dim);
+  }
+}
+template <class V>
+inline void put_cell(const Step& s, void* kv, const V* k, const V* v, int64_t token, int64_t head) {
+  if constexpr (std::is_same<V, float>::value) {
+    if (s.dtype == FLOAT16) return put_cell_as<Half>(s, kv, k, v, token, head);
+    if (s.dtype == FLOAT32) return put_cell_as<float>(s, kv, k, v, token, head);
+  }
+  put_cell_as<uint16_t>(s, kv, k, v, token, head);
+}
+
 // Stores a token's keys and values, each [kv_heads, head_dim].
 template <class T>
 inline void put_token(const Step& s, void* kv, const T* k, const T* v, int64_t token) {
@@ -354,9 +380,7 @@ inline void put_token(const Step& s, void* kv, const T* k, const T* v, int64_t t
     if (s.int8) {
       put_int8(s, (int8_t*)kv, k, v, token, h);
     } else {
-      T* cell = key_cell(s, (T*)kv, token, h);
-      memcpy(cell, k, s.head_dim * sizeof(T));
-      memcpy(cell + s.side_stride, v, s.head_dim * sizeof(T));
+      put_cell(s, kv, k, v, token, h);
     }
   }
 }
@@ -365,6 +389,9 @@ inline void put_token(const Step& s, void* kv, const T* k, const T* v, int64_t t
 template <class T>
 bool attend_cells(const Step& s, const void* kv, const T* q, int64_t q_stride, T* out, const float* sinks, Counter& counter) {
   if (s.int8) return attend<Int8Worker<T>>(s, (const int8_t*)kv, q, q_stride, out, sinks, counter);
+  if constexpr (std::is_same<T, float>::value)
+    if (s.dtype == FLOAT16)
+      return attend<Worker<T, Floats, Half>>(s, (const Half*)kv, q, q_stride, out, sinks, counter);
   return attend<Worker<T, OpOf<T>>>(s, (const T*)kv, q, q_stride, out, sinks, counter);
 }
 

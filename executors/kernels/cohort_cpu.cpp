@@ -40,6 +40,7 @@ bool multiply_any(const Linear& w, const T* a, int64_t m, U* out, int64_t activa
                   const float* const* extra, int threads) {
   Target<U> to = {out, w.all_outputs(), nullptr, activation, maxima, extra};
   if (w.kind == FP32) return multiply_alone<FloatProduct>(w, a, m, to, threads);
+  if (w.kind == FP16) return multiply_alone<HalfProduct>(w, a, m, to, threads);
   if (w.kind == BF16) return multiply_alone<Bf16Product>(w, a, m, to, threads);
   if (w.kind == INT8) return multiply_alone<Int8Product>(w, a, m, to, threads);
   return multiply_alone<QuantProduct>(w, a, m, to, threads);
@@ -115,10 +116,11 @@ int cohort_linear(const Linear* w, int64_t dtype, const void* a, int64_t m, int6
   return !multiply_any(*w, in, m, (uint16_t*)out, activation, maxima, extra, (int)threads);
 }
 
-// q, k, v, out: [T][heads][head_dim], a token's heads in one piece; sinks [heads], or null.
+// q, k, v, out: [T][heads][head_dim], a token's heads in one piece, float where keys and values are float16; sinks [heads], or
+// null.
 int cohort_attend(const Step* s, void* kv, const void* q, int64_t q_stride, const void* k, int64_t k_stride, const void* v,
                   int64_t v_stride, void* out, const float* sinks) {
-  if (s->dtype == 0)
+  if (s->dtype != BFLOAT16)
     return attend_alone(*s, kv, (const float*)q, q_stride, (const float*)k, k_stride, (const float*)v, v_stride, (float*)out,
                         sinks);
   using B = uint16_t;
@@ -126,8 +128,9 @@ int cohort_attend(const Step* s, void* kv, const void* q, int64_t q_stride, cons
 }
 
 int cohort_forward(const Model* m, const Call* c) {
-  if (m->dtype == 0)
+  if (m->dtype != BFLOAT16)
     return m->kind == FP32   ? forward<FloatProduct, float>(*m, *c)
+           : m->kind == FP16 ? forward<HalfProduct, float>(*m, *c)
            : m->kind == INT8 ? forward<Int8Product, float>(*m, *c)
                              : forward<QuantProduct, float>(*m, *c);
   return m->kind == BF16   ? forward<Bf16Product, uint16_t>(*m, *c)

@@ -24,7 +24,10 @@ from executors.kernels.compiler import library
 
 SOURCE = Path(__file__).with_name("cohort_cpu.cpp")
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
-"""Numbers that the library uses for dtypes."""
+"""Numbers that the library uses for dtypes of rows that it reads or writes."""
+MODEL_DTYPES = DTYPES | {torch.float16: 2}
+"""Those of models and of keys and values: `Dtype` of attention.h. In a model of float16 weights, embeddings, hidden states, keys
+and values have that dtype, and the library computes in float32."""
 FIRST_STORED = 16
 """Number of the first of STORED_KINDS: `FIRST_LAYOUT` of operands.h."""
 STORED_KINDS = {
@@ -38,13 +41,11 @@ STORED_KINDS = {
 groups of 64 or 128 4-bit codes with the zero 8, and groups with zeros of their own: of 32, 64 or 128 codes with a float16
 scale, or of 32 codes of 4 or 8 bits with a float32 scale; then codes of 4 bits that stand for values in a table, with a scale for
 each 16: a byte, times a float32 for 256, or ("lut4-fp4") a float32."""
-KINDS = {"float32": 0, "bfloat16": 1, "int8": 2}
+KINDS = {"float32": 0, "bfloat16": 1, "int8": 2, "float16": 3}
 """Formats of weights that are packed from floats: `Kind` of operands.h. "int4" is another, which fills Q4_1."""
 INT4_ROW = 20
 """Bytes that "int4" takes for every `BLOCK` columns of a row."""
 _KINDS = KINDS | {"int4": STORED_KINDS["Q4_1"]} | STORED_KINDS
-_DEPTHS = {"float32": 1, "bfloat16": 2}
-"""Number of columns in a word of 32 bits."""
 BLOCK = 32
 """Number of columns that share a scale in int8: `BLOCK` of operands.h."""
 MAX_PARTS = 3
@@ -212,7 +213,7 @@ class PackedWeight:
     def __call__(
         self, x: torch.Tensor, activation: int = 0, wide: bool = False, extra: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Compute [m, columns] -> [m, outputs], both in one of DTYPES; `wide`: float32, not rounded to the dtype of x. A
+        """Compute [m, columns] -> [m, outputs], both in one of MODEL_DTYPES; `wide`: float32, not rounded to the dtype of x. A
         row's result is the same for every m, bit for bit. `extra`, float32 [m, rows], is added before the activation."""
         return self.multiply(x, self.outputs, activation, wide, extra)
 
@@ -220,17 +221,18 @@ class PackedWeight:
         self, x: torch.Tensor, outputs: int, activation: int, wide: bool, extra: torch.Tensor | None = None
     ) -> torch.Tensor:
         """See `__call__`; `outputs` counts those of the parts that follow as well, see `MergedWeight`."""
-        x = x.contiguous()
+        dtype = torch.float32 if wide else x.dtype
+        x = _readable(x)
         out = torch.empty((len(x), outputs), dtype=torch.float32 if wide else x.dtype)
         self._multiply(x, out, activation, None, extra)
-        return out
+        return out.to(dtype)
 
     def with_maxima(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return float32 [m, outputs], and [m, panels] the largest of each `panel_rows` of them (NaN if one is NaN).
 
         Both are valid until this weight's next call: fresh pages would cost as much as writing to them.
         """
-        x, panels = x.contiguous(), -(-self.outputs // self._kernels.panel_rows)
+        x, panels = _readable(x), -(-self.outputs // self._kernels.panel_rows)
         if self._buffers is None or len(self._buffers[0]) < len(x):
             self._buffers = torch.empty(len(x), self.outputs), torch.empty(len(x), panels)
         out, maxima = self._buffers[0][: len(x)], self._buffers[1][: len(x)]
@@ -254,6 +256,10 @@ class PackedWeight:
             None if rows is None else rows.ctypes.data, torch.get_num_threads(),
         ):  # fmt: skip
             raise OutOfMemory(OUT_OF_MEMORY)
+
+
+def _readable(x: torch.Tensor) -> torch.Tensor:
+    return (x if x.dtype in DTYPES else x.float()).contiguous()
 
 
 class MergedWeight:
@@ -340,7 +346,8 @@ def packed_bytes(kernels: CpuKernels, rows: int, columns: int, kind: str, gated:
     panels = -(-outputs // per_panel)
     if kind == "int8":
         return panels * kernels.panel_rows * -(-columns // BLOCK) * (BLOCK + 2)
-    return panels * kernels.panel_rows * 4 * -(-columns // _DEPTHS[kind])
+    row = 4 * columns if kind == "float32" else 4 * -(-columns // 2) if kind == "bfloat16" else 2 * columns
+    return panels * kernels.panel_rows * row
 
 
 def operand_bytes(kernels: CpuKernels, columns: int, kind: str) -> int:
@@ -356,6 +363,11 @@ def operand_bytes(kernels: CpuKernels, columns: int, kind: str) -> int:
         width = 1 if kernels.isa in _VNNI else 2
         return -(-columns // BLOCK) * (BLOCK * width + _BLOCK_SCALE)
     return columns * (2 if kind == "bfloat16" and kernels.isa == "avx512_bf16" else 4)
+
+
+def value_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of values between products in a model of `dtype`."""
+    return torch.float32 if dtype is torch.float16 else dtype
 
 
 def huge_pages(num_bytes: int) -> np.ndarray:

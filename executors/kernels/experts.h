@@ -32,7 +32,7 @@ inline auto with_product(int64_t kind, Use use) {
   if (kind >= FIRST_LAYOUT) return use(QuantProduct());
   if (kind == INT8) return use(Int8Product());
   if constexpr (std::is_same<T, float>::value)
-    return use(FloatProduct());
+    return kind == FP16 ? use(HalfProduct()) : use(FloatProduct());
   else
     return use(Bf16Product());
 }

@@ -34,7 +34,8 @@ struct Layer {
 };
 
 struct Model {
-  int64_t dtype, kind, hidden, heads, kv_heads, head_dim, rotary_dim;
+  int64_t dtype;  // of embeddings, results, adapters and KV; all else is float where it is float16
+  int64_t kind, hidden, heads, kv_heads, head_dim, rotary_dim;
   int64_t inner;  // the largest of the layers' MLPs, shared experts included
   int64_t activation, num_layers;
   int64_t post_norms;  // whether a layer has one
@@ -58,7 +59,7 @@ struct Call {
   void* out;              // [tokens][hidden]
   const int64_t* wanted;  // ascending rows of `out` that are needed; the last layer computes no others. Null: all
   int64_t num_wanted;
-  int64_t embed_kind;  // FP32 or BF16, or that of rows quantized as in a file
+  int64_t embed_kind;  // FP32, BF16 or FP16, or that of rows quantized as in a file
   const int64_t* adapters;           // [tokens]: which of `loras`, below 0 for none. Null: no token has one
   const LoraLayer* const* loras;     // [num_layers] of each adapter
   int64_t num_loras;
@@ -130,14 +131,16 @@ struct Forward {
     NORM, QKV, HEADS = QKV + MAX_PARTS, ATTENTION, O, MLP_NORM = O + 3, GATE_UP, DOWN, LORA = DOWN + 3,
     EXPERTS = LORA + LORA_WEIGHTS, GATE = EXPERTS + Mixture<T>::PHASES, PHASES
   };
-  // Where the bf16 values are what the product reads, nothing is converted.
-  static constexpr bool AS_IS = std::is_same<Word, uint32_t>::value && Op::DEPTH == 2 && std::is_same<T, uint16_t>::value;
+  // Where the values are what the product reads, nothing is converted.
+  static constexpr bool AS_IS =
+      !Op::BLOCKS && std::is_same<Word, typename std::conditional<Op::DEPTH == 2, uint32_t, float>::type>::value;
 
   Forward(const Model& m, const Call& c) : m(m), c(c), mixture(team, m.hidden, m.activation) {
     for (int64_t i = 0; i < m.num_layers; i++)
       if (m.layers[i].experts) mixture.measure(*m.layers[i].experts);
   }
 
+  bool halves() const { return m.dtype == FLOAT16; }
   int64_t q_size() const { return m.heads * m.head_dim; }
   int64_t qkv_size() const { return (m.heads + 2 * m.kv_heads) * m.head_dim; }
   // Of a merged weight of an adapter of the step.
@@ -220,7 +223,12 @@ struct Forward {
   LoraProduct adapt(const Linear& w, const X* x, int64_t index, int which, Counter* counters) {
     LoraProduct lora = {kept ? &kept_adapted : &adapted, c.loras, index, which, sums, sums_stride, expand<T>};
     if (!c.adapters || !lora.any()) return {};
-    reduce<T>(lora, x, w.columns, counters[LORA + which]);
+    if (halves()) {
+      lora.expand = expand<Half>;
+      reduce<Half>(lora, x, w.columns, counters[LORA + which]);
+    } else {
+      reduce<T>(lora, x, w.columns, counters[LORA + which]);
+    }
     team.barrier();
     return lora;
   }
@@ -250,7 +258,7 @@ struct Forward {
                    int64_t first, int64_t index, int which) {
     Counter* counter = counters + first;
     const Word* a = (const Word*)values;
-    if (!AS_IS || w.columns % 2) {
+    if (!AS_IS || w.columns % Op::DEPTH) {
       rows(counter[0], [&](int64_t t) { convert(w, t, values + t * w.columns, line); });
       a = words;
     }
@@ -267,10 +275,6 @@ struct Forward {
       for (int64_t i = 0; i < m.hidden; i += W)
         store_some(to + i, add(load_some(to + i, m.hidden - i), load_some(line + i, m.hidden - i)), m.hidden - i);
     });
-  }
-
-  static void narrow(T* out, const float* in, int64_t n) {
-    for (int64_t i = 0; i < n; i += W) store_some(out + i, load_some(in + i, n - i), n - i);
   }
 
   // Norm and rotation of a token's query and key heads, in the family's order; keys and values to their cells.
@@ -299,9 +303,7 @@ struct Forward {
       if (step.int8) {
         put_int8(step, (int8_t*)kv, k, v, t, h);
       } else {
-        T* cell = key_cell(step, (T*)kv, t, h);
-        narrow(cell, k, size);
-        narrow(cell + step.side_stride, v, size);
+        put_cell(step, kv, k, v, t, h);
       }
     }
   }
@@ -313,6 +315,12 @@ struct Forward {
     return !step.int8 ? count > 64 ? 8 : 1 : share < BESIDE ? share : BESIDE;
   }
 
+  template <class Stored>
+  void embed(int64_t t) {
+    const Stored* from = (const Stored*)c.embed + c.token_ids[t] * m.hidden;
+    for (int64_t i = 0; i < m.hidden; i += W)
+      store_some(x + t * m.hidden + i, mul(load_some(from + i, m.hidden - i), all(m.embed_scale)), m.hidden - i);
+  }
   void embed_stored(int64_t t) {
     float* to = x + t * m.hidden;
     with_layout(c.embed_kind, [&](auto layout) {
@@ -365,14 +373,13 @@ struct Forward {
     if (failed) return free(line);
     rows(counters[0], [&](int64_t t) {
       if (c.embed_kind >= FIRST_LAYOUT) return embed_stored(t);
-      const T* from = (const T*)c.embed + c.token_ids[t] * m.hidden;
-      for (int64_t i = 0; i < m.hidden; i += W)
-        store_some(x + t * m.hidden + i, mul(load_some(from + i, m.hidden - i), all(m.embed_scale)), m.hidden - i);
+      c.embed_kind == FP16 ? embed<Half>(t) : embed<T>(t);
     });
     for (int64_t i = 0; i < m.num_layers; i++) layer(i, counters + 3 + i * PHASES, line);
     rows(counters[1], [&](int64_t t) {
       rms_norm(line, x + t * m.hidden, m.final_norm, m.hidden, m.eps);
-      narrow((T*)c.out + (c.wanted ? c.wanted[t] : t) * m.hidden, line, m.hidden);
+      int64_t at = (c.wanted ? c.wanted[t] : t) * m.hidden;
+      halves() ? narrow((Half*)c.out + at, line, m.hidden) : narrow((T*)c.out + at, line, m.hidden);
     });
     free(line);
   }

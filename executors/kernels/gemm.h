@@ -2,6 +2,7 @@
 //
 //   packed   [panels][steps][NR] words of 32 bits: NR = 2 W rows of w side by side, DEPTH elements of k in a word
 //            (1 float, 2 bf16 or 4 int8); where w is a gate and an up projection, a panel holds W rows of each.
+//            float16: [panels][steps][NR] of 16 bits, an element of k each
 //            int8: behind every BLOCK_STEPS steps the NR scales of those 32 values of k, in bf16
 //   a        [m][steps] in the form that an `Op` wants its left operand in, see `Op::convert`; int8: and scales [m][blocks]
 //
@@ -29,7 +30,19 @@ constexpr int64_t STRETCH = 128;  // float32: steps that are summed in one regis
 
 // Where step k of a panel begins.
 inline int64_t step_at(const Linear& w, int64_t k) {
-  return w.kind == INT8 ? k / BLOCK_STEPS * BLOCK_WORDS + k % BLOCK_STEPS * NR : k * NR;
+  return w.kind == INT8 ? k / BLOCK_STEPS * BLOCK_WORDS + k % BLOCK_STEPS * NR : k * w.step_words();
+}
+
+// W words of step k, or one, from `column` on. float16: they come as floats.
+inline void put_words(const Linear& w, uint32_t* panel, int64_t k, int64_t column, F words) {
+  uint32_t* step = panel + step_at(w, k);
+  if (w.kind == FP16) return store_some((Half*)step + column, words, W);
+  store((float*)step + column, words);
+}
+inline void put_word(const Linear& w, uint32_t* panel, int64_t k, int64_t column, uint32_t word) {
+  uint32_t* step = panel + step_at(w, k);
+  if (w.kind == FP16) return store_some((Half*)step + column, as_float(all_words(word)), 1);
+  step[column] = word;
 }
 
 // W rows, each [steps] words, to the columns of a panel from `column` on. `words` [W][steps].
@@ -38,7 +51,7 @@ inline void pack_group(const Linear& w, uint32_t* panel, int64_t column, const u
     F r[W];
     for (int i = 0; i < W; i++) r[i] = load_some((const float*)words + i * steps + k, steps - k);
     transpose(r);
-    for (int i = 0; i < W && k + i < steps; i++) store((float*)(panel + step_at(w, k + i)) + column, r[i]);
+    for (int i = 0; i < W && k + i < steps; i++) put_words(w, panel, k + i, column, r[i]);
   }
 }
 
@@ -47,7 +60,7 @@ template <class T>
 inline void to_words(const Linear& w, const T* in, uint32_t* out, uint16_t* scales) {
   int64_t n = w.columns, steps = w.steps();
   memset(out + steps - 1, 0, 4);
-  if (w.kind == FP32) {
+  if (w.kind == FP32 || w.kind == FP16) {
     widen((float*)out, in, n);
   } else if (w.kind == BF16) {
     for (int64_t i = 0; i < n; i += W) store_some((uint16_t*)out + i, load_some(in + i, n - i), n - i);
@@ -84,7 +97,7 @@ int pack(const Linear& w, const T* in, int64_t begin, int64_t count, int threads
         for (int64_t i = from; i < until; i++) {
           w.place(begin + i, &panel, &column);
           for (int64_t k = 0; k < steps; k++)
-            w.packed[panel * w.panel_words() + step_at(w, k) + column] = words[(i - from) * steps + k];
+            put_word(w, w.packed + panel * w.panel_words(), k, column, words[(i - from) * steps + k]);
         }
       }
       for (int64_t i = from; w.kind == INT8 && i < until; i++) {
@@ -112,7 +125,7 @@ void tile(const Left<Op>& a, const uint32_t* panel, int64_t begin, int64_t end, 
     ahead.round();
     int64_t until = block + 16 < end ? block + 16 : end;
     for (int64_t k = block; k < until; k++) {
-      I one = Op::load_b(panel + k * NR), two = Op::load_b(panel + k * NR + W);
+      auto one = Op::load_b(panel + k * Op::STEP), two = Op::load_b(panel + k * Op::STEP + Op::STEP / 2);
 #pragma GCC unroll 14
       for (int r = 0; r < R; r++) {
         sum[r][0] = Op::mul_add(words + r * lda + k, one, sum[r][0]);
@@ -209,7 +222,7 @@ inline void tile_of(int64_t rows, const Left<Op>& a, const uint32_t* panel, floa
     } else {
       // The rounding error of one long sum in float32 grows with its length, so that sums of stretches are added up. bf16
       // rounds its operands far more coarsely, and does without.
-      int64_t stretch = std::is_same<Op, FloatProduct>::value ? STRETCH : a.steps;
+      int64_t stretch = std::is_base_of<FloatProduct, Op>::value ? STRETCH : a.steps;
       for (int64_t k = 0; k < a.steps; k += stretch)
         tile<Op, R>(a, panel, k, k + stretch < a.steps ? k + stretch : a.steps, buffer, ahead);
     }

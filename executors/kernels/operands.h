@@ -16,7 +16,7 @@ constexpr int FLOAT_MR = 6;
 constexpr int BLOCK = 32, BLOCK_STEPS = BLOCK / 4, BLOCK_WORDS = BLOCK_STEPS * NR + NR / 2;
 
 // From FIRST_LAYOUT on: quantized as in a file, see quantized_layouts.h.
-enum Kind : int64_t { FP32 = 0, BF16 = 1, INT8 = 2, FIRST_LAYOUT = 16 };
+enum Kind : int64_t { FP32 = 0, BF16 = 1, INT8 = 2, FP16 = 3, FIRST_LAYOUT = 16 };
 enum Form : int64_t { PLAIN = 0, GATED = 1 };
 
 struct Linear {
@@ -36,9 +36,10 @@ struct Linear {
   int64_t per_panel() const { return form == GATED ? W : NR; }
   int64_t panels() const { return (outputs() + per_panel() - 1) / per_panel(); }
   bool quantized() const { return kind >= FIRST_LAYOUT; }
-  int64_t depth() const { return kind == FP32 ? 1 : kind == BF16 ? 2 : 4; }
-  int64_t blocks() const { return kind >= INT8 ? (columns + BLOCK - 1) / BLOCK : 0; }
-  int64_t steps() const { return kind >= INT8 ? blocks() * BLOCK_STEPS : (columns + depth() - 1) / depth(); }
+  bool in_blocks() const { return kind == INT8 || quantized(); }
+  int64_t blocks() const { return in_blocks() ? (columns + BLOCK - 1) / BLOCK : 0; }
+  int64_t steps() const { return in_blocks() ? blocks() * BLOCK_STEPS : kind == BF16 ? (columns + 1) / 2 : columns; }
+  int64_t step_words() const { return kind == FP16 ? NR / 2 : NR; }  // of a panel
   int64_t panel_words() const;
   // Where row n of w lies: the panel and the column in it.
   void place(int64_t n, int64_t* panel, int64_t* column) const {
@@ -101,18 +102,25 @@ inline void widen(float* out, const T* in, int64_t n) {
   for (int64_t i = 0; i < n; i += W) store_some(out + i, load_some(in + i, n - i), n - i);
 }
 
+// STEP: words of a panel's step.
 struct FloatProduct {
   using Word = float;
   using Scale = BlockScale;
   using Sum = F;
-  static constexpr int DEPTH = 1, MR = FLOAT_MR, BLOCKS = 0;
+  static constexpr int DEPTH = 1, MR = FLOAT_MR, BLOCKS = 0, STEP = NR;
   static Sum zero() { return all(0.0f); }
-  static I load_b(const uint32_t* p) { return load_words(p); }
-  static Sum mul_add(const Word* a, I b, Sum sum) { return fma(all(*a), as_float(b), sum); }
+  static F load_b(const uint32_t* p) { return load((const float*)p); }
+  static Sum mul_add(const Word* a, F b, Sum sum) { return fma(all(*a), b, sum); }
   template <class T>
   static void convert(Word* out, BlockScale*, const T* in, int64_t n) {
     widen(out, in, n);
   }
+};
+
+// Weights in float16, which are widened as they are read: the same sums, bit for bit, as of those weights in float32.
+struct HalfProduct : FloatProduct {
+  static constexpr int STEP = NR / 2;
+  static F load_b(const uint32_t* p) { return load_some((const Half*)p, W); }
 };
 
 #if defined(__AVX512BF16__)
@@ -120,7 +128,7 @@ struct Bf16Product {
   using Word = uint32_t;  // two bf16
   using Scale = BlockScale;
   using Sum = F;
-  static constexpr int DEPTH = 2, MR = FLOAT_MR, BLOCKS = 0;
+  static constexpr int DEPTH = 2, MR = FLOAT_MR, BLOCKS = 0, STEP = NR;
   static Sum zero() { return all(0.0f); }
   static I load_b(const uint32_t* p) { return load_words(p); }
   static Sum mul_add(const Word* a, I b, Sum sum) {
@@ -139,7 +147,7 @@ struct Bf16Product {  // weights are widened here, a when it is converted
   };
   using Scale = BlockScale;
   using Sum = F;
-  static constexpr int DEPTH = 2, MR = FLOAT_MR, BLOCKS = 0;
+  static constexpr int DEPTH = 2, MR = FLOAT_MR, BLOCKS = 0, STEP = NR;
   static Sum zero() { return all(0.0f); }
   static I load_b(const uint32_t* p) { return load_words(p); }
   static Sum mul_add(const Word* a, I b, Sum sum) {

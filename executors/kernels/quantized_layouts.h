@@ -123,7 +123,7 @@ inline auto with_layout(int64_t kind, Use use) {
 }
 
 inline int64_t Linear::panel_words() const {
-  if (!quantized()) return kind == INT8 ? blocks() * BLOCK_WORDS : steps() * NR;
+  if (!quantized()) return kind == INT8 ? blocks() * BLOCK_WORDS : steps() * step_words();
   return with_layout(kind, [this](auto layout) { return words_of<decltype(layout)>(columns); });
 }
 

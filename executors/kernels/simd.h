@@ -13,6 +13,10 @@ namespace {
 
 constexpr float LOG2E = 1.44269504088896340736f;
 
+struct Half {  // float16; bf16 is uint16_t
+  uint16_t bits;
+};
+
 #if defined(__AVX512F__)
 constexpr int W = 16;
 constexpr int MAX_N = 4;  // 6 rows x 4 vectors of sums: 24 of 32 registers
@@ -40,6 +44,10 @@ inline F load_some(const uint16_t* p, int64_t n) {
   __m256i half = _mm256_maskz_loadu_epi16(first_of(n), p);
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
 }
+inline F load_some(const Half* p, int64_t n) {
+  if (n >= W) return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+  return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first_of(n), p));
+}
 // Whole vectors go without a mask: masked stores are several times dearer on some CPUs.
 inline void store_some(float* p, F a, int64_t n) {
   if (n >= W) return store(p, a);
@@ -55,6 +63,11 @@ inline void store_some(uint16_t* p, F a, int64_t n) {
   i = _mm512_mask_mov_epi32(i, _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), _mm512_set1_epi32(0x7fc0));  // NaN stays NaN
   __m256i half = _mm512_cvtepi32_epi16(i);
 #endif
+  if (n >= W) return _mm256_storeu_si256((__m256i*)p, half);
+  _mm256_mask_storeu_epi16(p, first_of(n), half);
+}
+inline void store_some(Half* p, F a, int64_t n) {
+  __m256i half = _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   if (n >= W) return _mm256_storeu_si256((__m256i*)p, half);
   _mm256_mask_storeu_epi16(p, first_of(n), half);
 }
@@ -133,6 +146,11 @@ inline F load_some(const uint16_t* p, int64_t n) {
   __m128i half = _mm_loadu_si128((const __m128i*)(n < W ? some : p));
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
 }
+inline F load_some(const Half* p, int64_t n) {
+  Half some[W] = {};
+  if (n < W) memcpy(some, p, n * sizeof *p);
+  return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(n < W ? some : p)));
+}
 inline void store_some(float* p, F a, int64_t n) {
   if (n >= W) return store(p, a);
   float some[W];
@@ -147,6 +165,13 @@ inline void store_some(uint16_t* p, F a, int64_t n) {
   __m128i half = _mm_packus_epi32(_mm256_castsi256_si128(i), _mm256_extracti128_si256(i, 1));
   if (n >= W) return _mm_storeu_si128((__m128i*)p, half);
   uint16_t some[W];
+  _mm_storeu_si128((__m128i*)some, half);
+  memcpy(p, some, n * sizeof *p);
+}
+inline void store_some(Half* p, F a, int64_t n) {
+  __m128i half = _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT);
+  if (n >= W) return _mm_storeu_si128((__m128i*)p, half);
+  Half some[W];
   _mm_storeu_si128((__m128i*)some, half);
   memcpy(p, some, n * sizeof *p);
 }

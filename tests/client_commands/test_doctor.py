@@ -162,7 +162,7 @@ def test_the_kernels_are_those_of_the_executor() -> None:
     facts = kernels.run({}, lambda stage: None)
     cpu = torch.device("cpu")
     for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16), ("float16", torch.float16)):
-        chosen, _ = choose_kernels(ExecutorConfig("llm"), dtype, cpu)
+        chosen, _ = choose_kernels(ExecutorConfig("llm"), cpu)
         without = kernels.ONEDNN if can_pack_onednn(dtype, cpu) else kernels.PLAIN
         if facts["device"] == "cpu":
             assert facts["linear"][name] == (without if chosen is None else f"cohort-cpu {chosen.isa}")

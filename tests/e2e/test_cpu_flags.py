@@ -38,12 +38,8 @@ def test_int8_on_the_least_instructions_answers_and_says_so(isa: str, tmp_path: 
             "cpu_isa 'sse2' is not supported; supported: avx512_bf16, avx512_vnni, avx512, avx2",
         ),
         (
-            ["--quantization", "int8", "--dtype", "float16"],
-            "the kernels do not support float16; take --dtype bfloat16",
-        ),
-        (
-            ["--cpu-isa", "avx2", "--dtype", "float16"],
-            "cpu_isa avx2 cannot be used: the kernels do not support float16",
+            ["--cpu-isa", "avx2", "--attention-backend", "torch"],
+            "cpu_isa avx2 cannot be used: attention backend torch is set",
         ),
     ],
 )

@@ -66,7 +66,7 @@ CASES: dict[str, tuple[Callable[[Path], None], list[str], str]] = {
     "context": (nothing, ["--max-model-len", "9999999"], "is longer than the model's 2048"),
     "kv memory": (nothing, ["--kv-cache-memory-bytes", "1000"], "one sequence needs "),
     "step memory": (nothing, ["--max-num-batched-tokens", "2000000000"], "a step of that size needs "),
-    "kernels": (nothing, ["--cpu-isa", "avx2", "--dtype", "float16"], "cpu_isa avx2 cannot be used"),
+    "kernels": (nothing, ["--cpu-isa", "avx2", "--attention-backend", "torch"], "cpu_isa avx2 cannot be used"),
     "quantization": (nothing, ["--quantization", "fp8"], "take int8"),
     "adapter": (nothing, ["--lora-modules", "x=/nope"], "--lora-modules x: there is no folder /nope"),
     "option": (nothing, ["--executor", "echo", "--executor-option", "x=1"], "options.x is unknown to echo"),

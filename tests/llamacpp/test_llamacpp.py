@@ -83,9 +83,9 @@ class Ours:
 
 
 async def computed_here(
-    file: Path, prompts: list[list[int]], following: int, folder: Path, context: int
+    file: Path, prompts: list[list[int]], following: int, folder: Path, context: int, dtype: str = "float32"
 ) -> list[Ours]:
-    executor = await start(prepared(folder, file), dtype="float32", max_model_len=context, kv_bytes=64 << 20)
+    executor = await start(prepared(folder, file), dtype=dtype, max_model_len=context, kv_bytes=64 << 20)
     driver = Driver(executor)
     greedy = await driver.generate([driver.add(one) for one in prompts], following, chunk=128)
     found = []
@@ -149,6 +149,20 @@ async def compare_exactly(
     return mine, largest
 
 
+def compare_halves(half: Path, mine: list[Ours], folder: Path, routed: bool) -> tuple[np.ndarray, float]:
+    """Compare a file in float16, as llama.cpp computes it by itself; the largest difference at each position, and the share of
+    positions within HALF."""
+    texts, continued = computed_there(half, mine, False, folder, CONTEXT)
+    rounded = apart(mine, texts, LIKELY)
+    share = float((rounded <= HALF).mean())
+    assert share >= (SHARE_OF_EXPERTS if routed else SHARE)
+    if not routed:
+        assert rounded.max() <= CAP
+        for one, other in zip(mine, continued, strict=True):
+            one.equal_ids(other, CAP)
+    return rounded, share
+
+
 @pytest.mark.long(every=4)
 @pytest.mark.parametrize("name", judged())
 async def test_llama_cpp_computes_the_same(
@@ -164,15 +178,10 @@ async def test_llama_cpp_computes_the_same(
     narrow = await computed_here(half, prompts, FOLLOWING, tmp_path / "half", CONTEXT)
     for one, other in zip(narrow, mine, strict=True):
         assert one.greedy == other.greedy and np.array_equal(one.logits, other.logits)
-    texts, continued = computed_there(half, mine, False, tmp_path, CONTEXT)
-    rounded = apart(mine, texts, LIKELY)
-    share = float((rounded <= HALF).mean())
-    routed = read_config(ref.path).moe is not None
-    assert share >= (SHARE_OF_EXPERTS if routed else SHARE)
-    if not routed:
-        assert rounded.max() <= CAP
-        for one, other in zip(mine, continued, strict=True):
-            one.equal_ids(other, CAP)
+    rounded, share = compare_halves(half, mine, tmp_path, read_config(ref.path).moe is not None)
+    # And with the defaults of both.
+    usual = await computed_here(half, prompts, FOLLOWING, tmp_path / "usual", CONTEXT, "auto")
+    compare_halves(half, usual, tmp_path, read_config(ref.path).moe is not None)
     arch = read_gguf(half).metadata["general.architecture"]
     record_property("llamacpp", f"{name} {arch} {exact:.3g} {rounded.max():.3g} {share:.4f}")
 

@@ -18,7 +18,7 @@ import torch
 
 from executors.contract.errors import OutOfMemory
 from executors.kernels.compiler import KernelUnavailable
-from executors.kernels.cpu import DTYPES, I64, OUT_OF_MEMORY, POINTER, CpuKernels, cpu_kernels
+from executors.kernels.cpu import I64, MODEL_DTYPES, OUT_OF_MEMORY, POINTER, CpuKernels, cpu_kernels
 from executors.llm.memory.kv_cache import KvCache
 from executors.llm.model.caches import KvSpec
 from executors.llm.step_arrays import StepArrays
@@ -114,7 +114,7 @@ def supports(spec: KvSpec) -> bool:
     """Return whether the kernel supports this model."""
     return (
         spec.device.type == "cpu"
-        and spec.dtype in DTYPES
+        and spec.dtype in MODEL_DTYPES
         and spec.kv_dtype in (None, torch.int8)
         and 1 <= spec.head_dim <= MAX_HEAD_DIM
         and spec.num_heads % spec.num_kv_heads == 0
@@ -137,7 +137,7 @@ class CpuAttend:
         """What the pointers point at."""
         self.shape = tokens, spec.num_heads, spec.head_dim
         """Shape of queries, and of a call's result."""
-        self._dtype = spec.dtype
+        self._dtype, self._halves = spec.dtype, spec.dtype is torch.float16
         self._out: torch.Tensor | None = None
         pointers = POINTER * spec.num_layers
         self.steps = pointers(*(ctypes.addressof(steps[window]) for window in spec.windows))
@@ -160,8 +160,8 @@ class CpuAttend:
         """See `Attend`."""
         if self._out is None:
             # One for all layers: the system maps each new large tensor page by page.
-            self._out = torch.empty(self.shape, dtype=self._dtype)
-        q, k, v = _dense(q), _dense(k), _dense(v)
+            self._out = torch.empty(self.shape, dtype=torch.float32 if self._halves else self._dtype)
+        q, k, v = (_dense(x.float() if self._halves else x) for x in (q, k, v))
         sinks = None if sinks is None else sinks.float()
         if self._kernels.attend(
             self.steps[layer], self.kv[layer], q.data_ptr(), q.stride(0), k.data_ptr(), k.stride(0),
@@ -169,7 +169,7 @@ class CpuAttend:
             None if sinks is None else sinks.data_ptr(),
         ):  # fmt: skip
             raise OutOfMemory(OUT_OF_MEMORY)
-        return self._out
+        return self._out.to(self._dtype)
 
 
 class CpuAttention:
@@ -202,7 +202,7 @@ class CpuAttention:
             counters = np.zeros(cut.groups * spec.num_kv_heads, np.int32)
             arrays += [cut.work, counters, self._partials]
             steps[window] = _Step(
-                DTYPES[spec.dtype], int(spec.kv_dtype is torch.int8), spec.num_heads, spec.num_kv_heads, spec.head_dim,
+                MODEL_DTYPES[spec.dtype], int(spec.kv_dtype is torch.int8), spec.num_heads, spec.num_kv_heads, spec.head_dim,
                 block_size, block_stride, side_stride, head_stride, tables.shape[1], window or 0, len(step.token_ids),
                 len(cut.work), cut.groups, cut.max_rows, cut.partial_rows, cut.threads, tables.ctypes.data, cut.work.ctypes.data,
                 cells.ctypes.data, self._partials.ctypes.data, counters.ctypes.data, spec.scale, spec.softcap or 0.0,

@@ -15,7 +15,14 @@ from executors.contract.errors import ConfigError, OutOfMemory
 from executors.contract.faults import no_memory
 from executors.contract.status import ModelInfo
 from executors.kernels.compiler import KernelUnavailable
-from executors.kernels.cpu import CpuKernels, MergedWeight, cpu_kernels, operand_bytes, use_kernels
+from executors.kernels.cpu import (
+    CpuKernels,
+    MergedWeight,
+    cpu_kernels,
+    operand_bytes,
+    use_kernels,
+    value_dtype,
+)
 from executors.llm.attention.cpu_attention import INT8_BLOCK, supports
 from executors.llm.checkpoint.claims import refuse_claim
 from executors.llm.checkpoint.device_layers import keep, keep_head
@@ -45,7 +52,7 @@ from executors.llm.model.caches import KvSpec, kv_group
 from executors.llm.model.config import DTYPES, DecoderConfig, check_length, read_config
 from executors.llm.model.decoder import Decoder
 from executors.llm.model.gguf_source import config_path, is_gguf, model_path, read_source
-from executors.llm.model.linear import StoredFormat, kernels_support
+from executors.llm.model.linear import StoredFormat
 from executors.llm.parallel.rank_decoder import RankDecoder
 from executors.llm.parallel.ranks import Ranks
 from executors.llm.parallel.shard import plan_shard
@@ -71,11 +78,11 @@ def load_model(config: ExecutorConfig, progress: Progress, ranks: Ranks | None =
     hardware.use()
     dtype = weights_dtype(config, decoder_config, directory)
     kv = kv_dtype(config, device)
-    kernels, missing = choose_kernels(config, dtype, device)
+    kernels, missing = choose_kernels(config, device)
     if kernels is not None:
         use_kernels(kernels)
     if kernels is None:
-        refuse_without_kernels(config, dtype, device, missing)
+        refuse_without_kernels(config, device, missing)
     plan, widened = fp8_plan(config, decoder_config, device, directory)
     stored = kept_formats(config, decoder_config, kernels, directory)
     on_device = formats_on_device(config, decoder_config, device, directory, plan)
@@ -149,9 +156,7 @@ def refuse_for_ranks(decoder: DecoderConfig, plan: fp8.Fp8Plan | None) -> None:
         )
 
 
-def refuse_without_kernels(
-    config: ExecutorConfig, dtype: torch.dtype, device: torch.device, missing: str
-) -> None:
+def refuse_without_kernels(config: ExecutorConfig, device: torch.device, missing: str) -> None:
     """Raise ConfigError if a setting needs Cohort's own kernels; `missing` says why they are unavailable."""
     quantization, int8_kv = whole_numbers(config), config.memory.kv_cache_dtype == "int8"
     if config.optimization.deterministic or quantization or int8_kv:
@@ -162,7 +167,7 @@ def refuse_without_kernels(
             if int8_kv
             else "deterministic"
         )
-        cure = "; take --dtype bfloat16" if dtype is torch.float16 else ""
+        cure = ""
         if quantization and (eight_bits := device_of(device).eight_bits):
             cure = f"; take --quantization {eight_bits}"
         raise ConfigError(f"{setting}: needs Cohort's own kernels, which are unavailable: {missing}{cure}")
@@ -283,10 +288,8 @@ def _notes(speed: str | None, widened: str | None, decoder: Decoder) -> str | No
     return "; ".join(note for note in (speed, form_note, widened, kv, headless, alone) if note) or None
 
 
-def choose_kernels(
-    config: ExecutorConfig, dtype: torch.dtype, device: torch.device
-) -> tuple[CpuKernels | None, str]:
-    """Return Cohort's CPU kernels for a model of `dtype`, or None and the reason. May compile for some seconds.
+def choose_kernels(config: ExecutorConfig, device: torch.device) -> tuple[CpuKernels | None, str]:
+    """Return Cohort's CPU kernels for a model, or None and the reason. May compile for some seconds.
 
     Raises ConfigError if this CPU lacks the requested instruction set.
     """
@@ -295,8 +298,6 @@ def choose_kernels(
         missing = f"the kernels are for CPUs, and this model is on {device}"
     elif config.attention.backend != "auto":
         missing = f"attention backend {config.attention.backend} is set"
-    elif not kernels_support(dtype):
-        missing = f"the kernels do not support {DTYPE_NAMES[dtype]}"
     else:
         try:
             return cpu_kernels(isa), ""
@@ -370,14 +371,23 @@ def _max_model_len(config: ExecutorConfig, decoder: DecoderConfig, directory: Pa
 def weights_dtype(config: ExecutorConfig, decoder: DecoderConfig, directory: Path) -> torch.dtype:
     """Return the dtype that weights are stored in, and activations. Raises ConfigError for one that is not supported."""
     name = decoder.dtype if config.dtype == "auto" else config.dtype
-    if config.dtype == "auto" and name == "float16" and decoder.integers is not None:
-        # Most checkpoints in whole numbers name float16, which the CPU kernels do not compute in.
-        name = "bfloat16" if find_device(config.device).place.type == "cpu" else name
+    if config.dtype == "auto" and name == "float16" and _rather_bfloat16(config, decoder, directory):
+        name = "bfloat16"
     if name is None:
         return torch.float32 if config.load_format == "dummy" else checkpoint_dtype(directory, decoder.family)
     if name not in _DTYPES:
         raise ConfigError(f"dtype {name!r} is not supported; supported: auto, {', '.join(DTYPES)}")
     return _DTYPES[name]
+
+
+def _rather_bfloat16(config: ExecutorConfig, decoder: DecoderConfig, directory: Path) -> bool:
+    """Return whether a model whose files name float16 is computed in bfloat16. Raises ConfigError."""
+    device = find_device(config.device).place
+    if decoder.integers is not None:
+        # Most checkpoints in whole numbers name float16, whatever they were made from, and bfloat16 has the quicker attention.
+        return device.type == "cpu"
+    # The numbers of a GGUF file mostly were bfloat16 or fit into it; float16 keeps all of their digits.
+    return is_gguf(directory) and choose_kernels(config, device)[0] is None
 
 
 def _check_room(decoder: Decoder, config: ExecutorConfig, stored: Mapping[str, StoredFormat]) -> None:
@@ -436,6 +446,7 @@ def activation_bytes(decoder: Decoder, kernels: CpuKernels | None) -> int:
         residuals = (
             12 if names.attn_post_norm or names.mlp_post_norm else 8
         )  # what is normed before it is added
+        size = value_dtype(decoder.dtype).itemsize
         beside = residuals * config.hidden_size + operand + 4 * qkv + size * (2 * config.q_size + inner)
         return beside + cpu_experts.bytes_per_token(decoder, kernels)
     # The residual, qkv with its rotated copy, and gate, up and their product; and a product's operand in e4m3.

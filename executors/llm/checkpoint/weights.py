@@ -23,7 +23,7 @@ from executors.llm.checkpoint.device_blocks import device_rows
 from executors.llm.checkpoint.files import Checkpoint
 from executors.llm.checkpoint.fp8_scales import CheckpointScales
 from executors.llm.checkpoint.fused_tensors import apart
-from executors.llm.checkpoint.tensor_file import TensorFile
+from executors.llm.checkpoint.tensor_file import TensorFile, beyond_float16
 from executors.llm.checkpoint.transform_tensors import load_transforms, transform_tensors
 from executors.llm.model.config import DecoderConfig, read_config
 from executors.llm.model.cuts import Cut
@@ -242,7 +242,7 @@ def _load(decoder: Decoder, file: TensorFile, name: str, place: Place) -> None:
                 place.linear.fill_blocks(rows, place.begin + begin)
         else:
             for begin, rows in file.rows(name, place.turned):
-                place.linear.fill(rows, place.begin + begin)
+                _fill(place, file, name, begin, rows)
     if place.tensor is decoder.embed and decoder.maps_embedding:
         kind = file.stored_kind(name)
         raw = file.mapped_rows(name) if kind is not None and decoder.keeps_stored else None
@@ -258,6 +258,14 @@ def _load(decoder: Decoder, file: TensorFile, name: str, place: Place) -> None:
         return
     if place.tensor.device.type != "meta":
         file.copy_into(name, place.tensor)
+
+
+def _fill(place: Place, file: TensorFile, name: str, begin: int, rows: torch.Tensor) -> None:
+    linear = place.linear
+    assert linear is not None
+    if linear.halves and rows.dtype is not torch.float16 and not torch.isfinite(rows.half()).all():
+        raise beyond_float16(file.path, file.own_name(name))
+    linear.fill(rows, place.begin + begin)
 
 
 def _stays(
@@ -286,8 +294,7 @@ def _load_fp8(file: TensorFile, name: str, place: Place, scales: torch.Tensor) -
             continue
         wide = widened(rows, scales[begin : begin + len(rows)])
         if place.packed:
-            assert place.linear is not None
-            place.linear.fill(wide, place.begin + begin)
+            _fill(place, file, name, begin, wide)
         if place.tensor.device.type != "meta":
             place.tensor[begin : begin + len(rows)].copy_(wide)
 

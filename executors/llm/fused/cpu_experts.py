@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from executors.kernels.cpu import FIRST_STORED, I64, POINTER, CpuKernels, operand_bytes
+from executors.kernels.cpu import FIRST_STORED, I64, POINTER, CpuKernels, operand_bytes, value_dtype
 from executors.llm.model.layers.experts import Experts
 from executors.llm.model.layers.mlp import Mlp
 from executors.llm.model.layers.shared_experts import SharedExperts
@@ -122,5 +122,7 @@ def bytes_per_token(decoder: Decoder, kernels: CpuKernels) -> int:
     rows = operand(hidden, [experts.experts[0].gate_up for experts in layers])
     inside = operand(inner, [experts.experts[0].down for experts in layers])
     routed = operand_bytes(kernels, hidden, KIND_NAMES[decoder.dtype])
-    pair = inside + inner * decoder.dtype.itemsize + 4 * 4  # number and share, as chosen and grouped
+    pair = (
+        inside + inner * value_dtype(decoder.dtype).itemsize + 4 * 4
+    )  # number and share, as chosen and grouped
     return routed + rows + 4 * moe.num_experts + moe.top_k * pair

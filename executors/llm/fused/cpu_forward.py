@@ -1,7 +1,8 @@
 """`CpuForward`: all layers of a decoder in one call of the library, see `forward.h`.
 
 It computes what `Decoder.unified_forward` defines in torch, for one kind of decoder (see `why_not`). The residual stream is
-fp32, and results are rounded once where torch rounds after every operation.
+fp32, and results are rounded once where torch rounds after every operation. In a model of float16 they are not rounded but for
+embeddings, keys, values and what is returned.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ import torch
 from executors.contract.errors import OutOfMemory
 from executors.kernels.cpu import (
     ACTIVATIONS,
-    DTYPES,
     I64,
+    KINDS,
+    MODEL_DTYPES,
     OUT_OF_MEMORY,
     POINTER,
     CpuKernels,
     MergedWeight,
     PackedWeight,
     StoredRows,
+    value_dtype,
 )
 from executors.llm.attention.cpu_attention import MAX_HEAD_DIM, CpuAttend
 from executors.llm.fused import cpu_experts
@@ -149,7 +152,7 @@ class CpuForward:
         factors = decoder.query_factors
         self._pointees.append(factors)
         self._model = _Model(
-            DTYPES[decoder.dtype], kind, config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim,
+            MODEL_DTYPES[decoder.dtype], kind, config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim,
             rotary_dim, cpu_experts.mlp_size(decoder), ACTIVATIONS[config.activation], len(layers),
             int(bool(config.family.names.attn_post_norm or config.family.names.mlp_post_norm)),
             int(any(rope.neighbours for rope in config.ropes)), int(config.family.attention.norm_last),
@@ -217,7 +220,10 @@ class CpuForward:
         if isinstance(embed, StoredRows):
             embed, embed_kind = embed.raw, embed.kind
         elif embed.dtype is not self._dtype:  # as the file has it
-            embed, token_ids = embed.index_select(0, token_ids).to(self._dtype), torch.arange(tokens)
+            embed = embed.index_select(0, token_ids).to(value_dtype(self._dtype))
+            token_ids = torch.arange(tokens)
+        if embed.dtype is torch.float16:
+            embed_kind = KINDS["float16"]
         out = torch.empty((tokens, self._hidden), dtype=self._dtype)
         adapters, loras = cast("KernelLoras | None", inputs.adapters), None
         if adapters is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -74,7 +74,7 @@ def gguf_config(gguf: GgufFile) -> GgufConfig:
     values: dict[str, Any] = {
         "architectures": [row.served],
         "model_type": family.model_types[0],
-        "dtype": "float32" if all(one.type == "F32" for one in own) else "bfloat16",
+        "dtype": _dtype(own),
         "tie_word_embeddings": _HEAD not in gguf.tensors,
         **row.constants,
     }
@@ -94,6 +94,12 @@ def gguf_config(gguf: GgufFile) -> GgufConfig:
     return GgufConfig(
         values, row, biases, names, (*notes, *_left_out(gguf, own)), _reranker(keys, family, values)
     )
+
+
+def _dtype(own: Iterable[GgufTensor]) -> str:
+    """Return the dtype that holds the file's plain numbers exactly; bfloat16 beside quantized ones."""
+    types = {one.type for one in own}
+    return "float32" if types == {"F32"} else "float16" if types <= {"F32", "F16"} else "bfloat16"
 
 
 def _architecture(gguf: GgufFile) -> str | None:

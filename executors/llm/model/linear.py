@@ -15,8 +15,8 @@ import torch.nn.functional as F
 
 from executors.kernels.cpu import (
     ACTIVATIONS,
-    DTYPES,
     FIRST_STORED,
+    KINDS,
     CpuKernels,
     MergedWeight,
     PackedWeight,
@@ -28,7 +28,7 @@ from executors.llm.model.stored_weight import StoredWeight
 if TYPE_CHECKING:
     from executors.llm.model.rotation import Rotation
 
-KIND_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+KIND_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 """Default format of a weight by its dtype: one of `KINDS`."""
 
 
@@ -223,6 +223,11 @@ class Linear:
         return self.packed is not None and self.packed.struct.kind >= FIRST_STORED
 
     @property
+    def halves(self) -> bool:
+        """Whether the packed weight is of float16."""
+        return self.packed is not None and self.packed.struct.kind == KINDS["float16"]
+
+    @property
     def plain(self) -> bool:
         """Whether the layer is a product with `weight` itself."""
         return not self.given_up and self._onednn is None and self.rotation is None
@@ -269,11 +274,6 @@ class Linear:
             return self.on_device.num_bytes
         weight = self._onednn if self.weight is None else self.weight
         return 0 if weight is None else weight.numel() * weight.element_size()
-
-
-def kernels_support(dtype: torch.dtype) -> bool:
-    """Return whether the CPU kernels support linear layers with weights of `dtype`."""
-    return dtype in DTYPES
 
 
 def can_pack_onednn(dtype: torch.dtype, device: torch.device) -> bool:

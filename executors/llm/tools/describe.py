@@ -212,9 +212,9 @@ def sketch_model(
     # As if all linears were FP8 where the checkpoint's are: its files need not be there.
     plan, _ = loader.fp8_plan(replace(config, load_format="dummy"), shape, device, directory)
     kv = loader.kv_dtype(config, device)  # in the order of a load, so that the same setting is named
-    kernels, missing = loader.choose_kernels(config, dtype, device)
+    kernels, missing = loader.choose_kernels(config, device)
     if kernels is None:
-        loader.refuse_without_kernels(config, dtype, device, missing)
+        loader.refuse_without_kernels(config, device, missing)
     make: Callable[..., Decoder] = partial(Decoder, shape)
     if part:
         loader.refuse_for_ranks(shape, plan)

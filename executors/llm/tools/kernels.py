@@ -14,7 +14,7 @@ from executors.kernels.cpu import CpuKernels, cpu_kernels
 from executors.llm.attention.plain_torch import TorchAttention
 from executors.llm.device.table import class_of, find_device
 from executors.llm.memory.cgroup import cpu_threads
-from executors.llm.model.linear import can_pack_onednn, kernels_support
+from executors.llm.model.linear import can_pack_onednn
 
 ONEDNN, PLAIN = "torch, packed for oneDNN", "plain torch"
 
@@ -38,7 +38,7 @@ def run(job: dict[str, Any], stage: Callable[[str], None]) -> dict[str, Any]:
         "fp16_kernels": _onednn_has("_is_mkldnn_fp16_supported"),
         "threads": cpu_threads(),
         "linear": {name: _linear(dtype, device, kernels) for name, dtype in dtypes.items()},
-        "attention": f"cohort-cpu {kernels.isa} on CPU, torch for float16; on GPUs as set by --attention-backend"
+        "attention": f"cohort-cpu {kernels.isa} on CPU; on GPUs as set by --attention-backend"
         if isinstance(kernels, CpuKernels)
         else f"{TorchAttention.name} (gathers KV before each call); {kernels}",
     }
@@ -53,7 +53,7 @@ def _kernels() -> CpuKernels | str:
 
 
 def _linear(dtype: torch.dtype, device: torch.device, kernels: CpuKernels | str) -> str:
-    if device.type == "cpu" and kernels_support(dtype) and isinstance(kernels, CpuKernels):
+    if device.type == "cpu" and isinstance(kernels, CpuKernels):
         return f"cohort-cpu {kernels.isa}"
     return ONEDNN if can_pack_onednn(dtype, device) else PLAIN
 

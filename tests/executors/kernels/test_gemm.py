@@ -29,12 +29,15 @@ def noise(*shape: int, seed: int = 0) -> torch.Tensor:
 def bound(kind: str, dtype: torch.dtype) -> float:
     """Largest relative RMS error.
 
-    fp32: sums of some hundred roundings to 2^-24. bf16: weights, x and the result are rounded, to 2^-9 of themselves each at
-    worst, which a product of one number may meet. int8: steps of 1/127 of the largest of a block of 32, which is 2.4 deviations,
-    so 2.4/127 / sqrt(12) of a deviation each for x and w, together 0.0077; a short row's largest may be further out.
+    fp32: sums of some hundred roundings to 2^-24. float16: weights are rounded, to 2^-11 of themselves at worst. bf16: weights, x
+    and the result are rounded, to 2^-9 of themselves each at worst, which a product of one number may meet. int8: steps of 1/127
+    of the largest of a block of 32, which is 2.4 deviations, so 2.4/127 / sqrt(12) of a deviation each for x and w, together
+    0.0077; a short row's largest may be further out.
     """
     if kind == "int8":
         return 0.011
+    if kind == "float16" and dtype is FP32:
+        return 2**-11
     return 1e-6 if kind == "float32" and dtype is FP32 else 2**-9 * 2.5
 
 
@@ -102,7 +105,7 @@ def test_gate_and_up(isa: str, kind: str, name: str, inner: int) -> None:
     linear.set_clamp(1.702, 2.0)
     gate, up = (x.double() @ weight.double().T + bias.double()).chunk(2, -1)
     error = linear(x, ACTIVATIONS[name]) - joined(name, gate, up)
-    largest = 1e-5 if kind == "float32" else 0.05 if kind == "bfloat16" else 0.2
+    largest = {"float32": 1e-5, "float16": 0.01, "bfloat16": 0.05}.get(kind, 0.2)
     assert error.abs().max() < largest
 
 
@@ -249,6 +252,27 @@ def test_other_dtypes_are_packed_as_float32(isa: str) -> None:
     assert torch.equal(
         packed(weight.half(), "bfloat16", isa)(x), packed(weight.half().to(BF16), "bfloat16", isa)(x)
     )
+
+
+@every_isa
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("shape", [(1, 1), (33, 130), (100, 517)], ids=str)
+def test_float16_is_multiplied_as_float32_is(isa: str, shape: tuple[int, int], gated: bool) -> None:
+    """Bit for bit: weights are widened as they are read. Rows come whole and one by one, and from any dtype."""
+    rows, columns = shape[0] * 2 if gated else shape[0], shape[1]
+    weight, x = noise(rows, columns).half(), noise(29, columns, seed=1)
+    weight[0, 0] = 2.0**-24
+    wide = packed(weight.float(), "float32", isa, gated)
+    whole = packed(weight, "float16", isa, gated)
+    piecewise = PackedWeight(cpu_kernels(isa), rows, columns, "float16", gated)
+    for row in range(rows):
+        piecewise.fill(weight[row : row + 1].double(), row)
+    for linear in (whole, piecewise):
+        assert torch.equal(linear(x), wide(x))
+    halves = x.half()
+    assert torch.equal(whole(halves), wide(halves.float()).half()) and whole(halves).dtype is torch.float16
+    assert torch.equal(whole(halves, wide=True), wide(halves.float()))
+    assert 2 * whole.num_bytes == wide.num_bytes
 
 
 def test_the_names_of_instruction_sets_are_known_without_torch() -> None:

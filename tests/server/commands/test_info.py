@@ -20,6 +20,7 @@ from executors.contract import (
     ExecutorMemoryConfig,
     OptimizationConfig,
 )
+from executors.contract.config import ExecutorAttentionConfig
 from executors.llm.executor import LlmExecutor
 from executors.llm.memory import kv_plan
 from executors.llm.memory.cgroup import MemoryLimit
@@ -130,8 +131,9 @@ async def test_int8_is_planned_as_the_executor_packs_it(monkeypatch: pytest.Monk
 
 def test_int8_without_kernels_is_refused_as_it_will_be() -> None:
     optimization = OptimizationConfig(num_threads=1, quantization="int8")
-    chosen = replace(config(weights_dir(), dtype="float16"), optimization=optimization)
-    with pytest.raises(ConfigError, match=r"quantization int8: needs .* take --dtype bfloat16"):
+    attention = ExecutorAttentionConfig(backend="torch")
+    chosen = replace(config(weights_dir()), attention=attention, optimization=optimization)
+    with pytest.raises(ConfigError, match=r"quantization int8: needs .* attention backend torch is set"):
         describe.describe(chosen)
 
 

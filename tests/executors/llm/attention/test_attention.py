@@ -36,14 +36,13 @@ with_kernel = pytest.mark.parametrize("best", _best())
 
 
 @with_kernel
-@pytest.mark.parametrize("dtype", [BF16, torch.float32])
+@pytest.mark.parametrize("dtype", [BF16, torch.float16, torch.float32])
 def test_the_kernel_where_it_runs(best: str, dtype: torch.dtype) -> None:
     assert choose_attention(spec(4, 2, 64, dtype)).note == f"attention: cohort-cpu {best}"
 
 
 def test_torch_where_the_kernel_has_no_code_or_is_not_wanted() -> None:
     for chosen in (
-        choose_attention(spec(4, 2, 64, torch.float16)),
         choose_attention(spec(4, 2, 640, BF16)),
         choose_attention(spec(4, 2, 64, BF16), "torch"),
     ):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -301,6 +303,24 @@ def test_a_long_sequence_is_cut_for_many_threads_only() -> None:
     assert len(plan(step, 8, 2, None, 8).work) == 40_000 // SPLIT + 1
 
 
+@every_isa
+@pytest.mark.parametrize("head_dim", [64, 33])
+@pytest.mark.parametrize(
+    "changes", [{}, {"windows": (90,), "softcap": 5.0, "sinks": True}], ids=["plain", "more"]
+)
+def test_float16_is_read_as_float32_is(isa: str, head_dim: int, changes: dict[str, Any]) -> None:
+    """Bit for bit, but that the result is rounded; what a step writes is float16."""
+    half = Sequences(spec(6, 2, head_dim, torch.float16, **changes), MIXED)
+    wide = Sequences(spec(6, 2, head_dim, FP32, **changes), MIXED)
+    wide.q, wide.k, wide.v = ([one.float() for one in rows] for rows in (half.q, half.k, half.v))
+    wide.sinks = None if half.sinks is None else half.sinks.float()
+    cache = half.cache([begin for _, begin, _ in mixed_items()])
+    got = half.run(mixed_items(), kernel(isa), cache)
+    assert got.dtype is torch.float16 and torch.equal(got, wide.run(mixed_items(), kernel(isa)).half())
+    written = half.cache([begin + count for _, begin, count in mixed_items()])
+    assert torch.equal(cache.layers[0].nan_to_num(9.0), written.layers[0].nan_to_num(9.0))
+
+
 def test_what_is_supported() -> None:
     assert supports(spec(4, 2, 128, BF16)) and supports(spec(4, 2, 20, FP32))
-    assert not supports(spec(4, 2, 128, torch.float16)) and not supports(spec(4, 2, 592, BF16))
+    assert supports(spec(4, 2, 128, torch.float16)) and not supports(spec(4, 2, 592, BF16))

@@ -211,5 +211,5 @@ def test_bytes_of_a_block_are_half_and_the_scales() -> None:
 
 def test_what_is_supported() -> None:
     assert supports(spec(4, 2, 128, BF16)) and supports(spec(4, 2, 20, FP32))
-    assert not supports(spec(4, 2, 128, torch.float16)) and not supports(spec(4, 2, 592, BF16))
+    assert supports(spec(4, 2, 128, torch.float16)) and not supports(spec(4, 2, 592, BF16))
     assert not supports(wide_spec(4, 2, 128, BF16, kv_dtype=torch.float8_e4m3fn))

@@ -46,7 +46,6 @@ async def start(path: Path, memory: ExecutorMemoryConfig = INT8, **changes: Any)
     [
         ({"attention": ExecutorAttentionConfig(block_size=8)}, "block_size is 8; a multiple of 16 is needed"),
         ({"attention": ExecutorAttentionConfig(16, "torch")}, "attention backend torch does not read it"),
-        ({"dtype": "float16"}, "needs Cohort's own kernels"),
     ],
 )
 async def test_what_is_refused(tmp_path: Path, changes: dict[str, Any], why: str) -> None:

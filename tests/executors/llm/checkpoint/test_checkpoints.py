@@ -365,7 +365,8 @@ def test_configurations_are_checked_before_anything_is_loaded(qwen3, changes, wo
 
 
 async def test_deterministic_is_refused_where_it_cannot_be(qwen3):
-    asked = replace(config(qwen3), dtype="float16", optimization=OptimizationConfig(deterministic=True))
+    attention = ExecutorAttentionConfig(backend="torch")
+    asked = replace(config(qwen3), attention=attention, optimization=OptimizationConfig(deterministic=True))
     with pytest.raises(ConfigError, match="deterministic: needs Cohort's own kernels"):
         await registry.create(asked).warmup()
 
@@ -376,7 +377,7 @@ def test_what_a_gpu_takes_in_place_of_int8(qwen3):
         ConfigError, match=r"int8: needs Cohort's own kernels.*on cuda; take --quantization fp8"
     ):
         why = "the kernels are for CPUs, and this model is on cuda"
-        loader.refuse_without_kernels(asked, torch.bfloat16, torch.device("cuda"), why)
+        loader.refuse_without_kernels(asked, torch.device("cuda"), why)
 
 
 async def test_the_registry_makes_one(qwen3):

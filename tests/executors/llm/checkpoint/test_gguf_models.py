@@ -14,7 +14,14 @@ import torch
 from gguf import GGMLQuantizationType, quants
 from safetensors.torch import load_file, save_file
 
-from executors.contract import ConfigError, ExecutorAttentionConfig, OptimizationConfig, PrefillInput, Tensor
+from executors.contract import (
+    ConfigError,
+    ExecutorAttentionConfig,
+    ExecutorMemoryConfig,
+    OptimizationConfig,
+    PrefillInput,
+    Tensor,
+)
 from executors.gguf.file import read_gguf
 from executors.kernels.cpu import STORED_KINDS
 from executors.llm.checkpoint import weights
@@ -508,11 +515,27 @@ async def test_weights_of_every_type_are_the_references_in_the_usual_order(
     other.mkdir()
     save_file({name: tensor.contiguous() for name, tensor in rounded.items()}, other / "model.safetensors")
     (other / "config.json").write_text(json.dumps({**WIDE, "dtype": "bfloat16"}))
-    assert read_config(gguf).dtype == "bfloat16"
+    assert read_config(gguf).dtype == ("float16" if kind == "F16" else "bfloat16")
     # Without kernels for the blocks, they are widened to the model's dtype.
     widened = ExecutorAttentionConfig(backend="torch")
     wanted = await _logits(other, attention=widened)
     assert np.array_equal(await _logits(gguf, attention=widened), wanted)
+
+
+async def test_float16_keeps_its_digits(tmp_path: Path, wide: Path):
+    """With the CPU kernels; in bfloat16 the difference is 20 times as large, or more."""
+    gguf = _wide_gguf(tmp_path, wide, "F16")
+    exact, narrow = await _logits(gguf, dtype="float32"), await _logits(gguf, dtype="bfloat16")
+    error = np.abs(await _logits(gguf) - exact).max()
+    assert 0 < 20 * error < np.abs(narrow - exact).max() and error < 5e-3
+    loaded, told = load_model(config(gguf), lambda *_: None), describe(config(gguf))
+    assert loaded.info.dtype == told["dtype"] == "float16" and loaded.model.embed_mapped
+    assert loaded.parameter_bytes == told["loaded_bytes"]
+    assert loaded.note is not None and "float16; layers: in one call" in loaded.note
+    without = config(gguf, attention=ExecutorAttentionConfig(backend="torch"))
+    assert load_model(without, lambda *_: None).info.dtype == describe(without)["dtype"] == "bfloat16"
+    int8 = await _logits(gguf, block_size=16, memory=ExecutorMemoryConfig(kv_cache_dtype="int8"))
+    assert 0 < np.abs(int8 - exact).max() < 0.1 * np.abs(exact).max()
 
 
 async def test_int8_of_a_gguf_is_int8_of_the_same_weights(tmp_path: Path, wide: Path):

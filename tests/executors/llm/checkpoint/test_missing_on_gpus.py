@@ -23,10 +23,9 @@ def test_draft_models(tmp_path: Path) -> None:
         load_draft(asked, replace(INFO, device="cuda:0"), lambda stage, done, total: None)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_deterministic(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_deterministic(tmp_path: Path) -> None:
     asked = replace(config(tmp_path), optimization=OptimizationConfig(deterministic=True))
-    kernels, missing = choose_kernels(asked, dtype, GPU)
+    kernels, missing = choose_kernels(asked, GPU)
     assert kernels is None
     with pytest.raises(ConfigError, match=r"^deterministic: needs Cohort's own kernels"):
-        refuse_without_kernels(asked, dtype, GPU, missing)
+        refuse_without_kernels(asked, GPU, missing)

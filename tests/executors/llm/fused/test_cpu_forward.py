@@ -106,6 +106,7 @@ SINKS = {
     "sinks-wide-heads": {**MODELS["qwen3-untied-wide-heads"], "head_dim": 512},
 }  # fmt: skip
 """Models whose heads have sinks, see `with_sinks`."""
+every_dtype = pytest.mark.parametrize("dtype", [FP32, BF16, torch.float16], ids=["fp32", "bf16", "fp16"])
 BLOCK = 4
 ITEMS = [(0, 0, 30), (1, 0, 1), (2, 0, 64), (3, 0, 7)]
 """(sequence, first position, tokens)."""
@@ -179,7 +180,7 @@ def one_thread():
 
 
 @every_isa
-@both_dtypes
+@every_dtype
 @pytest.mark.parametrize("name", [*MODELS, *SINKS])
 def test_equals_torch(checkpoints: dict[str, Path], isa: str, dtype: torch.dtype, name: str) -> None:
     decoder = load(checkpoints[name], dtype, isa)
@@ -190,6 +191,11 @@ def test_equals_torch(checkpoints: dict[str, Path], isa: str, dtype: torch.dtype
     error, size = got - expected, expected.square().mean().sqrt()
     if dtype is FP32:
         assert error.abs().max() < 2e-4 * size
+        return
+    if dtype is torch.float16:  # weights are rounded to 2^-11 of themselves at worst
+        of_tokens = error.square().mean(-1).sqrt() / size
+        assert of_tokens.median() < 2**-9
+        assert decoder.config.moe is not None or of_tokens.max() < 2**-7
         return
     rounded = torch.cat(Runner(load(checkpoints[name], BF16, None), None).step(ITEMS)).float()
     # torch rounds after every operation, the kernel less often: it may not be further off. Of tokens for which rounding changes
@@ -215,7 +221,7 @@ def test_sinks_change_every_layer(checkpoints: dict[str, Path]) -> None:
 
 @sweep(every=4)
 @every_isa
-@pytest.mark.parametrize("dtype", [FP32, BF16], ids=["fp32", "bf16"])
+@every_dtype
 @pytest.mark.parametrize("quantization", [None, "int8", "int4"], ids=["plain", "int8", "int4"])
 @pytest.mark.parametrize(
     "name",
@@ -327,8 +333,8 @@ def allocated() -> int:
 @every_isa
 @pytest.mark.parametrize(
     ("dtype", "quantization"),
-    [(FP32, None), (BF16, None), (BF16, "int8"), (BF16, "int4")],
-    ids=["fp32", "bf16", "int8", "int4"],
+    [(FP32, None), (BF16, None), (torch.float16, None), (BF16, "int8"), (BF16, "int4")],
+    ids=["fp32", "bf16", "fp16", "int8", "int4"],
 )
 @pytest.mark.parametrize("shape", ["wide", "wide_experts"])
 def test_a_step_takes_the_memory_that_is_declared(

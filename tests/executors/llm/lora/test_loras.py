@@ -76,7 +76,7 @@ def merged(path: Path, made: dict[str, tuple[torch.Tensor, torch.Tensor]], scale
 async def start(path: Path, most: int = 0, **changes: Any) -> LlmExecutor:
     optimization = OptimizationConfig(num_threads=1, max_loras=most, **changes.pop("optimization", {}))
     executor = LlmFactory().create_executor(
-        small_config(path, optimization=optimization, dtype="float32", max_model_len=128, **changes)
+        small_config(path, optimization=optimization, max_model_len=128, **{"dtype": "float32", **changes})
     )
     await executor.warmup()
     return executor
@@ -147,6 +147,18 @@ async def test_many_in_one_batch_equal_each_merged_model(
     [base] = await logits(plain, [(prompt(2), None)])
     await plain.shutdown()
     assert np.abs(found[-1] - base).max() > 0.01, "the adapter changes something"
+
+
+async def test_float16_is_close_to_float32(tmp_path: Path, model: Path) -> None:
+    asked = [(prompt(n, 3 + n), f"a{n}") for n in range(len(RANKS))] + [(prompt(9), None)]
+    found = []
+    for dtype in ("float32", "float16"):
+        executor, _ = await with_adapters(tmp_path, model, dtype=dtype)
+        assert executor.info().dtype == dtype
+        found.append(await logits(executor, asked))
+        await executor.shutdown()
+    for exact, rounded in zip(*found, strict=True):
+        assert 0 < np.abs(rounded - exact).max() < 2**-7 * np.abs(exact).max()
 
 
 async def test_rows_without_an_adapter_are_bit_for_bit_those_of_a_server_without(

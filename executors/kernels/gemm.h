@@ -325,11 +325,12 @@ inline void deliver(const Linear& w, const float* buffer, int64_t row, int64_t r
 
 // Whether to ask for the next panel where one tile has all `rows`. AMD's CPUs follow a panel by themselves, and with what is
 // asked for beside that, decoding one sequence took 1.1 to 1.2 times as long, and four up to 1.4 times (Zen 4). Weights of 4 to
-// 6 bits keep the core so busy from four rows on that it falls behind: five rows took 0.65 to 0.95 of the time with asking.
+// 6 bits keep the core so busy from four rows on that it falls behind: five rows took 0.65 to 0.95 of the time with asking. With
+// float16 one row took as long, four 0.83 of the time, eight 0.69 and fourteen 0.53 (Zen 5).
 template <class Op>
 inline bool asks_ahead(int64_t rows) {
   static const bool amd = (__builtin_cpu_init(), __builtin_cpu_is("amd"));
-  return !amd || (std::is_same<Op, QuantProduct>::value && rows >= 4);
+  return !amd || std::is_same<Op, HalfProduct>::value || (std::is_same<Op, QuantProduct>::value && rows >= 4);
 }
 
 // A weight's panels, one after the other; what does not change from one to the next is found once.

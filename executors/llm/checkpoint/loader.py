@@ -425,7 +425,8 @@ def _step(config: ExecutorConfig, decoder: Decoder, kernels: CpuKernels | None) 
 
 def activation_bytes(decoder: Decoder, kernels: CpuKernels | None) -> int:
     """Estimate the peak memory of a forward, in bytes per token."""
-    config, size = decoder.config, decoder.dtype.itemsize
+    config = decoder.config
+    size = (decoder.dtype if kernels is None else value_dtype(decoder.dtype)).itemsize
     # By torch experts run one after the other: at worst every token is in the same one.
     moe = config.moe
     inner = max(config.intermediate_size, *((moe.intermediate_size, moe.shared_size) if moe else (0,)))
@@ -446,7 +447,6 @@ def activation_bytes(decoder: Decoder, kernels: CpuKernels | None) -> int:
         residuals = (
             12 if names.attn_post_norm or names.mlp_post_norm else 8
         )  # what is normed before it is added
-        size = value_dtype(decoder.dtype).itemsize
         beside = residuals * config.hidden_size + operand + 4 * qkv + size * (2 * config.q_size + inner)
         return beside + cpu_experts.bytes_per_token(decoder, kernels)
     # The residual, qkv with its rotated copy, and gate, up and their product; and a product's operand in e4m3.

@@ -100,7 +100,9 @@ async def answers(driver, prompts, chunk, at_once):
 CASES = [
     *((*family, "float32") for family in FAMILIES),
     ("gemma2-caps-alternating-windows", {}, "bfloat16"),
+    ("gemma2-caps-alternating-windows", {}, "float16"),
     ("gpt2", {}, "bfloat16"),
+    ("gpt2", {}, "float16"),
     ("qwen3-moe", {}, "int8"),
     # torch shares sums of more than 32,768 numbers between threads.
     ("qwen3-tied-gqa", {"vocab_size": 49_157}, "float32"),

@@ -63,7 +63,7 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "extend, a window": lambda: test_attention.test_extend(FP32, (2, 1), 80, 16, 9, None),
     "extend, keys shared": shared_keys,
     "decode and extend over e4m3": lambda: test_fp8.test_attention_over_fp8_kv(
-        FP32, (2, 1), 80, 20, 30.0, (0.02, 0.5)
+        FP32, (2, 1), 80, 20, 30.0, (0.02, 0.5), True
     ),
     "rotation and KV": lambda: test_fused.test_rotate_and_store(FP32, 7, 1, 80, 80, "norm"),
     "norm": lambda: test_fused.test_rms_norm(FP32, 100, False, True),

@@ -459,10 +459,10 @@ async def test_a_failed_stream_ends_with_an_event(house: House, error: Exception
 
 
 async def test_a_silent_stream_repeats_in_progress(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_stream.EventStream.__init__, "__defaults__", (0.02, event_stream._OPENAI))
+    monkeypatch.setattr(event_stream.EventStream.__init__, "__defaults__", (0.01, event_stream._OPENAI))
     go = asyncio.Event()
     house.engine.script = steps(go, TextDelta(0, "Hi", (1,)), TextDelta(0, "", (), finish_reason="stop"))
-    asyncio.get_running_loop().call_later(0.2, go.set)
+    asyncio.get_running_loop().call_later(0.4, go.set)
     response = await ask(house, stream=True)
     assert types_of(response)[:4] == ["created", "in_progress", "in_progress", "in_progress"]
 

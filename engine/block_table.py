@@ -35,7 +35,7 @@ class Way(enum.Enum):
     TAKE = 0
     """It takes a free block, and keeps all it has."""
     TURN = 1
-    """The window leaves a block that nobody else has had and that need not be found again: it is the next one."""
+    """The window leaves a block that no other sequence has had and that need not be found again: it is the next one."""
     KEEP = 2
     """The window leaves a block that is kept for later sequences; a free one is taken."""
     DROP = 3

@@ -12,12 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from benchmarks.peers import llamacpp
 
 HERE = Path(__file__).parent
 PROGRAMS = llamacpp.folder() / "bin"
 """Where `make test-external ONLY=llamacpp` builds it, beside the source with the converter."""
+
+
+def need_programs() -> None:
+    """Skip the test where llama.cpp is not built: pytest alone does not build for ten minutes. The target does, and fails if it
+    cannot, so that nothing is skipped there."""
+    if not PROGRAMS.exists():
+        pytest.skip("llama.cpp is not built: make test-external ONLY=llamacpp builds it")
 
 
 class Converter:

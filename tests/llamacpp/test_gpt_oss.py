@@ -17,7 +17,7 @@ from tests.executors.gguf_files import prepared
 from tests.executors.llm.checkpoint.gpt_oss_files import FILE, PACKED, apart, in_mxfp4
 from tests.executors.llm.driver import start
 from tests.llamacpp.agreement import differences
-from tests.llamacpp.judge import PROGRAMS, compute, converter
+from tests.llamacpp.judge import compute, converter, need_programs
 from tests.llamacpp.rows import row
 
 pytestmark = [pytest.mark.external, pytest.mark.timeout(300)]
@@ -37,8 +37,7 @@ async def _logits(path: Path, ids: list[int], backend: str) -> np.ndarray:
 
 
 async def test_experts_in_mxfp4(tmp_path: Path) -> None:
-    if not PROGRAMS.exists():
-        pytest.skip("llama.cpp is not built: make test-external ONLY=llamacpp builds it")
+    need_programs()
     fields = {**PACKED, **row("gpt-oss-sinks-windows").instead}
     packed, reference = in_mxfp4(tmp_path, fields)
     with converter(tmp_path) as one:

@@ -25,7 +25,7 @@ from tests.executors.gguf_files import prepared
 from tests.executors.llm.driver import Driver, start
 from tests.executors.llm.models import SHAPES, Reference, write
 from tests.llamacpp.agreement import differences, equal_ids, logprobs
-from tests.llamacpp.judge import PROGRAMS, Computed, Converter, compute, converter
+from tests.llamacpp.judge import Computed, Converter, compute, converter, need_programs
 from tests.llamacpp.rows import LONG, ROWS, judged, row
 
 pytestmark = [pytest.mark.external, pytest.mark.timeout(300)]
@@ -47,8 +47,7 @@ FAR = 1e-3
 
 @pytest.fixture(scope="session")
 def convert(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Converter]:
-    if not PROGRAMS.exists():
-        pytest.skip("llama.cpp is not built: make test-external ONLY=llamacpp builds it")
+    need_programs()
     with converter(tmp_path_factory.mktemp("converter")) as one:
         yield one
 

@@ -52,19 +52,8 @@ class StoredKv:
 
 
 @runtime_checkable
-class PagedAttend(Protocol):
+class PagedAttend(Attend, Protocol):
     """An `Attend` in two halves: keys and values may be written by the caller (see `rotate_and_store`) before `attend`."""
-
-    def __call__(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        sinks: torch.Tensor | None = None,
-        /,
-    ) -> torch.Tensor:
-        """See `Attend`."""
 
     def stored(self, layer: int) -> StoredKv:
         """Return where the layer's keys and values go."""

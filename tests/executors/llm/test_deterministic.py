@@ -45,7 +45,7 @@ FAMILIES = [
     ("qwen2-moe-shared-expert", {}),
     ("gemma4-inputs-of-layers-and-shared-kv", {"global_head_dim": 88}),
     ("gemma4-experts-beside-mlp", {"global_head_dim": 88, "moe_intermediate_size": 130}),
-    ("glm4-neighbours-of-half-a-head", {}),
+    ("glm4-neighbours-of-half-a-head", {"head_dim": 68}),
     ("hunyuan-norms-last-alpha", {}),
     ("gpt2", {}),
     ("gpt2", {"activation_function": "silu"}),

@@ -29,14 +29,6 @@ FIRST = ("Q4_0", "Q8_0", "Q4_K", "Q6_K", "MXFP4")
 KINDS = (*FIRST, *(kind for kind in STORED_KINDS if kind not in FIRST))
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("experts") / "wide", WIDE)

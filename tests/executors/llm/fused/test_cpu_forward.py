@@ -170,15 +170,6 @@ class Runner:
         return list(self.decoder.unified_forward(inputs).split(counts.tolist()))
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """On a busy machine threads that wait for each other make small tests ten times slower."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @every_isa
 @every_dtype
 @pytest.mark.parametrize("name", [*MODELS, *SINKS])

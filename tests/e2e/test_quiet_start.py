@@ -67,6 +67,9 @@ def test_a_signal_while_kernels_are_compiled_is_told_last(
     with TimedServer(["cohort-tiny"], tmp_path, slow_compiler) as server:
         server.wait_for("listening on")
         server.wait_for("compiling the CPU kernels for ")
+        server.wait_for(
+            "slow-cxx"
+        )  # The executor's process names its compiler: the last it has to say for a while.
         server.process.terminate()
         begun = server.wait_for("draining: no new requests")
         assert server.wait() == 0

@@ -109,7 +109,7 @@ class Assembly:
             model.prepare(length)
         layout = runtime.plan.layout
         companion = DraftCompanion(
-            self._runner(model, draft_layout(layout)), states.slots, draft_group(layout), states.sampling,
+            self._runner(model, draft_layout(layout, kv_group(model))), states.slots, draft_group(layout), states.sampling,
             states.pool.numpy(), length, runtime.info.logits_width, self.config.max_num_batched_tokens,
         )  # fmt: skip
         states.companion = companion

@@ -104,6 +104,20 @@ def draft_group(layout: KvLayout) -> int:
     return next(number for number, group in enumerate(layout.groups) if group.window is None)
 
 
-def draft_layout(layout: KvLayout) -> KvLayout:
-    """Return the layout of a draft model's KV in the blocks of `draft_group`: all its layers keep all tokens."""
-    return replace(layout, groups=(layout.groups[draft_group(layout)],))
+def draft_layout(layout: KvLayout, draft: KvSpec) -> KvLayout:
+    """Return the layout of a draft model's KV in the blocks of `draft_group`: all its layers keep all tokens.
+
+    It has one group, or one for each window where heads differ. All of them have the same blocks and the same block tables.
+    Raises ConfigError as `group_windows`.
+    """
+    blocks = layout.groups[draft_group(layout)]
+    return replace(layout, groups=tuple(replace(blocks, window=window) for window in _draft_windows(draft)))
+
+
+def draft_parts(draft: KvSpec) -> tuple[KvSpec, ...]:
+    """Return the spec of each group of `draft_layout`. Raises ConfigError as `group_windows`."""
+    return group_specs(draft, [KvGroup(0, 0, window) for window in _draft_windows(draft)])
+
+
+def _draft_windows(draft: KvSpec) -> tuple[int | None, ...]:
+    return group_windows(draft, 0) if draft.heads else (None,)

@@ -56,14 +56,14 @@ class KvPlan:
 
 def plan_kv(
     spec: KvSpec, config: ExecutorConfig, context_length: int, claims: Sequence[Claim] = (), measured: int | None = None,
-    beside: int = 0,
+    beside: Sequence[int] = (),
 ) -> KvPlan:  # fmt: skip
     """Compute how many blocks of each group to allocate. Called once the weights are in memory.
 
     A group has no more blocks than `max_num_seqs` sequences of `max_model_len` can use, and a window group no more than twice
-    what their windows can (`KvSizes`). `claims` stay free for other uses. `beside`: bytes per token of a draft model's KV, which
-    lies in the blocks that keep all tokens. `measured`: bytes that KV may take, from a measurement that already accounts for the
-    claims; None: free memory is read here.
+    what their windows can (`KvSizes`). `claims` stay free for other uses. `beside`: bytes per token of each group of a draft
+    model's KV, which lies in the blocks that keep all tokens. `measured`: bytes that KV may take, from a measurement that already
+    accounts for the claims; None: free memory is read here.
 
     Raises ConfigError with the figures if a sequence of the requested length does not fit. If neither the length nor the
     memory was given, the length is reduced instead.

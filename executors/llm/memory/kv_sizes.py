@@ -12,7 +12,7 @@ fits in any case: where T would be below that length, window groups get less tha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from executors.contract.config import ExecutorConfig
@@ -40,8 +40,10 @@ class _Group:
 class KvSizes:
     """See the module. All numbers are blocks if nothing else is said."""
 
-    def __init__(self, spec: KvSpec, config: ExecutorConfig, max_model_len: int, beside: int = 0) -> None:
-        """`beside`: bytes per token of a draft model's KV."""
+    def __init__(
+        self, spec: KvSpec, config: ExecutorConfig, max_model_len: int, beside: Sequence[int] = ()
+    ) -> None:  # fmt: skip
+        """`beside`: bytes per token of a draft model's KV, for each of its groups."""
         self._size = size = config.attention.block_size
         self._seqs = config.max_num_seqs
         self._per_sequence = math.ceil(max_model_len / size)
@@ -52,7 +54,7 @@ class KvSizes:
         for window, part in zip(windows, parts, strict=True):
             bytes_per_block = part.bytes_per_block(size)
             if window is None:
-                bytes_per_block += block_bytes(beside, size, spec.device)
+                bytes_per_block += sum(block_bytes(one, size, spec.device) for one in beside)
             most, share = self._seqs * self._per_sequence, self._per_sequence
             if window is not None:
                 share = math.ceil(window / size) + 2

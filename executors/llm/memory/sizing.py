@@ -13,7 +13,7 @@ from executors.contract.status import MemoryRequirements, StateLayout
 from executors.llm.device.base import Device
 from executors.llm.device.table import device_of
 from executors.llm.memory.cgroup import cpu_threads, machine_bytes
-from executors.llm.memory.kv_groups import group_windows
+from executors.llm.memory.kv_groups import draft_parts, group_windows
 from executors.llm.model.caches import HasCaches, kv_group, state_group
 from executors.llm.sampling.shaped_slots import table_bytes
 
@@ -158,7 +158,7 @@ def requirements(
     next (measured: 97 MB resident for 49 MB of tensors).
     """
     spec, tokens = kv_group(source.model), config.max_num_batched_tokens
-    kv_bytes = spec.bytes_per_token() + kv_bytes_beside(draft)
+    kv_bytes = spec.bytes_per_token() + sum(kv_bytes_beside(draft))
     return MemoryRequirements(
         parameter_memory=source.parameter_bytes + (draft.parameter_bytes if draft else 0),
         activation_memory_per_token=source.activation_bytes_per_token,
@@ -171,9 +171,11 @@ def requirements(
     )
 
 
-def kv_bytes_beside(draft: LoadedModel | None) -> int:
-    """Return the bytes per token of a draft model's KV."""
-    return kv_group(draft.model).bytes_per_token() if draft is not None else 0
+def kv_bytes_beside(draft: LoadedModel | None) -> tuple[int, ...]:
+    """Return the bytes per token of each group of a draft model's KV."""
+    return (
+        () if draft is None else tuple(part.bytes_per_token() for part in draft_parts(kv_group(draft.model)))
+    )
 
 
 def _state_bytes(config: ExecutorConfig, model: HasCaches) -> int:

@@ -2,7 +2,7 @@
 
 Its keys and values lie in tensors of their own under the block ids and block tables of the model's layers that keep all tokens: a
 block that is shared, copied or found again by its prefix has the draft model's KV too, if it was computed. What is missing is
-computed when a step asks for drafts.
+computed when a step asks for drafts. Layers with heads of different sizes have tensors of their own under the same ids.
 
     filled[block]   how many of the block's first cells hold KV of the tokens that the model has there
     ahead[slot]     the tokens behind the known ones whose KV the last drafting wrote: those that were accepted are filled, too
@@ -76,8 +76,9 @@ class DraftCompanion:
         self._width = width
         self._max_tokens = max_tokens
         self._block_size = runner.cache.block_size
-        self._cache = runner.cache.of_group(0)
-        self._filled = np.zeros(self._cache.num_blocks, np.int32)
+        self._caches = [runner.cache.of_group(own) for own in range(len(runner.cache.caches))]
+        self._num_blocks = self._caches[0].num_blocks
+        self._filled = np.zeros(self._num_blocks, np.int32)
         self._ahead: dict[int, _Ahead] = {}
 
     @property
@@ -98,7 +99,8 @@ class DraftCompanion:
             pairs = copied_pairs(batch.block_copies, self._group)
             source, destination = pairs.T
             self._filled[destination] = self._filled[source]
-            self._cache.copy_blocks(pairs)
+            for cache in self._caches:
+                cache.copy_blocks(pairs)
             self._cut_copies(batch, pairs)
 
     def _note_tables(self, batch: UnifiedBatch) -> None:
@@ -136,7 +138,8 @@ class DraftCompanion:
     def give_back(self, group: int, block_ids: np.ndarray) -> None:
         """Return the memory of these blocks of a group."""
         if group == self._group:
-            self._cache.give_back(block_ids)
+            for cache in self._caches:
+                cache.give_back(block_ids)
             self._filled[block_ids] = 0
 
     def clear(self) -> None:
@@ -253,15 +256,19 @@ class DraftCompanion:
         offsets = np.array(begins, np.int64)
         width = -(-int((offsets + lens).max()) // self._block_size)
         slots = np.array([wish.slot for wish in wishes], np.int64)
-        step = StepArrays(
-            np.concatenate(tokens).astype(np.int64),
-            lens,
-            offsets,
-            self._tables[:, :width][slots],
+        step = self._step(
+            np.concatenate(tokens).astype(np.int64), lens, offsets, self._tables[:, :width][slots]
         )
         if lens.max() > 1:
             step.used_rows = np.cumsum(lens) - 1
         return self.runner.forward(step)
+
+    def _step(
+        self, token_ids: np.ndarray, q_lens: np.ndarray, pos_offsets: np.ndarray, tables: np.ndarray
+    ) -> StepArrays:
+        """Return a step whose tables are those of each group of the draft model's KV."""
+        more_tables = (tables,) * (len(self._caches) - 1)
+        return StepArrays(token_ids, q_lens, pos_offsets, tables, more_tables=more_tables)
 
     def _choose(
         self, hidden: torch.Tensor, rows: np.ndarray, wishes: list[_Wish], place: int
@@ -281,8 +288,8 @@ class DraftCompanion:
     def time_forward(self, count: int, past: int) -> float:
         """Seconds of a forward of one token for each of `count` sequences of `past` tokens; overwrites the first blocks."""
         blocks = -(-(past + 1) // self._block_size)
-        tables = np.tile(np.arange(blocks, dtype=np.int32) % self._cache.num_blocks, (count, 1))
-        step = StepArrays(
+        tables = np.tile(np.arange(blocks, dtype=np.int32) % self._num_blocks, (count, 1))
+        step = self._step(
             np.zeros(count, np.int64), np.ones(count, np.int64), np.full(count, past, np.int64), tables
         )
         began = time.perf_counter()

@@ -37,7 +37,11 @@ def config(
 
 
 def layout(
-    windows: tuple[int | None, ...], num_bytes: int, length: int = 32768, beside: int = 0, **limits: int
+    windows: tuple[int | None, ...],
+    num_bytes: int,
+    length: int = 32768,
+    beside: tuple[int, ...] = (),
+    **limits: int,
 ) -> KvLayout:
     return plan_kv(spec(windows), config(num_bytes, **limits), length, beside=beside).layout
 
@@ -124,9 +128,11 @@ def test_where_every_layer_has_a_window_the_context_is_that_of_the_sequences_tha
 
 
 def test_a_draft_model_lies_beside_the_layers_that_keep_all_tokens() -> None:
-    window, full = layout(PATTERN, 8 * GIB, beside=1024).groups
+    window, full = layout(PATTERN, 8 * GIB, beside=(1024,)).groups
     assert window.bytes_per_block == 22 * TOKEN * 16 and full.bytes_per_block == (4 * TOKEN + 1024) * 16
-    [only] = layout((512,) * 4, 8 * GIB, beside=1024).groups
+    _, full = layout(PATTERN, 8 * GIB, beside=(1000, 10)).groups
+    assert full.bytes_per_block == 4 * TOKEN * 16 + 16384 + 4096, "each group's part is a multiple of 4 KiB"
+    [only] = layout((512,) * 4, 8 * GIB, beside=(1024,)).groups
     assert only.window is None and only.bytes_per_block == (4 * TOKEN + 1024) * 16
 
 

@@ -95,7 +95,14 @@ async def test_drafts_of_the_same_model_are_the_tokens_that_come(
 
 
 @pytest.mark.parametrize(
-    ("shape", "windows"), [("gemma2-caps-alternating-windows", [23, None]), ("mistral-window", [None])]
+    ("shape", "windows"),
+    [
+        ("gemma2-caps-alternating-windows", [23, None]),
+        ("mistral-window", [None]),
+        # Heads of two sizes, each with tensors of its own; layers that read the KV of others.
+        ("gemma4-inputs-of-layers-and-shared-kv", [19, None]),
+        ("gpt-oss-sinks-windows", [17, None]),
+    ],
 )
 async def test_drafts_beside_windows(
     shape: str, windows: list[int | None], reference: Callable[[str], Reference]
@@ -289,6 +296,38 @@ async def test_another_model_costs_acceptance_and_no_token(qwen3: Path, tmp_path
     while len(seq.output) < 30:
         await driver.step(Feed(seq, drafts=drafts_of(seq), num_drafts=4))
     assert seq.output == truth[: len(seq.output)]
+
+
+async def test_heads_of_two_sizes_beside_a_model_of_one(reference: Callable[[str], Reference]) -> None:
+    """The blocks of the model's only group hold the KV of both sizes, and the figures count both."""
+    model, draft = reference("olmo2").path, reference("gemma4-keys-that-are-values").path
+    driver = await driver_of(model, draft)
+    [group] = driver.executor.kv_layout().groups
+    size = driver.executor.kv_layout().block_size
+    parts = [
+        heads * dim * layers * 2 * 4 * size for heads, dim, layers in [(2, 12, 3), (2, 16, 5), (1, 24, 3)]
+    ]
+    assert group.bytes_per_block == sum(-(-part // 4096) * 4096 for part in parts)
+    asked = [([3 + 7 * i % 90 for i in range(60)], SETTINGS[0])]
+    [truth] = await truths(model, asked, 12)
+    seq = driver.add(*asked[0])
+    await driver.step(Feed(seq, num_drafts=3))
+    while len(seq.output) < 12:
+        assert len(drafts_of(seq)) == 3
+        await driver.step(Feed(seq, drafts=drafts_of(seq), num_drafts=3))
+    assert seq.output[:12] == truth
+
+
+async def test_a_draft_model_is_stretched_as_far_as_the_model(
+    reference: Callable[[str], Reference],
+) -> None:
+    """longrope's factors are those of the context that is served; the draft model's own context of 64 tokens has others."""
+    path, prompt = reference("phi4-mini-tied-longrope-of-a-part").path, [3 + 7 * i % 90 for i in range(80)]
+    [truth] = await truths(path, [(prompt, SETTINGS[0])], 8)
+    driver = await driver_of(path, path)
+    seq = driver.add(prompt, SETTINGS[0])
+    await driver.step(Feed(seq, num_drafts=3))
+    assert drafts_of(seq) == truth[1:4]
 
 
 async def test_the_pool_has_room_for_both(qwen3: Path) -> None:

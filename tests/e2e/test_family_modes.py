@@ -1,0 +1,240 @@
+"""Each family in each mode of the engine: transformers says the same of every token.
+
+The engine runs in this process over a small model with the layers of the published ones: windows are passed, YaRN's bounds and
+the lengths at which queries grow are reached, experts are chosen, layers read the KV of others. Each mode counts what it is
+about, so that a mode which no longer happens fails.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from executors.contract import UnifiedBatch
+from executors.llm.model.config import read_config
+from executors.llm.model.families import FAMILIES
+from tests.e2e.family_calls import BLOCK, Call, Judge, served, too_few_bytes
+from tests.executors.llm.models import build
+
+NEW = (
+    "ministral3-growing-queries", "ministral3-beside-images", "olmo3-windows-yarn", "glm4-neighbours-of-half-a-head",
+    "qwen3-beside-images", "phi4-mini-tied-longrope-of-a-part", "qwen2-moe-windows-some-dense-layers",
+    "exaone4-windows-rotated-alone", "hunyuan-norms-last-alpha", "gpt-oss-sinks-windows",
+    "gemma4-inputs-of-layers-and-shared-kv", "gemma4-experts-beside-mlp", "gemma4-unified",
+)  # fmt: skip
+OTHERS = (
+    "qwen3-window-on-last-layers", "llama-biases-llama3-rope", "mistral-window", "qwen2-window-on-last-layers-yarn", "qwen3-moe",
+    "mixtral-window-one-kv-head", "olmoe", "gemma-one-kv-head", "gemma2-caps-alternating-windows", "gemma3-two-ropes",
+    "gemma3-beside-images", "gemma4-beside-images", "gemma4-unified-beside-images", "mistral-beside-images", "phi3-window",
+    "olmo2", "smollm3-some-layers-without-rope", "granite", "gpt2",
+)  # fmt: skip
+every_family = pytest.mark.parametrize(
+    "name", [*NEW, *(pytest.param(name, marks=pytest.mark.long(extended=True)) for name in OTHERS)]
+)
+
+
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Judge]:
+    """The checkpoint of a shape and its judge, by name."""
+    made: dict[str, Judge] = {}
+
+    def get(name: str) -> Judge:
+        if name not in made:
+            made[name] = Judge(build(name, tmp_path_factory.mktemp("families") / name))
+        return made[name]
+
+    return get
+
+
+def tokens(count: int, seed: int) -> tuple[int, ...]:
+    return tuple(np.random.default_rng(seed).integers(1, 130, count).tolist())
+
+
+LONG = Call(tokens(101, 1), 12, prompt_logprobs=True)
+PROMPTS = (tokens(5, 2), tokens(90, 3), tokens(33, 4), LONG.prompt[:64] + tokens(9, 5))
+CROWD = [
+    Call(prompt, 12, temperature=number % 2 * 0.9, seed=number, prompt_logprobs=number == 1)
+    for number, prompt in enumerate(PROMPTS)
+]
+SQUEEZE = [Call(tokens(5 * BLOCK - 1, 10 + number), 14) for number in range(6)]
+"""Calls whose prompts end just before a block does: all blocks are taken, and each needs one more at once."""
+LOOP = Call(tokens(30, 6), 40, allowed=(17, 18))
+"""Of two tokens, runs come again soon: drafts are found."""
+
+
+def _no_copies(batch: UnifiedBatch) -> UnifiedBatch:
+    """A choice goes on in a block of which nothing was copied."""
+    return replace(batch, block_copies=batch.block_copies[:0])
+
+
+def _turned_tables(batch: UnifiedBatch) -> UnifiedBatch:
+    """Blocks that a table gets at once come in the opposite order."""
+    ids, ends = batch.tables.block_ids.copy(), np.cumsum(batch.tables.counts)
+    for end, count in zip(ends.tolist(), batch.tables.counts.tolist(), strict=True):
+        ids[end - count : end] = ids[end - count : end][::-1]
+    return replace(batch, tables=replace(batch.tables, block_ids=ids))
+
+
+def test_every_family_has_a_model_here(judge: Callable[[str], Judge]) -> None:
+    names = {read_config(judge(name).reference.path).family.name for name in (*NEW, *OTHERS)}
+    assert names == {family.name for family in FAMILIES}
+
+
+@every_family
+async def test_chunks(name: str, judge: Callable[[str], Judge]) -> None:
+    await compute_in_chunks(judge(name))
+
+
+async def compute_in_chunks(judge: Judge) -> None:
+    calls = [LONG, replace(LONG, prompt=LONG.prompt[:80], temperature=0.9, seed=3)]
+    async with served(judge.reference.path, budget=13) as engine:
+        answers = await engine.alone(calls)
+        assert sum(not batch.is_final_chunk[0] for batch in engine.steps) == 101 // 13 + 80 // 13
+    judge.check(calls, answers)
+
+
+@every_family
+async def test_a_mixed_batch(name: str, judge: Callable[[str], Judge]) -> None:
+    async with served(judge(name).reference.path) as engine:
+        answers = await engine.together(CROWD)
+        assert any(
+            (batch.num_q_tokens == 1).any() and not batch.is_final_chunk.all() for batch in engine.steps
+        )
+    judge(name).check(CROWD, answers)
+
+
+@every_family
+async def test_few_blocks(name: str, judge: Callable[[str], Judge]) -> None:
+    calls, model = [*SQUEEZE, *CROWD], judge(name).reference.path
+    async with served(model, kv_bytes=await too_few_bytes(model), budget=256) as engine:
+        answers = await engine.together(calls)
+        windows = [group.window for group in engine.core.executor.kv_layout().groups]
+        assert engine.core.stats().preemptions > 0 or None not in windows, "windows alone need few blocks"
+    judge(name).check(calls, answers)
+
+
+@every_family
+async def test_prefix_hits(name: str, judge: Callable[[str], Judge]) -> None:
+    await find_prefixes(judge(name))
+
+
+async def find_prefixes(judge: Judge, **engine_settings: Any) -> None:
+    """The same prompt once more, the next turn behind its answer, and two prompts that leave it after 64 tokens: where layers
+    have a window, the blocks before that place are found once a prompt has left there, if other layers have none."""
+    first = replace(LONG, prompt_logprobs=False)
+    async with served(judge.reference.path, **engine_settings) as engine:
+        [cold] = await engine.together([first])
+        turn = Call((*first.prompt, *cold.ids, *tokens(7, 7)), 10)
+        calls = [first, turn, Call(PROMPTS[3], 10), Call(first.prompt[:64] + tokens(6, 8), 10)]
+        warm = [(await engine.together([call]))[0] for call in calls]
+        windows = [group.window for group in engine.core.executor.kv_layout().groups]
+        left, left_again = (0 if any(windows) else 64), (64 if None in windows else 0)
+        cached = [0, 96, 112, left, left_again]
+        assert [answer.cached for answer in [cold, *warm]] == cached
+        assert engine.core.stats().prefix_hits == sum(cached)
+    judge.check([first, *calls], [cold, *warm])
+
+
+@every_family
+async def test_three_choices(name: str, judge: Callable[[str], Judge]) -> None:
+    await fork(judge(name))
+
+
+async def fork(judge: Judge, **engine_settings: Any) -> None:
+    """Choices fork within a block, which each but one copies, and say what each seed says alone."""
+    calls = [Call(PROMPTS[1], 12, temperature=0.9, seed=5, choice=choice) for choice in range(3)]
+    async with served(judge.reference.path, **engine_settings) as engine:
+        alone = await engine.alone(calls)
+        before = engine.core.stats().prompt_tokens
+        del engine.steps[:]
+        forked = await engine.choices(calls)
+        assert engine.core.stats().prompt_tokens - before == len(PROMPTS[1])
+        copies = np.concatenate([batch.block_copies for batch in engine.steps if len(batch.block_copies)])
+        assert (np.bincount(copies[:, 0]) == 2).all(), "a copy in each group for each further choice"
+    assert [answer.ids for answer in forked] == [answer.ids for answer in alone]
+    assert len({tuple(answer.ids) for answer in forked}) == 3
+    judge.check([*calls, *calls], [*alone, *forked])
+
+
+@every_family
+async def test_drafts_of_ngrams(name: str, judge: Callable[[str], Judge]) -> None:
+    calls = [LOOP, *CROWD[:2], replace(LOOP, temperature=0.9, seed=2, prompt=LOOP.prompt[:17])]
+    async with served(judge(name).reference.path, num_speculative_tokens=3) as engine:
+        answers = await engine.together(calls)
+        drafts = engine.core.stats().drafts
+        assert 0 < drafts.num_accepted_tokens < drafts.num_draft_tokens, "some accepted, some rejected"
+    judge(name).check(calls, answers)
+
+
+@every_family
+async def test_a_draft_model(name: str, judge: Callable[[str], Judge]) -> None:
+    """The model drafts for itself: every draft of a greedy answer is the token that comes."""
+    model = judge(name).reference.path
+    calls = [replace(call, temperature=0.0) for call in CROWD[:3]]
+    settings = {"speculative_method": "draft_model", "num_speculative_tokens": 3}
+    async with served(model, draft_model=model, deterministic=True, **settings) as engine:
+        answers = await engine.together(calls)
+        drafts = engine.core.stats().drafts
+        assert drafts.num_accepted_tokens == drafts.num_draft_tokens > 20, drafts
+    judge(name).check(calls, answers)
+
+
+@every_family
+async def test_deterministic(name: str, judge: Callable[[str], Judge]) -> None:
+    """With few blocks, drafts, chunks, hits and choices, every bit is that of a call alone."""
+    model = judge(name).reference.path
+    calls = [*CROWD[:3], replace(LOOP, max_tokens=20), *SQUEEZE[:4]]
+    choices = [Call(PROMPTS[1], 12, temperature=0.9, seed=5, choice=choice) for choice in range(3)]
+    async with served(
+        model, kv_bytes=await too_few_bytes(model), budget=96, deterministic=True, num_speculative_tokens=3
+    ) as engine:
+        alone = await engine.alone([*calls, *choices[:2]])
+        crowd = await engine.together(calls)
+        forked = await engine.choices(choices)
+        [again] = await engine.together(choices[:1])
+        stats = engine.core.stats()
+        windows = [group.window for group in engine.core.executor.kv_layout().groups]
+        assert stats.preemptions > 0 or None not in windows
+        assert stats.drafts.num_accepted_tokens > 0 and stats.prefix_hits > 0
+    bits = [(answer.tokens, answer.prompt) for answer in alone]
+    assert [(answer.tokens, answer.prompt) for answer in [*crowd, *forked[:2]]] == bits
+    assert again.tokens == forked[0].tokens
+    judge(name).check([*calls, *choices[:2]], alone)
+
+
+@pytest.mark.parametrize(("spoil", "mode"), [(_no_copies, fork), (_turned_tables, find_prefixes)])
+@pytest.mark.parametrize("name", ["gpt-oss-sinks-windows", "gemma4-inputs-of-layers-and-shared-kv"])
+async def test_wrong_steps_show(
+    name: str, spoil: Callable[[UnifiedBatch], UnifiedBatch], mode: Callable[..., Any], judge: Callable[[str], Judge]
+) -> None:  # fmt: skip
+    with pytest.raises(AssertionError):
+        await mode(judge(name), spoil=spoil)
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [
+        ("gpt-oss-sinks-windows", "sliding_window", 18),
+        ("gpt-oss-sinks-windows", "swiglu_limit", 1.6),
+        ("gemma4-inputs-of-layers-and-shared-kv", "sliding_window", 20),
+        ("gemma4-experts-beside-mlp", "top_k_experts", 2),
+    ],
+)
+async def test_other_models_show(
+    name: str, field: str, value: float, judge: Callable[[str], Judge], tmp_path: Path
+) -> None:
+    """A window that is a token too long, an activation's limit that is higher, an expert less."""
+    reference, model = judge(name).reference, tmp_path / "model"
+    shutil.copytree(reference.path, model)
+    config = json.loads((model / "config.json").read_text())
+    assert config[field] != value
+    (model / "config.json").write_text(json.dumps({**config, field: value}))
+    with pytest.raises(AssertionError, match="another logprob"):
+        await compute_in_chunks(Judge(replace(reference, path=model)))

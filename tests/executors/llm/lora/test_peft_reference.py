@@ -30,6 +30,7 @@ pytestmark = [
 ]
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+MLP = ["gate_proj", "up_proj", "down_proj"]
 KINDS: tuple[dict[str, Any], ...] = (
     {"r": 1, "lora_alpha": 2},
     {"r": 4, "lora_alpha": 8, "use_rslora": True},
@@ -126,11 +127,14 @@ def check_equal(found: np.ndarray, expected: np.ndarray, about: str) -> None:
         ("olmo3-windows-yarn", "all-linear"),
         ("exaone4-windows-rotated-alone", "all-linear"),
         # Of experts the one of every token alone.
-        ("qwen2-moe-shared-expert", [*ATTENTION, "gate_proj", "up_proj", "down_proj"]),
+        ("qwen2-moe-shared-expert", [*ATTENTION, *MLP]),
         ("qwen3-beside-images", [*ATTENTION, "gate_proj"]),
         ("mixtral", ATTENTION),
         ("qwen3-moe", ATTENTION),
         ("gpt-oss-sinks-windows", ATTENTION),
+        ("gemma4-unified", "all-linear"),
+        ("gemma4-inputs-of-layers-and-shared-kv", [*ATTENTION, *MLP]),
+        ("gemma4-experts-beside-mlp", [*ATTENTION, *MLP]),
         # Its pairs for the part that reads images are left out.
         ("gemma3-beside-images", "all-linear"),
     ],
@@ -230,6 +234,27 @@ async def test_what_peft_writes_and_changes_the_model_is_refused(
     peft.get_peft_model(copy.deepcopy(base.model), config).save_pretrained(tmp_path / "ia3")
     with pytest.raises(ConfigError, match="peft_type"):
         pack(tmp_path / "ia3", tmp_path / "packed", 256)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "why"),
+    [
+        ("gpt-oss-sinks-windows", {"target_parameters": ["mlp.experts.gate_up_proj"]}, "target_parameters"),
+        ("gemma4-experts-beside-mlp", {"target_parameters": ["experts.down_proj"]}, "target_parameters"),
+        ("gemma4-experts-beside-mlp", {"target_modules": ["router.proj"]}, r"router\.proj: adapters of this weight"),
+        ("gemma4-inputs-of-layers-and-shared-kv", {"target_modules": "all-linear"}, "per_layer_input_gate: adapters of"),
+    ],
+)  # fmt: skip
+async def test_adapters_of_experts_and_of_inputs_of_layers_are_refused_by_name(
+    reference: Callable[[str], Reference], tmp_path: Path, name: str, fields: dict[str, Any], why: str
+) -> None:
+    import peft
+
+    base = reference(name)
+    config = peft.LoraConfig(task_type="CAUSAL_LM", r=2, **{"target_modules": ["q_proj"], **fields})
+    peft.get_peft_model(copy.deepcopy(base.model), config).save_pretrained(tmp_path / "adapter")
+    with pytest.raises(ConfigError, match=why):
+        await answers(base.path, [tmp_path / "adapter"])
 
 
 @pytest.mark.long(every=4)

@@ -16,6 +16,7 @@ from executors.tiny import weights_dir
 from tests.executors.checkpoints import LLAMA, QWEN3, write_checkpoint
 from tests.executors.gguf_files import converted_checkpoint, merge_all, prepared, sizes, write_gguf
 from tests.executors.llm.checkpoint.fused_layouts import experts_in_one, linears_in_one
+from tests.executors.llm.checkpoint.gpt_oss_files import in_mxfp4
 from tests.executors.llm.checkpoint.quantized_checkpoints import FORMS, GPTQ, write_mixed, write_quantized
 from tests.executors.llm.driver import config
 from tests.executors.llm.parallel.rank_process import logits_of, on_ranks
@@ -51,7 +52,7 @@ GLM4 = {**QWEN3, "architectures": ["Glm4ForCausalLM"], "model_type": "glm4"}
 INTEGERS = (
     "an expert of every token, int4",
     "GGUF", "GPTQ", "GPTQ in another order of columns", "GPTQ of 4 and 8 bits", "AWQ", "experts in 4 bits", "int8", "int4",
-    "int8, heads that are no blocks",
+    "int8, heads that are no blocks", "experts in MXFP4",
 )  # fmt: skip
 """Models whose activations the kernels round to 8 bits."""
 GGUF = {
@@ -97,6 +98,8 @@ def jobs(folder: Path) -> dict[str, Job]:
     dynamic = {"+:.*(down|k)_proj": {"bits": 8}}
     forms = {"": "gptq-64", "down_proj": "gptq-8", "k_proj": "gptq-8"}
     mixed, _ = write_mixed(folder / "mixed", {**GPTQ, "dynamic": dynamic}, forms)
+    (folder / "mxfp4").mkdir()
+    mxfp4, _ = in_mxfp4(folder / "mxfp4")
     return {
         "heads split, tied": (config(qwen3, **FLOAT32), ()),
         "one KV head on all ranks, biases": (written("biases", BIASES), ()),
@@ -109,6 +112,11 @@ def jobs(folder: Path) -> dict[str, Job]:
             (),
         ),
         "sinks, experts with biases": (written("gpt-oss", GPT_OSS), ()),
+        "experts in MXFP4": (config(mxfp4, **FLOAT32), ()),
+        "experts in MXFP4, float activations": (
+            config(mxfp4, **FLOAT32, attention=ExecutorAttentionConfig(4, "torch")),
+            (),
+        ),
         "queries that grow": (written("ministral3", MINISTRAL), ()),
         "neighbours rotated": (written("glm4", GLM4), ()),
         "experts in one tensor": (

@@ -129,7 +129,7 @@ def load_model(config: ExecutorConfig, progress: Progress, ranks: Ranks | None =
         activation_bytes(decoder, kernels),
         _notes(
             _how_fast(decoder, kernels, missing),
-            widened or _widened(decoder, _why_not_kept(config, device, missing)),
+            widened or _widened(decoder, config, _why_not_kept(config, device, missing)),
             decoder,
         ),
         warnings,
@@ -332,18 +332,30 @@ def _why_not_kept(config: ExecutorConfig, device: torch.device, missing: str) ->
     return stored_support.why_not(device, config.attention.backend) or ""
 
 
-def _widened(decoder: Decoder, missing: str) -> str | None:
-    """Return a note if linear layers that the checkpoint has in whole numbers hold wider ones; `missing`: why there are no
+def _widened(decoder: Decoder, config: ExecutorConfig, missing: str) -> str | None:
+    """Return a note if linear layers that the checkpoint has in few bits hold wider numbers; `missing`: why there are no
     kernels."""
     scheme = decoder.config.integers
-    if scheme is None or decoder.quantization:
+    if decoder.quantization:
         return None
     if decoder.fp8 is not None:
-        beside = decoder.config.fp8 is not None  # else --quantization asked for FP8
+        beside = scheme is not None and decoder.config.fp8 is not None  # else --quantization asked for FP8
         return f"the checkpoint's {scheme.label} weights were widened beside those in FP8" if beside else None
-    if not decoder.keeps_stored and not any(linear.on_device for linear in decoder.linears()):
+    if decoder.keeps_stored or any(linear.on_device for linear in decoder.linears()):
+        return None
+    if scheme is not None:
         return f"the checkpoint's {scheme.label} weights were widened: {missing or 'their groups are not supported'}"
+    if kinds := _kinds_of_gguf(config, decoder):
+        return f"the file's {kinds} weights were widened: {missing or 'no kernel reads them'}"
     return None
+
+
+def _kinds_of_gguf(config: ExecutorConfig, decoder: Decoder) -> str:
+    """Return the kinds of blocks that a GGUF file has its matrices in, "" for none or another file."""
+    directory = Path(config.model)
+    if config.load_format == "dummy" or not is_gguf(directory):
+        return ""
+    return ", ".join(sorted({one.kind for one in stored_formats(directory, decoder.config.family).values()}))
 
 
 def weights_format(decoder: Decoder) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from executors.llm.checkpoint.files import Checkpoint
 from executors.llm.checkpoint.weights import settle_config
 from executors.llm.executor import LlmExecutor
 from executors.llm.finite import not_finite
+from executors.llm.kernel_support import stored_support
 from executors.llm.model.config import parse_config, read_config
 from executors.llm.tools import compare
 from executors.llm.tools.describe import describe
@@ -179,10 +181,9 @@ def test_weights_that_are_wide_whatever_is_said(checkpoints: tuple[Path, Referen
     assert settled.integers is None and "says mxfp4, but all weights are wide" in settled.notes[0]
 
 
-def test_a_wide_copy_of_a_file_is_the_checkpoint(checkpoints: tuple[Path, Reference], tmp_path: Path) -> None:
-    """What `cohort verify` gives transformers of a GGUF file."""
-    _, reference = checkpoints
-    one = apart(reference.path, tmp_path / "apart")
+def in_gguf(reference: Reference, folder: Path, kinds: Callable[[str], str] = lambda name: "F32") -> Path:
+    """A directory with the checkpoint as a GGUF file."""
+    one = apart(reference.path, folder / "apart")
     fields = json.loads((one / "config.json").read_text())
     rope = fields["rope_parameters"]
     metadata = {
@@ -190,8 +191,30 @@ def test_a_wide_copy_of_a_file_is_the_checkpoint(checkpoints: tuple[Path, Refere
         "rope.freq_base": rope["rope_theta"], "rope.scaling.type": "yarn", "rope.scaling.factor": rope["factor"],
         "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
     }  # fmt: skip
-    file = write_gguf(tmp_path / "m.gguf", "gpt-oss", metadata, converted_checkpoint(one, "gpt-oss"))
-    gguf = prepared(tmp_path / "p", file)
+    file = write_gguf(folder / "m.gguf", "gpt-oss", metadata, converted_checkpoint(one, "gpt-oss"), kinds)
+    return prepared(folder / "p", file)
+
+
+async def test_what_is_widened_is_said(
+    checkpoints: tuple[Path, Reference], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Experts in MXFP4 take four times the memory where no kernel reads them: a GPU without Triton, torch's attention."""
+    packed, reference = checkpoints
+    gguf = in_gguf(reference, tmp_path, lambda name: "MXFP4" if "_exps" in name else "F32")
+    for path, what in ((packed, "the checkpoint's mxfp4-pack-quantized"), (gguf, "the file's MXFP4")):
+        _, executor = await logits(path, "torch")
+        said = f"{what} weights were widened: attention backend torch is set"
+        assert any(said in note for note in executor.status().notes), executor.status().notes
+        _, executor = await logits(path)
+        assert not any("were widened" in note for note in executor.status().notes)
+    monkeypatch.setattr(stored_support.triton_build, "missing", lambda: "triton is not installed")
+    assert stored_support.why_not(torch.device("cuda:0"), "auto") == "triton is not installed"
+
+
+def test_a_wide_copy_of_a_file_is_the_checkpoint(checkpoints: tuple[Path, Reference], tmp_path: Path) -> None:
+    """What `cohort verify` gives transformers of a GGUF file."""
+    _, reference = checkpoints
+    gguf = in_gguf(reference, tmp_path)
     (gguf / "tokenizer.json").write_text("{}")
     write_wide_copy(gguf, tmp_path / "copy")
     ours, theirs = load_file(tmp_path / "copy" / FILE), load_file(reference.path / FILE)

@@ -33,6 +33,21 @@ from executors.contract.config import ExecutorAttentionConfig
 from executors.process import connect
 from tests.executors.llm.models import Reference
 
+NEW = (
+    "ministral3-growing-queries", "ministral3-beside-images", "olmo3-windows-yarn", "glm4-neighbours-of-half-a-head",
+    "qwen3-beside-images", "phi4-mini-tied-longrope-of-a-part", "qwen2-moe-windows-some-dense-layers",
+    "exaone4-windows-rotated-alone", "hunyuan-norms-last-alpha", "gpt-oss-sinks-windows",
+    "gemma4-inputs-of-layers-and-shared-kv", "gemma4-experts-beside-mlp", "gemma4-unified",
+)  # fmt: skip
+"""Shapes of `tests.executors.llm.models` of the families from Ministral 3 to Gemma 4, one for each form that is published."""
+OTHERS = (
+    "qwen3-window-on-last-layers", "llama-biases-llama3-rope", "mistral-window", "qwen2-window-on-last-layers-yarn", "qwen3-moe",
+    "mixtral-window-one-kv-head", "olmoe", "gemma-one-kv-head", "gemma2-caps-alternating-windows", "gemma3-two-ropes",
+    "gemma3-beside-images", "gemma4-beside-images", "gemma4-unified-beside-images", "mistral-beside-images", "phi3-window",
+    "olmo2", "smollm3-some-layers-without-rope", "granite", "gpt2",
+)  # fmt: skip
+"""At least one of every other family."""
+
 BLOCK, MAX_LEN, SEQS = 8, 192, 8
 TOLERANCE = 1e-4
 """Of a logprob, both sides in float32."""
@@ -200,7 +215,7 @@ async def too_few_bytes(model: Path) -> int:
 
 @asynccontextmanager
 async def served(
-    model: Path, *, kv_bytes: int = 16 << 20, budget: int = 24, mode: str = "inline", draft_model: Path | None = None,
+    model: Path, *, kv_bytes: int = 16 << 20, budget: int = 24, draft_model: Path | None = None,
     deterministic: bool = False, spoil: Callable[[UnifiedBatch], UnifiedBatch] = lambda batch: batch, **settings: Any,
 ) -> AsyncIterator[Served]:  # fmt: skip
     """A model in float32. `kv_bytes`: as many as calls may need, or see `too_few_bytes`. `budget`: tokens of a step. `spoil`
@@ -215,7 +230,7 @@ async def served(
             num_threads=1, deterministic=deterministic, draft_model=str(draft_model or "")
         ),
     )  # fmt: skip
-    executor = connect(config, "process" if mode == "process" else "inline")
+    executor = connect(config, "inline")
     core = EngineCore(executor, EngineConfig(max_num_seqs=SEQS, max_num_batched_tokens=budget, **settings))
     found = Served(core)
     executor.unified_decode = _recorded(executor.unified_decode, found.steps, spoil)  # type: ignore[method-assign]

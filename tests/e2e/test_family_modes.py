@@ -20,21 +20,9 @@ import pytest
 from executors.contract import UnifiedBatch
 from executors.llm.model.config import read_config
 from executors.llm.model.families import FAMILIES
-from tests.e2e.family_calls import BLOCK, Call, Judge, served, too_few_bytes
+from tests.e2e.family_calls import BLOCK, NEW, OTHERS, Call, Judge, served, too_few_bytes
 from tests.executors.llm.models import build
 
-NEW = (
-    "ministral3-growing-queries", "ministral3-beside-images", "olmo3-windows-yarn", "glm4-neighbours-of-half-a-head",
-    "qwen3-beside-images", "phi4-mini-tied-longrope-of-a-part", "qwen2-moe-windows-some-dense-layers",
-    "exaone4-windows-rotated-alone", "hunyuan-norms-last-alpha", "gpt-oss-sinks-windows",
-    "gemma4-inputs-of-layers-and-shared-kv", "gemma4-experts-beside-mlp", "gemma4-unified",
-)  # fmt: skip
-OTHERS = (
-    "qwen3-window-on-last-layers", "llama-biases-llama3-rope", "mistral-window", "qwen2-window-on-last-layers-yarn", "qwen3-moe",
-    "mixtral-window-one-kv-head", "olmoe", "gemma-one-kv-head", "gemma2-caps-alternating-windows", "gemma3-two-ropes",
-    "gemma3-beside-images", "gemma4-beside-images", "gemma4-unified-beside-images", "mistral-beside-images", "phi3-window",
-    "olmo2", "smollm3-some-layers-without-rope", "granite", "gpt2",
-)  # fmt: skip
 every_family = pytest.mark.parametrize(
     "name", [*NEW, *(pytest.param(name, marks=pytest.mark.long(extended=True)) for name in OTHERS)]
 )

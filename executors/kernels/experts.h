@@ -135,12 +135,6 @@ struct Mixture {
     routed_size.include<T>(*e.router), row_size.include<T>(**e.gate_up), inside_size.include<T>(**e.down);
   }
 
-  int64_t bytes(int64_t tokens, int64_t threads) {
-    Scratch none;  // counts alone
-    place(none, tokens, threads);
-    return (int64_t)none.next;
-  }
-
   void place(Scratch& memory, int64_t tokens, int64_t threads) {
     if (!most_experts) return;
     int64_t pairs = tokens * most_chosen;

@@ -4,7 +4,13 @@
 //   per layer:  norm(x) -> qkv -> norm of heads, rotate, keys and values to their cells -> attention -> o, added to x
 //               norm(x) -> gate and up, activation -> down, added to x; some families norm what is added, some that alone
 //               or a mixture of experts of norm(x), added to x, see experts.h; some families have both
+//               some families: act(gate x) * the layer's input -> projection, its norm added to x; x times a scalar
 //   out = norm(x)
+//
+// Inputs of all layers, computed before the first: (norm(projection x / sqrt(hidden)) + root table[token]) / sqrt(2).
+//
+// Layers that read the keys and values of another one leave nothing for later tokens. So behind the last layer that writes some,
+// rows that are not wanted end: nothing more is computed of them than their keys and values.
 //
 // Phases are separated by barriers; within one, threads take rows, panels or pieces of attention from a counter. Every row
 // is computed by itself and in one order of sums, so that its result depends neither on other rows nor on threads.
@@ -14,8 +20,10 @@
 
 #include <omp.h>
 
+#include <algorithm>
 #include <new>
 #include <type_traits>
+#include <utility>
 
 #include "attention_int8.h"
 #include "experts.h"
@@ -31,21 +39,34 @@ struct Layer {
   const float* rotary;                // [positions][2][rotary_dim / 2] cosines and sines, or null
   const Experts* experts;             // or null: then there are gate_up and down, which otherwise are null or a shared expert's
   const Linear* gate;                 // one row, whose product's sigmoid scales the shared expert's result; or null
+  const Linear *input_gate, *input_projection;  // of the layer's inputs: [input_size][hidden] and [hidden][input_size]; or null
+  const float* input_norm;                      // [hidden], of what they add to x
+  int64_t rotary_dim;
+  int64_t neighbours;  // whether elements 2 i and 2 i + 1 are rotated together, not i and i + rotary_dim / 2
+  int64_t cache;       // which of `attention` and `kv` is this layer's
+  // Parts of `qkv` beside queries: keys and values, or keys that are values as well, or none: then the cells of `cache` are those
+  // of an earlier layer, which has written them.
+  int64_t kv_parts;
+  float scalar;  // of x at the layer's end
 };
 
 struct Model {
   int64_t dtype;  // of embeddings, results, adapters and KV; all else is float where it is float16
-  int64_t kind, hidden, heads, kv_heads, head_dim, rotary_dim;
+  int64_t kind, hidden;
   int64_t inner;  // the largest of the layers' MLPs, shared experts included
   int64_t activation, num_layers;
   int64_t post_norms;  // whether a layer has one
-  int64_t neighbours;  // whether elements 2 i and 2 i + 1 are rotated together, not i and i + rotary_dim / 2
   int64_t norm_last;   // whether heads are normed after they are rotated
   int64_t norm_all;    // whether queries and keys are normed over all heads, not each head alone
+  int64_t value_norm;  // whether the heads of values are normed, without a weight
+  int64_t input_size;  // of a layer's inputs, 0 without any
   const Layer* layers;
   const float* final_norm;
-  const float* query_factors;  // [positions], what queries are multiplied by, or null
+  const float* query_factors;      // [positions], what queries are multiplied by, or null
+  const Linear* layer_projection;  // [num_layers input_size][hidden], of any kind; or null
+  const float* layer_norm;         // [input_size]
   float eps, embed_scale;
+  float projected_scale, table_scale;  // of `layer_projection`'s results, and of rows of the table
 };
 
 // What differs from step to step. Attention's `Step`, keys and values are per layer.
@@ -57,17 +78,20 @@ struct Call {
   void* const* kv;
   const void* embed;      // [vocabulary][hidden], of the model's dtype or as `embed_kind` says
   void* out;              // [tokens][hidden]
-  const int64_t* wanted;  // ascending rows of `out` that are needed; the last layer computes no others. Null: all
+  const int64_t* wanted;  // ascending rows of `out` that are needed. Null: all
   int64_t num_wanted;
   int64_t embed_kind;  // FP32, BF16 or FP16, or that of rows quantized as in a file
   const int64_t* adapters;           // [tokens]: which of `loras`, below 0 for none. Null: no token has one
   const LoraLayer* const* loras;     // [num_layers] of each adapter
   int64_t num_loras;
+  const void* table;         // [.][num_layers input_size], of which each token's row is a part of its layers' inputs; or null
+  int64_t table_kind;        // as `embed_kind`
+  const int64_t* table_ids;  // rows of `table`
 };
 
 thread_local Scratch workspace;
 
-// out = x / rms(x) * weight.
+// out = x / rms(x) * weight, or without a weight where it is null.
 inline void rms_norm(float* out, const float* x, const float* weight, int64_t n, float eps) {
   F squares = all(0.0f);
   for (int64_t i = 0; i < n; i += W) {
@@ -75,8 +99,10 @@ inline void rms_norm(float* out, const float* x, const float* weight, int64_t n,
     squares = fma(a, a, squares);
   }
   F factor = all(1.0f / std::sqrt(sum_of(squares) / (float)n + eps));
-  for (int64_t i = 0; i < n; i += W)
-    store_some(out + i, mul(mul(load_some(x + i, n - i), factor), load_some(weight + i, n - i)), n - i);
+  for (int64_t i = 0; i < n; i += W) {
+    F a = mul(load_some(x + i, n - i), factor);
+    store_some(out + i, weight ? mul(a, load_some(weight + i, n - i)) : a, n - i);
+  }
 }
 
 // x rotated by a row of the table, in place; what lies behind `dim` stays.
@@ -114,35 +140,69 @@ struct Forward {
   // `qkv` stays in fp32: keys that are rounded before their norm and once more in their cell are the largest error there is.
   float *x, *few, *qkv, *sublayer;
   // Where there are adapters:
-  float *wide, *sums;       // [tokens][hidden], a normed row; [tokens][most_ranks()]
+  float *wide, *sums;       // [tokens][hidden], a normed row; [tokens][sums_stride]
   LoraRows adapted, kept_adapted;  // of all rows and of those that are kept
-  int64_t sums_stride;
+  int64_t sums_stride = 0;
   bool kept = false;        // rows are those of `wanted`
   Word* words;
   Scale* scales;
   T *queries, *mixed, *inner;
   Mixture<T> mixture;
-  float* gates;  // [tokens], of a shared expert
+  float* gates;   // [tokens], of a shared expert
+  float* inputs;  // [tokens][num_layers][input_size], of all rows
+  OperandSize projected_size;
+  Operand projected;  // what `layer_projection` multiplies
+  // The largest of the layers': columns of queries, and of queries, keys and values.
+  int64_t q_size = 0, qkv_size = 0;
+  int64_t last_writer = 0;  // the last layer that writes keys and values
+  // Of layers from `last_writer` on: their attention over the rows that are kept, and its pieces.
+  Step* kept_steps;
+  Work* kept_work;
+  int64_t kept_pieces = 0;
   std::atomic<int> failed{0};
 
   // The counters of a layer: a product after a conversion of its rows has two, and one for a norm behind it; that
   // of queries, keys and values has one a part.
   enum : int64_t {
     NORM, QKV, HEADS = QKV + MAX_PARTS, ATTENTION, O, MLP_NORM = O + 3, GATE_UP, DOWN, LORA = DOWN + 3,
-    EXPERTS = LORA + LORA_WEIGHTS, GATE = EXPERTS + Mixture<T>::PHASES, PHASES
+    EXPERTS = LORA + LORA_WEIGHTS, GATE = EXPERTS + Mixture<T>::PHASES, INPUT_GATE, INPUT_ROWS, INPUT_PROJECTION, INPUT_NORM,
+    PHASES
   };
+  // Those of a step, before the layers'.
+  enum : int64_t { EMBED, FINAL_NORM, KEEP, KEEP_QUERIES, PROJECT, LAYER_INPUTS, FIRST_LAYER };
   // Where the values are what the product reads, nothing is converted.
   static constexpr bool AS_IS =
       !Op::BLOCKS && std::is_same<Word, typename std::conditional<Op::DEPTH == 2, uint32_t, float>::type>::value;
 
   Forward(const Model& m, const Call& c) : m(m), c(c), mixture(team, m.hidden, m.activation) {
-    for (int64_t i = 0; i < m.num_layers; i++)
-      if (m.layers[i].experts) mixture.measure(*m.layers[i].experts);
+    for (int64_t i = 0; i < m.num_layers; i++) {
+      const Layer& layer = m.layers[i];
+      const Step& step = *c.attention[layer.cache];
+      if (layer.experts) mixture.measure(*layer.experts);
+      if (layer.kv_parts) last_writer = i;
+      q_size = std::max(q_size, q_size_of(step)), qkv_size = std::max(qkv_size, qkv_size_of(step));
+    }
+    if (m.layer_projection) projected_size.include<T>(*m.layer_projection);
+    for (int64_t i = last_writer; keeps() && i < m.num_layers; i++)
+      if (same_step(i) == i) kept_pieces += original_step(i).num_work + c.num_wanted;
+    if (c.adapters) sums_stride = most_ranks();
   }
 
   bool halves() const { return m.dtype == FLOAT16; }
-  int64_t q_size() const { return m.heads * m.head_dim; }
-  int64_t qkv_size() const { return (m.heads + 2 * m.kv_heads) * m.head_dim; }
+  // Whether some rows end before the others.
+  bool keeps() const { return c.wanted && c.num_wanted < c.tokens; }
+  // The row of the step that row t is.
+  int64_t row_of(int64_t t) const { return kept ? c.wanted[t] : t; }
+  static int64_t q_size_of(const Step& step) { return step.heads * step.head_dim; }
+  static int64_t qkv_size_of(const Step& step) { return (step.heads + 2 * step.kv_heads) * step.head_dim; }
+  const Step& original_step(int64_t index) const { return *c.attention[m.layers[index].cache]; }
+  // The first layer from `last_writer` on with the same attention.
+  int64_t same_step(int64_t index) const {
+    int64_t i = last_writer;
+    while (&original_step(i) != &original_step(index)) i++;
+    return i;
+  }
+  int64_t input_columns() const { return m.num_layers * m.input_size; }
   // Of a merged weight of an adapter of the step.
   int64_t most_ranks() const {
     int64_t most = 0;
@@ -153,44 +213,51 @@ struct Forward {
   }
 
   bool prepare() {
-    int64_t widest = this->widest(), tokens = c.tokens, ranks = c.adapters ? most_ranks() : 0;
-    int64_t blocks = Op::BLOCKS ? (widest + BLOCK - 1) / BLOCK : 0, phases = PHASES * m.num_layers + 3;
-    int64_t steps = Op::BLOCKS ? blocks * BLOCK_STEPS : (widest + Op::DEPTH - 1) / Op::DEPTH;
-    size_t bytes = phases * sizeof(Counter) + (tokens + c.num_wanted) * m.hidden * 4 +
-                   tokens * (steps * sizeof(Word) + blocks * sizeof(Scale)) + tokens * qkv_size() * 4 +
-                   tokens * (2 * q_size() + m.inner) * sizeof(T) + (m.post_norms ? tokens * m.hidden * 4 : 0) +
-                   (c.adapters ? tokens * (m.hidden + ranks) * 4 + (tokens + c.num_wanted + 2 * (c.num_loras + 1)) * 8 : 0) +
-                   mixture.bytes(tokens, c.threads) + tokens * 4 + 1024 + 9 * 64;
-    if (!workspace.reserve(bytes / 64 * 64 + 64)) return false;
-    counters = workspace.take<Counter>(phases);
-    for (int64_t i = 0; i < phases; i++) new (counters + i) Counter;
-    count = tokens;
-    x = workspace.take<float>(tokens * m.hidden);
-    few = workspace.take<float>(c.num_wanted * m.hidden);
-    scales = workspace.take<Scale>(tokens * blocks);
-    qkv = workspace.take<float>(tokens * qkv_size());
-    sublayer = workspace.take<float>(m.post_norms ? tokens * m.hidden : 0);
-    words = workspace.take<Word>(tokens * steps);
-    queries = workspace.take<T>(tokens * q_size());
-    mixed = workspace.take<T>(tokens * q_size());
-    inner = workspace.take<T>(tokens * m.inner);
-    gates = workspace.take<float>(tokens);
-    mixture.place(workspace, tokens, c.threads);
-    if (c.adapters) list_adapters(ranks);
+    Scratch none;  // counts alone
+    place(none);
+    if (!workspace.reserve((size_t)none.next)) return false;
+    place(workspace);
+    for (int64_t i = 0; i < num_counters(); i++) new (counters + i) Counter;
+    count = c.tokens;
+    if (c.adapters) list_adapters();
     return true;
   }
 
-  void list_adapters(int64_t ranks) {
-    wide = workspace.take<float>(c.tokens * m.hidden);
-    sums = workspace.take<float>(c.tokens * ranks);
-    sums_stride = ranks;
+  int64_t num_counters() const { return PHASES * m.num_layers + FIRST_LAYER; }
+
+  void place(Scratch& memory) {
+    int64_t widest = this->widest(), tokens = c.tokens;
+    int64_t blocks = Op::BLOCKS ? (widest + BLOCK - 1) / BLOCK : 0;
+    int64_t steps = Op::BLOCKS ? blocks * BLOCK_STEPS : (widest + Op::DEPTH - 1) / Op::DEPTH;
+    counters = memory.take<Counter>(num_counters());
+    x = memory.take<float>(tokens * m.hidden);
+    few = memory.take<float>(keeps() ? c.num_wanted * m.hidden : 0);
+    scales = memory.take<Scale>(tokens * blocks);
+    qkv = memory.take<float>(tokens * std::max(qkv_size, m.input_size));
+    sublayer = memory.take<float>(m.post_norms ? tokens * m.hidden : 0);
+    words = memory.take<Word>(tokens * steps);
+    queries = memory.take<T>(tokens * q_size);
+    mixed = memory.take<T>(tokens * q_size);
+    inner = memory.take<T>(tokens * m.inner);
+    gates = memory.take<float>(tokens);
+    inputs = memory.take<float>(tokens * input_columns());
+    projected = projected_size.take(memory, tokens);
+    kept_steps = memory.take<Step>(keeps() ? m.num_layers - last_writer : 0);
+    kept_work = memory.take<Work>(kept_pieces);
+    mixture.place(memory, tokens, c.threads);
+    if (!c.adapters) return;
+    wide = memory.take<float>(tokens * m.hidden);
+    sums = memory.take<float>(tokens * sums_stride);
     for (LoraRows* rows : {&adapted, &kept_adapted}) {
       rows->count = c.num_loras;
-      rows->starts = workspace.take<int64_t>(c.num_loras + 1);
-      rows->rows = workspace.take<int64_t>(rows == &adapted ? c.tokens : c.num_wanted);
+      rows->starts = memory.take<int64_t>(c.num_loras + 1);
+      rows->rows = memory.take<int64_t>(rows == &adapted ? tokens : c.num_wanted);
     }
+  }
+
+  void list_adapters() {
     adapted.list(c.tokens, [&](int64_t t) { return c.adapters[t]; });
-    if (c.wanted) kept_adapted.list(c.num_wanted, [&](int64_t t) { return c.adapters[c.wanted[t]]; });
+    if (keeps()) kept_adapted.list(c.num_wanted, [&](int64_t t) { return c.adapters[c.wanted[t]]; });
   }
 
   // Threads take rows, `some` at a time; `row` is called for each.
@@ -205,12 +272,9 @@ struct Forward {
     team.barrier();
   }
 
-  // A thread's `line`: room for a normed row, and behind it for one in another order.
-  int64_t line_floats() const { return ((m.hidden > m.head_dim ? m.hidden : m.head_dim) + 15) / 16 * 16; }
-  int64_t widest() const {
-    int64_t size = m.hidden > q_size() ? m.hidden : q_size();
-    return size > m.inner ? size : m.inner;
-  }
+  // A thread's `line`: room for a normed row or a row of the table, and behind it for one in another order.
+  int64_t line_floats() const { return (std::max(m.hidden, input_columns()) + 15) / 16 * 16; }
+  int64_t widest() const { return std::max({m.hidden, q_size, m.inner, m.input_size}); }
 
   // Row t of what w multiplies.
   template <class V>
@@ -252,10 +316,29 @@ struct Forward {
     team.barrier();
   }
 
+  // x = (x + norm of `sublayer`) * scalar; rows that `next` multiplies, if there is one.
+  void add_normed(Counter& counter, const float* norm, float scalar, const Linear* next, float* line) {
+    rows(counter, [&](int64_t t) {
+      rms_norm(line, sublayer + t * m.hidden, norm, m.hidden, m.eps);
+      float* to = x + t * m.hidden;
+      for (int64_t i = 0; i < m.hidden; i += W) {
+        F sum = add(load_some(to + i, m.hidden - i), load_some(line + i, m.hidden - i));
+        store_some(to + i, mul(sum, all(scalar)), m.hidden - i);
+      }
+      if (next) convert(*next, t, to, line);
+    });
+  }
+
+  // What the last addition to x in a layer does beside.
+  struct End {
+    float scalar = 1.0f;
+    const Linear* next = nullptr;
+  };
+
   // x += w values, [tokens][columns of w]; what is added goes through the norm `post`, or is multiplied by its row's factor, if
-  // there is one.
+  // there is one. `end`: only with `post`.
   void add_product(const Linear& w, const T* values, const float* post, const float* factors, float* line, Counter* counters,
-                   int64_t first, int64_t index, int which) {
+                   int64_t first, int64_t index, int which, End end = {}) {
     Counter* counter = counters + first;
     const Word* a = (const Word*)values;
     if (!AS_IS || w.columns % Op::DEPTH) {
@@ -269,36 +352,39 @@ struct Forward {
       return product(w, a, to, lora, counter + 1);
     }
     product(w, a, Target<float>{sublayer, m.hidden, nullptr, 0}, lora, counter + 1);
-    rows(counter[2], [&](int64_t t) {
-      rms_norm(line, sublayer + t * m.hidden, post, m.hidden, m.eps);
-      float* to = x + t * m.hidden;
-      for (int64_t i = 0; i < m.hidden; i += W)
-        store_some(to + i, add(load_some(to + i, m.hidden - i), load_some(line + i, m.hidden - i)), m.hidden - i);
-    });
+    add_normed(counter[2], post, end.scalar, end.next, line);
   }
 
-  // Norm and rotation of a token's query and key heads, in the family's order; keys and values to their cells.
+  // Norm and rotation of a token's query and key heads, in the family's order; keys and values to their cells. A token's row of
+  // `qkv` has room for values also where they are its keys.
   void heads(const Layer& layer, const Step& step, void* kv, int64_t t) {
-    float* token = qkv + t * qkv_size();
-    float *keys = token + q_size(), *values = keys + m.kv_heads * m.head_dim;
-    int64_t size = m.head_dim;
-    const float* table = layer.rotary ? layer.rotary + c.positions[t] * m.rotary_dim : nullptr;
+    int64_t size = step.head_dim, q_size = q_size_of(step), kv_heads = layer.kv_parts ? step.kv_heads : 0;
+    int64_t position = c.positions[row_of(t)];
+    float* token = qkv + t * qkv_size_of(step);
+    float *keys = token + q_size, *values = keys + kv_heads * size;
+    const float* raw = layer.kv_parts == 1 ? keys : values;
+    const float* table = layer.rotary ? layer.rotary + position * layer.rotary_dim : nullptr;
+    if (m.value_norm) {
+      for (int64_t h = 0; h < kv_heads; h++) rms_norm(values + h * size, raw + h * size, nullptr, size, m.eps);
+    } else if (raw != values) {
+      memcpy(values, raw, kv_heads * size * sizeof(float));
+    }
     if (m.norm_all) {
-      rms_norm(token, token, layer.q_norm, q_size(), m.eps);
-      rms_norm(keys, keys, layer.k_norm, m.kv_heads * size, m.eps);
+      rms_norm(token, token, layer.q_norm, q_size, m.eps);
+      if (kv_heads) rms_norm(keys, keys, layer.k_norm, kv_heads * size, m.eps);
     }
-    for (int64_t h = 0; h < m.heads + m.kv_heads; h++) {
+    for (int64_t h = 0; h < step.heads + kv_heads; h++) {
       float* head = token + h * size;
-      const float* weight = m.norm_all ? nullptr : h < m.heads ? layer.q_norm : layer.k_norm;
+      const float* weight = m.norm_all ? nullptr : h < step.heads ? layer.q_norm : layer.k_norm;
       if (weight && !m.norm_last) rms_norm(head, head, weight, size, m.eps);
-      if (table) m.neighbours ? rotate_neighbours(head, table, m.rotary_dim) : rotate(head, table, m.rotary_dim);
+      if (table) layer.neighbours ? rotate_neighbours(head, table, layer.rotary_dim) : rotate(head, table, layer.rotary_dim);
       if (weight && m.norm_last) rms_norm(head, head, weight, size, m.eps);
-      if (h >= m.heads) continue;
+      if (h >= step.heads) continue;
       if (m.query_factors)
-        for (int64_t i = 0; i < size; i++) head[i] *= m.query_factors[c.positions[t]];
-      narrow(queries + t * q_size() + h * size, head, size);
+        for (int64_t i = 0; i < size; i++) head[i] *= m.query_factors[position];
+      narrow(queries + t * q_size + h * size, head, size);
     }
-    for (int64_t h = 0; h < m.kv_heads; h++) {
+    for (int64_t h = 0; h < kv_heads; h++) {
       const float *k = keys + h * size, *v = values + h * size;
       if (step.int8) {
         put_int8(step, (int8_t*)kv, k, v, t, h);
@@ -330,31 +416,146 @@ struct Forward {
     for (int64_t i = 0; i < m.hidden; i++) to[i] *= m.embed_scale;
   }
 
-  // From here on x and attention's results are those of the wanted rows. Results are moved in place by one thread: where
-  // few rows are wanted it is a little, and where many are their order allows nothing else.
-  void keep_wanted(Counter& counter) {
-    if (omp_get_thread_num() == 0) count = c.num_wanted, kept = true;
+  // ---- inputs of layers --------------------------------------------------------------------------------------------
+
+  template <class Stored>
+  void table_row(int64_t t, float* line) {
+    widen(line, (const Stored*)c.table + c.table_ids[t] * input_columns(), input_columns());
+  }
+
+  // Row t of the table, [num_layers][input_size].
+  void look_up(int64_t t, float* line) {
+    if (c.table_kind == FP32) return table_row<float>(t, line);
+    if (c.table_kind == BF16) return table_row<uint16_t>(t, line);
+    if (c.table_kind == FP16) return table_row<Half>(t, line);
+    with_layout(c.table_kind, [&](auto layout) {
+      using L = decltype(layout);
+      dequantize_row<L>((const uint8_t*)c.table + c.table_ids[t] * row_bytes<L>(input_columns()), line, input_columns());
+    });
+  }
+
+  // `inputs` of rows that are operands in `projected`.
+  void compute_inputs(float* line) {
+    const Linear& w = *m.layer_projection;
+    with_product<T>(w.kind, [&](auto op) {
+      using Product = decltype(op);
+      multiply<Product, float>(w, projected.of<Product>(w), count, {inputs, input_columns(), nullptr, 0}, counters + PROJECT,
+                               team.size);
+    });
     team.barrier();
-    rows(counter, [&](int64_t t) { memcpy(few + t * m.hidden, x + c.wanted[t] * m.hidden, m.hidden * sizeof(float)); });
+    rows(counters[LAYER_INPUTS], [&](int64_t t) {
+      look_up(t, line);
+      F scale = all(m.projected_scale), of_table = all(m.table_scale), root_of_half = all(0.70710678f);
+      int64_t n = m.input_size;
+      for (int64_t l = 0; l < m.num_layers; l++) {
+        float *to = inputs + t * input_columns() + l * n, *row = line + l * n;
+        for (int64_t i = 0; i < n; i += W) store_some(to + i, mul(load_some(to + i, n - i), scale), n - i);
+        rms_norm(to, to, m.layer_norm, n, m.eps);
+        for (int64_t i = 0; i < n; i += W) {
+          F sum = fma(load_some(row + i, n - i), of_table, load_some(to + i, n - i));
+          store_some(to + i, mul(sum, root_of_half), n - i);
+        }
+      }
+    });
+  }
+
+  // Adds what the inputs of a layer make to x, of rows that `input_gate` multiplies, and scales all.
+  void add_inputs(const Layer& layer, int64_t index, Counter* counter, float* line) {
+    int64_t n = m.input_size;
+    product(*layer.input_gate, words, Target<float>{qkv, n, nullptr, 0}, {}, counter + INPUT_GATE);
+    rows(counter[INPUT_ROWS], [&](int64_t t) {
+      const float *gate = qkv + t * n, *input = inputs + row_of(t) * input_columns() + index * n;
+      for (int64_t i = 0; i < n; i += W) {
+        F active = activate(load_some(gate + i, n - i), m.activation);
+        store_some(line + i, mul(active, load_some(input + i, n - i)), n - i);
+      }
+      convert(*layer.input_projection, t, line, line);
+    });
+    product(*layer.input_projection, words, Target<float>{sublayer, m.hidden, nullptr, 0}, {}, counter + INPUT_PROJECTION);
+    add_normed(counter[INPUT_NORM], layer.input_norm, layer.scalar, nullptr, line);
+  }
+
+  // ---- layers ------------------------------------------------------------------------------------------------------
+
+  // A layer's attention over the rows that are kept. A piece whose rows are all kept stays as it is planned; of another one,
+  // neighbours that are kept become a piece of their own, which is not cut, as a few rows are little work: its splits are added
+  // up in the same order.
+  void keep_pieces(Step& to, const Step& from, Work* work) {
+    to = from;
+    to.work = (const int64_t*)work;
+    to.num_work = 0;
+    for (int64_t i = 0; i < from.num_work; i++) {
+      Work piece = ((const Work*)from.work)[i];
+      const int64_t *end = c.wanted + c.num_wanted, *first = std::lower_bound(c.wanted, end, piece.row);
+      const int64_t* last = std::lower_bound(first, end, piece.row + piece.tokens);
+      if (last - first == piece.tokens) {
+        piece.row = first - c.wanted;
+        work[to.num_work++] = piece;
+        continue;
+      }
+      if (piece.group >= 0 && piece.slot != piece.group_slot) continue;  // the first of the cut piece stands for all
+      if (piece.group >= 0) piece.split_end = piece.split_begin + piece.in_group;
+      while (first < last) {
+        const int64_t* next = first + 1;
+        while (next < last && *next == next[-1] + 1) next++;
+        work[to.num_work++] = run_of(piece, *first, next - first, from.window);
+        first = next;
+      }
+    }
+  }
+
+  // `tokens` rows of a piece from row `row` of the step on.
+  Work run_of(Work piece, int64_t row, int64_t tokens, int64_t window) const {
+    piece.pos += row - piece.row;
+    piece.row = std::lower_bound(c.wanted, c.wanted + c.num_wanted, row) - c.wanted;
+    piece.tokens = tokens;
+    int64_t first_key = window ? std::max<int64_t>(0, piece.pos + 1 - window) : 0;
+    piece.split_begin = first_key / SPLIT, piece.split_end = (piece.pos + tokens - 1) / SPLIT + 1;
+    piece.group = -1;
+    return piece;
+  }
+
+  // From here on rows of x and of queries are those that are wanted.
+  void keep_wanted(const Step& step) {
+    int64_t size = q_size_of(step);
+    if (omp_get_thread_num() == 0) {
+      count = c.num_wanted, kept = true;
+      Work* work = kept_work;
+      for (int64_t i = last_writer; i < m.num_layers; i++) {
+        int64_t same = same_step(i);
+        if (same < i) {
+          kept_steps[i - last_writer] = kept_steps[same - last_writer];
+          continue;
+        }
+        keep_pieces(kept_steps[i - last_writer], original_step(i), work);
+        work += original_step(i).num_work + c.num_wanted;
+      }
+    }
+    team.barrier();
+    rows(counters[KEEP], [&](int64_t t) { memcpy(few + t * m.hidden, x + c.wanted[t] * m.hidden, m.hidden * sizeof(float)); });
+    rows(counters[KEEP_QUERIES], [&](int64_t t) { memcpy(mixed + t * size, queries + c.wanted[t] * size, size * sizeof(T)); });
     if (omp_get_thread_num() == 0) {
       x = few;
-      for (int64_t t = 0; t < count; t++) memmove(mixed + t * q_size(), mixed + c.wanted[t] * q_size(), q_size() * sizeof(T));
+      std::swap(queries, mixed);
     }
     team.barrier();
   }
 
+  const Step& step_of(int64_t index) const { return kept ? kept_steps[index - last_writer] : original_step(index); }
+
   void layer(int64_t index, Counter* counter, float* line) {
     const Layer& layer = m.layers[index];
-    const Step& step = *c.attention[index];
-    void* kv = c.kv[index];
+    const Step& all_rows = original_step(index);
+    void* kv = c.kv[layer.cache];
     norm_rows(counter[NORM], layer.attn_norm, layer.qkv, nullptr, line);
-    product(*layer.qkv, words, Target<float>{qkv, qkv_size(), nullptr, 0},
+    product(*layer.qkv, words, Target<float>{qkv, qkv_size_of(all_rows), nullptr, 0},
             adapt(*layer.qkv, wide, index, LORA_QKV, counter), counter + QKV);
-    if (omp_get_thread_num() == 0) clear_counters(step);
-    rows(counter[HEADS], heads_at_once(step), [&](int64_t t) { heads(layer, step, kv, t); });
-    if (!attend_cells(step, kv, (const T*)queries, q_size(), mixed, layer.sinks, counter[ATTENTION])) failed = 1;
+    if (omp_get_thread_num() == 0) clear_counters(all_rows);
+    rows(counter[HEADS], heads_at_once(all_rows), [&](int64_t t) { heads(layer, all_rows, kv, t); });
+    if (index == last_writer && keeps()) keep_wanted(all_rows);
+    const Step& step = step_of(index);
+    if (!attend_cells(step, kv, (const T*)queries, q_size_of(step), mixed, layer.sinks, counter[ATTENTION])) failed = 1;
     team.barrier();
-    if (index == m.num_layers - 1 && c.wanted) keep_wanted(counters[2]);
     add_product(*layer.o, mixed, layer.attn_post_norm, nullptr, line, counter, O, index, LORA_O);
     norm_rows(counter[MLP_NORM], layer.mlp_norm, layer.gate_up, layer.experts, line);
     if (layer.experts) mixture.add_experts(*layer.experts, count, x, counter + EXPERTS);
@@ -362,7 +563,9 @@ struct Forward {
     if (!layer.gate_up) return;
     product(*layer.gate_up, words, Target<T>{inner, layer.gate_up->outputs(), nullptr, m.activation},
             adapt(*layer.gate_up, wide, index, LORA_GATE_UP, counter), counter + GATE_UP);
-    add_product(*layer.down, inner, layer.mlp_post_norm, layer.gate ? gates : nullptr, line, counter, DOWN, index, LORA_DOWN);
+    End end = {layer.input_gate ? 1.0f : layer.scalar, layer.input_gate};
+    add_product(*layer.down, inner, layer.mlp_post_norm, layer.gate ? gates : nullptr, line, counter, DOWN, index, LORA_DOWN, end);
+    if (layer.input_gate) add_inputs(layer, index, counter, line);
   }
 
   void run() {
@@ -371,14 +574,18 @@ struct Forward {
     if (!line) failed = 1;
     team.barrier();
     if (failed) return free(line);
-    rows(counters[0], [&](int64_t t) {
-      if (c.embed_kind >= FIRST_LAYOUT) return embed_stored(t);
-      c.embed_kind == FP16 ? embed<Half>(t) : embed<T>(t);
+    rows(counters[EMBED], [&](int64_t t) {
+      if (c.embed_kind >= FIRST_LAYOUT) embed_stored(t);
+      else c.embed_kind == FP16 ? embed<Half>(t) : embed<T>(t);
+      if (!m.layer_projection) return;
+      const float* row = in_order(*m.layer_projection, x + t * m.hidden, line);
+      projected.convert<T>(*m.layer_projection, t, row);
     });
-    for (int64_t i = 0; i < m.num_layers; i++) layer(i, counters + 3 + i * PHASES, line);
-    rows(counters[1], [&](int64_t t) {
+    if (m.layer_projection) compute_inputs(line);
+    for (int64_t i = 0; i < m.num_layers; i++) layer(i, counters + FIRST_LAYER + i * PHASES, line);
+    rows(counters[FINAL_NORM], [&](int64_t t) {
       rms_norm(line, x + t * m.hidden, m.final_norm, m.hidden, m.eps);
-      int64_t at = (c.wanted ? c.wanted[t] : t) * m.hidden;
+      int64_t at = row_of(t) * m.hidden;
       halves() ? narrow((Half*)c.out + at, line, m.hidden) : narrow((T*)c.out + at, line, m.hidden);
     });
     free(line);

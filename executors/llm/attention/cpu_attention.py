@@ -129,14 +129,12 @@ class CpuAttend:
     """
 
     def __init__(
-        self, kernels: CpuKernels, steps: dict[int | None, _Step], arrays: list[np.ndarray], cache: KvCache, tokens: int
+        self, kernels: CpuKernels, steps: dict[int | None, _Step], arrays: list[np.ndarray], cache: KvCache
     ) -> None:  # fmt: skip
         spec = cache.spec
         self._kernels = kernels
         self._pointees: object = (arrays, steps, cache)
         """What the pointers point at."""
-        self.shape = tokens, spec.num_heads, spec.head_dim
-        """Shape of queries, and of a call's result."""
         self._dtype, self._halves = spec.dtype, spec.dtype is torch.float16
         self._out: torch.Tensor | None = None
         pointers = POINTER * spec.num_layers
@@ -145,8 +143,7 @@ class CpuAttend:
 
     @classmethod
     def joined(cls, parts: Mapping[int, CpuAttend], places: Sequence[tuple[int, int]]) -> CpuAttend:
-        """Return the attention of one step over several groups of layers with equal heads. `places`: (group, index in it) of each
-        layer."""
+        """Return the attention of one step over several groups of layers. `places`: (group, index in it) of each layer."""
         whole = copy.copy(next(iter(parts.values())))
         whole._pointees, whole._out = parts, None
         pointers = POINTER * len(places)
@@ -158,18 +155,19 @@ class CpuAttend:
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None = None
     ) -> torch.Tensor:
         """See `Attend`."""
-        if self._out is None:
+        if self._out is None or self._out.numel() < q.numel():
             # One for all layers: the system maps each new large tensor page by page.
-            self._out = torch.empty(self.shape, dtype=torch.float32 if self._halves else self._dtype)
+            self._out = torch.empty(q.numel(), dtype=torch.float32 if self._halves else self._dtype)
+        out = self._out[: q.numel()].view(q.shape)
         q, k, v = (_dense(x.float() if self._halves else x) for x in (q, k, v))
         sinks = None if sinks is None else sinks.float()
         if self._kernels.attend(
             self.steps[layer], self.kv[layer], q.data_ptr(), q.stride(0), k.data_ptr(), k.stride(0),
-            v.data_ptr(), v.stride(0), self._out.data_ptr(),
+            v.data_ptr(), v.stride(0), out.data_ptr(),
             None if sinks is None else sinks.data_ptr(),
         ):  # fmt: skip
             raise OutOfMemory(OUT_OF_MEMORY)
-        return self._out.to(self._dtype)
+        return out.to(self._dtype)
 
 
 class CpuAttention:
@@ -207,7 +205,7 @@ class CpuAttention:
                 len(cut.work), cut.groups, cut.max_rows, cut.partial_rows, cut.threads, tables.ctypes.data, cut.work.ctypes.data,
                 cells.ctypes.data, self._partials.ctypes.data, counters.ctypes.data, spec.scale, spec.softcap or 0.0,
             )  # fmt: skip
-        return CpuAttend(self._kernels, steps, arrays, cache, len(step.token_ids))
+        return CpuAttend(self._kernels, steps, arrays, cache)
 
 
 def _dense(x: torch.Tensor) -> torch.Tensor:

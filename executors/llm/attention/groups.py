@@ -32,7 +32,7 @@ def begin(backend: AttentionBackend, step: StepArrays, kv: PagedKv) -> Attend:
 def joined(parts: dict[int, Attend], places: Places) -> Attend:
     """Return the attention of all layers, given that of each group which has layers."""
     own = {number: part for number, part in parts.items() if isinstance(part, CpuAttend)}
-    if len(own) == len(parts) and len({part.shape for part in own.values()}) == 1:
+    if len(own) == len(parts):
         return CpuAttend.joined(own, places)
     paged = {number: part for number, part in parts.items() if isinstance(part, PagedAttend)}
     if len(paged) == len(parts):

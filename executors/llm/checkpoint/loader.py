@@ -447,9 +447,9 @@ def activation_bytes(decoder: Decoder, kernels: CpuKernels | None) -> int:
     qkv = max(one.q_size + 2 * one.kv_size for one in sizes)
     if kernels is not None and cpu_forward.why_not(decoder) is None:
         # As in forward.h: the residual in float32, of wanted rows a second one; a product's operand; q, k and v in float32;
-        # queries, attention's result and inner.
-        inner = cpu_experts.mlp_size(decoder)
-        widest = max(config.hidden_size, config.q_size, inner)
+        # queries, attention's result and inner; what layers get beside the residual, and the operand that it is made of.
+        inner, queries = cpu_experts.mlp_size(decoder), max(one.q_size for one in sizes)
+        widest = max(config.hidden_size, queries, inner, config.layer_input_size)
         stored_kind = next(
             (linear.stored[0] for linear in decoder.layers[0].mixer.linears if linear.stored), None
         )
@@ -459,7 +459,11 @@ def activation_bytes(decoder: Decoder, kernels: CpuKernels | None) -> int:
         residuals = (
             12 if names.attn_post_norm or names.mlp_post_norm else 8
         )  # what is normed before it is added
-        beside = residuals * config.hidden_size + operand + 4 * qkv + size * (2 * config.q_size + inner)
+        beside = residuals * config.hidden_size + operand + size * (2 * queries + inner)
+        beside += 4 * max(qkv, config.layer_input_size) + 4 * config.num_layers * config.layer_input_size
+        if (inputs := decoder.layer_inputs) is not None:
+            kind = inputs.projection.stored[0] if inputs.projection.stored else decoder.quantization
+            beside += operand_bytes(kernels, config.hidden_size, kind or DTYPE_NAMES[decoder.dtype])
         return beside + cpu_experts.bytes_per_token(decoder, kernels)
     # The residual, qkv with its rotated copy, and gate, up and their product; and a product's operand in e4m3.
     operand = max(config.hidden_size, config.q_size, inner) if decoder.fp8 is not None else 0

@@ -29,6 +29,7 @@ from executors.kernels.cpu import (
 from executors.llm.attention.cpu_attention import MAX_HEAD_DIM, CpuAttend
 from executors.llm.fused import cpu_experts
 from executors.llm.model.layers.attention import Attention
+from executors.llm.model.linear import KIND_NAMES
 
 if TYPE_CHECKING:
     from executors.llm.model.api import Attend, ForwardInput
@@ -39,30 +40,20 @@ if TYPE_CHECKING:
     from executors.llm.row_loras import KernelLoras
 
 _FLOAT = ctypes.c_float
+TABLE_KINDS = {dtype: KINDS[name] for dtype, name in KIND_NAMES.items()}
+"""Formats of rows of the layers' inputs that are read where they lie."""
 
 
 class _Layer(ctypes.Structure):
     """`Layer` of forward.h."""
 
     _fields_ = [
-        (name, POINTER)
-        for name in (
-            "qkv",
-            "o",
-            "gate_up",
-            "down",
-            "attn_norm",
-            "mlp_norm",
-            "q_norm",
-            "k_norm",
-            "attn_post_norm",
-            "mlp_post_norm",
-            "sinks",
-            "rotary",
-            "experts",
-            "gate",
-        )
-    ]
+        *((name, POINTER) for name in (
+            "qkv", "o", "gate_up", "down", "attn_norm", "mlp_norm", "q_norm", "k_norm", "attn_post_norm", "mlp_post_norm",
+            "sinks", "rotary", "experts", "gate", "input_gate", "input_projection", "input_norm",
+        )),
+        *((name, I64) for name in ("rotary_dim", "neighbours", "cache", "kv_parts")), ("scalar", _FLOAT),
+    ]  # fmt: skip
 
 
 class _Model(ctypes.Structure):
@@ -70,10 +61,11 @@ class _Model(ctypes.Structure):
 
     _fields_ = [
         *((name, I64) for name in (
-            "dtype", "kind", "hidden", "heads", "kv_heads", "head_dim", "rotary_dim", "inner", "activation", "num_layers",
-            "post_norms", "neighbours", "norm_last", "norm_all",
+            "dtype", "kind", "hidden", "inner", "activation", "num_layers", "post_norms", "norm_last", "norm_all", "value_norm",
+            "input_size",
         )),
-        ("layers", POINTER), ("final_norm", POINTER), ("query_factors", POINTER), ("eps", _FLOAT), ("embed_scale", _FLOAT),
+        *((name, POINTER) for name in ("layers", "final_norm", "query_factors", "layer_projection", "layer_norm")),
+        *((name, _FLOAT) for name in ("eps", "embed_scale", "projected_scale", "table_scale")),
     ]  # fmt: skip
 
 
@@ -84,14 +76,14 @@ class _Call(ctypes.Structure):
         ("tokens", I64), ("threads", I64),
         *((name, POINTER) for name in ("token_ids", "positions", "attention", "kv", "embed", "out", "wanted")),
         ("num_wanted", I64), ("embed_kind", I64), ("adapters", POINTER), ("loras", POINTER),
-        ("num_loras", I64),
+        ("num_loras", I64), ("table", POINTER), ("table_kind", I64), ("table_ids", POINTER),
     ]  # fmt: skip
 
 
 def why_not(decoder: Decoder) -> str | None:
     """Return why torch computes a decoder around the kernels, None if `CpuForward` computes it."""
     config = decoder.config
-    family = config.family
+    family, widest = config.family, max(config.heads_of(layer).head_dim for layer in config.layers)
     reasons = {
         "several ranks": not decoder.alone,
         "layers without attention": any(not isinstance(layer.mixer, Attention) for layer in decoder.layers),
@@ -100,13 +92,9 @@ def why_not(decoder: Decoder) -> str | None:
         "an ungated MLP": not family.names.gate and not family.names.gate_up,
         f"the activation {config.activation}": config.activation not in ACTIVATIONS,
         "learned positions": decoder.position_embed is not None,
-        f"heads of {config.head_dim}": config.head_dim > MAX_HEAD_DIM,
-        "heads of different sizes": any(layer.heads is not None for layer in config.layers),
-        "layers that read the KV of others": any(layer.kv_from is not None for layer in config.layers),
-        "values that are normed": family.attention.value_norm,
-        "MLPs of different sizes": any(layer.inner for layer in config.layers),
-        "inputs of each layer": config.layer_input_size > 0,
-        "scalars of layers": bool(family.names.layer_scalar),
+        f"heads of {widest}": widest > MAX_HEAD_DIM,
+        "inputs or scalars of layers without a norm behind their MLPs": not family.names.mlp_post_norm
+        and (config.layer_input_size > 0 or bool(family.names.layer_scalar)),
         "KV in fp8": decoder.kv_dtype not in (None, torch.int8),
         "layers of which some are in 4 bits or as their file has them and some are not": _mixed(decoder),
         "gate and up projections in different formats": any(
@@ -115,7 +103,6 @@ def why_not(decoder: Decoder) -> str | None:
             for linear in layer.feed_forward.linears
         ),
         "Hadamard transforms": any(linear.rotation is not None for linear in _linears(decoder)),
-        "several rotary tables": len({rope.dim for rope in config.ropes}) > 1,
     }
     return next((reason for reason, holds in reasons.items() if holds), None) or cpu_experts.why_not(decoder)
 
@@ -126,13 +113,17 @@ def _mixed(decoder: Decoder) -> bool:
         linear
         for layer in decoder.layers
         for parts in (cpu_experts.parts_of(layer) or cpu_experts.Parts(),)
-        for linear in (*layer.mixer.linears, *(() if parts.mlp is None else parts.mlp.linears))
-    ]
+        for linear in (
+            *layer.mixer.linears, *(() if parts.mlp is None else parts.mlp.linears),
+            *(() if layer.layer_input is None else layer.layer_input.linears),
+        )
+    ]  # fmt: skip
     return len({linear.blocks for linear in dense}) > 1
 
 
 def _linears(decoder: Decoder) -> list[Linear]:
-    return [linear for layer in decoder.layers for linear in layer.linears]
+    beside = [] if decoder.layer_inputs is None else [decoder.layer_inputs.projection]
+    return [*(linear for layer in decoder.layers for linear in layer.linears), *beside]
 
 
 class CpuForward:
@@ -148,17 +139,21 @@ class CpuForward:
         layers = [self._layer(decoder, layer) for layer in decoder.layers]
         self._layers = (_Layer * len(layers))(*layers)
         kind = _packed(decoder.layers[0].attention.qkv).struct.kind
-        rotary_dim = config.ropes[0].dim if config.ropes else 0
-        factors = decoder.query_factors
+        factors, inputs = decoder.query_factors, decoder.layer_inputs
         self._pointees.append(factors)
+        self._table = None if inputs is None else inputs.table
         self._model = _Model(
-            MODEL_DTYPES[decoder.dtype], kind, config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim,
-            rotary_dim, cpu_experts.mlp_size(decoder), ACTIVATIONS[config.activation], len(layers),
+            MODEL_DTYPES[decoder.dtype], kind, config.hidden_size, cpu_experts.mlp_size(decoder),
+            ACTIVATIONS[config.activation], len(layers),
             int(bool(config.family.names.attn_post_norm or config.family.names.mlp_post_norm)),
-            int(any(rope.neighbours for rope in config.ropes)), int(config.family.attention.norm_last),
-            int(config.family.attention.qk_norm == "full"),
+            int(config.family.attention.norm_last), int(config.family.attention.qk_norm == "full"),
+            int(config.family.attention.value_norm), config.layer_input_size,
             ctypes.addressof(self._layers), self._floats(decoder, decoder.final_norm.weight),
-            None if factors is None else factors.data_ptr(), config.norm_eps, decoder.embed_scale,
+            None if factors is None else factors.data_ptr(),
+            None if inputs is None else self._address(inputs.projection),
+            None if inputs is None else self._floats(decoder, inputs.norm.weight),
+            config.norm_eps, decoder.embed_scale, 0.0 if inputs is None else inputs.projected,
+            0.0 if inputs is None else inputs.root,
         )  # fmt: skip
         self._dtype = decoder.dtype
         self._hidden = config.hidden_size
@@ -168,10 +163,11 @@ class CpuForward:
         assert parts is not None
         q_norm, k_norm = _weight(attention.q_norm), _weight(attention.k_norm)
         qk_norm = attention.qk_norm
-        if qk_norm is not None:  # one row of weights per head, all queries' the same
+        if qk_norm is not None:  # one row of weights per head, all queries' the same; a layer that borrows keys has no others
             q_norm, k_norm = qk_norm[0], qk_norm[-1]
-        rope = layer.config.rope
+        rope, inputs = layer.config.rope, layer.layer_input
         self._pointees.append(decoder.rotary)
+        turned = None if rope is None else decoder.config.ropes[rope]
         mlp = (None, None) if parts.mlp is None else map(self._address, parts.mlp.linears)
         return _Layer(
             self._address(attention.qkv), self._address(attention.o), *mlp,
@@ -182,6 +178,10 @@ class CpuForward:
             None if rope is None else decoder.rotary[rope].data_ptr(),
             None if parts.experts is None else cpu_experts.mixture(parts.experts, self._address, self._pointees),
             None if parts.gate is None else self._address(parts.gate),
+            *((None, None) if inputs is None else map(self._address, inputs.linears)),
+            None if inputs is None else self._floats(decoder, inputs.norm.weight),
+            0 if turned is None else turned.dim, int(turned is not None and turned.neighbours),
+            attention.cache_index, attention.kv_parts, 1.0 if layer.scalar is None else float(layer.scalar),
         )  # fmt: skip
 
     def _address(self, linear: Linear) -> int:
@@ -216,29 +216,43 @@ class CpuForward:
         )
         assert isinstance(attend, CpuAttend)
         tokens = len(token_ids)
-        embed, embed_kind = self._embed, 0
+        embed, embed_kind, embed_ids = self._embed, 0, token_ids
         if isinstance(embed, StoredRows):
             embed, embed_kind = embed.raw, embed.kind
         elif embed.dtype is not self._dtype:  # as the file has it
             embed = embed.index_select(0, token_ids).to(value_dtype(self._dtype))
-            token_ids = torch.arange(tokens)
+            embed_ids = torch.arange(tokens)
         if embed.dtype is torch.float16:
             embed_kind = KINDS["float16"]
+        table, table_kind, table_ids = self._rows_of_table(token_ids)
         out = torch.empty((tokens, self._hidden), dtype=self._dtype)
         adapters, loras = cast("KernelLoras | None", inputs.adapters), None
         if adapters is not None:
             loras = (POINTER * len(adapters.addresses))(*adapters.addresses)
         call = _Call(
-            tokens, torch.get_num_threads(), token_ids.data_ptr(), positions.data_ptr(),
+            tokens, torch.get_num_threads(), embed_ids.data_ptr(), positions.data_ptr(),
             ctypes.addressof(attend.steps), ctypes.addressof(attend.kv), embed.data_ptr(), out.data_ptr(),
             # An empty tensor has no address, and none means all.
             None if used_rows is None else used_rows.data_ptr() or out.data_ptr(), 0 if used_rows is None else len(used_rows),
             embed_kind, None if adapters is None else adapters.of_row.data_ptr(),
             None if loras is None else ctypes.addressof(loras), 0 if loras is None else len(loras),
+            None if table is None else table.data_ptr(), table_kind, table_ids.data_ptr(),
         )  # fmt: skip
         if self._forward(ctypes.addressof(self._model), ctypes.addressof(call)):
             raise OutOfMemory(OUT_OF_MEMORY)
         return out
+
+
+    def _rows_of_table(self, token_ids: torch.Tensor) -> tuple[torch.Tensor | None, int, torch.Tensor]:
+        """Return rows of the layers' inputs, their format, and which of them the tokens read; None if the model has none."""
+        if self._table is None:
+            return None, 0, token_ids
+        rows = self._table.rows
+        if isinstance(rows, StoredRows):
+            return rows.raw, rows.kind, token_ids
+        if rows.dtype not in TABLE_KINDS or not rows.is_contiguous():  # as the file has it
+            return self._table.look_up(token_ids).float(), KINDS["float32"], torch.arange(len(token_ids))
+        return rows, TABLE_KINDS[rows.dtype], token_ids
 
 
 def _weight(norm: Norm | None) -> torch.Tensor | None:

@@ -26,20 +26,21 @@ class LayerInputs:
         columns = config.num_layers * size
         self.table = RowTable(config.layer_input_vocab, columns, dtype, device)
         self.projection = Linear(columns, hidden, False, dtype, device)
-        self._norm = Norm(config.family.stream.norm, size, config.norm_eps, dtype, device)
+        self.norm = Norm(config.family.stream.norm, size, config.norm_eps, dtype, device)
         # A root is a tensor of the embedding's dtype there, as that of the embedding is.
-        self._root = float(torch.tensor(size**0.5).to(dtype))
-        self._projected = hidden**-0.5
+        self.root = float(torch.tensor(size**0.5).to(dtype))
+        self.projected = hidden**-0.5
+        """Factor of what is projected; `root` is that of rows of the table."""
 
     def places(self) -> NamedPlaces:
         """Yield the places of the checkpoint's tensors."""
         yield f"{self._names.layer_embed}.weight", Place(self.table.weight)
         yield from of_linear(self.projection, (self._names.layer_projection, -1))
-        yield from self._norm.places(self._names.layer_projection_norm)
+        yield from self.norm.places(self._names.layer_projection_norm)
 
     def __call__(self, token_ids: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
         """Return [T, layers, size] for tokens [T], given what the first layer gets, [T, hidden]."""
-        rows = self.table.look_up(token_ids) * self._root
+        rows = self.table.look_up(token_ids) * self.root
         shape = len(token_ids), -1, self._size
-        projected = self._norm((self.projection(embedded) * self._projected).view(shape))
+        projected = self.norm((self.projection(embedded) * self.projected).view(shape))
         return (projected + rows.view(shape)) * 2.0**-0.5

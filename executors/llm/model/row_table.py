@@ -35,6 +35,11 @@ class RowTable:
         self._stored = StoredRows(kernels, raw, self.weight.shape[1], kind)
         self.weight, self.in_file = torch.empty(self.weight.shape, dtype=self._dtype, device="meta"), True
 
+    @property
+    def rows(self) -> torch.Tensor | StoredRows:
+        """The rows as they lie: a matrix, or blocks of a file."""
+        return self.weight if self._stored is None else self._stored
+
     def look_up(self, ids: torch.Tensor) -> torch.Tensor:
         """Return rows `ids` [n] as [n, columns], in the model's dtype."""
         rows = self.weight.index_select(0, ids) if self._stored is None else self._stored.look_up(ids)

@@ -34,10 +34,10 @@ class Attention(Sublayer):
         self.lends = False
         """Whether later layers read this one's keys and values; set by the decoder."""
         self._borrows = layer.kv_from is not None
-        self._kv_parts = 0 if self._borrows else 1 if layer.k_is_v else 2
+        self.kv_parts = 0 if self._borrows else 1 if layer.k_is_v else 2
         """How many parts beside the queries the projection has: keys that are values as well are one."""
         self.qkv = Linear(
-            sizes.q_size + self._kv_parts * sizes.kv_size, hidden, config.qkv_bias, dtype, device
+            sizes.q_size + self.kv_parts * sizes.kv_size, hidden, config.qkv_bias, dtype, device
         )
         self.o = Linear(hidden, sizes.q_size, config.o_bias, dtype, device)
         # Over heads, queries and keys are normed in one call: a row of weights per head, the same for all of a kind.
@@ -80,7 +80,7 @@ class Attention(Sublayer):
             yield from of_linear(self.qkv, (names.qkv, sizes.q_size + 2 * sizes.kv_size))
         else:
             parts = (names.q, sizes.q_size), (names.k, sizes.kv_size), (names.v, sizes.kv_size)
-            yield from of_linear(self.qkv, *parts[: 1 + self._kv_parts])
+            yield from of_linear(self.qkv, *parts[: 1 + self.kv_parts])
         yield from of_linear(self.o, (names.o, self.config.hidden_size))
         if self.sinks is not None:
             yield names.sinks, Place(self.sinks)
@@ -110,7 +110,7 @@ class Attention(Sublayer):
         if self.q_norm is not None and self.k_norm is not None:
             q, k, v = qkv.split((c.q_size, c.kv_size, c.kv_size), -1)
             qkv = torch.cat((*share.normed((self.q_norm, self.k_norm), (q, k)), v), -1)
-        q, k, v = self._heads(qkv.view(-1, c.num_heads + self._kv_parts * c.num_kv_heads, c.head_dim), step)
+        q, k, v = self._heads(qkv.view(-1, c.num_heads + self.kv_parts * c.num_kv_heads, c.head_dim), step)
         if step.query_factors is not None:
             q = (q * step.query_factors[:, None, None]).to(q.dtype)
         out = step.inputs.attend(self.cache_index, q, k, v, self.sinks)

@@ -22,7 +22,7 @@ class LayerInput(Sublayer):
         self._act = ACTIVATIONS[config.activation]
         self._gate = Linear(size, hidden, False, dtype, device)
         self._projection = Linear(hidden, size, False, dtype, device)
-        self._norm = Norm(config.family.stream.norm, hidden, config.norm_eps, dtype, device)
+        self.norm = Norm(config.family.stream.norm, hidden, config.norm_eps, dtype, device)
         self.index = -1
         """Number of the layer; set by the decoder."""
 
@@ -38,7 +38,7 @@ class LayerInput(Sublayer):
 
     def norms(self) -> NamedPlaces:
         """See `Sublayer`."""
-        yield from self._norm.places(self._names.layer_input_norm)
+        yield from self.norm.places(self._names.layer_input_norm)
 
     def be_steady(self) -> None:
         """See `Sublayer`."""
@@ -47,4 +47,4 @@ class LayerInput(Sublayer):
     def forward(self, x: torch.Tensor, step: LayerStep) -> torch.Tensor:
         """See `Sublayer`."""
         assert step.layer_inputs is not None
-        return self._norm(self._projection(self._act(self._gate(x)) * step.layer_inputs[:, self.index]))
+        return self.norm(self._projection(self._act(self._gate(x)) * step.layer_inputs[:, self.index]))

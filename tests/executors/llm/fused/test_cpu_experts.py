@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -44,10 +45,13 @@ def experts_of(decoder: Decoder) -> list[Linear]:
     ]
 
 
-def with_stored_experts(path: Path, isa: str, dtype: torch.dtype, kind: str) -> tuple[Decoder, Decoder]:
-    """A decoder whose experts are random rows of `kind` beside others in `dtype`, and the same in float32, computed by torch."""
+def with_stored(
+    path: Path, isa: str, dtype: torch.dtype, kind: str, stored: Callable[[str], bool] = lambda name: ".experts." in name
+) -> tuple[Decoder, Decoder]:  # fmt: skip
+    """A decoder whose `stored` weights are random rows of `kind` beside others in `dtype`, and the same in float32, computed by
+    torch."""
     plain = load(path, FP32, None)
-    names = [name for name in plain.places() if ".experts." in name]
+    names = [name for name, place in plain.places().items() if place.linear is not None and stored(name)]
     decoder = Decoder(
         read_config(path), dtype, torch.device("cpu"), cpu_kernels(isa), stored=dict.fromkeys(names, StoredFormat(kind))
     )  # fmt: skip
@@ -76,7 +80,7 @@ def with_stored_experts(path: Path, isa: str, dtype: torch.dtype, kind: str) -> 
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_experts_as_a_file_holds_them(wide: Path, isa: str, dtype: torch.dtype, kind: str) -> None:
-    decoder, plain = with_stored_experts(wide, isa, dtype, kind)
+    decoder, plain = with_stored(wide, isa, dtype, kind)
     assert decoder.fused and cpu_forward.why_not(decoder) is None
     assert {one for linear in experts_of(decoder) for one in linear.stored} == {kind}
     got = torch.cat(Runner(decoder, isa).step(ITEMS)).float()

@@ -17,8 +17,10 @@ from executors.llm.attention.plain_torch import TorchAttention
 from executors.llm.checkpoint.loader import activation_bytes
 from executors.llm.checkpoint.weights import load_weights
 from executors.llm.fused import cpu_forward
+from executors.llm.attention.groups import joined
 from executors.llm.kernel_support.kernel_choice import fuse
 from executors.llm.memory.kv_cache import KvCache
+from executors.llm.memory.kv_groups import equal_heads
 from executors.llm.model.api import ForwardInput
 from executors.llm.model.caches import kv_group
 from executors.llm.model.config import read_config
@@ -31,6 +33,38 @@ from tests.tiers import sweep
 MOE = {
     **QWEN3, "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 6, "num_experts_per_tok": 3,
     "moe_intermediate_size": 24, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
+}  # fmt: skip
+_FULL = ("full_attention", "sliding_attention")
+GEMMA4: dict[str, Any] = {
+    **QWEN3, "architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text", "hidden_activation": "gelu_pytorch_tanh",
+    "num_hidden_layers": 5, "layer_types": [_FULL[i not in (1, 4)] for i in range(5)], "sliding_window": 9,
+    "head_dim": 20, "global_head_dim": 20, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 40,
+    "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "tie_word_embeddings": True, "rope_parameters": None,
+}  # fmt: skip
+"""A scalar of each layer, normed values and two rotary tables, one of them proportional."""
+EQUAL_KV = {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
+SHARED_KV = {"num_kv_shared_layers": 3, "layer_types": [_FULL[i not in (1, 3)] for i in range(5)]}
+GEMMA4_ALL = {
+    **GEMMA4, **EQUAL_KV, **SHARED_KV, "global_head_dim": 44, "hidden_size_per_layer_input": 24, "use_double_wide_mlp": True,
+    "vocab_size_per_layer_input": QWEN3["vocab_size"] + 5,
+}  # fmt: skip
+GEMMA4_MODELS: dict[str, dict[str, Any]] = {
+    "gemma4": GEMMA4,
+    "gemma4-heads-of-two-sizes": {**GEMMA4, "global_head_dim": 44},
+    "gemma4-keys-that-are-values": {**GEMMA4, **EQUAL_KV},
+    "gemma4-shared-kv": {**GEMMA4, **SHARED_KV},
+    "gemma4-wide-mlps-where-kv-is-shared": {**GEMMA4, **SHARED_KV, "use_double_wide_mlp": True},
+    "gemma4-inputs-of-layers": {
+        **GEMMA4, "hidden_size_per_layer_input": 24, "vocab_size_per_layer_input": QWEN3["vocab_size"],
+    },
+    "gemma4-inputs-wider-than-the-model": {
+        **GEMMA4, "hidden_size_per_layer_input": 300, "vocab_size_per_layer_input": QWEN3["vocab_size"],
+    },
+    "gemma4-all": GEMMA4_ALL,
+    "gemma4-all-whole-blocks": {
+        **GEMMA4_ALL, "hidden_size": 64, "head_dim": 32, "global_head_dim": 64, "intermediate_size": 96,
+        "hidden_size_per_layer_input": 32,
+    },
 }  # fmt: skip
 QWEN2 = {**QWEN3, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
 WHOLE_BLOCKS = {
@@ -98,6 +132,7 @@ MODELS: dict[str, dict[str, Any]] = {
         **QWEN3, "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "num_local_experts": 6,
         "num_experts_per_tok": 3, "sliding_window": 9, "num_hidden_layers": 4, "swiglu_limit": 1.5, "attention_bias": True,
     },
+    **GEMMA4_MODELS,
 }  # fmt: skip
 SINKS = {
     "sinks-windows": {
@@ -135,34 +170,54 @@ def wide_experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("wide") / "experts", {**MOE, **sizes})
 
 
-def load(path: Path, dtype: torch.dtype, isa: str | None, quantization: str | None = None) -> Decoder:
-    """`isa` None: computed by torch."""
+@pytest.fixture(scope="module")
+def wide_inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sizes = {
+        "hidden_size": 512, "intermediate_size": 1024, "head_dim": 64, "global_head_dim": 128,
+        "hidden_size_per_layer_input": 512, "vocab_size_per_layer_input": QWEN3["vocab_size"],
+    }  # fmt: skip
+    return write_checkpoint(tmp_path_factory.mktemp("wide") / "inputs", {**GEMMA4, **SHARED_KV, **sizes})
+
+
+def load(
+    path: Path, dtype: torch.dtype, isa: str | None, quantization: str | None = None, length: int = 256
+) -> Decoder:
+    """`isa` None: computed by torch. `length`: of the longest sequence."""
     kernels = None if isa is None else cpu_kernels(isa)
     config = with_sinks(read_config(path)) if path.name in SINKS else read_config(path)
     decoder = Decoder(config, dtype, torch.device("cpu"), kernels, quantization)
     load_weights(decoder, path, lambda *report: None)
-    decoder.prepare(256)
+    decoder.prepare(length)
     fuse(TorchAttention(), decoder)
     return decoder
 
 
 class Runner:
-    """Sequences of 64 tokens over a cache of their own, computed in steps."""
+    """Sequences of `length` tokens over a cache of their own, computed in steps."""
 
-    def __init__(self, decoder: Decoder, isa: str | None, threads: int = 1, sequences: int = 4) -> None:
+    def __init__(
+        self, decoder: Decoder, isa: str | None, threads: int = 1, sequences: int = 4, length: int = 64, block: int = BLOCK
+    ) -> None:  # fmt: skip
         self.decoder = decoder
+        each = -(-length // block)
         self.attention = TorchAttention() if isa is None else CpuAttention(isa, threads)
-        self.cache = KvCache(kv_group(decoder), sequences * 16, BLOCK)
-        blocks = np.random.default_rng(0).permutation(sequences * 16)
-        self.tables = blocks.astype(np.int32).reshape(sequences, 16)
-        self.tokens = np.random.default_rng(1).integers(0, decoder.config.vocab_size, (sequences, 64))
+        # Each size of heads has memory of its own.
+        spec = kv_group(decoder)
+        sizes = list(dict.fromkeys(spec.each_heads))
+        self.caches = [KvCache(part, sequences * each, block) for part in equal_heads(spec)]
+        own = [sizes.index(one) for one in spec.each_heads]
+        self.places = [(number, own[:index].count(number)) for index, number in enumerate(own)]
+        blocks = np.random.default_rng(0).permutation(sequences * each)
+        self.tables = blocks.astype(np.int32).reshape(sequences, each)
+        self.tokens = np.random.default_rng(1).integers(0, decoder.config.vocab_size, (sequences, length))
 
     def step(self, items: list[tuple[int, int, int]], wanted: list[int] | None = None) -> list[torch.Tensor]:
         """Hidden states of each item."""
         seqs, begins, counts = np.array(items, np.int64).T
         ids = np.concatenate([self.tokens[i, b : b + n] for i, b, n in items])
         step = StepArrays(ids.astype(np.int64), counts, begins, self.tables[seqs])
-        attend = self.attention.begin(step, self.cache)
+        parts = {number: self.attention.begin(step, cache) for number, cache in enumerate(self.caches)}
+        attend = parts[0] if len(parts) == 1 else joined(parts, self.places)
         rows = None if wanted is None else torch.tensor(wanted, dtype=torch.int64)
         inputs = ForwardInput(
             torch.from_numpy(step.token_ids), torch.from_numpy(step.positions), attend, rows
@@ -223,17 +278,15 @@ def test_sinks_change_every_layer(checkpoints: dict[str, Path]) -> None:
         "sinks-windows",
         "experts",
         "experts-beside-a-shared-one-and-dense-layers",
+        "gemma4-all",
     ],
 )
 def test_whole_chunks_and_decodes_are_equal_bit_for_bit(
     checkpoints: dict[str, Path], isa: str, dtype: torch.dtype, quantization: str | None, name: str
 ) -> None:
     # Columns that are no multiple of 32 are not quantized to int4.
-    name = (
-        {True: "experts-whole-blocks", False: "whole-blocks"}["experts" in name]
-        if quantization == "int4"
-        else name
-    )
+    if quantization == "int4":
+        name = next((f"{kind}-whole-blocks" for kind in ("experts", "gemma4-all") if kind in name), "whole-blocks")
     decoder = load(checkpoints[name], dtype, isa, quantization)
     assert decoder.fused
     whole = Runner(decoder, isa).step(ITEMS)
@@ -256,11 +309,13 @@ def test_whole_chunks_and_decodes_are_equal_bit_for_bit(
 @both_dtypes
 @pytest.mark.parametrize("quantization", [None, "int8", "int4"], ids=["plain", "int8", "int4"])
 @pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("name", ["qwen3", "gemma4-all"])
 def test_only_wanted_rows(
-    checkpoints: dict[str, Path], isa: str, dtype: torch.dtype, quantization: str | None, threads: int
-) -> None:
+    checkpoints: dict[str, Path], isa: str, dtype: torch.dtype, quantization: str | None, threads: int, name: str
+) -> None:  # fmt: skip
     torch.set_num_threads(threads)
-    name = "whole-blocks" if quantization == "int4" else "qwen3"
+    if quantization == "int4":
+        name = {"qwen3": "whole-blocks"}.get(name, f"{name}-whole-blocks")
     decoder = load(checkpoints[name], dtype, isa, quantization)
     whole = torch.cat(Runner(decoder, isa).step(ITEMS))
     for wanted in ([], [101], [0], [29, 30, 94, 101], list(range(102)), list(range(40, 102))):
@@ -287,6 +342,8 @@ def test_only_wanted_rows(
         ("whole-blocks", "int4", 0.4),
         ("experts", "int8", 0.3),
         ("experts-beside-a-shared-one-and-dense-layers", "int8", 0.3),
+        ("gemma4-all", "int8", 0.1),
+        ("gemma4-all-whole-blocks", "int4", 0.5),
     ],
     ids=str,
 )
@@ -327,7 +384,7 @@ def allocated() -> int:
     [(FP32, None), (BF16, None), (torch.float16, None), (BF16, "int8"), (BF16, "int4")],
     ids=["fp32", "bf16", "fp16", "int8", "int4"],
 )
-@pytest.mark.parametrize("shape", ["wide", "wide_experts"])
+@pytest.mark.parametrize("shape", ["wide", "wide_experts", "wide_inputs"])
 def test_a_step_takes_the_memory_that_is_declared(
     request: pytest.FixtureRequest, shape: str, isa: str, dtype: torch.dtype, quantization: str | None
 ) -> None:
@@ -339,7 +396,7 @@ def test_a_step_takes_the_memory_that_is_declared(
     def measure() -> None:  # in a thread of its own, whose memory is not there yet
         torch.set_num_threads(1)
         before = allocated()
-        rows = torch.cat(runner.step(items, list(range(1024))))
+        rows = torch.cat(runner.step(items, list(range(1023))))  # of which some end earlier
         grown.append(allocated() - before - rows.nbytes)
         del rows
 

@@ -324,10 +324,39 @@ async def test_windows_longer_than_the_context_change_nothing(tmp_path: Path) ->
 # -- what computes it --------------------------------------------------------------------------------------------------
 
 
-def test_torch_computes_the_layers_and_says_why(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fields", [{}, {"attention_k_eq_v": True, "num_global_key_value_heads": 1}], ids=["", "k_eq_v"])
+async def test_one_call_computes_the_layers_on_a_cpu(tmp_path: Path, fields: dict[str, Any]) -> None:
+    """The logits are those of torch around the kernels, whose own are compared with transformers."""
+    path = written(tmp_path, **fields)
+    executor = await start(path)
+    assert executor._runtime is not None
+    model = executor._runtime.runner.model
+    assert isinstance(model, Decoder) and model.fused and cpu_forward.why_not(model) is None
+    assert any("layers: in one call" in note for note in executor.status().notes)
+    calls: list[int] = []
+    fused = model._fused
+    assert fused is not None
+
+    class Counting:
+        def takes(self, attend: Any) -> bool:
+            return fused.takes(attend)
+
+        def __call__(self, inputs: Any) -> torch.Tensor:
+            calls.append(len(inputs.token_ids))
+            return fused(inputs)
+
+    model.fuse(Counting())
+    asked = PrefillInput(Tensor.of([IDS], "int32"), logits=LogitsMode.ALL)
+    found = np.asarray((await executor.prefill(asked)).logits.numpy()[0])
+    assert sum(calls) >= len(IDS), "attention over two sizes of heads is the call's own"
+    await executor.shutdown()
+    attention = replace(config(path).attention, backend="torch")
+    assert np.abs(found - await logits(path, attention=attention)).max() < 1e-4
+
+
+def test_gpus_compute_the_layers_around_their_kernels(tmp_path: Path) -> None:
     decoder, _ = _loaded(written(tmp_path))
-    assert cpu_forward.why_not(decoder) == triton_forward.why_not(decoder) == "heads of different sizes"
-    assert not decoder.fused
+    assert triton_forward.why_not(decoder) == "heads of different sizes"
 
 
 @pytest.mark.parametrize("parallel", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}])

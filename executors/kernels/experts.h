@@ -1,7 +1,7 @@
 // A mixture of experts (Shazeer et al. 2017): each token goes through the experts that a router chooses for it.
 //
 //   logits = router x                             float32
-//   the top_k of softmax(logits), as they are or scaled to sum to 1
+//   the top_k of softmax(logits), as they are or scaled to sum to 1; some families have a factor for each expert
 //   pairs of token and expert, those of an expert side by side, tokens ascending
 //   inner = act(gate x) * up x    for each pair   threads take some panels of an expert's weight
 //   added += share * down inner   for each pair   threads take some panels, of all experts' weights
@@ -24,6 +24,7 @@ struct Experts {
   int64_t normalized;  // whether a token's shares are scaled to sum to 1
   const Linear* router;
   const Linear *const *gate_up, *const *down;  // [count]
+  const float* factors;  // [count], what shares are multiplied by; or null
 };
 
 // Calls `use(Op())` for the product with weights of that kind in a model of T.
@@ -149,13 +150,11 @@ struct Mixture {
     units = memory.take<int64_t>(most_experts + 1);
   }
 
-  // Row t of what router and experts multiply.
-  void convert(const Experts& e, int64_t t, const float* row) {
-    routed.convert<T>(*e.router, t, row);
-    rows.convert<T>(**e.gate_up, t, row);
-  }
+  // Row t of what the router multiplies, and of what experts do.
+  void convert_routed(const Experts& e, int64_t t, const float* row) { routed.convert<T>(*e.router, t, row); }
+  void convert_row(const Experts& e, int64_t t, const float* row) { rows.convert<T>(**e.gate_up, t, row); }
 
-  // out [tokens] = sigmoid(gate x), of rows that `convert` was called for.
+  // out [tokens] = sigmoid(gate x), of rows that are converted.
   void shared_gate(const Linear& gate, int64_t tokens, float* out, Counter& counter) {
     with_product<T>(gate.kind, [&](auto op) {
       using Op = decltype(op);
@@ -167,7 +166,7 @@ struct Mixture {
     team.barrier();
   }
 
-  // Adds to x [tokens][hidden] what the experts make of the rows that `convert` was called for. Counters: PHASES.
+  // Adds to x [tokens][hidden] what the experts make of the rows that are converted. Counters: PHASES.
   void add_experts(const Experts& e, int64_t tokens, float* x, Counter* counters) {
     with_product<T>(e.router->kind, [&](auto op) {
       using Op = decltype(op);
@@ -218,6 +217,7 @@ struct Mixture {
     for (int64_t i = 0; i < e.top_k; i++) sum += share[i] = exp2_one((row[best[i]] - top) * LOG2E);
     if (!e.normalized) sum = sum_of_all(row, e.count, top);
     for (int64_t i = 0; i < e.top_k; i++) share[i] /= sum;
+    for (int64_t i = 0; e.factors && i < e.top_k; i++) share[i] *= e.factors[best[i]];
   }
 
   static float sum_of_all(const float* row, int64_t n, float top) {

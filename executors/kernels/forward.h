@@ -3,7 +3,8 @@
 //   x = embed[token]                                                                       x: fp32, the residual stream
 //   per layer:  norm(x) -> qkv -> norm of heads, rotate, keys and values to their cells -> attention -> o, added to x
 //               norm(x) -> gate and up, activation -> down, added to x; some families norm what is added, some that alone
-//               or a mixture of experts of norm(x), added to x, see experts.h; some families have both
+//               or a mixture of experts of norm(x), added to x, see experts.h; some families have both, in one of them
+//               each between norms of its own, the router seeing x itself, and their sum goes through a norm
 //               some families: act(gate x) * the layer's input -> projection, its norm added to x; x times a scalar
 //   out = norm(x)
 //
@@ -39,6 +40,9 @@ struct Layer {
   const float* rotary;                // [positions][2][rotary_dim / 2] cosines and sines, or null
   const Experts* experts;             // or null: then there are gate_up and down, which otherwise are null or a shared expert's
   const Linear* gate;                 // one row, whose product's sigmoid scales the shared expert's result; or null
+  // Where there is `experts_norm`, experts are beside the MLP, and `mlp_norm` is the MLP's alone. All [hidden], or null:
+  const float* router_norm;           // factor of what the router sees
+  const float *experts_norm, *experts_post_norm, *dense_post_norm;
   const Linear *input_gate, *input_projection;  // of the layer's inputs: [input_size][hidden] and [hidden][input_size]; or null
   const float* input_norm;                      // [hidden], of what they add to x
   int64_t rotary_dim;
@@ -139,6 +143,8 @@ struct Forward {
   int64_t count;  // rows of x
   // `qkv` stays in fp32: keys that are rounded before their norm and once more in their cell are the largest error there is.
   float *x, *few, *qkv, *sublayer;
+  float* added;  // [tokens][hidden], what experts beside an MLP make
+  bool beside = false;  // whether there are such
   // Where there are adapters:
   float *wide, *sums;       // [tokens][hidden], a normed row; [tokens][sums_stride]
   LoraRows adapted, kept_adapted;  // of all rows and of those that are kept
@@ -179,6 +185,7 @@ struct Forward {
       const Layer& layer = m.layers[i];
       const Step& step = *c.attention[layer.cache];
       if (layer.experts) mixture.measure(*layer.experts);
+      beside |= layer.experts_norm != nullptr;
       if (layer.kv_parts) last_writer = i;
       q_size = std::max(q_size, q_size_of(step)), qkv_size = std::max(qkv_size, qkv_size_of(step));
     }
@@ -235,6 +242,7 @@ struct Forward {
     scales = memory.take<Scale>(tokens * blocks);
     qkv = memory.take<float>(tokens * std::max(qkv_size, m.input_size));
     sublayer = memory.take<float>(m.post_norms ? tokens * m.hidden : 0);
+    added = memory.take<float>(beside ? tokens * m.hidden : 0);
     words = memory.take<Word>(tokens * steps);
     queries = memory.take<T>(tokens * q_size);
     mixed = memory.take<T>(tokens * q_size);
@@ -272,7 +280,7 @@ struct Forward {
     team.barrier();
   }
 
-  // A thread's `line`: room for a normed row or a row of the table, and behind it for one in another order.
+  // A thread's `line`: room for a normed row or a row of the table, and behind it for one in another order, or another one.
   int64_t line_floats() const { return (std::max(m.hidden, input_columns()) + 15) / 16 * 16; }
   int64_t widest() const { return std::max({m.hidden, q_size, m.inner, m.input_size}); }
 
@@ -305,7 +313,9 @@ struct Forward {
       if (weight) rms_norm(normed, row, weight, m.hidden, m.eps);
       else if (c.adapters) memcpy(normed, row, m.hidden * sizeof(float));
       if (next) convert(*next, t, weight ? normed : row, line);
-      if (experts) mixture.convert(*experts, t, weight ? normed : row);
+      if (!experts) return;
+      mixture.convert_routed(*experts, t, weight ? normed : row);
+      mixture.convert_row(*experts, t, weight ? normed : row);
     });
   }
 
@@ -316,43 +326,53 @@ struct Forward {
     team.barrier();
   }
 
-  // x = (x + norm of `sublayer`) * scalar; rows that `next` multiplies, if there is one.
-  void add_normed(Counter& counter, const float* norm, float scalar, const Linear* next, float* line) {
-    rows(counter, [&](int64_t t) {
-      rms_norm(line, sublayer + t * m.hidden, norm, m.hidden, m.eps);
-      float* to = x + t * m.hidden;
-      for (int64_t i = 0; i < m.hidden; i += W) {
-        F sum = add(load_some(to + i, m.hidden - i), load_some(line + i, m.hidden - i));
-        store_some(to + i, mul(sum, all(scalar)), m.hidden - i);
-      }
-      if (next) convert(*next, t, to, line);
-    });
-  }
-
-  // What the last addition to x in a layer does beside.
+  // What the last addition to x in a layer does beside: x is multiplied by `scalar`, and converted for `next`, if there is one.
   struct End {
     float scalar = 1.0f;
     const Linear* next = nullptr;
   };
 
-  // x += w values, [tokens][columns of w]; what is added goes through the norm `post`, or is multiplied by its row's factor, if
-  // there is one. `end`: only with `post`.
-  void add_product(const Linear& w, const T* values, const float* post, const float* factors, float* line, Counter* counters,
-                   int64_t first, int64_t index, int which, End end = {}) {
-    Counter* counter = counters + first;
+  // Row t of x += line.
+  void add_line(int64_t t, const End& end, float* line) {
+    float* to = x + t * m.hidden;
+    for (int64_t i = 0; i < m.hidden; i += W) {
+      F sum = add(load_some(to + i, m.hidden - i), load_some(line + i, m.hidden - i));
+      store_some(to + i, mul(sum, all(end.scalar)), m.hidden - i);
+    }
+    if (end.next) convert(*end.next, t, to, line);
+  }
+
+  // x += norm of `sublayer`.
+  void add_normed(Counter& counter, const float* norm, const End& end, float* line) {
+    rows(counter, [&](int64_t t) {
+      rms_norm(line, sublayer + t * m.hidden, norm, m.hidden, m.eps);
+      add_line(t, end, line);
+    });
+  }
+
+  // The product of w and `values`, [tokens][columns of w], with adapters.
+  template <class Out>
+  void product_of(const Linear& w, const T* values, const Target<Out>& to, float* line, Counter* counters, int64_t first,
+                  int64_t index, int which) {
     const Word* a = (const Word*)values;
     if (!AS_IS || w.columns % Op::DEPTH) {
-      rows(counter[0], [&](int64_t t) { convert(w, t, values + t * w.columns, line); });
+      rows(counters[first], [&](int64_t t) { convert(w, t, values + t * w.columns, line); });
       a = words;
     }
-    LoraProduct lora = adapt(w, values, index, which, counters);
+    product(w, a, to, adapt(w, values, index, which, counters), counters + first + 1);
+  }
+
+  // x += w values; what is added goes through the norm `post`, or is multiplied by its row's factor, if there is one. `end`: only
+  // with `post`.
+  void add_product(const Linear& w, const T* values, const float* post, const float* factors, float* line, Counter* counters,
+                   int64_t first, int64_t index, int which, const End& end = {}) {
     if (!post) {
       Target<T> to = {nullptr, m.hidden, x, 0};
       to.factors = factors;
-      return product(w, a, to, lora, counter + 1);
+      return product_of(w, values, to, line, counters, first, index, which);
     }
-    product(w, a, Target<float>{sublayer, m.hidden, nullptr, 0}, lora, counter + 1);
-    add_normed(counter[2], post, end.scalar, end.next, line);
+    product_of(w, values, Target<float>{sublayer, m.hidden, nullptr, 0}, line, counters, first, index, which);
+    add_normed(counters[first + 2], post, end, line);
   }
 
   // Norm and rotation of a token's query and key heads, in the family's order; keys and values to their cells. A token's row of
@@ -472,7 +492,7 @@ struct Forward {
       convert(*layer.input_projection, t, line, line);
     });
     product(*layer.input_projection, words, Target<float>{sublayer, m.hidden, nullptr, 0}, {}, counter + INPUT_PROJECTION);
-    add_normed(counter[INPUT_NORM], layer.input_norm, layer.scalar, nullptr, line);
+    add_normed(counter[INPUT_NORM], layer.input_norm, {layer.scalar, nullptr}, line);
   }
 
   // ---- layers ------------------------------------------------------------------------------------------------------
@@ -543,6 +563,38 @@ struct Forward {
 
   const Step& step_of(int64_t index) const { return kept ? kept_steps[index - last_writer] : original_step(index); }
 
+  void gate_and_up(const Layer& layer, int64_t index, Counter* counter) {
+    product(*layer.gate_up, words, Target<T>{inner, layer.gate_up->outputs(), nullptr, m.activation},
+            adapt(*layer.gate_up, wide, index, LORA_GATE_UP, counter), counter + GATE_UP);
+  }
+
+  // x += norm(norm(MLP of norm(x)) + norm(experts of norm(x))), where the router sees x.
+  void add_both(const Layer& layer, int64_t index, Counter* counter, const End& end, float* line) {
+    const Experts& e = *layer.experts;
+    rows(counter[MLP_NORM], [&](int64_t t) {
+      const float* row = x + t * m.hidden;
+      float* normed = c.adapters ? wide + t * m.hidden : line;
+      rms_norm(normed, row, layer.mlp_norm, m.hidden, m.eps);
+      convert(*layer.gate_up, t, normed, line);
+      rms_norm(line, row, layer.router_norm, m.hidden, m.eps);
+      mixture.convert_routed(e, t, line);
+      rms_norm(line, row, layer.experts_norm, m.hidden, m.eps);
+      mixture.convert_row(e, t, line);
+      memset(added + t * m.hidden, 0, m.hidden * sizeof(float));
+    });
+    mixture.add_experts(e, count, added, counter + EXPERTS);
+    gate_and_up(layer, index, counter);
+    product_of(*layer.down, inner, Target<float>{sublayer, m.hidden, nullptr, 0}, line, counter, DOWN, index, LORA_DOWN);
+    rows(counter[DOWN + 2], [&](int64_t t) {
+      float* other = line + line_floats();
+      rms_norm(line, sublayer + t * m.hidden, layer.dense_post_norm, m.hidden, m.eps);
+      rms_norm(other, added + t * m.hidden, layer.experts_post_norm, m.hidden, m.eps);
+      for (int64_t i = 0; i < m.hidden; i++) line[i] += other[i];
+      rms_norm(line, line, layer.mlp_post_norm, m.hidden, m.eps);
+      add_line(t, end, line);
+    });
+  }
+
   void layer(int64_t index, Counter* counter, float* line) {
     const Layer& layer = m.layers[index];
     const Step& all_rows = original_step(index);
@@ -557,13 +609,17 @@ struct Forward {
     if (!attend_cells(step, kv, (const T*)queries, q_size_of(step), mixed, layer.sinks, counter[ATTENTION])) failed = 1;
     team.barrier();
     add_product(*layer.o, mixed, layer.attn_post_norm, nullptr, line, counter, O, index, LORA_O);
+    End end = {layer.input_gate ? 1.0f : layer.scalar, layer.input_gate};
+    if (layer.experts_norm) {
+      add_both(layer, index, counter, end, line);
+      if (layer.input_gate) add_inputs(layer, index, counter, line);
+      return;
+    }
     norm_rows(counter[MLP_NORM], layer.mlp_norm, layer.gate_up, layer.experts, line);
     if (layer.experts) mixture.add_experts(*layer.experts, count, x, counter + EXPERTS);
     if (layer.gate) mixture.shared_gate(*layer.gate, count, gates, counter[GATE]);
     if (!layer.gate_up) return;
-    product(*layer.gate_up, words, Target<T>{inner, layer.gate_up->outputs(), nullptr, m.activation},
-            adapt(*layer.gate_up, wide, index, LORA_GATE_UP, counter), counter + GATE_UP);
-    End end = {layer.input_gate ? 1.0f : layer.scalar, layer.input_gate};
+    gate_and_up(layer, index, counter);
     add_product(*layer.down, inner, layer.mlp_post_norm, layer.gate ? gates : nullptr, line, counter, DOWN, index, LORA_DOWN, end);
     if (layer.input_gate) add_inputs(layer, index, counter, line);
   }

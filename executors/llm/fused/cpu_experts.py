@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from executors.kernels.cpu import FIRST_STORED, I64, POINTER, CpuKernels, operand_bytes, value_dtype
+from executors.llm.model.layers.dense_and_experts import DenseAndExperts, ScaledExperts
 from executors.llm.model.layers.experts import Experts
 from executors.llm.model.layers.mlp import Mlp
 from executors.llm.model.layers.shared_experts import SharedExperts
@@ -24,17 +25,19 @@ class ExpertsStruct(ctypes.Structure):
 
     _fields_ = [
         *((name, I64) for name in ("count", "top_k", "inner", "normalized")),
-        *((name, POINTER) for name in ("router", "gate_up", "down")),
+        *((name, POINTER) for name in ("router", "gate_up", "down", "factors")),
     ]
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a feed-forward consists of: an MLP, experts, or experts beside an MLP that `gate` scales."""
+    """What a feed-forward consists of: an MLP, experts, or experts beside an MLP: one that `gate` scales, or one that like the
+    experts has norms around it, those of `beside`."""
 
     mlp: Mlp | None = None
     experts: Experts | None = None
     gate: Linear | None = None
+    beside: DenseAndExperts | None = None
 
 
 def parts_of(layer: Layer) -> Parts | None:
@@ -46,6 +49,8 @@ def parts_of(layer: Layer) -> Parts | None:
             return Parts(None, experts)
         case SharedExperts() as both:
             return Parts(both.shared, both.experts, both.gate)
+        case DenseAndExperts() as beside:
+            return Parts(beside.mlp, beside.experts, None, beside)
     return None
 
 
@@ -66,7 +71,8 @@ def why_not(decoder: Decoder) -> str | None:
     parts = [parts_of(layer) for layer in decoder.layers]
     if None in parts:
         return "feed-forwards of another kind"
-    if experts_of(decoder) and decoder.config.family.names.mlp_post_norm:
+    after = bool(decoder.config.family.names.mlp_post_norm)
+    if after and any(part is not None and part.experts is not None and part.beside is None for part in parts):
         return "norms after experts"
     if any(_uneven(experts) for experts in experts_of(decoder)):
         return "experts in different formats"
@@ -103,6 +109,10 @@ def mixture(experts: Experts, address: Callable[[Linear], int], pointees: list[o
         ctypes.addressof(ups), ctypes.addressof(downs),
     )  # fmt: skip
     pointees.append((struct, ups, downs))
+    if isinstance(experts, ScaledExperts):
+        factors = experts.factors.float()
+        struct.factors = factors.data_ptr()
+        pointees.append(factors)
     return ctypes.addressof(struct)
 
 
@@ -125,4 +135,6 @@ def bytes_per_token(decoder: Decoder, kernels: CpuKernels) -> int:
     pair = (
         inside + inner * value_dtype(decoder.dtype).itemsize + 4 * 4
     )  # number and share, as chosen and grouped
-    return routed + rows + 4 * moe.num_experts + moe.top_k * pair
+    # What experts make beside an MLP is kept until the MLP has computed its own.
+    added = 4 * hidden if any(isinstance(experts, ScaledExperts) for experts in layers) else 0
+    return routed + rows + 4 * moe.num_experts + moe.top_k * pair + added

@@ -8,6 +8,7 @@ embeddings, keys, values and what is returned.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -34,6 +35,7 @@ from executors.llm.model.linear import KIND_NAMES
 if TYPE_CHECKING:
     from executors.llm.model.api import Attend, ForwardInput
     from executors.llm.model.decoder import Decoder
+    from executors.llm.model.layers.dense_and_experts import DenseAndExperts
     from executors.llm.model.layers.layer import Layer
     from executors.llm.model.layers.norms import Norm
     from executors.llm.model.linear import Linear
@@ -50,7 +52,8 @@ class _Layer(ctypes.Structure):
     _fields_ = [
         *((name, POINTER) for name in (
             "qkv", "o", "gate_up", "down", "attn_norm", "mlp_norm", "q_norm", "k_norm", "attn_post_norm", "mlp_post_norm",
-            "sinks", "rotary", "experts", "gate", "input_gate", "input_projection", "input_norm",
+            "sinks", "rotary", "experts", "gate", "router_norm", "experts_norm", "experts_post_norm", "dense_post_norm",
+            "input_gate", "input_projection", "input_norm",
         )),
         *((name, I64) for name in ("rotary_dim", "neighbours", "cache", "kv_parts")), ("scalar", _FLOAT),
     ]  # fmt: skip
@@ -168,21 +171,32 @@ class CpuForward:
         rope, inputs = layer.config.rope, layer.layer_input
         self._pointees.append(decoder.rotary)
         turned = None if rope is None else decoder.config.ropes[rope]
+        mlp_norm = layer.mlp_norm if parts.beside is None else parts.beside.mlp_norm
         mlp = (None, None) if parts.mlp is None else map(self._address, parts.mlp.linears)
         return _Layer(
             self._address(attention.qkv), self._address(attention.o), *mlp,
-            self._floats(decoder, _weight(layer.attn_norm)), self._floats(decoder, _weight(layer.mlp_norm)),
+            self._floats(decoder, _weight(layer.attn_norm)), self._floats(decoder, _weight(mlp_norm)),
             self._floats(decoder, q_norm), self._floats(decoder, k_norm),
             *(self._floats(decoder, _weight(norm)) for norm in (layer.attn_post_norm, layer.mlp_post_norm)),
             self._wide(attention.sinks),
             None if rope is None else decoder.rotary[rope].data_ptr(),
             None if parts.experts is None else cpu_experts.mixture(parts.experts, self._address, self._pointees),
             None if parts.gate is None else self._address(parts.gate),
+            *self._norms_beside(decoder, parts.beside),
             *((None, None) if inputs is None else map(self._address, inputs.linears)),
             None if inputs is None else self._floats(decoder, inputs.norm.weight),
             0 if turned is None else turned.dim, int(turned is not None and turned.neighbours),
             attention.cache_index, attention.kv_parts, 1.0 if layer.scalar is None else float(layer.scalar),
         )  # fmt: skip
+
+    def _norms_beside(self, decoder: Decoder, both: DenseAndExperts | None) -> Iterator[int | None]:
+        """Yield the addresses of `router_norm` to `dense_post_norm` of `Layer`."""
+        if both is None:
+            yield from (None,) * 4
+            return
+        yield self._wide(both.experts.scale.float() * both.experts.root)
+        for norm in (both.experts_norm, both.experts_post_norm, both.mlp_post_norm):
+            yield self._floats(decoder, norm.weight)
 
     def _address(self, linear: Linear) -> int:
         weight = _packed(linear)

@@ -23,23 +23,23 @@ class ScaledExperts(Experts):
     def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(config, dtype, device)
         self._eps, self._names = config.norm_eps, config.family.names
-        self._root = config.hidden_size**-0.5
-        self._scale = torch.empty(config.hidden_size, dtype=dtype, device=device)
-        self._factors = torch.empty(self.moe.num_experts, dtype=dtype, device=device)
+        self.root = config.hidden_size**-0.5
+        self.scale = torch.empty(config.hidden_size, dtype=dtype, device=device)
+        self.factors = torch.empty(self.moe.num_experts, dtype=dtype, device=device)
 
     def scales(self) -> NamedPlaces:
         """Yield the places of the scale and the factors."""
-        yield self._names.router_scale, Place(self._scale)
-        yield self._names.expert_scale, Place(self._factors)
+        yield self._names.router_scale, Place(self.scale)
+        yield self._names.expert_scale, Place(self.factors)
 
     def router_logits(self, x: torch.Tensor) -> torch.Tensor:
         """Return [T, experts], given the residual [T, hidden]."""
-        return self.router(F.rms_norm(x, (x.shape[-1],), None, self._eps) * self._scale * self._root)
+        return self.router(F.rms_norm(x, (x.shape[-1],), None, self._eps) * self.scale * self.root)
 
     def routed(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Experts`."""
         weights, chosen = super().routed(logits)
-        return weights * self._factors[chosen].float(), chosen
+        return weights * self.factors[chosen].float(), chosen
 
 
 class DenseAndExperts(Sublayer):
@@ -57,11 +57,11 @@ class DenseAndExperts(Sublayer):
         def norm() -> Norm:
             return Norm(config.family.stream.norm, config.hidden_size, config.norm_eps, dtype, device)
 
-        self._mlp_norm, self._mlp_post_norm = norm(), norm()
-        self._experts_norm, self._experts_post_norm = norm(), norm()
+        self.mlp_norm, self.mlp_post_norm = norm(), norm()
+        self.experts_norm, self.experts_post_norm = norm(), norm()
         self._norms = (
-            (self._mlp_norm, names.mlp_norm), (self._mlp_post_norm, names.dense_post_norm),
-            (self._experts_norm, names.experts_norm), (self._experts_post_norm, names.experts_post_norm),
+            (self.mlp_norm, names.mlp_norm), (self.mlp_post_norm, names.dense_post_norm),
+            (self.experts_norm, names.experts_norm), (self.experts_post_norm, names.experts_post_norm),
         )  # fmt: skip
 
     @property
@@ -97,6 +97,6 @@ class DenseAndExperts(Sublayer):
 
     def forward(self, x: torch.Tensor, step: LayerStep) -> torch.Tensor:
         """See `Sublayer`; `x` is the residual."""
-        dense = self._mlp_post_norm(self.mlp(self._mlp_norm(x), step.inputs.adapters))
+        dense = self.mlp_post_norm(self.mlp(self.mlp_norm(x), step.inputs.adapters))
         logits = self.experts.router_logits(x)
-        return dense + self._experts_post_norm(self.experts.mix(self._experts_norm(x), logits))
+        return dense + self.experts_post_norm(self.experts.mix(self.experts_norm(x), logits))

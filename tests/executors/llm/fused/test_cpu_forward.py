@@ -48,6 +48,9 @@ GEMMA4_ALL = {
     **GEMMA4, **EQUAL_KV, **SHARED_KV, "global_head_dim": 44, "hidden_size_per_layer_input": 24, "use_double_wide_mlp": True,
     "vocab_size_per_layer_input": QWEN3["vocab_size"] + 5,
 }  # fmt: skip
+GEMMA4_EXPERTS = {
+    "enable_moe_block": True, "num_experts": 6, "top_k_experts": 3, "moe_intermediate_size": 28,
+}  # fmt: skip
 GEMMA4_MODELS: dict[str, dict[str, Any]] = {
     "gemma4": GEMMA4,
     "gemma4-heads-of-two-sizes": {**GEMMA4, "global_head_dim": 44},
@@ -61,6 +64,8 @@ GEMMA4_MODELS: dict[str, dict[str, Any]] = {
         **GEMMA4, "hidden_size_per_layer_input": 300, "vocab_size_per_layer_input": QWEN3["vocab_size"],
     },
     "gemma4-all": GEMMA4_ALL,
+    "gemma4-experts-beside-mlps": {**GEMMA4, **GEMMA4_EXPERTS},
+    "gemma4-all-and-experts": {**GEMMA4_ALL, **GEMMA4_EXPERTS},
     "gemma4-all-whole-blocks": {
         **GEMMA4_ALL, "hidden_size": 64, "head_dim": 32, "global_head_dim": 64, "intermediate_size": 96,
         "hidden_size_per_layer_input": 32,
@@ -179,6 +184,15 @@ def wide_inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("wide") / "inputs", {**GEMMA4, **SHARED_KV, **sizes})
 
 
+@pytest.fixture(scope="module")
+def wide_experts_beside(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sizes = {
+        "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 1, "layer_types": ["full_attention"],
+        "num_experts": 8, "top_k_experts": 4, "moe_intermediate_size": 512, "head_dim": 64, "global_head_dim": 64,
+    }  # fmt: skip
+    return write_checkpoint(tmp_path_factory.mktemp("wide") / "beside", {**GEMMA4, **GEMMA4_EXPERTS, **sizes})
+
+
 def load(
     path: Path, dtype: torch.dtype, isa: str | None, quantization: str | None = None, length: int = 256
 ) -> Decoder:
@@ -279,6 +293,7 @@ def test_sinks_change_every_layer(checkpoints: dict[str, Path]) -> None:
         "experts",
         "experts-beside-a-shared-one-and-dense-layers",
         "gemma4-all",
+        "gemma4-all-and-experts",
     ],
 )
 def test_whole_chunks_and_decodes_are_equal_bit_for_bit(
@@ -384,7 +399,7 @@ def allocated() -> int:
     [(FP32, None), (BF16, None), (torch.float16, None), (BF16, "int8"), (BF16, "int4")],
     ids=["fp32", "bf16", "fp16", "int8", "int4"],
 )
-@pytest.mark.parametrize("shape", ["wide", "wide_experts", "wide_inputs"])
+@pytest.mark.parametrize("shape", ["wide", "wide_experts", "wide_inputs", "wide_experts_beside"])
 def test_a_step_takes_the_memory_that_is_declared(
     request: pytest.FixtureRequest, shape: str, isa: str, dtype: torch.dtype, quantization: str | None
 ) -> None:

@@ -1,4 +1,5 @@
-"""Gemma 4 in the one call of the CPU kernels: rows that end behind the last layer that writes KV, and formats of its files."""
+"""Gemma 4 in the one call of the CPU kernels: rows that end behind the last layer that writes KV, formats of its files, and experts
+beside an MLP."""
 
 from __future__ import annotations
 
@@ -18,12 +19,21 @@ from executors.llm.fused import cpu_forward
 from executors.llm.kernel_support.kernel_choice import fuse
 from executors.llm.model.config import parse_config
 from executors.llm.model.decoder import Decoder
+from executors.llm.model.layers.dense_and_experts import DenseAndExperts
 from executors.llm.step_arrays import StepArrays
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.kernels.blocks import dequantized, random_rows
 from tests.executors.llm.attention.test_cpu_attention import BF16, FP32, every_isa
 from tests.executors.llm.fused.test_cpu_experts import with_stored
-from tests.executors.llm.fused.test_cpu_forward import GEMMA4, GEMMA4_ALL, ITEMS, QWEN3, Runner, load
+from tests.executors.llm.fused.test_cpu_forward import (
+    GEMMA4,
+    GEMMA4_ALL,
+    GEMMA4_EXPERTS,
+    ITEMS,
+    QWEN3,
+    Runner,
+    load,
+)
 from tests.tiers import sweep
 
 STORED = {
@@ -31,12 +41,21 @@ STORED = {
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
     "hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "global_head_dim": 128, "hidden_size_per_layer_input": 256,
 }  # fmt: skip
+WITH_EXPERTS = {
+    **STORED, **GEMMA4_EXPERTS, "moe_intermediate_size": 256, "num_experts": 5, "top_k_experts": 2,
+    "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0,
+}  # fmt: skip
 LONG = {**GEMMA4_ALL, "max_position_embeddings": 2048}
 
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("gemma4") / "stored", STORED)
+
+
+@pytest.fixture(scope="module")
+def with_experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("gemma4") / "experts", WITH_EXPERTS)
 
 
 @pytest.fixture(scope="module")
@@ -179,6 +198,49 @@ def test_each_layer_has_its_own_inputs_and_scalar(stored: Path, number: int) -> 
     assert far(torch.cat(Runner(decoder, None).step(ITEMS)), whole) > 1e-2
 
 
+# -- experts beside an MLP ---------------------------------------------------------------------------------------------
+
+
+@sweep(every=4)
+@every_isa
+@pytest.mark.parametrize("dtype", [FP32, BF16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q4_K", "MXFP4"])
+@pytest.mark.parametrize("all_layers", [False, True], ids=["experts", "all"])
+def test_experts_as_a_file_holds_them(
+    with_experts: Path, isa: str, dtype: torch.dtype, kind: str, all_layers: bool
+) -> None:
+    """The experts alone, or with all that is beside them."""
+    decoder, plain = with_stored(
+        with_experts, isa, dtype, kind,
+        lambda name: ".layers." in name and "router" not in name and (all_layers or ".experts." in name),
+    )  # fmt: skip
+    assert cpu_forward.why_not(decoder) is None
+    got = torch.cat(Runner(decoder, isa).step(ITEMS)).float()
+    expected = torch.cat(Runner(plain, None).step(ITEMS))
+    around = by_torch(decoder, Runner(decoder, isa))
+    assert far(got, expected) < 0.04
+    if dtype is FP32:
+        assert far(got, around) < (2e-3 if all_layers else 1e-4)
+    else:
+        assert far(got, expected) < 1.1 * far(around, expected)
+
+
+@pytest.mark.parametrize("part", ["router_norm", "factors", "experts_norm", "experts_post_norm", "mlp_post_norm", "mlp_norm"])
+def test_each_norm_and_factor_of_experts_changes_a_result(with_experts: Path, part: str) -> None:
+    """One that were left out would be found by `test_equals_torch`."""
+    decoder = load(with_experts, FP32, None)
+    whole = torch.cat(Runner(decoder, None).step(ITEMS))
+    both = decoder.layers[1].feed_forward
+    assert isinstance(both, DenseAndExperts)
+    tensor = {
+        "router_norm": both.experts.scale, "factors": both.experts.factors, "experts_norm": both.experts_norm.weight,
+        "experts_post_norm": both.experts_post_norm.weight, "mlp_post_norm": both.mlp_post_norm.weight,
+        "mlp_norm": both.mlp_norm.weight,
+    }[part]  # fmt: skip
+    tensor.copy_(torch.linspace(0.2, 3.0, len(tensor)))
+    assert far(torch.cat(Runner(decoder, None).step(ITEMS)), whole) > 1e-2
+
+
 # -- what is left to torch ---------------------------------------------------------------------------------------------
 
 
@@ -188,7 +250,7 @@ def test_what_is_refused_is_named() -> None:
         family = replace(config.family, names=replace(config.family.names, **names))
         return cpu_forward.why_not(Decoder(replace(config, family=family), FP32, torch.device("meta")))
 
-    assert why(GEMMA4_ALL) is None
+    assert why(GEMMA4_ALL) is None and why({**GEMMA4_ALL, **GEMMA4_EXPERTS}) is None
     assert why({**GEMMA4, "global_head_dim": 580}) == "heads of 580"
     without = "inputs or scalars of layers without a norm behind their MLPs"
     assert why(GEMMA4, mlp_post_norm="") == without

@@ -324,7 +324,15 @@ async def test_windows_longer_than_the_context_change_nothing(tmp_path: Path) ->
 # -- what computes it --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fields", [{}, {"attention_k_eq_v": True, "num_global_key_value_heads": 1}], ids=["", "k_eq_v"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"attention_k_eq_v": True, "num_global_key_value_heads": 1},
+        {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 3, "moe_intermediate_size": 20},
+    ],
+    ids=["shared-kv", "keys-that-are-values", "experts"],
+)
 async def test_one_call_computes_the_layers_on_a_cpu(tmp_path: Path, fields: dict[str, Any]) -> None:
     """The logits are those of torch around the kernels, whose own are compared with transformers."""
     path = written(tmp_path, **fields)

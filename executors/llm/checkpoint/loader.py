@@ -462,8 +462,8 @@ def activation_bytes(decoder: Decoder, kernels: CpuKernels | None) -> int:
         beside = residuals * config.hidden_size + operand + size * (2 * queries + inner)
         beside += 4 * max(qkv, config.layer_input_size) + 4 * config.num_layers * config.layer_input_size
         if (inputs := decoder.layer_inputs) is not None:
-            kind = inputs.projection.stored[0] if inputs.projection.stored else decoder.quantization
-            beside += operand_bytes(kernels, config.hidden_size, kind or DTYPE_NAMES[decoder.dtype])
+            [projected, *_] = (*inputs.projection.stored, decoder.quantization or DTYPE_NAMES[decoder.dtype])
+            beside += operand_bytes(kernels, config.hidden_size, projected)
         return beside + cpu_experts.bytes_per_token(decoder, kernels)
     # The residual, qkv with its rotated copy, and gate, up and their product; and a product's operand in e4m3.
     operand = max(config.hidden_size, config.q_size, inner) if decoder.fp8 is not None else 0

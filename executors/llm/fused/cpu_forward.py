@@ -166,7 +166,9 @@ class CpuForward:
         assert parts is not None
         q_norm, k_norm = _weight(attention.q_norm), _weight(attention.k_norm)
         qk_norm = attention.qk_norm
-        if qk_norm is not None:  # one row of weights per head, all queries' the same; a layer that borrows keys has no others
+        if (
+            qk_norm is not None
+        ):  # one row of weights per head, all queries' the same, and there may be no keys
             q_norm, k_norm = qk_norm[0], qk_norm[-1]
         rope, inputs = layer.config.rope, layer.layer_input
         self._pointees.append(decoder.rotary)
@@ -255,7 +257,6 @@ class CpuForward:
         if self._forward(ctypes.addressof(self._model), ctypes.addressof(call)):
             raise OutOfMemory(OUT_OF_MEMORY)
         return out
-
 
     def _rows_of_table(self, token_ids: torch.Tensor) -> tuple[torch.Tensor | None, int, torch.Tensor]:
         """Return rows of the layers' inputs, their format, and which of them the tokens read; None if the model has none."""

@@ -13,11 +13,11 @@ import torch
 
 from executors.kernels.cpu import cpu_kernels
 from executors.llm.attention.cpu_attention import CpuAttention
+from executors.llm.attention.groups import joined
 from executors.llm.attention.plain_torch import TorchAttention
 from executors.llm.checkpoint.loader import activation_bytes
 from executors.llm.checkpoint.weights import load_weights
 from executors.llm.fused import cpu_forward
-from executors.llm.attention.groups import joined
 from executors.llm.kernel_support.kernel_choice import fuse
 from executors.llm.memory.kv_cache import KvCache
 from executors.llm.memory.kv_groups import equal_heads
@@ -301,7 +301,9 @@ def test_whole_chunks_and_decodes_are_equal_bit_for_bit(
 ) -> None:
     # Columns that are no multiple of 32 are not quantized to int4.
     if quantization == "int4":
-        name = next((f"{kind}-whole-blocks" for kind in ("experts", "gemma4-all") if kind in name), "whole-blocks")
+        name = next(
+            (f"{kind}-whole-blocks" for kind in ("experts", "gemma4-all") if kind in name), "whole-blocks"
+        )
     decoder = load(checkpoints[name], dtype, isa, quantization)
     assert decoder.fused
     whole = Runner(decoder, isa).step(ITEMS)

@@ -1,5 +1,5 @@
-"""Gemma 4 in the one call of the CPU kernels: rows that end behind the last layer that writes KV, formats of its files, and experts
-beside an MLP."""
+"""Gemma 4 in the one call of the CPU kernels: rows that end behind the last layer that writes KV, formats of its files, and
+experts beside an MLP."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ def test_rows_that_are_not_wanted_end_at_the_last_layer_that_writes_kv(tmp_path:
     """Six of eight layers borrow KV: a prompt takes the time of two."""
     layers = 8
     fields = {
-        **GEMMA4_ALL, "num_hidden_layers": layers, "num_kv_shared_layers": layers - 2, "hidden_size": 192, "intermediate_size": 512,
-        "layer_types": ["sliding_attention", "full_attention"] * (layers // 2),
+        **GEMMA4_ALL, "num_hidden_layers": layers, "num_kv_shared_layers": layers - 2, "hidden_size": 192,
+        "intermediate_size": 512, "layer_types": ["sliding_attention", "full_attention"] * (layers // 2),
     }  # fmt: skip
     decoder = load(write_checkpoint(tmp_path / "model", fields), FP32, cpu_kernels().isa)
     runner = Runner(decoder, cpu_kernels().isa, sequences=8)
@@ -225,7 +225,9 @@ def test_experts_as_a_file_holds_them(
         assert far(got, expected) < 1.1 * far(around, expected)
 
 
-@pytest.mark.parametrize("part", ["router_norm", "factors", "experts_norm", "experts_post_norm", "mlp_post_norm", "mlp_norm"])
+@pytest.mark.parametrize(
+    "part", ["router_norm", "factors", "experts_norm", "experts_post_norm", "mlp_post_norm", "mlp_norm"]
+)
 def test_each_norm_and_factor_of_experts_changes_a_result(with_experts: Path, part: str) -> None:
     """One that were left out would be found by `test_equals_torch`."""
     decoder = load(with_experts, FP32, None)

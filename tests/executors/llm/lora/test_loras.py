@@ -65,7 +65,9 @@ RANKS = (1, 4, 8, 16, 3, 64, 2, 5)
 def shapes(path: Path, chosen: tuple[str, ...] = LINEARS, layers: int = 2) -> dict[str, tuple[int, int]]:
     tensors = load_file(path / "model.safetensors")
     names = [f"model.layers.{layer}.{linear}" for layer in range(layers) for linear in chosen]
-    present = [name for name in names if f"{name}.weight" in tensors]  # layers that borrow KV have no keys and values
+    present = [
+        name for name in names if f"{name}.weight" in tensors
+    ]  # layers that borrow KV have no keys and values
     return {name: tuple(tensors[f"{name}.weight"].shape) for name in present}  # type: ignore[misc]
 
 

@@ -88,7 +88,7 @@ class GgufTensors(TensorFile):
         narrows = target.dtype is torch.float16 and self.dtype(name) is not torch.float16
         for first, piece in self._pieces(name):
             part = to[first : first + len(piece)] if len(one.shape) > 1 else to
-            part.copy_(piece)
+            part.copy_(piece if len(one.shape) < 3 else piece.view(part.shape))
             if narrows and not torch.isfinite(part).all():
                 raise beyond_float16(self.path, one.tensor.name)
 

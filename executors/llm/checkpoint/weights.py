@@ -462,8 +462,8 @@ def _fill_rows(
 def _draw(
     place: Place, dtype: torch.dtype, generator: torch.Generator, take: Callable[[int, torch.Tensor], None]
 ) -> None:
-    rows, columns = place.tensor.T.shape if place.turned else place.tensor.shape
+    rows, *columns = place.tensor.T.shape if place.turned else place.tensor.shape
     for begin in range(0, rows, _DUMMY_ROWS):
         count = min(_DUMMY_ROWS, rows - begin)
-        part = torch.empty(count, columns, dtype=dtype, device=generator.device)
+        part = torch.empty(count, *columns, dtype=dtype, device=generator.device)
         take(begin, part.normal_(0.0, 0.02, generator=generator))

@@ -14,7 +14,7 @@ from executors.contract.errors import ConfigError
 from executors.gguf.file import GgufFile
 from executors.llm.model.architectures import find_family, is_classifier
 from executors.llm.model.config_keys import misplaced_notes, unread_notes
-from executors.llm.model.family import Family
+from executors.llm.model.family import Family, MixerRule
 from executors.llm.model.fields import Fields, read_json
 from executors.llm.model.gguf_config import GgufConfig, gguf_config
 from executors.llm.model.gguf_source import config_path, is_gguf, read_source
@@ -57,7 +57,8 @@ class MoeConfig:
 
     `normalized`: those weights are scaled to sum to 1. `shared_size`: inner size of an expert that every token goes through, 0 if
     there is none. `biased`: router and experts have biases. `softmax_last`: weights are the softmax over the chosen logits alone;
-    otherwise over all. `alpha`, `limit`: of the activation "clamped_swiglu", see `layers/activations.py`.
+    otherwise over all. `alpha`, `limit`: of the activation "clamped_swiglu", see `layers/activations.py`. `choice_bias`: a bias
+    counts for the choice of experts. `scale`: factor of their weights.
     """
 
     num_experts: int
@@ -69,6 +70,8 @@ class MoeConfig:
     softmax_last: bool = False
     alpha: float = 0.0
     limit: float = 0.0
+    choice_bias: bool = False
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +146,8 @@ class DecoderConfig:
     """Rows of the table of these."""
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Values of the fields `Family.sizes`, which kinds of layers read."""
+    switches: Mapping[str, bool] = field(default_factory=dict)
+    """Values of the fields `Family.switches`."""
     notes: tuple[str, ...] = field(default=(), compare=False)
     """Keys of config.json that would change the output of other families and are not used, one sentence each."""
 
@@ -224,6 +229,7 @@ def parse_config(
         notes += misplaced_notes(outer, values, family)
     # Null means missing, but where it says that there is none.
     present = {k: v for k, v in values.items() if v is not None or k in family.nullable}
+    present |= {usual: present[older] for usual, older in family.older.items() if older in present}
     fields = Fields(where, {**family.defaults, **present}, family.fields)
     _refuse_unimplemented(fields, family)
     notes += unread_notes(fields.values, family, where)
@@ -272,6 +278,7 @@ def parse_config(
         dtype=_dtype(fields, whole),
         quantization=quantization,
         sizes={name: fields.natural(name) for name in family.sizes},
+        switches={name: fields.switch(name) for name in family.switches},
         **_layer_inputs(fields, family),
         embed_scale=hidden_size**0.5
         if family.stream.embed_scaled
@@ -388,7 +395,15 @@ def _dtype(fields: Fields, where: str) -> str | None:
 
 def _intermediate_size(fields: Fields, family: Family, hidden_size: int) -> int:
     # GPT-2 leaves it out where it is four times the width.
-    return fields.natural("intermediate_size", None if family.names.gate else 4 * hidden_size)
+    size = fields.natural("intermediate_size", None if family.names.gate else 4 * hidden_size)
+    if not fields.switch(family.feed_forward.adjusted):
+        return size
+    factor, multiple = fields.positive("block_ffn_dim_multiplier"), fields.natural("block_multiple_of")
+    # transformers 5 (modeling_lfm2.py, Lfm2MLP) cuts to integers after each product.
+    size = int(2 * size / 3)
+    if factor is None:
+        return size
+    return -(-int(factor * size) // multiple) * multiple
 
 
 def _ropes(fields: Fields, family: Family, max_positions: int, head_dims: tuple[int, int]) -> Ropes | None:
@@ -428,6 +443,8 @@ def _moe(fields: Fields, family: Family) -> MoeConfig:
         family.feed_forward.biased,
         family.feed_forward.softmax_last,
         *_clamp(fields, family),
+        choice_bias=fields.switch(family.feed_forward.choice_bias),
+        scale=_factor(fields, family.feed_forward.routed_scale),
     )
 
 
@@ -486,6 +503,8 @@ def _mixers(fields: Fields, family: Family, count: int) -> list[str]:
     if not family.mixers:
         return [ATTENTION] * count
     types = fields.items("layer_types", str, count)
+    if types is None and family.mixer_rule is not None:
+        types = _types_by_rule(fields, family.mixer_rule, count)
     if types is None:
         raise ConfigError(f"{fields.where}: layer_types is missing; a {family.name} model needs it")
     kinds = {_FULL: ATTENTION, **({_SLIDING: ATTENTION} if family.attention.window else {}), **family.mixers}
@@ -493,6 +512,17 @@ def _mixers(fields: Fields, family: Family, count: int) -> list[str]:
     if unknown:
         raise ConfigError(f"{fields.where}: layer_types has {unknown[0]!r}; supported: {', '.join(kinds)}")
     return [kinds[one] for one in types[:count]]
+
+
+def _types_by_rule(fields: Fields, rule: MixerRule, count: int) -> list[str]:
+    """Return what `layer_types` would be."""
+    if rule.interval:
+        interval = fields.natural(rule.interval)
+        full = {i for i in range(count) if (i + 1) % interval == 0}
+    else:
+        indices = fields.items(rule.indices, int, 0)
+        full = set(range(count) if indices is None else indices)
+    return [_FULL if i in full else rule.other for i in range(count)]
 
 
 def _rotated(fields: Fields, family: Family, count: int) -> list[bool]:
@@ -547,6 +577,9 @@ def _pattern(fields: Fields, pattern: int | str) -> int:
 
 
 def _sparse(fields: Fields, family: Family, count: int) -> list[bool]:
+    if family.feed_forward.dense_layers:
+        first = fields.count(family.feed_forward.dense_layers)
+        return [i >= first for i in range(count)]
     if not family.feed_forward.sparse_layers:
         return [True] * count
     dense = set(fields.items("mlp_only_layers", int, 0) or [])

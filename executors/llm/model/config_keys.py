@@ -93,6 +93,8 @@ def read_keys(family: Family) -> frozenset[str]:
         family.feed_forward.activation,
         *family.only,
         *family.sizes,
+        *family.switches,
+        *family.older.values(),
         *(family.fields.get(one, one) for one in usual),
     }
     if family.feed_forward.experts:
@@ -109,6 +111,10 @@ def read_keys(family: Family) -> frozenset[str]:
     keys |= {one for one in (*switches, family.attention.window_switch) if isinstance(one, str)}
     if family.mixers:
         keys |= {"layer_types"}
+    if family.mixer_rule is not None:
+        keys |= {family.mixer_rule.indices, family.mixer_rule.interval}
+    if family.feed_forward.adjusted:
+        keys |= {"block_ffn_dim_multiplier", "block_multiple_of"}
     if family.attention.window:
         keys |= {"sliding_window"} | ({"layer_types"} if family.attention.window != "all" else set())
     if family.attention.window in ("head", "tail"):
@@ -126,7 +132,10 @@ def read_keys(family: Family) -> frozenset[str]:
     }  # fmt: skip
     keys |= {attention.shared_kv, stream.layer_inputs, stream.layer_vocab}
     feed_forward = family.feed_forward
-    more = (attention.k_is_v, feed_forward.experts_switch, feed_forward.wide_where_shared)
+    more = (
+        attention.k_is_v, feed_forward.experts_switch, feed_forward.wide_where_shared, feed_forward.choice_bias,
+        feed_forward.routed_scale, feed_forward.dense_layers, feed_forward.adjusted,
+    )  # fmt: skip
     keys |= {one for one in more if isinstance(one, str)}
     if attention.full_heads:
         keys |= _FULL_HEADS

@@ -6,7 +6,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from executors.llm.model.family import AttentionTraits, Family, FeedForwardTraits, StreamTraits, TensorNames
+from executors.llm.model.family import (
+    AttentionTraits,
+    Family,
+    FeedForwardTraits,
+    MixerRule,
+    StreamTraits,
+    TensorNames,
+)
 
 _LAYER: Final = TensorNames().layer
 _GELU: Final = ("gelu_pytorch_tanh", "gelu_new", "gelu", "relu", "silu")
@@ -513,12 +520,76 @@ _GPT2: Final = Family(
     ),
     stream=StreamTraits(norm="layer", norm_eps="layer_norm_epsilon"),
 )
+_LFM2_FEED: Final = _LAYER + "feed_forward."
+_LFM2: Final = Family(
+    name="lfm2",
+    architectures=("Lfm2ForCausalLM",),
+    body="Lfm2Model",
+    model_types=("lfm2",),
+    names=TensorNames(
+        final_norm="model.embedding_norm",
+        attn_norm=_LAYER + "operator_norm",
+        o=_LAYER + "self_attn.out_proj",
+        q_norm=_LAYER + "self_attn.q_layernorm",
+        k_norm=_LAYER + "self_attn.k_layernorm",
+        mlp_norm=_LAYER + "ffn_norm",
+        gate=_LFM2_FEED + "w1",
+        up=_LFM2_FEED + "w3",
+        down=_LFM2_FEED + "w2",
+        conv_in=_LAYER + "conv.in_proj",
+        conv=_LAYER + "conv.conv",
+        conv_out=_LAYER + "conv.out_proj",
+    ),
+    mixers={"conv": "short_convolution"},
+    mixer_rule=MixerRule("conv", indices="full_attn_idxs"),
+    sizes=("conv_L_cache",),
+    switches=("conv_bias",),
+    older={"tie_word_embeddings": "tie_embedding", "intermediate_size": "block_ff_dim"},
+    nullable=("block_ffn_dim_multiplier",),
+    defaults={
+        "tie_word_embeddings": True, "conv_L_cache": 3, "block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0,
+        "block_multiple_of": 256,
+    },
+    # Fields of the first checkpoints, with the only values that they have.
+    only={"block_use_swiglu": (True,), "use_pos_enc": (True,)},
+    attention=AttentionTraits(qk_norm="head", theta=1_000_000.0),
+    feed_forward=FeedForwardTraits(adjusted="block_auto_adjust_ff_dim"),
+    stream=StreamTraits(norm_eps="norm_eps"),
+)  # fmt: skip
+_LFM2_MOE: Final = replace(
+    _LFM2,
+    name="lfm2_moe",
+    architectures=("Lfm2MoeForCausalLM",),
+    body="Lfm2MoeModel",
+    model_types=("lfm2_moe",),
+    names=replace(
+        _LFM2.names,
+        router=_LFM2_FEED + "gate",
+        choice_bias=_LFM2_FEED + "expert_bias",
+        expert_gate=_LFM2_FEED + "experts.{e}.w1",
+        expert_up=_LFM2_FEED + "experts.{e}.w3",
+        expert_down=_LFM2_FEED + "experts.{e}.w2",
+    ),
+    mixer_rule=None,
+    older={"tie_word_embeddings": "tie_embedding"},
+    nullable=(),
+    defaults={
+        "tie_word_embeddings": True, "conv_L_cache": 3, "num_dense_layers": 2, "use_expert_bias": True, "norm_topk_prob": True,
+    },
+    only={},
+    feed_forward=FeedForwardTraits(
+        experts="sigmoid_experts",
+        dense_layers="num_dense_layers",
+        choice_bias="use_expert_bias",
+        routed_scale="routed_scaling_factor",
+    ),
+)  # fmt: skip
 
 FAMILIES: Final = (
     _LLAMA, _MISTRAL, _MISTRAL_WITH_IMAGES, _MINISTRAL3, _MINISTRAL3_WITH_IMAGES, _MIXTRAL, _QWEN2, _QWEN2_MOE, _QWEN3,
     _QWEN3_WITH_IMAGES, _QWEN3_MOE, _GPT_OSS, _GEMMA, _GEMMA2, _GEMMA3, _GEMMA3_WITH_IMAGES, _GEMMA4, _GEMMA4_WITH_IMAGES,
     _GEMMA4_UNIFIED, _GEMMA4_UNIFIED_WITH_IMAGES, _PHI3, _GLM4, _OLMO2, _OLMO3, _OLMOE,
-    _EXAONE4, _HUNYUAN, _SMOLLM3, _GRANITE, _GPT2,
+    _EXAONE4, _HUNYUAN, _SMOLLM3, _GRANITE, _LFM2, _LFM2_MOE, _GPT2,
 )  # fmt: skip
 
 

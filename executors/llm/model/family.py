@@ -72,6 +72,14 @@ class TensorNames:
     shared_router: str = ""
     """Row of weights whose product with a token scales that expert's output."""
 
+    choice_bias: str = ""
+    """What is added to the router's scores for the choice of experts alone, [experts]; the whole name."""
+
+    conv_in: str = ""
+    """Projections of a short convolution, see `layers/short_convolution.py`, and its weights [hidden, 1, kernel]."""
+    conv: str = ""
+    conv_out: str = ""
+
     layer_embed: str = ""
     """Embedding of which each token gets a row for all layers, see `layer_inputs.py`."""
     layer_projection: str = ""
@@ -190,6 +198,15 @@ class FeedForwardTraits:
     """True if router and experts have biases."""
     softmax_last: bool = False
     """True if a token's experts are chosen by the router's logits, and weighted with the softmax over the chosen ones."""
+    choice_bias: Switch = False
+    """True if a bias counts for the choice of experts, and not for their weights."""
+    routed_scale: str = ""
+    """Field with the factor of the weights of a token's experts."""
+    dense_layers: str = ""
+    """Field with the number of first layers without experts."""
+    adjusted: Switch = False
+    """True if the MLP has two thirds of `intermediate_size`, times `block_ffn_dim_multiplier`, rounded up to a multiple of
+    `block_multiple_of` (LFM2)."""
     sparse_layers: bool = False
     """True if `mlp_only_layers` and `decoder_sparse_step` select the layers with experts; otherwise all layers have experts."""
 
@@ -218,6 +235,18 @@ class StreamTraits:
 
 
 @dataclass(frozen=True, slots=True)
+class MixerRule:
+    """What `layer_types` is where config.json leaves it out."""
+
+    other: str
+    """Value of `layer_types` for the layers without attention."""
+    indices: str = ""
+    """Field with the numbers of the layers with attention; missing: all have attention."""
+    interval: str = ""
+    """Field with the n of which every n-th layer has attention."""
+
+
+@dataclass(frozen=True, slots=True)
 class Family:
     """A family: its names, how its config.json is read, the kinds of its layers, and the four records."""
 
@@ -235,13 +264,19 @@ class Family:
     mixers: Mapping[str, str] = field(default_factory=dict)
     """Kinds of mixers (see `layers/kinds.py`) by values of `layer_types`, where some layers have no attention. `full_attention`
     is known, and `sliding_attention` if `attention.window` has a rule."""
+    mixer_rule: MixerRule | None = None
+    """None: config.json has to have `layer_types`, if there are `mixers`."""
     sizes: tuple[str, ...] = ()
     """Fields with natural numbers that kinds of layers need beside those of every decoder, see `DecoderConfig.sizes`."""
+    switches: tuple[str, ...] = ()
+    """Fields with true or false that they need, see `DecoderConfig.switches`."""
     nested: str = ""
     """Field that holds the decoder's fields if the checkpoint contains more than the decoder; its other parts are not
     loaded."""
     fields: Mapping[str, str] = field(default_factory=dict)
     """Map from the usual name of a field in config.json to this family's name."""
+    older: Mapping[str, str] = field(default_factory=dict)
+    """Map from the usual name of a field to an older one, which counts where both are there."""
     nullable: tuple[str, ...] = ()
     """Fields that null switches off although their default is not null."""
     defaults: Mapping[str, object] = field(default_factory=dict)

@@ -255,16 +255,17 @@ def _as_written(family: Family, gguf: GgufFile) -> Family:
 def _experts(keys: GgufKeys, family: Family) -> dict[str, Any]:
     count, used = keys.natural("expert_count"), keys.natural("expert_used_count")
     tensors = keys.gguf.tensors
-    merged = tensors.get("blk.0.ffn_gate_exps.weight") or tensors.get("blk.0.ffn_gate_up_exps.weight")
+    first = f"blk.{keys.count('leading_dense_block_count') if family.feed_forward.dense_layers else 0}."
+    merged = tensors.get(f"{first}ffn_gate_exps.weight") or tensors.get(f"{first}ffn_gate_up_exps.weight")
     if merged is not None and merged.shape[0] != count:
         raise ConfigError(
             f"{keys.where}: {keys.name('expert_count')} is {count}; {merged.name} has {merged.shape[0]} experts"
         )
-    if merged is None and f"blk.0.ffn_gate.{count - 1}.weight" not in keys.gguf.tensors:
+    if merged is None and f"{first}ffn_gate.{count - 1}.weight" not in keys.gguf.tensors:
         raise ConfigError(
             f"{keys.where}: {keys.name('expert_count')} is {count}; tensors of so many experts are missing"
         )
-    down = tensors.get("blk.0.ffn_down_exps.weight")
+    down = tensors.get(f"{first}ffn_down_exps.weight")
     inner = keys.one(
         "expert_feed_forward_length", down.shape[-1] if down else keys.get("feed_forward_length")
     )
@@ -275,9 +276,13 @@ def _experts(keys: GgufKeys, family: Family) -> dict[str, Any]:
     if shared := family.feed_forward.shared:
         values[shared] = keys.one("expert_shared_feed_forward_length", keys.get("feed_forward_length"))
     gating, what = (3, "softmax over the chosen") if family.feed_forward.softmax_last else (1, "softmax")
+    if family.feed_forward.experts == "sigmoid_experts":
+        gating, what = 2, "sigmoid"
     if keys.get("expert_gating_func", gating) not in (0, gating):
         keys.refuse("expert_gating_func", f"{gating} ({what})")
-    if keys.real("expert_weights_scale", 1.0) not in (0.0, 1.0):
+    if family.feed_forward.routed_scale:
+        values[family.feed_forward.routed_scale] = keys.real("expert_weights_scale", 0.0) or 1.0
+    elif keys.real("expert_weights_scale", 1.0) not in (0.0, 1.0):
         keys.refuse("expert_weights_scale", "1")
     if isinstance(family.feed_forward.normalized, str):
         values[family.feed_forward.normalized] = keys.switch(

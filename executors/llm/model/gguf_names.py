@@ -23,7 +23,8 @@ _LAYER_ROLES = {
     "ffn_gate_up": "gate_up", "ffn_gate_shexp": "shared_gate", "ffn_up_shexp": "shared_up", "ffn_down_shexp": "shared_down",
     "ffn_gate_inp_shexp": "shared_router", "inp_gate": "layer_input_gate", "proj": "layer_input_projection",
     "post_norm": "layer_input_norm", "layer_output_scale": "layer_scalar", "post_ffw_norm_1": "dense_post_norm",
-    "pre_ffw_norm_2": "experts_norm", "post_ffw_norm_2": "experts_post_norm",
+    "pre_ffw_norm_2": "experts_norm", "post_ffw_norm_2": "experts_post_norm", "exp_probs_b": "choice_bias",
+    "shortconv.in_proj": "conv_in", "shortconv.conv": "conv", "shortconv.out_proj": "conv_out",
 }  # fmt: skip
 """Role in `TensorNames` by the middle of a name, `blk.0.attn_norm.weight`."""
 _EXPERT_ROLES = {"ffn_gate": "expert_gate", "ffn_up": "expert_up", "ffn_down": "expert_down"}
@@ -40,11 +41,13 @@ _ROLES = {
 }
 _SCALES = {"ffn_gate_inp": "router_scale", "ffn_down_exps": "expert_scale"}
 """Roles of tensors whose names end in `.scale`."""
-_WITHOUT_ENDING = ("layer_scalar", "router_scale", "expert_scale")
+_WITHOUT_ENDING = ("layer_scalar", "router_scale", "expert_scale", "choice_bias")
 """Roles whose usual names have no `.weight`."""
+_CHANNELS = ("conv",)
+"""Roles of convolutions, whose shape is [channels, 1, kernel] under the usual name and [channels, kernel] in the file."""
 _OWN_KV = ("attn_k", "attn_v", "attn_k_norm")
 _OF_LAYER = re.compile(
-    r"blk\.(?P<layer>\d{1,5})\.(?P<stem>\w+?)(?P<all>_exps)?(\.(?P<expert>\d{1,5}))?\.(?P<part>weight|bias|scale)"
+    r"blk\.(?P<layer>\d{1,5})\.(?P<stem>\w+?(?:\.[a-z]\w*?)?)(?P<all>_exps)?(\.(?P<expert>\d{1,5}))?\.(?P<part>weight|bias|scale)"
 )
 _OTHER = re.compile(r"(?P<stem>\w+)\.(?P<part>weight|bias)")
 _SINKS = re.compile(r"blk\.(\d{1,5})\.attn_sinks(?:\.weight)?")
@@ -109,13 +112,14 @@ def file_name(usual: str, family: Family, row: Row | None = None) -> str:
     for template, own in (
         (names.sinks, "attn_sinks.weight"), (names.router_scale, "ffn_gate_inp.scale"),
         (names.expert_scale, "ffn_down_exps.scale"), (names.layer_scalar, "layer_output_scale.weight"),
+        (names.choice_bias, "exp_probs_b.bias"),
     ):  # fmt: skip
         if template and (match := _template(template).fullmatch(usual)):
             return f"blk.{match[1]}.{own}"
     stem, _, part = usual.rpartition(".")
     if stem == family.names.classifier:
         return CLASSIFIER_TENSOR
-    for own, role in _ROLES.items():
+    for own, role in {**({} if row is None else row.roles), **_ROLES}.items():
         if getattr(family.names, role) == stem:
             return f"{own}.{part}"
     experts = (
@@ -151,7 +155,7 @@ def _named(
     match = _OF_LAYER.fullmatch(tensor.name)
     if match is None:
         match = _OTHER.fullmatch(tensor.name)
-        role = _ROLES.get(match["stem"], "") if match else ""
+        role = {**_ROLES, **row.roles}.get(match["stem"], "") if match else ""
         name = getattr(family.names, role) if role else ""
         return {f"{name}.{match['part']}": _one(tensor, role, row)} if match and name else {}
     layer, stem, part = int(match["layer"]), match["stem"], match["part"]
@@ -236,6 +240,8 @@ def _one(
         raise ConfigError(f"{tensor.path}: tensor {tensor.name} has {height} rows for {heads} heads")
     # The row of weights is a vector in older files.
     shape = (1, tensor.shape[-1]) if role == "shared_router" else (height, *tensor.shape[1:])
+    if role in _CHANNELS and len(tensor.shape) == 2:
+        shape = (height, 1, tensor.shape[1])
     return Stored(
         tensor,
         shape[::-1] if turned else shape,

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from executors.llm.model.gguf_gemma4 import complete_gemma4, gemma4, rotation_of_gemma4
+from executors.llm.model.gguf_hybrids import complete_lfm2, lfm2, lfm2_moe
 from executors.llm.model.gguf_keys import GgufKeys
 
 
@@ -253,6 +254,16 @@ ROWS: Mapping[str, Row] = {
     "hunyuan-dense": Row("HunYuanDenseV1ForCausalLM", fill=_hunyuan),
     "smollm3": Row("SmolLM3ForCausalLM", interleaved=True, constants={"no_rope_layer_interval": 4}),
     "granite": Row("GraniteForCausalLM", interleaved=True, fill=_granite),
+    "lfm2": Row(
+        "Lfm2ForCausalLM",
+        complete=complete_lfm2,
+        fill=lfm2,
+        constants={"block_auto_adjust_ff_dim": False},
+        roles={"token_embd_norm": "final_norm"},
+    ),
+    "lfm2moe": Row(
+        "Lfm2MoeForCausalLM", complete=complete_lfm2, fill=lfm2_moe, roles={"token_embd_norm": "final_norm"}
+    ),
     "gpt2": Row("GPT2LMHeadModel", constants={"activation_function": "gelu_new"}),
 }
 """The architectures by the value of `general.architecture`."""

@@ -40,6 +40,8 @@ EXAMPLES = {
     "HunYuanDenseV1ForCausalLM": "tencent/Hunyuan-4B-Instruct",
     "SmolLM3ForCausalLM": "HuggingFaceTB/SmolLM3-3B",
     "GraniteForCausalLM": "ibm-granite/granite-3.3-8b-instruct",
+    "Lfm2ForCausalLM": "LiquidAI/LFM2-1.2B",
+    "Lfm2MoeForCausalLM": "LiquidAI/LFM2-8B-A1B",
     "GPT2LMHeadModel": "openai-community/gpt2",
 }
 """A model of the hub for each architecture that a row names."""
@@ -56,6 +58,7 @@ _DIFFUSION = "decoding by diffusion"
 _SECTIONS = "rotation in three parts, by place in an image"
 _MINISTRAL3, _GPT_OSS = "Ministral3ForCausalLM", "GptOssForCausalLM"
 _LLAMA, _MISTRAL, _MISTRAL3 = "LlamaForCausalLM", "MistralForCausalLM", "Mistral3ForConditionalGeneration"
+_LFM2, _LFM2_MOE = "Lfm2ForCausalLM", "Lfm2MoeForCausalLM"
 _QWEN3_IMAGES, _QWEN2_MOE = "Qwen3VLForConditionalGeneration", "Qwen2MoeForCausalLM"
 _MIXTRAL, _QWEN2, _QWEN3, _QWEN3_MOE = (
     "MixtralForCausalLM",
@@ -132,8 +135,9 @@ _ROWS: tuple[tuple[str, str, str], ...] = (
     ("", _GLM4, "glm4"),
     (_SECTIONS, _QWEN3, "glm4v glmocr glm46v"),
     (_SHARED, _QWEN3_MOE, "glm4moe glm4vmoe"),
-    ("short convolutions with a state", _QWEN3, "lfm"),
-    ("short convolutions with a state", _QWEN3_MOE, "lfm2moe"),
+    ("", _LFM2, "lfm lfm2"),
+    ("an encoder of images before it", _LFM2, "lfm2vl"),
+    ("", _LFM2_MOE, "lfm2moe"),
     ("experts in merged tensors", _GRANITE, "granitemoe granitemoeshared"),
     (_STATE, _GRANITE, "granitehybrid granitemoehybrid bamba"),
     (_SINKS, _GRANITE, "graniteswa granitemoeswa"),

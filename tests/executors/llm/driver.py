@@ -155,6 +155,33 @@ class Driver:
         self.slots.append(seq.slot)
 
 
+async def logprobs_in_steps(
+    executor: LlmExecutor, prompts: list[list[int]], cuts: list[list[int]], seed: int = 0
+) -> list[np.ndarray]:
+    """Log-probabilities of the whole vocabulary behind every token but the last, float32 [tokens - 1, V] of each prompt. Step k
+    computes, in one batch, the k-th of each prompt's cuts: numbers of tokens, which together are the prompt."""
+    driver = Driver(executor, seed)
+    vocabulary = executor.info().vocab_size
+    seqs = [driver.add(prompt, None, prompt_logprobs=vocabulary) for prompt in prompts]
+    found: list[list[np.ndarray]] = [[] for _ in prompts]
+    for step in range(max(map(len, cuts))):
+        live = [i for i, one in enumerate(cuts) if step < len(one)]
+        items = []
+        for i in live:
+            q_tokens = seqs[i].tokens[seqs[i].computed : seqs[i].computed + cuts[i][step]]
+            items.append((seqs[i], q_tokens, step + 1 == len(cuts[i]), 0))
+        output = await driver.step(items)
+        for place, i in enumerate(live):
+            for token in output[place].prompt_logprobs or ():
+                row = np.zeros(vocabulary, np.float32)
+                ids, values = zip(*token.top_logprobs, strict=True)
+                row[list(ids)] = values
+                found[i].append(row)
+    for seq in seqs:
+        driver.release(seq)
+    return [np.array(rows) for rows in found]
+
+
 async def start(path: Path, **changes) -> LlmExecutor:
     """A warmed executor in epoch 1."""
     executor = LlmExecutor.from_config(config(path, **changes))

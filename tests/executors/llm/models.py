@@ -79,6 +79,11 @@ VISION: dict[str, Any] = {
     "patch_size": 7,
 }  # fmt: skip
 PHI3: dict[str, Any] = {**_BASE, "pad_token_id": 0}
+# Published ones have attention in 6 of 16 layers (of the 1.2B) at uneven distances.
+LFM2: dict[str, Any] = {
+    **_BASE, "num_hidden_layers": 5, "num_attention_heads": 6, "intermediate_size": 84, "block_multiple_of": 8,
+    "tie_word_embeddings": True, "layer_types": ["conv", "conv", "full_attention", "conv", "full_attention"],
+}  # fmt: skip
 GPT2: dict[str, Any] = {"vocab_size": 131, "n_positions": 256, "n_embd": 48, "n_layer": 3, "n_head": 3}
 # Factors as long as half of what is rotated: 12 elements a head, 8 with a partial factor of 0.7.
 LONGROPE = {
@@ -314,6 +319,28 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         "Granite",
         {**GRANITE, "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "residual_multiplier": 1.0},
     ),
+    "lfm2-short-convolutions": ("Lfm2", LFM2),
+    "lfm2-biases-kernel-of-5-untied": (
+        "Lfm2",
+        {
+            **LFM2, "conv_L_cache": 5, "conv_bias": True, "tie_word_embeddings": False, "block_ffn_dim_multiplier": 1.3,
+            "layer_types": None, "full_attn_idxs": [0, 3],
+        },
+    ),
+    "lfm2-moe-sigmoid-router": (
+        "Lfm2Moe",
+        {
+            **LFM2, "num_dense_layers": 2, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 20,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
+    "lfm2-moe-no-bias-of-choice": (
+        "Lfm2Moe",
+        {
+            **LFM2, "num_dense_layers": 0, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20,
+            "use_expert_bias": False, "norm_topk_prob": False, "tie_word_embeddings": False,
+        },
+    ),
     "gpt2": ("GPT2", GPT2),
     "gpt2-untied-n-inner": ("GPT2", {**GPT2, "n_inner": 77, "tie_word_embeddings": False, "activation_function": "relu"}),
 }  # fmt: skip
@@ -394,6 +421,8 @@ def write(kind: str, fields: dict[str, Any], directory: Path, seed: int, **save:
         for buffer_name, buffer in model.named_buffers():
             if buffer_name.endswith("layer_scalar"):
                 buffer.uniform_(0.5, 1.5)
+            elif buffer_name.endswith("expert_bias"):
+                buffer.normal_(0.0, 0.3)
     if fields.get("tie_word_embeddings", True):
         model.tie_weights()
     model.save_pretrained(directory, **save)

@@ -13,13 +13,16 @@ from executors.llm.model.layers.dense_and_experts import DenseAndExperts
 from executors.llm.model.layers.experts import layer_experts
 from executors.llm.model.layers.mlp import dense_mlp
 from executors.llm.model.layers.shared_experts import SharedExperts
+from executors.llm.model.layers.short_convolution import ShortConvolution
+from executors.llm.model.layers.sigmoid_experts import SigmoidExperts
 
 MakeSublayer = Callable[[DecoderConfig, LayerConfig, torch.dtype, torch.device], Sublayer]
 
-MIXERS: dict[str, MakeSublayer] = {"attention": Attention}
+MIXERS: dict[str, MakeSublayer] = {"attention": Attention, "short_convolution": ShortConvolution}
 FEED_FORWARDS: dict[str, MakeSublayer] = {
     "mlp": dense_mlp,
     "experts": layer_experts,
     "shared_experts": SharedExperts,
+    "sigmoid_experts": SigmoidExperts,
     "dense_and_experts": DenseAndExperts,
 }

@@ -36,12 +36,17 @@ KINDS: tuple[dict[str, Any], ...] = (
     {"r": 4, "lora_alpha": 8, "use_rslora": True},
     {"r": 16, "lora_alpha": 16},
     {"r": 8, "lora_alpha": 4, "rank_pattern": {r"(layers|h)\.0\..*": 2}},
-    {"r": 3, "lora_alpha": 5, "alpha_pattern": {"o_proj|c_proj": 9}},
+    {"r": 3, "lora_alpha": 5, "alpha_pattern": {"o_proj|c_proj|out_proj": 9}},
     {"r": 33, "lora_alpha": 11},
     {"r": 2, "lora_alpha": 4, "layers_to_transform": [1], "target": "few"},
     {"r": 5, "lora_alpha": 10, "target": "few"},
 )
-FEW = {"Phi3ForCausalLM": ["qkv_proj", "down_proj"], "GPT2LMHeadModel": ["c_attn"]}
+FEW = {
+    "Phi3ForCausalLM": ["qkv_proj", "down_proj"],
+    "GPT2LMHeadModel": ["c_attn"],
+    "Lfm2ForCausalLM": ["in_proj"],
+    "Lfm2MoeForCausalLM": ["in_proj"],
+}
 """Targets of an adapter that leaves some linear layers alone; q_proj and v_proj elsewhere."""
 
 Written = list[tuple[Path, np.ndarray]]
@@ -135,6 +140,8 @@ def check_equal(found: np.ndarray, expected: np.ndarray, about: str) -> None:
         ("gemma4-unified", "all-linear"),
         ("gemma4-inputs-of-layers-and-shared-kv", [*ATTENTION, *MLP]),
         ("gemma4-experts-beside-mlp", [*ATTENTION, *MLP]),
+        ("lfm2-short-convolutions", "all-linear"),
+        ("lfm2-moe-sigmoid-router", ["q_proj", "k_proj", "v_proj", "out_proj"]),
         # Its pairs for the part that reads images are left out.
         ("gemma3-beside-images", "all-linear"),
     ],

@@ -46,7 +46,7 @@ CLASSES = {
     "gemma4_unified_text": ("Gemma4UnifiedText", "Gemma4Unified"), "gemma3": ("Gemma3Text",),
     "gemma3_text": ("Gemma3Text", "Gemma3"), "phi3": ("Phi3",), "glm4": ("Glm4",), "olmo2": ("Olmo2",),
     "olmo3": ("Olmo3",), "olmoe": ("Olmoe",), "exaone4": ("Exaone4",), "hunyuan_v1_dense": ("HunYuanDenseV1",),
-    "smollm3": ("SmolLM3",), "granite": ("Granite",), "gpt2": ("GPT2",),
+    "smollm3": ("SmolLM3",), "granite": ("Granite",), "gpt2": ("GPT2",), "lfm2": ("Lfm2",), "lfm2_moe": ("Lfm2Moe",),
 }  # fmt: skip
 """Of each family, the last one that of the whole file."""
 _TYPES = ["sliding_attention", "full_attention"] * 4
@@ -60,6 +60,10 @@ _GEMMA4 = {
     **_GEMMA4_UNIFIED, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 200, "enable_moe_block": True,
     "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 8,
 }  # fmt: skip
+_LFM2 = {
+    **BASE, "norm_eps": 1e-5, "block_multiple_of": 8, "layer_types": ["conv", "full_attention"] * 4, "conv_L_cache": 3,
+    "block_ffn_dim_multiplier": 1.0,
+}  # fmt: skip
 BASES: dict[str, dict[str, Any]] = {
     "gpt2": {"vocab_size": 100, "n_positions": 256, "n_embd": 48, "n_layer": 4, "n_head": 4},
     "qwen3_moe": {**BASE, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8},
@@ -67,6 +71,11 @@ BASES: dict[str, dict[str, Any]] = {
         **BASE, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 12,
     },
     "gemma4": _GEMMA4, "gemma4_text": _GEMMA4, "gemma4_unified": _GEMMA4_UNIFIED, "gemma4_unified_text": _GEMMA4_UNIFIED,
+    "lfm2": _LFM2,
+    "lfm2_moe": {
+        **_LFM2, "num_dense_layers": 1, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8,
+        "routed_scaling_factor": 1.0, "norm_topk_prob": False,
+    },
     "mixtral": {**BASE, "num_local_experts": 4, "num_experts_per_tok": 2},
     "gpt_oss": {
         **BASE, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 64, "swiglu_alpha": 1.7, "swiglu_limit": 7.0,
@@ -85,10 +94,11 @@ OTHER: dict[str, Any] = {
     "query_pre_attn_scalar": 7, "no_rope_layers": [1, 0, 1, 1], "no_rope_layer_interval": 2, "mlp_only_layers": [1],
     "decoder_sparse_step": 2, "norm_topk_prob": True, "num_experts_per_tok": 1, "use_bidirectional_attention": True,
     "scale_attn_weights": False, "scale_attn_by_inverse_layer_idx": True, "add_cross_attention": True, "text_config": [],
-    "original_max_position_embeddings": 64,
+    "original_max_position_embeddings": 64, "full_attn_idxs": [0],
 }  # fmt: skip
 """Another value of a key; of sizes it is twice what they are, and switches are turned on."""
 WITH: dict[str, dict[str, Any]] = {
+    "full_attn_idxs": {"layer_types": None},
     "sliding_window": {"use_sliding_window": True, "max_window_layers": 1, "no_rope_layers": [1, 0, 1, 1]},
     "use_sliding_window": {"sliding_window": 32, "max_window_layers": 1, "no_rope_layers": [1, 0, 1, 1]},
     "intermediate_size": {"mlp_only_layers": [1]},

@@ -12,7 +12,7 @@ from executors.contract import ConfigError, DecodeInput, LogitsMode, PrefillInpu
 from executors.contract.batch import KvCacheHandle
 from executors.llm.model.config import parse_config, read_config
 from executors.llm.model.families import FAMILIES
-from tests.executors.llm.driver import Driver, start
+from tests.executors.llm.driver import Driver, logprobs_in_steps, start
 from tests.executors.llm.models import LONGROPE as LONGROPE_FIELDS
 from tests.executors.llm.models import SHAPES
 
@@ -27,6 +27,7 @@ MIXED = (
     "glm4-neighbours-of-half-a-head", "hunyuan-norms-last-alpha",
     "qwen2-moe-windows-some-dense-layers", "gpt-oss-sinks-windows", "gemma4-inputs-of-layers-and-shared-kv",
     "gemma4-experts-beside-mlp", "gemma4-beside-images", "gemma4-unified", "gemma4-unified-beside-images",
+    "lfm2-biases-kernel-of-5-untied", "lfm2-moe-sigmoid-router",
 )  # fmt: skip
 """At least one shape of every family."""
 
@@ -47,6 +48,16 @@ def handle(executor, blocks) -> KvCacheHandle:
 
 def prefill(ids, kv, pos_offset: int = 0, logits: LogitsMode = LogitsMode.ALL, **more) -> PrefillInput:
     return PrefillInput(Tensor.of([ids], "int32"), kv_cache=kv, pos_offset=pos_offset, logits=logits, **more)
+
+
+def logprobs(logits: np.ndarray) -> np.ndarray:
+    return torch.from_numpy(logits).log_softmax(-1).numpy()
+
+
+def cut(length: int, *first: int, by: int) -> list[int]:
+    """Lengths of parts: the first ones, then parts of `by`, together `length`."""
+    rest = length - sum(first)
+    return [*first, *[by] * (rest // by), *([rest % by] if rest % by else [])]
 
 
 def length_for(name: str) -> int | None:
@@ -74,6 +85,9 @@ async def test_logits_equal_transformers(reference, compare, name):
     expected = ref.logits(ids)
     blocks = np.random.default_rng(2).permutation(16)
 
+    if executor.kv_layout().state is not None:
+        await _compare_with_states(ref, compare, executor, ids, expected)
+        return
     whole = await executor.prefill(prefill(ids, handle(executor, blocks)))
     assert whole.logits.shape == (1, 61, ref.vocab_size)
     kept_nothing = await executor.prefill(prefill(ids, None))
@@ -96,6 +110,17 @@ async def test_logits_equal_transformers(reference, compare, name):
     compare(ref, "chunked", [(got, expected) for got in chunked])
 
 
+async def _compare_with_states(ref, compare, executor, ids, expected) -> None:
+    """Compare models whose direct calls keep no state: what is in parts comes from steps, without the last token's row."""
+    kept_nothing = await executor.prefill(prefill(ids, None))
+    assert kept_nothing.logits.shape == (1, 61, ref.vocab_size)
+    compare(ref, "whole", [(kept_nothing.logits.numpy()[0], expected)])
+    chunked = []
+    for cuts in [*(cut(61, by=chunk) for chunk in range(1, 8)), [24, 37], [61]]:
+        chunked += await logprobs_in_steps(executor, [ids], [cuts], seed=len(cuts))
+    compare(ref, "chunked", [(got, logprobs(expected)[:-1]) for got in chunked])
+
+
 @pytest.mark.parametrize("name", MIXED)
 async def test_a_mixed_batch_of_16_is_one_forward_with_the_same_logits(reference, compare, name):
     ref = reference(name)
@@ -105,6 +130,19 @@ async def test_a_mixed_batch_of_16_is_one_forward_with_the_same_logits(reference
     prompts = [
         prompt_of(n + o, ref.vocab_size, i) for i, (n, o) in enumerate(zip(lengths, offsets, strict=True))
     ]
+    if executor.kv_layout().state is not None:
+        cuts = [
+            [*([o] if o else []), n, 1] if o or i % 3 else [*cut(n, by=5), 1]
+            for i, (n, o) in enumerate(zip(lengths, offsets, strict=True))
+        ]
+        extended = [[*prompt, 7] for prompt in prompts]
+        found = await logprobs_in_steps(executor, extended, cuts)
+        compare(
+            ref,
+            "mixed",
+            [(got, logprobs(ref.logits(prompt))[:-1]) for got, prompt in zip(found, extended, strict=True)],
+        )
+        return
     tables, taken = [], 0
     for prompt in prompts:
         tables.append(handle(executor, range(taken, taken + len(prompt) // 16 + 1)))

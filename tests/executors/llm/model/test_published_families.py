@@ -123,6 +123,25 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         },
         "rope_theta": 10000.0, "tie_word_embeddings": True, "use_cache": True, "use_qk_norm": True, "vocab_size": 120818,
     },
+    "LFM2-1.2B": {
+        "architectures": ["Lfm2ForCausalLM"], "block_auto_adjust_ff_dim": True, "block_dim": 2048, "block_ff_dim": 12288,
+        "block_ffn_dim_multiplier": 1.0, "block_mlp_init_scale": 1.0, "block_multiple_of": 256, "block_norm_eps": 1e-05,
+        "block_out_init_scale": 1.0, "block_use_swiglu": True, "block_use_xavier_init": True, "conv_L_cache": 3,
+        "conv_bias": False, "conv_dim": 2048, "conv_dim_out": 2048, "conv_use_xavier_init": True, "eos_token_id": 7,
+        "full_attn_idxs": [2, 5, 8, 10, 12, 14], "hidden_size": 2048, "initializer_range": 0.02,
+        "max_position_embeddings": 128000, "model_type": "lfm2", "norm_eps": 1e-05, "num_attention_heads": 32, "num_heads": 32,
+        "num_hidden_layers": 16, "num_key_value_heads": 8, "rope_theta": 1000000.0, "torch_dtype": "bfloat16",
+        "use_cache": True, "use_pos_enc": True, "vocab_size": 65536,
+    },
+    "LFM2-8B-A1B": {
+        "architectures": ["Lfm2MoeForCausalLM"], "conv_L_cache": 3, "conv_bias": False, "dtype": "bfloat16", "eos_token_id": 7,
+        "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 7168,
+        "layer_types": ["full_attention" if i in (2, 6, 10, 14, 18, 21) else "conv" for i in range(24)],
+        "max_position_embeddings": 128000, "model_type": "lfm2_moe", "moe_intermediate_size": 1792, "norm_eps": 1e-05,
+        "norm_topk_prob": True, "num_attention_heads": 32, "num_dense_layers": 2, "num_experts": 32, "num_experts_per_tok": 4,
+        "num_hidden_layers": 24, "num_key_value_heads": 8, "rope_theta": 1000000.0, "routed_scaling_factor": 1.0,
+        "use_cache": True, "use_expert_bias": True, "vocab_size": 65536,
+    },
     "gemma-4-E2B-it": {
         "architectures": ["Gemma4ForConditionalGeneration"], "audio_config": {"model_type": "gemma4_audio"},
         "audio_token_id": 258881, "boa_token_id": 256000, "boi_token_id": 255999, "dtype": "bfloat16", "eoa_token_index": 258883,
@@ -223,6 +242,43 @@ def test_glm_rotates_neighbours_in_half_of_a_head() -> None:
     [rope] = config("GLM-4-9B-0414").ropes
     assert rope.neighbours and rope.dim == 64
     assert config("GLM-4-9B-0414", partial_rotary_factor=None) == config("GLM-4-9B-0414")
+
+
+def test_lfm2_has_parameters_as_its_name_says() -> None:
+    counts = {}
+    for name in ("LFM2-1.2B", "LFM2-8B-A1B"):
+        counts[name] = Decoder(config(name), torch.bfloat16, torch.device("meta")).num_parameters() / 1e9
+    assert counts == {
+        "LFM2-1.2B": pytest.approx(1.17, abs=0.01),
+        "LFM2-8B-A1B": pytest.approx(8.34, abs=0.05),
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "size"),
+    [
+        ({}, 8192), ({"block_ff_dim": None, "intermediate_size": 12288}, 8192), ({"block_ffn_dim_multiplier": 1.3}, 10752),
+        ({"block_auto_adjust_ff_dim": False}, 12288), ({"block_ffn_dim_multiplier": None, "block_ff_dim": 100}, 66),
+        ({"intermediate_size": 77}, 8192),
+    ],
+)  # fmt: skip
+def test_the_mlp_of_lfm2_is_adjusted(changes: dict[str, Any], size: int) -> None:
+    assert config("LFM2-1.2B", **changes).intermediate_size == size
+
+
+def test_older_fields_of_lfm2_count_before_the_usual_ones() -> None:
+    assert (
+        config("LFM2-1.2B").tied
+        and not config("LFM2-1.2B", tie_embedding=False, tie_word_embeddings=True).tied
+    )
+    assert [layer.mixer == "attention" for layer in config("LFM2-1.2B").layers] == [
+        i in (2, 5, 8, 10, 12, 14) for i in range(16)
+    ]
+    for field in ("block_use_swiglu", "use_pos_enc"):
+        with pytest.raises(ConfigError, match=f"{field} False is not supported"):
+            config("LFM2-1.2B", **{field: False})
+    with pytest.raises(ConfigError, match="layer_types is missing"):
+        config("LFM2-8B-A1B", layer_types=None)
 
 
 def test_gemma4_has_parameters_as_its_name_says() -> None:

@@ -1,0 +1,72 @@
+"""`ShortConvolution`: a convolution over a few tokens between two gates, as the mixer of LFM2's layers without attention."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from executors.contract.errors import ConfigError
+from executors.llm.model.caches import LayerMemory, LayerState
+from executors.llm.model.config import DecoderConfig, LayerConfig
+from executors.llm.model.layers.base import LayerStep, Sublayer
+from executors.llm.model.layers.convolution import causal_convolution
+from executors.llm.model.linear import Linear
+from executors.llm.model.places import NamedPlaces, Place, of_linear
+
+
+class ShortConvolution(Sublayer):
+    """outward(c * convolution(b * u)) with (b, c, u) = inward(x), after Lfm2ShortConv in transformers. The state of a sequence is
+    its last kernel - 1 products b * u, float32 [kernel - 1, hidden]."""
+
+    def __init__(
+        self, config: DecoderConfig, layer: LayerConfig, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        hidden, self._kernel = config.hidden_size, config.sizes["conv_L_cache"]
+        if self._kernel < 2:
+            raise ConfigError(f"conv_L_cache is {self._kernel}; at least 2 is needed")
+        bias = config.switches["conv_bias"]
+        self._hidden = hidden
+        self._names = config.family.names
+        self.inward = Linear(3 * hidden, hidden, bias, dtype, device)
+        self.outward = Linear(hidden, hidden, bias, dtype, device)
+        self.weight = torch.empty(hidden, 1, self._kernel, dtype=dtype, device=device)
+        self.bias = torch.empty(hidden, dtype=dtype, device=device) if bias else None
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """See `Sublayer`."""
+        return self.inward, self.outward
+
+    @property
+    def adapted(self) -> tuple[Linear, ...]:
+        """See `Sublayer`."""
+        return self.inward, self.outward
+
+    def memory(self) -> LayerMemory:
+        """See `Sublayer`."""
+        return LayerState((self._kernel - 1, self._hidden))
+
+    def tensors(self) -> NamedPlaces:
+        """See `Sublayer`."""
+        yield from of_linear(self.inward, (self._names.conv_in, -1))
+        yield from of_linear(self.outward, (self._names.conv_out, -1))
+        yield f"{self._names.conv}.weight", Place(self.weight)
+        if self.bias is not None:
+            yield f"{self._names.conv}.bias", Place(self.bias)
+
+    def forward(self, x: torch.Tensor, step: LayerStep) -> torch.Tensor:
+        """See `Sublayer`."""
+        states, adapters = step.inputs.states, step.inputs.adapters
+        assert states is not None
+        tokens = sum(states.q_lens)
+        b, c, u = self.inward(x, None if adapters is None else adapters.extra(self.inward, x)).chunk(3, -1)
+        out, carried = causal_convolution(
+            (b * u)[:tokens].float(),
+            states.begin(self.cache_index),
+            states.q_lens,
+            self.weight[:, 0],
+            self.bias,
+        )
+        states.store(self.cache_index, carried)
+        y = c * F.pad(out, (0, 0, 0, len(x) - tokens)).to(x.dtype)
+        return step.share.product(self.outward, y, adapters, "attention")

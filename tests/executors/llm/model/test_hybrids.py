@@ -1,0 +1,147 @@
+"""Models with states per sequence in an executor and an engine: a state is the same however its sequence got there."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from executors.contract import ConfigError, InvalidInput, OptimizationConfig, ParallelConfig
+from executors.llm.checkpoint.loader import load_model
+from executors.llm.executor import LlmExecutor
+from executors.llm.memory.state_limits import refuse_states
+from executors.llm.model.config import read_config
+from executors.llm.parallel.shard import plan_shard
+from tests.engine.harness import engine, request, run
+from tests.executors.llm.driver import Driver, config, logprobs_in_steps, start
+
+NAMES = ("lfm2-biases-kernel-of-5-untied", "lfm2-moe-sigmoid-router")
+names = pytest.mark.parametrize("name", NAMES)
+
+
+def prompt_of(length: int, vocabulary: int, seed: int) -> list[int]:
+    return [int(one) for one in np.random.default_rng(seed).integers(0, vocabulary, length)]
+
+
+def states_of(executor: LlmExecutor, slot: int) -> list[torch.Tensor]:
+    """The states of a slot, of every layer that has one."""
+    cache = executor._runtime.runner.states
+    assert cache is not None
+    return [layer[slot].clone() for layer in cache.layers]
+
+
+@names
+async def test_states_are_the_same_whatever_the_cuts(reference: Any, name: str) -> None:
+    """Also where a cut is shorter than what a convolution carries, and beside sequences of any other lengths."""
+    ref = reference(name)
+    executor = await start(ref.path)
+    prompt = prompt_of(50, ref.vocab_size, 1)
+    found = []
+    for seed, sizes in enumerate([[50], [1] * 50, [2, 3, 1, 40, 4], [47, 1, 1, 1]]):
+        driver = Driver(executor, seed)
+        seq, others = driver.add(prompt, None), [driver.add(prompt_of(9 * seed + 1, ref.vocab_size, 2), None)]
+        for i, size in enumerate(sizes):
+            items = [(seq, prompt[seq.computed : seq.computed + size], False, 0)]
+            if i == 1:
+                items.insert(seed % 2, (others[0], others[0].tokens, False, 0))
+            await driver.step(items)
+        found.append(states_of(executor, seq.slot))
+        for one in (seq, *(one for one in others if one.started)):
+            driver.release(one)
+    assert all(float(state.abs().max()) > 0.0 for state in found[0])
+    for states in found[1:]:
+        for got, expected in zip(states, found[0], strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@names
+async def test_preempted_killed_and_aborted_sequences_go_on_with_the_same_tokens(
+    reference: Any, name: str
+) -> None:
+    ref = reference(name)
+    executor = await start(ref.path)
+    driver = Driver(executor)
+    prompts = [prompt_of(n, ref.vocab_size, n) for n in (11, 26, 3)]
+    wanted = [ref.greedy(prompt, 8) for prompt in prompts]
+    aborted = driver.add(prompt_of(30, ref.vocab_size, 9))
+    seqs = [driver.add(prompt) for prompt in prompts]
+    await driver.step([(aborted, aborted.tokens[:17], False, 0)])
+    driver.release(aborted)  # in the middle of its prompt; its slot is the next one's
+    seqs.append(driver.add(prompts[0]))
+    assert seqs[-1].slot == aborted.slot
+    found = await driver.generate(seqs, 4, chunk=6)
+    assert found == [one[:4] for one in [*wanted, wanted[0]]]
+    seqs[1].computed = 0  # preempted: everything is computed again
+    assert await driver.generate(seqs, 2, chunk=7) == [one[4:6] for one in [*wanted, wanted[0]]]
+    killed = await start(ref.path)  # another process; the engine tells it what there is of each sequence
+    after = Driver(killed, seed=5)
+    resumed = [after.add(seq.tokens) for seq in seqs]
+    for old, new in zip(seqs, resumed, strict=True):
+        new.num_prompt = old.num_prompt
+    assert await after.generate(resumed, 2, chunk=5) == [one[6:] for one in [*wanted, wanted[0]]]
+
+
+@names
+async def test_the_engine_shares_no_prefix_and_preempts(reference: Any, name: str) -> None:
+    """Equal prompts in a pool that is too small for all."""
+    ref = reference(name)
+    layout = (await start(ref.path)).kv_layout()
+    prompts = [prompt_of(33, ref.vocab_size, 1)] * 3 + [prompt_of(21, ref.vocab_size, 2)] * 3
+    wanted = {tuple(prompt): ref.greedy(prompt, 24) for prompt in prompts}
+    settings = {"kv_bytes": 24 * layout.groups[0].bytes_per_block, "max_model_len": 96}
+    async with engine(
+        LlmExecutor.from_config(config(ref.path, **settings)), max_num_batched_tokens=16
+    ) as core:  # type: ignore[arg-type]
+        found = await asyncio.gather(*(run(core, request(prompt, 24)) for prompt in prompts))
+        assert [tokens for tokens, _ in found] == [wanted[tuple(prompt)] for prompt in prompts]
+        assert core.stats().preemptions > 0
+        again, _ = await run(core, request(prompts[0], 24))
+        assert again == wanted[tuple(prompts[0])] and core.stats().prefix_hits == 0
+        assert core.stats().kv_blocks_cached == 0, "kept for prompts that cannot use them"
+
+
+@names
+async def test_a_step_that_does_not_continue_its_state_is_refused(reference: Any, name: str) -> None:
+    ref = reference(name)
+    driver = Driver(await start(ref.path))
+    seq = driver.add(prompt_of(12, ref.vocab_size, 1))
+    await driver.step([(seq, seq.tokens[:8], False, 0)])
+    seq.computed = 4
+    with pytest.raises(InvalidInput, match="has seen 8 tokens and the step begins at position 4"):
+        await driver.step([(seq, seq.tokens[4:], True, 0)])
+
+
+@names
+async def test_weights_in_bf16_int8_and_int4_are_close(reference: Any, name: str) -> None:
+    ref = reference(name)
+    ids = prompt_of(40, ref.vocab_size, 3)
+    expected = torch.from_numpy(ref.logits(ids)).log_softmax(-1)[:-1]
+    for quantization, bound in ((None, 0.02), ("int8", 0.05), ("int4", 0.5)):
+        optimization = OptimizationConfig(num_threads=1, quantization=quantization)
+        executor = await start(ref.path, dtype="bfloat16", optimization=optimization)
+        [found] = await logprobs_in_steps(executor, [ids], [[17, 1, 22]])
+        divergence = (expected.exp() * (expected - torch.from_numpy(found))).sum(-1).mean()
+        assert 0.0 < float(divergence) < bound, (quantization, float(divergence))
+
+
+@names
+def test_settings_without_support_are_refused_by_name(reference: Any, name: str) -> None:
+    path = reference(name).path
+    for parallel in (ParallelConfig(tensor_parallel_size=2), ParallelConfig(pipeline_parallel_size=2)):
+        with pytest.raises(ConfigError, match=r"parallel_size.*kind"):
+            plan_shard(read_config(path), parallel, {}, None)
+    settings = config(path)
+    model = load_model(settings, lambda *report: None).model
+    for change, word in (
+        (
+            replace(settings, optimization=replace(settings.optimization, draft_model=str(path))),
+            "draft_model",
+        ),
+        (replace(settings, parallel=ParallelConfig(pipeline_parallel_size=2)), "pipeline_parallel_size"),
+    ):
+        with pytest.raises(ConfigError, match=word):
+            refuse_states(model, change)

@@ -62,7 +62,7 @@ class GgufTensors(TensorFile):
             raise ConfigError(
                 f"{self.path}: tensor {one.tensor.name} has type {kind}; supported: {', '.join(supported)}"
             )
-        return torch.float32 if one.plus_one else _PLAIN.get(kind, torch.float32)
+        return torch.float32 if one.plus_one or one.decays else _PLAIN.get(kind, torch.float32)
 
     def float_dtype(self, name: str) -> torch.dtype | None:
         """Dtype in which a tensor is read, None for a type that is not supported."""
@@ -110,7 +110,7 @@ class GgufTensors(TensorFile):
         """Whether `mapped` is possible: for plain numbers in the usual order."""
         one = self._stored[name]
         dtype = _PLAIN.get(one.tensor.type)
-        changed = one.heads or one.plus_one or one.turned
+        changed = one.heads or one.plus_one or one.turned or one.decays
         return dtype is not None and not changed and self._span(name)[0] % dtype.itemsize == 0
 
     def mapped(self, name: str) -> torch.Tensor:
@@ -210,6 +210,8 @@ class GgufTensors(TensorFile):
             dequantize(raw, one.tensor.type, numbers)
             if one.scale != 1.0:
                 numbers *= one.scale
+        if one.decays:
+            return torch.log(-numbers.float())
         return numbers.float() - 1.0 if one.plus_one else numbers
 
     def _span(self, name: str) -> tuple[int, int]:
@@ -227,7 +229,7 @@ class GgufTensors(TensorFile):
 
     @staticmethod
     def _form(one: Stored) -> tuple[object, ...]:
-        return one.tensor.type, one.shape, one.heads, one.plus_one, one.turned, one.scale
+        return one.tensor.type, one.shape, one.heads, one.plus_one, one.turned, one.scale, one.decays
 
 
 def _halves_apart(rows: torch.Tensor, head: int) -> torch.Tensor:

@@ -19,6 +19,8 @@ _SAME_LAYOUT = {
     "mistral3": ("mistral", "mistral3_text", "ministral3", "ministral3_text"),
     "gemma3": ("gemma3", "gemma3_text"),
     "qwen3vl": ("qwen3", "qwen3_vl_text"),
+    "qwen35": ("qwen3_5", "qwen3_5_text"),
+    "qwen35moe": ("qwen3_5_moe", "qwen3_5_moe_text"),
 }
 """Families whose weights have the names and order of an architecture; elsewhere the one family that serves it."""
 

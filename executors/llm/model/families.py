@@ -584,12 +584,98 @@ _LFM2_MOE: Final = replace(
         routed_scale="routed_scaling_factor",
     ),
 )  # fmt: skip
+_DELTA: Final = _LAYER + "linear_attn."
+_QWEN3_NEXT: Final = Family(
+    name="qwen3_next",
+    architectures=("Qwen3NextForCausalLM",),
+    body="Qwen3NextModel",
+    model_types=("qwen3_next",),
+    names=replace(
+        _QWEN2_MOE.names,
+        delta_qkvz=_DELTA + "in_proj_qkvz",
+        delta_ba=_DELTA + "in_proj_ba",
+        delta_conv=_DELTA + "conv1d",
+        delta_a_log=_DELTA + "A_log",
+        delta_dt_bias=_DELTA + "dt_bias",
+        delta_norm=_DELTA + "norm",
+        delta_out=_DELTA + "out_proj",
+    ),
+    mixers={"linear_attention": "gated_delta", "full_attention": "gated_attention"},
+    mixer_rule=MixerRule("linear_attention", interval="full_attention_interval"),
+    sizes=(
+        "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim",
+        "linear_conv_kernel_dim",
+    ),
+    defaults={
+        "head_dim": 256, "partial_rotary_factor": 0.25, "full_attention_interval": 4, "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
+        "norm_topk_prob": True,
+    },
+    only={"attn_output_gate": (True,), "mamba_ssm_dtype": ("float32",)},
+    attention=AttentionTraits(
+        qk_norm="head", qkv_bias="attention_bias", o_bias="attention_bias", partial_rotary=True
+    ),
+    feed_forward=FeedForwardTraits(
+        experts="shared_experts", shared="shared_expert_intermediate_size", sparse_layers=True
+    ),
+    stream=StreamTraits(norm="rms1"),
+)  # fmt: skip
+_QWEN3_5_MOE: Final = replace(
+    _QWEN3_NEXT,
+    name="qwen3_5_moe",
+    architectures=("Qwen3_5MoeForCausalLM",),
+    body="Qwen3_5MoeTextModel",
+    model_types=("qwen3_5_moe_text",),
+    names=replace(
+        _QWEN3_NEXT.names,
+        delta_qkvz="",
+        delta_ba="",
+        delta_qkv=_DELTA + "in_proj_qkv",
+        delta_z=_DELTA + "in_proj_z",
+        delta_b=_DELTA + "in_proj_b",
+        delta_a=_DELTA + "in_proj_a",
+    ),
+    # Its rotation is in three parts by place in an image, which are one for text.
+    feed_forward=FeedForwardTraits(
+        experts="shared_experts", shared="shared_expert_intermediate_size", normalized=True
+    ),
+)
+_QWEN3_5: Final = replace(
+    _QWEN3_5_MOE,
+    name="qwen3_5",
+    architectures=("Qwen3_5ForCausalLM",),
+    body="Qwen3_5TextModel",
+    model_types=("qwen3_5_text",),
+    names=replace(_QWEN3_5_MOE.names, shared_gate="", shared_up="", shared_down="", shared_router=""),
+    feed_forward=FeedForwardTraits(),
+)
+_QWEN3_5_WITH_IMAGES: Final = replace(
+    _QWEN3_5,
+    name="qwen3_5_text",
+    architectures=("Qwen3_5ForConditionalGeneration",),
+    body="Qwen3_5Model",
+    model_types=("qwen3_5",),
+    nested="text_config",
+    only={**_QWEN3_5.only, "model_type": ("qwen3_5_text",)},
+    names=replace(_QWEN3_5.names, other_parts=("*visual.*",)),
+)
+_QWEN3_5_MOE_WITH_IMAGES: Final = replace(
+    _QWEN3_5_MOE,
+    name="qwen3_5_moe_text",
+    architectures=("Qwen3_5MoeForConditionalGeneration",),
+    body="Qwen3_5MoeModel",
+    model_types=("qwen3_5_moe",),
+    nested="text_config",
+    only={**_QWEN3_5_MOE.only, "model_type": ("qwen3_5_moe_text",)},
+    names=replace(_QWEN3_5_MOE.names, other_parts=("*visual.*",)),
+)
 
 FAMILIES: Final = (
     _LLAMA, _MISTRAL, _MISTRAL_WITH_IMAGES, _MINISTRAL3, _MINISTRAL3_WITH_IMAGES, _MIXTRAL, _QWEN2, _QWEN2_MOE, _QWEN3,
     _QWEN3_WITH_IMAGES, _QWEN3_MOE, _GPT_OSS, _GEMMA, _GEMMA2, _GEMMA3, _GEMMA3_WITH_IMAGES, _GEMMA4, _GEMMA4_WITH_IMAGES,
     _GEMMA4_UNIFIED, _GEMMA4_UNIFIED_WITH_IMAGES, _PHI3, _GLM4, _OLMO2, _OLMO3, _OLMOE,
-    _EXAONE4, _HUNYUAN, _SMOLLM3, _GRANITE, _LFM2, _LFM2_MOE, _GPT2,
+    _EXAONE4, _HUNYUAN, _SMOLLM3, _GRANITE, _LFM2, _LFM2_MOE, _QWEN3_NEXT, _QWEN3_5,
+    _QWEN3_5_WITH_IMAGES, _QWEN3_5_MOE, _QWEN3_5_MOE_WITH_IMAGES, _GPT2,
 )  # fmt: skip
 
 

@@ -80,6 +80,23 @@ class TensorNames:
     conv: str = ""
     conv_out: str = ""
 
+    delta_qkvz: str = ""
+    """Projections of linear attention by key head, see `layers/gated_delta.py`; they replace the four below."""
+    delta_ba: str = ""
+    delta_qkv: str = ""
+    delta_z: str = ""
+    delta_b: str = ""
+    delta_a: str = ""
+    delta_conv: str = ""
+    delta_a_log: str = ""
+    """Logarithms of decays [value heads], and what is added to the time steps; the whole names."""
+    delta_dt_bias: str = ""
+    delta_norm: str = ""
+    delta_out: str = ""
+    delta_tiled: bool = False
+    """True if value head j reads key head j modulo their number, as files of llama.cpp's converter have them; otherwise the
+    value heads of a key head follow each other."""
+
     layer_embed: str = ""
     """Embedding of which each token gets a row for all layers, see `layer_inputs.py`."""
     layer_projection: str = ""

@@ -68,6 +68,7 @@ def gguf_config(gguf: GgufFile) -> GgufConfig:
         row.complete(keys)
     if row.variant is not None:
         row = row.variant(keys, row)
+    drafts = _without_draft_heads(keys) if row.draft_heads else ()
     family = family_of(row.served)
     assert family is not None
     biases, own = _biases(gguf), _own(gguf)
@@ -90,10 +91,9 @@ def gguf_config(gguf: GgufFile) -> GgufConfig:
     if row.fill is not None:
         row.fill(keys, values)
     keys.check_unread(values.get(family.feed_forward.activation, family.feed_forward.activations[0]))
-    names = _as_written(family, gguf)
-    return GgufConfig(
-        values, row, biases, names, (*notes, *_left_out(gguf, own)), _reranker(keys, family, values)
-    )
+    names = _as_written(family, gguf, row)
+    notes = (*notes, *_left_out(gguf, own), *drafts)
+    return GgufConfig(values, row, biases, names, notes, _reranker(keys, family, values))
 
 
 def _dtype(own: Iterable[GgufTensor]) -> str:
@@ -127,6 +127,17 @@ def _left_out(gguf: GgufFile, own: list[GgufTensor]) -> tuple[str, ...]:
     """Return a note on tensors of parts that are not loaded, if there are any."""
     others = len(gguf.tensors) - len(own)
     return (f"text only: {others} tensors of other parts (v.*, mm.*) are left out",) if others else ()
+
+
+def _without_draft_heads(keys: GgufKeys) -> tuple[str, ...]:
+    """Take the layers that guess the tokens after the next one away from the number of layers; return a note on them."""
+    heads, layers = keys.count("nextn_predict_layers"), keys.natural("block_count")
+    if not heads:
+        return ()
+    if heads >= layers:
+        keys.refuse("nextn_predict_layers", f"less than {keys.name('block_count')}, which is {layers}")
+    keys.replace("block_count", layers - heads)
+    return (f"{heads} layers that guess tokens (nextn_predict_layers) are left out",)
 
 
 def _reranker(keys: GgufKeys, family: Family, values: dict[str, Any]) -> int:
@@ -240,8 +251,9 @@ def _bias_fields(biases: Biases, family: Family) -> dict[str, Any]:
     return fields
 
 
-def _as_written(family: Family, gguf: GgufFile) -> Family:
-    """Return the family with the names of separate tensors where it has merged ones and the file has not."""
+def _as_written(family: Family, gguf: GgufFile, row: Row) -> Family:
+    """Return the family with the names of separate tensors where it has merged ones and the file has not, and with the order of
+    heads that the file has."""
     names, stems = family.names, {name.split(".")[2] for name in gguf.tensors if name.startswith("blk.")}
     if names.qkv and stems & {"attn_q", "attn_k", "attn_v"}:
         place = names.qkv.rpartition(".")[0]
@@ -249,6 +261,11 @@ def _as_written(family: Family, gguf: GgufFile) -> Family:
     if names.gate_up and "ffn_gate" in stems:
         place = names.gate_up.rpartition(".")[0]
         names = replace(names, gate_up="", gate=f"{place}.gate_proj", up=f"{place}.up_proj")
+    if names.delta_qkvz and "ssm_in" not in stems:
+        place = names.delta_qkvz.rpartition(".")[0]
+        names = replace(names, delta_qkvz="", delta_qkv=f"{place}.in_proj_qkv", delta_z=f"{place}.in_proj_z")
+    if row.tiled:
+        names = replace(names, delta_tiled=True)
     return family if names is family.names else replace(family, names=names)
 
 

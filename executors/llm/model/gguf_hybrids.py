@@ -1,8 +1,17 @@
 """What metadata of GGUF files say of models whose layers are not all attention. No torch here.
 
-attention.head_count_kv     LFM2: one number for each layer, 0 for a short convolution
-shortconv.l_cache           LFM2: the convolution's kernel
-leading_dense_block_count   LFM2-MoE: the first layers, which have an MLP
+    attention.head_count_kv     LFM2: one number for each layer, 0 for a short convolution
+    shortconv.l_cache           LFM2: the convolution's kernel
+    leading_dense_block_count   LFM2-MoE: the first layers, which have an MLP
+    ssm.conv_kernel             Qwen3-Next and Qwen3.5: kernel of the convolution of linear attention
+    ssm.group_count, ssm.state_size        its key heads and their size
+    ssm.time_step_rank, ssm.inner_size     its value heads and the size of all of them together
+    full_attention_interval, or attention.recurrent_layers    which layers have attention
+
+The converter puts the value heads of `qwen35` and `qwen35moe` into another order (conversion/qwen.py of llama.cpp,
+_LinearAttentionVReorderBase): head v of key head k comes as head v * (key heads) + k. Rows, channels, decays and the columns of
+the output projection are all in this order, so it is kept, and `TensorNames.delta_tiled` says it: blocks of a quantized
+projection have no order of columns that could be changed. `qwen3next` has the usual order.
 """
 
 from __future__ import annotations
@@ -40,6 +49,27 @@ def lfm2_moe(keys: GgufKeys, values: dict[str, Any]) -> None:
         "num_dense_layers": keys.count("leading_dense_block_count"),
         "use_expert_bias": any(".exp_probs_b." in name for name in keys.gguf.tensors),
     }
+
+
+def linear_attention(keys: GgufKeys, values: dict[str, Any]) -> None:
+    """Read the keys on layers with linear attention."""
+    heads, inner = keys.natural("ssm.time_step_rank"), keys.natural("ssm.inner_size")
+    if inner % heads:
+        keys.refuse("ssm.inner_size", f"a multiple of {keys.name('ssm.time_step_rank')}, which is {heads}")
+    values |= {
+        "linear_conv_kernel_dim": keys.natural("ssm.conv_kernel"),
+        "linear_num_key_heads": keys.natural("ssm.group_count"),
+        "linear_key_head_dim": keys.natural("ssm.state_size"),
+        "linear_num_value_heads": heads,
+        "linear_value_head_dim": inner // heads,
+    }
+    count = values["num_hidden_layers"]
+    flags = keys.items("attention.recurrent_layers", bool, count)
+    interval = keys.natural("full_attention_interval", 4)
+    values["layer_types"] = [
+        "linear_attention" if (flags[i] if flags is not None else (i + 1) % interval) else "full_attention"
+        for i in range(count)
+    ]
 
 
 def _kv_heads(keys: GgufKeys) -> list[int]:

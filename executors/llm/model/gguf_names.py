@@ -27,6 +27,14 @@ _LAYER_ROLES = {
     "shortconv.in_proj": "conv_in", "shortconv.conv": "conv", "shortconv.out_proj": "conv_out",
 }  # fmt: skip
 """Role in `TensorNames` by the middle of a name, `blk.0.attn_norm.weight`."""
+_ROLES_OF_MIXER = {
+    "gated_delta": {
+        "attn_qkv": "delta_qkv", "attn_gate": "delta_z", "ssm_in": "delta_qkvz", "ssm_ba": "delta_ba", "ssm_beta": "delta_b",
+        "ssm_alpha": "delta_a", "ssm_conv1d": "delta_conv", "ssm_dt": "delta_dt_bias", "ssm_norm": "delta_norm",
+        "ssm_out": "delta_out",
+    },
+}  # fmt: skip
+"""The same, of layers with mixers of these kinds, before those of all layers."""
 _EXPERT_ROLES = {"ffn_gate": "expert_gate", "ffn_up": "expert_up", "ffn_down": "expert_down"}
 _MERGED = "ffn_gate_up"
 """Stem of a tensor whose first half of rows is the gate's and whose second half is up's, of an MLP or of all experts."""
@@ -41,9 +49,9 @@ _ROLES = {
 }
 _SCALES = {"ffn_gate_inp": "router_scale", "ffn_down_exps": "expert_scale"}
 """Roles of tensors whose names end in `.scale`."""
-_WITHOUT_ENDING = ("layer_scalar", "router_scale", "expert_scale", "choice_bias")
+_WITHOUT_ENDING = ("layer_scalar", "router_scale", "expert_scale", "choice_bias", "delta_dt_bias")
 """Roles whose usual names have no `.weight`."""
-_CHANNELS = ("conv",)
+_CHANNELS = ("conv", "delta_conv")
 """Roles of convolutions, whose shape is [channels, 1, kernel] under the usual name and [channels, kernel] in the file."""
 _OWN_KV = ("attn_k", "attn_v", "attn_k_norm")
 _OF_LAYER = re.compile(
@@ -52,6 +60,8 @@ _OF_LAYER = re.compile(
 _OTHER = re.compile(r"(?P<stem>\w+)\.(?P<part>weight|bias)")
 _SINKS = re.compile(r"blk\.(\d{1,5})\.attn_sinks(?:\.weight)?")
 """Logits of the heads' sinks; in files of Ollama's converters without an ending."""
+_DECAYS = re.compile(r"blk\.(\d{1,5})\.ssm_a")
+"""-exp(A_log) of the value heads of linear attention."""
 _NORMS = ("attn_norm", "attn_post_norm", "mlp_norm", "mlp_post_norm", "q_norm", "k_norm", "final_norm")
 
 
@@ -63,7 +73,8 @@ class Stored:
     `rows`: which of the rows it is, of a tensor or of an expert, where the file has several tensors merged into one.
     `heads`: of so many heads the rows are in the order for a rotation of neighbours: row h * n + 2 j + p in the file is row
     h * n + p * n / 2 + j under the usual name (n rows a head); 0 if the order is the usual one. `plus_one`: the numbers are
-    stored plus one. `turned`: the file has the transpose. `scale`: a factor of the numbers, which lies beside them.
+    stored plus one. `decays`: the file has -exp of the numbers. `turned`: the file has the transpose. `scale`: a factor of the
+    numbers, which lies beside them.
     """
 
     tensor: GgufTensor
@@ -74,6 +85,7 @@ class Stored:
     plus_one: bool = False
     turned: bool = False
     scale: float = 1.0
+    decays: bool = False
 
 
 def stored_tensors(gguf: GgufFile, config: DecoderConfig, row: Row) -> dict[str, Stored]:
@@ -84,7 +96,7 @@ def stored_tensors(gguf: GgufFile, config: DecoderConfig, row: Row) -> dict[str,
     for tensor in sorted(gguf.tensors.values(), key=lambda one: (gguf.parts.index(one.path), one.offset)):
         if tensor.name in ROPE_TENSORS or tensor.name in scales.names or OTHER_TENSORS.fullmatch(tensor.name):
             continue
-        if _of_another(tensor, config):
+        if _of_another(tensor, config) or (row.draft_heads and _of_draft_head(tensor, config)):
             continue
         parts = _named(tensor, config, row, gguf.tensors)
         if not parts or tensors.keys() & parts.keys():
@@ -106,13 +118,19 @@ def _of_another(tensor: GgufTensor, config: DecoderConfig) -> bool:
     return number < config.num_layers and config.layers[number].kv_from is not None
 
 
+def _of_draft_head(tensor: GgufTensor, config: DecoderConfig) -> bool:
+    """Return whether a tensor is of a layer behind the model's last, which guesses tokens."""
+    match = re.match(r"blk\.(\d{1,5})\.", tensor.name)
+    return match is not None and int(match[1]) >= config.num_layers
+
+
 def file_name(usual: str, family: Family, row: Row | None = None) -> str:
     """Return the name in a GGUF file of the tensor with this usual name, for messages. `row`: of the file's architecture."""
     names = family.names
     for template, own in (
         (names.sinks, "attn_sinks.weight"), (names.router_scale, "ffn_gate_inp.scale"),
         (names.expert_scale, "ffn_down_exps.scale"), (names.layer_scalar, "layer_output_scale.weight"),
-        (names.choice_bias, "exp_probs_b.bias"),
+        (names.choice_bias, "exp_probs_b.bias"), (names.delta_a_log, "ssm_a"), (names.delta_dt_bias, "ssm_dt.bias"),
     ):  # fmt: skip
         if template and (match := _template(template).fullmatch(usual)):
             return f"blk.{match[1]}.{own}"
@@ -126,6 +144,7 @@ def file_name(usual: str, family: Family, row: Row | None = None) -> str:
         {f"{own}_exps": role for own, role in _EXPERT_ROLES.items()} if family.feed_forward.experts else {}
     )
     roles = _LAYER_ROLES | {"ffn_up": "gate_up"} if family.names.gate_up else _LAYER_ROLES | experts
+    roles = {**{own: role for one in _ROLES_OF_MIXER.values() for own, role in one.items()}, **roles}
     if row is not None:
         roles = {**row.roles, **roles, **row.roles}  # those of the row first, in their order
     for own, role in roles.items():
@@ -152,6 +171,9 @@ def _named(
     if family.names.sinks and (sinks := _SINKS.fullmatch(tensor.name)):
         name = family.names.sinks.replace("{i}", sinks[1])
         return {name: Stored(tensor, tensor.shape)} if int(sinks[1]) < config.num_layers else {}
+    if family.names.delta_a_log and (decays := _DECAYS.fullmatch(tensor.name)):
+        name = family.names.delta_a_log.replace("{i}", decays[1])
+        return {name: Stored(tensor, tensor.shape, decays=True)} if int(decays[1]) < config.num_layers else {}
     match = _OF_LAYER.fullmatch(tensor.name)
     if match is None:
         match = _OTHER.fullmatch(tensor.name)
@@ -168,10 +190,11 @@ def _named(
     if match["all"] or match["expert"]:
         biased = config.moe is not None and config.moe.biased
         return _experts(tensor, config, match) if part == "weight" or biased else {}
-    role = row.roles.get(stem) or _LAYER_ROLES.get(stem, "")
+    own = _ROLES_OF_MIXER.get(config.layers[layer].mixer, {})
+    role = own.get(stem) or row.roles.get(stem) or _LAYER_ROLES.get(stem, "")
     if role == "up" and (family.names.gate_up or _holds_gate(tensor, config, beside, layer)):
         role = "gate_up"
-    roles = [role] if role in _used_roles(family) else _parts_of(role, config)
+    roles = [role] if role in own.values() or role in _used_roles(family) else _parts_of(role, config)
     turned = family.names.transposed and len(tensor.shape) == 2
     tensors: dict[str, Stored] = {}
     first = 0
@@ -215,7 +238,8 @@ def _rows(role: str, config: DecoderConfig, layer: int) -> int:
     own = config.layers[layer]
     if role in ("q", "k", "v"):
         sizes = config.heads_of(own)
-        return sizes.q_size if role == "q" else sizes.kv_size
+        gates = sizes.q_size if own.mixer == "gated_attention" else 0
+        return sizes.q_size + gates if role == "q" else sizes.kv_size
     return own.inner or config.intermediate_size
 
 

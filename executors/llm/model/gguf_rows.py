@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from executors.llm.model.gguf_gemma4 import complete_gemma4, gemma4, rotation_of_gemma4
-from executors.llm.model.gguf_hybrids import complete_lfm2, lfm2, lfm2_moe
+from executors.llm.model.gguf_hybrids import complete_lfm2, lfm2, lfm2_moe, linear_attention
 from executors.llm.model.gguf_keys import GgufKeys
 
 
@@ -26,7 +26,8 @@ class Row:
     are stored plus one. `variant(keys, row)` returns the row to take instead where the name stands for several models.
     `complete(keys)` sets what missing keys stand for. `fill(keys, values)` reads the keys that only this architecture has,
     `rotation(keys, values)` returns its fields on rotary embeddings where they are not the usual ones. `roles`: roles of tensors
-    by the middle of their names, where they are other than in `gguf_names.py`.
+    by the middle of their names, where they are other than in `gguf_names.py`. `tiled`: value heads of linear attention are in
+    the order of `gguf_hybrids.py`. `draft_heads`: `block_count` has the layers of `nextn_predict_layers`, which are left out.
     """
 
     served: str
@@ -38,6 +39,8 @@ class Row:
     rotation: Callable[[GgufKeys, dict[str, Any]], dict[str, Any]] | None = None
     constants: Mapping[str, Any] = field(default_factory=dict)
     roles: Mapping[str, str] = field(default_factory=dict)
+    tiled: bool = False
+    draft_heads: bool = False
 
 
 def _kind_of_llama(keys: GgufKeys, row: Row) -> Row:
@@ -221,6 +224,14 @@ def _granite(keys: GgufKeys, values: dict[str, Any]) -> None:
         keys.refuse("rope.scaling.finetuned", "true")
 
 
+_QWEN35 = Row(
+    "Qwen3_5ForCausalLM",
+    plus_one=True,
+    fill=linear_attention,
+    roles={"post_attention_norm": "mlp_norm"},
+    tiled=True,
+    draft_heads=True,
+)
 ROWS: Mapping[str, Row] = {
     "llama": Row("LlamaForCausalLM", interleaved=True, variant=_kind_of_llama),
     "mistral3": Row("MistralForCausalLM", interleaved=True, variant=_kind_of_llama, fill=_window_if_given),
@@ -264,6 +275,14 @@ ROWS: Mapping[str, Row] = {
     "lfm2moe": Row(
         "Lfm2MoeForCausalLM", complete=complete_lfm2, fill=lfm2_moe, roles={"token_embd_norm": "final_norm"}
     ),
+    "qwen3next": Row(
+        "Qwen3NextForCausalLM",
+        plus_one=True,
+        fill=linear_attention,
+        roles={"post_attention_norm": "mlp_norm"},
+    ),
+    "qwen35": _QWEN35,
+    "qwen35moe": replace(_QWEN35, served="Qwen3_5MoeForCausalLM"),
     "gpt2": Row("GPT2LMHeadModel", constants={"activation_function": "gelu_new"}),
 }
 """The architectures by the value of `general.architecture`."""

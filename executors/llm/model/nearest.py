@@ -42,6 +42,9 @@ EXAMPLES = {
     "GraniteForCausalLM": "ibm-granite/granite-3.3-8b-instruct",
     "Lfm2ForCausalLM": "LiquidAI/LFM2-1.2B",
     "Lfm2MoeForCausalLM": "LiquidAI/LFM2-8B-A1B",
+    "Qwen3NextForCausalLM": "Qwen/Qwen3-Next-80B-A3B-Instruct",
+    "Qwen3_5ForConditionalGeneration": "Qwen/Qwen3.5-4B",
+    "Qwen3_5MoeForConditionalGeneration": "Qwen/Qwen3.5-35B-A3B",
     "GPT2LMHeadModel": "openai-community/gpt2",
 }
 """A model of the hub for each architecture that a row names."""
@@ -59,6 +62,8 @@ _SECTIONS = "rotation in three parts, by place in an image"
 _MINISTRAL3, _GPT_OSS = "Ministral3ForCausalLM", "GptOssForCausalLM"
 _LLAMA, _MISTRAL, _MISTRAL3 = "LlamaForCausalLM", "MistralForCausalLM", "Mistral3ForConditionalGeneration"
 _LFM2, _LFM2_MOE = "Lfm2ForCausalLM", "Lfm2MoeForCausalLM"
+_QWEN3_NEXT = "Qwen3NextForCausalLM"
+_QWEN3_5, _QWEN3_5_MOE = "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"
 _QWEN3_IMAGES, _QWEN2_MOE = "Qwen3VLForConditionalGeneration", "Qwen2MoeForCausalLM"
 _MIXTRAL, _QWEN2, _QWEN3, _QWEN3_MOE = (
     "MixtralForCausalLM",
@@ -103,8 +108,10 @@ _ROWS: tuple[tuple[str, str, str], ...] = (
     ("an encoder of sound", _QWEN2, "qwen2audio"),
     ("an encoder of sound", _QWEN3_MOE, "qwen3omni"),
     ("an encoder of sound", _QWEN3, "qwen3asr qwen3tts glmasr"),
-    (_STATE, _QWEN3_MOE, "qwen3next qwen35moe qwen36moe qwen4 qwen4exp"),
-    (_STATE, _QWEN3, "qwen35 qwen36"),
+    ("", _QWEN3_NEXT, "qwen3next"),
+    ("", _QWEN3_5, "qwen35 qwen36"),
+    ("", _QWEN3_5_MOE, "qwen35moe qwen36moe"),
+    (_STATE, _QWEN3_5_MOE, "qwen4 qwen4exp"),
     ("", _GPT_OSS, "gptoss"),
     (_SINKS, _QWEN3_MOE, "flint"),
     ("several residual streams (AltUp)", _GEMMA4_IMAGES, "gemma3n"),

@@ -79,6 +79,20 @@ VISION: dict[str, Any] = {
     "patch_size": 7,
 }  # fmt: skip
 PHI3: dict[str, Any] = {**_BASE, "pad_token_id": 0}
+# As published, but for sizes: two value heads read a key head, keys and values differ in size, a fourth of a head is rotated.
+QWEN3_NEXT: dict[str, Any] = {
+    **_BASE, "num_hidden_layers": 4, "head_dim": 24, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12, "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+}  # fmt: skip
+QWEN3_NEXT_MOE: dict[str, Any] = {
+    **QWEN3_NEXT, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 20, "shared_expert_intermediate_size": 28,
+}  # fmt: skip
+_MROPE = {**QWEN3_NEXT["rope_parameters"], "mrope_section": [1, 1, 1], "mrope_interleaved": True}
+_QWEN_VISION: dict[str, Any] = {
+    "depth": 1, "hidden_size": 16, "intermediate_size": 20, "num_heads": 2, "out_hidden_size": 48, "num_position_embeddings": 16,
+}  # fmt: skip
 # Published ones have attention in 6 of 16 layers (of the 1.2B) at uneven distances.
 LFM2: dict[str, Any] = {
     **_BASE, "num_hidden_layers": 5, "num_attention_heads": 6, "intermediate_size": 84, "block_multiple_of": 8,
@@ -341,6 +355,37 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "use_expert_bias": False, "norm_topk_prob": False, "tie_word_embeddings": False,
         },
     ),
+    "qwen3-next": ("Qwen3Next", QWEN3_NEXT_MOE),
+    "qwen3-next-some-dense-layers-biases-one-kv-head": (
+        "Qwen3Next",
+        {
+            **QWEN3_NEXT_MOE, "layer_types": None, "mlp_only_layers": [1], "num_key_value_heads": 1, "attention_bias": True,
+            "norm_topk_prob": False, "linear_num_key_heads": 4, "linear_conv_kernel_dim": 3, "tie_word_embeddings": True,
+        },
+    ),
+    "qwen3.5": ("Qwen3_5Text", {**QWEN3_NEXT, "rope_parameters": _MROPE, "linear_num_value_heads": 6}),
+    "qwen3.5-beside-images": (
+        "Qwen3_5",
+        {
+            "text_config": {**QWEN3_NEXT, "layer_types": None, "rope_parameters": _MROPE, "tie_word_embeddings": True},
+            "vision_config": _QWEN_VISION, "tie_word_embeddings": True,
+        },
+    ),
+    "qwen3.5-wide": (
+        "Qwen3_5Text",
+        {
+            **QWEN3_NEXT, "hidden_size": 64, "intermediate_size": 64, "rope_parameters": _MROPE, "head_dim": 16,
+            "linear_num_value_heads": 4,
+        },
+    ),
+    "qwen3.5-moe": ("Qwen3_5MoeText", {**QWEN3_NEXT_MOE, "rope_parameters": _MROPE}),
+    "qwen3.5-moe-beside-images": (
+        "Qwen3_5Moe",
+        {
+            "text_config": {**QWEN3_NEXT_MOE, "rope_parameters": _MROPE},
+            "vision_config": _QWEN_VISION, "tie_word_embeddings": False,
+        },
+    ),
     "gpt2": ("GPT2", GPT2),
     "gpt2-untied-n-inner": ("GPT2", {**GPT2, "n_inner": 77, "tie_word_embeddings": False, "activation_function": "relu"}),
 }  # fmt: skip
@@ -348,6 +393,8 @@ MODEL_CLASSES = {
     "GPT2": "GPT2LMHeadModel", "Gemma3Text": "Gemma3ForCausalLM", "Gemma3": "Gemma3ForConditionalGeneration",
     "Gemma4Whole": "Gemma4ForConditionalGeneration", "Gemma4UnifiedWhole": "Gemma4UnifiedForConditionalGeneration",
     "Mistral3": "Mistral3ForConditionalGeneration", "Qwen3VL": "Qwen3VLForConditionalGeneration",
+    "Qwen3_5Text": "Qwen3_5ForCausalLM", "Qwen3_5": "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeText": "Qwen3_5MoeForCausalLM", "Qwen3_5Moe": "Qwen3_5MoeForConditionalGeneration",
 }  # fmt: skip
 """Where the class is not called <kind>ForCausalLM."""
 CONFIG_CLASSES = {
@@ -382,6 +429,13 @@ class Reference:
         return out[0, len(ids) :].tolist()
 
 
+def decays(count: int) -> torch.Tensor:
+    """`A_log` of heads with half-lives from 1 to 10,000 tokens where a + dt_bias is 0: those that random weights have forget all
+    within a few tokens, which hides a state that is wrong."""
+    half_lives = 10.0 ** torch.linspace(0.0, 4.0, count)
+    return -half_lives.log()
+
+
 def build(name: str, directory: Path, **save: Any) -> Reference:
     """Write the checkpoint of a shape in SHAPES."""
     kind, fields = SHAPES[name]
@@ -399,7 +453,9 @@ def write(kind: str, fields: dict[str, Any], directory: Path, seed: int, **save:
     torch.manual_seed(seed)
     # The plain form: fused ones leave out the bound of scores.
     config._attn_implementation = "eager"
-    plus_one = kind.startswith("Gemma") and not kind.startswith("Gemma4")
+    plus_one = (kind.startswith("Gemma") and not kind.startswith("Gemma4")) or kind.startswith(
+        ("Qwen3Next", "Qwen3_5")
+    )
     model = getattr(transformers, MODEL_CLASSES.get(kind, f"{kind}ForCausalLM"))(config).float().eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
@@ -410,6 +466,12 @@ def write(kind: str, fields: dict[str, Any], directory: Path, seed: int, **save:
                 # Scaled embeddings are large already; with larger ones the layers would not matter.
                 scale = fan_in**-0.5 if kind.startswith("Gemma") and "embed" in parameter_name else 1.0
                 parameter.normal_(0.0, 1.2 * scale / fan_in**0.5)
+            elif parameter_name.endswith("A_log"):
+                parameter.copy_(decays(len(parameter)))
+            elif parameter_name.endswith("dt_bias"):
+                parameter.zero_()
+            elif parameter_name.endswith("linear_attn.norm.weight"):
+                parameter.uniform_(0.5, 1.5)
             elif parameter_name.endswith("bias"):
                 parameter.normal_(0.0, 0.3)
             elif parameter_name.endswith("sinks"):

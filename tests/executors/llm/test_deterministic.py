@@ -47,6 +47,9 @@ FAMILIES = [
     ("gemma4-experts-beside-mlp", {"global_head_dim": 88, "moe_intermediate_size": 130}),
     ("glm4-neighbours-of-half-a-head", {"head_dim": 68}),
     ("hunyuan-norms-last-alpha", {}),
+    ("lfm2-short-convolutions", {}),
+    ("lfm2-moe-sigmoid-router", {"moe_intermediate_size": 130}),
+    ("qwen3-next", {"moe_intermediate_size": 130, "shared_expert_intermediate_size": 129}),
     ("gpt2", {}),
     ("gpt2", {"activation_function": "silu"}),
 ]

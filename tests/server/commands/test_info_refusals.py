@@ -80,7 +80,7 @@ SAFETENSORS: dict[str, Callable[[Tensors, Path], None]] = {
     "shape": _put(f"{DOWN}.weight", torch.zeros(256, 128)),
     "dtype": _put(f"{DOWN}.weight", torch.zeros(256, 256, dtype=torch.int64)),
     "shard": _index,
-    "architecture": _fields(architectures=["Qwen3NextForCausalLM"]),
+    "architecture": _fields(architectures=["JambaForCausalLM"]),
     "method": _fields(quantization_config={"quant_method": "quip"}),
     "heads": _fields(num_attention_heads=3),
     "gptq-parts": _gptq("qzeros"),
@@ -169,7 +169,7 @@ def test_a_gguf_file_that_the_loader_refuses(
     write_checkpoint(tmp_path / "hf", FIELDS)
     tensors = converted_checkpoint(tmp_path / "hf", "llama")
     GGUF.get(fault, lambda tensors: None)(tensors)
-    arch = "qwen35" if fault == "architecture" else "llama"
+    arch = "jamba" if fault == "architecture" else "llama"
     file = write_gguf(tmp_path / "m.gguf", arch, sizes(FIELDS), tensors)
     if fault == "type":  # I32
         retyped(file, "blk.0.ffn_down.weight", 2, 26)

@@ -37,7 +37,8 @@ SHAPES = (
     "mistral-beside-images", "ministral3-growing-queries", "qwen2-moe-windows-some-dense-layers", "qwen3-beside-images",
     "glm4-neighbours-of-half-a-head", "olmo3-windows-yarn", "exaone4-windows-rotated-alone", "hunyuan-norms-last-alpha",
     "gemma4-experts-beside-mlp", "gemma4-beside-images", "gemma4-unified", "gemma4-unified-beside-images",
-    "gpt-oss-sinks-windows", "lfm2-short-convolutions", "lfm2-moe-sigmoid-router",
+    "gpt-oss-sinks-windows", "lfm2-short-convolutions", "lfm2-moe-sigmoid-router", "qwen3-next", "qwen3.5",
+    "qwen3.5-beside-images", "qwen3.5-moe", "qwen3.5-moe-beside-images",
 )  # fmt: skip
 
 CONVERSATION = {"messages": [{"role": "user", "content": "Hi"}], "tools": [], "generation_prompt": True}

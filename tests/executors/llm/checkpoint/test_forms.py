@@ -32,7 +32,8 @@ ONE_OF_EACH = (
     "exaone4-windows-rotated-alone", "glm4-neighbours-of-half-a-head", "hunyuan-norms-last-alpha", "qwen3-beside-images",
     "qwen2-moe-windows-some-dense-layers", "gemma4-experts-beside-mlp", "gemma4-beside-images", "gemma4-unified",
     "gemma4-unified-beside-images",
-    "gpt-oss-sinks-windows", "lfm2-short-convolutions", "lfm2-moe-sigmoid-router",
+    "gpt-oss-sinks-windows", "lfm2-short-convolutions", "lfm2-moe-sigmoid-router", "qwen3-next", "qwen3.5",
+    "qwen3.5-beside-images", "qwen3.5-moe", "qwen3.5-moe-beside-images",
 )  # fmt: skip
 UNTIED, TIED = "qwen3-untied-one-kv-head", "qwen3-tied-gqa"
 

@@ -222,4 +222,4 @@ async def test_both_layouts_of_transformers_are_the_reference(tmp_path: Path) ->
             difference = float(np.abs(await _logits(path) - expected).max())
             assert difference < 1e-4, f"{shape} in the layout {layout}: {difference}"
         fused += any("experts.gate_up_proj" in name for name in load_file(path / FILE))
-    assert len(families) == len(FAMILIES) and fused == 6
+    assert len(families) == len(FAMILIES) and fused == 9

@@ -7,10 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from executors.contract import ConfigError, LogitsMode, PrefillInput, Tensor
 from executors.llm.model.config import read_config
-from tests.executors.hybrid_gguf import fields_of, lfm2_metadata, lfm2_tensors, write_hybrid
+from tests.executors.hybrid_gguf import (
+    fields_of,
+    lfm2_metadata,
+    lfm2_tensors,
+    qwen_metadata,
+    qwen_tensors,
+    write_hybrid,
+)
 from tests.executors.llm.driver import start
 
 IDS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9]
@@ -60,5 +68,97 @@ async def test_other_files_are_refused_by_name(
     metadata = lfm2_metadata(fields_of(ref.path)) | change
     kept = {key: value for key, value in metadata.items() if value is not None}
     path = write_hybrid(tmp_path, "lfm2moe", kept, lfm2_tensors(ref.path))
+    with pytest.raises(ConfigError, match=message):
+        await start(path)
+
+
+RECURRENT = {"attention.recurrent_layers": [True, False, True, True]}
+
+
+@pytest.mark.parametrize(
+    ("name", "arch", "more"),
+    [
+        ("qwen3-next", "qwen3next", RECURRENT),
+        ("qwen3.5", "qwen35", {**RECURRENT, "rope.dimension_sections": [1, 1, 1, 0]}),
+        ("qwen3.5-beside-images", "qwen35", {}),
+        ("qwen3.5-beside-images", "qwen35", {"full_attention_interval": 4}),
+        ("qwen3.5-moe", "qwen35moe", RECURRENT),
+    ],
+)
+async def test_a_file_of_qwen_is_its_checkpoint(
+    reference: Any, tmp_path: Path, name: str, arch: str, more: dict[str, Any]
+) -> None:
+    """Also where the converter has put the value heads into another order."""
+    ref = reference(name)
+    path = write_hybrid(
+        tmp_path, arch, qwen_metadata(fields_of(ref.path), more), qwen_tensors(ref.path, arch)
+    )
+    ours, theirs = read_config(path), read_config(ref.path)
+    assert (ours.layers, ours.moe, ours.sizes) == (theirs.layers, theirs.moe, theirs.sizes)
+    assert np.abs(await logits(path) - ref.logits(IDS)).max() < 1e-4
+
+
+async def test_projections_of_older_files_of_qwen3_next_stay_in_one(reference: Any, tmp_path: Path) -> None:
+    ref = reference("qwen3-next")
+    tensors = qwen_tensors(ref.path, "qwen3next")
+    for i in (0, 2, 3):
+        del tensors[f"blk.{i}.attn_qkv.weight"], tensors[f"blk.{i}.attn_gate.weight"]
+        tensors[f"blk.{i}.ssm_in.weight"] = ref.model.state_dict()[
+            f"model.layers.{i}.linear_attn.in_proj_qkvz.weight"
+        ].contiguous()
+    path = write_hybrid(tmp_path, "qwen3next", qwen_metadata(fields_of(ref.path), RECURRENT), tensors)
+    assert np.abs(await logits(path) - ref.logits(IDS)).max() < 1e-4
+
+
+async def test_a_head_that_guesses_tokens_is_left_out_with_a_note(reference: Any, tmp_path: Path) -> None:
+    """block_count counts it in such a file."""
+    ref = reference("qwen3.5")
+    tensors = qwen_tensors(ref.path, "qwen35")
+    tensors |= {name.replace("blk.1.", "blk.4."): one for name, one in tensors.items() if "blk.1." in name}
+    tensors |= {"blk.4.nextn.eh_proj.weight": torch.zeros(48, 96), "blk.4.nextn.enorm.weight": torch.ones(48)}
+    metadata = qwen_metadata(fields_of(ref.path), {**RECURRENT, "block_count": 5, "nextn_predict_layers": 1})
+    path = write_hybrid(tmp_path, "qwen35", metadata, tensors)
+    assert read_config(path).notes == ("1 layers that guess tokens (nextn_predict_layers) are left out",)
+    assert np.abs(await logits(path) - ref.logits(IDS)).max() < 1e-4
+    with pytest.raises(ConfigError, match="nextn_predict_layers 5 is not supported; supported: less than"):
+        await start(
+            write_hybrid(tmp_path / "all", "qwen35", {**metadata, "nextn_predict_layers": 5}, tensors)
+        )
+
+
+async def test_quantized_projections_stay_as_the_file_has_them(reference: Any, tmp_path: Path) -> None:
+    """In the order of heads of the file: blocks of columns have no other."""
+    ref = reference("qwen3.5-wide")
+    fields, tensors = fields_of(ref.path), qwen_tensors(ref.path, "qwen35")
+    metadata = qwen_metadata(fields, RECURRENT)
+
+    def kinds(name: str) -> str:
+        return "Q8_0" if tensors[name].shape[-1] % 32 == 0 else "F32"
+
+    narrow = write_hybrid(tmp_path / "narrow", "qwen35", metadata, tensors, kinds)
+    found, expected = await logits(narrow), ref.logits(IDS)
+    assert 1e-4 < np.abs(found - expected).mean() < 0.1 * expected.std()
+    executor = await start(narrow)
+    decoder = executor._runtime.runner.model
+    assert all(linear.stored for layer in decoder.layers[::2] for linear in layer.mixer.linears)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ssm.group_count": None}, "ssm.group_count is missing"),
+        ({"ssm.inner_size": 63}, "ssm.inner_size 63 is not supported"),
+        ({"ssm.group_count": 5}, "linear_num_value_heads 6 is not a multiple of linear_num_key_heads 5"),
+        ({"ssm.conv_kernel": 1}, "linear_conv_kernel_dim is 1"),
+        ({"attention.recurrent_layers": [True]}, "recurrent_layers"),
+    ],
+)
+async def test_other_files_of_qwen_are_refused_by_name(
+    reference: Any, tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    ref = reference("qwen3.5")
+    metadata = qwen_metadata(fields_of(ref.path), RECURRENT) | change
+    kept = {key: value for key, value in metadata.items() if value is not None}
+    path = write_hybrid(tmp_path, "qwen35", kept, qwen_tensors(ref.path, "qwen35"))
     with pytest.raises(ConfigError, match=message):
         await start(path)

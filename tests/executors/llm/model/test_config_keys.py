@@ -47,6 +47,8 @@ CLASSES = {
     "gemma3_text": ("Gemma3Text", "Gemma3"), "phi3": ("Phi3",), "glm4": ("Glm4",), "olmo2": ("Olmo2",),
     "olmo3": ("Olmo3",), "olmoe": ("Olmoe",), "exaone4": ("Exaone4",), "hunyuan_v1_dense": ("HunYuanDenseV1",),
     "smollm3": ("SmolLM3",), "granite": ("Granite",), "gpt2": ("GPT2",), "lfm2": ("Lfm2",), "lfm2_moe": ("Lfm2Moe",),
+    "qwen3_next": ("Qwen3Next",), "qwen3_5": ("Qwen3_5Text",), "qwen3_5_text": ("Qwen3_5Text", "Qwen3_5"),
+    "qwen3_5_moe": ("Qwen3_5MoeText",), "qwen3_5_moe_text": ("Qwen3_5MoeText", "Qwen3_5Moe"),
 }  # fmt: skip
 """Of each family, the last one that of the whole file."""
 _TYPES = ["sliding_attention", "full_attention"] * 4
@@ -64,6 +66,13 @@ _LFM2 = {
     **BASE, "norm_eps": 1e-5, "block_multiple_of": 8, "layer_types": ["conv", "full_attention"] * 4, "conv_L_cache": 3,
     "block_ffn_dim_multiplier": 1.0,
 }  # fmt: skip
+_DELTA = {
+    **BASE, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+    "linear_conv_kernel_dim": 4, "layer_types": ["linear_attention", "full_attention"] * 4,
+}  # fmt: skip
+_DELTA_MOE = {
+    **_DELTA, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 12,
+}  # fmt: skip
 BASES: dict[str, dict[str, Any]] = {
     "gpt2": {"vocab_size": 100, "n_positions": 256, "n_embd": 48, "n_layer": 4, "n_head": 4},
     "qwen3_moe": {**BASE, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8},
@@ -71,6 +80,8 @@ BASES: dict[str, dict[str, Any]] = {
         **BASE, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 12,
     },
     "gemma4": _GEMMA4, "gemma4_text": _GEMMA4, "gemma4_unified": _GEMMA4_UNIFIED, "gemma4_unified_text": _GEMMA4_UNIFIED,
+    "qwen3_next": {**_DELTA_MOE, "norm_topk_prob": False}, "qwen3_5": _DELTA, "qwen3_5_text": _DELTA,
+    "qwen3_5_moe": _DELTA_MOE, "qwen3_5_moe_text": _DELTA_MOE,
     "lfm2": _LFM2,
     "lfm2_moe": {
         **_LFM2, "num_dense_layers": 1, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8,

@@ -68,7 +68,7 @@ def _file(arch: str, more: Mapping[str, Any]) -> GgufFile:
         "attention.head_count": HEADS, "attention.head_count_kv": HEADS,
         "attention.layer_norm_epsilon" if arch == "gpt2" else "attention.layer_norm_rms_epsilon": 1e-5,
     }  # fmt: skip
-    if arch in ("qwen2moe", "qwen3moe", "olmoe", "gpt-oss", "lfm2moe"):
+    if arch in ("qwen2moe", "qwen3moe", "olmoe", "gpt-oss", "lfm2moe", "qwen3next", "qwen35moe"):
         base |= {"expert_count": 4, "expert_used_count": 2}
     if arch == "gpt-oss":
         base |= {"attention.sliding_window": 8}
@@ -79,6 +79,10 @@ def _file(arch: str, more: Mapping[str, Any]) -> GgufFile:
         }  # fmt: skip
     if arch in ("lfm2", "lfm2moe"):
         base |= {"attention.head_count_kv": [0, HEADS], "shortconv.l_cache": 3}
+    if arch in ("qwen3next", "qwen35", "qwen35moe"):
+        base |= {
+            "ssm.conv_kernel": 4, "ssm.group_count": 2, "ssm.state_size": 8, "ssm.time_step_rank": 4, "ssm.inner_size": 32,
+        }  # fmt: skip
     shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (40, HIDDEN)}
     for i in range(LAYERS):
         shapes |= {f"blk.{i}.attn_q.weight": (HIDDEN, HIDDEN), f"blk.{i}.ffn_gate_exps.weight": (4, 48, HIDDEN),

@@ -27,7 +27,8 @@ MIXED = (
     "glm4-neighbours-of-half-a-head", "hunyuan-norms-last-alpha",
     "qwen2-moe-windows-some-dense-layers", "gpt-oss-sinks-windows", "gemma4-inputs-of-layers-and-shared-kv",
     "gemma4-experts-beside-mlp", "gemma4-beside-images", "gemma4-unified", "gemma4-unified-beside-images",
-    "lfm2-biases-kernel-of-5-untied", "lfm2-moe-sigmoid-router",
+    "lfm2-biases-kernel-of-5-untied", "lfm2-moe-sigmoid-router", "qwen3-next", "qwen3.5", "qwen3.5-beside-images", "qwen3.5-moe",
+    "qwen3.5-moe-beside-images",
 )  # fmt: skip
 """At least one shape of every family."""
 

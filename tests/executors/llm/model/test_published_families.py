@@ -35,6 +35,18 @@ _GEMMA4: dict[str, Any] = {
     },
     "tie_word_embeddings": True, "top_k_experts": None, "use_bidirectional_attention": None, "vocab_size": 262144,
 }  # fmt: skip
+_LINEAR = ["linear_attention"] * 3 + ["full_attention"]
+_QWEN3_5: dict[str, Any] = {
+    "attention_bias": False, "attention_dropout": 0.0, "attn_output_gate": True, "dtype": "bfloat16", "eos_token_id": 248044,
+    "full_attention_interval": 4, "head_dim": 256, "hidden_act": "silu", "initializer_range": 0.02,
+    "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16, "linear_value_head_dim": 128,
+    "mamba_ssm_dtype": "float32", "max_position_embeddings": 262144, "mtp_num_hidden_layers": 1,
+    "mtp_use_dedicated_embeddings": False, "rms_norm_eps": 1e-06, "use_cache": True, "vocab_size": 248320,
+    "rope_parameters": {
+        "mrope_interleaved": True, "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25, "rope_theta": 10000000,
+        "rope_type": "default",
+    },
+}  # fmt: skip
 PUBLISHED: dict[str, dict[str, Any]] = {
     "Ministral-3-3B-Instruct-2512": {
         "architectures": ["Mistral3ForConditionalGeneration"], "dtype": "bfloat16", "image_token_index": 10,
@@ -122,6 +134,39 @@ PUBLISHED: dict[str, dict[str, Any]] = {
             "type": "dynamic",
         },
         "rope_theta": 10000.0, "tie_word_embeddings": True, "use_cache": True, "use_qk_norm": True, "vocab_size": 120818,
+    },
+    "Qwen3-Next-80B-A3B-Instruct": {
+        "architectures": ["Qwen3NextForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "decoder_sparse_step": 1,
+        "eos_token_id": 151645, "full_attention_interval": 4, "head_dim": 256, "hidden_act": "silu", "hidden_size": 2048,
+        "initializer_range": 0.02, "intermediate_size": 5120, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
+        "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_value_head_dim": 128,
+        "max_position_embeddings": 262144, "mlp_only_layers": [], "model_type": "qwen3_next", "moe_intermediate_size": 512,
+        "norm_topk_prob": True, "num_attention_heads": 16, "num_experts": 512, "num_experts_per_tok": 10,
+        "num_hidden_layers": 48, "num_key_value_heads": 2, "output_router_logits": False, "partial_rotary_factor": 0.25,
+        "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 10000000, "router_aux_loss_coef": 0.001,
+        "shared_expert_intermediate_size": 512, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_cache": True,
+        "use_sliding_window": False, "vocab_size": 151936,
+    },
+    "Qwen3.5-4B": {
+        "architectures": ["Qwen3_5ForConditionalGeneration"], "image_token_id": 248056, "model_type": "qwen3_5",
+        "text_config": {
+            **_QWEN3_5, "hidden_size": 2560, "intermediate_size": 9216, "layer_types": _LINEAR * 8,
+            "linear_num_value_heads": 32, "model_type": "qwen3_5_text", "num_attention_heads": 16, "num_hidden_layers": 32,
+            "num_key_value_heads": 4, "tie_word_embeddings": True,
+        },
+        "tie_word_embeddings": True, "video_token_id": 248057, "vision_config": {"model_type": "qwen3_5"},
+        "vision_end_token_id": 248054, "vision_start_token_id": 248053,
+    },
+    "Qwen3.5-35B-A3B": {
+        "architectures": ["Qwen3_5MoeForConditionalGeneration"], "image_token_id": 248056, "model_type": "qwen3_5_moe",
+        "text_config": {
+            **_QWEN3_5, "hidden_size": 2048, "linear_num_value_heads": 32, "model_type": "qwen3_5_moe_text",
+            "moe_intermediate_size": 512, "num_attention_heads": 16, "num_experts": 256, "num_experts_per_tok": 8,
+            "num_hidden_layers": 40, "num_key_value_heads": 2, "output_router_logits": False, "router_aux_loss_coef": 0.001,
+            "shared_expert_intermediate_size": 512,
+        },
+        "tie_word_embeddings": False, "video_token_id": 248057, "vision_config": {"model_type": "qwen3_5_moe"},
+        "vision_end_token_id": 248054, "vision_start_token_id": 248053,
     },
     "LFM2-1.2B": {
         "architectures": ["Lfm2ForCausalLM"], "block_auto_adjust_ff_dim": True, "block_dim": 2048, "block_ff_dim": 12288,
@@ -242,6 +287,25 @@ def test_glm_rotates_neighbours_in_half_of_a_head() -> None:
     [rope] = config("GLM-4-9B-0414").ropes
     assert rope.neighbours and rope.dim == 64
     assert config("GLM-4-9B-0414", partial_rotary_factor=None) == config("GLM-4-9B-0414")
+
+
+def test_qwen_with_states_has_parameters_as_its_name_says() -> None:
+    names = ("Qwen3-Next-80B-A3B-Instruct", "Qwen3.5-4B", "Qwen3.5-35B-A3B")
+    found = [
+        Decoder(config(name), torch.bfloat16, torch.device("meta")).num_parameters() / 1e9 for name in names
+    ]
+    assert found == [pytest.approx(79.7, abs=0.3), pytest.approx(4.2, abs=0.1), pytest.approx(34.7, abs=0.3)]
+
+
+def test_the_layers_of_qwen_follow_the_interval_and_a_quarter_of_a_head_is_rotated() -> None:
+    for name in ("Qwen3-Next-80B-A3B-Instruct", "Qwen3.5-4B", "Qwen3.5-35B-A3B"):
+        found = config(name)
+        assert {layer.mixer for layer in found.layers[3::4]} == {"gated_attention"}
+        assert [layer.mixer for layer in found.layers[:3]] == ["gated_delta"] * 3
+        assert [rope.dim for rope in found.ropes] == [64]
+    for field, value in (("attn_output_gate", False), ("mamba_ssm_dtype", "bfloat16")):
+        with pytest.raises(ConfigError, match=f"{field} .* is not supported"):
+            config("Qwen3-Next-80B-A3B-Instruct", **{field: value})
 
 
 def test_lfm2_has_parameters_as_its_name_says() -> None:

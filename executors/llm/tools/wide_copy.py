@@ -52,6 +52,8 @@ def write_wide_copy(directory: Path, target: Path) -> None:
             file.copy_into(name, tensors[name])
     finally:
         checkpoint.close()
+    if config.family.names.delta_tiled:
+        _group_value_heads(tensors, config)
     _merge(tensors, config.family, usual)
     whole = Decoder(usual, torch.float32, torch.device("meta"))
     for name, tensor in whole.parameters().items():
@@ -66,6 +68,33 @@ def write_wide_copy(directory: Path, target: Path) -> None:
         shutil.copy(directory / "generation_config.json", target)
 
 
+def _group_value_heads(tensors: dict[str, torch.Tensor], config: DecoderConfig) -> None:
+    """Put the value heads of linear attention in place into the usual order, see `gguf_hybrids.py`: those of a key head follow
+    each other."""
+    names, sizes = config.family.names, config.sizes
+    keys, heads = sizes["linear_num_key_heads"], sizes["linear_num_value_heads"]
+    size, before = sizes["linear_value_head_dim"], 2 * keys * sizes["linear_key_head_dim"]
+
+    def grouped(tensor: torch.Tensor, size: int, along: int = 0) -> torch.Tensor:
+        parts = tensor.unflatten(along, (heads // keys, keys, size))
+        return parts.transpose(along, along + 1).flatten(along, along + 2)
+
+    for i in range(config.num_layers):
+        if config.layers[i].mixer != "gated_delta":
+            continue
+        for name, rows in (
+            (f"{names.delta_z}.weight", size), (f"{names.delta_b}.weight", 1), (f"{names.delta_a}.weight", 1),
+            (names.delta_a_log, 1), (names.delta_dt_bias, 1),
+        ):  # fmt: skip
+            own = name.replace("{i}", str(i))
+            tensors[own] = grouped(tensors[own], rows)
+        for name in (names.delta_qkv, names.delta_conv):
+            own = f"{name}.weight".replace("{i}", str(i))
+            tensors[own] = torch.cat((tensors[own][:before], grouped(tensors[own][before:], size)))
+        own = f"{names.delta_out}.weight".replace("{i}", str(i))
+        tensors[own] = grouped(tensors[own], size, along=1).contiguous()
+
+
 def _merge(tensors: dict[str, torch.Tensor], written: Family, usual: DecoderConfig) -> None:
     """Merge in place what the family has in one tensor and the file has apart."""
     names, apart = usual.family.names, written.names
@@ -73,6 +102,8 @@ def _merge(tensors: dict[str, torch.Tensor], written: Family, usual: DecoderConf
         (names.qkv, (apart.q, apart.k, apart.v), apart.qkv),
         (names.gate_up, (apart.gate, apart.up), apart.gate_up),
     )
+    if names.delta_qkvz and not apart.delta_qkvz:
+        _join_by_key_head(tensors, written, usual)
     for whole, parts, same in merged:
         if not whole or same:
             continue
@@ -85,6 +116,21 @@ def _merge(tensors: dict[str, torch.Tensor], written: Family, usual: DecoderConf
                 if len(there) == len(parts):
                     along = 1 if usual.family.names.transposed and part == "weight" else 0
                     tensors[f"{whole}.{part}".replace("{i}", str(layer))] = torch.cat(there, along)
+
+
+def _join_by_key_head(tensors: dict[str, torch.Tensor], written: Family, usual: DecoderConfig) -> None:
+    """Join q, k, v and z of linear attention in place as Qwen3-Next has them: by key head."""
+    names, sizes, apart = usual.family.names, usual.sizes, written.names
+    keys, size = sizes["linear_num_key_heads"], sizes["linear_key_head_dim"]
+    for i in range(usual.num_layers):
+        if usual.layers[i].mixer != "gated_delta":
+            continue
+        qkv, z = (
+            tensors.pop(f"{one}.weight".replace("{i}", str(i))) for one in (apart.delta_qkv, apart.delta_z)
+        )
+        q, k, v = qkv.split((keys * size, keys * size, len(z)))
+        parts = [one.unflatten(0, (keys, -1)) for one in (q, k, v, z)]
+        tensors[f"{names.delta_qkvz}.weight".replace("{i}", str(i))] = torch.cat(parts, 1).flatten(0, 1)
 
 
 def _join_experts(tensors: dict[str, torch.Tensor], config: DecoderConfig) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from executors.contract import ConfigError, LogitsMode, PrefillInput, Tensor
 from executors.llm.model.config import read_config
+from executors.llm.tools import compare
+from executors.llm.tools.wide_copy import write_wide_copy
 from tests.executors.hybrid_gguf import (
     fields_of,
     lfm2_metadata,
@@ -124,6 +128,36 @@ async def test_a_head_that_guesses_tokens_is_left_out_with_a_note(reference: Any
         await start(
             write_hybrid(tmp_path / "all", "qwen35", {**metadata, "nextn_predict_layers": 5}, tensors)
         )
+
+
+@pytest.mark.parametrize(
+    ("name", "arch"),
+    [("lfm2-moe-sigmoid-router", "lfm2moe"), ("qwen3-next", "qwen3next"), ("qwen3.5", "qwen35")],
+)
+async def test_verify_compares_a_file_with_transformers(
+    reference: Any, tmp_path: Path, name: str, arch: str
+) -> None:
+    """Of which it makes a copy in the usual order of heads."""
+    ref = reference(name)
+    if arch == "lfm2moe":
+        metadata, tensors = lfm2_metadata(fields_of(ref.path)), lfm2_tensors(ref.path)
+    else:
+        metadata, tensors = qwen_metadata(fields_of(ref.path), RECURRENT), qwen_tensors(ref.path, arch)
+    path = write_hybrid(tmp_path, arch, metadata, tensors)
+    write_wide_copy(path, tmp_path / "copy")
+    copied, original = (
+        load_file(tmp_path / "copy" / "model.safetensors"),
+        load_file(ref.path / "model.safetensors"),
+    )
+    assert copied.keys() == original.keys()
+    for key, tensor in original.items():
+        torch.testing.assert_close(copied[key].view(tensor.shape), tensor, rtol=1e-5, atol=1e-5)
+    job = {
+        "model": str(path), "reference": str(path), "tokens": 6, "prompts": None, "dtype": "float32", "device": "cpu",
+        "num_threads": 1, "tolerance": 1e-4, "has_tokenizer": False,
+    }  # fmt: skip
+    report = await asyncio.to_thread(compare.run, job, lambda stage: None)
+    assert all(row["logits_equal"] and row["greedy_equal"] for row in report["prompts"]), report
 
 
 async def test_quantized_projections_stay_as_the_file_has_them(reference: Any, tmp_path: Path) -> None:

@@ -7,17 +7,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from executors.contract import DecodeInput, KvGroup, LogitsMode, PrefillInput, Tensor
 from executors.contract.batch import KvCacheHandle
 from tests.executors.llm import models
-from tests.executors.llm.driver import start
+from tests.executors.llm.driver import logprobs_in_steps, start
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(180)]
 
 LENGTH, CHUNK, BLOCK = 4300, 512, 16
 FAR = 1e-3
 """transformers' angles are float32 products, off by 2e-4 at 4,300. With float64 angles there gpt-oss' logits differ by 1.1e-5."""
+_DELTA: dict[str, Any] = {
+    "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 8, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000000.0, "partial_rotary_factor": 0.25},
+}  # fmt: skip
 _SMALL: dict[str, Any] = {
     "vocab_size": 131, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1,
     "intermediate_size": 40, "max_position_embeddings": 8192, "tie_word_embeddings": False, "pad_token_id": 0,
@@ -87,6 +93,40 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }  # fmt: skip
+
+
+WITH_STATES: dict[str, tuple[str, dict[str, Any]]] = {
+    "lfm2": (
+        "Lfm2", {**_SMALL, "block_multiple_of": 8, "layer_types": ["conv", "full_attention", "conv", "conv"]},
+    ),
+    "qwen3-next": (
+        "Qwen3Next",
+        {
+            **_SMALL, **_DELTA, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 24,
+        },
+    ),
+    "qwen3.5": ("Qwen3_5Text", {**_SMALL, **_DELTA}),
+}  # fmt: skip
+"""Heads forget half within 1 to 10,000 tokens, see `models.decays`."""
+
+
+@pytest.mark.parametrize("name", WITH_STATES)
+async def test_logits_of_a_long_prompt_in_steps_with_states(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In chunks, then token after token: a state that is stale by any number of tokens shows."""
+    monkeypatch.setitem(models.SHAPES, name, WITH_STATES[name])
+    ref = models.build(name, tmp_path / "model")
+    ids = np.random.default_rng(3).integers(1, 131, LENGTH).tolist()
+    expected = torch.from_numpy(ref.logits(ids)).log_softmax(-1).numpy()[:-1]
+    executor = await start(ref.path, max_model_len=LENGTH + BLOCK, block_size=BLOCK)
+    chunks = [CHUNK] * (LENGTH // CHUNK)
+    [found] = await logprobs_in_steps(executor, [ids], [[*chunks, LENGTH - sum(chunks) - 4, 1, 1, 1, 1]])
+    await executor.shutdown()
+    print(name, np.abs(found - expected).max())
+    assert np.abs(found - expected).max() < FAR
+    assert (found.argmax(-1) == expected.argmax(-1)).mean() > 0.999
 
 
 def _table(group: KvGroup) -> np.ndarray:

@@ -34,7 +34,7 @@ from benchmarks import quality_quantization
 from benchmarks.attention import cpu_name
 from benchmarks.quality_measures import Pair, bf16_pairs, summary
 from benchmarks.quality_models import RANDOM_SHAPES, WAYS, Way, prompts, random_checkpoint
-from executors.llm.memory.cgroup import cpu_threads
+from executors.cgroup import cpu_threads
 from executors.tiny import weights_dir
 from tools import real_models
 from tools.neutral_paths import neutral

@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 
+from executors.cgroup import PressureGauge, count_as_available, cpu_threads
 from executors.contract import (
     BatchModelExecutor,
     ConfigError,
@@ -71,7 +72,6 @@ from executors.llm.faults import step_fault
 from executors.llm.finite import explained
 from executors.llm.lora.table import LoraTable
 from executors.llm.memory.arena import KvArena
-from executors.llm.memory.cgroup import PressureGauge, count_as_available, cpu_threads
 from executors.llm.memory.kv_plan import KvPlan
 from executors.llm.memory.sizing import limits_note
 from executors.llm.model.api import DecoderOnlyLLM, LoadedModel

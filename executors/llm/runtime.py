@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from executors.cgroup import PressureGauge, memory_limit
 from executors.contract import (
     AttentionType,
     ExecutorCapabilities,
@@ -29,7 +30,6 @@ from executors.kernels.cpu import kernels_in_use
 from executors.llm.device.base import Device
 from executors.llm.device.table import kinds_here
 from executors.llm.memory import sizing, state_limits
-from executors.llm.memory.cgroup import PressureGauge, memory_limit
 from executors.llm.memory.kv_groups import blocks_of_sequence
 from executors.llm.memory.kv_plan import KvPlan
 from executors.llm.memory.kv_toucher import KvToucher

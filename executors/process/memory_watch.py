@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from executors.llm.memory.cgroup import Pressure, PressureGauge
+from executors.cgroup import Pressure, PressureGauge
 
 _SHARE, _LEAST = 0.03, 32 << 20
 """Memory that must stay free: this share of the limit, and at least this many bytes. A limit below 16 times the latter, which

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from pathlib import Path
 
-from executors.llm.memory.cgroup import ROOT, cgroup_memory, machine_bytes, memory_groups
+from executors.cgroup import ROOT, cgroup_memory, machine_bytes, memory_groups
 
 _CURE = "give more memory, or less to KV (--kv-cache-memory-bytes)"
 

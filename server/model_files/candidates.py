@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from executors import cgroup
 from executors.contract import ConfigError
-from executors.llm.memory import cgroup
 
 PREFERRED = "Q4_K_M"
 NO_BOUND = 2**63 - 1

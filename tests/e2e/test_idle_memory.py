@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from executors.llm.memory.cgroup import cgroup_memory
+from executors.cgroup import cgroup_memory
 from tests.e2e.checkpoints import write_model
 from tests.e2e.server_process import ServerProcess
 

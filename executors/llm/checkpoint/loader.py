@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from executors.cgroup import memory_limit
 from executors.contract.config import ExecutorConfig
 from executors.contract.errors import ConfigError, OutOfMemory
 from executors.contract.faults import no_memory
@@ -41,7 +42,6 @@ from executors.llm.checkpoint.weights import (
 from executors.llm.device.table import device_of, find_device
 from executors.llm.fused import cpu_experts, cpu_forward
 from executors.llm.kernel_support import fp8_support, stored_support
-from executors.llm.memory.cgroup import memory_limit
 from executors.llm.memory.kv_groups import equal_heads
 from executors.llm.memory.kv_plan import plan_kv
 from executors.llm.memory.sizing import Claim, adjustable

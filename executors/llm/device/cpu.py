@@ -1,4 +1,4 @@
-"""`CpuDevice`: the machine's processors, and its memory, whose figures `memory/cgroup.py` reads."""
+"""`CpuDevice`: the machine's processors, and its memory, whose figures `executors/cgroup.py` reads."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from executors.cgroup import memory_limit
 from executors.contract.errors import ConfigError, OutOfMemory
-from executors.llm.memory.cgroup import memory_limit
 from executors.memory_file import MemoryFile
 
 _ALIGNMENT = 2 << 20

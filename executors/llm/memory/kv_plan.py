@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import torch
 
+from executors.cgroup import cgroup_memory, memory_limit, resident_bytes
 from executors.contract.config import ExecutorConfig
 from executors.contract.errors import ConfigError, Unavailable
 from executors.contract.status import KvLayout
 from executors.llm.device.base import DeviceMemory
 from executors.llm.device.table import device_of
-from executors.llm.memory.cgroup import cgroup_memory, memory_limit, resident_bytes
 from executors.llm.memory.device_memory import look
 from executors.llm.memory.kv_sizes import KvSizes
 from executors.llm.memory.sizing import Claim

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from executors.cgroup import cpu_threads, machine_bytes
 from executors.contract.config import BATCH_LIMITS, ExecutorConfig
 from executors.contract.errors import ConfigError
 from executors.contract.status import MemoryRequirements, StateLayout
 from executors.llm.device.base import Device
 from executors.llm.device.table import device_of
-from executors.llm.memory.cgroup import cpu_threads, machine_bytes
 from executors.llm.memory.kv_groups import draft_parts, group_windows
 from executors.llm.model.caches import HasCaches, kv_group, state_group
 from executors.llm.sampling.shaped_slots import table_bytes

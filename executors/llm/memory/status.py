@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import resource
 
+from executors.cgroup import PressureGauge, memory_limit, resident_bytes
 from executors.contract.status import ExecutorMemoryUsage
 from executors.llm.device.base import DeviceMemory
-from executors.llm.memory.cgroup import PressureGauge, memory_limit, resident_bytes
 
 
 def memory_usage(memory: DeviceMemory | None, promised: int, gauge: PressureGauge) -> ExecutorMemoryUsage:

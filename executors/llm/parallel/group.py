@@ -16,12 +16,12 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from executors.cgroup import cpu_threads
 from executors.contract.config import ExecutorConfig
 from executors.contract.errors import ConfigError, ExecutorError
 from executors.devices import DEVICES
 from executors.llm.device.base import Device, DeviceMemory
 from executors.llm.device.table import find_device
-from executors.llm.memory.cgroup import cpu_threads
 from executors.llm.memory.kv_plan import KvPlan
 from executors.llm.parallel.ranks import Ranks
 from executors.llm.parallel.stages import AgreedIntake, RankSampling, agree, ending, ending_direct

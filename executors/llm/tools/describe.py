@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import torch
 
+from executors.cgroup import memory_limit, resident_bytes
 from executors.contract.config import ExecutorConfig
 from executors.contract.errors import ConfigError
 from executors.contract.status import KvLayout
@@ -38,7 +39,6 @@ from executors.llm.device.table import device_of, find_device
 from executors.llm.factory import LlmFactory
 from executors.llm.kernel_support.kernel_choice import choose_attention
 from executors.llm.memory import sizing
-from executors.llm.memory.cgroup import memory_limit, resident_bytes
 from executors.llm.memory.device_memory import CONTEXT_BYTES, Room, look, margin
 from executors.llm.memory.kv_groups import blocks_of_sequence
 from executors.llm.memory.kv_plan import CPU_SHARE, KvPlan, plan_kv

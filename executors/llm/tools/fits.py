@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
+from executors.cgroup import cpu_threads
 from executors.contract.config import ExecutorConfig
 from executors.contract.errors import ExecutorError
 from executors.kernels import compiler, cpu
 from executors.llm.device.table import find_device
-from executors.llm.memory.cgroup import cpu_threads
 from executors.llm.tools.describe import describe
 
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
+from executors.cgroup import cpu_threads
 from executors.devices import GPU
 from executors.kernels import triton_build
 from executors.kernels.compiler import KernelUnavailable
 from executors.kernels.cpu import CpuKernels, cpu_kernels
 from executors.llm.attention.plain_torch import TorchAttention
 from executors.llm.device.table import class_of, find_device
-from executors.llm.memory.cgroup import cpu_threads
 from executors.llm.model.linear import can_pack_onednn
 
 ONEDNN, PLAIN = "torch, packed for oneDNN", "plain torch"

@@ -130,7 +130,8 @@ async def test_kv_that_is_too_small_is_refused_with_the_numbers(qwen3):
 
 
 async def test_kv_is_sized_from_what_the_box_allows(qwen3, monkeypatch):
-    from executors.llm.memory import cgroup, kv_plan
+    from executors import cgroup
+    from executors.llm.memory import kv_plan
 
     plain = replace(config(qwen3), memory=ExecutorMemoryConfig())
     executor = LlmExecutor.from_config(plain)
@@ -250,7 +251,7 @@ async def test_direct_calls_give_what_was_asked(qwen3):
 
 
 async def test_kv_memory_is_taken_when_it_is_written(qwen3):
-    from executors.llm.memory.cgroup import resident_bytes
+    from executors.cgroup import resident_bytes
 
     settings = replace(config(qwen3, kv_bytes=4 << 30), max_num_seqs=4000)
     before = resident_bytes()

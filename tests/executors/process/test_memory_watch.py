@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from executors.llm.memory.cgroup import Pressure
+from executors.cgroup import Pressure
 from executors.process.memory_watch import MemoryWatch
 
 GIB = 1 << 30

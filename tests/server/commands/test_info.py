@@ -13,6 +13,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from engine.text.tokenizer import Tokenizer
+from executors.cgroup import MemoryLimit
 from executors.contract import (
     BATCH_LIMITS,
     ConfigError,
@@ -23,7 +24,6 @@ from executors.contract import (
 from executors.contract.config import ExecutorAttentionConfig
 from executors.llm.executor import LlmExecutor
 from executors.llm.memory import kv_plan
-from executors.llm.memory.cgroup import MemoryLimit
 from executors.llm.model.caches import kv_group
 from executors.llm.tools import describe
 from executors.tiny import weights_dir

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from executors import cgroup
 from executors.contract import ConfigError
-from executors.llm.memory import cgroup
 from server.model_files import candidates as module
 from server.model_files.candidates import Candidate, candidates, choose, model_stem, quantization_in
 

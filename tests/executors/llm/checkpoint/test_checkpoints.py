@@ -12,11 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from executors import registry
+from executors import cgroup, registry
 from executors.contract import ConfigError, ExecutorType, ParallelConfig, PrefillInput, Tensor, replace
 from executors.contract.config import ExecutorAttentionConfig, ExecutorMemoryConfig, OptimizationConfig
 from executors.llm.checkpoint import loader
-from executors.llm.memory import cgroup
 from tests.executors.llm.driver import config, start
 
 IDS = Tensor.of([[3, 1, 4, 1, 5, 9, 2, 6]], "int32")

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from executors.cgroup import count_as_available, memory_limit
 from executors.contract import ConfigError, InvalidInput, KvGroup, OutOfMemory, SealedBlocks
 from executors.llm.memory import arena as arenas
 from executors.llm.memory.arena import KvArena
-from executors.llm.memory.cgroup import count_as_available, memory_limit
 from executors.llm.memory.kv_cache import KvCache
 from executors.llm.memory.paged_kv import PagedKv
 from executors.llm.memory.seals import BlockSeals

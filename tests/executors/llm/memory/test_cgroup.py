@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from executors.llm.memory import cgroup
+from executors import cgroup
 
 GIB = 1 << 30
 

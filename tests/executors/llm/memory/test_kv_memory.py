@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from executors.cgroup import MemoryLimit, resident_bytes
 from executors.contract import (
     ConfigError,
     ExecutorConfig,
@@ -21,7 +22,6 @@ from executors.contract import (
     Unavailable,
 )
 from executors.llm.memory import kv_plan
-from executors.llm.memory.cgroup import MemoryLimit, resident_bytes
 from executors.llm.memory.kv_cache import KvCache
 from executors.llm.memory.kv_plan import on_demand, plan_kv
 from executors.llm.model.caches import KvSpec

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from executors.cgroup import PressureGauge
 from executors.llm.device.cuda import CudaMemory
-from executors.llm.memory.cgroup import PressureGauge
 from executors.llm.memory.status import memory_usage
 
 

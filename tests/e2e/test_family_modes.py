@@ -23,6 +23,7 @@ from executors.llm.model.families import FAMILIES
 from tests.e2e.family_calls import BLOCK, NEW, OTHERS, Call, Judge, served, too_few_bytes
 from tests.executors.llm.models import build
 
+pytestmark = pytest.mark.long
 every_family = pytest.mark.parametrize(
     "name", [*NEW, *(pytest.param(name, marks=pytest.mark.long(extended=True)) for name in OTHERS)]
 )

@@ -19,6 +19,7 @@ from tests.executors.llm.checkpoint.fused_layouts import experts_in_one, linears
 from tests.executors.llm.checkpoint.gpt_oss_files import in_mxfp4
 from tests.executors.llm.checkpoint.quantized_checkpoints import FORMS, GPTQ, write_mixed, write_quantized
 from tests.executors.llm.driver import config
+from tests.executors.llm.models import build
 from tests.executors.llm.parallel.rank_process import logits_of, on_ranks
 from tests.executors.lora.gguf_loras import write_gguf_adapter
 from tests.executors.lora.peft_files import write_peft
@@ -49,6 +50,11 @@ GPT_OSS = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
 }  # fmt: skip
 GLM4 = {**QWEN3, "architectures": ["Glm4ForCausalLM"], "model_type": "glm4"}
+WRITTEN_BY_TRANSFORMERS = (
+    "olmo3-windows-yarn", "exaone4-windows-rotated-alone", "hunyuan-norms-last-alpha", "phi4-mini-tied-longrope-of-a-part",
+    "qwen3-beside-images", "qwen2-moe-windows-some-dense-layers",
+)  # fmt: skip
+"""Shapes of `tests.executors.llm.models`."""
 INTEGERS = (
     "an expert of every token, int4",
     "GGUF", "GPTQ", "GPTQ in another order of columns", "GPTQ of 4 and 8 bits", "AWQ", "experts in 4 bits", "int8", "int4",
@@ -152,6 +158,9 @@ def jobs(folder: Path) -> dict[str, Job]:
             _adapter(folder / "llama", folder, "llama"),
         ),
         "tiny": (config(weights_dir(), **FLOAT32), ()),
+        **{
+            name: (config(build(name, folder / name).path, **FLOAT32), ()) for name in WRITTEN_BY_TRANSFORMERS
+        },
     }
 
 

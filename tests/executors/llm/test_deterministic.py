@@ -13,7 +13,12 @@ import torch
 
 from executors.contract.batch import SamplingParams
 from executors.contract.config import OptimizationConfig
-from executors.llm.model.layers.activations import ACTIVATIONS, STEADY_ACTIVATIONS
+from executors.llm.model.layers.activations import (
+    ACTIVATIONS,
+    STEADY_ACTIVATIONS,
+    steady_sigmoid,
+    steady_softplus,
+)
 from tests.executors.llm.driver import Driver, start
 from tests.executors.llm.models import CONFIG_CLASSES, MODEL_CLASSES, SHAPES
 from tests.tiers import sweep
@@ -145,3 +150,12 @@ def test_steady_activations_are_the_same_functions(name, dtype):
     for first, last in ((0, 1), (1, 3), (5, 64), (17, 40)):
         assert torch.equal(STEADY_ACTIVATIONS[name](x[first:last]), got[first:last])
         assert torch.equal(STEADY_ACTIVATIONS[name](x[:, first:last].contiguous()), got[:, first:last])
+
+
+def test_steady_gates_are_the_same_functions_at_any_place():
+    x = torch.cat((torch.linspace(-90, 90, 4001), torch.tensor([0.0, -1e-6, 200.0, -200.0])))
+    for steady, exact in ((steady_sigmoid, torch.sigmoid), (steady_softplus, torch.nn.functional.softplus)):
+        found = steady(x)
+        assert torch.allclose(found.double(), exact(x.double()), rtol=2e-6, atol=1e-38)
+        for first, last in ((0, 1), (1, 3), (5, 64), (17, 40)):
+            assert torch.equal(steady(x[first:last].clone()), found[first:last])

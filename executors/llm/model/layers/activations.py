@@ -58,11 +58,22 @@ the last elements of each thread's share, which do not fill a vector, with other
 other bits. Arithmetic, tanh, exp and erf on their own do not (0 of 126, AVX2 and AVX512)."""
 
 
+def steady_sigmoid(x: torch.Tensor) -> torch.Tensor:
+    """Compute the sigmoid in fp32, rounded once, see `STEADY_ACTIVATIONS`."""
+    return torch.neg(x.float()).exp_().add_(1.0).reciprocal_().to(x.dtype)
+
+
+def steady_softplus(x: torch.Tensor) -> torch.Tensor:
+    """Compute log(1 + exp(x)) in fp32, see `STEADY_ACTIVATIONS`."""
+    x = x.float()
+    return torch.neg(x.abs()).exp_().log1p_().add_(x.clamp(min=0.0))
+
+
 def clamped_swiglu(
     gate: torch.Tensor, up: torch.Tensor, alpha: float, limit: float, steady: bool = False
 ) -> torch.Tensor:
     """Compute (u + 1) g sigmoid(alpha g) of g = min(gate, limit) and u = up within -limit and limit: the activation of gpt-oss,
     after transformers' `GptOssExperts`. Rounded once at the end, to the dtype of `gate`; `steady`: see `STEADY_ACTIVATIONS`."""
     g, u = gate.float().clamp(max=limit), up.float().clamp(-limit, limit)
-    share = torch.neg(alpha * g).exp_().add_(1.0).reciprocal_() if steady else torch.sigmoid(alpha * g)
+    share = steady_sigmoid(alpha * g) if steady else torch.sigmoid(alpha * g)
     return (u.add_(1.0) * g * share).to(gate.dtype)

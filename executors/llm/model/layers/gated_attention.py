@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from executors.llm.model.config import DecoderConfig, LayerConfig
+from executors.llm.model.layers.activations import steady_sigmoid
 from executors.llm.model.layers.attention import Attention
 from executors.llm.model.layers.base import LayerStep
 from executors.llm.model.linear import Linear
@@ -38,5 +39,5 @@ class GatedAttention(Attention):
         heads = torch.cat((q, kv.view(-1, 2 * c.num_kv_heads, c.head_dim)), 1)
         q, k, v = self._heads(heads, step)
         out = step.inputs.attend(self.cache_index, q, k, v, self.sinks)
-        out = (out.reshape(gate.shape) * gate.sigmoid()).view(-1, c.q_size)
+        out = (out.reshape(gate.shape) * steady_sigmoid(gate)).view(-1, c.q_size)
         return step.share.product(self.o, out, adapters, "attention")

@@ -1,10 +1,10 @@
 """`GatedDelta`: linear attention by the gated delta rule, the mixer of most layers of Qwen3-Next and Qwen3.5.
 
-For each value head, with a state S [key size, value size] of float32, token after token:
+For each value head, with a state S [value size, key size] of float32, token after token:
 
-    S = exp(g) S          what is forgotten: g = -exp(A_log) softplus(a + dt_bias)
-    S = S + k (beta (v - S^T k))^T   what is learnt: beta = sigmoid(b)
-    out = S^T q / sqrt(key size)
+    S = exp(g) S                    what is forgotten: g = -exp(A_log) softplus(a + dt_bias)
+    S = S + beta (v - S k) k^T      what is learnt: beta = sigmoid(b)
+    out = S q / sqrt(key size)
 
 q, k and v come from a projection through a causal convolution and SiLU; q and k have length 1. The output is
 rms(out) * weight * silu(z). Yang et al. 2024, Gated Delta Networks (arXiv:2412.06464), in the form of transformers
@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from executors.contract.errors import ConfigError
 from executors.llm.model.caches import LayerMemory, LayerState
 from executors.llm.model.config import DecoderConfig, LayerConfig
+from executors.llm.model.layers.activations import STEADY_ACTIVATIONS, steady_sigmoid, steady_softplus
 from executors.llm.model.layers.base import LayerStep, PackingPlan, Sublayer
 from executors.llm.model.layers.convolution import causal_convolution
 from executors.llm.model.linear import Linear, Packing
@@ -37,8 +38,9 @@ def gated_delta_rule(
     """Return the outputs float32 [tokens, heads, value size], and leave in `states` what is behind each item's last token.
 
     `q`, `k` [tokens, heads, key size], `v` [tokens, heads, value size], `g`, `beta` [tokens, heads], all float32: the tokens of
-    all items, one item after the other, `q_lens` of each. `states` float32 [items, heads, key size, value size]. Token t of every
-    item that has one is computed at once; sums are of one head each, so that their bits do not depend on the other items.
+    all items, one item after the other, `q_lens` of each. `states` float32 [items, heads, value size, key size]. Token t of every
+    item that has one is computed at once. Sums are over the last dimension: those over others add in an order that depends on the
+    number of items.
     """
     out = torch.empty_like(v)
     lengths = torch.tensor(q_lens)
@@ -53,10 +55,10 @@ def gated_delta_rule(
         rows = begins[:count] + t
         state = carried[:count]
         state *= decay[rows][..., None, None]
-        key = k[rows][..., None]
-        learnt = (v[rows] - (state * key).sum(-2)) * beta[rows][..., None]
-        state += key * learnt[..., None, :]
-        out[rows] = (state * q[rows][..., None]).sum(-2)
+        key = k[rows][..., None, :]
+        learnt = (v[rows] - (state * key).sum(-1)) * beta[rows][..., None]
+        state += learnt[..., None] * key
+        out[rows] = (state * q[rows][..., None, :]).sum(-1)
     states[order.to(v.device)] = carried
     return out * q.shape[-1] ** -0.5
 
@@ -67,7 +69,7 @@ class GatedDelta(Sublayer):
         qkvz   of each key head q, k, and v and z of its value heads        ba   of each key head b and a of its value heads
 
     otherwise q, k and v of all heads are one tensor and z, b and a one each. The state of a sequence is one vector: the
-    convolution's last kernel - 1 inputs [kernel - 1, channels], then S [value heads, key size, value size].
+    convolution's last kernel - 1 inputs [kernel - 1, channels], then S [value heads, value size, key size].
     """
 
     def __init__(
@@ -165,7 +167,7 @@ class GatedDelta(Sublayer):
 
     def forward(self, x: torch.Tensor, step: LayerStep) -> torch.Tensor:
         """See `Sublayer`."""
-        states = step.inputs.states
+        states, silu = step.inputs.states, STEADY_ACTIVATIONS["silu"]
         assert states is not None
         tokens = sum(states.q_lens)
         qkv, z, b, a = self._projected(x)
@@ -178,15 +180,14 @@ class GatedDelta(Sublayer):
             self.weight[:, 0],
             None,
         )
-        q, k, v = F.silu(mixed).split((self._keys, self._keys, self._values), -1)
-        matrices = matrices.reshape(-1, self._heads, self._key_size, self._value_size)
-        g = -self.a_log.exp() * F.softplus(a[:tokens].float() + self.dt_bias)
-        out = gated_delta_rule(
-            self._of_value_heads(q), self._of_value_heads(k), v.view(tokens, self._heads, -1), g, b[:tokens].float().sigmoid(),
-            matrices, states.q_lens,
-        )  # fmt: skip
+        q, k, v = silu(mixed).split((self._keys, self._keys, self._values), -1)
+        matrices = matrices.reshape(-1, self._heads, self._value_size, self._key_size)
+        g = -self.a_log.exp() * steady_softplus(a[:tokens].float() + self.dt_bias)
+        beta = steady_sigmoid(b[:tokens].float())
+        q, k, v = self._of_value_heads(q), self._of_value_heads(k), v.view(tokens, self._heads, -1)
+        out = gated_delta_rule(q, k, v, g, beta, matrices, states.q_lens)
         states.store(self.cache_index, torch.cat((inputs.flatten(1), matrices.flatten(1)), -1))
         out = F.rms_norm(out, (self._value_size,), self.norm, self._eps)
-        out = out.flatten(1) * F.silu(z[:tokens].float())
+        out = out.flatten(1) * silu(z[:tokens].float())
         y = F.pad(out, (0, 0, 0, len(x) - tokens)).to(x.dtype)
         return step.share.product(self.outward, y, None, "attention")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from executors.llm.model.config import DecoderConfig, LayerConfig
+from executors.llm.model.layers.activations import steady_sigmoid
 from executors.llm.model.layers.base import LayerStep, PackingPlan, Sublayer
 from executors.llm.model.layers.experts import Experts
 from executors.llm.model.layers.mlp import Mlp, MlpNames
@@ -27,6 +28,7 @@ class SharedExperts(Sublayer):
         own = MlpNames("", names.shared_gate, names.shared_up, names.shared_down)
         self.shared = Mlp(config, config.moe.shared_size, False, dtype, device, own)
         self.gate = Linear(1, config.hidden_size, False, dtype, device)
+        self._steady = False
 
     @property
     def linears(self) -> tuple[Linear, ...]:
@@ -52,12 +54,14 @@ class SharedExperts(Sublayer):
 
     def be_steady(self) -> None:
         """See `Sublayer`."""
+        self._steady = True
         self.experts.be_steady()
         self.shared.be_steady()
 
     def gated(self, x: torch.Tensor, shared: torch.Tensor) -> torch.Tensor:
         """Scale the shared expert's output [T, hidden], given its input."""
-        return self.gate(x).sigmoid() * shared
+        gate = self.gate(x)
+        return (steady_sigmoid(gate) if self._steady else gate.sigmoid()) * shared
 
     def forward(self, x: torch.Tensor, step: LayerStep) -> torch.Tensor:
         """See `Sublayer`."""

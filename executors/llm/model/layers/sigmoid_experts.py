@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from executors.llm.model.config import DecoderConfig, LayerConfig
+from executors.llm.model.layers.activations import steady_sigmoid
 from executors.llm.model.layers.base import LayerStep, PackingPlan, Sublayer
 from executors.llm.model.layers.experts import Experts
 from executors.llm.model.linear import Linear, Packing
@@ -29,7 +30,7 @@ class ScoredExperts(Experts):
 
     def routed(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Experts`."""
-        scores = logits.float().sigmoid()
+        scores = steady_sigmoid(logits.float())
         ranked = scores if self.choice_bias is None else scores + self.choice_bias
         chosen = ranked.topk(self.moe.top_k, -1).indices
         weights = scores.gather(-1, chosen)

@@ -18,6 +18,7 @@
 
 #include "attention.h"
 #include "operands.h"
+#include "parts.h"
 
 namespace {
 
@@ -387,12 +388,31 @@ inline void put_token(const Step& s, void* kv, const T* k, const T* v, int64_t t
 
 // One thread's share of attention, over cells of either kind. See `attend`.
 template <class T>
-bool attend_cells(const Step& s, const void* kv, const T* q, int64_t q_stride, T* out, const float* sinks, Counter& counter) {
+bool attend_any(const Step& s, const void* kv, const T* q, int64_t q_stride, T* out, const float* sinks, Counter& counter) {
   if (s.int8) return attend<Int8Worker<T>>(s, (const int8_t*)kv, q, q_stride, out, sinks, counter);
   if constexpr (std::is_same<T, float>::value)
     if (s.dtype == FLOAT16)
       return attend<Worker<T, Floats, Half>>(s, (const Half*)kv, q, q_stride, out, sinks, counter);
   return attend<Worker<T, OpOf<T>>>(s, (const T*)kv, q, q_stride, out, sinks, counter);
+}
+
+}  // namespace
+
+// `attend_any` as cohort_cpu_attention.cpp defines it.
+SHARED bool attend_floats(const Step& s, const void* kv, const float* q, int64_t q_stride, float* out, const float* sinks,
+                          Counter& counter);
+SHARED bool attend_bf16(const Step& s, const void* kv, const uint16_t* q, int64_t q_stride, uint16_t* out, const float* sinks,
+                        Counter& counter);
+
+namespace {
+
+inline bool attend_cells(const Step& s, const void* kv, const float* q, int64_t q_stride, float* out, const float* sinks,
+                         Counter& counter) {
+  return attend_floats(s, kv, q, q_stride, out, sinks, counter);
+}
+inline bool attend_cells(const Step& s, const void* kv, const uint16_t* q, int64_t q_stride, uint16_t* out,
+                         const float* sinks, Counter& counter) {
+  return attend_bf16(s, kv, q, q_stride, out, sinks, counter);
 }
 
 }  // namespace

@@ -1,71 +1,15 @@
-// The library that Python loads: C functions over attention.h, gemm.h, forward.h and sampling.h. All arrays are the caller's.
+// The library that Python loads: C functions over gemm.h, forward.h, quantize.h, sampling.h and checksum.h; those of attention and
+// of products alone are in cohort_cpu_attention.cpp and cohort_cpu_products.cpp. All arrays are the caller's. See parts.h.
 
 #include "checksum.h"
 #include "forward.h"
 #include "quantize.h"
 #include "sampling.h"
 
-namespace {
-
-// One product on its own, with its left operand as it comes.
-template <class Op, class T, class U>
-bool multiply_alone(const Linear& w, const T* a, int64_t m, const Target<U>& to, int threads) {
-  int64_t steps = w.steps();
-  Scratch memory;
-  int64_t blocks = w.blocks();
-  int64_t spare = w.order ? threads * w.columns : 0;
-  size_t bytes = m * (steps * sizeof(typename Op::Word) + blocks * sizeof(typename Op::Scale)) + spare * sizeof(T) + 256;
-  if (!memory.reserve(bytes)) return false;
-  auto* words = memory.take<typename Op::Word>(m * steps);
-  auto* scales = memory.take<typename Op::Scale>(m * blocks);
-  T* lines = memory.take<T>(spare);
-  Counter rows, panels[MAX_PARTS];
-  Team team;
-#pragma omp parallel num_threads(threads) if (threads > 1)
-  {
-    team.join(omp_get_num_threads());
-    for (int64_t i; (i = rows.take(4)) < m;)
-      for (int64_t r = i; r < m && r < i + 4; r++) {
-        const T* row = in_order(w, a + r * w.columns, lines + omp_get_thread_num() * w.columns);
-        Op::convert(words + r * steps, scales + r * blocks, row, w.columns);
-      }
-    team.barrier();
-    multiply<Op, U>(w, {words, scales, steps, blocks}, m, to, panels, threads);
-  }
-  return true;
+SHARED Scratch& step_workspace() {
+  thread_local Scratch workspace;
+  return workspace;
 }
-
-template <class T, class U>
-bool multiply_any(const Linear& w, const T* a, int64_t m, U* out, int64_t activation, float* maxima,
-                  const float* const* extra, int threads) {
-  Target<U> to = {out, w.all_outputs(), nullptr, activation, maxima, extra};
-  if (w.kind == FP32) return multiply_alone<FloatProduct>(w, a, m, to, threads);
-  if (w.kind == FP16) return multiply_alone<HalfProduct>(w, a, m, to, threads);
-  if (w.kind == BF16) return multiply_alone<Bf16Product>(w, a, m, to, threads);
-  if (w.kind == INT8) return multiply_alone<Int8Product>(w, a, m, to, threads);
-  return multiply_alone<QuantProduct>(w, a, m, to, threads);
-}
-
-// Writes keys and values of a step, then computes its attention. Strides count elements between tokens.
-template <class T>
-int attend_alone(const Step& s, void* kv, const T* q, int64_t q_stride, const T* k, int64_t k_stride, const T* v,
-                 int64_t v_stride, T* out, const float* sinks) {
-  clear_counters(s);
-  Counter tokens, work;
-  Team team;
-  std::atomic<int> failed{0};
-#pragma omp parallel num_threads((int)s.threads) if (s.threads > 1)
-  {
-    team.join(omp_get_num_threads());
-    for (int64_t i; (i = tokens.take(32)) < s.tokens;)
-      for (int64_t t = i; t < s.tokens && t < i + 32; t++) put_token(s, kv, k + t * k_stride, v + t * v_stride, t);
-    team.barrier();  // keys that one sequence computes may be in another's table
-    if (!attend_cells(s, kv, q, q_stride, out, sinks, work)) failed = 1;
-  }
-  return failed;
-}
-
-}  // namespace
 
 // Each returns 0, or 1 where there is no memory.
 extern "C" {
@@ -106,36 +50,15 @@ int64_t cohort_packed_bytes(int64_t kind, int64_t form, int64_t rows, int64_t co
   return w.panels() * w.panel_words() * 4;
 }
 
-// out [m][outputs] of `out_dtype`: a's, or float; a [m][columns] of `dtype`; maxima [m][panels] of a plain product, or null;
-// extra [m] -> [rows of w] added before the activation, or null.
-int cohort_linear(const Linear* w, int64_t dtype, const void* a, int64_t m, int64_t out_dtype, void* out, int64_t activation,
-                  float* maxima, const float* const* extra, int64_t threads) {
-  if (dtype == 0) return !multiply_any(*w, (const float*)a, m, (float*)out, activation, maxima, extra, (int)threads);
-  const uint16_t* in = (const uint16_t*)a;
-  if (out_dtype == 0) return !multiply_any(*w, in, m, (float*)out, activation, maxima, extra, (int)threads);
-  return !multiply_any(*w, in, m, (uint16_t*)out, activation, maxima, extra, (int)threads);
-}
-
-// q, k, v, out: [T][heads][head_dim], a token's heads in one piece, float where keys and values are float16; sinks [heads], or
-// null.
-int cohort_attend(const Step* s, void* kv, const void* q, int64_t q_stride, const void* k, int64_t k_stride, const void* v,
-                  int64_t v_stride, void* out, const float* sinks) {
-  if (s->dtype != BFLOAT16)
-    return attend_alone(*s, kv, (const float*)q, q_stride, (const float*)k, k_stride, (const float*)v, v_stride, (float*)out,
-                        sinks);
-  using B = uint16_t;
-  return attend_alone(*s, kv, (const B*)q, q_stride, (const B*)k, k_stride, (const B*)v, v_stride, (B*)out, sinks);
-}
-
 int cohort_forward(const Model* m, const Call* c) {
   if (m->dtype != BFLOAT16)
-    return m->kind == FP32   ? forward<FloatProduct, float>(*m, *c)
-           : m->kind == FP16 ? forward<HalfProduct, float>(*m, *c)
-           : m->kind == INT8 ? forward<Int8Product, float>(*m, *c)
-                             : forward<QuantProduct, float>(*m, *c);
-  return m->kind == BF16   ? forward<Bf16Product, uint16_t>(*m, *c)
-         : m->kind == INT8 ? forward<Int8Product, uint16_t>(*m, *c)
-                           : forward<QuantProduct, uint16_t>(*m, *c);
+    return m->kind == FP32   ? forward_float(*m, *c)
+           : m->kind == FP16 ? forward_half(*m, *c)
+           : m->kind == INT8 ? forward_int8_float(*m, *c)
+                             : forward_quantized_float(*m, *c);
+  return m->kind == BF16   ? forward_bf16(*m, *c)
+         : m->kind == INT8 ? forward_int8_bf16(*m, *c)
+                           : forward_quantized_bf16(*m, *c);
 }
 
 void cohort_block_maxima(int64_t dtype, const void* logits, int64_t rows, int64_t width, int64_t stride, int64_t size,

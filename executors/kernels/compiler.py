@@ -1,11 +1,13 @@
 """Compiles C++ on the machine that runs it: for its instruction set, at first use, cached for the next start.
 
-    <cache>/cohort_cpu-<isa>-<hash>.so     hash of source and headers, flags and compiler version
+    <cache>/cohort_cpu-<isa>-<hash>.so     hash of sources and headers, flags and compiler version
+
+A source cohort_cpu.cpp may have parts beside it, cohort_cpu_*.cpp. They are compiled side by side and linked.
 
 They may be built beforehand; all variants for machines without a compiler, such as a container:
 
     python -m executors.kernels.compiler               -> the variant of this machine, in <cache>
-    python -m executors.kernels.compiler <folder>      -> <folder>/cohort_cpu-<isa>-<hash>.so, hash of source, headers and flags
+    python -m executors.kernels.compiler <folder>      -> <folder>/cohort_cpu-<isa>-<hash>.so, hash of sources, headers and flags
 
 Files that exist in <folder> are kept.
 
@@ -26,30 +28,32 @@ import os
 import platform
 import shlex
 import shutil
-import signal
 import stat
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import BinaryIO
 
+from executors.cgroup import cpu_threads, memory_limit
 from executors.kernels.compile_lock import Workspace, private_folder, sweep, workspace
+from executors.kernels.compile_run import Command, RunFailed, RunTimedOut, TimeLimit, run
 
 _log = logging.getLogger(__name__)
 
 CPUINFO = Path("/proc/cpuinfo")
 TIMEOUT_S = 120.0
 """Time for a compilation that a start waits for, in seconds."""
-USUAL_S = "15 to 90 s"
-"""What a compilation takes on machines of 2 to 16 cores."""
+USUAL_S = "10 to 60 s"
+"""What a compilation takes on machines of 16 to 1 cores."""
 _PATIENT_S = 3600.0
 """Time for a compilation beforehand, in seconds."""
-_FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fopenmp", "-shared", "-fPIC", "-w")
+PART_BYTES = 768 << 20
+"""Memory that there should be for each compiler that runs beside others: twice what the largest part has taken."""
+_FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fopenmp", "-fPIC", "-w")
+_SHARED = ("-shared",)
 
 _failures: dict[Path, str] = {}
 """Why a library could not be made. Several parts of a model ask for the same one, and each would wait for the compiler's time-out
@@ -194,9 +198,14 @@ def prebuild(source: Path, folder: Path) -> list[Path]:
     return targets
 
 
+def parts_of(source: Path) -> list[Path]:
+    """Return the files that are compiled to make the library of `source`: NAME.cpp, and NAME_*.cpp beside it."""
+    return [source, *sorted(source.parent.glob(f"{source.stem}_*{source.suffix}"))]
+
+
 def _name(source: Path, isa: Isa, version: str = "") -> str:
-    text = b"\0".join(file.read_bytes() for file in (source, *sorted(source.parent.glob("*.h"))))
-    key = b"\0".join([text, *(part.encode() for part in (*_FLAGS, *isa.flags)), version.encode()])
+    text = b"\0".join(file.read_bytes() for file in (*parts_of(source), *sorted(source.parent.glob("*.h"))))
+    key = b"\0".join([text, *(part.encode() for part in (*_FLAGS, *_SHARED, *isa.flags)), version.encode()])
     return f"{source.stem}-{isa.name}-{hashlib.sha256(key).hexdigest()[:24]}.so"
 
 
@@ -223,10 +232,30 @@ def _compile(command: list[str], source: Path, isa: Isa, limit_s: float | None, 
     """Return the path of the library in the workspace."""
     shared_object = work.folder / f"{source.stem}.so"
     what = f"compiling {source.name} for {isa.name}"
+    limit = TimeLimit.of(TIMEOUT_S if limit_s is None else limit_s, what)
     _log.info("%s with %s", what, command[0])
     _report(f"compiling the CPU kernels for {isa.name} (once; {USUAL_S})")
-    _run([*command, *_FLAGS, *isa.flags, str(source), "-o", str(shared_object)], what, limit_s, work)
+    begin, parts = [*command, *_FLAGS, *isa.flags], parts_of(source)
+    if len(parts) == 1:
+        _run([Command([*begin, *_SHARED, str(source), "-o", str(shared_object)])], limit, 1, work)
+        return shared_object
+    objects = [work.folder / f"{part.stem}.o" for part in parts]
+    _run(
+        [
+            Command([*begin, "-c", str(part), "-o", str(to)], part.name)
+            for part, to in zip(parts, objects, strict=True)
+        ],
+        limit,
+        compilers_at_once(),
+        work,
+    )
+    _run([Command([*begin, *_SHARED, *map(str, objects), "-o", str(shared_object)])], limit, 1, work)
     return shared_object
+
+
+def compilers_at_once() -> int:
+    """Return how many compilers may run side by side: each has a processor that this process may use, and `PART_BYTES`."""
+    return max(1, min(cpu_threads(), memory_limit().available // PART_BYTES))
 
 
 def _waiting(process: str) -> None:
@@ -243,63 +272,22 @@ def find_compiler() -> list[str]:
 
 
 def _version(command: list[str]) -> str:
-    return _run([*command, "--version"], "telling its version")
-
-
-def _run(command: list[str], what: str, limit_s: float | None = None, work: Workspace | None = None) -> str:
-    """The command's output. It ends with this process, however that ends: see `compile_guard`. Raises KernelUnavailable."""
-    limit_s = TIMEOUT_S if limit_s is None else limit_s
-    guard = [sys.executable, "-I", "-S", str(Path(__file__).with_name("compile_guard.py")), str(os.getpid())]
-    lock = () if work is None or work.lock is None else (work.lock,)
-    # No pipes: what the compiler starts may have their other ends beyond its own end.
-    with _memory_file() as out, _memory_file() as err:
-        try:
-            process = subprocess.Popen(
-                [*guard, *command],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                env=None if work is None else {**os.environ, "TMPDIR": str(work.folder)},
-                pass_fds=lock,
-                process_group=0,
-            )
-        except OSError as error:
-            raise KernelUnavailable(f"{command[0]} could not be started: {error}") from error
-        try:
-            code = process.wait(limit_s)
-        except subprocess.TimeoutExpired as error:
-            raise KernelUnavailable(
-                f"{command[0]} timed out: {what} took more than {limit_s:g} s. Compile without that limit before the "
-                f"next start: python -m cohort_server.run executors.kernels.compiler"
-            ) from error
-        finally:
-            if process.returncode is None or process.returncode < 0:
-                # Also the compiler proper, which the driver started: left alone it would go on.
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-        output, errors = (_text(file) for file in (out, err))
-    if code:
-        raise KernelUnavailable(f"{command[0]} failed: {_reason(errors, code)}")
+    [output] = _run([Command([*command, "--version"])], TimeLimit.of(TIMEOUT_S, "telling its version"))
     return output
 
 
-def _memory_file() -> BinaryIO:
-    return os.fdopen(os.memfd_create("compiler"), "w+b")
-
-
-def _text(file: BinaryIO) -> str:
-    file.seek(0)
-    return file.read().decode("utf-8", "replace")
-
-
-def _reason(errors: str, code: int) -> str:
-    if "Killed signal" in errors or code in (-signal.SIGKILL, 128 + signal.SIGKILL):
-        return "it was killed, most likely for want of memory: give more, or stop what else needs it"
-    lines = errors.strip().splitlines()
-    if not lines:
-        return f"no message, exit code {code}"
-    return next((line for line in lines if "error" in line), lines[0])[:200]
+def _run(
+    commands: Sequence[Command], limit: TimeLimit, at_once: int = 1, work: Workspace | None = None
+) -> list[str]:
+    try:
+        return run(commands, limit, at_once, work)
+    except RunTimedOut as error:
+        raise KernelUnavailable(
+            f"{error}. Compile without that limit before the next start: python -m cohort_server.run "
+            f"executors.kernels.compiler"
+        ) from error
+    except RunFailed as error:
+        raise KernelUnavailable(str(error)) from error
 
 
 def cache_folder() -> Path:

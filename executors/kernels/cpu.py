@@ -1,6 +1,7 @@
 """Cohort's own CPU kernels: the compiled library, and weights packed for it.
 
 cohort_cpu.cpp      what is exported       simd.h      vectors: AVX512 or AVX2
+cohort_cpu_*.cpp    the library's other parts, see parts.h
 gemm.h              linear layers          team.h      threads of one call
 attention.h         paged attention        forward.h   all layers of a step in one call
 quantize.h          floats to 4 bits       checksum.h   checksums of blocks

@@ -363,3 +363,26 @@ struct Mixture {
 };
 
 }  // namespace
+
+// Two of `Mixture`, as cohort_cpu_products.cpp defines them.
+SHARED void add_experts_to_floats(Mixture<float>& mixture, const Experts& e, int64_t tokens, float* x, Counter* counters);
+SHARED void add_experts_to_bf16(Mixture<uint16_t>& mixture, const Experts& e, int64_t tokens, float* x, Counter* counters);
+SHARED void shared_gate_of_floats(Mixture<float>& mixture, const Linear& gate, int64_t tokens, float* out, Counter& counter);
+SHARED void shared_gate_of_bf16(Mixture<uint16_t>& mixture, const Linear& gate, int64_t tokens, float* out, Counter& counter);
+
+namespace {
+
+inline void add_experts(Mixture<float>& mixture, const Experts& e, int64_t tokens, float* x, Counter* counters) {
+  add_experts_to_floats(mixture, e, tokens, x, counters);
+}
+inline void add_experts(Mixture<uint16_t>& mixture, const Experts& e, int64_t tokens, float* x, Counter* counters) {
+  add_experts_to_bf16(mixture, e, tokens, x, counters);
+}
+inline void shared_gate(Mixture<float>& mixture, const Linear& gate, int64_t tokens, float* out, Counter& counter) {
+  shared_gate_of_floats(mixture, gate, tokens, out, counter);
+}
+inline void shared_gate(Mixture<uint16_t>& mixture, const Linear& gate, int64_t tokens, float* out, Counter& counter) {
+  shared_gate_of_bf16(mixture, gate, tokens, out, counter);
+}
+
+}  // namespace

@@ -93,7 +93,12 @@ struct Call {
   const int64_t* table_ids;  // rows of `table`
 };
 
-thread_local Scratch workspace;
+}  // namespace
+
+// The calling thread's memory for a step, whatever model's it is: in cohort_cpu.cpp.
+SHARED Scratch& step_workspace();
+
+namespace {
 
 // out = x / rms(x) * weight, or without a weight where it is null.
 inline void rms_norm(float* out, const float* x, const float* weight, int64_t n, float eps) {
@@ -139,6 +144,7 @@ struct Forward {
   const Model& m;
   const Call& c;
   Team team;
+  Scratch& workspace = step_workspace();
   Counter* counters;
   int64_t count;  // rows of x
   // `qkv` stays in fp32: keys that are rounded before their norm and once more in their cell are the largest error there is.
@@ -616,8 +622,8 @@ struct Forward {
       return;
     }
     norm_rows(counter[MLP_NORM], layer.mlp_norm, layer.gate_up, layer.experts, line);
-    if (layer.experts) mixture.add_experts(*layer.experts, count, x, counter + EXPERTS);
-    if (layer.gate) mixture.shared_gate(*layer.gate, count, gates, counter[GATE]);
+    if (layer.experts) add_experts(mixture, *layer.experts, count, x, counter + EXPERTS);
+    if (layer.gate) shared_gate(mixture, *layer.gate, count, gates, counter[GATE]);
     if (!layer.gate_up) return;
     gate_and_up(layer, index, counter);
     add_product(*layer.down, inner, layer.mlp_post_norm, layer.gate ? gates : nullptr, line, counter, DOWN, index, LORA_DOWN, end);
@@ -658,3 +664,12 @@ int forward(const Model& m, const Call& c) {
 }
 
 }  // namespace
+
+// `forward`, in cohort_cpu_forward_*.cpp.
+SHARED int forward_float(const Model& m, const Call& c);
+SHARED int forward_half(const Model& m, const Call& c);
+SHARED int forward_bf16(const Model& m, const Call& c);
+SHARED int forward_int8_float(const Model& m, const Call& c);
+SHARED int forward_int8_bf16(const Model& m, const Call& c);
+SHARED int forward_quantized_float(const Model& m, const Call& c);
+SHARED int forward_quantized_bf16(const Model& m, const Call& c);

@@ -6,6 +6,7 @@
 
 #include <utility>
 
+#include "parts.h"
 #include "quantized_layouts.h"
 
 namespace {
@@ -339,10 +340,33 @@ inline const TileOfLayout* tiles_of(std::index_sequence<ROWS_BEFORE...>) {
   static const TileOfLayout tiles[] = {nullptr, tile_of_layout<L, (int)ROWS_BEFORE + 1>...};
   return tiles;
 }
+
+// Which part compiles a layout's tiles: as many seconds for each.
+template <class L>
+constexpr bool in_first_part() {
+  return L::CODES == U4 || (L::CODES == LUT4 && L::PARTS == 1);
+}
+template <bool FIRST>
+inline const TileOfLayout* tiles_in_part(int64_t kind) {
+  return with_layout(kind, [](auto layout) -> const TileOfLayout* {
+    using L = decltype(layout);
+    if constexpr (in_first_part<L>() == FIRST) return tiles_of<L>(std::make_index_sequence<QuantProduct::MR>());
+    return nullptr;
+  });
+}
+
+}  // namespace
+
+// `tiles_in_part`, null for a kind of the other part: cohort_cpu_tiles_1.cpp and cohort_cpu_tiles_2.cpp.
+SHARED const TileOfLayout* tiles_in_first_part(int64_t kind);
+SHARED const TileOfLayout* tiles_in_second_part(int64_t kind);
+
+namespace {
+
 inline const TileOfLayout* tiles_of(const Linear& w) {
   if (!w.quantized()) return nullptr;
-  return with_layout(
-      w.kind, [](auto layout) { return tiles_of<decltype(layout)>(std::make_index_sequence<QuantProduct::MR>()); });
+  const TileOfLayout* tiles = tiles_in_first_part(w.kind);
+  return tiles ? tiles : tiles_in_second_part(w.kind);
 }
 
 }  // namespace

@@ -51,7 +51,7 @@ def test_an_executor_that_says_nothing_behind_api_workers(tmp_path: Path) -> Non
 def test_kernels_are_compiled_before_the_first_start(slow_compiler: dict[str, str], tmp_path: Path) -> None:
     with TimedServer(["cohort-tiny"], tmp_path, slow_compiler) as server:
         said = server.wait_for("compiling the CPU kernels for ")
-        assert "(once; 15 to 90 s)" in said.text
+        assert "(once; 10 to 60 s)" in said.text
         answer = httpx.get(f"{server.url}/ready").json()
         assert (answer["status"], answer["phase"]) == ("loading", "compiling")
         assert answer["detail"].startswith("compiling the CPU kernels for ")

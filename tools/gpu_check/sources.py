@@ -37,7 +37,8 @@ def _module(name: str, root: Path) -> Iterator[Path]:
             yield file
             for compiled in _COMPILED.findall(file.read_text("utf-8")):
                 if (file.parent / compiled).is_file():
-                    yield from (file.parent / compiled, *file.parent.glob("*.h"))
+                    source = file.parent / compiled
+                    yield from (source, *file.parent.glob("*.h"), *file.parent.glob(f"{source.stem}_*.cpp"))
 
 
 def _digest(file: Path) -> str:

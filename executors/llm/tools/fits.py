@@ -18,7 +18,7 @@ from executors.llm.tools.describe import describe
 
 def run(job: dict[str, Any], stage: Callable[[str], None]) -> list[dict[str, Any]] | None:
     """`job`: `configs`, a list of ExecutorConfig as plain data; `compile`, False to return None where the CPU kernels would have
-    to be compiled first, which takes up to 90 s.
+    to be compiled first, which may take a minute.
 
     Return a row for each config: `context` in tokens, and `problem`, the reason why there is none; one of the two is None. A row
     without a problem has more: `context_length` and `parameters` of the model, `loaded_bytes`, `device`, `threads` that compute

@@ -20,7 +20,7 @@ from server.model_files.folders import roots
 from server.model_files.private_cache import cache_root
 
 _OWN = {
-    "kernels": ("CPU kernels, compiled at the first start", "yes: compiled anew, up to 90 s"),
+    "kernels": ("CPU kernels, compiled at the first start", "yes: compiled anew, 10 to 60 s"),
     "gguf": ("tokenizers of GGUF files", "yes: made anew at the next start"),
     "tokenizers": ("tokenizers of checkpoints without a tokenizer.json", "yes: made anew at the next start"),
     "choice": ("the last choice of a model where none was named", "yes: chosen anew"),

@@ -137,6 +137,22 @@ def test_nothing_runs_on_for_a_process_that_is_gone_and_the_next_start_sweeps(
     assert [path.suffix for path in starts.cache.iterdir()] == [".so"]
 
 
+def test_no_part_is_compiled_on_for_a_process_that_is_gone(starts: Starts, tmp_path: Path) -> None:
+    """Here the compilers of both parts run, or on one processor the first."""
+    (tmp_path / "small_part.cpp").write_text("int second;")
+    first = starts.start()
+    together = min(2, len(os.sched_getaffinity(0)))
+    until(lambda: len(starts.compilers()) == together, "not all parts are compiled")
+    first.kill()
+    first.wait(10)
+    for pid in starts.compilers():
+        until(lambda pid=pid: not lives(pid), "a compiler goes on")  # type: ignore[misc]
+    assert [path.suffix for path in starts.cache.iterdir()] == [".tmp"]
+    starts.go()
+    assert starts.start().communicate(timeout=20)[0].startswith("made by")
+    assert [path.suffix for path in starts.cache.iterdir()] == [".so"]
+
+
 def test_only_what_no_process_has_locked_is_swept(tmp_path: Path) -> None:
     (tmp_path / "kernel.so").write_text("")
     for name, age in (("young.so.1.tmp", 60), ("old.so.2.tmp", 7200)):

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from executors.cgroup import MemoryLimit
 from executors.kernels import compiler
 from executors.kernels.compile_lock import Workspace
+from executors.kernels.compile_run import Command, TimeLimit
 from executors.kernels.compiler import ISAS, Isa, KernelUnavailable, compiled, library, usable_isas
 
 HERE = usable_isas()[:1]
@@ -49,6 +51,85 @@ def test_compiles_once_and_loads(isa: Isa, cache: Path, source: Path) -> None:
     library.cache_clear()
     library(source)
     assert [path.stat().st_mtime_ns for path in cache.iterdir()] == [before]
+
+
+PARTS = {
+    "small_first.cpp": '#include "shared.h"\nint first() { return 40; }\n',
+    "small_second.cpp": 'extern "C" int second() { return 2; }\n',
+}
+
+
+@pytest.fixture
+def in_parts(source: Path) -> Path:
+    """A library of three parts: one calls another's function, and one exports a function of its own."""
+    (source.parent / "shared.h").write_text("int first();\n")
+    source.write_text('#include "shared.h"\nextern "C" int answer() { return first() + 2; }\n')
+    for name, text in PARTS.items():
+        (source.parent / name).write_text(text)
+    (source.parent / "smaller.cpp").write_text("is no part")
+    return source
+
+
+@with_compiler
+def test_parts_make_one_library(
+    isa: Isa, cache: Path, in_parts: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    loaded, _ = library(in_parts)
+    assert (loaded.answer(), loaded.second()) == (42, 2)
+    [made] = cache.iterdir()
+    assert made.name.startswith("small-") and made.suffix == ".so"
+    assert f"compiling small.cpp for {isa.name} with g++" in caplog.text
+
+
+@with_compiler
+def test_every_part_is_in_the_name(isa: Isa, in_parts: Path) -> None:
+    names = {compiled(in_parts, isa).name}
+    for name, text in PARTS.items():
+        (in_parts.parent / name).write_text(text + "// changed\n")
+        names.add(compiled(in_parts, isa).name)
+    assert len(names) == 1 + len(PARTS)
+
+
+@with_compiler
+def test_the_part_that_fails_is_named(isa: Isa, cache: Path, in_parts: Path) -> None:
+    (in_parts.parent / "small_second.cpp").write_text("int broken( {\n")
+    with pytest.raises(KernelUnavailable, match=r"g\+\+ failed: small_second.cpp: .*error"):
+        library(in_parts)
+    assert not list(cache.iterdir())
+
+
+@with_compiler
+def test_a_library_that_lacks_a_part_is_no_kernel(isa: Isa, in_parts: Path) -> None:
+    (in_parts.parent / "small_first.cpp").unlink()
+    with pytest.raises(KernelUnavailable, match=r"cannot be loaded: .*undefined symbol"):
+        library(in_parts)
+
+
+@pytest.mark.parametrize(
+    "threads, gibibytes, at_once", [(1, 64, 1), (4, 64, 4), (16, 64, 16), (16, 1, 1), (16, 2, 2), (4, 0.1, 1)]
+)
+def test_as_many_compilers_as_have_a_processor_and_memory(
+    threads: int, gibibytes: float, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler, "cpu_threads", lambda: threads)
+    limit = MemoryLimit(64 << 30, int(gibibytes * (1 << 30)))
+    monkeypatch.setattr(compiler, "memory_limit", lambda: limit)
+    assert compiler.compilers_at_once() == at_once
+
+
+@with_compiler
+def test_parts_keep_to_that_number(isa: Isa, in_parts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, calls = compiler.run, list[tuple[int, int]]()
+
+    def noted(commands: list[Command], limit: TimeLimit, at_once: int, work: Workspace | None) -> list[str]:
+        calls.append((len(commands), at_once))
+        return run(commands, limit, at_once, work)
+
+    monkeypatch.setattr(compiler, "compilers_at_once", lambda: 2)
+    monkeypatch.setattr(compiler, "run", noted)
+    compiled(in_parts, isa)
+    assert calls[-2:] == [(3, 2), (1, 1)]
 
 
 @with_compiler

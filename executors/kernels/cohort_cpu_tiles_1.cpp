@@ -1,0 +1,5 @@
+// Tiles of layouts: see `in_first_part` of quantized_tiles.h.
+
+#include "quantized_tiles.h"
+
+SHARED const TileOfLayout* tiles_in_first_part(int64_t kind) { return tiles_in_part<true>(kind); }

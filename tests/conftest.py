@@ -15,7 +15,7 @@ import pytest
 import structlog
 from hypothesis import settings
 
-from tests import tiers
+from tests import compiled_kernels, tiers
 
 os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 for name in [name for name in os.environ if name.startswith("COHORT_")]:
@@ -75,6 +75,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--full", action="store_true", help="also the tests at full size, marked `long(full=True)`"
     )
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    config = session.config
+    jobs = config.getoption("numprocesses", None)
+    if compiled_kernels.of_a_run(config.args, jobs, hasattr(config, "workerinput")):
+        compiler = compiled_kernels.begin_to_compile()
+        config.add_cleanup(lambda: compiled_kernels.end(compiler))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

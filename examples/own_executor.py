@@ -82,8 +82,9 @@ class Successor(BatchModelExecutor):
             row[successor] += 2.0 * (token == history[-1])
         return row
 
-    def truncate_kv(self, handle: KvCacheHandle, new_len: int) -> None:
+    def truncate_kv(self, handle: KvCacheHandle, new_len: int) -> int:
         del self.histories.get(handle.cache_id, [])[new_len:]
+        return new_len
 
     def release_cache(self, cache_id: int) -> None:
         self.table.release(cache_id)

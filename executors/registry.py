@@ -19,6 +19,7 @@ from executors.contract import (
 _BUILT_IN = {
     "echo": "executors.testing.fakes.echo:EchoFactory",
     "paged_fake": "executors.testing.fakes.paged:PagedFakeFactory",
+    "state_fake": "executors.testing.fakes.state:StateFakeFactory",
     "llm": "executors.llm.factory:LlmFactory",
     "qwen3": "executors.qwen3.factory:Qwen3Factory",
 }

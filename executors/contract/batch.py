@@ -129,6 +129,10 @@ def _no_seals() -> Int32Array:
     return np.empty((0, 2), np.int32)
 
 
+def _no_snapshots() -> Int32Array:
+    return np.empty((0, 3), np.int32)
+
+
 @dataclass(slots=False)
 class UnifiedBatch:
     """Any mix of prefill chunks, decode steps and verification: all that one forward computes.
@@ -147,6 +151,11 @@ class UnifiedBatch:
       tokens after this step and all these drafts but the last. None, or fewer drafts, is always a valid answer.
     - `seals` int32 [m, 2]: (group, block) of blocks that are full of known tokens once this step is computed, and are not
       written again; requested only from executors with a `KvLayout.fingerprint`.
+    - `state_src`, `state_dst` int32 [n], both None unless `KvLayout.snapshots`: the slot with the state before an item's first
+      token (-1: zeros), and the one that gets the state after its last token: the same slot, or one that no other item reads.
+    - `snapshots` int32 [m, 3]: (item, position, slot): the slot gets the state after the first `position` tokens of the item's
+      sequence, a multiple of `StateLayout.interval` behind the item's first position and before its end. No slot is written twice
+      in a step, and what is written is read by later steps only.
     - `epoch` of the executor's life, `step_id` rising by one per step within the engine's life.
     """
 
@@ -165,6 +174,9 @@ class UnifiedBatch:
     block_copies: Int32Array = field(default_factory=_no_copies)
     drafts_wanted: Int32Array | None = None
     seals: Int32Array = field(default_factory=_no_seals)
+    state_src: Int32Array | None = None
+    state_dst: Int32Array | None = None
+    snapshots: Int32Array = field(default_factory=_no_snapshots)
 
     def __len__(self) -> int:
         return len(self.slots)

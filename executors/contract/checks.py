@@ -12,6 +12,7 @@ import numpy as np
 
 from executors.contract.batch import Int32Array, SequenceStart, UnifiedBatch, UnifiedOutput
 from executors.contract.errors import InvalidInput, StepFailed
+from executors.contract.status import StateLayout
 
 POOLINGS = ("last", "mean", "logits")
 """Values of `SequenceStart.pooling`."""
@@ -108,6 +109,41 @@ def check_seals(batch: UnifiedBatch, num_blocks: Sequence[int]) -> None:
     _check_groups("seal", seals[:, 0], len(num_blocks))
     for group, count in enumerate(num_blocks):
         _check_ids("seal", seals[seals[:, 0] == group, 1], count)
+
+
+def check_states(batch: UnifiedBatch, layout: StateLayout | None) -> None:
+    """Check the slots of states; `check_arrays` must have passed. Raises InvalidInput for slots that do not exist, snapshots at a
+    position where there can be none, and a slot that is written twice, or by one item and read by another."""
+    src, dst, snapshots = batch.state_src, batch.state_dst, batch.snapshots
+    if layout is None or not layout.interval:
+        if src is not None or dst is not None or len(snapshots):
+            raise InvalidInput("the batch names states, and the engine does not give out the executor's")
+        return
+    if src is None or dst is None or len(src) != len(batch) or len(dst) != len(batch):
+        raise InvalidInput(f"state_src and state_dst are needed for each of {len(batch)} items")
+    if snapshots.dtype != np.int32 or snapshots.shape[1:] != (3,):
+        raise InvalidInput(f"snapshots is {snapshots.dtype}{list(snapshots.shape)}, not int32[m, 3]")
+    if not len(batch):
+        if len(snapshots):
+            raise InvalidInput("snapshots of a batch without items")
+        return
+    items, positions, slots = snapshots.T
+    last = layout.num_slots - 1
+    written = np.concatenate([dst, slots])
+    if written.min() < 0 or src.min() < -1 or max(written.max(), src.max()) > last:
+        raise InvalidInput(f"a state lies outside the slots 0..{last}")
+    if len(np.unique(written)) != len(written):
+        raise InvalidInput("the slot of a state is written twice in one step")
+    if np.isin(src[src != dst], written).any():
+        raise InvalidInput("a state is read in the step in which its slot is written")
+    if not len(snapshots):
+        return
+    if items.min() < 0 or items.max() >= len(batch):
+        raise InvalidInput(f"a snapshot names an item outside 0..{len(batch) - 1}")
+    begin = batch.pos_offsets[items]
+    inner = (begin < positions) & (positions < begin + batch.num_q_tokens[items])
+    if not inner.all() or (positions % layout.interval).any():
+        raise InvalidInput(f"a snapshot lies outside its item, or at no multiple of {layout.interval}")
 
 
 def _check_groups(what: str, groups: Int32Array, count: int) -> None:

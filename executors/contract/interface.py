@@ -182,14 +182,17 @@ class ModelExecutor(ABC):
         Called once per sequence, after its last step in flight, on the executor alive then. Unknown ids are harmless.
         """
 
-    def truncate_kv(self, handle: KvCacheHandle, new_len: int) -> None:
-        """Roll a sequence back to its first `new_len` tokens; 0 = preempted, sampler state is kept.
+    def truncate_kv(self, handle: KvCacheHandle, new_len: int) -> int:
+        """Roll a sequence of `handle.num_tokens` tokens back to its first `new_len`; 0 = preempted, sampler state is kept.
 
-        Returns at once and takes effect before any later step. The default suits paged executors: their KV beyond the computed
-        length is never read, so there is nothing to do. An executor that owns its KV must override it.
+        Returns the number of tokens that are left, from which the sequence goes on: at most `new_len`, and 0 where blocks of a
+        window or the state at that place are gone (`KvLayout.kept`). Returns at once and takes effect before any later step. The
+        default suits paged executors: their KV beyond the computed length is never read, so there is nothing to do. An executor
+        that owns its KV must override it.
         """
         if not self.capabilities().paged:
             raise Unsupported(f"{type(self).__name__} owns its KV and cannot truncate it")
+        return self.kv_layout().kept(handle.num_tokens, new_len)
 
     def release_memory(self, group: int, block_ids: Int32Array) -> None:
         """Allow the executor to return the memory of these blocks of a KV group to the system: they are not read before they are

@@ -141,8 +141,8 @@ class SamplingWrapper(BatchModelExecutor):
         self._histories.pop(cache_id, None)
         self.inner.release_cache(cache_id)
 
-    def truncate_kv(self, handle: KvCacheHandle, new_len: int) -> None:
-        self.inner.truncate_kv(handle, new_len)
+    def truncate_kv(self, handle: KvCacheHandle, new_len: int) -> int:
+        return self.inner.truncate_kv(handle, new_len)
 
     def release_memory(self, group: int, block_ids: Int32Array) -> None:
         self.inner.release_memory(group, block_ids)

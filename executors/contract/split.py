@@ -153,6 +153,10 @@ async def split_unified_decode(executor: SplitForwards, batch: UnifiedBatch) -> 
         checks.check_pooling(start, executor.info().label_width)
         if start.sampling is not None:
             start.sampling.check_ids(executor.info().logits_width)
+    if batch.state_dst is not None:
+        raise Unsupported(
+            f"{type(executor).__name__} has states: they are for executors with a native unified_decode"
+        )
     if len(batch.block_copies) and not isinstance(executor, BlockCopier):
         raise Unsupported(
             f"{type(executor).__name__} needs copy_blocks(copies) to run block copies on the split path"

@@ -212,13 +212,19 @@ class ExecutorMetrics:
 
 @dataclass(frozen=True, slots=True)
 class StateLayout:
-    """States that an executor keeps of sequences beside KV, by slot; fixed after warmup.
+    """States that layers keep of sequences beside KV; fixed after warmup.
 
-    A state is that of the last position computed. So no sequence can begin with another one's KV, and no draft can be verified.
+    A state sums up all tokens before a position and cannot be taken back. A sequence can begin with another one's KV only where
+    the state at that very position was kept.
     """
 
     slot_bytes: int
     num_slots: int
+    """Slots that the engine gives out in `UnifiedBatch.state_src` and `state_dst`: at least as many as sequences run at once, and
+    some for snapshots. With `interval` 0 one for each slot of a sequence."""
+    interval: int = 0
+    """Number of tokens, a multiple of the block size: a step can keep the state at each multiple of it as a snapshot. 0: the
+    executor keeps the state of a sequence by its slot, no batch has states, and no prefix is shared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +277,27 @@ class KvLayout:
     def num_bytes(self) -> int:
         """Bytes of all blocks."""
         return sum(group.num_blocks * group.bytes_per_block for group in self.groups)
+
+    @property
+    def snapshots(self) -> bool:
+        """Whether the engine gives out the slots of states."""
+        return self.state is not None and self.state.interval > 0
+
+    def kept(self, num_tokens: int, new_len: int) -> int:
+        """How many tokens a sequence of `num_tokens` keeps where it is rolled back to `new_len`: none if a state is of a later
+        position, or blocks may be gone that have left a window."""
+        if new_len >= num_tokens:
+            return new_len
+        if self.state is not None:
+            return 0
+        for group in self.groups:
+            if group.window is not None:
+                first, now = (
+                    max(0, end - group.window + 1) // self.block_size for end in (new_len, num_tokens)
+                )
+                if first < now:
+                    return 0
+        return new_len
 
     @property
     def on_demand(self) -> bool:

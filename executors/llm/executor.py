@@ -473,9 +473,10 @@ class LlmExecutor(BatchModelExecutor):
         if self._runtime is not None:
             self._runtime.unified.states.release(cache_id)
 
-    def truncate_kv(self, handle: KvCacheHandle, new_len: int) -> None:
+    def truncate_kv(self, handle: KvCacheHandle, new_len: int) -> int:
         """See the contract. KV past the computed length is never read, so this only checks the arguments."""
         self.truncate_kv_for_cache_id(handle.cache_id, new_len)
+        return self.kv_layout().kept(handle.num_tokens, new_len)
 
     def truncate_kv_for_cache_id(self, cache_id: int, new_len: int) -> None:
         """Do the same as `truncate_kv`, given the id alone. Raises InvalidInput for a negative length; an unknown id is

@@ -360,10 +360,11 @@ class RemoteExecutor(BatchModelExecutor):
         if self._life is not None:
             self._life.tell(m.Release(cache_id))
 
-    def truncate_kv(self, handle: KvCacheHandle, new_len: int) -> None:
-        """As release_cache. If the executor cannot, the steps after it are answered Skipped."""
+    def truncate_kv(self, handle: KvCacheHandle, new_len: int) -> int:
+        """As release_cache; returns what the layout says. If the executor cannot, the steps after it are answered Skipped."""
         if self._life is not None:
             self._life.tell(m.Truncate(handle, new_len))
+        return self.kv_layout().kept(handle.num_tokens, new_len) if new_len else 0
 
     def release_memory(self, group: int, block_ids: Int32Array) -> None:
         """As release_cache."""

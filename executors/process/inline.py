@@ -414,9 +414,10 @@ class InlineExecutor(BatchModelExecutor):
         """As the contract's; runs after the calls made so far, on the thread."""
         self._tell(lambda guard: guard.release_cache(cache_id))
 
-    def truncate_kv(self, handle: KvCacheHandle, new_len: int) -> None:
-        """As release_cache. If the executor cannot, the steps after it are answered Skipped."""
+    def truncate_kv(self, handle: KvCacheHandle, new_len: int) -> int:
+        """As release_cache; returns what the layout says. If the executor cannot, the steps after it are answered Skipped."""
         self._tell(lambda guard: guard.truncate_kv(handle, new_len))
+        return self.kv_layout().kept(handle.num_tokens, new_len) if new_len else 0
 
     def release_memory(self, group: int, block_ids: Int32Array) -> None:
         """As release_cache."""

@@ -79,6 +79,10 @@ class Step(msgspec.Struct, tag=2, array_like=True):
     seals: Array
     tables: TableUpdates
     starts: tuple[SequenceStart, ...]
+    state_src: Array | None = None
+    state_dst: Array | None = None
+    snapshots: Array | None = None
+    """None where there are none."""
 
 
 class Prefill(msgspec.Struct, tag=3, array_like=True):
@@ -377,6 +381,12 @@ def pack_batch(call: int, batch: UnifiedBatch) -> Step:
     seals = batch.seals
     if seals.dtype != _INT32 or seals.shape[1:] != (2,):
         raise InvalidInput(f"seals is {seals.dtype}{list(seals.shape)}, not int32[m, 2]")
+    for name in ("state_src", "state_dst"):
+        if (slots := getattr(batch, name)) is not None and slots.dtype != _INT32:
+            raise InvalidInput(f"{name} is {slots.dtype}, not int32")
+    snapshots = batch.snapshots
+    if snapshots.dtype != _INT32 or snapshots.shape[1:] != (3,):
+        raise InvalidInput(f"snapshots is {snapshots.dtype}{list(snapshots.shape)}, not int32[m, 3]")
     return Step(
         call=call,
         epoch=batch.epoch,
@@ -388,6 +398,9 @@ def pack_batch(call: int, batch: UnifiedBatch) -> Step:
         seals=seals.reshape(-1),
         tables=batch.tables,
         starts=tuple(batch.starts),
+        state_src=batch.state_src,
+        state_dst=batch.state_dst,
+        snapshots=snapshots.reshape(-1) if len(snapshots) else None,
     )
 
 
@@ -400,6 +413,12 @@ def unpack_batch(step: Step) -> UnifiedBatch:
         raise InvalidInput(f"block_copies came as {step.block_copies.dtype}[{len(step.block_copies)}]")
     if step.seals.dtype != _INT32 or len(step.seals) % 2:
         raise InvalidInput(f"seals came as {step.seals.dtype}[{len(step.seals)}]")
+    for name in ("state_src", "state_dst"):
+        if (states := getattr(step, name)) is not None and states.dtype != _INT32:
+            raise InvalidInput(f"{name} came as {states.dtype}")
+    snapshots = np.empty(0, np.int32) if step.snapshots is None else step.snapshots
+    if snapshots.dtype != _INT32 or len(snapshots) % 3:
+        raise InvalidInput(f"snapshots came as {snapshots.dtype}[{len(snapshots)}]")
     seq_ids, slots, num_q_tokens, pos_offsets, is_final_chunk, num_draft_tokens, token_ids = step.arrays
     return UnifiedBatch(
         epoch=step.epoch,
@@ -417,6 +436,9 @@ def unpack_batch(step: Step) -> UnifiedBatch:
         tables=step.tables,
         block_copies=step.block_copies.reshape(-1, 3),
         seals=step.seals.reshape(-1, 2),
+        state_src=step.state_src,
+        state_dst=step.state_dst,
+        snapshots=snapshots.reshape(-1, 3),
     )
 
 

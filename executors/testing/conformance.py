@@ -30,6 +30,7 @@ from executors.testing import (
     conformance_life,
     conformance_sampling,
     conformance_settings,
+    conformance_states,
     conformance_windows,
 )
 from executors.testing import conformance_loras as conformance_adapters
@@ -68,6 +69,7 @@ assert all(
         conformance_life,
         conformance_sampling,
         conformance_settings,
+        conformance_states,
         conformance_windows,
     )
 )

@@ -149,6 +149,7 @@ async def pending_inputs(kit: Kit) -> None:
 async def cached_prefix_equals_cold(kit: Kit) -> None:
     """A sequence whose table begins with another's full blocks, computed from there on, equals a cold one."""
     kit.need_paged()
+    kit.need_no_states()
     kit.need_slots(2)
     shared = kit.prompt(2 * kit.block_size, 13)
     for tail in (kit.prompt(1, 14), kit.prompt(kit.block_size + 2, 15)):
@@ -193,6 +194,7 @@ async def block_permutation_changes_nothing(kit: Kit) -> None:
 async def block_copies_come_first(kit: Kit) -> None:
     """A fork: full blocks are shared, the last, partial one is copied in the step that first needs the copy."""
     kit.need_paged()
+    kit.need_no_states()
     kit.need_slots(2)
     prompt = kit.long(18)
     alone = [await kit.alone(prompt, _NUM, kit.drawn(choice)) for choice in range(2)]

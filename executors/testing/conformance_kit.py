@@ -38,6 +38,9 @@ class LoraSource(NamedTuple):
     digest: str
 
 
+STATES = "a sequence begins with a state beside its blocks: see the cases on states"
+
+
 class Nonconformance(AssertionError):
     """The executor breaks the contract; the message says where."""
 
@@ -133,6 +136,11 @@ class Kit:
         """Raises NotApplicable for an executor that owns its KV."""
         if not self.paged:
             raise NotApplicable("the executor owns its KV")
+
+    def need_no_states(self) -> None:
+        """Raises NotApplicable for an executor whose sequences cannot begin with blocks alone."""
+        if self.executor.kv_layout().state is not None:
+            raise NotApplicable(STATES)
 
     # -- comparison ----------------------------------------------------------------------------------------------------
 

@@ -115,6 +115,7 @@ async def a_slot_forgets_its_adapter(kit: Kit) -> None:
 async def forks_keep_their_adapter(kit: Kit) -> None:
     """A sequence that begins with the full blocks of another one of the same adapter equals a cold one."""
     kit.need_paged()
+    kit.need_no_states()
     kit.need_slots(3)
     a, b = await loaded(kit)
     shared = kit.prompt(2 * kit.block_size, 203)

@@ -248,6 +248,7 @@ def _tokens(output: ItemOutput | None) -> tuple[SampledToken, ...]:
 @case
 async def single_sequence_verification(kit: Kit) -> None:
     """forward_verify and speculative_decode agree with sequential decode; thresholds other than 1.0 are unsupported."""
+    kit.need_no_states()
     prompt = kit.prompt(kit.block_size + 1, 42)
     plain = await kit.alone(prompt, 4)
     fed = plain.tokens[len(prompt) :]

@@ -55,6 +55,7 @@ async def blocks_behind_a_window_are_not_read(kit: Kit) -> None:
 async def table_of_a_window_begins_at_the_hit(kit: Kit) -> None:
     """A sequence that begins with another's prefix is given the blocks of its window alone, where others have the rest."""
     window, size = _window(kit), kit.block_size
+    kit.need_no_states()
     num_blocks = -(-window // size) + 2
     shared, tail = kit.prompt(num_blocks * size, 122), kit.prompt(size + 2, 123)
     cold = await kit.alone(shared + tail, _NUM)
@@ -79,6 +80,7 @@ async def table_of_a_window_begins_at_the_hit(kit: Kit) -> None:
 async def groups_keep_their_own_blocks(kit: Kit) -> None:
     """A block of one group may have the id of another sequence's block in another group, and copies are made in their group."""
     kit.need_paged()
+    kit.need_no_states()
     kit.need_slots(2)
     if len(kit.executor.kv_layout().groups) < 2:
         raise NotApplicable(ONE_GROUP)

@@ -41,6 +41,7 @@ class DrivenSequence:
 
     - `tokens`: prompt and output so far. `num_computed`: how many of them have KV.
     - `samples`: what was sampled, one for each output token; `outputs`: every ItemOutput, in order, None included.
+    - `state`: its slot of a state, None where the executor has none to give out; `state_src`: the slot that its next step reads.
     - `blocks`: one list of block ids per KV group; empty when the executor owns its KV. `firsts`: index of the first of them in
       the block table, above 0 where a window has left blocks behind.
     """
@@ -56,6 +57,8 @@ class DrivenSequence:
     num_computed: int = 0
     num_sent_blocks: int = 0
     started: bool = False
+    state: int | None = None
+    state_src: int = -1
     restored: list[int] = field(default_factory=list)
     samples: list[SampledToken] = field(default_factory=list)
     outputs: list[ItemOutput | None] = field(default_factory=list)
@@ -82,7 +85,7 @@ class Feed:
     """What one sequence computes in a step: `count` of its uncomputed tokens (None: all), then `drafts`.
 
     `pending`: hide the id of the last known token, as when the host does not know it yet. `num_drafts`: drafts to ask of the
-    executor's draft model, see `UnifiedBatch.drafts_wanted`.
+    executor's draft model, see `UnifiedBatch.drafts_wanted`. `snapshots`: (position, slot) of states to be kept on the way.
     """
 
     seq: DrivenSequence
@@ -90,6 +93,7 @@ class Feed:
     drafts: Sequence[int] = ()
     pending: bool = False
     num_drafts: int = 0
+    snapshots: Sequence[tuple[int, int]] = ()
 
 
 class Driver:
@@ -109,6 +113,9 @@ class Driver:
             for index, group in enumerate(layout.groups)
         ]
         self.free_slots = list(range(executor.capabilities().max_batch_size))
+        self.states = layout.state if layout.snapshots else None
+        self.free_states = list(range(self.states.num_slots if self.states else 0))
+        """Slots of states that no sequence has; a test may take some for snapshots."""
         self.live: dict[int, DrivenSequence] = {}
         self.block_copies: list[tuple[int, int, int]] = []
         self._steps = itertools.count(1)
@@ -131,13 +138,15 @@ class Driver:
         slot: int | None = None,
         shared_blocks: Sequence[Sequence[int]] = (),
         num_computed: int = 0,
+        state: int | None = None,
         **options: Any,
     ) -> DrivenSequence:
         """A new sequence; the executor hears of it with its first step.
 
         `output`: tokens it has already (resumed). `shared_blocks`: per KV group, blocks it begins with, which hold the KV of
         its first `num_computed` tokens (a prefix hit); in a window group the last of them, as many as the next token reads.
-        `options`: adapter, grammar, prompt_logprobs, pooling, label_ids.
+        `state`: the slot with the state after them, which another sequence's step kept. `options`: adapter, grammar,
+        prompt_logprobs, pooling, label_ids.
         """
         chosen = self.free_slots[0] if slot is None else slot
         self.free_slots.remove(chosen)
@@ -149,6 +158,10 @@ class Driver:
             [end - len(group) for group in blocks], num_computed,
         )  # fmt: skip
         seq.restored = restored
+        if self.states is not None:
+            if num_computed and state is None:
+                raise InvalidInput("a sequence whose layers have states begins with a state, or at 0")
+            seq.state, seq.state_src = self.free_states.pop(0), -1 if state is None else state
         self.live[seq.seq_id] = seq
         return seq
 
@@ -156,6 +169,8 @@ class Driver:
         """The sequence is over: its slot and blocks are free, the executor is told."""
         del self.live[seq.seq_id]
         self.free_slots.insert(0, seq.slot)
+        if seq.state is not None:
+            self.free_states.insert(0, seq.state)
         for index, blocks in enumerate(seq.blocks):
             self._free(index, blocks)
         self.executor.release_cache(seq.seq_id)
@@ -178,9 +193,13 @@ class Driver:
                 self.free_blocks[group].insert(0, block)
 
     def truncate(self, seq: DrivenSequence, new_len: int, num_tokens: int | None = None) -> None:
-        """Roll KV back to `new_len` tokens; `num_tokens` also forgets the tokens after that many."""
-        self.executor.truncate_kv(self.handle(seq), new_len)
-        seq.num_computed = min(seq.num_computed, new_len)
+        """Roll KV back to `new_len` tokens, or to what the executor keeps. `num_tokens` also forgets the tokens after so many."""
+        reached = self.executor.truncate_kv(self.handle(seq), new_len)
+        if not 0 <= reached <= new_len:
+            raise InvalidInput(f"truncate_kv was asked for {new_len} tokens and has kept {reached}")
+        if reached < seq.num_computed:
+            seq.state_src = -1
+        seq.num_computed = min(seq.num_computed, reached)
         if num_tokens is not None:
             del seq.tokens[num_tokens:]
 
@@ -206,6 +225,7 @@ class Driver:
         tokens: list[int] = []
         hidden: list[bool] = []
         counts, final = [], []
+        snapshots = [(i, *snapshot) for i, feed in enumerate(feeds) for snapshot in feed.snapshots]
         for feed in feeds:
             seq = feed.seq
             end = len(seq.tokens) if feed.count is None else seq.num_computed + feed.count
@@ -234,6 +254,9 @@ class Driver:
             tables=self._updates(feeds),
             block_copies=np.array(copies, np.int32).reshape(-1, 3),
             drafts_wanted=_ids(draft_counts) if any(draft_counts) else None,
+            state_src=_ids(feed.seq.state_src for feed in feeds) if self.states else None,
+            state_dst=_ids(feed.seq.state or 0 for feed in feeds) if self.states else None,
+            snapshots=np.array(snapshots, np.int32).reshape(-1, 3),
         )
 
     def _updates(self, feeds: Sequence[Feed]) -> TableUpdates:
@@ -264,6 +287,7 @@ class Driver:
             sampled = item.tokens if item is not None else ()
             rejected = len(feed.drafts) - max(len(sampled) - 1, 0)
             seq.num_computed += count - rejected
+            seq.state_src = -1 if seq.state is None else seq.state
             seq.samples += sampled
             seq.tokens += [token.token_id for token in sampled]
         return output

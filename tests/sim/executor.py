@@ -180,12 +180,13 @@ class SimExecutor:
 
         self._queue.put_nowait(release)
 
-    def truncate_kv(self, handle: KvCacheHandle, new_len: int) -> None:
+    def truncate_kv(self, handle: KvCacheHandle, new_len: int) -> int:
         async def truncate() -> None:
             if not self._dead:
                 self.inner.truncate_kv(handle, new_len)
 
         self._queue.put_nowait(truncate)
+        return 0
 
     def release_memory(self, group: int, block_ids: Int32Array) -> None:
         assert self.core is not None and self.core._scheduler is not None

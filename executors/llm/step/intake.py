@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from executors.contract.batch import UnifiedBatch
-from executors.contract.checks import check_arrays, check_blocks, check_limits, check_pooling, check_seals
+from executors.contract.checks import (
+    check_arrays,
+    check_blocks,
+    check_limits,
+    check_pooling,
+    check_seals,
+    check_states,
+)
 from executors.contract.errors import InvalidInput
 from executors.llm.memory.state_cache import StateCache
 from executors.llm.step.states import SequenceStates
@@ -36,6 +43,7 @@ class HostIntake:
         check_limits(batch, states.logits_width, states.max_model_len, self._max_batch_size)
         check_blocks(batch, self._num_blocks)
         check_seals(batch, self._num_blocks)
+        check_states(batch, None)
         tables = batch.tables
         if len(tables.slots):
             if tables.starts.min() < 0 or tables.counts.min() < 0:

@@ -63,6 +63,8 @@ OPTIONS: dict[str, type | tuple[type, ...]] = {
     "window": (int, str),
     "window_blocks": int,
     "fingerprint": str,
+    "num_states": int,
+    "state_interval": int,
     "kv_capacity": int,
     "max_adapters": int,
     "drafts_right": (int, float),
@@ -326,6 +328,7 @@ class FakeExecutor(BatchModelExecutor):
         num_blocks = [group.num_blocks for group in self.kv_layout().groups]
         checks.check_blocks(batch, num_blocks)
         checks.check_seals(batch, num_blocks)
+        checks.check_states(batch, self.kv_layout().state)
         for start in batch.starts:
             self._salt(start.adapter)
             checks.check_pooling(start, self.vocab_size)
@@ -407,11 +410,12 @@ class FakeExecutor(BatchModelExecutor):
                 self._pool_positions[place] = -1
         self.table.release(cache_id)
 
-    def truncate_kv(self, handle: KvCacheHandle, new_len: int) -> None:
+    def truncate_kv(self, handle: KvCacheHandle, new_len: int) -> int:
         self._require_warm()
         row = self._row_of(handle.cache_id)
         if row is not None:
             self._rewind(row, new_len, handle.block_tables or self._tables_of(handle.cache_id))
+        return self.kv_layout().kept(handle.num_tokens, new_len)
 
     def _tables_of(self, cache_id: int) -> tuple[NDArray[np.int32], ...]:
         """The block tables in the slot table; none for a sequence without a slot or an executor that owns its KV."""

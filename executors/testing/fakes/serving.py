@@ -46,6 +46,7 @@ class FakeServing(FakeExecutor):
         tables = self._tables(slots) or (None, None)
         tokens = batch.token_ids
         work = Work(slots, batch.pos_offsets, batch.num_q_tokens, tokens, self._salts[slots], *tables)
+        work.state_src, work.state_dst, work.snapshots = batch.state_src, batch.state_dst, batch.snapshots
         if batch.pending is not None and batch.pending.any():
             work.tokens = self._gather_pending(work, batch.pending)
         self.copy_blocks(batch.block_copies)

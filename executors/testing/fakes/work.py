@@ -19,6 +19,8 @@ class Work:
     - `rows` int32 [n]: the sequences' rows in the fake's own arrays (memory, sampled tokens).
     - `pos` and `counts` int32 [n], `tokens` int32 [total], `salts` uint64 [n] (adapters; 0 for none).
     - `tables` int32 [groups, n, max_blocks], `table_lengths` int32 [groups, n]: block tables of a paged fake.
+    - `state_src` and `state_dst` int32 [n], `snapshots` int32 [m, 3]: as in the batch, of a fake with states; None in a forward
+      of its own members, without a batch.
     """
 
     rows: Int32Array
@@ -28,6 +30,9 @@ class Work:
     salts: NDArray[np.uint64]
     tables: Int32Array | None = None
     table_lengths: Int32Array | None = None
+    state_src: Int32Array | None = None
+    state_dst: Int32Array | None = None
+    snapshots: Int32Array | None = None
     starts: Int32Array = field(init=False)
     item_of: NDArray[np.intp] = field(init=False)
     positions: Int32Array = field(init=False)

@@ -17,6 +17,7 @@ from executors.contract.batch import (
 )
 from executors.contract.errors import InvalidInput, StepFailed
 from executors.contract.slots import SlotTable
+from executors.contract.status import KvGroup, KvLayout, StateLayout
 
 
 def ids(*values: int) -> np.ndarray:
@@ -157,6 +158,78 @@ def test_block_copies(copies: list[tuple[int, int, int]], message: str) -> None:
     checks.check_blocks(make(block_copies=np.array([(0, 0, 1), (0, 0, 2), (1, 1, 0)], np.int32)), [8, 5])
     with pytest.raises(InvalidInput, match=message):
         checks.check_blocks(make(block_copies=np.array(copies, np.int32)), [8, 5])
+
+
+def with_states(source: list[int], target: list[int], snapshots: list[tuple[int, int, int]]) -> UnifiedBatch:
+    return make(
+        state_src=ids(*source), state_dst=ids(*target), snapshots=np.array(snapshots, np.int32).reshape(-1, 3)
+    )
+
+
+STATES = StateLayout(64, 8, 2)
+
+
+def test_states_that_are_sound() -> None:
+    checks.check_states(make(), None)
+    checks.check_states(make(), StateLayout(64, 8))
+    for source, target, snapshots in (
+        ([-1, 1, 2], [0, 1, 2], []),
+        ([-1, 1, 1], [0, 3, 2], [(0, 2, 7)]),
+        ([5, 5, 5], [0, 3, 2], [(2, 6, 4)]),
+    ):
+        checks.check_states(with_states(source, target, snapshots), STATES)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "snapshots", "message"),
+    [
+        ([-2, 1, 2], [0, 1, 2], [], "outside the slots"),
+        ([-1, 1, 2], [0, 1, 8], [], "outside the slots"),
+        ([-1, 1, 2], [0, 1, -1], [], "outside the slots"),
+        ([-1, 1, 2], [0, 1, 2], [(0, 2, 8)], "outside the slots"),
+        ([-1, 1, 2], [1, 1, 2], [], "written twice"),
+        ([-1, 1, 2], [0, 1, 2], [(0, 2, 2)], "written twice"),
+        ([-1, 0, 2], [0, 1, 2], [], "is read in the step"),
+        ([-1, 1, 5], [0, 1, 2], [(0, 2, 5)], "is read in the step"),
+        ([-1, 1, 2], [0, 1, 2], [(3, 2, 5)], "names an item"),
+        ([-1, 1, 2], [0, 1, 2], [(0, 1, 5)], "no multiple of 2"),
+        ([-1, 1, 2], [0, 1, 2], [(0, 0, 5)], "outside its item"),
+        ([-1, 1, 2], [0, 1, 2], [(0, 4, 5)], "outside its item"),
+        ([-1, 1], [0, 1, 2], [], "for each of 3 items"),
+    ],
+)
+def test_states_that_are_unsound(
+    source: list[int], target: list[int], snapshots: list[tuple[int, int, int]], message: str
+) -> None:
+    batch = with_states(source, target, snapshots)
+    with pytest.raises(InvalidInput, match=message):
+        checks.check_states(batch, STATES)
+    with pytest.raises(InvalidInput, match="does not give out"):
+        checks.check_states(batch, StateLayout(64, 8))
+
+
+def test_states_are_needed_where_the_engine_gives_them_out() -> None:
+    with pytest.raises(InvalidInput, match="are needed"):
+        checks.check_states(make(), STATES)
+    with pytest.raises(InvalidInput, match="not int32"):
+        checks.check_states(
+            make(state_src=ids(0, 1, 2), state_dst=ids(0, 1, 2), snapshots=np.zeros((1, 2), np.int32)), STATES
+        )
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "new_len", "left"),
+    [(20, 20, 20), (20, 19, 19), (20, 17, 17), (20, 15, 0), (20, 0, 0), (6, 3, 3)],
+)
+def test_what_a_truncated_sequence_keeps(num_tokens: int, new_len: int, left: int) -> None:
+    """A window of 6 in blocks of 4: at 20 it reads from position 15 on, and at 15 from position 10 on, in the block before."""
+    group = KvGroup(8, 64)
+    layout = KvLayout(4, (group, KvGroup(8, 64, window=6)))
+    assert layout.kept(num_tokens, new_len) == left
+    assert KvLayout(4, (group,)).kept(num_tokens, new_len) == new_len
+    assert KvLayout(4, (group,), STATES).kept(num_tokens, new_len) == (
+        new_len if new_len == num_tokens else 0
+    )
 
 
 @pytest.mark.parametrize(

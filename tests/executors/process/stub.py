@@ -138,8 +138,9 @@ class Stub(BatchModelExecutor):
             raise RuntimeError("cannot release")
         self.log.append(f"release{cache_id}")
 
-    def truncate_kv(self, handle: KvCacheHandle, new_len: int) -> None:
+    def truncate_kv(self, handle: KvCacheHandle, new_len: int) -> int:
         self.log.append(f"truncate{handle.cache_id}:{new_len}:{len(handle.block_tables)}")
+        return new_len
 
     def release_memory(self, group: int, block_ids: Int32Array) -> None:
         self.log.append(f"memory{group}{block_ids.tolist()}".replace(" ", ""))

@@ -110,6 +110,9 @@ def batches(draw: st.DrawFn) -> UnifiedBatch:
         block_copies=draw(hnp.arrays(np.int32, (copies, 3))),
         drafts_wanted=draw(st.none() | hnp.arrays(np.int32, n)),
         seals=draw(hnp.arrays(np.int32, (draw(st.integers(0, 3)), 2))),
+        state_src=draw(st.none() | hnp.arrays(np.int32, n)),
+        state_dst=draw(st.none() | hnp.arrays(np.int32, n)),
+        snapshots=draw(hnp.arrays(np.int32, (draw(st.integers(0, 3)), 3))),
     )
 
 
@@ -184,6 +187,21 @@ def test_seals_of_another_dtype_or_shape_do_not_travel() -> None:
     for bad in (np.zeros(3, np.int32), np.zeros(2, np.int64)):
         step.seals = bad
         with pytest.raises(InvalidInput, match="seals came as"):
+            m.unpack_batch(step)
+
+
+def test_states_of_another_dtype_or_shape_do_not_travel() -> None:
+    none = np.empty(0, np.int32)
+    batch = UnifiedBatch(0, 0, none.astype(np.int64), none, none, none, none.astype(bool), none, none)
+    for name, wrong in (
+        ("state_src", np.zeros(1, np.int64)), ("state_dst", np.zeros(1, np.float32)),
+        ("snapshots", np.zeros((1, 2), np.int32)), ("snapshots", np.zeros((1, 3), np.int64)),
+    ):  # fmt: skip
+        with pytest.raises(InvalidInput, match=f"{name} is"):
+            m.pack_batch(1, replace(batch, **{name: wrong}))
+        step = m.pack_batch(1, batch)
+        setattr(step, name, wrong.reshape(-1)[:2])
+        with pytest.raises(InvalidInput, match=f"{name} came as"):
             m.unpack_batch(step)
 
 

@@ -9,6 +9,7 @@ from executors.testing.fakes.base import FakeExecutor
 from executors.testing.fakes.echo import EchoExecutor
 from executors.testing.fakes.failures import Failure
 from executors.testing.fakes.paged import PagedFakeExecutor
+from executors.testing.fakes.state import StateFakeExecutor
 
 
 def config(**options: bool | float | str) -> ExecutorConfig:
@@ -49,6 +50,8 @@ SUBJECTS: dict[str, MakeExecutor] = {
     "paged_fake-windows": maker(PagedFakeExecutor, window="full,21,8", drafts_right=0.7),
     "paged_fake-windows-split": maker(PagedFakeExecutor, window="24,full", native=False),
     "paged_fake-all-windows": maker(PagedFakeExecutor, window="20"),
+    "state_fake": maker(StateFakeExecutor),
+    "state_fake-windows": maker(StateFakeExecutor, window="full,21", state_interval=32),
     "adapter-echo": maker(EchoExecutor, SamplingWrapper),
     "adapter-echo-split": maker(EchoExecutor, SamplingWrapper, native=False),
     "adapter-paged_fake": maker(PagedFakeExecutor, SamplingWrapper),

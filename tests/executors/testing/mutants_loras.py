@@ -27,10 +27,10 @@ class GivesABatchTheLoraOfItsFirst(EchoExecutor):
 @caught_by("an_adapter_stays_with_its_sequence")
 class LosesTheLoraWhenRolledBack(EchoExecutor):
     def truncate_kv(self, handle, new_len):
-        super().truncate_kv(handle, new_len)
         row = self._row_of(handle.cache_id)
         if row is not None:
             self._salts[row] = 0
+        return super().truncate_kv(handle, new_len)
 
 
 @caught_by("an_adapter_stays_with_its_sequence", "an_adapter_outlives_its_executor")

@@ -9,6 +9,7 @@ from tests.executors.testing import (
     mutants_history,
     mutants_life,
     mutants_sampling,
+    mutants_states,
     mutants_windows,
 )
 from tests.executors.testing import mutants_loras as mutants_adapters
@@ -17,7 +18,12 @@ from tests.executors.testing.conformance_subjects import ADAPTERS, MUTANTS, inje
 pytestmark = pytest.mark.long
 
 # Importing them registered their mutants.
-assert mutants_adapters.__name__ and mutants_adoption.__name__ and mutants_windows.__name__
+assert (
+    mutants_adapters.__name__
+    and mutants_adoption.__name__
+    and mutants_states.__name__
+    and mutants_windows.__name__
+)
 
 # Wrong in the arrays of the plain step only; with logprobs another part of the fake samples.
 PLAIN_PATH_ONLY = (

@@ -73,6 +73,9 @@ class Request:
     pooling: str | None = None
     """"last" or "mean": an embedding of the prompt; "logits": those of `label_ids` at its last token. There is no output, and
     `max_tokens` is 1, a token that is never sampled."""
+    cache_points: tuple[int, ...] = ()
+    """Positions in the prompt where later prompts are likely to part from it, beside those that the engine expects: layers with a
+    window or a state keep there what such a prompt needs."""
     label_ids: tuple[int, ...] = ()
     """Labels of the model's classification head, or token ids if it has none."""
 

@@ -13,6 +13,7 @@ from engine.block_table import TAKE, TURN, BlockTable, Stride, Way
 from engine.config import FAILED_STEPS_BEFORE_ALONE
 from engine.mailbox import Outlet
 from engine.request import FinishReason, Request, RequestContext
+from engine.sequence_state import SequenceState
 from executors.contract import SampledToken, SequenceStart
 
 
@@ -101,6 +102,8 @@ class Sequence:
     """Whether full blocks of its output get their keys in window groups, once they leave the window or the tables are freed."""
     stride: Stride | None = None
     """How its tables go on; None if that is not known."""
+    state: SequenceState | None = None
+    """Where the state of its layers lies; None while it has none. StatePool decides on it."""
     num_table_blocks: int = 0
     """Index behind the last block that all tables have."""
     num_prepared_tokens: int = 0
@@ -431,6 +434,17 @@ class Sequence:
         self.names_windows, self.stride = False, None
         self.num_keyed_blocks = self.num_prepared_tokens = self.num_prepared_pending = 0
         return tables
+
+    # -- states of layers ------------------------------------------------------------------------------------------------
+
+    def begin_state(self, state: SequenceState) -> None:
+        """Begin with a state that another sequence left, or with zeros."""
+        self.state = state
+
+    def end_state(self) -> SequenceState | None:
+        """Give up its state and return it."""
+        state, self.state = self.state, None
+        return state
 
     def __repr__(self) -> str:
         return (

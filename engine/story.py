@@ -68,6 +68,8 @@ class Lost(enum.StrEnum):
     """Its computation failed."""
     WINDOW = "window"
     """It lay behind the window of its layers, away from the positions that are kept for later prompts."""
+    STATE = "state"
+    """It is there, and there is no snapshot of the states of layers to begin with behind it."""
 
 
 @dataclass(frozen=True, slots=True)

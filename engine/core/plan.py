@@ -68,6 +68,9 @@ class StepPacker:
         final = np.ones(n, np.bool_)
         final[unfinished] = False
         one_each = len(tokens) == n
+        states = {}
+        if kv.states is not None:
+            states["state_src"], states["state_dst"], states["snapshots"] = kv.states.pack(list(plan.grants))
         return UnifiedBatch(
             epoch=epoch,
             step_id=step_id,
@@ -88,6 +91,7 @@ class StepPacker:
             if plan.drafts_wanted
             else None,
             seals=kv.seals.take(step_id),
+            **states,
         )
 
     def _who(self, seqs: list[Sequence]) -> tuple[NDArray[np.int64], Int32Array]:

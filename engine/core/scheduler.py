@@ -104,7 +104,7 @@ class Scheduler:
 
     def _grant_prompt(self, seq: Sequence, plan: StepPlan) -> None:
         """Its next chunk, or all that is left of it."""
-        count = min(seq.num_uncomputed_tokens, self._share(seq, plan))
+        count = self.kv.until_fork(seq, min(seq.num_uncomputed_tokens, self._share(seq, plan)))
         if self._grant(seq, count, plan):
             plan.for_prompts = max(0, plan.for_prompts - count)
 
@@ -218,6 +218,8 @@ class Scheduler:
             plan.preempted = True
             if victim is seq:
                 return False
+        if not self.kv.advance_state(seq, end):
+            return False  # every slot of a state is in use in this step
         self.kv.register(seq, end)
         # Drafts lie behind what is known: they are charged when it turns out which are accepted.
         self.waiting.charge(seq, seq.num_computed_tokens, min(end, seq.num_tokens))

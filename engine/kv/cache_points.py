@@ -1,7 +1,7 @@
 """Cache points: positions where a later prompt is likely to part from this one, or to go on from.
 
-Layers with a window need the blocks just before the position where a sequence begins. A window slides on, so these blocks are
-kept for a few positions only:
+Layers with a window need the blocks just before the position where a sequence begins, layers with a state need the state there.
+A window slides on and a state is overwritten, so these are kept for a few positions only:
 
     prompt    system <end> question <end> answer <end> question <end> | output ............
     points                ^              ^            ^          ^             ^ every 256 tokens, the latest one
@@ -18,15 +18,17 @@ ROLLING = 256
 _LAST_TURNS = 4
 
 
-def cache_points(seq: Sequence, block_size: int, parted: int) -> tuple[int, ...]:
-    """The cache points of a prompt in blocks, rising: its last full block below its end, and the end of its first turn and of the
-    last four, by the ids that end an output. `parted`: blocks after which an earlier prompt with the same beginning went on
-    differently, or 0."""
-    prompt = seq.request.prompt_token_ids
-    points = {(seq.prompt_len - 1) // block_size, parted}
-    if seq.request.stop_token_ids:
-        ends = np.flatnonzero(np.isin(prompt, list(seq.request.stop_token_ids))) + 1
-        points.update((int(end) // block_size) for end in (*ends[:1], *ends[-_LAST_TURNS:]))
+def cache_points(seq: Sequence, block_size: int, parted: int, interval: int) -> tuple[int, ...]:
+    """The cache points of a prompt in blocks, rising: the last place below its end, those that the request names, and the end of
+    its first turn and of the last four, by the ids that end an output, each rounded down to a multiple of `interval` tokens.
+    `parted`: blocks after which an earlier prompt with the same beginning went on differently, or 0."""
+    request = seq.request
+    positions = [seq.prompt_len - 1, parted * block_size]
+    positions += [point for point in request.cache_points if 0 < point < seq.prompt_len]
+    if request.stop_token_ids:
+        ends = np.flatnonzero(np.isin(request.prompt_token_ids, list(request.stop_token_ids))) + 1
+        positions += [int(end) for end in (*ends[:1], *ends[-_LAST_TURNS:])]
+    points = {position // interval * interval // block_size for position in positions}
     return tuple(sorted(points - {0}))
 
 
@@ -34,6 +36,11 @@ def rolling_point(seq: Sequence, position: int, block_size: int) -> int:
     """The latest cache point in the output before `position`, in blocks; 0 if there is none."""
     point = position // ROLLING * ROLLING
     return point // block_size if point > seq.prompt_len else 0
+
+
+def rolling_interval(interval: int) -> int:
+    """Tokens between two rolling snapshots of states, which are taken at multiples of `interval` tokens."""
+    return -(-ROLLING // interval) * interval
 
 
 def next_rolling(position: int) -> int:

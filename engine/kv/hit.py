@@ -6,6 +6,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 from engine.kv.block_group import BlockGroup
+from engine.kv.state_pool import StatePool
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,9 @@ class Hit:
     - `pending`: some of the KV is computed in the step being assembled and can be read from the next step on.
     - `looked_up`: whether the prefix cache was searched.
     - `keys`: keys of the first blocks, as far as they are known already.
-    - `num_in_full_groups`: blocks that every full group had. More than `num_blocks` if group `missed` lacked its window.
+    - `num_in_full_groups`: blocks that every full group had. More than `num_blocks` if group `missed` lacked its window, or there
+      was no snapshot of a state (`missed_state`).
+    - `state`: slot with the state of layers behind `num_tokens` tokens; None without states, and for a sequence that begins at 0.
     """
 
     num_tokens: int = 0
@@ -32,31 +35,42 @@ class Hit:
     keys: list[bytes] = field(default_factory=list)
     num_in_full_groups: int = 0
     missed: int | None = None
+    state: int | None = None
+    missed_state: bool = False
 
 
 MISS = Hit()
 
 
-def longest_prefix(groups: SequenceOf[BlockGroup], keys: list[bytes], block_size: int) -> Hit:
+def longest_prefix(
+    groups: SequenceOf[BlockGroup], keys: list[bytes], block_size: int, states: StatePool | None = None
+) -> Hit:
     """The longest prefix of blocks with these keys that a sequence can begin with. The deepest one that all full groups hold is
-    cut until each window group holds what lies within its window before the end."""
+    cut until each window group holds what lies within its window before the end, and a snapshot of the states is there."""
     full = [group.cache.find(keys) if group.window is None else None for group in groups]
     deepest = min((len(blocks) for blocks in full if blocks is not None), default=len(keys))
     num_blocks, missed = deepest, None
     windows = [group for group in groups if group.window is not None]
-    unsettled = len(windows)
+    unsettled = len(windows) + (states is not None)
+    missed_state = False
     while unsettled:  # a cut for one window moves the end of the others
         unsettled = 0
         for group in windows:
             if (deepest_here := group.holds_before(keys, num_blocks)) < num_blocks:
-                num_blocks, missed, unsettled = deepest_here, group.index, len(windows) - 1
+                num_blocks, missed, missed_state = deepest_here, group.index, False
+                unsettled = len(windows) - 1 + (states is not None)
+        if states is not None and (deepest_here := states.deepest(keys, num_blocks)) < num_blocks:
+            if deepest_here < states.round_down(num_blocks):
+                missed, missed_state = None, True
+            num_blocks, unsettled = deepest_here, len(windows)
+    state = states.find(keys[num_blocks - 1]) if states is not None and num_blocks else None
     blocks = tuple(
         group.blocks_before(keys, num_blocks) if matches is None else matches[:num_blocks]
         for group, matches in zip(groups, full, strict=True)
     )
     pending = any(
         not group.cache.fresh.isdisjoint(shared) for group, shared in zip(groups, blocks, strict=True)
-    )
+    ) or (states is not None and state in states.fresh)
     return Hit(
         num_blocks * block_size,
         num_blocks,
@@ -65,4 +79,6 @@ def longest_prefix(groups: SequenceOf[BlockGroup], keys: list[bytes], block_size
         looked_up=True,
         num_in_full_groups=deepest,
         missed=missed,
+        state=state,
+        missed_state=missed_state,
     )

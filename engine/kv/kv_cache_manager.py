@@ -15,6 +15,7 @@ from engine.kv.hit import MISS, Hit, longest_prefix
 from engine.kv.prefix_cache import block_key, own_root_key, root_key
 from engine.kv.prefix_history import PrefixHistory
 from engine.kv.seals import SealTable
+from engine.kv.state_pool import StatePool
 from engine.kv.table_changes import TableChanges
 from engine.sequence import Sequence
 from engine.story import Lost, Missed, PrefixMatch
@@ -43,7 +44,13 @@ class KvCacheManager:
         self.layout = layout
         self.groups = [BlockGroup(index, one, layout.block_size) for index, one in enumerate(layout.groups)]
         self.seals = SealTable(layout, [group.seals for group in self.groups])
-        self.prefix_caching = prefix_caching and layout.paged and layout.state is None
+        self.states = (
+            StatePool(layout.state, layout.block_size) if layout.state and layout.snapshots else None
+        )
+        """Slots of states; None if layers have none, or the executor keeps them by itself."""
+        self._shares = layout.paged and (layout.state is None or self.states is not None)
+        """Whether a sequence can begin with KV of another one."""
+        self.prefix_caching = prefix_caching and self._shares
         self.changes = TableChanges()
         self._model = model
         self._most_granted = most_granted
@@ -55,6 +62,9 @@ class KvCacheManager:
         self._full = [group for group in self.groups if group.window is None]
         self._history = (self._full or self.groups)[0].cache.history if self.groups else PrefixHistory()
         """What followed each prefix, and what became of it: in a full group, if there is one."""
+        if self.states is not None and self.groups:
+            # A snapshot goes with the block that its key names.
+            (self._full or self.groups)[0].cache.on_lost = self.states.forget
 
     @property
     def num_cached(self) -> int:
@@ -230,7 +240,12 @@ class KvCacheManager:
         size = self.layout.block_size
         end = seq.num_table_blocks * size if self.layout.groups else sys.maxsize
         full = (seq.num_keyed_blocks + 1) * size if self.prefix_caching or self.seals.active else sys.maxsize
-        seq.prepare(min(end, full - 1), min(end, full))
+        if self.states is None:
+            seq.prepare(min(end, full - 1), min(end, full))
+        elif self.states.is_shared(seq):
+            seq.prepare(0, 0)
+        else:  # at the end of a block a snapshot may be due, whether its last token is known or not
+            seq.prepare(min(end, full - 1), min(end, full - 1))
 
     def room(self, seq: Sequence, kept_blocks: int) -> int:
         """Tokens by which the sequence can grow in its own blocks and in free ones, except `kept_blocks` of the latter in each
@@ -251,6 +266,9 @@ class KvCacheManager:
     def free(self, seq: Sequence) -> None:
         """Free all blocks of a sequence; steps submitted later may use them. The last blocks are freed first, so that a prefix
         is kept longest."""
+        if self.states is not None:
+            self.states.free(seq)
+            self.states.begun(seq)
         if seq.block_tables:
             self.slide(seq)
             for group in self._windows:
@@ -267,7 +285,7 @@ class KvCacheManager:
 
         At least one token is always left to compute, because it gives the logits.
         """
-        if not self.layout.paged or self.layout.state is not None or seq.alone or seq.needs_whole_prompt:
+        if not self._shares or seq.alone or seq.needs_whole_prompt:
             return MISS
         if self.seals.active and seq.suspected:
             return MISS  # its own KV of an earlier life, or what it shared with others, may be the cause
@@ -277,7 +295,7 @@ class KvCacheManager:
         if not (self.prefix_caching or any(group.cache.blocks for group in self.groups)):
             return MISS
         most = (seq.num_known_tokens - 1) // self.layout.block_size
-        return longest_prefix(self.groups, self.keys_of(seq, most), self.layout.block_size)
+        return longest_prefix(self.groups, self.keys_of(seq, most), self.layout.block_size, self.states)
 
     def _find_sibling(self, seq: Sequence) -> Hit | None:
         """KV of the prompt, without its last token, from another choice of the same call. None if no choice has or will have it.
@@ -296,8 +314,8 @@ class KvCacheManager:
                 in_time = True  # where the prompt is being computed it is worth waiting for
                 continue
             hit = self._fork(other, num_shared)
-            if hit is None:
-                continue
+            if hit is None or (self.states is not None and hit.state is None):
+                continue  # it has gone on
             if to_come.isdisjoint(enumerate(hit.copied)):
                 return hit
             in_time = True  # the copy of a sequence admitted in this very step is itself still to be made
@@ -317,7 +335,12 @@ class KvCacheManager:
             ]
         blocks = tuple(table.part(low, full) for low, table in zip(lows, other.block_tables, strict=True))
         copied = tuple(table.part(full, full + 1)[0] for table in other.block_tables) if partial else ()
-        return Hit(num_shared, full, blocks, copied, keys=other.block_keys[:full])
+        state = None if other.state is None else other.state.fork
+        return Hit(num_shared, full, blocks, copied, keys=other.block_keys[:full], state=state)
+
+    def until_fork(self, seq: Sequence, count: int) -> int:
+        """How many of the next `count` tokens a step may compute of a sequence, for the sake of other choices."""
+        return count if self.states is None else self.states.until_fork(seq, count)
 
     def fits(self, seq: Sequence, hit: Hit) -> bool:
         """True if every group has the room that it gives at admission, besides the shared blocks."""
@@ -326,7 +349,7 @@ class KvCacheManager:
             missing = self._end_at_admission(seq, group, hit) - hit.num_blocks
             if missing > group.pool.num_free - group.pool.num_free_of(shared):
                 return False
-        return True
+        return self.states is None or self.states.has_room(hit.state)
 
     def _end_at_admission(self, seq: Sequence, group: BlockGroup, hit: Hit) -> int:
         """Index up to which a sequence is given blocks at once: those of all known tokens, or as many as it will have in a window
@@ -339,6 +362,9 @@ class KvCacheManager:
     def begin(self, seq: Sequence, hit: Hit) -> None:
         """Give a sequence its first tables: the shared blocks, and the room for which `fits` has looked."""
         assert not seq.block_tables
+        if self.states is not None:
+            self.states.begin(seq, hit.state)
+            self.states.begun(seq)
         shared = hit.blocks or tuple([] for _ in self.groups)
         seq.begin_tables(
             [hit.num_blocks - len(blocks) for blocks in shared], hit.num_tokens, hit.num_blocks, hit.keys
@@ -357,27 +383,37 @@ class KvCacheManager:
                 [copy] = seq.block_tables[index].part(hit.num_blocks, hit.num_blocks + 1)
                 self.changes.copies.append((index, source, copy))
             seq.count_copied_block()
-        if self._windows and self.prefix_caching:
-            parted = hit.num_in_full_groups if hit.missed is not None else 0
-            seq.set_cache_points(cache_points(seq, self.layout.block_size, parted))
+        if self.prefix_caching and (self._windows or self.states is not None):
+            size, state = self.layout.block_size, self.layout.state
+            parted = hit.num_in_full_groups if hit.missed is not None or hit.missed_state else 0
+            seq.set_cache_points(cache_points(seq, size, parted, state.interval if state else size))
         self._prepared(seq)
 
     def begin_step(self) -> None:
         """Begin to assemble a new step, which can read the KV that earlier steps compute."""
         for group in self.groups:
             group.cache.fresh.clear()
+        if self.states is not None:
+            self.states.begin_step()
+
+    def advance_state(self, seq: Sequence, end: int) -> bool:
+        """Let the step being assembled go on with the sequence's state up to position `end`; see `StatePool.advance`."""
+        return self.states is None or self.states.advance(seq, seq.num_computed_tokens, end)
 
     def register(self, seq: Sequence, num_computed: int) -> None:
         """Add the keys of the blocks that are full of known tokens once `num_computed` tokens of the sequence are computed, by
         the steps submitted so far and the one being assembled; this one is to seal these blocks."""
-        if not (self.prefix_caching or self.seals.active):
-            return
-        full = min(num_computed, seq.num_known_tokens) // self.layout.block_size
-        if full > seq.num_keyed_blocks:
-            if self.prefix_caching:
-                self._add_keys(seq, full)
-            self.seals.request(seq.block_tables, seq.num_keyed_blocks, full)
-            seq.name_blocks(full)
+        if self.prefix_caching or self.seals.active:
+            full = min(num_computed, seq.num_known_tokens) // self.layout.block_size
+            if full > seq.num_keyed_blocks:
+                if self.prefix_caching:
+                    self._add_keys(seq, full)
+                self.seals.request(seq.block_tables, seq.num_keyed_blocks, full)
+                seq.name_blocks(full)
+                if self.states is None:
+                    self._prepared(seq)
+        if self.states is not None:
+            self.states.name(seq)
             self._prepared(seq)
 
     def _add_keys(self, seq: Sequence, full: int) -> None:
@@ -412,6 +448,8 @@ class KvCacheManager:
             group.seals.drop(blocks)
         for group, table in zip(self.groups, seq.block_tables, strict=False):
             group.seals.drop(table.blocks)
+        if self.states is not None:
+            self.states.withdraw(seq, seq.block_keys)
         seq.name_no_more()
 
     def keys_of(self, seq: Sequence, count: int) -> list[bytes]:
@@ -446,6 +484,11 @@ class KvCacheManager:
         if not hit.looked_up:
             return PrefixMatch(hit.num_tokens, Missed.OFF)
         matched, most = hit.num_blocks, (seq.num_known_tokens - 1) // self.layout.block_size
+        if hit.missed_state:
+            gone = (hit.num_in_full_groups - matched) * self.layout.block_size
+            return PrefixMatch(hit.num_tokens, Missed.EVICTED, None, gone, Lost.STATE)
+        if self.states is not None and hit.missed is None:
+            matched = hit.num_in_full_groups  # a snapshot lies at the nearest place before
         if matched == most:
             return PrefixMatch(hit.num_tokens, None if most else Missed.SHORT)
         keys = self.keys_of(seq, most)
@@ -474,6 +517,8 @@ class KvCacheManager:
         for group in self.groups:
             group.pool.forsake(group.cache.blocks)
             group.cache.clear()
+        if self.states is not None:
+            self.states.forget_all()
 
     # -- for the next batch --------------------------------------------------------------------------------------------
 
@@ -493,6 +538,10 @@ class KvCacheManager:
 
     def integrity(self, sequences: Iterable[Sequence]) -> Iterator[None]:
         """`check_integrity` a slice at a time: nothing may change before it is exhausted."""
+        sequences = list(sequences)
+        if self.states is not None:
+            self.states.check_integrity(sequences)
+            yield
         holders = [seq for seq in sequences if seq.block_tables]
         for group in self.groups:
             yield from group.integrity(seq.block_tables[group.index].blocks for seq in holders)

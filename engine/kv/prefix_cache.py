@@ -12,7 +12,7 @@ that chooses its prompts must not be able to produce a collision and read the KV
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
 from itertools import islice
 
@@ -57,6 +57,8 @@ class PrefixCache:
         self.fresh: set[int] = set()
         self._block_of: dict[bytes, int] = {}
         self.history = PrefixHistory()
+        self.on_lost: Callable[[bytes], None] | None = None
+        """Called for each key whose block is found no more, but by `clear`."""
 
     def find(self, keys: Iterable[bytes]) -> list[int]:
         """The blocks of the longest known prefix of `keys`."""
@@ -85,6 +87,8 @@ class PrefixCache:
         key = self.blocks.pop(block, None)
         if key is not None:
             del self._block_of[key]
+            if self.on_lost is not None:
+                self.on_lost(key)
 
     def keep(self, key: bytes, block: int) -> bool:
         """Add a block whose KV is computed. Returns False, and does nothing, if it has a key or another block has this one."""
@@ -101,6 +105,8 @@ class PrefixCache:
             if key is not None:
                 del self._block_of[key]
                 self.history.lose(key, why)
+                if self.on_lost is not None:
+                    self.on_lost(key)
 
     def withdraw(self, keys: Iterable[bytes]) -> list[int]:
         """Remove these keys, because the computation of their blocks failed; returns the blocks."""

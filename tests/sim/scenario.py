@@ -67,6 +67,7 @@ class Stream:
     """Seconds after its arrival that it may wait to be started."""
     adapter: str | None = None
     speculative: bool = True
+    cache_points: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -98,6 +99,7 @@ class Scenario:
     """Tokens of output between two cache points."""
     max_loras: int = 0
     dropped_at: float | None = None
+    """When all adapters are dropped."""
     drafts_right: float = 0.0
     """Share of the draft model's guesses that are right; 0: n-grams."""
     weighs_drafts: bool = False
@@ -108,7 +110,9 @@ class Scenario:
     """Share of the blocks in which a dying life flips a bit."""
     other_lives: float = 0.0
     """Share of lives with another fingerprint than the one before."""
-    """When all adapters are dropped."""
+    num_states: int = 0
+    """Slots of states of layers; 0: there are none."""
+    state_interval: int = 0
 
 
 def draw(seed: int) -> Scenario:
@@ -179,7 +183,25 @@ def draw(seed: int) -> Scenario:
     about_seals = random.Random(f"seals {seed}")
     if scenario.executor == "paged_fake" and about_seals.random() < 0.5:
         _outlive(about_seals, scenario)
+    about_states = random.Random(f"states {seed}")
+    if scenario.executor == "paged_fake" and scenario.native and not scenario.fingerprint:
+        _draw_states(about_states, scenario)
     return scenario
+
+
+def _draw_states(rng: random.Random, scenario: Scenario) -> None:
+    """Half of the scenarios: layers have states, whose slots are tight or roomy."""
+    if rng.random() < 0.5:
+        return
+    scenario.executor = "state_fake"
+    scenario.drafts, scenario.drafts_right = 0, 0.0
+    scenario.num_states = scenario.num_slots + rng.choice((0, 1, 2, 4, 8, 40))
+    scenario.state_interval = scenario.block_size * rng.choice((1, 1, 1, 2, 3))
+    scenario.rolling = rng.choice((2, 4, 6))
+    scenario.streams = [
+        replace(stream, cache_points=tuple(rng.sample(range(40), rng.choice((0, 0, 1, 3)))))
+        for stream in scenario.streams
+    ]
 
 
 def _draw_windows(rng: random.Random, scenario: Scenario) -> None:
@@ -295,11 +317,12 @@ class Run:
             "drafts_right": scenario.drafts_right,
         }
         if scenario.executor == "paged_fake":
-            options |= {
-                "num_blocks": scenario.num_blocks,
-                "blocks_per_span": scenario.blocks_per_span,
-                "fingerprint": scenario.fingerprint,
-            }
+            options["fingerprint"] = scenario.fingerprint
+        if scenario.executor != "echo":
+            options |= {"num_blocks": scenario.num_blocks, "blocks_per_span": scenario.blocks_per_span}
+        if scenario.num_states:
+            options |= {"num_states": scenario.num_states, "state_interval": scenario.state_interval}
+            del options["native"], options["drafts_right"]
         if scenario.window:
             options |= {"window": scenario.window, "window_blocks": scenario.window_blocks}
         self.windows = windows_of(scenario)
@@ -413,7 +436,7 @@ class Run:
             Request(
                 context, asked, _choice(stream.sampling, choice), stream.max_tokens, stream.stop,
                 adapter=stream.adapter, speculative=stream.speculative, pooling=stream.pooling,
-                prompt_logprobs=None if choice else stream.prompt_logprobs,
+                prompt_logprobs=None if choice else stream.prompt_logprobs, cache_points=stream.cache_points,
             )
             for choice in range(stream.n)
         ]  # fmt: skip

@@ -127,7 +127,7 @@ class Judge:
             self._known |= {one: row[: len(one)] for one, row in zip(missing, rows, strict=True)}
         return [self._known[one] for one in sequences]
 
-    def check(self, calls: Sequence[Call], answers: Sequence[Answer]) -> None:
+    def check(self, calls: Sequence[Call], answers: Sequence[Answer], tolerance: float = TOLERANCE) -> None:
         """Compare every logprob with the model's, and every greedy token with its most likely one."""
         wholes = [(*call.prompt, *answer.ids) for call, answer in zip(calls, answers, strict=True)]
         for call, answer, rows in zip(calls, answers, self.logprobs(wholes), strict=True):
@@ -205,9 +205,9 @@ async def _whole(mailbox: Mailbox) -> Answer:
     return Answer.of(whole)
 
 
-async def too_few_bytes(model: Path) -> int:
+async def too_few_bytes(model: Path, **settings: Any) -> int:
     """Return bytes of KV that hold the longest sequence, and not what a crowd needs."""
-    async with served(model) as engine:
+    async with served(model, **settings) as engine:
         groups = engine.core.executor.kv_layout().groups
         blocks = 30 if any(group.window is None for group in groups) else 14
         return blocks * sum(group.bytes_per_block for group in groups)
@@ -216,7 +216,8 @@ async def too_few_bytes(model: Path) -> int:
 @asynccontextmanager
 async def served(
     model: Path, *, kv_bytes: int = 16 << 20, budget: int = 24, draft_model: Path | None = None,
-    deterministic: bool = False, spoil: Callable[[UnifiedBatch], UnifiedBatch] = lambda batch: batch, **settings: Any,
+    deterministic: bool = False, quantization: str | None = None,
+    spoil: Callable[[UnifiedBatch], UnifiedBatch] = lambda batch: batch, **settings: Any,
 ) -> AsyncIterator[Served]:  # fmt: skip
     """A model in float32. `kv_bytes`: as many as calls may need, or see `too_few_bytes`. `budget`: tokens of a step. `spoil`
     makes of each step what the executor gets. `settings` of the engine. At the end all blocks must be free, and the accounting
@@ -227,14 +228,16 @@ async def served(
         memory=ExecutorMemoryConfig(kv_cache_memory_bytes=kv_bytes),
         # Threads that wait for each other on a busy machine make small tests ten times slower.
         optimization=OptimizationConfig(
-            num_threads=1, deterministic=deterministic, draft_model=str(draft_model or "")
+            num_threads=1, deterministic=deterministic, draft_model=str(draft_model or ""), quantization=quantization
         ),
     )  # fmt: skip
     executor = connect(config, "inline")
-    core = EngineCore(executor, EngineConfig(max_num_seqs=SEQS, max_num_batched_tokens=budget, **settings))
+    # What a step computes depends on no measured time.
+    limits = {"max_num_seqs": SEQS, "max_num_batched_tokens": budget, "target_itl": 0.0}
+    core = EngineCore(executor, EngineConfig(**limits, **settings))  # type: ignore[arg-type]
     found = Served(core)
     executor.unified_decode = _recorded(executor.unified_decode, found.steps, spoil)  # type: ignore[method-assign]
-    # Without it every draft is verified; with it, as many as pay by what steps took on this machine.
+    # Without it every draft is verified; with it, as many as pay on this machine.
     executor.pace = lambda: None  # type: ignore[method-assign]
     await core.start()
     try:

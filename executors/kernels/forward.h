@@ -520,7 +520,6 @@ struct Forward {
         continue;
       }
       if (piece.group >= 0 && piece.slot != piece.group_slot) continue;  // the first of the cut piece stands for all
-      if (piece.group >= 0) piece.split_end = piece.split_begin + piece.in_group;
       while (first < last) {
         const int64_t* next = first + 1;
         while (next < last && *next == next[-1] + 1) next++;

@@ -399,7 +399,7 @@ def _intermediate_size(fields: Fields, family: Family, hidden_size: int) -> int:
     if not fields.switch(family.feed_forward.adjusted):
         return size
     factor, multiple = fields.positive("block_ffn_dim_multiplier"), fields.natural("block_multiple_of")
-    # transformers 5 (modeling_lfm2.py, Lfm2MLP) cuts to integers after each product.
+    # transformers' Lfm2MLP cuts to integers after each product.
     size = int(2 * size / 3)
     if factor is None:
         return size

@@ -289,7 +289,7 @@ def _experts(keys: GgufKeys, family: Family) -> dict[str, Any]:
     name = family.fields.get("moe_intermediate_size", "moe_intermediate_size")
     counted = family.fields.get("num_experts", "num_experts")
     per_token = family.fields.get("num_experts_per_tok", "num_experts_per_tok")
-    values = {counted: count, per_token: used, name: inner}
+    values: dict[str, Any] = {counted: count, per_token: used, name: inner}
     if shared := family.feed_forward.shared:
         values[shared] = keys.one("expert_shared_feed_forward_length", keys.get("feed_forward_length"))
     gating, what = (3, "softmax over the chosen") if family.feed_forward.softmax_last else (1, "softmax")

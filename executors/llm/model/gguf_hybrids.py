@@ -8,9 +8,9 @@
     ssm.time_step_rank, ssm.inner_size     its value heads and the size of all of them together
     full_attention_interval, or attention.recurrent_layers    which layers have attention
 
-The converter puts the value heads of `qwen35` and `qwen35moe` into another order (conversion/qwen.py of llama.cpp,
-_LinearAttentionVReorderBase): head v of key head k comes as head v * (key heads) + k. Rows, channels, decays and the columns of
-the output projection are all in this order, so it is kept, and `TensorNames.delta_tiled` says it: blocks of a quantized
+llama.cpp's converter puts the value heads of `qwen35` and `qwen35moe` into another order (its class
+`_LinearAttentionVReorderBase`): head v of key head k comes as head v * (key heads) + k. Rows, channels, decays and the columns
+of the output projection are all in this order, so it is kept, and `TensorNames.delta_tiled` says it: blocks of a quantized
 projection have no order of columns that could be changed. `qwen3next` has the usual order.
 """
 

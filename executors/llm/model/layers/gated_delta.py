@@ -7,8 +7,8 @@ For each value head, with a state S [value size, key size] of float32, token aft
     out = S q / sqrt(key size)
 
 q, k and v come from a projection through a causal convolution and SiLU; q and k have length 1. The output is
-rms(out) * weight * silu(z). Yang et al. 2024, Gated Delta Networks (arXiv:2412.06464), in the form of transformers
-(modeling_qwen3_next.py, torch_recurrent_gated_delta_rule).
+rms(out) * weight * silu(z). Yang et al. 2024, Gated Delta Networks (arXiv:2412.06464), in the form of
+`torch_recurrent_gated_delta_rule` in transformers.
 """
 
 from __future__ import annotations

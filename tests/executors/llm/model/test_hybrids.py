@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from executors.contract import ConfigError, InvalidInput, OptimizationConfig, ParallelConfig
+from executors.contract.config import ExecutorMemoryConfig
 from executors.llm.checkpoint.loader import load_model
 from executors.llm.executor import LlmExecutor
 from executors.llm.memory.state_limits import refuse_states
 from executors.llm.model.config import read_config
 from executors.llm.parallel.shard import plan_shard
+from executors.lora import pack
 from tests.engine.harness import engine, request, run
 from tests.executors.llm.driver import Driver, config, logprobs_in_steps, start
+from tests.executors.lora.peft_files import write_peft
 
 NAMES = (
     "lfm2-biases-kernel-of-5-untied",
@@ -150,3 +156,53 @@ def test_settings_without_support_are_refused_by_name(reference: Any, name: str)
     ):
         with pytest.raises(ConfigError, match=word):
             refuse_states(model, change)
+
+
+async def test_tensors_of_a_head_that_guesses_tokens_are_left_out_with_a_note(
+    reference: Any, tmp_path: Path
+) -> None:
+    """As published checkpoints have them beside the model; of the nested form the part that sees images, too."""
+    for name in ("qwen3-next", "qwen3.5-moe-beside-images"):
+        ref, folder = reference(name), tmp_path / name
+        tensors = load_file(ref.path / "model.safetensors")
+        beside = {"mtp.fc.weight": torch.ones(48, 96), "mtp.norm.weight": torch.ones(48)}
+        beside |= {"mtp.layers.0.self_attn.q_proj.weight": torch.ones(192, 48)}
+        folder.mkdir()
+        save_file({**tensors, **beside}, folder / "model.safetensors")
+        shutil.copy(ref.path / "config.json", folder)
+        loaded = load_model(config(folder), lambda *report: None)
+        [note] = [one for one in loaded.warnings if "mtp" in one]
+        assert note.startswith(
+            "3 tensors (mtp.fc.weight, mtp.layers.0.self_attn.q_proj.weight, ...) are not used"
+        )
+        executor = await start(folder)
+        ids = prompt_of(20, ref.vocab_size, 4)
+        [found] = await logprobs_in_steps(executor, [ids], [[20]])
+        expected = torch.from_numpy(ref.logits(ids)).log_softmax(-1).numpy()[:-1]
+        assert np.abs(found - expected).max() < 1e-4
+
+
+@names
+@pytest.mark.parametrize("kv", ["int8", "fp8"])
+async def test_keys_and_values_of_their_attention_may_be_narrow(reference: Any, name: str, kv: str) -> None:
+    ref = reference(name)
+    memory = ExecutorMemoryConfig(kv_cache_memory_bytes=16 << 20, kv_cache_dtype=kv)
+    ids = prompt_of(40, ref.vocab_size, 3)
+    expected = torch.from_numpy(ref.logits(ids)).log_softmax(-1)[:-1]
+    executor = await start(ref.path, dtype="bfloat16", memory=memory, block_size=16)
+    [found] = await logprobs_in_steps(executor, [ids], [[17, 1, 22]])
+    divergence = (expected.exp() * (expected - torch.from_numpy(found))).sum(-1).mean()
+    assert 0.0 < float(divergence) < 0.05
+
+
+async def test_adapters_of_linear_attention_are_refused_by_name(reference: Any, tmp_path: Path) -> None:
+    """Files of llama.cpp's converter have its rows in another order."""
+    ref = reference("qwen3.5")
+    optimization = OptimizationConfig(num_threads=1, max_loras=1, max_lora_rank=8)
+    executor = await start(ref.path, optimization=optimization)
+    shapes = {"model.layers.0.linear_attn.in_proj_z": (96, 48)}
+    write_peft(folder := tmp_path / "adapter", shapes)
+    (tmp_path / "packed").mkdir()
+    packed = pack(folder, tmp_path / "packed", 8)
+    with pytest.raises(ConfigError, match=r"layers\.0\.linear_attn\.in_proj_z"):
+        await executor.load_adapter("a", str(packed.path), packed.digest)

@@ -142,7 +142,6 @@ def check_equal(found: np.ndarray, expected: np.ndarray, about: str) -> None:
         ("gemma4-experts-beside-mlp", [*ATTENTION, *MLP]),
         ("lfm2-short-convolutions", "all-linear"),
         ("lfm2-moe-sigmoid-router", ["q_proj", "k_proj", "v_proj", "out_proj"]),
-        ("qwen3-next", [*ATTENTION, "gate_proj", "up_proj", "down_proj"]),
         ("qwen3.5", [*ATTENTION, "gate_proj", "up_proj", "down_proj"]),
         # Its pairs for the part that reads images are left out.
         ("gemma3-beside-images", "all-linear"),

@@ -17,6 +17,7 @@ from executors.contract import ConfigError, InvalidInput, OptimizationConfig, Pa
 from executors.contract.config import ExecutorMemoryConfig
 from executors.llm.checkpoint.loader import load_model
 from executors.llm.executor import LlmExecutor
+from executors.llm.factory import LlmFactory
 from executors.llm.memory.state_limits import refuse_states
 from executors.llm.model.config import read_config
 from executors.llm.parallel.shard import plan_shard
@@ -199,7 +200,8 @@ async def test_adapters_of_linear_attention_are_refused_by_name(reference: Any, 
     """Files of llama.cpp's converter have its rows in another order."""
     ref = reference("qwen3.5")
     optimization = OptimizationConfig(num_threads=1, max_loras=1, max_lora_rank=8)
-    executor = await start(ref.path, optimization=optimization)
+    executor: Any = LlmFactory().create_executor(config(ref.path, optimization=optimization))
+    await executor.warmup()
     shapes = {"model.layers.0.linear_attn.in_proj_z": (96, 48)}
     write_peft(folder := tmp_path / "adapter", shapes)
     (tmp_path / "packed").mkdir()

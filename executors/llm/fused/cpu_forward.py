@@ -30,6 +30,7 @@ from executors.kernels.cpu import (
 from executors.llm.attention.cpu_attention import MAX_HEAD_DIM, CpuAttend
 from executors.llm.fused import cpu_experts
 from executors.llm.model.layers.attention import Attention
+from executors.llm.model.layers.gated_attention import GatedAttention
 from executors.llm.model.linear import KIND_NAMES
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ def why_not(decoder: Decoder) -> str | None:
     reasons = {
         "several ranks": not decoder.alone,
         "layers without attention": any(not isinstance(layer.mixer, Attention) for layer in decoder.layers),
+        "gates of attention": any(isinstance(layer.mixer, GatedAttention) for layer in decoder.layers),
         "LayerNorm": family.stream.norm == "layer",
         "scaled sublayers": config.residual_scale != 1.0,
         "an ungated MLP": not family.names.gate and not family.names.gate_up,

@@ -21,6 +21,7 @@ from executors.llm.fused.few_rows import FewRows
 from executors.llm.fused.triton_experts import TritonExperts, triton_experts
 from executors.llm.model.layers.attention import Attention
 from executors.llm.model.layers.experts import Experts
+from executors.llm.model.layers.gated_attention import GatedAttention
 from executors.llm.model.layers.mlp import Mlp
 from executors.llm.model.layers.shared_experts import SharedExperts
 
@@ -41,6 +42,7 @@ def why_not(decoder: Decoder) -> str | None:
     reasons = {
         "several ranks": not decoder.alone,
         "layers without attention": any(not isinstance(layer.mixer, Attention) for layer in decoder.layers),
+        "gates of attention": any(isinstance(layer.mixer, GatedAttention) for layer in decoder.layers),
         "another feed-forward": any(
             not isinstance(layer.feed_forward, Mlp | Experts | SharedExperts) for layer in decoder.layers
         ),

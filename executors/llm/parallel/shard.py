@@ -155,9 +155,10 @@ def _refuse_uncut(whole: Decoder) -> None:
     """Raise ConfigError for a kind of layer that has no cut here."""
     for layer in whole.layers:
         kinds = Mlp | Experts | SharedExperts
-        cut = isinstance(layer.mixer, Attention) and isinstance(layer.feed_forward, kinds)
+        plain = type(layer.mixer) is Attention  # a kind that is more than it has no cut
+        cut = plain and isinstance(layer.feed_forward, kinds)
         if not cut:
-            kind = layer.config.feed_forward if isinstance(layer.mixer, Attention) else layer.config.mixer
+            kind = layer.config.feed_forward if plain else layer.config.mixer
             raise ConfigError(
                 f"tensor_parallel_size, pipeline_parallel_size: layers of the kind {kind} are not cut; take 1 for both"
             )

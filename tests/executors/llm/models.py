@@ -378,6 +378,9 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "linear_num_value_heads": 4,
         },
     ),
+    "qwen3.5-attention-alone": (
+        "Qwen3_5Text", {**QWEN3_NEXT, "rope_parameters": _MROPE, "layer_types": ["full_attention"] * 4},
+    ),
     "qwen3.5-moe": ("Qwen3_5MoeText", {**QWEN3_NEXT_MOE, "rope_parameters": _MROPE}),
     "qwen3.5-moe-beside-images": (
         "Qwen3_5Moe",

@@ -208,3 +208,15 @@ async def test_adapters_of_linear_attention_are_refused_by_name(reference: Any, 
     packed = pack(folder, tmp_path / "packed", 8)
     with pytest.raises(ConfigError, match=r"layers\.0\.linear_attn\.in_proj_z"):
         await executor.load_adapter("a", str(packed.path), packed.digest)
+
+
+@pytest.mark.parametrize("tensor", [True, False])
+async def test_attention_with_gates_alone_is_neither_fused_nor_cut(reference: Any, tensor: bool) -> None:
+    """The calls that compute all layers, and ranks, know no gates."""
+    ref = reference("qwen3.5-attention-alone")
+    executor = await start(ref.path)
+    assert executor.kv_layout().state is None
+    assert any("because of gates of attention" in note for note in executor.status().notes)
+    sizes = {"tensor_parallel_size" if tensor else "pipeline_parallel_size": 2}
+    with pytest.raises(ConfigError, match="kind gated_attention"):
+        plan_shard(read_config(ref.path), ParallelConfig(**sizes), {}, None)

@@ -339,8 +339,9 @@ def _widened(decoder: Decoder, config: ExecutorConfig, missing: str) -> str | No
     if decoder.quantization:
         return None
     if decoder.fp8 is not None:
-        beside = scheme is not None and decoder.config.fp8 is not None  # else --quantization asked for FP8
-        return f"the checkpoint's {scheme.label} weights were widened beside those in FP8" if beside else None
+        if scheme is None or decoder.config.fp8 is None:  # --quantization asked for FP8
+            return None
+        return f"the checkpoint's {scheme.label} weights were widened beside those in FP8"
     if decoder.keeps_stored or any(linear.on_device for linear in decoder.linears()):
         return None
     if scheme is not None:

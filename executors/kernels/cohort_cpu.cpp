@@ -1,5 +1,5 @@
-// The library that Python loads: C functions over gemm.h, forward.h, quantize.h, sampling.h and checksum.h; those of attention and
-// of products alone are in cohort_cpu_attention.cpp and cohort_cpu_products.cpp. All arrays are the caller's. See parts.h.
+// The library that Python loads: C functions over gemm.h, forward.h, quantize.h, sampling.h and checksum.h. Those of attention
+// and of products alone are in cohort_cpu_attention.cpp and cohort_cpu_products.cpp: see parts.h. All arrays are the caller's.
 
 #include "checksum.h"
 #include "forward.h"
@@ -9,6 +9,29 @@
 SHARED Scratch& step_workspace() {
   thread_local Scratch workspace;
   return workspace;
+}
+
+SHARED void reduce_by_floats(const LoraProduct& lora, const float* x, int64_t inputs, Counter& counter) {
+  reduce<float>(lora, x, inputs, counter);
+}
+SHARED void reduce_by_halves(const LoraProduct& lora, const float* x, int64_t inputs, Counter& counter) {
+  reduce<Half>(lora, x, inputs, counter);
+}
+SHARED void reduce_by_bf16(const LoraProduct& lora, const float* x, int64_t inputs, Counter& counter) {
+  reduce<uint16_t>(lora, x, inputs, counter);
+}
+SHARED void reduce_bf16_by_bf16(const LoraProduct& lora, const uint16_t* x, int64_t inputs, Counter& counter) {
+  reduce<uint16_t>(lora, x, inputs, counter);
+}
+
+SHARED void expand_floats(const LoraProduct& lora, const Linear& w, int64_t panel, int64_t begin, int64_t count, float* results) {
+  expand<float>(lora, w, panel, begin, count, results);
+}
+SHARED void expand_halves(const LoraProduct& lora, const Linear& w, int64_t panel, int64_t begin, int64_t count, float* results) {
+  expand<Half>(lora, w, panel, begin, count, results);
+}
+SHARED void expand_bf16(const LoraProduct& lora, const Linear& w, int64_t panel, int64_t begin, int64_t count, float* results) {
+  expand<uint16_t>(lora, w, panel, begin, count, results);
 }
 
 // Each returns 0, or 1 where there is no memory.

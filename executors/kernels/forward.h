@@ -97,6 +97,7 @@ struct Call {
 
 // The calling thread's memory for a step, whatever model's it is: in cohort_cpu.cpp.
 SHARED Scratch& step_workspace();
+extern "C" void cohort_dequantize(int64_t kind, const void* in, const int64_t* at, int64_t count, int64_t columns, float* out);
 
 namespace {
 
@@ -299,14 +300,9 @@ struct Forward {
   // What the adapters of the step add to a product. Its sums are computed here from rows x, if there is an adapter for it.
   template <class X>
   LoraProduct adapt(const Linear& w, const X* x, int64_t index, int which, Counter* counters) {
-    LoraProduct lora = {kept ? &kept_adapted : &adapted, c.loras, index, which, sums, sums_stride, expand<T>};
+    LoraProduct lora = {kept ? &kept_adapted : &adapted, c.loras, index, which, sums, sums_stride, nullptr};
     if (!c.adapters || !lora.any()) return {};
-    if (halves()) {
-      lora.expand = expand<Half>;
-      reduce<Half>(lora, x, w.columns, counters[LORA + which]);
-    } else {
-      reduce<T>(lora, x, w.columns, counters[LORA + which]);
-    }
+    reduce_rows(lora, halves(), (const T*)nullptr, x, w.columns, counters[LORA + which]);
     team.barrier();
     return lora;
   }
@@ -435,10 +431,7 @@ struct Forward {
   }
   void embed_stored(int64_t t) {
     float* to = x + t * m.hidden;
-    with_layout(c.embed_kind, [&](auto layout) {
-      using L = decltype(layout);
-      dequantize_row<L>((const uint8_t*)c.embed + c.token_ids[t] * row_bytes<L>(m.hidden), to, m.hidden);
-    });
+    cohort_dequantize(c.embed_kind, c.embed, c.token_ids + t, 1, m.hidden, to);
     for (int64_t i = 0; i < m.hidden; i++) to[i] *= m.embed_scale;
   }
 

@@ -13,6 +13,7 @@
 #include <algorithm>
 
 #include "operands.h"
+#include "parts.h"
 #include "team.h"
 
 namespace {
@@ -228,6 +229,33 @@ __attribute__((noinline)) void expand(const LoraProduct& lora, const Linear& w, 
       }
     }
   }
+}
+
+}  // namespace
+
+// `reduce` and `expand` of adapters in float, float16 and bf16, as cohort_cpu.cpp defines them.
+SHARED void reduce_by_floats(const LoraProduct& lora, const float* x, int64_t inputs, Counter& counter);
+SHARED void reduce_by_halves(const LoraProduct& lora, const float* x, int64_t inputs, Counter& counter);
+SHARED void reduce_by_bf16(const LoraProduct& lora, const float* x, int64_t inputs, Counter& counter);
+SHARED void reduce_bf16_by_bf16(const LoraProduct& lora, const uint16_t* x, int64_t inputs, Counter& counter);
+SHARED void expand_floats(const LoraProduct& lora, const Linear& w, int64_t panel, int64_t begin, int64_t count, float* results);
+SHARED void expand_halves(const LoraProduct& lora, const Linear& w, int64_t panel, int64_t begin, int64_t count, float* results);
+SHARED void expand_bf16(const LoraProduct& lora, const Linear& w, int64_t panel, int64_t begin, int64_t count, float* results);
+
+namespace {
+
+// Sums of rows x in a model of T, and what adds them; `halves`: its adapters are in float16.
+inline void reduce_rows(LoraProduct& lora, bool halves, const float*, const float* x, int64_t inputs, Counter& counter) {
+  lora.expand = halves ? expand_halves : expand_floats;
+  halves ? reduce_by_halves(lora, x, inputs, counter) : reduce_by_floats(lora, x, inputs, counter);
+}
+inline void reduce_rows(LoraProduct& lora, bool, const uint16_t*, const float* x, int64_t inputs, Counter& counter) {
+  lora.expand = expand_bf16;
+  reduce_by_bf16(lora, x, inputs, counter);
+}
+inline void reduce_rows(LoraProduct& lora, bool, const uint16_t*, const uint16_t* x, int64_t inputs, Counter& counter) {
+  lora.expand = expand_bf16;
+  reduce_bf16_by_bf16(lora, x, inputs, counter);
 }
 
 }  // namespace

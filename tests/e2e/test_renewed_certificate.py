@@ -13,8 +13,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+import structlog
 
-from server.http import certificates
 from server.http.certificates import Certificates
 from server.settings.load import load
 from tests.e2e.certificates import certificate, key
@@ -117,7 +117,6 @@ def test_a_wrong_pair_is_not_taken_and_a_later_right_one_is(
         assert "is served on" in server.log() and shown(server, pairs) == "number 1"
         pairs.key.write_text(new_key)
         until(lambda: shown(server, pairs) == "number 2")
-        time.sleep(2 * certificates.INTERVAL)
         assert server.log().count("it is not the key of") == 1
         pairs.cert.unlink()
         until(lambda: "no such file" in server.log())
@@ -190,6 +189,28 @@ def test_a_file_that_may_still_be_written_is_left_alone(pairs: Pairs) -> None:
     assert not found.look()
     age(pairs.cert, pairs.key)
     assert found.look()
+
+
+def test_what_is_wrong_is_told_once_at_the_second_look(pairs: Pairs) -> None:
+    age(pairs.cert, pairs.key)
+    found = looking(pairs)
+    new_certificate, new_key = pairs.texts(2)
+
+    def told_by_a_look() -> list[str]:
+        with structlog.testing.capture_logs() as lines:
+            found.look()
+        return [line["event"] for line in lines if line["log_level"] == "warning"]
+
+    pairs.cert.write_text(new_certificate)
+    age(pairs.cert)
+    assert told_by_a_look() == []
+    [line] = told_by_a_look()
+    assert "it is not the key of" in line and "is served on" in line
+    assert [told_by_a_look() for _ in range(3)] == [[], [], []]
+    pairs.key.write_text(new_key)
+    age(pairs.key)
+    assert [told_by_a_look() for _ in range(3)] == [[], [], []]
+    assert handshake(found, pairs) == fingerprint(new_certificate)
 
 
 def test_authorities_of_clients_are_replaced_as_a_whole(pairs: Pairs, tmp_path: Path) -> None:

@@ -272,6 +272,7 @@ def write_file(folder: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.usefixtures("large_tiles")
+@pytest.mark.long(every=2)
 @pytest.mark.parametrize("base", ["awq-32", "gptq-8-zeros", "gguf", "fp8 blocks", "fp8 rows"])
 async def test_over_quantized_models(base: str, tmp_path: Path) -> None:
     """What it adds is what it adds over the same numbers in float32."""

@@ -73,6 +73,9 @@ class Sequence:
     """Id of the last step that was granted tokens of it; 0 before the first."""
     drafting: bool = False
     """True while a step in flight verifies drafts: how many tokens it will give is not known."""
+    num_replayed_tokens: int = 0
+    """Tokens before its last one whose KV was computed and whose state was not kept, because drafts behind them were rejected.
+    They are computed again with the last one: `num_computed_tokens` is where the state is."""
     num_void_results: int = 0
     """Results of steps in flight that do not count: the oldest ones, so many of them."""
     alone: bool = False
@@ -160,7 +163,7 @@ class Sequence:
         """End of the positions whose KV is certain to be there, because no step in flight computes it. A sequence that is rolled
         back begins again from there at best."""
         if len(self.output_token_ids) > self.num_restored_tokens:
-            return self.num_known_tokens - 1
+            return self.num_known_tokens - 1 - self.num_replayed_tokens
         return self.num_settled_tokens
 
     @property
@@ -244,6 +247,7 @@ class Sequence:
             return False
         if not self.drafting:
             self.num_pending_tokens += 1
+            self.num_replayed_tokens = 0
         return True
 
     def start(self, epoch: int) -> SequenceStart:
@@ -278,9 +282,15 @@ class Sequence:
 
     def settle(self, num_computed: int) -> None:
         """Drafts are verified: the KV of the first `num_computed` tokens is valid, that of rejected drafts is not."""
-        self.drafting = False
+        self.drafting, self.num_replayed_tokens = False, 0
         if self.status is SequenceStatus.RUNNING:
             self.num_computed_tokens = num_computed
+
+    def replay_from(self, position: int) -> None:
+        """Drafts were rejected, and the state of its layers is that of an earlier position."""
+        if self.status is SequenceStatus.RUNNING:
+            self.num_replayed_tokens = self.num_computed_tokens - position
+            self.num_computed_tokens = position
 
     def settle_chunk(self, num_computed: int) -> None:
         """The result of a chunk that ends at `num_computed` is in."""
@@ -323,7 +333,7 @@ class Sequence:
 
     def roll_back(self) -> None:
         """Preempt it: nothing of it is computed any more."""
-        self.num_computed_tokens = 0
+        self.num_computed_tokens = self.num_replayed_tokens = 0
         self.status = SequenceStatus.PREEMPTED
         self.paused = True
 

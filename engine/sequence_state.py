@@ -20,16 +20,18 @@ class SequenceState:
 
     - `slot`: where the state is once the steps submitted so far, and the one being assembled, are computed.
     - `source`: where the step being assembled reads it; `slot` where it writes it at the same place.
+    - `before`: while drafts are verified, the slot with the state before their step's first token; None else.
     - `snapshots`: those that this step leaves on its way.
     - `unnamed`: snapshots that the sequence holds until the tokens before them are known, which name them.
     - `fork`: the slot with the state behind all of the prompt but its last token, held for other choices; None if they need none.
     - `rolling`: key of the latest snapshot behind the prompt.
     """
 
-    __slots__ = ("fork", "rolling", "slot", "snapshots", "source", "unnamed")
+    __slots__ = ("before", "fork", "rolling", "slot", "snapshots", "source", "unnamed")
 
     def __init__(self, slot: int) -> None:
         self.slot = self.source = slot
+        self.before: int | None = None
         self.snapshots: list[Kept] = []
         self.unnamed: list[Kept] = []
         self.fork: int | None = None
@@ -43,6 +45,20 @@ class SequenceState:
     def advance(self, slot: int) -> None:
         """The step being assembled writes the state to this slot."""
         self.source, self.slot = self.slot, slot
+
+    def verify(self, slot: int) -> None:
+        """The step being assembled writes the state to this slot, and drafts decide whether it counts."""
+        self.before = self.slot
+        self.advance(slot)
+
+    def settle(self, accepted: bool) -> int | None:
+        """Go on from the state behind the drafts, or from the one before their step. Returns the slot of the other."""
+        before, self.before = self.before, None
+        if accepted or before is None:
+            return before
+        other, self.slot = self.slot, before
+        self.source = before
+        return other
 
     def packed(self) -> list[Kept]:
         """The step is put together: the next one reads what it writes. Returns the snapshots that it leaves."""

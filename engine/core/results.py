@@ -66,8 +66,11 @@ class StepResults:
                     self._sequences.let_go(seq)
                 continue
             if verified and drafts[i]:
-                computed = int(batch.pos_offsets[i]) + count
+                begin_at = int(batch.pos_offsets[i])
+                computed = begin_at + int(batch.num_q_tokens[i]) - drafts[i] - 1 + count
                 seq.settle(computed)
+                if self._kv.states is not None:
+                    self._settle_state(seq, begin_at, accepted=count == drafts[i] + 1)
                 self._waiting.charge(seq, 0, computed)
                 self._policies.lengths.verdict(drafts[i], max(0, count - 1))
             detail = details.get(i) if details else None
@@ -96,6 +99,13 @@ class StepResults:
         if output.drafts is not None:
             self._model_drafts.receive(seqs, output.drafts)
         return deltas
+
+    def _settle_state(self, seq: Sequence, position: int, accepted: bool) -> None:
+        """Drafts of a step that began at `position` were verified; unless all were accepted the state is the one of there."""
+        assert self._kv.states is not None
+        self._kv.states.settle(seq, accepted)
+        if not accepted:
+            seq.replay_from(position)
 
     def _append_plain(self, seq: Sequence, token_id: int) -> TokenDelta:
         """`_append` of one token without logprobs: nearly all are."""

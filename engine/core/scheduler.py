@@ -142,13 +142,18 @@ class Scheduler:
             # `num_uncomputed_tokens` and `num_to_generate`, without the calls: there may be a thousand sequences.
             tokens = seq.num_known_tokens + seq.num_pending_tokens
             uncomputed = tokens - seq.num_computed_tokens
-            if uncomputed > 1:
+            if uncomputed > 1 + seq.num_replayed_tokens:
                 chunks.append(seq)
             elif uncomputed and not seq.drafting and seq.max_len > tokens:
                 decodes.append(seq)
         decodes = self._in_turn(decodes, chunks, plan)
         if self.policies.drafter is None or not self.policies.lengths.could_pay(len(decodes)):
-            self._grant_one_each(decodes, plan)
+            replaying = [seq for seq in decodes if seq.num_replayed_tokens]
+            for seq in replaying:
+                self._draft(seq, [], 0, plan)
+            self._grant_one_each(
+                [seq for seq in decodes if seq not in plan.grants] if replaying else decodes, plan
+            )
         else:
             self._grant_with_drafts(decodes, self.policies.drafter, bool(chunks), plan)
         return chunks
@@ -167,7 +172,7 @@ class Scheduler:
             if seq.status is SequenceStatus.RUNNING:  # not preempted in this step
                 others = len(decodes) - number
                 room = min(plan.budget - others - reserve, self.kv.room(seq, others))
-                self._draft(seq, drafts.get(seq, []), room - 1, plan)
+                self._draft(seq, drafts.get(seq, []), room - seq.num_uncomputed_tokens, plan)
 
     def _grant_one_each(self, decodes: SequenceOf[Sequence], plan: StepPlan) -> None:
         """A token for each. Most need neither a block nor a name for one: their `_grant` comes down to this."""
@@ -201,14 +206,25 @@ class Scheduler:
         return list(self.waiting.policy.ordered(decodes))[:room]
 
     def _draft(self, seq: Sequence, drafts: list[int], most: int, plan: StepPlan) -> None:
-        """Grant the last token and at most so many guesses of what follows it, never past the sequence's end."""
+        """Grant the last token, behind those that a rejected draft makes it compute again, and at most so many guesses of
+        what follows it, never past the sequence's end."""
+        count = seq.num_uncomputed_tokens
         drafts = drafts[: max(0, min(seq.num_to_generate - 1, most))]
-        if self._grant(seq, 1 + len(drafts), plan) and drafts:
+        if drafts and not self._can_verify(seq, count, len(drafts)):
+            drafts = []
+        if self._grant(seq, min(count + len(drafts), plan.budget), plan, len(drafts)) and drafts:
             plan.drafts[seq] = drafts
             seq.verify_drafts()
 
-    def _grant(self, seq: Sequence, count: int, plan: StepPlan) -> bool:
-        """Let the step compute the next `count` tokens of a running sequence, if there is budget and room."""
+    def _can_verify(self, seq: Sequence, count: int, num_drafts: int) -> bool:
+        """Whether a step may verify drafts behind `count` tokens: with states not behind more than the drafts replace, and not
+        where a snapshot is due."""
+        few = not seq.num_replayed_tokens or count <= num_drafts + 1
+        return few and self.kv.allows_drafts(seq, seq.num_computed_tokens + count + num_drafts)
+
+    def _grant(self, seq: Sequence, count: int, plan: StepPlan, num_drafts: int = 0) -> bool:
+        """Let the step compute the next `count` tokens of a running sequence, if there is budget and room. The last `num_drafts`
+        of them are guesses."""
         if not 0 < count <= plan.budget:
             return False
         end = seq.num_computed_tokens + count
@@ -218,9 +234,9 @@ class Scheduler:
             plan.preempted = True
             if victim is seq:
                 return False
-        if not self.kv.advance_state(seq, end):
+        if not self.kv.advance_state(seq, end, num_drafts):
             return False  # every slot of a state is in use in this step
-        self.kv.register(seq, end)
+        self.kv.register(seq, self.kv.num_named(seq, end, num_drafts))
         # Drafts lie behind what is known: they are charged when it turns out which are accepted.
         self.waiting.charge(seq, seq.num_computed_tokens, min(end, seq.num_tokens))
         plan.grants[seq] = count

@@ -396,9 +396,26 @@ class KvCacheManager:
         if self.states is not None:
             self.states.begin_step()
 
-    def advance_state(self, seq: Sequence, end: int) -> bool:
-        """Let the step being assembled go on with the sequence's state up to position `end`; see `StatePool.advance`."""
-        return self.states is None or self.states.advance(seq, seq.num_computed_tokens, end)
+    def advance_state(self, seq: Sequence, end: int, num_drafts: int = 0) -> bool:
+        """Let the step being assembled go on with the sequence's state up to position `end`, with `num_drafts` drafts before it.
+        See `StatePool.advance` and `verify`."""
+        if self.states is None:
+            return True
+        if num_drafts:
+            return self.states.verify(seq)
+        return self.states.advance(seq, seq.num_computed_tokens, end)
+
+    def num_named(self, seq: Sequence, end: int, num_drafts: int) -> int:
+        """How many of the first `end` tokens of a sequence may lie in blocks that get a key in the step being assembled. With
+        states none that a step with drafts computes: they may have to be computed again."""
+        return end if self.states is None or not num_drafts else seq.num_computed_tokens
+
+    def allows_drafts(self, seq: Sequence, end: int) -> bool:
+        """Whether drafts up to position `end` can be verified in the step being assembled."""
+        states = self.states
+        return states is None or (
+            states.has_room(None) and not states.is_due(seq, seq.num_computed_tokens, end)
+        )
 
     def register(self, seq: Sequence, num_computed: int) -> None:
         """Add the keys of the blocks that are full of known tokens once `num_computed` tokens of the sequence are computed, by
@@ -548,7 +565,8 @@ class KvCacheManager:
         for group in self._windows:
             for seq in holders:
                 # A sequence that is cut at its end has gone on before.
-                if seq.block_tables[group.index].first > group.lowest(seq.settled) and not seq.finished:
+                begin = min(seq.settled, seq.num_computed_tokens)
+                if seq.block_tables[group.index].first > group.lowest(begin) and not seq.finished:
                     raise RuntimeError(
                         f"a window has left what sequence {seq.seq_id} reads in group {group.index}"
                     )

@@ -133,6 +133,28 @@ class StatePool:
             self._holders[state] = None
         return True
 
+    def verify(self, seq: Sequence) -> bool:
+        """Let the step being assembled verify drafts of a sequence: the state behind them goes to a second slot. False, and the
+        sequence is as before, if none can be had."""
+        state = seq.state
+        assert state is not None, "a sequence that runs has a state"
+        slot = None if state.slot == ZEROS else self._take()
+        if slot is None:
+            return False
+        self._in_step |= {state.slot, slot}
+        self.fresh.add(slot)
+        state.verify(slot)
+        return True
+
+    def settle(self, seq: Sequence, accepted: bool) -> None:
+        """Drafts are verified; `accepted`: all of them."""
+        if seq.state is not None and (slot := seq.state.settle(accepted)) is not None:
+            self._drop(slot)
+
+    def is_due(self, seq: Sequence, begin: int, end: int) -> bool:
+        """Whether a snapshot is to be taken in positions begin + 1 .. end: it is, by a step without drafts."""
+        return seq.names_windows and bool(self._points(seq, begin, end))
+
     def _leave_snapshots(self, seq: Sequence, state: SequenceState, begin: int, end: int) -> None:
         """Keep the state at the cache points of the chunk, as far as slots are to be had. At the chunk's end the slot that is
         written is the snapshot, and the next step writes another."""
@@ -184,6 +206,8 @@ class StatePool:
             return
         if state.slot != ZEROS:
             self._drop(state.slot)
+        if state.before not in (None, ZEROS):
+            self._drop(state.before)
         if state.fork is not None:
             self._hand_on(seq, state.fork)
         self._give_up(state)
@@ -325,14 +349,21 @@ class StatePool:
     # -- books ---------------------------------------------------------------------------------------------------------
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
-        """Raises RuntimeError unless references are those of these sequences, each slot is free or held, and snapshots and their
-        keys correspond one to one."""
+        """Raises RuntimeError unless references are those of these sequences, each slot is free or held, snapshots and their keys
+        correspond one to one, and no block has a key that is to be computed again."""
         references: Counter[int] = Counter()
         for seq in sequences:
             if (state := seq.state) is not None:
+                if (
+                    seq.num_replayed_tokens
+                    and seq.num_keyed_blocks * self._block_size > seq.num_computed_tokens
+                ):
+                    raise RuntimeError(f"sequence {seq.seq_id} writes again to blocks that can be found")
                 if (state.holds_more) != (state in self._holders):
                     raise RuntimeError(f"what sequence {seq.seq_id} holds of states is not known")
-                references.update(slot for slot in (state.slot, state.fork) if slot not in (None, ZEROS))
+                references.update(
+                    slot for slot in (state.slot, state.before, state.fork) if slot not in (None, ZEROS)
+                )
                 references.update(slot for _, slot in state.unnamed)
         wrong = [slot for slot, count in enumerate(self._references) if count != references[slot]]
         if wrong:

@@ -24,8 +24,8 @@ async def _driver(kit: Kit) -> tuple[Driver, int]:
     driver = await kit.driver()
     if driver.states is None:
         raise NotApplicable(NO_STATES)
-    kit.need_slots(2)
-    if driver.states.num_slots < 4:
+    kit.need_slots(3)
+    if driver.states.num_slots < 6:
         raise NotApplicable(f"the executor has {driver.states.num_slots} slots of states")
     return driver, driver.states.interval
 
@@ -84,18 +84,7 @@ async def a_state_goes_on_in_any_slot(kit: Kit) -> None:
     await driver.step(Feed(seq, len(prompt) - 1))
     assert seq.state is not None
     source, seq.state = seq.state, driver.free_states.pop()
-    full = (len(prompt) - 1) // kit.block_size
-    fork = driver.add(
-        prompt,
-        kit.drawn(1),
-        shared_blocks=[blocks[: full - first] for blocks, first in zip(seq.blocks, seq.firsts, strict=True)],
-        num_computed=len(prompt) - 1,
-        state=source,
-    )
-    driver.grow(fork, len(prompt))
-    if kit.paged and (len(prompt) - 1) % kit.block_size:
-        pairs = zip(seq.blocks, fork.blocks, strict=True)
-        driver.block_copies = [(group, a[full], b[full]) for group, (a, b) in enumerate(pairs)]
+    fork = _fork(kit, driver, seq, source)
     await driver.step(Feed(seq), Feed(fork))
     for _ in range(_NUM - 1):
         free = [driver.free_states.pop(), driver.free_states.pop()]
@@ -103,8 +92,27 @@ async def a_state_goes_on_in_any_slot(kit: Kit) -> None:
         fork.state, free[1] = free[1], fork.state
         await driver.step(Feed(fork), Feed(seq))
         driver.free_states += free
+    late = _fork(kit, driver, fork, source)
+    await driver.step(Feed(late))
+    await driver.decode(_NUM - 1, late)
     kit.same(alone[0], seq, "a sequence whose state changes its slot in each step")
     kit.same(alone[1], fork, "a sequence that begins with the slot which another one has left")
+    kit.same(alone[1], late, "a sequence that begins with a slot which others have read")
+
+
+def _fork(kit: Kit, driver: Driver, other: DrivenSequence, source: int) -> DrivenSequence:
+    """A sequence with the prompt of another one, that begins behind all of it but the last token, with the state in `source`."""
+    num_computed = len(other.prompt) - 1
+    full, partial = divmod(num_computed, kit.block_size)
+    blocks = [of_group[: full - first] for of_group, first in zip(other.blocks, other.firsts, strict=True)]
+    fork = driver.add(
+        other.prompt, kit.drawn(1), shared_blocks=blocks, num_computed=num_computed, state=source
+    )
+    driver.grow(fork, len(other.prompt))
+    if kit.paged and partial:
+        pairs = zip(other.blocks, fork.blocks, strict=True)
+        driver.block_copies = [(group, a[full], b[full]) for group, (a, b) in enumerate(pairs)]
+    return fork
 
 
 @case

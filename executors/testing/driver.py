@@ -222,6 +222,7 @@ class Driver:
 
     def batch(self, *feeds: Feed) -> UnifiedBatch:
         """The step that these feeds make. Takes the blocks and marks the sequences as started."""
+        self._take_second_slots(feeds)
         tokens: list[int] = []
         hidden: list[bool] = []
         counts, final = [], []
@@ -259,6 +260,24 @@ class Driver:
             snapshots=np.array(snapshots, np.int32).reshape(-1, 3),
         )
 
+    def _take_second_slots(self, feeds: Sequence[Feed]) -> None:
+        """A step with drafts writes its sequence's state to another slot than it reads."""
+        for feed in feeds:
+            if feed.seq.state is not None and feed.drafts and feed.seq.state == feed.seq.state_src:
+                feed.seq.state = self.free_states.pop()
+
+    def _settle_state(self, seq: DrivenSequence, count: int, rejected: bool) -> None:
+        """With all drafts accepted the sequence goes on from the state behind them, else from the one before the step."""
+        assert seq.state is not None
+        if not rejected:
+            seq.num_computed += count
+            if seq.state_src >= 0:
+                self.free_states.append(seq.state_src)
+            seq.state_src = seq.state
+        elif seq.state_src >= 0:
+            self.free_states.append(seq.state)
+            seq.state = seq.state_src
+
     def _updates(self, feeds: Sequence[Feed]) -> TableUpdates:
         rows: list[tuple[int, int, int, int]] = []
         ids: list[int] = []
@@ -286,8 +305,11 @@ class Driver:
             seq.outputs.append(item)
             sampled = item.tokens if item is not None else ()
             rejected = len(feed.drafts) - max(len(sampled) - 1, 0)
-            seq.num_computed += count - rejected
-            seq.state_src = -1 if seq.state is None else seq.state
+            if seq.state is not None and feed.drafts:
+                self._settle_state(seq, count, bool(rejected))
+            else:
+                seq.num_computed += count - rejected
+                seq.state_src = -1 if seq.state is None else seq.state
             seq.samples += sampled
             seq.tokens += [token.token_id for token in sampled]
         return output

@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 
 from engine.core.engine import EngineCore
+from engine.kv import cache_points
 from engine.mailbox import Mailbox
 from engine.request import RequestContext, TokenDelta
 from engine.story import Lost, Missed, Story
-from executors.contract import ConfigError, SamplingParams
+from executors.contract import SamplingParams
 from executors.testing.fakes.failures import Failure
 from executors.testing.fakes.oracle import expected_tokens
 from tests.engine.harness import engine, fake, request, run
@@ -129,7 +130,26 @@ async def test_the_prompt_side_is_computed_whole() -> None:
         assert core.stats().prefix_hits == 0
 
 
-async def test_drafts_are_refused() -> None:
-    with pytest.raises(ConfigError, match="does not verify drafts"):
-        async with engine(fake("state_fake"), num_speculative_tokens=2):
-            pass
+@pytest.mark.parametrize("num_states", [4, 16])
+@pytest.mark.parametrize("right", [0.3, 0.9])
+async def test_drafts_take_a_second_slot(
+    right: float, num_states: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rejected drafts are taken back with their state, and the accepted ones computed again; snapshots are taken meanwhile."""
+    monkeypatch.setattr(cache_points, "ROLLING", 8)
+    made = fake("state_fake", seqs=4, num_states=num_states, drafts_right=right, window=8)
+    async with engine(
+        made, max_num_seqs=4, num_speculative_tokens=3, speculative_method="draft_model"
+    ) as core:
+        prompts = [[*LONG[:19], i] for i in range(6)]
+        results = await asyncio.gather(*(run(core, request(prompt, 40)) for prompt in prompts))
+        for prompt, (ids, _) in zip(prompts, results, strict=True):
+            assert ids == expected_tokens(prompt, 40, windows=(None, 8))
+        drafts = core.stats().drafts
+        assert 0 < drafts.num_accepted_tokens < drafts.num_draft_tokens
+        before = core.stats().prefix_hits
+        again = [*prompts[-1], *results[-1][0], 3, 4]
+        ids, _ = await run(core, request(again, 5))
+        assert ids == expected_tokens(again, 5, windows=(None, 8))
+        if num_states == 16:
+            assert core.stats().prefix_hits - before == 56

@@ -11,6 +11,7 @@ from executors.testing import (
     conformance_adoption,
     conformance_drafts,
     conformance_grammars,
+    conformance_states,
     conformance_windows,
 )
 from executors.testing import conformance_loras as conformance_adapters
@@ -34,6 +35,7 @@ NOT_ITS_OWN = (
     conformance_adoption,
     conformance_drafts,
     conformance_grammars,
+    conformance_states,
     conformance_windows,
 )
 # The example owns its KV, pools nothing, has no grammars, and offers no way to inject failures.

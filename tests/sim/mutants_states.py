@@ -232,6 +232,26 @@ def _sources_swapped(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StatePool, "pack", reverse)
 
 
+def _replay_from_the_wrong_slot(patch: pytest.MonkeyPatch) -> None:
+    """After rejected drafts a sequence goes on from the state behind them."""
+    settle = SequenceState.settle
+    patch.setattr(SequenceState, "settle", lambda self, accepted: settle(self, True))
+
+
+def _nothing_replayed(patch: pytest.MonkeyPatch) -> None:
+    """After rejected drafts a sequence goes on behind the accepted ones, with the state before them."""
+    patch.setattr(Sequence, "replay_from", lambda self, position: None)
+
+
+def _drafts_in_place(patch: pytest.MonkeyPatch) -> None:
+    """A step with drafts writes the state where it reads it."""
+
+    def in_place(self: StatePool, seq: Sequence) -> bool:
+        return self.advance(seq, seq.num_computed_tokens, seq.num_computed_tokens)
+
+    patch.setattr(StatePool, "verify", in_place)
+
+
 STATE_MUTANTS: dict[str, Mutate] = {
     mutate.__name__.strip("_"): mutate
     for mutate in (
@@ -251,5 +271,8 @@ STATE_MUTANTS: dict[str, Mutate] = {
         _slot_leaks,
         _overwritten_beside_a_reader,
         _sources_swapped,
+        _replay_from_the_wrong_slot,
+        _nothing_replayed,
+        _drafts_in_place,
     )
 }

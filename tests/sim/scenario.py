@@ -194,7 +194,6 @@ def _draw_states(rng: random.Random, scenario: Scenario) -> None:
     if rng.random() < 0.5:
         return
     scenario.executor = "state_fake"
-    scenario.drafts, scenario.drafts_right = 0, 0.0
     scenario.num_states = scenario.num_slots + rng.choice((0, 1, 2, 4, 8, 40))
     scenario.state_interval = scenario.block_size * rng.choice((1, 1, 1, 2, 3))
     scenario.rolling = rng.choice((2, 4, 6))
@@ -322,7 +321,7 @@ class Run:
             options |= {"num_blocks": scenario.num_blocks, "blocks_per_span": scenario.blocks_per_span}
         if scenario.num_states:
             options |= {"num_states": scenario.num_states, "state_interval": scenario.state_interval}
-            del options["native"], options["drafts_right"]
+            del options["native"]
         if scenario.window:
             options |= {"window": scenario.window, "window_blocks": scenario.window_blocks}
         self.windows = windows_of(scenario)

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from executors.contract import (
     ConfigError,
-    ExecutorCapabilities,
     ExecutorConfig,
     Int32Array,
     KvLayout,
@@ -37,7 +36,7 @@ NUM_SNAPSHOTS = 8
 
 
 class StateFakeExecutor(PagedFakeExecutor):
-    """See the module. Options as paged_fake's, but for `native`, `fingerprint` and `drafts_right`; `num_states` (slots of states,
+    """See the module. Options as paged_fake's, but for `native` and `fingerprint`; `num_states` (slots of states,
     else 8 more than sequences), `state_interval` (tokens between two places for a snapshot, else the block size).
 
     - `states` uint64 [num_states + rows]: the prefix in each slot, then that of each sequence that `prefill` meets without one.
@@ -51,9 +50,6 @@ class StateFakeExecutor(PagedFakeExecutor):
 
     def kv_layout(self) -> KvLayout:
         return replace(super().kv_layout(), state=StateLayout(SLOT_BYTES, self.num_states, self.interval))
-
-    def capabilities(self) -> ExecutorCapabilities:
-        return replace(super().capabilities(), speculative=False, drafts=False)
 
     def _allocate(self) -> None:
         super()._allocate()
@@ -107,7 +103,7 @@ class StateFakeFactory(PagedFakeFactory):
         num_states = options.pop("num_states", config.max_num_seqs)
         interval = options.pop("state_interval", config.attention.block_size)
         super().validate_config(replace(config, options=options))
-        for name in ("native", "fingerprint", "drafts_right"):
+        for name in ("native", "fingerprint"):
             if name in options:
                 raise ConfigError(f"options.{name}: {config.executor} has states, and takes no such option")
         if not isinstance(num_states, int) or num_states < config.max_num_seqs:

@@ -295,3 +295,42 @@ def test_an_executor_that_keeps_states_itself_is_told_of_none() -> None:
     seq = sequence(0, list(range(9)))
     assert kv.find(seq).num_tokens == 0
     assert np.array_equal(kv.take_copies(), np.empty((0, 3), np.int32))
+
+
+def test_rejected_drafts_leave_the_state_where_it_was() -> None:
+    """The next step computes the accepted tokens again: their blocks get no key, and no window leaves what they read, before."""
+    kv = manager()
+    seq = sequence(0, list(range(6)))
+    begin(kv, seq)
+    [before] = step(kv, (seq, 6))[1]
+    seq.num_pending_tokens = 0
+    seq.commit_one(100)
+    for accepted, computed in ((1, 6), (3, 10)):
+        kv.begin_step()
+        count, num_drafts = seq.num_uncomputed_tokens + 2, 2
+        end = seq.num_computed_tokens + count
+        assert kv.grow(seq, end) and kv.allows_drafts(seq, end) and kv.advance_state(seq, end, num_drafts)
+        kv.register(seq, kv.num_named(seq, end, num_drafts))
+        assert seq.num_keyed_blocks == 1
+        seq.verify_drafts()
+        position = seq.num_computed_tokens
+        (source, target, _) = pool(kv).pack([seq])
+        assert source.tolist() == [before] != target.tolist()
+        seq.grant(count, 1)
+        seq.receive(False)
+        seq.settle(position + count - num_drafts - 1 + accepted)
+        pool(kv).settle(seq, accepted == num_drafts + 1)
+        if accepted <= num_drafts:
+            seq.replay_from(position)
+        seq.commit(range(200, 200 + accepted))
+        assert seq.state is not None and seq.state.slot == (
+            before if accepted <= num_drafts else target.tolist()[0]
+        )
+        assert seq.num_computed_tokens == computed
+        assert seq.settled == min(computed, seq.num_known_tokens - 1)
+        pool(kv).check_integrity([seq])
+    assert seq.num_uncomputed_tokens == 1 and seq.num_replayed_tokens == 0
+    seq.name_blocks(3)
+    seq.replay_from(6)
+    with pytest.raises(RuntimeError, match="writes again to blocks"):
+        pool(kv).check_integrity([seq])

@@ -121,9 +121,9 @@ async def test_the_least_important_gives_way() -> None:
         rolled_back: list[int] = []
         truncate = made.truncate_kv
 
-        def record(handle: KvCacheHandle, length: int) -> None:
+        def record(handle: KvCacheHandle, length: int) -> int:
             rolled_back.append(handle.cache_id)
-            truncate(handle, length)
+            return truncate(handle, length)
 
         made.truncate_kv = record  # type: ignore[method-assign]
         results = await asyncio.gather(*(run(core, one) for one in asked))

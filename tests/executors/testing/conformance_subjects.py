@@ -50,7 +50,7 @@ SUBJECTS: dict[str, MakeExecutor] = {
     "paged_fake-windows": maker(PagedFakeExecutor, window="full,21,8", drafts_right=0.7),
     "paged_fake-windows-split": maker(PagedFakeExecutor, window="24,full", native=False),
     "paged_fake-all-windows": maker(PagedFakeExecutor, window="20"),
-    "state_fake": maker(StateFakeExecutor),
+    "state_fake": maker(StateFakeExecutor, drafts_right=0.7),
     "state_fake-windows": maker(StateFakeExecutor, window="full,21", state_interval=32),
     "adapter-echo": maker(EchoExecutor, SamplingWrapper),
     "adapter-echo-split": maker(EchoExecutor, SamplingWrapper, native=False),

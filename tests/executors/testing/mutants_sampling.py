@@ -192,8 +192,8 @@ _settings("TypicalIgnored", lambda p: replace(p, typical_p=1.0), _SETTINGS)
 @caught_by("settings_survive_rollback")
 class ForgetsCountsWhenRolledBack(EchoExecutor):
     def truncate_kv(self, handle, new_len):
-        super().truncate_kv(handle, new_len)
         self.table._histories.clear()
+        return super().truncate_kv(handle, new_len)
 
 
 @caught_by("settings_survive_rollback")

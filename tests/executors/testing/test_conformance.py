@@ -29,7 +29,7 @@ async def test_fakes_conform(subject: str, case: str) -> None:
         assert "windows" not in subject or subject == "paged_fake-all-windows"
     elif reason == conformance_states.NO_STATES:
         assert "state" not in subject
-    elif reason in (STATES, "the executor does not declare speculative"):
+    elif reason == STATES:
         assert "state" in subject
     elif reason == conformance_adoption.NOT_DECLARED:
         assert "outliving" not in subject

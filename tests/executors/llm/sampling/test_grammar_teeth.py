@@ -73,13 +73,14 @@ def _forgets_the_output_of_a_start(patch: pytest.MonkeyPatch) -> None:
 
 
 def _starts_over_when_preempted(patch: pytest.MonkeyPatch) -> None:
-    def truncate_kv(self: LlmExecutor, handle, new_len: int) -> None:  # type: ignore[no-untyped-def]
+    def truncate_kv(self: LlmExecutor, handle, new_len: int) -> int:  # type: ignore[no-untyped-def]
         assert self._runtime is not None
         slot = self._runtime.unified.states.slots.slot_of(handle.cache_id)
         assert slot is not None
         self._runtime.unified.states.grammars._of[slot]._state = None
         self._runtime.unified.states.grammars._of[slot].output.output.clear()
         patch.setattr(slot_grammars._Output, "sync", lambda *_: None)
+        return new_len
 
     patch.setattr(LlmExecutor, "truncate_kv", truncate_kv)
 

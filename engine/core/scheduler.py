@@ -142,18 +142,18 @@ class Scheduler:
             # `num_uncomputed_tokens` and `num_to_generate`, without the calls: there may be a thousand sequences.
             tokens = seq.num_known_tokens + seq.num_pending_tokens
             uncomputed = tokens - seq.num_computed_tokens
-            if uncomputed > 1 + seq.num_replayed_tokens:
+            if uncomputed > 1 and uncomputed > 1 + seq.num_replayed_tokens:
                 chunks.append(seq)
             elif uncomputed and not seq.drafting and seq.max_len > tokens:
                 decodes.append(seq)
         decodes = self._in_turn(decodes, chunks, plan)
         if self.policies.drafter is None or not self.policies.lengths.could_pay(len(decodes)):
-            replaying = [seq for seq in decodes if seq.num_replayed_tokens]
-            for seq in replaying:
-                self._draft(seq, [], 0, plan)
-            self._grant_one_each(
-                [seq for seq in decodes if seq not in plan.grants] if replaying else decodes, plan
-            )
+            if self.policies.drafter is not None and self.kv.states is not None:
+                for seq in decodes:
+                    if seq.num_replayed_tokens and seq.status is SequenceStatus.RUNNING:
+                        self._draft(seq, [], 0, plan)
+                decodes = [seq for seq in decodes if seq not in plan.grants]
+            self._grant_one_each(decodes, plan)
         else:
             self._grant_with_drafts(decodes, self.policies.drafter, bool(chunks), plan)
         return chunks

@@ -199,7 +199,8 @@ def prebuild(source: Path, folder: Path) -> list[Path]:
 
 
 def parts_of(source: Path) -> list[Path]:
-    """Return the files that are compiled to make the library of `source`: NAME.cpp, and NAME_*.cpp beside it."""
+    """Return the files that are compiled to make the library of `source`: itself, and those beside it whose names begin with
+    its stem and `_`."""
     return [source, *sorted(source.parent.glob(f"{source.stem}_*{source.suffix}"))]
 
 

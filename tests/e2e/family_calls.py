@@ -47,6 +47,11 @@ OTHERS = (
     "olmo2", "smollm3-some-layers-without-rope", "granite", "gpt2",
 )  # fmt: skip
 """At least one of every other family."""
+HYBRIDS = (
+    "lfm2-short-convolutions", "lfm2-moe-sigmoid-router", "qwen3-next", "qwen3.5", "qwen3.5-beside-images", "qwen3.5-moe",
+    "qwen3.5-moe-beside-images",
+)  # fmt: skip
+"""One of every family with states, which has no prefix hits and no drafts."""
 
 BLOCK, MAX_LEN, SEQS = 8, 192, 8
 TOLERANCE = 1e-4

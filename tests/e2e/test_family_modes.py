@@ -20,14 +20,15 @@ import pytest
 from executors.contract import UnifiedBatch
 from executors.llm.model.config import read_config
 from executors.llm.model.families import FAMILIES
-from tests.e2e.family_calls import BLOCK, NEW, OTHERS, Call, Judge, served, too_few_bytes
+from tests.e2e.family_calls import BLOCK, HYBRIDS, NEW, OTHERS, Call, Judge, served, too_few_bytes
 from tests.executors.llm.checkpoint.gpt_oss_files import in_mxfp4
 from tests.executors.llm.models import build
 
 pytestmark = pytest.mark.long
-every_family = pytest.mark.parametrize(
-    "name", [*NEW, *(pytest.param(name, marks=pytest.mark.long(extended=True)) for name in OTHERS)]
-)
+_names = [*NEW, *(pytest.param(name, marks=pytest.mark.long(extended=True)) for name in OTHERS)]
+every_family = pytest.mark.parametrize("name", _names)
+"""But hybrids, whose choices and drafts share no state yet."""
+hybrids_too = pytest.mark.parametrize("name", [*_names, *HYBRIDS])
 
 
 @pytest.fixture(scope="module")
@@ -73,11 +74,11 @@ def _turned_tables(batch: UnifiedBatch) -> UnifiedBatch:
 
 
 def test_every_family_has_a_model_here(judge: Callable[[str], Judge]) -> None:
-    names = {read_config(judge(name).reference.path).family.name for name in (*NEW, *OTHERS)}
+    names = {read_config(judge(name).reference.path).family.name for name in (*NEW, *OTHERS, *HYBRIDS)}
     assert names == {family.name for family in FAMILIES}
 
 
-@every_family
+@hybrids_too
 async def test_chunks(name: str, judge: Callable[[str], Judge]) -> None:
     await compute_in_chunks(judge(name))
 
@@ -90,7 +91,7 @@ async def compute_in_chunks(judge: Judge) -> None:
     judge.check(calls, answers)
 
 
-@every_family
+@hybrids_too
 async def test_a_mixed_batch(name: str, judge: Callable[[str], Judge]) -> None:
     async with served(judge(name).reference.path) as engine:
         answers = await engine.together(CROWD)
@@ -100,7 +101,7 @@ async def test_a_mixed_batch(name: str, judge: Callable[[str], Judge]) -> None:
     judge(name).check(CROWD, answers)
 
 
-@every_family
+@hybrids_too
 async def test_few_blocks(name: str, judge: Callable[[str], Judge]) -> None:
     calls, model = [*SQUEEZE, *CROWD], judge(name).reference.path
     async with served(model, kv_bytes=await too_few_bytes(model), budget=256) as engine:

@@ -12,7 +12,12 @@ import torch
 from executors.contract.batch import UnifiedBatch
 from executors.llm.executor import LlmExecutor
 from executors.llm.step.pending_steps import PendingStep
-from executors.testing import conformance_adoption, conformance_drafts, conformance_windows
+from executors.testing import (
+    conformance_adoption,
+    conformance_drafts,
+    conformance_states,
+    conformance_windows,
+)
 from executors.testing.conformance import CASES, run_case
 from executors.testing.conformance_loras import NO_ADAPTERS
 from tests.executors.checkpoints import write_checkpoint
@@ -85,5 +90,6 @@ async def test_conformance(
         conformance_adoption.NOT_DECLARED,
         conformance_windows.NO_WINDOW,
         conformance_windows.ONE_GROUP,
+        conformance_states.NO_STATES,
     )
     assert reason in (None, NO_ADAPTERS, *elsewhere), "every other case concerns an LlmExecutor on a device"

@@ -9,7 +9,12 @@ from safetensors.torch import load_file
 from executors.contract.config import ExecutorAttentionConfig, OptimizationConfig
 from executors.llm.executor import LlmExecutor, LlmLoraExecutor
 from executors.lora import pack
-from executors.testing import conformance_adoption, conformance_drafts, conformance_windows
+from executors.testing import (
+    conformance_adoption,
+    conformance_drafts,
+    conformance_states,
+    conformance_windows,
+)
 from executors.testing.conformance import CASES, LoraSource, run_case
 from tests.executors.grammar_tokenizers import write_tokenizer
 from tests.executors.llm.driver import config
@@ -75,5 +80,6 @@ async def test_conformance(case, qwen3, monkeypatch, tmp_path):
         conformance_adoption.NOT_DECLARED,
         conformance_windows.NO_WINDOW,
         conformance_windows.ONE_GROUP,
+        conformance_states.NO_STATES,
     )
     assert reason in (None, *elsewhere), "every other case concerns LlmExecutor"

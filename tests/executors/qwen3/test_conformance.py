@@ -5,7 +5,12 @@ from pathlib import Path
 import pytest
 
 from executors.qwen3.executor import Qwen3ModelExecutor
-from executors.testing import conformance_adoption, conformance_drafts, conformance_windows
+from executors.testing import (
+    conformance_adoption,
+    conformance_drafts,
+    conformance_states,
+    conformance_windows,
+)
 from executors.testing.conformance import CASES, run_case
 from executors.testing.conformance_loras import NO_ADAPTERS
 from tests.executors.grammar_tokenizers import write_tokenizer
@@ -28,5 +33,6 @@ async def test_conformance(case: str, qwen3: Path, monkeypatch: pytest.MonkeyPat
         conformance_adoption.NOT_DECLARED,
         conformance_windows.NO_WINDOW,
         conformance_windows.ONE_GROUP,
+        conformance_states.NO_STATES,
     )
     assert reason in (None, NO_ADAPTERS, *elsewhere), "every other case concerns it"

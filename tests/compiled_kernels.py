@@ -1,5 +1,5 @@
 """The CPU kernels that tests need: those that are compiled already, for programs with a cache of their own; and all of them,
-compiled beside the first tests of a run.
+compiled before the first test of a whole run.
 
     python -m tests.compiled_kernels       compiles the kernels of every instruction set that this machine has
 """
@@ -17,8 +17,6 @@ from executors.kernels.compiler import KernelUnavailable, cache_folder, compiled
 
 SOURCE = Path(compiler.__file__).with_name("cohort_cpu.cpp")
 _LIMIT_S = 1200.0
-_NICE = 10
-"""Tests go first. A test that waits for the compiler leaves it a processor."""
 
 
 def bring_kernels(cache: Path) -> None:
@@ -34,11 +32,15 @@ def bring_kernels(cache: Path) -> None:
 
 
 def compile_all(source: Path = SOURCE) -> None:
-    """Compile the kernels of all instruction sets, at low priority."""
-    os.nice(_NICE)
+    """Compile the kernels of all instruction sets."""
     with contextlib.suppress(KernelUnavailable):
         for isa in usable_isas():
             compiled(source, isa, _LIMIT_S)
+
+
+def are_compiled(source: Path = SOURCE) -> bool:
+    """Whether the kernels of all instruction sets are there, or none can be made."""
+    return all(compiler.is_compiled(source, isa.name) for isa in usable_isas())
 
 
 def begin_to_compile(*command: str) -> subprocess.Popen[bytes]:
@@ -58,8 +60,8 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def of_a_run(arguments: list[str], jobs: int | None, is_worker: bool) -> bool:
-    """Whether a run of pytest needs the kernels of all instruction sets, and has tests of other kinds to begin with: one of whole
-    folders by several workers, seen by the process that starts them."""
+    """Whether a run of pytest needs the kernels of all instruction sets: one of all folders by several workers, seen by the
+    process that starts them. Tests that waited for a compiler beside busy ones would exceed their time."""
     return bool(jobs) and not is_worker and any(Path(word).name == "tests" for word in arguments)
 
 

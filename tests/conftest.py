@@ -81,8 +81,13 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     config = session.config
     jobs = config.getoption("numprocesses", None)
     if compiled_kernels.of_a_run(config.args, jobs, hasattr(config, "workerinput")):
+        if not compiled_kernels.are_compiled():
+            print("compiling the CPU kernels of every instruction set (once; a minute or two)", flush=True)
         compiler = compiled_kernels.begin_to_compile()
-        config.add_cleanup(lambda: compiled_kernels.end(compiler))
+        try:
+            compiler.wait()
+        finally:
+            compiled_kernels.end(compiler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -23,7 +23,7 @@ from tests.ops.expressions import ROOT
 pytestmark = [pytest.mark.external, pytest.mark.timeout(180)]
 
 BODY = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 100, "ignore_eos": True}
-OLLAMA = {"model": "fake", "messages": BODY["messages"], "options": {"num_predict": 100, "ignore_eos": True}}
+OLLAMA = {"model": "fake", "messages": BODY["messages"], "options": {"num_predict": 100}}
 STREAMS = {
     "/v1/chat/completions": BODY | {"stream": True},
     "/api/chat": OLLAMA,
@@ -151,10 +151,14 @@ def test_nginx_holds_no_stream_back(
     ms each, would come all at once."""
     with nginx(tmp_path, f"location /llm/ {{ proxy_pass {server.url}/; }}") as url:
         base = f"{url}/llm" if bare else address
-        with httpx.stream("POST", base + path, json=STREAMS[path], timeout=30) as answer:
-            assert answer.status_code == 200, answer.read()
-            arrivals = [time.monotonic() for _ in answer.iter_bytes()]
-    assert len(arrivals) > 10 and arrivals[-1] - arrivals[0] > 0.4
+        for _ in range(20):  # Ollama's API has no `ignore_eos`: the fake may end an answer early.
+            began = time.monotonic()
+            with httpx.stream("POST", base + path, json=STREAMS[path], timeout=30) as answer:
+                assert answer.status_code == 200, answer.read()
+                arrivals = [time.monotonic() for _ in answer.iter_bytes()]
+            if (took := time.monotonic() - began) > 1.0:
+                break
+    assert len(arrivals) > 10 and arrivals[-1] - arrivals[0] > took / 3
 
 
 @pytest.mark.parametrize("path", [*STREAMS, *OTHERS, "/v1/steps"])

@@ -168,9 +168,8 @@ class CpuForward:
         assert parts is not None
         q_norm, k_norm = _weight(attention.q_norm), _weight(attention.k_norm)
         qk_norm = attention.qk_norm
-        if (
-            qk_norm is not None
-        ):  # one row of weights per head, all queries' the same, and there may be no keys
+        if qk_norm is not None:
+            # One row of weights per head, all queries' the same, and there may be no keys.
             q_norm, k_norm = qk_norm[0], qk_norm[-1]
         rope, inputs = layer.config.rope, layer.layer_input
         self._pointees.append(decoder.rotary)

@@ -124,7 +124,6 @@ async def test_logits_of_a_long_prompt_in_steps_with_states(
     chunks = [CHUNK] * (LENGTH // CHUNK)
     [found] = await logprobs_in_steps(executor, [ids], [[*chunks, LENGTH - sum(chunks) - 4, 1, 1, 1, 1]])
     await executor.shutdown()
-    print(name, np.abs(found - expected).max())
     assert np.abs(found - expected).max() < FAR
     assert (found.argmax(-1) == expected.argmax(-1)).mean() > 0.999
 

@@ -59,7 +59,7 @@ class SpareMemory:
         if keep_bytes is None:
             keep_bytes = max(LEAST_KEPT_BYTES, needs.parameter_memory)
         self._groups = [
-            _Share.of(group, keep_bytes * group.num_bytes // max(1, layout.num_bytes))
+            _Share.of(group, keep_bytes * group.num_bytes // max(1, layout.block_bytes))
             for group in kv.groups
             if group.pool.blocks_per_span
         ]

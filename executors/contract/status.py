@@ -274,9 +274,15 @@ class KvLayout:
         return sum(group.num_blocks for group in self.groups)
 
     @property
-    def num_bytes(self) -> int:
+    def block_bytes(self) -> int:
         """Bytes of all blocks."""
         return sum(group.num_blocks * group.bytes_per_block for group in self.groups)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all blocks and states."""
+        states = 0 if self.state is None else self.state.num_slots * self.state.slot_bytes
+        return self.block_bytes + states
 
     @property
     def snapshots(self) -> bool:

@@ -29,7 +29,7 @@ from executors.contract import (
 from executors.kernels.cpu import kernels_in_use
 from executors.llm.device.base import Device
 from executors.llm.device.table import kinds_here
-from executors.llm.memory import sizing, state_limits
+from executors.llm.memory import sizing
 from executors.llm.memory.kv_groups import blocks_of_sequence
 from executors.llm.memory.kv_plan import KvPlan
 from executors.llm.memory.kv_toucher import KvToucher
@@ -79,7 +79,7 @@ class ExecutorRuntime:
             memory=sizing.requirements(config, self.source, self.draft),
             dynamic_batching=True,
             continuous_batching=True,
-            speculative=self.runner.states is None,
+            speculative=True,
             drafts=self.companion is not None,
             dtypes=self.device.dtypes,
             devices=kinds_here(),
@@ -97,7 +97,6 @@ class ExecutorRuntime:
             self.runner.attention.note,
             self.plan.note,
             self.source.note,
-            state_limits.NOTE if self.runner.states is not None else None,
             *self.source.warnings,
             self.unified.states.grammars.compiler.unsupported,
             *self.unified.notes,
@@ -130,7 +129,7 @@ class ExecutorRuntime:
             "blocks_total": layout.num_blocks,
             "blocks_in_tables": self.blocks_used(),
             "block_size": layout.block_size,
-            "bytes_per_block": layout.num_bytes // layout.num_blocks,
+            "bytes_per_block": layout.block_bytes // layout.num_blocks,
             "bytes_total": layout.num_bytes,
             "capacity_tokens": layout.capacity_tokens,
             "sequences": len(self.unified.states.slots),

@@ -14,6 +14,22 @@ from executors.contract.errors import InvalidInput
 from executors.llm.row_loras import StepLoras
 
 
+@dataclass(frozen=True, slots=True)
+class StateSlots:
+    """Where the states of n items lie: int64 [n] `sources` (-1: zeros) and `destinations`, and `snapshots` int64 [m, 3] of (item,
+    position, slot), see `UnifiedBatch`."""
+
+    sources: np.ndarray
+    destinations: np.ndarray
+    snapshots: np.ndarray
+
+    def subset(self, items: np.ndarray) -> StateSlots:
+        """Return those of the given items, int64 [k], rising."""
+        kept = self.snapshots[np.isin(self.snapshots[:, 0], items)]
+        kept = np.column_stack((np.searchsorted(items, kept[:, 0]), kept[:, 1:]))
+        return StateSlots(self.sources[items], self.destinations[items], kept)
+
+
 @dataclass
 class StepArrays:
     """The packed items of one forward; n items, T tokens.
@@ -22,7 +38,7 @@ class StepArrays:
     group of blocks, `more_tables` of the others; entries of a window group below an item's window are stale.
     `rotary_positions` int64 [T] if they differ from the positions in the cache, else None. `used_rows` int64, ascending: the
     rows whose hidden states are used; None for all rows. `adapters`: LoRA adapters of the rows, None if no row has one.
-    `slots` int64 [n]: the slots of the items' sequences; None if they have none and begin at position 0.
+    `states`: where the items' states lie; None if the step names no slots of states.
     """
 
     token_ids: np.ndarray
@@ -32,7 +48,7 @@ class StepArrays:
     rotary_positions: np.ndarray | None = None
     used_rows: np.ndarray | None = None
     adapters: StepLoras | None = None
-    slots: np.ndarray | None = None
+    states: StateSlots | None = None
     more_tables: tuple[np.ndarray, ...] = ()
 
     def __len__(self) -> int:
@@ -78,7 +94,7 @@ class StepArrays:
             self.tables[items],
             rotary,
             adapters=None if self.adapters is None else self.adapters.subset(rows),
-            slots=None if self.slots is None else self.slots[items],
+            states=None if self.states is None else self.states.subset(items),
             more_tables=tuple(tables[items] for tables in self.more_tables),
         )
 

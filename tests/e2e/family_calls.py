@@ -30,6 +30,7 @@ from executors.contract import (
     UnifiedOutput,
 )
 from executors.contract.config import ExecutorAttentionConfig
+from executors.llm.memory.kv_sizes import LEAST_SNAPSHOTS
 from executors.process import connect
 from tests.executors.llm.models import Reference
 
@@ -51,7 +52,7 @@ HYBRIDS = (
     "lfm2-short-convolutions", "lfm2-moe-sigmoid-router", "qwen3-next", "qwen3.5", "qwen3.5-beside-images", "qwen3.5-moe",
     "qwen3.5-moe-beside-images",
 )  # fmt: skip
-"""One of every family with states, which has no prefix hits and no drafts."""
+"""One of every family with states."""
 
 BLOCK, MAX_LEN, SEQS = 8, 192, 8
 TOLERANCE = 1e-4
@@ -213,9 +214,10 @@ async def _whole(mailbox: Mailbox) -> Answer:
 async def too_few_bytes(model: Path, **settings: Any) -> int:
     """Return bytes of KV that hold the longest sequence, and not what a crowd needs."""
     async with served(model, **settings) as engine:
-        groups = engine.core.executor.kv_layout().groups
-        blocks = 30 if any(group.window is None for group in groups) else 14
-        return blocks * sum(group.bytes_per_block for group in groups)
+        layout = engine.core.executor.kv_layout()
+        blocks = 30 if any(group.window is None for group in layout.groups) else 14
+        states = 0 if layout.state is None else (SEQS + LEAST_SNAPSHOTS) * layout.state.slot_bytes
+        return blocks * sum(group.bytes_per_block for group in layout.groups) + states
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ import torch
 from executors.contract.config import ExecutorConfig
 from executors.contract.errors import ConfigError
 from executors.contract.interface import ProgressCallback
-from executors.contract.status import KvLayout, ModelInfo
+from executors.contract.status import KvLayout, ModelInfo, StateLayout
 from executors.kernels import triton_build
 from executors.kernels.compiler import KernelUnavailable
 from executors.kernels.cpu import CpuKernels, cpu_kernels
@@ -30,7 +30,7 @@ from executors.llm.memory.kv_plan import KvPlan, free_bytes, plan_kv
 from executors.llm.memory.paged_kv import PagedKv
 from executors.llm.memory.seals import BlockSeals
 from executors.llm.model.api import DecoderOnlyLLM, LoadedModel, PreparedModel
-from executors.llm.model.caches import kv_group
+from executors.llm.model.caches import kv_group, state_group
 from executors.llm.model.decoder import Decoder
 from executors.llm.parallel.group import RankGroup
 from executors.llm.runtime import ExecutorRuntime
@@ -71,11 +71,10 @@ class Assembly:
         """Plan KV in the machine's memory, or in a device's after what a step is estimated to take."""
         spec, config = kv_group(self.source.model), self.config
         claims, beside = sizing.claims(config, self.source), sizing.kv_bytes_beside(draft)
-        state = sizing.state_layout(config, self.source.model)
+        states = state_group(self.source.model)
 
         def planned(config: ExecutorConfig) -> KvPlan:
-            plan = plan_kv(spec, config, self.source.info.max_model_len, claims, beside=beside)
-            return replace(plan, layout=replace(plan.layout, state=state))
+            return plan_kv(spec, config, self.source.info.max_model_len, claims, beside=beside, states=states)
 
         return self.group.plan(planned(config), lambda length: planned(replace(config, max_model_len=length)))
 
@@ -90,7 +89,7 @@ class Assembly:
         # A sequence cannot go on from KV alone where layers keep states.
         arena = self.arena if plan.layout.state is None else None
         runner = self._runner(source.model, plan.layout, arena)
-        pipeline = self._pipeline(runner, info.max_model_len)
+        pipeline = self._pipeline(runner, info.max_model_len, plan.layout.state)
         if arena is not None and self.group.all_have(runner.cache.by_block and arena.fault is None):
             pipeline.seals = self._seals(runner, info, plan.layout, arena)
             plan = replace(plan, layout=replace(plan.layout, fingerprint=pipeline.seals.fingerprint))
@@ -151,14 +150,14 @@ class Assembly:
                 model.ranges = self.device.range
         return runner
 
-    def _pipeline(self, runner: ModelRunner, max_model_len: int) -> StepPipeline:
+    def _pipeline(self, runner: ModelRunner, max_model_len: int, state: StateLayout | None) -> StepPipeline:
         """Make what computes steps. Raises ConfigError if the host has no memory for tables of its slots."""
         config, group, cache = self.config, self.group, runner.cache
         directory = config.tokenizer or config.model
         compiler = GrammarCompiler(Path(directory) if directory else None, self.source.info.logits_width)
         steps = self.device.steps() if group.launches and runner.takes_packed else None
         try:
-            runner.hold_states(sizing.num_slots(config))
+            runner.hold_states(state)
             # Before the states: its check takes memory that is free again afterwards.
             sampler = None if steps is None else self._sampler(runner, compiler.width)
             states = SequenceStates(

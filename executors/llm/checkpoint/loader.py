@@ -44,11 +44,11 @@ from executors.llm.fused import cpu_experts, cpu_forward
 from executors.llm.kernel_support import fp8_support, stored_support
 from executors.llm.memory.kv_groups import equal_heads
 from executors.llm.memory.kv_plan import plan_kv
-from executors.llm.memory.sizing import Claim, adjustable
+from executors.llm.memory.sizing import Claim, adjustable, fewest
 from executors.llm.memory.state_limits import refuse_states
 from executors.llm.model import fp8
 from executors.llm.model.api import LoadedModel
-from executors.llm.model.caches import KvSpec, kv_group
+from executors.llm.model.caches import KvSpec, kv_group, state_group
 from executors.llm.model.config import DTYPES, DecoderConfig, check_length, read_config
 from executors.llm.model.decoder import Decoder
 from executors.llm.model.gguf_source import config_path, is_gguf, model_path, read_source
@@ -104,7 +104,11 @@ def load_model(config: ExecutorConfig, progress: Progress, ranks: Ranks | None =
         if config.optimization.deterministic:
             decoder.be_steady()
         # Refuse before the long part: there is no more memory afterwards.
-        plan_kv(kv_group(decoder), config, decoder_config.context_length, _step(config, decoder, kernels))
+        plan_kv(
+            kv_group(decoder), fewest(config, device_of(device)), decoder_config.context_length,
+            _step(config, decoder, kernels),
+            states=state_group(decoder),
+        )  # fmt: skip
         _check_room(decoder, config, stored)
         if config.load_format == "dummy":
             fill_dummy(decoder, config.seed, progress)

@@ -17,7 +17,7 @@ from executors.llm.device.table import device_of
 from executors.llm.memory.device_memory import look
 from executors.llm.memory.kv_sizes import KvSizes
 from executors.llm.memory.sizing import Claim
-from executors.llm.model.caches import KvSpec
+from executors.llm.model.caches import KvSpec, StateSpec
 
 CPU_SHARE = 0.6
 """Share of the free memory after loading that KV may take if no size is configured. The rest is for activations, other
@@ -56,21 +56,21 @@ class KvPlan:
 
 def plan_kv(
     spec: KvSpec, config: ExecutorConfig, context_length: int, claims: Sequence[Claim] = (), measured: int | None = None,
-    beside: Sequence[int] = (),
+    beside: Sequence[int] = (), states: StateSpec | None = None,
 ) -> KvPlan:  # fmt: skip
     """Compute how many blocks of each group to allocate. Called once the weights are in memory.
 
     A group has no more blocks than `max_num_seqs` sequences of `max_model_len` can use, and a window group no more than twice
     what their windows can (`KvSizes`). `claims` stay free for other uses. `beside`: bytes per token of each group of a draft
-    model's KV, which lies in the blocks that keep all tokens. `measured`: bytes that KV may take, from a measurement that already
-    accounts for the claims; None: free memory is read here.
+    model's KV, which lies in the blocks that keep all tokens. `states` of the model's layers lie in the same memory. `measured`:
+    bytes that KV may take, from a measurement that already accounts for the claims; None: free memory is read here.
 
     Raises ConfigError with the figures if a sequence of the requested length does not fit. If neither the length nor the
     memory was given, the length is reduced instead.
     """
     block_size = config.attention.block_size
     max_len = config.max_model_len or context_length
-    sizes = KvSizes(spec, config, max_len, beside)
+    sizes = KvSizes(spec, config, max_len, beside, states)
     explicit = config.memory.kv_cache_memory_bytes
     bytes_for_kv = measured if explicit is None else explicit
     free, share = (
@@ -87,11 +87,16 @@ def plan_kv(
         if explicit is not None or fixed or fitting < 1:
             needed = sizes.of_one(math.ceil(max_len / block_size))
             message = _does_not_fit(explicit, allowed, max_len, needed, fitting * block_size)
+            if sizes.least_state_bytes:
+                message += (
+                    f" (or a smaller --max-num-seqs: states of {config.max_num_seqs} sequences are "
+                    f"{sizes.least_state_bytes:,} of these bytes)"
+                )
             passing = bytes_for_kv is None and _fits_later(config, reserved, share, needed)
             raise (Unavailable if passing else ConfigError)(message + (_beside(claims) if reserved else ""))
         note = f"max_model_len reduced from {max_len} to {fitting * block_size}: KV memory allows no more"
         max_len = fitting * block_size
-        sizes = KvSizes(spec, config, max_len, beside)  # a window may be as long as a sequence now
+        sizes = KvSizes(spec, config, max_len, beside, states)  # a window may be as long as a sequence now
     span = _blocks_per_span(spec, block_size) if on_demand(spec.device, config) else 0
     return KvPlan(sizes.layout(allowed, span), max_len, note)
 

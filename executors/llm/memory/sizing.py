@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from executors.cgroup import cpu_threads, machine_bytes
 from executors.contract.config import BATCH_LIMITS, ExecutorConfig
 from executors.contract.errors import ConfigError
-from executors.contract.status import MemoryRequirements, StateLayout
+from executors.contract.status import MemoryRequirements
 from executors.llm.device.base import Device
 from executors.llm.device.table import device_of
 from executors.llm.memory.kv_groups import draft_parts, group_windows
+from executors.llm.memory.kv_sizes import LEAST_SNAPSHOTS
 from executors.llm.model.caches import HasCaches, kv_group, state_group
 from executors.llm.sampling.shaped_slots import table_bytes
 
@@ -54,19 +55,12 @@ def claims(config: ExecutorConfig, source: LoadedModel) -> tuple[Claim, ...]:
         length = config.max_model_len or source.info.max_model_len
         per_seq += _slot_bytes(config, source.info.max_model_len, len(group_windows(spec, length)))
         per_seq += table_bytes(seqs, source.info.logits_width)
-    per_seq += _state_bytes(config, source.model)
     most, rank = config.optimization.max_loras, config.optimization.max_lora_rank
     return (
         Claim("max_num_batched_tokens", tokens, tokens * source.activation_bytes_per_token),
         Claim("max_num_seqs", seqs, per_seq),
         *([Claim(_ADAPTERS, most, most * rank * source.adapter_bytes_per_rank)] if most else ()),
     )
-
-
-def state_layout(config: ExecutorConfig, model: HasCaches) -> StateLayout | None:
-    """Return the states of all slots, None if the model's layers have none."""
-    spec = state_group(model)
-    return None if spec is None else StateLayout(spec.bytes_per_slot(), num_slots(config))
 
 
 def adjustable(config: ExecutorConfig, device: Device) -> tuple[str, ...]:
@@ -106,8 +100,8 @@ def fitting(
 ) -> ExecutorConfig:
     """Return `config` with batch limits that suit the device and fit `free` bytes, where none were set (`default_limits`).
 
-    Those limits are halved until a full step, and what is taken `beside` it at the same limits, leave to KV three quarters of
-    the `free` bytes that adapters do not take.
+    Those limits are halved until a full step, the states of all sequences, and what is taken `beside` them at the same limits,
+    leave to KV three quarters of the `free` bytes that adapters do not take.
     """
     names = adjustable(config, device)
     if not names:
@@ -118,9 +112,16 @@ def fitting(
     free -= sum(claim.num_bytes for claim in claims(config, source) if claim.setting == _ADAPTERS)
 
     def needed(at: ExecutorConfig) -> int:
-        return beside(at) + sum(claim.num_bytes for claim in claims(at, source) if claim.setting != _ADAPTERS)
+        steps = sum(claim.num_bytes for claim in claims(at, source) if claim.setting != _ADAPTERS)
+        return beside(at) + steps + _state_bytes(at, source.model)
 
-    while 4 * needed(chosen) > free and (smaller := _halved(chosen, names)) != chosen:
+    given = config.memory.kv_cache_memory_bytes
+
+    def is_large(at: ExecutorConfig) -> bool:
+        # Of memory that was given for KV, states take at most half.
+        return 4 * needed(at) > free or (given is not None and 2 * _state_bytes(at, source.model) > given)
+
+    while is_large(chosen) and (smaller := _halved(chosen, names)) != chosen:
         chosen = smaller
     return chosen
 
@@ -133,6 +134,16 @@ def _halved(config: ExecutorConfig, names: tuple[str, ...]) -> ExecutorConfig:
     if "max_num_batched_tokens" in names:
         tokens = max(min(tokens, _LEAST_TOKENS), tokens // 2, seqs)
     return replace(config, max_num_seqs=seqs, max_num_batched_tokens=tokens)
+
+
+def fewest(config: ExecutorConfig, device: Device) -> ExecutorConfig:
+    """Return `config` with the fewest sequences that `fitting` may come to."""
+    names = adjustable(config, device)
+    return (
+        replace(config, max_num_seqs=min(config.max_num_seqs, _LEAST_SEQS))
+        if "max_num_seqs" in names
+        else config
+    )
 
 
 def limits_note(initial: ExecutorConfig, final: ExecutorConfig, device: Device) -> str:
@@ -179,8 +190,8 @@ def kv_bytes_beside(draft: LoadedModel | None) -> tuple[int, ...]:
 
 
 def _state_bytes(config: ExecutorConfig, model: HasCaches) -> int:
-    layout = state_layout(config, model)
-    return 0 if layout is None else layout.num_slots * layout.slot_bytes
+    spec = state_group(model)
+    return 0 if spec is None else (config.max_num_seqs + LEAST_SNAPSHOTS) * spec.bytes_per_slot()
 
 
 def _logits_bytes(config: ExecutorConfig, source: LoadedModel) -> int:

@@ -2,10 +2,9 @@
 
     layers[i]   [num_slots, *shape]
 
-The state of a slot belongs to the sequence that has the slot. It begins with zeros in the step that computes position 0, so a
-slot needs no cleaning, and a preempted sequence, which computes its tokens again from position 0, gets a fresh state. The state
-holds no earlier position: no prefix can be shared from it and no draft taken back. On a CPU a row becomes resident when it is
-first written.
+The engine gives out the slots: a step reads the state of an item in one, writes it to the same or another one, and leaves
+snapshots in more. A slot needs no cleaning: a state begins with zeros where the step names no source. On a CPU a row becomes
+resident when it is first written.
 """
 
 from __future__ import annotations
@@ -17,85 +16,104 @@ import numpy as np
 import torch
 
 from executors.contract.batch import UnifiedBatch
+from executors.contract.checks import check_states
 from executors.contract.errors import InvalidInput, OutOfMemory
 from executors.contract.faults import no_memory
+from executors.contract.status import StateLayout
 from executors.llm.memory.kv_cache import lazy_zeros
+from executors.llm.model.api import InnerState
 from executors.llm.model.caches import StateSpec
+from executors.llm.step_arrays import StateSlots, StepArrays
 
 
 class StateCache:
     """States by slot. Only `SlotStates.store` writes them."""
 
-    def __init__(self, spec: StateSpec, num_slots: int) -> None:
+    def __init__(self, spec: StateSpec, layout: StateLayout) -> None:
         """Raises OutOfMemory."""
         self.spec = spec
-        self.num_slots = num_slots
-        self.num_tokens = np.zeros(num_slots, np.int64)
-        """How many tokens of its sequence each slot's state has seen."""
+        self.layout = layout
+        self.num_tokens = np.full(layout.num_slots, -1, np.int64)
+        """How many tokens of its sequence each slot's state has seen; -1: none has written it."""
         self._trusts = False
-        shape = (num_slots, *spec.shape)
+        shape = (layout.num_slots, *spec.shape)
         try:
             self.layers = [lazy_zeros(shape, torch.float32, spec.device) for _ in range(spec.num_layers)]
         except (MemoryError, RuntimeError) as error:
             why = no_memory(error)
             if why is None:
                 raise
-            raise OutOfMemory(f"no memory for {num_slots} states of sequences: {why}") from None
+            raise OutOfMemory(f"no memory for {layout.num_slots} states of sequences: {why}") from None
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all slots."""
-        return self.num_slots * self.spec.bytes_per_slot()
+        return self.layout.num_slots * self.spec.bytes_per_slot()
 
     def check(self, batch: UnifiedBatch) -> None:
-        """Raise InvalidInput for drafts, and for an item that neither begins at position 0 nor continues where its state ends."""
+        """Raise InvalidInput for slots that cannot be used, see `check_states`, and for an item that begins at another position
+        than its state ends."""
         if self._trusts:
             return
-        if batch.num_draft_tokens.any():
+        check_states(batch, self.layout)
+        source = batch.state_src
+        assert source is not None
+        lengths = np.where(source < 0, 0, self.num_tokens[source])
+        wrong = np.flatnonzero(lengths != batch.pos_offsets)
+        if len(wrong):
+            i = int(wrong[0])
             raise InvalidInput(
-                "drafts: the model's layers have states, from which a draft cannot be taken back"
+                f"sequence {batch.seq_ids[i]}: its state has seen {lengths[i]} tokens and the step begins at position "
+                f"{batch.pos_offsets[i]}"
             )
-        new = {start.slot for start in batch.starts}
-        lengths = [0 if slot in new else int(self.num_tokens[slot]) for slot in batch.slots.tolist()]
-        for seq_id, length, begin in zip(
-            batch.seq_ids.tolist(), lengths, batch.pos_offsets.tolist(), strict=True
-        ):
-            if begin not in (0, length):
-                raise InvalidInput(
-                    f"sequence {seq_id}: its state has seen {length} tokens and the step begins at position {begin}; a sequence "
-                    "whose model has states begins at 0 or continues where it is"
-                )
+
+    @property
+    def trusts(self) -> bool:
+        """Whether steps are tried out that need not name slots."""
+        return self._trusts
 
     @contextlib.contextmanager
     def trusting(self) -> Iterator[None]:
-        """Let steps begin at any position, with whatever states there are: steps that are timed, whose results are not used."""
+        """Let steps begin at any position, with whatever states there are: steps that are timed, whose results are not used, and
+        which need not name slots."""
         self._trusts = True
         try:
             yield
         finally:
             self._trusts = False
 
-    def step(self, slots: np.ndarray, q_lens: np.ndarray, pos_offsets: np.ndarray) -> SlotStates:
-        """Return the states of a step's items, all int64 [n]: slots, numbers of tokens, first positions. Call it once per
-        step, in the order of steps."""
-        self.num_tokens[slots] = pos_offsets + q_lens
-        return SlotStates(self, slots, q_lens, pos_offsets == 0)
+    def step(self, step: StepArrays) -> SlotStates:
+        """Return the states of a step's items. Call it once per step, in the order of steps. Items of a step that names no slots
+        begin with zeros, in the first ones."""
+        slots, count = step.states, len(step)
+        if slots is None:
+            slots = StateSlots(np.full(count, -1), np.arange(count), np.empty((0, 3), np.int64))
+        self.num_tokens[slots.destinations] = step.pos_offsets + step.q_lens
+        self.num_tokens[slots.snapshots[:, 2]] = slots.snapshots[:, 1]
+        return SlotStates(self, step, slots)
 
 
 class SlotStates:
     """The states of a step's items: a `StepStates`."""
 
-    def __init__(self, cache: StateCache, slots: np.ndarray, q_lens: np.ndarray, fresh: np.ndarray) -> None:
-        self.q_lens: list[int] = q_lens.tolist()
+    def __init__(self, cache: StateCache, step: StepArrays, slots: StateSlots) -> None:
+        self.q_lens: list[int] = step.q_lens.tolist()
+        items, positions, kept = slots.snapshots.T
+        counts = positions - step.pos_offsets[items]
+        self.inner = [InnerState(*one) for one in zip(items.tolist(), counts.tolist(), strict=True)]
         self._cache = cache
-        self._slots = torch.from_numpy(slots.astype(np.int64)).to(cache.spec.device)
-        self._fresh = torch.from_numpy(np.flatnonzero(fresh)).to(cache.spec.device)
+        self._sources = self._to_device(np.maximum(slots.sources, 0))
+        self._fresh = self._to_device(np.flatnonzero(slots.sources < 0))
+        self._written = self._to_device(np.concatenate((slots.destinations, kept)))
+
+    def _to_device(self, values: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values, np.int64)).to(self._cache.spec.device)
 
     def begin(self, layer: int) -> torch.Tensor:
         """See `StepStates`."""
-        states = self._cache.layers[layer].index_select(0, self._slots)
+        states = self._cache.layers[layer].index_select(0, self._sources)
         return states.index_fill_(0, self._fresh, 0.0)
 
     def store(self, layer: int, states: torch.Tensor) -> None:
         """See `StepStates`."""
-        self._cache.layers[layer].index_copy_(0, self._slots, states)
+        self._cache.layers[layer].index_copy_(0, self._written, states)

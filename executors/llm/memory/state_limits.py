@@ -6,9 +6,6 @@ from executors.contract.config import ExecutorConfig
 from executors.contract.errors import ConfigError
 from executors.llm.model.caches import HasCaches, state_group
 
-NOTE = "layers with a state per sequence: no prefix is shared between prompts, and no drafts are verified"
-"""What the executor's notes say of such a model."""
-
 
 def refuse_states(model: HasCaches, config: ExecutorConfig) -> None:
     """Raise ConfigError for a setting that does not work with states, if the model has some. Does nothing for other models."""
@@ -25,6 +22,6 @@ def refuse_states(model: HasCaches, config: ExecutorConfig) -> None:
         )
     if config.optimization.draft_model:
         raise ConfigError(
-            "draft_model: a draft cannot be taken back from a state per sequence, which the model's or the draft model's "
-            "layers have; leave draft_model out"
+            "draft_model: the model's or the draft model's layers have a state per sequence, which a draft model cannot share; "
+            "leave draft_model out"
         )

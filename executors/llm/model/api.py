@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -31,17 +31,26 @@ class Attend(Protocol):
         """
 
 
+class InnerState(NamedTuple):
+    """A place within an item at which its state is kept: behind the first `count` rows of item `item`, which has more."""
+
+    item: int
+    count: int
+
+
 class StepStates(Protocol):
-    """The states of a step's sequences, its n items, which have `q_lens` rows each, one item after the other."""
+    """The states of a step's sequences, its n items, which have `q_lens` rows each, one item after the other. `inner`: m places
+    at which a state is kept beside those behind the items."""
 
     q_lens: list[int]
+    inner: list[InnerState]
 
     def begin(self, layer: int) -> torch.Tensor:
         """Return the states float32 [n, *shape] before the step, of the layer with this `cache_index`; zeros for a sequence that
         begins."""
 
     def store(self, layer: int, states: torch.Tensor) -> None:
-        """Keep the states [n, *shape] behind each item's last row."""
+        """Keep the states [n + m, *shape]: behind each item's last row, then those of `inner`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,10 @@ class HostIntake:
         check_limits(batch, states.logits_width, states.max_model_len, self._max_batch_size)
         check_blocks(batch, self._num_blocks)
         check_seals(batch, self._num_blocks)
-        check_states(batch, None)
+        if self._layer_states is None:
+            check_states(batch, None)
+        else:
+            self._layer_states.check(batch)
         tables = batch.tables
         if len(tables.slots):
             if tables.starts.min() < 0 or tables.counts.min() < 0:
@@ -63,5 +66,3 @@ class HostIntake:
                 why = states.grammars.compiler.unsupported
                 raise InvalidInput(f"sequence {start.seq_id}: this executor does not support grammars: {why}")
             check_pooling(start, states.label_width)
-        if self._layer_states is not None:
-            self._layer_states.check(batch)

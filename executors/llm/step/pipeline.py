@@ -30,7 +30,7 @@ from executors.llm.step.pending_steps import ComputedStep, PendingStep
 from executors.llm.step.runner import ModelRunner
 from executors.llm.step.sampling import SampledRows
 from executors.llm.step.states import SequenceStates, SlotPart
-from executors.llm.step_arrays import StepArrays
+from executors.llm.step_arrays import StateSlots, StepArrays
 
 Compute = Callable[[UnifiedBatch], UnifiedOutput]
 
@@ -206,9 +206,9 @@ class StepPipeline:
         adapters = None
         if states.adapters is not None:
             adapters = states.adapters.rows_of_slots(batch.slots, q_lens)
-        slots = batch.slots.astype(np.int64)
         return StepArrays(
-            batch.token_ids.astype(np.int64), q_lens, pos_offsets, tables, adapters=adapters, slots=slots,
+            batch.token_ids.astype(np.int64), q_lens, pos_offsets, tables, adapters=adapters,
+            states=_state_slots(batch),
             more_tables=tuple(more_tables),
         )  # fmt: skip
 
@@ -244,3 +244,12 @@ class StepPipeline:
     def capture_wait(self) -> float:
         """Seconds to wait before the next call of `capture_next`."""
         return 0.0 if self.launched is None else self.launched.capture_wait
+
+
+def _state_slots(batch: UnifiedBatch) -> StateSlots | None:
+    """Return the slots of states that a batch names, None if it names none."""
+    if batch.state_src is None or batch.state_dst is None:
+        return None
+    return StateSlots(
+        batch.state_src.astype(np.int64), batch.state_dst.astype(np.int64), batch.snapshots.astype(np.int64)
+    )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
 
+from executors.contract.status import StateLayout
 from executors.llm.attention import groups
 from executors.llm.attention.backend import AttentionBackend
 from executors.llm.device.ranges import Ranges, no_ranges
@@ -48,18 +50,18 @@ class ModelRunner:
         self.forwards = 0
         """Number of calls of the model since start."""
 
-    def hold_states(self, num_slots: int) -> None:
-        """Allocate the states of so many slots, if the model's layers have some. Raises OutOfMemory."""
-        if (spec := state_group(self.model)) is not None:
-            self.states = StateCache(spec, num_slots)
+    def hold_states(self, layout: StateLayout | None) -> None:
+        """Allocate the states, if the model's layers have some. Raises OutOfMemory."""
+        if layout is not None and (spec := state_group(self.model)) is not None:
+            self.states = StateCache(spec, layout)
 
     def _states(self, step: StepArrays) -> SlotStates | None:
         if self.states is None:
             return None
-        cache, slots = self.states, step.slots
-        if slots is None:  # items of a direct call: their states are gone with it
-            cache, slots = StateCache(cache.spec, len(step)), np.arange(len(step))
-        return cache.step(slots, step.q_lens, step.pos_offsets)
+        cache = self.states
+        if step.states is None and not cache.trusts:  # items of a direct call: their states are gone with it
+            cache = StateCache(cache.spec, replace(cache.layout, num_slots=len(step)))
+        return cache.step(step)
 
     def to_device(self, values: np.ndarray) -> torch.Tensor:
         """int64 tensor on the model's device."""

@@ -44,7 +44,7 @@ from executors.llm.memory.kv_groups import blocks_of_sequence
 from executors.llm.memory.kv_plan import CPU_SHARE, KvPlan, plan_kv
 from executors.llm.memory.kv_sizes import KvSizes
 from executors.llm.model.api import LoadedModel
-from executors.llm.model.caches import KvSpec, kv_group
+from executors.llm.model.caches import HasCaches, KvSpec, kv_group, state_group
 from executors.llm.model.config import DecoderConfig, read_config, read_json
 from executors.llm.model.decoder import Decoder
 from executors.llm.model.gguf_source import is_gguf
@@ -356,7 +356,7 @@ def _memory_facts(config: ExecutorConfig, sketch: LoadedModel, memory: int | Non
         problem = f"the weights need {weights:,} bytes{rest}, {-free:,} more than are available"
         return {**facts, "problem": problem}
     try:
-        plan = plan_for(kv_group(sketch.model), config, sketch.info.max_model_len, allowed)
+        plan = plan_for(sketch.model, config, sketch.info.max_model_len, allowed)
     except ConfigError as error:
         return {
             **facts,
@@ -384,23 +384,26 @@ def _memory_facts(config: ExecutorConfig, sketch: LoadedModel, memory: int | Non
     }
 
 
-def plan_for(spec: KvSpec, config: ExecutorConfig, context_length: int, allowed: int) -> KvPlan:
-    """Return the executor's plan for `allowed` bytes of KV. If no length was requested, the plan is shortened instead of
-    refused."""
+def plan_for(model: HasCaches, config: ExecutorConfig, context_length: int, allowed: int) -> KvPlan:
+    """Return the executor's plan for `allowed` bytes of KV and states. If no length was requested, the plan is shortened instead
+    of refused."""
     explicit = replace(config, memory=replace(config.memory, kv_cache_memory_bytes=allowed))
     block_size = config.attention.block_size
-    fitting = KvSizes(spec, config, context_length).longest(allowed) * block_size
+    spec, states = kv_group(model), state_group(model)
+    fitting = KvSizes(spec, config, context_length, states=states).longest(allowed) * block_size
     chosen = config.max_model_len is not None or config.memory.kv_cache_memory_bytes is not None
     if chosen or fitting < block_size or fitting >= context_length:
-        return plan_kv(spec, explicit, context_length)
+        return plan_kv(spec, explicit, context_length, states=states)
     note = f"max_model_len reduced from {context_length} to {fitting}: KV memory allows no more"
-    return replace(plan_kv(spec, replace(explicit, max_model_len=fitting), context_length), note=note)
+    plan = plan_kv(spec, replace(explicit, max_model_len=fitting), context_length, states=states)
+    return replace(plan, note=note)
 
 
 def _too_little(config: ExecutorConfig, sketch: LoadedModel, allowed: int) -> str:
     block_size = config.attention.block_size
     length = config.max_model_len or block_size
-    needed = KvSizes(kv_group(sketch.model), config, length).of_one(math.ceil(length / block_size))
+    sizes = KvSizes(kv_group(sketch.model), config, length, states=state_group(sketch.model))
+    needed = sizes.of_one(math.ceil(length / block_size))
     return f"{allowed:,} bytes are left for KV, and a sequence of {length:,} tokens needs {needed:,}"
 
 

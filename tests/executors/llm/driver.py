@@ -50,6 +50,8 @@ class Sequence:
     computed: int = 0
     started: bool = False
     extra: dict = field(default_factory=dict)
+    state: int = -1
+    """The slot of its state; -1 where none is given out."""
 
 
 class Driver:
@@ -67,6 +69,8 @@ class Driver:
         for group, free in enumerate(self.frees):
             random.Random(seed + 1000 * group).shuffle(free)
         self.free = self.frees[0]
+        self.states = list(range(layout.state.num_slots)) if layout.state else []
+        random.Random(seed + 1).shuffle(self.states)
         self.slots = list(range(16))
         random.Random(seed).shuffle(self.slots)
         self.epoch = epoch
@@ -78,6 +82,7 @@ class Driver:
         return Sequence(
             self.next_id, self.slots.pop(), list(prompt), len(prompt), sampling, others=[[] for _ in self.groups[1:]],
             freed=[0] * len(self.groups), begins=[0] * len(self.groups), extra=extra,
+            state=self.states.pop() if self.states else -1,
         )  # fmt: skip
 
     def slide(self, seq: Sequence) -> None:
@@ -126,6 +131,10 @@ class Driver:
             "token_ids": np.array([t for _, q, *_ in items for t in q], np.int32),
             "starts": tuple(starts), "tables": tables,
         }  # fmt: skip
+        if items[0][0].state >= 0:
+            targets = [seq.state for seq, *_ in items]
+            values["state_src"] = np.array([seq.state if seq.computed else -1 for seq, *_ in items], np.int32)
+            values["state_dst"] = np.array(targets, np.int32)
         return UnifiedBatch(**{**values, **fields})
 
     async def step(self, items: list[tuple[Sequence, list[int], bool, int]], **fields) -> UnifiedOutput:
@@ -153,6 +162,8 @@ class Driver:
         for free, blocks, freed in zip(self.frees, [seq.blocks, *seq.others], seq.freed, strict=True):
             free += blocks[freed:]
         self.slots.append(seq.slot)
+        if seq.state >= 0:
+            self.states.append(seq.state)
 
 
 async def logprobs_in_steps(

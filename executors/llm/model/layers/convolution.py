@@ -11,13 +11,17 @@ from collections.abc import Sequence
 
 import torch
 
+from executors.llm.model.api import InnerState
+
 
 def causal_convolution(
-    x: torch.Tensor, carried: torch.Tensor, q_lens: Sequence[int], weight: torch.Tensor, bias: torch.Tensor | None = None
+    x: torch.Tensor, carried: torch.Tensor, q_lens: Sequence[int], weight: torch.Tensor, bias: torch.Tensor | None = None,
+    inner: Sequence[InnerState] = (),
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Return the outputs float32 [tokens, channels] and what is carried on, float32 [items, kernel - 1, channels].
+    """Return the outputs float32 [tokens, channels] and what is carried on, float32 [items + inner, kernel - 1, channels]: behind
+    each item, then at the places of `inner`.
 
-    `x` float32 [tokens, channels]: the tokens of all items, one item after the other, `q_lens` of each. `carried` as returned.
+    `x` float32 [tokens, channels]: the tokens of all items, one item after the other, `q_lens` of each. `carried` of each item.
     `weight` [channels, kernel], `bias` [channels]. Each token adds its products in the order of the kernel, so that its bits do
     not depend on where a sequence is cut.
     """
@@ -37,4 +41,6 @@ def causal_convolution(
         out += inputs[places + j] * taps[j]
     if bias is not None:
         out += bias.float()
-    return out, inputs[history + counts[:, None]]
+    ends = torch.tensor([*q_lens, *(one.count for one in inner)], device=x.device)
+    of_item = torch.tensor([*range(len(q_lens)), *(one.item for one in inner)], device=x.device)
+    return out, inputs[history[of_item] + ends[:, None]]

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from executors.contract.errors import ConfigError
+from executors.llm.model.api import InnerState
 from executors.llm.model.caches import LayerMemory, LayerState
 from executors.llm.model.config import DecoderConfig, LayerConfig
 from executors.llm.model.layers.activations import STEADY_ACTIVATIONS, steady_sigmoid, steady_softplus
@@ -33,19 +34,22 @@ _LEAST_LENGTH = 1e-6
 
 def gated_delta_rule(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, states: torch.Tensor,
-    q_lens: Sequence[int],
-) -> torch.Tensor:  # fmt: skip
-    """Return the outputs float32 [tokens, heads, value size], and leave in `states` what is behind each item's last token.
+    q_lens: Sequence[int], inner: Sequence[InnerState] = (),
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Return the outputs float32 [tokens, heads, value size], and the states [items + inner, heads, value size, key size] behind
+    each item's last token, then at the places of `inner`.
 
     `q`, `k` [tokens, heads, key size], `v` [tokens, heads, value size], `g`, `beta` [tokens, heads], all float32: the tokens of
-    all items, one item after the other, `q_lens` of each. `states` float32 [items, heads, value size, key size]. Token t of every
-    item that has one is computed at once. Sums are over the last dimension: those over others add in an order that depends on the
-    number of items.
+    all items, one item after the other, `q_lens` of each. `states` float32 [items, heads, value size, key size]: before each
+    item's first token. Token t of every item that has one is computed at once. Sums are over the last dimension: those over
+    others add in an order that depends on the number of items.
     """
     out = torch.empty_like(v)
     lengths = torch.tensor(q_lens)
     begins = torch.cumsum(lengths, 0) - lengths
     order = lengths.argsort(descending=True, stable=True)
+    at = order.argsort().tolist()
+    kept = states.new_empty(len(inner), *states.shape[1:])
     sizes, begins = lengths[order].tolist(), begins[order].to(v.device)
     carried = states[order.to(v.device)]
     count, decay = len(sizes), g.exp()
@@ -59,8 +63,12 @@ def gated_delta_rule(
         learnt = (v[rows] - (state * key).sum(-1)) * beta[rows][..., None]
         state += learnt[..., None] * key
         out[rows] = (state * q[rows][..., None, :]).sum(-1)
-    states[order.to(v.device)] = carried
-    return out * q.shape[-1] ** -0.5
+        for i, one in enumerate(inner):
+            if one.count == t + 1:
+                kept[i] = carried[at[one.item]]
+    behind = torch.empty_like(states)
+    behind[order.to(v.device)] = carried
+    return out * q.shape[-1] ** -0.5, torch.cat((behind, kept))
 
 
 class GatedDelta(Sublayer):
@@ -179,13 +187,14 @@ class GatedDelta(Sublayer):
             states.q_lens,
             self.weight[:, 0],
             None,
+            states.inner,
         )
         q, k, v = silu(mixed).split((self._keys, self._keys, self._values), -1)
         matrices = matrices.reshape(-1, self._heads, self._value_size, self._key_size)
         g = -self.a_log.exp() * steady_softplus(a[:tokens].float() + self.dt_bias)
         beta = steady_sigmoid(b[:tokens].float())
         q, k, v = self._of_value_heads(q), self._of_value_heads(k), v.view(tokens, self._heads, -1)
-        out = gated_delta_rule(q, k, v, g, beta, matrices, states.q_lens)
+        out, matrices = gated_delta_rule(q, k, v, g, beta, matrices, states.q_lens, states.inner)
         states.store(self.cache_index, torch.cat((inputs.flatten(1), matrices.flatten(1)), -1))
         out = F.rms_norm(out, (self._value_size,), self.norm, self._eps)
         out = out.flatten(1) * silu(z[:tokens].float())

@@ -66,6 +66,7 @@ class ShortConvolution(Sublayer):
             states.q_lens,
             self.weight[:, 0],
             self.bias,
+            states.inner,
         )
         states.store(self.cache_index, carried)
         y = c * F.pad(out, (0, 0, 0, len(x) - tokens)).to(x.dtype)

@@ -98,13 +98,15 @@ async def test_preempted_killed_and_aborted_sequences_go_on_with_the_same_tokens
 
 
 @names
-async def test_the_engine_shares_no_prefix_and_preempts(reference: Any, name: str) -> None:
-    """Equal prompts in a pool that is too small for all."""
+async def test_the_engine_preempts_and_shares_prefixes(reference: Any, name: str) -> None:
+    """Equal prompts in a pool that is too small for all; then one more, and one that goes on behind it."""
     ref = reference(name)
     layout = (await start(ref.path)).kv_layout()
-    prompts = [prompt_of(33, ref.vocab_size, 1)] * 3 + [prompt_of(21, ref.vocab_size, 2)] * 3
+    assert layout.state is not None and layout.state.interval == 64
+    prompts = [prompt_of(73, ref.vocab_size, 1)] * 3 + [prompt_of(21, ref.vocab_size, 2)] * 3
     wanted = {tuple(prompt): ref.greedy(prompt, 24) for prompt in prompts}
-    settings = {"kv_bytes": 24 * layout.groups[0].bytes_per_block, "max_model_len": 96}
+    num_bytes = 32 * layout.groups[0].bytes_per_block + 24 * layout.state.slot_bytes
+    settings = {"kv_bytes": num_bytes, "max_model_len": 120}
     async with engine(
         LlmExecutor.from_config(config(ref.path, **settings)), max_num_batched_tokens=16
     ) as core:  # type: ignore[arg-type]
@@ -112,8 +114,12 @@ async def test_the_engine_shares_no_prefix_and_preempts(reference: Any, name: st
         assert [tokens for tokens, _ in found] == [wanted[tuple(prompt)] for prompt in prompts]
         assert core.stats().preemptions > 0
         again, _ = await run(core, request(prompts[0], 24))
-        assert again == wanted[tuple(prompts[0])] and core.stats().prefix_hits == 0
-        assert core.stats().kv_blocks_cached == 0, "kept for prompts that cannot use them"
+        assert again == wanted[tuple(prompts[0])]
+        before = core.stats().prefix_hits
+        longer = prompts[0] + prompt_of(9, ref.vocab_size, 3)
+        behind, _ = await run(core, request(longer, 8))
+        assert behind == ref.greedy(longer, 8)
+        assert core.stats().prefix_hits == before + 64, "tokens up to the last snapshot"
 
 
 @names

@@ -39,7 +39,7 @@ def make_scheduler(
     num_slots = min(config.max_num_seqs or limits.max_batch_size, limits.max_batch_size)
     layout = executor.kv_layout()
     if (pace := executor.pace()) is not None:
-        shares = layout.paged and (layout.state is None or layout.snapshots) and config.prefix_caching
+        shares = layout.paged and config.prefix_caching
         shared = (layout.state.interval if layout.state else layout.block_size) if shares else 0
         waiting.expect(Forecast(pace, step_tokens, num_slots, config.target_itl), shared)
     policies = Policies.of(config)

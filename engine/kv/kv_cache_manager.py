@@ -44,13 +44,9 @@ class KvCacheManager:
         self.layout = layout
         self.groups = [BlockGroup(index, one, layout.block_size) for index, one in enumerate(layout.groups)]
         self.seals = SealTable(layout, [group.seals for group in self.groups])
-        self.states = (
-            StatePool(layout.state, layout.block_size) if layout.state and layout.snapshots else None
-        )
-        """Slots of states; None if layers have none, or the executor keeps them by itself."""
-        self._shares = layout.paged and (layout.state is None or self.states is not None)
-        """Whether a sequence can begin with KV of another one."""
-        self.prefix_caching = prefix_caching and self._shares
+        self.states = StatePool(layout.state, layout.block_size) if layout.state else None
+        """Slots of states; None if layers have none."""
+        self.prefix_caching = prefix_caching and layout.paged
         self.changes = TableChanges()
         self._model = model
         self._most_granted = most_granted
@@ -285,7 +281,7 @@ class KvCacheManager:
 
         At least one token is always left to compute, because it gives the logits.
         """
-        if not self._shares or seq.alone or seq.needs_whole_prompt:
+        if not self.layout.paged or seq.alone or seq.needs_whole_prompt:
             return MISS
         if self.seals.active and seq.suspected:
             return MISS  # its own KV of an earlier life, or what it shared with others, may be the cause

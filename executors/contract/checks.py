@@ -115,9 +115,9 @@ def check_states(batch: UnifiedBatch, layout: StateLayout | None) -> None:
     """Check the slots of states; `check_arrays` must have passed. Raises InvalidInput for slots that do not exist, snapshots at a
     position where there can be none, and a slot that is written twice, or by one item and read by another."""
     src, dst, snapshots = batch.state_src, batch.state_dst, batch.snapshots
-    if layout is None or not layout.interval:
+    if layout is None:
         if src is not None or dst is not None or len(snapshots):
-            raise InvalidInput("the batch names states, and the engine does not give out the executor's")
+            raise InvalidInput("the batch names states, and the executor has none")
         return
     if src is None or dst is None or len(src) != len(batch) or len(dst) != len(batch):
         raise InvalidInput(f"state_src and state_dst are needed for each of {len(batch)} items")

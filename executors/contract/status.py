@@ -221,10 +221,9 @@ class StateLayout:
     slot_bytes: int
     num_slots: int
     """Slots that the engine gives out in `UnifiedBatch.state_src` and `state_dst`: at least as many as sequences run at once, and
-    some for snapshots. With `interval` 0 one for each slot of a sequence."""
-    interval: int = 0
-    """Number of tokens, a multiple of the block size: a step can keep the state at each multiple of it as a snapshot. 0: the
-    executor keeps the state of a sequence by its slot, no batch has states, and no prefix is shared."""
+    some for snapshots."""
+    interval: int
+    """Number of tokens, a multiple of the block size: a step can keep the state at each multiple of it as a snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,11 +282,6 @@ class KvLayout:
         """Bytes of all blocks and states."""
         states = 0 if self.state is None else self.state.num_slots * self.state.slot_bytes
         return self.block_bytes + states
-
-    @property
-    def snapshots(self) -> bool:
-        """Whether the engine gives out the slots of states."""
-        return self.state is not None and self.state.interval > 0
 
     def kept(self, num_tokens: int, new_len: int) -> int:
         """How many tokens a sequence of `num_tokens` keeps where it is rolled back to `new_len`: none if a state is of a later

@@ -15,7 +15,7 @@ from executors.testing.conformance_kit import (
     require,
 )
 
-NO_STATES = "the engine gives out no slots of states"
+NO_STATES = "the executor has no states"
 _NUM = 4  # tokens that each comparison samples
 
 

@@ -113,7 +113,7 @@ class Driver:
             for index, group in enumerate(layout.groups)
         ]
         self.free_slots = list(range(executor.capabilities().max_batch_size))
-        self.states = layout.state if layout.snapshots else None
+        self.states = layout.state
         self.free_states = list(range(self.states.num_slots if self.states else 0))
         """Slots of states that no sequence has; a test may take some for snapshots."""
         self.live: dict[int, DrivenSequence] = {}

@@ -20,7 +20,8 @@ from tests.engine.harness import request
 async def test_a_prompt_is_forecast_as_shared_only_where_the_cache_can_hit(
     monkeypatch: pytest.MonkeyPatch, layout: str, prefix_caching: bool, again: int
 ) -> None:
-    """The same prompt of 37 tokens twice, with blocks of 16. A model that keeps states shares no prefix."""
+    """The same prompt of 37 tokens twice, with blocks of 16. With states a prefix ends at a
+    snapshot, of which there are none within it."""
     attention = ExecutorAttentionConfig(block_size=16)
     executor = registry.create(
         ExecutorConfig(
@@ -33,7 +34,7 @@ async def test_a_prompt_is_forecast_as_shared_only_where_the_cache_can_hit(
     whole = type(executor).kv_layout
 
     def with_states(self: FakeExecutor) -> KvLayout:
-        return replace(whole(self), state=StateLayout(64, 4))
+        return replace(whole(self), state=StateLayout(64, 4, 64))
 
     if layout == "states":
         monkeypatch.setattr(type(executor), "kv_layout", with_states)

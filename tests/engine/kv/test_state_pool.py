@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from engine.kv import cache_points
@@ -287,14 +286,6 @@ def test_books_that_do_not_balance_are_noticed() -> None:
     pool(kv)._free.pop()
     with pytest.raises(RuntimeError, match="free twice, or lost"):
         pool(kv).check_integrity([seq])
-
-
-def test_an_executor_that_keeps_states_itself_is_told_of_none() -> None:
-    kv = KvCacheManager(KvLayout(BLOCK, (KvGroup(8, 64),), StateLayout(64, 2)), "m")
-    assert kv.states is None and not kv.prefix_caching
-    seq = sequence(0, list(range(9)))
-    assert kv.find(seq).num_tokens == 0
-    assert np.array_equal(kv.take_copies(), np.empty((0, 3), np.int32))
 
 
 def test_rejected_drafts_leave_the_state_where_it_was() -> None:

@@ -12,6 +12,7 @@ from executors.lora import pack
 from executors.testing import (
     conformance_adoption,
     conformance_drafts,
+    conformance_history,
     conformance_states,
     conformance_windows,
 )
@@ -20,6 +21,10 @@ from tests.executors.grammar_tokenizers import write_tokenizer
 from tests.executors.llm.driver import config
 from tests.executors.llm.stages import SampledBy
 from tests.executors.lora.peft_files import write_peft
+
+
+def _is_of_states(case: str) -> bool:
+    return CASES[case].__module__ == conformance_states.__name__
 
 
 def make_inject(monkeypatch):
@@ -83,3 +88,19 @@ async def test_conformance(case, qwen3, monkeypatch, tmp_path):
         conformance_states.NO_STATES,
     )
     assert reason in (None, *elsewhere), "every other case concerns LlmExecutor"
+
+
+@pytest.mark.parametrize("name", ["lfm2-short-convolutions", "qwen3.5"])
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=() if _is_of_states(case) else pytest.mark.long) for case in CASES],
+)
+async def test_conformance_with_states(case, name, reference, monkeypatch):
+    settings = config(reference(name).path)
+
+    def make() -> LlmExecutor:
+        return LlmExecutor.from_config(settings)
+
+    reason = await run_case(case, make, tolerance=1e-3, inject=make_inject(monkeypatch))
+    assert reason is None or not _is_of_states(case)
+    assert reason != conformance_history.NO_HANDLES or case == "single_members_equal_unified"

@@ -25,9 +25,9 @@ class StateSlots:
 
     def subset(self, items: np.ndarray) -> StateSlots:
         """Return those of the given items, int64 [k], rising."""
-        kept = self.snapshots[np.isin(self.snapshots[:, 0], items)]
-        kept = np.column_stack((np.searchsorted(items, kept[:, 0]), kept[:, 1:]))
-        return StateSlots(self.sources[items], self.destinations[items], kept)
+        snapshots = self.snapshots[np.isin(self.snapshots[:, 0], items)]
+        snapshots = np.column_stack((np.searchsorted(items, snapshots[:, 0]), snapshots[:, 1:]))
+        return StateSlots(self.sources[items], self.destinations[items], snapshots)
 
 
 @dataclass

@@ -115,11 +115,11 @@ def fitting(
         steps = sum(claim.num_bytes for claim in claims(at, source) if claim.setting != _ADAPTERS)
         return beside(at) + steps + _state_bytes(at, source.model)
 
-    given = config.memory.kv_cache_memory_bytes
+    for_kv = config.memory.kv_cache_memory_bytes
 
     def is_large(at: ExecutorConfig) -> bool:
         # Of memory that was given for KV, states take at most half.
-        return 4 * needed(at) > free or (given is not None and 2 * _state_bytes(at, source.model) > given)
+        return 4 * needed(at) > free or (for_kv is not None and 2 * _state_bytes(at, source.model) > for_kv)
 
     while is_large(chosen) and (smaller := _halved(chosen, names)) != chosen:
         chosen = smaller

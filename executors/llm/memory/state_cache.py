@@ -98,13 +98,13 @@ class SlotStates:
 
     def __init__(self, cache: StateCache, step: StepArrays, slots: StateSlots) -> None:
         self.q_lens: list[int] = step.q_lens.tolist()
-        items, positions, kept = slots.snapshots.T
+        items, positions, targets = slots.snapshots.T
         counts = positions - step.pos_offsets[items]
         self.inner = [InnerState(*one) for one in zip(items.tolist(), counts.tolist(), strict=True)]
         self._cache = cache
         self._sources = self._to_device(np.maximum(slots.sources, 0))
         self._fresh = self._to_device(np.flatnonzero(slots.sources < 0))
-        self._written = self._to_device(np.concatenate((slots.destinations, kept)))
+        self._written = self._to_device(np.concatenate((slots.destinations, targets)))
 
     def _to_device(self, values: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(values, np.int64)).to(self._cache.spec.device)

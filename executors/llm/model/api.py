@@ -32,10 +32,10 @@ class Attend(Protocol):
 
 
 class InnerState(NamedTuple):
-    """A place within an item at which its state is kept: behind the first `count` rows of item `item`, which has more."""
+    """A place within an item at which its state is kept: behind the first `num_rows` rows of item `item`, which has more."""
 
     item: int
-    count: int
+    num_rows: int
 
 
 class StepStates(Protocol):

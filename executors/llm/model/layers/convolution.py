@@ -41,6 +41,6 @@ def causal_convolution(
         out += inputs[places + j] * taps[j]
     if bias is not None:
         out += bias.float()
-    ends = torch.tensor([*q_lens, *(one.count for one in inner)], device=x.device)
+    ends = torch.tensor([*q_lens, *(one.num_rows for one in inner)], device=x.device)
     of_item = torch.tensor([*range(len(q_lens)), *(one.item for one in inner)], device=x.device)
     return out, inputs[history[of_item] + ends[:, None]]

@@ -49,7 +49,7 @@ def gated_delta_rule(
     begins = torch.cumsum(lengths, 0) - lengths
     order = lengths.argsort(descending=True, stable=True)
     at = order.argsort().tolist()
-    kept = states.new_empty(len(inner), *states.shape[1:])
+    snapshots = states.new_empty(len(inner), *states.shape[1:])
     sizes, begins = lengths[order].tolist(), begins[order].to(v.device)
     carried = states[order.to(v.device)]
     count, decay = len(sizes), g.exp()
@@ -64,11 +64,11 @@ def gated_delta_rule(
         state += learnt[..., None] * key
         out[rows] = (state * q[rows][..., None, :]).sum(-1)
         for i, one in enumerate(inner):
-            if one.count == t + 1:
-                kept[i] = carried[at[one.item]]
+            if one.num_rows == t + 1:
+                snapshots[i] = carried[at[one.item]]
     behind = torch.empty_like(states)
     behind[order.to(v.device)] = carried
-    return out * q.shape[-1] ** -0.5, torch.cat((behind, kept))
+    return out * q.shape[-1] ** -0.5, torch.cat((behind, snapshots))
 
 
 class GatedDelta(Sublayer):

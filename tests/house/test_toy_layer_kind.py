@@ -210,19 +210,17 @@ async def test_a_step_that_does_not_continue_its_state_is_refused(toy: Path, wei
     driver = Driver(await start(toy, block_size=32))
     old = driver.add(PROMPTS[0])
     await driver.generate([old], 2)
-    with pytest.raises(InvalidInput, match="drafts"):
-        await driver.step([(old, [old.tokens[-1], 4], True, 1)])
     old.computed -= 2
-    with pytest.raises(InvalidInput, match=r"has seen 8 tokens and the step begins at position 6"):
+    with pytest.raises(InvalidInput, match=r"has seen 8 tokens, and the step begins at position 6"):
         await driver.step([(old, old.tokens[6:8], False, 0)])
     old.computed += 2
-    # Neither did any harm.
+    # It did no harm.
     assert await driver.generate([old], 3) == [reference_tokens(PROMPTS[0], 5, weights)[2:]]
     leave(driver, old)
     # The new sequence in the slot has as many tokens as the old one had, as after a prefix hit.
     new = driver.add(old.tokens)
     new.computed = len(old.tokens) - 1
-    with pytest.raises(InvalidInput, match="has seen 0 tokens"):
+    with pytest.raises(InvalidInput, match="holds no state, and the step begins at position 8"):
         await driver.step([(new, new.tokens[-1:], True, 0)])
 
 
@@ -242,10 +240,9 @@ async def test_facts_say_that_there_are_states(toy: Path) -> None:
     assert layout.state is not None and layout.state.slot_bytes == 2 * HIDDEN * 4
     # Of one layer of attention: less than a page, and a block has no less.
     assert 2 * HEADS * SIZE * 4 * layout.block_size < layout.groups[0].bytes_per_block == 4096
-    assert not executor.capabilities().speculative
-    assert any("no prefix is shared" in note for note in executor.status().notes)
+    assert executor.capabilities().speculative
     needed = executor.capabilities().memory.overhead_memory
-    assert needed > layout.state.num_slots * layout.state.slot_bytes
+    assert needed > 16 * layout.state.slot_bytes
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
@@ -257,10 +254,10 @@ async def test_its_linear_layers_are_quantized_as_all_others(toy: Path, quantiza
     assert narrow.parameter_bytes < wide.parameter_bytes
 
 
-async def test_the_engine_serves_it_without_sharing(toy: Path, weights: Weights) -> None:
+async def test_the_engine_serves_it(toy: Path, weights: Weights) -> None:
     """Equal prompts, choices of one call, and preemption: KV for a third of what six sequences need."""
-    executor = LlmExecutor.from_config(config(toy, kv_bytes=24 * 4096, max_model_len=96))
-    prompts = [PROMPTS[0] * 3] * 3 + [PROMPTS[2]] * 3
+    executor = LlmExecutor.from_config(config(toy, kv_bytes=27 * 4096, max_model_len=96))
+    prompts = [PROMPTS[0] * 10] * 3 + [PROMPTS[2]] * 3
     wanted = [reference_tokens(prompt, 24, weights) for prompt in prompts]
     async with engine(executor, max_num_batched_tokens=16) as core:  # type: ignore[arg-type]
         found = await asyncio.gather(*(run(core, request(prompt, 24)) for prompt in prompts))
@@ -274,8 +271,7 @@ async def test_the_engine_serves_it_without_sharing(toy: Path, weights: Weights)
             for key, delta in (await mailbox.take()).items():
                 choices[key] += [token.token_id for token in delta.tokens]
         assert choices == {0: wanted[0], 1: wanted[0]}
-        assert again == wanted[0] and core.stats().prefix_hits == 0
-        assert core.stats().kv_blocks_cached == 0, "kept for prompts that cannot use them"
+        assert again == wanted[0] and core.stats().prefix_hits >= 64
 
 
 def test_settings_without_support_are_refused_by_name(toy: Path) -> None:

@@ -43,13 +43,14 @@ class RunningAverage(Sublayer):
         assert states is not None
         new = self.inward(x).float()
         decay = torch.sigmoid(self.decay.float()).repeat_interleave(self.hidden // self.groups)
-        carried, out, begin = states.begin(self.cache_index), torch.zeros_like(new), 0
+        carried, out, begins = states.begin(self.cache_index), torch.zeros_like(new), []
         for item, count in enumerate(states.q_lens):
+            begins.append(sum(states.q_lens[:item]))
             state = carried[item]
-            for row in range(begin, begin + count):
+            for row in range(begins[item], begins[item] + count):
                 state = decay * state + (1.0 - decay) * new[row]
                 out[row] = state
             carried[item] = state
-            begin += count
-        states.store(self.cache_index, carried)
+        inner = [out[begins[one.item] + one.num_rows - 1] for one in states.inner]
+        states.store(self.cache_index, torch.stack([*carried, *inner]))
         return self.outward(out.to(x.dtype))

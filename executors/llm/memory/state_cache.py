@@ -62,9 +62,11 @@ class StateCache:
         wrong = np.flatnonzero(lengths != batch.pos_offsets)
         if len(wrong):
             i = int(wrong[0])
+            state = (
+                f"its state has seen {lengths[i]} tokens" if lengths[i] >= 0 else "its slot holds no state"
+            )
             raise InvalidInput(
-                f"sequence {batch.seq_ids[i]}: its state has seen {lengths[i]} tokens and the step begins at position "
-                f"{batch.pos_offsets[i]}"
+                f"sequence {batch.seq_ids[i]}: {state}, and the step begins at position {batch.pos_offsets[i]}"
             )
 
     @property

@@ -129,7 +129,7 @@ async def test_a_step_that_does_not_continue_its_state_is_refused(reference: Any
     seq = driver.add(prompt_of(12, ref.vocab_size, 1))
     await driver.step([(seq, seq.tokens[:8], False, 0)])
     seq.computed = 4
-    with pytest.raises(InvalidInput, match="has seen 8 tokens and the step begins at position 4"):
+    with pytest.raises(InvalidInput, match="has seen 8 tokens, and the step begins at position 4"):
         await driver.step([(seq, seq.tokens[4:], True, 0)])
 
 

@@ -141,6 +141,16 @@ class DraftStats:
 
 
 @dataclass(frozen=True, slots=True)
+class StateStats:
+    """Slots of states of layers, 0 for a model without: `total`; `used`: those that sequences hold; `snapshots`: those that later
+    sequences can begin with, some of which are used."""
+
+    total: int = 0
+    used: int = 0
+    snapshots: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """Gauges, read between steps."""
 
@@ -168,6 +178,8 @@ class EngineStats:
     """Tokens that a step may have by now: fewer than the configured number after there was no memory for one."""
     drafts: DraftStats = field(default_factory=DraftStats)
     """Drafts that steps verified, ever."""
+    states: StateStats = StateStats()
+    """Slots of states."""
     kv_blocks_touched: int = 0
     """Blocks that were written and whose memory was not given back."""
     steps_cut: int = 0

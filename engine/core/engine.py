@@ -39,7 +39,7 @@ from engine.interruptions import Outage
 from engine.mailbox import Outlet
 from engine.metrics_sink import MetricsSink
 from engine.observer import Observer, Observers
-from engine.request import DraftStats, EngineStats, FinishReason, Request, Stage
+from engine.request import DraftStats, EngineStats, FinishReason, Request, Stage, StateStats
 from engine.waiting.admission import Admission
 from engine.waiting.order import make_policy
 from engine.waiting.queue import WaitingQueue
@@ -296,6 +296,7 @@ class EngineCore:
             detail=self.detail,
             kv_fullest_group=scheduler.kv.usage if scheduler else None,
             kv_blocks_cached=scheduler.kv.num_cached if scheduler else 0,
+            states=scheduler.kv.state_stats if scheduler else StateStats(),
             prompt_tokens=counters.prompt_tokens,
             kv_blocks_touched=scheduler.kv.num_with_memory if scheduler else 0,
             prefix_queries=counters.prefix_queries,

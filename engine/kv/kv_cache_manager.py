@@ -17,6 +17,7 @@ from engine.kv.prefix_history import PrefixHistory
 from engine.kv.seals import SealTable
 from engine.kv.state_pool import StatePool
 from engine.kv.table_changes import TableChanges
+from engine.request import StateStats
 from engine.sequence import Sequence
 from engine.story import Lost, Missed, PrefixMatch
 from executors.contract import Int32Array, KvLayout, TableUpdates
@@ -61,6 +62,16 @@ class KvCacheManager:
         if self.states is not None and self.groups:
             # A snapshot goes with the block that its key names.
             (self._full or self.groups)[0].cache.on_lost = self.states.forget
+
+    @property
+    def state_stats(self) -> StateStats:
+        """Slots of states."""
+        states = self.states
+        return (
+            StateStats()
+            if states is None
+            else StateStats(states.num_slots, states.num_used, states.num_snapshots)
+        )
 
     @property
     def num_cached(self) -> int:

@@ -253,6 +253,11 @@ def _engine(core: CoreLike, stats: EngineStats) -> dict[str, Any]:
             "cached": stats.kv_blocks_cached,
             "touched": stats.kv_blocks_touched,
         },
+        "states": {
+            "total": stats.states.total,
+            "used": stats.states.used,
+            "snapshots": stats.states.snapshots,
+        },
         "step_tokens": stats.step_tokens,
         "num_steps": stats.steps,
         "preemptions": stats.preemptions,

@@ -192,6 +192,19 @@ class EngineCollector(Collector):
             stats.kv_blocks_cached,
         )
         yield _gauge("cohort_kv_blocks", "KV blocks there are.", stats.kv_blocks_total)
+        yield _gauge(
+            "cohort_state_slots_used",
+            "Slots with the state of a running sequence, of models whose layers keep one.",
+            stats.states.used,
+        )
+        yield _gauge(
+            "cohort_state_snapshots",
+            "Snapshots of states that a prompt can begin with.",
+            stats.states.snapshots,
+        )
+        yield _gauge(
+            "cohort_state_slots", "Slots of states there are; 0 for models without.", stats.states.total
+        )
         yield from _cache_config(self._core.executor)
         yield _gauge("cohort_executor_epoch", "Lives of the executor so far.", stats.epoch)
         yield _counter("cohort_steps", "Steps run.", stats.steps)

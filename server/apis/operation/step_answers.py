@@ -21,6 +21,10 @@ _BLOCKS = closed(
     {"total": COUNT, "used": COUNT, "cached": COUNT, "touched": COUNT},
     description="KV blocks: all, held by sequences, free ones that may be found again, and all that have memory.",
 )
+_STATES = closed(
+    {"total": COUNT, "used": COUNT, "snapshots": COUNT},
+    description="Slots of states of layers: all, held by sequences, snapshots for prompts to begin with; 0 for models without.",
+)
 _SERVER = closed(
     {
         "version": STRING,
@@ -98,6 +102,7 @@ STEPS: dict[str, Schema] = {
             "running": COUNT,
             "waiting": COUNT,
             "kv_blocks": _BLOCKS,
+            "states": _STATES,
             "step_tokens": COUNT,
             "num_steps": COUNT,
             "preemptions": COUNT,

@@ -195,6 +195,7 @@ async def test_a_frame_has_every_step(house: House) -> None:
     second = await read(frames)
     assert first["server"]["model"] == "fake" and not first["server"]["kill_button"] and not first["steps"]
     assert first["kv_blocks"] == {"total": 20, "used": 5, "cached": 4, "touched": 12}
+    assert first["states"] == {"total": 10, "used": 3, "snapshots": 6}
     steps = second["steps"]
     assert [one["id"] for one in steps] == [1, 2, 3] and "server" not in second
     assert steps[0]["seq_ids"] == [7, 8] and steps[0]["kinds"] == "dp" and steps[0]["tokens"] == [1, 30]

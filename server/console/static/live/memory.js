@@ -137,7 +137,9 @@ export class Memory {
     const { block_size: size } = this.history.server ?? {};
     const tokens = size ? ` of ${plural(size, "token")}` : "";
     const more = unseen > 0 ? `; ${count(unseen)} more are cached` : "";
-    const note = `a cell is ${plural(per, "block")}${per === 1 ? tokens : ""}${more}`;
+    const states = this.history.frame?.states;
+    const slots = states?.total ? `; states: ${count(states.used)} of ${count(states.total)} in use, ${plural(states.snapshots, "snapshot")}` : "";
+    const note = `a cell is ${plural(per, "block")}${per === 1 ? tokens : ""}${more}${slots}`;
     if (this.note.textContent !== note) this.note.textContent = note;
     const numbers = [["used", used], ["cached", cached], ["free", Math.max(0, touched - used - cached)], ["untouched", total - touched]];
     const words = numbers.map(([kind, number]) => `${kind} ${count(number)}`);

@@ -27,10 +27,11 @@ _SAME_LAYOUT = {
 
 @dataclass(frozen=True, slots=True)
 class GgufModules:
-    """`usual`: the usual name of each module's weight, without `.weight`; `heads`: see `Stored.heads`."""
+    """`usual`: the usual name of each module's weight, without `.weight`; `heads`: see `Stored.heads`; `tiled`: see `Row`."""
 
     usual: dict[str, str]
     heads: dict[str, int]
+    tiled: bool
 
     def in_usual_order(self, module: Module) -> Module:
         """Return the module with rows of B in the usual order: h n + 2 j + p of heads of n rows goes to h n + p n / 2 + j."""
@@ -64,4 +65,4 @@ def gguf_modules(file: LoraFile, config: DecoderConfig) -> GgufModules:
             )
         [(whole, stored)] = stored_names.items()
         usual[name], heads[name] = whole.removesuffix(".weight"), stored.heads
-    return GgufModules(usual, heads)
+    return GgufModules(usual, heads, row.tiled)

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from executors.contract.errors import ConfigError
 from executors.kernels import lora as structs
 from executors.llm.lora.gguf_modules import GgufModules, gguf_modules
+from executors.llm.lora.value_heads import Reorder, value_heads
 from executors.llm.model.cuts import Cut
 from executors.llm.model.decoder import Decoder
 from executors.llm.model.layers.layer import Layer
@@ -48,11 +49,20 @@ class LoraTerm:
 @dataclass(frozen=True, slots=True)
 class Fit:
     """Where a decoder has the modules of an adapter, by their names. `places`: without those of other stages; `cuts`: what a rank
-    has of a weight; `gguf`: for names and orders of GGUF files."""
+    has of a weight; `gguf`: for names and orders of GGUF files; `reorders`: of modules whose value heads the model has in another
+    order."""
 
     places: dict[str, Place]
     cuts: dict[str, Cut | None]
     gguf: GgufModules | None
+    reorders: dict[str, Reorder]
+
+    def in_order(self, module: Module) -> Module:
+        """Return the module with rows and columns in the order of the model."""
+        if self.gguf is not None:
+            module = self.gguf.in_usual_order(module)
+        reorder = self.reorders.get(module.name)
+        return module if reorder is None else reorder(module)
 
 
 def fit(decoder: Decoder, file: LoraFile) -> Fit:
@@ -70,7 +80,9 @@ def fit(decoder: Decoder, file: LoraFile) -> Fit:
         for name in file.names
         if f"{usual[name]}.weight" not in decoder.elsewhere
     }
-    return Fit(targets, cuts, gguf)
+    reorder_of = value_heads(decoder.whole, gguf is not None and gguf.tiled)
+    reorders = {name: reorder for name in targets if (reorder := reorder_of(usual[name])) is not None}
+    return Fit(targets, cuts, gguf, reorders)
 
 
 class LoadedLora:
@@ -87,8 +99,7 @@ class LoadedLora:
             if (place := fitted.places.get(module.name)) is None:
                 continue
             assert place.linear is not None
-            module = module if fitted.gguf is None else fitted.gguf.in_usual_order(module)
-            part = _part(module, place, fitted.cuts[module.name], decoder.dtype, grouped)
+            part = _part(fitted.in_order(module), place, fitted.cuts[module.name], decoder.dtype, grouped)
             self._parts.setdefault(id(place.linear), []).append(part)
         self.num_bytes = sum(
             part.a.nbytes + part.b.nbytes for parts in self._parts.values() for part in parts

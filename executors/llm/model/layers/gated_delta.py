@@ -27,6 +27,7 @@ from executors.llm.model.layers.base import LayerStep, PackingPlan, Sublayer
 from executors.llm.model.layers.convolution import causal_convolution
 from executors.llm.model.linear import Linear, Packing
 from executors.llm.model.places import NamedPlaces, Place, of_linear
+from executors.llm.row_loras import RowLoras
 
 _LEAST_LENGTH = 1e-6
 """What is added to the square of a length before its root is taken."""
@@ -111,6 +112,11 @@ class GatedDelta(Sublayer):
         """See `Sublayer`."""
         return self.inward, self.rates, self.outward
 
+    @property
+    def adapted(self) -> tuple[Linear, ...]:
+        """See `Sublayer`."""
+        return self.linears
+
     def memory(self) -> LayerMemory:
         """See `Sublayer`."""
         return LayerState((self._carried_inputs + self._values * self._key_size,))
@@ -147,9 +153,14 @@ class GatedDelta(Sublayer):
         yield self.rates, Packing(plan.plain)
         yield self.outward, Packing(plan.kind)
 
-    def _projected(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _projected(
+        self, x: torch.Tensor, adapters: RowLoras | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return q, k and v [T, channels], z [T, values], b and a [T, heads] of x [T, hidden]."""
-        qkvz, ba = self.inward(x), self.rates(x)
+        qkvz, ba = (
+            linear(x, None if adapters is None else adapters.extra(linear, x))
+            for linear in (self.inward, self.rates)
+        )
         per_key = self._heads // self._key_heads
         if self._names.delta_qkvz:
             values = per_key * self._value_size
@@ -175,10 +186,10 @@ class GatedDelta(Sublayer):
 
     def forward(self, x: torch.Tensor, step: LayerStep) -> torch.Tensor:
         """See `Sublayer`."""
-        states, silu = step.inputs.states, STEADY_ACTIVATIONS["silu"]
+        states, adapters, silu = step.inputs.states, step.inputs.adapters, STEADY_ACTIVATIONS["silu"]
         assert states is not None
         tokens = sum(states.q_lens)
-        qkv, z, b, a = self._projected(x)
+        qkv, z, b, a = self._projected(x, adapters)
         carried = states.begin(self.cache_index)
         inputs, matrices = carried.split((self._carried_inputs, self._values * self._key_size), -1)
         mixed, inputs = causal_convolution(
@@ -199,4 +210,4 @@ class GatedDelta(Sublayer):
         out = F.rms_norm(out, (self._value_size,), self.norm, self._eps)
         out = out.flatten(1) * silu(z[:tokens].float())
         y = F.pad(out, (0, 0, 0, len(x) - tokens)).to(x.dtype)
-        return step.share.product(self.outward, y, None, "attention")
+        return step.share.product(self.outward, y, adapters, "attention")

@@ -31,6 +31,7 @@ pytestmark = [
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 MLP = ["gate_proj", "up_proj", "down_proj"]
+DELTA = ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"]
 KINDS: tuple[dict[str, Any], ...] = (
     {"r": 1, "lora_alpha": 2},
     {"r": 4, "lora_alpha": 8, "use_rslora": True},
@@ -46,6 +47,11 @@ FEW = {
     "GPT2LMHeadModel": ["c_attn"],
     "Lfm2ForCausalLM": ["in_proj"],
     "Lfm2MoeForCausalLM": ["in_proj"],
+    # One of two parts of a matrix.
+    "Qwen3NextForCausalLM": ["q_proj", "in_proj_ba"],
+    "Qwen3_5ForCausalLM": ["q_proj", "in_proj_z", "in_proj_a"],
+    "Qwen3_5ForConditionalGeneration": ["q_proj", "in_proj_z", "in_proj_a"],
+    "Qwen3_5MoeForConditionalGeneration": ["q_proj", "in_proj_z", "in_proj_a"],
 }
 """Targets of an adapter that leaves some linear layers alone; q_proj and v_proj elsewhere."""
 
@@ -141,8 +147,12 @@ def check_equal(found: np.ndarray, expected: np.ndarray, about: str) -> None:
         ("gemma4-inputs-of-layers-and-shared-kv", [*ATTENTION, *MLP]),
         ("gemma4-experts-beside-mlp", [*ATTENTION, *MLP]),
         ("lfm2-short-convolutions", "all-linear"),
-        ("lfm2-moe-sigmoid-router", ["q_proj", "k_proj", "v_proj", "out_proj"]),
-        ("qwen3.5", [*ATTENTION, "gate_proj", "up_proj", "down_proj"]),
+        ("lfm2-biases-kernel-of-5-untied", "all-linear"),
+        ("lfm2-moe-sigmoid-router", ["q_proj", "k_proj", "v_proj", "in_proj", "out_proj", "w1", "w2", "w3"]),
+        ("qwen3-next", [*ATTENTION, "in_proj_qkvz", "in_proj_ba", "out_proj"]),
+        ("qwen3.5", "all-linear"),
+        ("qwen3.5-beside-images", [*ATTENTION, *DELTA]),
+        ("qwen3.5-moe-beside-images", [*ATTENTION, *MLP, *DELTA]),
         # Its pairs for the part that reads images are left out.
         ("gemma3-beside-images", "all-linear"),
     ],

@@ -9,7 +9,10 @@ import torch
 
 from executors.contract.errors import ConfigError
 from executors.llm.checkpoint.safetensors_file import SafetensorsFile
+from executors.llm.model.config import LayerConfig
 from executors.llm.model.fp8 import E4M3, GROUP, from_e8m0
+from executors.llm.model.layers.attention import Attention
+from executors.llm.model.layers.kinds import MIXERS
 from executors.llm.model.names import WrittenNames
 
 if TYPE_CHECKING:
@@ -119,7 +122,7 @@ class CheckpointScales:
         written = WrittenNames(self._decoder.config.family, self._present).written
         candidates = []
         for i, layer in enumerate(self._decoder.config.layers):
-            if layer.kv_from is not None:
+            if not _has_kv(layer):
                 continue
             stems = {
                 name: written(one.replace("{i}", str(i)))
@@ -131,3 +134,9 @@ class CheckpointScales:
             )
             candidates.append((keys, values, others))
         return candidates
+
+
+def _has_kv(layer: LayerConfig) -> bool:
+    """Return whether a layer stores keys and values of its own: linear attention and convolutions do not."""
+    mixer = MIXERS[layer.mixer]
+    return layer.kv_from is None and isinstance(mixer, type) and issubclass(mixer, Attention)

@@ -258,6 +258,14 @@ def _kv_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     ]  # fmt: skip
     if shared := facts["layers_that_share_kv"]:
         lines.append(("shared KV", f"{shared} of {facts['layers']} layers read the KV of others"))
+    if states := facts["states"]:
+        each = f"{size(states['bytes_per_sequence'])} in {states['dtype']}, however long it is"
+        lines.append(
+            (
+                "state per sequence",
+                f"{each}: in {states['layers']} of {facts['layers']} layers in place of KV",
+            )
+        )
     return lines
 
 
@@ -275,8 +283,26 @@ def _memory_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         *([("steps", facts["limits"].removeprefix("steps: "))] if facts.get("limits") else []),
         *_rank_lines(facts),
         ("KV cache", f"{memory['capacity_tokens']:,} tokens ({blocks})"),
+        *_slot_lines(facts),
     ]
     return lines + ([("note", memory["note"])] if memory["note"] else [])
+
+
+def _slot_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """Room for states, of a model whose layers have some."""
+    slots = facts["memory"]["states"]
+    if slots is None:
+        return []
+    return [
+        (
+            "states",
+            f"{size(slots['bytes'])} for {facts['max_num_seqs']:,} sequences and {slots['snapshots']:,} snapshots",
+        ),
+        (
+            "",
+            f"a prompt reuses another one's beginning up to a snapshot, at a multiple of {slots['interval']} tokens",
+        ),
+    ]
 
 
 def _rank_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
@@ -299,7 +325,8 @@ def _sequences(facts: dict[str, Any]) -> Table:
 
     memory = facts["memory"]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("tokens each", "KV each", "fit", "at once"):
+    each = "KV and state each" if facts["states"] else "KV each"
+    for name in ("tokens each", each, "fit", "at once"):
         table.add_column(name, justify="right")
     for row in memory["sequences"]:
         table.add_row(f"{row['length']:,}", size(row["kv_bytes"]), f"{row['fit']:,}", f"{row['at_once']:,}")

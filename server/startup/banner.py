@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import structlog
 
-from executors.contract import KvLayout, ModelInfo
+from executors.contract import KvLayout, ModelInfo, StateLayout
 from server import __version__
 
 log = structlog.get_logger("server")
@@ -81,6 +81,8 @@ class Facts:
             "kv_tokens": layout.capacity_tokens if layout.paged else None,
             "kv_bytes": self._kv_bytes or None,
             "kv_memory": _how_taken(layout) if layout.paged else None,
+            "state_slots": layout.state.num_slots if layout.state else None,
+            "state_bytes": layout.state.num_slots * layout.state.slot_bytes if layout.state else None,
             "weight_bytes": self.weight_bytes,
             "serves": self._serves or None,
         }
@@ -111,6 +113,7 @@ class Facts:
             f"  device    {info.device}",
             f"  context   {self.max_model_len:,} tokens",
             f"  KV cache  {capacity}",
+            *([f"  states    {_states(layout.state)}"] if layout.state else []),
             *memory,
             *([f"  serves    {self._serves}"] if self._serves else []),
             *([f"  chat      {self._chat}"] if self._chat else []),
@@ -187,7 +190,16 @@ def _memory(layout: KvLayout, weight_bytes: int, kv_bytes: int) -> str:
         f"{size / 2**30:.2f} GiB" for size in (weight_bytes, kv_bytes, weight_bytes + kv_bytes)
     )
     how = _how_taken(layout)
-    return f"{weights} weights + {kv} KV = {total}; KV is {how}, --kv-cache-memory-bytes sets its size"
+    kind = "KV" if layout.state is None else "KV and states"
+    return f"{weights} weights + {kv} {kind} = {total}; KV is {how}, --kv-cache-memory-bytes sets its size"
+
+
+def _states(state: StateLayout) -> str:
+    """What layers keep of sequences beside KV."""
+    text = f"{state.num_slots:,} of {state.slot_bytes / 2**20:.2f} MiB, one a sequence"
+    if state.interval:
+        text += f", others as snapshots: prompts share beginnings at multiples of {state.interval} tokens"
+    return text
 
 
 def _how_taken(layout: KvLayout) -> str:

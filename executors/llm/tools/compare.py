@@ -328,7 +328,8 @@ def _judged(
     close = gap is None or gap <= bound.tie()
     fine = all(one is not None and one <= bound.tolerance for one in (whole, chunked))
     return {
-        "length": len(ids), "whole": whole, "chunked": chunked, "largest": float(np.abs(exact).max()),
+        "length": len(ids), "whole": whole, "chunked": chunked, "chunked_positions": len(ours.chunked[i]),
+        "largest": float(np.abs(exact).max()),
         "logits_equal": fine, "greedy_equal": close, "agreed": agreed, "of": len(greedy.tokens), "gap": gap,
         "ours": ours.greedy[i], "theirs": greedy.tokens,
         "theirs_text": text.decode(greedy.tokens) if text is not None else None,

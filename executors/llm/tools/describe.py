@@ -21,7 +21,7 @@ import torch
 from executors.cgroup import memory_limit, resident_bytes
 from executors.contract.config import ExecutorConfig
 from executors.contract.errors import ConfigError
-from executors.contract.status import KvLayout
+from executors.contract.status import KvGroup, KvLayout, StateLayout
 from executors.kernels.cpu import CpuKernels, packed_bytes
 from executors.llm.assembly.device_sizing import graph_bytes
 from executors.llm.checkpoint import loader
@@ -43,8 +43,9 @@ from executors.llm.memory.device_memory import CONTEXT_BYTES, Room, look, margin
 from executors.llm.memory.kv_groups import blocks_of_sequence
 from executors.llm.memory.kv_plan import CPU_SHARE, KvPlan, plan_kv
 from executors.llm.memory.kv_sizes import KvSizes
+from executors.llm.memory.state_limits import refuse_states
 from executors.llm.model.api import LoadedModel
-from executors.llm.model.caches import HasCaches, KvSpec, kv_group, state_group
+from executors.llm.model.caches import HasCaches, KvSpec, StateSpec, kv_group, state_group
 from executors.llm.model.config import DecoderConfig, read_config, read_json
 from executors.llm.model.decoder import Decoder
 from executors.llm.model.gguf_source import is_gguf
@@ -121,6 +122,7 @@ def describe(config: ExecutorConfig, memory: int | None = None) -> dict[str, Any
         "context_length": shape.context_length,
         "max_context_length": shape.max_context_length,
         "kv": _kv_facts(spec),
+        "states": _state_facts(state_group(sketch.model)),
         "ranks": [
             {
                 "loaded_bytes": part.parameter_bytes,
@@ -147,6 +149,7 @@ def refuse_unloadable(
     directory = Path(config.model)
     plan, _ = loader.fp8_plan(config, shape, device, directory)
     loader.formats_on_device(config, shape, device, directory, plan)
+    refuse_states(sketch.model, config)
     left_out = None
     if config.load_format != "dummy":
         dtype = getattr(torch, sketch.info.dtype)
@@ -340,6 +343,25 @@ def _kv_facts(spec: KvSpec) -> dict[str, Any]:
     }
 
 
+def _state_facts(spec: StateSpec | None) -> dict[str, Any] | None:
+    """Return what layers keep of each sequence beside KV, whatever its length; None if they keep nothing."""
+    if spec is None:
+        return None
+    return {"layers": spec.num_layers, "dtype": "float32", "bytes_per_sequence": spec.bytes_per_slot()}
+
+
+def _slot_facts(state: StateLayout | None, most: int) -> dict[str, int] | None:
+    """Return how many slots for states the plan has, those of `most` sequences and those for snapshots; None without states."""
+    if state is None:
+        return None
+    return {
+        "slots": state.num_slots,
+        "snapshots": state.num_slots - most,
+        "interval": state.interval,
+        "bytes": state.num_slots * state.slot_bytes,
+    }
+
+
 def _memory_facts(config: ExecutorConfig, sketch: LoadedModel, memory: int | None) -> dict[str, Any]:
     """Return the KV plan and its capacity for sequences of some lengths; {"problem": ...} if nothing can be served."""
     claims = sizing.claims(config, sketch)
@@ -371,11 +393,11 @@ def _memory_facts(config: ExecutorConfig, sketch: LoadedModel, memory: int | Non
             {"window": one.window, "num_blocks": one.num_blocks, "bytes_per_block": one.bytes_per_block}
             for one in layout.groups
         ],
+        "states": _slot_facts(layout.state, config.max_num_seqs),
         "capacity_tokens": layout.capacity_tokens,
         "pool_bytes": layout.num_bytes,
         # The pool is no larger than max_num_seqs can use; so many full sequences memory would hold.
-        "full_sequences_in_memory": allowed
-        // _row(plan.max_model_len, layout, config.max_num_seqs)["kv_bytes"],
+        "full_sequences_in_memory": allowed // _bytes_of_one(plan.max_model_len, layout),
         "max_model_len": plan.max_model_len,
         "note": plan.note,
         "sequences": [
@@ -433,9 +455,23 @@ def lengths_up_to(context: int) -> list[int]:
     return [*(length for length in LENGTHS if length < context), context]
 
 
+def _blocks_of_one(length: int, layout: KvLayout) -> list[tuple[KvGroup, int]]:
+    """Return the groups with the blocks that a sequence of `length` tokens holds in each."""
+    return [(group, blocks_of_sequence(group.window, length, layout.block_size)) for group in layout.groups]
+
+
+def _bytes_of_one(length: int, layout: KvLayout) -> int:
+    """Return the bytes of the blocks of a sequence of `length` tokens, and of its state."""
+    blocks = sum(count * group.bytes_per_block for group, count in _blocks_of_one(length, layout))
+    return blocks + (layout.state.slot_bytes if layout.state else 0)
+
+
 def _row(length: int, layout: KvLayout, most: int) -> dict[str, int]:
-    """Return the bytes of the blocks that a sequence of `length` tokens holds, and how many such sequences fit the layout."""
-    pairs = [(group, blocks_of_sequence(group.window, length, layout.block_size)) for group in layout.groups]
-    num_bytes = sum(blocks * group.bytes_per_block for group, blocks in pairs)
-    fit = min(group.num_blocks // blocks for group, blocks in pairs)
-    return {"length": length, "kv_bytes": num_bytes, "fit": fit, "at_once": min(fit, most)}
+    """Return the bytes of the blocks and the state of a sequence of `length` tokens, and how many such sequences fit the
+    layout."""
+    fit = min(group.num_blocks // blocks for group, blocks in _blocks_of_one(length, layout))
+    if layout.state is not None:
+        fit = min(fit, layout.state.num_slots)
+    return {
+        "length": length, "kv_bytes": _bytes_of_one(length, layout), "fit": fit, "at_once": min(fit, most),
+    }  # fmt: skip

@@ -93,7 +93,7 @@ async def show(request: Request) -> Response:
         "parameters": "\n".join(parameters),
         "template": _template(model) or model.preset.template,
         "details": _details(state, name),
-        "model_info": _model_info(model),
+        "model_info": _model_info(model) | _state_info(state),
         "capabilities": _capabilities(model),
         "modified_at": written_time(dict(_served(state)).get(name, state.started)),
     }
@@ -169,6 +169,21 @@ def _model_info(model: ServedModel) -> dict[str, Any]:
     }
     general = {"general.architecture": info.family, "general.parameter_count": info.num_parameters}
     return general | {f"{info.family}.{name}": value for name, value in facts.items()}
+
+
+def _state_info(state: ServerState) -> dict[str, Any]:
+    """What layers keep of sequences beside KV, for which GGUF's metadata has no names; {} for a model that keeps nothing."""
+    try:
+        states = None if state.core is None else state.core.executor.kv_layout().state
+    except ExecutorError:
+        return {}
+    if states is None:
+        return {}
+    return {
+        "cohort.state.bytes_per_sequence": states.slot_bytes,
+        "cohort.state.slots": states.num_slots,
+        "cohort.state.snapshot_interval": states.interval,
+    }
 
 
 def _parameters(model: ServedModel) -> list[str]:

@@ -254,7 +254,10 @@ def _token_ids(tokenizer: Tokenizer | None, texts: Sequence[str], answer: dict[s
 
 def _logits(answer: dict[str, Any]) -> dict[str, Any]:
     rows = [
-        {name: row[name] for name in ("length", "whole", "chunked", "largest", "logits_equal")}
+        {
+            name: row[name]
+            for name in ("length", "whole", "chunked", "chunked_positions", "largest", "logits_equal")
+        }
         for row in answer["prompts"]
     ]
     return {"outcome": EQUAL if all(row["logits_equal"] for row in rows) else DIFFERENT, "prompts": rows}

@@ -98,7 +98,11 @@ def _numbers(report: dict[str, Any], width: int) -> Table:
 
 def _tolerance(report: dict[str, Any]) -> str:
     allowed, own = report["tolerance"], report["own_rounding"]
-    text = f"Largest difference of a logit from float64, whole and in chunks. Allowed: {allowed:.2g}"
+    rows = report["logits"]["prompts"]
+    chunks = "whole and in chunks"
+    if any(row["chunked_positions"] < row["length"] for row in rows):
+        chunks = "whole, and of the last position in chunks, between which layers keep a state"
+    text = f"Largest difference of a logit from float64, {chunks}. Allowed: {allowed:.2g}"
     if own is None:
         return f"{text}, as given."
     own_loss = f"what transformers itself loses in {report['dtype']}"

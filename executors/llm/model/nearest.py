@@ -49,7 +49,8 @@ EXAMPLES = {
 }
 """A model of the hub for each architecture that a row names."""
 
-_STATE = "a recurrent state"
+_MAMBA = "layers of Mamba, whose state is of another kind"
+_STATE = "a recurrent state of another kind"
 _LATENT = "latent attention"
 _SHARED = "experts that every token shares"
 _BOTH_WAYS = "attention in both directions"
@@ -137,7 +138,7 @@ _ROWS: tuple[tuple[str, str, str], ...] = (
     (_SHARED, _QWEN3_MOE, "deepseek deepseekmoe"),
     (_LATENT, _QWEN3_MOE, "deepseek2 deepseek3 deepseek32 deepseek4 deepseekv deepseekocr glmdsa glmmoedsa glm4moelite glm5"
                           " axk kimi kimik2 dots3 longcat mistral4 mistrallarge4 hyv4 hunyuanv4 youtu"),
-    (f"{_LATENT} and {_STATE}", _QWEN3_MOE, "kimilinear bailinghybrid bailingmoe25"),
+    (f"{_LATENT}, and {_STATE}", _QWEN3_5_MOE, "kimilinear bailinghybrid bailingmoe25"),
     ("rotation of neighbours in half of a head", _GLM4, "glm chatglm glmedge"),
     ("", _GLM4, "glm4"),
     (_SECTIONS, _QWEN3, "glm4v glmocr glm46v"),
@@ -146,11 +147,12 @@ _ROWS: tuple[tuple[str, str, str], ...] = (
     ("an encoder of images before it", _LFM2, "lfm2vl"),
     ("", _LFM2_MOE, "lfm2moe"),
     ("experts in merged tensors", _GRANITE, "granitemoe granitemoeshared"),
-    (_STATE, _GRANITE, "granitehybrid granitemoehybrid bamba"),
+    (_MAMBA, _GRANITE, "granitehybrid granitemoehybrid bamba"),
     (_SINKS, _GRANITE, "graniteswa granitemoeswa"),
     ("", _GRANITE, "granite hyperclovax"),
     ("an encoder of images or sound before it", _GRANITE, "granite4vision granitespeech granitedocling hyperclovaxvision"),
-    (_STATE, _QWEN3, "nemotronh"),
+    (_MAMBA, _QWEN3_5, "nemotronh"),
+    (_MAMBA, _QWEN3_5_MOE, "nemotronhmoe nemotron3 nemotron3nano"),
     ("a squared ReLU, and norms of weight plus one with a bias", _LLAMA, "nemotron"),
     (_PARALLEL, _PHI3, "phi phi1 phi2 phimsft"),
     ("an encoder of images and sound before it", _PHI3, "phi4 phi4mm phi4multimodal phi3v"),
@@ -175,12 +177,12 @@ _ROWS: tuple[tuple[str, str, str], ...] = (
     ("layer norms with a bias, and biases everywhere", _QWEN2, "starcoder2"),
     ("learned positions with one KV head", _QWEN2, "starcoder gptbigcode refact codeshell santacoder"),
     (_PARALLEL, _LLAMA, "falcon"),
-    (_STATE, _LLAMA, "falconmamba falconh"),
-    (_STATE, _QWEN3, "mamba mamba2 jamba zamba zaya rwkv arwkv xlstm plamo2 retnet hgrn lightning kolmogorov hyena"
-                     " stripedhyena samba"),
+    (_MAMBA, _QWEN3_5, "falconmamba falconh mamba mamba2 zamba plamo2 samba"),
+    (_MAMBA, _QWEN3_5_MOE, "jamba"),
+    (_STATE, _QWEN3_5, "zaya rwkv arwkv xlstm retnet hgrn lightning kolmogorov hyena stripedhyena"),
     ("layers that are computed several times", _QWEN3, "hrm"),
     ("windows in some layers", _LLAMA, "plamo3"),
-    (_STATE, _QWEN3_MOE, "minimax"),
+    (_STATE, _QWEN3_5_MOE, "minimax"),
     ("norms over all heads, and routing with a bias of choice", _QWEN3_MOE, "minimaxm2"),
     (_BOTH_WAYS, _QWEN3, "bert albert roberta xlmroberta camembert electra deberta distilbert ernie ernieforcausal eurobert"
                          " modernbert neobert nomicbert jinabert jinaembeddings mpnet rembert rocbert roformer bigbird xmod"

@@ -6,7 +6,7 @@ from server.settings.foreign.rows import NOT_YET, Row, ignored, refused, use
 
 _SEVERAL = "a flag of several machines or data-parallel ranks: `cohort ray serve` starts replicas"
 _MEDIA = "images, audio and video are not read"
-_HYBRID = "no model with a recurrent state is served"
+_HYBRID = "states of sequences are float32 in one form, and snapshots of them are made at fixed places"
 _OFFLOAD = "weights and keys and values stay on the device; see --quantization and --kv-cache-dtype"
 
 USED: tuple[Row, ...] = (
@@ -165,8 +165,8 @@ REFUSED: tuple[Row, ...] = (
     *refused(_HYBRID, "--mamba-backend=", "--mamba-block-size=", "--mamba-cache-dtype=", "--mamba-cache-mode=",
              "--mamba-cache-philox-rounds=", "--mamba-ssm-cache-dtype=", "--mamba-ssu-algorithm=",
              "--enable-mamba-cache-stochastic-rounding", "--enable-mamba-shared-prefix-checkpoint", "--gdn-prefill-backend=",
-             "--kda-decode-backend=", "--kda-prefill-backend=", "--use-replayssm", "--replayssm-buffer-len=",
-             "--diffusion-config -dc=", "--engram-config="),
+             "--kda-decode-backend=", "--kda-prefill-backend=", "--use-replayssm", "--replayssm-buffer-len="),
+    *refused("no model that decodes by diffusion or looks up n-grams is served", "--diffusion-config -dc=", "--engram-config="),
     *refused("an adapter has the model's dtype, its files say which layers it changes", "--lora-dtype=", harmless="auto"),
     *refused("an adapter's files say which layers it changes", "--lora-target-modules=*", "--max-lora-cls-labels="),
     *refused("all layers have keys and values of one dtype", "--kv-cache-dtype-skip-layers=*", "--kv-sharing-fast-prefill"),

@@ -103,6 +103,8 @@ class Sequence:
     """Indices behind which a later sequence is likely to begin, see `engine.kv.cache_points`."""
     names_windows: bool = False
     """Whether full blocks of its output get their keys in window groups, once they leave the window or the tables are freed."""
+    takes_snapshots: bool = False
+    """Whether its steps leave snapshots of its state at cache points."""
     stride: Stride | None = None
     """How its tables go on; None if that is not known."""
     state: SequenceState | None = None
@@ -417,9 +419,13 @@ class Sequence:
         """Its blocks before these points can be found after it has gone on, and so can those before its end."""
         self.cache_points, self.names_windows = points, True
 
+    def take_snapshots(self, points: tuple[int, ...]) -> None:
+        """Its steps leave snapshots of its state at these points and behind the prompt."""
+        self.cache_points, self.takes_snapshots = points, True
+
     def name_no_more(self) -> None:
         """What it holds is not to be found by names that it does not have yet."""
-        self.names_windows = False
+        self.names_windows = self.takes_snapshots = False
 
     def count_copied_block(self) -> None:
         """The block behind the shared ones begins as a copy of another sequence's."""
@@ -441,7 +447,8 @@ class Sequence:
     def free_tables(self) -> list[BlockTable]:
         """Give up all blocks and return their tables."""
         tables, self.block_tables = self.block_tables, []
-        self.names_windows, self.stride = False, None
+        self.names_windows = self.takes_snapshots = False
+        self.stride = None
         self.num_keyed_blocks = self.num_prepared_tokens = self.num_prepared_pending = 0
         return tables
 

@@ -24,7 +24,7 @@ class SequenceState:
     - `snapshots`: those that this step leaves on its way.
     - `unnamed`: snapshots that the sequence holds until the tokens before them are known, which name them.
     - `fork`: the slot with the state behind all of the prompt but its last token, held for other choices; None if they need none.
-    - `rolling`: key of the latest snapshot behind the prompt.
+    - `rolling`: keys of the latest snapshots behind the prompt, the oldest first.
     """
 
     __slots__ = ("before", "fork", "rolling", "slot", "snapshots", "source", "unnamed")
@@ -35,7 +35,7 @@ class SequenceState:
         self.snapshots: list[Kept] = []
         self.unnamed: list[Kept] = []
         self.fork: int | None = None
-        self.rolling: bytes | None = None
+        self.rolling: list[bytes] = []
 
     @property
     def holds_more(self) -> bool:
@@ -81,7 +81,7 @@ class SequenceState:
         """Hold a slot for other choices, or none any longer."""
         self.fork = slot
 
-    def roll(self, key: bytes) -> bytes | None:
-        """The latest snapshot behind the prompt has this key; returns that of the one before."""
-        before, self.rolling = self.rolling, key
-        return before
+    def roll(self, key: bytes, most: int) -> bytes | None:
+        """The latest snapshot behind the prompt has this key; returns that of the oldest one if there are more than `most`."""
+        self.rolling.append(key)
+        return self.rolling.pop(0) if len(self.rolling) > most else None

@@ -109,6 +109,10 @@ class Recovery:
                 scheduler.sequences.observer.blocks_adopted(blocks.num_kept, blocks.num_damaged)
                 message = "%d of %d KV blocks kept, %d damaged"
                 logger.warning(message, blocks.num_kept, blocks.total, blocks.num_damaged)
+            if blocks.total_snapshots:
+                message = "%d of %d snapshots of states kept, %d damaged"
+                found = blocks.num_snapshots, blocks.total_snapshots, blocks.num_damaged_snapshots
+                logger.warning(message, *found)
         else:
             scheduler.kv.seals.begin_life(life.fingerprint)
         self._back_at = self._clock()

@@ -13,7 +13,7 @@ from functools import partial
 from engine.config import FAILED_STEPS_BEFORE_ALONE
 from engine.core.journal import Journal
 from engine.interruptions import Outage
-from engine.kv.adoption import Adopted, NewLife, hold_over, settle
+from engine.kv.adoption import Adopted, HeldOver, NewLife, hold_over, settle
 from engine.kv.hit import Hit
 from engine.kv.kv_cache_manager import KvCacheManager
 from engine.observer import Observer, PrefixLookup
@@ -61,8 +61,8 @@ class Sequences:
         """The same by the step for which they were started, of steps in flight."""
         self._released: list[int] = []
         self._rolled_back: list[Sequence] = []
-        self.num_held_blocks = 0
-        """Blocks that had a key or were sealed when the executor failed last."""
+        self.held = HeldOver()
+        """What could be found or was sealed when the executor failed last."""
 
     # -- sequences come and go ---------------------------------------------------------------------------------------
 
@@ -134,7 +134,7 @@ class Sequences:
         if seq in self.returning:
             del self.returning[seq]
             if not (self.returning or self.kv.prefix_caching):
-                self.kv.forget_all()  # KV was found after the failure only, by the sequences that had computed it
+                self.kv.forget_blocks()  # KV was found after the failure only, by the sequences that had computed it
 
     def preempt(self, seq: Sequence, fault: str | None = None, outage: Outage | None = None) -> None:
         """Roll back to nothing computed; it keeps its slot and its place in the queue. `fault`: the failure that is the reason;
@@ -251,14 +251,14 @@ class Sequences:
     def _hold_over(self, running: list[Sequence]) -> list[Sequence]:
         """Keep what can be adopted. Returns the running sequences with those last that come back first: blocks are reused in
         the order in which they were freed."""
-        self.num_held_blocks = hold_over(self.kv, running)
+        self.held = hold_over(self.kv, running)
         returning = [*running, *self.returning]
         self.returning = dict.fromkeys(self.waiting.policy.ordered(returning))
         return [seq for seq in reversed(self.returning) if seq.status is SequenceStatus.RUNNING]
 
     def settle(self, life: NewLife) -> Adopted:
         """The executor's next life has begun. What it did not adopt is forgotten."""
-        outcome = settle(self.kv, life, self.num_held_blocks)
+        outcome = settle(self.kv, life, self.held)
         if not outcome.num_kept:
             self.returning.clear()
         return outcome

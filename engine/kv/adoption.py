@@ -27,7 +27,7 @@ class NewLife(NamedTuple):
     fingerprint: str
     """That of its layout."""
     offered: SealedBlocks | None = None
-    """Blocks that it was to adopt."""
+    """Blocks, and slots of states, that it was to adopt."""
     adopted: Int32Array = _NONE
     """int32 [k], rising: indices of the offered blocks that it has adopted."""
 
@@ -41,16 +41,35 @@ class Adopted(NamedTuple):
     """Blocks whose memory did not hold what was sealed."""
     total: int
     """All of them, with those that were not sealed yet or not offered."""
+    num_snapshots: int = 0
+    """Snapshots of states that the next life has adopted."""
+    num_damaged_snapshots: int = 0
+    total_snapshots: int = 0
 
 
-def hold_over(kv: KvCacheManager, running: Iterable[Sequence]) -> int:
-    """Reduce the prefix cache to sealed blocks, and give those of running sequences their keys. To be called while sequences
-    still have their tables. Returns the number of blocks with a key before.
+class HeldOver(NamedTuple):
+    """What could be found, or was sealed, when the executor failed."""
+
+    num_blocks: int = 0
+    num_snapshots: int = 0
+
+
+def hold_over(kv: KvCacheManager, running: Iterable[Sequence]) -> HeldOver:
+    """Reduce the prefix cache to sealed blocks and snapshots, and give blocks of running sequences their keys. To be called while
+    sequences still have their tables. Returns how much could be found before.
 
     The keys of all other blocks are withdrawn: the steps that fill these blocks were in flight.
     """
     running = list(running)
     kv.seals.drop_requests()
+    with kv.naming_anew() as states:
+        num_blocks = _keep_sealed(kv, running)
+        # Its block may be another one by now, with the same tokens.
+        num_snapshots = 0 if states is None else states.keep_sealed(kv.can_be_found)
+    return HeldOver(num_blocks, num_snapshots)
+
+
+def _keep_sealed(kv: KvCacheManager, running: list[Sequence]) -> int:
     for seq in running:
         kv.slide(
             seq
@@ -78,18 +97,33 @@ def _name_own(kv: KvCacheManager, group: BlockGroup, seq: Sequence) -> int:
     return sum(group.cache.keep(key, block) for key, block in zip(keys, table.blocks, strict=False))
 
 
-def settle(kv: KvCacheManager, life: NewLife, total: int) -> Adopted:
-    """Forget all blocks that the next life has not adopted. `total`: what `hold_over` returned."""
-    offered, num_kept = life.offered, 0
+def settle(kv: KvCacheManager, life: NewLife, held: HeldOver) -> Adopted:
+    """Forget all blocks and snapshots that the next life has not adopted. A snapshot is of no use without its block; a block is
+    without the snapshot behind it, for one further on. `held`: what `hold_over` returned."""
+    num_kept = 0
     for group in kv.groups:
-        adopted: list[int] = []
-        if offered is not None:
-            adopted = offered.blocks[life.adopted[offered.groups[life.adopted] == group.index]].tolist()
+        adopted = _adopted(life, group.index)
         group.forget(group.cache.blocks.keys() - set(adopted), Lost.RESTART)
         group.seals.keep(adopted)
         num_kept += len(adopted)
+    slots = _adopted(life, kv.layout.state_group)
+    if kv.states is not None:
+        kv.states.keep(slots)
     kv.seals.begin_life(life.fingerprint)
+    num_damaged = num_damaged_snapshots = 0
     # A life with another fingerprint has looked at none of them.
-    compared = offered is not None and offered.fingerprint == life.fingerprint
-    num_damaged = len(offered) - num_kept if offered is not None and compared else 0
-    return Adopted(num_kept, num_damaged, total)
+    if life.offered is not None and life.offered.fingerprint == life.fingerprint:
+        num_offered = int(np.count_nonzero(life.offered.groups == kv.layout.state_group))
+        num_damaged_snapshots = num_offered - len(slots)
+        num_damaged = len(life.offered) - num_offered - num_kept
+    return Adopted(
+        num_kept, num_damaged, held.num_blocks, len(slots), num_damaged_snapshots, held.num_snapshots
+    )
+
+
+def _adopted(life: NewLife, group: int) -> list[int]:
+    """The blocks of a group that the life has adopted."""
+    if life.offered is None:
+        return []
+    blocks: list[int] = life.offered.blocks[life.adopted[life.offered.groups[life.adopted] == group]].tolist()
+    return blocks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
@@ -44,9 +45,12 @@ class KvCacheManager:
         the window when a sequence is admitted, a full group for all its tokens."""
         self.layout = layout
         self.groups = [BlockGroup(index, one, layout.block_size) for index, one in enumerate(layout.groups)]
-        self.seals = SealTable(layout, [group.seals for group in self.groups])
-        self.states = StatePool(layout.state, layout.block_size) if layout.state else None
+        self.states = (
+            StatePool(layout.state, layout.block_size, bool(layout.fingerprint)) if layout.state else None
+        )
         """Slots of states; None if layers have none."""
+        sealable = [group.seals for group in self.groups]
+        self.seals = SealTable(layout, sealable if self.states is None else [*sealable, self.states.seals])
         self.prefix_caching = prefix_caching and layout.paged
         self.changes = TableChanges()
         self._model = model
@@ -61,7 +65,7 @@ class KvCacheManager:
         """What followed each prefix, and what became of it: in a full group, if there is one."""
         if self.states is not None and self.groups:
             # A snapshot goes with the block that its key names.
-            (self._full or self.groups)[0].cache.on_lost = self.states.forget
+            self._naming.cache.on_lost = self.states.forget
 
     @property
     def state_stats(self) -> StateStats:
@@ -107,6 +111,11 @@ class KvCacheManager:
     def blocks_for(self, num_tokens: int) -> int:
         """Number of blocks that hold this many tokens."""
         return -(-num_tokens // self.layout.block_size) if self.layout.paged else 0
+
+    @property
+    def _naming(self) -> BlockGroup:
+        """The group with whose blocks snapshots of states are found."""
+        return (self._full or self.groups)[0]
 
     # -- tables --------------------------------------------------------------------------------------------------------
 
@@ -276,6 +285,8 @@ class KvCacheManager:
         if self.states is not None:
             self.states.free(seq)
             self.states.begun(seq)
+            if not self.prefix_caching:
+                self._forget_own_snapshots(seq)
         if seq.block_tables:
             self.slide(seq)
             for group in self._windows:
@@ -284,6 +295,16 @@ class KvCacheManager:
             self.changes.drop(seq.slot)
             for group, table in zip(self.groups, tables, strict=True):
                 group.release(reversed(table.blocks))
+
+    def _forget_own_snapshots(self, seq: Sequence) -> None:
+        """Without prefix caching a sequence's snapshots serve nothing but its own return after a failure, for which its blocks
+        have keys by now, and that of the other choices of its call."""
+        assert self.states is not None
+        if any(other is not seq and not other.finished for other in seq.siblings):
+            return
+        for key in seq.block_keys:
+            if self._naming.cache.block_of(key) is None:
+                self.states.forget(key)
 
     # -- sharing -------------------------------------------------------------------------------------------------------
 
@@ -390,10 +411,15 @@ class KvCacheManager:
                 [copy] = seq.block_tables[index].part(hit.num_blocks, hit.num_blocks + 1)
                 self.changes.copies.append((index, source, copy))
             seq.count_copied_block()
-        if self.prefix_caching and (self._windows or self.states is not None):
+        takes_snapshots = self.states is not None and (self.prefix_caching or self.seals.active)
+        if takes_snapshots or (self.prefix_caching and self._windows):
             size, state = self.layout.block_size, self.layout.state
             parted = hit.num_in_full_groups if hit.missed is not None or hit.missed_state else 0
-            seq.set_cache_points(cache_points(seq, size, parted, state.interval if state else size))
+            points = cache_points(seq, size, parted, state.interval if state else size)
+            if self.prefix_caching:
+                seq.set_cache_points(points)
+            if takes_snapshots:
+                seq.take_snapshots(points)
         self._prepared(seq)
 
     def begin_step(self) -> None:
@@ -437,8 +463,16 @@ class KvCacheManager:
                 if self.states is None:
                     self._prepared(seq)
         if self.states is not None:
-            self.states.name(seq)
+            self._name_snapshots(self.states, seq)
             self._prepared(seq)
+
+    def _name_snapshots(self, states: StatePool, seq: Sequence) -> None:
+        if seq.state is None or not seq.state.unnamed:
+            return
+        if not self.prefix_caching:
+            self.keys_of(seq, seq.num_keyed_blocks)
+        for slot in states.name(seq):
+            self.seals.request_snapshot(slot)
 
     def _add_keys(self, seq: Sequence, full: int) -> None:
         keys = seq.block_keys
@@ -538,11 +572,30 @@ class KvCacheManager:
 
     def forget_all(self) -> None:
         """Nothing can be found from now on."""
+        self.forget_blocks()
+        if self.states is not None:
+            self.states.forget_all()
+
+    def forget_blocks(self) -> None:
+        """No block can be found from now on. Snapshots of states stay for the next failure, under keys of their sequences."""
         for group in self.groups:
             group.pool.forsake(group.cache.blocks)
             group.cache.clear()
-        if self.states is not None:
-            self.states.forget_all()
+
+    @contextlib.contextmanager
+    def naming_anew(self) -> Iterator[StatePool | None]:
+        """Meanwhile a block may lose its key to another one without the snapshot behind it. Yields the slots of states, if there
+        are any."""
+        cache = self._naming.cache
+        on_lost, cache.on_lost = cache.on_lost, None
+        try:
+            yield self.states
+        finally:
+            cache.on_lost = on_lost
+
+    def can_be_found(self, key: bytes) -> bool:
+        """Whether there is a block with this key in the group whose blocks name snapshots of states."""
+        return self._naming.cache.block_of(key) is not None
 
     # -- for the next batch --------------------------------------------------------------------------------------------
 

@@ -1,4 +1,5 @@
-"""`SealTable`: which KV blocks hold what they should even after the executor's death, and how that is checked."""
+"""`SealTable`: which KV blocks and snapshots of states hold what they should even after the executor's death, and how that is
+checked."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ NO_SEALS = np.empty((0, 2), np.int32)
 
 
 class GroupSeals:
-    """The seals of one KV group. Owned by its BlockGroup."""
+    """The seals of one KV group, or those of slots of states. Owned by its BlockGroup, or by StatePool."""
 
     def __init__(self) -> None:
         self.checksums: dict[int, int] = {}
@@ -38,7 +39,8 @@ class GroupSeals:
 
 class SealTable:
     """{(group, block): checksum} of blocks that are full of known tokens and whose step is committed. Nothing in the memory of a
-    block says that it is valid: this table does. Owned by KvCacheManager.
+    block says that it is valid: this table does. Slots with snapshots of states are blocks of a last group. Owned by
+    KvCacheManager.
 
         request -> take: in a step's `seals` -> commit: sealed -> drop: before a step that may write the block is submitted
             '----------------- drop ----------------^
@@ -47,8 +49,10 @@ class SealTable:
     """
 
     def __init__(self, layout: KvLayout, groups: SequenceOf[GroupSeals]) -> None:
-        # States of sequences are not sealed: without them a hit is of no use.
-        self._can_adopt = layout.paged and layout.state is None
+        """`groups`: as `KvLayout.num_sealable`."""
+        # States that the executor keeps by itself are not sealed: without them a hit is of no use.
+        self._can_adopt = layout.paged and (layout.state is None or layout.snapshots)
+        self._state_group = layout.state_group
         self._groups = groups
         self._new: list[tuple[int, int]] = []
         self._assembled = 1
@@ -78,6 +82,12 @@ class SealTable:
                 if block not in seals.checksums and block not in seals.requests:
                     seals.requests[block] = self._assembled
                     self._new.append((group, block))
+
+    def request_snapshot(self, slot: int) -> None:
+        """The slot holds a snapshot with a key once the step being assembled is computed, which is to seal it."""
+        if self.active:
+            self._groups[self._state_group].requests[slot] = self._assembled
+            self._new.append((self._state_group, slot))
 
     def take(self, step_id: int) -> Int32Array:
         """int32 [m, 2] of (group, block): `UnifiedBatch.seals` of the step that was assembled."""

@@ -12,12 +12,13 @@ that a step reads or writes is not given away before the next step is put togeth
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 
 import numpy as np
 
 from engine.kv.cache_points import rolling_interval
+from engine.kv.seals import GroupSeals
 from engine.sequence import Sequence
 from engine.sequence_state import ZEROS, Kept, SequenceState
 from executors.contract import Int32Array, StateLayout
@@ -30,7 +31,10 @@ class StatePool:
     one that was used longest ago first: in a chain the newest and the deepest shared one go last.
     """
 
-    def __init__(self, layout: StateLayout, block_size: int) -> None:
+    def __init__(self, layout: StateLayout, block_size: int, outlives: bool = False) -> None:
+        """`outlives`: whether slots outlive the executor."""
+        # One more, to go on from after a failure before the latest one is sealed.
+        self._num_rolling = 1 + outlives
         self.num_slots = layout.num_slots
         self._interval = layout.interval
         self._block_size = block_size
@@ -49,6 +53,8 @@ class StatePool:
         """Slots of snapshots that no sequence holds, the one used longest ago first."""
         self._holders: dict[SequenceState, None] = {}
         """States that hold more slots than the one they go on from."""
+        self.seals = GroupSeals()
+        """Of snapshots, as long as they can be found: a slot is written only where it has no key."""
 
     @property
     def num_snapshots(self) -> int:
@@ -153,12 +159,12 @@ class StatePool:
 
     def is_due(self, seq: Sequence, begin: int, end: int) -> bool:
         """Whether a snapshot is to be taken in positions begin + 1 .. end: it is, by a step without drafts."""
-        return seq.names_windows and bool(self._points(seq, begin, end))
+        return seq.takes_snapshots and bool(self._points(seq, begin, end))
 
     def _leave_snapshots(self, seq: Sequence, state: SequenceState, begin: int, end: int) -> None:
         """Keep the state at the cache points of the chunk, as far as slots are to be had. At the chunk's end the slot that is
         written is the snapshot, and the next step writes another."""
-        if not seq.names_windows or seq.request.needs_whole_prompt:
+        if not seq.takes_snapshots or seq.request.needs_whole_prompt:
             return
         for position in self._points(seq, begin, end):
             block, keys = position // self._block_size, seq.block_keys
@@ -185,19 +191,22 @@ class StatePool:
             points += range((max(begin, seq.prompt_len) // every + 1) * every, end + 1, every)
         return points
 
-    def name(self, seq: Sequence) -> None:
-        """Let the sequence's snapshots be found whose tokens are known: those behind blocks that have a key."""
-        state = seq.state
+    def name(self, seq: Sequence) -> list[int]:
+        """Let the sequence's snapshots be found whose tokens are known: those behind blocks that have a key. Returns the slots of
+        those that are found from now on."""
+        state, named = seq.state, list[int]()
         if state is None or not state.unnamed:
-            return
+            return named
         for position, slot in state.take_named(seq.num_keyed_blocks * self._block_size):
             key = seq.block_keys[position // self._block_size - 1]
             if key not in self._slot_of:
                 self._slot_of[key], self._key_of[slot] = slot, key
-                if position > seq.prompt_len and (before := state.roll(key)) is not None:
-                    self.forget(before)
+                named.append(slot)
+                if position > seq.prompt_len and (oldest := state.roll(key, self._num_rolling)) is not None:
+                    self.forget(oldest)
             self._drop(slot)
         self._settle(state)
+        return [slot for slot in named if slot in self._key_of]
 
     def free(self, seq: Sequence) -> None:
         """Give up all slots of a sequence; steps submitted later may write to them."""
@@ -252,6 +261,7 @@ class StatePool:
         if slot is None:
             return
         del self._key_of[slot]
+        self.seals.drop((slot,))  # from here on a step may write it
         if slot in self._idle:
             del self._idle[slot]
             self._release(slot)
@@ -264,6 +274,21 @@ class StatePool:
             for _, slot in seq.state.take_named(seq.state.unnamed[-1].position if seq.state.unnamed else 0):
                 self._drop(slot)
             self._settle(seq.state)
+
+    def keep_sealed(self, is_found: Callable[[bytes], bool]) -> int:
+        """The executor failed: forget the snapshots that are not sealed, and those whose block cannot be found by its key.
+        Returns how many there were."""
+        before = list(self._slot_of.items())
+        for key, slot in before:
+            if slot not in self.seals.checksums or not is_found(key):
+                self.forget(key)
+        return len(before)
+
+    def keep(self, slots: Iterable[int]) -> None:
+        """Forget the snapshots in all other slots."""
+        kept = set(slots)
+        for key in [key for key, slot in self._slot_of.items() if slot not in kept]:
+            self.forget(key)
 
     def forget_all(self) -> None:
         """No snapshot can be found from now on."""
@@ -370,6 +395,8 @@ class StatePool:
             raise RuntimeError(f"references differ from states at slots {wrong[:8]}")
         if {slot: key for key, slot in self._slot_of.items()} != self._key_of:
             raise RuntimeError("keys and slots of snapshots differ")
+        if not self._key_of.keys() >= self.seals.checksums.keys() | self.seals.requests.keys():
+            raise RuntimeError("the slot of a snapshot that is found no more is sealed")
         idle = {slot for slot in self._key_of if not references[slot]}
         if idle != set(self._idle):
             raise RuntimeError("a snapshot that no sequence holds cannot be evicted, or the other way round")

@@ -150,7 +150,8 @@ class UnifiedBatch:
       model; of an intermediate chunk a number above 0 asks the draft model to compute the chunk too. Its block table covers the
       tokens after this step and all these drafts but the last. None, or fewer drafts, is always a valid answer.
     - `seals` int32 [m, 2]: (group, block) of blocks that are full of known tokens once this step is computed, and are not
-      written again; requested only from executors with a `KvLayout.fingerprint`.
+      written again; requested only from executors with a `KvLayout.fingerprint`. With `KvLayout.state_group` for the group: a
+      slot with a snapshot of a state, which this step or one before it has left, and which is not written again.
     - `state_src`, `state_dst` int32 [n], both None without `KvLayout.state`: the slot with the state before an item's first
       token (-1: zeros), and the one that gets the state after its last token: the same slot, or one that no other item reads.
     - `snapshots` int32 [m, 3]: (item, position, slot): the slot gets the state after the first `position` tokens of the item's

@@ -100,7 +100,7 @@ def check_blocks(batch: UnifiedBatch, num_blocks: Sequence[int]) -> None:
 
 
 def check_seals(batch: UnifiedBatch, num_blocks: Sequence[int]) -> None:
-    """Check the blocks whose checksums a step asks for. `num_blocks` of each group. Raises InvalidInput."""
+    """Check the blocks whose checksums a step asks for. `num_blocks`: `KvLayout.num_sealable`. Raises InvalidInput."""
     seals = batch.seals
     if not len(seals):
         return

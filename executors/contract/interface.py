@@ -109,7 +109,8 @@ class ModelExecutor(ABC):
         """Forget every sequence and start over; the next batch carries this epoch.
 
         Returns int32 [k], rising: the indices of those blocks of `adopt` whose memory holds what was sealed. All other blocks
-        hold nothing of value, and so do all blocks of an executor that cannot adopt, which returns an empty array. With None
+        hold nothing of value, and so do all blocks of an executor that cannot adopt, which returns an empty array. Slots of
+        states are adopted as blocks are. With None
         nothing is adopted, and memory that outlived an earlier process is given back to the system first, before a new
         process is started.
 

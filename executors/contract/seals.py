@@ -4,6 +4,9 @@ A block is *sealed* when it is full of known tokens and the step that filled it 
 `UnifiedBatch.seals`, the executor answers with checksums of the blocks' memory in `UnifiedOutput.checksums`, and the engine keeps
 both. A sealed block is not written until the engine has dropped its seal. Nothing in the memory itself says that it is valid.
 
+Slots with snapshots of states are sealed as blocks of one more group, `KvLayout.state_group`. The position of a snapshot is not
+part of its seal: a later step says at which position it begins with it.
+
     step      seals [(group, block), ...]           -> checksums, as the blocks are at the end of the step
     death     the memory outlives the process, if `KvLayout.fingerprint` is not empty
     epoch     begin_epoch(epoch, SealedBlocks(...)) -> indices of the blocks whose memory still has that checksum
@@ -24,8 +27,8 @@ from executors.contract.errors import InvalidInput
 
 @dataclass(frozen=True, slots=True)
 class SealedBlocks:
-    """Blocks as they were sealed: `groups` and `blocks` int32 [n], `checksums` uint64 [n]; each pair of group and block occurs
-    once. `fingerprint`: that of the layout under which they were sealed."""
+    """Blocks, and slots of states, as they were sealed: `groups` and `blocks` int32 [n], `checksums` uint64 [n]; each pair of
+    group and block occurs once. `fingerprint`: that of the layout under which they were sealed."""
 
     fingerprint: str
     groups: Int32Array
@@ -37,7 +40,7 @@ class SealedBlocks:
 
 
 def check_sealed(sealed: SealedBlocks, num_blocks: tuple[int, ...]) -> None:
-    """Check dtypes, lengths and ranges; `num_blocks` of each group. Raises InvalidInput."""
+    """Check dtypes, lengths and ranges; `num_blocks`: `KvLayout.num_sealable`. Raises InvalidInput."""
     groups, blocks, checksums = sealed.groups, sealed.blocks, sealed.checksums
     dtypes = [str(array.dtype) for array in (groups, blocks, checksums)]
     if dtypes != ["int32", "int32", "uint64"]:

@@ -255,7 +255,8 @@ class KvLayout:
     """Tokens of context that the sizes of the groups were planned for; 0: as many as the full groups hold."""
     fingerprint: str = ""
     """Digest of geometry, dtypes, instruction set, kernel sources and weights. Not empty: the blocks outlive the executor's
-    process, steps answer `UnifiedBatch.seals`, and `begin_epoch` may adopt blocks that were sealed under the same fingerprint."""
+    process, steps answer `UnifiedBatch.seals`, and `begin_epoch` may adopt blocks that were sealed under the same fingerprint.
+    The same holds for slots of states, where the engine gives them out (`snapshots`)."""
 
     @staticmethod
     def of(block_size: int, num_blocks: int, bytes_per_block: int, blocks_per_span: int = 0) -> KvLayout:
@@ -282,6 +283,17 @@ class KvLayout:
         """Bytes of all blocks and states."""
         states = 0 if self.state is None else self.state.num_slots * self.state.slot_bytes
         return self.block_bytes + states
+
+    @property
+    def state_group(self) -> int:
+        """The group by which seals name slots of states in place of blocks: the one behind the last group of blocks."""
+        return len(self.groups)
+
+    @property
+    def num_sealable(self) -> tuple[int, ...]:
+        """How many blocks of each group can be sealed, and last, where layers have states, how many slots of these."""
+        counts = tuple(group.num_blocks for group in self.groups)
+        return counts if self.state is None else (*counts, self.state.num_slots)
 
     def kept(self, num_tokens: int, new_len: int) -> int:
         """How many tokens a sequence of `num_tokens` keeps where it is rolled back to `new_len`: none if a state is of a later

@@ -32,8 +32,8 @@ class Lives:
     def die(self) -> None:
         """The life ends; the next one may be another program."""
         inner = self._inner
-        for group, memory in enumerate(inner.memories):
-            blocks = [block for block in range(memory.num_blocks) if self._rng.random() < self._scribbling]
+        for group, num_blocks in enumerate(inner.kv_layout().num_sealable):
+            blocks = [block for block in range(num_blocks) if self._rng.random() < self._scribbling]
             inner.scribble(group, blocks)
             self._scribbled |= {(group, block) for block in blocks}
         if self._rng.random() < self._other:
@@ -53,7 +53,8 @@ class Lives:
 
 class ReturnWatch:
     """From now on raises Broken where a sequence that ran when the executor failed comes back without the KV that committed steps
-    had computed, but for its last block and what the steps in flight added meanwhile."""
+    had computed, but for its last block and what the steps in flight added meanwhile. Where layers have states: without what was
+    computed up to its deepest sealed snapshot."""
 
     def __init__(self, scheduler: Scheduler, lag: int) -> None:
         """`lag`: tokens by which the seals of a sequence may lag behind what committed steps computed, without the last block."""
@@ -121,5 +122,16 @@ class ReturnWatch:
         for seq in sequences.running:
             if not (seq.alone or seq.needs_whole_prompt):
                 computed = min(self._reach.get(seq.seq_id, 0), seq.num_known_tokens - 1)
-                owed[seq.seq_id] = max(0, computed - self._lag)
+                owed[seq.seq_id] = self._to_snapshot(seq, max(0, computed - self._lag))
         return owed
+
+    def _to_snapshot(self, seq: Sequence, num_tokens: int) -> int:
+        """At most so many tokens, up to the deepest snapshot that is sealed."""
+        kv, size = self._kv, self._kv.layout.block_size
+        if kv.states is None:
+            return num_tokens
+        if not kv.prefix_caching and any(group.window is not None for group in kv.groups):
+            return 0  # a window leaves what lies before its snapshots: no later sequence could use it
+        keys = kv.keys_of(seq, num_tokens // size)
+        sealed = [kv.states.find(key) in kv.states.seals.checksums for key in keys]
+        return size * max((index for index, one in enumerate(sealed, 1) if one), default=0)

@@ -186,6 +186,8 @@ def draw(seed: int) -> Scenario:
     about_states = random.Random(f"states {seed}")
     if scenario.executor == "paged_fake" and scenario.native and not scenario.fingerprint:
         _draw_states(about_states, scenario)
+    elif scenario.fingerprint and scenario.native and about_states.random() < 0.6:
+        _draw_states(about_states, scenario)  # a third: the others are of blocks alone
     return scenario
 
 
@@ -315,7 +317,7 @@ class Run:
             "max_adapters": scenario.max_loras + 1,
             "drafts_right": scenario.drafts_right,
         }
-        if scenario.executor == "paged_fake":
+        if scenario.executor != "echo":
             options["fingerprint"] = scenario.fingerprint
         if scenario.executor != "echo":
             options |= {"num_blocks": scenario.num_blocks, "blocks_per_span": scenario.blocks_per_span}

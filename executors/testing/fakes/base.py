@@ -325,10 +325,10 @@ class FakeExecutor(BatchModelExecutor):
     def _check(self, batch: UnifiedBatch) -> None:
         checks.check_arrays(batch)
         checks.check_limits(batch, self.vocab_size, self.max_model_len, self.num_slots)
-        num_blocks = [group.num_blocks for group in self.kv_layout().groups]
-        checks.check_blocks(batch, num_blocks)
-        checks.check_seals(batch, num_blocks)
-        checks.check_states(batch, self.kv_layout().state)
+        layout = self.kv_layout()
+        checks.check_blocks(batch, [group.num_blocks for group in layout.groups])
+        checks.check_seals(batch, layout.num_sealable)
+        checks.check_states(batch, layout.state)
         for start in batch.starts:
             self._salt(start.adapter)
             checks.check_pooling(start, self.vocab_size)

@@ -47,10 +47,13 @@ class SealingFake(FakeServing):
     # -- seals -----------------------------------------------------------------------------------------------------------
 
     def checksums(self, groups: Int32Array, blocks: Int32Array) -> NDArray[np.uint64]:
-        """uint64 [m]: checksums of blocks as they are now."""
+        """uint64 [m]: checksums of blocks, or slots of states, as they are now."""
         sums = np.zeros(len(blocks), np.uint64)
         for group in np.unique(groups).tolist():
             chosen = groups == group
+            if group == len(self.memories):
+                sums[chosen] = self._state_checksums(blocks[chosen])
+                continue
             memory, ids = self.memories[group], blocks[chosen]
             # Each cell of a block has a weight of its own: cells that change places are noticed.
             weight = oracle.mix(np.arange(1, memory.cells.shape[1] + 1, dtype=np.uint64))
@@ -68,12 +71,20 @@ class SealingFake(FakeServing):
             return
         groups, blocks = np.ascontiguousarray(batch.seals.T)
         for group, block in batch.seals.tolist():
-            if not self.memories[group].written[block].all():
+            if not self._is_whole(group, block):
                 raise InvalidInput(f"block {block} of group {group} is to be sealed and is not full")
         output.checksums = self.checksums(groups, blocks)
 
+    def _state_checksums(self, slots: Int32Array) -> NDArray[np.uint64]:
+        """uint64 [m]: checksums of slots of states."""
+        raise InvalidInput("there are no states")
+
+    def _is_whole(self, group: int, block: int) -> bool:
+        """Whether all of a block, or a slot of a state, was written."""
+        return bool(self.memories[group].written[block].all())
+
     def scribble(self, group: int, blocks: Iterable[int]) -> None:
-        """Flip a bit in each of these blocks."""
+        """Flip a bit in each of these blocks, or slots of states."""
         for block in blocks:
             self.memories[group].cells[block, block % self.config.attention.block_size] ^= np.uint64(1)
 
@@ -84,7 +95,7 @@ class SealingFake(FakeServing):
         self._require_warm()
         adopted = np.empty(0, np.int32)
         if adopt is not None:
-            check_sealed(adopt, tuple(memory.num_blocks for memory in self.memories))
+            check_sealed(adopt, self.kv_layout().num_sealable)
             adopted = self._verified(adopt)
         before = self.memories
         await super().begin_epoch(epoch)
@@ -101,7 +112,7 @@ class SealingFake(FakeServing):
             return np.empty(0, np.int32)
         same = self.checksums(adopt.groups, adopt.blocks) == adopt.checksums
         whole = [
-            bool(self.memories[group].written[block].all())
+            self._is_whole(group, block)
             for group, block in zip(adopt.groups.tolist(), adopt.blocks.tolist(), strict=True)
         ]
         return np.flatnonzero(same & np.array(whole, np.bool_)).astype(np.int32)

@@ -10,6 +10,7 @@ from there on, as on a real device. Nothing else tells which position a state be
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +21,7 @@ from executors.contract import (
     ExecutorConfig,
     Int32Array,
     KvLayout,
+    SealedBlocks,
     StateLayout,
     Unsupported,
 )
@@ -36,10 +38,12 @@ NUM_SNAPSHOTS = 8
 
 
 class StateFakeExecutor(PagedFakeExecutor):
-    """See the module. Options as paged_fake's, but for `native` and `fingerprint`; `num_states` (slots of states,
-    else 8 more than sequences), `state_interval` (tokens between two places for a snapshot, else the block size).
+    """See the module. Options as paged_fake's, but for `native`; `num_states` (slots of states, else 8 more than sequences),
+    `state_interval` (tokens between two places for a snapshot, else the block size).
 
-    - `states` uint64 [num_states + rows]: the prefix in each slot, then that of each sequence that `prefill` meets without one.
+    - `states` uint64 [num_states + rows]: the prefix in each slot, then that of each sequence that `prefill` meets without one,
+      xored with `mask`.
+    - `filled` bool, of the same length: a step of this life has written the slot, or it was adopted.
     - `spoiled` bool, of the same length: a failed item has written the slot.
     """
 
@@ -57,6 +61,7 @@ class StateFakeExecutor(PagedFakeExecutor):
         places = np.arange(self.num_states + 2 * self.num_slots, dtype=np.uint64)
         self.states = oracle.mix(places + np.uint64(self.epoch or 0))
         self.spoiled = np.zeros(len(places), np.bool_)
+        self.filled = np.zeros(len(places), np.bool_)
 
     def _places(self, work: Work) -> tuple[Int32Array, Int32Array]:
         """Where each item's state is read (-1: zeros) and written. A sequence without a slot has a place of its own. Raises
@@ -71,14 +76,45 @@ class StateFakeExecutor(PagedFakeExecutor):
     def _read(self, work: Work) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
         _, digest = super()._read(work)
         source, _ = self._places(work)
-        return np.where(source < 0, np.uint64(0), self.states[source]), digest
+        return np.where(source < 0, np.uint64(0), self.states[source] ^ self.mask), digest
 
     def _write(self, work: Work, computed: Computed) -> None:
         super()._write(work, computed)
-        self.states[self._places(work)[1]] = computed.prefix[work.starts[1:] - 1]
+        self._put(self._places(work)[1], computed.prefix[work.starts[1:] - 1])
         if work.snapshots is not None and len(work.snapshots):
             items, positions, slots = work.snapshots.T
-            self.states[slots] = computed.prefix[work.starts[items] + positions - work.pos[items] - 1]
+            self._put(slots, computed.prefix[work.starts[items] + positions - work.pos[items] - 1])
+
+    def _put(self, slots: Int32Array, prefix: NDArray[np.uint64]) -> None:
+        self.states[slots] = prefix ^ self.mask
+        self.filled[slots] = True
+
+    # -- seals -----------------------------------------------------------------------------------------------------------
+
+    def _state_checksums(self, slots: Int32Array) -> NDArray[np.uint64]:
+        return oracle.mix(self.states[slots] + self.spoiled[slots])
+
+    def _is_whole(self, group: int, block: int) -> bool:
+        if group == len(self.memories):
+            return bool(self.filled[block])
+        return super()._is_whole(group, block)
+
+    def scribble(self, group: int, blocks: Iterable[int]) -> None:
+        if group < len(self.memories):
+            super().scribble(group, blocks)
+            return
+        for slot in blocks:
+            self.states[slot] ^= np.uint64(1)
+
+    async def begin_epoch(self, epoch: int, adopt: SealedBlocks | None = None) -> Int32Array:
+        """See the contract. Raises InvalidInput for blocks or slots that do not exist."""
+        before = getattr(self, "states", None), getattr(self, "spoiled", None)
+        adopted = await super().begin_epoch(epoch, adopt)
+        if adopt is not None and before[0] is not None and before[1] is not None:
+            slots = adopt.blocks[adopted[adopt.groups[adopted] == len(self.memories)]]
+            self.states[slots], self.spoiled[slots] = before[0][slots], before[1][slots]
+            self.filled[slots] = True
+        return adopted
 
     def _tainted(self, work: Work) -> set[int]:
         source, _ = self._places(work)
@@ -103,9 +139,8 @@ class StateFakeFactory(PagedFakeFactory):
         num_states = options.pop("num_states", config.max_num_seqs)
         interval = options.pop("state_interval", config.attention.block_size)
         super().validate_config(replace(config, options=options))
-        for name in ("native", "fingerprint"):
-            if name in options:
-                raise ConfigError(f"options.{name}: {config.executor} has states, and takes no such option")
+        if "native" in options:
+            raise ConfigError(f"options.native: {config.executor} has states, and takes no such option")
         if not isinstance(num_states, int) or num_states < config.max_num_seqs:
             raise ConfigError(f"options.num_states: at least max_num_seqs, {config.max_num_seqs}")
         if not isinstance(interval, int) or interval < 1 or interval % config.attention.block_size:

@@ -16,6 +16,12 @@ def table() -> SealTable:
     return SealTable(LAYOUT, [GroupSeals(), GroupSeals()])
 
 
+def table_with_states() -> SealTable:
+    """Of one group and slots of states, which are its group 1."""
+    layout = KvLayout(4, (KvGroup(8, 64),), StateLayout(64, 6, 4), fingerprint="a")
+    return SealTable(layout, [GroupSeals(), GroupSeals()])
+
+
 def step(seals: SealTable, step_id: int) -> UnifiedBatch:
     """A step without items that seals what was asked for."""
     none = np.empty(0, np.int32)
@@ -91,6 +97,30 @@ def test_a_window_that_has_left_a_block_does_not_seal_it() -> None:
     assert step(seals, 1).seals.tolist() == [[0, 2], [0, 3], [1, 7]]
     seals.request([BlockTable(0, [1, 2, 3, 4]), BlockTable(9, [])], 3, 4)
     assert step(seals, 2).seals.tolist() == [[0, 4]]
+
+
+def test_a_snapshot_is_sealed_with_the_blocks_of_its_step() -> None:
+    seals = table_with_states()
+    seals.request([BlockTable(0, [3])], 0, 9)
+    seals.request_snapshot(5)
+    batch = step(seals, 1)
+    assert batch.seals.tolist() == [[0, 3], [1, 5]] and sealed(seals) == []
+    seals.commit(batch, answer(7, 8))
+    assert sealed(seals) == [(0, 3, 7), (1, 5, 8)]
+
+
+def test_a_snapshot_that_was_evicted_meanwhile_has_the_checksum_of_its_last_step() -> None:
+    seals = table_with_states()
+    seals.request_snapshot(5)
+    first = step(seals, 1)
+    seals._groups[1].drop((5,))
+    seals.commit(first, answer(7))
+    assert sealed(seals) == []
+    seals.request_snapshot(5)
+    second = step(seals, 2)
+    seals.drop_requests()
+    seals.commit(second, answer(8))
+    assert sealed(seals) == []
 
 
 def test_an_answer_without_checksums_seals_nothing() -> None:

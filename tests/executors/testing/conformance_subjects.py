@@ -51,6 +51,7 @@ SUBJECTS: dict[str, MakeExecutor] = {
     "paged_fake-windows-split": maker(PagedFakeExecutor, window="24,full", native=False),
     "paged_fake-all-windows": maker(PagedFakeExecutor, window="20"),
     "state_fake": maker(StateFakeExecutor, drafts_right=0.7),
+    "state_fake-outliving": maker(StateFakeExecutor, fingerprint="a", state_interval=32),
     "state_fake-windows": maker(StateFakeExecutor, window="full,21", state_interval=32),
     "adapter-echo": maker(EchoExecutor, SamplingWrapper),
     "adapter-echo-split": maker(EchoExecutor, SamplingWrapper, native=False),

@@ -51,7 +51,7 @@ class SealTable:
     def __init__(self, layout: KvLayout, groups: SequenceOf[GroupSeals]) -> None:
         """`groups`: as `KvLayout.num_sealable`."""
         # States that the executor keeps by itself are not sealed: without them a hit is of no use.
-        self._can_adopt = layout.paged and (layout.state is None or layout.snapshots)
+        self._can_adopt = layout.paged
         self._state_group = layout.state_group
         self._groups = groups
         self._new: list[tuple[int, int]] = []

@@ -201,7 +201,7 @@ class LlmExecutor(BatchModelExecutor):
         self._report_death = report
 
     def use_memory(self, descriptor: int) -> None:
-        """See the contract. It is used where KV lies in the machine's memory and layers keep no states of sequences."""
+        """See the contract. It is used where KV lies in the machine's memory."""
         self._arena = KvArena(MemoryFile(descriptor))
 
     async def warmup(self) -> None:

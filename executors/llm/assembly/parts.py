@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from executors.contract.config import ExecutorConfig
 from executors.contract.errors import ConfigError
 from executors.contract.interface import ProgressCallback
-from executors.contract.status import KvLayout, ModelInfo, StateLayout
+from executors.contract.status import KvLayout, ModelInfo
 from executors.kernels import triton_build
 from executors.kernels.compiler import KernelUnavailable
 from executors.kernels.cpu import CpuKernels, cpu_kernels
@@ -86,10 +88,9 @@ class Assembly:
         if isinstance(source.model, PreparedModel):
             source.model.prepare(plan.max_model_len)
         sizing.check_slots(config, info.max_model_len, len(plan.layout.groups))
-        # A sequence cannot go on from KV alone where layers keep states.
-        arena = self.arena if plan.layout.state is None else None
+        arena = self.arena
         runner = self._runner(source.model, plan.layout, arena)
-        pipeline = self._pipeline(runner, info.max_model_len, plan.layout.state)
+        pipeline = self._pipeline(runner, info.max_model_len, plan.layout, arena)
         if arena is not None and self.group.all_have(runner.cache.by_block and arena.fault is None):
             pipeline.seals = self._seals(runner, info, plan.layout, arena)
             plan = replace(plan, layout=replace(plan.layout, fingerprint=pipeline.seals.fingerprint))
@@ -122,20 +123,20 @@ class Assembly:
         except KernelUnavailable:
             kernels = None
         computed_by = runner.attention.note, type(runner.attention).__name__, kernels and kernels.name
-        digest = kv_fingerprint(config, info, layout, (runner.cache.spec, *computed_by))
+        states = None if runner.states is None else runner.states.spec
+        digest = kv_fingerprint(config, info, layout, (runner.cache.spec, states, *computed_by))
         words = combine(np.frombuffer(bytes.fromhex(digest), np.uint64).copy())
         rank = config.parallel.rank
         return BlockSeals(
-            words.tobytes().hex(), runner.cache, arena, kernels, torch.get_num_threads, combine, rank
-        )
+            words.tobytes().hex(), runner.cache, arena, kernels, torch.get_num_threads, combine, rank, runner.states
+        )  # fmt: skip
 
     def _runner(self, model: DecoderOnlyLLM, layout: KvLayout, arena: KvArena | None = None) -> ModelRunner:
         """Make the runner that computes the forwards, and its KV."""
         config = self.config
         self.report("KV cache", 0, 0)
         spec = kv_group(model)
-        take = None if arena is None or spec.device.type != "cpu" else arena.take
-        cache = PagedKv(spec, layout.groups, layout.block_size, take)
+        cache = PagedKv(spec, layout.groups, layout.block_size, _take(arena, spec.device))
         # Kernels of attention and sampler compute a few numbers before they are used.
         self.report("checking kernels", 0, 0)
         attention = choose_attention(
@@ -150,14 +151,16 @@ class Assembly:
                 model.ranges = self.device.range
         return runner
 
-    def _pipeline(self, runner: ModelRunner, max_model_len: int, state: StateLayout | None) -> StepPipeline:
+    def _pipeline(
+        self, runner: ModelRunner, max_model_len: int, layout: KvLayout, arena: KvArena | None
+    ) -> StepPipeline:
         """Make what computes steps. Raises ConfigError if the host has no memory for tables of its slots."""
         config, group, cache = self.config, self.group, runner.cache
         directory = config.tokenizer or config.model
         compiler = GrammarCompiler(Path(directory) if directory else None, self.source.info.logits_width)
         steps = self.device.steps() if group.launches and runner.takes_packed else None
         try:
-            runner.hold_states(state)
+            runner.hold_states(layout.state, _take(arena, runner.device))
             # Before the states: its check takes memory that is free again afterwards.
             sampler = None if steps is None else self._sampler(runner, compiler.width)
             states = SequenceStates(
@@ -172,7 +175,7 @@ class Assembly:
             launched = None
             if steps is not None and sampler is not None:
                 launched = self._launched(states, runner, steps, sampler)
-            intake = HostIntake(states, cache.num_blocks, config.max_num_seqs, runner.states)
+            intake = HostIntake(states, layout, config.max_num_seqs, runner.states)
             return StepPipeline(states, runner, group.stages(states, runner, intake, self.memory), launched)
         except MemoryError:  # a limit on address space
             raise sizing.slots_do_not_fit(config, max_model_len, len(cache.caches)) from None
@@ -228,6 +231,11 @@ def fitting(config: ExecutorConfig, source: LoadedModel, device: Device, group: 
     if device.launches and group.launches:
         return group.limits(sizing.fitting(config, source, free, device, graph_bytes))
     return group.limits(sizing.fitting(config, source, free, device))
+
+
+def _take(arena: KvArena | None, device: torch.device) -> Callable[[int], NDArray[np.uint8] | None] | None:
+    """What gives memory that outlives this process, if there is some."""
+    return None if arena is None or device.type != "cpu" else arena.take
 
 
 def _graph_share(memory: DeviceMemory | None) -> int:

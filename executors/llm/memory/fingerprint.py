@@ -1,7 +1,7 @@
-"""`kv_fingerprint`: a digest of all that the bytes of a KV block depend on beside the tokens before it.
+"""`kv_fingerprint`: a digest of all that the bytes of a KV block, or of a state, depend on beside the tokens before it.
 
-Two lives of an executor with equal fingerprints compute the same keys and values, up to the rounding that the composition of a
-batch changes anyway, and place them at the same addresses.
+Two lives of an executor with equal fingerprints compute the same keys, values and states, up to the rounding that the
+composition of a batch changes anyway, and place them at the same addresses.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ _READ = (".json", ".safetensors", ".gguf")
 
 
 def kv_fingerprint(config: ExecutorConfig, info: ModelInfo, layout: KvLayout, parts: Sequence[object]) -> str:
-    """Return 64 hexadecimal digits. `parts`: the groups' geometry, and the kernels that compute; their `repr` counts."""
+    """Return 64 hexadecimal digits. `parts`: the geometry of groups and states, and the kernels that compute; their `repr`
+    counts."""
     settings = config.optimization
     facts = (
-        layout.block_size, layout.groups, info.name, info.family, info.dtype, info.max_model_len, config.dtype,
+        layout.block_size, layout.groups, layout.state, info.name, info.family, info.dtype, info.max_model_len, config.dtype,
         config.load_format, config.seed, settings.quantization, settings.deterministic, config.memory.kv_cache_dtype,
         config.attention.backend, config.parallel.rank, config.parallel.tensor_parallel_size,
         config.parallel.pipeline_parallel_size, torch.__version__, np.__version__, *parts,

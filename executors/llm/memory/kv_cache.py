@@ -144,10 +144,7 @@ class KvCache:
             return
         if blocks[0] < 0 or blocks[-1] >= self.num_blocks:
             raise InvalidInput(f"block {blocks[0]} or {blocks[-1]} is outside 0..{self.num_blocks - 1}")
-        breaks = np.flatnonzero(np.diff(blocks) != 1) + 1
-        base, size = self.blocks.ctypes.data, self.blocks.shape[1]
-        for run in np.split(blocks, breaks):
-            _drop_pages(base + int(run[0]) * size, base + (int(run[-1]) + 1) * size)
+        give_back_rows(self.blocks, blocks)
 
     @property
     def num_bytes(self) -> int:
@@ -155,6 +152,14 @@ class KvCache:
         if self.blocks is not None:
             return self.blocks.nbytes
         return sum(layer.numel() * layer.element_size() for layer in self.layers)
+
+
+def give_back_rows(memory: np.ndarray, rows: np.ndarray) -> None:
+    """Return the memory of these rows, int [n] ascending, n > 0, of `memory` uint8 [., bytes] to the system; rows begin at pages.
+    They read as zeros until they are written again."""
+    base, size = memory.ctypes.data, memory.shape[1]
+    for run in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1):
+        _drop_pages(base + int(run[0]) * size, base + (int(run[-1]) + 1) * size)
 
 
 def _drop_pages(begin: int, end: int) -> None:

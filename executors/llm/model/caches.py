@@ -138,7 +138,10 @@ class KvSpec:
 
 def block_bytes(bytes_per_token: int, block_size: int, device: torch.device) -> int:
     """Return the bytes that a block takes: on a CPU a multiple of BLOCK_ALIGNMENT, so that it can be given back alone."""
-    num_bytes = bytes_per_token * block_size
+    return _aligned(bytes_per_token * block_size, device)
+
+
+def _aligned(num_bytes: int, device: torch.device) -> int:
     return -(-num_bytes // BLOCK_ALIGNMENT) * BLOCK_ALIGNMENT if device.type == "cpu" else num_bytes
 
 
@@ -151,8 +154,8 @@ class StateSpec:
     device: torch.device
 
     def bytes_per_slot(self) -> int:
-        """Bytes of one sequence's states over all layers."""
-        return self.num_layers * math.prod(self.shape) * torch.float32.itemsize
+        """Bytes that one sequence's states take over all layers: on a CPU a multiple of BLOCK_ALIGNMENT, as of a block."""
+        return _aligned(self.num_layers * math.prod(self.shape) * torch.float32.itemsize, self.device)
 
 
 CacheSpec = KvSpec | StateSpec

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from executors.contract.batch import UnifiedBatch
 from executors.contract.checks import (
     check_arrays,
@@ -14,19 +12,21 @@ from executors.contract.checks import (
     check_states,
 )
 from executors.contract.errors import InvalidInput
+from executors.contract.status import KvLayout
 from executors.llm.memory.state_cache import StateCache
 from executors.llm.step.states import SequenceStates
 
 
 class HostIntake:
-    """See the module. `num_blocks` of each group of KV; `max_batch_size`: most sequences of a step; `layer_states`: what
-    layers keep of sequences, if they keep any."""
+    """See the module. `layout` of KV and states; `max_batch_size`: most sequences of a step; `layer_states`: what layers keep of
+    sequences, if they keep any."""
 
     def __init__(
-        self, states: SequenceStates, num_blocks: Sequence[int], max_batch_size: int, layer_states: StateCache | None = None
+        self, states: SequenceStates, layout: KvLayout, max_batch_size: int, layer_states: StateCache | None = None
     ) -> None:  # fmt: skip
         self._states = states
-        self._num_blocks = num_blocks
+        self._num_blocks = tuple(group.num_blocks for group in layout.groups)
+        self._num_sealable = layout.num_sealable
         self._max_batch_size = max_batch_size
         self._layer_states = layer_states
 
@@ -42,7 +42,7 @@ class HostIntake:
         check_arrays(batch)
         check_limits(batch, states.logits_width, states.max_model_len, self._max_batch_size)
         check_blocks(batch, self._num_blocks)
-        check_seals(batch, self._num_blocks)
+        check_seals(batch, self._num_sealable)
         if self._layer_states is None:
             check_states(batch, None)
         else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -50,10 +50,12 @@ class ModelRunner:
         self.forwards = 0
         """Number of calls of the model since start."""
 
-    def hold_states(self, layout: StateLayout | None) -> None:
-        """Allocate the states, if the model's layers have some. Raises OutOfMemory."""
+    def hold_states(
+        self, layout: StateLayout | None, take: Callable[[int], np.ndarray | None] | None = None
+    ) -> None:
+        """Allocate the states, if the model's layers have some. `take`: see `StateCache`. Raises OutOfMemory."""
         if layout is not None and (spec := state_group(self.model)) is not None:
-            self.states = StateCache(spec, layout)
+            self.states = StateCache(spec, layout, take)
 
     def _states(self, step: StepArrays) -> SlotStates | None:
         if self.states is None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from executors.contract import ExecutorConfig, KvLayout, ModelInfo, OptimizationConfig
+from executors.contract import ExecutorConfig, KvLayout, ModelInfo, OptimizationConfig, StateLayout
 from executors.llm.memory import fingerprint
 from executors.llm.memory.fingerprint import kv_fingerprint
 
@@ -47,6 +47,8 @@ def test_what_changes_the_blocks_changes_it(config: ExecutorConfig, monkeypatch:
     add(config, part="another geometry or kernel")
     add(config, replace(INFO, max_model_len=32))
     add(config, layout=KvLayout.of(16, 9, 4096))
+    add(config, layout=replace(LAYOUT, state=StateLayout(4096, 8, 64)))
+    add(config, layout=replace(LAYOUT, state=StateLayout(4096, 9, 64)))
     add(replace(config, optimization=OptimizationConfig(quantization="int8")))
     add(replace(config, memory=replace(config.memory, kv_cache_dtype="int8")))
     add(replace(config, parallel=replace(config.parallel, rank=1)))
@@ -60,7 +62,7 @@ def test_what_changes_the_blocks_changes_it(config: ExecutorConfig, monkeypatch:
     add(config)
     monkeypatch.setattr(fingerprint, "_code_digest", lambda: b"other kernels")
     add(config)
-    assert len(set(found)) == len(found) == 11
+    assert len(set(found)) == len(found) == 13
 
 
 def test_the_digest_of_the_code_reads_kernels_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

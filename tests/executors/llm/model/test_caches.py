@@ -41,7 +41,7 @@ def test_layers_that_differ_by_their_windows_share_a_group() -> None:
 def test_heads_that_differ_are_kept_by_layer_and_states_are_a_group_of_their_own() -> None:
     layers = (STATE, FULL, None, STATE, WIDE, NEAR)
     first, second = specs(*layers)
-    assert first == StateSpec(2, (4, 3), CPU) and first.bytes_per_slot() == 2 * 12 * 4
+    assert first == StateSpec(2, (4, 3), CPU) and first.bytes_per_slot() == 4096
     assert isinstance(second, KvSpec) and second.windows == (None, None, 100) and second.head_dim == 64
     assert [one.head_dim for one in second.heads] == [64, 128, 64]
     assert second.bytes_per_token() == 2 * 2 * (64 + 128 + 64) * 2

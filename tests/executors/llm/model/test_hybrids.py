@@ -61,7 +61,7 @@ async def test_states_are_the_same_whatever_the_cuts(reference: Any, name: str) 
             if i == 1:
                 items.insert(seed % 2, (others[0], others[0].tokens, False, 0))
             await driver.step(items)
-        found.append(states_of(executor, seq.slot))
+        found.append(states_of(executor, seq.state))
         for one in (seq, *(one for one in others if one.started)):
             driver.release(one)
     assert all(float(state.abs().max()) > 0.0 for state in found[0])

@@ -60,8 +60,8 @@ class EngineConfig:
     executor's. At most what the executor can take. None: that, but 1 where the executor computes on the host's CPU."""
     num_speculative_tokens: int = 0
     """Most drafts of a sequence in a step; 0: none."""
-    speculative_method: Literal["ngram", "draft_model"] = "ngram"
-    """Where drafts come from: what followed the same tokens before, or the executor's draft model."""
+    speculative_method: Literal["ngram", "draft_model", "mtp"] = "ngram"
+    """Where drafts come from: what followed the same tokens before, the executor's draft model, or its model's MTP head."""
     prompt_lookup_max: int = 3
     """Tokens of the longest run that is looked for, of "ngram", and `prompt_lookup_min` of the shortest."""
     prompt_lookup_min: int = 1

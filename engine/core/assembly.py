@@ -30,8 +30,10 @@ def make_scheduler(
     limits = executor.capabilities()
     if config.num_speculative_tokens and not limits.speculative:
         raise ConfigError("num_speculative_tokens: this executor does not verify drafts")
-    if config.num_speculative_tokens and config.speculative_method == "draft_model" and not limits.drafts:
-        raise ConfigError("speculative_method draft_model: this executor has no draft model")
+    from_model = config.speculative_method != "ngram"
+    if config.num_speculative_tokens and from_model and not limits.drafts:
+        what = "draft model" if config.speculative_method == "draft_model" else "MTP head that drafts"
+        raise ConfigError(f"speculative_method {config.speculative_method}: this executor has no {what}")
     if config.max_loras and not takes_adapters(executor):
         raise ConfigError("max_loras: this executor loads no LoRA adapters")
     most_tokens = limits.max_batched_tokens or config.max_num_batched_tokens or STEP_TOKENS

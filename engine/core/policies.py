@@ -23,7 +23,7 @@ class Policies:
     @staticmethod
     def of(config: EngineConfig) -> Policies:
         """Return the policies that the configuration names."""
-        drafts, from_model = config.num_speculative_tokens, config.speculative_method == "draft_model"
+        drafts, from_model = config.num_speculative_tokens, config.speculative_method != "ngram"
         drafter: Drafter | None = None
         if drafts:
             ngrams = NgramDrafter(drafts, config.prompt_lookup_max, config.prompt_lookup_min)

@@ -62,6 +62,8 @@ class OptimizationConfig:
     """Instruction set of the CPU kernels; None: the best one that the CPU has."""
     draft_model: str = ""
     """Directory of a smaller model with the same vocabulary, whose guesses steps verify; empty: none."""
+    mtp: bool = False
+    """Whether the MTP head of the model's own checkpoint makes the guesses that steps verify; not beside `draft_model`."""
     max_loras: int = 0
     """LoRA adapters that may be loaded at once; 0: none, and the executor is no `LoraExecutor`."""
     max_lora_rank: int = 64

@@ -64,7 +64,7 @@ from executors.contract.stats import StepStats
 from executors.kernels import compiler
 from executors.llm.assembly.device_sizing import DeviceSizing
 from executors.llm.assembly.parts import Assembly, fitting
-from executors.llm.checkpoint.draft import load_draft
+from executors.llm.checkpoint.draft import load_draft, load_mtp
 from executors.llm.checkpoint.loader import load_model
 from executors.llm.device.base import Device
 from executors.llm.device.table import device_of, find_device
@@ -221,9 +221,10 @@ class LlmExecutor(BatchModelExecutor):
             with compiler.reporting(self._progress):
                 source = self._load(self._progress)
                 self._progress("preparing the layers", 0, 0)
-                self._runtime = self._build(
-                    source, load_draft(self.config, source.info, self._progress), device
+                draft = load_mtp(self.config, source, self._progress) or load_draft(
+                    self.config, source.info, self._progress
                 )
+                self._runtime = self._build(source, draft, device)
             try:
                 self._runtime.try_out(self._progress)
                 self._progress("measuring the pace", 0, 0)

@@ -75,6 +75,8 @@ class LlmFactory(ModelExecutorFactory):
                 f"model {config.model!r}: no such directory; a Hugging Face checkpoint directory is needed"
             )
         check_length(config.max_model_len, read_config(directory), directory)
+        if config.optimization.mtp and config.optimization.draft_model:
+            raise ConfigError("mtp, draft_model: one of them drafts; leave the other out")
         if draft := config.optimization.draft_model:
             if not Path(draft).is_dir():
                 raise ConfigError(f"draft_model {draft!r}: no such directory")
@@ -142,6 +144,10 @@ def _check_parallel(config: ExecutorConfig) -> None:
     if config.optimization.draft_model:
         raise ConfigError(
             f"{where}: not with a draft model, which would need ranks of its own; drafts by ngram work"
+        )
+    if config.optimization.mtp:
+        raise ConfigError(
+            f"{where}: not with mtp: an MTP head is computed by one process alone; drafts by ngram work"
         )
     if config.optimization.quantization == "fp8" or config.memory.kv_cache_dtype in ("fp8", "fp8_e4m3"):
         raise ConfigError(f"{where}: not with fp8, whose scales belong to whole tensors; take int8 on a CPU")

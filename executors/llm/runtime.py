@@ -35,11 +35,11 @@ from executors.llm.memory.kv_plan import KvPlan
 from executors.llm.memory.kv_toucher import KvToucher
 from executors.llm.memory.status import memory_usage
 from executors.llm.model.api import LoadedModel
-from executors.llm.spec.companion import DraftCompanion
 from executors.llm.step.direct import DirectRunner
 from executors.llm.step.pace import MOST_TOKENS, MOST_TOKENS_ON_DEVICE, measure_pace
 from executors.llm.step.pipeline import StepPipeline
 from executors.llm.step.runner import ModelRunner
+from executors.llm.step.states import Companion
 
 _DRAFT_PAST = 32
 """Context length at which the draft model is timed, in tokens."""
@@ -59,8 +59,8 @@ class ExecutorRuntime:
     direct: DirectRunner
     device: Device
     draft: LoadedModel | None = None
-    """The draft model, and `companion`, which runs it; None without one."""
-    companion: DraftCompanion | None = None
+    """The draft model or MTP head, and `companion`, which runs it; None without one."""
+    companion: Companion | None = None
     toucher: KvToucher | None = None
     """Prepares memory in the background; None before `touch_kv`, and where there is nothing to prepare."""
     pace: Pace | None = None
@@ -109,7 +109,7 @@ class ExecutorRuntime:
         if self.runner.states is not None:
             num_bytes += self.runner.states.num_bytes
         if self.draft is not None and self.companion is not None:
-            num_bytes += self.draft.parameter_bytes + self.companion.runner.cache.num_bytes
+            num_bytes += self.draft.parameter_bytes + self.companion.kv_bytes
         return memory_usage(self.device.memory, num_bytes, gauge)
 
     def blocks_used(self) -> int:
@@ -174,7 +174,7 @@ class ExecutorRuntime:
         self.unified.forget_trials()
         self.runner.forwards = 0
 
-    def _draft_pace(self, companion: DraftCompanion, config: ExecutorConfig) -> tuple[tuple[int, float], ...]:
+    def _draft_pace(self, companion: Companion, config: ExecutorConfig) -> tuple[tuple[int, float], ...]:
         """Seconds of the draft model's forwards for one sequence, 8 and all: the shortest of three each."""
         past = min(_DRAFT_PAST, self.info.max_model_len, companion.max_model_len) - 1
         counts = sorted({1, min(8, config.max_num_seqs), config.max_num_seqs})

@@ -258,13 +258,14 @@ class Settings:
     num_speculative_tokens: int = integer(
         0,
         "Maximum number of draft tokens per sequence and step. The server looks them up in the sequence itself, or asks the "
-        "model of --speculative-config. 0: no drafts.",
+        "model of --speculative-config, or the model's MTP head. 0: no drafts.",
         low=0,
         high=32,
     )
     speculative_config: Mapping[str, Any] = json_object(
-        "How tokens are proposed, as a JSON object: method (ngram or draft_model), num_speculative_tokens, for ngram "
-        "prompt_lookup_min and prompt_lookup_max, for draft_model the model, a smaller one with the same vocabulary.",
+        "How tokens are proposed, as a JSON object: method (ngram, draft_model or mtp), num_speculative_tokens, for ngram "
+        "prompt_lookup_min and prompt_lookup_max, for draft_model the model, a smaller one with the same vocabulary; mtp is the "
+        "MTP head of the model's own checkpoint.",
         wording="none",
     )
     enable_lora: bool = switch(

@@ -53,6 +53,7 @@ def executor_config(settings: Settings, model_dir: Path, draft: Path | None = No
             quantization=settings.quantization,
             cpu_isa=settings.cpu_isa,
             draft_model="" if draft is None else str(draft),
+            mtp=read_speculation(settings).method == "mtp",
             # One more than steps use: a new one is tried beside them.
             max_loras=settings.max_loras + 1 if uses_adapters(settings) else 0,
             max_lora_rank=settings.max_lora_rank,

@@ -18,13 +18,18 @@ _KEYS = ("method", "model", "num_speculative_tokens", "prompt_lookup_max", "prom
 _MOST_TOKENS, _LONGEST_RUN = 32, 32
 _TOKENS = 5
 """Drafts of a draft model where their number is not given."""
+_MTP_METHODS = ("mtp", "qwen3_next_mtp", "qwen3_5_mtp")
+"""What vLLM calls the method of drafts by an MTP head: today, and by the model's family."""
+_MTP_TOKENS, _MOST_MTP_TOKENS = 2, 3
+"""Drafts of an MTP head where their number is not given, and the most: it has learned to guess one token, and each further
+guess builds on its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
     """How drafts are made. `num_tokens`: most drafts of a sequence in a step, 0 for none. `model`: of method draft_model."""
 
-    method: Literal["ngram", "draft_model"] = "ngram"
+    method: Literal["ngram", "draft_model", "mtp"] = "ngram"
     num_tokens: int = 0
     model: str = ""
     prompt_lookup_max: int = 3
@@ -41,8 +46,10 @@ def read_speculation(settings: Settings) -> Speculation:
             f"{_FLAG}: {unknown[0]!r} is not supported; supported: {', '.join(sorted(_KEYS))}"
         )
     method = config.get("method") or ("draft_model" if config.get("model") else None)
-    if method not in ("ngram", "draft_model"):
-        raise SettingsError(f"{_FLAG}: method {method!r} is not supported; supported: ngram, draft_model")
+    if method not in ("ngram", "draft_model", *_MTP_METHODS):
+        raise SettingsError(
+            f"{_FLAG}: method {method!r} is not supported; supported: ngram, draft_model, mtp"
+        )
     tokens = _integer(config, "num_speculative_tokens", _MOST_TOKENS)
     if settings.num_speculative_tokens and tokens not in (None, settings.num_speculative_tokens):
         raise SettingsError(
@@ -50,6 +57,8 @@ def read_speculation(settings: Settings) -> Speculation:
             "leave one of them out"
         )
     tokens = tokens or settings.num_speculative_tokens or None
+    if method in _MTP_METHODS:
+        return _mtp(config, tokens)
     return _ngram(config, tokens) if method == "ngram" else _draft_model(config, tokens)
 
 
@@ -74,10 +83,27 @@ def _draft_model(config: Mapping[str, Any], tokens: int | None) -> Speculation:
         raise SettingsError(
             f"{_FLAG}: method draft_model needs a model: a directory, a GGUF file or a hub name"
         )
+    _refuse_lookup(config)
+    return Speculation("draft_model", tokens or _TOKENS, model.strip())
+
+
+def _mtp(config: Mapping[str, Any], tokens: int | None) -> Speculation:
+    if config.get("model") is not None:
+        raise SettingsError(
+            f"{_FLAG}: method mtp takes no model: the head lies in the model's own checkpoint; leave it out, or take draft_model"
+        )
+    _refuse_lookup(config)
+    if tokens is not None and tokens > _MOST_MTP_TOKENS:
+        raise SettingsError(
+            f"{_FLAG}: num_speculative_tokens {tokens}: an MTP head makes at most {_MOST_MTP_TOKENS} drafts"
+        )
+    return Speculation("mtp", tokens or _MTP_TOKENS)
+
+
+def _refuse_lookup(config: Mapping[str, Any]) -> None:
     for key in ("prompt_lookup_max", "prompt_lookup_min"):
         if config.get(key) is not None:
             raise SettingsError(f"{_FLAG}: {key} belongs to method ngram; leave it out")
-    return Speculation("draft_model", tokens or _TOKENS, model.strip())
 
 
 def _integer(config: Mapping[str, Any], key: str, most: int) -> int | None:

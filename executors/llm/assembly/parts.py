@@ -34,12 +34,14 @@ from executors.llm.memory.seals import BlockSeals
 from executors.llm.model.api import DecoderOnlyLLM, LoadedModel, PreparedModel
 from executors.llm.model.caches import kv_group, state_group
 from executors.llm.model.decoder import Decoder
+from executors.llm.model.mtp_head import MtpHead
 from executors.llm.parallel.group import RankGroup
 from executors.llm.runtime import ExecutorRuntime
 from executors.llm.sampling.device_sampler import DeviceSampler, TorchDeviceSampler
 from executors.llm.sampling.grammar import GrammarCompiler
 from executors.llm.sampling.shaped_slots import TABLE_BYTES
 from executors.llm.spec.companion import DraftCompanion
+from executors.llm.spec.mtp import MtpCompanion
 from executors.llm.step.direct import DirectRunner
 from executors.llm.step.intake import HostIntake
 from executors.llm.step.launched.graphs import MIXED_TOKENS, LaunchLimits, affordable
@@ -47,7 +49,7 @@ from executors.llm.step.launched.inputs import StepShape
 from executors.llm.step.launched.steps import LaunchedSteps
 from executors.llm.step.pipeline import StepPipeline
 from executors.llm.step.runner import ModelRunner
-from executors.llm.step.states import SequenceStates
+from executors.llm.step.states import Companion, SequenceStates
 
 _log = logging.getLogger(__name__)
 
@@ -102,16 +104,31 @@ class Assembly:
         return ExecutorRuntime(source, info, plan, runner, pipeline, direct, self.device)
 
     def add_draft(self, runtime: ExecutorRuntime, draft: LoadedModel) -> None:
-        """Make what runs the draft model, with KV in the blocks of the model's, and let steps use it."""
+        """Make what runs the draft model or the MTP head, with KV in the blocks of the model's, and let steps use it."""
         model, states = draft.model, runtime.unified.states
         length = min(draft.info.max_model_len, runtime.info.max_model_len)
         if isinstance(model, PreparedModel):
             model.prepare(length)
         layout = runtime.plan.layout
-        companion = DraftCompanion(
-            self._runner(model, draft_layout(layout, kv_group(model))), states.slots, draft_group(layout), states.sampling,
-            states.pool.numpy(), length, runtime.info.logits_width, self.config.max_num_batched_tokens,
-        )  # fmt: skip
+        runner, group = self._runner(model, draft_layout(layout, kv_group(model))), draft_group(layout)
+        history, width = states.pool.numpy(), runtime.info.logits_width
+        companion: Companion
+        if isinstance(model, MtpHead):
+            companion = MtpCompanion(
+                runner, states.slots, group, states.sampling, states.samples, history, length, width,
+                runtime.info.hidden_size,
+            )  # fmt: skip
+        else:
+            companion = DraftCompanion(
+                runner,
+                states.slots,
+                group,
+                states.sampling,
+                history,
+                length,
+                width,
+                self.config.max_num_batched_tokens,
+            )
         states.companion = companion
         runtime.draft, runtime.companion = draft, companion
 

@@ -99,6 +99,7 @@ def load_model(config: ExecutorConfig, progress: Progress, ranks: Ranks | None =
         if on_device:
             keep_head(decoder, on_device)
         decoder.kv_dtype = kv
+        decoder.mtp_used = config.optimization.mtp
         refuse_unreadable_kv(kv_group(decoder))
         refuse_states(decoder, config)
         if config.optimization.deterministic:

@@ -215,7 +215,8 @@ def _plan(decoder: Decoder, checkpoint: Checkpoint) -> _Plan:
     needed = targets if decoder.alone else _targets(whole, checkpoint)
     _check(whole, checkpoint, needed)
     beside = scales.names | transform_tensors(decoder, checkpoint)
-    notes = filter(None, (_left_out(whole, checkpoint, needed, beside), note_on(absent)))
+    unused = None if decoder.mtp_used else _unused_head(whole, checkpoint)
+    notes = filter(None, (_left_out(whole, checkpoint, needed, beside), unused, note_on(absent)))
     return _Plan(targets, zeros, scales, _written_cuts(decoder, checkpoint), "; ".join(notes) or None)
 
 
@@ -387,10 +388,21 @@ def _left_out(
     target_names = set(targets) | scales
     if config.tied and not config.headless:  # a copy of the embedding that some savers write
         target_names.add(names.written(f"{config.family.names.lm_head}.weight"))
-    surplus = _surplus(config, checkpoint, target_names)
+    surplus = [name for name in _surplus(config, checkpoint, target_names) if decoder.owns(name)]
     if not surplus:
         return None
     return f"{_some(surplus)} not used: {config.architecture} as {checkpoint.source.name} describes it has no such tensor"
+
+
+def _unused_head(decoder: Decoder, checkpoint: Checkpoint) -> str | None:
+    """Return a note on the MTP head of a checkpoint, None if it has none."""
+    names = [name for name in checkpoint.names() if not decoder.owns(name)]
+    if not names:
+        return None
+    return (
+        f"the MTP head ({len(names)} tensors, {decoder.config.family.mtp}*) is not used; "
+        """--speculative-config '{"method": "mtp"}' takes drafts from it"""
+    )
 
 
 def _surplus(config: DecoderConfig, checkpoint: Checkpoint, target_names: set[str]) -> list[str]:

@@ -116,6 +116,11 @@ class KvCache:
         for layer in map(plain, self.layers):
             layer.index_copy_(1, index[:, 1], layer.index_select(1, index[:, 0]))
 
+    def zero_blocks(self, blocks: np.ndarray) -> None:
+        """Write zeros into blocks, int [n], of a cache on a CPU."""
+        assert self.blocks is not None
+        self.blocks[blocks] = 0
+
     def touch(
         self, kernels: CpuKernels, num_bytes: int, part: tuple[int, int], stop: Callable[[], bool]
     ) -> None:

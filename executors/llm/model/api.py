@@ -59,7 +59,7 @@ class ForwardInput:
 
     `used_rows` int64, ascending: the rows whose hidden states are used, None for all. A model may skip the other rows.
     `adapters`: LoRA adapters of the rows; None if no row has one. `states`: those of the step's sequences; None if no layer
-    has one.
+    has one. `hidden` [T, hidden]: what an MTP head takes of the model beside each token, see `mtp_head.py`; None for a model.
     """
 
     token_ids: torch.Tensor
@@ -68,6 +68,7 @@ class ForwardInput:
     used_rows: torch.Tensor | None = None
     adapters: RowLoras | None = None
     states: StepStates | None = None
+    hidden: torch.Tensor | None = None
 
 
 @runtime_checkable

@@ -65,6 +65,8 @@ class Decoder:
     """Parts of tensors, by checkpoint names, that are loaded instead of the whole."""
     elsewhere: Collection[str] = ()
     """Checkpoint names of tensors of the whole model that other stages have."""
+    mtp_used = False
+    """Whether the checkpoint's MTP head is loaded beside the model."""
 
     def __init__(
         self, config: DecoderConfig, dtype: torch.dtype, device: torch.device, kernels: CpuKernels | None = None,
@@ -361,6 +363,11 @@ class Decoder:
         """Map checkpoint names to the places of tensors, see `parameters.py`."""
         return naming.places(self)
 
+    def owns(self, name: str) -> bool:
+        """Return whether a checkpoint's tensor is for this model, and not for an MTP head beside it."""
+        head = self.config.family.mtp
+        return not (head and name.startswith(head))
+
     def num_parameters(self) -> int:
         """Count the elements as the checkpoint does, a tied head once."""
         shared = self.head_norms()
@@ -430,4 +437,5 @@ def _padded(inputs: ForwardInput, rows: int) -> ForwardInput:
         attend,
         adapters=adapters,
         states=inputs.states,
+        hidden=None if inputs.hidden is None else F.pad(inputs.hidden, (0, 0, *behind)),
     )

@@ -602,6 +602,7 @@ _QWEN3_NEXT: Final = Family(
     ),
     mixers={"linear_attention": "gated_delta", "full_attention": "gated_attention"},
     mixer_rule=MixerRule("linear_attention", interval="full_attention_interval"),
+    mtp="mtp.",
     sizes=(
         "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim",
         "linear_conv_kernel_dim",

@@ -283,6 +283,8 @@ class Family:
     is known, and `sliding_attention` if `attention.window` has a rule."""
     mixer_rule: MixerRule | None = None
     """None: config.json has to have `layer_types`, if there are `mixers`."""
+    mtp: str = ""
+    """Beginning of the names of the tensors of an MTP head, see `mtp_head.py`; empty: checkpoints of the family have none."""
     sizes: tuple[str, ...] = ()
     """Fields with natural numbers that kinds of layers need beside those of every decoder, see `DecoderConfig.sizes`."""
     switches: tuple[str, ...] = ()

@@ -27,7 +27,7 @@ import torch
 from executors.contract.batch import Drafts, UnifiedBatch, UnifiedOutput
 from executors.contract.slots import SlotTable
 from executors.llm.memory.paged_kv import copied_pairs
-from executors.llm.sampling.sampler import SamplingTable, sample
+from executors.llm.sampling.sampler import SamplingRows, SamplingTable, sample
 from executors.llm.step.runner import ModelRunner
 from executors.llm.step_arrays import StepArrays
 
@@ -61,6 +61,9 @@ class DraftCompanion:
     writes it. `group`: the group of blocks in which its KV lies. Only `note`, `draft`, `forget`, `give_back` and `clear` write
     the state here."""
 
+    reads_hidden = False
+    """Its forwards begin with tokens alone."""
+
     def __init__(
         self, runner: ModelRunner, slots: SlotTable, group: int, sampling: SamplingTable, history: np.ndarray,
         max_model_len: int, width: int, max_tokens: int,
@@ -80,6 +83,11 @@ class DraftCompanion:
         self._num_blocks = self._caches[0].num_blocks
         self._filled = np.zeros(self._num_blocks, np.int32)
         self._ahead: dict[int, _Ahead] = {}
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of its KV."""
+        return self.runner.cache.num_bytes
 
     @property
     def _tables(self) -> np.ndarray:
@@ -150,8 +158,11 @@ class DraftCompanion:
     # -- a step --------------------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def draft(self, batch: UnifiedBatch, output: UnifiedOutput) -> Drafts | None:
-        """Guess the tokens after those that the step gave, for items that want it. None if no item does."""
+    def draft(
+        self, batch: UnifiedBatch, output: UnifiedOutput, step: StepArrays, hidden: torch.Tensor
+    ) -> Drafts | None:
+        """Guess the tokens after those that the step gave, for items that want it. None if no item does. `step` and `hidden` are
+        the model's, which a draft model does not read."""
         if batch.drafts_wanted is None or not batch.drafts_wanted.any():
             return None
         began = time.perf_counter()
@@ -161,11 +172,7 @@ class DraftCompanion:
         if wishes:
             self._rounds(wishes, drafts)
             rounds = max(1, *(wish.count for wish in wishes))
-        counts = np.zeros(len(batch), np.int32)
-        for item, tokens in drafts.items():
-            counts[item] = len(tokens)
-        ids = [token for item in sorted(drafts) for token in drafts[item]]
-        return Drafts(counts, np.array(ids, np.int32), rounds, time.perf_counter() - began)
+        return drafts_of(len(batch), drafts, rounds, time.perf_counter() - began)
 
     def _wishes(self, batch: UnifiedBatch, output: UnifiedOutput) -> list[_Wish]:
         """What each item that wants drafts has to compute, at most `max_tokens` in all."""
@@ -274,16 +281,9 @@ class DraftCompanion:
         self, hidden: torch.Tensor, rows: np.ndarray, wishes: list[_Wish], place: int
     ) -> list[int | None]:
         """The draft of each wish's place; None if the draft model has none."""
-        logits, maxima = self.runner.logits_for_sampling(hidden, rows)
         slots = np.array([wish.slot for wish in wishes], np.int64)
         positions = np.array([wish.num_known + place for wish in wishes], np.int64)
-        settings = self._sampling.rows(slots, positions)
-        settings.logprobs[:] = -1
-        sampled = sample(logits, settings, None, maxima)
-        return [
-            None if bad or token >= self._width else token
-            for token, bad in zip(sampled.tokens.tolist(), sampled.bad.tolist(), strict=True)
-        ]
+        return chosen(self.runner, hidden, rows, self._sampling.rows(slots, positions), self._width)
 
     def time_forward(self, count: int, past: int) -> float:
         """Seconds of a forward of one token for each of `count` sequences of `past` tokens; overwrites the first blocks."""
@@ -294,8 +294,35 @@ class DraftCompanion:
         )
         began = time.perf_counter()
         with torch.inference_mode():
-            logits, maxima = self.runner.logits_for_sampling(self.runner.forward(step), np.arange(count))
-            sample(
-                logits, SamplingTable(count).rows(np.arange(count), np.full(count, past + 1)), None, maxima
-            )
+            draw(self.runner, self.runner.forward(step), count, past)
         return time.perf_counter() - began
+
+
+def chosen(
+    runner: ModelRunner, hidden: torch.Tensor, rows: np.ndarray, settings: SamplingRows, width: int
+) -> list[int | None]:
+    """Return the draft of each of the `rows` of hidden states, chosen with the settings of its place; None if there is none
+    below `width`."""
+    logits, maxima = runner.logits_for_sampling(hidden, rows)
+    settings.logprobs[:] = -1
+    sampled = sample(logits, settings, None, maxima)
+    return [
+        None if bad or token >= width else token
+        for token, bad in zip(sampled.tokens.tolist(), sampled.bad.tolist(), strict=True)
+    ]
+
+
+def draw(runner: ModelRunner, hidden: torch.Tensor, count: int, past: int) -> None:
+    """Choose a token for each of `count` sequences of `past` tokens, to time it."""
+    rows = np.arange(count)
+    logits, maxima = runner.logits_for_sampling(hidden, rows)
+    sample(logits, SamplingTable(count).rows(rows, np.full(count, past + 1)), None, maxima)
+
+
+def drafts_of(num_items: int, drafts: dict[int, list[int]], rounds: int, seconds: float) -> Drafts:
+    """Return the drafts of a step's items, given by item."""
+    counts = np.zeros(num_items, np.int32)
+    for item, tokens in drafts.items():
+        counts[item] = len(tokens)
+    ids = [token for item in sorted(drafts) for token in drafts[item]]
+    return Drafts(counts, np.array(ids, np.int32), rounds, seconds)

@@ -32,7 +32,7 @@ class HostPacking:
                 self._add_special(output, batch, step, hidden, i)
         companion = self._states.companion
         if companion is not None:
-            output.drafts = retried(self._memory, lambda: companion.draft(batch, output))
+            output.drafts = retried(self._memory, lambda: companion.draft(batch, output, step, hidden))
 
     def _add_label_logits(
         self, output: UnifiedOutput, batch: UnifiedBatch, step: StepArrays, hidden: torch.Tensor, special: np.ndarray

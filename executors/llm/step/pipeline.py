@@ -191,7 +191,9 @@ class StepPipeline:
         step = self._arrays(batch)
         sampled = stages.sample.rows(batch, step)
         special = np.flatnonzero(self.states.special[batch.slots])
-        if not len(special) and len(sampled.rows) < len(step.token_ids):
+        companion = self.states.companion
+        all_rows = len(special) > 0 or (companion is not None and companion.reads_hidden)
+        if not all_rows and len(sampled.rows) < len(step.token_ids):
             step.used_rows = sampled.rows
         hidden = stages.forward(batch, step)
         output = stages.sample(batch, step, hidden, sampled)

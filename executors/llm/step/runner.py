@@ -70,17 +70,19 @@ class ModelRunner:
         return torch.from_numpy(np.ascontiguousarray(values, np.int64)).to(self.device)
 
     def forward(
-        self, step: StepArrays, token_ids: torch.Tensor | None = None, cache: PagedKv | None = None
-    ) -> torch.Tensor:
+        self, step: StepArrays, token_ids: torch.Tensor | None = None, cache: PagedKv | None = None,
+        hidden: torch.Tensor | None = None,
+    ) -> torch.Tensor:  # fmt: skip
         """Compute hidden states [T, hidden] of a step and write its KV to `cache` (default: the executor's own). Rows that
         are not wanted may hold arbitrary values.
 
         `token_ids` int64 [T] on the device replaces the step's own ids if the host does not know some of them yet.
+        `hidden` [T, hidden]: see `ForwardInput`.
         """
         cache = cache or self.cache
         ids = self.to_device(step.token_ids) if token_ids is None else token_ids
         if self._unified is not None:
-            return self._call(self._unified.unified_forward, step, ids, cache)
+            return self._call(self._unified.unified_forward, step, ids, cache, hidden)
         return self._forward_split(step, ids, cache)
 
     @property
@@ -114,7 +116,9 @@ class ModelRunner:
         rows = self.to_device(step.rows_of(items))
         return rows, self._call(call, step.subset(items), ids.index_select(0, rows), cache)
 
-    def _call(self, call, step: StepArrays, ids: torch.Tensor, cache: PagedKv) -> torch.Tensor:
+    def _call(
+        self, call, step: StepArrays, ids: torch.Tensor, cache: PagedKv, hidden: torch.Tensor | None = None
+    ) -> torch.Tensor:
         self.forwards += 1
         rotary = step.positions if step.rotary_positions is None else step.rotary_positions
         used_rows = None if step.used_rows is None else self.to_device(step.used_rows)
@@ -126,6 +130,7 @@ class ModelRunner:
                 used_rows,
                 step.adapters,
                 self._states(step),
+                hidden,
             )
         )
 

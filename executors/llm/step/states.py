@@ -17,14 +17,29 @@ from executors.llm.sampling.edits import SlotShapers
 from executors.llm.sampling.grammar import GrammarCompiler
 from executors.llm.sampling.sampler import SamplingTable
 from executors.llm.sampling.slot_grammars import SlotGrammars
+from executors.llm.step_arrays import StepArrays
 
 
 class Companion(Protocol):
-    """What guesses the next tokens of sequences: `spec.companion.DraftCompanion`."""
+    """What guesses the next tokens of sequences: `spec.companion.DraftCompanion`, `spec.mtp.MtpCompanion`."""
+
+    max_model_len: int
+    reads_hidden: bool
+    """Whether it takes the model's hidden states, of all rows of a step."""
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of its KV."""
 
     def note(self, batch: UnifiedBatch) -> None: ...
 
-    def draft(self, batch: UnifiedBatch, output: UnifiedOutput) -> Drafts | None: ...
+    def draft(
+        self, batch: UnifiedBatch, output: UnifiedOutput, step: StepArrays, hidden: torch.Tensor
+    ) -> Drafts | None: ...
+
+    def time_forward(self, count: int, past: int) -> float: ...
+
+    def give_back(self, group: int, block_ids: np.ndarray) -> None: ...
 
     def forget(self, slot: int) -> None: ...
 
@@ -69,7 +84,7 @@ class SequenceStates:
         self.adapters: LoraTable | None = None
         """LoRA adapters, if the executor has any."""
         self.companion: Companion | None = None
-        """A draft model, if the executor has one; the token pool then holds all tokens of a slot, not only those sampled."""
+        """A draft model or an MTP head, if there is one; the token pool then holds all tokens of a slot."""
         self.part: SlotPart | None = None
         """State of launched steps, if there are any."""
         self.samples = np.zeros(num_slots, np.bool_)

@@ -14,7 +14,7 @@ from engine.text.tokenizer import Tokenizer
 from executors.contract import ConfigError
 from executors.tiny import weights_dir
 from server.settings.load import SettingsError, load
-from server.startup.core_configs import engine_config
+from server.startup.core_configs import engine_config, executor_config
 from server.startup.speculation import Speculation, check_vocabularies, read_speculation
 from tests.server.fakes import House
 
@@ -36,12 +36,19 @@ def test_what_it_may_say() -> None:
     assert read(small) == read({**small, "method": "draft_model"}) == Speculation("draft_model", 3, "a/small")
     assert read({"model": "a/small"}).num_tokens == 5
     assert read({"model": "a/small"}, num_speculative_tokens=2).num_tokens == 2
+    for method in ("mtp", "qwen3_next_mtp", "qwen3_5_mtp"):
+        assert read({"method": method}) == Speculation("mtp", 2)
+    assert read({"method": "mtp", "num_speculative_tokens": 3}).num_tokens == 3
+    assert read({"method": "mtp"}, num_speculative_tokens=1).num_tokens == 1
 
 
 @pytest.mark.parametrize(
     ("config", "why"),
     [
-        ({"method": "eagle", "model": "x"}, "method 'eagle' is not supported; supported: ngram, draft_model"),
+        (
+            {"method": "eagle", "model": "x"},
+            "method 'eagle' is not supported; supported: ngram, draft_model, mtp",
+        ),
         ({"num_speculative_tokens": 3}, "method None"),
         ({"method": "ngram"}, "method ngram needs num_speculative_tokens"),
         (
@@ -55,6 +62,9 @@ def test_what_it_may_say() -> None:
             "prompt_lookup_min 4 is more than prompt_lookup_max 3",
         ),
         ({"method": "draft_model"}, "needs a model"),
+        ({"method": "mtp", "model": "x"}, "method mtp takes no model"),
+        ({"method": "mtp", "num_speculative_tokens": 4}, "an MTP head makes at most 3 drafts"),
+        ({"method": "qwen3_next_mtp", "prompt_lookup_max": 3}, "prompt_lookup_max belongs to method ngram"),
         ({"model": "x", "prompt_lookup_max": 3}, "prompt_lookup_max belongs to method ngram"),
         ({"model": "x", "draft_tensor_parallel_size": 2}, "'draft_tensor_parallel_size' is not supported"),
         (
@@ -80,6 +90,16 @@ def test_it_reaches_the_engine() -> None:
     made = engine_config(settings)
     assert (made.num_speculative_tokens, made.speculative_method) == (4, "ngram")
     assert (made.prompt_lookup_max, made.prompt_lookup_min) == (6, 2)
+
+
+@pytest.mark.parametrize("method", ["mtp", "qwen3_5_mtp"])
+def test_an_mtp_head_reaches_the_engine_and_the_executor(method: str) -> None:
+    settings, _ = load({"speculative_config": json.dumps({"method": method})}, {})
+    made = engine_config(settings)
+    assert (made.num_speculative_tokens, made.speculative_method) == (2, "mtp")
+    assert executor_config(settings, weights_dir()).optimization.mtp
+    without, _ = load({"num_speculative_tokens": 2}, {})
+    assert not executor_config(without, weights_dir()).optimization.mtp
 
 
 def test_other_tokens_are_refused(tmp_path: Path) -> None:

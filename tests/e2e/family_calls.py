@@ -222,23 +222,24 @@ async def too_few_bytes(model: Path, **settings: Any) -> int:
 
 @asynccontextmanager
 async def served(
-    model: Path, *, kv_bytes: int = 16 << 20, budget: int = 24, draft_model: Path | None = None,
+    model: Path, *, kv_bytes: int = 16 << 20, budget: int = 24, draft_model: Path | None = None, mtp: bool = False,
     deterministic: bool = False, quantization: str | None = None,
-    spoil: Callable[[UnifiedBatch], UnifiedBatch] = lambda batch: batch, **settings: Any,
+    spoil: Callable[[UnifiedBatch], UnifiedBatch] = lambda batch: batch, mode: str = "inline", **settings: Any,
 ) -> AsyncIterator[Served]:  # fmt: skip
     """A model in float32. `kv_bytes`: as many as calls may need, or see `too_few_bytes`. `budget`: tokens of a step. `spoil`
-    makes of each step what the executor gets. `settings` of the engine. At the end all blocks must be free, and the accounting
-    in order."""
+    makes of each step what the executor gets. `mode`: where the executor runs, "inline" or "process". `settings` of the engine.
+    At the end all blocks must be free, and the accounting in order."""
     config = ExecutorConfig(
         "llm", str(model), dtype="float32", device="cpu", max_model_len=MAX_LEN, max_num_seqs=SEQS,
         max_num_batched_tokens=budget, attention=ExecutorAttentionConfig(BLOCK),
         memory=ExecutorMemoryConfig(kv_cache_memory_bytes=kv_bytes),
         # Threads that wait for each other on a busy machine make small tests ten times slower.
         optimization=OptimizationConfig(
-            num_threads=1, deterministic=deterministic, draft_model=str(draft_model or ""), quantization=quantization
+            num_threads=1, deterministic=deterministic, draft_model=str(draft_model or ""), mtp=mtp,
+            quantization=quantization,
         ),
     )  # fmt: skip
-    executor = connect(config, "inline")
+    executor = connect(config, mode)
     # What a step computes depends on no measured time.
     limits = {"max_num_seqs": SEQS, "max_num_batched_tokens": budget, "target_itl": 0.0}
     core = EngineCore(executor, EngineConfig(**limits, **settings))  # type: ignore[arg-type]

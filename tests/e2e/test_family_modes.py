@@ -7,8 +7,11 @@ about, so that a mode which no longer happens fails.
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import shutil
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +26,7 @@ from executors.llm.model.families import FAMILIES
 from tests.e2e.family_calls import BLOCK, HYBRIDS, NEW, OTHERS, Call, Judge, served, too_few_bytes
 from tests.executors.llm.checkpoint.gpt_oss_files import in_mxfp4
 from tests.executors.llm.models import build
+from tests.executors.llm.spec.mtp_heads import with_head
 
 pytestmark = pytest.mark.long
 _names = [*NEW, *(pytest.param(name, marks=pytest.mark.long(extended=True)) for name in OTHERS)]
@@ -179,6 +183,62 @@ async def test_a_draft_model(name: str, judge: Callable[[str], Judge]) -> None:
         drafts = engine.core.stats().drafts
         assert drafts.num_accepted_tokens == drafts.num_draft_tokens > 20, drafts
     judge(name).check(calls, answers)
+
+
+@pytest.fixture(scope="module")
+def mtp_judge(
+    judge: Callable[[str], Judge], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str, float], Judge]:
+    """The judge of a shape with an MTP head, which guesses what the model would say if its layers added `right` times less."""
+    made: dict[tuple[str, float], Judge] = {}
+
+    def get(name: str, right: float) -> Judge:
+        if (name, right) not in made:
+            folder = tmp_path_factory.mktemp("heads") / name
+            made[name, right] = Judge(with_head(judge(name).reference, folder, right=right).ref)
+        return made[name, right]
+
+    return get
+
+
+with_mtp = pytest.mark.parametrize("name", [name for name in HYBRIDS if name.startswith("qwen")])
+MTP = {"mtp": True, "speculative_method": "mtp", "num_speculative_tokens": 3}
+
+
+@with_mtp
+async def test_an_mtp_head(name: str, mtp_judge: Callable[[str, float], Judge]) -> None:
+    """Some guesses are wrong, in steps beside chunks of prompts; all are right where layers add nothing."""
+    calls = [replace(call, max_tokens=24) for call in CROWD]
+    for right in (0.02, 0.0):
+        one = mtp_judge(name, right)
+        async with served(one.reference.path, **MTP) as engine:
+            answers = await engine.together(calls)
+            drafts = engine.core.stats().drafts
+        one.check(calls, answers)
+        assert drafts.num_draft_tokens > 30
+        wrong = drafts.num_draft_tokens - drafts.num_accepted_tokens
+        assert wrong == 0 if right == 0.0 else 0 < wrong < drafts.num_draft_tokens, drafts
+
+
+@with_mtp
+async def test_an_mtp_head_changes_no_bit(name: str, mtp_judge: Callable[[str, float], Judge]) -> None:
+    """Under preemption, prefix hits and choices."""
+    one = mtp_judge(name, 0.02)
+    await give_the_same_bits(one.reference.path, one, **MTP)
+
+
+async def test_an_mtp_head_after_a_kill(mtp_judge: Callable[[str, float], Judge]) -> None:
+    """Another process computes the head's KV again with the model's."""
+    one, calls = mtp_judge("qwen3.5", 0.02), [replace(call, max_tokens=60) for call in CROWD]
+    async with served(one.reference.path, mode="process", restart_pause=0.01, **MTP) as engine:
+        waiting = asyncio.ensure_future(engine.together(calls))
+        while engine.core.stats().drafts.num_accepted_tokens < 8:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        os.kill(engine.core.executor.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+        answers = await waiting
+        stats = engine.core.stats()
+        assert stats.epoch == 2 and stats.drafts.num_accepted_tokens > 16
+    one.check(calls, answers)
 
 
 @hybrids_too

@@ -68,8 +68,8 @@ def load_mtp(config: ExecutorConfig, source: LoadedModel, progress: Progress) ->
             f"mtp: MTP heads are computed on a CPU only, and this model is on {info.device}; take drafts from n-grams"
         )
     if not isinstance(model, Decoder) or not model.config.family.mtp:
-        known = ", ".join(one.name for one in FAMILIES if one.mtp)
-        raise ConfigError(f"mtp: no MTP head is known of {info.family} models; supported: {known}")
+        families = ", ".join(one.name for one in FAMILIES if one.mtp)
+        raise ConfigError(f"mtp: no MTP head is known of {info.family} models; supported: {families}")
     if not info.generates:
         raise ConfigError("mtp: the model generates nothing, so there is nothing to draft")
     directory = Path(config.model)

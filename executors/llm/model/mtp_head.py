@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
+from typing import Any
 
 import torch
 
@@ -49,11 +50,11 @@ def head_config(config: DecoderConfig) -> DecoderConfig:
 def _names(names: TensorNames, begin: str) -> TensorNames:
     """Return the names of layers that lie below `begin` in place of the model."""
     usual, own = names.layer, f"{begin}layers.{{i}}."
-    texts = {field.name: getattr(names, field.name) for field in fields(names)}
-    renamed = {
-        role: own + text.removeprefix(usual)
-        for role, text in texts.items()
-        if isinstance(text, str) and text.startswith(usual)
+    values = {field.name: getattr(names, field.name) for field in fields(names)}
+    renamed: dict[str, Any] = {
+        role: own + value.removeprefix(usual)
+        for role, value in values.items()
+        if isinstance(value, str) and value.startswith(usual)
     }
     return replace(names, **renamed)
 

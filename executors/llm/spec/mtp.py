@@ -130,9 +130,9 @@ class MtpCompanion:
 
     def _counts(self, batch: UnifiedBatch, output: UnifiedOutput) -> np.ndarray:
         """Return how many rows of each item, from its first one on, have a known next token: int64 [n]."""
-        final, taken = batch.is_final_chunk, output.num_tokens
-        of_final = np.where(taken > 0, batch.num_q_tokens - batch.num_draft_tokens + taken - 1, 0)
-        counts = np.where(final, of_final, batch.num_q_tokens)
+        new = output.num_tokens
+        of_final = np.where(new > 0, batch.num_q_tokens - batch.num_draft_tokens + new - 1, 0)
+        counts = np.where(batch.is_final_chunk, of_final, batch.num_q_tokens)
         return np.where(self._samples[batch.slots], counts, 0).astype(np.int64)
 
     def _wishes(self, batch: UnifiedBatch, items: np.ndarray, counts: np.ndarray) -> list[_Wish]:
@@ -141,14 +141,14 @@ class MtpCompanion:
         wishes = []
         ends = np.cumsum(counts[items])
         for item, end in zip(items.tolist(), ends.tolist(), strict=True):
-            wanted = int(batch.drafts_wanted[item])
-            if not wanted or not batch.is_final_chunk[item]:
+            most = int(batch.drafts_wanted[item])
+            if not most or not batch.is_final_chunk[item]:
                 continue
             slot = int(batch.slots[item])
             num_known = int(batch.pos_offsets[item] + counts[item]) + 1
             cells = min(int(self._slots.num_blocks[self._group, slot]) * self._block_size, self.max_model_len)
-            # The last draft has no cell, nor has the last known token: its cell is written for the second draft.
-            count = min(wanted, 1 + cells - num_known)
+            # The table covers the drafts but the last, as for a draft model.
+            count = min(most, 1 + cells - num_known)
             if count > 0:
                 wishes.append(_Wish(item, slot, num_known, end - 1, count))
         return wishes
@@ -172,8 +172,8 @@ class MtpCompanion:
         rows, place = np.array([wish.row for wish in wishes], np.int64), 0
         while wishes:
             slots = np.array([wish.slot for wish in wishes], np.int64)
-            known = np.array([wish.num_known for wish in wishes], np.int64)
-            settings = self._sampling.rows(slots, known + place)
+            ends = np.array([wish.num_known for wish in wishes], np.int64)
+            settings = self._sampling.rows(slots, ends + place)
             tokens = chosen(self.runner, y, rows, settings, self._width)
             place += 1
             going: list[int] = []
@@ -184,10 +184,10 @@ class MtpCompanion:
                         going.append(i)
             wishes = [wishes[i] for i in going]
             if wishes:
-                given = y.index_select(0, self.runner.to_device(rows[going]))
+                hidden = y.index_select(0, self.runner.to_device(rows[going]))
                 last = np.array([drafts[wish.item][-1] for wish in wishes], np.int64)
-                offsets, ones = known[going] + place - 2, np.ones(len(going), np.int64)
-                y, rows = self._forward(last, ones, offsets, slots[going], given), np.arange(len(going))
+                offsets, ones = ends[going] + place - 2, np.ones(len(going), np.int64)
+                y, rows = self._forward(last, ones, offsets, slots[going], hidden), np.arange(len(going))
 
     def _forward(
         self,

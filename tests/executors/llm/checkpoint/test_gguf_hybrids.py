@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from executors.contract import ConfigError, LogitsMode, PrefillInput, Tensor
+from executors.contract import ConfigError, LogitsMode, OptimizationConfig, PrefillInput, Tensor
 from executors.llm.model.config import read_config
 from executors.llm.tools import compare
 from executors.llm.tools.wide_copy import write_wide_copy
@@ -124,6 +124,10 @@ async def test_a_head_that_guesses_tokens_is_left_out_with_a_note(reference: Any
     path = write_hybrid(tmp_path, "qwen35", metadata, tensors)
     assert read_config(path).notes == ("1 layers that guess tokens (nextn_predict_layers) are left out",)
     assert np.abs(await logits(path) - ref.logits(IDS)).max() < 1e-4
+    with pytest.raises(
+        ConfigError, match=r"the MTP head of a GGUF file \(nextn_predict_layers\) is not supported"
+    ):
+        await start(path, optimization=OptimizationConfig(num_threads=1, mtp=True))
     with pytest.raises(ConfigError, match="nextn_predict_layers 5 is not supported; supported: less than"):
         await start(
             write_hybrid(tmp_path / "all", "qwen35", {**metadata, "nextn_predict_layers": 5}, tensors)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,9 +66,6 @@ def with_head(
     """Write the checkpoint of `ref` with a head of random weights beside it. `right`: scale of what the model's layers add, with
     a head that guesses what a model without layers would say; it is always right with 0. `apart`: experts as published
     checkpoints of Qwen3-Next have them, each in tensors of its own."""
-    folder.mkdir()
-    shutil.copy(ref.path / "config.json", folder)
-    tensors = load_file(ref.path / "model.safetensors")
     model = copy.deepcopy(ref.model)
     text = getattr(model.model, "language_model", model.model)
     torch.manual_seed(len(folder.name))
@@ -86,10 +82,7 @@ def with_head(
                     parameter *= right if name.startswith("layers.") else 0.0
         fc = torch.cat((torch.eye(size), torch.zeros(size, size)), 1)
         norms = [torch.zeros(size), norms[1], text.norm.weight.detach().clone()]
-        scaled = {id(parameter): name for name, parameter in text.named_parameters()}
-        assert scaled
-        own = dict(model.named_parameters())
-        tensors = {name: own[name].detach().clone() if name in own else one for name, one in tensors.items()}
+    model.save_pretrained(folder)
     beside = {
         "mtp.fc.weight": fc,
         "mtp.pre_fc_norm_embedding.weight": norms[0],
@@ -102,6 +95,7 @@ def with_head(
             if apart
             else {f"mtp.layers.0.{name}": parameter.detach().clone()}
         )
+    tensors = load_file(folder / "model.safetensors")
     save_file({**tensors, **beside}, folder / "model.safetensors")
     return HeadReference(folder, Reference(folder, model), text, layer, fc, *norms)
 

@@ -4,9 +4,9 @@
     y = norm(layer(x))                                             the layer has full attention, over the head's own KV
     logits of token p + 2 = lm_head(y)                             embedding and lm_head are the model's own
 
-The guess after that takes y in place of a hidden state of the model, at position p + 1. Source of the formula: Qwen3-Next's and
-Qwen3.5's heads as vLLM's `qwen3_next_mtp.py` and `qwen3_5_mtp.py` compute them; that hidden states come after the final norm is
-measured in ggml-org/llama.cpp#24025 and ModelTC/LightLLM#1402.
+The guess after that takes y in place of a hidden state of the model, at position p + 1. Source of the formula: the heads of
+Qwen3-Next and Qwen3.5 as vLLM's models Qwen3NextMTP and Qwen3_5MTP compute them. That hidden states come after the final norm
+is measured in pull request 24025 of llama.cpp and 1402 of LightLLM.
 
 A row has the position p of its hidden state, for rotation and for its place in KV.
 """

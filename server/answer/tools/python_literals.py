@@ -102,7 +102,11 @@ class PythonValues(ToolParser):
         else:
             end = quote
         stop = re.compile(rf"[{quote}\\]")
-        while not (yield from self._one_of(end)):
+        while True:
+            if (yield from self._one_of(end)):
+                if end != quote or not (yield from self._letter_follows()):
+                    break
+                sink(json_string_piece(quote))
             match = (
                 stop.search(self._text, self._at + 1) if self._text[self._at : self._at + 1] != "\\" else None
             )
@@ -117,6 +121,13 @@ class PythonValues(ToolParser):
             self._at = run_end
         sink('"')
         return True
+
+    def _letter_follows(self) -> Wait[bool]:
+        """Whether a letter stands at the cursor. A quote before one ends no string: LFM2.5's template writes what it is given
+        between single quotes, 'it's' too, and the model writes what it has seen."""
+        char = yield from self._char()
+        self._at -= len(char)
+        return char.isalpha()
 
     def _python_escape(self) -> Wait[str]:
         """The character that an escape stands for, after its backslash; "" for a line break, or at the end of the text."""

@@ -3,11 +3,12 @@
     pythonic          [f(city="Rome", days=3), g()]
     llama4_pythonic   <|python_start|>[f(city="Rome")]<|python_end|>
     lfm2              <|tool_call_start|>[f(city="Rome")]<|tool_call_end|>
+                      <|tool_call_start|>[{"name": "f", "arguments": {"city": "Rome"}}]<|tool_call_end|>
     olmo3             <function_calls>f(city="Rome")\\ng()</function_calls>
 
 As in vLLM's templates for Llama, and the chat templates of LiquidAI/LFM2 and allenai/Olmo-3. Arguments are literals by
 keyword, also with JSON's true, false and null. Without tags only the form marks a call: it must begin a line, and name a function
-on offer.
+on offer. LFM2 writes objects if its system message asks for JSON, as its model card says; forced calls and history are Python's.
 """
 
 from __future__ import annotations
@@ -32,13 +33,15 @@ _FIRST = re.compile(r"[ \t\r\n]*\[")
 
 @dataclass(frozen=True)
 class Form:
-    """What stands around the calls: tags, if there are any, and a list's brackets. `bare`: a list is a call without tags, too."""
+    """What stands around the calls: tags, if there are any, and a list's brackets. `bare`: a list is a call without tags, too.
+    `objects`: between the tags there may be JSON objects in place of calls."""
 
     opening: str = ""
     closing: str = ""
     bare: bool = False
     brackets: bool = True
     between: str = ", "
+    objects: bool = False
 
     @property
     def begin(self) -> str:
@@ -54,7 +57,7 @@ class Form:
 FORMS: Mapping[str, Form] = {
     "pythonic": Form(bare=True),
     "llama4_pythonic": Form("<|python_start|>", "<|python_end|>", bare=True),
-    "lfm2": Form("<|tool_call_start|>", "<|tool_call_end|>"),
+    "lfm2": Form("<|tool_call_start|>", "<|tool_call_end|>", objects=True),
     "olmo3": Form("<function_calls>", "</function_calls>", brackets=False, between="\n"),
 }
 
@@ -104,6 +107,8 @@ class PythonicParser(PythonValues):
             char = yield from self._next()
             bracket = char == "["
             self._at -= 0 if bracket else len(char)
+        if self._form.objects and (yield from self._is_object()):
+            return (yield from self._list() if bracket else self._call())
         if not (yield from self._one_call(is_bare)):
             return False
         while True:
@@ -117,6 +122,12 @@ class PythonicParser(PythonValues):
                 break
         self._mark = None
         return True
+
+    def _is_object(self) -> Wait[bool]:
+        """Whether an object begins at the cursor. Reads nothing but blanks."""
+        char = yield from self._next()
+        self._at -= len(char)
+        return char == "{"
 
     def _one_call(self, is_bare: bool) -> Wait[bool]:
         """Read a call. True if it has begun."""

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from tests.server.templates.hybrid_shapes import HYBRIDS
+
 CHATML = """\
 {% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}{% endfor %}
 {% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
@@ -312,4 +314,5 @@ SHAPES: dict[str, str] = {
     "parts_only": PARTS_ONLY,
     "generation_blocks": GENERATION_BLOCKS,
     "numbered": NUMBERED,
+    **HYBRIDS,
 }

@@ -79,6 +79,8 @@ class TextRequest:
     ends: Callable[[], Callable[[str], bool]] | None = None
     """Factory, called for each choice, of a function that takes the text of each new token. The choice ends with the token for
     which the function returns True, as with one that completes a stop string."""
+    cache_points: tuple[int, ...] = ()
+    """As in `engine.request.Request`, for each prompt."""
     stop_scope: Callable[[], Callable[[str], Sequence[tuple[str, bool]]]] | None = None
     """Factory, called for each choice, of a function that divides the text of each new token into pieces, and tells whether stop
     strings count in each. None: they count everywhere."""
@@ -208,6 +210,7 @@ class Generation:
             speculative=call.speculative,
             grammar=call.grammar,
             prompt_logprobs=None if choice else call.prompt_logprobs,
+            cache_points=call.cache_points,
         )
 
     async def __aenter__(self) -> Self:

@@ -96,6 +96,12 @@ class Tokenizer:
         ids: list[int] = self.raw.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
+    def encode_with_ends(self, text: str, add_special_tokens: bool = True) -> tuple[list[int], list[int]]:
+        """Ids as of `encode`, and for each the index behind the last character of the text that it stands for; 0 for a token
+        that the tokenizer has added."""
+        encoding = self.raw.encode(text, add_special_tokens=add_special_tokens)
+        return encoding.ids, [end for _, end in encoding.offsets]
+
     def single_token(self, text: str) -> int | None:
         """The id of a text that is one token, None if it is several or none."""
         if (added := self.added_tokens.get(text)) is not None:

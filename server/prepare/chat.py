@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,8 +16,9 @@ from server.grammar.forms import Constraint, constraint_of
 from server.http.call import Call
 from server.http.large_body import run_off_loop_if_large
 from server.prepare import structured_output as structured
+from server.prepare.cache_points import Prompt
 from server.prepare.chat_grammar import chat_grammar, writes_calls
-from server.prepare.chat_prompt import chat_prompt
+from server.prepare.chat_prompt import Marked, chat_prompt
 from server.prepare.engine_request import request_context, text_request
 from server.prepare.field_names import FieldNames
 from server.prepare.prompts import truncation_of
@@ -32,12 +33,14 @@ FIELD_NAMES = FieldNames({"prompt": "messages", "max_tokens": "{limit}"})
 @dataclass(frozen=True, slots=True)
 class PreparedChat:
     """A prepared chat: the engine's request, the way to parse its answer, the role of the field that requires the grammar, if
-    there is one, and the names of fields without effect on this answer."""
+    there is one, and the names of fields without effect on this answer. `num_kept`: tokens of the prompt up to the last part that
+    the client has marked, as far as they are kept."""
 
     request: TextRequest
     reading: Reading
     grammar_param: str | None
     ignored: tuple[str, ...] = ()
+    num_kept: int = 0
 
 
 async def prepare_chat(
@@ -47,9 +50,11 @@ async def prepare_chat(
     body: ChatRequest,
     variables: Mapping[str, Any],
     prefix: str = "chatcmpl-",
+    marked: Sequence[ChatRequest] = (),
 ) -> PreparedChat:
     """Render the template with these variables, tokenize, and validate the grammar. The answer's id begins with `prefix`.
-    Raises InvalidRequest, Overloaded or Unavailable."""
+    `marked`: the chat with a mark behind a part that is to be kept for later prompts, once for each such part. Raises
+    InvalidRequest, Overloaded or Unavailable."""
     choice = body.choice
     notation = model.notation.for_calls(choice.forced)
     if notation.single_calls and notation.tools is not None:
@@ -58,7 +63,8 @@ async def prepare_chat(
     constraint, ignored = text_form, tuple[str, ...]()
     if choice.forced and text_form is not None:  # it describes a text, and the answer is calls
         constraint, ignored = None, (text_form.param.partition(".")[0],)
-    prompt = await prompt_ids(state, call, model, body, choice, variables)
+    whole = await chat_prompt_of(state, call, model, body, choice, variables, marked)
+    prompt = whole.ids
     body.check_prompt_logprobs(len(prompt), body.prompt_logprobs, "prompt_logprobs")
     place = _place(model, body, prompt)
     reading = _reading(model, notation, body, choice, place)
@@ -81,10 +87,13 @@ async def prepare_chat(
         shown_special=frozenset() if notation.marks else notation.special_ids(reading.literals),
         ends=reading.end_of_answer if ends_itself else None,
     )
-    request = replace(request, marks=notation.marks, stop_scope=reading.stop_scope)
+    request = replace(
+        request, marks=notation.marks, stop_scope=reading.stop_scope, cache_points=whole.cache_points
+    )
     # Where a schema of a call stands beside it, either may be what the answer could not follow any further.
     either = constraint is not None and any(function.strict for function in choice.functions)
-    return PreparedChat(request, reading, None if grammar is None or either else grammar.param, ignored)
+    param = None if grammar is None or either else grammar.param
+    return PreparedChat(request, reading, param, ignored, model.prefixes.kept(max(whole.marked, default=0)))
 
 
 async def prompt_ids(
@@ -96,8 +105,25 @@ async def prompt_ids(
     variables: Mapping[str, Any],
 ) -> tuple[int, ...]:
     """The ids of the prompt. Raises InvalidRequest."""
+    return (await chat_prompt_of(state, call, model, body, choice, variables)).ids
+
+
+async def chat_prompt_of(
+    state: ServerState,
+    call: Call,
+    model: ServedModel,
+    body: ChatRequest,
+    choice: ToolChoice,
+    variables: Mapping[str, Any],
+    marked: Sequence[ChatRequest] = (),
+) -> Prompt:
+    """The prompt. `marked` as for `prepare_chat`. Raises InvalidRequest."""
     truncation = truncation_of(body, model, body.output_limit or 1)
-    ids = await chat_prompt(
+
+    def variants() -> list[Marked]:
+        return [(one.messages, one.offered_tools(one.choice)) for one in marked]
+
+    prompt = await chat_prompt(
         state,
         model,
         body.messages,
@@ -107,8 +133,9 @@ async def prompt_ids(
         add_special_tokens=bool(body.add_special_tokens),
         extra=variables,
         bounded=truncation is None,
+        marked=await run_off_loop_if_large(call, state.threads, variants) if marked else (),
     )
-    return ids if truncation is None else tuple(truncation.cut(ids))
+    return prompt if truncation is None else Prompt(tuple(truncation.cut(prompt.ids)))
 
 
 def _place(model: ServedModel, body: ChatRequest, prompt: tuple[int, ...]) -> Place:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from engine.errors import FIELD, ContextLengthExceeded, InvalidRequest
 from server.prepare.billing_header import without_billing_header
+from server.prepare.cache_points import Prompt, ends_in, num_tokens, opening_of
 from server.prepare.unread_parts import placeholder
 from server.schemas.chat import TEXTS, THOUGHTS, ChatMessage, ToolCall
 from server.schemas.volume import check_texts
@@ -31,6 +32,11 @@ MOST_CUT_CHARACTERS = 2**20
 """Most characters read of a prompt that is to be truncated; more if the context is long."""
 
 
+Result = TypeVar("Result")
+Marked = tuple[Sequence[ChatMessage], Sequence[Mapping[str, Any]]]
+"""Messages and tools."""
+
+
 async def chat_prompt(
     state: ServerState,
     model: ServedModel,
@@ -42,8 +48,10 @@ async def chat_prompt(
     extra: Mapping[str, Any] | None = None,
     continue_final_message: bool = False,
     bounded: bool = True,
-) -> tuple[int, ...]:
-    """Token ids of a conversation. `bounded` as for `encode_text`.
+    marked: Sequence[Marked] = (),
+) -> Prompt:
+    """The prompt of a conversation. `bounded` as for `encode_text`. `marked`: the conversation with a mark behind a part of it,
+    once for each position that is to be known.
 
     The template writes the special tokens, so the tokenizer adds none unless requested. With `continue_final_message` the
     prompt ends inside the last message, and `add_generation_prompt` must be False. Raises InvalidRequest.
@@ -61,20 +69,43 @@ async def chat_prompt(
         message = f"'{FIELD}' are not supported by this model: its chat template does not show them to it."
         raise InvalidRequest(message, param="tools", code="unsupported_parameter")
 
-    def work() -> list[int]:
+    def plainly(conversation: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+        return [_plain_message(index, one, state.unread_parts) for index, one in enumerate(conversation)]
+
+    def render(conversation: Sequence[Mapping[str, Any]], offered: Sequence[Mapping[str, Any]]) -> str:
+        return template.prompt(conversation, offered, add_generation_prompt, extra, continue_final_message)
+
+    def work() -> Prompt:
         _check_arguments(messages)
-        plain = [_plain_message(index, one, state.unread_parts) for index, one in enumerate(messages)]
+        plain = plainly(messages)
         try:
             whole = model.preset.before(plain)
-            text = template.prompt(whole, tools, add_generation_prompt, extra, continue_final_message)
+            text = render(whole, tools)
         except TookTooMuch:
             raise
         except InvalidRequest as refusal:
             raise _naming_arguments(refusal, plain) from None
-        return encode_text(model, text, add_special_tokens, "messages", bounded)
+        variants = [(model.preset.before(plainly(one)), offered) for one, offered in marked]
+        opening = opening_of(whole) if model.prefixes.at_points and not continue_final_message else None
+        if opening is not None and (len(opening) > 1 or tools):
+            variants = [(opening, tools), *variants]
+        else:
+            opening = None
+        if not variants:
+            return Prompt(tuple(encode_text(model, text, add_special_tokens, "messages", bounded)))
+        ids, token_ends = _encoded(
+            model,
+            text,
+            "messages",
+            bounded,
+            lambda: model.tokenizer.encode_with_ends(text, add_special_tokens),
+        )
+        points = [num_tokens(token_ends, end) for end in ends_in(text, variants, render)]
+        first = [] if opening is None else [points.pop(0)]
+        return Prompt(tuple(ids), *first or [0], tuple(points))
 
     try:
-        return tuple(await state.threads.run(work, DEADLINE))
+        return await state.threads.run(work, DEADLINE)
     except DeadlineExceeded:
         message = f"These messages took more than {DEADLINE:g} s to turn into a prompt."
         raise InvalidRequest(message, param="messages", code="chat_template_error") from None
@@ -127,6 +158,13 @@ def encode_text(
 ) -> list[int]:
     """Token ids of a text. `bounded`: a text that cannot fit is refused before it is tokenized; otherwise the text will be cut
     and may be longer. A tokenizer takes some 350 bytes a token while it works, and cannot be stopped. Raises InvalidRequest."""
+    return _encoded(model, text, param, bounded, lambda: model.tokenizer.encode(text, add_special_tokens))
+
+
+def _encoded(
+    model: ServedModel, text: str, param: str, bounded: bool, encode: Callable[[], Result]
+) -> Result:
+    """What `encode` makes of the text, if its length allows that."""
     context = model.max_model_len
     try:
         if len(text) > max(PLAUSIBLE_CHARACTERS_PER_TOKEN * context, PIECE):
@@ -140,7 +178,7 @@ def encode_text(
             if not bounded and len(text) > most:
                 message = f"'{FIELD}' has {len(text)} characters: of a prompt that is to be truncated at most {most} are read."
                 raise ContextLengthExceeded(message, param=param)
-        return model.tokenizer.encode(text, add_special_tokens)
+        return encode()
     except UnicodeEncodeError:
         message = f"'{FIELD}' holds half of a surrogate pair, which is not a character."
         raise InvalidRequest(message, param=param, code="invalid_value") from None

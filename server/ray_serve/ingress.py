@@ -195,6 +195,7 @@ class Ingress:
             directory,
             names=parts.names,
             drafts=facts.drafts,
+            prefixes=facts.prefixes,
             adapter=facts.own_adapter,
         )
         tokenizer = tokenizer_directory(Path(settings.tokenizer or directory))

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from engine.request import FinishReason, Request
 from executors.contract import ExecutorCapabilities, ModelInfo, SampledToken
 from server.settings.table import Settings
+from server.state.prefix_keeping import PrefixKeeping
 
 
 class WireFault(msgspec.Struct, array_like=True):
@@ -77,6 +78,7 @@ class Serve(msgspec.Struct, tag=3, array_like=True):
     max_loras: int
     adapters: list[LoraFacts] | None
     own_adapter: str | None = None
+    prefixes: PrefixKeeping = PrefixKeeping()
 
 
 class StoryFacts(msgspec.Struct, array_like=True):

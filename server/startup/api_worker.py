@@ -249,6 +249,7 @@ class ApiWorker:
             directory,
             names=self._settings.names,
             drafts=facts.drafts,
+            prefixes=facts.prefixes,
             adapter=facts.own_adapter,
         )
         state.core = DeclaredEngine(facts)  # type: ignore[assignment]  # the routes of a worker read no more of it

@@ -68,6 +68,7 @@ from server.startup.text_side import (
     read_text_side,
     served_model,
 )
+from server.state.prefix_keeping import PrefixKeeping
 from server.state.server_state import ServedModel, ServerState
 from server.system import exit_codes, first_lines, gc_tuning, log_output, logs
 from server.system.signals import Signals
@@ -358,6 +359,7 @@ class Bootstrap:
             self.settings.max_loras,
             None if self.adapters is None else adapter_facts(self.adapters),
             model.adapter,
+            model.prefixes,
         )
 
     def _pack(self, source: Path, target: Path, label: str) -> lora.PackedLora:
@@ -490,6 +492,7 @@ class Bootstrap:
             self.model_dir,
             names=self.names,
             drafts=bool(self.speculation.num_tokens),
+            prefixes=PrefixKeeping.of(core.executor.kv_layout(), self.settings.enable_prefix_caching),
         )
 
     def _announce(self, core: EngineCore, model: ServedModel, url: str) -> None:

@@ -25,6 +25,7 @@ from server.model_files.ollama_package import read_package
 from server.model_files.prepared import model_file
 from server.prepare.chat_prompt import DEADLINE
 from server.settings.table import Settings
+from server.state.prefix_keeping import PrefixKeeping
 from server.state.server_state import ServedModel
 from server.system.worker_threads import DeadlineExceeded, FencedThreads
 from server.templates.pairs import QWEN3_MARKS, pair_prompt
@@ -151,10 +152,11 @@ def served_model(
     *,
     names: Sequence[str],
     drafts: bool,
+    prefixes: PrefixKeeping,
     adapter: str | None = None,
 ) -> ServedModel:
-    """The model that answers requests by `core`, under `names`. `adapter`: digest of the one that is part of it. Raises
-    ConfigError for files that declare a pooling and cannot be read."""
+    """The model that answers requests by `core`, under `names`. `prefixes`: where those of prompts are kept. `adapter`: digest of
+    the one that is part of it. Raises ConfigError for files that declare a pooling and cannot be read."""
     tokenizer = text.tokenizer
     pooling, prompts, how = retrieval_side(settings, tokenizer, info, model_dir, names)
     marks = all(mark in tokenizer.added_tokens for mark in QWEN3_MARKS)
@@ -176,4 +178,5 @@ def served_model(
         drafts=drafts,
         log_prompts=settings.log_prompts,
         adapter=adapter,
+        prefixes=prefixes,
     )

@@ -28,6 +28,7 @@ from server.model_defaults.retrieval import EmbeddingPrompts, Scoring
 from server.model_defaults.sampling import SamplingDefaults
 from server.schemas.answers.chat import ReasoningField
 from server.settings.table import DEFAULTS, Settings
+from server.state.prefix_keeping import PrefixKeeping
 from server.state.progress import Progress
 from server.state.responses.store import MemoryResponseStore, SharedResponseStore
 from server.system.worker_threads import FencedThreads
@@ -74,6 +75,9 @@ class TokenizerLike(Protocol):
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Text to ids."""
+
+    def encode_with_ends(self, text: str, add_special_tokens: bool = True) -> tuple[list[int], list[int]]:
+        """Text to ids, and where each token ends in it."""
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         """Ids to text."""
@@ -224,6 +228,7 @@ class ServedModel:
     """Whether steps verify drafts."""
     log_prompts: bool = False
     """Whether the access log shows prompts."""
+    prefixes: PrefixKeeping = field(default_factory=PrefixKeeping)
     adapter: str | None = None
     """Digest of the LoRA adapter that is part of this model."""
 

@@ -106,7 +106,7 @@ class FakeGeneration:
     def __init__(self, engine: FakeTextEngine, request: TextRequest) -> None:
         self.request = request
         self.seed = request.seed if request.seed is not None else 7
-        self.usage = Usage(prompt_tokens=sum(map(len, request.prompts)))
+        self.usage = Usage(sum(map(len, request.prompts)), cached_tokens=engine.cached_tokens)
         self._engine = engine
         self._running = set(range(len(request.prompts) * request.n))
         self._entered = False
@@ -139,10 +139,11 @@ class FakeGeneration:
 
 @dataclass
 class FakeTextEngine:
-    """`refusal` is raised by `start`; `open` are calls whose block has not been left."""
+    """`refusal` is raised by `start`; `open` are calls whose block has not been left. `cached_tokens`: found of each prompt."""
 
     script: Script = field(default_factory=lambda: says("Hel", "lo", "!"))
     refusal: Exception | None = None
+    cached_tokens: int = 0
     requests: list[TextRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     open: list[str] = field(default_factory=list)
@@ -197,6 +198,10 @@ class ByteTokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [BOS] * add_special_tokens + list(text.encode())
+
+    def encode_with_ends(self, text: str, add_special_tokens: bool = True) -> tuple[list[int], list[int]]:
+        ends = [end for end, character in enumerate(text, 1) for _ in character.encode()]
+        return self.encode(text, add_special_tokens), [0] * add_special_tokens + ends
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         special = "" if skip_special_tokens else "<s>"

@@ -8,12 +8,13 @@ tools, tool_choice, output format    tools, tool_choice and parallel_tool_calls,
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Container, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Container, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from engine.errors import ContextLengthExceeded, InvalidRequest
 from server.answer.carried_reasoning import decoded_reasoning
+from server.apis.anthropic import marks as marks_of
 from server.apis.anthropic.encode import call_id
 from server.apis.anthropic.schema import (
     CUSTOM,
@@ -53,6 +54,8 @@ _BUDGET = "thinking_budget"
 """Variable of templates (Seed-OSS) whose models know how many tokens they may reason; 0 turns reasoning off."""
 _SAMPLING = ("temperature", "top_p", "top_k", "seed", "max_tokens", "priority", "deadline_ms", "cache_salt")
 """Fields with the same name and meaning in a chat."""
+_CONTENT = "messages[].content[]"
+"""Path of the blocks of messages."""
 _ERROR_SIGNS = ("error", "<error", "<tool_use_error")
 """Beginnings of a result that says itself that it is an error."""
 
@@ -74,16 +77,26 @@ FIELD_NAMES = FieldNames(
 
 
 @dataclass(frozen=True, slots=True)
-class ConvertedMessages:
-    """The chat that a body means. `folded`: the same for templates that want users and assistants to take turns and the system
-    to speak first; None if that changes nothing. `ignored`: names of what has no effect. `names`: of the body's fields."""
+class MarkedChat:
+    """A chat, and for each block that the client has marked the same with a text behind that block."""
 
     chat: ChatRequest
-    folded: ChatRequest | None
+    marked: tuple[ChatRequest, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertedMessages:
+    """The chat that a body means. `folded`: the same for templates that want users and assistants to take turns and the system
+    to speak first; None if that changes nothing. `ignored`: names of what has no effect. `names`: of the body's fields.
+    `marked_names`: of `cache_control` where it is set. Each chat comes with those that have a text behind one of these blocks."""
+
+    chat: MarkedChat
+    folded: MarkedChat | None
     ignored: tuple[str, ...]
     names: FieldNames
+    marked_names: tuple[str, ...] = ()
 
-    async def prepared(self, prepare: Callable[[ChatRequest], Awaitable[Result]]) -> Result:
+    async def prepared(self, prepare: Callable[[MarkedChat], Awaitable[Result]]) -> Result:
         """The result of `prepare` for the chat, or for the folded one if the template refuses the other. Raises what it raises,
         with the names of the body's fields."""
         try:
@@ -127,17 +140,36 @@ def chat_of(body: MessagesPrompt, unread_parts: str) -> ConvertedMessages:
     if format_ is not None:
         schema = JsonSchemaFormat.model_construct(name="answer", schema_=format_.schema_)
         fields["response_format"] = ResponseFormat.model_construct(type="json_schema", json_schema=schema)
+    marks = [*_marked_tools(body, tools), *reader.marks]
+    if body.cache_control is not None and (last := marks_of.last_of(turns)) is not None:
+        marks.append(last)
+    marks_of.check(marks)
     folded = folded_turns(turns)
     return ConvertedMessages(
-        _chat(turns, fields),
-        None if folded is None else _chat(folded, fields),
+        _chat(turns, fields, marks),
+        None if folded is None else _chat(folded, fields, marks),
         tuple(reader.ignored),
         FIELD_NAMES.of_body(tool=[f"tools.{place}" for place, _ in tools].__getitem__, format=format_name),
+        tuple(mark.name for mark in marks),
     )
 
 
-def _chat(turns: Sequence[Turn], fields: dict[str, Any]) -> ChatRequest:
-    return ChatRequest.model_construct(messages=[turn.message() for turn in turns], **fields)
+def _chat(turns: Sequence[Turn], fields: dict[str, Any], marks: Sequence[marks_of.Mark]) -> MarkedChat:
+    def chat(turns: Sequence[Turn], tools: list[Tool] | None) -> ChatRequest:
+        messages = [turn.message() for turn in turns]
+        return ChatRequest.model_construct(messages=messages, **{**fields, "tools": tools})
+
+    tools = fields["tools"]
+    marked = tuple(chat(mark.turns(turns), mark.tools(tools)) for mark in marks)
+    return MarkedChat(chat(turns, tools), marked)
+
+
+def _marked_tools(body: MessagesPrompt, tools: Sequence[tuple[int, OfferedTool]]) -> Iterator[marks_of.Mark]:
+    """A mark for each marked tool: behind it, or behind the last one before it that can be called here."""
+    for place, tool in enumerate(body.tools or ()):
+        count = sum(at <= place for at, _ in tools)
+        if tool.cache_control is not None and count:
+            yield marks_of.Mark(f"tools[].{marks_of.FIELD}", num_tools=count)
 
 
 def template_variables_of(body: MessagesPrompt, read: Container[str]) -> tuple[dict[str, Any], list[str]]:
@@ -170,19 +202,35 @@ class _Reader:
     def __init__(self, unread_parts: str) -> None:
         self.ignored: dict[str, None] = {}
         self._unread_parts = unread_parts
+        self.marks: list[marks_of.Mark] = []
+        """Of the blocks so far, but of tools."""
         self._names: dict[str, str] = {}
         """Names of the tools called so far, by the ids of the calls."""
         self._turns: list[Turn] = []
 
     def turns(self, body: MessagesPrompt) -> list[Turn]:
         """The messages of the chat. Raises InvalidRequest naming the field."""
-        system = body.system if isinstance(body.system, str) else [one.text for one in body.system or ()]
-        texts = map(without_billing_header, [system] if isinstance(system, str) else system)
-        if text := "\n\n".join(filter(None, texts)):
-            self._turns.append(Turn("system", [_text(text)]))
+        system = (
+            [(body.system, None)]
+            if isinstance(body.system, str)
+            else [(one.text, one.cache_control) for one in body.system or ()]
+        )
+        blocks = [(text, mark) for block, mark in system if (text := without_billing_header(block))]
+        if blocks:
+            self._joined(Turn("system"), "system[]", "\n\n", blocks)
         for index, message in enumerate(body.messages):
             self._message(f"messages.{index}", message)
         return self._turns
+
+    def _joined(self, turn: Turn, path: str, between: str, blocks: Sequence[tuple[str, Any]]) -> None:
+        """Add a turn whose text is that of these blocks, each with its mark."""
+        part = _text(between.join(text for text, _ in blocks))
+        self._turns.append(replace(turn, parts=[part]))
+        length = -len(between)
+        for text, mark in blocks:
+            length += len(between) + len(text)
+            if mark is not None:
+                self.marks.append(marks_of.Mark(f"{path}.{marks_of.FIELD}", part, length))
 
     def _message(self, where: str, message: InputMessage) -> None:
         content = message.content
@@ -196,14 +244,26 @@ class _Reader:
             if message.role == "user" and block.type == TOOL_RESULT:
                 self._result(place, block)
             elif message.role == "assistant" and block.type == TOOL_USE:
-                self._turn("assistant").calls.append(self._call(place, block))
+                call = self._call(place, block)
+                self._turn("assistant").calls.append(call)
+                self._mark(block, call=call)
             elif message.role == "assistant" and block.type in (THINKING, REDACTED):
                 reasoning = block.thinking or decoded_reasoning(block.signature or "")
                 part = ContentPart.model_construct(type=block.type, thinking=reasoning)
                 self._turn("assistant").parts.append(part)
+                if block.cache_control is not None:
+                    self.ignored[f"{_CONTENT}.{marks_of.FIELD}"] = None
             else:
-                text = self._read(place, "messages[].content[]", block)
-                self._turn(message.role).parts.append(_text(text))
+                part = _text(self._read(place, _CONTENT, block))
+                self._turn(message.role).parts.append(part)
+                self._mark(block, part)
+
+    def _mark(
+        self, block: ContentBlock, part: ContentPart | None = None, call: ToolCall | None = None
+    ) -> None:
+        if block.cache_control is not None:
+            length = 0 if part is None else len(part.text or "")
+            self.marks.append(marks_of.Mark(f"{_CONTENT}.{marks_of.FIELD}", part, length, call))
 
     def _turn(self, role: str) -> Turn:
         """The message to add to: the last one, if its author goes on."""
@@ -219,15 +279,20 @@ class _Reader:
 
     def _result(self, place: str, block: ContentBlock) -> None:
         id_ = call_id(_required(place, "tool_use_id", block.tool_use_id))
-        content = block.content
-        if not isinstance(content, str):
-            path = "messages[].content[].content[]"
-            content = "\n".join(
-                self._read(f"{place}.content.{number}", path, one) for number, one in enumerate(content or ())
-            )
-        if block.is_error and not content.lstrip().lower().startswith(_ERROR_SIGNS):
-            content = f"Error: {content}"
-        self._turns.append(Turn("tool", [_text(content)], tool_call_id=id_, name=self._names.get(id_)))
+        content, path = block.content, f"{_CONTENT}.content[]"
+        if isinstance(content, str):
+            blocks: list[tuple[str, Any]] = [(content, None)]
+        else:
+            blocks = [
+                (self._read(f"{place}.content.{number}", path, one), one.cache_control)
+                for number, one in enumerate(content or ())
+            ]
+        text = "\n".join(one for one, _ in blocks)
+        if block.is_error and not text.lstrip().lower().startswith(_ERROR_SIGNS):
+            first, mark = blocks[0] if blocks else ("", None)
+            blocks[:1] = [(f"Error: {first}", mark)]
+        self._joined(Turn("tool", tool_call_id=id_, name=self._names.get(id_)), path, "\n", blocks)
+        self._mark(block, self._turns[-1].parts[-1])
 
     def _read(self, place: str, path: str, block: ContentBlock | ResultBlock) -> str:
         """The text of a block. Raises InvalidRequest if it has none that a model can read."""

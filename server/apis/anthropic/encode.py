@@ -173,13 +173,19 @@ class BlockWriter:
 
 @dataclass(frozen=True, slots=True)
 class MessageAnswer:
-    """What all events of an answer share. `limited_by_context`: fewer tokens fit into the context than the client allows."""
+    """What all events of an answer share. `limited_by_context`: fewer tokens fit into the context than the client allows.
+    `num_kept`: tokens of the prompt that are kept for later ones, up to the last block with `cache_control`."""
 
     id: str
     model: str
     prompt_tokens: int
     limited_by_context: bool = False
     show_thoughts: bool = True
+    num_kept: int = 0
+
+    def usage(self, usage: Usage, thinking_tokens: int = 0) -> m.MessagesUsage:
+        """Token counts of this answer in Anthropic's form."""
+        return usage_of(usage, thinking_tokens, self.num_kept)
 
     def opening(self, usage: Usage, thinking_tokens: int = 0) -> m.Message:
         """The message before its contents."""
@@ -191,7 +197,7 @@ class MessageAnswer:
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": usage_of(usage, thinking_tokens),
+            "usage": self.usage(usage, thinking_tokens),
         }
 
     def ending(self, reason: str, stop_reason: str | int | None) -> m.MessageEnd:
@@ -204,12 +210,13 @@ class MessageAnswer:
         return {"stop_reason": own, "stop_sequence": None}
 
 
-def usage_of(usage: Usage, thinking_tokens: int = 0) -> m.MessagesUsage:
-    """Token counts in Anthropic's form: `input_tokens` does not include those read from the cache, `output_tokens` includes
-    those of reasoning."""
+def usage_of(usage: Usage, thinking_tokens: int = 0, num_kept: int = 0) -> m.MessagesUsage:
+    """Token counts in Anthropic's form: the prompt's are those read from the cache, those computed and kept as the client asked,
+    and the rest in `input_tokens`. `output_tokens` includes those of reasoning."""
+    created = max(0, num_kept - usage.cached_tokens)
     return {
-        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
-        "cache_creation_input_tokens": 0,
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens - created,
+        "cache_creation_input_tokens": created,
         "cache_read_input_tokens": usage.cached_tokens,
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"thinking_tokens": thinking_tokens},
@@ -250,7 +257,7 @@ class MessageStream:
 
     def end(self) -> bytes:
         """The events after the last delta."""
-        usage = usage_of(self._usage, self._choice.reasoning_tokens)
+        usage = self._answer.usage(self._usage, self._choice.reasoning_tokens)
         ending: m.MessageUpdate = {"type": "message_delta", "delta": self._ending, "usage": usage}
         return self._begin(0) + _event(ending) + _event({"type": "message_stop"})
 

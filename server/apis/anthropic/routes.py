@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from engine.errors import ContextLengthExceeded
 from server.apis.anthropic.answers import TokenCount
-from server.apis.anthropic.convert import ConvertedMessages, chat_of, template_variables_of
+from server.apis.anthropic.convert import ConvertedMessages, MarkedChat, chat_of, template_variables_of
 from server.apis.anthropic.encode import MessageAnswer, MessageStream, MessageWhole, error_event
 from server.apis.anthropic.errors import error_object
 from server.apis.anthropic.schema import CountTokensRequest, MessagesPrompt, MessagesRequest
@@ -21,7 +21,6 @@ from server.http.disconnect import while_connected
 from server.http.event_stream import EventStream, failure_of
 from server.http.large_body import run_off_loop_if_large
 from server.prepare.chat import PreparedChat, prepare_chat, prompt_ids
-from server.schemas.chat import ChatRequest
 from server.state.server_state import ServedModel, ServerState
 
 router = APIRouter()
@@ -35,8 +34,12 @@ async def messages(request: Request) -> Response:
     model, name = await state.find(body.model, generating=True)
     converted, variables = await _converted(call, state, model, body)
 
-    async def prepare(chat: ChatRequest) -> PreparedChat:
-        return await prepare_chat(state, call, model, chat, variables, "msg_")
+    if not model.prefixes.interval:
+        call.ignore(converted.marked_names)
+
+    async def prepare(one: MarkedChat) -> PreparedChat:
+        marked = one.marked if model.prefixes.interval else ()
+        return await prepare_chat(state, call, model, one.chat, variables, "msg_", marked)
 
     prepared = await while_connected(request.receive, converted.prepared(prepare))
     call.ignore(converted.names(name) or name for name in prepared.ignored)
@@ -44,7 +47,9 @@ async def messages(request: Request) -> Response:
     message_call = AnsweredCall(model, prepared, converted.names)
     call.response_id = message_call.id
     show = body.thinking is None or body.thinking.display != "omitted"
-    answer = MessageAnswer(message_call.id, name, len(message_call.request.prompts[0]), limited, show)
+    answer = MessageAnswer(
+        message_call.id, name, len(message_call.request.prompts[0]), limited, show, prepared.num_kept
+    )
     [choice] = message_call.choices
     if body.stream:
         encoder = MessageStream(answer, choice)
@@ -62,8 +67,8 @@ async def count_tokens(request: Request) -> Response:
     model, _ = await state.find(body.model, generating=True)
     converted, variables = await _converted(call, state, model, body)
 
-    async def prepare(chat: ChatRequest) -> tuple[int, ...]:
-        return await prompt_ids(state, call, model, chat, chat.choice, variables)
+    async def prepare(one: MarkedChat) -> tuple[int, ...]:
+        return await prompt_ids(state, call, model, one.chat, one.chat.choice, variables)
 
     ids = await while_connected(request.receive, converted.prepared(prepare))
     count: TokenCount = {"input_tokens": len(ids)}

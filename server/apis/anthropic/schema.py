@@ -67,6 +67,15 @@ COUNT_RULES = Rules(
 """Rules for other keys of a count, which no setting of generation changes."""
 
 
+class CacheControl(WireModel):
+    """Mark of a block: the prompt up to its end is kept for later prompts, until others need the room."""
+
+    type: Literal["ephemeral"]
+    """Anthropic: Kind of the mark."""
+    ttl: Literal["5m", "1h"] | None = None
+    """Anthropic: Accepted: what is kept goes when others need the room, however old it is."""
+
+
 class ResultBlock(WireModel):
     """Content block of a tool's result: `text`, `search_result`, `document` or `tool_reference`. A document is read if its
     `source` is text; images and other documents are not read."""
@@ -83,6 +92,8 @@ class ResultBlock(WireModel):
     """Anthropic: Text blocks of a search result."""
     tool_name: str | None = None
     """Anthropic: Name of the tool that a `tool_reference` points to."""
+    cache_control: CacheControl | None = None
+    """Anthropic: Mark behind the block, of which a request may have four."""
 
 
 class ContentBlock(WireModel):
@@ -119,6 +130,8 @@ class ContentBlock(WireModel):
     """Anthropic: Context of a document, read before its text."""
     source: str | dict[str, Any] | None = None
     """Anthropic: Contents of a document or image, or the origin of a search result."""
+    cache_control: CacheControl | None = None
+    """Anthropic: Mark behind the block, of which a request may have four."""
 
 
 class InputMessage(WireModel):
@@ -137,6 +150,8 @@ class SystemBlock(WireModel):
     """Anthropic: Kind of the block."""
     text: str
     """Anthropic: Text of the block."""
+    cache_control: CacheControl | None = None
+    """Anthropic: Mark behind the block, of which a request may have four."""
 
 
 class OfferedTool(WireModel):
@@ -155,6 +170,8 @@ class OfferedTool(WireModel):
     """Anthropic: Whether arguments must follow `input_schema`. Default: false."""
     eager_input_streaming: bool | None = None
     """Anthropic: Accepted: arguments are always streamed while they are generated. Default: true."""
+    cache_control: CacheControl | None = None
+    """Anthropic: Mark behind the block, of which a request may have four."""
 
 
 class MessagesToolChoice(WireModel):
@@ -223,6 +240,8 @@ class MessagesPrompt(WireModel):
     """Anthropic: Form and effort of the answer."""
     output_format: OutputFormat | None = None
     """Anthropic: Older name of `output_config.format`."""
+    cache_control: CacheControl | None = None
+    """Anthropic: Mark behind the last block of the conversation; it counts as one of four."""
     chat_template_kwargs: dict[str, Any] | None = None
     """vLLM: Variables for the chat template. They take precedence over those of `thinking`. The header `x-cohort-ignored` lists
     those that the template does not use."""

@@ -45,7 +45,7 @@ async def tokenize(request: Request) -> Response:
         tools = await run_off_loop_if_large(
             call, state.threads, lambda: [tool.model_dump(exclude_unset=True) for tool in offered]
         )
-        ids = await chat_prompt(
+        prompt = await chat_prompt(
             state,
             model,
             body.messages,
@@ -56,7 +56,7 @@ async def tokenize(request: Request) -> Response:
             continue_final_message=bool(body.continue_final_message),
             bounded=truncation is None,
         )
-        ids = ids if truncation is None else tuple(truncation.cut(ids))
+        ids = prompt.ids if truncation is None else tuple(truncation.cut(prompt.ids))
     else:
         call.ignore([name for name in _OF_CHATS if getattr(body, name) is not None])
         [ids] = await input_ids(

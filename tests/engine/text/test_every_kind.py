@@ -237,3 +237,17 @@ def test_decoders_that_cannot_be_streamed_are_refused(tmp_path: Path, decoder: A
     raw.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(ConfigError, match=says):
         Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("special", [True, False])
+def test_where_tokens_end(kind: str, special: bool) -> None:
+    """The ids are those of `encode`, and what ends within the first part of a text does not depend on the rest."""
+    tokenizer = of_kind(kind)
+    for text in TEXTS:
+        ids, ends = tokenizer.encode_with_ends(text, special)
+        assert ids == tokenizer.encode(text, special)
+        assert len(ends) == len(ids) and all(0 <= end <= len(text) for end in ends)
+        if kind == "byte_level":
+            for count, end in enumerate(ends, 1):
+                assert text[:end].startswith(tokenizer.decode(ids[:count]).rstrip("\ufffd"))

@@ -6,7 +6,7 @@ gemm.h              linear layers          team.h      threads of one call
 attention.h         paged attention        forward.h   all layers of a step in one call
 quantize.h          floats to 4 bits       checksum.h   checksums of blocks
 quantized_layouts.h, quantized_tiles.h    quantized weights: how they lie, and products with them
-experts.h           mixtures of experts
+experts.h           mixtures of experts    scan.h      layers with states, see scan.py
 """
 
 from __future__ import annotations
@@ -115,6 +115,11 @@ class CpuKernels:
         self.touch = loaded.cohort_touch
         """Function (address, bytes) that makes memory resident without changing it, even while other threads write to it."""
         self.touch.argtypes, self.touch.restype = [POINTER, I64], None
+        # What scan.py describes; then rows and elements between them, rates and how many rows, dtype, out, threads.
+        self.delta, self.short_convolution = loaded.cohort_delta, loaded.cohort_short_convolution
+        self.delta.argtypes = [*[POINTER] * 4, I64, POINTER, I64, I64, POINTER, I64]
+        self.short_convolution.argtypes = [*[POINTER] * 4, I64, I64, POINTER, I64]
+        self.delta.restype = self.short_convolution.restype = None
         # base, bytes between blocks, bytes of a block, blocks and how many, seed, out, threads.
         self.checksums = loaded.cohort_checksums
         self.checksums.argtypes = [POINTER, I64, I64, POINTER, I64, ctypes.c_uint64, POINTER, I64]

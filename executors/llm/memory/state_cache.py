@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from executors.contract.checks import check_states
 from executors.contract.errors import InvalidInput, OutOfMemory
 from executors.contract.faults import no_memory
 from executors.contract.status import StateLayout
+from executors.kernels.scan import StateStep
 from executors.llm.memory.kv_cache import give_back_rows, lazy_zeros
 from executors.llm.model.api import InnerState
 from executors.llm.model.caches import StateSpec
@@ -31,7 +33,7 @@ _NONE, _ADOPTED = -1, -2
 
 
 class StateCache:
-    """States by slot. Only `SlotStates.store` writes them.
+    """States by slot. Only `SlotStates.store` writes them, and kernels that get `SlotStates.slots`.
 
     `slots` uint8 [num_slots, bytes of a slot]: the range of each slot, all layers, padding last; None where each layer is a
     tensor of its own.
@@ -153,13 +155,24 @@ class SlotStates:
         items, positions, targets = slots.snapshots.T
         counts = positions - step.pos_offsets[items]
         self.inner = [InnerState(*one) for one in zip(items.tolist(), counts.tolist(), strict=True)]
-        self._cache = cache
+        self._cache, self._slots, self._snapshots = cache, slots, targets
         self._sources = self._to_device(np.maximum(slots.sources, 0))
         self._fresh = self._to_device(np.flatnonzero(slots.sources < 0))
         self._written = self._to_device(np.concatenate((slots.destinations, targets)))
 
     def _to_device(self, values: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(values, np.int64)).to(self._cache.spec.device)
+
+    @cached_property
+    def slots(self) -> StateStep:
+        """See `StepStates`."""
+        return StateStep(
+            self.q_lens, self._slots.sources, self._slots.destinations, self.inner, self._snapshots
+        )
+
+    def memory(self, layer: int) -> torch.Tensor:
+        """See `StepStates`."""
+        return self._cache.layers[layer]
 
     def begin(self, layer: int) -> torch.Tensor:
         """See `StepStates`."""

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 
 from executors.contract.status import ModelInfo
+from executors.kernels.scan import StateStep
 from executors.llm.model.caches import CacheSpec
 from executors.llm.row_loras import RowLoras
 
@@ -40,10 +41,18 @@ class InnerState(NamedTuple):
 
 class StepStates(Protocol):
     """The states of a step's sequences, its n items, which have `q_lens` rows each, one item after the other. `inner`: m places
-    at which a state is kept beside those behind the items."""
+    at which a state is kept beside those behind the items. `slots`: where all these states lie, for the CPU's kernels, which read
+    and write them in `memory`."""
 
     q_lens: list[int]
     inner: list[InnerState]
+
+    @property
+    def slots(self) -> StateStep:
+        """Return the items as the kernels read them, the same for all layers."""
+
+    def memory(self, layer: int) -> torch.Tensor:
+        """Return the states float32 [slots, *shape] of the layer with this `cache_index`."""
 
     def begin(self, layer: int) -> torch.Tensor:
         """Return the states float32 [n, *shape] before the step, of the layer with this `cache_index`; zeros for a sequence that

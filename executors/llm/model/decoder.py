@@ -197,6 +197,9 @@ class Decoder:
         if self.kernels is not None:
             for linear in self.linears():
                 linear.finish()
+            for layer in self.layers:
+                for sublayer in layer.sublayers:
+                    sublayer.use_kernels(self.kernels)
 
     def pack_onednn(self) -> int:
         """Pack the linear layers in oneDNN's layout if Cohort's kernels are not used and oneDNN supports it. Call it after

@@ -12,6 +12,7 @@ from typing import Literal
 
 import torch
 
+from executors.kernels.cpu import CpuKernels
 from executors.llm.model.api import ForwardInput
 from executors.llm.model.caches import LayerMemory
 from executors.llm.model.layers.norms import Norm
@@ -107,6 +108,9 @@ class Sublayer:
 
     def be_steady(self) -> None:
         """Make a row's result the same in any batch, bit for bit."""
+
+    def use_kernels(self, kernels: CpuKernels) -> None:
+        """Compute with functions of the kernels what they have beside linear layers. Called when all parameters are loaded."""
 
     def forward(self, x: torch.Tensor, step: LayerStep) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]. Rows behind the last item's are arbitrary."""

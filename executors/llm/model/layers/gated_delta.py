@@ -19,6 +19,8 @@ import torch
 import torch.nn.functional as F
 
 from executors.contract.errors import ConfigError
+from executors.kernels.cpu import CpuKernels
+from executors.kernels.scan import MAX_KERNEL, MAX_KEY_SIZE, DeltaKernel, DeltaPlaces
 from executors.llm.model.api import InnerState
 from executors.llm.model.caches import LayerMemory, LayerState
 from executors.llm.model.config import DecoderConfig, LayerConfig
@@ -78,7 +80,8 @@ class GatedDelta(Sublayer):
         qkvz   of each key head q, k, and v and z of its value heads        ba   of each key head b and a of its value heads
 
     otherwise q, k and v of all heads are one tensor and z, b and a one each. The state of a sequence is one vector: the
-    convolution's last kernel - 1 inputs [kernel - 1, channels], then S [value heads, value size, key size].
+    convolution's last kernel - 1 inputs [kernel - 1, channels], then S transposed [value heads, key size, value size]: the
+    columns of a value then are neighbours, which the kernels compute side by side.
     """
 
     def __init__(
@@ -106,6 +109,8 @@ class GatedDelta(Sublayer):
             torch.empty(self._heads, dtype=torch.float32, device=device) for _ in range(2)
         )
         self.norm = torch.empty(self._value_size, dtype=torch.float32, device=device)
+        self.by_kernels: DeltaKernel | None = None
+        """The layer between its projections, where the CPU's kernels compute it."""
 
     @property
     def linears(self) -> tuple[Linear, ...]:
@@ -184,10 +189,52 @@ class GatedDelta(Sublayer):
         per_key = self._heads // self._key_heads
         return x.repeat(1, per_key, 1) if self._names.delta_tiled else x.repeat_interleave(per_key, 1)
 
+    def use_kernels(self, kernels: CpuKernels) -> None:
+        """See `Sublayer`."""
+        if self._kernel <= MAX_KERNEL and self._key_size <= MAX_KEY_SIZE:
+            self.by_kernels = DeltaKernel(
+                kernels, self._places(), self._key_size, self._value_size, self.weight[:, 0], self.a_log, self.dt_bias,
+                self.norm, self._eps,
+            )  # fmt: skip
+
+    def _places(self) -> DeltaPlaces:
+        """Say where `inward` and `rates` have the parts of `_projected`."""
+        per_key, key, value = self._heads // self._key_heads, self._key_size, self._value_size
+        of_values = per_key * value
+        runs: list[tuple[int, int, int]] = [(0, 0, self._channels)]
+        keys = [(h * key, self._keys + h * key) for h in range(self._key_heads)]
+        values = [(2 * self._keys + h * value, self._channels + h * value) for h in range(self._heads)]
+        if self._names.delta_qkvz:
+            size, starts = 2 * (key + of_values), (0, self._keys, 2 * self._keys)
+            runs = [
+                (start + h * count, h * size + at, count)
+                for h in range(self._key_heads)
+                for start, at, count in zip(starts, (0, key, 2 * key), (key, key, of_values), strict=True)
+            ]
+            keys = [(h * size, h * size + key) for h in range(self._key_heads)]
+            begins = [h // per_key * size + 2 * key + h % per_key * value for h in range(self._heads)]
+            values = [(begin, begin + of_values) for begin in begins]
+        rates = [(h, self._heads + h) for h in range(self._heads)]
+        if self._names.delta_ba:
+            begins = [h // per_key * 2 * per_key + h % per_key for h in range(self._heads)]
+            rates = [(begin, begin + per_key) for begin in begins]
+        key_of = [
+            h % self._key_heads if self._names.delta_tiled else h // per_key for h in range(self._heads)
+        ]
+        heads = [(*keys[key_of[h]], *values[h], *rates[h]) for h in range(self._heads)]
+        return DeltaPlaces(runs, keys, heads)
+
     def forward(self, x: torch.Tensor, step: LayerStep) -> torch.Tensor:
         """See `Sublayer`."""
         states, adapters, silu = step.inputs.states, step.inputs.adapters, STEADY_ACTIVATIONS["silu"]
         assert states is not None
+        if self.by_kernels is not None:
+            qkvz, ba = (
+                linear.wide(x, None if adapters is None else adapters.extra(linear, x))
+                for linear in (self.inward, self.rates)
+            )
+            y = self.by_kernels(qkvz, ba, states.slots, states.memory(self.cache_index), x.dtype)
+            return step.share.product(self.outward, y, adapters, "attention")
         tokens = sum(states.q_lens)
         qkv, z, b, a = self._projected(x, adapters)
         carried = states.begin(self.cache_index)
@@ -201,12 +248,12 @@ class GatedDelta(Sublayer):
             states.inner,
         )
         q, k, v = silu(mixed).split((self._keys, self._keys, self._values), -1)
-        matrices = matrices.reshape(-1, self._heads, self._value_size, self._key_size)
+        matrices = matrices.reshape(-1, self._heads, self._key_size, self._value_size).mT.contiguous()
         g = -self.a_log.exp() * steady_softplus(a[:tokens].float() + self.dt_bias)
         beta = steady_sigmoid(b[:tokens].float())
         q, k, v = self._of_value_heads(q), self._of_value_heads(k), v.view(tokens, self._heads, -1)
         out, matrices = gated_delta_rule(q, k, v, g, beta, matrices, states.q_lens, states.inner)
-        states.store(self.cache_index, torch.cat((inputs.flatten(1), matrices.flatten(1)), -1))
+        states.store(self.cache_index, torch.cat((inputs.flatten(1), matrices.mT.flatten(1)), -1))
         out = F.rms_norm(out, (self._value_size,), self.norm, self._eps)
         out = out.flatten(1) * silu(z[:tokens].float())
         y = F.pad(out, (0, 0, 0, len(x) - tokens)).to(x.dtype)

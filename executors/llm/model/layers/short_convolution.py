@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 
 from executors.contract.errors import ConfigError
+from executors.kernels.cpu import CpuKernels
+from executors.kernels.scan import MAX_KERNEL, ConvolutionKernel
 from executors.llm.model.caches import LayerMemory, LayerState
 from executors.llm.model.config import DecoderConfig, LayerConfig
 from executors.llm.model.layers.base import LayerStep, Sublayer
@@ -31,6 +33,8 @@ class ShortConvolution(Sublayer):
         self.outward = Linear(hidden, hidden, bias, dtype, device)
         self.weight = torch.empty(hidden, 1, self._kernel, dtype=dtype, device=device)
         self.bias = torch.empty(hidden, dtype=dtype, device=device) if bias else None
+        self.by_kernels: ConvolutionKernel | None = None
+        """The layer between its projections, where the CPU's kernels compute it."""
 
     @property
     def linears(self) -> tuple[Linear, ...]:
@@ -54,12 +58,22 @@ class ShortConvolution(Sublayer):
         if self.bias is not None:
             yield f"{self._names.conv}.bias", Place(self.bias)
 
+    def use_kernels(self, kernels: CpuKernels) -> None:
+        """See `Sublayer`."""
+        if self._kernel <= MAX_KERNEL:
+            self.by_kernels = ConvolutionKernel(kernels, self.weight[:, 0], self.bias)
+
     def forward(self, x: torch.Tensor, step: LayerStep) -> torch.Tensor:
         """See `Sublayer`."""
         states, adapters = step.inputs.states, step.inputs.adapters
         assert states is not None
         tokens = sum(states.q_lens)
-        b, c, u = self.inward(x, None if adapters is None else adapters.extra(self.inward, x)).chunk(3, -1)
+        extra = None if adapters is None else adapters.extra(self.inward, x)
+        if self.by_kernels is not None:
+            wide = self.inward.wide(x, extra)
+            y = self.by_kernels(wide, states.slots, states.memory(self.cache_index), x.dtype)
+            return step.share.product(self.outward, y, adapters, "attention")
+        b, c, u = self.inward(x, extra).chunk(3, -1)
         out, carried = causal_convolution(
             (b * u)[:tokens].float(),
             states.begin(self.cache_index),

@@ -153,8 +153,7 @@ def test_a_life_of_another_fingerprint_begins_without_seals() -> None:
 
 
 @pytest.mark.parametrize(
-    "layout", [KvLayout(4, LAYOUT.groups), KvLayout(4, fingerprint="a"),
-               KvLayout(4, LAYOUT.groups, StateLayout(64, 2, 4), fingerprint="a")],
+    "layout", [KvLayout(4, LAYOUT.groups), KvLayout(4, fingerprint="a")],
 )  # fmt: skip
 def test_nothing_is_asked_for_where_nothing_can_be_adopted(layout: KvLayout) -> None:
     seals = SealTable(layout, [GroupSeals() for _ in layout.groups])

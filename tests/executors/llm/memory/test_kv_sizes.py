@@ -175,7 +175,7 @@ def test_copies_and_freed_memory_stay_within_their_group() -> None:
     assert blocks == [[0, 1, 1, 3, 4, 3], [108, *range(101, 109)], [200, 201, 201, 203, 204, 203]]
 
 
-STATES = StateSpec(3, (1000,), torch.device("cpu"))
+STATES = StateSpec(3, (1024,), torch.device("cpu"))
 
 
 def with_states(num_bytes: int, length: int = 4096, **limits: int) -> KvLayout:
@@ -187,24 +187,24 @@ def test_states_and_blocks_share_one_budget(num_bytes: int) -> None:
     """A slot for each sequence, and snapshots that take a third of what blocks do: the blocks are as many as fit beside them."""
     found = with_states(num_bytes)
     state = found.state
-    assert state is not None and (state.slot_bytes, state.interval) == (12000, 64)
-    assert found.num_bytes == found.block_bytes + state.num_slots * 12000 <= num_bytes
-    snapshots, wanted = state.num_slots - 8, max(8, found.block_bytes // 36000)
+    assert state is not None and (state.slot_bytes, state.interval) == (12288, 64)
+    assert found.num_bytes == found.block_bytes + state.num_slots * 12288 <= num_bytes
+    snapshots, wanted = state.num_slots - 8, max(8, found.block_bytes // 36864)
     assert 8 <= snapshots <= wanted
     longest = 4096 // 16
     if found.groups[0].num_blocks > longest:
         assert snapshots == wanted
         more = found.block_bytes + found.groups[0].bytes_per_block
-        fits = more + (8 + max(8, more // 36000)) * 12000 <= num_bytes
+        fits = more + (8 + max(8, more // 36864)) * 12288 <= num_bytes
         assert not fits or found.groups[0].num_blocks == 8 * longest, "more would have fitted"
     again = with_states(found.num_bytes)
     assert again == found, "the next life of an executor gets the same from the bytes of this one"
 
 
 def test_too_little_memory_for_states_names_the_setting() -> None:
-    least = 4096 // 16 * 16 * 2 * TOKEN + (200 + LEAST_SNAPSHOTS) * 12000
-    assert with_states(least, seqs=200).state == StateLayout(12000, 208, 64)
+    least = 4096 // 16 * 16 * 2 * TOKEN + (200 + LEAST_SNAPSHOTS) * 12288
+    assert with_states(least, seqs=200).state == StateLayout(12288, 208, 64)
     with pytest.raises(
-        ConfigError, match=r"max-num-seqs: states of 200 sequences are 2,496,000 of these bytes"
+        ConfigError, match=r"max-num-seqs: states of 200 sequences are 2,555,904 of these bytes"
     ):
         with_states(least - 1, seqs=200)

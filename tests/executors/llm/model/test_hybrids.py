@@ -17,14 +17,11 @@ from executors.contract import ConfigError, InvalidInput, OptimizationConfig, Pa
 from executors.contract.config import ExecutorMemoryConfig
 from executors.llm.checkpoint.loader import load_model
 from executors.llm.executor import LlmExecutor
-from executors.llm.factory import LlmFactory
 from executors.llm.memory.state_limits import refuse_states
 from executors.llm.model.config import read_config
 from executors.llm.parallel.shard import plan_shard
-from executors.lora import pack
 from tests.engine.harness import engine, request, run
 from tests.executors.llm.driver import Driver, config, logprobs_in_steps, start
-from tests.executors.lora.peft_files import write_peft
 
 NAMES = (
     "lfm2-biases-kernel-of-5-untied",
@@ -200,20 +197,6 @@ async def test_keys_and_values_of_their_attention_may_be_narrow(reference: Any, 
     [found] = await logprobs_in_steps(executor, [ids], [[17, 1, 22]])
     divergence = (expected.exp() * (expected - torch.from_numpy(found))).sum(-1).mean()
     assert 0.0 < float(divergence) < 0.05
-
-
-async def test_adapters_of_linear_attention_are_refused_by_name(reference: Any, tmp_path: Path) -> None:
-    """Files of llama.cpp's converter have its rows in another order."""
-    ref = reference("qwen3.5")
-    optimization = OptimizationConfig(num_threads=1, max_loras=1, max_lora_rank=8)
-    executor: Any = LlmFactory().create_executor(config(ref.path, optimization=optimization))
-    await executor.warmup()
-    shapes = {"model.layers.0.linear_attn.in_proj_z": (96, 48)}
-    write_peft(folder := tmp_path / "adapter", shapes)
-    (tmp_path / "packed").mkdir()
-    packed = pack(folder, tmp_path / "packed", 8)
-    with pytest.raises(ConfigError, match=r"layers\.0\.linear_attn\.in_proj_z"):
-        await executor.load_adapter("a", str(packed.path), packed.digest)
 
 
 @pytest.mark.parametrize("tensor", [True, False])

@@ -215,9 +215,8 @@ async def too_few_bytes(model: Path, **settings: Any) -> int:
     """Return bytes of KV that hold the longest sequence, and not what a crowd needs."""
     async with served(model, **settings) as engine:
         layout = engine.core.executor.kv_layout()
-        blocks = 30 if any(group.window is None for group in layout.groups) else 14
         states = 0 if layout.state is None else (SEQS + LEAST_SNAPSHOTS) * layout.state.slot_bytes
-        return blocks * sum(group.bytes_per_block for group in layout.groups) + states
+        return 30 * sum(group.bytes_per_block for group in layout.groups) + states
 
 
 @asynccontextmanager

@@ -112,9 +112,10 @@ class StateCache:
         wrong = np.flatnonzero((lengths != position) & ~adopted)
         if len(wrong):
             i = int(wrong[0])
-            state = (
-                f"its state has seen {lengths[i]} tokens" if lengths[i] >= 0 else "its slot holds no state"
-            )
+            state = f"its state has seen {lengths[i]} tokens"
+            if lengths[i] < 0:
+                adopted_one = f"its state is a snapshot at a multiple of {self.layout.interval} tokens"
+                state = adopted_one if lengths[i] == _ADOPTED else "its slot holds no state"
             raise InvalidInput(
                 f"sequence {batch.seq_ids[i]}: {state}, and the step begins at position {position[i]}"
             )

@@ -112,6 +112,6 @@ async def test_an_adopted_snapshot_lies_at_a_place_for_snapshots(model: Path) ->
         await executor.begin_epoch(2, sealed)
         other = next(slot for slot in range(SEQS) if slot not in slots)
         for position, slot in ((INTERVAL + 4, slots[0]), (INTERVAL, other)):
-            with pytest.raises(InvalidInput, match="its state has seen"):
+            with pytest.raises(InvalidInput, match="its state is a snapshot at a multiple of 64 tokens"):
                 await continued(executor, 2, seq, position, slot)
         assert await continued(executor, 2, seq, INTERVAL, slots[0]) == seq.output

@@ -41,7 +41,7 @@ class _Share:
 
 
 class SpareMemory:
-    """Tells the executor which free blocks need no memory. Used by the loop task only.
+    """Tells the executor which free blocks, and slots of states, need no memory. Used by the loop task only.
 
     Does nothing where the executor does not give memory back (`KvGroup.blocks_per_span` 0).
     """
@@ -58,11 +58,17 @@ class SpareMemory:
         keep_bytes = config.kept_kv_bytes
         if keep_bytes is None:
             keep_bytes = max(LEAST_KEPT_BYTES, needs.parameter_memory)
+        self._states = kv.states
+        whole = max(1, layout.block_bytes if kv.states is None else layout.num_bytes)
         self._groups = [
-            _Share.of(group, keep_bytes * group.num_bytes // max(1, layout.block_bytes))
+            _Share.of(group, keep_bytes * group.num_bytes // whole)
             for group in kv.groups
             if group.pool.blocks_per_span
         ]
+        self._state_group = layout.state_group
+        slot_bytes = max(1, layout.state.slot_bytes if layout.state is not None else 0)
+        self._kept_slots = keep_bytes * layout.state_bytes // whole // slot_bytes
+        self._slots_at_once = max(1, _PIECE_BYTES // slot_bytes)
         self._due = clock() + self._round
 
     def look(self) -> None:
@@ -71,6 +77,8 @@ class SpareMemory:
             self._due = self._clock() + self._round
             for share in self._groups:
                 share.group.pool.now += 1
+            if self._states is not None:
+                self._states.grow_older()
             self._give_back(ROUNDS)
 
     async def at_rest(self, inbox: Inbox) -> None:
@@ -89,6 +97,12 @@ class SpareMemory:
             if len(blocks):
                 self._executor.release_memory(share.group.index, blocks)
                 num_released += len(blocks)
+        if self._states is not None:
+            # Behind the blocks: snapshots go with theirs.
+            slots = self._states.take_spare(self._kept_slots, min_age, self._slots_at_once)
+            if len(slots):
+                self._executor.release_memory(self._state_group, slots)
+                num_released += len(slots)
         return num_released > 0
 
 

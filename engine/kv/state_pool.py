@@ -53,6 +53,11 @@ class StatePool:
         """Slots of snapshots that no sequence holds, the one used longest ago first."""
         self._holders: dict[SequenceState, None] = {}
         """States that hold more slots than the one they go on from."""
+        self._has_memory = [False] * layout.num_slots
+        """Whether a slot was written since its memory was given back."""
+        self._freed_at = [0] * layout.num_slots
+        self._now = 0
+        """Number of `grow_older` calls; the unit of age in `take_spare`."""
         self.seals = GroupSeals()
         """Of snapshots, as long as they can be found: a slot is written only where it has no key."""
 
@@ -311,6 +316,7 @@ class StatePool:
             self._release(slot)
 
     def _release(self, slot: int) -> None:
+        self._freed_at[slot] = self._now
         (self._later if slot in self._in_step else self._free).append(slot)
 
     def _take(self) -> int | None:
@@ -324,6 +330,7 @@ class StatePool:
             self.forget(self._key_of[oldest])
             slot = self._free.pop()
         self._references[slot] = 1
+        self._has_memory[slot] = True
         return slot
 
     def _reclaim(self, source: int) -> int | None:
@@ -350,6 +357,30 @@ class StatePool:
     def _settle(self, state: SequenceState) -> None:
         if not state.holds_more:
             self._holders.pop(state, None)
+
+    # -- memory --------------------------------------------------------------------------------------------------------
+
+    @property
+    def num_with_memory(self) -> int:
+        """Slots that were written and whose memory was not given back since."""
+        return sum(self._has_memory)
+
+    def grow_older(self) -> None:
+        """A round is over in which a slot can be unused."""
+        self._now += 1
+
+    def take_spare(self, keep: int, min_age: int, most: int) -> Int32Array:
+        """Slots whose memory can be released, int32 in rising order, at most so many: free ones with memory but for the `keep`
+        that are taken next, none that was freed within the last `min_age` rounds."""
+        with_memory = [slot for slot in self._free if self._has_memory[slot]]  # the last one is taken next
+        spare = [
+            slot
+            for slot in with_memory[: max(0, len(with_memory) - keep)]
+            if self._now - self._freed_at[slot] >= min_age
+        ][:most]
+        for slot in spare:
+            self._has_memory[slot] = False
+        return np.array(sorted(spare), np.int32)
 
     # -- for the next batch --------------------------------------------------------------------------------------------
 

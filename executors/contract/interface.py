@@ -197,10 +197,10 @@ class ModelExecutor(ABC):
 
     def release_memory(self, group: int, block_ids: Int32Array) -> None:
         """Allow the executor to return the memory of these blocks of a KV group to the system: they are not read before they are
-        rewritten.
+        rewritten. With `KvLayout.state_group` for the group: of these slots of states.
 
         `block_ids` int32 [n], rising. Takes effect between the steps submitted before and those after. Optional, and called
-        only for groups with `blocks_per_span`; the default keeps the memory.
+        only for groups with `blocks_per_span`, for slots where the layout is `on_demand`; the default keeps the memory.
         """
 
     # -- verification ------------------------------------------------------------------------------------------------

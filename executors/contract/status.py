@@ -281,13 +281,17 @@ class KvLayout:
     @property
     def num_bytes(self) -> int:
         """Bytes of all blocks and states."""
-        states = 0 if self.state is None else self.state.num_slots * self.state.slot_bytes
-        return self.block_bytes + states
+        return self.block_bytes + self.state_bytes
 
     @property
     def state_group(self) -> int:
-        """The group by which seals name slots of states in place of blocks: the one behind the last group of blocks."""
+        """The group by which seals and `release_memory` name slots of states: the one behind the last group of blocks."""
         return len(self.groups)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of all slots of states."""
+        return 0 if self.state is None else self.state.num_slots * self.state.slot_bytes
 
     @property
     def num_sealable(self) -> tuple[int, ...]:

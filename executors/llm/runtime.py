@@ -183,6 +183,10 @@ class ExecutorRuntime:
 
     def release_memory(self, group: int, block_ids: Int32Array) -> None:
         """See the contract."""
+        states = self.runner.states
+        if states is not None and group == self.plan.layout.state_group:
+            states.give_back(block_ids)
+            return
         self.runner.cache.give_back(group, block_ids)
         if self.companion is not None:
             self.companion.give_back(group, block_ids)

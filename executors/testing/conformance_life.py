@@ -83,6 +83,8 @@ async def memory_given_back_is_nobody_elses(kit: Kit) -> None:
     driver.release(gone)
     for group, free in enumerate(driver.free_blocks):
         kit.executor.release_memory(group, np.array(sorted(free), np.int32))
+    if driver.states is not None:
+        kit.executor.release_memory(len(driver.groups), np.array(sorted(driver.free_states), np.int32))
     await driver.decode(_NUM, keeper)
     other = driver.add(kit.long(88), kit.greedy)
     await driver.prefill(other)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,12 +19,16 @@ from benchmarks.recovery.rounds import LIMIT_S, killed, load_seconds, undisturbe
 from executors.tiny import weights_dir
 from tests.chaos.client import Stream, check, metric, open_client
 from tests.chaos.crashing_executor import FOLDER
-from tests.e2e.checkpoints import write_model
+from tests.chaos.test_families import with_vocabulary
+from tests.e2e.checkpoints import write_model, write_tokenizer
 from tests.e2e.server_process import ServerProcess
+from tests.executors.llm.models import SHAPES, write
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
 
 STREAMS, PROMPT, OUTPUT = 4, 7000, 80
+HYBRID_PROMPT, HYBRID_OUTPUT = 3000, 300
+SNAPSHOTS = re.compile(r"(\d+) of (\d+) snapshots of states kept, (\d+) damaged")
 DAMAGED = 'cohort_kv_blocks_adopted_total{outcome="damaged"}'
 _SHAPE: dict[str, Any] = {
     "hidden_size": 192, "intermediate_size": 384, "num_hidden_layers": 4, "max_position_embeddings": 8192,
@@ -72,6 +77,39 @@ async def test_a_pause_is_a_load_whatever_the_prompts(name: str, tmp_path: Path)
     assert kills[-1].faults(STREAMS, load_s) == []
     # A partial block, and what was in flight.
     assert all(kill.again <= STREAMS * 2 * 16 for kill in kills)
+
+
+def write_hybrid(name: str, path: Path) -> Path:
+    """A small model whose layers have states, for long prompts."""
+    kind, fields = SHAPES[name]
+    write(kind, {**with_vocabulary(fields), "max_position_embeddings": 8192}, path, 3)
+    write_tokenizer(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen3-next", pytest.param("lfm2-short-convolutions", marks=pytest.mark.long(extended=True))]
+)
+@pytest.mark.parametrize(
+    "flags", [(), pytest.param(("--no-enable-prefix-caching",), marks=pytest.mark.long(extended=True))]
+)
+async def test_a_hybrid_goes_on_behind_its_snapshots(
+    name: str, flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    """SIGKILL under four streams with long prompts, then once more with flipped bytes, some of them in snapshots."""
+    args = [str(write_hybrid(name, tmp_path / "model")), "--dtype", "float32", "--deterministic", *flags]
+    args += ["--max-num-seqs", str(STREAMS), "--kv-cache-memory-bytes", "64MiB"]
+    bodies = [asks(number, HYBRID_PROMPT, HYBRID_OUTPUT) for number in range(STREAMS)]
+    with ServerProcess(args, tmp_path) as server:
+        expected = await undisturbed(server, bodies)
+        kill = await killed(server, expected)
+        damaged = await killed(server, expected, flips=1000)
+        log = server.log()
+    assert [fault for one in (kill, damaged) for fault in one.faults(STREAMS, math.inf)] == []
+    # What lies behind the deepest snapshot, and was given or in flight.
+    assert 0 < kill.again <= STREAMS * HYBRID_PROMPT // 10
+    [(kept, total, none), (_, _, flipped)] = SNAPSHOTS.findall(log)
+    assert kept == total and none == "0" and int(flipped) > 0
 
 
 @asynccontextmanager

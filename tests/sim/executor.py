@@ -190,8 +190,14 @@ class SimExecutor:
 
     def release_memory(self, group: int, block_ids: Int32Array) -> None:
         assert self.core is not None and self.core._scheduler is not None
-        kv = self.core._scheduler.kv.groups[group]
-        if any(kv.pool.num_references(block) or block in kv.cache.blocks for block in block_ids.tolist()):
+        kv, states = self.core._scheduler.kv.groups, self.core._scheduler.kv.states
+        if group < len(kv):
+            pool, found = kv[group].pool, kv[group].cache.blocks
+            used = any(pool.num_references(block) or block in found for block in block_ids.tolist())
+        else:
+            assert states is not None
+            used = any(states._references[slot] or slot in states._key_of for slot in block_ids.tolist())
+        if used:
             raise Broken("memory is given back that is in use or can be found")
         self.num_released += len(block_ids)
 

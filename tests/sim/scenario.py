@@ -421,7 +421,12 @@ class Run:
 
     def _judge_memory(self, core: EngineCore) -> None:
         """At rest no span has memory beyond what may be kept: one span more at most, for a part of one is not given back."""
-        assert core._loop is not None
+        assert core._loop is not None and core._scheduler is not None
+        spare, states = core._loop.spare_memory, core._scheduler.kv.states
+        if spare._active and states is not None:
+            free = states.num_slots - states.num_snapshots
+            if sum(states._has_memory[slot] for slot in states._free) > spare._kept_slots:
+                raise Broken(f"memory of {free} slots of states is kept, {spare._kept_slots} may keep it")
         for share in core._loop.spare_memory._groups:
             pool, keep = share.group.pool, share.keep
             if keep > self.scenario.kept_blocks or pool.num_with_memory >= keep + pool.blocks_per_span:

@@ -20,6 +20,7 @@ from executors.contract import (
     ConfigError,
     ExecutorConfig,
     Int32Array,
+    InvalidInput,
     KvLayout,
     SealedBlocks,
     StateLayout,
@@ -51,6 +52,8 @@ class StateFakeExecutor(PagedFakeExecutor):
         super().__init__(config)
         self.num_states = int(config.options.get("num_states", self.num_slots + NUM_SNAPSHOTS))
         self.interval = int(config.options.get("state_interval", self.block_size))
+        self.num_released_slots = 0
+        """Slots of states whose memory was given back so far."""
 
     def kv_layout(self) -> KvLayout:
         return replace(super().kv_layout(), state=StateLayout(SLOT_BYTES, self.num_states, self.interval))
@@ -76,6 +79,8 @@ class StateFakeExecutor(PagedFakeExecutor):
     def _read(self, work: Work) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
         _, digest = super()._read(work)
         source, _ = self._places(work)
+        if not self.filled[source[source >= 0]].all():
+            raise InvalidInput("a step reads the slot of a state that no step has written")
         return np.where(source < 0, np.uint64(0), self.states[source] ^ self.mask), digest
 
     def _write(self, work: Work, computed: Computed) -> None:
@@ -98,6 +103,18 @@ class StateFakeExecutor(PagedFakeExecutor):
         if group == len(self.memories):
             return bool(self.filled[block])
         return super()._is_whole(group, block)
+
+    def release_memory(self, group: int, block_ids: NDArray[np.int32]) -> None:
+        """Poison the blocks, or slots of states: a step that reads them is refused. Raises InvalidInput for one that does not
+        exist."""
+        if group != len(self.memories):
+            super().release_memory(group, block_ids)
+            return
+        if len(block_ids) and not 0 <= block_ids.min() <= block_ids.max() < self.num_states:
+            raise InvalidInput(f"release_memory names a slot outside 0..{self.num_states - 1}")
+        self.states[block_ids] = oracle.mix(self.states[block_ids])
+        self.filled[block_ids] = self.spoiled[block_ids] = False
+        self.num_released_slots += len(block_ids)
 
     def scribble(self, group: int, blocks: Iterable[int]) -> None:
         if group < len(self.memories):

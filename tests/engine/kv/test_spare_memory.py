@@ -14,12 +14,14 @@ from engine.core.engine import EngineCore
 from engine.core.spare_memory import ROUNDS, SpareMemory
 from engine.kv.block_pool import BlockPool
 from engine.kv.kv_cache_manager import KvCacheManager
+from engine.kv.state_pool import StatePool
 from engine.mailbox import Mailbox
 from engine.request import Request, RequestContext
 from executors import registry
 from executors.contract import ExecutorAttentionConfig, ExecutorConfig, KvLayout, SamplingParams
 from executors.testing.fakes.oracle import expected_tokens
 from executors.testing.fakes.paged import BYTES_PER_TOKEN, PagedFakeExecutor
+from executors.testing.fakes.state import StateFakeExecutor
 from tests.sim.virtual_loop import run
 
 BLOCK, SPAN = 4, 4
@@ -180,3 +182,68 @@ def test_by_itself_it_keeps_as_much_as_the_weights(weights: int, kept: int) -> N
         assert share.keep == kept >> 20
 
     run(main())
+
+
+def serve_states(
+    scenario: Callable[[EngineCore, StateFakeExecutor], object], kept_kv_bytes: int, blocks_per_span: int = 1
+) -> None:
+    """As `serve`, with a fake whose layers have states."""
+
+    async def main() -> None:
+        options = {"num_blocks": 64, "blocks_per_span": blocks_per_span, "vocab_size": 100, "num_states": 12}
+        attention = ExecutorAttentionConfig(block_size=BLOCK)
+        fake = registry.create(
+            ExecutorConfig(
+                "state_fake", max_num_seqs=8, max_model_len=64, attention=attention, options=options
+            )
+        )
+        assert isinstance(fake, StateFakeExecutor)
+        settings = EngineConfig(max_num_seqs=8, kept_kv_bytes=kept_kv_bytes)
+        core = EngineCore(fake, settings, clock=asyncio.get_running_loop().time)
+        await core.start()
+        await scenario(core, fake)  # type: ignore[misc]
+        core.check_integrity()
+        await core.stop()
+
+    run(main())
+
+
+def states_of(core: EngineCore) -> StatePool:
+    assert core._scheduler is not None and core._scheduler.kv.states is not None
+    return core._scheduler.kv.states
+
+
+def test_slots_of_states_go_back_at_rest_with_the_snapshots_of_their_blocks() -> None:
+    async def scenario(core: EngineCore, fake: StateFakeExecutor) -> None:
+        await asyncio.gather(*(ask(core, prompt, 4) for prompt in prompts(6)))
+        states = states_of(core)
+        assert states.num_snapshots and states.num_with_memory > 6 and not fake.num_released_slots
+        await asyncio.sleep(core.config.give_back_after + 5)
+        assert states.num_with_memory == states.num_snapshots == 0
+        assert fake.num_released_slots > 6
+        await asyncio.gather(*(ask(core, prompt, 4) for prompt in prompts(6)))
+
+    serve_states(scenario, kept_kv_bytes=0)
+
+
+def test_as_many_free_slots_keep_their_memory_as_their_share_allows() -> None:
+    async def scenario(core: EngineCore, fake: StateFakeExecutor) -> None:
+        await asyncio.gather(*(ask(core, prompt, 4) for prompt in prompts(6)))
+        states = states_of(core)
+        await asyncio.sleep(core.config.give_back_after + 5)
+        free = states.num_slots - states.num_snapshots
+        kept = sum(states._has_memory[slot] for slot in states._free)
+        assert 0 < kept <= 3 and free > kept
+        assert states._has_memory[states._free[-1]], "the one that is taken next"
+
+    whole = 64 * BLOCK_BYTES + 12 * 8
+    serve_states(scenario, kept_kv_bytes=whole // 4)
+
+
+def test_nothing_of_states_goes_back_where_memory_was_taken_at_the_start() -> None:
+    async def scenario(core: EngineCore, fake: StateFakeExecutor) -> None:
+        await asyncio.gather(*(ask(core, prompt, 4) for prompt in prompts(6)))
+        await asyncio.sleep(core.config.give_back_after + 5)
+        assert fake.num_released_slots == 0
+
+    serve_states(scenario, kept_kv_bytes=0, blocks_per_span=0)

@@ -111,8 +111,8 @@ class Recovery:
                 logger.warning(message, blocks.num_kept, blocks.total, blocks.num_damaged)
             if blocks.total_snapshots:
                 message = "%d of %d snapshots of states kept, %d damaged"
-                found = blocks.num_snapshots, blocks.total_snapshots, blocks.num_damaged_snapshots
-                logger.warning(message, *found)
+                num_damaged = blocks.num_damaged_snapshots
+                logger.warning(message, blocks.num_snapshots, blocks.total_snapshots, num_damaged)
         else:
             scheduler.kv.seals.begin_life(life.fingerprint)
         self._back_at = self._clock()

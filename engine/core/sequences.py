@@ -13,7 +13,7 @@ from functools import partial
 from engine.config import FAILED_STEPS_BEFORE_ALONE
 from engine.core.journal import Journal
 from engine.interruptions import Outage
-from engine.kv.adoption import Adopted, HeldOver, NewLife, hold_over, settle
+from engine.kv.adoption import Adopted, Holdings, NewLife, hold_over, settle
 from engine.kv.hit import Hit
 from engine.kv.kv_cache_manager import KvCacheManager
 from engine.observer import Observer, PrefixLookup
@@ -61,7 +61,7 @@ class Sequences:
         """The same by the step for which they were started, of steps in flight."""
         self._released: list[int] = []
         self._rolled_back: list[Sequence] = []
-        self.held = HeldOver()
+        self.holdings = Holdings()
         """What could be found or was sealed when the executor failed last."""
 
     # -- sequences come and go ---------------------------------------------------------------------------------------
@@ -251,14 +251,14 @@ class Sequences:
     def _hold_over(self, running: list[Sequence]) -> list[Sequence]:
         """Keep what can be adopted. Returns the running sequences with those last that come back first: blocks are reused in
         the order in which they were freed."""
-        self.held = hold_over(self.kv, running)
+        self.holdings = hold_over(self.kv, running)
         returning = [*running, *self.returning]
         self.returning = dict.fromkeys(self.waiting.policy.ordered(returning))
         return [seq for seq in reversed(self.returning) if seq.status is SequenceStatus.RUNNING]
 
     def settle(self, life: NewLife) -> Adopted:
         """The executor's next life has begun. What it did not adopt is forgotten."""
-        outcome = settle(self.kv, life, self.held)
+        outcome = settle(self.kv, life, self.holdings)
         if not outcome.num_kept:
             self.returning.clear()
         return outcome

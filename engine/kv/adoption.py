@@ -47,14 +47,14 @@ class Adopted(NamedTuple):
     total_snapshots: int = 0
 
 
-class HeldOver(NamedTuple):
+class Holdings(NamedTuple):
     """What could be found, or was sealed, when the executor failed."""
 
     num_blocks: int = 0
     num_snapshots: int = 0
 
 
-def hold_over(kv: KvCacheManager, running: Iterable[Sequence]) -> HeldOver:
+def hold_over(kv: KvCacheManager, running: Iterable[Sequence]) -> Holdings:
     """Reduce the prefix cache to sealed blocks and snapshots, and give blocks of running sequences their keys. To be called while
     sequences still have their tables. Returns how much could be found before.
 
@@ -66,7 +66,7 @@ def hold_over(kv: KvCacheManager, running: Iterable[Sequence]) -> HeldOver:
         num_blocks = _keep_sealed(kv, running)
         # Its block may be another one by now, with the same tokens.
         num_snapshots = 0 if states is None else states.keep_sealed(kv.can_be_found)
-    return HeldOver(num_blocks, num_snapshots)
+    return Holdings(num_blocks, num_snapshots)
 
 
 def _keep_sealed(kv: KvCacheManager, running: list[Sequence]) -> int:
@@ -97,9 +97,9 @@ def _name_own(kv: KvCacheManager, group: BlockGroup, seq: Sequence) -> int:
     return sum(group.cache.keep(key, block) for key, block in zip(keys, table.blocks, strict=False))
 
 
-def settle(kv: KvCacheManager, life: NewLife, held: HeldOver) -> Adopted:
+def settle(kv: KvCacheManager, life: NewLife, holdings: Holdings) -> Adopted:
     """Forget all blocks and snapshots that the next life has not adopted. A snapshot is of no use without its block; a block is
-    without the snapshot behind it, for one further on. `held`: what `hold_over` returned."""
+    without the snapshot behind it, for one further on. `holdings`: what `hold_over` returned."""
     num_kept = 0
     for group in kv.groups:
         adopted = _adopted(life, group.index)
@@ -117,7 +117,7 @@ def settle(kv: KvCacheManager, life: NewLife, held: HeldOver) -> Adopted:
         num_damaged_snapshots = num_offered - len(slots)
         num_damaged = len(life.offered) - num_offered - num_kept
     return Adopted(
-        num_kept, num_damaged, held.num_blocks, len(slots), num_damaged_snapshots, held.num_snapshots
+        num_kept, num_damaged, holdings.num_blocks, len(slots), num_damaged_snapshots, holdings.num_snapshots
     )
 
 

@@ -199,19 +199,19 @@ class StatePool:
     def name(self, seq: Sequence) -> list[int]:
         """Let the sequence's snapshots be found whose tokens are known: those behind blocks that have a key. Returns the slots of
         those that are found from now on."""
-        state, named = seq.state, list[int]()
+        state, findable = seq.state, list[int]()
         if state is None or not state.unnamed:
-            return named
+            return findable
         for position, slot in state.take_named(seq.num_keyed_blocks * self._block_size):
             key = seq.block_keys[position // self._block_size - 1]
             if key not in self._slot_of:
                 self._slot_of[key], self._key_of[slot] = slot, key
-                named.append(slot)
+                findable.append(slot)
                 if position > seq.prompt_len and (oldest := state.roll(key, self._num_rolling)) is not None:
                     self.forget(oldest)
             self._drop(slot)
         self._settle(state)
-        return [slot for slot in named if slot in self._key_of]
+        return [slot for slot in findable if slot in self._key_of]
 
     def free(self, seq: Sequence) -> None:
         """Give up all slots of a sequence; steps submitted later may write to them."""
@@ -291,8 +291,8 @@ class StatePool:
 
     def keep(self, slots: Iterable[int]) -> None:
         """Forget the snapshots in all other slots."""
-        kept = set(slots)
-        for key in [key for key, slot in self._slot_of.items() if slot not in kept]:
+        remaining = set(slots)
+        for key in [key for key, slot in self._slot_of.items() if slot not in remaining]:
             self.forget(key)
 
     def forget_all(self) -> None:

@@ -58,8 +58,9 @@ class Observer:
     def interrupted(self, seq: Sequence, now: float, cause: str, outage: Outage | None) -> None:
         """A running sequence is about to be rolled back by a failure; `outage` None: the executor goes on."""
 
-    def kv_adopted(self, seq: Sequence, num_tokens: int, now: float) -> None:
-        """A sequence runs again after a failure; the KV of its first `num_tokens` tokens need not be computed again."""
+    def kv_adopted(self, seq: Sequence, num_tokens: int, now: float, num_stateless: int = 0) -> None:
+        """A sequence runs again after a failure; the KV of its first `num_tokens` tokens need not be computed again. KV of
+        `num_stateless` tokens behind them is there as well, and no snapshot of the states of layers to go on from."""
 
     def output_started(self, seq: Sequence, count: int, now: float) -> None:
         """The first `count` tokens of a sequence were committed."""

@@ -229,9 +229,11 @@ class Story:
         self.interruptions.interrupt(now, choice, cause, outage)
         self.tell(now, "restart", choice, cause=cause, output_tokens=output_tokens)
 
-    def adopt(self, now: float, choice: int, tokens: int) -> None:
-        """A sequence runs again after a failure, with the KV of its first `tokens` tokens from before it."""
-        self.tell(now, "kv_adopted", choice, tokens=tokens)
+    def adopt(self, now: float, choice: int, tokens: int, stateless: int = 0) -> None:
+        """A sequence runs again after a failure, with the KV of its first `tokens` tokens from before it. Of the next `stateless`
+        tokens KV is there as well, and lacks a snapshot of the states of layers."""
+        details = {"stateless_tokens": stateless} if stateless else {}
+        self.tell(now, "kv_adopted", choice, tokens=tokens, **details)
 
     def resume(self, now: float, choice: int) -> None:
         """A sequence that was rolled back gave its next token."""

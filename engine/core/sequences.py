@@ -127,7 +127,8 @@ class Sequences:
             self._num_spared += min(seq.num_cached_tokens, self.waiting.prompt_tokens(seq))
         self.running[seq] = None
         if seq in self.returning:
-            self.observer.kv_adopted(seq, hit.num_tokens, now)
+            unused = (hit.num_in_full_groups - hit.num_blocks) * self.kv.layout.block_size
+            self.observer.kv_adopted(seq, hit.num_tokens, now, unused if hit.missed_state else 0)
         self._has_returned(seq)
 
     def _has_returned(self, seq: Sequence) -> None:

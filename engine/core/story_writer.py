@@ -40,8 +40,8 @@ class StoryWriter(Observer):
     def interrupted(self, seq: Sequence, now: float, cause: str, outage: Outage | None) -> None:
         seq.context.story.interrupt(now, seq.mailbox_key, cause, len(seq.output_token_ids), outage)
 
-    def kv_adopted(self, seq: Sequence, num_tokens: int, now: float) -> None:
-        seq.context.story.adopt(now, seq.mailbox_key, num_tokens)
+    def kv_adopted(self, seq: Sequence, num_tokens: int, now: float, num_stateless: int = 0) -> None:
+        seq.context.story.adopt(now, seq.mailbox_key, num_tokens, num_stateless)
 
     def output_started(self, seq: Sequence, count: int, now: float) -> None:
         seq.context.story.start_output(now, seq.mailbox_key)

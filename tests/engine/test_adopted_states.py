@@ -137,3 +137,19 @@ async def test_another_fingerprint_adopts_no_snapshot(caplog: pytest.LogCaptureF
         await streams(core, [PROMPT])
     assert seen.adopted == [[], []] and seen.tokens[2] >= len(PROMPT)
     assert "0 of 1 snapshots of states kept, 0 damaged" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("damaged", "expected"), [((), {"tokens": 40}), ((0,), {"tokens": 0, "stateless_tokens": 44})]
+)
+async def test_the_story_of_a_stream_says_how_much_lacked_a_snapshot(
+    damaged: tuple[int, ...], expected: dict[str, int]
+) -> None:
+    made = outliving()
+    made.failures.append(Failure("die", step=DEATH_STEP))
+    scribble(made, damaged)
+    async with engine(made) as core:
+        call = request(PROMPT, 12)
+        await run(core, call)
+    [adopted] = [dict(event.details) for event in call.context.story.events if event.name == "kv_adopted"]
+    assert adopted == expected

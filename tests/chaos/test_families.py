@@ -80,7 +80,11 @@ def judged(reference: Reference, streams: list[Stream]) -> None:
     [
         "gemma4-inputs-of-layers-and-shared-kv",
         *(name for name in NEW if name != "gemma4-inputs-of-layers-and-shared-kv"),
-        *(pytest.param(name, marks=pytest.mark.long(extended=True)) for name in OTHERS),
+        "qwen3-next",
+        *(
+            pytest.param(name, marks=pytest.mark.long(extended=True))
+            for name in ("lfm2-short-convolutions", "qwen3.5", *OTHERS)
+        ),
     ],
 )
 async def test_streams_survive_a_kill(name: str, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import random
+import shutil
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -27,6 +28,8 @@ from executors.contract import ExecutorConfig, ExecutorMemoryConfig, Optimizatio
 from executors.process import connect
 from executors.tiny import weights_dir
 from tests.e2e.server_process import ServerProcess
+from tests.executors.llm.models import SHAPES, write
+from tests.executors.llm.spec.mtp_heads import with_head
 from tests.metrics_text import without_model
 from tests.tiers import sweep
 from tests.tiny_model import NUMBERS_PER_TOKEN
@@ -236,6 +239,39 @@ def test_a_server_with_a_draft_model(draft_model: Path, tmp_path: Path) -> None:
         metrics = without_model(server.get("/metrics").text)
     assert "cohort_spec_decode_num_draft_tokens_total " in metrics
     assert 'cohort_spec_decode_num_accepted_tokens_per_pos_total{position="2"}' in metrics
+
+
+@pytest.mark.long
+def test_a_server_with_an_mtp_head(tmp_path: Path) -> None:
+    """Of a hybrid, which says without the flag that it has one."""
+    kind, fields = SHAPES["qwen3.5"]
+    plain = write(kind, {**fields, "vocab_size": 1024}, tmp_path / "plain", 1)
+    model = with_head(plain, tmp_path / "model", right=0.02).path
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(weights_dir() / file, model)
+    flags = [str(model), "--deterministic", "--dtype", "float32", "--max-model-len", "128"]
+    body = {
+        "prompt": "abc xyz abc xyz",
+        "max_tokens": 40,
+        "temperature": 0,
+        "return_token_ids": True,
+        "ignore_eos": True,
+    }
+    said, notes, codes = [], [], []
+    for more in (
+        [],
+        ["--speculative-config", json.dumps({"method": "qwen3_5_mtp", "num_speculative_tokens": 3})],
+    ):
+        with ServerProcess([*flags, *more], tmp_path) as server:
+            answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).json()
+            said.append(answer["choices"][0])
+            notes.append(server.get("/v1/executors").text)
+            asked = httpx.post(f"{server.url}/v1/completions", json={**body, "speculative": True}, timeout=60)
+            codes.append(asked.status_code)
+    assert said[0] == said[1] and len(said[0]["token_ids"]) == 40
+    assert ["the MTP head (15 tensors" in one for one in notes] == [True, False]
+    # How many it verifies is a matter of pace: of a model so small perhaps none.
+    assert codes == [400, 200]
 
 
 @pytest.mark.long(extended=True)

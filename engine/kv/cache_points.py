@@ -5,6 +5,9 @@ A window slides on and a state is overwritten, so these are kept for a few posit
 
     prompt    system <end> question <end> answer <end> question <end> | output ............
     points                ^              ^            ^          ^             ^ every 256 tokens, the latest one
+
+Requests name others: `server/prepare/cache_points.py` finds where system prompt and tools end in a template without an end there,
+and where the blocks end that a client has marked.
 """
 
 from __future__ import annotations

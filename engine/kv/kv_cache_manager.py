@@ -418,8 +418,9 @@ class KvCacheManager:
             points = cache_points(seq, size, parted, state.interval if state else size)
             if self.prefix_caching:
                 seq.set_cache_points(points)
-            if takes_snapshots:
+            if self.states is not None and takes_snapshots:
                 seq.take_snapshots(points)
+                self.states.refresh(seq)
         self._prepared(seq)
 
     def begin_step(self) -> None:

@@ -87,6 +87,15 @@ class StatePool:
                 return n
         return 0
 
+    def refresh(self, seq: Sequence) -> None:
+        """Count the snapshots at the cache points before a sequence's beginning as used, the one nearest to the beginning of the
+        prompt last: most prompts share it, although those that go on from this one begin behind it."""
+        for block in reversed(seq.cache_points):
+            if block <= len(seq.block_keys):
+                slot = self._slot_of.get(seq.block_keys[block - 1])
+                if slot in self._idle:
+                    self._idle.move_to_end(slot)
+
     # -- a step --------------------------------------------------------------------------------------------------------
 
     def begin_step(self) -> None:

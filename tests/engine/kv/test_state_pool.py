@@ -223,6 +223,23 @@ def test_the_rolling_snapshot_replaces_the_one_before(monkeypatch: pytest.Monkey
         assert kv.find(sequence(1, tokens[:length])).num_tokens == found
 
 
+def test_a_long_conversation_does_not_drive_out_where_others_begin() -> None:
+    """Each turn goes on from the one before; the beginning of all conversations is used last when the first turn is computed."""
+    kv = manager(num_slots=6)
+    prompt = list(range(9))
+    for turn in range(12):
+        seq = sequence(0, prompt, cache_points=(5,))
+        kv.begin_step()
+        begin(kv, seq)
+        step(kv, (seq, len(prompt) - seq.num_computed_tokens))
+        kv.free(seq)
+        prompt = [*prompt, *range(100 * turn + 100, 100 * turn + 109)]
+    assert pool(kv).num_snapshots < 12, "others were driven out"
+    kv.begin_step()
+    assert kv.find(sequence(1, [*range(5), 99, 98, 97, 96])).num_tokens == 4
+    pool(kv).check_integrity([])
+
+
 def test_a_snapshot_waits_for_the_tokens_that_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps in flight sample the tokens before a place that a later one has reached."""
     monkeypatch.setattr(cache_points, "ROLLING", 8)

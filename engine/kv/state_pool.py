@@ -93,7 +93,7 @@ class StatePool:
         for block in reversed(seq.cache_points):
             if block <= len(seq.block_keys):
                 slot = self._slot_of.get(seq.block_keys[block - 1])
-                if slot in self._idle:
+                if slot is not None and slot in self._idle:
                     self._idle.move_to_end(slot)
 
     # -- a step --------------------------------------------------------------------------------------------------------

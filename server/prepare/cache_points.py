@@ -20,8 +20,8 @@ from server.templates.message_forms import Message, TookTooMuch
 
 MARK = "\u2603 cohortmark"
 """A text whose first character no prompt has at that place."""
-MARK_TOOL = {"type": "function", "function": {"name": "cohort_mark", "description": MARK, "parameters": {}}}
-"""A tool behind the one that is marked."""
+MARK_TOOL = "cohort_mark"
+"""Name of a tool behind the one that is marked."""
 SECONDS = 1.0
 """Time after which no further position is looked for: they save time, and must not cost a large prompt its deadline."""
 _SYSTEM = ("system", "developer")
@@ -57,10 +57,10 @@ def opening_of(messages: Sequence[Message]) -> list[Message] | None:
 def ends_in(text: str, variants: Sequence[tuple[Sequence[Message], Tools]], render: Rendered) -> list[int]:
     """For each variant of a conversation the number of characters that its prompt has in common with `text`; 0 for one that the
     template refuses or whose mark it does not show, and for all that come after SECONDS. Raises TookTooMuch."""
-    begun = time.monotonic()
+    start = time.monotonic()
     ends = []
     for messages, tools in variants:
-        if time.monotonic() - begun > SECONDS:
+        if time.monotonic() - start > SECONDS:
             ends.append(0)
             continue
         try:

@@ -101,8 +101,7 @@ async def chat_prompt(
             lambda: model.tokenizer.encode_with_ends(text, add_special_tokens),
         )
         points = [num_tokens(token_ends, end) for end in ends_in(text, variants, render)]
-        first = [] if opening is None else [points.pop(0)]
-        return Prompt(tuple(ids), *first or [0], tuple(points))
+        return Prompt(tuple(ids), 0 if opening is None else points.pop(0), tuple(points))
 
     try:
         return await state.threads.run(work, DEADLINE)

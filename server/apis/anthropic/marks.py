@@ -40,7 +40,7 @@ class Mark:
         """The tools with another one behind the marked one."""
         if not self.num_tools or tools is None:
             return None if tools is None else list(tools)
-        function = FunctionDefinition.model_construct(**MARK_TOOL["function"])
+        function = FunctionDefinition.model_construct(name=MARK_TOOL, description=MARK, parameters={})
         return [*tools[: self.num_tools], Tool.model_construct(type="function", function=function)]
 
     def _part(self, part: ContentPart) -> ContentPart:

@@ -140,6 +140,8 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         str(folder / "model"), "--served-model-name", "m", "--dtype", "float32", "--max-model-len", "8192",
         "--max-num-seqs", "2", "--admin-key", "boss",
     ]  # fmt: skip
+    if request.param == "joins":  # its prompts are made in other processes than the engine's
+        args += ["--api-server-count", "2"]
     with ServerProcess(args, folder) as server:
         yield Served(server, request.param)
 

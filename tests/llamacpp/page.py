@@ -1,7 +1,8 @@
 """The table of docs/models.md that says what llama.cpp agrees to: `python -m tests.llamacpp.page write|check`.
 
-`write` takes the figures from the last report of `make test-external ONLY=llamacpp`, which has to have every shape. `check` fails
-where the table lacks a family, or names one that there is not, or tells other limits than tests/llamacpp/rows.py.
+`write` takes the figures from the last report of `make test-external ONLY=llamacpp`. It has every shape, or every shape of some
+families: rows of the others stay as they are, if they are of the same version of llama.cpp. `check` fails where the table lacks a
+family, or names one that there is not, or tells other limits than tests/llamacpp/rows.py.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from benchmarks.peers import llamacpp
 from executors.llm.model.families import FAMILIES, families_of
 from executors.llm.model.family import Family
 from tests.executors.llm.models import MODEL_CLASSES, SHAPES
-from tests.llamacpp.rows import judged, row
+from tests.llamacpp.rows import row
 from tools.generated_page import with_parts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,15 +50,21 @@ def family_of(name: str) -> Family:
 
 
 def reached(report: Path) -> dict[str, Reached]:
-    """What the shapes reached, by name. Raises OSError without a report, ValueError where a shape is missing in it."""
+    """What the shapes of a report reached, by name. Raises OSError without a report."""
     found = {}
     for entry in ElementTree.parse(report).iter("property"):
         if entry.get("name") == "llamacpp":
             name, arch, exact, rounded, share = (entry.get("value") or "").split()
             found[name] = Reached(arch, float(exact), float(rounded), float(share))
-    if missing := [name for name in judged() if name not in found]:
-        raise ValueError(f"{report.name} lacks {', '.join(missing)}: make test-external ONLY=llamacpp")
     return found
+
+
+def standing(page: str) -> dict[str, str]:
+    """Return the rows of the table of a page by their families; {} if it is of another version of llama.cpp."""
+    inside = page.partition("<!-- llamacpp:begin -->")[2].partition("<!-- llamacpp:end -->")[0]
+    if f"({llamacpp.VERSION})" not in inside:
+        return {}
+    return {line.split("|")[1].strip(): line for line in inside.splitlines() if line.startswith("| ")}
 
 
 def limits(names: Sequence[str]) -> str:
@@ -65,8 +72,9 @@ def limits(names: Sequence[str]) -> str:
     return "; ".join(dict.fromkeys(text for name in names for text in row(name).limits()))
 
 
-def table(figures: Mapping[str, Reached]) -> str:
-    """Return the table in markdown, a row for each family."""
+def table(figures: Mapping[str, Reached], rows: Mapping[str, str]) -> str:
+    """Return the table in markdown, a row for each family: that of `rows` where `figures` have none of its shapes. Raises
+    ValueError for a family of which they lack some, or which has no row either."""
     lines = [
         f"| family | llama.cpp agrees ({llamacpp.VERSION}) | shapes | float32 | float16 | of positions within 2e-2 | "
         "limits of llama.cpp |",
@@ -74,10 +82,16 @@ def table(figures: Mapping[str, Reached]) -> str:
     ]
     for family in FAMILIES:
         names = [name for name in SHAPES if family_of(name) is family]
-        known = [figures[name] for name in names if not row(name).unknown]
-        if not known:
+        wanted = [name for name in names if not row(name).unknown]
+        known = [figures[name] for name in wanted if name in figures]
+        if not wanted:
             lines.append(f"| {family.name} | unknown to it | 0 |  |  |  | {limits(names)} |")
             continue
+        if not known and family.name in rows:
+            lines.append(rows[family.name])
+            continue
+        if missing := [name for name in wanted if name not in figures]:
+            raise ValueError(f"the report lacks {', '.join(missing)}: make test-external ONLY=llamacpp")
         archs = ", ".join(f"`{arch}`" for arch in dict.fromkeys(one.arch for one in known))
         exact, rounded = max(one.float32 for one in known), max(one.float16 for one in known)
         share = int(100 * min(one.share for one in known))
@@ -113,7 +127,7 @@ def main(argv: Sequence[str]) -> int:
         return 2
     page = PAGE.read_text("utf-8")
     if list(argv) == ["write"]:
-        PAGE.write_text(with_parts(page, {"llamacpp": table(reached(REPORT))}), "utf-8")
+        PAGE.write_text(with_parts(page, {"llamacpp": table(reached(REPORT), standing(page))}), "utf-8")
         return 0
     found = problems(page)
     print("\n".join(found) or "llama.cpp: the table is complete")

@@ -28,6 +28,8 @@ class Row:
     unknown: str = ""
     exact: float = 2e-4
     flips: bool = False
+    share: float = 0.99
+    cap: float = 5e-2
     least: int = 5
 
     def limits(self) -> list[str]:
@@ -40,6 +42,13 @@ _TABLE = 5e-3
 _NO_WINDOW = "no windows"
 _HEADS = "all heads together are as wide as the model"
 _NO_DENSE = "no dense layers among those of experts"
+_SIZES = "keys and values of linear attention have one size"
+
+
+def _one_size(size: int) -> dict[str, int]:
+    return {"linear_key_head_dim": size, "linear_value_head_dim": size}
+
+
 ROWS: dict[str, Row] = {
     "qwen3-window-on-last-layers": Row(lost=_NO_WINDOW),
     "qwen2-window-on-last-layers-yarn": Row(lost=_NO_WINDOW),
@@ -101,6 +110,20 @@ ROWS: dict[str, Row] = {
         },
         "attention has biases, every second layer a window",
     ),
+    "lfm2-biases-kernel-of-5-untied": Row({"conv_bias": False}, "no biases of convolutions", share=0.9),
+    "lfm2-moe-sigmoid-router": Row({"routed_scaling_factor": 1.0}, "weights of experts are not scaled"),
+    "lfm2-moe-no-bias-of-choice": Row(
+        {"use_expert_bias": True, "norm_topk_prob": True, "tie_word_embeddings": True},
+        "the head is the embedding; experts have a bias of choice, and their weights add up to 1",
+    ),
+    "qwen3-next": Row(_one_size(12), _SIZES, share=0.3),
+    "qwen3-next-some-dense-layers-biases-one-kv-head": Row(
+        {**_one_size(16), "mlp_only_layers": [], "attention_bias": False, "norm_topk_prob": True},
+        f"{_SIZES}; {_NO_DENSE}; no biases of attention; weights of experts add up to 1",
+    ),
+    **dict.fromkeys(("qwen3.5", "qwen3.5-beside-images", "qwen3.5-wide"), Row(_one_size(16), _SIZES, share=0.9, cap=0.1)),
+    **dict.fromkeys(("qwen3.5-moe", "qwen3.5-moe-beside-images"), Row(_one_size(16), _SIZES, share=0.4)),
+    "qwen3.5-attention-alone": Row(unknown="no models without linear attention"),
     "gpt2": Row({"n_ctx": 256}, exact=_TABLE),
     "gpt2-untied-n-inner": Row(unknown="an activation other than GELU"),
 }  # fmt: skip
@@ -108,6 +131,8 @@ ROWS: dict[str, Row] = {
 _LONG = {"max_position_embeddings": 4352}
 LONG: dict[str, dict[str, Any]] = {
     "qwen3-tied-gqa": _LONG,
+    "lfm2-short-convolutions": _LONG,
+    "qwen3.5": _LONG,
     "gemma2-caps-alternating-windows": _LONG,
     "gemma3-two-ropes": _LONG,
     "gemma4-inputs-of-layers-and-shared-kv": _LONG,

@@ -50,7 +50,7 @@ def test_rows_are_of_shapes_and_every_family_is_compared_as_a_whole_or_unknown()
 
 def test_the_page_tells_every_family_and_its_limits() -> None:
     figures = {name: page.Reached("x", 1e-5, 1e-2, 0.999) for name in judged()}
-    made = f"<!-- llamacpp:begin -->\n{page.table(figures)}\n<!-- llamacpp:end -->\n"
+    made = f"<!-- llamacpp:begin -->\n{page.table(figures, {})}\n<!-- llamacpp:end -->\n"
     assert page.problems(made) == []
     lines = made.splitlines(keepends=True)
     (last,) = [line for line in lines if line.startswith("| smollm3 |")]
@@ -70,4 +70,4 @@ def test_a_report_without_a_shape_makes_no_table(tmp_path: Path) -> None:
     )
     report.write_text(f"<testsuite><properties>{entries}</properties></testsuite>")
     with pytest.raises(ValueError, match=names[-1]):
-        page.reached(report)
+        page.table(page.reached(report), {})

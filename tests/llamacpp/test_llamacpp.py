@@ -26,18 +26,18 @@ from tests.executors.llm.driver import Driver, start
 from tests.executors.llm.models import SHAPES, Reference, write
 from tests.llamacpp.agreement import differences, equal_ids, logprobs
 from tests.llamacpp.judge import Computed, Converter, compute, converter, need_programs
-from tests.llamacpp.rows import LONG, ROWS, judged, row
+from tests.llamacpp.rows import LONG, ROWS, Row, judged, row
 
 pytestmark = [pytest.mark.external, pytest.mark.timeout(300)]
 
 CONTEXT, FOLLOWING = 256, 64
 LENGTHS = (5, 61, 150)
 """Most prompts are longer than the windows of the shapes."""
-HALF, CAP = 2e-2, 5e-2
-"""Bounds of a logprob where llama.cpp computes with weights, activations and KV in float16: at SHARE of the positions, at all."""
-SHARE, SHARE_OF_EXPERTS = 0.99, 0.8
-"""Experts whose scores are a near tie in float16 are other ones there, and a text goes on from what they said: CAP is none of
-theirs, and their ids are compared in float32 alone."""
+HALF = 2e-2
+"""Bound of a logprob where llama.cpp computes with weights, activations and KV in float16: at `Row.share` of the positions."""
+SHARE_OF_EXPERTS = 0.8
+"""Experts whose scores are a near tie in float16 are other ones there, and a text goes on from what they said: `Row.cap` is not
+for them, and their ids are compared in float32 alone."""
 LIKELY = 20
 """So many ids a position are compared in float16: as many as the API shows."""
 LONG_CONTEXT, LONG_PROMPT = 4352, 4200
@@ -148,17 +148,19 @@ async def compare_exactly(
     return mine, largest
 
 
-def compare_halves(half: Path, mine: list[Ours], folder: Path, routed: bool) -> tuple[np.ndarray, float]:
+def compare_halves(
+    half: Path, mine: list[Ours], folder: Path, routed: bool, judge: Row
+) -> tuple[np.ndarray, float]:
     """Compare a file in float16, as llama.cpp computes it by itself; the largest difference at each position, and the share of
     positions within HALF."""
     texts, continued = computed_there(half, mine, False, folder, CONTEXT)
     rounded = apart(mine, texts, LIKELY)
     share = float((rounded <= HALF).mean())
-    assert share >= (SHARE_OF_EXPERTS if routed else SHARE)
+    assert share >= (min(SHARE_OF_EXPERTS, judge.share) if routed else judge.share)
     if not routed:
-        assert rounded.max() <= CAP
+        assert rounded.max() <= judge.cap
         for one, other in zip(mine, continued, strict=True):
-            one.equal_ids(other, CAP)
+            one.equal_ids(other, judge.cap)
     return rounded, share
 
 
@@ -177,10 +179,11 @@ async def test_llama_cpp_computes_the_same(
     narrow = await computed_here(half, prompts, FOLLOWING, tmp_path / "half", CONTEXT)
     for one, other in zip(narrow, mine, strict=True):
         assert one.greedy == other.greedy and np.array_equal(one.logits, other.logits)
-    rounded, share = compare_halves(half, mine, tmp_path, read_config(ref.path).moe is not None)
+    routed = read_config(ref.path).moe is not None
+    rounded, share = compare_halves(half, mine, tmp_path, routed, judge)
     # And with the defaults of both.
     usual = await computed_here(half, prompts, FOLLOWING, tmp_path / "usual", CONTEXT, "auto")
-    compare_halves(half, usual, tmp_path, read_config(ref.path).moe is not None)
+    compare_halves(half, usual, tmp_path, routed, judge)
     arch = read_gguf(half).metadata["general.architecture"]
     record_property("llamacpp", f"{name} {arch} {exact:.3g} {rounded.max():.3g} {share:.4f}")
 

@@ -119,7 +119,7 @@ ROWS: dict[str, Row] = {
     "qwen3-next": Row(_one_size(12), _SIZES, share=0.3),
     "qwen3-next-some-dense-layers-biases-one-kv-head": Row(
         {**_one_size(16), "mlp_only_layers": [], "attention_bias": False, "norm_topk_prob": True},
-        f"{_SIZES}; {_NO_DENSE}; no biases of attention; weights of experts add up to 1",
+        f"{_NO_DENSE}; no biases of attention; weights of experts add up to 1",
     ),
     **dict.fromkeys(("qwen3.5", "qwen3.5-beside-images", "qwen3.5-wide"), Row(_one_size(16), _SIZES, share=0.9, cap=0.1)),
     **dict.fromkeys(("qwen3.5-moe", "qwen3.5-moe-beside-images"), Row(_one_size(16), _SIZES, share=0.4)),

@@ -2,6 +2,7 @@
 //
 //   logits = router x                             float32
 //   the top_k of softmax(logits), as they are or scaled to sum to 1; some families have a factor for each expert
+//   or of sigmoid(logits), chosen by these and a bias of each expert, as they are or scaled to sum to 1, times a factor
 //   pairs of token and expert, those of an expert side by side, tokens ascending
 //   inner = act(gate x) * up x    for each pair   threads take some panels of an expert's weight
 //   added += share * down inner   for each pair   threads take some panels, of all experts' weights
@@ -25,7 +26,12 @@ struct Experts {
   const Linear* router;
   const Linear *const *gate_up, *const *down;  // [count]
   const float* factors;  // [count], what shares are multiplied by; or null
+  int64_t scored;        // whether shares are of sigmoids, not of a softmax
+  const float* choice_bias;  // [count], which counts for the choice of scored experts alone; or null
+  float scale;               // factor of scored experts' shares
 };
+
+constexpr float LEAST_SHARES = 1e-6f;  // what is added to the sum of scored experts' shares before they are divided by it
 
 // Calls `use(Op())` for the product with weights of that kind in a model of T.
 template <class T, class Use>
@@ -204,20 +210,34 @@ struct Mixture {
 
   // The largest logits, of equal ones the first, and their shares.
   void choose_one(const Experts& e, int64_t t) {
-    const float* row = logits + t * e.count;
+    float* row = logits + t * e.count;
+    if (e.scored) sigmoids(row, e.count);
+    auto rank = [&](int64_t i) { return e.choice_bias ? row[i] + e.choice_bias[i] : row[i]; };
     int32_t* best = chosen + t * e.top_k;
     for (int64_t i = 0, found = 0; i < e.count; i++) {
-      if (found == e.top_k && !(row[i] > row[best[found - 1]])) continue;
+      if (found == e.top_k && !(rank(i) > rank(best[found - 1]))) continue;
       int64_t at = found < e.top_k ? found++ : found - 1;
-      for (; at > 0 && row[i] > row[best[at - 1]]; at--) best[at] = best[at - 1];
+      for (; at > 0 && rank(i) > rank(best[at - 1]); at--) best[at] = best[at - 1];
       best[at] = (int32_t)i;
     }
     float top = row[best[0]], sum = 0.0f;
     float* share = shares + t * e.top_k;
+    if (e.scored) {
+      for (int64_t i = 0; i < e.top_k; i++) sum += share[i] = row[best[i]];
+      for (int64_t i = 0; i < e.top_k; i++) share[i] = (e.normalized ? share[i] / (sum + LEAST_SHARES) : share[i]) * e.scale;
+      return;
+    }
     for (int64_t i = 0; i < e.top_k; i++) sum += share[i] = exp2_one((row[best[i]] - top) * LOG2E);
     if (!e.normalized) sum = sum_of_all(row, e.count, top);
     for (int64_t i = 0; i < e.top_k; i++) share[i] /= sum;
     for (int64_t i = 0; e.factors && i < e.top_k; i++) share[i] *= e.factors[best[i]];
+  }
+
+  static void sigmoids(float* row, int64_t n) {
+    for (int64_t i = 0; i < n; i += W) {
+      F e = exp2f(smaller(all(126.0f), mul(load_some(row + i, n - i), all(-LOG2E))));
+      store_some(row + i, div(all(1.0f), add(all(1.0f), e)), n - i);
+    }
   }
 
   static float sum_of_all(const float* row, int64_t n, float top) {

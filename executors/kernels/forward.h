@@ -2,6 +2,7 @@
 //
 //   x = embed[token]                                                                       x: fp32, the residual stream
 //   per layer:  norm(x) -> qkv -> norm of heads, rotate, keys and values to their cells -> attention -> o, added to x
+//               some families: sigmoid(gate of each head) * attention; or in place of it a mixer with a state, see scan.h
 //               norm(x) -> gate and up, activation -> down, added to x; some families norm what is added, some that alone
 //               or a mixture of experts of norm(x), added to x, see experts.h; some families have both, in one of them
 //               each between norms of its own, the router seeing x itself, and their sum goes through a norm
@@ -11,7 +12,7 @@
 // Inputs of all layers, computed before the first: (norm(projection x / sqrt(hidden)) + root table[token]) / sqrt(2).
 //
 // Layers that read the keys and values of another one leave nothing for later tokens. So behind the last layer that writes some,
-// rows that are not wanted end: nothing more is computed of them than their keys and values.
+// or a state, rows that are not wanted end: nothing more is computed of them than their keys and values, or the state.
 //
 // Phases are separated by barriers; within one, threads take rows, panels or pieces of attention from a counter. Every row
 // is computed by itself and in one order of sums, so that its result depends neither on other rows nor on threads.
@@ -28,10 +29,12 @@
 
 #include "attention_int8.h"
 #include "experts.h"
+#include "scan.h"
 
 namespace {
 
 struct Layer {
+  // Of a mixer with a state `qkv` and `o` are the projections around it.
   const Linear *qkv, *o, *gate_up, *down;
   const float *attn_norm, *mlp_norm;  // [hidden], or null
   const float *q_norm, *k_norm;       // [head_dim], or of all heads, or null
@@ -52,6 +55,13 @@ struct Layer {
   // of an earlier layer, which has written them.
   int64_t kv_parts;
   float scalar;  // of x at the layer's end
+  int64_t gated;  // whether `qkv` has behind each head of queries a gate of its result
+  // Mixers with a state, which is `slots`'s at `cache`; null where the layer has attention:
+  const Convolution* convolution;
+  const Delta* delta;
+  const Linear* rates;  // of `delta`, a projection of its own format
+
+  bool attends() const { return !convolution && !delta; }
 };
 
 struct Model {
@@ -91,6 +101,8 @@ struct Call {
   const void* table;         // [.][num_layers input_size], of which each token's row is a part of its layers' inputs; or null
   int64_t table_kind;        // as `embed_kind`
   const int64_t* table_ids;  // rows of `table`
+  const StateStep* states;   // where layers have states
+  const Slots* slots;        // [layers with a state]
 };
 
 }  // namespace
@@ -165,9 +177,13 @@ struct Forward {
   float* inputs;  // [tokens][num_layers][input_size], of all rows
   OperandSize projected_size;
   Operand projected;  // what `layer_projection` multiplies
-  // The largest of the layers': columns of queries, and of queries, keys and values.
+  OperandSize rates_size;
+  Operand rates_rows;  // what `rates` of a layer multiplies
+  float* rates;        // [tokens][rates_columns]
+  int64_t rates_columns = 0;
+  // The largest of the layers': columns of what `o` multiplies, and of what `qkv` makes.
   int64_t q_size = 0, qkv_size = 0;
-  int64_t last_writer = 0;  // the last layer that writes keys and values
+  int64_t last_writer = 0;  // the last layer that writes keys and values, or a state
   // Of layers from `last_writer` on: their attention over the rows that are kept, and its pieces.
   Step* kept_steps;
   Work* kept_work;
@@ -179,7 +195,7 @@ struct Forward {
   enum : int64_t {
     NORM, QKV, HEADS = QKV + MAX_PARTS, ATTENTION, O, MLP_NORM = O + 3, GATE_UP, DOWN, LORA = DOWN + 3,
     EXPERTS = LORA + LORA_WEIGHTS, GATE = EXPERTS + Mixture<T>::PHASES, INPUT_GATE, INPUT_ROWS, INPUT_PROJECTION, INPUT_NORM,
-    PHASES
+    RATES, STATES = RATES + MAX_PARTS, RESULT = STATES + DELTA_PHASES, PHASES
   };
   // Those of a step, before the layers'.
   enum : int64_t { EMBED, FINAL_NORM, KEEP, KEEP_QUERIES, PROJECT, LAYER_INPUTS, FIRST_LAYER };
@@ -190,15 +206,17 @@ struct Forward {
   Forward(const Model& m, const Call& c) : m(m), c(c), mixture(team, m.hidden, m.activation) {
     for (int64_t i = 0; i < m.num_layers; i++) {
       const Layer& layer = m.layers[i];
-      const Step& step = *c.attention[layer.cache];
       if (layer.experts) mixture.measure(*layer.experts);
       beside |= layer.experts_norm != nullptr;
-      if (layer.kv_parts) last_writer = i;
-      q_size = std::max(q_size, q_size_of(step)), qkv_size = std::max(qkv_size, qkv_size_of(step));
+      if (layer.kv_parts || !layer.attends()) last_writer = i;
+      q_size = std::max(q_size, layer.o->columns), qkv_size = std::max(qkv_size, qkv_size_of(layer));
+      if (!layer.rates) continue;
+      rates_size.include<T>(*layer.rates);
+      rates_columns = std::max(rates_columns, layer.rates->all_outputs());
     }
     if (m.layer_projection) projected_size.include<T>(*m.layer_projection);
     for (int64_t i = last_writer; keeps() && i < m.num_layers; i++)
-      if (same_step(i) == i) kept_pieces += original_step(i).num_work + c.num_wanted;
+      if (m.layers[i].attends() && same_step(i) == i) kept_pieces += original_step(i).num_work + c.num_wanted;
     if (c.adapters) sums_stride = most_ranks();
   }
 
@@ -208,12 +226,16 @@ struct Forward {
   // The row of the step that row t is.
   int64_t row_of(int64_t t) const { return kept ? c.wanted[t] : t; }
   static int64_t q_size_of(const Step& step) { return step.heads * step.head_dim; }
-  static int64_t qkv_size_of(const Step& step) { return (step.heads + 2 * step.kv_heads) * step.head_dim; }
+  int64_t qkv_size_of(const Layer& layer) const {
+    if (!layer.attends()) return layer.qkv->all_outputs();
+    const Step& step = *c.attention[layer.cache];
+    return ((layer.gated ? 2 : 1) * step.heads + 2 * step.kv_heads) * step.head_dim;
+  }
   const Step& original_step(int64_t index) const { return *c.attention[m.layers[index].cache]; }
   // The first layer from `last_writer` on with the same attention.
   int64_t same_step(int64_t index) const {
     int64_t i = last_writer;
-    while (&original_step(i) != &original_step(index)) i++;
+    while (!m.layers[i].attends() || &original_step(i) != &original_step(index)) i++;
     return i;
   }
   int64_t input_columns() const { return m.num_layers * m.input_size; }
@@ -257,6 +279,8 @@ struct Forward {
     gates = memory.take<float>(tokens);
     inputs = memory.take<float>(tokens * input_columns());
     projected = projected_size.take(memory, tokens);
+    rates_rows = rates_size.take(memory, tokens);
+    rates = memory.take<float>(tokens * rates_columns);
     kept_steps = memory.take<Step>(keeps() ? m.num_layers - last_writer : 0);
     kept_work = memory.take<Work>(kept_pieces);
     mixture.place(memory, tokens, c.threads);
@@ -307,18 +331,32 @@ struct Forward {
     return lora;
   }
 
-  // Rows that `next`, `experts`, or both, multiply.
-  void norm_rows(Counter& counter, const float* weight, const Linear* next, const Experts* experts, float* line) {
+  // Rows that `next`, `experts`, or both, multiply, and beside `next` the layer's `beside`.
+  void norm_rows(Counter& counter, const float* weight, const Linear* next, const Experts* experts, float* line,
+                 const Linear* beside = nullptr) {
     rows(counter, [&](int64_t t) {
       const float* row = x + t * m.hidden;
       float* normed = c.adapters ? wide + t * m.hidden : line;
       if (weight) rms_norm(normed, row, weight, m.hidden, m.eps);
       else if (c.adapters) memcpy(normed, row, m.hidden * sizeof(float));
       if (next) convert(*next, t, weight ? normed : row, line);
+      if (beside) rates_rows.convert<T>(*beside, t, in_order(*beside, weight ? normed : row, line + line_floats()));
       if (!experts) return;
       mixture.convert_routed(*experts, t, weight ? normed : row);
       mixture.convert_row(*experts, t, weight ? normed : row);
     });
+  }
+
+  // out [rows][outputs of w] of rows that are operands of w, whose product may be another one than that of the other layers. A
+  // barrier follows only where there are adapters, whose sums the next product overwrites.
+  void product_beside(const Linear& w, const Operand& a, float* out, Counter* counters, const LoraProduct& lora = {}) {
+    Target<float> to = {out, w.all_outputs(), nullptr, 0};
+    if (lora.rows) to.lora = &lora;
+    with_product<T>(w.kind, [&](auto op) {
+      using Product = decltype(op);
+      multiply<Product, float>(w, a.of<Product>(w), count, to, counters, team.size);
+    });
+    if (lora.rows) team.barrier();
   }
 
   template <class Out>
@@ -381,9 +419,9 @@ struct Forward {
   // `qkv` has room for values also where they are its keys.
   void heads(const Layer& layer, const Step& step, void* kv, int64_t t) {
     int64_t size = step.head_dim, q_size = q_size_of(step), kv_heads = layer.kv_parts ? step.kv_heads : 0;
-    int64_t position = c.positions[row_of(t)];
-    float* token = qkv + t * qkv_size_of(step);
-    float *keys = token + q_size, *values = keys + kv_heads * size;
+    int64_t position = c.positions[row_of(t)], query_size = layer.gated ? 2 * size : size;
+    float* token = qkv + t * qkv_size_of(layer);
+    float *keys = token + step.heads * query_size, *values = keys + kv_heads * size;
     const float* raw = layer.kv_parts == 1 ? keys : values;
     const float* table = layer.rotary ? layer.rotary + position * layer.rotary_dim : nullptr;
     if (m.value_norm) {
@@ -396,7 +434,7 @@ struct Forward {
       if (kv_heads) rms_norm(keys, keys, layer.k_norm, kv_heads * size, m.eps);
     }
     for (int64_t h = 0; h < step.heads + kv_heads; h++) {
-      float* head = token + h * size;
+      float* head = h < step.heads ? token + h * query_size : keys + (h - step.heads) * size;
       const float* weight = m.norm_all ? nullptr : h < step.heads ? layer.q_norm : layer.k_norm;
       if (weight && !m.norm_last) rms_norm(head, head, weight, size, m.eps);
       if (table) layer.neighbours ? rotate_neighbours(head, table, layer.rotary_dim) : rotate(head, table, layer.rotary_dim);
@@ -455,12 +493,7 @@ struct Forward {
 
   // `inputs` of rows that are operands in `projected`.
   void compute_inputs(float* line) {
-    const Linear& w = *m.layer_projection;
-    with_product<T>(w.kind, [&](auto op) {
-      using Product = decltype(op);
-      multiply<Product, float>(w, projected.of<Product>(w), count, {inputs, input_columns(), nullptr, 0}, counters + PROJECT,
-                               team.size);
-    });
+    product_beside(*m.layer_projection, projected, inputs, counters + PROJECT);
     team.barrier();
     rows(counters[LAYER_INPUTS], [&](int64_t t) {
       look_up(t, line);
@@ -533,13 +566,14 @@ struct Forward {
     return piece;
   }
 
-  // From here on rows of x and of queries are those that are wanted.
-  void keep_wanted(const Step& step) {
-    int64_t size = q_size_of(step);
+  // From here on rows of x are those that are wanted, and those of queries or mixed, [rows][size], which are `from` where there
+  // is one; `to` is the other of the two.
+  void keep_wanted(const T* from, T* to, int64_t size) {
     if (omp_get_thread_num() == 0) {
       count = c.num_wanted, kept = true;
       Work* work = kept_work;
       for (int64_t i = last_writer; i < m.num_layers; i++) {
+        if (!m.layers[i].attends()) continue;
         int64_t same = same_step(i);
         if (same < i) {
           kept_steps[i - last_writer] = kept_steps[same - last_writer];
@@ -551,10 +585,10 @@ struct Forward {
     }
     team.barrier();
     rows(counters[KEEP], [&](int64_t t) { memcpy(few + t * m.hidden, x + c.wanted[t] * m.hidden, m.hidden * sizeof(float)); });
-    rows(counters[KEEP_QUERIES], [&](int64_t t) { memcpy(mixed + t * size, queries + c.wanted[t] * size, size * sizeof(T)); });
+    if (from) rows(counters[KEEP_QUERIES], [&](int64_t t) { memcpy(to + t * size, from + c.wanted[t] * size, size * sizeof(T)); });
     if (omp_get_thread_num() == 0) {
       x = few;
-      std::swap(queries, mixed);
+      if (from) std::swap(queries, mixed);
     }
     team.barrier();
   }
@@ -593,19 +627,61 @@ struct Forward {
     });
   }
 
-  void layer(int64_t index, Counter* counter, float* line) {
-    const Layer& layer = m.layers[index];
+  // Whether rows of a layer that is not wanted are left out behind what it writes.
+  bool ends_rows(int64_t index) const { return index == last_writer && keeps(); }
+  // The row of `qkv` that row t of a layer's result is of.
+  int64_t projected_row(int64_t index, int64_t t) const { return index == last_writer ? row_of(t) : t; }
+
+  // `mixed` of a layer with attention.
+  void attend(const Layer& layer, int64_t index, Counter* counter) {
     const Step& all_rows = original_step(index);
     void* kv = c.kv[layer.cache];
-    norm_rows(counter[NORM], layer.attn_norm, layer.qkv, nullptr, line);
-    product(*layer.qkv, words, Target<float>{qkv, qkv_size_of(all_rows), nullptr, 0},
-            adapt(*layer.qkv, wide, index, LORA_QKV, counter), counter + QKV);
     if (omp_get_thread_num() == 0) clear_counters(all_rows);
     rows(counter[HEADS], heads_at_once(all_rows), [&](int64_t t) { heads(layer, all_rows, kv, t); });
-    if (index == last_writer && keeps()) keep_wanted(all_rows);
+    if (ends_rows(index)) keep_wanted(queries, mixed, q_size_of(all_rows));
     const Step& step = step_of(index);
     if (!attend_cells(step, kv, (const T*)queries, q_size_of(step), mixed, layer.sinks, counter[ATTENTION])) failed = 1;
     team.barrier();
+    if (layer.gated) rows(counter[RESULT], [&](int64_t t) { gate_heads(layer, step, index, t); });
+  }
+
+  // Row t of `mixed` times the sigmoids of its gates.
+  void gate_heads(const Layer& layer, const Step& step, int64_t index, int64_t t) {
+    int64_t size = step.head_dim;
+    const float* gate = qkv + projected_row(index, t) * qkv_size_of(layer) + size;
+    T* head = mixed + t * q_size_of(step);
+    for (int64_t h = 0; h < step.heads; h++, head += size, gate += 2 * size)
+      for (int64_t i = 0; i < size; i += W) {
+        F e = exp2f(smaller(all(126.0f), mul(load_some(gate + i, size - i), all(-LOG2E))));
+        store_some(head + i, div(load_some(head + i, size - i), add(all(1.0f), e)), size - i);
+      }
+  }
+
+  // `mixed` of a layer with a state.
+  void move_states(const Layer& layer, int64_t index, Counter* counter) {
+    int64_t stride = qkv_size_of(layer), columns = layer.o->columns;
+    const Slots& slots = c.slots[layer.cache];
+    if (layer.convolution) {
+      convolve_to(*layer.convolution, *c.states, slots, qkv, stride, mixed, counter[STATES]);
+      team.barrier();
+      if (ends_rows(index)) keep_wanted(mixed, queries, columns);
+      return;
+    }
+    const Delta& delta = *layer.delta;
+    scan_rows(delta, *c.states, slots, qkv, stride, rates, count, counter + STATES, team);
+    if (ends_rows(index)) keep_wanted(nullptr, nullptr, 0);
+    rows(counter[RESULT], [&](int64_t t) { delta_result(delta, qkv + projected_row(index, t) * stride, mixed + t * columns); });
+  }
+
+  void layer(int64_t index, Counter* counter, float* line) {
+    const Layer& layer = m.layers[index];
+    norm_rows(counter[NORM], layer.attn_norm, layer.qkv, nullptr, line, layer.rates);
+    if (layer.rates)
+      product_beside(*layer.rates, rates_rows, rates, counter + RATES, adapt(*layer.rates, wide, index, LORA_RATES, counter));
+    product(*layer.qkv, words, Target<float>{qkv, qkv_size_of(layer), nullptr, 0},
+            adapt(*layer.qkv, wide, index, LORA_QKV, counter), counter + QKV);
+    if (layer.attends()) attend(layer, index, counter);
+    else move_states(layer, index, counter);
     add_product(*layer.o, mixed, layer.attn_post_norm, nullptr, line, counter, O, index, LORA_O);
     End end = {layer.input_gate ? 1.0f : layer.scalar, layer.input_gate};
     if (layer.experts_norm) {

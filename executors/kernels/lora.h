@@ -35,7 +35,7 @@ struct LoraWeight {
   int64_t count, ranks;
 };
 
-enum : int { LORA_QKV, LORA_O, LORA_GATE_UP, LORA_DOWN, LORA_WEIGHTS };
+enum : int { LORA_QKV, LORA_O, LORA_GATE_UP, LORA_DOWN, LORA_RATES, LORA_WEIGHTS };
 
 // Of a layer.
 struct LoraLayer {

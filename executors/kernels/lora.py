@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-QKV, O, GATE_UP, DOWN, WEIGHTS = range(5)  # noqa: E741
+QKV, O, GATE_UP, DOWN, RATES, WEIGHTS = range(6)  # noqa: E741
 """Places of a layer's merged weights, and their number."""
 GROUP = 16
 """`LORA_GROUP`: columns of B that lie side by side."""

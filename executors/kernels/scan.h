@@ -348,3 +348,16 @@ SHARED void convolve_to_floats(const Convolution& c, const StateStep& s, const S
                                float* out, Counter& counter);
 SHARED void convolve_to_bf16(const Convolution& c, const StateStep& s, const Slots& slots, const float* x, int64_t stride,
                              uint16_t* out, Counter& counter);
+
+namespace {
+
+inline void convolve_to(const Convolution& c, const StateStep& s, const Slots& slots, const float* x, int64_t stride, float* out,
+                        Counter& counter) {
+  convolve_to_floats(c, s, slots, x, stride, out, counter);
+}
+inline void convolve_to(const Convolution& c, const StateStep& s, const Slots& slots, const float* x, int64_t stride,
+                        uint16_t* out, Counter& counter) {
+  convolve_to_bf16(c, s, slots, x, stride, out, counter);
+}
+
+}  // namespace

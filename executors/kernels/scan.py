@@ -49,16 +49,32 @@ class DeltaStruct(ctypes.Structure):
     ]  # fmt: skip
 
 
+class LayerSlots:
+    """The states of all layers that have some, float32 [slots, *shape] each; those of a slot are contiguous."""
+
+    def __init__(self, layers: Sequence[torch.Tensor]) -> None:
+        self._layers = tuple(layers)
+        self.structs = (SlotsStruct * len(layers))(
+            *(SlotsStruct(layer.data_ptr(), layer.stride(0)) for layer in layers)
+        )
+        self.address = ctypes.addressof(self.structs)
+
+    def of(self, layer: int) -> int:
+        """Return the address of a layer's `Slots`."""
+        return ctypes.addressof(self.structs[layer])
+
+
 class StateStep:
     """A step's n items, and where their states lie."""
 
     def __init__(
-        self, q_lens: Sequence[int], sources: np.ndarray, destinations: np.ndarray,
+        self, layers: LayerSlots, q_lens: Sequence[int], sources: np.ndarray, destinations: np.ndarray,
         inner: Sequence[tuple[int, int]], inner_slots: np.ndarray,
     ) -> None:  # fmt: skip
         """`q_lens`: rows of each item, at least 1, one item after the other. `sources` int64 [n] (-1: zeros), `destinations`
         int64 [n]: slots before and behind the items. `inner`: m pairs of an item and a count of its rows, behind which
         `inner_slots` int64 [m] take the state. A slot that is written is no other item's source."""
+        self.layers = layers
         lengths = np.asarray(q_lens, np.int64)
         # The longest first: threads that take what is left at the end take little.
         order = np.argsort(-lengths, kind="stable")
@@ -77,11 +93,6 @@ class StateStep:
         self.address = ctypes.addressof(self.struct)
 
 
-def slots_of(memory: torch.Tensor) -> SlotsStruct:
-    """Describe the states of a layer, float32 [slots, *shape]; those of a slot are contiguous."""
-    return SlotsStruct(memory.data_ptr(), memory.stride(0))
-
-
 class ConvolutionKernel:
     """A causal convolution between two gates."""
 
@@ -98,15 +109,12 @@ class ConvolutionKernel:
             None if self._bias is None else self._bias.data_ptr(),
         )
 
-    def __call__(
-        self, x: torch.Tensor, step: StateStep, memory: torch.Tensor, dtype: torch.dtype
-    ) -> torch.Tensor:
-        """Return c * convolution(b * u) [T, channels] of `dtype`, of x = (b, c, u), float32 [T, 3 * channels]; move the states
-        in `memory` float32 [slots, kernel - 1, channels]."""
+    def __call__(self, x: torch.Tensor, step: StateStep, layer: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return c * convolution(b * u) [T, channels] of `dtype`, of x = (b, c, u), float32 [T, 3 * channels]. Move the states
+        of the layer with this number among those of the step, [kernel - 1, channels] each."""
         out = torch.empty((len(x), self._channels), dtype=dtype if dtype in DTYPES else torch.float32)
-        slots = slots_of(memory)
         self._call(
-            ctypes.addressof(self.struct), step.address, ctypes.addressof(slots), x.data_ptr(), x.stride(0),
+            ctypes.addressof(self.struct), step.address, step.layers.of(layer), x.data_ptr(), x.stride(0),
             DTYPES[out.dtype], out.data_ptr(), torch.get_num_threads(),
         )  # fmt: skip
         return out.to(dtype)
@@ -151,15 +159,14 @@ class DeltaKernel:
         )  # fmt: skip
 
     def __call__(
-        self, x: torch.Tensor, rates: torch.Tensor, step: StateStep, memory: torch.Tensor, dtype: torch.dtype
+        self, x: torch.Tensor, rates: torch.Tensor, step: StateStep, layer: int, dtype: torch.dtype
     ) -> torch.Tensor:
         """Return [T, heads * value size] of `dtype`; x float32 [T, columns] and rates float32 [T, 2 * heads] are overwritten.
-        Move the states in `memory` float32 [slots, size]: (kernel - 1) * channels inputs of the convolution, then [heads, key
-        size, value size]."""
+        Move the states of the layer with this number among those of the step: of each (kernel - 1) * channels inputs of the
+        convolution, then [heads, key size, value size]."""
         out = torch.empty((len(x), self._columns), dtype=dtype if dtype in DTYPES else torch.float32)
-        slots = slots_of(memory)
         self._call(
-            ctypes.addressof(self.struct), step.address, ctypes.addressof(slots), x.data_ptr(), x.stride(0), rates.data_ptr(),
+            ctypes.addressof(self.struct), step.address, step.layers.of(layer), x.data_ptr(), x.stride(0), rates.data_ptr(),
             len(x), DTYPES[out.dtype], out.data_ptr(), torch.get_num_threads(),
         )  # fmt: skip
         return out.to(dtype)

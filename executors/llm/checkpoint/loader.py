@@ -449,12 +449,13 @@ def activation_bytes(decoder: Decoder, kernels: CpuKernels | None) -> int:
     moe = config.moe
     inner = max(config.intermediate_size, *((moe.intermediate_size, moe.shared_size) if moe else (0,)))
     inner = max(inner, *(layer.inner for layer in config.layers))
-    sizes = [config.heads_of(layer) for layer in config.layers]
-    qkv = max(one.q_size + 2 * one.kv_size for one in sizes)
+    mixers = [cpu_forward.mixer_columns(layer) for layer in decoder.layers]
+    qkv = max(one.taken for one in mixers)
     if kernels is not None and cpu_forward.why_not(decoder) is None:
-        # As in forward.h: the residual in float32, of wanted rows a second one; a product's operand; q, k and v in float32;
-        # queries, attention's result and inner; what layers get beside the residual, and the operand that it is made of.
-        inner, queries = cpu_experts.mlp_size(decoder), max(one.q_size for one in sizes)
+        # As in forward.h: the residual in float32, of wanted rows a second one; a product's operand; q, k and v in float32, or
+        # what another mixer takes, and its rates; queries, attention's result and inner; what layers get beside the residual, and
+        # the operand that it is made of.
+        inner, queries = cpu_experts.mlp_size(decoder), max(one.made for one in mixers)
         widest = max(config.hidden_size, queries, inner, config.layer_input_size)
         stored_kind = next(
             (linear.stored[0] for linear in decoder.layers[0].mixer.linears if linear.stored), None
@@ -467,6 +468,8 @@ def activation_bytes(decoder: Decoder, kernels: CpuKernels | None) -> int:
         )  # what is normed before it is added
         beside = residuals * config.hidden_size + operand + size * (2 * queries + inner)
         beside += 4 * max(qkv, config.layer_input_size) + 4 * config.num_layers * config.layer_input_size
+        if rates := max(one.rates for one in mixers):
+            beside += 4 * rates + operand_bytes(kernels, config.hidden_size, DTYPE_NAMES[decoder.dtype])
         if (inputs := decoder.layer_inputs) is not None:
             [projected, *_] = (*inputs.projection.stored, decoder.quantization or DTYPE_NAMES[decoder.dtype])
             beside += operand_bytes(kernels, config.hidden_size, projected)

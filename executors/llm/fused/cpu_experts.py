@@ -12,6 +12,7 @@ from executors.llm.model.layers.dense_and_experts import DenseAndExperts, Scaled
 from executors.llm.model.layers.experts import Experts
 from executors.llm.model.layers.mlp import Mlp
 from executors.llm.model.layers.shared_experts import SharedExperts
+from executors.llm.model.layers.sigmoid_experts import ScoredExperts, SigmoidExperts
 from executors.llm.model.linear import KIND_NAMES
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ class ExpertsStruct(ctypes.Structure):
     _fields_ = [
         *((name, I64) for name in ("count", "top_k", "inner", "normalized")),
         *((name, POINTER) for name in ("router", "gate_up", "down", "factors")),
+        ("scored", I64),
+        ("choice_bias", POINTER),
+        ("scale", ctypes.c_float),
     ]
 
 
@@ -47,6 +51,8 @@ def parts_of(layer: Layer) -> Parts | None:
             return Parts(mlp)
         case Experts() as experts:
             return Parts(None, experts)
+        case SigmoidExperts() as scored:
+            return Parts(None, scored.experts)
         case SharedExperts() as both:
             return Parts(both.shared, both.experts, both.gate)
         case DenseAndExperts() as beside:
@@ -113,6 +119,11 @@ def mixture(experts: Experts, address: Callable[[Linear], int], pointees: list[o
         factors = experts.factors.float()
         struct.factors = factors.data_ptr()
         pointees.append(factors)
+    if isinstance(experts, ScoredExperts):
+        struct.scored, struct.scale = 1, moe.scale
+        if experts.choice_bias is not None:
+            struct.choice_bias = experts.choice_bias.data_ptr()
+            pointees.append(experts.choice_bias)
     return ctypes.addressof(struct)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -31,11 +32,14 @@ from executors.llm.attention.cpu_attention import MAX_HEAD_DIM, CpuAttend
 from executors.llm.fused import cpu_experts
 from executors.llm.model.layers.attention import Attention
 from executors.llm.model.layers.gated_attention import GatedAttention
+from executors.llm.model.layers.gated_delta import GatedDelta
+from executors.llm.model.layers.short_convolution import ShortConvolution
 from executors.llm.model.linear import KIND_NAMES
 
 if TYPE_CHECKING:
     from executors.llm.model.api import Attend, ForwardInput
     from executors.llm.model.decoder import Decoder
+    from executors.llm.model.layers.base import Sublayer
     from executors.llm.model.layers.dense_and_experts import DenseAndExperts
     from executors.llm.model.layers.layer import Layer
     from executors.llm.model.layers.norms import Norm
@@ -43,6 +47,8 @@ if TYPE_CHECKING:
     from executors.llm.row_loras import KernelLoras
 
 _FLOAT = ctypes.c_float
+STATEFUL = GatedDelta, ShortConvolution
+"""Mixers with a state."""
 TABLE_KINDS = {dtype: KINDS[name] for dtype, name in KIND_NAMES.items()}
 """Formats of rows of the layers' inputs that are read where they lie."""
 
@@ -56,7 +62,8 @@ class _Layer(ctypes.Structure):
             "sinks", "rotary", "experts", "gate", "router_norm", "experts_norm", "experts_post_norm", "dense_post_norm",
             "input_gate", "input_projection", "input_norm",
         )),
-        *((name, I64) for name in ("rotary_dim", "neighbours", "cache", "kv_parts")), ("scalar", _FLOAT),
+        *((name, I64) for name in ("rotary_dim", "neighbours", "cache", "kv_parts")), ("scalar", _FLOAT), ("gated", I64),
+        *((name, POINTER) for name in ("convolution", "delta", "rates")),
     ]  # fmt: skip
 
 
@@ -81,6 +88,7 @@ class _Call(ctypes.Structure):
         *((name, POINTER) for name in ("token_ids", "positions", "attention", "kv", "embed", "out", "wanted")),
         ("num_wanted", I64), ("embed_kind", I64), ("adapters", POINTER), ("loras", POINTER),
         ("num_loras", I64), ("table", POINTER), ("table_kind", I64), ("table_ids", POINTER),
+        ("states", POINTER), ("slots", POINTER),
     ]  # fmt: skip
 
 
@@ -90,8 +98,12 @@ def why_not(decoder: Decoder) -> str | None:
     family, widest = config.family, max(config.heads_of(layer).head_dim for layer in config.layers)
     reasons = {
         "several ranks": not decoder.alone,
-        "layers without attention": any(not isinstance(layer.mixer, Attention) for layer in decoder.layers),
-        "gates of attention": any(isinstance(layer.mixer, GatedAttention) for layer in decoder.layers),
+        "mixers of another kind, or with wider keys or kernels": not all(
+            layer.mixer.fits_kernels
+            if isinstance(layer.mixer, STATEFUL)
+            else isinstance(layer.mixer, Attention)
+            for layer in decoder.layers
+        ),
         "LayerNorm": family.stream.norm == "layer",
         "scaled sublayers": config.residual_scale != 1.0,
         "an ungated MLP": not family.names.gate and not family.names.gate_up,
@@ -113,17 +125,44 @@ def why_not(decoder: Decoder) -> str | None:
 
 
 def _mixed(decoder: Decoder) -> bool:
-    """Return whether the linear layers but those of experts, their routers and gates are multiplied in several ways."""
+    """Return whether the linear layers but rates, and those of experts, their routers and gates, are multiplied in several
+    ways."""
     dense = [
         linear
         for layer in decoder.layers
         for parts in (cpu_experts.parts_of(layer) or cpu_experts.Parts(),)
         for linear in (
-            *layer.mixer.linears, *(() if parts.mlp is None else parts.mlp.linears),
+            *around(layer.mixer), *(() if parts.mlp is None else parts.mlp.linears),
             *(() if layer.layer_input is None else layer.layer_input.linears),
         )
     ]  # fmt: skip
     return len({linear.blocks for linear in dense}) > 1
+
+
+def around(mixer: Sublayer) -> tuple[Linear, Linear]:
+    """Return the projections into a mixer and out of it."""
+    return mixer.linears[0], mixer.linears[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class MixerColumns:
+    """Columns of a mixer in the one call: of what it takes, float32; of what it makes; and of its rates, float32."""
+
+    taken: int
+    made: int
+    rates: int = 0
+
+
+def mixer_columns(layer: Layer) -> MixerColumns:
+    """Return the columns of a layer's mixer, as forward.h keeps them."""
+    mixer = layer.mixer
+    if isinstance(mixer, Attention):
+        sizes = mixer.sizes
+        queries = 2 * sizes.q_size if isinstance(mixer, GatedAttention) else sizes.q_size
+        return MixerColumns(queries + 2 * sizes.kv_size, sizes.q_size)
+    assert isinstance(mixer, STATEFUL)
+    rates = mixer.rates.outputs if isinstance(mixer, GatedDelta) else 0
+    return MixerColumns(mixer.inward.outputs, mixer.out_columns, rates)
 
 
 def _linears(decoder: Decoder) -> list[Linear]:
@@ -143,7 +182,7 @@ class CpuForward:
         self._pointees: list[object] = []
         layers = [self._layer(decoder, layer) for layer in decoder.layers]
         self._layers = (_Layer * len(layers))(*layers)
-        kind = _packed(decoder.layers[0].attention.qkv).struct.kind
+        kind = _packed(decoder.layers[0].mixer.linears[0]).struct.kind
         factors, inputs = decoder.query_factors, decoder.layer_inputs
         self._pointees.append(factors)
         self._table = None if inputs is None else inputs.table
@@ -164,24 +203,21 @@ class CpuForward:
         self._hidden = config.hidden_size
 
     def _layer(self, decoder: Decoder, layer: Layer) -> _Layer:
-        attention, parts = layer.attention, cpu_experts.parts_of(layer)
+        parts, inputs = cpu_experts.parts_of(layer), layer.layer_input
         assert parts is not None
-        q_norm, k_norm = _weight(attention.q_norm), _weight(attention.k_norm)
-        qk_norm = attention.qk_norm
-        if qk_norm is not None:
-            # One row of weights per head, all queries' the same, and there may be no keys.
-            q_norm, k_norm = qk_norm[0], qk_norm[-1]
-        rope, inputs = layer.config.rope, layer.layer_input
+        attention = layer.mixer if isinstance(layer.mixer, Attention) else None
+        q_norm, k_norm = (None, None) if attention is None else _head_norms(attention)
+        rope = None if attention is None else attention.rope
         self._pointees.append(decoder.rotary)
         turned = None if rope is None else decoder.config.ropes[rope]
         mlp_norm = layer.mlp_norm if parts.beside is None else parts.beside.mlp_norm
         mlp = (None, None) if parts.mlp is None else map(self._address, parts.mlp.linears)
         return _Layer(
-            self._address(attention.qkv), self._address(attention.o), *mlp,
+            *map(self._address, around(layer.mixer)), *mlp,
             self._floats(decoder, _weight(layer.attn_norm)), self._floats(decoder, _weight(mlp_norm)),
             self._floats(decoder, q_norm), self._floats(decoder, k_norm),
             *(self._floats(decoder, _weight(norm)) for norm in (layer.attn_post_norm, layer.mlp_post_norm)),
-            self._wide(attention.sinks),
+            None if attention is None else self._wide(attention.sinks),
             None if rope is None else decoder.rotary[rope].data_ptr(),
             None if parts.experts is None else cpu_experts.mixture(parts.experts, self._address, self._pointees),
             None if parts.gate is None else self._address(parts.gate),
@@ -189,8 +225,21 @@ class CpuForward:
             *((None, None) if inputs is None else map(self._address, inputs.linears)),
             None if inputs is None else self._floats(decoder, inputs.norm.weight),
             0 if turned is None else turned.dim, int(turned is not None and turned.neighbours),
-            attention.cache_index, attention.kv_parts, 1.0 if layer.scalar is None else float(layer.scalar),
+            layer.mixer.cache_index, 0 if attention is None else attention.kv_parts,
+            1.0 if layer.scalar is None else float(layer.scalar), int(isinstance(attention, GatedAttention)),
+            *self._with_state(layer.mixer),
         )  # fmt: skip
+
+    def _with_state(self, mixer: Sublayer) -> tuple[int | None, int | None, int | None]:
+        """Return the addresses of `convolution`, `delta` and `rates` of `Layer`."""
+        if not isinstance(mixer, STATEFUL):
+            return None, None, None
+        kernel = mixer.by_kernels
+        assert kernel is not None
+        self._pointees.append(kernel)
+        if isinstance(mixer, ShortConvolution):
+            return ctypes.addressof(kernel.struct), None, None
+        return None, ctypes.addressof(kernel.struct), self._address(mixer.rates)
 
     def _norms_beside(self, decoder: Decoder, both: DenseAndExperts | None) -> Iterator[int | None]:
         """Yield the addresses of `router_norm` to `dense_post_norm` of `Layer`."""
@@ -242,6 +291,7 @@ class CpuForward:
         if embed.dtype is torch.float16:
             embed_kind = KINDS["float16"]
         table, table_kind, table_ids = self._rows_of_table(token_ids)
+        states = None if inputs.states is None else inputs.states.slots
         out = torch.empty((tokens, self._hidden), dtype=self._dtype)
         adapters, loras = cast("KernelLoras | None", inputs.adapters), None
         if adapters is not None:
@@ -254,6 +304,7 @@ class CpuForward:
             embed_kind, None if adapters is None else adapters.of_row.data_ptr(),
             None if loras is None else ctypes.addressof(loras), 0 if loras is None else len(loras),
             None if table is None else table.data_ptr(), table_kind, table_ids.data_ptr(),
+            *((None, None) if states is None else (states.address, states.layers.address)),
         )  # fmt: skip
         if self._forward(ctypes.addressof(self._model), ctypes.addressof(call)):
             raise OutOfMemory(OUT_OF_MEMORY)
@@ -269,6 +320,14 @@ class CpuForward:
         if rows.dtype not in TABLE_KINDS or not rows.is_contiguous():  # as the file has it
             return self._table.look_up(token_ids).float(), KINDS["float32"], torch.arange(len(token_ids))
         return rows, TABLE_KINDS[rows.dtype], token_ids
+
+
+def _head_norms(attention: Attention) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Return the norms of queries and of keys."""
+    if attention.qk_norm is not None:
+        # One row of weights per head, all queries' the same, and there may be no keys.
+        return attention.qk_norm[0], attention.qk_norm[-1]
+    return _weight(attention.q_norm), _weight(attention.k_norm)
 
 
 def _weight(norm: Norm | None) -> torch.Tensor | None:

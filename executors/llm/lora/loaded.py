@@ -115,7 +115,11 @@ class LoadedLora:
 
     def _layer(self, layer: Layer) -> structs.LoraLayer:
         struct = structs.LoraLayer()
-        for where, linear in enumerate(layer.adapted_linears()):
+        # Numbered as in lora.h, also where the mixer has none.
+        into, out = (structs.QKV, structs.RATES), structs.O
+        *inward, outward = layer.mixer.adapted or (None,)
+        of_mixer = [*zip(into, inward, strict=False), *([] if outward is None else [(out, outward)])]
+        for where, linear in (*of_mixer, *enumerate(layer.feed_forward.adapted, structs.GATE_UP)):
             parts, at = self.parts(linear), 0
             array = (structs.LoraPart * len(parts))()
             for number, part in enumerate(parts):

@@ -23,7 +23,7 @@ from executors.contract.checks import check_states
 from executors.contract.errors import InvalidInput, OutOfMemory
 from executors.contract.faults import no_memory
 from executors.contract.status import StateLayout
-from executors.kernels.scan import StateStep
+from executors.kernels.scan import LayerSlots, StateStep
 from executors.llm.memory.kv_cache import give_back_rows, lazy_zeros
 from executors.llm.model.api import InnerState
 from executors.llm.model.caches import StateSpec
@@ -97,6 +97,11 @@ class StateCache:
         """Bytes of all slots."""
         return self.layout.num_slots * self.spec.bytes_per_slot()
 
+    @cached_property
+    def layer_slots(self) -> LayerSlots:
+        """The layers' states as the CPU's kernels find them."""
+        return LayerSlots(self.layers)
+
     def check(self, batch: UnifiedBatch) -> None:
         """Raise InvalidInput for slots that cannot be used, see `check_states`, and for an item that begins at another position
         than its state ends."""
@@ -168,12 +173,13 @@ class SlotStates:
     def slots(self) -> StateStep:
         """See `StepStates`."""
         return StateStep(
-            self.q_lens, self._slots.sources, self._slots.destinations, self.inner, self._snapshots
+            self._cache.layer_slots,
+            self.q_lens,
+            self._slots.sources,
+            self._slots.destinations,
+            self.inner,
+            self._snapshots,
         )
-
-    def memory(self, layer: int) -> torch.Tensor:
-        """See `StepStates`."""
-        return self._cache.layers[layer]
 
     def begin(self, layer: int) -> torch.Tensor:
         """See `StepStates`."""

@@ -41,18 +41,15 @@ class InnerState(NamedTuple):
 
 class StepStates(Protocol):
     """The states of a step's sequences, its n items, which have `q_lens` rows each, one item after the other. `inner`: m places
-    at which a state is kept beside those behind the items. `slots`: where all these states lie, for the CPU's kernels, which read
-    and write them in `memory`."""
+    at which a state is kept beside those behind the items."""
 
     q_lens: list[int]
     inner: list[InnerState]
 
     @property
     def slots(self) -> StateStep:
-        """Return the items as the kernels read them, the same for all layers."""
-
-    def memory(self, layer: int) -> torch.Tensor:
-        """Return the states float32 [slots, *shape] of the layer with this `cache_index`."""
+        """Return where all these states lie, for the CPU's kernels, which read and write them there in place of `begin` and
+        `store`."""
 
     def begin(self, layer: int) -> torch.Tensor:
         """Return the states float32 [n, *shape] before the step, of the layer with this `cache_index`; zeros for a sequence that

@@ -204,7 +204,7 @@ def whole_and_cut(layer: Any, rows: tuple[torch.Tensor, ...]) -> None:
             stacked = [torch.randn(sum(lengths), part.shape[1]) for part in rows]
             for part, whole in zip(stacked, rows, strict=True):
                 part[mine] = whole[begin : begin + size]
-            made = layer.by_kernels(*stacked, states.slots, states.memory(0), torch.float32)
+            made = layer.by_kernels(*stacked, states.slots, 0, torch.float32)
             out.append(made[mine])
             begin, source = begin + size, to
         states_at = [cache.layers[0][slot].clone() for _, slot in snapshots]
@@ -255,7 +255,7 @@ def test_results_are_rounded_once(tmp_path: Path, isa: str) -> None:
     found = []
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         states = step_of(cache_for(layer), [9], [0], [(-1, 0)])
-        found.append(layer.by_kernels(layer.inward(x), layer.rates(x), states.slots, states.memory(0), dtype))
+        found.append(layer.by_kernels(layer.inward(x), layer.rates(x), states.slots, 0, dtype))
     assert torch.equal(found[1], found[0].bfloat16()) and torch.equal(found[2], found[0].half())
 
 

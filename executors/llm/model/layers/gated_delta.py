@@ -99,6 +99,8 @@ class GatedDelta(Sublayer):
             raise ConfigError(f"linear_conv_kernel_dim is {self._kernel}; at least 2 is needed")
         self._keys, self._values = self._key_heads * self._key_size, self._heads * self._value_size
         self._channels = channels = 2 * self._keys + self._values
+        self.out_columns = self._values
+        """Columns of what `outward` multiplies."""
         hidden = config.hidden_size
         self.inward = Linear(channels + self._values, hidden, False, dtype, device)
         self.rates = Linear(2 * self._heads, hidden, False, dtype, device)
@@ -189,9 +191,14 @@ class GatedDelta(Sublayer):
         per_key = self._heads // self._key_heads
         return x.repeat(1, per_key, 1) if self._names.delta_tiled else x.repeat_interleave(per_key, 1)
 
+    @property
+    def fits_kernels(self) -> bool:
+        """Whether the CPU's kernels have the layer's sizes."""
+        return self._kernel <= MAX_KERNEL and self._key_size <= MAX_KEY_SIZE
+
     def use_kernels(self, kernels: CpuKernels) -> None:
         """See `Sublayer`."""
-        if self._kernel <= MAX_KERNEL and self._key_size <= MAX_KEY_SIZE:
+        if self.fits_kernels:
             self.by_kernels = DeltaKernel(
                 kernels, self._places(), self._key_size, self._value_size, self.weight[:, 0], self.a_log, self.dt_bias,
                 self.norm, self._eps,
@@ -233,7 +240,7 @@ class GatedDelta(Sublayer):
                 linear.wide(x, None if adapters is None else adapters.extra(linear, x))
                 for linear in (self.inward, self.rates)
             )
-            y = self.by_kernels(qkvz, ba, states.slots, states.memory(self.cache_index), x.dtype)
+            y = self.by_kernels(qkvz, ba, states.slots, self.cache_index, x.dtype)
             return step.share.product(self.outward, y, adapters, "attention")
         tokens = sum(states.q_lens)
         qkv, z, b, a = self._projected(x, adapters)

@@ -27,7 +27,8 @@ class ShortConvolution(Sublayer):
         if self._kernel < 2:
             raise ConfigError(f"conv_L_cache is {self._kernel}; at least 2 is needed")
         bias = config.switches["conv_bias"]
-        self._hidden = hidden
+        self._hidden = self.out_columns = hidden
+        """Columns of what `outward` multiplies."""
         self._names = config.family.names
         self.inward = Linear(3 * hidden, hidden, bias, dtype, device)
         self.outward = Linear(hidden, hidden, bias, dtype, device)
@@ -58,9 +59,14 @@ class ShortConvolution(Sublayer):
         if self.bias is not None:
             yield f"{self._names.conv}.bias", Place(self.bias)
 
+    @property
+    def fits_kernels(self) -> bool:
+        """Whether the CPU's kernels have the layer's sizes."""
+        return self._kernel <= MAX_KERNEL
+
     def use_kernels(self, kernels: CpuKernels) -> None:
         """See `Sublayer`."""
-        if self._kernel <= MAX_KERNEL:
+        if self.fits_kernels:
             self.by_kernels = ConvolutionKernel(kernels, self.weight[:, 0], self.bias)
 
     def forward(self, x: torch.Tensor, step: LayerStep) -> torch.Tensor:
@@ -71,7 +77,7 @@ class ShortConvolution(Sublayer):
         extra = None if adapters is None else adapters.extra(self.inward, x)
         if self.by_kernels is not None:
             wide = self.inward.wide(x, extra)
-            y = self.by_kernels(wide, states.slots, states.memory(self.cache_index), x.dtype)
+            y = self.by_kernels(wide, states.slots, self.cache_index, x.dtype)
             return step.share.product(self.outward, y, adapters, "attention")
         b, c, u = self.inward(x, extra).chunk(3, -1)
         out, carried = causal_convolution(

@@ -40,7 +40,7 @@ class ScoredExperts(Experts):
 
 
 class SigmoidExperts(Sublayer):
-    """The feed-forward of a layer with such experts. It is no `Experts`, for the fused calls compute a softmax."""
+    """The feed-forward of a layer with such experts. It is no `Experts`, for the fused call on a GPU computes a softmax."""
 
     def __init__(
         self, config: DecoderConfig, layer: LayerConfig, dtype: torch.dtype, device: torch.device

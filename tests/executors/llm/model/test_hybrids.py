@@ -133,13 +133,14 @@ async def test_a_step_that_does_not_continue_its_state_is_refused(reference: Any
 @names
 async def test_weights_in_bf16_int8_and_int4_are_close(reference: Any, name: str) -> None:
     ref = reference(name)
-    ids = prompt_of(40, ref.vocab_size, 3)
-    expected = torch.from_numpy(ref.logits(ids)).log_softmax(-1)[:-1]
+    # Several prompts: a few tokens for which rounding chooses another expert would be all of a mean.
+    prompts = [prompt_of(40, ref.vocab_size, seed) for seed in (3, 4, 5, 6)]
+    expected = torch.cat([torch.from_numpy(ref.logits(ids)).log_softmax(-1)[:-1] for ids in prompts])
     for quantization, bound in ((None, 0.02), ("int8", 0.1), ("int4", 0.5)):
         optimization = OptimizationConfig(num_threads=1, quantization=quantization)
         executor = await start(ref.path, dtype="bfloat16", optimization=optimization)
-        [found] = await logprobs_in_steps(executor, [ids], [[17, 1, 22]])
-        divergence = (expected.exp() * (expected - torch.from_numpy(found))).sum(-1).mean()
+        found = await logprobs_in_steps(executor, prompts, [[17, 1, 22]] * 4)
+        divergence = (expected.exp() * (expected - torch.from_numpy(np.concatenate(found)))).sum(-1).mean()
         assert 0.0 < float(divergence) < bound, (quantization, float(divergence))
 
 
@@ -200,12 +201,12 @@ async def test_keys_and_values_of_their_attention_may_be_narrow(reference: Any, 
 
 
 @pytest.mark.parametrize("tensor", [True, False])
-async def test_attention_with_gates_alone_is_neither_fused_nor_cut(reference: Any, tensor: bool) -> None:
-    """The calls that compute all layers, and ranks, know no gates."""
+async def test_attention_with_gates_alone_is_not_cut(reference: Any, tensor: bool) -> None:
+    """Ranks know no gates."""
     ref = reference("qwen3.5-attention-alone")
     executor = await start(ref.path)
     assert executor.kv_layout().state is None
-    assert any("because of gates of attention" in note for note in executor.status().notes)
+    assert any("layers: in one call" in note for note in executor.status().notes)
     sizes = {"tensor_parallel_size" if tensor else "pipeline_parallel_size": 2}
     with pytest.raises(ConfigError, match="kind gated_attention"):
         plan_shard(read_config(ref.path), ParallelConfig(**sizes), {}, None)

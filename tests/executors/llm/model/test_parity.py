@@ -33,6 +33,8 @@ MIXED = (
 """At least one shape of every family."""
 
 TOLERANCE = 1e-4
+WIDER = {"qwen3_next": 2e-4}
+"""Of families for which transformers' own float32 is off from its float64 by nearly as much: 8e-5, and the kernels by 6e-5."""
 ORIGINAL_LENGTH = 256  # of the llama shapes
 
 
@@ -72,8 +74,9 @@ def compare(record_property):
 
     def check(ref, way: str, pairs) -> None:
         difference = max(float(np.abs(got - expected).max()) for got, expected in pairs)
-        record_property("parity", f"{read_config(ref.path).family.name} {way} {difference:.3g}")
-        assert difference < TOLERANCE
+        family = read_config(ref.path).family.name
+        record_property("parity", f"{family} {way} {difference:.3g}")
+        assert difference < WIDER.get(family, TOLERANCE)
 
     return check
 

@@ -11,6 +11,7 @@ conversation is rendered once more with a mark behind that part; the two prompts
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -87,5 +88,8 @@ def common(one: str, other: str) -> int:
 
 def num_tokens(token_ends: Sequence[int], end: int) -> int:
     """How many tokens at the beginning lie within the first `end` characters. `token_ends`: the index behind the last character
-    of each token."""
-    return next((number for number, one in enumerate(token_ends) if one > end), len(token_ends))
+    of each token; 0 for tokens that were added around the text."""
+    count = len(token_ends)
+    while count and not token_ends[count - 1]:
+        count -= 1
+    return bisect_right(token_ends, end, hi=count)

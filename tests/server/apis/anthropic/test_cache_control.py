@@ -247,4 +247,6 @@ def test_where_two_texts_part() -> None:
         ("é☃", "éx", 1),
     ):
         assert common(one, other) == common(other, one) == count
-    assert [num_tokens([0, 2, 2, 5], end) for end in range(6)] == [1, 1, 3, 3, 3, 4]
+    for added in ([], [0], [0, 0]):
+        assert [num_tokens([0, 2, 2, 5, *added], end) for end in range(6)] == [1, 1, 3, 3, 3, 4]
+    assert num_tokens([], 3) == num_tokens([0], 3) == 0

@@ -59,7 +59,8 @@ class Layer:
         return self.mixer, self.feed_forward, *last
 
     def adapted_linears(self) -> tuple[Linear, ...]:
-        """The linear layers that LoRA adapters may change: qkv, o, and of an MLP without experts gate and up, and down."""
+        """The linear layers that LoRA adapters may change: those of the mixer (of attention qkv and o), and of an MLP without
+        experts gate and up, and down."""
         return *self.mixer.adapted, *self.feed_forward.adapted
 
     def memory(self) -> LayerMemory | None:

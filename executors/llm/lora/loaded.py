@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from executors.contract.errors import ConfigError
 from executors.kernels import lora as structs
 from executors.llm.lora.gguf_modules import GgufModules, gguf_modules
-from executors.llm.lora.value_heads import Reorder, value_heads
+from executors.llm.lora.value_heads import Reorder, apart, value_heads
 from executors.llm.model.cuts import Cut
 from executors.llm.model.decoder import Decoder
+from executors.llm.model.families import family_of
 from executors.llm.model.layers.layer import Layer
 from executors.llm.model.linear import Linear
 from executors.llm.model.names import wrapped_name
@@ -50,12 +51,22 @@ class LoraTerm:
 class Fit:
     """Where a decoder has the modules of an adapter, by their names. `places`: without those of other stages; `cuts`: what a rank
     has of a weight; `gguf`: for names and orders of GGUF files; `reorders`: of modules whose value heads the model has in another
-    order."""
+    order; `divided`: of modules that the model has in several, the parts and their rows."""
 
     places: dict[str, Place]
     cuts: dict[str, Cut | None]
     gguf: GgufModules | None
     reorders: dict[str, Reorder]
+    divided: dict[str, dict[str, np.ndarray]]
+
+    def modules(self, file: LoraFile) -> Iterator[Module]:
+        """Yield the modules of a file, those in several as their parts."""
+        for module in file.modules():
+            if (parts := self.divided.get(module.name)) is None:
+                yield module
+                continue
+            for part, rows in parts.items():
+                yield replace(module, name=part, b=module.b[rows])
 
     def in_order(self, module: Module) -> Module:
         """Return the module with rows and columns in the order of the model."""
@@ -74,15 +85,20 @@ def fit(decoder: Decoder, file: LoraFile) -> Fit:
     usual = _usual_names(decoder, file, places) if gguf is None else gguf.usual
     if len(set(usual.values())) < len(usual):
         raise ConfigError(f"{file.label}: it names a weight twice, with different prefixes")
+    divided = {} if gguf is not None else _divided(decoder, file)
     cuts = {name: decoder.cuts.get(f"{usual[name]}.weight") for name in file.names}
     targets = {
         name: _target(places.get(usual[name]), cuts[name], served, file, name)
         for name in file.names
-        if f"{usual[name]}.weight" not in decoder.elsewhere
+        if f"{usual[name]}.weight" not in decoder.elsewhere and name not in divided
     }
+    targets |= {part: places[part] for parts in divided.values() for part in parts}
+    cuts |= dict.fromkeys(part for parts in divided.values() for part in parts)
     reorder_of = value_heads(decoder.whole, gguf is not None and gguf.tiled)
-    reorders = {name: reorder for name in targets if (reorder := reorder_of(usual[name])) is not None}
-    return Fit(targets, cuts, gguf, reorders)
+    reorders = {
+        name: reorder for name in targets if (reorder := reorder_of(usual.get(name, name))) is not None
+    }
+    return Fit(targets, cuts, gguf, reorders, divided)
 
 
 class LoadedLora:
@@ -95,7 +111,7 @@ class LoadedLora:
         self.rank = file.rank
         self._parts: dict[int, list[LoraTerm]] = {}
         fitted = fit(decoder, file)
-        for module in file.modules():
+        for module in fitted.modules(file):
             if (place := fitted.places.get(module.name)) is None:
                 continue
             assert place.linear is not None
@@ -141,6 +157,21 @@ class LoadedLora:
 def load_adapter(decoder: Decoder, path: Path, digest: str, grouped: bool | None = None) -> LoadedLora:
     """Load a file for this decoder and check its digest; see `LoadedLora`."""
     return LoadedLora(decoder, read_adapter(path, digest), grouped)
+
+
+def _divided(decoder: Decoder, file: LoraFile) -> dict[str, dict[str, np.ndarray]]:
+    """Return the modules that the model has in several, with the rows of each part; those of other sizes are left to be
+    refused."""
+    usual = family_of(decoder.whole.architecture) or decoder.whole.family
+    template = usual.names.delta_qkvz
+    known = {template.replace("{i}", str(i)) for i in range(decoder.whole.num_layers)} if template else set()
+    divided = {}
+    for name in file.names:
+        outputs, inputs, _ = file.shapes(name)
+        parts = apart(decoder.whole, usual, wrapped_name(usual, name, known), outputs)
+        if parts is not None and inputs == decoder.whole.hidden_size:
+            divided[name] = parts
+    return divided
 
 
 def _usual_names(decoder: Decoder, file: LoraFile, places: Collection[str]) -> dict[str, str]:

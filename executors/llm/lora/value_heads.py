@@ -4,6 +4,9 @@ Value head v of key head k, of K key heads with n value heads each, is head k n 
 files of some architectures, adapters included, it is head v K + k (`model/gguf_hybrids.py`). A model computes in the order of its
 own file, so an adapter of the other order is brought into it: rows of B of what projects to value heads, columns of A of what
 they are projected by.
+
+Qwen3-Next has one projection, whose rows are q, k, v and z of each key head (`GatedDelta`), where its GGUF files have one of q, k
+and v of all heads and one of z. An adapter of the one is divided into two that share A.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from executors.llm.model.config import DecoderConfig
+from executors.llm.model.family import Family
 from executors.lora import Module
 
 Reorder = Callable[[Module], Module]
@@ -56,6 +60,27 @@ def value_heads(config: DecoderConfig, tiled: bool) -> Callable[[str], Reorder |
     reorders = [(_every_layer(name), _rows(heads)) for name, heads in of_rows if name]
     reorders.append((_every_layer(names.delta_out), _columns(values)))
     return lambda name: next((reorder for pattern, reorder in reorders if pattern.fullmatch(name)), None)
+
+
+def apart(config: DecoderConfig, usual: Family, name: str, outputs: int) -> dict[str, np.ndarray] | None:
+    """Return, by the usual names of q, k and v and of z, which rows of B they have of the module `name`, the usual name of a
+    joint projection with `outputs` rows; None for another module, or where the model has the projection joint as well. `usual`:
+    the family as checkpoints have it."""
+    names, sizes = config.family.names, config.sizes
+    if not usual.names.delta_qkvz or names.delta_qkvz:
+        return None
+    begin, end = usual.names.delta_qkvz.split("{i}")
+    layer = name.removeprefix(begin).removesuffix(end)
+    if usual.names.delta_qkvz.replace("{i}", layer) != name or not layer.isdecimal():
+        return None
+    keys, size = sizes["linear_num_key_heads"], sizes["linear_key_head_dim"]
+    values = sizes["linear_num_value_heads"] // keys * sizes["linear_value_head_dim"]
+    if outputs != keys * 2 * (size + values):
+        return None
+    rows = np.arange(outputs).reshape(keys, -1)
+    q, k, v, z = (one.reshape(-1) for one in np.split(rows, (size, 2 * size, 2 * size + values), 1))
+    parts = {names.delta_qkv: np.concatenate((q, k, v)), names.delta_z: z}
+    return {part.replace("{i}", layer): numbers for part, numbers in parts.items()}
 
 
 def _every_layer(name: str) -> re.Pattern[str]:

@@ -125,19 +125,31 @@ async def test_either_form_over_either_file_is_the_merged_model(tmp_path: Path, 
             check_adapter(adapter, adapter.name, read_config(base), 64)
 
 
-async def test_projections_of_another_cut_are_refused_by_name(tmp_path: Path) -> None:
+async def test_a_joint_projection_is_divided_for_a_file_that_has_two(tmp_path: Path) -> None:
     """Of Qwen3-Next a GGUF file has q, k and v of all heads and z apart, a checkpoint one matrix by key head."""
     model = write_hybrid_checkpoint(tmp_path / "model", "qwen3_next")
     served = gguf_of(model, tmp_path / "gguf", "qwen3next")
     made = write_peft(tmp_path / "peft", sizes_of(model, ("linear_attn.in_proj_qkvz",)), rank=4)
-    await answer(model, tmp_path / "peft", tmp_path)
-    with pytest.raises(ConfigError, match=r"in_proj_qkvz: the model has no such weight"):
-        await answer(served, tmp_path / "peft", tmp_path)
-    [(a, b), *_] = made.values()
-    pair = {
-        "blk.0.attn_gate.weight.lora_a": a.numpy(),
-        "blk.0.attn_gate.weight.lora_b": b[:288].contiguous().numpy(),
+    expected = await answer(merged(model, made, 2.0, tmp_path / "merged"), None, tmp_path)
+    plain = await answer(model, None, tmp_path)
+    bound = 1e-4 * max(1.0, np.abs(expected).max())
+    assert np.abs(expected - plain).max() > 0.1
+    for base in (model, served):
+        assert np.abs(await answer(base, tmp_path / "peft", tmp_path) - expected).max() < bound
+        check_adapter(tmp_path / "peft", "peft", read_config(base), 64)
+    wrong = {
+        name: (rows + 1, columns) for name, (rows, columns) in sizes_of(model, ("in_proj_qkvz",)).items()
     }
+    write_peft(tmp_path / "wrong", wrong, rank=4)
+    with pytest.raises(ConfigError, match=r"in_proj_qkvz: the model has no such weight"):
+        await answer(served, tmp_path / "wrong", tmp_path)
+
+
+async def test_parts_of_a_joint_projection_are_refused_by_name(tmp_path: Path) -> None:
+    model = write_hybrid_checkpoint(tmp_path / "model", "qwen3_next")
+    served = gguf_of(model, tmp_path / "gguf", "qwen3next")
+    a, b = np.ones((4, 160), np.float32), np.ones((288, 4), np.float32)
+    pair = {"blk.0.attn_gate.weight.lora_a": a, "blk.0.attn_gate.weight.lora_b": b}
     adapter = write_gguf_adapter(tmp_path / "a.gguf", {}, "qwen3next", tensors=pair)
     await answer(served, adapter, tmp_path)
     with pytest.raises(ConfigError, match=r"blk\.0\.attn_gate: adapters of this weight are not supported"):

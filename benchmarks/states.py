@@ -122,8 +122,8 @@ def compare(shape: str, quantization: str | None, rounds: int) -> dict[str, dict
 def rule_alone(
     rounds: int, layers: int = 18, heads: int = 16, size: int = 128, tokens: int = 256
 ) -> dict[str, float]:
-    """Return milliseconds of one processor a token of the delta rule, its convolution and norm included: of a prompt, and of steps of
-    one token whose states are read from memory and written there."""
+    """Return milliseconds of one processor a token of the delta rule, convolution and norm included: of a prompt, and of steps
+    of one token whose states are read from memory and written there."""
     kernels, channels = cpu_kernels(), 3 * heads * size
     places = DeltaPlaces(
         [(0, 0, channels)],

@@ -19,7 +19,7 @@ class PrefixKeeping:
     @classmethod
     def of(cls, layout: KvLayout, enabled: bool) -> Self:
         """That of an executor's KV. `enabled`: the prefix cache is on."""
-        if not (enabled and layout.paged and (layout.state is None or layout.snapshots)):
+        if not (enabled and layout.paged):
             return cls()
         interval = layout.block_size if layout.state is None else layout.state.interval
         return cls(interval, layout.state is not None or any(one.window is not None for one in layout.groups))

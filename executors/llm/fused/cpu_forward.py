@@ -148,8 +148,8 @@ def around(mixer: Sublayer) -> tuple[Linear, Linear]:
 class MixerColumns:
     """Columns of a mixer in the one call: of what it takes, float32; of what it makes; and of its rates, float32."""
 
-    taken: int
-    made: int
+    inward: int
+    result: int
     rates: int = 0
 
 

@@ -164,11 +164,11 @@ def _divided(decoder: Decoder, file: LoraFile) -> dict[str, dict[str, np.ndarray
     refused."""
     usual = family_of(decoder.whole.architecture) or decoder.whole.family
     template = usual.names.delta_qkvz
-    known = {template.replace("{i}", str(i)) for i in range(decoder.whole.num_layers)} if template else set()
+    names = {template.replace("{i}", str(i)) for i in range(decoder.whole.num_layers)} if template else set()
     divided = {}
     for name in file.names:
         outputs, inputs, _ = file.shapes(name)
-        parts = apart(decoder.whole, usual, wrapped_name(usual, name, known), outputs)
+        parts = apart(decoder.whole, usual, wrapped_name(usual, name, names), outputs)
         if parts is not None and inputs == decoder.whole.hidden_size:
             divided[name] = parts
     return divided

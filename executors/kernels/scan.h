@@ -27,6 +27,7 @@ namespace {
 constexpr int64_t MAX_KERNEL = 16;   // of a convolution
 constexpr int64_t MAX_KEY_SIZE = 256;
 constexpr int64_t CHANNELS = 64;     // of a unit of work of a convolution
+constexpr int64_t ROWS_AHEAD = 24;   // keys whose columns are asked for before they are read from a slot
 
 // Rows of the step, and the slots of the state before and behind them; source below 0: zeros.
 struct StateItem {
@@ -222,6 +223,8 @@ inline KeySums remembered(const Columns& state, int64_t n, const float* key) {
   KeySums sums;
   int64_t i = 0;
   for (; i + 2 <= n; i += 2) {
+    // Rows of a slot are too far from each other for the processor to ask for them by itself.
+    for (int64_t k = i + ROWS_AHEAD; k < i + ROWS_AHEAD + 2; k++) soon(state.row(k), 0), soon(state.row(k), 64);
     sums.add_products(0, all(key[i]), load(state.row(i)), load(state.row(i) + W));
     sums.add_products(1, all(key[i + 1]), load(state.row(i + 1)), load(state.row(i + 1) + W));
   }
@@ -300,10 +303,13 @@ inline void scan_tile(const Delta& d, const StateStep& s, const Slots& slots, in
 }
 
 inline void delta_scan(const Delta& d, const StateStep& s, const Slots& slots, float* x, int64_t stride, const float* rates,
-                       Counter& counter) {
+                       Counter& counter, int64_t threads) {
   int64_t tiles = (d.value_size + 2 * W - 1) / (2 * W), of_item = d.heads * tiles;
-  for (int64_t unit; (unit = counter.take(1)) < of_item * s.num_items;)
-    scan_tile(d, s, slots, unit / of_item, unit % of_item / tiles, unit % tiles * 2 * W, x, stride, rates);
+  // Tiles of a head are neighbours in memory: one thread takes them where there are enough heads for all.
+  int64_t some = s.num_items * d.heads >= 8 * threads ? tiles : 1;
+  for (int64_t i; (i = counter.take(some)) < of_item * s.num_items;)
+    for (int64_t unit = i; unit < i + some; unit++)
+      scan_tile(d, s, slots, unit / of_item, unit % of_item / tiles, unit % tiles * 2 * W, x, stride, rates);
 }
 
 // The phases before the result, which every thread of the team calls: in x [rows][stride] results of the rule replace values.
@@ -316,7 +322,7 @@ inline void delta_rule(const Delta& d, const StateStep& s, const Slots& slots, f
   for (int64_t i; (i = counters[DELTA_RATES].take(some)) < rows;)
     for (int64_t t = i; t < rows && t < i + some; t++) delta_rates(d, x + t * stride, rates + t * 2 * d.heads);
   team.barrier();
-  delta_scan(d, s, slots, x, stride, rates, counters[DELTA_SCAN]);
+  delta_scan(d, s, slots, x, stride, rates, counters[DELTA_SCAN], team.size);
   team.barrier();
 }
 

@@ -450,12 +450,12 @@ def activation_bytes(decoder: Decoder, kernels: CpuKernels | None) -> int:
     inner = max(config.intermediate_size, *((moe.intermediate_size, moe.shared_size) if moe else (0,)))
     inner = max(inner, *(layer.inner for layer in config.layers))
     mixers = [cpu_forward.mixer_columns(layer) for layer in decoder.layers]
-    qkv = max(one.inward for one in mixers)
+    qkv = max(one.inputs for one in mixers)
     if kernels is not None and cpu_forward.why_not(decoder) is None:
         # As in forward.h: the residual in float32, of wanted rows a second one; a product's operand; q, k and v in float32, or
         # what another mixer takes, and its rates; queries, attention's result and inner; what layers get beside the residual, and
         # the operand that it is made of.
-        inner, queries = cpu_experts.mlp_size(decoder), max(one.result for one in mixers)
+        inner, queries = cpu_experts.mlp_size(decoder), max(one.outputs for one in mixers)
         widest = max(config.hidden_size, queries, inner, config.layer_input_size)
         stored_kind = next(
             (linear.stored[0] for linear in decoder.layers[0].mixer.linears if linear.stored), None

@@ -148,19 +148,21 @@ def around(mixer: Sublayer) -> tuple[Linear, Linear]:
 class MixerColumns:
     """Columns of a mixer in the one call: of what it takes, float32; of what it makes; and of its rates, float32."""
 
-    inward: int
-    result: int
+    inputs: int
+    outputs: int
     rates: int = 0
 
 
 def mixer_columns(layer: Layer) -> MixerColumns:
-    """Return the columns of a layer's mixer, as forward.h keeps them."""
+    """Return the columns of a layer's mixer, as forward.h keeps them; of another kind of mixer, those of its widest projection."""
     mixer = layer.mixer
     if isinstance(mixer, Attention):
         sizes = mixer.sizes
         queries = 2 * sizes.q_size if isinstance(mixer, GatedAttention) else sizes.q_size
         return MixerColumns(queries + 2 * sizes.kv_size, sizes.q_size)
-    assert isinstance(mixer, STATEFUL)
+    if not isinstance(mixer, STATEFUL):
+        widest = max(linear.outputs for linear in mixer.linears)
+        return MixerColumns(widest, widest)
     rates = mixer.rates.outputs if isinstance(mixer, GatedDelta) else 0
     return MixerColumns(mixer.inward.outputs, mixer.out_columns, rates)
 

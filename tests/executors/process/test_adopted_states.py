@@ -111,7 +111,10 @@ async def test_an_adopted_snapshot_lies_at_a_place_for_snapshots(model: Path) ->
         seq, slots, sealed = await sealed_prompt(executor)
         await executor.begin_epoch(2, sealed)
         other = next(slot for slot in range(SEQS) if slot not in slots)
-        for position, slot in ((INTERVAL + 4, slots[0]), (INTERVAL, other)):
-            with pytest.raises(InvalidInput, match="its state is a snapshot at a multiple of 64 tokens"):
+        for position, slot, why in (
+            (INTERVAL + 4, slots[0], "its state is a snapshot at a multiple of 64 tokens"),
+            (INTERVAL, other, "its slot holds no state"),
+        ):
+            with pytest.raises(InvalidInput, match=why):
                 await continued(executor, 2, seq, position, slot)
         assert await continued(executor, 2, seq, INTERVAL, slots[0]) == seq.output

@@ -256,7 +256,7 @@ async def test_its_linear_layers_are_quantized_as_all_others(toy: Path, quantiza
 
 async def test_the_engine_serves_it(toy: Path, weights: Weights) -> None:
     """Equal prompts, choices of one call, and preemption: KV for a third of what six sequences need."""
-    executor = LlmExecutor.from_config(config(toy, kv_bytes=27 * 4096, max_model_len=96))
+    executor = LlmExecutor.from_config(config(toy, kv_bytes=52 * 4096, max_model_len=96))
     prompts = [PROMPTS[0] * 10] * 3 + [PROMPTS[2]] * 3
     wanted = [reference_tokens(prompt, 24, weights) for prompt in prompts]
     async with engine(executor, max_num_batched_tokens=16) as core:  # type: ignore[arg-type]

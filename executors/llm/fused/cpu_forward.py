@@ -154,7 +154,7 @@ class MixerColumns:
 
 
 def mixer_columns(layer: Layer) -> MixerColumns:
-    """Return the columns of a layer's mixer, as forward.h keeps them; of another kind of mixer, those of its widest projection."""
+    """Return the columns of a layer's mixer, as forward.h keeps them; of another kind, those of its widest projection."""
     mixer = layer.mixer
     if isinstance(mixer, Attention):
         sizes = mixer.sizes

@@ -173,8 +173,11 @@ def _model_info(model: ServedModel) -> dict[str, Any]:
 
 def _state_info(state: ServerState) -> dict[str, Any]:
     """What layers keep of sequences beside KV, for which GGUF's metadata has no names; {} for a model that keeps nothing."""
+    executor: object = None if state.core is None else state.core.executor
+    # A process that does not schedule knows no layout.
+    layout = getattr(executor, "kv_layout", None)
     try:
-        states = None if state.core is None else state.core.executor.kv_layout().state
+        states = None if layout is None else layout().state
     except ExecutorError:
         return {}
     if states is None:

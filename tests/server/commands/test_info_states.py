@@ -36,7 +36,7 @@ SEQUENCES = 8
 def agree_on_states(facts: dict[str, Any], real: Any) -> None:
     """Assert that the states are those in the executor's memory, byte for byte."""
     cache, told, slots = real.runner.states, facts["states"], facts["memory"]["states"]
-    allocated = sum(layer.nbytes for layer in cache.layers)
+    allocated = cache.slots.nbytes
     assert told["layers"] == len(cache.layers) and told["dtype"] == "float32"
     assert slots["bytes"] == allocated == slots["slots"] * told["bytes_per_sequence"]
     assert slots["slots"] == len(cache.layers[0]) and slots["snapshots"] == slots["slots"] - SEQUENCES

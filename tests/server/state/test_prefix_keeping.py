@@ -18,7 +18,6 @@ FULL, WINDOW = KvGroup(8, 64), KvGroup(8, 64, 32)
         (KvLayout(16, (FULL,)), False, 0, False),
         (KvLayout(16, (FULL, WINDOW)), True, 16, True),
         (KvLayout(16, (FULL,), StateLayout(64, 4, 64)), True, 64, True),
-        (KvLayout(16, (FULL,), StateLayout(64, 4, 0)), True, 0, False),
         (KvLayout(16, ()), True, 0, False),
     ],
 )

@@ -7,6 +7,7 @@ ExecutorRegistry           live executors by name, for `GET /v1/executors` and m
 from __future__ import annotations
 
 import importlib
+from typing import NamedTuple
 
 from executors.contract import (
     ConfigError,
@@ -16,12 +17,20 @@ from executors.contract import (
     ModelExecutorFactory,
 )
 
+
+class _BuiltIn(NamedTuple):
+    path: str
+    imports: tuple[str, ...] = ()
+
+
 _BUILT_IN = {
-    "echo": "executors.testing.fakes.echo:EchoFactory",
-    "paged_fake": "executors.testing.fakes.paged:PagedFakeFactory",
-    "state_fake": "executors.testing.fakes.state:StateFakeFactory",
-    "llm": "executors.llm.factory:LlmFactory",
-    "qwen3": "executors.qwen3.factory:Qwen3Factory",
+    "echo": _BuiltIn("executors.testing.fakes.echo:EchoFactory"),
+    "paged_fake": _BuiltIn("executors.testing.fakes.paged:PagedFakeFactory"),
+    "state_fake": _BuiltIn("executors.testing.fakes.state:StateFakeFactory"),
+    "llm": _BuiltIn("executors.llm.factory:LlmFactory", ("executors.llm.imports",)),
+    "qwen3": _BuiltIn(
+        "executors.qwen3.factory:Qwen3Factory", ("executors.llm.imports", "executors.qwen3.executor")
+    ),
 }
 _factories: dict[str, ModelExecutorFactory] = {}
 
@@ -42,7 +51,7 @@ def factory(name: str) -> ModelExecutorFactory:
     """The factory of that name; `package.module:Class` names a third party's directly. Raises ConfigError."""
     if name in _factories:
         return _factories[name]
-    path = _BUILT_IN.get(name, name)
+    path = _BUILT_IN[name].path if name in _BUILT_IN else name
     module, _, attribute = path.partition(":")
     if not attribute:
         raise ConfigError(
@@ -56,6 +65,11 @@ def factory(name: str) -> ModelExecutorFactory:
         raise ConfigError(f"executor {name!r}: {attribute} is not a ModelExecutorFactory")
     _factories[name] = instance
     return instance
+
+
+def imports_of(name: str) -> tuple[str, ...]:
+    """Modules whose import takes long and that every executor of that name needs; () for third parties' executors."""
+    return _BUILT_IN[name].imports if name in _BUILT_IN else ()
 
 
 def create(config: ExecutorConfig) -> ModelExecutor:

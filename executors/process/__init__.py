@@ -35,9 +35,11 @@ def connect(
     Raises ValueError for another mode, ConfigError for several ranks inline.
     """
     if mode == "process":
+        from executors import registry
         from executors.process.client import RemoteExecutor
 
-        return RemoteExecutor(config, on_death=on_death, output=output)
+        imports = registry.imports_of(config.executor)
+        return RemoteExecutor(config, on_death=on_death, output=output, imports=imports)
     if mode == "inline":
         if config.parallel.world_size > 1:
             raise ConfigError("executor_mode inline: several ranks need a process each; take process")

@@ -1,4 +1,4 @@
-"""The executor process: `python -m executors.process.child FD`, started by `life.py` with its end of a socketpair.
+"""The executor process: `python -m executors.process.child FD`, started by `life.py` with its end of a socketpair, or forked.
 
     I/O thread    socket -> inbox, a heartbeat every second, and the end of the process when the socket closes
     main thread   an event loop: inbox -> executor, one call after the other, answers to the socket
@@ -134,8 +134,8 @@ class IoThread(threading.Thread):
                 self._deliver(message)
 
 
-async def serve(channel: Channel) -> int:
-    """Run until Shutdown; returns the exit code."""
+async def serve(channel: Channel, memory: int | None) -> int:
+    """Run until Shutdown; returns the exit code. `memory`: the descriptor of the memory file in a process that was forked."""
     loop = asyncio.get_running_loop()
     inbox: asyncio.Queue[m.ToExecutor | m.Unreadable] = asyncio.Queue()
     worker = Worker(channel.send, channel.send_if_free, _lost_device)
@@ -144,10 +144,11 @@ async def serve(channel: Channel) -> int:
     first = await inbox.get()
     if not isinstance(first, m.Load):
         raise WireError(f"the first message is {type(first).__name__}, not Load")
-    setproctitle.setproctitle(TITLE.format(first.config.parallel.rank))
-    if first.memory is not None:
-        os.set_inheritable(first.memory, False)  # a compiler that hangs must not keep it
-    if not await worker.load(first.config, first.memory):
+    set_title(TITLE.format(first.config.parallel.rank))
+    memory = first.memory if memory is None else memory
+    if memory is not None:
+        os.set_inheritable(memory, False)  # a compiler that hangs must not keep it
+    if not await worker.load(first.config, memory):
         return EXIT_FAILED
     gc.collect()
     gc.freeze()  # modules and weights stay: no collection need look at them again
@@ -176,13 +177,18 @@ def _put(
     loop.call_soon_threadsafe(inbox.put_nowait, message)
 
 
-def _bind_to_parent(sock: socket.socket) -> None:
-    """Die with the process that made the socketpair (more exactly: with the thread of it that started this one)."""
+def creator_of(sock: socket.socket) -> int:
+    """Return the id of the process that made the socketpair."""
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, _, _ = struct.unpack("3i", credentials)
+    return int(pid)
+
+
+def bind_to_parent(parent: int) -> None:
+    """Die with the parent (more exactly: with the thread of it that started this process)."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         print(f"executor: no PDEATHSIG: {os.strerror(ctypes.get_errno())}", file=sys.stderr, flush=True)
-    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    parent, _, _ = struct.unpack("3i", credentials)
     if os.getppid() != parent:  # it died before the prctl
         _gone()
 
@@ -194,12 +200,21 @@ def _wake_in_time() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, nanoseconds, 0, 0, 0)
 
 
-def _prepare_process() -> None:
-    # Ctrl-C and `systemctl stop` signal every process of the server. How it ends is the parent's to say: the streams
-    # that are still open need this process while the server drains.
+def ignore_signals() -> None:
+    """Leave Ctrl-C and `systemctl stop`, which signal every process of the server, to the server: streams that are still open
+    need this process while it drains."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
-    setproctitle.setproctitle(TITLE.format(0))
+
+
+def set_title(title: str) -> None:
+    """Set what `ps` shows of this process."""
+    setproctitle.setproctitle(title)
+
+
+def _prepare_process() -> None:
+    ignore_signals()
+    set_title(TITLE.format(0))
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # `kill -USR1 PID`: where does it hang?
     try:
@@ -210,23 +225,29 @@ def _prepare_process() -> None:
     child_logs.configure()
 
 
-def main() -> NoReturn:
-    """Run the process. Ends by `os._exit`, so that threads of libraries cannot delay the end."""
-    sock = socket.socket(fileno=int(sys.argv[1]))
+def run(sock: socket.socket, parent: int, memory: int | None = None) -> NoReturn:
+    """Be the executor process at that socket, a child of `parent`. `memory`: as for `serve`. Ends by `os._exit`, so that threads
+    of libraries cannot delay the end."""
     sock.setblocking(True)
     os.set_inheritable(sock.fileno(), False)
-    _bind_to_parent(sock)
+    bind_to_parent(parent)
     _wake_in_time()
     _prepare_process()
     code = EXIT_FAILED
     try:
-        code = asyncio.run(serve(Channel(sock)))
+        code = asyncio.run(serve(Channel(sock), memory))
     except BaseException as error:
         print(f"executor: {error!r}", file=sys.stderr, flush=True)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def main() -> NoReturn:
+    """Run the process that a command line has started."""
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    run(sock, creator_of(sock))
 
 
 if __name__ == "__main__":

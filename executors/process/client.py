@@ -43,8 +43,18 @@ from executors.contract import (
 from executors.contract.seals import check_adopted
 from executors.memory_file import MemoryFile
 from executors.process import messages as m
+from executors.process.children import (
+    Begin,
+    ChildProcess,
+    Command,
+    Descriptors,
+    StartedChild,
+    child_command,
+    started,
+)
+from executors.process.forks import ForkServer
 from executors.process.group import RankProcesses
-from executors.process.life import Command, Life, Listener, child_command
+from executors.process.life import Life, Listener
 from executors.process.output import ChildOutput
 from executors.process.watch import Limits, TokenCost
 
@@ -64,6 +74,7 @@ class RemoteExecutor(BatchModelExecutor):
     - `on_death`: called on the loop at each death of a child, `shutdown` excepted.
     - `config.executor` names a built-in executor or `package.module:Factory`: factories that `register_factory` added in this
       process do not exist in the child.
+    - `imports`: modules that a fork server imports, which then begins the children; without them `command` does.
     """
 
     mode = "process"
@@ -77,12 +88,15 @@ class RemoteExecutor(BatchModelExecutor):
         on_death: Callable[[ExecutorDied], None] | None = None,
         command: Command = child_command,
         output: ChildOutput | None = None,
+        imports: Sequence[str] = (),
     ) -> None:
         self.config = config
         self.on_death = on_death
         self._limits = limits or Limits()
         self._clock = clock
         self._command, self._output = command, output
+        self._imports = imports
+        self._fork_server: ForkServer | None = None
         self._cost = TokenCost()
         self._report: ProgressCallback | None = None
         self._life: Life | RankProcesses | None = None
@@ -196,28 +210,62 @@ class RemoteExecutor(BatchModelExecutor):
                 if not adopting:
                     # Before the new child takes memory: the one before it may have died for want of it.
                     await asyncio.to_thread(_empty, self._memory or [])
+            # The child reports nothing before it has imported its wire.
+            self._progressed("starting", 0, 0)
+            begin = await self._begin()
             if self._closed:
                 raise NotReady("the executor was shut down")
             if self._life is before:
-                self._start()
+                self._start(begin)
         await self._life.ready()
 
-    def _start(self) -> None:
+    async def _begin(self) -> Begin:
+        """Return what begins children: the fork server once it has imported, or the command."""
+        if self._fork_server is not None and not self._fork_server.alive:
+            ended, self._fork_server = self._fork_server, None
+            await ended.end()
+        if self._imports and self._fork_server is None and not self._closed:
+            self._progressed("importing", 0, 0)
+            try:
+                self._fork_server = ForkServer(self._imports, self._output)
+            except OSError as error:
+                _log.warning("executors import by themselves: there is no fork server: %s", error)
+                self._imports = ()
+        if (server := self._fork_server) is not None:
+            if await server.imported(self._limits.loading_silence_s):
+                return self._forked
+            self._imports = ()  # an executor that imports by itself tells what was wrong
+        return self._by_command
+
+    def _forked(self, descriptors: Descriptors) -> ChildProcess:
+        try:
+            if self._fork_server is None:
+                raise OSError("there is no fork server")
+            return self._fork_server.fork(descriptors)
+        except OSError as error:
+            _log.warning("the executor is not forked: %s; it imports by itself", error)
+            return self._by_command(descriptors)
+
+    def _by_command(self, descriptors: Descriptors) -> ChildProcess:
+        json_lines = self._output is not None and self._output.json
+        return StartedChild(started(self._command(descriptors.socket), descriptors, json_lines))
+
+    def _start(self, begin: Begin) -> None:
         if self._memory is None:
             self._memory = _memory_files(self.config.parallel.world_size)
         listener = Listener(self._progressed, self._beaten, self._became_ready, self._died)
         try:
-            self._life = self._started(listener, self._memory)
+            self._life = self._new_life(begin, listener, self._memory)
         except OSError as error:
             if self._life is None:
                 _close(self._memory)
                 self._memory = None
             raise ExecutorDied(f"the executor process cannot be started: {error}", "load") from error
-        # The child reports nothing before it has imported its wire.
-        self._progressed("starting", 0, 0)
 
-    def _started(self, listener: Listener, memory: Sequence[MemoryFile]) -> Life | RankProcesses:
-        arguments = self.config, self._limits, self._cost, self._clock, listener, self._command
+    def _new_life(
+        self, begin: Begin, listener: Listener, memory: Sequence[MemoryFile]
+    ) -> Life | RankProcesses:
+        arguments = self.config, self._limits, self._cost, self._clock, listener, begin
         again, output = self._facts is not None, self._output
         if self.config.parallel.world_size > 1:
             return RankProcesses(*arguments, again=again, output=output, memory=memory)
@@ -235,16 +283,19 @@ class RemoteExecutor(BatchModelExecutor):
         """Ask the child to end, wait at most 2 s, kill it, reap it. Outstanding calls that it does not answer in this time
         raise NotReady. Continues if its caller is cancelled."""
         self._closed = True
-        if self._life is None:
+        if self._life is None and self._fork_server is None:
             return
         if self._ending is None:
             self._ending = asyncio.get_running_loop().create_task(self._end(self._life))
         await asyncio.shield(self._ending)
 
-    async def _end(self, life: Life | RankProcesses) -> None:
+    async def _end(self, life: Life | RankProcesses | None) -> None:
         try:
-            await life.stop()
+            if life is not None:
+                await life.stop()
         finally:
+            if self._fork_server is not None:
+                await self._fork_server.end()
             # Gigabytes are given back here, which takes a second or more.
             await asyncio.to_thread(_close, self._memory or [])
             self._memory = []

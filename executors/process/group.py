@@ -25,7 +25,8 @@ from executors.contract import (
     replace,
 )
 from executors.memory_file import MemoryFile
-from executors.process.life import Command, Life, Listener, child_command, frame_of
+from executors.process.children import Begin
+from executors.process.life import Life, Listener, frame_of
 from executors.process.messages import (
     Answer,
     Call,
@@ -59,7 +60,7 @@ class RankProcesses:
         cost: TokenCost,
         clock: Callable[[], float],
         listener: Listener,
-        command: Command = child_command,
+        begin: Begin,
         *,
         again: bool = False,
         output: ChildOutput | None = None,
@@ -87,7 +88,7 @@ class RankProcesses:
                     cost,
                     clock,
                     self._listener_of(rank),
-                    command,
+                    begin,
                     again=again,
                     output=output,
                     memory=memory[rank] if memory else None,

@@ -1,6 +1,6 @@
 """`Life`: one child process from its start to its reaping, seen from the server's event loop.
 
-    Popen -> Load -> [Progress ...] -> Ready | LoadFailed -> calls and answers -> death -> reaped
+    begun -> Load -> [Progress ...] -> Ready | LoadFailed -> calls and answers -> death -> reaped
 
 A death has one verdict, the first that was reached: `death` is set, every outstanding call fails with it, the process is
 killed if it still runs, and `reaped` is set once the kernel has returned its exit status. Causes:
@@ -13,19 +13,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import socket
-import subprocess
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
 
-from cohort_server import run
 from executors.contract import ExecutorConfig, ExecutorDied, ExecutorError, InvalidInput, NotReady, from_kind
 from executors.memory_file import MemoryFile
+from executors.process.children import Begin, ChildProcess, Descriptors, kill_group
 from executors.process.messages import (
     EXIT_DEVICE,
     EXIT_MEMORY,
@@ -47,31 +45,10 @@ from executors.process.messages import (
     Truncate,
 )
 from executors.process.oom_kills import OomKills
-from executors.process.output import JSON_VARIABLE, ChildOutput
+from executors.process.output import ChildOutput
 from executors.process.stream import MessageStream
 from executors.process.watch import HangWatch, Limits, TokenCost
 from executors.process.wire import WireError, encode
-
-Command = Callable[[int], list[str]]
-"""Function that makes the command line of a child, given the descriptor of its end of the socketpair."""
-
-
-def child_command(fd: int) -> list[str]:
-    """The command line of the executor process, given its end of a socketpair."""
-    return run.command("executors.process.child", str(fd))
-
-
-def child_environment(json_lines: bool = False) -> dict[str, str]:
-    """The server's environment without its settings, which include keys; the child gets its own settings by message.
-
-    Spinning of idle threads is disabled: it would take the cores that the server's loop needs. `json_lines`: its log is objects.
-    """
-    env = {name: value for name, value in os.environ.items() if not name.startswith("COHORT_")}
-    env.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    env.setdefault("KMP_BLOCKTIME", "0")
-    if json_lines:
-        env[JSON_VARIABLE] = "1"
-    return env
 
 
 @dataclass(slots=True)
@@ -101,13 +78,14 @@ class Life:
         cost: TokenCost,
         clock: Callable[[], float],
         listener: Listener,
-        command: Command = child_command,
+        begin: Begin,
         *,
         again: bool = False,
         output: ChildOutput | None = None,
         memory: MemoryFile | None = None,
     ) -> None:
-        """`again`: an earlier child was loaded. `output` takes the child's stderr. `memory` is offered to its executor."""
+        """`again`: an earlier child was loaded. `output` takes the child's stderr. `memory` is offered to its executor. Raises
+        OSError if the child cannot be begun."""
         self._loop = asyncio.get_running_loop()
         self._limits, self._clock, self._listener = limits, clock, listener
         self._watch = HangWatch(limits, cost, clock(), again=again)
@@ -126,12 +104,9 @@ class Life:
 
         self._oom_kills = OomKills()
         descriptor = None if memory is None else memory.descriptor
-        self._process, ours = _started(command, output, config, descriptor)
+        self._process, ours = _begun(begin, output, config, descriptor)
         self.pid = self._process.pid
-        self._pidfd: int | None = None
-        with contextlib.suppress(OSError):  # without pidfds the ticks notice the exit
-            self._pidfd = os.pidfd_open(self.pid)
-            self._loop.add_reader(self._pidfd, self._exited)
+        self._process.watch(self._exited)
         self._stream = MessageStream(self._loop, ours, self._received, self._stream_ended)
         self._stream.send(encode(Load(config, limits.heartbeat_s, descriptor)))
         self._ticked_at = clock()
@@ -223,9 +198,9 @@ class Life:
 
     def send_kill(self) -> bool:
         """Send SIGKILL and leave the verdict to what follows. False if the process is dead, or about to be."""
-        if self.death is not None or self._stopping or self._process.returncode is not None:
+        if self.death is not None or self._stopping or self._process.ended:
             return False
-        self._kill_group()
+        kill_group(self.pid)
         return True
 
     async def stop(self) -> None:
@@ -302,25 +277,16 @@ class Life:
         self._ticker = self._loop.call_later(self._limits.tick_s, self._tick)
         if late > self._limits.tick_s:
             self._watch.forgive(late, now)
-        if self._pidfd is None:
-            self._exited()
+        self._exited()  # where the system tells of no exits
         reason = self._watch.verdict(now)
         if reason is not None and self.death is None:
             self.kill("hang", reason, from_outside=self._watch.is_silent(now))
 
     def _exited(self) -> None:
         """Called at a tick, and when the process may have exited."""
-        with contextlib.suppress(ChildProcessError):  # reaped elsewhere: poll() reports 0
-            if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-                return
-            self._kill_group()  # its own children, before it is reaped: its number cannot belong to another yet
-        status = self._process.poll()
+        status = None if self._process.ended else self._process.poll()
         if status is None:
             return
-        if self._pidfd is not None:
-            self._loop.remove_reader(self._pidfd)
-            os.close(self._pidfd)
-            self._pidfd = None
         self._stream.drain()  # its last words: answers, or why it could not load
         if status < 0:
             self._killed(-status)
@@ -359,8 +325,8 @@ class Life:
         self._stream.close()
         if self._grace is not None:
             self._grace.cancel()
-        if self._process.returncode is None:
-            self._kill_group()
+        if not self._process.ended:
+            kill_group(self.pid)
         if loading:
             self._ready.set_exception(self._load_error or self.fresh(death))
             self._ready.exception()  # perhaps no task waits: avoid the warning
@@ -382,33 +348,20 @@ class Life:
             return NotReady("the executor was shut down")
         return ExecutorDied(str(death), death.cause, from_outside=death.from_outside)
 
-    def _kill_group(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
 
-
-def _started(
-    command: Command, output: ChildOutput | None, config: ExecutorConfig, memory: int | None
-) -> tuple[subprocess.Popen[bytes], socket.socket]:
+def _begun(
+    begin: Begin, output: ChildOutput | None, config: ExecutorConfig, memory: int | None
+) -> tuple[ChildProcess, socket.socket]:
     """A new child, and our end of the socket to it. Raises OSError."""
     parallel = config.parallel
     name = "executor" if parallel.world_size == 1 else f"executor rank {parallel.rank}"
     ours, theirs = socket.socketpair()
     try:
         with theirs, contextlib.nullcontext(2) if output is None else output.pipe(name) as stderr:
-            process = subprocess.Popen(
-                command(theirs.fileno()),
-                pass_fds=(theirs.fileno(),) if memory is None else (theirs.fileno(), memory),
-                stdin=subprocess.DEVNULL,
-                stdout=stderr,  # a library's print must not mix with what the server prints
-                stderr=stderr,
-                env=child_environment(output is not None and output.json),
-                process_group=0,  # no Ctrl-C from the terminal, and a kill takes its own children too
-            )
+            return begin(Descriptors(theirs.fileno(), stderr, memory)), ours
     except BaseException:
         ours.close()
         raise
-    return process, ours
 
 
 def frame_of(message: msgspec.Struct) -> bytearray:

@@ -17,6 +17,7 @@ import httpx
 
 from tests.metrics_text import without_model
 
+FORK_SERVER = "cohort: fork server"
 _LISTENING = re.compile(r"listening on (https?://[^\s\"]+)")
 
 
@@ -113,16 +114,16 @@ class ServerProcess:
             return False
 
     def children(self) -> list[int]:
-        """Process ids of its living children, the executor above all."""
-        found = []
-        for stat in Path("/proc").glob("[0-9]*/stat"):
-            try:
-                state, ppid = stat.read_text().rpartition(")")[2].split()[:2]
-            except OSError:
-                continue
-            if int(ppid) == self.pid and state != "Z":
-                found.append(int(stat.parent.name))
-        return found
+        """Process ids of its living children, the executor above all, which a fork server may have begun for it."""
+        found = _children_of(self.pid)
+        servers = [pid for pid in found if FORK_SERVER in _title(pid)]
+        return [pid for pid in found if pid not in servers] + [
+            pid for one in servers for pid in _children_of(one)
+        ]
+
+    def processes(self) -> list[int]:
+        """Process ids of the server, the first, of its children and of what forks them."""
+        return [self.pid, *sorted({*_children_of(self.pid), *self.children()})]
 
     def post(self, path: str, body: Any, timeout: float = 60) -> httpx.Response:
         return httpx.post(f"{self.url}{path}", json=body, timeout=timeout, verify=self._verify)
@@ -165,6 +166,25 @@ class ServerProcess:
             raise
         if kind is None:
             assert code == 0, self.log()
+
+
+def _children_of(parent: int) -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, ppid = stat.read_text().rpartition(")")[2].split()[:2]
+        except OSError:
+            continue
+        if int(ppid) == parent and state != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
+def _title(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def run_until_exit(args: Sequence[str], folder: Path, within: float = 30) -> tuple[int, str, str]:

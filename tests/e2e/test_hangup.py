@@ -38,7 +38,7 @@ def streaming(url: str, **more: Any) -> Iterator[Iterator[str]]:
 
 def signal_all(server: ServerProcess, number: signal.Signals) -> None:
     """As `systemctl kill` does, and the shell of a closed terminal to a job: every process, the server's last."""
-    for pid in (*server.children(), server.pid):
+    for pid in reversed(server.processes()):
         os.kill(pid, number)
 
 

@@ -40,7 +40,7 @@ LEAST = [*("--load-format", "dummy"), *("--max-num-seqs", "64")]
 def resident(server: ServerProcess) -> int:
     """Bytes that the server and its children hold, what they share counted once (PSS)."""
     total = 0
-    for pid in (server.pid, *server.children()):
+    for pid in server.processes():
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
                 total += int(line.split()[1]) << 10

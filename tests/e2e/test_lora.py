@@ -291,7 +291,7 @@ def test_without_the_admin_key(server: ServerProcess) -> None:
 def test_many_loads_leave_memory_flat(server: ServerProcess, root: Path, count: int) -> None:
     def resident() -> int:
         total = 0
-        for pid in (server.pid, *server.children()):
+        for pid in server.processes():
             status = Path(f"/proc/{pid}/status").read_text()
             total += int(next(line for line in status.splitlines() if line.startswith("RssAnon")).split()[1])
         return total

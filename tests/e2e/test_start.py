@@ -37,7 +37,7 @@ def test_start_to_ready(tmp_path: Path) -> None:
     processes at most, which other work on the machine does not change."""
     with ServerProcess(["cohort-tiny"], tmp_path) as server:
         wall = time.monotonic() - server.started
-        cpu = sum(cpu_seconds(pid) for pid in (server.pid, *server.children()))
+        cpu = sum(cpu_seconds(pid) for pid in server.processes())
     print(f"ready after {wall:.2f} s, {cpu:.2f} s of CPU time")
     assert cpu < 4, cpu
     assert wall < 30, wall
@@ -270,7 +270,7 @@ def test_an_idle_server_uses_almost_no_cpu(tmp_path: Path) -> None:
     """Under 1% of a CPU, both processes together, once the memory of the first blocks is prepared. CPU time does not depend
     on what else the machine does."""
     with ServerProcess(["cohort-tiny"], tmp_path) as server:
-        pids = (server.pid, *server.children())
+        pids = server.processes()
 
         def used_in(seconds: float) -> float:
             before = sum(cpu_seconds(pid) for pid in pids)

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 
 from executors.contract import ExecutorConfig, UnifiedBatch
+from executors.process.children import Begin
 from executors.process.client import RemoteExecutor
 from executors.process.watch import Limits
 
-FACTORY = "tests.executors.process.stub:Factory"
+STUB = "tests.executors.process.stub"
+FACTORY = f"{STUB}:Factory"
 QUICK = Limits(heartbeat_s=0.05)
 """Limits for tests that wait for a heartbeat and must not take a busy machine for a hang."""
 SHORT = Limits(
@@ -34,10 +36,10 @@ class CountedExecutor(RemoteExecutor):
         self.restarts: Counter[str] = Counter()
         super().__init__(*args, **options)
 
-    def _start(self) -> None:
+    def _start(self, begin: Begin) -> None:
         if self._life is not None and self._life.death is not None:
             self.restarts[self._life.death.cause] += 1
-        super()._start()
+        super()._start(begin)
 
 
 Make = Callable[..., CountedExecutor]

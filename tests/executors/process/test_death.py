@@ -179,6 +179,7 @@ async def test_compilation_does_not_count_against_a_step(remote: Make) -> None:
 
 @pytest.mark.long(every=2)
 @pytest.mark.parametrize("silent_s", [0.3, 20.0])
+@pytest.mark.parametrize("remote", ["command"], indirect=True)
 async def test_a_load_may_be_silent_for_longer_but_not_for_ever(remote: Make, silent_s: float) -> None:
     limits = Limits(heartbeat_s=0.05, tick_s=0.05, silence_s=0.1, loading_silence_s=3.0)
     executor = remote(limits=limits)
@@ -319,6 +320,7 @@ async def test_a_program_that_does_not_exist_cannot_be_started(remote: Make) -> 
 
 
 @pytest.mark.long(extended=True)
+@pytest.mark.parametrize("remote", ["command"], indirect=True)
 async def test_twenty_restarts_leave_nothing_behind(remote: Make) -> None:
     executor = remote()
     await executor.warmup()

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from executors.contract import ExecutorDied
-from executors.process.life import child_command
+from executors.process.children import child_command
 from tests.executors.process import stub
 from tests.executors.process.helpers import SHORT, Make, state_of, step, until
 

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+Case = TypeVar("Case")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -31,6 +32,12 @@ def chosen(items: Sequence[pytest.Item], sweeps: bool, short: bool, full: bool) 
     if short:
         rest = _every_nth((item, _long(item, "every")) for item in rest if not _long(item, "extended"))
     return list(rest)
+
+
+def part_of(config: pytest.Config, cases: Iterable[Case], every: int) -> list[Case]:
+    """Of cases that one test goes through by itself, those that a run takes: each `every`-th with `--short`, the first one
+    included, and all without."""
+    return list(cases)[:: every if config.getoption("short") else 1]
 
 
 def _sweep(item: pytest.Item) -> int | None:

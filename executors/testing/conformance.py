@@ -18,7 +18,7 @@ Without: `report = await check(make_my_executor, tolerance=1e-3)`, then `print(r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from executors.contract import ModelExecutor
@@ -103,20 +103,23 @@ async def check(
     tolerance: float = 0.0,
     inject: Inject | None = None,
     adapters: Sequence[LoraSource] = (),
+    cases: Collection[str] | None = None,
 ) -> Report:
-    """Run every case against one executor, an epoch or more each.
+    """Run every case, or those of `cases`, against one executor, an epoch or more each.
 
     `tolerance`: 0 demands equality bit for bit; above 0 it is the largest permitted difference between logprobs, and
     tokens may differ where the two best candidates are no further apart. `inject` makes steps fail (`Inject`); without
     it, cases on failures do not apply. `adapters`: two that the executor can load; without them, cases on adapters do not
-    apply.
+    apply. `cases`: names of `CASES`, which run in its order. Raises ValueError for a name that is none.
     """
+    if unknown := sorted(set(cases or ()) - CASES.keys()):
+        raise ValueError(f"no cases of the conformance kit: {', '.join(unknown)}")
     report = Report()
     executor = make()
     epoch = 1
     try:
         await executor.warmup()
-        for name in CASES:
+        for name in CASES if cases is None else [name for name in CASES if name in cases]:
             kit = Kit(make, executor, tolerance, inject, epoch, adapters)
             try:
                 await CASES[name](kit)

@@ -343,7 +343,7 @@ def test_no_section_is_begun_at_the_end_of_the_parts_time(monkeypatch: pytest.Mo
         levers.run(Options("cpu", tiny=True), lambda figures: None)
 
 
-@pytest.mark.long
+@pytest.mark.long(extended=True)
 def test_the_part_as_it_runs_on_a_cpu() -> None:
     found: dict[str, Any] = {}
     levers.run(Options("cpu", tiny=True), found.update)

@@ -224,7 +224,7 @@ def test_the_device_is_hidden_and_every_size_is_measured(monkeypatch: pytest.Mon
     assert {rows: row["median"] for rows, row in found["turnaround_us"].items()} == {"1": 1.0, "256": 256.0}
 
 
-@pytest.mark.long
+@pytest.mark.long(extended=True)
 def test_turnaround_as_it_runs_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     found: dict[str, Any] = {}

@@ -136,7 +136,7 @@ def test_the_table() -> None:
     assert "Up to 1.50 tokens came in one event" in " ".join(shown.split())
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long(extended=True)
 @pytest.mark.parametrize("width", ["80", "140"])
 def test_it_fits_the_terminal(width: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", width)
@@ -290,6 +290,7 @@ def test_ctrl_c_ends_it_and_leaves_the_server_alone() -> None:
             time.sleep(0.01)
 
 
+@pytest.mark.long(extended=True)
 def test_json_needs_no_file_before_another_flag_or_an_address() -> None:
     with FakeServer() as server:
         for args in (

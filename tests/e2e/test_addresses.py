@@ -26,6 +26,7 @@ def port_of(server: ServerProcess) -> int:
     return int(server.url.rpartition(":")[2])
 
 
+@pytest.mark.long(every=3)
 @pytest.mark.parametrize("workers", [[], WORKERS], ids=["one process", "api workers"])
 @pytest.mark.parametrize("host", ["localhost", "::"])
 def test_both_families_have_one_port(

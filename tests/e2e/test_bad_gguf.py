@@ -82,7 +82,7 @@ def _type_of(data: bytes, old: int, new: int) -> tuple[bytes, bytes, int]:
     return entry, entry[:-4] + struct.pack("<I", new), 1
 
 
-@pytest.mark.long(every=3)
+@pytest.mark.long(every=9)
 @pytest.mark.parametrize("case", CHANGES)
 def test_damaged_files(case: str, small: Path, tmp_path: Path) -> None:
     change, words = CHANGES[case]
@@ -92,7 +92,7 @@ def test_damaged_files(case: str, small: Path, tmp_path: Path) -> None:
     assert str(model) in line and words in line, line
 
 
-@pytest.mark.long(every=3)
+@pytest.mark.long(every=6)
 @pytest.mark.parametrize("case", METADATA)
 def test_metadata_that_cannot_be_served(case: str, tmp_path: Path) -> None:
     changes, words = METADATA[case]
@@ -152,6 +152,7 @@ def _is_refused(path: Path) -> bool:
     return False
 
 
+@pytest.mark.long(extended=True)
 @pytest.mark.timeout(300)
 def test_random_mutations(small: Path, tmp_path: Path) -> None:
     """Of random mutations those that the checks refuse, through the server."""

@@ -57,7 +57,7 @@ CASES: dict[str, tuple[Change, list[str], tuple[str, ...]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.long(every=3)
+@pytest.mark.long(every=6)
 @pytest.mark.parametrize("case", CASES)
 def test_bad_model(case: str, tmp_path: Path) -> None:
     change, args, words = CASES[case]

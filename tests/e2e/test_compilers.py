@@ -29,6 +29,7 @@ def lives(pid: int) -> bool:
         return False
 
 
+@pytest.mark.long(every=2)
 @pytest.mark.parametrize("victim", ["server", "server, at once", "executor"])
 def test_a_compiler_ends_with_its_server(tmp_path: Path, victim: str) -> None:
     fake, pid = tmp_path / "fake-cxx", tmp_path / "pid"

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.long
 COUNT = {"messages": [{"role": "user", "content": "Count from 3 to 9."}], "temperature": 0}
 
 
+@pytest.mark.long(extended=True)
 @pytest.mark.parametrize("isa", [isa.name for isa in usable_isas()][::-1][:1])
 def test_int8_on_the_least_instructions_answers_and_says_so(isa: str, tmp_path: Path) -> None:
     with ServerProcess(["cohort-tiny", "--quantization", "int8", "--cpu-isa", isa], tmp_path) as server:

@@ -169,6 +169,7 @@ async def test_a_signal_while_recovering_lets_streams_finish(tokenizer_dir: Path
         assert server.process.wait(10) == 0
 
 
+@pytest.mark.long(extended=True)
 async def test_two_signals_while_recovering_end_it_now(tokenizer_dir: Path, tmp_path: Path) -> None:
     executor = f"{__name__.replace('test_drain', 'returning_executor')}:ReturningFactory"
     args = [str(tokenizer_dir), "--executor", executor, *SLOW[2:]]

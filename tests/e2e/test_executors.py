@@ -81,6 +81,7 @@ def test_it_answers_at_once_while_the_executor_hangs(server: ServerProcess) -> N
     print(f"/v1/executors while it hangs: {1e3 * min(times):.1f} ms at best, {1e3 * max(times):.1f} at worst")
 
 
+@pytest.mark.long(extended=True)
 def test_another_architecture_is_refused(tmp_path: Path) -> None:
     """One line, exit code 2."""
     from tests.e2e.checkpoints import write_tokenizer

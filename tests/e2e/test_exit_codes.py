@@ -42,7 +42,7 @@ MISTAKES: list[tuple[list[str], dict[str, str], str]] = [
 ]
 
 
-@pytest.mark.long(every=3)
+@pytest.mark.long(every=6)
 @pytest.mark.parametrize(("args", "env", "words"), MISTAKES)
 def test_a_mistake_is_never_tried_again(
     args: list[str], env: dict[str, str], words: str, tmp_path: Path
@@ -71,6 +71,7 @@ def test_a_hub_that_cannot_be_reached(tmp_path: Path) -> None:
     assert code == exit_codes.NOT_YET and "cannot be reached" in line and "check the network" in line
 
 
+@pytest.mark.long(every=2)
 @pytest.mark.parametrize("mode", ["process", "inline"])
 def test_a_device_that_is_not_there_yet(mode: str, tokenizer_dir: Path, tmp_path: Path) -> None:
     executor = f"{__name__.replace('test_exit_codes', 'absent_executor')}:AbsentFactory"

@@ -29,10 +29,17 @@ from tests.executors.llm.models import build
 from tests.executors.llm.spec.mtp_heads import with_head
 
 pytestmark = pytest.mark.long
-_names = [*NEW, *(pytest.param(name, marks=pytest.mark.long(extended=True)) for name in OTHERS)]
-every_family = pytest.mark.parametrize("name", _names)
-"""But hybrids, for which a draft model does not work."""
-hybrids_too = pytest.mark.parametrize("name", [*_names, *HYBRIDS])
+
+
+def families(turn: int, hybrids: bool = True) -> pytest.MarkDecorator:
+    """Each family. A short run takes a third of the new ones and of the hybrids, which `turn` chooses: with three turns in a row
+    each is in one of three modes."""
+    ours = (*NEW, *HYBRIDS) if hybrids else NEW
+    chosen = set(ours[turn % 3 :: 3])
+    rest = pytest.mark.long(extended=True)
+    return pytest.mark.parametrize(
+        "name", [pytest.param(one, marks=() if one in chosen else rest) for one in (*ours, *OTHERS)]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +89,7 @@ def test_every_family_has_a_model_here(judge: Callable[[str], Judge]) -> None:
     assert names == {family.name for family in FAMILIES}
 
 
-@hybrids_too
+@families(0)
 async def test_chunks(name: str, judge: Callable[[str], Judge]) -> None:
     await compute_in_chunks(judge(name))
 
@@ -95,7 +102,7 @@ async def compute_in_chunks(judge: Judge) -> None:
     judge.check(calls, answers)
 
 
-@hybrids_too
+@families(1)
 async def test_a_mixed_batch(name: str, judge: Callable[[str], Judge]) -> None:
     async with served(judge(name).reference.path) as engine:
         answers = await engine.together(CROWD)
@@ -105,7 +112,7 @@ async def test_a_mixed_batch(name: str, judge: Callable[[str], Judge]) -> None:
     judge(name).check(CROWD, answers)
 
 
-@hybrids_too
+@families(2)
 async def test_few_blocks(name: str, judge: Callable[[str], Judge]) -> None:
     calls, model = [*SQUEEZE, *CROWD], judge(name).reference.path
     async with served(model, kv_bytes=await too_few_bytes(model), budget=256) as engine:
@@ -115,7 +122,7 @@ async def test_few_blocks(name: str, judge: Callable[[str], Judge]) -> None:
     judge(name).check(calls, answers)
 
 
-@hybrids_too
+@families(3)
 async def test_prefix_hits(name: str, judge: Callable[[str], Judge]) -> None:
     await find_prefixes(judge(name))
 
@@ -139,7 +146,7 @@ async def find_prefixes(judge: Judge, **engine_settings: Any) -> None:
     judge.check([first, *calls], [cold, *warm])
 
 
-@hybrids_too
+@families(4)
 async def test_three_choices(name: str, judge: Callable[[str], Judge]) -> None:
     await fork(judge(name))
 
@@ -162,7 +169,7 @@ async def fork(judge: Judge, **engine_settings: Any) -> None:
     judge.check([*calls, *calls], [*alone, *forked])
 
 
-@hybrids_too
+@families(5)
 async def test_drafts_of_ngrams(name: str, judge: Callable[[str], Judge]) -> None:
     calls = [LOOP, *CROWD[:2], replace(LOOP, temperature=0.9, seed=2, prompt=LOOP.prompt[:17])]
     async with served(judge(name).reference.path, num_speculative_tokens=3) as engine:
@@ -172,7 +179,7 @@ async def test_drafts_of_ngrams(name: str, judge: Callable[[str], Judge]) -> Non
     judge(name).check(calls, answers)
 
 
-@every_family
+@families(2, hybrids=False)  # a draft model does not work for hybrids
 async def test_a_draft_model(name: str, judge: Callable[[str], Judge]) -> None:
     """The model drafts for itself: every draft of a greedy answer is the token that comes."""
     model = judge(name).reference.path
@@ -205,6 +212,7 @@ with_mtp = pytest.mark.parametrize("name", [name for name in HYBRIDS if name.sta
 MTP = {"mtp": True, "speculative_method": "mtp", "num_speculative_tokens": 3}
 
 
+@pytest.mark.long(every=2)
 @with_mtp
 async def test_an_mtp_head(name: str, mtp_judge: Callable[[str, float], Judge]) -> None:
     """Some guesses are wrong, in steps beside chunks of prompts; all are right where layers add nothing."""
@@ -220,6 +228,7 @@ async def test_an_mtp_head(name: str, mtp_judge: Callable[[str, float], Judge]) 
         assert wrong == 0 if right == 0.0 else 0 < wrong < drafts.num_draft_tokens, drafts
 
 
+@pytest.mark.long(every=2)
 @with_mtp
 async def test_an_mtp_head_changes_no_bit(name: str, mtp_judge: Callable[[str, float], Judge]) -> None:
     """Under preemption, prefix hits and choices."""
@@ -241,7 +250,7 @@ async def test_an_mtp_head_after_a_kill(mtp_judge: Callable[[str, float], Judge]
     one.check(calls, answers)
 
 
-@hybrids_too
+@families(6)
 async def test_deterministic(name: str, judge: Callable[[str], Judge]) -> None:
     await give_the_same_bits(judge(name).reference.path, judge(name))
 

@@ -49,7 +49,7 @@ async def burst(url: str) -> list[Answer]:
         return await asyncio.gather(*(ask(client, number) for number in range(BURST)))
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long(extended=True)
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("executor", ["with a pace", "without"])
 async def test_the_first_burst_is_told_in_time(tmp_path: Path, executor: str) -> None:

@@ -246,7 +246,7 @@ def fuzz(server: ServerProcess, examples: int, first_seed: int = 0) -> Fuzzer:
 @pytest.mark.parametrize("name", ["tiny", "echo"])
 def test_short(serve: Serve, name: str) -> None:
     with serve(name) as server:
-        fuzzer = fuzz(server, examples=8)
+        fuzzer = fuzz(server, examples=3)
     statuses = Counter(status for _, status in fuzzer.answers.elements())
     assert statuses[200] > 30 and statuses[400] > 20, statuses
     assert fuzzer.unanswered <= 3

@@ -103,6 +103,7 @@ def test_whatever_a_model_writes(client: httpx.Client, seed: int) -> None:
     answered(client, tools=[TOOL], seed=seed, max_tokens=100, ignore_eos=True, stop=["e", "\ufffd"])
 
 
+@pytest.mark.long(every=2)
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "look"}}])
 def test_forced_calls(client: httpx.Client, choice: Any) -> None:
     """The grammar lets the model think first, and its call has a header. Thoughts without an end reach the limit."""

@@ -161,7 +161,7 @@ def test_429s_have_their_cause_and_its_numbers(tmp_path: Path) -> None:
     ]
     (other := tmp_path / "two").mkdir()
     with ServerProcess([*unpaced, "--max-queued-seqs", "10", "--max-queue-wait", "3"], other) as server:
-        calls = [(prompt(number, 8), 200, "sesame") for number in range(30)]
+        calls = [(prompt(number, 8), 60, "sesame") for number in range(30)]
         answers = at_once(server, [*calls, (prompt(99, 8), 2, "open")])
         refused = stories(server, "outcome=refused&limit=100&key=batch")
         shop = stories(server, "key=shop")
@@ -181,7 +181,7 @@ def test_an_executor_that_is_killed_again_and_again_is_in_every_story(tmp_path: 
     kills, stop = [], threading.Event()
 
     def kill(server: ServerProcess) -> None:
-        """When both running calls have 30 more tokens of their 240, however fast that is here."""
+        """When both running calls have 30 more tokens of their 120, however fast that is here."""
         while not stop.wait(0.05) and len(kills) < 3:
             tokens = sorted(story["output_tokens"] for story in stories(server, "sort=received"))
             far = len(tokens) > 1 and tokens[-2] >= 30 * (len(kills) + 1)
@@ -193,7 +193,7 @@ def test_an_executor_that_is_killed_again_and_again_is_in_every_story(tmp_path: 
         killer = threading.Thread(target=kill, args=(server,))
         killer.start()
         try:
-            answers = at_once(server, [(prompt(number, 40), 240, "") for number in range(3)])
+            answers = at_once(server, [(prompt(number, 40), 120, "") for number in range(3)])
         finally:
             stop.set()
             killer.join()

@@ -67,6 +67,7 @@ async def test_cohort_tiny_serves_64_streams_within_2_gib_and_one_cpu(tmp_path: 
         assert server.get("/health").json() == {"status": "ready"}
 
 
+@pytest.mark.long(extended=True)
 async def test_a_kv_pool_that_does_not_fit_is_refused_with_the_numbers(tmp_path: Path) -> None:
     with limited(2 * GIB, 1.0) as box:
         server = ServerProcess(["cohort-tiny", "--max-num-seqs", "100000"], tmp_path, enter=box.enter)

@@ -150,6 +150,7 @@ async def test_a_killed_executor_loses_no_token(tmp_path: Path) -> None:
         assert core.stats().kv_blocks_used == 0
 
 
+@pytest.mark.long(extended=True)
 async def test_a_death_while_idle_costs_no_request(tmp_path: Path) -> None:
     async with llm(tmp_path, pool_tokens=4096) as core:
         pid = core.executor.pid  # type: ignore[attr-defined]

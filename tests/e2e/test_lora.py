@@ -232,6 +232,7 @@ def _text_for_config(folder: Path) -> None:
     (folder / CONFIG).write_text("[" * 1000)
 
 
+@pytest.mark.long(every=3)
 @pytest.mark.parametrize(
     ("spoil", "why"),
     [

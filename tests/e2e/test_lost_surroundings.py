@@ -33,6 +33,7 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
+@pytest.mark.long(every=3)
 @pytest.mark.parametrize("redirections", ["2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
 def test_closed_streams(redirections: str) -> None:
     port = free_port()

@@ -195,6 +195,7 @@ def test_failed_calls_take_no_places_along() -> None:
         assert len(texts(llm.generate(["a"] * 8, SamplingParams(max_tokens=2)))) == 8
 
 
+@pytest.mark.long(every=2)
 @pytest.mark.parametrize(
     "interrupt",
     # The second is taken by another thread, so that it does not wake the one that waits.

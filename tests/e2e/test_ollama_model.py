@@ -122,6 +122,7 @@ def server(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
         yield server
 
 
+@pytest.mark.long(extended=True)
 @pytest.mark.parametrize("name", ["pirate", "pirate:latest"])
 def test_over_http_by_an_api_worker(
     server: ServerProcess, expected: list[tuple[int, float]], name: str
@@ -157,6 +158,7 @@ def cohort(*args: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long(every=3)
 @pytest.mark.parametrize(
     ("model", "more", "why"),
     [
@@ -174,6 +176,7 @@ def test_what_cannot_be_served_ends_the_start(
     assert why in line and (more or "its adapter " in line)
 
 
+@pytest.mark.long(extended=True)
 def test_info_and_list_see_the_same_model(store: Path) -> None:
     done = cohort("info", "pirate", "--json")
     assert done.returncode == 0, done.stderr
@@ -190,6 +193,7 @@ def test_info_and_list_see_the_same_model(store: Path) -> None:
     assert {"pirate:latest", "plain:latest"} <= rows.keys()
 
 
+@pytest.mark.long(extended=True)
 def test_verify_compares_the_model_with_its_adapter(store: Path) -> None:
     done = cohort("verify", "pirate", "--tokens", "4", "--json")
     report = json.loads(done.stdout)

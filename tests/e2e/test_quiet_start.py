@@ -144,7 +144,7 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     yield str(request.param)
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long(extended=True)
 def test_a_terminal(kind: str, tmp_path: Path) -> None:
     command = [str(Path(sys.executable).with_name("cohort")), "serve", *LATE, "--port", "0"]
     with Terminal(command, tmp_path, term=kind) as terminal:

@@ -81,7 +81,7 @@ CASES: dict[str, tuple[Callable[[Path], None], list[str], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.long(every=3)
+@pytest.mark.long(every=9)
 @pytest.mark.parametrize("case", CASES)
 def test_before_it_listens(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))

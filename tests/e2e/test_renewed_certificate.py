@@ -84,6 +84,7 @@ def serve(pairs: Pairs, model: Path, folder: Path, *more: str) -> ServerProcess:
     return ServerProcess(args, folder, verify=ssl.create_default_context(cafile=str(pairs.authority)))
 
 
+@pytest.mark.long(every=2)
 @pytest.mark.parametrize("workers", [[], ["--api-server-count", "2"]], ids=["one process", "api workers"])
 def test_new_connections_get_it_and_streams_go_on(
     workers: list[str], pairs: Pairs, tokenizer_dir: Path, tmp_path: Path

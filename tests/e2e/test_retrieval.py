@@ -210,6 +210,7 @@ def test_a_gguf_embedding_model(tmp_path: Path) -> None:
         np.testing.assert_allclose(found, mean / mean.norm(), atol=TOLERANCE)
 
 
+@pytest.mark.long(extended=True)
 def test_qwen3_embedding(tmp_path: Path) -> None:
     """Its tensors have no beginning of their names, and its tokenizer appends the token whose state is the vector."""
     folder = tmp_path / "embedder"

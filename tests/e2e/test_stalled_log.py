@@ -91,6 +91,7 @@ def use(server: subprocess.Popen[bytes], url: str) -> None:
     assert float(dropped.split()[1]) > 100
 
 
+@pytest.mark.long(every=2)
 @pytest.mark.parametrize("workers", ["0", "1"])
 def test_what_is_missing_is_told_once_there_is_a_reader(tmp_path: Path, workers: str) -> None:
     server, reading, url = start(

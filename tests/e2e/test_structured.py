@@ -132,6 +132,7 @@ async def test_every_choice_follows_it(tiny_server: ServerProcess, path: str) ->
     assert {choice["finish_reason"] for choice in choices} == {"stop"}
 
 
+@pytest.mark.long(extended=True)
 async def test_bombs_disturb_nobody(tiny_server: ServerProcess) -> None:
     """A seeded stream says the same while they burn, and a grammar behind them gets its turn."""
     body = talk("Tell me a story.", seed=11, temperature=1, max_tokens=150, ignore_eos=True)

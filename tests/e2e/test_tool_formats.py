@@ -52,7 +52,7 @@ def ask(client: openai.OpenAI, **fields: Any) -> Any:
     return choice
 
 
-@pytest.mark.long(every=5)
+@pytest.mark.long(extended=True)
 @pytest.mark.parametrize("parser", ["qwen3_coder", "minimax_m2", "openai", "pythonic", "gemma4"])
 def test_forced_calls_in_the_format(parser: str, tmp_path: Path) -> None:
     with served(tmp_path, "--tool-call-parser", parser) as (server, client):

@@ -130,6 +130,7 @@ def test_chat_takes_lines_that_go_on(tiny_server: ServerProcess, tmp_path: Path)
         assert terminal.wait() == 0
 
 
+@pytest.mark.long(extended=True)
 def test_chat_in_a_pipe(tiny_server: ServerProcess, tmp_path: Path) -> None:
     done = run(tmp_path, "chat", "--url", tiny_server.url, "--temperature", "0", stdin="Count from 3 to 9.\n")
     assert (done.returncode, done.stdout, done.stderr) == (0, "3, 4, 5, 6, 7, 8, 9\n", "")
@@ -228,7 +229,7 @@ def test_info_says_what_the_server_says(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.long(every=3)
+@pytest.mark.long(every=6)
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -275,6 +276,7 @@ def test_doctor_where_torch_is_broken(tmp_path: Path, code: str, words: str) -> 
     assert "free of" in done.stdout and "avx" in done.stdout
 
 
+@pytest.mark.long(extended=True)
 def test_verify_cohort_tiny(tmp_path: Path) -> None:
     (tmp_path / "prompts.txt").write_text("Count from 3 to 9.\n\nReverse: one two\n")
     done = run(tmp_path, "verify", "cohort-tiny", "--tokens", "12", "--prompts", "prompts.txt")

@@ -153,7 +153,7 @@ async def a_prefix_is_found_again(client: httpx.AsyncClient) -> None:
     assert following.cached >= (len(prompt) + output - 1) // BLOCK * BLOCK - BLOCK > again.cached
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long(every=9)
 @pytest.mark.parametrize("name", SHAPES)
 async def test_a_crowd_is_answered_as_each_call_alone(name: str, tmp_path: Path) -> None:
     bodies = [body(prompt, number) for number, prompt in enumerate(prompts())]

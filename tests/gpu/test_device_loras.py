@@ -241,6 +241,7 @@ async def test_adapters_and_the_base_in_one_batch_equal_each_merged_model(
     same(found, expected)
 
 
+@pytest.mark.long(every=4)
 @pytest.mark.interpreted
 @sweep(every=2)
 @pytest.mark.parametrize("family", FAMILIES)
@@ -272,7 +273,7 @@ def write_file(folder: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.usefixtures("large_tiles")
-@pytest.mark.long(every=2)
+@pytest.mark.long(every=6)
 @pytest.mark.parametrize("base", ["awq-32", "gptq-8-zeros", "gguf", "fp8 blocks", "fp8 rows"])
 async def test_over_quantized_models(base: str, tmp_path: Path) -> None:
     """What it adds is what it adds over the same numbers in float32."""
@@ -301,6 +302,7 @@ async def test_over_quantized_models(base: str, tmp_path: Path) -> None:
     assert np.abs(added - wanted).mean() < (0.25 if base.startswith("fp8") else 1e-3) * np.abs(wanted).mean()
 
 
+@pytest.mark.long(every=3)
 @pytest.mark.interpreted
 @sweep(every=2)
 @pytest.mark.usefixtures("quickly")

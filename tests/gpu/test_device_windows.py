@@ -96,6 +96,7 @@ async def over_triton(path: Path) -> tuple[Found, Walk]:
     return walk.found, walk
 
 
+@pytest.mark.long(extended=True)
 @pytest.mark.interpreted
 @pytest.mark.parametrize(
     "fields",

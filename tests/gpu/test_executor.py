@@ -145,7 +145,7 @@ async def test_experts_in_mxfp4(tmp_path: Path) -> None:
     assert [value for _, value in found] == pytest.approx([value for _, value in expected], abs=1e-4)
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long(every=6)
 @sweep(every=3)
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_triton_gives_what_torch_gives(family: str, tmp_path: Path) -> None:

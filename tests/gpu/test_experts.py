@@ -166,6 +166,7 @@ def test_biases_a_softmax_over_the_chosen_and_a_clamped_activation(
         torch.testing.assert_close(fused(experts)(x), experts(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long(every=3)
 @pytest.mark.parametrize(("tokens", "count", "top_k", "dtype"), OF_GPT_OSS)
 def test_weights_in_mxfp4_are_those_that_were_widened(
     tokens: int, count: int, top_k: int, dtype: torch.dtype

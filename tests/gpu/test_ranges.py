@@ -88,7 +88,7 @@ async def test_nothing_is_named_without_the_option(tmp_path: Path) -> None:
 
 
 @pytest.mark.interpreted
-@pytest.mark.long
+@pytest.mark.long(every=2)
 @pytest.mark.parametrize("tokens", [1, 20])
 async def test_parts_of_a_layer_of_the_fused_forward(tokens: int, tmp_path: Path) -> None:
     """Steps of few tokens, and others."""

@@ -34,6 +34,7 @@ def loaded(path: Path) -> Decoder:
     return made
 
 
+@pytest.mark.long(every=2)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_models_layers_pass_their_sinks_on(name: str, tmp_path: Path) -> None:
     """In steps of many tokens, of few and of one, which take kernels of their own."""

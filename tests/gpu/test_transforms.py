@@ -13,6 +13,7 @@ from tests.executors.llm.checkpoint.test_transforms import GROUPS, PLAIN, copied
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:overflow encountered in exp")]
 
 
+@pytest.mark.long(every=2)
 @pytest.mark.parametrize("name", ["merged inputs", "both sides"])
 async def test_a_transformed_model_is_the_plain_one(name: str, tmp_path: Path) -> None:
     plain = write_checkpoint(tmp_path / "plain", {**PLAIN, "tie_word_embeddings": False, "vocab_size": 212})

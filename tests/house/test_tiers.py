@@ -110,6 +110,12 @@ def test_options_take_cases(options: dict[str, bool], expected: str) -> None:
     )
 
 
+@pytest.mark.parametrize(("short", "expected"), [(True, [0, 3, 6]), (False, list(range(8)))])
+def test_a_short_run_takes_a_part_of_what_one_test_goes_through(short: bool, expected: list[int]) -> None:
+    config: Any = SimpleNamespace(getoption={"short": short}.__getitem__)
+    assert tiers.part_of(config, range(8), 3) == expected
+
+
 def test_markers_are_three() -> None:
     """Beside these, pytest's own and its plugins'."""
     own = {"long", "external", "gpu"}

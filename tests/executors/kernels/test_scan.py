@@ -24,6 +24,7 @@ from executors.llm.step_arrays import StateSlots, StepArrays
 from tests.executors.checkpoints import write_config
 from tests.executors.llm.attention.test_cpu_attention import every_isa
 from tests.executors.llm.models import LFM2, QWEN3_NEXT_MOE
+from tests.tiers import sweep
 
 DELTAS: dict[str, dict[str, Any]] = {
     "one-head": {"heads": (1, 1), "sizes": (64, 64)},
@@ -228,6 +229,7 @@ def whole_and_cut(layer: Any, rows: tuple[torch.Tensor, ...]) -> None:
         assert short is not None and torch.equal(short[1], kept)
 
 
+@sweep(every=3)
 @every_isa
 @every_delta
 def test_the_delta_rule_has_the_same_bits_in_every_step(tmp_path: Path, isa: str, name: str) -> None:

@@ -134,7 +134,7 @@ def flip(file: MemoryFile, at: int) -> None:
     os.pwrite(file.descriptor, bytes([byte[0] ^ 16]), at)
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long(extended=True)
 async def test_a_new_life_that_adopts_nothing_begins_with_no_memory_of_the_old(model: Path) -> None:
     async with loaded(config(model, dtype="float32")) as executor:
         await executor.begin_epoch(1)

@@ -17,6 +17,7 @@ from tests.executors.testing.conformance_subjects import ADAPTERS, SUBJECTS, inj
 from tests.tiers import sweep
 
 
+@sweep(every=3)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("subject", SUBJECTS)
 async def test_fakes_conform(subject: str, case: str) -> None:
@@ -45,6 +46,18 @@ async def test_fakes_conform_with_a_tolerance(subject: str) -> None:
     report = await check(SUBJECTS[subject], tolerance=1e-4, inject=inject, adapters=ADAPTERS)
     report.raise_for_failures()
     assert len(report.passed) + len(report.not_applicable) == len(CASES)
+
+
+async def test_check_runs_the_cases_that_are_named_and_no_other() -> None:
+    report = await check(
+        maker(EchoExecutor),
+        cases=["truncate_equals_never_decoded", "nan_is_isolated", "chunked_equals_whole"],
+    )
+    assert report.passed == ["chunked_equals_whole", "truncate_equals_never_decoded"]
+    assert list(report.not_applicable) == ["nan_is_isolated"] and not report.failed
+    assert str(await check(maker(EchoExecutor), cases=[])).startswith("0 passed, 0 failed, 0 not")
+    with pytest.raises(ValueError, match="no cases of the conformance kit: chunks"):
+        await check(maker(EchoExecutor), cases=["chunks", "chunked_equals_whole"])
 
 
 async def test_report_names_what_failed() -> None:

@@ -161,7 +161,7 @@ def test_pieces_do_not_matter(kind: str, place: Place, data: st.DataObject) -> N
     check_cuts(kind, place, data)
 
 
-@pytest.mark.long(every=4)
+@pytest.mark.long(extended=True)
 @sweep(every=4)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", REASONING)

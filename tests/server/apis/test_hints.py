@@ -194,7 +194,7 @@ def test_names_in_messages_about_wrong_values(operation: Operation) -> None:
     assert refused > 20
 
 
-@pytest.mark.long
+@pytest.mark.long(every=3)
 @pytest.mark.parametrize("operation", POSTS, ids=lambda operation: operation.path)
 async def test_names_in_answers_about_wrong_values(operation: Operation) -> None:
     """The same by the whole route, which converts bodies."""

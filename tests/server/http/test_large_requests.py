@@ -52,6 +52,7 @@ def frozen() -> Iterator[None]:
     gc.unfreeze()
 
 
+@pytest.mark.long(every=4)
 @pytest.mark.usefixtures("frozen")
 @pytest.mark.parametrize(
     ("path", "body", "param"), CASES, ids=[f"{path} {param}" for path, _, param in CASES]
@@ -196,6 +197,7 @@ def calling(*arguments: str) -> list[dict[str, Any]]:
 LISTS = '{"a":[1' + ",[]" * 50_000 + "]}"
 
 
+@pytest.mark.long(every=3)
 @pytest.mark.usefixtures("frozen")
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
 @pytest.mark.parametrize(

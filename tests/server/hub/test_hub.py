@@ -311,6 +311,7 @@ async def test_repositories_that_cannot_be_served(
     assert not [name for name in hub.fetched() if name.endswith(".safetensors")]
 
 
+@pytest.mark.long(every=2)
 @pytest.mark.parametrize(
     ("names", "index"),
     [
@@ -411,6 +412,7 @@ def test_links(link: str, named: tuple[str | None, ...] | None, monkeypatch: pyt
     assert hub_name(link) == (None if named is None else HubName(*named))  # type: ignore[arg-type]
 
 
+@pytest.mark.long(every=3)
 @pytest.mark.parametrize(
     "address", ["hub.example", "127.0.0.1:1", "ftp://hub.example", "http://", "http://[::1"]
 )
@@ -487,6 +489,7 @@ async def test_a_gguf_download_goes_on_after_a_cut(ggufs: FakeHub, url: str, cac
     assert ggufs.ranges() == [f"bytes={MIB}-"]
 
 
+@pytest.mark.long(every=2)
 @pytest.mark.parametrize(
     ("wanted", "words"),
     [

@@ -99,6 +99,7 @@ def test_sliding_window(isa: str, dtype: torch.dtype, window: int) -> None:
     check(seqs.run(items, kernel(isa)), seqs.expected(items))
 
 
+@sweep(every=3)
 @every_isa
 @both_dtypes
 @pytest.mark.parametrize("window", [None, 90])
@@ -120,6 +121,7 @@ def test_values_of_very_different_sizes(isa: str) -> None:
     assert ((got - expected).abs().amax(-1) < 2e-3 * expected.abs().amax(-1) + 1e-30).all()
 
 
+@sweep(every=3)
 @every_isa
 @both_dtypes
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (200, 5.0)])

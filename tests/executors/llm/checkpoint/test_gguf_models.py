@@ -613,6 +613,7 @@ MIXES = {
 }  # fmt: skip
 
 
+@sweep(every=3)
 @pytest.mark.parametrize("kind", [*DEQUANTIZED, *MIXES])
 async def test_blocks_that_are_kept_compute_what_their_weights_do(tmp_path: Path, wide: Path, kind: str):
     """Beside the same weights in float32: what int8 activations cost. Batched and chunked equal bit for bit."""
@@ -685,7 +686,7 @@ def test_a_scale_beside_another_type_is_refused(tmp_path: Path):
         _loads(directory)
 
 
-@sweep(every=4)
+@sweep(every=9)
 @pytest.mark.parametrize("case", [case for case in CASES if "grammar" not in case])
 async def test_conformance_of_mixed_formats(
     case: str, tmp_path: Path, wide: Path, monkeypatch: pytest.MonkeyPatch

@@ -65,7 +65,7 @@ async def logits(path: Path, quantization: str | None = None) -> np.ndarray:
     return np.asarray(output.logits.numpy()[0])
 
 
-@pytest.mark.long
+@pytest.mark.long(every=3)
 @pytest.mark.parametrize("form", MOST)
 @pytest.mark.parametrize("arch", MODELS)
 async def test_logits_are_near_those_of_wide_weights(arch: str, form: str, tmp_path: Path) -> None:

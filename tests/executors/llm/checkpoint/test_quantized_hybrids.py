@@ -23,6 +23,7 @@ from tests.executors.llm.checkpoint.quantized_checkpoints import FORMS as INTEGE
 from tests.executors.llm.checkpoint.quantized_checkpoints import exact_weight
 from tests.executors.llm.checkpoint.test_fp8_weights import FORMS, distance
 from tests.executors.llm.driver import logprobs_in_steps, start
+from tests.tiers import sweep
 
 IDS = [7 * i * i % 211 for i in range(40)]
 STEPS = [17, 1, 22]
@@ -109,6 +110,7 @@ IN_FP8 = {
 }  # fmt: skip
 
 
+@sweep(every=3)
 @pytest.mark.parametrize("form", ["blocks", "rows", "compressed blocks", "one number"])
 @pytest.mark.parametrize("shape", SHAPES)
 async def test_fp8_means_its_numbers(sources: dict[str, Path], tmp_path: Path, shape: str, form: str) -> None:
@@ -209,6 +211,7 @@ async def test_a_convolution_in_fp8_is_refused_by_name(sources: dict[str, Path],
         await start(narrow)
 
 
+@sweep(every=3)
 @pytest.mark.parametrize("form", ["gptq-32", "gptq-zeros-32", "awq-32", "int8-rows"])
 @pytest.mark.parametrize("shape", SHAPES)
 async def test_whole_numbers_stay_as_the_file_has_them(

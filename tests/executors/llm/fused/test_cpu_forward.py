@@ -239,6 +239,7 @@ class Runner:
         return list(self.decoder.unified_forward(inputs).split(counts.tolist()))
 
 
+@sweep(every=3)
 @every_isa
 @every_dtype
 @pytest.mark.parametrize("name", [*MODELS, *SINKS])
@@ -279,7 +280,7 @@ def test_sinks_change_every_layer(checkpoints: dict[str, Path]) -> None:
         assert error.square().mean() > 1e-3 * whole.square().mean()
 
 
-@sweep(every=4)
+@sweep(every=7)
 @every_isa
 @every_dtype
 @pytest.mark.parametrize("quantization", [None, "int8", "int4"], ids=["plain", "int8", "int4"])
@@ -394,7 +395,7 @@ def allocated() -> int:
     return found.hblkhd + found.uordblks
 
 
-@sweep(every=3)
+@sweep(every=7)
 @every_isa
 @pytest.mark.parametrize(
     ("dtype", "quantization"),

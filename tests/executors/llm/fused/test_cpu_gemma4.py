@@ -78,7 +78,7 @@ def far(one: torch.Tensor, other: torch.Tensor) -> float:
 # -- only wanted rows --------------------------------------------------------------------------------------------------
 
 
-@sweep(every=3)
+@sweep(every=5)
 @every_isa
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("kv", ["wide", "int8"])
@@ -201,7 +201,7 @@ def test_each_layer_has_its_own_inputs_and_scalar(stored: Path, number: int) -> 
 # -- experts beside an MLP ---------------------------------------------------------------------------------------------
 
 
-@sweep(every=4)
+@sweep(every=9)
 @every_isa
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q4_K", "MXFP4"])

@@ -145,6 +145,7 @@ def around(decoder: Decoder, isa: str) -> torch.Tensor:
     return found
 
 
+@sweep(every=3)
 @every_isa
 @every_dtype
 @pytest.mark.parametrize("name", PLAIN)

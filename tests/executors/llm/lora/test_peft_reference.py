@@ -117,7 +117,7 @@ def check_equal(found: np.ndarray, expected: np.ndarray, about: str) -> None:
     assert np.abs(found - expected).max() < 1e-4 * largest, about
 
 
-@pytest.mark.long(every=5)
+@pytest.mark.long(every=11)
 @pytest.mark.parametrize(
     ("name", "targets"),
     [

@@ -134,6 +134,7 @@ def _table(group: KvGroup) -> np.ndarray:
     return np.random.default_rng(4).permutation(places) if group.window is None else places % group.num_blocks
 
 
+@pytest.mark.long(every=3)
 @pytest.mark.parametrize("name", SHAPES)
 async def test_logits_of_a_long_prompt_and_of_tokens_behind_it(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -22,6 +22,7 @@ from executors.llm.parallel.rank_decoder import RankDecoder
 from executors.llm.parallel.shard import Shard, plan_shard
 from tests.executors.checkpoints import QWEN3, with_sinks, write_config
 from tests.executors.llm.parallel.test_logits import BIASES, GPT_OSS, MOE, OLMO2
+from tests.tiers import sweep
 
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen3": QWEN3,
@@ -80,6 +81,7 @@ def test_each_number_is_on_one_rank(shape: str, size: int, tmp_path: Path) -> No
     assert sum(shard.config.num_heads for shard in of_ranks) == config.num_heads
 
 
+@sweep(every=3)
 @pytest.mark.parametrize("quantization", [None, "int8"])
 @pytest.mark.parametrize("order", [None, torch.arange(120).flip(0)], ids=["plain", "in another order"])
 @pytest.mark.parametrize("shape", SHAPES)

@@ -75,7 +75,7 @@ def test_literals_that_are_no_tokens(answer: Answer, places: list[int]) -> None:
     check(answer, HARMONY, places)
 
 
-@pytest.mark.long(every=4)
+@pytest.mark.long(extended=True)
 @pytest.mark.timeout(300)
 @settings(max_examples=LONG, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(answers(), answers(spelled=False), PLACES, st.integers(0, 10_000))

@@ -170,7 +170,7 @@ def test_pieces_do_not_matter(kind: str, data: st.DataObject) -> None:
     check_cuts(kind, data)
 
 
-@pytest.mark.long(every=4)
+@pytest.mark.long(extended=True)
 @sweep(every=6)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", WRITTEN)

@@ -18,6 +18,7 @@ from tests.server.answer.tools.test_notation import Tokens
 from tests.server.answer.tools.test_real_templates import check
 from tests.server.fakes import House, spells
 from tests.server.templates.hybrid_shapes import HYBRIDS
+from tests.tiers import sweep
 
 QWENS = ("qwen_3_5", "qwen_3_5_small", "qwen_3_6")
 FORMATS: dict[str, tuple[str, str]] = {
@@ -109,6 +110,7 @@ def test_where_an_answer_begins(name: str, enable_thinking: bool | None) -> None
         assert place is Place.UNDECIDED, "LFM2's models open the block themselves"
 
 
+@sweep(every=3)
 @pytest.mark.parametrize("thinks", [False, True], ids=["answers", "thinks"])
 @pytest.mark.parametrize("size", [1, 2, 7, 10_000])
 @pytest.mark.parametrize("name", HYBRIDS)

@@ -17,6 +17,9 @@ from hypothesis import settings
 
 from tests import compiled_kernels, tiers
 
+# Until all tests are collected: what that makes stays.
+gc.disable()
+
 os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 for name in [name for name in os.environ if name.startswith("COHORT_")]:
     del os.environ[name]
@@ -103,6 +106,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = {*items} - {*kept}
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = kept
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests of a whole run are millions of objects, which a full collection would look at again and again: one takes
+    a second or more, and what measures time or asks for a collection has several."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -23,6 +23,7 @@ from executors.llm.step.launched.inputs import StepShape
 from tests.gpu import agreement_bf16 as part
 from tests.gpu.agreement_bf16 import Row, Text, compare, judge, replays, schedule
 from tests.gpu.device_fakes import FakeDeviceExecutor, PagedTorch
+from tests.tiers import sweep
 
 WHOLE = part.work(tiny=False)[1]
 QUERIES = 64
@@ -250,6 +251,7 @@ def test_graphs_are_compared_and_named(over_fakes: Callable[[], dict[str, Any]])
     assert "attention: torch" in found["compared_with"][0] and "paged torch" in found["executor_notes"][0]
 
 
+@sweep(every=2)
 @pytest.mark.parametrize("splits", [49, 24])
 def test_a_backend_that_is_wrong_in_so_many_splits_only_is_caught(
     splits: int, over_fakes: Callable[[], dict[str, Any]], monkeypatch: pytest.MonkeyPatch

@@ -192,7 +192,7 @@ def test_launches_that_fail_alone_are_not_counted(monkeypatch: pytest.MonkeyPatc
         ncu.count(Options(), lambda figures: None)
 
 
-@pytest.mark.long
+@pytest.mark.long(extended=True)
 def test_the_launches_run_interpreted() -> None:
     found: dict[str, Any] = {}
     with pytest.raises(NotRun, match="3 launches ran"):

@@ -69,7 +69,7 @@ async def texts(stages: served.Stages, replays: int) -> list[list[int]]:
     return crowd.tokens
 
 
-@pytest.mark.long
+@pytest.mark.long(extended=True)
 @pytest.mark.timeout(240)
 def test_replays_take_time_and_change_no_text() -> None:
     found: Figures = {}

@@ -73,7 +73,7 @@ def judged(reference: Reference, streams: list[Stream]) -> None:
                 assert (outputs.max(1) - expected).max() <= 2 * TOLERANCE
 
 
-@pytest.mark.long(every=10)
+@pytest.mark.long(every=20)
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "name",

@@ -177,6 +177,7 @@ def test_files(tmp_path: Path) -> None:
     assert picture.startswith(PNG) and len(picture) > 10_000
 
 
+@pytest.mark.long(extended=True)
 def test_a_point_for_each_workload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Time between tokens exists where there are two; the other panel has all."""
     from matplotlib.axes import Axes

@@ -128,6 +128,7 @@ def test_what_does_not_fit_into_memory(small: Path, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.long(extended=True)
 def test_bitsandbytes(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()

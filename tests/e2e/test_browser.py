@@ -77,7 +77,7 @@ def test_names_that_the_operator_opens(tokenizer_dir: Path, tmp_path: Path) -> N
         assert status_for(server, "evil.example") == status_for(server, "ignored.example") == 403
 
 
-@pytest.mark.long
+@pytest.mark.long(extended=True)
 def test_with_a_key_or_open_to_others_any_name_will_do(tokenizer_dir: Path, tmp_path: Path) -> None:
     with ServerProcess([str(tokenizer_dir), *ECHO, "--api-key", "k"], tmp_path) as server:
         key = {"Host": "any.example", "Authorization": "Bearer k"}

@@ -224,7 +224,7 @@ async def test_drafts_change_no_token_of_200_calls(method: str, draft_model: Pat
     await _compare(draft_model if method == "draft_model" else None, 200, kills=3)
 
 
-@pytest.mark.long
+@pytest.mark.long(extended=True)
 def test_a_server_with_a_draft_model(draft_model: Path, tmp_path: Path) -> None:
     config = json.dumps({"model": str(draft_model), "num_speculative_tokens": 3})
     body = {"prompt": "abc xyz abc xyz", "max_tokens": 24, "temperature": 0, "return_token_ids": True}

@@ -66,6 +66,7 @@ def test_what_runs_is_finished(workers: list[str], tokenizer_dir: Path, tmp_path
         assert not any(map(alive, children))
 
 
+@pytest.mark.long(every=2)
 @pytest.mark.parametrize(
     ("second", "ends_now"),
     [(signal.SIGHUP, False), (signal.SIGTERM, True), (signal.SIGINT, True)],
@@ -85,6 +86,7 @@ def test_only_a_request_to_stop_ends_the_drain(
         assert ("second signal" in server.log()) is ends_now
 
 
+@pytest.mark.long(extended=True)
 def test_a_hang_up_after_sigterm_does_not_hurry(tokenizer_dir: Path, tmp_path: Path) -> None:
     """systemd's SendSIGHUP= sends one right after SIGTERM."""
     with ServerProcess([str(tokenizer_dir), *SLOW], tmp_path) as server:
@@ -158,6 +160,7 @@ def test_sigquit_leaves_no_process_behind(tokenizer_dir: Path, tmp_path: Path) -
             time.sleep(0.02)
 
 
+@pytest.mark.long(extended=True)
 def test_a_hang_up_in_the_first_moments(tokenizer_dir: Path, tmp_path: Path) -> None:
     server = ServerProcess([str(tokenizer_dir), *SLOW], tmp_path)
     try:

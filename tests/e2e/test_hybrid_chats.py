@@ -146,6 +146,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield Served(server, request.param)
 
 
+@pytest.mark.long(every=3)
 def test_turns_and_a_new_conversation(served: Served) -> None:
     """Each call from the second on computes at most a tenth of its prompt."""
     system = {"role": "system", "content": RULES}
@@ -177,6 +178,7 @@ def test_turns_and_a_new_conversation(served: Served) -> None:
         assert other.prefix["missed"] in ("differs", None), "it was not for want of a snapshot"
 
 
+@pytest.mark.long(every=3)
 def test_a_story_names_the_snapshot_that_a_prompt_lacked(served: Served) -> None:
     """Prompts that part where none was to be expected: the first one leaves no snapshot there, the second one does."""
     answers = []
@@ -197,6 +199,7 @@ def test_a_story_names_the_snapshot_that_a_prompt_lacked(served: Served) -> None
     assert place - INTERVAL < found.cached <= place, "the place that the story names"
 
 
+@pytest.mark.long(every=3)
 def test_a_marked_block_is_found_by_the_next_conversation(served: Served) -> None:
     """`cache_control` names the place before a second conversation comes, and `usage` tells what was kept."""
 

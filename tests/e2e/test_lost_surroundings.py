@@ -69,6 +69,7 @@ def enter_and_remove(folder: Path) -> Callable[[], None]:
     return enter
 
 
+@pytest.mark.long(extended=True)
 def test_a_directory_that_is_removed_before(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()

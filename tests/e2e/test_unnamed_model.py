@@ -122,6 +122,7 @@ def test_run_reads_what_is_piped(
     assert (done.returncode, done.stdout, done.stderr) == (0, "3, 4, 5, 6, 7, 8, 9\n", "")
 
 
+@pytest.mark.long(extended=True)
 def test_run_starts_a_server_of_its_own_and_ends_it(tmp_path: Path) -> None:
     env = {"XDG_RUNTIME_DIR": str(tmp_path)}
     done = run(tmp_path, "run", "cohort-tiny", "Count from 3 to 9.", "--temperature", "0", env=env)

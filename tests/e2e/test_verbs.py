@@ -212,6 +212,7 @@ def test_chat_with_a_key(tokenizer_dir: Path, tmp_path: Path) -> None:
 # -- info, doctor, verify --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long(extended=True)
 def test_info_says_what_the_server_says(tmp_path: Path) -> None:
     flags = ["cohort-tiny", "--kv-cache-memory-bytes", "40MiB", "--max-num-seqs", "16", "--dtype", "float32"]
     with ServerProcess(flags, tmp_path) as server:

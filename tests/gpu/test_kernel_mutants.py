@@ -114,6 +114,7 @@ def test_a_mutant_is_caught(name: str, tmp_path: Path, monkeypatch: pytest.Monke
         run()
 
 
+@pytest.mark.long(every=2)
 @pytest.mark.parametrize("lost", ["a piece", "a tile of a piece"])
 def test_keys_that_are_in_no_piece_are_missed(lost: str) -> None:
     batch = Batch([1] * 3, [511, 99, 3], (4, 2), 64, 16, torch.float32, 3)

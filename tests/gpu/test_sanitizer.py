@@ -184,7 +184,7 @@ def test_launches_that_are_wrong_unwatched_fail(program: Path) -> None:
         sanitizer.watch(Options(), lambda figures: None)
 
 
-@pytest.mark.long
+@pytest.mark.long(extended=True)
 def test_the_launches_are_right_interpreted() -> None:
     found: dict[str, Any] = {}
     with pytest.raises(NotRun, match="12 launches are right"):

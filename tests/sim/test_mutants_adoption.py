@@ -48,7 +48,7 @@ def test_a_mistake_with_snapshots_is_noticed(
     notice(seeds, SNAPSHOT_MUTANTS[name])
 
 
-@sweep(every=6)
+@sweep(every=12)
 @pytest.mark.parametrize("first", range(1000, 1000 + CHUNKS * CHUNK, CHUNK))
 def test_seeds_with_snapshots_that_outlive(first: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "cohort.engine")

@@ -31,7 +31,7 @@ def test_a_mistake_is_noticed(
     notice(seeds, STATE_MUTANTS[name])
 
 
-@sweep(every=6)
+@sweep(every=12)
 @pytest.mark.parametrize("first", range(500, 500 + CHUNKS * CHUNK, CHUNK))
 def test_seeds_with_states(first: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "cohort.engine")

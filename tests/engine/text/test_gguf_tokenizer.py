@@ -68,6 +68,7 @@ def test_everything_survives_the_conversion_to_gguf(family: str, tmp_path: Path)
     assert after.warnings == ()
 
 
+@sweep(every=3)
 @pytest.mark.parametrize("family", [*BYTE_LEVEL, *SENTENCEPIECE])
 def test_words_are_cut_and_merged_as_in_the_original(family: str, tmp_path: Path) -> None:
     """A trained vocabulary is small: words may differ, or a word may be taken whole, where ids do not show it."""

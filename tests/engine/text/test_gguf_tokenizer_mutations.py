@@ -16,6 +16,7 @@ from engine.text.tokenizer import Tokenizer
 from executors.contract import ConfigError
 from tests.engine.text.gguf_conversion import convert
 from tests.engine.text.gguf_originals import PRE, original
+from tests.tiers import sweep
 
 ODD: tuple[Any, ...] = (
     None, True, -1, 0, 1, 1 << 31, 1 << 70, 0.5, float("nan"), float("inf"), object(), b"x", np.float32(1),
@@ -66,6 +67,7 @@ CHANGES: tuple[Callable[[random.Random, Any], Any], ...] = (
 )
 
 
+@sweep(every=2)
 @pytest.mark.parametrize("family", ["gpt2", "llama2", "gemma3"])
 def test_changed_metadata_loads_or_is_refused(family: str, tmp_path: Path) -> None:
     draw = random.Random(family)

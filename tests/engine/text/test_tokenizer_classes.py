@@ -125,7 +125,7 @@ def compare(folder: Path, raw: RawTokenizer, config: dict[str, Any], model_type:
 CASES = list(itertools.product(NAMES, KINDS, MODEL_TYPES))
 
 
-@sweep(every=12)
+@sweep(every=24)
 @pytest.mark.parametrize(("name", "kind", "model_type"), CASES)
 def test_ids_of_each_class(name: str | None, kind: str, model_type: str | None, tmp_path: Path) -> None:
     named = {} if name is None else {"tokenizer_class": name}

@@ -19,6 +19,7 @@ from tests.engine.harness import GREEDY
 from tests.engine.waiting.test_admitted_in_time import Burst, executor
 from tests.engine.waiting.test_fair import seq
 from tests.sim.virtual_loop import run
+from tests.tiers import sweep
 
 Call = Callable[[str, int], Awaitable[str]]
 
@@ -52,6 +53,7 @@ async def with_core(slots: int, calls: Callable[[Call], Awaitable[None]]) -> Non
     core.check_integrity()
 
 
+@sweep(every=2)
 @pytest.mark.parametrize("slots", [2, 8])
 def test_a_key_is_let_into_the_slot_that_is_kept_for_it_whoever_queues(slots: int) -> None:
     """The other key holds all that it may have, for 40 s, and has more calls waiting: the slot is free all the same."""
@@ -67,6 +69,7 @@ def test_a_key_is_let_into_the_slot_that_is_kept_for_it_whoever_queues(slots: in
     run(with_core(slots, calls))
 
 
+@sweep(every=2)
 @pytest.mark.parametrize("slots", [2, 8])
 def test_a_key_with_all_it_may_hold_is_refused_although_a_slot_is_free(slots: int) -> None:
     async def calls(call: Call) -> None:

@@ -21,6 +21,7 @@ from tests.executors.grammar_tokenizers import write_tokenizer
 from tests.executors.llm.driver import config
 from tests.executors.llm.stages import SampledBy
 from tests.executors.lora.peft_files import write_peft
+from tests.tiers import sweep
 
 
 def _is_of_states(case: str) -> bool:
@@ -90,6 +91,7 @@ async def test_conformance(case, qwen3, monkeypatch, tmp_path):
     assert reason in (None, *elsewhere), "every other case concerns LlmExecutor"
 
 
+@sweep(every=3)
 @pytest.mark.parametrize("name", ["lfm2-short-convolutions", "qwen3.5"])
 @pytest.mark.parametrize(
     "case",

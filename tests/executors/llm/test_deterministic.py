@@ -117,7 +117,7 @@ CASES = [
 ]
 
 
-@sweep(every=3)
+@sweep(every=6)
 @pytest.mark.parametrize(("name", "changes", "kind"), CASES)
 async def test_a_token_does_not_depend_on_its_step(name, changes, kind, tmp_path):
     write(name, changes, tmp_path)

@@ -228,7 +228,7 @@ async def test_ranks_seal_and_adopt_together(model: Path, sizes: tuple[int, int]
         assert (await executor.begin_epoch(3, sealed)).tolist() == [i for i in range(BLOCKS) if i != 5]
 
 
-@pytest.mark.long(every=3)
+@pytest.mark.long(extended=True)
 @pytest.mark.parametrize(
     "changes", [{"dtype": "bfloat16"}, {"kv": "int8"}, {"draft": True}], ids=["bf16", "int8", "draft"]
 )

@@ -11,7 +11,7 @@ from tests.tiers import sweep
 pytestmark = pytest.mark.long
 
 
-@sweep(every=2)
+@sweep(every=4)
 @pytest.mark.parametrize("mode", ["inline", "process"])
 @pytest.mark.parametrize("native", [True, False], ids=["native", "split"])
 @pytest.mark.parametrize("name", ["echo", "paged_fake"])

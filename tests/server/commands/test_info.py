@@ -31,6 +31,7 @@ from server.commands import info as verb
 from server.commands.common import as_bytes, count, size
 from tests.executors.checkpoints import QWEN3, write_checkpoint
 from tests.executors.llm.models import build
+from tests.tiers import sweep
 from tests.tiny_model import BYTES_PER_TOKEN
 
 SHAPES = (
@@ -89,6 +90,7 @@ def agree(facts: dict[str, Any], real: Any) -> None:
     assert {one["tokens"] for one in facts["kv"]["windows"]} == set(windowed)
 
 
+@sweep(every=3)
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
 @pytest.mark.parametrize("name", SHAPES)
 async def test_the_plan_is_the_executors(

@@ -49,7 +49,6 @@ def frozen() -> Iterator[None]:
     gc.collect()
     gc.freeze()
     yield
-    gc.unfreeze()
 
 
 @pytest.mark.long(every=4)

@@ -100,7 +100,7 @@ def outcome(render: Any) -> tuple[str, str]:
         return "error", " ".join(str(error).split())
 
 
-@sweep(every=4)
+@sweep(every=8)
 @pytest.mark.parametrize("generation_prompt", [True, False])
 @pytest.mark.parametrize("conversation", CONVERSATIONS)
 @pytest.mark.parametrize("shape", SHAPES)
@@ -131,6 +131,7 @@ def test_most_of_it_is_text() -> None:
         assert sum(kind == "text" for kind, _ in texts) >= 5
 
 
+@sweep(every=3)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(
     "extra",
@@ -152,6 +153,7 @@ def test_variables_of_the_request(shape: str, extra: dict[str, Any]) -> None:
     assert ours[0] == kind and (kind == "error" or ours[1] == expected)
 
 
+@sweep(every=3)
 @pytest.mark.parametrize(
     "last", ["so far ", "so far", " The\n", "<think>a</think>b", "", [{"type": "text", "text": "x "}]]
 )

@@ -87,6 +87,7 @@ def test_zeros_of_gptq(case: str, tmp_path: Path) -> None:
     checkpoint.close()
 
 
+@sweep(every=3)
 @every_form
 @pytest.mark.parametrize("isa", CPU_ISAS)
 def test_kernels_hold_the_same_weights(

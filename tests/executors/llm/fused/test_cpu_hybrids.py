@@ -246,7 +246,7 @@ def test_quantized_weights_are_close(
             assert layer.mixer.rates.packed.struct.kind == (0 if dtype is FP32 else 1), "rates stay exact"
 
 
-@sweep(every=2)
+@sweep(every=5)
 @every_isa
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q4_K"])

@@ -22,6 +22,7 @@ from server.prepare.chat_grammar import chat_grammar
 from server.schemas.tool_choice import Function, Mode, ToolChoice
 from tests.server.answer.tools.formats import ARGUMENTS, SCHEMA, WRITTEN
 from tests.server.answer.tools.test_formats import decoded
+from tests.tiers import sweep
 
 CLOSED = {**SCHEMA, "additionalProperties": False}
 WEATHER, PING = Function(0, "get_weather", CLOSED, True), Function(1, "ping", None, True)
@@ -93,6 +94,7 @@ def write(kind: str, *calls: tuple[str, dict[str, Any]]) -> str:
     return text.removesuffix("<|call|>") if kind == "openai" else text
 
 
+@sweep(every=3)
 @pytest.mark.parametrize("kind", TOOL_PARSERS)
 def test_forced_calls(kind: str, as_tokens: bool) -> None:
     check = Checker(kind, "required", as_tokens=as_tokens)
@@ -121,6 +123,7 @@ def test_a_named_call_is_one_call(kind: str, as_tokens: bool) -> None:
     assert check(write(kind, ("get_weather", PLAIN))) == "no"
 
 
+@sweep(every=3)
 @pytest.mark.parametrize("kind", TOOL_PARSERS)
 def test_strict_functions_in_free_text(kind: str, as_tokens: bool) -> None:
     """`openai`'s answers are on channels."""

@@ -163,6 +163,7 @@ def check_cuts(kind: str, data: st.DataObject) -> None:
         assert "".join(one[1] for one in whole) == text, "nothing is lost when there is no call"
 
 
+@sweep(every=2)
 @pytest.mark.parametrize("kind", WRITTEN)
 @settings(max_examples=CASES, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(data=st.data())

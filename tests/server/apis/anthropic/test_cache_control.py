@@ -18,6 +18,7 @@ from tests.server.answer.tools.test_notation import Tokens
 from tests.server.fakes import House, error_of, says
 from tests.server.templates.hybrid_shapes import HYBRIDS
 from tests.server.templates.template_shapes import SHAPES
+from tests.tiers import sweep
 
 EPHEMERAL = {"type": "ephemeral"}
 TOOLS: list[dict[str, Any]] = [
@@ -94,6 +95,7 @@ def beginnings(house: House) -> list[str]:
 SEVERAL = {name: SHAPES[name] for name in ("tools_in_xml_and_thinking", "generation_blocks", *HYBRIDS)}
 
 
+@sweep(every=3)
 @pytest.mark.parametrize("shape", SEVERAL)
 async def test_a_mark_is_where_its_block_ends(shape: str) -> None:
     """A template may trim, escape or move a text, and join it with others."""
@@ -118,6 +120,7 @@ async def test_marks_of_tools_and_calls(shape: str) -> None:
     assert "look" in called[called.index("I look.") + 7 :] and "Seen" not in called
 
 
+@sweep(every=3)
 @pytest.mark.parametrize("shape", SEVERAL)
 async def test_a_new_conversation_with_the_same_tools_begins_there(shape: str) -> None:
     """Without a mark, too, and in every API: the beginning that a conversation has in common with another one."""

@@ -27,6 +27,7 @@ from server.settings.load import load
 from server.telemetry.stories.record import CallStory
 from tests.e2e.checkpoints import VOCAB_SIZE, write_tokenizer
 from tests.server.ray_serve.local import LocalTransport
+from tests.tiers import sweep
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -193,6 +194,7 @@ async def test_a_deadline_is_one_for_the_start(model_dir: Path) -> None:
         assert len(ids(stream)) == 200 and w.core.moved == 1, stream.ends
 
 
+@sweep(every=2)
 @pytest.mark.parametrize("limit", ["deadline", "patience"])
 async def test_what_moves_is_never_late(model_dir: Path, limit: str) -> None:
     """Of two choices one has tokens, the other one waits; its replica dies. No limit for its start applies at the next one."""

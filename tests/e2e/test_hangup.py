@@ -49,7 +49,8 @@ def alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("workers", WORKERS, ids=["one process", "api workers"])
+@pytest.mark.long(every=2)
+@pytest.mark.parametrize("workers", WORKERS[::-1], ids=["api workers", "one process"])
 def test_what_runs_is_finished(workers: list[str], tokenizer_dir: Path, tmp_path: Path) -> None:
     """The signal comes three times to every process: none of them ends early, and the drain is not cut short."""
     with ServerProcess([str(tokenizer_dir), *SLOW, *workers], tmp_path) as server:

@@ -152,7 +152,7 @@ QUICK = ("long steps", "2 slots", "little KV")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in CASES]
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.long(every=3)) for name in CASES]
 )
 def test_who_is_let_in_is_started_in_time_and_who_could_be_is_let_in(name: str) -> None:
     case = CASES[name]

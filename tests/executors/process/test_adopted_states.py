@@ -19,6 +19,7 @@ from executors.testing.driver import DrivenSequence, Driver, Feed
 from tests.executors.llm.driver import config
 from tests.executors.llm.models import SHAPES, write
 from tests.executors.process.test_adoption import arena, flip, kill, loaded
+from tests.tiers import part_of
 
 pytestmark = pytest.mark.timeout(300)
 NAMES = ("qwen3-next", pytest.param("lfm2-short-convolutions", marks=pytest.mark.long(extended=True)))
@@ -40,10 +41,10 @@ async def hybrid(model: Path) -> AsyncIterator[RemoteExecutor]:
         yield executor
 
 
-async def test_a_hybrid_conforms_when_it_is_killed(model: Path) -> None:
+async def test_a_hybrid_conforms_when_it_is_killed(model: Path, pytestconfig: pytest.Config) -> None:
     async with hybrid(model) as executor:
         assert executor.kv_layout().fingerprint
-        for number, case in enumerate(ADOPTION):
+        for number, case in enumerate(part_of(pytestconfig, ADOPTION, every=2)):
             reason = await run_case(
                 case, lambda: executor, tolerance=1e-3, executor=executor, epoch=1 + 20 * number
             )

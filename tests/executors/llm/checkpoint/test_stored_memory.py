@@ -27,7 +27,7 @@ from tests.executors.kernels.blocks import random_rows
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 
-LAYERS = 5
+LAYERS = 3
 TOKENS = 16
 CONFIG = {
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 2048, "intermediate_size": 6144,

@@ -15,21 +15,8 @@ import pytest
 
 from tests.e2e.conftest import ECHO
 from tests.e2e.server_process import ServerProcess
-from tests.e2e.test_disconnect import test_disconnect
-from tests.e2e.test_responses_sdk import (
-    client,
-    test_a_background_response_survives_its_client,
-    test_cancel,
-    test_stored_continued_listed_deleted,
-)
 
 pytestmark = pytest.mark.long
-
-# Run here once more, on workers.
-__all__ = [
-    "client", "test_a_background_response_survives_its_client", "test_cancel", "test_disconnect",
-    "test_stored_continued_listed_deleted",
-]  # fmt: skip
 
 TEMPLATE = """{%- for m in messages if m.role == 'query' or m.role == 'document' %}{{ m.role }} {{ m.content }} {% endfor %}
 {%- for m in messages if m.role == 'user' %}{{ m.content }}

@@ -160,6 +160,7 @@ def _read_terminal(main: int) -> bytes:
         parts.append(part)
 
 
+@pytest.mark.long(extended=True)
 def test_no_room_for_the_banner(tokenizer_dir: Path, tmp_path: Path) -> None:
     command = [
         str(Path(sys.executable).with_name("cohort")),

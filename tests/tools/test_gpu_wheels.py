@@ -135,7 +135,7 @@ print("\\n" + json.dumps({"code": code, "why": why, "figures": figures}))
 """
 
 
-@pytest.mark.long
+@pytest.mark.long(extended=True)
 @pytest.mark.timeout(300)
 def test_a_served_model_is_measured_with_no_more_than_the_wheels() -> None:
     done = alone(SERVES)

@@ -100,6 +100,7 @@ def test_random_models_are_equal(name: str, tmp_path: Path) -> None:
     assert greedy["theirs"] == greedy["ours"] == reference.greedy(ids, 8)
 
 
+@pytest.mark.long(every=2)
 @pytest.mark.parametrize("names", [("foo",), ("model-00001-of-00002", "model-00002-of-00002")])
 def test_weights_of_other_names_are_compared(names: tuple[str, ...], tmp_path: Path) -> None:
     """transformers looks for two names only."""

@@ -117,7 +117,9 @@ def _outcome(path: Path, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("arch", MODELS)
-@pytest.mark.parametrize("count", [70, pytest.param(670, marks=[pytest.mark.long, pytest.mark.timeout(300)])])
+@pytest.mark.parametrize(
+    "count", [70, pytest.param(670, marks=[pytest.mark.long(extended=True), pytest.mark.timeout(300)])]
+)
 def test_a_damaged_file_loads_or_is_refused(tmp_path: Path, arch: str, count: int):
     whole = _whole(tmp_path, arch)
     path, folder = tmp_path / "damaged.gguf", tmp_path / "prepared"

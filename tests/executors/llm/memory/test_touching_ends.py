@@ -50,7 +50,7 @@ if sys.argv[1] != "held":
 """
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long(every=3)
 @pytest.mark.parametrize("executor", ["shut down", "dropped", "held"])
 def test_the_process_ends_well(executor: str) -> None:
     """A C++ destructor that waits for the interpreter's lock while the interpreter ends is unwound there, and C++ aborts."""

@@ -103,7 +103,6 @@ def test_memory_is_taken_by_a_burst_and_given_back_after_it(server: ServerProces
     assert server.get("/health").json() == {"status": "ready"}
 
 
-@pytest.mark.long(extended=True)
 def test_the_next_life_of_the_executor_takes_memory_on_demand_too(server: ServerProcess) -> None:
     (executor,) = server.children()
     os.kill(executor, signal.SIGKILL)

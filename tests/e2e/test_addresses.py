@@ -57,6 +57,7 @@ def test_both_families_have_one_port(
     assert not reached(port, "127.0.0.1") and not reached(port, "::1")
 
 
+@pytest.mark.long(extended=True)
 @pytest.mark.skipif(not has_ipv6(), reason="needs a loopback address of IPv6, which this machine has not")
 def test_only_ipv6(tokenizer_dir: Path, tmp_path: Path) -> None:
     with ServerProcess([str(tokenizer_dir), *ECHO, "--host", "::1"], tmp_path) as server:

@@ -120,6 +120,7 @@ def test_several_files_and_no_q4_k_m(small: Path, tmp_path: Path) -> None:
     assert "mmproj" not in line
 
 
+@pytest.mark.long(extended=True)
 def test_what_does_not_fit_into_memory(small: Path, tmp_path: Path) -> None:
     line = refusal(small, tmp_path / "run", "--kv-cache-memory-bytes", "8KiB")
     assert (

@@ -75,7 +75,7 @@ def test_bad_model(case: str, tmp_path: Path) -> None:
         assert word in line, line
 
 
-@pytest.mark.long(every=3)
+@pytest.mark.long(extended=True)
 @pytest.mark.parametrize("values", ['{"temperature": true}', '{"top_k": 1.5}', '{"top_p": NaN}'])
 def test_generation_config_with_a_value_that_no_request_may_have(
     tokenizer_dir: Path, tmp_path: Path, values: str

@@ -57,7 +57,7 @@ def test_what_the_server_is_told_reaches_it(tmp_path: Path) -> None:
     assert done.returncode == 1 and "24 tokens" in done.stderr, done.stderr
 
 
-@pytest.mark.long(every=3)
+@pytest.mark.long(extended=True)
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [

@@ -101,7 +101,7 @@ def test_whatever_ends_it_ends_all(tmp_path: Path, number: signal.Signals, code:
         free.bind(("127.0.0.1", port))
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long(extended=True)
 @pytest.mark.parametrize(
     ("args", "code", "line"),
     [
@@ -117,6 +117,7 @@ def test_what_is_wrong_is_one_line(tmp_path: Path, args: list[str], code: int, l
     assert done.stderr.startswith(f"cohort: error: {line}") and done.stderr.count("\n") == 1, done.stderr
 
 
+@pytest.mark.long(extended=True)
 def test_a_directory_without_a_model(tmp_path: Path) -> None:
     done = subprocess.run(
         [COHORT, "demo", str(tmp_path)], cwd=tmp_path, capture_output=True, text=True, timeout=50

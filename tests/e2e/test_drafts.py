@@ -241,7 +241,7 @@ def test_a_server_with_a_draft_model(draft_model: Path, tmp_path: Path) -> None:
     assert 'cohort_spec_decode_num_accepted_tokens_per_pos_total{position="2"}' in metrics
 
 
-@pytest.mark.long
+@pytest.mark.long(extended=True)
 def test_a_server_with_an_mtp_head(tmp_path: Path) -> None:
     """Of a hybrid, which says without the flag that it has one."""
     kind, fields = SHAPES["qwen3.5"]

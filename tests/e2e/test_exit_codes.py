@@ -59,6 +59,7 @@ def test_an_address_that_is_not_there_yet(tokenizer_dir: Path, tmp_path: Path) -
     assert "--host" in line
 
 
+@pytest.mark.long(extended=True)
 def test_a_hub_that_cannot_be_reached(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]

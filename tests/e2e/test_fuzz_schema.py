@@ -243,7 +243,7 @@ def fuzz(server: ServerProcess, examples: int, first_seed: int = 0) -> Fuzzer:
 
 
 @pytest.mark.long(every=2)
-@pytest.mark.parametrize("name", ["tiny", "echo"])
+@pytest.mark.parametrize("name", ["echo", "tiny"])
 def test_short(serve: Serve, name: str) -> None:
     with serve(name) as server:
         fuzzer = fuzz(server, examples=3)

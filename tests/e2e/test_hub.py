@@ -134,7 +134,7 @@ def test_from_an_empty_cache_to_tokens(hub: FakeHub, env: dict[str, str], tmp_pa
         assert answer(third, "mine")["finish_reason"] == "stop"
 
 
-@pytest.mark.long(every=4)
+@pytest.mark.long(extended=True)
 @pytest.mark.parametrize(
     ("args", "more", "words"),
     [
@@ -161,7 +161,7 @@ def test_what_cannot_be_fetched_is_one_line(
     assert server.output() == ""
 
 
-@pytest.mark.long(every=4)
+@pytest.mark.long(extended=True)
 @pytest.mark.parametrize(
     ("config", "args", "words"),
     [

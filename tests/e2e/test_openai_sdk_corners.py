@@ -104,6 +104,7 @@ def test_a_clients_mistake_is_sent_once(tiny_server: ServerProcess, param: str) 
     assert len(sent) == 2
 
 
+@pytest.mark.long(extended=True)
 def test_keys(tokenizer_dir: Path, tmp_path: Path) -> None:
     """Either key opens every route of the SDK; another none."""
     args = [

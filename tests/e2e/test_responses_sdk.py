@@ -241,7 +241,7 @@ def test_mistakes_are_named(client: openai.OpenAI) -> None:
     assert caught.value.param == "max_tokens"
 
 
-@pytest.mark.long
+@pytest.mark.long(extended=True)
 def test_the_store_is_bounded(tokenizer_dir: Path, tmp_path: Path) -> None:
     args = [
         str(tokenizer_dir),

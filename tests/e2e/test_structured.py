@@ -178,6 +178,7 @@ def test_the_process_is_there_when_needed(tmp_path: Path) -> None:
     assert state_of(pids[-1]) is None
 
 
+@pytest.mark.long(extended=True)
 async def test_the_server_does_not_wait_for_bombs(tmp_path: Path) -> None:
     """They would take 5 seconds each; when it is told to stop, whoever waits is told so."""
     with ServerProcess(["cohort-tiny"], tmp_path) as server:

@@ -199,6 +199,7 @@ def test_chat_without_a_server(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.long(extended=True)
 def test_chat_with_a_key(tokenizer_dir: Path, tmp_path: Path) -> None:
     with ServerProcess([str(tokenizer_dir), *ECHO, "--api-key", "open-sesame"], tmp_path) as server:
         args = ("chat", "--url", server.url, "--max-tokens", "2")

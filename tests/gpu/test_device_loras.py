@@ -211,7 +211,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.interpreted
-@pytest.mark.long(every=3)
+@pytest.mark.long(extended=True)
 @pytest.mark.parametrize(
     ("kind", "graphs", "asked"),
     [

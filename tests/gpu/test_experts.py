@@ -154,6 +154,7 @@ OF_GPT_OSS = [
 """Tokens, experts, top_k: a tile per pair, and each size of tile."""
 
 
+@pytest.mark.long(every=3)
 @pytest.mark.parametrize(("tokens", "count", "top_k", "dtype"), OF_GPT_OSS)
 def test_biases_a_softmax_over_the_chosen_and_a_clamped_activation(
     tokens: int, count: int, top_k: int, dtype: torch.dtype

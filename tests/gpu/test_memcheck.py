@@ -79,6 +79,7 @@ LAUNCHES: dict[str, Callable[[], None]] = {
 }
 
 
+@pytest.mark.long(every=2)
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_within_bounds_and_in_order(name: str) -> None:
     with checked() as checker:

@@ -176,7 +176,7 @@ async def test_a_mixed_batch_of_16_is_one_forward_with_the_same_logits(reference
     compare(ref, "mixed", pairs)
 
 
-@pytest.mark.long(every=12)
+@pytest.mark.long(every=24)
 @pytest.mark.parametrize("name", SHAPES)
 async def test_greedy_64_tokens_equal_transformers(reference, record_property, name):
     ref = reference(name)

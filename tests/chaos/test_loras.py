@@ -61,7 +61,6 @@ async def test_no_stream_notices_a_kill(server: ServerProcess) -> None:
     assert server.metric(accepted) > 50
 
 
-@pytest.mark.long(extended=True)
 async def test_others_may_come_while_the_executor_is_away(server: ServerProcess) -> None:
     """More adapters than there is room for wait beside streams that resume: neither takes the other's weights."""
     body = {**kinds()["seeded"], "model": "a"}

@@ -76,7 +76,6 @@ async def test_a_kv_pool_that_does_not_fit_is_refused_with_the_numbers(tmp_path:
         assert "max_num_seqs is 100000; at most 65536 is supported" in line, line
 
 
-@pytest.mark.long(extended=True)
 async def test_the_executor_ends_itself_before_the_limit_and_says_so(
     tokenizer_dir: Path, tmp_path: Path
 ) -> None:

@@ -31,7 +31,7 @@ def measured(folder: Path, *options: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.long(extended=True)
+@pytest.mark.long
 def test_all_rows_are_made(tmp_path: Path) -> None:
     found = measured(tmp_path)
     rows = found["rows"]

@@ -232,7 +232,7 @@ OPTIONAL = {"attr", "greenlet"}
 """What packages of the server import where it is installed."""
 
 
-@pytest.mark.long(extended=True)
+@pytest.mark.long
 def test_every_part_that_is_in_no_call_works_as_a_program(tmp_path: Path) -> None:
     env = {**process.environment(Options("cpu"), None), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

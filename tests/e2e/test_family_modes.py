@@ -29,17 +29,10 @@ from tests.executors.llm.models import build
 from tests.executors.llm.spec.mtp_heads import with_head
 
 pytestmark = pytest.mark.long
-
-
-def families(turn: int, hybrids: bool = True) -> pytest.MarkDecorator:
-    """Each family. A short run takes a third of the new ones and of the hybrids, which `turn` chooses: with three turns in a row
-    each is in one of three modes."""
-    ours = (*NEW, *HYBRIDS) if hybrids else NEW
-    chosen = set(ours[turn % 3 :: 3])
-    rest = pytest.mark.long(extended=True)
-    return pytest.mark.parametrize(
-        "name", [pytest.param(one, marks=() if one in chosen else rest) for one in (*ours, *OTHERS)]
-    )
+_names = [*NEW, *(pytest.param(name, marks=pytest.mark.long(extended=True)) for name in OTHERS)]
+every_family = pytest.mark.parametrize("name", _names)
+"""But hybrids, for which a draft model does not work."""
+hybrids_too = pytest.mark.parametrize("name", [*_names, *HYBRIDS])
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +82,7 @@ def test_every_family_has_a_model_here(judge: Callable[[str], Judge]) -> None:
     assert names == {family.name for family in FAMILIES}
 
 
-@families(0)
+@hybrids_too
 async def test_chunks(name: str, judge: Callable[[str], Judge]) -> None:
     await compute_in_chunks(judge(name))
 
@@ -102,7 +95,7 @@ async def compute_in_chunks(judge: Judge) -> None:
     judge.check(calls, answers)
 
 
-@families(1)
+@hybrids_too
 async def test_a_mixed_batch(name: str, judge: Callable[[str], Judge]) -> None:
     async with served(judge(name).reference.path) as engine:
         answers = await engine.together(CROWD)
@@ -112,7 +105,7 @@ async def test_a_mixed_batch(name: str, judge: Callable[[str], Judge]) -> None:
     judge(name).check(CROWD, answers)
 
 
-@families(2)
+@hybrids_too
 async def test_few_blocks(name: str, judge: Callable[[str], Judge]) -> None:
     calls, model = [*SQUEEZE, *CROWD], judge(name).reference.path
     async with served(model, kv_bytes=await too_few_bytes(model), budget=256) as engine:
@@ -122,7 +115,7 @@ async def test_few_blocks(name: str, judge: Callable[[str], Judge]) -> None:
     judge(name).check(calls, answers)
 
 
-@families(3)
+@hybrids_too
 async def test_prefix_hits(name: str, judge: Callable[[str], Judge]) -> None:
     await find_prefixes(judge(name))
 
@@ -146,7 +139,7 @@ async def find_prefixes(judge: Judge, **engine_settings: Any) -> None:
     judge.check([first, *calls], [cold, *warm])
 
 
-@families(4)
+@hybrids_too
 async def test_three_choices(name: str, judge: Callable[[str], Judge]) -> None:
     await fork(judge(name))
 
@@ -169,7 +162,7 @@ async def fork(judge: Judge, **engine_settings: Any) -> None:
     judge.check([*calls, *calls], [*alone, *forked])
 
 
-@families(5)
+@hybrids_too
 async def test_drafts_of_ngrams(name: str, judge: Callable[[str], Judge]) -> None:
     calls = [LOOP, *CROWD[:2], replace(LOOP, temperature=0.9, seed=2, prompt=LOOP.prompt[:17])]
     async with served(judge(name).reference.path, num_speculative_tokens=3) as engine:
@@ -179,7 +172,7 @@ async def test_drafts_of_ngrams(name: str, judge: Callable[[str], Judge]) -> Non
     judge(name).check(calls, answers)
 
 
-@families(2, hybrids=False)  # a draft model does not work for hybrids
+@every_family
 async def test_a_draft_model(name: str, judge: Callable[[str], Judge]) -> None:
     """The model drafts for itself: every draft of a greedy answer is the token that comes."""
     model = judge(name).reference.path
@@ -212,7 +205,6 @@ with_mtp = pytest.mark.parametrize("name", [name for name in HYBRIDS if name.sta
 MTP = {"mtp": True, "speculative_method": "mtp", "num_speculative_tokens": 3}
 
 
-@pytest.mark.long(every=2)
 @with_mtp
 async def test_an_mtp_head(name: str, mtp_judge: Callable[[str, float], Judge]) -> None:
     """Some guesses are wrong, in steps beside chunks of prompts; all are right where layers add nothing."""
@@ -228,7 +220,6 @@ async def test_an_mtp_head(name: str, mtp_judge: Callable[[str, float], Judge]) 
         assert wrong == 0 if right == 0.0 else 0 < wrong < drafts.num_draft_tokens, drafts
 
 
-@pytest.mark.long(every=2)
 @with_mtp
 async def test_an_mtp_head_changes_no_bit(name: str, mtp_judge: Callable[[str, float], Judge]) -> None:
     """Under preemption, prefix hits and choices."""
@@ -250,7 +241,7 @@ async def test_an_mtp_head_after_a_kill(mtp_judge: Callable[[str, float], Judge]
     one.check(calls, answers)
 
 
-@families(6)
+@hybrids_too
 async def test_deterministic(name: str, judge: Callable[[str], Judge]) -> None:
     await give_the_same_bits(judge(name).reference.path, judge(name))
 

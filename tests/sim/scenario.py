@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -535,14 +534,3 @@ def simulate(seed: int) -> EngineCore:
         return run(Run(scenario).run())
     finally:
         cache_points.ROLLING = rolling
-
-
-def notice(seeds: Iterable[int], mistake: Callable[..., object]) -> None:
-    """Simulate seeds until one notices a mistake that was made in the engine. Raises AssertionError if none does."""
-    for seed in seeds:
-        try:
-            simulate(seed)
-        except Exception as error:
-            print(f"seed {seed}: {type(error).__name__}: {error}")
-            return
-    raise AssertionError(f"no seed notices: {mistake.__doc__}")

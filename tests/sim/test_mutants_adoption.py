@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 
 from tests.sim.mutants_adoption import ADOPTION_MUTANTS
 from tests.sim.mutants_snapshots import SNAPSHOT_MUTANTS
-from tests.sim.scenario import draw, notice, simulate
+from tests.sim.scenario import Scenario
+from tests.sim.seeds import MistakeTable, hold
 from tests.tiers import sweep
 
-SEEDS = 160
-FIRST = {
-    "newcomers_first": 520,
-    "duplicates_have_no_key": 600,
-    "window_gone_before_the_seals": 100,
-    "snapshots_checksum_never_compared": 1500,
-}
-"""Seeds to begin with for what takes long to find from 0 on."""
-SNAPSHOT_SEEDS = 1200
 CHUNKS, CHUNK = 24, 150
 """Of these seeds one in twelve has snapshots that outlive the executor: 300 in all."""
+
+
+def _blocks_outlive(scenario: Scenario) -> bool:
+    return bool(scenario.fingerprint) and not scenario.num_states
+
+
+def _snapshots_outlive(scenario: Scenario) -> bool:
+    return bool(scenario.fingerprint) and scenario.num_states > 0
+
+
+BLOCKS = MistakeTable(
+    ADOPTION_MUTANTS,
+    160,
+    {"newcomers_first": 520, "duplicates_have_no_key": 600, "window_gone_before_the_seals": 100},
+    _blocks_outlive,
+)
+SNAPSHOTS = MistakeTable(
+    SNAPSHOT_MUTANTS, 1200, {"snapshots_checksum_never_compared": 1500}, _snapshots_outlive
+)
 
 
 @pytest.mark.long
@@ -29,11 +38,7 @@ CHUNKS, CHUNK = 24, 150
 def test_a_mistake_is_noticed(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.CRITICAL + 1, "cohort.engine")
-    ADOPTION_MUTANTS[name](monkeypatch)
-    first = FIRST.get(name, 0)
-    seeds = (seed for seed in range(first, first + SEEDS) if _outlives(seed, with_states=False))
-    notice(seeds, ADOPTION_MUTANTS[name])
+    BLOCKS.notice(name, monkeypatch, caplog)
 
 
 @pytest.mark.long
@@ -41,26 +46,10 @@ def test_a_mistake_is_noticed(
 def test_a_mistake_with_snapshots_is_noticed(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.CRITICAL + 1, "cohort.engine")
-    SNAPSHOT_MUTANTS[name](monkeypatch)
-    first = FIRST.get(name, 0)
-    seeds = (seed for seed in range(first, first + SNAPSHOT_SEEDS) if _outlives(seed, with_states=True))
-    notice(seeds, SNAPSHOT_MUTANTS[name])
+    SNAPSHOTS.notice(name, monkeypatch, caplog)
 
 
 @sweep(every=12)
 @pytest.mark.parametrize("first", range(1000, 1000 + CHUNKS * CHUNK, CHUNK))
 def test_seeds_with_snapshots_that_outlive(first: int, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.CRITICAL, "cohort.engine")
-    for seed in range(first, first + CHUNK):
-        if not _outlives(seed, with_states=True):
-            continue
-        try:
-            simulate(seed)
-        except Exception as error:
-            raise AssertionError(f"seed {seed}, replay with: python -m tests.sim {seed}") from error
-
-
-def _outlives(seed: int, with_states: bool) -> bool:
-    scenario = draw(seed)
-    return bool(scenario.fingerprint) and bool(scenario.num_states) is with_states
+    hold(range(first, first + CHUNK), caplog, _snapshots_outlive)

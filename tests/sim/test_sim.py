@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 
 from tests.sim.scenario import simulate
+from tests.sim.seeds import MistakeTable, hold
 from tests.tiers import sweep
 
 SEEDS, CHUNK = 500, 25
@@ -15,14 +14,19 @@ SEEDS, CHUNK = 500, 25
 @sweep(every=6)
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
 def test_seeds(first: int, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.CRITICAL, "cohort.engine")
-    for seed in range(first, first + CHUNK):
-        try:
-            simulate(seed)
-        except Exception as error:
-            raise AssertionError(f"seed {seed}, replay with: python -m tests.sim {seed}") from error
+    hold(range(first, first + CHUNK), caplog)
 
 
 def test_a_seed_always_runs_the_same_way() -> None:
     first, second = simulate(11), simulate(11)
     assert first.stats() == second.stats()
+
+
+def test_a_mistake_that_changes_nothing_is_not_noticed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def none(patch: pytest.MonkeyPatch) -> None:
+        """The engine stays as it is."""
+
+    with pytest.raises(AssertionError, match="no seed notices: The engine stays as it is"):
+        MistakeTable({"none": none}, count=3).notice("none", monkeypatch, caplog)

@@ -63,7 +63,7 @@ async def prepare_chat(
     constraint, ignored = text_form, tuple[str, ...]()
     if choice.forced and text_form is not None:  # it describes a text, and the answer is calls
         constraint, ignored = None, (text_form.param.partition(".")[0],)
-    whole = await chat_prompt_of(state, call, model, body, choice, variables, marked)
+    whole = await chat_prompt_of(state, call, model, body, variables, marked)
     prompt = whole.ids
     body.check_prompt_logprobs(len(prompt), body.prompt_logprobs, "prompt_logprobs")
     place = _place(model, body, prompt)
@@ -96,24 +96,11 @@ async def prepare_chat(
     return PreparedChat(request, reading, param, ignored, model.prefixes.kept(max(whole.marked, default=0)))
 
 
-async def prompt_ids(
-    state: ServerState,
-    call: Call,
-    model: ServedModel,
-    body: ChatRequest,
-    choice: ToolChoice,
-    variables: Mapping[str, Any],
-) -> tuple[int, ...]:
-    """The ids of the prompt. Raises InvalidRequest."""
-    return (await chat_prompt_of(state, call, model, body, choice, variables)).ids
-
-
 async def chat_prompt_of(
     state: ServerState,
     call: Call,
     model: ServedModel,
     body: ChatRequest,
-    choice: ToolChoice,
     variables: Mapping[str, Any],
     marked: Sequence[ChatRequest] = (),
 ) -> Prompt:
@@ -121,13 +108,13 @@ async def chat_prompt_of(
     truncation = truncation_of(body, model, body.output_limit or 1)
 
     def variants() -> list[Marked]:
-        return [(one.messages, one.offered_tools(one.choice)) for one in marked]
+        return [(one.messages, one.offered_tools()) for one in marked]
 
     prompt = await chat_prompt(
         state,
         model,
         body.messages,
-        await run_off_loop_if_large(call, state.threads, lambda: body.offered_tools(choice)),
+        await run_off_loop_if_large(call, state.threads, body.offered_tools),
         add_generation_prompt=body.begins_answer,
         continue_final_message=bool(body.continue_final_message),
         add_special_tokens=bool(body.add_special_tokens),

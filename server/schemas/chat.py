@@ -258,9 +258,10 @@ class ChatRequest(PromptSideFields, StructuredFields, GenerationFields, ChatProm
             functions.append(Function(place, function.name, function.parameters, bool(function.strict)))
         return tool_choice(functions, self.tool_choice, self.parallel_tool_calls is not False)
 
-    def offered_tools(self, choice: ToolChoice) -> list[dict[str, Any]]:
+    def offered_tools(self) -> list[dict[str, Any]]:
         """The tools that the model sees. With tool_choice "none" it sees none, and otherwise only those that are allowed, which
-        is the surest way to comply; a named tool is shown among all others."""
+        is the surest way to comply; a named tool is shown among all others. Raises InvalidRequest as `choice` does."""
+        choice = self.choice
         if choice.mode == "none":
             return []
         places = {one.place for one in choice.functions}

@@ -20,7 +20,7 @@ from server.http.call import Call, Refusal, call_of
 from server.http.disconnect import while_connected
 from server.http.event_stream import EventStream, failure_of
 from server.http.large_body import run_off_loop_if_large
-from server.prepare.chat import PreparedChat, prepare_chat, prompt_ids
+from server.prepare.chat import PreparedChat, chat_prompt_of, prepare_chat
 from server.state.server_state import ServedModel, ServerState
 
 router = APIRouter()
@@ -68,7 +68,7 @@ async def count_tokens(request: Request) -> Response:
     converted, variables = await _converted(call, state, model, body)
 
     async def prepare(one: MarkedChat) -> tuple[int, ...]:
-        return await prompt_ids(state, call, model, one.chat, one.chat.choice, variables)
+        return (await chat_prompt_of(state, call, model, one.chat, variables)).ids
 
     ids = await while_connected(request.receive, converted.prepared(prepare))
     count: TokenCount = {"input_tokens": len(ids)}

@@ -24,7 +24,7 @@ from server.http.disconnect import while_connected
 from server.http.event_stream import EventStream, refusal_of
 from server.http.large_body import run_off_loop_if_large
 from server.http.media import check_media
-from server.prepare.chat import PreparedChat, prepare_chat, prompt_ids
+from server.prepare.chat import PreparedChat, chat_prompt_of, prepare_chat
 from server.schemas.answers import response_items as items
 from server.schemas.chat import MAX_MESSAGES, ChatRequest
 from server.state.responses.errors import ResponseNotFound, StoreFull
@@ -126,7 +126,7 @@ async def count_input_tokens(request: Request) -> Response:
     variables = _variables(call, model, body, conversion)
 
     async def prompt(chat: ChatRequest) -> tuple[int, ...]:
-        return await prompt_ids(state, call, model, chat, chat.choice, variables)
+        return (await chat_prompt_of(state, call, model, chat, variables)).ids
 
     count = await while_connected(request.receive, conversion.num_tokens(prompt))
     answer: InputTokenCount = {"object": "response.input_tokens", "input_tokens": count}

@@ -40,6 +40,7 @@ from executors.llm.runtime import ExecutorRuntime
 from executors.llm.sampling.device_sampler import DeviceSampler, TorchDeviceSampler
 from executors.llm.sampling.grammar import GrammarCompiler
 from executors.llm.sampling.shaped_slots import TABLE_BYTES
+from executors.llm.spec.base import ModelSide
 from executors.llm.spec.companion import DraftCompanion
 from executors.llm.spec.mtp import MtpCompanion
 from executors.llm.step.direct import DirectRunner
@@ -110,25 +111,14 @@ class Assembly:
         if isinstance(model, PreparedModel):
             model.prepare(length)
         layout = runtime.plan.layout
-        runner, group = self._runner(model, draft_layout(layout, kv_group(model))), draft_group(layout)
-        history, width = states.pool.numpy(), runtime.info.logits_width
+        runner = self._runner(model, draft_layout(layout, kv_group(model)))
+        width, history = runtime.info.logits_width, states.pool.numpy()
+        side = ModelSide(states.slots, draft_group(layout), states.sampling, history, width)
         companion: Companion
         if isinstance(model, MtpHead):
-            companion = MtpCompanion(
-                runner, states.slots, group, states.sampling, states.samples, history, length, width,
-                runtime.info.hidden_size,
-            )  # fmt: skip
+            companion = MtpCompanion(runner, side, length, states.samples, runtime.info.hidden_size)
         else:
-            companion = DraftCompanion(
-                runner,
-                states.slots,
-                group,
-                states.sampling,
-                history,
-                length,
-                width,
-                self.config.max_num_batched_tokens,
-            )
+            companion = DraftCompanion(runner, side, length, self.config.max_num_batched_tokens)
         states.companion = companion
         runtime.draft, runtime.companion = draft, companion
 

@@ -1,8 +1,7 @@
 """`DraftCompanion`: a smaller model that guesses the next tokens of sequences, for the next step to verify.
 
-Its keys and values lie in tensors of their own under the block ids and block tables of the model's layers that keep all tokens: a
-block that is shared, copied or found again by its prefix has the draft model's KV too, if it was computed. What is missing is
-computed when a step asks for drafts. Layers with heads of different sizes have tensors of their own under the same ids.
+Its keys and values lie in the model's blocks (`PagedCompanion`). What is missing there is computed when a step asks for drafts.
+Layers with heads of different sizes have tensors of their own under the same ids.
 
     filled[block]   how many of the block's first cells hold KV of the tokens that the model has there
     ahead[slot]     the tokens behind the known ones whose KV the last drafting wrote: those that were accepted are filled, too
@@ -25,9 +24,7 @@ import numpy as np
 import torch
 
 from executors.contract.batch import Drafts, UnifiedBatch, UnifiedOutput
-from executors.contract.slots import SlotTable
-from executors.llm.memory.paged_kv import copied_pairs
-from executors.llm.sampling.sampler import SamplingRows, SamplingTable, sample
+from executors.llm.spec.base import ModelSide, PagedCompanion, drafts_of
 from executors.llm.step.runner import ModelRunner
 from executors.llm.step_arrays import StepArrays
 
@@ -56,42 +53,18 @@ class _Wish:
     count: int
 
 
-class DraftCompanion:
-    """See the module. `history` int32 [slots, positions] holds the tokens of each slot, up to the last one sampled; its owner
-    writes it. `group`: the group of blocks in which its KV lies. Only `note`, `draft`, `forget`, `give_back` and `clear` write
-    the state here."""
+class DraftCompanion(PagedCompanion):
+    """See the module. Only `note`, `draft`, `forget`, `give_back` and `clear` write the state here."""
 
     reads_hidden = False
     """Its forwards begin with tokens alone."""
 
-    def __init__(
-        self, runner: ModelRunner, slots: SlotTable, group: int, sampling: SamplingTable, history: np.ndarray,
-        max_model_len: int, width: int, max_tokens: int,
-    ) -> None:  # fmt: skip
-        """`max_model_len`: of the draft model. `width`: of the model's logits, which a draft must be below. `max_tokens` of a
-        forward."""
-        self.runner = runner
-        self.max_model_len = max_model_len
-        self._slots = slots
-        self._group = group
-        self._sampling = sampling
-        self._history = history
-        self._width = width
+    def __init__(self, runner: ModelRunner, model: ModelSide, max_model_len: int, max_tokens: int) -> None:
+        """`max_model_len`: of the draft model. `max_tokens` of a forward."""
+        super().__init__(runner, model, max_model_len)
         self._max_tokens = max_tokens
-        self._block_size = runner.cache.block_size
-        self._caches = [runner.cache.of_group(own) for own in range(len(runner.cache.caches))]
-        self._num_blocks = self._caches[0].num_blocks
         self._filled = np.zeros(self._num_blocks, np.int32)
         self._ahead: dict[int, _Ahead] = {}
-
-    @property
-    def kv_bytes(self) -> int:
-        """Bytes of its KV."""
-        return self.runner.cache.num_bytes
-
-    @property
-    def _tables(self) -> np.ndarray:
-        return self._slots.block_tables[self._group]
 
     def _blocks_of(self, slot: int) -> np.ndarray:
         """Block ids int32 of a slot's sequence."""
@@ -104,26 +77,18 @@ class DraftCompanion:
         if len(batch.tables.slots):
             self._note_tables(batch)
         if len(batch.block_copies):
-            pairs = copied_pairs(batch.block_copies, self._group)
+            pairs = self._copy_blocks(batch)
             source, destination = pairs.T
             self._filled[destination] = self._filled[source]
-            for cache in self._caches:
-                cache.copy_blocks(pairs)
             self._cut_copies(batch, pairs)
 
     def _note_tables(self, batch: UnifiedBatch) -> None:
         """Blocks that a table got for tokens still to be computed hold those of another sequence; those before are shared."""
-        computed = dict(zip(batch.slots.tolist(), batch.pos_offsets.tolist(), strict=True))
-        tables, size, at = batch.tables, self._block_size, 0
-        updates = (tables.slots, tables.groups, tables.starts, tables.counts)
-        for slot, group, first, count in zip(*(part.tolist() for part in updates), strict=True):
-            blocks, at = tables.block_ids[at : at + count], at + count
-            if group != self._group:
-                continue
-            shared = computed.get(slot, 0)
-            self._filled[blocks[max(0, -(-shared // size) - first) :]] = 0
-            if shared % size and first <= shared // size < first + count:
-                self._cut(int(blocks[shared // size - first]), shared)
+        size = self._block_size
+        for slot, first, blocks, computed in self._table_updates(batch):
+            self._filled[self._new_blocks(first, blocks, computed)] = 0
+            if computed % size and first <= computed // size < first + len(blocks):
+                self._cut(int(blocks[computed // size - first]), computed)
             if first == 0:
                 self._ahead.pop(slot, None)
 
@@ -145,9 +110,8 @@ class DraftCompanion:
 
     def give_back(self, group: int, block_ids: np.ndarray) -> None:
         """Return the memory of these blocks of a group."""
+        super().give_back(group, block_ids)
         if group == self._group:
-            for cache in self._caches:
-                cache.give_back(block_ids)
             self._filled[block_ids] = 0
 
     def clear(self) -> None:
@@ -243,7 +207,9 @@ class DraftCompanion:
         drafting = [wish for wish in wishes if wish.count]
         place = 0
         while drafting:
-            tokens = self._choose(hidden, rows, drafting, place)
+            slots = np.array([wish.slot for wish in drafting], np.int64)
+            positions = np.array([wish.num_known + place for wish in drafting], np.int64)
+            tokens = self._choose(hidden, rows, slots, positions)
             for wish, token in zip(drafting, tokens, strict=True):
                 if token is not None:
                     drafts[wish.item].append(token)
@@ -261,68 +227,9 @@ class DraftCompanion:
         """Hidden states of these tokens, whose KV is written. The rows behind each sequence's last one hold nothing."""
         lens = np.array([len(one) for one in tokens], np.int64)
         offsets = np.array(begins, np.int64)
-        width = -(-int((offsets + lens).max()) // self._block_size)
         slots = np.array([wish.slot for wish in wishes], np.int64)
-        step = self._step(
-            np.concatenate(tokens).astype(np.int64), lens, offsets, self._tables[:, :width][slots]
-        )
+        tables = self._tables_until(int((offsets + lens).max()), slots)
+        step = self._step(np.concatenate(tokens).astype(np.int64), lens, offsets, tables)
         if lens.max() > 1:
             step.used_rows = np.cumsum(lens) - 1
         return self.runner.forward(step)
-
-    def _step(
-        self, token_ids: np.ndarray, q_lens: np.ndarray, pos_offsets: np.ndarray, tables: np.ndarray
-    ) -> StepArrays:
-        """Return a step whose tables are those of each group of the draft model's KV."""
-        more_tables = (tables,) * (len(self._caches) - 1)
-        return StepArrays(token_ids, q_lens, pos_offsets, tables, more_tables=more_tables)
-
-    def _choose(
-        self, hidden: torch.Tensor, rows: np.ndarray, wishes: list[_Wish], place: int
-    ) -> list[int | None]:
-        """The draft of each wish's place; None if the draft model has none."""
-        slots = np.array([wish.slot for wish in wishes], np.int64)
-        positions = np.array([wish.num_known + place for wish in wishes], np.int64)
-        return chosen(self.runner, hidden, rows, self._sampling.rows(slots, positions), self._width)
-
-    def time_forward(self, count: int, past: int) -> float:
-        """Seconds of a forward of one token for each of `count` sequences of `past` tokens; overwrites the first blocks."""
-        blocks = -(-(past + 1) // self._block_size)
-        tables = np.tile(np.arange(blocks, dtype=np.int32) % self._num_blocks, (count, 1))
-        step = self._step(
-            np.zeros(count, np.int64), np.ones(count, np.int64), np.full(count, past, np.int64), tables
-        )
-        began = time.perf_counter()
-        with torch.inference_mode():
-            draw(self.runner, self.runner.forward(step), count, past)
-        return time.perf_counter() - began
-
-
-def chosen(
-    runner: ModelRunner, hidden: torch.Tensor, rows: np.ndarray, settings: SamplingRows, width: int
-) -> list[int | None]:
-    """Return the draft of each of the `rows` of hidden states, chosen with the settings of its place; None if there is none
-    below `width`."""
-    logits, maxima = runner.logits_for_sampling(hidden, rows)
-    settings.logprobs[:] = -1
-    sampled = sample(logits, settings, None, maxima)
-    return [
-        None if bad or token >= width else token
-        for token, bad in zip(sampled.tokens.tolist(), sampled.bad.tolist(), strict=True)
-    ]
-
-
-def draw(runner: ModelRunner, hidden: torch.Tensor, count: int, past: int) -> None:
-    """Choose a token for each of `count` sequences of `past` tokens, to time it."""
-    rows = np.arange(count)
-    logits, maxima = runner.logits_for_sampling(hidden, rows)
-    sample(logits, SamplingTable(count).rows(rows, np.full(count, past + 1)), None, maxima)
-
-
-def drafts_of(num_items: int, drafts: dict[int, list[int]], rounds: int, seconds: float) -> Drafts:
-    """Return the drafts of a step's items, given by item."""
-    counts = np.zeros(num_items, np.int32)
-    for item, tokens in drafts.items():
-        counts[item] = len(tokens)
-    ids = [token for item in sorted(drafts) for token in drafts[item]]
-    return Drafts(counts, np.array(ids, np.int32), rounds, seconds)

@@ -1,8 +1,8 @@
 """`MtpCompanion`: the MTP head of the model's own checkpoint guesses the next tokens of sequences, for the next step to verify.
 
-Its keys and values lie under the block ids and block tables of the model's layers that keep all tokens, as a draft model's do.
-It computes in each step what the model has computed there: the hidden state of position p and the token of position p + 1, which
-is known then, give its KV of position p. So it has seen the whole prompt, however that was cut, and nothing is computed twice.
+Its keys and values lie in the model's blocks (`PagedCompanion`). In each step it computes what the model has computed there: the
+hidden state of position p and the token of position p + 1, which is known then, give its KV of position p. So it has seen the
+whole prompt, however that was cut, and nothing is computed twice.
 
     step          tokens  t4 t5 d6 d7      positions 4 .. 7; d6 is accepted, d7 is not, x7 is sampled in its place
     first round   h4+t5  h5+d6  h6+x7      -> a draft for position 8; h: hidden states of the model
@@ -24,10 +24,7 @@ import numpy as np
 import torch
 
 from executors.contract.batch import Drafts, UnifiedBatch, UnifiedOutput
-from executors.contract.slots import SlotTable
-from executors.llm.memory.paged_kv import copied_pairs
-from executors.llm.sampling.sampler import SamplingTable
-from executors.llm.spec.companion import chosen, drafts_of, draw
+from executors.llm.spec.base import ModelSide, PagedCompanion, drafts_of
 from executors.llm.step.runner import ModelRunner
 from executors.llm.step_arrays import StepArrays
 
@@ -43,39 +40,19 @@ class _Wish:
     count: int
 
 
-class MtpCompanion:
-    """See the module. `history` int32 [slots, positions] holds the tokens of each slot, up to the last one sampled; its owner
-    writes it, and `samples` bool [slots], which marks the sequences that sample. `group`: the group of blocks in which its KV
-    lies."""
+class MtpCompanion(PagedCompanion):
+    """See the module."""
 
     reads_hidden = True
     """Every row's hidden state makes KV here."""
 
     def __init__(
-        self, runner: ModelRunner, slots: SlotTable, group: int, sampling: SamplingTable, samples: np.ndarray,
-        history: np.ndarray, max_model_len: int, width: int, hidden_size: int,
-    ) -> None:  # fmt: skip
-        """`width`: of the model's logits, which a draft must be below. `hidden_size` of the model."""
-        self.runner = runner
-        self.max_model_len = max_model_len
-        self._slots = slots
-        self._group = group
-        self._sampling = sampling
+        self, runner: ModelRunner, model: ModelSide, max_model_len: int, samples: np.ndarray, hidden_size: int
+    ) -> None:
+        """`samples` bool [slots] marks the sequences that sample; others write it. `hidden_size` of the model."""
+        super().__init__(runner, model, max_model_len)
         self._samples = samples
-        self._history = history
-        self._width = width
         self._hidden_size = hidden_size
-        self._cache = runner.cache.of_group(0)
-        self._block_size = runner.cache.block_size
-
-    @property
-    def kv_bytes(self) -> int:
-        """Bytes of its KV."""
-        return self.runner.cache.num_bytes
-
-    @property
-    def _tables(self) -> np.ndarray:
-        return self._slots.block_tables[self._group]
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
@@ -84,26 +61,16 @@ class MtpCompanion:
         if len(batch.tables.slots):
             self._clear_new_blocks(batch)
         if len(batch.block_copies):
-            self._cache.copy_blocks(copied_pairs(batch.block_copies, self._group))
+            self._copy_blocks(batch)
 
     def _clear_new_blocks(self, batch: UnifiedBatch) -> None:
         """Clear the blocks that a table got for tokens still to be computed; those before are shared."""
-        computed = dict(zip(batch.slots.tolist(), batch.pos_offsets.tolist(), strict=True))
-        tables, at = batch.tables, 0
-        updates = (tables.slots, tables.groups, tables.starts, tables.counts)
-        for slot, group, first, count in zip(*(part.tolist() for part in updates), strict=True):
-            blocks, at = tables.block_ids[at : at + count], at + count
-            if group == self._group:
-                shared = -(-computed.get(slot, 0) // self._block_size)
-                self._cache.zero_blocks(blocks[max(0, shared - first) :])
+        for _, first, blocks, computed in self._table_updates(batch):
+            for cache in self._caches:
+                cache.zero_blocks(self._new_blocks(first, blocks, computed))
 
     def forget(self, slot: int) -> None:
         """A sequence is gone from its slot, or begins in it: nothing here is by slot."""
-
-    def give_back(self, group: int, block_ids: np.ndarray) -> None:
-        """Return the memory of these blocks of a group."""
-        if group == self._group:
-            self._cache.give_back(block_ids)
 
     def clear(self) -> None:
         """Forget every sequence: their blocks are cleared when they get new owners."""
@@ -173,8 +140,7 @@ class MtpCompanion:
         while wishes:
             slots = np.array([wish.slot for wish in wishes], np.int64)
             ends = np.array([wish.num_known for wish in wishes], np.int64)
-            settings = self._sampling.rows(slots, ends + place)
-            tokens = chosen(self.runner, y, rows, settings, self._width)
+            tokens = self._choose(y, rows, slots, ends + place)
             place += 1
             going: list[int] = []
             for i, (wish, token) in enumerate(zip(wishes, tokens, strict=True)):
@@ -198,18 +164,10 @@ class MtpCompanion:
         hidden: torch.Tensor,
     ) -> torch.Tensor:
         """Compute rows, of n items with `lens` int64 [n] each from the positions `offsets` on; their KV is written."""
-        width = -(-int((offsets + lens).max()) // self._block_size)
-        step = StepArrays(tokens.astype(np.int64), lens, offsets, self._tables[:, :width][slots])
+        tables = self._tables_until(int((offsets + lens).max()), slots)
+        step = self._step(tokens.astype(np.int64), lens, offsets, tables)
         return self.runner.forward(step, hidden=hidden)
 
-    def time_forward(self, count: int, past: int) -> float:
-        """Seconds of a round of one token for each of `count` sequences of `past` tokens; overwrites the first blocks."""
-        blocks, spec = -(-(past + 1) // self._block_size), self.runner.cache.spec
-        tables = np.tile(np.arange(blocks, dtype=np.int32) % self._cache.num_blocks, (count, 1))
-        zeros = np.zeros(count, np.int64)
-        step = StepArrays(zeros, np.ones(count, np.int64), np.full(count, past, np.int64), tables)
-        hidden = torch.zeros(count, self._hidden_size, dtype=spec.dtype, device=spec.device)
-        began = time.perf_counter()
-        with torch.inference_mode():
-            draw(self.runner, self.runner.forward(step, hidden=hidden), count, past)
-        return time.perf_counter() - began
+    def _blank_hidden(self, count: int) -> torch.Tensor:
+        spec = self.runner.cache.spec
+        return torch.zeros(count, self._hidden_size, dtype=spec.dtype, device=spec.device)

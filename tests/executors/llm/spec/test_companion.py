@@ -169,7 +169,9 @@ def _wrong_row(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         DraftCompanion,
         "_choose",
-        lambda self, hidden, rows, wishes, place: choose(self, hidden, rows[::-1].copy(), wishes, place),
+        lambda self, hidden, rows, slots, positions: choose(
+            self, hidden, rows[::-1].copy(), slots, positions
+        ),
     )
 
 

@@ -196,6 +196,7 @@ class Ingress:
             names=parts.names,
             drafts=facts.drafts,
             prefixes=facts.prefixes,
+            states=facts.states,
             adapter=facts.own_adapter,
         )
         tokenizer = tokenizer_directory(Path(settings.tokenizer or directory))

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.request import FinishReason, Request
-from executors.contract import ExecutorCapabilities, ModelInfo, SampledToken
+from executors.contract import ExecutorCapabilities, ModelInfo, SampledToken, StateLayout
 from server.settings.table import Settings
 from server.state.prefix_keeping import PrefixKeeping
 
@@ -67,7 +67,7 @@ class ModelAt(msgspec.Struct, tag=2, array_like=True):
 
 class Serve(msgspec.Struct, tag=3, array_like=True):
     """The executor is loaded. `stores`: whether there is a store of responses; `adapters`: None without any.
-    `own_adapter`: digest of the adapter that is part of the model."""
+    `own_adapter`: digest of the adapter that is part of the model. `states`: those of layers, None if they keep none."""
 
     info: ModelInfo
     max_model_len: int
@@ -79,6 +79,7 @@ class Serve(msgspec.Struct, tag=3, array_like=True):
     adapters: list[LoraFacts] | None
     own_adapter: str | None = None
     prefixes: PrefixKeeping = PrefixKeeping()
+    states: StateLayout | None = None
 
 
 class StoryFacts(msgspec.Struct, array_like=True):

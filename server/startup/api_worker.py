@@ -250,6 +250,7 @@ class ApiWorker:
             names=self._settings.names,
             drafts=facts.drafts,
             prefixes=facts.prefixes,
+            states=facts.states,
             adapter=facts.own_adapter,
         )
         state.core = DeclaredEngine(facts)  # type: ignore[assignment]  # the routes of a worker read no more of it

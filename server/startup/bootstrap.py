@@ -360,6 +360,7 @@ class Bootstrap:
             None if self.adapters is None else adapter_facts(self.adapters),
             model.adapter,
             model.prefixes,
+            model.states,
         )
 
     def _pack(self, source: Path, target: Path, label: str) -> lora.PackedLora:
@@ -481,6 +482,7 @@ class Bootstrap:
         if beyond := text.drop_end_tokens_beyond(info.logits_width):
             log.warning("end tokens beyond the model's vocabulary are ignored", ids=beyond[:4])
         digest = hashlib.sha256(repr((__version__, self.config, info)).encode()).hexdigest()[:10]
+        layout = core.executor.kv_layout()
         return served_model(
             self.settings,
             core,
@@ -492,7 +494,8 @@ class Bootstrap:
             self.model_dir,
             names=self.names,
             drafts=bool(self.speculation.num_tokens),
-            prefixes=PrefixKeeping.of(core.executor.kv_layout(), self.settings.enable_prefix_caching),
+            prefixes=PrefixKeeping.of(layout, self.settings.enable_prefix_caching),
+            states=layout.state,
         )
 
     def _announce(self, core: EngineCore, model: ServedModel, url: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from engine.text.core import TextCore
 from engine.text.generation import TextEngine
 from engine.text.tokenizer import Tokenizer
-from executors.contract import ConfigError, ModelInfo
+from executors.contract import ConfigError, ModelInfo, StateLayout
 from server.answer.notation import ModelNotation, model_notation
 from server.model_defaults import generation_config
 from server.model_defaults.ollama_params import read_params
@@ -153,10 +153,12 @@ def served_model(
     names: Sequence[str],
     drafts: bool,
     prefixes: PrefixKeeping,
+    states: StateLayout | None,
     adapter: str | None = None,
 ) -> ServedModel:
-    """The model that answers requests by `core`, under `names`. `prefixes`: where those of prompts are kept. `adapter`: digest of
-    the one that is part of it. Raises ConfigError for files that declare a pooling and cannot be read."""
+    """The model that answers requests by `core`, under `names`. `prefixes`: where those of prompts are kept. `states`: those of
+    layers, None if they keep none. `adapter`: digest of the one that is part of the model. Raises ConfigError for files that
+    declare a pooling and cannot be read."""
     tokenizer = text.tokenizer
     pooling, prompts, how = retrieval_side(settings, tokenizer, info, model_dir, names)
     marks = all(mark in tokenizer.added_tokens for mark in QWEN3_MARKS)
@@ -179,4 +181,5 @@ def served_model(
         log_prompts=settings.log_prompts,
         adapter=adapter,
         prefixes=prefixes,
+        states=states,
     )

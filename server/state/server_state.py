@@ -19,7 +19,7 @@ from engine.interruptions import Outage
 from engine.request import EngineStats, Stage
 from engine.text.embedding import EmbeddingRequest
 from engine.text.generation import Generation, TextRequest, Usage
-from executors.contract import ModelExecutor, ModelInfo
+from executors.contract import ModelExecutor, ModelInfo, StateLayout
 from server.answer.call_progress import CallsProgress
 from server.answer.notation import ModelNotation
 from server.model_defaults.pooling import DefaultPooling
@@ -229,6 +229,8 @@ class ServedModel:
     log_prompts: bool = False
     """Whether the access log shows prompts."""
     prefixes: PrefixKeeping = field(default_factory=PrefixKeeping)
+    states: StateLayout | None = None
+    """States that layers keep of sequences; None if they keep none."""
     adapter: str | None = None
     """Digest of the LoRA adapter that is part of this model."""
 

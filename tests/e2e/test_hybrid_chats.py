@@ -10,6 +10,7 @@ from __future__ import annotations
 import string
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -131,19 +132,41 @@ class Served:
 
 @pytest.fixture(scope="module", params=TEMPLATES)
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder = tmp_path_factory.mktemp(request.param)
+    # With one of them prompts are made in other processes than the engine's.
+    more = ("--api-server-count", "2") if request.param == "joins" else ()
+    with hybrid_server(tmp_path_factory.mktemp(request.param), request.param, *more) as server:
+        yield Served(server, request.param)
+
+
+def hybrid_server(folder: Path, template: str, *more: str) -> ServerProcess:
+    """A server of a small Qwen3.5 with this template, not started yet."""
     kind, fields = SHAPES["qwen3.5"]
     fields = {**fields, "vocab_size": VOCAB_SIZE, "max_position_embeddings": 8192, "pad_token_id": 0}
     write(kind, fields, folder / "model", seed=3)
-    write_tokenizer(folder / "model", TEMPLATES[request.param])
+    write_tokenizer(folder / "model", TEMPLATES[template])
     args = [
         str(folder / "model"), "--served-model-name", "m", "--dtype", "float32", "--max-model-len", "8192",
-        "--max-num-seqs", "2", "--admin-key", "boss",
+        "--max-num-seqs", "2", "--admin-key", "boss", *more,
     ]  # fmt: skip
-    if request.param == "joins":  # its prompts are made in other processes than the engine's
-        args += ["--api-server-count", "2"]
-    with ServerProcess(args, folder) as server:
-        yield Served(server, request.param)
+    return ServerProcess(args, folder)
+
+
+def test_api_workers_show_what_one_process_shows(tmp_path: Path) -> None:
+    """Of states, too, whose layout only the engine's process has."""
+    answers = []
+    for name, more in (("one", ()), ("several", ("--api-server-count", "2"))):
+        folder = tmp_path / name
+        folder.mkdir()
+        with hybrid_server(folder, "keeps", *more) as server:
+            shown = server.post("/api/show", {"model": "m"}).json()
+            card = httpx.get(f"{server.url}/v1/executors", headers=ADMIN, timeout=30).json()["data"][0]
+        states = card["kv_layout"]["state"]
+        del shown["modified_at"]  # when the server was started
+        assert shown["model_info"]["cohort.state.bytes_per_sequence"] == states["slot_bytes"] > 0
+        assert shown["model_info"]["cohort.state.slots"] == states["num_slots"] >= 2
+        assert shown["model_info"]["cohort.state.snapshot_interval"] == states["interval"] == INTERVAL
+        answers.append(shown)
+    assert answers[0] == answers[1]
 
 
 @pytest.mark.long(every=3)

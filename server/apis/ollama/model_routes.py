@@ -93,7 +93,7 @@ async def show(request: Request) -> Response:
         "parameters": "\n".join(parameters),
         "template": _template(model) or model.preset.template,
         "details": _details(state, name),
-        "model_info": _model_info(model) | _state_info(state),
+        "model_info": _model_info(model) | _state_info(model),
         "capabilities": _capabilities(model),
         "modified_at": written_time(dict(_served(state)).get(name, state.started)),
     }
@@ -171,15 +171,9 @@ def _model_info(model: ServedModel) -> dict[str, Any]:
     return general | {f"{info.family}.{name}": value for name, value in facts.items()}
 
 
-def _state_info(state: ServerState) -> dict[str, Any]:
+def _state_info(model: ServedModel) -> dict[str, Any]:
     """What layers keep of sequences beside KV, for which GGUF's metadata has no names; {} for a model that keeps nothing."""
-    executor: object = None if state.core is None else state.core.executor
-    # A process that does not schedule knows no layout.
-    layout = getattr(executor, "kv_layout", None)
-    try:
-        states = None if layout is None else layout().state
-    except ExecutorError:
-        return {}
+    states = model.states
     if states is None:
         return {}
     return {

@@ -141,12 +141,12 @@ def test_the_text_of_a_start_counts_states() -> None:
     assert "state" not in replace(facts, layout=layout).text()
 
 
-async def test_api_show_has_the_executors_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_api_show_has_the_numbers_of_states() -> None:
     house = House()
     plain = (await house.post("/api/show", {"model": "fake"})).json()["model_info"]
     assert not [name for name in plain if "state" in name]
-    layout = replace(house.core.executor.kv_layout(), state=StateLayout(1000, 24, 64))
-    monkeypatch.setattr(house.core.executor, "kv_layout", lambda: layout)
+    assert house.state.model is not None
+    house.state.model = replace(house.state.model, states=StateLayout(1000, 24, 64))
     shown = (await house.post("/api/show", {"model": "fake"})).json()["model_info"]
     assert shown == plain | {
         "cohort.state.bytes_per_sequence": 1000, "cohort.state.slots": 24, "cohort.state.snapshot_interval": 64,

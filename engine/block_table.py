@@ -58,7 +58,7 @@ class Span(NamedTuple):
 @dataclass(slots=True, eq=False)
 class Stride:
     """How the tables of a sequence go on block by block, all by one. It holds below index `end`, while block `i` is added when
-    the sequence is settled in block `i - lag`, as long as the tables change in no other way. Written by KvCacheManager."""
+    the sequence is settled in block `i - lag`, as long as the tables change in no other way. Written by StrideFinder."""
 
     lag: int
     end: int

@@ -7,13 +7,15 @@ So recovery is a preemption of all sequences followed by prefix hits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from engine.kv.block_group import BlockGroup
 from engine.kv.kv_cache_manager import KvCacheManager
+from engine.kv.prefix_cache import PrefixCache
 from engine.sequence import Sequence
 from engine.story import Lost
 from executors.contract import Int32Array, SealedBlocks
@@ -62,18 +64,30 @@ def hold_over(kv: KvCacheManager, running: Iterable[Sequence]) -> Holdings:
     """
     running = list(running)
     kv.seals.drop_requests()
-    with kv.naming_anew() as states:
+    names = kv.naming.cache
+    with _snapshots_kept(names):
         num_blocks = _keep_sealed(kv, running)
-        # Its block may be another one by now, with the same tokens.
-        num_snapshots = 0 if states is None else states.keep_sealed(kv.can_be_found)
+    num_snapshots = 0
+    if kv.states is not None:
+        # The block of a snapshot may be another one by now, with the same tokens.
+        num_snapshots = kv.states.keep_sealed(lambda key: names.block_of(key) is not None)
     return Holdings(num_blocks, num_snapshots)
+
+
+@contextlib.contextmanager
+def _snapshots_kept(names: PrefixCache) -> Iterator[None]:
+    """Meanwhile a block may lose its key to another one without the snapshot behind it."""
+    on_lost, names.on_lost = names.on_lost, None
+    try:
+        yield
+    finally:
+        names.on_lost = on_lost
 
 
 def _keep_sealed(kv: KvCacheManager, running: list[Sequence]) -> int:
     for seq in running:
-        kv.slide(
-            seq
-        )  # what a window leaves takes its key along: the block of another with the same tokens gets it below
+        # What a window leaves takes its key along: the block of another with the same tokens gets it below.
+        kv.slide(seq)
     total = sum(len(group.cache.blocks) for group in kv.groups)
     for group in kv.groups:
         unsealed = [block for block in group.cache.blocks if block not in group.seals.checksums]

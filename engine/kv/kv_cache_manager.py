@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
 
 import numpy as np
 
-from engine.block_table import DROP, KEEP, TAKE, TURN, Span, Stride, Way
+from engine.block_table import TAKE, TURN, Way
 from engine.kv.block_group import BlockGroup
-from engine.kv.cache_points import cache_points, next_rolling, rolling_point
+from engine.kv.cache_points import cache_points
 from engine.kv.hit import MISS, Hit, longest_prefix
 from engine.kv.prefix_cache import block_key, own_root_key, root_key
 from engine.kv.prefix_history import PrefixHistory
 from engine.kv.seals import SealTable
 from engine.kv.state_pool import StatePool
+from engine.kv.strides import StrideFinder
 from engine.kv.table_changes import TableChanges
 from engine.request import StateStats
 from engine.sequence import Sequence
 from engine.story import Lost, Missed, PrefixMatch
 from executors.contract import Int32Array, KvLayout, TableUpdates
-
-_TAKES = Span(sys.maxsize, 0, 0, 0)
 
 
 class KvCacheManager:
@@ -55,8 +53,7 @@ class KvCacheManager:
         self.changes = TableChanges()
         self._model = model
         self._most_granted = most_granted
-        self._takers: dict[tuple[Way, ...], tuple[int, ...]] = {}
-        """`Stride.takers` of the ways met so far."""
+        self._strides = StrideFinder(self.groups, layout.block_size)
         self._windows = [group for group in self.groups if group.window is not None]
         self._only = self.groups[0] if len(self.groups) == 1 and not self._windows else None
         """The group of a layout with a full one alone."""
@@ -65,7 +62,7 @@ class KvCacheManager:
         """What followed each prefix, and what became of it: in a full group, if there is one."""
         if self.states is not None and self.groups:
             # A snapshot goes with the block that its key names.
-            self._naming.cache.on_lost = self.states.forget
+            self.naming.cache.on_lost = self.states.forget
 
     @property
     def state_stats(self) -> StateStats:
@@ -113,8 +110,8 @@ class KvCacheManager:
         return -(-num_tokens // self.layout.block_size) if self.layout.paged else 0
 
     @property
-    def _naming(self) -> BlockGroup:
-        """The group with whose blocks snapshots of states are found."""
+    def naming(self) -> BlockGroup:
+        """The group with whose blocks snapshots of states are found; there must be one."""
         return (self._full or self.groups)[0]
 
     # -- tables --------------------------------------------------------------------------------------------------------
@@ -144,12 +141,12 @@ class KvCacheManager:
         assert seq.slot is not None, "blocks are laid out for a slot"
         stride, settled, groups = seq.stride, seq.settled // self.layout.block_size, self.groups
         if stride is None or begin >= stride.end or settled != begin - stride.lag:
-            stride = self._stride(seq, begin, settled)
+            stride = self._strides.find(seq, begin, settled)
             seq.go_in_stride(stride)
             if stride is None:
                 return False
         if begin >= stride.until:
-            self._change_ways(stride, begin)
+            self._strides.change_ways(stride, begin)
         ways, takers = stride.ways, stride.takers
         for index in takers:
             if not groups[index].pool.num_free:
@@ -172,50 +169,6 @@ class KvCacheManager:
         for group, table, way in zip(self.groups, seq.block_tables, ways, strict=True):
             if way is TURN:
                 group.seals.drop(table.blocks[:1])
-
-    def _stride(self, seq: Sequence, begin: int, settled: int) -> Stride | None:
-        """How the tables of a sequence go on from the block with index `begin`, if all of them do. `settled`: the block in which
-        it is settled."""
-        for table in seq.block_tables:
-            if table.first + len(table.blocks) != begin:
-                return None
-        size = self.layout.block_size
-        latest = rolling_point(seq, settled * size, size)
-        # Behind it there may be a point that ends the time of this one.
-        until = begin + next_rolling(settled * size) // size - settled
-        spans: list[Span] = []
-        for group in self.groups:
-            if group.window is None:
-                spans.append(_TAKES)
-                continue
-            if (way_on := group.way_on(seq, settled, latest)) is None:
-                return None
-            spans.append(way_on[0])
-            until = min(until, way_on[1])
-        return Stride(begin - settled, until, tuple(spans))
-
-    def _change_ways(self, stride: Stride, begin: int) -> None:
-        """Look up in its spans how a stride goes on from the block with index `begin`."""
-        until = stride.end
-        joint: list[Way] = []
-        for take_end, keep, keep_end, drop_end in stride.spans:
-            way, end = TURN, sys.maxsize
-            if begin < take_end:
-                way, end = TAKE, take_end
-            elif keep <= begin < keep_end:
-                way, end = KEEP, keep_end
-            else:
-                if begin < drop_end:
-                    way, end = DROP, drop_end
-                if begin < keep < end:
-                    end = keep
-            joint.append(way)
-            if end < until:
-                until = end
-        stride.until, stride.ways = until, tuple(joint)
-        if (takers := self._takers.get(stride.ways)) is None:
-            takers = self._takers[stride.ways] = tuple(i for i, way in enumerate(joint) if way is not TURN)
-        stride.takers = takers
 
     def _grow_all(self, seq: Sequence, end: int) -> bool:
         """Make the table of each group go up to index `end`, or none of them."""
@@ -303,7 +256,7 @@ class KvCacheManager:
         if any(other is not seq and not other.finished for other in seq.siblings):
             return
         for key in seq.block_keys:
-            if self._naming.cache.block_of(key) is None:
+            if self.naming.cache.block_of(key) is None:
                 self.states.forget(key)
 
     # -- sharing -------------------------------------------------------------------------------------------------------
@@ -582,21 +535,6 @@ class KvCacheManager:
         for group in self.groups:
             group.pool.forsake(group.cache.blocks)
             group.cache.clear()
-
-    @contextlib.contextmanager
-    def naming_anew(self) -> Iterator[StatePool | None]:
-        """Meanwhile a block may lose its key to another one without the snapshot behind it. Yields the slots of states, if there
-        are any."""
-        cache = self._naming.cache
-        on_lost, cache.on_lost = cache.on_lost, None
-        try:
-            yield self.states
-        finally:
-            cache.on_lost = on_lost
-
-    def can_be_found(self, key: bytes) -> bool:
-        """Whether there is a block with this key in the group whose blocks name snapshots of states."""
-        return self._naming.cache.block_of(key) is not None
 
     # -- for the next batch --------------------------------------------------------------------------------------------
 

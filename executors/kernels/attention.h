@@ -312,8 +312,8 @@ inline void blocks_soon(const Step& s, const int32_t* table, const Cell* heads, 
   int64_t stop = end < tile + TILE ? end : tile + TILE;
   for (int64_t at = tile; at < stop; at += s.block_size) {
     const Cell* keys = heads + table[at / s.block_size] * s.block_stride;
-    soon(keys, 0);
-    soon(keys + s.side_stride, 0);
+    soon_in_l2(keys, 0);
+    soon_in_l2(keys + s.side_stride, 0);
   }
 }
 

@@ -144,7 +144,7 @@ inline void score_int8(const int32_t* queries, int64_t lda, const float* query_s
     for (int n = 0; n < N; n++) column[n] = widen_bytes(keys[n] + k * 2 * BESIDE);
     if (ahead && k % 2 == 0)
 #pragma GCC unroll 4
-      for (int n = 0; n < N; n++) soon(ahead[n], k * 2 * BESIDE);
+      for (int n = 0; n < N; n++) soon_in_l2(ahead[n], k * 2 * BESIDE);
 #pragma GCC unroll 6
     for (int r = 0; r < R; r++) {
       I a = all_words((uint32_t)queries[r * lda + k]);
@@ -177,7 +177,7 @@ inline void add_values_int8(const int32_t* weights, const float* scales, const i
       for (int n = 0; n < N; n++) column[n] = widen_bytes(values[g] + offset + n * 2 * W);
       if (ahead)
 #pragma GCC unroll 2
-        for (int n = 0; n < N * W * 2; n += 64) soon(ahead[g], offset + n);
+        for (int n = 0; n < N * W * 2; n += 64) soon_in_l2(ahead[g], offset + n);
 #pragma GCC unroll 6
       for (int r = 0; r < R; r++) {
         I a = all_words((uint32_t)weights[r * (TILE / 2) + g * (BESIDE / 2) + i]);
@@ -253,8 +253,8 @@ struct Int8Worker : Pieces<Int8Worker<T>, T> {
       to.keys[g] = at + cells.group(offset), to.values[g] = at + s.side_stride + cells.group(offset);
       to.key_scales[g] = (const float*)(at + cells.scale(offset));
       to.value_scales[g] = (const float*)(at + s.side_stride + cells.scale(offset));
-      soon(to.key_scales[g], 0);
-      soon(to.value_scales[g], 0);
+      soon_in_l2(to.key_scales[g], 0);
+      soon_in_l2(to.value_scales[g], 0);
     }
     blocks_soon(s, table, kv + head * s.head_stride, tile + TILE, end);
   }

@@ -30,7 +30,7 @@ struct Floats {
     for (int64_t g = 0; g < count; g += W)
       for (int64_t d = 0; d < head_dim; d += W) {
         F r[W];
-        for (int i = 0; i < W; i++) soon(ahead[g + i], d * sizeof(T));
+        for (int i = 0; i < W; i++) soon_in_l2(ahead[g + i], d * sizeof(T));
         for (int i = 0; i < W; i++) r[i] = keys[g + i] ? load_some(keys[g + i] + d, head_dim - d) : all(0.0f);
         transpose(r);
         for (int i = 0; i < W && d + i < head_dim; i++) store(out + (d + i) * TILE + g, r[i]);
@@ -42,7 +42,7 @@ struct Floats {
                           const T* const* ahead) {
     for (int64_t i = 0; i < count; i++)
       for (int64_t d = 0; d < padded; d += W) {
-        soon(ahead[i], d * sizeof(T));
+        soon_in_l2(ahead[i], d * sizeof(T));
         store(out + i * padded + d, values[i] && d < head_dim ? load_some(values[i] + d, head_dim - d) : all(0.0f));
       }
   }
@@ -75,7 +75,7 @@ struct Pairs {
       for (int64_t d = 0; d < units; d += 16) {
         F r[16];
 #pragma GCC unroll 16
-        for (int i = 0; i < 16; i++) soon(ahead[g + i], 4 * d);
+        for (int i = 0; i < 16; i++) soon_in_l2(ahead[g + i], 4 * d);
 #pragma GCC unroll 16
         for (int i = 0; i < 16; i++)
           r[i] = keys[g + i] ? _mm512_castsi512_ps(load_words(keys[g + i] + 2 * d, head_dim - 2 * d)) : all(0.0f);
@@ -99,8 +99,8 @@ struct Pairs {
     __m512i pick_low = _mm512_load_si512(low), pick_high = _mm512_load_si512(high), zero = _mm512_setzero_si512();
     for (int64_t i = 0; i < (count + 1) / 2; i++)
       for (int64_t d = 0; d < padded; d += 32) {
-        soon(ahead[2 * i], 2 * d);
-        soon(ahead[2 * i + 1], 2 * d);
+        soon_in_l2(ahead[2 * i], 2 * d);
+        soon_in_l2(ahead[2 * i + 1], 2 * d);
         const uint16_t *one = values[2 * i], *two = values[2 * i + 1];
         __m512i a = one ? load_words(one + d, head_dim - d) : zero, b = two ? load_words(two + d, head_dim - d) : zero;
         _mm512_storeu_si512(out + i * padded + d, _mm512_permutex2var_epi16(a, pick_low, b));
@@ -134,7 +134,7 @@ inline void score_few(const uint32_t* queries, int64_t lda, const uint16_t* cons
 #pragma GCC unroll 16
       for (int i = 0; i < 16; i++) {
         const uint16_t* key = keys[g * 16 + i];
-        soon(ahead[g * 16 + i], 4 * d);
+        soon_in_l2(ahead[g * 16 + i], 4 * d);
         t[i] = key ? load((const float*)key + d) : all(0.0f);
       }
       transpose(t);
@@ -173,8 +173,8 @@ inline void add_values_few(const uint32_t* weights, const uint16_t* const* value
     const uint16_t *a = values[2 * i], *b = values[2 * i + 1];
 #pragma GCC unroll 4
     for (int v = 0; v < V; v++) {
-      soon(ahead[2 * i], 2 * at + 64 * v);
-      soon(ahead[2 * i + 1], 2 * at + 64 * v);
+      soon_in_l2(ahead[2 * i], 2 * at + 64 * v);
+      soon_in_l2(ahead[2 * i + 1], 2 * at + 64 * v);
       __m512i x = a ? _mm512_loadu_si512(a + at + 32 * v) : _mm512_setzero_si512();
       __m512i y = b ? _mm512_loadu_si512(b + at + 32 * v) : _mm512_setzero_si512();
       F one = _mm512_castsi512_ps(_mm512_unpacklo_epi16(x, y)), two = _mm512_castsi512_ps(_mm512_unpackhi_epi16(x, y));

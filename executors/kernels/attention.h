@@ -327,6 +327,7 @@ struct Worker : Pieces<Worker<T, Op, Cell>, T> {
   int64_t depth, lda;
   Unit *queries, *keys, *values, *weights;
   const Cell *key_rows[2][TILE] = {}, *value_rows[2][TILE] = {};
+  NextTile lines[2];
 
   Worker(const Step& s, const Cell* kv, const T* q, int64_t q_stride, T* out, const float* sinks,
          const std::atomic<int64_t>& next)
@@ -355,8 +356,12 @@ struct Worker : Pieces<Worker<T, Op, Cell>, T> {
     for (int64_t i = 0; i < first; i++) key_rows[side][i] = value_rows[side][i] = nullptr;
     for (int64_t i = last; i < TILE; i++) key_rows[side][i] = value_rows[side][i] = nullptr;
     int64_t block = (tile + first) / s.block_size, offset = (tile + first) % s.block_size;
+    lines[side].clear();
     for (int64_t i = first; i < last; block++, offset = 0) {
       const Cell* at = kv + table[block] * s.block_stride + head * s.head_stride + offset * s.head_dim;
+      int64_t cells = s.block_size - offset < last - i ? s.block_size - offset : last - i;
+      lines[side].add(at, cells * s.head_dim * sizeof(Cell));
+      lines[side].add(at + s.side_stride, cells * s.head_dim * sizeof(Cell));
       for (; offset < s.block_size && i < last; offset++, i++, at += s.head_dim)
         key_rows[side][i] = at, value_rows[side][i] = at + s.side_stride;
     }
@@ -369,19 +374,28 @@ struct Worker : Pieces<Worker<T, Op, Cell>, T> {
     if constexpr (std::is_same<Op, Pairs>::value)
       if (few_rows(w, tile, stop, count, side, to, how)) return;
 #endif
-    Op::pack_keys(keys, key_rows[side], count, s.head_dim, key_rows[side ^ 1]);
-    Op::pack_values(values, value_rows[side], count, s.head_dim, padded, value_rows[side ^ 1]);
-    while (row < stop) {
-      int64_t left = stop - row, count = left >= 6 && left != 8 ? 6 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
-      block(w, tile, row, count, to, how);
+    Op::pack_keys(keys, key_rows[side], count, s.head_dim);
+    Op::pack_values(values, value_rows[side], count, s.head_dim, padded);
+    NextTile& ahead = lines[side ^ 1];
+    int64_t rows = stop - row, asked = 0;
+    for (int64_t done = 0; done < rows;) {
+      int64_t left = rows - done, count = left >= 6 && left != 8 ? 6 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
+      done += count;
+      // In three parts: the CPU waits where more lines are asked for at once than it can keep in mind.
+      int64_t share = ahead.lines * done / rows - asked;
+      asked += share;
+      block(w, tile, row, count, to, how, ahead, (share + 2) / 3);
       row += count;
     }
   }
 
-  void block(const Work& w, int64_t tile, int64_t row, int64_t count, Part to, Scores how) {
+  void block(const Work& w, int64_t tile, int64_t row, int64_t count, Part to, Scores how, NextTile& ahead, int64_t third) {
     int64_t seen = this->most_seen(w, tile, row, count);
+    ahead.ask(third);
     multiply<Op>(count, queries + row * lda, lda, keys, TILE, scores, TILE, depth, (seen + W - 1) / W, nullptr);
+    ahead.ask(third);
     weigh_rows(w, tile, row, count, to, how);
+    ahead.ask(third);
     multiply<Op>(count, weights, TILE / Op::DEPTH, values, padded, to.sums + row * padded, padded,
                  (seen + Op::DEPTH - 1) / Op::DEPTH, padded / W, factors);
   }

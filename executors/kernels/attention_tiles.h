@@ -7,9 +7,31 @@ namespace {
 
 constexpr int64_t TILE = 64;  // keys
 
+// Memory of the tile that comes next, asked for a few lines at a time: blocks lie anywhere, and the CPU does not prefetch across
+// pages. While a tile is multiplied its successor comes.
+struct NextTile {
+  const char* begins[2 * TILE];
+  int64_t counts[2 * TILE], pieces = 0, piece = 0, line = 0, lines = 0;
+
+  void clear() { pieces = piece = line = lines = 0; }
+  void add(const void* begin, int64_t bytes) {
+    uintptr_t first = (uintptr_t)begin / 64, last = ((uintptr_t)begin + bytes + 63) / 64;
+    begins[pieces] = (const char*)(first * 64), counts[pieces++] = last - first;
+    lines += last - first;
+  }
+  void ask(int64_t n) {
+    while (n > 0 && piece < pieces) {
+      int64_t stop = line + n < counts[piece] ? line + n : counts[piece];
+      n -= stop - line;
+      for (; line < stop; line++) soon_in_l2(begins[piece], line * 64);
+      if (line == counts[piece]) piece++, line = 0;
+    }
+  }
+};
+
 // ---- two ways to multiply ------------------------------------------------------------------------------------------
 // `Unit` is what one lane of a packed operand holds, DEPTH elements along the summed dimension. Of a tile, `count` keys and
-// values are packed: nothing reads further. Packing asks for the rows that come next, `ahead`, a line at a time: blocks lie anywhere, and the CPU does not prefetch across pages.
+// values are packed: nothing reads further.
 
 struct Floats {
   using Unit = float;
@@ -26,11 +48,10 @@ struct Floats {
   }
   // keys[i] -> out[d][i]
   template <class T>
-  static void pack_keys(Unit* out, const T* const* keys, int64_t count, int64_t head_dim, const T* const* ahead) {
+  static void pack_keys(Unit* out, const T* const* keys, int64_t count, int64_t head_dim) {
     for (int64_t g = 0; g < count; g += W)
       for (int64_t d = 0; d < head_dim; d += W) {
         F r[W];
-        for (int i = 0; i < W; i++) soon_in_l2(ahead[g + i], d * sizeof(T));
         for (int i = 0; i < W; i++) r[i] = keys[g + i] ? load_some(keys[g + i] + d, head_dim - d) : all(0.0f);
         transpose(r);
         for (int i = 0; i < W && d + i < head_dim; i++) store(out + (d + i) * TILE + g, r[i]);
@@ -38,13 +59,10 @@ struct Floats {
   }
   // values[i] -> out[i][d]
   template <class T>
-  static void pack_values(Unit* out, const T* const* values, int64_t count, int64_t head_dim, int64_t padded,
-                          const T* const* ahead) {
+  static void pack_values(Unit* out, const T* const* values, int64_t count, int64_t head_dim, int64_t padded) {
     for (int64_t i = 0; i < count; i++)
-      for (int64_t d = 0; d < padded; d += W) {
-        soon_in_l2(ahead[i], d * sizeof(T));
+      for (int64_t d = 0; d < padded; d += W)
         store(out + i * padded + d, values[i] && d < head_dim ? load_some(values[i] + d, head_dim - d) : all(0.0f));
-      }
   }
 };
 
@@ -68,14 +86,11 @@ struct Pairs {
   static void row(Unit* out, const uint16_t* in, int64_t n) {
     for (int64_t d = 0; d < n; d += 32) _mm512_storeu_si512(out + d / 2, load_words(in + d, n - d));
   }
-  static void pack_keys(Unit* out, const uint16_t* const* keys, int64_t count, int64_t head_dim,
-                        const uint16_t* const* ahead) {
+  static void pack_keys(Unit* out, const uint16_t* const* keys, int64_t count, int64_t head_dim) {
     int64_t units = (head_dim + 1) / 2;
     for (int64_t g = 0; g < count; g += 16)
       for (int64_t d = 0; d < units; d += 16) {
         F r[16];
-#pragma GCC unroll 16
-        for (int i = 0; i < 16; i++) soon_in_l2(ahead[g + i], 4 * d);
 #pragma GCC unroll 16
         for (int i = 0; i < 16; i++)
           r[i] = keys[g + i] ? _mm512_castsi512_ps(load_words(keys[g + i] + 2 * d, head_dim - 2 * d)) : all(0.0f);
@@ -89,8 +104,7 @@ struct Pairs {
       }
   }
   // values[2 i], values[2 i + 1] -> out[i][d]
-  static void pack_values(Unit* out, const uint16_t* const* values, int64_t count, int64_t head_dim, int64_t padded,
-                          const uint16_t* const* ahead) {
+  static void pack_values(Unit* out, const uint16_t* const* values, int64_t count, int64_t head_dim, int64_t padded) {
     alignas(64) uint16_t low[32], high[32];
     for (int i = 0; i < 16; i++) {
       low[2 * i] = (uint16_t)i, low[2 * i + 1] = (uint16_t)(32 + i);
@@ -99,8 +113,6 @@ struct Pairs {
     __m512i pick_low = _mm512_load_si512(low), pick_high = _mm512_load_si512(high), zero = _mm512_setzero_si512();
     for (int64_t i = 0; i < (count + 1) / 2; i++)
       for (int64_t d = 0; d < padded; d += 32) {
-        soon_in_l2(ahead[2 * i], 2 * d);
-        soon_in_l2(ahead[2 * i + 1], 2 * d);
         const uint16_t *one = values[2 * i], *two = values[2 * i + 1];
         __m512i a = one ? load_words(one + d, head_dim - d) : zero, b = two ? load_words(two + d, head_dim - d) : zero;
         _mm512_storeu_si512(out + i * padded + d, _mm512_permutex2var_epi16(a, pick_low, b));

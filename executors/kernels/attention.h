@@ -372,7 +372,7 @@ struct Worker : Pieces<Worker<T, Op, Cell>, T> {
   void tile(const Work& w, int64_t tile, int64_t row, int64_t stop, int64_t count, int side, Part to, Scores how) {
 #if defined(__AVX512BF16__)
     if constexpr (std::is_same<Op, Pairs>::value)
-      if (few_rows(w, tile, stop, count, side, to, how)) return;
+      if (few_rows(w, tile, row, stop - row, count, side, to, how)) return;
 #endif
     Op::pack_keys(keys, key_rows[side], count, s.head_dim);
     Op::pack_values(values, value_rows[side], count, s.head_dim, padded);
@@ -411,24 +411,24 @@ struct Worker : Pieces<Worker<T, Op, Cell>, T> {
 #if defined(__AVX512BF16__)
   // All rows of this work over one tile that is not packed.
   template <int R>
-  void few(const Work& w, int64_t tile, int64_t count, int side, Part to, Scores how) {
-    score_few<R>(queries, lda, key_rows[side], count, s.head_dim, scores, key_rows[side ^ 1]);
-    weigh_rows(w, tile, 0, R, to, how);
+  void few(const Work& w, int64_t tile, int64_t row, int64_t count, int side, Part to, Scores how) {
+    score_few<R>(queries + row * lda, lda, key_rows[side], count, s.head_dim, scores, key_rows[side ^ 1]);
+    weigh_rows(w, tile, row, R, to, how);
+    float* sums = to.sums + row * padded;
     int64_t d = 0;
     for (; d + 64 <= s.head_dim; d += 64)
-      add_values_few<R, 2>(weights, value_rows[side], count, d, to.sums, padded, factors, value_rows[side ^ 1]);
+      add_values_few<R, 2>(weights, value_rows[side], count, d, sums, padded, factors, value_rows[side ^ 1]);
     if (d < s.head_dim)
-      add_values_few<R, 1>(weights, value_rows[side], count, d, to.sums, padded, factors, value_rows[side ^ 1]);
+      add_values_few<R, 1>(weights, value_rows[side], count, d, sums, padded, factors, value_rows[side ^ 1]);
   }
 
-  bool few_rows(const Work& w, int64_t tile, int64_t rows, int64_t count, int side, Part to, Scores how) {
-    // With a single token every row sees the whole tile, as far as it goes.
-    if (w.tokens != 1 || rows > 4 || s.head_dim % 32) return false;
+  bool few_rows(const Work& w, int64_t tile, int64_t row, int64_t rows, int64_t count, int side, Part to, Scores how) {
+    if (rows > 4 || s.head_dim % 32) return false;
     switch (rows) {
-      case 1: few<1>(w, tile, count, side, to, how); break;
-      case 2: few<2>(w, tile, count, side, to, how); break;
-      case 3: few<3>(w, tile, count, side, to, how); break;
-      default: few<4>(w, tile, count, side, to, how);
+      case 1: few<1>(w, tile, row, count, side, to, how); break;
+      case 2: few<2>(w, tile, row, count, side, to, how); break;
+      case 3: few<3>(w, tile, row, count, side, to, how); break;
+      case 4: few<4>(w, tile, row, count, side, to, how);
     }
     return true;
   }

@@ -325,6 +325,8 @@ struct Worker : Pieces<Worker<T, Op, Cell>, T> {
   using Base::factors, Base::group, Base::padded, Base::s, Base::scores;
   const Cell* kv;
   int64_t depth, lda;
+  static constexpr int64_t PACKED = 16;       // keys that are packed at a time
+  static constexpr int64_t PACKING_ROWS = 8;  // rows whose products take about as long as packing a tile
   Unit *queries, *keys, *values, *weights;
   const Cell *key_rows[2][TILE] = {}, *value_rows[2][TILE] = {};
   NextTile lines[2];
@@ -374,28 +376,34 @@ struct Worker : Pieces<Worker<T, Op, Cell>, T> {
     if constexpr (std::is_same<Op, Pairs>::value)
       if (few_rows(w, tile, row, stop - row, count, side, to, how)) return;
 #endif
-    Op::pack_keys(keys, key_rows[side], count, s.head_dim);
-    Op::pack_values(values, value_rows[side], count, s.head_dim, padded);
-    NextTile& ahead = lines[side ^ 1];
-    int64_t rows = stop - row, asked = 0;
-    for (int64_t done = 0; done < rows;) {
-      int64_t left = rows - done, count = left >= 6 && left != 8 ? 6 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
-      done += count;
-      // In three parts: the CPU waits where more lines are asked for at once than it can keep in mind.
-      int64_t share = ahead.lines * done / rows - asked;
-      asked += share;
-      block(w, tile, row, count, to, how, ahead, (share + 2) / 3);
-      row += count;
+    // The next tile is asked for evenly over the time that this one takes: of lines asked for at once, a CPU keeps some 48 in
+    // mind and waits for the others.
+    NextTile& next = lines[side ^ 1];
+    int64_t rows = stop - row, asked = next.lines * PACKING_ROWS / (rows + PACKING_ROWS);
+    int64_t ask = (asked * PACKED + 2 * count - 1) / (2 * count);
+    for (int64_t i = 0; i < count; i += PACKED) {
+      int64_t some = count - i < PACKED ? count - i : PACKED;
+      next.ask(ask);
+      Op::pack_keys(keys + i, key_rows[side] + i, some, s.head_dim);
+      next.ask(ask);
+      Op::pack_values(values + i / Op::DEPTH * padded, value_rows[side] + i, some, s.head_dim, padded);
+    }
+    while (row < stop) {
+      int64_t left = stop - row, count = left >= 6 && left != 8 ? 6 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
+      int64_t due = next.lines - next.lines * (left - count) / (rows + PACKING_ROWS);
+      block(w, tile, row, count, to, how, next, (due - asked + 2) / 3);
+      row += count, asked = due;
     }
   }
 
-  void block(const Work& w, int64_t tile, int64_t row, int64_t count, Part to, Scores how, NextTile& ahead, int64_t third) {
+  // Three times, `third` lines of the next tile are asked for.
+  void block(const Work& w, int64_t tile, int64_t row, int64_t count, Part to, Scores how, NextTile& next, int64_t third) {
     int64_t seen = this->most_seen(w, tile, row, count);
-    ahead.ask(third);
+    next.ask(third);
     multiply<Op>(count, queries + row * lda, lda, keys, TILE, scores, TILE, depth, (seen + W - 1) / W, nullptr);
-    ahead.ask(third);
+    next.ask(third);
     weigh_rows(w, tile, row, count, to, how);
-    ahead.ask(third);
+    next.ask(third);
     multiply<Op>(count, weights, TILE / Op::DEPTH, values, padded, to.sums + row * padded, padded,
                  (seen + Op::DEPTH - 1) / Op::DEPTH, padded / W, factors);
   }

@@ -7,8 +7,8 @@ namespace {
 
 constexpr int64_t TILE = 64;  // keys
 
-// Memory of the tile that comes next, asked for a few lines at a time: blocks lie anywhere, and the CPU does not prefetch across
-// pages. While a tile is multiplied its successor comes.
+// Memory of the tile that comes next, asked for a few lines at a time while this one is multiplied: blocks lie anywhere, and the
+// CPU does not prefetch across pages.
 struct NextTile {
   const char* begins[2 * TILE];
   int64_t counts[2 * TILE], pieces = 0, piece = 0, line = 0, lines = 0;

@@ -223,8 +223,8 @@ inline bool has_nan(F a) {
 }
 
 inline void soon(const void* p, int64_t offset) { _mm_prefetch((const char*)((uintptr_t)p + offset), _MM_HINT_T0); }
-// Into the second level of the cache: for more than the first holds until it is read. A Zen 4 core reads scattered pieces of 8 KiB at
-// 19 GB/s so, and at 10 GB/s by `soon`: what the first level waits for takes one of its few places until it comes.
+// Into the second level of the cache: for more than the first holds until it is read. A Zen 4 core reads scattered pieces of
+// 8 KiB at 19 GB/s this way and at 10 GB/s by `soon`, whose lines take places that the first level has few of.
 inline void soon_in_l2(const void* p, int64_t offset) { _mm_prefetch((const char*)((uintptr_t)p + offset), _MM_HINT_T1); }
 
 }  // namespace

@@ -65,7 +65,9 @@ inline I widen_bytes(const int8_t* p) { return _mm256_cvtepi8_epi16(_mm_loadu_si
 // sum + a b, where lanes hold two numbers of 16 bits.
 inline I dot_shorts(I a, I b, I sum) {
 #if defined(__AVX512VNNI__)
-  return _mm512_dpwssd_epi32(sum, a, b);
+  // Not the intrinsic: with it GCC 12 keeps an array of sums in memory and stores each after its product.
+  asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+  return sum;
 #else
   return add_words(sum, madd(a, b));
 #endif

@@ -182,6 +182,25 @@ def test_whole_prefill_chunks_and_decodes_are_bitwise_equal(
 
 @every_isa
 @both_dtypes
+@pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (4, 2), (8, 2)])
+@pytest.mark.parametrize("window", [None, 90])
+def test_few_tokens_over_a_long_context_are_bitwise_those_of_a_whole_prompt(
+    isa: str, dtype: torch.dtype, heads: int, kv_heads: int, window: int | None
+) -> None:
+    """Steps of 1 to 13 tokens cross tiles and a split at every offset: one to four rows are read without packing."""
+    length, begin = SPLIT + 90, SPLIT - 70
+    shape = spec(heads, kv_heads, 64, dtype, windows=(window,))
+    seqs, attention = Sequences(shape, [length]), kernel(isa)
+    whole = seqs.run([(0, 0, length)], attention)
+    for size in (1, 2, 3, 4, 5, 13):
+        cache, parts = seqs.cache([begin]), []
+        for at in range(begin, length, size):
+            parts.append(seqs.run([(0, at, min(size, length - at))], attention, cache))
+        assert torch.equal(torch.cat(parts), whole[begin:])
+
+
+@every_isa
+@both_dtypes
 def test_neighbours_and_threads_do_not_matter_bitwise(
     isa: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

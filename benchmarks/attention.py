@@ -62,6 +62,8 @@ def workloads() -> dict[str, Items]:
     for chunk in (16, 64, 512):
         for context in (0, 512, 2048):
             found[f"chunk {chunk} after {context}"] = [(chunk, context)]
+    for chunk in (2, 4, 13, 64):
+        found[f"extend 8 x {chunk} after 7000"] = [(chunk, 7000)] * 8
     found["prefill 32 x 128"] = [(128, 0)] * 32
     return found
 

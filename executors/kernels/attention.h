@@ -11,7 +11,8 @@
 //
 // Threads take (work, kv head) from a counter. The query heads of a key head are rows of one tile, so keys and values are
 // read once for all of them. A tile of TILE keys is packed (keys transposed, values interleaved), then for a few rows at a
-// time:   scores = Q K^T   ->   online softmax   ->   O = alpha O + P V.   Both products are one micro-kernel.
+// time:   scores = Q K^T   ->   online softmax   ->   O = alpha O + P V.   Both products are one micro-kernel. Between them the
+// memory of the next tile is asked for, so that reading it takes no time of its own.
 //
 // Order of sums. Tiles begin at multiples of TILE, splits at multiples of SPLIT, counted from the start of the sequence; a
 // row's sums run over head_dim, keys of a tile, tiles of a split, splits, each ascending. Keys a row does not see add
@@ -417,7 +418,7 @@ struct Worker : Pieces<Worker<T, Op, Cell>, T> {
   }
 
 #if defined(__AVX512BF16__)
-  // All rows of this work over one tile that is not packed.
+  // R rows over one tile that is not packed. Keys that some of them do not see have the weight 0.
   template <int R>
   void few(const Work& w, int64_t tile, int64_t row, int64_t count, int side, Part to, Scores how) {
     score_few<R>(queries + row * lda, lda, key_rows[side], count, s.head_dim, scores, key_rows[side ^ 1]);

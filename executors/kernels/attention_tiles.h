@@ -124,9 +124,9 @@ struct Pairs {
 #endif
 
 // ---- few rows ------------------------------------------------------------------------------------------------------
-// A decode has as many rows as query heads share a key head: too few to pay for packing a tile. Keys are transposed in
-// registers and values paired as they are read; each sum has the same terms in the same order as over a packed tile, so
-// the results are the same bit for bit.
+// A decode has as many rows as query heads share a key head: too few to pay for packing a tile. So may two tokens have. Keys
+// are transposed in registers and values paired as they are read; each sum has the same terms in the same order as over a packed
+// tile, so the results are the same bit for bit.
 
 #if defined(__AVX512BF16__)
 // scores[R][TILE] of `count` keys. queries [R][lda].

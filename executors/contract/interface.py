@@ -314,6 +314,16 @@ class ModelExecutorFactory(ABC):
             raise Unsupported(f"{type(executor).__name__} is not a batch executor")
         return executor
 
+    def load_shared(
+        self, config: ExecutorConfig, progress: ProgressCallback
+    ) -> Callable[[ExecutorConfig], ModelExecutor] | None:
+        """Load what all lives of an executor may share, and return what creates one over it; None if they share nothing.
+
+        Called once, in a process that forks the executors: what it returns has no threads, no open device and no memory that
+        an executor writes. It takes configurations that differ in limits alone. Raises what `warmup` raises.
+        """
+        return None
+
     @abstractmethod
     def supported_types(self) -> tuple[ExecutorType, ...]:
         """The types this factory can make."""

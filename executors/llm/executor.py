@@ -72,6 +72,7 @@ from executors.llm.faults import step_fault
 from executors.llm.finite import explained
 from executors.llm.lora.table import LoraTable
 from executors.llm.memory.arena import KvArena
+from executors.llm.memory.fingerprint import code_digest
 from executors.llm.memory.kv_plan import KvPlan
 from executors.llm.memory.sizing import limits_note
 from executors.llm.model.api import DecoderOnlyLLM, LoadedModel
@@ -84,7 +85,14 @@ from executors.llm.step.pending_steps import PendingSteps
 from executors.memory_file import MemoryFile
 
 Load = Callable[[ProgressCallback], LoadedModel]
+LoadDraft = Callable[[ExecutorConfig, LoadedModel, ProgressCallback], LoadedModel | None]
 _NO_HEAD = "this model has no lm_head: it computes hidden states and no logits"
+
+
+def _load_draft(
+    config: ExecutorConfig, source: LoadedModel, progress: ProgressCallback
+) -> LoadedModel | None:
+    return load_mtp(config, source, progress) or load_draft(config, source.info, progress)
 
 
 class LlmExecutor(BatchModelExecutor):
@@ -114,6 +122,7 @@ class LlmExecutor(BatchModelExecutor):
         self.device = device
         self._group: RankGroup = Alone() if self.config.parallel.world_size == 1 else Together(self.config)
         self._load = load
+        self._load_draft: LoadDraft = _load_draft
         self._runtime: ExecutorRuntime | None = None
         self._progress: ProgressCallback = lambda stage, done, total: None
         self._state = ExecutorState.INITIALIZING
@@ -143,6 +152,30 @@ class LlmExecutor(BatchModelExecutor):
             None, None, config, lambda progress: load_model(executor.config, progress, executor._group.ranks)
         )
         return executor
+
+    @classmethod
+    def over_shared_weights(
+        cls, config: ExecutorConfig, progress: ProgressCallback
+    ) -> Callable[[ExecutorConfig], LlmExecutor] | None:
+        """Load `config.model` and what drafts beside it, and return what makes executors over these weights, for processes that
+        are forked; None on a device whose weights they do not share. Raises as `warmup`."""
+        if not find_device(config.device).shares_weights:
+            return None
+        with compiler.reporting(progress):
+            progress("opening the device", 0, 0)
+            source = load_model(config, progress)
+            progress("preparing the layers", 0, 0)
+            draft = _load_draft(config, source, progress)
+        code_digest()  # of the sources as they are imported here
+
+        def make(config: ExecutorConfig) -> LlmExecutor:
+            length = min(config.max_model_len or source.info.max_model_len, source.info.max_model_len)
+            own = replace(source, info=replace(source.info, max_model_len=length))
+            executor = cls(None, None, config, lambda progress: own)
+            executor._load_draft = lambda config, source, progress: draft
+            return executor
+
+        return make
 
     # -- facts -----------------------------------------------------------------------------------------------------------
 
@@ -221,9 +254,7 @@ class LlmExecutor(BatchModelExecutor):
             with compiler.reporting(self._progress):
                 source = self._load(self._progress)
                 self._progress("preparing the layers", 0, 0)
-                draft = load_mtp(self.config, source, self._progress) or load_draft(
-                    self.config, source.info, self._progress
-                )
+                draft = self._load_draft(self.config, source, self._progress)
                 self._runtime = self._build(source, draft, device)
             try:
                 self._runtime.try_out(self._progress)

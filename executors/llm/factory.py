@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from executors.contract import (
     ExecutorConfig,
     ExecutorType,
     ModelExecutorFactory,
+    ProgressCallback,
 )
 from executors.devices import kind_of, settings_of_device
 from executors.kernels import ATTENTION_BACKENDS, CPU_ISAS
@@ -43,9 +45,19 @@ class LlmFactory(ModelExecutorFactory):
         # Read when torch loads its OpenMP. By default idle threads spin while they wait for each other; with another
         # process on the same cores each such wait lasts a scheduler slice (measured: a decode step of 130 ms, not 1.4).
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        if config.optimization.max_loras:
-            return self.adapter_executor_class().from_config(config)
-        return self.executor_class().from_config(config)
+        return self._class_for(config).from_config(config)
+
+    def load_shared(
+        self, config: ExecutorConfig, progress: ProgressCallback
+    ) -> Callable[[ExecutorConfig], LlmExecutor] | None:
+        """See the contract: weights that lie in the machine's memory are shared. This call imports torch."""
+        if config.parallel.world_size > 1:
+            return None
+        self.validate_config(config)
+        return self._class_for(config).over_shared_weights(config, progress)
+
+    def _class_for(self, config: ExecutorConfig) -> type[LlmExecutor]:
+        return self.adapter_executor_class() if config.optimization.max_loras else self.executor_class()
 
     def executor_class(self) -> type[LlmExecutor]:
         """Return the executor's class. This call imports its module, and torch with it."""

@@ -27,6 +27,8 @@ from typing import NoReturn
 
 import setproctitle
 
+from executors import registry
+from executors.contract import ExecutorConfig, ModelExecutor
 from executors.process import child_logs
 from executors.process import messages as m
 from executors.process.memory_watch import MemoryWatch
@@ -134,11 +136,14 @@ class IoThread(threading.Thread):
                 self._deliver(message)
 
 
-async def serve(channel: Channel, memory: int | None) -> int:
-    """Run until Shutdown; returns the exit code. `memory`: the descriptor of the memory file in a process that was forked."""
+async def serve(
+    channel: Channel, memory: int | None, create: Callable[[ExecutorConfig], ModelExecutor]
+) -> int:
+    """Run until Shutdown; returns the exit code. `memory`: the descriptor of the memory file in a process that was forked.
+    `create` makes the executor."""
     loop = asyncio.get_running_loop()
     inbox: asyncio.Queue[m.ToExecutor | m.Unreadable] = asyncio.Queue()
-    worker = Worker(channel.send, channel.send_if_free, _lost_device)
+    worker = Worker(channel.send, channel.send_if_free, _lost_device, create)
     IoThread(channel, lambda message: _put(loop, inbox, message), worker.beat).start()
     MemoryWatch(_out_of_memory).start()
     first = await inbox.get()
@@ -225,9 +230,14 @@ def _prepare_process() -> None:
     child_logs.configure()
 
 
-def run(sock: socket.socket, parent: int, memory: int | None = None) -> NoReturn:
-    """Be the executor process at that socket, a child of `parent`. `memory`: as for `serve`. Ends by `os._exit`, so that threads
-    of libraries cannot delay the end."""
+def run(
+    sock: socket.socket,
+    parent: int,
+    memory: int | None = None,
+    create: Callable[[ExecutorConfig], ModelExecutor] = registry.create,
+) -> NoReturn:
+    """Be the executor process at that socket, a child of `parent`. `memory`, `create`: as for `serve`. Ends by `os._exit`, so
+    that threads of libraries cannot delay the end."""
     sock.setblocking(True)
     os.set_inheritable(sock.fileno(), False)
     bind_to_parent(parent)
@@ -235,7 +245,7 @@ def run(sock: socket.socket, parent: int, memory: int | None = None) -> NoReturn
     _prepare_process()
     code = EXIT_FAILED
     try:
-        code = asyncio.run(serve(Channel(sock), memory))
+        code = asyncio.run(serve(Channel(sock), memory, create))
     except BaseException as error:
         print(f"executor: {error!r}", file=sys.stderr, flush=True)
     finally:

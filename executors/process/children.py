@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
 from cohort_server import run
@@ -66,8 +66,11 @@ def child_environment(json_lines: bool = False) -> dict[str, str]:
     return env
 
 
-def started(command: list[str], descriptors: Descriptors, json_lines: bool) -> subprocess.Popen[bytes]:
-    """Start a program that inherits the descriptors, in a process group of its own. Raises OSError."""
+def started(
+    command: list[str], descriptors: Descriptors, json_lines: bool, defaults: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a program that inherits the descriptors, in a process group of its own. `defaults`: variables of its environment that
+    are not set. Raises OSError."""
     inherited = (
         (descriptors.socket,) if descriptors.memory is None else (descriptors.socket, descriptors.memory)
     )
@@ -77,7 +80,7 @@ def started(command: list[str], descriptors: Descriptors, json_lines: bool) -> s
         stdin=subprocess.DEVNULL,
         stdout=descriptors.stderr,  # a library's print must not mix with what the server prints
         stderr=descriptors.stderr,
-        env=child_environment(json_lines),
+        env={**(defaults or {}), **child_environment(json_lines)},
         process_group=0,  # no Ctrl-C from the terminal, and a kill takes its own children too
     )
 

@@ -232,8 +232,14 @@ class RemoteExecutor(BatchModelExecutor):
                 _log.warning("executors import by themselves: there is no fork server: %s", error)
                 self._imports = ()
         if (server := self._fork_server) is not None:
-            if await server.imported(self._limits.loading_silence_s):
+            silence_s = self._limits.loading_silence_s
+            if await server.imported(silence_s) and (
+                self.config.parallel.world_size > 1
+                or await server.loaded(self.config, self._progressed, silence_s)
+            ):
                 return self._forked
+            await server.end()
+            self._fork_server = None
             self._imports = ()  # an executor that imports by itself tells what was wrong
         return self._by_command
 

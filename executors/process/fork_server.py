@@ -1,12 +1,11 @@
 """The fork server: `python -m executors.process.fork_server FD MODULE ...`, started by `forks.py` with its end of a socketpair.
 
-It imports the modules, and forks a child for each request, which then runs `child.py`. A child that begins this way reads no
-library from the disk and imports nothing, and shares the memory of all that was imported with the others.
+It imports the modules, loads what the lives of an executor share, and forks a child for each request, which then runs `child.py`.
+A child that begins this way imports nothing and reads no weights: it shares the memory of both with the others, page by page
+until one is written.
 
-    server       a request, one datagram: the descriptors of the child's socket, its stderr and, where it has one, its memory file
-    fork server  "imported", "forked PID", "ended PID STATUS", "failed TEXT"
-
-One thread and no executor: what a thread holds at a fork stays locked in the child, and a device's context cannot be shared.
+One thread at each fork, and no executor: what another thread holds at a fork stays locked in the child, an OpenMP pool has lost
+its threads there, and a device's context cannot be shared. Loading has a thread of its own, which ends before the first fork.
 If the fork server ends, so do its children (PDEATHSIG).
 """
 
@@ -20,15 +19,28 @@ import select
 import signal
 import socket
 import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
+from executors import registry
+from executors.contract import ExecutorConfig, ModelExecutor
 from executors.process import child
+from executors.process import fork_messages as m
 from executors.process.children import kill_group
+from executors.process.memory_watch import MemoryWatch
+from executors.process.messages import EXIT_MEMORY, Progress
+from executors.process.worker import ProgressReports, load_failure, one_line
 
 TITLE = "cohort: fork server"
-MOST_BYTES = 1 << 10
-"""Longest datagram in either direction."""
 _DESCRIPTORS = 3
+_ALIVE_MS = 1000
+_THREADS_END_S = 5.0
+"""Time in which the threads of a load must end, in seconds."""
+
+Create = Callable[[ExecutorConfig], ModelExecutor]
 
 
 def main() -> NoReturn:
@@ -39,22 +51,19 @@ def main() -> NoReturn:
     child.ignore_signals()
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # children tell by it where they hang
     child.set_title(TITLE)
-    # numpy's library starts its threads when it is loaded, and a fork takes none of them along.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         for name in sys.argv[2:]:
             importlib.import_module(name)
     except BaseException as error:  # an executor that imports it by itself tells more
         print(f"executor fork server: {error!r}", file=sys.stderr, flush=True)
         os._exit(child.EXIT_FAILED)
-    gc.collect()
-    gc.freeze()  # a collection would write to each object, and so copy its page
-    control.send(b"imported")
-    Forks(control).serve()
+    server = ForkingProcess(control)
+    server.send(m.Imported())
+    server.serve()
 
 
-class Forks:
-    """Children and the socket of their requests."""
+class ForkingProcess:
+    """Children, what they share, and the socket of the server's requests."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
@@ -62,33 +71,88 @@ class Forks:
         self._poll.register(control, select.POLLIN)
         self._children: dict[int, int] = {}
         """Process ids of the children by their pidfds."""
+        self._loading: threading.Thread | None = None
+        self._create: Create = registry.create
+        _freeze()
+
+    def send(self, message: m.FromForkServer) -> None:
+        """Send the server a message. Any thread."""
+        try:
+            self._control.send(m.datagram(message))
+        except OSError:  # it is gone
+            os._exit(child.EXIT_PARENT_GONE)
 
     def serve(self) -> NoReturn:
-        """Fork for each request; tell of each end."""
+        """Answer requests; tell of each end."""
         while True:
-            for descriptor, _ in self._poll.poll():
+            if self._loading is not None and not self._loading.is_alive():
+                self._loading = None
+            ready = self._poll.poll(None if self._loading is None else _ALIVE_MS)
+            for descriptor, _ in ready:
                 if descriptor in self._children:
                     self._ended(descriptor)
                 else:
                     self._requested()
+            if self._loading is not None and not ready:
+                self.send(m.Alive())
 
     def _requested(self) -> None:
         room = socket.CMSG_SPACE(_DESCRIPTORS * array.array("i").itemsize)
-        data, ancillary, _, _ = self._control.recvmsg(MOST_BYTES, room, socket.MSG_CMSG_CLOEXEC)
+        data, ancillary, _, _ = self._control.recvmsg(m.MOST_BYTES, room, socket.MSG_CMSG_CLOEXEC)
         if not data:
             os._exit(child.EXIT_PARENT_GONE)
         descriptors = array.array("i")
         for _, _, received in ancillary:
             descriptors.frombytes(received)
         try:
-            self._fork(list(descriptors))
+            match m.request_of(data):
+                case m.LoadShared(config):
+                    self._loading = threading.Thread(target=self._load, args=(config,), name="load")
+                    self._loading.start()
+                case m.Fork():
+                    self._fork(list(descriptors))
         except OSError as error:
-            self._control.send(f"failed {error}".encode())
+            self.send(m.NotForked(one_line(str(error))))
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
 
+    # -- what lives share ----------------------------------------------------------------------------------------------
+
+    def _load(self, config: ExecutorConfig) -> None:
+        """Load on this thread, then let the main thread report it."""
+        reports = ProgressReports(lambda stage, done, total: self.send(Progress(stage, done, total)))
+        watch = MemoryWatch(_out_of_memory)
+        watch.start()
+        try:
+            create = registry.factory(config.executor).load_shared(config, reports.report)
+        except BaseException as error:
+            self.send(load_failure(error))
+        else:
+            self._create = create or registry.create
+            _freeze()
+            self.send(m.SharedLoaded(create is not None))
+        finally:
+            watch.stop()
+
+    def _is_alone(self) -> bool:
+        """Wait until this is the only thread; False if others stay."""
+        if self._loading is not None:
+            self._loading.join()
+            self._loading = None
+        deadline = time.monotonic() + _THREADS_END_S
+        while len(list(Path("/proc/self/task").iterdir())) > 1:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.001)
+        return True
+
+    # -- children --------------------------------------------------------------------------------------------------------
+
     def _fork(self, descriptors: list[int]) -> None:
+        if not self._is_alone():
+            self.send(m.NotForked("threads of a library stay"))
+            return
         server = os.getpid()
         pid = os.fork()
         if pid == 0:
@@ -97,7 +161,7 @@ class Forks:
         pidfd = os.pidfd_open(pid)
         self._children[pidfd] = pid
         self._poll.register(pidfd, select.POLLIN)
-        self._control.send(f"forked {pid}".encode())
+        self.send(m.Forked(pid))
 
     def _become_child(self, server: int, connection: int, stderr: int, memory: int | None = None) -> NoReturn:
         try:
@@ -108,7 +172,7 @@ class Forks:
             for standard in (1, 2):
                 os.dup2(stderr, standard)
             os.close(stderr)
-            child.run(socket.socket(fileno=connection), server, memory)
+            child.run(socket.socket(fileno=connection), server, memory, self._create)
         finally:
             os._exit(child.EXIT_FAILED)
 
@@ -118,7 +182,18 @@ class Forks:
         os.close(pidfd)
         kill_group(pid)  # before it is reaped: its number cannot belong to another yet
         _, status = os.waitpid(pid, 0)
-        self._control.send(f"ended {pid} {os.waitstatus_to_exitcode(status)}".encode())
+        self.send(m.Ended(pid, os.waitstatus_to_exitcode(status)))
+
+
+def _freeze() -> None:
+    """Take all objects from the collector: a collection would write to each, and so copy its page."""
+    gc.collect()
+    gc.freeze()
+
+
+def _out_of_memory(reason: str) -> NoReturn:
+    print(f"executor: {reason}", file=sys.stderr, flush=True)
+    os._exit(EXIT_MEMORY)
 
 
 if __name__ == "__main__":

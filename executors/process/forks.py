@@ -12,17 +12,26 @@ import socket
 from collections.abc import Callable, Sequence
 
 from cohort_server import run
+from executors.cgroup import cpu_threads
+from executors.contract import ExecutorConfig, ExecutorDied, ExecutorError, ProgressCallback, from_kind
+from executors.process import fork_messages as m
 from executors.process.children import Descriptors, kill_group, started
+from executors.process.messages import LoadFailed, Progress
 from executors.process.output import ChildOutput
+from executors.process.wire import WireError
 
-_OF_A_FORK = b"forked", b"failed"
 _log = logging.getLogger(__name__)
 
-_MOST_BYTES = 1 << 10
 _FORK_S = 5.0
 """Time after which a fork counts as failed, in seconds. It takes milliseconds, for which the loop is blocked."""
 _REAPED_S = 1.0
 """Time that the fork server has to reap a child that has exited, in seconds."""
+
+
+def _threads() -> dict[str, str]:
+    """What keeps a fork server to one thread outside its load: numpy's library starts threads when it is imported, which a fork
+    does not take along, and torch's own number of threads starts a pool that stays."""
+    return {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": str(cpu_threads())}
 
 
 class ForkServer:
@@ -42,11 +51,14 @@ class ForkServer:
             with theirs, contextlib.nullcontext(2) if output is None else output.pipe("executor") as stderr:
                 command = run.command("executors.process.fork_server", str(theirs.fileno()), *modules)
                 descriptors = Descriptors(theirs.fileno(), stderr, None)
-                self._process = started(command, descriptors, output is not None and output.json)
+                self._process = started(command, descriptors, output is not None and output.json, _threads())
         except BaseException:
             self._control.close()
             raise
         self._imported: asyncio.Future[bool] = self._loop.create_future()
+        self._loaded: asyncio.Future[bool] | None = None
+        self._progress: ProgressCallback = lambda stage, done, total: None
+        self._heard_at = self._loop.time()
         self._control.setblocking(False)
         self._loop.add_reader(self._control, self._read)
 
@@ -60,13 +72,27 @@ class ForkServer:
         """False once it has ended or was closed."""
         return self._control.fileno() >= 0
 
-    async def imported(self, timeout_s: float) -> bool:
+    async def imported(self, silence_s: float) -> bool:
         """Wait until it has imported its modules. False, and it is ended, if it has not after that time, or could not."""
-        try:
-            return await asyncio.wait_for(asyncio.shield(self._imported), timeout_s)
-        except TimeoutError:
-            self._close("it did not import its modules in time")
-            return False
+        return await self._waited(self._imported, silence_s)
+
+    async def loaded(self, config: ExecutorConfig, progress: ProgressCallback, silence_s: float) -> bool:
+        """Have it load what the lives of an executor share, once, and wait. `progress` is called on the loop. False, and it is
+        ended, if it dies or says nothing for that time. Raises the typed error of a failed load; the next call tries again."""
+        self._progress = progress
+        if self._loaded is None or (self._loaded.done() and self._loaded.exception() is not None):
+            self._loaded = self._loop.create_future()
+            self._send(m.LoadShared(config))
+        return await self._waited(self._loaded, silence_s)
+
+    async def _waited(self, future: asyncio.Future[bool], silence_s: float) -> bool:
+        while not future.done():
+            left_s = self._heard_at + silence_s - self._loop.time()
+            if left_s <= 0:
+                self._close(f"it has said nothing for {silence_s:.0f} s")
+                break
+            await asyncio.wait((future,), timeout=left_s)
+        return await asyncio.shield(future)
 
     def fork(self, descriptors: Descriptors) -> ForkedChild:
         """Begin a child that inherits the descriptors. Raises OSError."""
@@ -75,19 +101,16 @@ class ForkServer:
         passed = array.array("i", [one for one in descriptors if one is not None])
         self._control.settimeout(_FORK_S)
         try:
-            self._control.sendmsg([b"fork"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])
-            while (answer := self._control.recv(_MOST_BYTES)) and not answer.startswith(_OF_A_FORK):
+            self._control.sendmsg([m.datagram(m.Fork())], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])
+            while not isinstance(answer := self._answer(), m.Forked | m.NotForked):
                 self._loop.call_soon(self._told, answer)
-        except OSError as error:
+        except (OSError, WireError) as error:
             self._close(f"it has not forked: {error}")
-            raise
+            raise OSError(str(error)) from error
         self._control.setblocking(False)
-        kind, _, text = answer.decode(errors="replace").partition(" ")
-        if not kind:
-            self._close("it has ended")
-        if kind != "forked":
-            raise OSError(text or "the fork server has ended")
-        child = self._children[int(text)] = ForkedChild(int(text), self._loop, self._close)
+        if isinstance(answer, m.NotForked):
+            raise OSError(answer.reason)
+        child = self._children[answer.pid] = ForkedChild(answer.pid, self._loop, self._close)
         return child
 
     async def end(self) -> None:
@@ -95,29 +118,44 @@ class ForkServer:
         self._close(None)
         await asyncio.to_thread(self._process.wait)
 
+    def _send(self, message: m.ToForkServer) -> None:
+        try:
+            self._control.send(m.datagram(message))
+        except (OSError, WireError) as error:
+            self._close(f"it takes no message: {error}")
+
+    def _answer(self) -> m.FromForkServer:
+        """Read one message. Raises BlockingIOError if none has come, OSError at the end, WireError."""
+        data = self._control.recv(m.MOST_BYTES)
+        if not data:
+            raise OSError("it has ended")
+        return m.answer_of(data)
+
     def _read(self) -> None:
         while self.alive:
             try:
-                answer = self._control.recv(_MOST_BYTES)
+                self._told(self._answer())
             except BlockingIOError:
                 return
-            except OSError:
-                answer = b""
-            if not answer:
-                self._close("it has ended")
-                return
-            self._told(answer)
+            except (OSError, WireError) as error:
+                self._close(str(error))
 
-    def _told(self, answer: bytes) -> None:
-        match answer.split():
-            case [b"imported"]:
-                if not self._imported.done():
-                    self._imported.set_result(True)
-            case [b"ended", pid, status]:
-                if (child := self._children.pop(int(pid), None)) is not None:
-                    child.set_status(int(status))
-            case _:
-                self._close(f"it sent {answer!r}")
+    def _told(self, message: m.FromForkServer) -> None:
+        self._heard_at = self._loop.time()
+        match message:
+            case m.Imported():
+                _settle(self._imported, True)
+            case Progress():
+                self._progress(message.stage, message.done, message.total)
+            case m.SharedLoaded():
+                _settle(self._loaded, True)
+            case LoadFailed():
+                _settle(self._loaded, from_kind(message.kind, message.message))
+            case m.Ended():
+                if (child := self._children.pop(message.pid, None)) is not None:
+                    child.set_status(message.status)
+            case _:  # alive
+                pass
 
     def _close(self, reason: str | None) -> None:
         """End the process. Its children end with it, and count as killed."""
@@ -130,8 +168,8 @@ class ForkServer:
         self._loop.remove_reader(self._control)
         self._control.close()
         self._process.kill()
-        if not self._imported.done():
-            self._imported.set_result(False)
+        _settle(self._imported, False)
+        _settle(self._loaded, False)
         children, self._children = self._children, {}
         for child in children.values():
             child.lose_parent()
@@ -194,6 +232,18 @@ class ForkedChild:
             self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = -1
+
+
+def _settle(future: asyncio.Future[bool] | None, outcome: bool | ExecutorError) -> None:
+    if future is None or future.done():
+        return
+    if isinstance(outcome, bool):
+        future.set_result(outcome)
+    else:
+        if isinstance(outcome, ExecutorDied):
+            outcome = ExecutorDied(str(outcome), "load")
+        future.set_exception(outcome)
+        future.exception()  # perhaps no task waits: avoid the warning
 
 
 def _pidfd(pid: int) -> int:

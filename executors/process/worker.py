@@ -33,6 +33,7 @@ class Worker:
     """Used by the main thread; `beat` and the progress reports come from any.
 
     - `send` and `send_if_free`: the channel's.
+    - `create`: makes the executor.
     - `lost_device`: called with the reason, from any thread, when the executor's device is lost and no call may notice it.
     """
 
@@ -41,7 +42,9 @@ class Worker:
         send: Callable[[m.ToServer], None],
         send_if_free: Callable[[m.ToServer], None],
         lost_device: Callable[[str], None] = lambda reason: None,
+        create: Callable[[ExecutorConfig], ModelExecutor] = registry.create,
     ) -> None:
+        self._create = create
         self._send = send
         self._send_if_free = send_if_free
         self._lost_device = lost_device
@@ -52,7 +55,7 @@ class Worker:
         self._answered_at = 0.0
         self._snapshot: m.Snapshot | None = None
         self._snapshot_at = 0.0
-        self._reported_at = 0.0
+        self._reports = ProgressReports(lambda stage, done, total: send(m.Progress(stage, done, total)))
         self._preparing: set[asyncio.Task[None]] = set()
         self._rank = 0
         self._overlaps = False
@@ -69,7 +72,7 @@ class Worker:
         try:
             self._rank = config.parallel.rank
             self._progress("importing", 0, 0)
-            executor = registry.create(config)
+            executor = self._create(config)
             executor.set_progress(self._progress)
             executor.set_death_listener(lambda death: self._lost_device(str(death)))
             if memory is not None:
@@ -84,22 +87,14 @@ class Worker:
             self._send(_facts(executor))
             return True
         except (Exception, asyncio.CancelledError) as error:
-            failure = typed(error)
-            if isinstance(failure, StepFailed) and not isinstance(error, ExecutorError):
-                failure = ExecutorDied(str(failure))  # no step has failed: something unforeseen
-            self._send(m.LoadFailed(failure.kind, _text(str(failure))))
+            self._send(load_failure(error))
             return False
 
     def _progress(self, stage: str, done: int, total: int) -> None:
-        stage = _text(stage)
-        now = time.monotonic()
-        complete = 0 < total <= done
-        changed = stage != self._stage
         # After loading, a finished stage is no stage; while loading the last one stands until the next begins.
-        self._stage = "" if complete and self._guard is not None else stage
-        if changed or complete or now - self._reported_at >= _PROGRESS_EVERY_S:
-            self._reported_at = now
-            self._send(m.Progress(stage, int(done), int(total)))
+        self._reports.stage = self._stage
+        self._stage = "" if 0 < total <= done and self._guard is not None else one_line(stage)
+        self._reports.report(stage, done, total)
 
     # -- calls ---------------------------------------------------------------------------------------------------------
 
@@ -120,7 +115,7 @@ class Worker:
             case m.Unreadable(call=int(call)):
                 # Nothing of it was carried out: like any other refusal it stops no later step, and is reported in its turn.
                 await self._landed()
-                self._send(m.Failed(call, 0.0, InvalidInput.kind, _text(message.reason)))
+                self._send(m.Failed(call, 0.0, InvalidInput.kind, one_line(message.reason)))
             case m.Unreadable():
                 self._guard.unanswered(
                     "release_cache, truncate_kv or release_memory", InvalidInput(message.reason)
@@ -212,7 +207,7 @@ class Worker:
                 await executor.prepare_adapter(request.name, request.path, request.digest)
         except Exception as error:
             failure = typed(error)
-            self._send(m.Prepared(request.number, failure.kind, _text(str(failure))))
+            self._send(m.Prepared(request.number, failure.kind, one_line(str(failure))))
         else:
             self._send(m.Prepared(request.number, None, ""))
 
@@ -296,7 +291,7 @@ async def _run(guard: StepGuard, call: m.Call) -> m.Answer:
 
 
 def _failed(call: int, seconds: float, failure: ExecutorError) -> m.Failed:
-    answer = m.Failed(call, seconds, failure.kind, _text(str(failure)))
+    answer = m.Failed(call, seconds, failure.kind, one_line(str(failure)))
     if isinstance(failure, ExecutorDied) and failure.cause in m.OWN_CAUSES:
         answer.cause = failure.cause
     return answer
@@ -331,6 +326,32 @@ def _only(inputs: list[m.In]) -> m.In:
     return inputs[0]
 
 
-def _text(text: str) -> str:
+class ProgressReports:
+    """Passes on what a load reports: each change of stage, each end, and in between not every number."""
+
+    def __init__(self, tell: Callable[[str, int, int], None]) -> None:
+        self._tell = tell
+        self._told_at = 0.0
+        self.stage = ""
+        """The last one that was reported."""
+
+    def report(self, stage: str, done: int, total: int) -> None:
+        """See `ProgressCallback`."""
+        stage, now = one_line(stage), time.monotonic()
+        if stage != self.stage or 0 < total <= done or now - self._told_at >= _PROGRESS_EVERY_S:
+            self._told_at = now
+            self._tell(stage, int(done), int(total))
+        self.stage = stage
+
+
+def load_failure(error: BaseException) -> m.LoadFailed:
+    """Return the message about an executor that could not be created or loaded."""
+    failure = typed(error)
+    if isinstance(failure, StepFailed) and not isinstance(error, ExecutorError):
+        failure = ExecutorDied(str(failure))  # no step has failed: something unforeseen
+    return m.LoadFailed(failure.kind, one_line(str(failure)))
+
+
+def one_line(text: str) -> str:
     """One line that msgpack accepts: file names that are not UTF-8 reach messages as surrogates, which msgpack refuses."""
     return " ".join(text.split()).encode(errors="replace").decode()

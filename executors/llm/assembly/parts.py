@@ -131,7 +131,9 @@ class Assembly:
             kernels = None
         computed_by = runner.attention.note, type(runner.attention).__name__, kernels and kernels.name
         states = None if runner.states is None else runner.states.spec
-        digest = kv_fingerprint(config, info, layout, (runner.cache.spec, states, *computed_by))
+        digest = kv_fingerprint(
+            config, info, layout, (runner.cache.spec, states, *computed_by), self.source.files
+        )
         words = combine(np.frombuffer(bytes.fromhex(digest), np.uint64).copy())
         rank = config.parallel.rank
         return BlockSeals(

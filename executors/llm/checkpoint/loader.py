@@ -42,6 +42,7 @@ from executors.llm.checkpoint.weights import (
 from executors.llm.device.table import device_of, find_device
 from executors.llm.fused import cpu_experts, cpu_forward
 from executors.llm.kernel_support import fp8_support, stored_support
+from executors.llm.memory.fingerprint import checkpoint_files
 from executors.llm.memory.kv_groups import equal_heads
 from executors.llm.memory.kv_plan import plan_kv
 from executors.llm.memory.sizing import Claim, adjustable, fewest
@@ -65,6 +66,7 @@ DTYPE_NAMES = {value: name for name, value in _DTYPES.items()}
 def load_model(config: ExecutorConfig, progress: Progress, ranks: Ranks | None = None) -> LoadedModel:
     """Load the checkpoint that `config.model` names; with `ranks`, the part of this rank. Raises ConfigError, OutOfMemory."""
     directory = Path(config.model)
+    files = checkpoint_files(directory)  # before they are read: what changes meanwhile is not what was read
     decoder_config = read_config(directory)
     if config.load_format != "dummy":
         decoder_config = settle_config(decoder_config, directory)
@@ -139,6 +141,7 @@ def load_model(config: ExecutorConfig, progress: Progress, ranks: Ranks | None =
         ),
         warnings,
         per_rank,
+        files,
     )
 
 

@@ -119,6 +119,8 @@ class Device:
     """Whether copies from pinned host memory run beside other work."""
     memory_on_demand: ClassVar[bool] = True
     """Whether memory is taken when it is written first, not when it is allocated."""
+    shares_weights: ClassVar[bool] = False
+    """Whether processes that are forked after a load share its weights."""
     eight_bits: ClassVar[str] = ""
     """Value of `quantization` to take where whole numbers need kernels that this device does not have; "" for none."""
 

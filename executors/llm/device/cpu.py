@@ -11,4 +11,5 @@ class CpuDevice(Device):
     """See the module. Steps are computed on the executor's thread."""
 
     name = "cpu"
+    shares_weights: ClassVar[bool] = True
     attention_order: ClassVar[tuple[str, ...]] = ("cohort-cpu",)

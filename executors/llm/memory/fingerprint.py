@@ -6,6 +6,7 @@ composition of a batch changes anyway, and place them at the same addresses.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,9 +22,11 @@ _SUFFIXES = (".py", ".h", ".cpp")
 _READ = (".json", ".safetensors", ".gguf")
 
 
-def kv_fingerprint(config: ExecutorConfig, info: ModelInfo, layout: KvLayout, parts: Sequence[object]) -> str:
+def kv_fingerprint(
+    config: ExecutorConfig, info: ModelInfo, layout: KvLayout, parts: Sequence[object], files: Sequence[str]
+) -> str:
     """Return 64 hexadecimal digits. `parts`: the geometry of groups and states, and the kernels that compute; their `repr`
-    counts."""
+    counts. `files`: those of the weights, see `checkpoint_files`."""
     settings = config.optimization
     facts = (
         layout.block_size, layout.groups, layout.state, info.name, info.family, info.dtype, info.max_model_len, config.dtype,
@@ -32,23 +35,25 @@ def kv_fingerprint(config: ExecutorConfig, info: ModelInfo, layout: KvLayout, pa
         config.parallel.pipeline_parallel_size, torch.__version__, np.__version__, *parts,
     )  # fmt: skip
     digest = hashlib.sha256("\0".join(map(repr, facts)).encode())
-    digest.update(_code_digest())
-    for line in _files(Path(config.model)):
+    digest.update(code_digest())
+    for line in files:
         digest.update(line.encode(errors="replace"))
     return digest.hexdigest()
 
 
-def _code_digest() -> bytes:
-    """Digest of the sources that compute, kernels included: a process that is started later may run others."""
+@functools.cache
+def code_digest() -> bytes:
+    """Digest of the sources that compute, kernels included, as they were at the first call: a process that is started later may
+    run others."""
     digest = hashlib.sha256()
     for path in sorted(one for one in _CODE.rglob("*") if one.suffix in _SUFFIXES):
         digest.update(str(path.relative_to(_CODE)).encode() + b"\0" + path.read_bytes())
     return digest.digest()
 
 
-def _files(model: Path) -> list[str]:
-    """A line for each file of a checkpoint that is read: what changes when it is replaced or written. Its contents, which may be
-    hundreds of gigabytes, are not read. Other files of the folder, logs and pages, do not count."""
+def checkpoint_files(model: Path) -> tuple[str, ...]:
+    """Return a line for each file of a checkpoint that is read: what changes when it is replaced or written. Its contents, which
+    may be hundreds of gigabytes, are not read. Other files of the folder, logs and pages, do not count."""
     paths = sorted(one for one in model.iterdir() if one.suffix in _READ) if model.is_dir() else [model]
     lines = []
     for path in paths:
@@ -60,4 +65,4 @@ def _files(model: Path) -> list[str]:
         lines.append(
             f"{path.name} {stat.st_dev} {stat.st_ino} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}\n"
         )
-    return lines
+    return tuple(lines)

@@ -152,3 +152,5 @@ class LoadedModel:
     """Parts of the checkpoint that are not used, one sentence each."""
     adapter_bytes_per_rank: int = 0
     """Bytes of a LoRA adapter of rank 1 for all linear layers that may have one."""
+    files: tuple[str, ...] = ()
+    """What tells its files from others', as they were when it was loaded."""

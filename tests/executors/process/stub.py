@@ -3,6 +3,7 @@
 import asyncio
 import ctypes
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -68,7 +69,9 @@ class AcceleratorError(RuntimeError):
 class Stub(BatchModelExecutor):
     """Answers each item with its last token + 1; `log` of ordered members rides on the cache snapshot."""
 
-    def __init__(self, config: ExecutorConfig) -> None:
+    def __init__(self, config: ExecutorConfig, loaded_by: int | None = None) -> None:
+        """`loaded_by`: the process that has loaded what it shares with others."""
+        self.loaded_by = loaded_by
         self.options = config.options
         self.acts = config.options.get("rank", config.parallel.rank) == config.parallel.rank
         """Whether it misbehaves: with the option `rank`, that rank alone does."""
@@ -123,7 +126,8 @@ class Stub(BatchModelExecutor):
         return ExecutorMetrics(total_steps=len(self.log))
 
     def cache_metrics_snapshot(self) -> Mapping[str, SnapshotValue] | None:
-        return {"log": " ".join(self.log), "rss": np.float32(0.5)}  # type: ignore[dict-item]
+        shared = {} if self.loaded_by is None else {"loaded_by": self.loaded_by}
+        return {"log": " ".join(self.log), "rss": np.float32(0.5), **shared}  # type: ignore[dict-item]
 
     async def shutdown(self) -> None:
         if self.options.get("stubborn"):
@@ -222,6 +226,30 @@ class Factory(ModelExecutorFactory):
 
     def create_executor(self, config: ExecutorConfig) -> ModelExecutor:
         return LoadsLoras(config) if config.options.get("adapters") else Stub(config)
+
+    def load_shared(
+        self, config: ExecutorConfig, progress: ProgressCallback
+    ) -> Callable[[ExecutorConfig], ModelExecutor] | None:
+        """The option `shared` says how it goes."""
+        how = config.options.get("shared")
+        if how is None:
+            return None
+        progress("weights", 1, 2)
+        match how:
+            case "config":
+                raise ConfigError("model: no such\nfolder")
+            case "crash":
+                raise KeyError("unforeseen")
+            case "exit":
+                os._exit(9)
+            case "hold":
+                ctypes.PyDLL(None).sleep(60)  # with the GIL: no sign of life
+            case "slow":
+                time.sleep(2)
+            case "threads":
+                threading.Thread(target=sleep_long, daemon=True).start()
+        loaded_by = os.getpid()
+        return lambda config: Stub(config, loaded_by)
 
     def supported_types(self) -> tuple[ExecutorType, ...]:
         return (ExecutorType.CONTINUOUS_BATCH, ExecutorType.TENSOR_PARALLEL)

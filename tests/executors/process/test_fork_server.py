@@ -6,12 +6,13 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from executors.contract import ExecutorDied, NotReady
+from executors.contract import ConfigError, ExecutorDied, NotReady
 from executors.memory_file import MemoryFile
 from executors.process.children import Descriptors
 from executors.process.forks import ForkServer
@@ -24,6 +25,7 @@ from tests.executors.process.helpers import (
     CountedExecutor,
     config,
     living_children,
+    log_of,
     open_files,
     state_of,
     step,
@@ -194,6 +196,118 @@ async def test_nothing_is_left_of_twenty_lives() -> None:
     await executor.shutdown()
     assert not living_children() and open_files() == before and state_of(server) is None
 
+
+# -- what lives share ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def sharing() -> AsyncIterator[Callable[..., CountedExecutor]]:
+    """Makes executors: `sharing("slow")`, where the option says how the load of what they share goes."""
+    made: list[CountedExecutor] = []
+
+    def make(how: str, limits: Limits = QUICK, **options: Any) -> CountedExecutor:
+        made.append(CountedExecutor(config(shared=how, **options), limits=limits, imports=(STUB,)))
+        return made[-1]
+
+    yield make
+    for one in made:
+        await one.shutdown()
+
+
+async def loaded_by(executor: CountedExecutor) -> int | None:
+    """The process that has loaded what the executor shares, None if it has loaded by itself."""
+    await log_of(executor)
+    return (executor.cache_metrics_snapshot() or {}).get("loaded_by")  # type: ignore[return-value]
+
+
+Sharing = Callable[..., CountedExecutor]
+
+
+async def test_lives_share_what_was_loaded_once(sharing: Sharing) -> None:
+    executor = sharing("")
+    seen: list[tuple[str, int, int]] = []
+    executor.set_progress(lambda *report: seen.append(report))
+    await executor.warmup()
+    server = fork_server_of(executor).pid
+    assert ("weights", 1, 2) in seen and seen.index(("importing", 0, 0)) < seen.index(("weights", 1, 2))
+    assert await loaded_by(executor) == server
+    seen.clear()
+    executor.kill()
+    await executor.wait_dead()
+    await executor.begin_epoch(2)
+    assert await loaded_by(executor) == server and ("weights", 1, 2) not in seen
+    os.kill(server, signal.SIGKILL)
+    await executor.wait_dead()
+    await executor.begin_epoch(3)
+    assert await loaded_by(executor) == fork_server_of(executor).pid != server
+    assert ("weights", 1, 2) in seen
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "message"),
+    [
+        ("config", ConfigError, "^model: no such folder$"),
+        ("crash", ExecutorDied, "^KeyError: 'unforeseen'$"),
+    ],
+)
+async def test_a_load_that_fails_is_told_once(
+    sharing: Sharing, how: str, error: type[Exception], message: str
+) -> None:
+    executor = sharing(how)
+    for _ in range(2):  # it is tried again when asked again
+        with pytest.raises(error, match=message) as caught:
+            await executor.warmup()
+        assert executor.pid is None
+        assert not isinstance(caught.value, ExecutorDied) or caught.value.cause == "load"
+
+
+@pytest.mark.parametrize(("how", "limits"), [("exit", QUICK), ("hold", Limits(loading_silence_s=2.0))])
+async def test_a_fork_server_that_dies_or_hangs_in_a_load_leaves_it_to_the_executor(
+    sharing: Sharing, how: str, limits: Limits
+) -> None:
+    executor = sharing(how, limits)
+    await executor.warmup()
+    assert parent_of(executor.pid) == os.getpid() and len(living_children()) == 1
+
+
+async def test_a_load_may_take_longer_than_silence_may(sharing: Sharing) -> None:
+    executor = sharing("slow", Limits(heartbeat_s=0.05, loading_silence_s=1.6))
+    await executor.warmup()
+    assert await loaded_by(executor) == fork_server_of(executor).pid
+
+
+async def test_threads_that_a_load_leaves_forbid_forks(
+    sharing: Sharing, caplog: pytest.LogCaptureFixture
+) -> None:
+    executor = sharing("threads")
+    await executor.warmup()
+    assert parent_of(executor.pid) == os.getpid() and await loaded_by(executor) is None
+    assert "threads of a library stay" in caplog.text
+
+
+async def test_a_warmup_that_is_cancelled_while_it_loads_goes_on(sharing: Sharing) -> None:
+    executor = sharing("slow")
+    warming = asyncio.ensure_future(executor.warmup())
+    await until(lambda: executor.stage() == "weights")
+    warming.cancel()
+    await asyncio.gather(warming, return_exceptions=True)
+    server = fork_server_of(executor).pid
+    await asyncio.gather(executor.warmup(), executor.warmup())
+    assert await loaded_by(executor) == server
+
+
+async def test_a_shutdown_while_it_loads_is_quick(sharing: Sharing) -> None:
+    executor = sharing("hold")
+    warming = asyncio.ensure_future(executor.warmup())
+    await until(lambda: executor.stage() == "weights")
+    began = time.monotonic()
+    await executor.shutdown()
+    with pytest.raises(NotReady):
+        await warming
+    assert time.monotonic() - began < 1.0 and not living_children()
+
+
+# -- its end -------------------------------------------------------------------------------------------------------------
 
 PARENT = """
 import asyncio

@@ -115,11 +115,13 @@ class ServerProcess:
 
     def children(self) -> list[int]:
         """Process ids of its living children, the executor above all, which a fork server may have begun for it."""
-        found = _children_of(self.pid)
-        servers = [pid for pid in found if FORK_SERVER in _title(pid)]
-        return [pid for pid in found if pid not in servers] + [
-            pid for one in servers for pid in _children_of(one)
-        ]
+        servers = self.fork_servers()
+        found = [pid for pid in _children_of(self.pid) if pid not in servers]
+        return found + [pid for one in servers for pid in _children_of(one)]
+
+    def fork_servers(self) -> list[int]:
+        """Process ids of those that fork its executors."""
+        return [pid for pid in _children_of(self.pid) if FORK_SERVER in _title(pid)]
 
     def processes(self) -> list[int]:
         """Process ids of the server, the first, of its children and of what forks them."""

@@ -30,7 +30,7 @@ def lives(pid: int) -> bool:
 
 
 @pytest.mark.long(every=2)
-@pytest.mark.parametrize("victim", ["server", "server, at once", "executor"])
+@pytest.mark.parametrize("victim", ["fork server", "server", "server, at once"])
 def test_a_compiler_ends_with_its_server(tmp_path: Path, victim: str) -> None:
     fake, pid = tmp_path / "fake-cxx", tmp_path / "pid"
     fake.write_text(FAKE.format(pid=pid))
@@ -46,9 +46,9 @@ def test_a_compiler_ends_with_its_server(tmp_path: Path, victim: str) -> None:
             time.sleep(0.02)
         compiler = int(pid.read_text())
         assert lives(compiler)
-        if victim == "executor":
-            [executor] = server.children()
-            os.kill(executor, signal.SIGKILL)
+        if victim == "fork server":
+            [fork_server] = server.fork_servers()
+            os.kill(fork_server, signal.SIGKILL)
         else:
             server.process.send_signal(signal.SIGTERM if victim == "server" else signal.SIGKILL)
             server.process.wait(20)

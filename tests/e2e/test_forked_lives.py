@@ -6,12 +6,11 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.server_process import FORK_SERVER, ServerProcess
+from tests.e2e.server_process import ServerProcess
 from tests.executors.process.helpers import state_of
 
 pytestmark = pytest.mark.long
@@ -23,11 +22,6 @@ BODY = {"prompt": "One, two, three", "max_tokens": 200, "temperature": 0, "ignor
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     with ServerProcess(["cohort-tiny"], tmp_path_factory.mktemp("server")) as running:
         yield running
-
-
-def fork_server_of(server: ServerProcess) -> int:
-    [found] = [pid for pid in server.processes() if FORK_SERVER in Path(f"/proc/{pid}/cmdline").read_text()]
-    return found
 
 
 def answer_while(server: ServerProcess, kill: int) -> str:
@@ -46,13 +40,13 @@ def answer_while(server: ServerProcess, kill: int) -> str:
 
 def test_no_stream_notices_the_death_of_either(server: ServerProcess) -> None:
     whole = server.post("/v1/completions", BODY).json()["choices"][0]["text"]
-    fork_server, [executor] = fork_server_of(server), server.children()
+    [fork_server], [executor] = server.fork_servers(), server.children()
     assert answer_while(server, executor) == whole
     [second] = server.children()
-    assert second != executor and fork_server_of(server) == fork_server
+    assert second != executor and server.fork_servers() == [fork_server]
     assert answer_while(server, fork_server) == whole
     [third] = server.children()
-    assert third != second and fork_server_of(server) != fork_server
+    assert third != second and server.fork_servers() not in ([], [fork_server])
     assert state_of(fork_server) is None
     assert server.metric('cohort_executor_restarts_total{cause="signal"}') == 2
 

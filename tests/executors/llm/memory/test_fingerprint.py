@@ -10,10 +10,20 @@ import pytest
 
 from executors.contract import ExecutorConfig, KvLayout, ModelInfo, OptimizationConfig, StateLayout
 from executors.llm.memory import fingerprint
-from executors.llm.memory.fingerprint import kv_fingerprint
+from executors.llm.memory.fingerprint import checkpoint_files, code_digest
 
 INFO = ModelInfo("m", "qwen3", 1, 2, 8, 2, 1, 16, 16, 64, "bfloat16")
 LAYOUT = KvLayout.of(16, 8, 4096)
+
+
+def digest(
+    config: ExecutorConfig,
+    info: ModelInfo = INFO,
+    layout: KvLayout = LAYOUT,
+    parts: tuple[object, ...] = ("spec",),
+) -> str:
+    """With the files as they are now."""
+    return fingerprint.kv_fingerprint(config, info, layout, parts, checkpoint_files(Path(config.model)))
 
 
 @pytest.fixture
@@ -24,7 +34,7 @@ def config(tmp_path: Path) -> ExecutorConfig:
 
 
 def test_two_lives_of_a_server_are_equal(config: ExecutorConfig) -> None:
-    first = kv_fingerprint(config, INFO, LAYOUT, ("spec",))
+    first = digest(config)
     assert len(first) == 64
     # The second one has the limits that the first one chose.
     second = replace(
@@ -33,16 +43,16 @@ def test_two_lives_of_a_server_are_equal(config: ExecutorConfig) -> None:
         default_limits=(),
         memory=replace(config.memory, kv_cache_memory_bytes=5, kv_on_demand=True),
     )
-    assert kv_fingerprint(second, INFO, LAYOUT, ("spec",)) == first
+    assert digest(second) == first
 
 
 def test_what_changes_the_blocks_changes_it(config: ExecutorConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [kv_fingerprint(config, INFO, LAYOUT, ("spec",))]
+    found = [digest(config)]
 
     def add(
         config: ExecutorConfig, info: ModelInfo = INFO, layout: KvLayout = LAYOUT, part: str = "spec"
     ) -> None:
-        found.append(kv_fingerprint(config, info, layout, (part,)))
+        found.append(digest(config, info, layout, (part,)))
 
     add(config, part="another geometry or kernel")
     add(config, replace(INFO, max_model_len=32))
@@ -60,32 +70,32 @@ def test_what_changes_the_blocks_changes_it(config: ExecutorConfig, monkeypatch:
     add(config)
     weights.unlink()
     add(config)
-    monkeypatch.setattr(fingerprint, "_code_digest", lambda: b"other kernels")
+    monkeypatch.setattr(fingerprint, "code_digest", lambda: b"other kernels")
     add(config)
     assert len(set(found)) == len(found) == 13
 
 
 def test_the_digest_of_the_code_reads_kernels_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = fingerprint._code_digest()
-    assert fingerprint._code_digest() == before
+    before = code_digest()
     monkeypatch.setattr(fingerprint, "_CODE", tmp_path)
     digests = set()
     for name in ("a.py", "kernel.h", "kernel.cpp", "notes.txt"):
         (tmp_path / name).write_text("x")
-        digests.add(fingerprint._code_digest())
-    assert len(digests) == 3
+        assert code_digest() == before, "of the sources as they were imported"
+        digests.add(code_digest.__wrapped__())
+    assert len(digests) == 3 and before not in digests
 
 
 def test_a_log_beside_the_weights_changes_nothing(config: ExecutorConfig) -> None:
-    before = kv_fingerprint(config, INFO, LAYOUT, ())
+    before = digest(config)
     (Path(config.model) / "server.log").write_text("started")
-    assert kv_fingerprint(config, INFO, LAYOUT, ()) == before
+    assert digest(config) == before
 
 
 def test_a_file_in_place_of_a_folder_counts_as_its_weights_do(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     file.write_text("weights")
     config = ExecutorConfig("llm", model=str(file))
-    before = kv_fingerprint(config, INFO, LAYOUT, ())
+    before = digest(config)
     file.write_text("other weights")
-    assert kv_fingerprint(config, INFO, LAYOUT, ()) != before
+    assert digest(config) != before

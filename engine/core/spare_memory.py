@@ -98,7 +98,7 @@ class SpareMemory:
                 self._executor.release_memory(share.group.index, blocks)
                 num_released += len(blocks)
         if self._states is not None:
-            # Behind the blocks: snapshots go with theirs.
+            # After the blocks: a snapshot is forgotten, and its slot is free, once its block has gone.
             slots = self._states.take_spare(self._kept_slots, min_age, self._slots_at_once)
             if len(slots):
                 self._executor.release_memory(self._state_group, slots)

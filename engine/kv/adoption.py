@@ -139,5 +139,5 @@ def _adopted(life: NewLife, group: int) -> list[int]:
     """The blocks of a group that the life has adopted."""
     if life.offered is None:
         return []
-    blocks: list[int] = life.offered.blocks[life.adopted[life.offered.groups[life.adopted] == group]].tolist()
+    blocks: list[int] = life.offered.blocks_of(group, life.adopted).tolist()
     return blocks

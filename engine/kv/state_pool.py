@@ -369,11 +369,6 @@ class StatePool:
 
     # -- memory --------------------------------------------------------------------------------------------------------
 
-    @property
-    def num_with_memory(self) -> int:
-        """Slots that were written and whose memory was not given back since."""
-        return sum(self._has_memory)
-
     def grow_older(self) -> None:
         """A round is over in which a slot can be unused."""
         self._now += 1

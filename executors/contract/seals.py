@@ -38,6 +38,11 @@ class SealedBlocks:
     def __len__(self) -> int:
         return len(self.blocks)
 
+    def blocks_of(self, group: int, adopted: Int32Array) -> Int32Array:
+        """Return the blocks int32 [m] of a group among those with the indices `adopted` int32 [k]."""
+        blocks: Int32Array = self.blocks[adopted[self.groups[adopted] == group]]
+        return blocks
+
 
 def check_sealed(sealed: SealedBlocks, num_blocks: tuple[int, ...]) -> None:
     """Check dtypes, lengths and ranges; `num_blocks`: `KvLayout.num_sealable`. Raises InvalidInput."""

@@ -24,7 +24,7 @@ MARK = "\u2603 cohortmark"
 MARK_TOOL = "cohort_mark"
 """Name of a tool behind the one that is marked."""
 SECONDS = 1.0
-"""Time after which no further position is looked for: they save time, and must not cost a large prompt its deadline."""
+"""Time after which no further position is looked for: positions save time, and must not cost a large prompt its deadline."""
 _SYSTEM = ("system", "developer")
 
 Tools = Sequence[Mapping[str, Any]]

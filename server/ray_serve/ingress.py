@@ -38,7 +38,7 @@ from server.startup.core_configs import engine_config
 from server.startup.lifecycle import HttpFrontEnd, serve_by
 from server.startup.lora_models import models_of_adapters
 from server.startup.new_state import new_state
-from server.startup.text_side import detect_notation, read_text_side, served_model
+from server.startup.text_side import declared_model, read_text_side
 from server.state.server_state import ServedModel, ServerState
 from server.system import gc_tuning, logs
 from server.system.signals import Signals
@@ -182,23 +182,7 @@ class Ingress:
         member = await self._first_member(starting)
         assert member.facts is not None and self.core is not None
         facts = member.facts.serve
-        text.drop_end_tokens_beyond(facts.info.logits_width)
-        notation = await detect_notation(settings, state.threads, text.tokenizer, text.template)
-        model = served_model(
-            settings,
-            self.core,
-            text,
-            notation,
-            facts.info,
-            facts.max_model_len,
-            facts.fingerprint,
-            directory,
-            names=parts.names,
-            drafts=facts.drafts,
-            prefixes=facts.prefixes,
-            states=facts.states,
-            adapter=facts.own_adapter,
-        )
+        model = await declared_model(settings, self.core, state.threads, text, facts, directory, parts.names)
         tokenizer = tokenizer_directory(Path(settings.tokenizer or directory))
         state.judge = GrammarJudge(tokenizer, facts.info.logits_width)
         if facts.adapters is not None:

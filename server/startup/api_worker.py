@@ -45,7 +45,7 @@ from server.startup.key_files import worker_keys
 from server.startup.lifecycle import HttpFrontEnd
 from server.startup.lora_models import models_of_adapters
 from server.startup.new_state import reasoning_fields
-from server.startup.text_side import TextSide, detect_notation, read_text_side, served_model
+from server.startup.text_side import TextSide, declared_model, read_text_side
 from server.state.server_state import ServerState
 from server.system import gc_tuning, logs
 from server.system.signals import leave_to_parent
@@ -233,25 +233,11 @@ class ApiWorker:
         settings, state = self._settings.settings, self.state
         assert self._text is not None
         text, directory = await self._text
-        text.drop_end_tokens_beyond(facts.info.logits_width)
         self._core = core = RemoteCore(
             self._link, self._questions, engine_config(settings), facts.max_model_len
         )
-        notation = await detect_notation(settings, state.threads, text.tokenizer, text.template)
-        model = served_model(
-            settings,
-            core,
-            text,
-            notation,
-            facts.info,
-            facts.max_model_len,
-            facts.fingerprint,
-            directory,
-            names=self._settings.names,
-            drafts=facts.drafts,
-            prefixes=facts.prefixes,
-            states=facts.states,
-            adapter=facts.own_adapter,
+        model = await declared_model(
+            settings, core, state.threads, text, facts, directory, self._settings.names
         )
         state.core = DeclaredEngine(facts)  # type: ignore[assignment]  # the routes of a worker read no more of it
         state.judge = RemoteJudge(self._questions)

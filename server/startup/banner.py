@@ -82,7 +82,7 @@ class Facts:
             "kv_bytes": self._kv_bytes or None,
             "kv_memory": _how_taken(layout) if layout.paged else None,
             "state_slots": layout.state.num_slots if layout.state else None,
-            "state_bytes": layout.state.num_slots * layout.state.slot_bytes if layout.state else None,
+            "state_bytes": layout.state_bytes if layout.state else None,
             "weight_bytes": self.weight_bytes,
             "serves": self._serves or None,
         }
@@ -196,10 +196,10 @@ def _memory(layout: KvLayout, weight_bytes: int, kv_bytes: int) -> str:
 
 def _states(state: StateLayout) -> str:
     """What layers keep of sequences beside KV."""
-    text = f"{state.num_slots:,} of {state.slot_bytes / 2**20:.2f} MiB, one a sequence"
-    if state.interval:
-        text += f", others as snapshots: prompts share beginnings at multiples of {state.interval} tokens"
-    return text
+    return (
+        f"{state.num_slots:,} of {state.slot_bytes / 2**20:.2f} MiB, one a sequence, others as snapshots: "
+        f"prompts share beginnings at multiples of {state.interval} tokens"
+    )
 
 
 def _how_taken(layout: KvLayout) -> str:

@@ -24,6 +24,7 @@ from server.model_files import default_model
 from server.model_files.ollama_package import read_package
 from server.model_files.prepared import model_file
 from server.prepare.chat_prompt import DEADLINE
+from server.remote.messages import Serve
 from server.settings.table import Settings
 from server.state.prefix_keeping import PrefixKeeping
 from server.state.server_state import ServedModel
@@ -182,4 +183,33 @@ def served_model(
         adapter=adapter,
         prefixes=prefixes,
         states=states,
+    )
+
+
+async def declared_model(
+    settings: Settings,
+    core: TextCore,
+    threads: FencedThreads,
+    text: TextSide,
+    facts: Serve,
+    model_dir: Path,
+    names: Sequence[str],
+) -> ServedModel:
+    """The model as a process without an engine serves it, by `core`: `facts` are what a process with one tells of it. Raises as
+    `served_model` and `detect_notation`."""
+    text.drop_end_tokens_beyond(facts.info.logits_width)
+    return served_model(
+        settings,
+        core,
+        text,
+        await detect_notation(settings, threads, text.tokenizer, text.template),
+        facts.info,
+        facts.max_model_len,
+        facts.fingerprint,
+        model_dir,
+        names=names,
+        drafts=facts.drafts,
+        prefixes=facts.prefixes,
+        states=facts.states,
+        adapter=facts.own_adapter,
     )

@@ -89,7 +89,7 @@ async def test_without_lasting_memory_it_serves_and_says_so(how: str, tmp_path: 
         async with open_client(server) as client:
             await _run_and_kill(streams, client, pid)
         check(expected, streams, "killed without lasting memory")
-        # One that has ended when the kill comes needs none.
+        # A stream that has ended before the kill is not resumed.
         assert 1 <= await metric(server, "cohort_requests_resumed_total") <= len(bodies)
         assert _lasting(server.pid) == 0
 

@@ -80,14 +80,14 @@ def load_mtp(config: ExecutorConfig, source: LoadedModel, progress: Progress) ->
     head = MtpHead(model, stored)
     if config.optimization.deterministic:
         head.be_steady()
+
+    def of_head(stage: str, done: int, total: int) -> None:
+        progress(f"MTP head: {stage}", done, total)
+
     if dummy:
-        fill_dummy(
-            head, config.seed + 1, lambda stage, done, total: progress(f"MTP head: {stage}", done, total)
-        )
+        fill_dummy(head, config.seed + 1, of_head)
     else:
-        unused = load_weights(
-            head, directory, lambda stage, done, total: progress(f"MTP head: {stage}", done, total)
-        )
+        unused = load_weights(head, directory, of_head)
         if unused is not None:
             raise ConfigError(f"mtp: {directory}: {unused}")
     num_bytes = head.num_bytes() + head.pack_onednn()

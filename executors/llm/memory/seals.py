@@ -75,11 +75,11 @@ class BlockSeals:
         other blocks is given back to the system. Raises InvalidInput for blocks that do not exist."""
         adopted = np.empty(0, np.int32) if sealed is None else self._verified(sealed)
         if self._states is not None:
-            slots = adopted[:0] if sealed is None else _of_group(sealed, adopted, len(self._kv.caches))
+            slots = adopted[:0] if sealed is None else sealed.blocks_of(len(self._kv.caches), adopted)
             self._states.begin(slots)
         if sealed is not None and len(adopted):
             for group, num_blocks in enumerate(self._kv.num_blocks):
-                self._kv.give_back(group, _others(num_blocks, _of_group(sealed, adopted, group)))
+                self._kv.give_back(group, _others(num_blocks, sealed.blocks_of(group, adopted)))
             if self._states is not None:
                 self._states.give_back(_others(self._states.layout.num_slots, slots))
         elif self._is_used:
@@ -94,11 +94,6 @@ class BlockSeals:
         check_sealed(sealed, (*self._kv.num_blocks, *states))
         sums = self.checksums(np.stack((sealed.groups, sealed.blocks), 1))
         return np.flatnonzero(sums == sealed.checksums).astype(np.int32)
-
-
-def _of_group(sealed: SealedBlocks, adopted: Int32Array, group: int) -> Int32Array:
-    """The blocks of a group that are adopted."""
-    return sealed.blocks[adopted[sealed.groups[adopted] == group]]
 
 
 def _others(count: int, blocks: Int32Array) -> Int32Array:

@@ -31,19 +31,25 @@ class Companion(Protocol):
     def kv_bytes(self) -> int:
         """Bytes of its KV."""
 
-    def note(self, batch: UnifiedBatch) -> None: ...
+    def note(self, batch: UnifiedBatch) -> None:
+        """Take in which blocks change hands and which are copied, before the step's forward."""
 
     def draft(
         self, batch: UnifiedBatch, output: UnifiedOutput, step: StepArrays, hidden: torch.Tensor
-    ) -> Drafts | None: ...
+    ) -> Drafts | None:
+        """Guess the tokens after those that the step gave; None if no item wants drafts. `hidden` [T, hidden]: of the model."""
 
-    def time_forward(self, count: int, past: int) -> float: ...
+    def time_forward(self, count: int, past: int) -> float:
+        """Seconds of a forward of one token for each of `count` sequences of `past` tokens."""
 
-    def give_back(self, group: int, block_ids: np.ndarray) -> None: ...
+    def give_back(self, group: int, block_ids: np.ndarray) -> None:
+        """Return the memory of these blocks of a group."""
 
-    def forget(self, slot: int) -> None: ...
+    def forget(self, slot: int) -> None:
+        """A sequence is gone from its slot, or begins in it."""
 
-    def clear(self) -> None: ...
+    def clear(self) -> None:
+        """All sequences are released."""
 
 
 class SlotPart(Protocol):

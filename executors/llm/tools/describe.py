@@ -21,7 +21,7 @@ import torch
 from executors.cgroup import memory_limit, resident_bytes
 from executors.contract.config import ExecutorConfig
 from executors.contract.errors import ConfigError
-from executors.contract.status import KvGroup, KvLayout, StateLayout
+from executors.contract.status import KvGroup, KvLayout
 from executors.kernels.cpu import CpuKernels, packed_bytes
 from executors.llm.assembly.device_sizing import graph_bytes
 from executors.llm.checkpoint import loader
@@ -350,15 +350,16 @@ def _state_facts(spec: StateSpec | None) -> dict[str, Any] | None:
     return {"layers": spec.num_layers, "dtype": "float32", "bytes_per_sequence": spec.bytes_per_slot()}
 
 
-def _slot_facts(state: StateLayout | None, most: int) -> dict[str, int] | None:
+def _slot_facts(layout: KvLayout, most: int) -> dict[str, int] | None:
     """Return how many slots for states the plan has, those of `most` sequences and those for snapshots; None without states."""
+    state = layout.state
     if state is None:
         return None
     return {
         "slots": state.num_slots,
         "snapshots": state.num_slots - most,
         "interval": state.interval,
-        "bytes": state.num_slots * state.slot_bytes,
+        "bytes": layout.state_bytes,
     }
 
 
@@ -393,7 +394,7 @@ def _memory_facts(config: ExecutorConfig, sketch: LoadedModel, memory: int | Non
             {"window": one.window, "num_blocks": one.num_blocks, "bytes_per_block": one.bytes_per_block}
             for one in layout.groups
         ],
-        "states": _slot_facts(layout.state, config.max_num_seqs),
+        "states": _slot_facts(layout, config.max_num_seqs),
         "capacity_tokens": layout.capacity_tokens,
         "pool_bytes": layout.num_bytes,
         # The pool is no larger than max_num_seqs can use; so many full sequences memory would hold.

@@ -101,7 +101,7 @@ class SealingFake(FakeServing):
         await super().begin_epoch(epoch)
         if adopt is not None:
             for group, old in enumerate(before):
-                blocks = adopt.blocks[adopted[adopt.groups[adopted] == group]]
+                blocks = adopt.blocks_of(group, adopted)
                 for memory, content in zip(self.memories[group].arrays(), old.arrays(), strict=True):
                     memory[blocks] = content[blocks]
         return adopted

@@ -128,7 +128,7 @@ class StateFakeExecutor(PagedFakeExecutor):
         before = getattr(self, "states", None), getattr(self, "spoiled", None)
         adopted = await super().begin_epoch(epoch, adopt)
         if adopt is not None and before[0] is not None and before[1] is not None:
-            slots = adopt.blocks[adopted[adopt.groups[adopted] == len(self.memories)]]
+            slots = adopt.blocks_of(len(self.memories), adopted)
             self.states[slots], self.spoiled[slots] = before[0][slots], before[1][slots]
             self.filled[slots] = True
         return adopted

@@ -217,9 +217,9 @@ def test_slots_of_states_go_back_at_rest_with_the_snapshots_of_their_blocks() ->
     async def scenario(core: EngineCore, fake: StateFakeExecutor) -> None:
         await asyncio.gather(*(ask(core, prompt, 4) for prompt in prompts(6)))
         states = states_of(core)
-        assert states.num_snapshots and states.num_with_memory > 6 and not fake.num_released_slots
+        assert states.num_snapshots and sum(states._has_memory) > 6 and not fake.num_released_slots
         await asyncio.sleep(core.config.give_back_after + 5)
-        assert states.num_with_memory == states.num_snapshots == 0
+        assert sum(states._has_memory) == states.num_snapshots == 0
         assert fake.num_released_slots > 6
         await asyncio.gather(*(ask(core, prompt, 4) for prompt in prompts(6)))
 

@@ -249,7 +249,8 @@ class RemoteExecutor(BatchModelExecutor):
                 raise OSError("there is no fork server")
             return self._fork_server.fork(descriptors)
         except OSError as error:
-            _log.warning("the executor is not forked: %s; it imports by itself", error)
+            _log.warning("the executor is not forked: %s; it imports by itself, and so do later ones", error)
+            self._imports = ()
             return self._by_command(descriptors)
 
     def _by_command(self, descriptors: Descriptors) -> ChildProcess:

@@ -95,7 +95,7 @@ class ForkServer:
         return await asyncio.shield(future)
 
     def fork(self, descriptors: Descriptors) -> ForkedChild:
-        """Begin a child that inherits the descriptors. Raises OSError."""
+        """Begin a child that inherits the descriptors. Raises OSError, and the process is ended, if it cannot."""
         if not self.alive:
             raise OSError("the fork server has ended")
         passed = array.array("i", [one for one in descriptors if one is not None])
@@ -109,6 +109,7 @@ class ForkServer:
             raise OSError(str(error)) from error
         self._control.setblocking(False)
         if isinstance(answer, m.NotForked):
+            self._close(answer.reason)  # a child that loads for itself needs the memory
             raise OSError(answer.reason)
         child = self._children[answer.pid] = ForkedChild(answer.pid, self._loop, self._close)
         return child

@@ -283,6 +283,10 @@ async def test_threads_that_a_load_leaves_forbid_forks(
     await executor.warmup()
     assert parent_of(executor.pid) == os.getpid() and await loaded_by(executor) is None
     assert "threads of a library stay" in caplog.text
+    executor.kill()
+    await executor.wait_dead()
+    await executor.begin_epoch(2)  # what was loaded was given up, and is not loaded in vain again
+    assert living_children() == {executor.pid}
 
 
 async def test_a_warmup_that_is_cancelled_while_it_loads_goes_on(sharing: Sharing) -> None:

@@ -51,6 +51,13 @@ def test_sealed_blocks_that_do_not_fit(changes: dict[str, np.ndarray], message: 
         check_sealed(replace(SEALED, **changes), (4, 4))
 
 
+def test_adopted_blocks_by_group() -> None:
+    assert SEALED.blocks_of(0, ids(0, 1, 2)).tolist() == [3, 1]
+    assert SEALED.blocks_of(0, ids(1, 2)).tolist() == [1] and SEALED.blocks_of(1, ids(1, 2)).tolist() == [3]
+    none = SEALED.blocks_of(1, ids(0))
+    assert none.dtype == np.int32 and not len(none)
+
+
 def test_adopted_indices() -> None:
     assert check_adopted(ids(), 0) and check_adopted(ids(0, 2), 3)
     assert not check_adopted(ids(0), 0)

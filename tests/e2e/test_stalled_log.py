@@ -53,13 +53,12 @@ def start(args: Sequence[str], folder: Path) -> tuple[subprocess.Popen[bytes], i
     return process, reading, url
 
 
-def executor_of(server: subprocess.Popen[bytes]) -> int:
-    children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
-    [executor] = [pid for pid in children if b"executor" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    return int(executor)
+def executor_of(url: str) -> int:
+    [executor] = httpx.get(f"{url}/v1/executors").json()["data"]
+    return int(executor["pid"])
 
 
-def use(server: subprocess.Popen[bytes], url: str) -> None:
+def use(url: str) -> None:
     """Write more lines than the queue holds, beside a stream, and kill the executor meanwhile."""
     body: dict[str, Any] = {"prompt": "a", "max_tokens": 300, "ignore_eos": True, "stream": True}
     chunks: list[str] = []
@@ -77,7 +76,7 @@ def use(server: subprocess.Popen[bytes], url: str) -> None:
         response.read()
         assert response.status == 404
         if number == 1000:
-            os.kill(executor_of(server), signal.SIGKILL)
+            os.kill(executor_of(url), signal.SIGKILL)
     client.close()
     served(url, "/live", 200)
     streaming.join(60)
@@ -98,7 +97,7 @@ def test_what_is_missing_is_told_once_there_is_a_reader(tmp_path: Path, workers:
         ["cohort-tiny", "--log-format", "json", "--api-server-count", workers], tmp_path
     )
     try:
-        use(server, url)
+        use(url)
         parts: list[bytes] = []
         reader = threading.Thread(target=lambda: parts.extend(iter(lambda: os.read(reading, 65536), b"")))
         reader.start()
@@ -118,7 +117,7 @@ def test_what_is_missing_is_told_once_there_is_a_reader(tmp_path: Path, workers:
 def test_an_end_without_a_reader(tmp_path: Path) -> None:
     server, reading, url = start(["cohort-tiny"], tmp_path)
     try:
-        use(server, url)
+        use(url)
         server.terminate()
         assert server.wait(30) == 0
     finally:

@@ -34,7 +34,7 @@ async def test_streams_go_on_after_a_kill_though_memory_comes_back_slowly(path: 
         config(path, executor="tests.gpu.slow_memory:Factory", max_num_seqs=8, optimization=EAGER)
     )
     starts: list[str] = []
-    began, remote._start = remote._start, lambda: (starts.append("life"), began())[0]  # type: ignore[method-assign]
+    began, remote._start = remote._start, lambda begin: (starts.append("life"), began(begin))[0]  # type: ignore[method-assign]
     stages = set[str]()
     remote.set_progress(lambda stage, done, total: stages.add(stage))
     async with harness.engine(remote, recovery_timeout=60.0) as core:  # type: ignore[arg-type]

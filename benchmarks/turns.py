@@ -39,6 +39,7 @@ from benchmarks.attention import cpu_name
 from benchmarks.peers import servers
 from clients.event_stream import EventReader
 from server.model_files import default_model
+from tests.e2e.server_process import server_of
 from tools.neutral_paths import neutral
 
 Body = dict[str, Any]
@@ -198,11 +199,10 @@ class Client:
         self._connection.close()
 
     def find_processes(self) -> None:
-        """The executor, which may be another one by now, and its parent."""
+        """The executor, which may be another one by now, and its server."""
         [card] = self.call("/v1/executors")["data"]
         self.executor = int(card["pid"])
-        stat = Path(f"/proc/{self.executor}/stat").read_text()
-        self.server = int(stat.rpartition(")")[2].split()[1])
+        self.server = server_of(self.executor)
 
     def cpu(self) -> tuple[float, float]:
         """Of the server's process and of the executor's, in seconds."""

@@ -170,6 +170,17 @@ class ServerProcess:
             assert code == 0, self.log()
 
 
+def server_of(executor: int) -> int:
+    """The process that has an executor, which a fork server may have begun for it. Raises OSError or IndexError for one that is
+    gone."""
+    parent = _parent_of(executor)
+    return _parent_of(parent) if FORK_SERVER in _title(parent) else parent
+
+
+def _parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def _children_of(parent: int) -> list[int]:
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.chaos.conftest import EXACT
-from tests.e2e.server_process import ServerProcess
+from tests.e2e.server_process import ServerProcess, server_of
 
 READY_WITHIN = 150.0
 """Ray's own processes take ten seconds of CPU to start, on machines where others work as well."""
@@ -68,8 +68,7 @@ class RayServer(ServerProcess):
         found = {}
         for card in self.cards():
             with contextlib.suppress(OSError, IndexError):
-                stat = Path(f"/proc/{card['pid']}/stat").read_text()
-                found[card["replica"]] = int(stat.rpartition(")")[2].split()[1])
+                found[card["replica"]] = server_of(card["pid"])
         return found
 
     def executors(self) -> list[int]:

@@ -1,8 +1,8 @@
 """The executor as a child process: client, child and wire format. `connect` is the way in.
 
-    connect -> RemoteExecutor (client.py) -> Life (life.py: Popen, futures, death) -> MessageStream -> socketpair
-                    or -> RankProcesses (group.py: several of them as one)                                      |
-                                              HangWatch (watch.py)                                        |
+    connect -> RemoteExecutor (client.py) -> Life (life.py: futures, death) -> MessageStream -> socketpair
+                    or -> RankProcesses (group.py: several of them as one)                          |
+                                              HangWatch (watch.py)                                  |
     child.py: I/O thread -> main thread -> StepGuard (guard.py) -> the executor       messages.py over wire.py
 
 Nothing is imported here: the child needs only the wire, and the server never needs the child's modules.

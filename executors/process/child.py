@@ -145,7 +145,7 @@ async def serve(
     inbox: asyncio.Queue[m.ToExecutor | m.Unreadable] = asyncio.Queue()
     worker = Worker(channel.send, channel.send_if_free, _lost_device, create)
     IoThread(channel, lambda message: _put(loop, inbox, message), worker.beat).start()
-    MemoryWatch(_out_of_memory).start()
+    MemoryWatch(out_of_memory).start()
     first = await inbox.get()
     if not isinstance(first, m.Load):
         raise WireError(f"the first message is {type(first).__name__}, not Load")
@@ -164,7 +164,8 @@ async def serve(
     return 0
 
 
-def _out_of_memory(reason: str) -> NoReturn:
+def out_of_memory(reason: str) -> NoReturn:
+    """End the process at its container's limit."""
     print(f"executor: {reason}", file=sys.stderr, flush=True)
     os._exit(m.EXIT_MEMORY)
 

@@ -31,7 +31,7 @@ from executors.process import child
 from executors.process import fork_messages as m
 from executors.process.children import kill_group
 from executors.process.memory_watch import MemoryWatch
-from executors.process.messages import EXIT_MEMORY, Progress
+from executors.process.messages import Progress
 from executors.process.worker import ProgressReports, load_failure, one_line
 
 TITLE = "cohort: fork server"
@@ -122,7 +122,7 @@ class ForkingProcess:
     def _load(self, config: ExecutorConfig) -> None:
         """Load on this thread, then let the main thread report it."""
         reports = ProgressReports(lambda stage, done, total: self.send(Progress(stage, done, total)))
-        watch = MemoryWatch(_out_of_memory)
+        watch = MemoryWatch(child.out_of_memory)
         watch.start()
         try:
             create = registry.factory(config.executor).load_shared(config, reports.report)
@@ -189,11 +189,6 @@ def _freeze() -> None:
     """Take all objects from the collector: a collection would write to each, and so copy its page."""
     gc.collect()
     gc.freeze()
-
-
-def _out_of_memory(reason: str) -> NoReturn:
-    print(f"executor: {reason}", file=sys.stderr, flush=True)
-    os._exit(EXIT_MEMORY)
 
 
 if __name__ == "__main__":

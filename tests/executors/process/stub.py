@@ -93,6 +93,8 @@ class Stub(BatchModelExecutor):
                 os._exit(7)
             case "slow":
                 sleep_long()
+            case "half a second":
+                time.sleep(0.5)
         for done in range(3):
             self.report("weights", done, 2)
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from executors.contract.status import Pace
+
 BATCH_LIMITS = ("max_num_seqs", "max_num_batched_tokens")
 """Names of the fields of `ExecutorConfig` that limit a step."""
 
@@ -137,6 +139,8 @@ class ExecutorConfig:
     """Which of these two limits, by their names, are defaults. In their place the executor takes what suits its device and fits
     its memory, which may be more or less, and reports it in its capabilities. Limits that were set explicitly and do not fit
     are refused."""
+    pace: Pace | None = None
+    """As an earlier life of the executor has measured it on this machine. An executor that measures its own takes it instead."""
     seed: int = 0
     attention: ExecutorAttentionConfig = field(default_factory=ExecutorAttentionConfig)
     memory: ExecutorMemoryConfig = field(default_factory=ExecutorMemoryConfig)

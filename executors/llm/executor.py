@@ -258,8 +258,11 @@ class LlmExecutor(BatchModelExecutor):
                 self._runtime = self._build(source, draft, device)
             try:
                 self._runtime.try_out(self._progress)
-                self._progress("measuring the pace", 0, 0)
-                self._runtime.measure(self.config, self._group.clock)
+                if self.config.pace is None:
+                    self._progress("measuring the pace", 0, 0)
+                    self._runtime.measure(self.config, self._group.clock)
+                else:
+                    self._runtime.pace = self.config.pace
             except StepFailed as error:
                 raise explained(error, self.config) from error
             if self._arena is not None:

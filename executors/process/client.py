@@ -447,6 +447,8 @@ class RemoteExecutor(BatchModelExecutor):
             max_num_batched_tokens=limits.max_batched_tokens or self.config.max_num_batched_tokens,
             # Shorter than the model's own where KV allows no more: a pool of given size would refuse that one.
             max_model_len=facts.info.max_model_len,
+            # It is the same machine: to measure once more would make a pause longer by a third of a second and more.
+            pace=facts.pace,
         )
         if layout.paged:
             # The next life gets as many blocks: the engine's accounting, and what was admitted by it, stay valid.

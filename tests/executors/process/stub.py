@@ -73,6 +73,7 @@ class Stub(BatchModelExecutor):
         """`loaded_by`: the process that has loaded what it shares with others."""
         self.loaded_by = loaded_by
         self.options = config.options
+        self.told = {} if config.pace is None else {"told_pace": config.pace.prompt_token}
         self.acts = config.options.get("rank", config.parallel.rank) == config.parallel.rank
         """Whether it misbehaves: with the option `rank`, that rank alone does."""
         self.log: list[str] = []
@@ -94,7 +95,7 @@ class Stub(BatchModelExecutor):
             case "slow":
                 sleep_long()
             case "half a second":
-                time.sleep(0.5)
+                sleep_briefly()
         for done in range(3):
             self.report("weights", done, 2)
 
@@ -129,7 +130,7 @@ class Stub(BatchModelExecutor):
 
     def cache_metrics_snapshot(self) -> Mapping[str, SnapshotValue] | None:
         shared = {} if self.loaded_by is None else {"loaded_by": self.loaded_by}
-        return {"log": " ".join(self.log), "rss": np.float32(0.5), **shared}  # type: ignore[dict-item]
+        return {"log": " ".join(self.log), "rss": np.float32(0.5), **shared, **self.told}  # type: ignore[dict-item]
 
     async def shutdown(self) -> None:
         if self.options.get("stubborn"):
@@ -193,6 +194,11 @@ class LoadsLoras(Stub):
 
 def _raise(error: BaseException) -> None:
     raise error
+
+
+def sleep_briefly() -> None:
+    """As a load that takes longer than a fork."""
+    time.sleep(0.5)
 
 
 def sleep_long() -> None:

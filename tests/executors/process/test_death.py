@@ -200,7 +200,9 @@ async def test_a_load_may_be_silent_for_longer_but_not_for_ever(remote: Make, si
 
 async def test_a_load_that_stands_still_after_a_death_is_soon_tried_again(remote: Make) -> None:
     limits = Limits(heartbeat_s=0.05, tick_s=0.05, reloading_silence_s=2.0)
-    executor = remote(limits=limits, load="half a second")  # a forked one would be loaded before it is stopped
+    executor = remote(
+        limits=limits, load="half a second"
+    )  # a forked one would be loaded before it is stopped
     await executor.warmup()
     assert executor.pid is not None
     os.kill(executor.pid, signal.SIGKILL)

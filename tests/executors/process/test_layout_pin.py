@@ -7,8 +7,9 @@ import signal
 
 import pytest
 
-from executors.contract import ExecutorConfig
+from executors.contract import ExecutorConfig, Pace
 from executors.process.client import RemoteExecutor
+from tests.executors.process.helpers import Make
 
 
 @pytest.mark.parametrize("span", [0, 4])
@@ -28,3 +29,15 @@ async def test_the_next_life_has_the_same_number_of_blocks(span: int) -> None:
         assert remote.kv_layout() == first
     finally:
         await remote.shutdown()
+
+
+async def test_the_next_life_is_told_the_pace_that_the_first_has_measured(remote: Make) -> None:
+    executor = remote()
+    await executor.warmup()
+    assert executor.config.pace == executor.pace() == Pace(0.25, ((1, 0.5), (8, 1.5)))
+    assert executor.pid is not None
+    os.kill(executor.pid, signal.SIGKILL)
+    await executor.wait_dead()
+    await executor.begin_epoch(2)
+    snapshot = executor.cache_metrics_snapshot()
+    assert snapshot is not None and snapshot["told_pace"] == 0.25

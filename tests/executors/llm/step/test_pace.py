@@ -158,3 +158,13 @@ async def test_steps_that_were_tried_out_are_no_reason_for_graphs(qwen3, monkeyp
     measured: list[int] = []
     executor = await start(qwen3)
     assert executor.pace() == Pace(0.1, ((1, 0.1),)) and forgotten and measured == [MOST_TOKENS_ON_DEVICE]
+
+
+async def test_a_later_life_reports_what_the_first_one_has_measured(qwen3, monkeypatch) -> None:
+    def measured(self: ExecutorRuntime, *_: object) -> None:
+        raise AssertionError("it was measured again")
+
+    monkeypatch.setattr(ExecutorRuntime, "measure", measured)
+    known = Pace(0.1, ((1, 0.2), (8, 0.3)), ((1, 0.05),))
+    executor = await start(qwen3, pace=known)
+    assert executor.pace() == known

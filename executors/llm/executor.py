@@ -257,12 +257,7 @@ class LlmExecutor(BatchModelExecutor):
                 draft = self._load_draft(self.config, source, self._progress)
                 self._runtime = self._build(source, draft, device)
             try:
-                self._runtime.try_out(self._progress)
-                if self.config.pace is None:
-                    self._progress("measuring the pace", 0, 0)
-                    self._runtime.measure(self.config, self._group.clock)
-                else:
-                    self._runtime.pace = self.config.pace
+                self._try_out(self._runtime)
             except StepFailed as error:
                 raise explained(error, self.config) from error
             if self._arena is not None:
@@ -276,6 +271,18 @@ class LlmExecutor(BatchModelExecutor):
         self._runtime.touch_kv()
         if self._runtime.unified.can_capture:
             self._idle.start()
+
+    def _try_out(self, runtime: ExecutorRuntime) -> None:
+        """Run steps that make everything warm, and measure the pace. In a later life calls wait: its pace is known, and on a CPU
+        trial steps would prepare nothing for theirs."""
+        known = self.config.pace
+        if known is None or runtime.unified.max_in_flight > 1:
+            runtime.try_out(self._progress)
+        if known is None:
+            self._progress("measuring the pace", 0, 0)
+            runtime.measure(self.config, self._group.clock)
+        else:
+            runtime.pace = known
 
     def _build(self, source: LoadedModel, draft: LoadedModel | None, device: Device) -> ExecutorRuntime:
         if self.family is not None and source.info.family != self.family:

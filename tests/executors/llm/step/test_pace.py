@@ -160,11 +160,12 @@ async def test_steps_that_were_tried_out_are_no_reason_for_graphs(qwen3, monkeyp
     assert executor.pace() == Pace(0.1, ((1, 0.1),)) and forgotten and measured == [MOST_TOKENS_ON_DEVICE]
 
 
-async def test_a_later_life_reports_what_the_first_one_has_measured(qwen3, monkeypatch) -> None:
+async def test_a_later_life_runs_no_step_before_the_first_call(qwen3, monkeypatch) -> None:
     def measured(self: ExecutorRuntime, *_: object) -> None:
-        raise AssertionError("it was measured again")
+        raise AssertionError("calls wait for a trial")
 
     monkeypatch.setattr(ExecutorRuntime, "measure", measured)
+    monkeypatch.setattr(ExecutorRuntime, "try_out", measured)
     known = Pace(0.1, ((1, 0.2), (8, 0.3)), ((1, 0.05),))
     executor = await start(qwen3, pace=known)
     assert executor.pace() == known

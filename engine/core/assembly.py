@@ -56,6 +56,7 @@ def make_scheduler(
         waiting=waiting,
         adapters=adapters,
         observer=observer,
+        whole_prompts_only=limits.whole_prompts_only,
     )
 
 

@@ -46,7 +46,10 @@ class Scheduler:
         waiting: WaitingQueue | None = None,
         adapters: LoraAdapters | None = None,
         observer: Observer | None = None,
+        whole_prompts_only: bool = False,
     ) -> None:
+        """`whole_prompts_only`: as in `ExecutorCapabilities`."""
+        self._whole_prompts_only = whole_prompts_only
         self.policies = policies or Policies()
         self.adapters = adapters
         self.kv = kv
@@ -132,6 +135,8 @@ class Scheduler:
                 hit = self.kv.find(seq)
             self.sequences.admit(seq, hit)
             self.waiting.remove(seq)
+        if self._whole_prompts_only:
+            self._makes_room(seq, plan)
         self._grant(seq, min(seq.num_uncomputed_tokens, plan.budget), plan)
 
     def _grant_decodes(self, plan: StepPlan) -> list[Sequence]:
@@ -265,11 +270,21 @@ class Scheduler:
                 self.sequences.no_room()
                 plan.blocked = WaitReason.KV_BLOCKS
                 break
+            if self._whole_prompts_only and not self._makes_room(seq, plan):
+                plan.blocked = WaitReason.TOKENS
+                break
             self.sequences.admit(seq, hit)
             admitted.append(seq)
             self._grant_prompt(seq, plan)
         for seq in admitted:
             self.waiting.remove(seq)
+
+    def _makes_room(self, seq: Sequence, plan: StepPlan) -> bool:
+        """Whether the step has room for all of a prompt that cannot be cut. A step has room for one, also after its budget was
+        cut for want of memory: it could never be computed otherwise."""
+        if not plan.grants:
+            plan.budget = plan.for_prompts = max(plan.budget, seq.num_known_tokens)
+        return seq.num_known_tokens <= self._share(seq, plan)
 
     def _candidates(self, plan: StepPlan, before: Sequence | None) -> Iterator[Sequence]:
         """Waiting sequences that could be admitted now if they fit, in order; the caller may admit each as it comes. While some

@@ -65,6 +65,8 @@ class Admission:
         elif len(ids) > self.max_model_len:
             message = f"this model's maximum context length is {self.max_model_len} tokens, and the input has {len(ids)}"
             raise ContextLengthExceeded(message, "input")
+        if request.pooling not in (None, "logits", *self.info.poolings):
+            raise InvalidRequest(f"this model has no pooling {request.pooling!r}", "pooling")
         if request.pooling == "logits":
             self._check_labels(request.label_ids)
         if not continues:

@@ -12,10 +12,7 @@ import numpy as np
 
 from executors.contract.batch import Int32Array, SequenceStart, UnifiedBatch, UnifiedOutput
 from executors.contract.errors import InvalidInput, StepFailed
-from executors.contract.status import StateLayout
-
-POOLINGS = ("last", "mean", "logits")
-"""Values of `SequenceStart.pooling`."""
+from executors.contract.status import POOLINGS, StateLayout
 
 
 def check_arrays(batch: UnifiedBatch) -> None:
@@ -62,10 +59,11 @@ def check_limits(
         raise InvalidInput(f"a sequence would exceed {max_sequence_length} tokens")
 
 
-def check_pooling(start: SequenceStart, label_width: int) -> None:
-    """Check what a sequence asks for in place of tokens; `label_width` of the model's `ModelInfo`. Raises InvalidInput."""
-    if start.pooling not in (None, *POOLINGS):
-        supported = ", ".join(POOLINGS)
+def check_pooling(start: SequenceStart, label_width: int, poolings: Sequence[str] = POOLINGS) -> None:
+    """Check what a sequence asks for in place of tokens; `label_width` and `poolings` of the model's `ModelInfo`. Raises
+    InvalidInput."""
+    if start.pooling not in (None, *poolings, "logits"):
+        supported = ", ".join((*poolings, "logits"))
         raise InvalidInput(
             f"sequence {start.seq_id}: pooling {start.pooling!r} is unknown; known: {supported}"
         )

@@ -10,6 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 
+POOLINGS = ("last", "mean")
+"""Values of `SequenceStart.pooling` that every decoder has, beside "logits"."""
+
+
 class AttentionType(enum.StrEnum):
     """Attention forms an executor may declare."""
 
@@ -58,6 +62,9 @@ class ModelInfo:
     refused."""
     num_labels: int = 0
     """Number of labels of the classification head that the model has in place of lm_head; 0: it has none."""
+    poolings: tuple[str, ...] = POOLINGS
+    """Values of `SequenceStart.pooling` beside "logits" that sequences may ask for; the first is what the model has that declares
+    none."""
 
     @property
     def label_width(self) -> int:
@@ -115,6 +122,9 @@ class ExecutorCapabilities:
     """Whether steps may ask for drafts: see `UnifiedBatch.drafts_wanted`."""
     grammars: bool = False
     """Whether sequences may have a grammar: see `SequenceStart.grammar`."""
+    whole_prompts_only: bool = False
+    """Whether a prompt has to be computed in one step, as each of its tokens attends to all of them. A step has room for the
+    longest one."""
 
     @property
     def paged(self) -> bool:

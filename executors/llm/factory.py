@@ -17,9 +17,11 @@ from executors.contract import (
 from executors.devices import kind_of, settings_of_device
 from executors.kernels import ATTENTION_BACKENDS, CPU_ISAS
 from executors.llm.device.ranges import PROFILE_RANGES
+from executors.llm.encoder.config import family_in, read_encoder
 from executors.llm.model.config import DTYPES, check_length, read_config
 
 if TYPE_CHECKING:
+    from executors.llm.encoder.executor import EncoderExecutor
     from executors.llm.executor import LlmExecutor
 
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
@@ -37,27 +39,39 @@ sets is known only after loading (`sizing.py`). Offsets within a step are int32.
 
 
 class LlmFactory(ModelExecutorFactory):
-    """Makes `LlmExecutor`s for Hugging Face checkpoint directories."""
+    """Makes `LlmExecutor`s, or `EncoderExecutor`s, for Hugging Face checkpoint directories."""
 
-    def create_executor(self, config: ExecutorConfig) -> LlmExecutor:
+    serves_encoders = True
+
+    def create_executor(self, config: ExecutorConfig) -> LlmExecutor | EncoderExecutor:
         """See the contract. This call imports torch."""
         self.validate_config(config)
         # Read when torch loads its OpenMP. By default idle threads spin while they wait for each other; with another
         # process on the same cores each such wait lasts a scheduler slice (measured: a decode step of 130 ms, not 1.4).
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        if self.serves_encoders and family_in(Path(config.model)) is not None:
+            return self.encoder_class()(config)
         return self._class_for(config).from_config(config)
 
     def load_shared(
         self, config: ExecutorConfig, progress: ProgressCallback
-    ) -> Callable[[ExecutorConfig], LlmExecutor] | None:
+    ) -> Callable[[ExecutorConfig], LlmExecutor | EncoderExecutor] | None:
         """See the contract: weights that lie in the machine's memory are shared. This call imports torch."""
         if config.parallel.world_size > 1:
             return None
         self.validate_config(config)
+        if self.serves_encoders and family_in(Path(config.model)) is not None:
+            return self.encoder_class().over_shared_weights(config, progress)
         return self._class_for(config).over_shared_weights(config, progress)
 
     def _class_for(self, config: ExecutorConfig) -> type[LlmExecutor]:
         return self.adapter_executor_class() if config.optimization.max_loras else self.executor_class()
+
+    def encoder_class(self) -> type[EncoderExecutor]:
+        """Return the class of an executor of encoders, like `executor_class`."""
+        from executors.llm.encoder.executor import EncoderExecutor
+
+        return EncoderExecutor
 
     def executor_class(self) -> type[LlmExecutor]:
         """Return the executor's class. This call imports its module, and torch with it."""
@@ -86,6 +100,9 @@ class LlmFactory(ModelExecutorFactory):
             raise ConfigError(
                 f"model {config.model!r}: no such directory; a Hugging Face checkpoint directory is needed"
             )
+        if self.serves_encoders and family_in(directory) is not None:
+            _check_encoder(config, directory)
+            return
         check_length(config.max_model_len, read_config(directory), directory)
         if config.optimization.mtp and config.optimization.draft_model:
             raise ConfigError("mtp, draft_model: one of them drafts; leave the other out")
@@ -93,6 +110,30 @@ class LlmFactory(ModelExecutorFactory):
             if not Path(draft).is_dir():
                 raise ConfigError(f"draft_model {draft!r}: no such directory")
             read_config(Path(draft))
+
+
+def _check_encoder(config: ExecutorConfig, directory: Path) -> None:
+    """Raise ConfigError for settings that an encoder has no use for, or that would be left out."""
+    length = read_encoder(directory).context_length
+    if config.max_model_len is not None and config.max_model_len > length and not config.shrink_length:
+        raise ConfigError(
+            f"{directory}: max_model_len is {config.max_model_len}; this encoder reads {length} tokens at most"
+        )
+    optimization = config.optimization
+    unused = {
+        "draft_model": bool(optimization.draft_model),
+        "mtp": optimization.mtp,
+        "max_loras": bool(optimization.max_loras),
+        "quantization fp8": optimization.quantization == "fp8",
+        "kv_cache_dtype": config.memory.kv_cache_dtype != "auto",
+        "tensor_parallel_size, pipeline_parallel_size": config.parallel.world_size > 1,
+        f"device {config.device}": config.device not in ("auto", "cpu"),
+    }
+    for name, asked in unused.items():
+        if asked:
+            raise ConfigError(
+                f"{name}: not for an encoder, which is computed on a CPU by one process and keeps no KV"
+            )
 
 
 def _check_choices(config: ExecutorConfig) -> None:

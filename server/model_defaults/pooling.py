@@ -8,6 +8,7 @@ these uses its last token's state, which has attended to all the others.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -15,7 +16,9 @@ from typing import Any
 from executors.contract import ConfigError
 from server.model_files.gguf_pooling import RANK, gguf_pooling
 
-_KINDS = {"mean_tokens": "mean", "mean": "mean", "lasttoken": "last", "last": "last"}
+_KINDS = {
+    "mean_tokens": "mean", "mean": "mean", "lasttoken": "last", "last": "last", "cls_token": "cls", "cls": "cls",
+}  # fmt: skip
 _SWITCH = "pooling_mode"
 _DEFAULT_MODE = "mean"
 """Of sentence-transformers, where the step's configuration names no kind."""
@@ -27,7 +30,7 @@ _FOLDER = "1_Pooling"
 
 @dataclass(frozen=True, slots=True)
 class DefaultPooling:
-    """`kind` is "last" or "mean"; None if the model's own kind is not supported, and then `reason` says why."""
+    """`kind` is "last", "mean" or "cls"; None if the model's own kind is not supported, and then `reason` says why."""
 
     kind: str | None = "last"
     reason: str = ""
@@ -37,10 +40,11 @@ class DefaultPooling:
     """Whether the hidden states of a prompt before the text count in the mean."""
 
 
-def default_pooling(directory: Path) -> DefaultPooling:
-    """The pooling that a model directory declares. Raises ConfigError, naming the file, if a file cannot be read."""
+def default_pooling(directory: Path, poolings: Sequence[str] = ("last", "mean")) -> DefaultPooling:
+    """The pooling that a model directory declares, else the first of `poolings`, those that the model has (`ModelInfo`). Raises
+    ConfigError, naming the file, if a file cannot be read."""
     if (kind := gguf_pooling(directory)) is not None:
-        return _of_gguf(kind)
+        return _of_gguf(kind, poolings)
     steps = modules(directory)
     if other := [name for name in steps if name not in _MODULES]:
         return DefaultPooling(None, f"the model ends with a module '{other[0]}'")
@@ -49,12 +53,12 @@ def default_pooling(directory: Path) -> DefaultPooling:
     config = read_file(directory / folder / "config.json", dict)
     if config is None:
         missing = f"{folder}/config.json, which modules.json names, is missing"
-        return DefaultPooling(None, missing, declared) if declared else DefaultPooling()
+        return DefaultPooling(None, missing, declared) if declared else DefaultPooling(poolings[0])
     texts = read_file(directory / steps.get("Transformer", "") / "sentence_bert_config.json", dict) or {}
     if texts.get("do_lower_case") is True:
         return DefaultPooling(None, "the model's texts are in lower case (do_lower_case)", declared)
     kinds = _kinds(config)
-    if len(kinds) == 1 and kinds[0] in _KINDS:
+    if len(kinds) == 1 and _KINDS.get(kinds[0]) in poolings:
         return DefaultPooling(_KINDS[kinds[0]], "", declared, config.get("include_prompt") is not False)
     return DefaultPooling(None, f"the model's own pooling is {' and '.join(kinds)}", declared)
 
@@ -72,8 +76,8 @@ def length_notes(directory: Path) -> tuple[str, ...]:
     return (f"{path.name}: max_seq_length {longest} is not applied: longer texts are embedded whole",)
 
 
-def _of_gguf(kind: str) -> DefaultPooling:
-    if kind in _KINDS:
+def _of_gguf(kind: str, poolings: Sequence[str]) -> DefaultPooling:
+    if _KINDS.get(kind) in poolings:
         return DefaultPooling(_KINDS[kind], "", declared=True)
     reason = (
         "its GGUF file names rank, a reranker's" if kind == RANK else f"the model's own pooling is {kind}"

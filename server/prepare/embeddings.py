@@ -31,9 +31,12 @@ async def prepare_embedding(
     pooling = body.pooling or model.pooling.kind
     if pooling is None:
         message = (
-            f"This model's own kind of embedding is not supported: {model.pooling.reason}. 'pooling' can ask for 'last' "
-            "or 'mean' instead."
+            f"This model's own kind of embedding is not supported: {model.pooling.reason}. 'pooling' can ask for "
+            f"{_one_of(model)} instead."
         )
+        raise InvalidRequest(message, param="pooling", code="unsupported_value")
+    if pooling not in model.info.poolings:
+        message = f"'{FIELD}' is not supported by this model: its vectors are made by {_one_of(model)}."
         raise InvalidRequest(message, param="pooling", code="unsupported_value")
     prompts = await input_ids(
         state,
@@ -46,6 +49,11 @@ async def prepare_embedding(
         longest=model.max_model_len,
     )
     return Asked(request_context(call, "embd-", body, model), prompts, pooling, model.adapter)
+
+
+def _one_of(model: ServedModel) -> str:
+    *others, last = (f"'{kind}'" for kind in model.info.poolings)
+    return f"{', '.join(others)} or {last}"
 
 
 def shaped(vector: NDArray[np.float32], body: EmbeddingRequest) -> NDArray[np.float32]:

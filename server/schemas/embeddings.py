@@ -40,9 +40,9 @@ class EmbeddingRequest(TruncationFields, RequestFields):
     dimensions: Annotated[Integer, Field(ge=1)] | None = None
     """OpenAI: Number of first dimensions to keep, for models trained for it; the shortened vector is normalised again. Default:
     all."""
-    pooling: Literal["last", "mean"] | None = None
-    """Cohort: Hidden states that make the vector: `last` (that of the last token) or `mean` (the mean of all). Default: the
-    model's, else last."""
+    pooling: Literal["last", "mean", "cls"] | None = None
+    """Cohort: Hidden states that make the vector: `last` (that of the last token), `mean` (the mean of all) or, of encoders, `cls`
+    (that of the first token). Default: the model's, else `last`, of encoders `cls`."""
     prompt_name: Annotated[str, Field(max_length=256)] | None = None
     """Cohort: Name of a prompt in the model's config_sentence_transformers.json, such as `query`, that is put before each input.
     Default: none."""

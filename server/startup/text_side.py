@@ -131,7 +131,7 @@ def retrieval_side(
 ) -> tuple[DefaultPooling, EmbeddingPrompts, Scoring]:
     """How a model of these `names` makes embeddings and scores. Raises ConfigError for files that declare it and cannot be
     read."""
-    pooling = default_pooling(model_dir)
+    pooling = default_pooling(model_dir, info.poolings)
     aliases = (*names, settings.model or "", model_dir.name)
     single, chosen = tokenizer.single_token, settings.classifier_from_token
     return (

@@ -1,0 +1,1 @@
+"""Encoders: models whose tokens attend in both directions, for vectors and scores of whole texts."""

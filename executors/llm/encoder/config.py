@@ -1,0 +1,212 @@
+"""Reads `config.json` of an encoder into an `EncoderConfig`. No torch here.
+
+Families are rows of `FAMILIES`. Every fault is a ConfigError of one line that names the file, the field and what is supported. A
+key that is neither read nor known to be harmless is named in a note.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from executors.contract.errors import ConfigError
+from executors.llm.model.fields import Fields, read_json
+from executors.llm.model.gguf_source import is_gguf
+
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+"""Names of activations in config.json, and here."""
+_DTYPES = {"float32", "bfloat16", "float16"}
+_HEAD = "ForSequenceClassification"
+_HARMLESS = frozenset(
+    {
+        "_name_or_path", "architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "id2label", "label2id",
+        "pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "mask_token_id", "gradient_checkpointing",
+        "hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout", "initializer_range", "use_cache",
+        "output_past", "directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers",
+        "pooler_size_per_head", "pooler_type", "chunk_size_feed_forward", "tie_word_embeddings", "problem_type",
+        "output_attentions", "output_hidden_states", "return_dict", "finetuning_task", "auto_map", "sentence_transformers",
+        "num_labels", "torchscript",
+    }
+)  # fmt: skip
+"""Keys that change nothing of what an encoder computes."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderFamily:
+    """Encoders of one kind of layer. `prefix`: of the tensors of a model with a head. `first_position`: the position of the first
+    token counts from `pad_token_id` + 1."""
+
+    model_type: str
+    architectures: tuple[str, ...]
+    prefix: str
+    first_position: bool = False
+    defaults: Mapping[str, int | float] = field(default_factory=dict)
+    """Defaults of transformers for keys that are absent."""
+
+
+_ROBERTA_DEFAULTS = {
+    "vocab_size": 50_265,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "pad_token_id": 1,
+}
+FAMILIES = (
+    EncoderFamily(
+        "bert", ("BertModel", "BertForMaskedLM", "BertForPreTraining", "BertForSequenceClassification"), "bert.",
+        defaults={"vocab_size": 30_522, "max_position_embeddings": 512, "type_vocab_size": 2, "pad_token_id": 0},
+    ),
+    EncoderFamily(
+        "roberta", ("RobertaModel", "RobertaForMaskedLM", "RobertaForSequenceClassification"), "roberta.", first_position=True,
+        defaults=_ROBERTA_DEFAULTS,
+    ),
+    EncoderFamily(
+        "xlm-roberta", ("XLMRobertaModel", "XLMRobertaForMaskedLM", "XLMRobertaForSequenceClassification"), "roberta.",
+        first_position=True, defaults={**_ROBERTA_DEFAULTS, "vocab_size": 30_522},
+    ),
+    EncoderFamily(
+        "camembert", ("CamembertModel", "CamembertForMaskedLM", "CamembertForSequenceClassification"), "roberta.",
+        first_position=True, defaults={**_ROBERTA_DEFAULTS, "vocab_size": 30_522},
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderConfig:
+    """Configuration of an encoder. Sizes in elements, lengths in tokens."""
+
+    family: EncoderFamily
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    intermediate_size: int
+    activation: str
+    norm_eps: float
+    num_positions: int
+    """Rows of the table of positions."""
+    position_offset: int
+    """Row of the first token's position."""
+    num_types: int
+    """Rows of the table of token types."""
+    dtype: str | None
+    """Dtype that the checkpoint names; None if it names none."""
+    notes: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens of a text."""
+        return self.num_positions - self.position_offset
+
+    @property
+    def head_dim(self) -> int:
+        """Elements of a head."""
+        return self.hidden_size // self.num_heads
+
+
+def family_in(directory: Path) -> EncoderFamily | None:
+    """Return the family of encoders that serves a directory; None if none does, or config.json cannot be read."""
+    if is_gguf(directory):
+        return None
+    try:
+        values = read_json(directory / "config.json")
+    except ConfigError:
+        return None
+    return _family_of(values)
+
+
+def _family_of(values: Mapping[str, Any]) -> EncoderFamily | None:
+    named = values.get("architectures")
+    names = {one for one in named if isinstance(one, str)} if isinstance(named, list) else set()
+    for family in FAMILIES:
+        if names.intersection(family.architectures) or (
+            not names and values.get("model_type") == family.model_type
+        ):
+            return family
+    return None
+
+
+def read_encoder(directory: Path) -> EncoderConfig:
+    """Read the configuration of an encoder. Raises ConfigError."""
+    path = directory / "config.json"
+    values = read_json(path)
+    family = _family_of(values)
+    if family is None:
+        raise ConfigError(
+            f"{path}: architectures {values.get('architectures')}: this is no encoder that is served"
+        )
+    return _parse(family, {**family.defaults, **values}, str(path))
+
+
+def _parse(family: EncoderFamily, values: Mapping[str, Any], where: str) -> EncoderConfig:
+    fields = Fields(where, values)
+    named = [one for one in values.get("architectures") or () if one in family.architectures]
+    architecture = named[0] if named else family.architectures[0]
+    kind = values.get("position_embedding_type", "absolute")
+    if kind not in ("absolute", None):
+        raise ConfigError(f"{where}: position_embedding_type {kind!r} is not supported; supported: absolute")
+    for name in ("is_decoder", "add_cross_attention"):
+        if values.get(name):
+            raise ConfigError(f"{where}: {name} is true: this model is a decoder, which is not supported")
+    if values.get("pruned_heads"):
+        raise ConfigError(f"{where}: pruned_heads is not supported; save the model with all of its heads")
+    if values.get("quantization_config"):
+        raise ConfigError(
+            f"{where}: quantization_config of an encoder is not supported; --quantization int8 quantizes at load"
+        )
+    if architecture.endswith(_HEAD):
+        raise ConfigError(
+            f"{where}: the head of {architecture} is not supported: encoders make embeddings alone"
+        )
+    activation = fields.get("hidden_act", "gelu")
+    if activation not in ACTIVATIONS:
+        raise ConfigError(
+            f"{where}: hidden_act {activation!r} is not supported; supported: {', '.join(ACTIVATIONS)}"
+        )
+    hidden, heads = fields.natural("hidden_size", 768), fields.natural("num_attention_heads", 12)
+    if hidden % heads:
+        raise ConfigError(f"{where}: hidden_size {hidden} is no multiple of num_attention_heads {heads}")
+    offset = int(fields.get("pad_token_id", 0)) + 1 if family.first_position else 0
+    positions = fields.natural("max_position_embeddings")
+    if positions <= offset:
+        raise ConfigError(f"{where}: max_position_embeddings is {positions}; more than {offset} is needed")
+    dtype = fields.get("dtype", fields.get("torch_dtype"))
+    return EncoderConfig(
+        family,
+        architecture,
+        fields.natural("vocab_size"),
+        hidden,
+        fields.natural("num_hidden_layers", 12),
+        heads,
+        fields.natural("intermediate_size", 3072),
+        ACTIVATIONS[activation],
+        fields.real("layer_norm_eps", 1e-12),
+        positions,
+        offset,
+        fields.natural("type_vocab_size"),
+        dtype if dtype in _DTYPES else None,
+        _notes(values, where),
+    )
+
+
+_READ = frozenset(
+    {
+        "position_embedding_type", "is_decoder", "add_cross_attention", "pruned_heads", "quantization_config", "hidden_act",
+        "hidden_size", "num_attention_heads", "num_hidden_layers", "intermediate_size", "layer_norm_eps", "type_vocab_size",
+        "max_position_embeddings", "vocab_size",
+    }
+)  # fmt: skip
+
+
+def _notes(values: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    unknown = sorted(set(values) - _READ - _HARMLESS)
+    return (f"{where}: not used: {', '.join(unknown)}",) if unknown else ()

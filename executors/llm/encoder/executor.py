@@ -1,0 +1,279 @@
+"""`EncoderExecutor`: the `ModelExecutor` of encoders. A step computes whole texts and returns a vector for each.
+
+Nothing is kept between steps, so there are no blocks, and a text is never cut. All work runs on the caller's thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from executors.cgroup import PressureGauge, cpu_threads
+from executors.contract import (
+    AttentionType,
+    BatchModelExecutor,
+    DecodeInput,
+    DecodeOutput,
+    ExecutorCapabilities,
+    ExecutorConfig,
+    ExecutorMemoryUsage,
+    ExecutorMetrics,
+    ExecutorState,
+    ExecutorStatus,
+    Int32Array,
+    InvalidInput,
+    KvCacheHandle,
+    KvLayout,
+    MemoryRequirements,
+    ModelInfo,
+    NotReady,
+    PrefillInput,
+    PrefillOutput,
+    ProgressCallback,
+    SealedBlocks,
+    Skipped,
+    SlotTable,
+    Tensor,
+    UnifiedBatch,
+    UnifiedOutput,
+    Unsupported,
+)
+from executors.contract.batch import ItemOutput, SequenceStart
+from executors.contract.checks import check_arrays, check_limits, check_pooling
+from executors.contract.stats import StepStats
+from executors.kernels import compiler
+from executors.llm.encoder.loading import LoadedEncoder, load_encoder
+from executors.llm.faults import step_fault
+from executors.llm.memory.status import memory_usage
+
+_WIDEST = 6
+"""float32 values of a token's widest activations, in units of `hidden_size`."""
+
+
+class EncoderExecutor(BatchModelExecutor):
+    """See the module."""
+
+    name = "encoder"
+
+    def __init__(self, config: ExecutorConfig, loaded: LoadedEncoder | None = None) -> None:
+        """`loaded`: a model in memory, None to load `config.model` in `warmup`."""
+        self.config = config
+        self._loaded = loaded
+        self._progress: ProgressCallback = lambda stage, done, total: None
+        self._state = ExecutorState.INITIALIZING
+        self._stats = StepStats()
+        self._gauge = PressureGauge()
+        self._table = SlotTable(config.max_num_seqs, 0)
+        self._epoch: int | None = None
+        self._step_failed = False
+
+    @classmethod
+    def over_shared_weights(
+        cls, config: ExecutorConfig, progress: ProgressCallback
+    ) -> Callable[[ExecutorConfig], EncoderExecutor]:
+        """Load `config.model`, and return what makes executors over its weights, for processes that are forked."""
+        with compiler.reporting(progress):
+            loaded = load_encoder(config, progress)
+        return lambda config: cls(config, loaded)
+
+    # -- facts -----------------------------------------------------------------------------------------------------------
+
+    def info(self) -> ModelInfo:
+        """See the contract."""
+        return self._ready().info
+
+    def capabilities(self) -> ExecutorCapabilities:
+        """See the contract. A step has room for the longest text."""
+        loaded = self._ready()
+        length = loaded.info.max_model_len
+        inner = loaded.model.config.intermediate_size
+        return ExecutorCapabilities(
+            max_batch_size=self.config.max_num_seqs,
+            max_sequence_length=length,
+            attention_types=(AttentionType.MULTI_HEAD,),
+            memory=MemoryRequirements(
+                loaded.num_bytes,
+                4 * (_WIDEST * loaded.info.hidden_size + 2 * inner),
+                0,
+                0,
+                self._most_tokens(),
+            ),
+            max_batched_tokens=self._most_tokens(),
+            dynamic_batching=True,
+            continuous_batching=True,
+            whole_prompts_only=True,
+            dtypes=(loaded.info.dtype,),
+        )
+
+    def _most_tokens(self) -> int:
+        return max(self.config.max_num_batched_tokens, self._ready().info.max_model_len)
+
+    def status(self) -> ExecutorStatus:
+        """See the contract."""
+        loaded = self._loaded
+        if loaded is None:
+            return self._stats.status(self._state, ExecutorMemoryUsage())
+        found = self._stats.status(self._state, memory_usage(None, loaded.num_bytes, self._gauge))
+        return replace(found, notes=loaded.notes)
+
+    def metrics(self) -> ExecutorMetrics:
+        """See the contract."""
+        return self._stats.metrics(self.config.max_num_seqs, 0.0)
+
+    def kv_layout(self) -> KvLayout:
+        """See the contract: there are no blocks."""
+        self._ready()
+        return KvLayout(block_size=self.config.attention.block_size)
+
+    def supports_native_unified_decode(self) -> bool:
+        """Return True: a step is one forward."""
+        return True
+
+    def slot_table(self) -> SlotTable:
+        """Return the table of slots that batches refer to."""
+        return self._table
+
+    # -- life ------------------------------------------------------------------------------------------------------------
+
+    def set_progress(self, report: ProgressCallback) -> None:
+        """See the contract."""
+        self._progress = report
+
+    async def warmup(self) -> None:
+        """Load the model and compute one text, so that the first request finds everything warm."""
+        if self._state is ExecutorState.SHUTDOWN:
+            raise NotReady("the executor was shut down")
+        if self._state is not ExecutorState.INITIALIZING:
+            return
+        torch.set_num_threads(self.config.optimization.num_threads or cpu_threads())
+        if self._loaded is None:
+            with compiler.reporting(self._progress):
+                self._loaded = load_encoder(self.config, self._progress)
+        length = min(16, self._loaded.info.max_model_len)
+        self._loaded.model.forward(
+            torch.zeros(length, dtype=torch.int64), torch.zeros(length, dtype=torch.int64), [length]
+        )
+        self._state = ExecutorState.READY
+
+    async def shutdown(self) -> None:
+        """See the contract."""
+        self._state, self._loaded = ExecutorState.SHUTDOWN, None
+
+    async def begin_epoch(self, epoch: int, adopt: SealedBlocks | None = None) -> Int32Array:
+        """See the contract. Nothing is adopted: nothing was kept."""
+        self._ready()
+        self._table.clear()
+        self._epoch, self._step_failed = epoch, False
+        self._state = ExecutorState.READY
+        return np.empty(0, np.int32)
+
+    def _ready(self) -> LoadedEncoder:
+        if self._loaded is None or self._state in (ExecutorState.INITIALIZING, ExecutorState.SHUTDOWN):
+            raise NotReady(f"the executor is {self._state}: call warmup first")
+        return self._loaded
+
+    # -- steps -----------------------------------------------------------------------------------------------------------
+
+    async def unified_decode(self, batch: UnifiedBatch) -> UnifiedOutput:
+        """Compute a step of whole texts. Raises as the contract says, and InvalidInput for a part of a text."""
+        loaded = self._ready()
+        if self._step_failed:
+            raise Skipped("a step of this epoch failed before")
+        if self._epoch is not None and batch.epoch != self._epoch:
+            raise InvalidInput(f"a batch of epoch {batch.epoch} came in epoch {self._epoch}")
+        self._check(batch, loaded.info)
+        began = time.perf_counter()
+        self._table.apply(batch)
+        self._state, self._stats.current_batch_size = ExecutorState.BUSY, len(batch)
+        try:
+            output = self._compute(loaded, batch)
+        except Exception as error:
+            self._step_failed, self._stats.failed = True, self._stats.failed + 1
+            self._state = ExecutorState.ERROR
+            raise step_fault(error) from error
+        finally:
+            self._stats.current_batch_size = 0
+        self._state = ExecutorState.READY
+        self._stats.record_step(batch, output, 1000 * (time.perf_counter() - began))
+        return output
+
+    def _check(self, batch: UnifiedBatch, info: ModelInfo) -> None:
+        check_arrays(batch)
+        check_limits(batch, info.vocab_size, info.max_model_len, self.config.max_num_seqs)
+        if batch.total_q_tokens() > self._most_tokens():
+            raise InvalidInput(
+                f"{batch.total_q_tokens()} tokens exceed the largest step, {self._most_tokens()}"
+            )
+        if batch.pos_offsets.any() or not batch.is_final_chunk.all() or batch.num_draft_tokens.any():
+            raise InvalidInput("an encoder computes whole texts: each token attends to all of them")
+        if batch.pending is not None and batch.pending.any():
+            raise InvalidInput("an encoder has no tokens of its own to wait for")
+        for start in batch.starts:
+            check_pooling(start, info.label_width, info.poolings)
+            if start.pooling is None:
+                raise InvalidInput(
+                    f"sequence {start.seq_id}: an encoder generates nothing; ask for a pooling"
+                )
+            if start.adapter is not None:
+                raise InvalidInput(f"sequence {start.seq_id}: an encoder has no adapters")
+
+    def _compute(self, loaded: LoadedEncoder, batch: UnifiedBatch) -> UnifiedOutput:
+        model, lengths = loaded.model, batch.num_q_tokens.tolist()
+        starts = [self._table.start_of(slot) for slot in batch.slots.tolist()]
+        ids = torch.from_numpy(batch.token_ids.astype(np.int64))
+        hidden = model.forward(ids, torch.zeros_like(ids), lengths)
+        ends = np.cumsum(batch.num_q_tokens)
+        items = {}
+        for number, (start, length, end) in enumerate(zip(starts, lengths, ends.tolist(), strict=True)):
+            items[number] = ItemOutput(pooled=_pooled(start, hidden[end - length : end]))
+        n = len(batch)
+        return UnifiedOutput(np.zeros(n, np.int32), np.empty(0, np.int32), items)
+
+    async def prefill(self, request: PrefillInput) -> PrefillOutput:
+        """Compute the hidden states of one text. Raises Unsupported where tokens or logits are wanted."""
+        raise Unsupported("an encoder has no prompts to continue: use forward, or a step with a pooling")
+
+    async def decode(self, request: DecodeInput) -> DecodeOutput:
+        """See the contract: Unsupported."""
+        raise Unsupported("an encoder generates nothing")
+
+    async def forward(self, tensor: Tensor) -> Tensor:
+        """Return hidden states float32 [1, L, hidden] of a text, int32 [1, L]."""
+        loaded = self._ready()
+        if (
+            len(tensor.shape) != 2
+            or tensor.shape[0] != 1
+            or not 0 < tensor.shape[1] <= loaded.info.max_model_len
+        ):
+            raise InvalidInput(
+                f"ids {list(tensor.shape)}: [1, L] with L of 1 to {loaded.info.max_model_len} is needed"
+            )
+        ids = torch.from_numpy(tensor.numpy().astype(np.int64).reshape(-1))
+        hidden = loaded.model.forward(ids, torch.zeros_like(ids), [len(ids)])
+        return Tensor.of(hidden[None].numpy(), "float32")
+
+    # -- sequences -------------------------------------------------------------------------------------------------------
+
+    def release_cache(self, cache_id: int) -> None:
+        """See the contract."""
+        self._table.release(cache_id)
+
+    def truncate_kv(self, handle: KvCacheHandle, new_len: int) -> int:
+        """See the contract: nothing is kept."""
+        return 0
+
+
+def _pooled(start: SequenceStart, hidden: torch.Tensor) -> NDArray[np.float32]:
+    """float32 [hidden] of one text's hidden states, float32 [L, hidden]."""
+    match start.pooling:
+        case "cls":
+            return hidden[0].numpy().copy()
+        case "last":
+            return hidden[-1].numpy().copy()
+        case _:
+            return hidden.mean(0).numpy()

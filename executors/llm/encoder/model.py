@@ -1,0 +1,147 @@
+"""`Encoder`: BERT's layers (Devlin et al., 2018) over texts of any lengths, one after the other, without padding.
+
+    x = norm(words + positions + types)
+    each layer: x = norm(x + attention(x)); x = norm(x + down(act(up(x))))
+
+The stream is float32; products take the dtype of the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+
+from executors.kernels.cpu import CpuKernels
+from executors.llm.encoder.config import EncoderConfig
+from executors.llm.model.linear import KIND_NAMES, Linear
+
+_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+}
+
+
+class Norm:
+    """LayerNorm over the last dimension, float32."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        self.weight, self.bias, self._eps = torch.empty(size), torch.empty(size), eps
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """float32 [n, size] -> the same."""
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self._eps)
+
+
+class Group:
+    """Texts of one length: `rows` int64 [count, length], where their tokens are in the step."""
+
+    def __init__(self, rows: torch.Tensor) -> None:
+        self.rows = rows
+
+
+class Layer:
+    """One layer. `linears` by the names of their tensors below the layer's own; q, k and v are one product."""
+
+    def __init__(self, config: EncoderConfig, dtype: torch.dtype) -> None:
+        hidden, inner, cpu = config.hidden_size, config.intermediate_size, torch.device("cpu")
+        self._heads, self._act = config.num_heads, _ACTIVATIONS[config.activation]
+        self.qkv = Linear(3 * hidden, hidden, True, dtype, cpu)
+        self.out = Linear(hidden, hidden, True, dtype, cpu)
+        self.up = Linear(inner, hidden, True, dtype, cpu)
+        self.down = Linear(hidden, inner, True, dtype, cpu)
+        self.attention_norm, self.output_norm = Norm(hidden, config.norm_eps), Norm(hidden, config.norm_eps)
+        self.linears: dict[str, tuple[Linear, int]] = {
+            "attention.self.query": (self.qkv, 0),
+            "attention.self.key": (self.qkv, hidden),
+            "attention.self.value": (self.qkv, 2 * hidden),
+            "attention.output.dense": (self.out, 0),
+            "intermediate.dense": (self.up, 0),
+            "output.dense": (self.down, 0),
+        }
+        """Each with the row at which the tensor begins in it."""
+        self.norms = {"attention.output.LayerNorm": self.attention_norm, "output.LayerNorm": self.output_norm}
+
+    def __call__(self, x: torch.Tensor, dtype: torch.dtype, groups: Sequence[Group]) -> torch.Tensor:
+        """float32 [n, hidden] -> the same."""
+        mixed = _attend(self.qkv.wide(x.to(dtype)), self._heads, groups)
+        x = self.attention_norm(x + self.out.wide(mixed.to(dtype)).float())
+        inner = self._act(self.up.wide(x.to(dtype)).float())
+        return self.output_norm(x + self.down.wide(inner.to(dtype)).float())
+
+
+def groups_of(lengths: Sequence[int]) -> list[Group]:
+    """Group texts that lie one after the other by their lengths: those of one length attend in one call."""
+    begins: dict[int, list[int]] = {}
+    begin = 0
+    for length in lengths:
+        begins.setdefault(length, []).append(begin)
+        begin += length
+    return [
+        Group(torch.tensor(found)[:, None] + torch.arange(length)[None])
+        for length, found in sorted(begins.items())
+    ]
+
+
+def _attend(qkv: torch.Tensor, heads: int, groups: Sequence[Group]) -> torch.Tensor:
+    """float32 [n, 3 * hidden] -> float32 [n, hidden]: softmax attention of each text with itself, in both directions."""
+    hidden = qkv.shape[1] // 3
+    mixed = torch.empty(len(qkv), hidden)
+    for group in groups:
+        count, length = group.rows.shape
+        at = group.rows.reshape(-1)
+        q, k, v = qkv[at].view(count, length, 3, heads, hidden // heads).permute(2, 0, 3, 1, 4).float()
+        own = F.scaled_dot_product_attention(q, k, v)
+        mixed[at] = own.transpose(1, 2).reshape(count * length, hidden)
+    return mixed
+
+
+class Encoder:
+    """The model in memory, on a CPU. Its tensors are allocated here and filled by the loader."""
+
+    def __init__(self, config: EncoderConfig, dtype: torch.dtype) -> None:
+        self.config, self.dtype = config, dtype
+        hidden = config.hidden_size
+        self.words = torch.empty(config.vocab_size, hidden, dtype=dtype)
+        self.positions = torch.empty(config.num_positions, hidden)
+        self.types = torch.empty(config.num_types, hidden)
+        self.norm = Norm(hidden, config.norm_eps)
+        self.layers = [Layer(config, dtype) for _ in range(config.num_layers)]
+
+    def linears(self) -> Iterator[Linear]:
+        """All of the layers' linears, each once."""
+        for layer in self.layers:
+            yield from (layer.qkv, layer.out, layer.up, layer.down)
+
+    def pack(self, kernels: CpuKernels, kind: str | None) -> None:
+        """Pack the layers' linears for the kernels; `kind`: int8 or int4, None for the dtype's own. To be called before loading."""
+        for linear in self.linears():
+            linear.reserve(kernels, kind or KIND_NAMES[self.dtype], gated=False)
+
+    def num_bytes(self) -> int:
+        """Bytes of all weights."""
+        tables = (self.words, self.positions, self.types)
+        return sum(one.numel() * one.element_size() for one in tables) + sum(
+            one.num_bytes for one in self.linears()
+        )
+
+    def num_parameters(self) -> int:
+        """Number of weights."""
+        hidden, inner, layers = self.config.hidden_size, self.config.intermediate_size, len(self.layers)
+        each = 4 * hidden * (hidden + 1) + 2 * hidden * inner + inner + hidden + 4 * hidden
+        tables = len(self.words) + len(self.positions) + len(self.types)
+        return tables * hidden + 2 * hidden + layers * each
+
+    @torch.inference_mode()
+    def forward(self, ids: torch.Tensor, types: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+        """Compute hidden states float32 [n, hidden] of texts that lie one after the other: `ids` and `types` int64 [n]."""
+        places = torch.cat([torch.arange(length) for length in lengths]) + self.config.position_offset
+        x = self.words[ids].float() + self.positions[places] + self.types[types]
+        x = self.norm(x)
+        groups = groups_of(lengths)
+        for layer in self.layers:
+            x = layer(x, self.dtype, groups)
+        return x

@@ -41,9 +41,10 @@ class SequenceStart:
     allows.
     `prompt_logprobs` asks for that many alternatives per prompt token (None: nothing).
 
-    `pooling` asks for one vector in place of tokens (None: tokens). "last" is the last token's hidden state and "mean" the mean
-    of all, float32 [hidden]; encoders have "cls", too, that of the first token. "logits" are the raw logits of `label_ids` at the last token, float32 [len(label_ids)]: the ids
-    are labels where the model has a classification head (`ModelInfo.num_labels`), else token ids.
+    `pooling` asks for one vector in place of tokens (None: tokens). "last" is the last token's hidden state, "mean" the mean of
+    all and "cls", of encoders, that of the first token, float32 [hidden]. "logits" are the raw logits of `label_ids` at the last
+    token, float32 [len(label_ids)]: the ids are labels where the model has a classification head (`ModelInfo.num_labels`), else
+    token ids.
     """
 
     seq_id: int

@@ -9,7 +9,6 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-
 POOLINGS = ("last", "mean")
 """Values of `SequenceStart.pooling` that every decoder has, beside "logits"."""
 

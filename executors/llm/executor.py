@@ -275,14 +275,14 @@ class LlmExecutor(BatchModelExecutor):
     def _try_out(self, runtime: ExecutorRuntime) -> None:
         """Run steps that make everything warm, and measure the pace. In a later life calls wait: its pace is known, and on a CPU
         trial steps would prepare nothing for theirs."""
-        known = self.config.pace
-        if known is None or runtime.unified.max_in_flight > 1:
+        pace = self.config.pace
+        if pace is None or runtime.unified.max_in_flight > 1:
             runtime.try_out(self._progress)
-        if known is None:
+        if pace is None:
             self._progress("measuring the pace", 0, 0)
             runtime.measure(self.config, self._group.clock)
         else:
-            runtime.pace = known
+            runtime.pace = pace
 
     def _build(self, source: LoadedModel, draft: LoadedModel | None, device: Device) -> ExecutorRuntime:
         if self.family is not None and source.info.family != self.family:

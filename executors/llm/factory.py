@@ -129,8 +129,8 @@ def _check_encoder(config: ExecutorConfig, directory: Path) -> None:
         "tensor_parallel_size, pipeline_parallel_size": config.parallel.world_size > 1,
         f"device {config.device}": config.device not in ("auto", "cpu"),
     }
-    for name, asked in unused.items():
-        if asked:
+    for name, is_set in unused.items():
+        if is_set:
             raise ConfigError(
                 f"{name}: not for an encoder, which is computed on a CPU by one process and keeps no KV"
             )

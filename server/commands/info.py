@@ -168,7 +168,7 @@ def _show(facts: dict[str, Any]) -> None:
         table.add_row(name, value)
     screen.print(table)
     memory = facts["memory"]
-    if memory["problem"] is None:
+    if memory["problem"] is None and facts["kv"] is not None:
         screen.print()
         screen.print(f"Sequences in the KV cache of {size(memory['pool_bytes'])}", style="bold")
         screen.print(_sequences(facts))
@@ -245,11 +245,17 @@ def _without_head(facts: dict[str, Any]) -> str:
         return ""
     if facts["labels"]:
         return "scores only: a classification head in place of lm_head"
-    return "embeddings only: the checkpoint has no lm_head"
+    return (
+        "embeddings only: an encoder"
+        if facts["kv"] is None
+        else "embeddings only: the checkpoint has no lm_head"
+    )
 
 
 def _kv_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     kv = facts["kv"]
+    if kv is None:
+        return [("KV", "none: texts are computed whole, and nothing of them is kept")]
     each = size(kv["bytes_per_token_per_layer"])
     lines = [("KV per token", f"{size(kv['bytes_per_token'])} in {kv['dtype']} ({each} a layer)")]
     lines += [
@@ -274,6 +280,8 @@ def _memory_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     if memory["problem"] is not None:
         where = f"in {size(memory['given'])}" if memory["given"] else "on this machine"
         return [("device", facts["device"]), ("does not fit", f"{where}: {memory['problem']}")]
+    if facts["kv"] is None:
+        return [("device", facts["device"])]
     blocks = f"{memory['num_blocks']:,} blocks of {memory['block_size']}"
     for group in memory["groups"]:
         if group["window"] is not None:

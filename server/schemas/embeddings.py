@@ -41,8 +41,8 @@ class EmbeddingRequest(TruncationFields, RequestFields):
     """OpenAI: Number of first dimensions to keep, for models trained for it; the shortened vector is normalised again. Default:
     all."""
     pooling: Literal["last", "mean", "cls"] | None = None
-    """Cohort: Hidden states that make the vector: `last` (that of the last token), `mean` (the mean of all) or, of encoders, `cls`
-    (that of the first token). Default: the model's, else `last`, of encoders `cls`."""
+    """Cohort: Hidden states that make the vector: `last` (that of the last token), `mean` (the mean of all) or, of encoders,
+    `cls` (that of the first token). Default: the model's, else `last`, of encoders `cls`."""
     prompt_name: Annotated[str, Field(max_length=256)] | None = None
     """Cohort: Name of a prompt in the model's config_sentence_transformers.json, such as `query`, that is put before each input.
     Default: none."""

@@ -125,8 +125,10 @@ def family_in(directory: Path) -> EncoderFamily | None:
 
 
 def _family_of(values: Mapping[str, Any]) -> EncoderFamily | None:
-    named = values.get("architectures")
-    names = {one for one in named if isinstance(one, str)} if isinstance(named, list) else set()
+    architectures = values.get("architectures")
+    names = (
+        {one for one in architectures if isinstance(one, str)} if isinstance(architectures, list) else set()
+    )
     for family in FAMILIES:
         if names.intersection(family.architectures) or (
             not names and values.get("model_type") == family.model_type
@@ -149,8 +151,8 @@ def read_encoder(directory: Path) -> EncoderConfig:
 
 def _parse(family: EncoderFamily, values: Mapping[str, Any], where: str) -> EncoderConfig:
     fields = Fields(where, values)
-    named = [one for one in values.get("architectures") or () if one in family.architectures]
-    architecture = named[0] if named else family.architectures[0]
+    served = (one for one in values.get("architectures") or () if one in family.architectures)
+    architecture = next(served, family.architectures[0])
     kind = values.get("position_embedding_type", "absolute")
     if kind not in ("absolute", None):
         raise ConfigError(f"{where}: position_embedding_type {kind!r} is not supported; supported: absolute")

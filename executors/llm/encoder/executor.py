@@ -118,8 +118,8 @@ class EncoderExecutor(BatchModelExecutor):
         loaded = self._loaded
         if loaded is None:
             return self._stats.status(self._state, ExecutorMemoryUsage())
-        found = self._stats.status(self._state, memory_usage(None, loaded.num_bytes, self._gauge))
-        return replace(found, notes=loaded.notes)
+        status = self._stats.status(self._state, memory_usage(None, loaded.num_bytes, self._gauge))
+        return replace(status, notes=loaded.notes)
 
     def metrics(self) -> ExecutorMetrics:
         """See the contract."""

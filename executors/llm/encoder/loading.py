@@ -12,35 +12,33 @@ from executors.contract.config import ExecutorConfig
 from executors.contract.errors import ConfigError
 from executors.contract.interface import ProgressCallback
 from executors.contract.status import ModelInfo
-from executors.kernels.cpu import CpuKernels, use_kernels
+from executors.kernels.cpu import CpuKernels, packed_bytes, use_kernels
 from executors.llm.checkpoint.files import chosen_weights
 from executors.llm.checkpoint.loader import choose_kernels
 from executors.llm.checkpoint.safetensors_file import SafetensorsFile
 from executors.llm.encoder.config import EncoderConfig, read_encoder
 from executors.llm.encoder.model import Encoder, Norm
-from executors.llm.model.linear import Linear
+from executors.llm.model.linear import KIND_NAMES, Linear
 
+POOLINGS = ("cls", "mean", "last")
+"""What vectors of a text can be made of. Of models that declare nothing it is the first token, as in vLLM."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _OLD_NAMES = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
 """Endings of names, and what the first checkpoints of BERT have in their place."""
 
 
-POOLINGS = ("cls", "mean", "last")
-"""What vectors of a text can be made of. Of models that declare nothing it is the first token, as in vLLM."""
-
-
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Where a tensor goes: `fill` takes it, in its file's dtype."""
+    """Where a tensor goes: `fill` takes it, in its file's dtype. `name`: without the prefix of a model with a head."""
 
     name: str
     shape: tuple[int, ...]
-    fill: Callable[[torch.Tensor], None]
+    fill: Callable[[torch.Tensor], object]
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedEncoder:
-    """An encoder with its facts. `max_model_len`: most tokens of a text."""
+    """An encoder with its facts; `num_bytes` of its weights."""
 
     model: Encoder
     info: ModelInfo
@@ -48,18 +46,26 @@ class LoadedEncoder:
     notes: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class SketchedEncoder:
+    """What loading would give. `tensors`: those of the files, each with its file. `plain_bytes`: of all weights, not packed.
+    `problem`: why the files cannot be loaded, None if they can."""
+
+    info: ModelInfo
+    num_bytes: int
+    plain_bytes: int
+    tensors: tuple[tuple[SafetensorsFile, str], ...]
+    problem: str | None
+
+
 def load_encoder(config: ExecutorConfig, progress: ProgressCallback) -> LoadedEncoder:
     """Load the checkpoint that `config.model` names. Raises ConfigError."""
     directory = Path(config.model)
     shape = read_encoder(directory)
-    dtype = _DTYPES[config.dtype] if config.dtype in _DTYPES else _own_dtype(shape, directory)
-    kernels, missing = choose_kernels(config, torch.device("cpu"))
+    dtype = _dtype(config, shape, directory)
+    kernels, missing = _kernels(config)
     quantization = config.optimization.quantization
-    if kernels is None and quantization:
-        raise ConfigError(
-            f"quantization {quantization}: needs Cohort's own kernels, which are unavailable: {missing}"
-        )
-    model = Encoder(shape, dtype)
+    model = Encoder(shape, dtype, torch.device("cpu"))
     if kernels is not None:
         use_kernels(kernels)
         model.pack(kernels, quantization)
@@ -69,68 +75,111 @@ def load_encoder(config: ExecutorConfig, progress: ProgressCallback) -> LoadedEn
         _fill(model, directory, progress)
     for linear in model.linears():
         linear.finish()
-    length = min(config.max_model_len or shape.context_length, shape.context_length)
-    info = ModelInfo(
-        directory.name, shape.family.model_type, shape.num_layers, shape.num_heads, shape.num_heads, shape.head_dim,
-        shape.hidden_size, shape.vocab_size, shape.vocab_size, length, str(dtype).removeprefix("torch."), quantization,
-        model.num_parameters(), "cpu", generates=False, poolings=POOLINGS,
-    )  # fmt: skip
-    return LoadedEncoder(
-        model, info, model.num_bytes(), _notes(shape, kernels, missing, quantization or info.dtype)
-    )
-
-
-def _notes(shape: EncoderConfig, kernels: CpuKernels | None, missing: str, kind: str) -> tuple[str, ...]:
+    info = _info(config, model)
+    kind = quantization or info.dtype
     how = (
         f"CPU kernels {kernels.isa}, {kind}"
         if kernels is not None
         else f"torch, for want of kernels: {missing}"
     )
-    return (*shape.notes, f"{how}; an encoder: it makes embeddings and generates nothing")
+    notes = (*shape.notes, f"{how}; an encoder: it makes embeddings and generates nothing")
+    return LoadedEncoder(model, info, model.num_bytes(), notes)
 
 
-def _own_dtype(shape: EncoderConfig, directory: Path) -> torch.dtype:
-    if shape.dtype is not None:
-        return _DTYPES[shape.dtype]
-    files = _files(directory)
-    found = next((one for name, file in files.items() if (one := file.float_dtype(name)) is not None), None)
-    return found if found in _DTYPES.values() else torch.float32
+def sketch_encoder(config: ExecutorConfig) -> SketchedEncoder:
+    """Return what `load_encoder` would load, from the headers of files alone. Raises ConfigError for settings and config.json."""
+    directory = Path(config.model)
+    shape = read_encoder(directory)
+    kernels, _ = _kernels(config)
+    tensors: tuple[tuple[SafetensorsFile, str], ...] = ()
+    problem, dtype = None, torch.float32
+    try:
+        dtype = _dtype(config, shape, directory)
+        if config.load_format != "dummy":
+            places = _find(Encoder(shape, dtype, torch.device("meta")), directory)
+            tensors = tuple((file, name) for _, name, file in places)
+    except ConfigError as error:
+        problem = str(error)
+    model = Encoder(shape, dtype, torch.device("meta"))
+    plain = num_bytes = model.num_bytes()
+    if kernels is not None:
+        kind = config.optimization.quantization or KIND_NAMES[dtype]
+        for linear in model.linears():
+            assert linear.weight is not None
+            rows, columns = linear.weight.shape
+            num_bytes += packed_bytes(kernels, rows, columns, kind, False) - linear.num_bytes
+    return SketchedEncoder(_info(config, model), num_bytes, plain, tensors, problem)
+
+
+def _kernels(config: ExecutorConfig) -> tuple[CpuKernels | None, str]:
+    kernels, missing = choose_kernels(config, torch.device("cpu"))
+    if kernels is None and (quantization := config.optimization.quantization):
+        raise ConfigError(
+            f"quantization {quantization}: needs Cohort's own kernels, which are unavailable: {missing}"
+        )
+    return kernels, missing
+
+
+def _info(config: ExecutorConfig, model: Encoder) -> ModelInfo:
+    shape = model.config
+    length = min(config.max_model_len or shape.context_length, shape.context_length)
+    return ModelInfo(
+        Path(config.model).name, shape.family.model_type, shape.num_layers, shape.num_heads, shape.num_heads, shape.head_dim,
+        shape.hidden_size, shape.vocab_size, shape.vocab_size, length, str(model.dtype).removeprefix("torch."),
+        config.optimization.quantization, model.num_parameters(), "cpu", generates=False, poolings=POOLINGS,
+    )  # fmt: skip
+
+
+def _dtype(config: ExecutorConfig, shape: EncoderConfig, directory: Path) -> torch.dtype:
+    """The dtype of the weights: what is asked for, else what config.json names, else that of the first tensor of floats."""
+    name = config.dtype if config.dtype in _DTYPES else shape.dtype
+    if name is not None:
+        return _DTYPES[name]
+    if config.load_format == "dummy":
+        return torch.float32
+    dtypes = (file.float_dtype(tensor) for tensor, file in _files(directory).items())
+    return next((dtype for dtype in dtypes if dtype in _DTYPES.values()), torch.float32)
 
 
 def _files(directory: Path) -> dict[str, SafetensorsFile]:
     """The file of each tensor."""
-    found: dict[str, SafetensorsFile] = {}
+    files: dict[str, SafetensorsFile] = {}
     for name in chosen_weights(directory).files:
         if not (directory / name).is_file():
             raise ConfigError(f"{directory / name}: no such file, though the index names it")
         file = SafetensorsFile(directory / name)
-        found.update(dict.fromkeys(file.names(), file))
-    return found
+        files.update(dict.fromkeys(file.names(), file))
+    return files
 
 
-def _fill(model: Encoder, directory: Path, progress: ProgressCallback) -> None:
+def _find(model: Encoder, directory: Path) -> list[tuple[Slot, str, SafetensorsFile]]:
+    """Where each tensor of the model is. Raises ConfigError for one that is missing, or of another shape or kind."""
     files = _files(directory)
-    found = []
+    places = []
     for slot in slots_of(model):
         name = _stored(slot.name, model.config.family.prefix, files)
         if name is None:
             raise ConfigError(f"{directory}: tensor {slot.name} is missing")
         file = files[name]
         if file.shape(name) != slot.shape:
-            raise ConfigError(
-                f"{file.path}: tensor {name} has shape {list(file.shape(name))}; config.json asks for {list(slot.shape)}"
-            )
+            has, needs = list(file.shape(name)), list(slot.shape)
+            raise ConfigError(f"{file.path}: tensor {name} has shape {has}; config.json asks for {needs}")
         if file.float_dtype(name) is None:
             raise ConfigError(
                 f"{file.path}: tensor {name} is of {file.type_name(name)}; a float dtype is needed"
             )
-        found.append((slot, name, file))
-    for done, (slot, name, file) in enumerate(found):
-        progress("weights", done, len(found))
+        places.append((slot, name, file))
+    return places
+
+
+def _fill(model: Encoder, directory: Path, progress: ProgressCallback) -> None:
+    places = _find(model, directory)
+    for done, (slot, name, file) in enumerate(places):
+        progress("weights", done, len(places))
         slot.fill(file.view(name))
         file.release(name)
-    progress("weights", len(found), len(found))
-    for file in set(files.values()):
+    progress("weights", len(places), len(places))
+    for file in {file for _, _, file in places}:
         file.close()
 
 
@@ -141,7 +190,7 @@ def _stored(name: str, prefix: str, files: dict[str, SafetensorsFile]) -> str | 
 
 
 def slots_of(model: Encoder) -> Iterator[Slot]:
-    """All tensors that the model needs, by their names without the prefix of a model with a head."""
+    """All tensors that the model needs."""
     embeddings = {
         "word_embeddings": model.words,
         "position_embeddings": model.positions,
@@ -150,14 +199,13 @@ def slots_of(model: Encoder) -> Iterator[Slot]:
     for name, table in embeddings.items():
         yield Slot(f"embeddings.{name}.weight", tuple(table.shape), table.copy_)
     yield from _norm_slots("embeddings.LayerNorm", model.norm)
+    hidden = model.config.hidden_size
     for number, layer in enumerate(model.layers):
-        begin = f"encoder.layer.{number}"
-        hidden = model.config.hidden_size
         for name, (linear, first) in layer.linears.items():
             rows = hidden if linear is layer.qkv else linear.outputs
-            yield from _linear_slots(f"{begin}.{name}", linear, first, rows)
+            yield from _linear_slots(f"encoder.layer.{number}.{name}", linear, first, rows)
         for name, norm in layer.norms.items():
-            yield from _norm_slots(f"{begin}.{name}", norm)
+            yield from _norm_slots(f"encoder.layer.{number}.{name}", norm)
 
 
 def _norm_slots(name: str, norm: Norm) -> Iterator[Slot]:

@@ -28,8 +28,9 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 class Norm:
     """LayerNorm over the last dimension, float32."""
 
-    def __init__(self, size: int, eps: float) -> None:
-        self.weight, self.bias, self._eps = torch.empty(size), torch.empty(size), eps
+    def __init__(self, size: int, eps: float, device: torch.device) -> None:
+        self.weight, self.bias = torch.empty(size, device=device), torch.empty(size, device=device)
+        self._eps = eps
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """float32 [n, size] -> the same."""
@@ -46,14 +47,15 @@ class Group:
 class Layer:
     """One layer. `linears` by the names of their tensors below the layer's own; q, k and v are one product."""
 
-    def __init__(self, config: EncoderConfig, dtype: torch.dtype) -> None:
-        hidden, inner, cpu = config.hidden_size, config.intermediate_size, torch.device("cpu")
+    def __init__(self, config: EncoderConfig, dtype: torch.dtype, device: torch.device) -> None:
+        hidden, inner = config.hidden_size, config.intermediate_size
         self._heads, self._act = config.num_heads, _ACTIVATIONS[config.activation]
-        self.qkv = Linear(3 * hidden, hidden, True, dtype, cpu)
-        self.out = Linear(hidden, hidden, True, dtype, cpu)
-        self.up = Linear(inner, hidden, True, dtype, cpu)
-        self.down = Linear(hidden, inner, True, dtype, cpu)
-        self.attention_norm, self.output_norm = Norm(hidden, config.norm_eps), Norm(hidden, config.norm_eps)
+        self.qkv = Linear(3 * hidden, hidden, True, dtype, device)
+        self.out = Linear(hidden, hidden, True, dtype, device)
+        self.up = Linear(inner, hidden, True, dtype, device)
+        self.down = Linear(hidden, inner, True, dtype, device)
+        self.attention_norm = Norm(hidden, config.norm_eps, device)
+        self.output_norm = Norm(hidden, config.norm_eps, device)
         self.linears: dict[str, tuple[Linear, int]] = {
             "attention.self.query": (self.qkv, 0),
             "attention.self.key": (self.qkv, hidden),
@@ -81,8 +83,8 @@ def groups_of(lengths: Sequence[int]) -> list[Group]:
         begins.setdefault(length, []).append(begin)
         begin += length
     return [
-        Group(torch.tensor(found)[:, None] + torch.arange(length)[None])
-        for length, found in sorted(begins.items())
+        Group(torch.tensor(group)[:, None] + torch.arange(length)[None])
+        for length, group in sorted(begins.items())
     ]
 
 
@@ -100,16 +102,16 @@ def _attend(qkv: torch.Tensor, heads: int, groups: Sequence[Group]) -> torch.Ten
 
 
 class Encoder:
-    """The model in memory, on a CPU. Its tensors are allocated here and filled by the loader."""
+    """The model on a CPU, or without memory (device "meta"). Its tensors are allocated here and filled by the loader."""
 
-    def __init__(self, config: EncoderConfig, dtype: torch.dtype) -> None:
+    def __init__(self, config: EncoderConfig, dtype: torch.dtype, device: torch.device) -> None:
         self.config, self.dtype = config, dtype
         hidden = config.hidden_size
-        self.words = torch.empty(config.vocab_size, hidden, dtype=dtype)
-        self.positions = torch.empty(config.num_positions, hidden)
-        self.types = torch.empty(config.num_types, hidden)
-        self.norm = Norm(hidden, config.norm_eps)
-        self.layers = [Layer(config, dtype) for _ in range(config.num_layers)]
+        self.words = torch.empty(config.vocab_size, hidden, dtype=dtype, device=device)
+        self.positions = torch.empty(config.num_positions, hidden, device=device)
+        self.types = torch.empty(config.num_types, hidden, device=device)
+        self.norm = Norm(hidden, config.norm_eps, device)
+        self.layers = [Layer(config, dtype, device) for _ in range(config.num_layers)]
 
     def linears(self) -> Iterator[Linear]:
         """All of the layers' linears, each once."""
@@ -117,7 +119,7 @@ class Encoder:
             yield from (layer.qkv, layer.out, layer.up, layer.down)
 
     def pack(self, kernels: CpuKernels, kind: str | None) -> None:
-        """Pack the layers' linears for the kernels; `kind`: int8 or int4, None for the dtype's own. To be called before loading."""
+        """Pack the layers' linears for the kernels, before they are loaded; `kind`: int8 or int4, None for the dtype's own."""
         for linear in self.linears():
             linear.reserve(kernels, kind or KIND_NAMES[self.dtype], gated=False)
 

@@ -36,6 +36,7 @@ from executors.llm.checkpoint.weights import (
     settle_config,
 )
 from executors.llm.device.table import device_of, find_device
+from executors.llm.encoder.config import family_in
 from executors.llm.factory import LlmFactory
 from executors.llm.kernel_support.kernel_choice import choose_attention
 from executors.llm.memory import sizing
@@ -52,6 +53,7 @@ from executors.llm.model.gguf_source import is_gguf
 from executors.llm.model.linear import can_pack_onednn
 from executors.llm.parallel.rank_decoder import RankDecoder
 from executors.llm.parallel.shard import plan_shard
+from executors.llm.tools.describe_encoder import describe_encoder
 from executors.llm.tools.lora_check import check_adapter
 
 SERVER_BYTES = 120 << 20
@@ -81,6 +83,8 @@ def describe(config: ExecutorConfig, memory: int | None = None) -> dict[str, Any
     """See `run`. All sizes are bytes, all lengths tokens."""
     LlmFactory().validate_config(config)
     directory = Path(config.model)
+    if family_in(directory) is not None:
+        return describe_encoder(config, memory)
     shape = read_config(directory)
     device = find_device(config.device).place
     stored, shape = checkpoint_facts(directory, shape)

@@ -1,0 +1,108 @@
+"""Prompts that cannot be cut: each is computed in one step, whatever the step's budget and whatever fails."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from engine.errors import InvalidRequest
+from engine.mailbox import Mailbox
+from engine.request import Request, RequestContext, TokenDelta
+from executors.contract import (
+    ExecutorAttentionConfig,
+    ExecutorCapabilities,
+    ExecutorConfig,
+    ModelInfo,
+    UnifiedBatch,
+)
+from executors.testing.fakes.echo import EchoExecutor
+from tests.engine.harness import GREEDY, engine
+
+BUDGET = 32
+
+
+class WholeTexts(EchoExecutor):
+    """The echo fake as an encoder. Notes the lengths in each step; a part of a text fails the test."""
+
+    def __init__(self, config: ExecutorConfig) -> None:
+        super().__init__(config)
+        self.steps_of: list[list[int]] = []
+
+    def capabilities(self) -> ExecutorCapabilities:
+        return replace(
+            super().capabilities(), whole_prompts_only=True, max_batched_tokens=256, speculative=False
+        )
+
+    def info(self) -> ModelInfo:
+        return replace(super().info(), generates=False, poolings=("cls", "last"))
+
+    def _check(self, batch: UnifiedBatch) -> None:
+        super()._check(batch)
+        assert not batch.pos_offsets.any() and batch.is_final_chunk.all(), "a text was cut"
+        self.steps_of.append(batch.num_q_tokens.tolist())
+
+
+def made(seqs: int = 8, **options: str | float) -> WholeTexts:
+    return WholeTexts(
+        ExecutorConfig(
+            "echo",
+            max_num_seqs=seqs,
+            max_model_len=256,
+            attention=ExecutorAttentionConfig(block_size=4),
+            options=options,
+        )
+    )
+
+
+def text(length: int, pooling: str = "last") -> Request:
+    ids = np.arange(1, length + 1, dtype=np.int32)
+    return Request(RequestContext("test", 0.0), ids, GREEDY, max_tokens=1, pooling=pooling)
+
+
+async def vectors(core, lengths: list[int]) -> list[TokenDelta]:
+    boxes = [Mailbox() for _ in lengths]
+    for length, box in zip(lengths, boxes, strict=True):
+        core.submit(text(length), box)
+    found = await asyncio.gather(*(box.take() for box in boxes))
+    return [delta for deltas in found for delta in deltas.values()]
+
+
+async def alone(length: int) -> np.ndarray:
+    async with engine(made(), max_num_batched_tokens=256) as core:
+        [delta] = await vectors(core, [length])
+    assert delta.pooled is not None
+    return delta.pooled
+
+
+async def test_steps_are_filled_with_whole_texts() -> None:
+    executor = made()
+    lengths = [5, 30, 2, 32, 31, 1, 16, 16, 100, 3]
+    async with engine(executor, max_num_batched_tokens=BUDGET) as core:
+        found = await vectors(core, lengths)
+    for length, delta in zip(lengths, found, strict=True):
+        np.testing.assert_array_equal(delta.pooled, await alone(length))
+    assert sorted(one for step in executor.steps_of for one in step) == sorted(lengths)
+    for step in executor.steps_of:
+        # A text that is longer than the budget has a step to itself: it could never be computed otherwise.
+        assert sum(step) <= BUDGET or len(step) == 1
+    assert any(len(step) > 1 for step in executor.steps_of)
+
+
+@pytest.mark.parametrize("failure", ["step_failed@step=2*2", "out_of_memory@above=8*3", "die@step=2"])
+async def test_texts_are_whole_again_after_a_failure(failure: str) -> None:
+    executor = made(fail=failure)
+    lengths = [20, 100, 12, 31, 90]
+    async with engine(executor, max_num_batched_tokens=BUDGET) as core:
+        found = await vectors(core, lengths)
+    for length, delta in zip(lengths, found, strict=True):
+        assert delta.error is None
+        np.testing.assert_array_equal(delta.pooled, await alone(length))
+
+
+async def test_a_pooling_that_the_model_lacks_is_refused() -> None:
+    async with engine(made()) as core:
+        with pytest.raises(InvalidRequest, match="no pooling 'mean'"):
+            core.submit(text(3, "mean"), Mailbox())

@@ -2,7 +2,7 @@
 
 It imports the modules, loads what the lives of an executor share, and forks a child for each request, which then runs `child.py`.
 A child that begins this way imports nothing and reads no weights: it shares the memory of both with the others, page by page
-until one is written.
+until one is written. So no child's garbage collector looks at them.
 
 One thread at each fork, and no executor: what another thread holds at a fork stays locked in the child, an OpenMP pool has lost
 its threads there, and a device's context cannot be shared. Loading has a thread of its own, which ends before the first fork.
@@ -25,6 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from cohort_server.lasting_imports import lasting_imports
 from executors import registry
 from executors.contract import ExecutorConfig, ModelExecutor
 from executors.process import child
@@ -52,8 +53,9 @@ def main() -> NoReturn:
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # children tell by it where they hang
     child.set_title(TITLE)
     try:
-        for name in sys.argv[2:]:
-            importlib.import_module(name)
+        with lasting_imports():
+            for name in sys.argv[2:]:
+                importlib.import_module(name)
     except BaseException as error:  # an executor that imports it by itself tells more
         print(f"executor fork server: {error!r}", file=sys.stderr, flush=True)
         os._exit(child.EXIT_FAILED)
@@ -73,7 +75,6 @@ class ForkingProcess:
         """Process ids of the children by their pidfds."""
         self._loading: threading.Thread | None = None
         self._create: Create = registry.create
-        _freeze()
 
     def send(self, message: m.FromForkServer) -> None:
         """Send the server a message. Any thread."""
@@ -130,7 +131,8 @@ class ForkingProcess:
             self.send(load_failure(error))
         else:
             self._create = create or registry.create
-            _freeze()
+            gc.collect()
+            gc.freeze()  # a collection in a child would write to each object, and so copy its page
             self.send(m.SharedLoaded(create is not None))
         finally:
             watch.stop()
@@ -183,12 +185,6 @@ class ForkingProcess:
         kill_group(pid)  # before it is reaped: its number cannot belong to another yet
         _, status = os.waitpid(pid, 0)
         self.send(m.Ended(pid, os.waitstatus_to_exitcode(status)))
-
-
-def _freeze() -> None:
-    """Take all objects from the collector: a collection would write to each, and so copy its page."""
-    gc.collect()
-    gc.freeze()
 
 
 if __name__ == "__main__":

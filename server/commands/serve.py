@@ -6,6 +6,7 @@ import os
 import sys
 from typing import Any
 
+from cohort_server.lasting_imports import lasting_imports
 from server.commands.common import IGNORED_FLAGS, fail, set_log_format
 from server.commands.options import ModelArgument, with_settings
 from server.settings.table import CONFIG, TABLE
@@ -36,6 +37,7 @@ def serve(model_dir: ModelArgument = None, **flags: Any) -> None:
 
     # The large imports come last: a client that connects by now waits in the socket's queue and is not refused.
     first_lines.settle(chosen.log_format, chosen.log_level)
-    from server.startup import bootstrap
+    with lasting_imports():
+        from server.startup import bootstrap
 
     sys.exit(bootstrap.run(chosen, listener, [*IGNORED_FLAGS, *notes]))

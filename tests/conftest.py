@@ -16,6 +16,7 @@ import structlog
 from hypothesis import settings
 
 from tests import compiled_kernels, tiers
+from tests.authorities import read_authorities_once
 
 # Until all tests are collected: what that makes stays.
 gc.disable()
@@ -36,6 +37,8 @@ for number in (signal.SIGHUP, signal.SIGQUIT):
     signal.signal(number, signal.SIG_DFL)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+read_authorities_once()
 
 # Servers name themselves to `cohort ps`, `run` and `stop` here: those of another test process, or of the developer, are none of
 # a test's business.

@@ -21,7 +21,7 @@ from tests.executors.llm.models import SHAPES, write
 from tests.executors.process.test_adoption import arena, flip, kill, loaded
 from tests.tiers import part_of
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 NAMES = ("qwen3-next", pytest.param("lfm2-short-convolutions", marks=pytest.mark.long(extended=True)))
 ADOPTION = [name for name, one in CASES.items() if one.__module__ == conformance_adoption.__name__]
 INTERVAL, SEQS = 64, 6

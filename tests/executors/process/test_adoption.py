@@ -97,6 +97,7 @@ def arena(executor: RemoteExecutor) -> MemoryFile:
     return executor._memory[0]
 
 
+@pytest.mark.long
 async def test_a_killed_life_is_continued_from_its_blocks(model: Path) -> None:
     async with loaded(config(model, dtype="float32")) as executor:
         layout = executor.kv_layout()

@@ -86,6 +86,7 @@ async def test_streams_go_on_when_the_fork_server_is_killed(executor: CountedExe
     assert (await executor.unified_decode(step(7, epoch=2))).token_ids.tolist() == [8]
 
 
+@pytest.mark.long
 async def test_a_fork_server_that_stands_still_holds_up_no_recovery(executor: CountedExecutor) -> None:
     await executor.warmup()
     server, first = fork_server_of(executor).pid, executor.pid
@@ -99,6 +100,7 @@ async def test_a_fork_server_that_stands_still_holds_up_no_recovery(executor: Co
     assert parent_of(executor.pid) == fork_server_of(executor).pid != server
 
 
+@pytest.mark.long
 async def test_a_fork_that_is_not_answered_is_a_start_by_command(
     executor: CountedExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,6 +122,7 @@ async def test_what_cannot_be_imported_is_the_executors_to_tell(imports: str) ->
     assert not living_children()
 
 
+@pytest.mark.long
 async def test_imports_that_take_for_ever_are_given_up(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -261,7 +264,10 @@ async def test_a_load_that_fails_is_told_once(
         assert not isinstance(caught.value, ExecutorDied) or caught.value.cause == "load"
 
 
-@pytest.mark.parametrize(("how", "limits"), [("exit", QUICK), ("hold", Limits(loading_silence_s=2.0))])
+@pytest.mark.parametrize(
+    ("how", "limits"),
+    [("exit", QUICK), pytest.param("hold", Limits(loading_silence_s=2.0), marks=pytest.mark.long)],
+)
 async def test_a_fork_server_that_dies_or_hangs_in_a_load_leaves_it_to_the_executor(
     sharing: Sharing, how: str, limits: Limits
 ) -> None:
@@ -270,12 +276,14 @@ async def test_a_fork_server_that_dies_or_hangs_in_a_load_leaves_it_to_the_execu
     assert parent_of(executor.pid) == os.getpid() and len(living_children()) == 1
 
 
+@pytest.mark.long
 async def test_a_load_may_take_longer_than_silence_may(sharing: Sharing) -> None:
     executor = sharing("slow", Limits(heartbeat_s=0.05, loading_silence_s=1.6))
     await executor.warmup()
     assert await loaded_by(executor) == fork_server_of(executor).pid
 
 
+@pytest.mark.long
 async def test_threads_that_a_load_leaves_forbid_forks(
     sharing: Sharing, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -289,6 +297,7 @@ async def test_threads_that_a_load_leaves_forbid_forks(
     assert living_children() == {executor.pid}
 
 
+@pytest.mark.long
 async def test_a_warmup_that_is_cancelled_while_it_loads_goes_on(sharing: Sharing) -> None:
     executor = sharing("slow")
     warming = asyncio.ensure_future(executor.warmup())

@@ -183,24 +183,27 @@ async def test_all_lost_wait_until_one_is_back(model_dir: Path) -> None:
 
 async def test_a_deadline_is_one_for_the_start(model_dir: Path) -> None:
     """A stream that was begun in time goes on elsewhere, although its deadline has passed by then."""
-    async with world(model_dir, delay=5) as w:
+    async with world(model_dir, delay=4) as w:
         mailbox = Mailbox()
-        w.core.submit(asked(200, deadline=w.core._clock() + 0.4), mailbox)
+        w.core.submit(asked(200, deadline=(deadline := w.core._clock() + 0.4)), mailbox)
         reading = asyncio.create_task(read(mailbox, 1))
         await until(lambda: any(len(entry.output_token_ids) > 5 for entry in w.core._entries.values()))
-        await asyncio.sleep(0.5)
+        await until(lambda: w.core._clock() > deadline)
         await w.transport.kill(holder(w))
         stream = await reading
         assert len(ids(stream)) == 200 and w.core.moved == 1, stream.ends
 
 
 @sweep(every=2)
-@pytest.mark.parametrize("limit", ["deadline", "patience"])
-async def test_what_moves_is_never_late(model_dir: Path, limit: str) -> None:
+@pytest.mark.parametrize(
+    ("limit", "delay"), [("deadline", 4), ("patience", 10)], ids=["deadline", "patience"]
+)
+async def test_what_moves_is_never_late(model_dir: Path, limit: str, delay: float) -> None:
     """Of two choices one has tokens, the other one waits; its replica dies. No limit for its start applies at the next one."""
     flags = {"max_queue_wait": "2"} if limit == "patience" else {}
-    async with world(model_dir, delay=10, max_num_seqs="1", **flags) as w:
-        deadline = w.core._clock() + 0.3 if limit == "deadline" else None
+    async with world(model_dir, delay=delay, max_num_seqs="1", **flags) as w:
+        began = w.core._clock()
+        deadline = began + 0.3 if limit == "deadline" else None
         first = asked(150, deadline=deadline)
         requests = [first, Request(first.context, first.prompt_token_ids, first.sampling, 20)]
         w.core.submit_choices(requests, mailbox := Mailbox())
@@ -211,8 +214,7 @@ async def test_what_moves_is_never_late(model_dir: Path, limit: str) -> None:
         other = next(name for name in w.core.router.names if name != taken.replica)
         w.core.router.begin(taken.replica, 1000)
         w.core.submit(asked(250), busy := Mailbox())  # at the other one: what moves has to wait
-        await until(lambda: w.core.router.load(other) == 1)
-        await asyncio.sleep(0.4)
+        await until(lambda: w.core.router.load(other) == 1 and w.core._clock() > began + 0.3)
         await w.transport.kill(taken.replica)
         found = await reading
         assert [end.error for end in found.ends.values()] == [None, None]
@@ -350,7 +352,7 @@ async def test_a_replica_that_is_to_leave_finishes_what_it_has(model_dir: Path) 
 
 async def test_what_a_leaving_replica_has_not_heard_waits_for_another(model_dir: Path) -> None:
     """A single replica leaves: its stream ends there, what comes then and what it has queued waits for the next one."""
-    async with world(model_dir, 1, delay=15, max_num_seqs="1", recovery_timeout="20") as w:
+    async with world(model_dir, 1, delay=6, max_num_seqs="1", recovery_timeout="20") as w:
         w.core.submit(asked(150), running := Mailbox())
         await until(lambda: any(entry.output_token_ids for entry in w.core._entries.values()))
         w.core.submit(asked(20), queued := Mailbox())
@@ -380,7 +382,7 @@ async def test_the_session_of_a_silent_ingress_is_closed(
     to say keeps its session; one that was asleep gets a new one, and its stream goes on."""
     monkeypatch.setattr("server.ray_serve.replica.INGRESS_SILENCE", 0.4)
     monkeypatch.setattr("server.remote.replicas.fleet.LIFE_SIGN", 0.1)
-    async with world(model_dir, 1, delay=10, drain_timeout="0") as w:
+    async with world(model_dir, 1, delay=4, drain_timeout="0") as w:
         [engine] = w.transport.engines.values()
         [member] = w.ingress.fleet.present
         await asyncio.sleep(0.8)

@@ -96,6 +96,15 @@ def pytest_sessionstart(session: pytest.Session) -> None:
             compiled_kernels.end(compiler)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files of which `-m` leaves out every test are not imported. One that is named by itself is."""
+    if not collection_path.match("test_*.py") or any(
+        word.endswith(".py") or "::" in word for word in config.args
+    ):
+        return None
+    return tiers.has_no_test(collection_path.read_text("utf-8"), config.option.markexpr) or None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     options = config.option
     if options.collectonly and not (options.sweeps or options.short or options.full):
@@ -113,8 +122,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     """Modules and tests of a whole run are millions of objects, which a full collection would look at again and again: one takes
-    a second or more, and what measures time or asks for a collection has several."""
-    gc.collect()
+    a second or more, and what measures time or asks for a collection has several. So there is none here either."""
     gc.freeze()
     gc.enable()
 

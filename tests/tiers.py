@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -32,6 +33,21 @@ def chosen(items: Sequence[pytest.Item], sweeps: bool, short: bool, full: bool) 
     if short:
         rest = _every_nth((item, _long(item, "every")) for item in rest if not _long(item, "extended"))
     return list(rest)
+
+
+_ALTERNATIVES = re.compile(r"\bor\b|[()]")
+_EXCLUDED = re.compile(r"not (long|external|gpu)")
+_MARK_OF_A_FILE = re.compile(r"^pytestmark = (?:\[[^\]]*?)?pytest\.mark\.(long|external|gpu)\b", re.MULTILINE)
+
+
+def has_no_test(source: str, expression: str) -> bool:
+    """Whether `-m EXPRESSION` deselects each test of a file, as its `pytestmark` tells: such a file need not be imported. False
+    where that is not certain."""
+    if _ALTERNATIVES.search(expression):
+        return False
+    terms = [_EXCLUDED.fullmatch(term.strip()) for term in expression.split(" and ")]
+    mark = _MARK_OF_A_FILE.search(source)
+    return mark is not None and any(term is not None and term[1] == mark[1] for term in terms)
 
 
 def part_of(config: pytest.Config, cases: Iterable[Case], every: int) -> list[Case]:

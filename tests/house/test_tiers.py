@@ -110,6 +110,49 @@ def test_options_take_cases(options: dict[str, bool], expected: str) -> None:
     )
 
 
+LEFT_OUT_OF_TEST = "not long and not external and not gpu"
+
+
+@pytest.mark.parametrize(
+    ("source", "expression", "expected"),
+    [
+        ("pytestmark = pytest.mark.long", LEFT_OUT_OF_TEST, True),
+        ("pytestmark = pytest.mark.long", "not external and not gpu", False),
+        ("pytestmark = pytest.mark.long(extended=True)", LEFT_OUT_OF_TEST, True),
+        ("pytestmark = [\n    pytest.mark.timeout(9),\n    pytest.mark.external,\n]", LEFT_OUT_OF_TEST, True),
+        ("pytestmark = pytest.mark.timeout(9)\nCASES = [pytest.mark.long]", LEFT_OUT_OF_TEST, False),
+        ("@pytest.mark.long\ndef test_one(): ...", LEFT_OUT_OF_TEST, False),
+        ("class TestOne:\n    pytestmark = pytest.mark.long", LEFT_OUT_OF_TEST, False),
+        ("pytestmark = pytest.mark.long", "", False),
+        ("pytestmark = pytest.mark.long", "long and not gpu", False),
+        ("pytestmark = pytest.mark.long", "not long or external", False),
+        ("pytestmark = pytest.mark.long", "long or not gpu and not long", False),
+        ("pytestmark = pytest.mark.long", "not (long and gpu)", False),
+    ],
+)
+def test_files_without_a_test_of_a_run(source: str, expression: str, expected: bool) -> None:
+    assert tiers.has_no_test(f"import pytest\n\n{source}\n", expression) is expected
+
+
+def test_files_that_are_not_imported_are_marked_as_a_whole() -> None:
+    """Python reads the mark that the source of each such file shows: the value of `pytestmark`, the only one there."""
+    left_out = 0
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        source = path.read_text("utf-8")
+        if not tiers.has_no_test(source, LEFT_OUT_OF_TEST):
+            continue
+        left_out += 1
+        [marks] = [
+            node.value
+            for node in ast.parse(source).body
+            if isinstance(node, ast.Assign) and is_pytestmark(node)
+        ]
+        found = marks.elts if isinstance(marks, ast.List) else [marks]
+        names = [ast.unparse(one.func if isinstance(one, ast.Call) else one) for one in found]
+        assert {"pytest.mark.long", "pytest.mark.external", "pytest.mark.gpu"} & {*names}, path
+    assert left_out > 100
+
+
 @pytest.mark.parametrize(("short", "expected"), [(True, [0, 3, 6]), (False, list(range(8)))])
 def test_a_short_run_takes_a_part_of_what_one_test_goes_through(short: bool, expected: list[int]) -> None:
     config: Any = SimpleNamespace(getoption={"short": short}.__getitem__)

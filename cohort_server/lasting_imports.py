@@ -11,9 +11,9 @@ from collections.abc import Iterator
 def lasting_imports() -> Iterator[None]:
     """Keep the garbage collector off inside, then exempt all existing objects from collection.
 
-    What modules create stays, while the collector looks at all of it again and again: a sixth of the CPU time of the server's
-    imports, a quarter of an executor's. The cyclic garbage that importing leaves, a few thousand objects, is exempted as well.
-    A collector that is off before stays off.
+    What modules create stays, and the collector looks at all of it again and again: a tenth of the CPU time of a server's start.
+    The cyclic garbage that importing leaves, a few thousand objects, is exempted as well. A collector that is off before stays
+    off.
     """
     enabled = gc.isenabled()
     gc.disable()

@@ -159,8 +159,8 @@ _GPT_OSS: Final = Family(
     defaults={
         "head_dim": 64, "attention_bias": True, "sliding_window": 128, "swiglu_alpha": 1.702, "swiglu_limit": 7.0,
         "rope_parameters": {
-            "rope_type": "yarn", "rope_theta": 150_000.0, "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
-            "truncate": False, "original_max_position_embeddings": 4096,
+            "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+            "original_max_position_embeddings": 4096,
         },
     },
     attention=AttentionTraits(

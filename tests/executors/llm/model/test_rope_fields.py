@@ -38,7 +38,16 @@ PLAIN: dict[str, Any] = {"rope_theta": 500.0, "rope_type": "default"}
 TWO: dict[str, Any] = {
     "full_attention": PLAIN, "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
 }  # fmt: skip
-_MODULES = {"Gemma3Text": ("gemma3", "Gemma3"), "Qwen3Moe": ("qwen3_moe", "Qwen3Moe")}
+_MODULES = {
+    "Gemma3Text": ("gemma3", "Gemma3"), "Gemma4Text": ("gemma4", "Gemma4Text"), "Qwen3Moe": ("qwen3_moe", "Qwen3Moe"),
+    "Qwen2Moe": ("qwen2_moe", "Qwen2Moe"), "GptOss": ("gpt_oss", "GptOss"), "Lfm2Moe": ("lfm2_moe", "Lfm2Moe"),
+    "HunYuanDenseV1": ("hunyuan_v1_dense", "HunYuanDenseV1"), "Qwen3Next": ("qwen3_next", "Qwen3Next"),
+    "Qwen3_5Text": ("qwen3_5", "Qwen3_5Text"), "Qwen3_5MoeText": ("qwen3_5_moe", "Qwen3_5MoeText"),
+}  # fmt: skip
+_LAYERS = ("full_attention", "sliding_attention")
+_TWO_ROPES = ("Gemma3Text", "Gemma4Text", "Olmo3")
+_OF_A_PART = ("Glm4", "Qwen3Next", "Qwen3_5Text", "Qwen3_5MoeText")
+"""Kinds that rotate a part of each head."""
 
 WAYS: dict[str, dict[str, Any]] = {
     "none": {},
@@ -104,11 +113,44 @@ PHI3_WAYS = {
     if not fields.get("rope_scaling") or name.startswith(("longrope", "default"))
 }
 PHI3_WAYS |= {"no length": {"rope_scaling": {k: v for k, v in LONGROPE.items() if not k.startswith("orig")}}}
+PROPORTIONAL: dict[str, Any] = {
+    "rope_type": "proportional",
+    "rope_theta": 500.0,
+    "partial_rotary_factor": 0.5,
+}
+GEMMA4_WAYS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "theta at the top": {"rope_theta": 700.0},
+    "two": {"rope_parameters": TWO},
+    "a part": {"rope_parameters": {**TWO, "full_attention": PROPORTIONAL}},
+    "a part, stretched": {"rope_parameters": {**TWO, "full_attention": {**PROPORTIONAL, "factor": 8.0}}},
+    "no share": {
+        "rope_parameters": {**TWO, "full_attention": {"rope_type": "proportional", "rope_theta": 500.0}}
+    },
+}
 CASES = [
     *[(family, way, WAYS[way]) for family in ("Llama", "Qwen3") for way in WAYS],
+    # Its default is YaRN, with which a share is refused.
+    *[("GptOss", way, WAYS[way]) for way in WAYS if way != "a share"],
+    *[(family, way, WAYS[way]) for family in _OF_A_PART for way in WAYS if not way.startswith("longrope")],
+    *[("Gemma4Text", way, fields) for way, fields in GEMMA4_WAYS.items()],
+    *[("Olmo3", way, fields) for way, fields in NESTED.items()],
     *[
         (family, way, WAYS[way])
-        for family in ("Mistral", "Mixtral", "SmolLM3", "Qwen3Moe", "Gemma2", "Granite", "Olmo2")
+        for family in (
+            "Mistral",
+            "Mixtral",
+            "SmolLM3",
+            "Qwen2Moe",
+            "Qwen3Moe",
+            "Gemma2",
+            "Granite",
+            "Olmo2",
+            "Exaone4",
+            "HunYuanDenseV1",
+            "Lfm2",
+            "Lfm2Moe",
+        )
         for way in ("none", "linear beside", "yarn, its length at the top", "a share")
     ],
     *[("Gemma3Text", way, fields) for way, fields in NESTED.items()],
@@ -124,22 +166,30 @@ def _theirs(kind: str, fields: dict[str, Any]) -> list[tuple[torch.Tensor, float
     config = getattr(transformers, f"{kind}Config").from_dict(copy.deepcopy(fields))
     modeling = importlib.import_module(f"transformers.models.{module}.modeling_{module}")
     rope = getattr(modeling, f"{prefix}RotaryEmbedding")(config)
-    if kind != "Gemma3Text":
+    if kind not in _TWO_ROPES:
         return [(rope.inv_freq, rope.attention_scaling)]
-    layers = ("full_attention", "sliding_attention")
-    return [(getattr(rope, f"{one}_inv_freq"), getattr(rope, f"{one}_attention_scaling")) for one in layers]
+    return [(getattr(rope, f"{one}_inv_freq"), getattr(rope, f"{one}_attention_scaling")) for one in _LAYERS]
 
 
 @sweep(every=3)
 @pytest.mark.parametrize(("kind", "way", "fields"), CASES, ids=[f"{kind}-{way}" for kind, way, _ in CASES])
 def test_the_frequencies_are_those_of_transformers(kind: str, way: str, fields: dict[str, Any]) -> None:
     given = {**_COMMON, **fields}
-    if kind == "Gemma3Text":
-        given["layer_types"] = ["full_attention", "sliding_attention"]
+    if kind in _TWO_ROPES:
+        given["layer_types"] = ["sliding_attention", "full_attention"]
+    if kind == "Gemma4Text":
+        given |= {"global_head_dim": 24, "hidden_size_per_layer_input": 0}
+    if kind in _OF_A_PART:
+        given["head_dim"] = 24
+    if kind.startswith("Lfm2"):
+        given |= {"norm_eps": 1e-6, "layer_types": ["conv", "full_attention"]}
     if kind == "Gemma2":
         given["layer_types"] = ["full_attention", "full_attention"]
-    architecture = {"Gemma3Text": "Gemma3"}.get(kind, kind) + "ForCausalLM"
-    experts = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+    architecture = kind.removesuffix("Text") + "ForCausalLM"
+    experts = {
+        "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8,
+        "shared_expert_intermediate_size": 8,
+    }  # fmt: skip
     ropes = parse_config({**given, **experts, "architectures": [architecture]}).ropes
     expected = _theirs(kind, given)
     assert len(ropes) == len(expected)

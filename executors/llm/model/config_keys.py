@@ -24,7 +24,8 @@ _SIZES: Final = (
 _ROPE: Final = (
     "rope_parameters", "rope_scaling", "rope_theta", "original_max_position_embeddings", "partial_rotary_factor",
 )  # fmt: skip
-_FULL_HEADS: Final = frozenset({"global_head_dim", "num_global_key_value_heads", "per_layer_config"})
+_GLOBAL_HEADS: Final = ("global_head_dim", "num_global_key_value_heads")
+_OVERRIDES: Final = "per_layer_config"
 _EXPERTS: Final = ("num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size")
 
 Neutral = Callable[[Any], bool]
@@ -69,7 +70,7 @@ ELSEWHERE: Final[Mapping[str, Neutral]] = {
     **dict.fromkeys(("is_encoder_decoder", "add_cross_attention", "parallel_attn", "use_parallel_residual"), _OFF),
     "pruned_heads": lambda value: not value,
     # heads, keys and values, and inputs of single layers
-    **dict.fromkeys((*_FULL_HEADS, "num_kv_shared_layers", "hidden_size_per_layer_input"), _NONE),
+    **dict.fromkeys((*_GLOBAL_HEADS, "num_kv_shared_layers", "hidden_size_per_layer_input"), _NONE),
     **dict.fromkeys(("attention_k_eq_v", "use_double_wide_mlp", "enable_moe_block"), _OFF),
     # experts
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), _one_of(0, 1)),
@@ -138,7 +139,7 @@ def read_keys(family: Family) -> frozenset[str]:
     )  # fmt: skip
     keys |= {one for one in more if isinstance(one, str)}
     if attention.full_heads:
-        keys |= _FULL_HEADS
+        keys |= {*_GLOBAL_HEADS, _OVERRIDES}
     if isinstance(attention.local_theta, str):
         keys |= {attention.local_theta}
     if family.feed_forward.computed == "clamped_swiglu":
@@ -155,6 +156,10 @@ def unread_notes(values: Mapping[str, Any], family: Family, where: str) -> list[
     if values.get("is_causal") is False:
         raise ConfigError(f"{where}: is_causal false is not supported: attention is causal here")
     read = read_keys(family)
+    if _OVERRIDES not in read and not _repeats(values.get(_OVERRIDES), values):
+        raise ConfigError(
+            f"{where}: {_OVERRIDES} {_short(values[_OVERRIDES])} is not supported for {family.name}: its layers are alike here"
+        )
     unread = [
         name
         for name, neutral in ELSEWHERE.items()
@@ -206,6 +211,18 @@ def _as_the_family_is(name: str, values: Mapping[str, Any], family: Family) -> b
     if name == "layer_types":
         return family.attention.window == "all" and _all_are("sliding_attention")(value)
     return False
+
+
+def _repeats(overrides: Any, values: Mapping[str, Any]) -> bool:
+    """Return whether values of single layers only repeat those of the model, as transformers drops them."""
+    if not overrides:
+        return True
+    layers = list(overrides.values()) if isinstance(overrides, Mapping) else [None]
+    return all(
+        isinstance(layer, Mapping)
+        and all(name in values and values[name] == one for name, one in layer.items())
+        for layer in layers
+    )
 
 
 def _short(value: Any) -> str:

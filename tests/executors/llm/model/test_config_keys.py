@@ -250,6 +250,22 @@ def test_attention_that_looks_ahead_is_refused(family: Family) -> None:
     assert parse_config(_of(family, {**base, "is_causal": True})).notes == ()
 
 
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda one: one.name)
+def test_values_of_single_layers_are_read_or_refused(family: Family) -> None:
+    """transformers applies them to whatever its class reads, and drops those that repeat the model's."""
+    base = BASES.get(family.name, BASE)
+    width = base.get("hidden_size", base.get("n_embd"))
+    other = {"per_layer_config": {"0": {"intermediate_size": 2 * width}}}
+    with pytest.raises(ConfigError, match="per_layer_config"):
+        parse_config(_of(family, {**base, **other}))
+    plain = parse_config(_of(family, base))
+    for overrides in (None, {}, {"0": {}}):
+        assert parse_config(_of(family, {**base, "per_layer_config": overrides})).notes == plain.notes
+    if not family.attention.full_heads:
+        same = {"1": {"vocab_size": base["vocab_size"]}}
+        assert parse_config(_of(family, {**base, "per_layer_config": same})) == plain
+
+
 def test_sliding_layers_without_a_window_are_named() -> None:
     fields = {"layer_types": ["sliding_attention"] * 4, "use_sliding_window": False, "sliding_window": 32}
     assert "layer_types names sliding layers, but there is no window" in _notes("qwen3", **fields)

@@ -13,7 +13,7 @@ from typing import Any
 from executors.contract.errors import ConfigError
 from executors.gguf.file import GgufFile
 from executors.llm.model.architectures import find_family, is_classifier
-from executors.llm.model.config_keys import misplaced_notes, unread_notes
+from executors.llm.model.config_keys import CAUSAL, misplaced_notes, unread_notes
 from executors.llm.model.family import Family, MixerRule
 from executors.llm.model.fields import Fields, read_json
 from executors.llm.model.gguf_config import GgufConfig, gguf_config
@@ -227,8 +227,8 @@ def parse_config(
         outer = values
         values, where = _nested(values, family.nested, where), f"{where}: {family.nested}"
         notes += misplaced_notes(outer, values, family)
-    # Null means missing, but where it says that there is none.
-    present = {k: v for k, v in values.items() if v is not None or k in family.nullable}
+    # Null means missing, but where it says that there is none; what looks ahead does so for null as well.
+    present = {k: v for k, v in values.items() if v is not None or k in family.nullable or k == CAUSAL}
     present |= {usual: present[older] for usual, older in family.older.items() if older in present}
     fields = Fields(where, {**family.defaults, **present}, family.fields)
     _refuse_unimplemented(fields, family)

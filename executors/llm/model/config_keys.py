@@ -13,9 +13,10 @@ from typing import Any, Final
 from executors.contract.errors import ConfigError
 from executors.llm.model.family import Family
 
+CAUSAL: Final = "is_causal"
 _ALL: Final = (
     "architectures", "model_type", "dtype", "torch_dtype", "quantization_config", "tie_word_embeddings", "vocab_size",
-    "is_causal",
+    CAUSAL,
 )  # fmt: skip
 _SIZES: Final = (
     "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size",
@@ -153,8 +154,9 @@ def unread_notes(values: Mapping[str, Any], family: Family, where: str) -> list[
 
     Raises ConfigError for a key that transformers applies to every family and that is not supported.
     """
-    if values.get("is_causal") is False:
-        raise ConfigError(f"{where}: is_causal false is not supported: attention is causal here")
+    if not values.get(CAUSAL, True):
+        shown = "null" if values[CAUSAL] is None else _short(values[CAUSAL])
+        raise ConfigError(f"{where}: {CAUSAL} {shown} is not supported: attention is causal here")
     read = read_keys(family)
     if _OVERRIDES not in read and not _repeats(values.get(_OVERRIDES), values):
         raise ConfigError(

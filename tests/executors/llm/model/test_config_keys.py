@@ -245,8 +245,9 @@ def test_many_keys_make_one_note() -> None:
 def test_attention_that_looks_ahead_is_refused(family: Family) -> None:
     """transformers obeys the key whatever the class."""
     base = BASES.get(family.name, BASE)
-    with pytest.raises(ConfigError, match="is_causal false is not supported"):
-        parse_config(_of(family, {**base, "is_causal": False}))
+    for value, shown in ((False, "false"), (0, "0"), (None, "null")):
+        with pytest.raises(ConfigError, match=f"is_causal {shown} is not supported"):
+            parse_config(_of(family, {**base, "is_causal": value}))
     assert parse_config(_of(family, {**base, "is_causal": True})).notes == ()
 
 

@@ -136,6 +136,10 @@ def _without_draft_heads(keys: GgufKeys) -> tuple[str, ...]:
         return ()
     if heads >= layers:
         keys.refuse("nextn_predict_layers", f"less than {keys.name('block_count')}, which is {layers}")
+    if not any(name.startswith("blk.0.") for name in keys.gguf.tensors):
+        raise ConfigError(
+            f"{keys.where}: the MTP head of a model (nextn_predict_layers), not the model; take the file beside it"
+        )
     keys.replace("block_count", layers - heads)
     return (f"{heads} layers that guess tokens (nextn_predict_layers) are left out",)
 

@@ -93,10 +93,11 @@ def stored_tensors(gguf: GgufFile, config: DecoderConfig, row: Row) -> dict[str,
     architecture does not know, because llama.cpp would compute with it."""
     tensors: dict[str, Stored] = {}
     scales = weight_scales(gguf)
+    heads = _layers_of_draft_heads(gguf, config) if row.draft_heads else range(0)
     for tensor in sorted(gguf.tensors.values(), key=lambda one: (gguf.parts.index(one.path), one.offset)):
         if tensor.name in ROPE_TENSORS or tensor.name in scales.names or OTHER_TENSORS.fullmatch(tensor.name):
             continue
-        if _of_another(tensor, config) or (row.draft_heads and _of_draft_head(tensor, config)):
+        if _of_another(tensor, config) or _layer_of(tensor) in heads:
             continue
         parts = _named(tensor, config, row, gguf.tensors)
         if not parts or tensors.keys() & parts.keys():
@@ -118,10 +119,17 @@ def _of_another(tensor: GgufTensor, config: DecoderConfig) -> bool:
     return number < config.num_layers and config.layers[number].kv_from is not None
 
 
-def _of_draft_head(tensor: GgufTensor, config: DecoderConfig) -> bool:
-    """Return whether a tensor is of a layer behind the model's last, which guesses tokens."""
+def _layers_of_draft_heads(gguf: GgufFile, config: DecoderConfig) -> range:
+    """Return the numbers of the layers behind the model's last that guess tokens. More layers than these are of no model that
+    the metadata describe, and are refused."""
+    heads = gguf.metadata.get(f"{gguf.metadata['general.architecture']}.nextn_predict_layers", 0)
+    return range(config.num_layers, config.num_layers + heads)
+
+
+def _layer_of(tensor: GgufTensor) -> int:
+    """Return the number of the layer that a tensor is of, -1 if it is of none."""
     match = re.match(r"blk\.(\d{1,5})\.", tensor.name)
-    return match is not None and int(match[1]) >= config.num_layers
+    return int(match[1]) if match else -1
 
 
 def file_name(usual: str, family: Family, row: Row | None = None) -> str:

@@ -280,6 +280,7 @@ ROWS: Mapping[str, Row] = {
         plus_one=True,
         fill=linear_attention,
         roles={"post_attention_norm": "mlp_norm"},
+        draft_heads=True,
     ),
     "qwen35": _QWEN35,
     "qwen35moe": replace(_QWEN35, served="Qwen3_5MoeForCausalLM"),

@@ -108,7 +108,7 @@ def rotation_of_gemma4(keys: GgufKeys, values: dict[str, Any]) -> dict[str, Any]
                 "rope_type": "proportional", "rope_theta": theta,
                 "partial_rotary_factor": min(1.0, (2 * turning + 0.5) / full),
             },
-            "sliding_attention": {"rope_type": "default", "rope_theta": keys.real("rope.freq_base_swa", theta)},
+            "sliding_attention": {"rope_type": "default", "rope_theta": keys.real("rope.freq_base_swa", 10_000.0)},
         }
     }  # fmt: skip
 

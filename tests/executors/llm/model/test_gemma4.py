@@ -24,7 +24,7 @@ from executors.contract import (
 from executors.llm.checkpoint.loader import load_model
 from executors.llm.fused import cpu_forward, triton_forward
 from executors.llm.lora.loaded import fit
-from executors.llm.model.config import DecoderConfig, parse_config
+from executors.llm.model.config import DecoderConfig, parse_config, read_config
 from executors.llm.model.decoder import Decoder
 from executors.llm.tools.describe import describe
 from executors.lora import pack, read_adapter
@@ -72,6 +72,7 @@ def gguf(
     }
     folder.mkdir()
     values = {**sizes(fields), **METADATA, **(metadata or {})}
+    values = {name: value for name, value in values.items() if value is not None}
     return prepared(folder, write_gguf(folder / "m.gguf", "gemma4", values, tensors, kinds))
 
 
@@ -296,6 +297,14 @@ def test_metadata_that_llama_cpp_computes_otherwise_are_refused(
         load_model(
             config(gguf(written(tmp_path), tmp_path / "g", metadata=metadata, **more)), lambda *_: None
         )
+
+
+def test_a_file_without_the_theta_of_windows_means_that_of_llama_cpp(tmp_path: Path) -> None:
+    """A constant there, whatever the theta of the other layers is."""
+    path = gguf(
+        written(tmp_path), tmp_path / "g", metadata={"rope.freq_base_swa": None, "rope.freq_base": 5e5}
+    )
+    assert [rope.theta for rope in read_config(path).ropes] == [5e5, 10_000.0]
 
 
 def test_suppressed_tokens_have_a_note(tmp_path: Path) -> None:

@@ -398,12 +398,17 @@ def _yarn(keys: GgufKeys, factor: float, original: int, attention: float) -> dic
         "rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original,
         "beta_fast": keys.real("rope.scaling.yarn_beta_fast", 32.0), "beta_slow": keys.real("rope.scaling.yarn_beta_slow", 1.0),
     }  # fmt: skip
-    attention *= keys.real("rope.scaling.yarn_attn_factor", 1.0)
+    # What config.json has as attention_factor, which llama.cpp's converter copies, and its program reads for Grok alone.
+    copied = keys.real("rope.scaling.yarn_attn_factor", 0.0)
+    if copied:
+        if attention != 1.0:
+            keys.refuse("rope.scaling.attn_factor", "1 beside yarn_attn_factor")
+        return settings | {"attention_factor": copied}
     mscale = keys.real("rope.scaling.mscale", 1.0)  # which counts beside the other one alone
     scale = keys.real("rope.scaling.yarn_log_multiplier", 0.0)
     if scale:
         if attention != 1.0:
-            keys.refuse("rope.scaling.yarn_attn_factor", "1 beside yarn_log_multiplier")
+            keys.refuse("rope.scaling.attn_factor", "1 beside yarn_log_multiplier")
         return settings | {"mscale": mscale, "mscale_all_dim": scale}
     if attention != 1.0:  # a factor of the usual one
         settings["attention_factor"] = attention * (0.1 * math.log(factor) + 1.0 if factor > 1.0 else 1.0)

@@ -249,11 +249,12 @@ MODELS: dict[str, tuple[str, dict[str, Any], Metadata, dict[str, list[float]]]] 
         "olmo2",
         _fields(
             "Olmo3ForCausalLM", num_hidden_layers=5, sliding_window=19, rope_theta=500000.0,
-            rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+            rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "attention_factor": 1.3},
         ),
         {
             "attention.sliding_window": 19, "attention.sliding_window_pattern": [True, True, True, False, True],
             "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64,
+            "rope.scaling.yarn_attn_factor": 1.3,
         }, {},
     ),
     "exaone4-windows": (

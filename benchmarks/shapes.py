@@ -71,6 +71,28 @@ SHAPES: dict[str, dict[str, Any]] = {
         "torch_dtype": "bfloat16",
         "eos_token_id": 7,
     },
+    # As many parameters as qwen3.5-0.8b and lfm2-350m, within 2%, in layers that all have attention.
+    "dense-0.8b": _QWEN3
+    | {
+        "vocab_size": 248320,
+        "hidden_size": 1024,
+        "intermediate_size": 3584,
+        "num_hidden_layers": 29,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+    },
+    "dense-350m": _QWEN3
+    | {
+        "vocab_size": 65536,
+        "hidden_size": 1024,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "eos_token_id": 65535,
+    },
     "qwen3-tiny": _QWEN3
     | {
         "hidden_size": 128,

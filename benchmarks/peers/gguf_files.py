@@ -12,11 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers import llamacpp, models
+from benchmarks.peers import hybrid_files, llamacpp, models
 
 TRAINED = "smollm2"
 """SmolLM2-135M-Instruct, most of it in Q4_1."""
-QUANTIZED = {"qwen3-0.6b-q4_k_m": ("qwen3-0.6b", "Q4_K_M"), "qwen3-0.6b-q4_0": ("qwen3-0.6b", "Q4_0")}
+QUANTIZED = {
+    "qwen3-0.6b-q4_k_m": ("qwen3-0.6b", "Q4_K_M"), "qwen3-0.6b-q4_0": ("qwen3-0.6b", "Q4_0"),
+    **{f"{shape}-q4_k_m": (shape, "Q4_K_M") for shape in ("qwen3.5-0.8b", "dense-0.8b", "lfm2-350m", "dense-350m")},
+}  # fmt: skip
 """Shapes, and what llama-quantize calls the mixture of types."""
 NAMES = (TRAINED, *QUANTIZED)
 
@@ -54,11 +57,14 @@ def _quantized(name: str) -> Path:
         return path
     shape, kind = QUANTIZED[name]
     quantize = llamacpp.ensure() / "bin/llama-quantize"
-    source = models.ensure(shape)
     print(f"writing {path}", flush=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         wide, made = Path(folder) / "wide.gguf", Path(folder) / "made.gguf"
-        write(source, wide)
+        if hybrid_files.is_hybrid(shape):
+            hybrid_files.write(shape, wide)
+        else:
+            write(models.ensure(shape), wide)
         done = subprocess.run(
             [quantize, str(wide), str(made), kind],
             stdout=subprocess.PIPE,
@@ -90,7 +96,7 @@ def write(source: Path, path: Path) -> None:
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_vocab_size(config["vocab_size"])
-    _add_tokenizer(writer, source, config)
+    add_tokenizer(writer, source, config)
     for name, tensor in _tensors(source):
         if tensor.dim() == 1:
             writer.add_tensor(name, tensor.float().numpy())
@@ -106,7 +112,7 @@ def write(source: Path, path: Path) -> None:
     writer.close()
 
 
-def _add_tokenizer(writer: Any, source: Path, config: dict[str, Any]) -> None:
+def add_tokenizer(writer: Any, source: Path, config: dict[str, Any]) -> None:
     """The tokens that `models.write_tokenizer` made, and unused ones up to the vocabulary's size."""
     import gguf
 
@@ -121,7 +127,7 @@ def _add_tokenizer(writer: Any, source: Path, config: dict[str, Any]) -> None:
     writer.add_token_types([kinds.get(number, gguf.TokenType.UNUSED) for number in numbers])
     # llama.cpp asks for a list that is not empty. No text reaches this merge: none makes its first token.
     writer.add_token_merges(["\u0120word1 2"])
-    writer.add_eos_token_id(config["eos_token_id"])
+    writer.add_eos_token_id(next(number for number, text in special.items() if text == models.SPECIAL[2]))
     template = json.loads((source / "tokenizer_config.json").read_text())["chat_template"]
     writer.add_chat_template(template)
 

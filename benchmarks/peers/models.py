@@ -34,19 +34,19 @@ def ensure(shape: str) -> Path:
     if not (path / _DONE).exists():
         print(f"writing {shape} to {path}", flush=True)
         write_shape(shape, path)
-        write_tokenizer(path)
+        write_tokenizer(path, num_words(SHAPES[shape]))
         write_weights(SHAPES[shape], path)
         (path / _DONE).touch()
     return path
 
 
-def write_tokenizer(path: Path) -> None:
-    """Byte tokens, words that no text has, and the special tokens of ChatML."""
+def write_tokenizer(path: Path, words: int = _WORDS) -> None:
+    """Byte tokens, words that no text has up to `words` of both, and the special tokens of ChatML."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = (f"\u0120word{number}" for number in range(_WORDS - len(letters)))
-    tokenizer = Tokenizer(models.BPE(vocab={text: i for i, text in enumerate((*letters, *words))}, merges=[]))
+    made = (f"\u0120word{number}" for number in range(words - len(letters)))
+    tokenizer = Tokenizer(models.BPE(vocab={text: i for i, text in enumerate((*letters, *made))}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL])
@@ -56,6 +56,11 @@ def write_tokenizer(path: Path) -> None:
         "chat_template": "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}",
     }  # fmt: skip
     (path / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def num_words(shape: dict[str, Any]) -> int:
+    """Tokens before the special ones, as many as the vocabulary has room for."""
+    return min(_WORDS, int(shape["vocab_size"]) - len(SPECIAL))
 
 
 def write_weights(shape: dict[str, Any], path: Path) -> None:

@@ -27,13 +27,14 @@ _BYTES = 2
 class Cost:
     """What a model takes: `weight_bytes` that each step reads, operations of one row in the layers' matrices and in lm_head,
     bytes of one position's keys and values in all layers. `rates`: which of the measured rates bound its products, of which
-    the highest counts."""
+    the highest counts. `state_bytes`: what a sequence's states take in a step, read and written."""
 
     weight_bytes: float
     layer_operations: float
     head_operations: float
     kv_bytes: float
     rates: tuple[str, ...] = ("bf16_gflop_per_s",)
+    state_bytes: float = 0.0
 
     def reading(self, num_bytes: float, limits: Mapping[str, float]) -> float:
         """Seconds to read so many bytes; `limits` as of `limits.measured`."""
@@ -81,6 +82,7 @@ def of_gguf(path: Path) -> Cost:
         2.0 * float(np.prod(file.tensors[head].shape, dtype=float)),
         _kv_bytes(file, arch),
         ("bf16_gflop_per_s", "int8_gop_per_s"),
+        _state_bytes(file, arch),
     )
 
 
@@ -98,7 +100,26 @@ def _kv_bytes(file: GgufFile, arch: str) -> float:
         f"{arch}.attention.head_count_kv", file.metadata[f"{arch}.attention.head_count"]
     )
     layers = int(file.metadata[f"{arch}.block_count"])
-    return float(_BYTES * size * np.broadcast_to(heads, layers).sum())
+    # Qwen3.5 has one number for all, and keys in the layers with attention alone.
+    attends = [f"blk.{layer}.ssm_conv1d.weight" not in file.tensors for layer in range(layers)]
+    return float(_BYTES * size * (np.broadcast_to(heads, layers) * attends).sum())
+
+
+def _state_bytes(file: GgufFile, arch: str) -> float:
+    """A step of one token reads and writes the last inputs of convolutions and the delta rule's matrices, in float32."""
+
+    def told(name: str) -> int:
+        return int(file.metadata.get(f"{arch}.{name}", 0))
+
+    numbers = 0
+    for name, tensor in file.tensors.items():
+        if name.endswith("ssm_conv1d.weight"):
+            # [channels, kernel]; keys and values are of one size.
+            size = told("ssm.state_size")
+            numbers += tensor.shape[0] * (tensor.shape[1] - 1) + told("ssm.inner_size") * size
+        elif name.endswith("shortconv.conv.weight"):
+            numbers += tensor.shape[0] * (tensor.shape[1] - 1)
+    return 2.0 * 4 * numbers
 
 
 def least_seconds(workload: Workload, cost: Cost, limits: Mapping[str, float]) -> float:
@@ -129,11 +150,12 @@ def steps(workload: Workload) -> int:
 
 
 def bytes_read(workload: Workload, cost: Cost) -> float:
-    """Weights and KV cache, all steps together. Of the KV only what decoding reads: prompts keep their own in registers."""
+    """Weights, states and KV cache, all steps together. Of the KV only what decoding reads: prompts keep theirs in registers."""
     prompt = workload.shared_tokens + workload.prompt_tokens
     decoded = workload.output_tokens - 1
     positions = workload.requests * decoded * (prompt + decoded / 2)
-    return steps(workload) * cost.weight_bytes + positions * cost.kv_bytes
+    states = workload.requests * decoded * cost.state_bytes
+    return steps(workload) * cost.weight_bytes + positions * cost.kv_bytes + states
 
 
 def operations(workload: Workload, cost: Cost) -> float:

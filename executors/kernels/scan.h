@@ -4,7 +4,8 @@
 //   the layer's projection [T][stride]     float32, results replace what they are made of
 //     -> convolution                       threads take (item, some channels)
 //     -> queries and keys of length 1, rates of forgetting and learning       threads take rows
-//     -> delta rule                        threads take (item, head, tile of 2 W value columns), longest items first
+//     -> delta rule                        threads take (item, head, tile of 2 W value columns), longest items first; heads of
+//                                          items of one token as a whole
 //     -> norm and gate                     threads take rows
 //
 //   a state    [kernel - 1][channels] inputs of the convolution, then [heads][key size][value size], both float32
@@ -13,6 +14,9 @@
 // in a lane of its own, and each sum over keys is in one order: a token's result is the same bits wherever its item is cut,
 // in any batch, on any number of threads. States are read from an item's source and written to its destination, which no
 // other item reads or writes; those of inner places are written on the way.
+//
+// One token alone is bound by reading and writing its state, so its heads are taken in whole rows, whose sums are the same: each
+// column's go over even keys, odd ones, and both. Meanwhile the next head's rows come into the second level of the cache.
 //
 // Gated delta rule: Yang et al. 2024, arXiv:2412.06464.
 #pragma once
@@ -28,6 +32,7 @@ constexpr int64_t MAX_KERNEL = 16;   // of a convolution
 constexpr int64_t MAX_KEY_SIZE = 256;
 constexpr int64_t CHANNELS = 64;     // of a unit of work of a convolution
 constexpr int64_t ROWS_AHEAD = 24;   // keys whose columns are asked for before they are read from a slot
+constexpr int WIDE = W == 16 ? 8 : 4;  // vectors of columns that one token alone takes at a time: half of the registers are sums
 
 // Rows of the step, and the slots of the state before and behind them; source below 0: zeros.
 struct StateItem {
@@ -302,14 +307,95 @@ inline void scan_tile(const Delta& d, const StateStep& s, const Slots& slots, in
   if (!whole) copy_rows(in_slot(item.destination), tile, n, left);
 }
 
+// The state that comes after the one at work: rows of it are asked for as its own are gone through, twice for each key.
+struct NextState {
+  const char* at;
+  int64_t bytes;  // asked for at a time
+  void some() {
+    for (int64_t i = 0; i < bytes; i += 64) soon_in_l2(at, i);
+    at += bytes;
+  }
+};
+
+// WIDE vectors of columns of a head, for one token: from `from` to `to`, which may be the same. The result replaces `value`.
+inline void scan_one(const float* from, float* to, int64_t stride, int64_t n, F keep, F rate, const float* key, const float* query,
+                     float* value, NextState& next) {
+  F sums[2][WIDE], learnt[WIDE];
+  auto clear = [&] {
+    for (int v = 0; v < WIDE; v++) sums[0][v] = sums[1][v] = all(0.0f);
+  };
+  auto known = [&](int64_t i, int odd) {
+    F factor = all(key[i]);
+    for (int v = 0; v < WIDE; v++) sums[odd][v] = fma(factor, load(from + i * stride + v * W), sums[odd][v]);
+    next.some();
+  };
+  auto learn = [&](int64_t i, int odd) {
+    F factor = all(key[i]), asked = all(query[i]);
+    for (int v = 0; v < WIDE; v++) {
+      F a = fma(factor, learnt[v], mul(keep, load(from + i * stride + v * W)));
+      store(to + i * stride + v * W, a);
+      sums[odd][v] = fma(asked, a, sums[odd][v]);
+    }
+    next.some();
+  };
+  clear();
+  int64_t i = 0;
+  for (; i + 2 <= n; i += 2) known(i, 0), known(i + 1, 1);
+  if (i < n) known(i, 0);
+  for (int v = 0; v < WIDE; v++) learnt[v] = mul(rate, fnma(keep, add(sums[0][v], sums[1][v]), load(value + v * W)));
+  clear();
+  for (i = 0; i + 2 <= n; i += 2) learn(i, 0), learn(i + 1, 1);
+  if (i < n) learn(i, 0);
+  for (int v = 0; v < WIDE; v++) store(value + v * W, add(sums[0][v], sums[1][v]));
+}
+
+// Whether an item's state is read and written by one token, in whole vectors.
+inline bool takes_heads(const Delta& d, const StateItem& item) {
+  return item.rows == 1 && item.source >= 0 && d.value_size % (WIDE * W) == 0;
+}
+
+inline const float* matrix_of(const Delta& d, const Slots& slots, int64_t slot, int64_t head) {
+  return slots.of(slot) + d.inputs() + head * d.key_size * d.value_size;
+}
+
+// A head of an item of one token, and of what is read behind it.
+inline void scan_head(const Delta& d, const StateStep& s, const Slots& slots, int64_t index, int64_t head, const float* following,
+                      float* x, int64_t stride, const float* rates) {
+  const StateItem& item = s.items[index];
+  const DeltaHead& at = d.places[head];
+  float* row = x + item.row * stride;
+  const float* of_row = rates + item.row * 2 * d.heads;
+  const float* from = matrix_of(d, slots, item.source, head);
+  float* to = (float*)matrix_of(d, slots, item.destination, head);
+  NextState next = {(const char*)following, following ? WIDE * W * 2 : 0};
+  for (int64_t first = 0; first < d.value_size; first += WIDE * W)
+    scan_one(from + first, to + first, d.value_size, d.key_size, all(of_row[at.a]), all(of_row[at.b]), row + at.key, row + at.query,
+             row + at.value + first, next);
+  Inner inner(s, index);
+  int64_t slot = inner.slot(1);
+  if (slot >= 0) memcpy((float*)matrix_of(d, slots, slot, head), to, d.key_size * d.value_size * sizeof(float));
+}
+
 inline void delta_scan(const Delta& d, const StateStep& s, const Slots& slots, float* x, int64_t stride, const float* rates,
                        Counter& counter, int64_t threads) {
-  int64_t tiles = (d.value_size + 2 * W - 1) / (2 * W), of_item = d.heads * tiles;
+  // Items with the most rows come first, so those of one token are the last.
+  int64_t tiles = (d.value_size + 2 * W - 1) / (2 * W), of_item = d.heads * tiles, longer = s.num_items;
+  while (longer > 0 && takes_heads(d, s.items[longer - 1])) longer--;
   // Tiles of a head are neighbours in memory: one thread takes them where there are enough heads for all.
   int64_t some = s.num_items * d.heads >= 8 * threads ? tiles : 1;
-  for (int64_t i; (i = counter.take(some)) < of_item * s.num_items;)
-    for (int64_t unit = i; unit < i + some; unit++)
-      scan_tile(d, s, slots, unit / of_item, unit % of_item / tiles, unit % tiles * 2 * W, x, stride, rates);
+  int64_t of_longer = longer * of_item / some, units = of_longer + (s.num_items - longer) * d.heads;
+  for (int64_t unit = counter.take(1); unit < units;) {
+    int64_t following = counter.take(1);  // early: its state is asked for while this one is computed
+    if (unit < of_longer) {
+      for (int64_t i = unit * some; i < (unit + 1) * some; i++)
+        scan_tile(d, s, slots, i / of_item, i % of_item / tiles, i % tiles * 2 * W, x, stride, rates);
+    } else {
+      int64_t at = unit - of_longer, then = following - of_longer;
+      const float* rows = following < units ? matrix_of(d, slots, s.items[longer + then / d.heads].source, then % d.heads) : nullptr;
+      scan_head(d, s, slots, longer + at / d.heads, at % d.heads, rows, x, stride, rates);
+    }
+    unit = following;
+  }
 }
 
 // The phases before the result, which every thread of the team calls: in x [rows][stride] results of the rule replace values.

@@ -46,6 +46,7 @@ from executors.testing.driver import DrivenSequence, Driver, Feed
 TWINS = {"qwen3.5-0.8b": "dense-0.8b", "lfm2-350m": "dense-350m"}
 """Shapes of benchmarks/shapes.py with states, and dense ones of as many parameters."""
 STREAMS = (1, 16)
+_DRAFTS = (1, 2, 3)
 _BEHIND, _STEPS, _WARM, _CHUNK = 128, 16, 3, 512
 _KV_BYTES = 1 << 30
 
@@ -146,7 +147,25 @@ def _drafted(right: Sequence[int], count: int, acceptance: float, draw: random.R
     return [one if draw.random() < acceptance else (one + 1) % 1000 for one in right[:count]]
 
 
-async def head(acceptance: float, tokens: int) -> list[Result]:
+async def _with_drafts(
+    driver: Driver, text: Sequence[int], count: int, acceptance: float, tokens: int, seed: int
+) -> list[tuple[int, float]]:
+    """Return tokens and seconds of each step of a stream with `count` drafts of a text that is known."""
+    draw, seq = random.Random(seed), (await begin(driver, _BEHIND, 0))[0]
+    # The first step writes a state, behind which drafts begin.
+    await driver.step(Feed(seq, num_drafts=count))
+    steps = []
+    while len(seq.output) < tokens:
+        at = len(seq.output)
+        drafts = _drafted(text[at:], count, acceptance, draw)
+        began = time.perf_counter()
+        await driver.step(Feed(seq, drafts=drafts, num_drafts=count))
+        steps.append((len(seq.output) - at, time.perf_counter() - began))
+    driver.release(seq)
+    return steps
+
+
+async def head(acceptance: float, tokens: int, rounds: int) -> list[Result]:
     """One stream of Qwen3.5-0.8B's shape in bfloat16: without an MTP head, and with one whose guesses are replaced by given ones
     once they are made; and 16 streams that draft nothing, with and without the head."""
     shape, found = "qwen3.5-0.8b", list[Result]()
@@ -160,38 +179,32 @@ async def head(acceptance: float, tokens: int) -> list[Result]:
             for mtp in (False, True)
         ]  # fmt: skip
     text, _ = await begin(plain, _BEHIND, 0)
-    began = time.perf_counter()
-    for _ in range(tokens + 8):
-        await plain.step(Feed(text))
-    each = (time.perf_counter() - began) / (tokens + 8)
-    for count in (1, 2, 3):
-        draw, seq = random.Random(count), (await begin(headed, _BEHIND, 0))[0]
-        # The first step writes a state, behind which drafts begin.
-        await headed.step(Feed(seq, num_drafts=count))
-        made, steps, seconds = 0, 0, 0.0
-        while made < tokens:
-            at = len(seq.output)
-            drafts = _drafted(text.output[at:], count, acceptance, draw)
-            began = time.perf_counter()
-            await headed.step(Feed(seq, drafts=drafts, num_drafts=count))
-            seconds, steps = seconds + time.perf_counter() - began, steps + 1
-            made += len(seq.output) - at
+    await plain.decode(tokens + 8, text)
+    without = list[float]()
+    drafted = {count: list[tuple[int, float]]() for count in _DRAFTS}
+    for number in range(rounds):
+        again, _ = await begin(plain, _BEHIND, 0)
+        without.append(await step_seconds(plain, [again]))
+        plain.release(again)
+        for count in _DRAFTS:
+            drafted[count] += await _with_drafts(headed, text.output, count, acceptance, tokens, number)
+    alone = statistics.median(without)
+    for count, steps in drafted.items():
+        made, step = (statistics.mean(one for one, _ in steps), statistics.median(one for _, one in steps))
         gained = (1 - acceptance ** (count + 1)) / (1 - acceptance)
-        speed, arithmetic = each * made / seconds, gained / (1 + count * _share_of_head(SHAPES[shape]))
+        arithmetic = gained / (1 + count * _share_of_head(SHAPES[shape]))
         found.append({
-            "drafts": count, "ms_a_token": 1e3 * seconds / made, "ms_plain": 1e3 * each, "speed": speed,
-            "tokens_a_step": made / steps, "expected_tokens": gained, "step_ms": 1e3 * seconds / steps,
-            "arithmetic": arithmetic, "of_arithmetic": speed / arithmetic,
+            "drafts": count, "ms_plain": 1e3 * alone, "step_ms": 1e3 * step, "tokens_a_step": made, "expected_tokens": gained,
+            "speed": made * alone / step, "arithmetic": arithmetic, "of_arithmetic": made * alone / step / arithmetic,
         })  # fmt: skip
         print(json.dumps(found[-1]), flush=True)
-        headed.release(seq)
     both = [[(await begin(driver, 32, i))[0] for i in range(max(STREAMS) - 1)] for driver in (plain, headed)]
     taken = [
         [await step_seconds(driver, seqs, 6) for driver, seqs in zip((plain, headed), both, strict=True)]
         for _ in range(2)
     ]
-    without, beside = (1e3 * min(times) for times in zip(*taken, strict=True))
-    found.append({"streams": len(both[0]), "ms_without": without, "ms_with_head_that_drafts_nothing": beside})
+    own, beside = (1e3 * min(times) for times in zip(*taken, strict=True))
+    found.append({"streams": len(both[0]), "ms_without": own, "ms_with_head_that_drafts_nothing": beside})
     print(json.dumps(found[-1]), flush=True)
     for driver in (plain, headed):
         await driver.executor.shutdown()
@@ -264,7 +277,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         case "depth":
             result = asyncio.run(depth(shapes, options.depth, options.rounds))
         case "head":
-            result = asyncio.run(head(options.acceptance, options.tokens))
+            result = asyncio.run(head(options.acceptance, options.tokens, options.rounds))
         case _:
             result = rule(options.rounds)
     if options.json is not None:

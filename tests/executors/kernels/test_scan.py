@@ -34,6 +34,8 @@ DELTAS: dict[str, dict[str, Any]] = {
     "odd": {"heads": (3, 3), "sizes": (17, 37), "kernel": 3},
     "wide-kernel": {"heads": (1, 2), "sizes": (20, 8), "kernel": 6},
     "by-key-head": {"heads": (2, 6), "sizes": (24, 40), "by_key": True},
+    "whole-heads-of-odd-keys": {"heads": (2, 2), "sizes": (33, 128)},
+    "heads-in-two-parts": {"heads": (1, 2), "sizes": (20, 256)},
     "tiled": {"heads": (2, 6), "sizes": (24, 40), "tiled": True},
 }
 """(key heads, value heads) and (key size, value size). `by_key`: projections of Qwen3-Next; `tiled`: heads of GGUF files."""

@@ -17,13 +17,13 @@ from executors.llm.model.mtp_head import head_config
 def takes_head(config: ExecutorConfig, model: DecoderConfig, device: str) -> bool:
     """Return whether the head of a model on `device` is loaded. With `mtp`, raises ConfigError for a device or a file without
     support for heads, for a model without one, and for a head of another form."""
-    asked = config.optimization
-    if asked.mtp:
+    wish = config.optimization
+    if wish.mtp:
         _refuse(config, model, device)
         return True
     # Weights that are made up have no head that has learned anything.
-    beside = asked.draft_model or config.parallel.world_size > 1 or config.load_format == "dummy"
-    if not asked.mtp_if_usable or beside or model.headless:
+    beside = wish.draft_model or config.parallel.world_size > 1 or config.load_format == "dummy"
+    if not wish.mtp_if_usable or beside or model.headless:
         return False
     try:
         _refuse(config, model, device)

@@ -27,6 +27,7 @@ from executors.llm.factory import LlmFactory
 from executors.llm.model.decoder import Decoder
 from executors.llm.model.fp8 import E4M3
 from executors.llm.spec.mtp import MtpCompanion
+from executors.llm.tools.describe import describe
 from executors.testing.conformance import run_case
 from executors.testing.driver import DrivenSequence, Driver, Feed
 from tests.executors.llm.checkpoint.test_fp8_weights import write_fp8
@@ -335,6 +336,22 @@ async def test_a_head_is_used_where_it_can_be(head: Callable[[str, float | None]
         await driver.step(Feed(seq, num_drafts=2))
         said.append((seq.output, drafts_of(seq)))
     assert said[0] == said[1] and len(said[0][1]) == 2
+
+
+def test_facts_of_a_model_say_whether_its_head_is_used(
+    head: Callable[[str, float | None], HeadReference], reference: Callable[[str], Reference]
+) -> None:
+    """`cohort info` says what a start says, and refuses what it refuses."""
+    path = head("qwen3.5", None).path
+    for settings, unused in (
+        (config(path, mtp=False), True),
+        (config(path), False),
+        (if_usable(path), False),
+    ):
+        assert any("the MTP head" in one for one in describe(settings)["warnings"]) == unused
+    with pytest.raises(ConfigError, match="the checkpoint was saved without its MTP head"):
+        describe(config(reference("qwen3.5").path))
+    assert describe(if_usable(reference("qwen3.5").path))["warnings"] == []
 
 
 @pytest.mark.parametrize(

@@ -349,12 +349,12 @@ inline void scan_one(const float* from, float* to, int64_t stride, int64_t n, F 
   for (int v = 0; v < WIDE; v++) store(value + v * W, add(sums[0][v], sums[1][v]));
 }
 
-// Whether an item's state is read and written by one token, in whole vectors. Such an item has no inner places.
+// Whether an item's state is read and written by one token, in whole vectors.
 inline bool takes_heads(const Delta& d, const StateItem& item) {
   return item.rows == 1 && item.source >= 0 && d.value_size % (WIDE * W) == 0;
 }
 
-inline float* matrix_of(const Delta& d, const Slots& slots, int64_t slot, int64_t head) {
+inline const float* matrix_of(const Delta& d, const Slots& slots, int64_t slot, int64_t head) {
   return slots.of(slot) + d.inputs() + head * d.key_size * d.value_size;
 }
 
@@ -366,11 +366,14 @@ inline void scan_head(const Delta& d, const StateStep& s, const Slots& slots, in
   float* row = x + item.row * stride;
   const float* of_row = rates + item.row * 2 * d.heads;
   const float* from = matrix_of(d, slots, item.source, head);
-  float* to = matrix_of(d, slots, item.destination, head);
+  float* to = (float*)matrix_of(d, slots, item.destination, head);
   NextState next = {(const char*)following, following ? WIDE * W * 2 : 0};
   for (int64_t first = 0; first < d.value_size; first += WIDE * W)
     scan_one(from + first, to + first, d.value_size, d.key_size, all(of_row[at.a]), all(of_row[at.b]), row + at.key, row + at.query,
              row + at.value + first, next);
+  Inner inner(s, index);
+  int64_t slot = inner.slot(1);
+  if (slot >= 0) memcpy((float*)matrix_of(d, slots, slot, head), to, d.key_size * d.value_size * sizeof(float));
 }
 
 inline void delta_scan(const Delta& d, const StateStep& s, const Slots& slots, float* x, int64_t stride, const float* rates,

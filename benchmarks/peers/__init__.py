@@ -6,6 +6,7 @@ one_stream_install.py  OpenVINO GenAI and ik_llama.cpp, from PyPI
 one_stream.py          the smallest server around a library that has none
 models.py              the models: generated, so nothing is downloaded
 gguf_files.py          the GGUF files that both sides serve
+cut_shapes.py          of them, the shapes of gpt-oss-20b and Gemma 4 E4B with fewer layers
 servers.py             starting, waiting for and stopping a server
 limits.py              what this machine can do at most, measured in the same run
 roofline.py            what a workload takes at least on such a machine

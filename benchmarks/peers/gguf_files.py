@@ -1,4 +1,5 @@
-"""The GGUF files that Cohort and llama.cpp serve: a trained model, and a generated one quantized by llama.cpp itself.
+"""The GGUF files that Cohort and llama.cpp serve: a trained model, generated ones quantized by llama.cpp itself, and large
+models with fewer layers.
 
 The trained one has rows that no block of 256 divides, so K-quants, which most people hold, need a model of another shape.
 """
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers import hybrid_files, llamacpp, models
+from benchmarks.peers import cut_shapes, hybrid_files, llamacpp, models
 
 TRAINED = "smollm2"
 """SmolLM2-135M-Instruct, most of it in Q4_1."""
@@ -21,7 +22,7 @@ QUANTIZED = {
     **{f"{shape}-q4_k_m": (shape, "Q4_K_M") for shape in ("qwen3.5-0.8b", "dense-0.8b", "lfm2-350m", "dense-350m")},
 }  # fmt: skip
 """Shapes, and what llama-quantize calls the mixture of types."""
-NAMES = (TRAINED, *QUANTIZED)
+NAMES = (TRAINED, *QUANTIZED, *cut_shapes.CUTS)
 
 _WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm"}
 _IN_LAYER = {
@@ -43,6 +44,8 @@ def ensure(name: str) -> Path:
         return gguf_file(TRAINED)
     if name in QUANTIZED:
         return _quantized(name)
+    if name in cut_shapes.CUTS:
+        return _cut(name)
     path = Path(name)
     if not path.is_file():
         raise FileNotFoundError(
@@ -73,6 +76,22 @@ def _quantized(name: str) -> Path:
         )
         if done.returncode:
             raise RuntimeError(f"llama-quantize ended with {done.returncode}:\n{done.stdout[-1000:]}")
+        made.rename(path)
+    return path
+
+
+def _cut(name: str) -> Path:
+    path = models.folder(name).with_name(f"{name}.gguf")
+    if path.exists():
+        return path
+    print(f"writing {path}", flush=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    cut = cut_shapes.CUTS[name]()
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        source, made = Path(folder), Path(folder) / path.name
+        models.write_tokenizer(source)
+        end = {"vocab_size": cut.vocabulary, "eos_token_id": models.END}
+        cut_shapes.write(cut, made, lambda writer: _add_tokenizer(writer, source, end))
         made.rename(path)
     return path
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _WORDS = 151643
 """Tokens before the special ones, as in Qwen's tokenizer: then <|im_end|> is 151645, the shapes' eos_token_id."""
+END = _WORDS + SPECIAL.index("<|im_end|>")
 _DONE = "complete"
 
 

@@ -19,6 +19,7 @@ from benchmarks.shapes import SHAPES, matrix_flops
 from clients.bench.workloads import Workload
 from executors.gguf.file import GgufFile, read_gguf
 
+_READ_BY_ROW = ("token_embd.weight", "position_embd.weight", "per_layer_token_embd.weight")
 _BYTES = 2
 """of a number in the KV cache, and in a checkpoint in bfloat16"""
 
@@ -59,8 +60,9 @@ def of_shape(shape: str) -> Cost:
 def of_gguf(path: Path) -> Cost:
     """A GGUF file: the bytes of its tensors as they are stored, and keys and values of 16 bits.
 
-    Of experts, those that one token uses. An embedding beside a head of its own is read by row: its bytes do not count. Nor
-    do keys and values in a model with windows, most of whose layers read few. Products may be of integers.
+    Of experts, those that one token uses. An embedding beside a head of its own is read by row, as are inputs of layers: their
+    bytes do not count. Nor do keys and values in a model with windows, most of whose layers read few. Products may be of
+    integers.
 
     Raises ConfigError where the file is no GGUF file.
     """
@@ -70,7 +72,7 @@ def of_gguf(path: Path) -> Cost:
     used = file.metadata.get(f"{arch}.expert_used_count", 1) / file.metadata.get(f"{arch}.expert_count", 1)
     read = multiplied = 0.0
     for name, tensor in file.tensors.items():
-        if name in ("token_embd.weight", "position_embd.weight") and name != head:
+        if name in _READ_BY_ROW and name != head:
             continue
         share = used if "_exps." in name else 1.0
         read += share * tensor.num_bytes

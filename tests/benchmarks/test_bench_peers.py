@@ -324,7 +324,8 @@ def test_what_a_file_takes_is_what_it_holds(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_what_is_not_read_at_each_step_does_not_count(tmp_path: Path) -> None:
-    """The embedding beside a head of its own, and half of the experts; layers with windows read few keys and values."""
+    """The embedding beside a head of its own, the table of layers' inputs, and half of the experts; layers with windows read few
+    keys and values."""
     import torch
 
     from tests.executors.gguf_files import write_gguf
@@ -336,6 +337,7 @@ def test_what_is_not_read_at_each_step_does_not_count(tmp_path: Path) -> None:
     tensors = {
         "token_embd.weight": torch.zeros(100, 32), "output.weight": torch.zeros(100, 32),
         "blk.0.ffn_up_exps.weight": torch.zeros(4, 64, 32), "blk.0.attn_q.weight": torch.zeros(32, 32),
+        "per_layer_token_embd.weight": torch.zeros(100, 32),
     }  # fmt: skip
     kinds = {"output.weight": "Q8_0", "blk.0.ffn_up_exps.weight": "Q4_0"}
     path = write_gguf(tmp_path / "a.gguf", "qwen3moe", metadata, tensors, lambda name: kinds.get(name, "F32"))

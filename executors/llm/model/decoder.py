@@ -313,11 +313,15 @@ class Decoder:
         if out is not None and self.writes_logits:
             assert self.lm_head.weight is not None
             return torch.mm(hidden, self.lm_head.weight.t(), out=out)
-        logits = self.lm_head.wide(hidden)
-        cap, divisor = self.config.final_softcap, self.config.logits_divisor
-        logits = logits if divisor == 1.0 else logits / divisor
-        logits = logits if cap is None else torch.tanh(logits / cap) * cap
+        logits = self._altered(self.lm_head.wide(hidden))
         return logits if out is None else out.copy_(logits)
+
+    def _altered(self, logits: torch.Tensor) -> torch.Tensor:
+        """Divide and cap logits [rows, vocabulary] in place: each new tensor of them would be as many fresh pages."""
+        cap, divisor = self.config.final_softcap, self.config.logits_divisor
+        if divisor != 1.0:
+            logits.div_(divisor)
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
     @torch.inference_mode()
     def label_logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -338,11 +342,14 @@ class Decoder:
         """Compute the same as `logits`, valid until the next call. Where they cost nothing extra, also return the maxima of
         blocks of each row, float32 [rows, blocks]; all blocks but the last have the same size."""
         c, head = self.config, self.lm_head
-        altered = c.final_softcap is not None or c.logits_divisor != 1.0 or head.rotation is not None
-        if head.packed is None or altered:
+        if head.packed is None or head.rotation is not None:
             return self.logits(hidden), None
         assert isinstance(head.packed, PackedWeight)
-        return head.packed.with_maxima(hidden)
+        logits, maxima = head.packed.with_maxima(hidden)
+        if c.final_softcap is None and c.logits_divisor == 1.0:
+            return logits, maxima
+        # A rounding may make another one the largest of its block, so that the maxima are not altered alike.
+        return self._altered(logits), None
 
     def parameters(self) -> dict[str, torch.Tensor]:
         """Map checkpoint names to the memory that each tensor is copied into, see `parameters.py`."""

@@ -8,13 +8,15 @@
 //
 // A tile of up to MR rows times one panel is summed in registers, in ascending order of k, whatever m is: a row's result
 // does not depend on the other rows. Threads take panels from a counter. Decoding is bound by reading w once, so
-// the panel that comes next is asked for while this one is multiplied; not for few rows on AMD's CPUs, see `asks_ahead`.
+// the panel that comes next is asked for while this one is multiplied; not for few rows on AMD's CPUs, see `asks_ahead`. One row
+// is multiplied with two quantized panels in turn: a core reads two streams of memory faster than one.
 //
 // int8: w and a are whole numbers times a scale, which 32 values of k share. With one scale a row of a, as here before, a
 // single large value takes the others' digits: one best token in seven of real models was another than float32's (decision
 // 99). A block's sum of products is exact in int32; sums over blocks are float32, in the same order on every CPU.
 #pragma once
 
+#include <algorithm>
 #include <type_traits>
 
 #include "quantized_tiles.h"
@@ -368,6 +370,17 @@ struct Panels {
       row += rows;
     }
   }
+
+  // Multiplies a single row with a panel and the next one, if there is one before `last`: results in `buffer` [2][NR]. Returns
+  // whether it did.
+  bool multiply_two(const Left<Op>& a, int64_t row, int64_t panel, int64_t last, float* buffer) const {
+    if constexpr (std::is_same<Op, QuantProduct>::value) {
+      if (panel + 1 >= last) return false;
+      layout_tiles[0](a.from(row), at(panel), buffer, {(const char*)at(panel + 1), 0});
+      return true;
+    }
+    return false;
+  }
 };
 
 // How many of m rows are multiplied with a panel at a time: as many in each chunk, in whole tiles.
@@ -384,7 +397,7 @@ __attribute__((noinline)) void multiply_panels(const Linear& w, const Left<Op>& 
   const Panels<Op> each(w);
   int64_t panels = w.panels(), chunk = rows_at_once<Op>(m);
   int64_t chunks = (m + chunk - 1) / chunk;  // ROWS may be no multiple of MR: then whole tiles make fewer
-  int64_t grab = panels / (threads * 16) > 0 ? panels / (threads * 16) : 1;
+  int64_t grab = std::max<int64_t>(panels / (threads * 16), std::is_same<Op, QuantProduct>::value && m == 1 ? 2 : 1);
   int64_t per_chunk = (panels + grab - 1) / grab;
   // Results of a tile; with adapters of all rows, so that what an adapter adds to several of them is computed together.
   alignas(64) float buffer[(ROWS + Op::MR) * NR];
@@ -394,6 +407,11 @@ __attribute__((noinline)) void multiply_panels(const Linear& w, const Left<Op>& 
     int64_t begin = unit / per_chunk * chunk, count = m - begin < chunk ? m - begin : chunk;
     int64_t first = unit % per_chunk * grab, last = first + grab < panels ? first + grab : panels;
     for (int64_t p = first; p < last; p++) {
+      if (count == 1 && !to.lora && each.multiply_two(a, begin, p, last, buffer)) {
+        deliver(w, buffer, begin, 1, p, to);
+        deliver(w, buffer + NR, begin, 1, ++p, to);
+        continue;
+      }
       int64_t next = p + 1 < last ? p + 1 : following < chunks * per_chunk ? following % per_chunk * grab : p;
       each.multiply(a, begin, count, p, each.at(next), asks_ahead<Op>(count), buffer, to.lora != nullptr,
                     [&](int64_t row, int64_t rows) {

@@ -332,12 +332,42 @@ void tile_of_layout(const Left<QuantProduct>& a, const uint32_t* panel, float* b
 }
 #endif
 
+// buffer[2][NR]: one row times the panel and times the one at `second.at`, block by block in turn: a core reads two streams of
+// memory faster than one. The same sums as of a panel alone.
+template <class L>
+void two_panels_of_layout(const Left<QuantProduct>& a, const uint32_t* panel, float* buffer, Ahead second) {
+  const uint8_t *block[2] = {(const uint8_t*)panel, (const uint8_t*)second.at}, *head[2] = {block[0], block[1]};
+  const QuantScale* scales = a.scales;
+  const uint32_t* words = a.words;
+#if defined(__AVX512VNNI__)
+  F total[2][1][2];
+  for (auto& of : total) of[0][0] = of[0][1] = all(0.0f);
+#endif
+  for (int64_t b = 0; b < a.blocks; b++, words += BLOCK_STEPS, scales++) {
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++) {
+      if (L::HEAD_BYTES > 0 && b % L::BLOCKS == 0) head[i] = block[i], block[i] += L::HEAD_BYTES;
+#if defined(__AVX512VNNI__)
+      add_part<L, 1, 0>(total[i], head[i], block[i], words, a.steps, scales, a.blocks);
+      if (L::PARTS == 2) add_part<L, 1, 1>(total[i], head[i], block[i], words, a.steps, scales, a.blocks);
+#else
+      add_part<L, 1, 0>(buffer + i * NR, b == 0, head[i], block[i], words, a.steps, scales, a.blocks);
+      if (L::PARTS == 2) add_part<L, 1, 1>(buffer + i * NR, false, head[i], block[i], words, a.steps, scales, a.blocks);
+#endif
+      block[i] += L::BLOCK_BYTES;
+    }
+  }
+#if defined(__AVX512VNNI__)
+  for (int i = 0; i < 2; i++) store(buffer + i * NR, total[i][0][0]), store(buffer + i * NR + W, total[i][0][1]);
+#endif
+}
+
 using TileOfLayout = void (*)(const Left<QuantProduct>&, const uint32_t*, float*, Ahead);
 
-// Tiles of a layout by their number of rows. Functions behind pointers, so that what calls them is compiled once for all.
+// Tiles of a layout by their number of rows, and in place of none `two_panels_of_layout`. Functions behind pointers, so that what calls them is compiled once for all.
 template <class L, size_t... ROWS_BEFORE>
 inline const TileOfLayout* tiles_of(std::index_sequence<ROWS_BEFORE...>) {
-  static const TileOfLayout tiles[] = {nullptr, tile_of_layout<L, (int)ROWS_BEFORE + 1>...};
+  static const TileOfLayout tiles[] = {two_panels_of_layout<L>, tile_of_layout<L, (int)ROWS_BEFORE + 1>...};
   return tiles;
 }
 

@@ -80,6 +80,8 @@ def test_products(isa: str, kind: str, dtype: torch.dtype) -> None:
             got = weight(x[:count].to(dtype))
             assert got.dtype is dtype and got.shape == (count, rows)
             assert (got - wanted[:count]).abs().max() <= (1e-6 if dtype is FP32 else 2**-8) * size
+            # A row alone is multiplied with two panels at a time.
+            assert torch.equal(got[:1], weight(x[:1].to(dtype)))
         bias = torch.linspace(-1.0, 1.0, rows)
         weight.set_bias(bias)
         assert (weight(x[:5]) - bias - wanted[:5]).abs().max() <= 1e-6 * size + 1e-6

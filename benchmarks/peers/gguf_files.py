@@ -91,7 +91,7 @@ def _cut(name: str) -> Path:
         source, made = Path(folder), Path(folder) / path.name
         models.write_tokenizer(source)
         end = {"vocab_size": cut.vocabulary, "eos_token_id": models.END}
-        cut_shapes.write(cut, made, lambda writer: _add_tokenizer(writer, source, end))
+        cut_shapes.write(cut, made, lambda writer: add_tokenizer(writer, source, end))
         made.rename(path)
     return path
 

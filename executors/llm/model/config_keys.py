@@ -155,8 +155,8 @@ def unread_notes(values: Mapping[str, Any], family: Family, where: str) -> list[
     Raises ConfigError for a key that transformers applies to every family and that is not supported.
     """
     if not values.get(CAUSAL, True):
-        shown = "null" if values[CAUSAL] is None else _short(values[CAUSAL])
-        raise ConfigError(f"{where}: {CAUSAL} {shown} is not supported: attention is causal here")
+        value = "null" if values[CAUSAL] is None else _short(values[CAUSAL])
+        raise ConfigError(f"{where}: {CAUSAL} {value} is not supported: attention is causal here")
     read = read_keys(family)
     if _OVERRIDES not in read and not _repeats(values.get(_OVERRIDES), values):
         raise ConfigError(

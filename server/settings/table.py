@@ -258,8 +258,7 @@ class Settings:
     num_speculative_tokens: int = integer(
         0,
         "Maximum number of draft tokens per sequence and step. The server looks them up in the sequence itself, or asks the "
-        "model of --speculative-config, or the model's MTP head. 0: no drafts. Left out: 2 of an MTP head that the model has and "
-        "that can be used, else none.",
+        "model of --speculative-config, or the model's MTP head. 0: no drafts.",
         low=0,
         high=32,
     )

@@ -9,7 +9,7 @@
 // A tile of up to MR rows times one panel is summed in registers, in ascending order of k, whatever m is: a row's result
 // does not depend on the other rows. Threads take panels from a counter. Decoding is bound by reading w once, so
 // the panel that comes next is asked for while this one is multiplied; not for few rows on AMD's CPUs, see `asks_ahead`. One row
-// is multiplied with two quantized panels in turn: a core reads two streams of memory faster than one.
+// is multiplied with two panels of eight-bit blocks in turn: a core reads two streams of memory faster than one.
 //
 // int8: w and a are whole numbers times a scale, which 32 values of k share. With one scale a row of a, as here before, a
 // single large value takes the others' digits: one best token in seven of real models was another than float32's (decision
@@ -371,11 +371,16 @@ struct Panels {
     }
   }
 
+  bool takes_two() const {
+    if constexpr (std::is_same<Op, QuantProduct>::value) return layout_tiles[0] != nullptr;
+    return false;
+  }
+
   // Multiplies a single row with a panel and the next one, if there is one before `last`: results in `buffer` [2][NR]. Returns
   // whether it did.
   bool multiply_two(const Left<Op>& a, int64_t row, int64_t panel, int64_t last, float* buffer) const {
     if constexpr (std::is_same<Op, QuantProduct>::value) {
-      if (panel + 1 >= last) return false;
+      if (panel + 1 >= last || !takes_two()) return false;
       layout_tiles[0](a.from(row), at(panel), buffer, {(const char*)at(panel + 1), 0});
       return true;
     }
@@ -397,7 +402,7 @@ __attribute__((noinline)) void multiply_panels(const Linear& w, const Left<Op>& 
   const Panels<Op> each(w);
   int64_t panels = w.panels(), chunk = rows_at_once<Op>(m);
   int64_t chunks = (m + chunk - 1) / chunk;  // ROWS may be no multiple of MR: then whole tiles make fewer
-  int64_t grab = std::max<int64_t>(panels / (threads * 16), std::is_same<Op, QuantProduct>::value && m == 1 ? 2 : 1);
+  int64_t grab = std::max<int64_t>(panels / (threads * 16), m == 1 && each.takes_two() ? 2 : 1);
   int64_t per_chunk = (panels + grab - 1) / grab;
   // Results of a tile; with adapters of all rows, so that what an adapter adds to several of them is computed together.
   alignas(64) float buffer[(ROWS + Op::MR) * NR];

@@ -50,6 +50,8 @@ struct LayoutOf {
   static constexpr int COLUMN_SCALES = BYTES ? PARTS * (MINIMUM ? 2 : 1) : S == PART_F32 ? 4 * PARTS : MINIMUM ? 4 : 2;  // bytes
   static constexpr int SCALE_BYTES = GROUPED ? 0 : NR * COLUMN_SCALES;
   static constexpr int BLOCK_BYTES = CODE_WORDS * 4 + SCALE_BYTES;
+  // Whether one row is multiplied with two panels in turn. Blocks of 4 to 6 bits gain nothing: their codes take as long as reading.
+  static constexpr bool TWO_PANELS = C == S8;
   static constexpr int HEAD_SCALE = WIDE_HEAD ? 4 : 2;  // bytes
   static constexpr int HEAD_BYTES = TWO_LEVELS || GROUPED ? NR * (HEAD_SCALE + (MINIMUM || ZEROS ? 2 : 0)) : 0;
 };

@@ -364,10 +364,13 @@ void two_panels_of_layout(const Left<QuantProduct>& a, const uint32_t* panel, fl
 
 using TileOfLayout = void (*)(const Left<QuantProduct>&, const uint32_t*, float*, Ahead);
 
-// Tiles of a layout by their number of rows, and in place of none `two_panels_of_layout`. Functions behind pointers, so that what calls them is compiled once for all.
+// Tiles of a layout by their number of rows, and in place of none `two_panels_of_layout`, where the layout gains by it. Functions
+// behind pointers, so that what calls them is compiled once for all.
 template <class L, size_t... ROWS_BEFORE>
 inline const TileOfLayout* tiles_of(std::index_sequence<ROWS_BEFORE...>) {
-  static const TileOfLayout tiles[] = {two_panels_of_layout<L>, tile_of_layout<L, (int)ROWS_BEFORE + 1>...};
+  TileOfLayout two = nullptr;
+  if constexpr (L::TWO_PANELS) two = two_panels_of_layout<L>;
+  static const TileOfLayout tiles[] = {two, tile_of_layout<L, (int)ROWS_BEFORE + 1>...};
   return tiles;
 }
 

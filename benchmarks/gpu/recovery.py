@@ -78,7 +78,7 @@ async def recovery(
     found({"drawn_again": drawn, "drawn_the_same": same})
     check_draws(agree, exact)
     for seconds in stages:
-        check_stages(seconds, on_device)
+        check_stages(seconds, on_device, first=False)
 
 
 async def _all(core: EngineCore, load: Load) -> list[list[int]]:

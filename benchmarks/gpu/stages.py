@@ -15,9 +15,11 @@ from benchmarks.gpu.part import Failed
 
 NEEDED = (
     "starting", "importing", "loading", "opening the device", "dummy weights", "preparing the layers", "KV cache",
-    "checking kernels", "warmup", "measuring the pace",
+    "checking kernels",
 )  # fmt: skip
 """Stages of each start of a child process with random weights."""
+NEEDED_AT_FIRST = ("warmup", "measuring the pace")
+"""Stages of the first start alone; on a device each start has the first of them."""
 NEEDED_ON_DEVICE = ("trying the largest steps", "kernels", "graphs")
 _GRAPH, GRAPHS = "CUDA graph for ", "graphs"
 NOTICED, FIRST, REST = "death noticed", "first token", "all streams"
@@ -89,8 +91,9 @@ def recovery_seconds(entries: Sequence[tuple[float, str]], one: Recovery) -> dic
     }
 
 
-def check_stages(seconds: Iterable[str], on_device: bool) -> None:
-    """Raises Failed if a stage is missing: its seconds would count to another one."""
-    needed = NEEDED + (NEEDED_ON_DEVICE if on_device else ())
+def check_stages(seconds: Iterable[str], on_device: bool, *, first: bool = True) -> None:
+    """Raises Failed if a stage is missing: its seconds would count to another one. `first`: of an executor's first start."""
+    needed = NEEDED + (NEEDED_AT_FIRST if first else NEEDED_AT_FIRST[:1] if on_device else ())
+    needed += NEEDED_ON_DEVICE if on_device else ()
     if missing := [stage for stage in needed if stage not in set(seconds)]:
         raise Failed(f"the executor's start did not report {', '.join(missing)}")

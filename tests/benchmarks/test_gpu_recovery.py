@@ -16,6 +16,7 @@ from benchmarks.gpu.recovery import AFTER, Load
 from benchmarks.gpu.serving import Setup, engine
 from benchmarks.gpu.stages import (
     NEEDED,
+    NEEDED_AT_FIRST,
     NEEDED_ON_DEVICE,
     Recovery,
     StageLog,
@@ -73,14 +74,23 @@ def test_a_recovery_is_told_from_the_kill_to_the_last_stream() -> None:
             recovery_seconds(entries, wrong)
 
 
-@pytest.mark.parametrize("missing", [*NEEDED, *NEEDED_ON_DEVICE])
+@pytest.mark.parametrize("missing", [*NEEDED, *NEEDED_AT_FIRST, *NEEDED_ON_DEVICE])
 def test_a_stage_that_is_missing_is_named(missing: str) -> None:
-    stages = {*NEEDED, *NEEDED_ON_DEVICE}
+    stages = {*NEEDED, *NEEDED_AT_FIRST, *NEEDED_ON_DEVICE}
     check_stages(stages, on_device=True)
     with pytest.raises(Failed, match=f"did not report {missing}$"):
         check_stages(stages - {missing}, on_device=True)
     if missing in NEEDED_ON_DEVICE:
         check_stages(stages - {missing}, on_device=False)
+    if missing in NEEDED_AT_FIRST:
+        check_stages(stages - {missing}, on_device=False, first=False)
+
+
+def test_each_start_on_a_device_is_tried_out_and_the_first_one_measured() -> None:
+    stages = {*NEEDED, *NEEDED_AT_FIRST, *NEEDED_ON_DEVICE}
+    check_stages(stages - {"measuring the pace"}, on_device=True, first=False)
+    with pytest.raises(Failed, match=r"did not report warmup$"):
+        check_stages(stages - {"warmup"}, on_device=True, first=False)
 
 
 # -- pauses ----------------------------------------------------------------------------------------------------------------
@@ -164,7 +174,7 @@ async def recovered(
     monkeypatch: pytest.MonkeyPatch, exact: bool, factory: type[Any] = mortal.MortalFactory
 ) -> dict[str, Any]:
     """An executor on a thread is revived, not started: it reports no stages."""
-    monkeypatch.setattr(check, "check_stages", lambda seconds, on_device: None)
+    monkeypatch.setattr(check, "check_stages", lambda seconds, on_device, first: None)
     setup = Setup(
         shapes.TINY, max_num_seqs=8, max_model_len=192, prefix_caching=False, executor=mortal.name(factory), deaths=2
     )  # fmt: skip

@@ -53,6 +53,8 @@ ATTENTION: dict[AttentionType, dict[str, Any]] = {
     AttentionType.SLIDING_WINDOW: {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
 }
 """Fields of a model that needs the form."""
+OF_ENCODERS = {"whole_prompts_only"}
+"""Declared by `EncoderExecutor`, whose tests (encoder/test_encoders.py) back them, and by no decoder."""
 SIZES = {"max_batch_size", "max_sequence_length", "max_batched_tokens", "max_in_flight", "memory"}
 """Not looked at here: the kit fills the largest batch and the longest sequence, `test_executor.py` and
 `test_memory_requirements.py` know the rest."""
@@ -73,7 +75,7 @@ async def started(name: str, path: Path, **changes: Any) -> LlmExecutor:
 
 
 def test_no_fact_is_left_out() -> None:
-    named = {*FLAGS, *TYPES, *SIZES, "attention_types", "dtypes", "devices"}
+    named = {*FLAGS, *TYPES, *SIZES, *OF_ENCODERS, "attention_types", "dtypes", "devices"}
     assert named == {field.name for field in fields(ExecutorCapabilities)}
 
 
@@ -92,6 +94,8 @@ async def test_flags(name: str, model: Path) -> None:
             )  # fmt: skip
             assert reason is None, f"{flag}: {case} does not concern it: {reason}"
             epoch += 50
+    for flag in OF_ENCODERS:
+        assert getattr(capabilities, flag) is False
     for flag, kind in TYPES.items():
         assert getattr(capabilities, flag) is False
         with pytest.raises(ConfigError, match=f"executor_type {kind} "):

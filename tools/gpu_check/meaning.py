@@ -104,9 +104,7 @@ def _behind_the_device(found: Figures) -> bool:
     )
 
 
-_STAGES = frozenset(
-    ("death noticed", "starting", "importing", "loading", "KV cache", "warmup", "first token")
-)
+_STAGES = frozenset(("death noticed", "starting", "importing", "loading", "KV cache", "first token"))
 """Of each recovery: the seconds of one that is not told would count to another."""
 _DRAFTS: tuple[Rule, ...] = (
     ("drafts were verified", lambda found: found["drafts_verified"] > 0),

@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from executors.contract import ConfigError
+from executors.contract.status import POOLINGS
 from server.model_files.gguf_pooling import RANK, gguf_pooling
 
 _KINDS = {
@@ -40,7 +41,7 @@ class DefaultPooling:
     """Whether the hidden states of a prompt before the text count in the mean."""
 
 
-def default_pooling(directory: Path, poolings: Sequence[str] = ("last", "mean")) -> DefaultPooling:
+def default_pooling(directory: Path, poolings: Sequence[str] = POOLINGS) -> DefaultPooling:
     """The pooling that a model directory declares, else the first of `poolings`, those that the model has (`ModelInfo`). Raises
     ConfigError, naming the file, if a file cannot be read."""
     if (kind := gguf_pooling(directory)) is not None:

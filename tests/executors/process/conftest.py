@@ -6,7 +6,12 @@ from typing import Any
 import pytest
 
 from executors.process.watch import Limits
-from tests.executors.process.helpers import STUB, CountedExecutor, Make, config
+from tests.executors.process.helpers import STUB, CountedExecutor, Make, config, pass_over_children
+
+
+@pytest.fixture(autouse=True)
+def _other_tests_children() -> None:
+    pass_over_children()
 
 
 @pytest.fixture(params=["command", "forked"])

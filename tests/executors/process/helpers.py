@@ -96,10 +96,19 @@ def state_of(pid: int | None) -> str | None:
         return None
 
 
+_OF_OTHERS: set[int] = set()
+
+
+def pass_over_children() -> None:
+    """Leave the children of now out of `living_children`: libraries that other tests use keep one until the process ends."""
+    _OF_OTHERS.clear()
+    _OF_OTHERS.update(living_children())
+
+
 def living_children() -> set[int]:
-    """Ids of this process's children, zombies included."""
+    """Ids of this process's children, zombies included, but for those of other tests."""
     tasks = Path("/proc/self/task").glob("*/children")
-    return {int(pid) for task in tasks for pid in task.read_text().split()}
+    return {int(pid) for task in tasks for pid in task.read_text().split()} - _OF_OTHERS
 
 
 def open_files() -> set[str]:

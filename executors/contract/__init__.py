@@ -87,6 +87,7 @@ from executors.contract.sampling import MAX_REPETITION_PENALTY, MIN_REPETITION_P
 from executors.contract.seals import SealedBlocks, check_adopted
 from executors.contract.slots import SlotTable
 from executors.contract.status import (
+    POOLINGS,
     AttentionType,
     ExecutorCapabilities,
     ExecutorMemoryUsage,
@@ -107,6 +108,7 @@ __all__ = [
     "BATCH_LIMITS",
     "MAX_REPETITION_PENALTY",
     "MIN_REPETITION_PENALTY",
+    "POOLINGS",
     "AttentionType",
     "BatchItem",
     "BatchModelExecutor",

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from executors.contract import ConfigError
-from executors.contract.status import POOLINGS
+from executors.contract import POOLINGS, ConfigError
 from server.model_files.gguf_pooling import RANK, gguf_pooling
 
 _KINDS = {

@@ -180,6 +180,7 @@ async def head(acceptance: float, tokens: int, rounds: int) -> list[Result]:
         ]  # fmt: skip
     text, _ = await begin(plain, _BEHIND, 0)
     await plain.decode(tokens + 8, text)
+    plain.release(text)
     without = list[float]()
     drafted = {count: list[tuple[int, float]]() for count in _DRAFTS}
     for number in range(rounds):
@@ -198,7 +199,7 @@ async def head(acceptance: float, tokens: int, rounds: int) -> list[Result]:
             "speed": made * alone / step, "arithmetic": arithmetic, "of_arithmetic": made * alone / step / arithmetic,
         })  # fmt: skip
         print(json.dumps(found[-1]), flush=True)
-    both = [[(await begin(driver, 32, i))[0] for i in range(max(STREAMS) - 1)] for driver in (plain, headed)]
+    both = [[(await begin(driver, 32, i))[0] for i in range(max(STREAMS))] for driver in (plain, headed)]
     taken = [
         [await step_seconds(driver, seqs, 6) for driver, seqs in zip((plain, headed), both, strict=True)]
         for _ in range(2)

@@ -1,7 +1,7 @@
 """A benchmark in two checkouts in turn, A B A B: how much slower is B, and how much of that is noise?
 
     python -m benchmarks.two_trees host --base DIR [--groups 3] [--rounds 6]
-    python -m benchmarks.two_trees attention --base DIR [--only "decode 1"] [--memory file] [--rounds 4] [--json FILE]
+    python -m benchmarks.two_trees attention --base DIR [--only "decode 1"] [--memory file] [--kv int8] [--rounds 4]
 
 A is the checkout in DIR, B this one; both run with this Python, each as a process of its own for every turn, and A once more
 after each pair: what A differs from itself is the noise, in the same minutes. A figure is the median of a turn; a ratio is
@@ -76,9 +76,9 @@ def host(tree: Path, groups: int) -> Figures:
     return {"host": row["total"], "host, mean": row["mean"]}
 
 
-def attention(tree: Path, only: str, memory: str) -> Figures:
+def attention(tree: Path, only: str, memory: str, kv: str) -> Figures:
     """Milliseconds of each shape. Raises subprocess.CalledProcessError if the tree's KV cannot lie in a file."""
-    words = ["-m", "benchmarks.attention", "--ours", "--rounds", "3", "--only", only, "--memory", memory]
+    words = ["-m", "benchmarks.attention", "--ours", "--rounds", "3", "--only", only, "--memory", memory, "--kv", kv]
     found = _run(tree, words)["results"]
     return {name: statistics.median(one["cohort_ms"]) for name, one in found.items()}
 
@@ -108,6 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--groups", type=int, default=3, help="of KV in B [3]")
     parser.add_argument("--only", default="", help="shapes with these words")
     parser.add_argument("--memory", choices=("own", "file"), default="own", help="of KV in B")
+    parser.add_argument("--kv", choices=("bf16", "int8"), default="bf16", help="the dtype of KV")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(argv)
     base = given.base.resolve()
@@ -116,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         tree = ROOT if new else base
         if given.what == "host":
             return host(tree, given.groups if new else 1)
-        return attention(tree, given.only, given.memory if new else "own")
+        return attention(tree, given.only, given.memory if new else "own", given.kv)
 
     rows: dict[str, Row] = {}
     load = os.getloadavg()[0]

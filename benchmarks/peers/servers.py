@@ -18,6 +18,7 @@ from pathlib import Path
 from benchmarks.peers import install, llamacpp, one_stream_install
 
 MODEL_NAME = "bench"
+LLAMA = "llamacpp"
 KV_GIB = 4
 """Of Cohort and vLLM. llama.cpp takes what its slots need."""
 START_WITHIN, STOP_WITHIN = 600.0, 60.0
@@ -102,7 +103,7 @@ def llama() -> Side:
         str(llamacpp.ensure() / "bin/llama-server"), "-m", "{model}", "--host", "127.0.0.1", "--port", "{port}",
         "--alias", MODEL_NAME, "-t", str(threads), "-np", "{seqs}", "-c", "{tokens}",
     ]  # fmt: skip
-    return Side("llamacpp", command, "/health")
+    return Side(LLAMA, command, "/health")
 
 
 def one_stream(library: str) -> Side:

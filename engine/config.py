@@ -62,6 +62,8 @@ class EngineConfig:
     """Most drafts of a sequence in a step; 0: none."""
     speculative_method: Literal["ngram", "draft_model", "mtp"] = "ngram"
     """Where drafts come from: what followed the same tokens before, the executor's draft model, or its model's MTP head."""
+    speculative_if_usable: bool = False
+    """Of "draft_model" and "mtp": whether an executor that has neither is served without drafts, which is then no error."""
     prompt_lookup_max: int = 3
     """Tokens of the longest run that is looked for, of "ngram", and `prompt_lookup_min` of the shortest."""
     prompt_lookup_min: int = 1

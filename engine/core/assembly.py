@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 from engine.config import STEP_TOKENS, EngineConfig
 from engine.core.journal import Journal
@@ -28,6 +29,8 @@ def make_scheduler(
 ) -> Scheduler:
     """Return a scheduler for this executor. Raises ConfigError for settings that the executor does not support."""
     limits = executor.capabilities()
+    if config.speculative_if_usable and not (limits.speculative and limits.drafts):
+        config = replace(config, num_speculative_tokens=0)
     if config.num_speculative_tokens and not limits.speculative:
         raise ConfigError("num_speculative_tokens: this executor does not verify drafts")
     from_model = config.speculative_method != "ngram"

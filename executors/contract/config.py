@@ -66,6 +66,8 @@ class OptimizationConfig:
     """Directory of a smaller model with the same vocabulary, whose guesses steps verify; empty: none."""
     mtp: bool = False
     """Whether the MTP head of the model's own checkpoint makes the guesses that steps verify; not beside `draft_model`."""
+    mtp_if_usable: bool = False
+    """As `mtp` where the checkpoint has an MTP head that can be used; else none, which is no error."""
     max_loras: int = 0
     """LoRA adapters that may be loaded at once; 0: none, and the executor is no `LoraExecutor`."""
     max_lora_rank: int = 64

@@ -258,7 +258,8 @@ class Settings:
     num_speculative_tokens: int = integer(
         0,
         "Maximum number of draft tokens per sequence and step. The server looks them up in the sequence itself, or asks the "
-        "model of --speculative-config, or the model's MTP head. 0: no drafts.",
+        "model of --speculative-config, or the model's MTP head. 0: no drafts. Left out: 2 of an MTP head that the model has and "
+        "that can be used, else none.",
         low=0,
         high=32,
     )

@@ -493,10 +493,15 @@ class Bootstrap:
             f"cohort-{digest}",
             self.model_dir,
             names=self.names,
-            drafts=bool(self.speculation.num_tokens),
+            drafts=self._drafts(core),
             prefixes=PrefixKeeping.of(layout, self.settings.enable_prefix_caching),
             states=layout.state,
         )
+
+    def _drafts(self, core: EngineCore) -> bool:
+        """Return whether drafts are made for requests."""
+        usable = not self.speculation.if_usable or core.executor.capabilities().drafts
+        return bool(self.speculation.num_tokens) and usable
 
     def _announce(self, core: EngineCore, model: ServedModel, url: str) -> None:
         for note in core.executor.status().notes:

@@ -25,6 +25,7 @@ def executor_config(settings: Settings, model_dir: Path, draft: Path | None = No
     # A step has a token for every running sequence: a default follows a limit that is set.
     tokens = settings.max_num_batched_tokens or max(MAX_NUM_BATCHED_TOKENS, settings.max_num_seqs or 0)
     seqs = settings.max_num_seqs or min(MAX_NUM_SEQS, tokens)
+    speculation = read_speculation(settings)
     parallel = ParallelConfig(settings.tensor_parallel_size, settings.pipeline_parallel_size)
     return ExecutorConfig(
         executor=settings.executor,
@@ -53,7 +54,8 @@ def executor_config(settings: Settings, model_dir: Path, draft: Path | None = No
             quantization=settings.quantization,
             cpu_isa=settings.cpu_isa,
             draft_model="" if draft is None else str(draft),
-            mtp=read_speculation(settings).method == "mtp",
+            mtp=speculation.method == "mtp" and not speculation.if_usable,
+            mtp_if_usable=speculation.if_usable,
             # One more than steps use: a new one is tried beside them.
             max_loras=settings.max_loras + 1 if uses_adapters(settings) else 0,
             max_lora_rank=settings.max_lora_rank,
@@ -85,6 +87,7 @@ def engine_config(settings: Settings) -> EngineConfig:
         max_in_flight=settings.max_in_flight,
         num_speculative_tokens=speculation.num_tokens,
         speculative_method=speculation.method,
+        speculative_if_usable=speculation.if_usable,
         prompt_lookup_max=speculation.prompt_lookup_max,
         prompt_lookup_min=speculation.prompt_lookup_min,
         max_loras=settings.max_loras if uses_adapters(settings) else 0,

@@ -34,13 +34,18 @@ class Speculation:
     model: str = ""
     prompt_lookup_max: int = 3
     prompt_lookup_min: int = 1
+    if_usable: bool = False
+    """Of method mtp: whether a model without a head that can be used is served without drafts."""
 
 
 def read_speculation(settings: Settings) -> Speculation:
     """Read the two settings. Raises SettingsError naming the key that is unknown, missing or wrong."""
     config = settings.speculative_config
     if not config:
-        return Speculation(num_tokens=settings.num_speculative_tokens)
+        if "num_speculative_tokens" in settings.explicit or "speculative_config" in settings.explicit:
+            return Speculation(num_tokens=settings.num_speculative_tokens)
+        # One stream is faster with the head of its model, and the engine drafts only where that pays.
+        return Speculation("mtp", _MTP_TOKENS, if_usable=True)
     if unknown := sorted(set(config) - set(_KEYS)):
         raise SettingsError(
             f"{_FLAG}: {unknown[0]!r} is not supported; supported: {', '.join(sorted(_KEYS))}"

@@ -243,7 +243,7 @@ def test_a_server_with_a_draft_model(draft_model: Path, tmp_path: Path) -> None:
 
 @pytest.mark.long(extended=True)
 def test_a_server_with_an_mtp_head(tmp_path: Path) -> None:
-    """Of a hybrid, which says without the flag that it has one."""
+    """Of a hybrid, which is used without a flag, and which a server that is to make no drafts says that it has."""
     kind, fields = SHAPES["qwen3.5"]
     plain = write(kind, {**fields, "vocab_size": 1024}, tmp_path / "plain", 1)
     model = with_head(plain, tmp_path / "model", right=0.02).path
@@ -260,6 +260,7 @@ def test_a_server_with_an_mtp_head(tmp_path: Path) -> None:
     said, notes, codes = [], [], []
     for more in (
         [],
+        ["--num-speculative-tokens", "0"],
         ["--speculative-config", json.dumps({"method": "qwen3_5_mtp", "num_speculative_tokens": 3})],
     ):
         with ServerProcess([*flags, *more], tmp_path) as server:
@@ -268,10 +269,10 @@ def test_a_server_with_an_mtp_head(tmp_path: Path) -> None:
             notes.append(server.get("/v1/executors").text)
             asked = httpx.post(f"{server.url}/v1/completions", json={**body, "speculative": True}, timeout=60)
             codes.append(asked.status_code)
-    assert said[0] == said[1] and len(said[0]["token_ids"]) == 40
-    assert ["the MTP head (15 tensors" in one for one in notes] == [True, False]
+    assert said[0] == said[1] == said[2] and len(said[0]["token_ids"]) == 40
+    assert ["the MTP head (15 tensors" in one for one in notes] == [False, True, False]
     # How many it verifies is a matter of pace: of a model so small perhaps none.
-    assert codes == [400, 200]
+    assert codes == [200, 400, 200]
 
 
 @pytest.mark.long(extended=True)

@@ -12,7 +12,7 @@ from engine.kv import cache_points
 from engine.mailbox import Mailbox
 from engine.request import RequestContext, TokenDelta
 from engine.story import Lost, Missed, Story
-from executors.contract import SamplingParams
+from executors.contract import ConfigError, SamplingParams
 from executors.testing.fakes.failures import Failure
 from executors.testing.fakes.oracle import expected_tokens
 from tests.engine.harness import engine, fake, request, run
@@ -153,3 +153,20 @@ async def test_drafts_take_a_second_slot(
         assert ids == expected_tokens(again, 5, windows=(None, 8))
         if num_states == 16:
             assert core.stats().prefix_hits - before == 56
+
+
+async def test_drafts_that_an_executor_may_lack() -> None:
+    """One without an MTP head is served where that is allowed, and one that has one drafts."""
+    asked = {"max_num_seqs": 4, "num_speculative_tokens": 3, "speculative_method": "mtp"}
+    with pytest.raises(ConfigError, match="this executor has no MTP head that drafts"):
+        async with engine(fake("state_fake", seqs=4), **asked):  # type: ignore[arg-type]
+            pass
+    for options, drafts in (({}, False), ({"drafts_right": 0.9}, True)):
+        async with engine(
+            fake("state_fake", seqs=4, **options),
+            speculative_if_usable=True,
+            **asked,  # type: ignore[arg-type]
+        ) as core:
+            ids, _ = await run(core, request(LONG[:19], 20))
+            assert ids == expected_tokens(LONG[:19], 20)
+            assert bool(core.stats().drafts.num_draft_tokens) == drafts

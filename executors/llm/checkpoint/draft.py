@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 
 from executors.contract.config import ExecutorConfig
 from executors.contract.errors import ConfigError
 from executors.contract.status import ModelInfo
-from executors.llm.checkpoint.files import Checkpoint
 from executors.llm.checkpoint.loader import activation_bytes, load_model
+from executors.llm.checkpoint.mtp_choice import refuse_family, takes_head
 from executors.llm.checkpoint.weights import Progress, fill_dummy, load_weights, stored_formats
 from executors.llm.memory.state_limits import refuse_states
 from executors.llm.model.api import LoadedModel
 from executors.llm.model.config import read_config
 from executors.llm.model.decoder import Decoder
-from executors.llm.model.families import FAMILIES
-from executors.llm.model.gguf_source import is_gguf
 from executors.llm.model.mtp_head import MtpHead
+
+_log = logging.getLogger(__name__)
 
 
 def load_draft(config: ExecutorConfig, info: ModelInfo, progress: Progress) -> LoadedModel | None:
@@ -57,25 +58,26 @@ def load_draft(config: ExecutorConfig, info: ModelInfo, progress: Progress) -> L
 
 
 def load_mtp(config: ExecutorConfig, source: LoadedModel, progress: Progress) -> LoadedModel | None:
-    """Load the MTP head of the checkpoint that the model `source` comes from; None unless `mtp` asks for it. Raises ConfigError
-    for a device or a file without support for it, for a model without a head, and for a head of another form; and as
-    `load_weights`."""
-    if not config.optimization.mtp:
-        return None
+    """Load the MTP head of the checkpoint that the model `source` comes from; None unless `mtp` asks for it, or `mtp_if_usable`
+    and it can be used. With `mtp`, raises ConfigError as `takes_head` and `load_weights`, and for a model without answers."""
     model, info = source.model, source.info
-    if info.device != "cpu":
-        raise ConfigError(
-            f"mtp: MTP heads are computed on a CPU only, and this model is on {info.device}; take drafts from n-grams"
-        )
-    if not isinstance(model, Decoder) or not model.config.family.mtp:
-        families = ", ".join(one.name for one in FAMILIES if one.mtp)
-        raise ConfigError(f"mtp: no MTP head is known of {info.family} models; supported: {families}")
+    if config.optimization.mtp and not isinstance(model, Decoder):
+        refuse_family(info.family)
+    if not isinstance(model, Decoder) or not takes_head(config, model.config, info.device):
+        return None
+    if config.optimization.mtp:
+        return _load_head(config, model, info, progress)
+    try:
+        return _load_head(config, model, info, progress)
+    except ConfigError as error:
+        _log.warning("the MTP head is not used: %s", error)
+        return None
+
+
+def _load_head(config: ExecutorConfig, model: Decoder, info: ModelInfo, progress: Progress) -> LoadedModel:
     if not info.generates:
         raise ConfigError("mtp: the model generates nothing, so there is nothing to draft")
-    directory = Path(config.model)
-    dummy = config.load_format == "dummy"
-    if not dummy:
-        _check_head(directory, model)
+    directory, dummy = Path(config.model), config.load_format == "dummy"
     stored = stored_formats(directory, model.config.family) if model.keeps_stored else None
     head = MtpHead(model, stored)
     if config.optimization.deterministic:
@@ -92,32 +94,3 @@ def load_mtp(config: ExecutorConfig, source: LoadedModel, progress: Progress) ->
             raise ConfigError(f"mtp: {directory}: {unused}")
     num_bytes = head.num_bytes() + head.pack_onednn()
     return LoadedModel(head, info, num_bytes, activation_bytes(head, head.kernels))
-
-
-def _check_head(directory: Path, model: Decoder) -> None:
-    """Raise ConfigError for a checkpoint without an MTP head, and for forms of heads that are not supported."""
-    begin = model.config.family.mtp
-    if is_gguf(directory):
-        raise ConfigError(
-            f"mtp: {directory}: the MTP head of a GGUF file (nextn_predict_layers) is not supported; take the checkpoint in "
-            "safetensors, or drafts from n-grams"
-        )
-    checkpoint = Checkpoint(directory)
-    try:
-        names = [name for name in checkpoint.listed() if name.startswith(begin)]
-    finally:
-        checkpoint.close()
-    if not names:
-        raise ConfigError(
-            f"mtp: {directory}: there are no tensors {begin}*: the checkpoint was saved without its MTP head; take drafts from "
-            "n-grams"
-        )
-    if any(name.startswith(f"{begin}embed_tokens.") for name in names):
-        raise ConfigError(
-            f"mtp: {directory}: {begin}embed_tokens: an MTP head with an embedding of its own is not supported"
-        )
-    layers = {int(name.split(".")[2]) for name in names if name.startswith(f"{begin}layers.")}
-    if layers != {0}:
-        raise ConfigError(
-            f"mtp: {directory}: the MTP head has {len(layers)} layers; heads of one layer are supported"
-        )

@@ -34,7 +34,11 @@ _FULL = "full_attention"
 
 def head_config(config: DecoderConfig) -> DecoderConfig:
     """Return the configuration of a head of one layer beside a model: the layer is as the model's last one with full attention,
-    under the names of a head. Raises ConfigError for a model without such a layer."""
+    under the names of a head. Raises ConfigError for a model without such a layer, and for one with transforms."""
+    if config.transforms is not None:
+        raise ConfigError(
+            f"mtp: {config.transforms.where}: an MTP head beside layers with transforms is not supported"
+        )
     family = config.family
     kind = family.mixers[_FULL]
     layer = next((one for one in reversed(config.layers) if one.mixer == kind), None)
@@ -66,11 +70,7 @@ class MtpHead(Decoder):
     mtp_used = True
 
     def __init__(self, model: Decoder, stored: Mapping[str, StoredFormat] | None = None) -> None:
-        """`stored`: see `Decoder`. Raises ConfigError as `head_config`, and for a model with transforms."""
-        if model.config.transforms is not None:
-            raise ConfigError(
-                f"mtp: {model.config.transforms.where}: an MTP head beside layers with transforms is not supported"
-            )
+        """`stored`: see `Decoder`. Raises ConfigError as `head_config`."""
         # Kernels come last: they pack what this class adds, too.
         super().__init__(head_config(model.config), model.dtype, model.device)
         config, dtype, device = self.config, model.dtype, model.device

@@ -28,6 +28,7 @@ from executors.llm.checkpoint import loader
 from executors.llm.checkpoint.claims import refuse_claim
 from executors.llm.checkpoint.files import Checkpoint, index_path
 from executors.llm.checkpoint.fp8_layers import hold
+from executors.llm.checkpoint.mtp_choice import takes_head
 from executors.llm.checkpoint.weights import (
     check_load,
     embedding_stays,
@@ -157,7 +158,9 @@ def refuse_unloadable(
     left_out = None
     if config.load_format != "dummy":
         dtype = getattr(torch, sketch.info.dtype)
-        left_out = check_load(Decoder(shape, dtype, torch.device("meta")), directory)
+        decoder = Decoder(shape, dtype, torch.device("meta"))
+        decoder.mtp_used = takes_head(config, shape, device.type)
+        left_out = check_load(decoder, directory)
     if device.type == "cpu":  # on a GPU the choice runs kernels
         choose_attention(
             kv_group(sketch.model), config.attention.backend, config.optimization.deterministic, config.optimization.cpu_isa,

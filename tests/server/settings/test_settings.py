@@ -105,7 +105,7 @@ def test_executor_options() -> None:
 
 
 def test_what_the_engine_is_told(tmp_path: Path) -> None:
-    assert engine_config(settings()) == EngineConfig()
+    assert engine_config(settings({"num_speculative_tokens": 0})) == EngineConfig()
     file = tmp_path / "my.yaml"
     file.write_text("scheduling_policy: priority\ntarget_itl_ms: 50\nenable_prefix_caching: false\n")
     chosen = settings({"config": str(file)}, COHORT_MAX_IN_FLIGHT="1", COHORT_NUM_SPECULATIVE_TOKENS="4")

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from cohort_server.command_line import application
 from engine.config import EngineConfig
-from executors.contract import BATCH_LIMITS, ExecutorConfig
+from executors.contract import BATCH_LIMITS, ExecutorConfig, OptimizationConfig
 from server.commands import healthcheck
 from server.settings.kinds import Setting
 from server.settings.load import SettingsError, load
@@ -127,10 +127,12 @@ def test_a_default_is_a_value_that_the_row_accepts(row: Setting) -> None:
 
 
 def test_configurations_that_others_can_use_have_the_same_defaults() -> None:
-    """Engine and executors are packages of their own, and import nothing of the server."""
-    assert engine_config(DEFAULTS) == EngineConfig()
-    ours = executor_config(DEFAULTS, Path("model"))
-    assert ours == ExecutorConfig(DEFAULTS.executor, "model", default_limits=BATCH_LIMITS)
+    """Engine and executors are packages of their own, and import nothing of the server. Only a server takes drafts of its model's
+    head unasked: it chooses for engine and executor alike."""
+    drafts = {"num_speculative_tokens": 2, "speculative_method": "mtp", "speculative_if_usable": True}
+    assert engine_config(DEFAULTS) == dataclasses.replace(EngineConfig(), **drafts)
+    ours, head = executor_config(DEFAULTS, Path("model")), OptimizationConfig(mtp_if_usable=True)
+    assert ours == ExecutorConfig(DEFAULTS.executor, "model", default_limits=BATCH_LIMITS, optimization=head)
     assert DEFAULTS.port == healthcheck._DEFAULT_PORT
 
 

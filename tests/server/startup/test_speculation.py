@@ -26,7 +26,8 @@ def read(config: object = None, **flags: Any) -> Speculation:
 
 
 def test_what_it_may_say() -> None:
-    assert read() == Speculation(num_tokens=0)
+    assert read() == Speculation("mtp", 2, if_usable=True)
+    assert read(num_speculative_tokens=0) == Speculation(num_tokens=0)
     assert read(num_speculative_tokens=4) == Speculation("ngram", 4)
     assert read({"method": "ngram", "num_speculative_tokens": 4}) == Speculation("ngram", 4)
     lookup = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 5}

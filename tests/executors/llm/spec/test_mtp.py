@@ -27,6 +27,7 @@ from executors.llm.factory import LlmFactory
 from executors.llm.model.decoder import Decoder
 from executors.llm.model.fp8 import E4M3
 from executors.llm.spec.mtp import MtpCompanion
+from executors.llm.tools.describe import describe
 from executors.testing.conformance import run_case
 from executors.testing.driver import DrivenSequence, Driver, Feed
 from tests.executors.llm.checkpoint.test_fp8_weights import write_fp8
@@ -316,6 +317,81 @@ async def test_heads_of_another_form_are_refused(
     path = changed(head("qwen3.5", None), tmp_path / "changed", **tensors)
     with pytest.raises(ConfigError, match=why):
         await LlmExecutor.from_config(config(path)).warmup()
+
+
+def if_usable(path: Path, **changes: object) -> ExecutorConfig:
+    settings = config(path, mtp=False, **changes)
+    return replace(settings, optimization=replace(settings.optimization, mtp_if_usable=True))
+
+
+async def test_a_head_is_used_where_it_can_be(head: Callable[[str, float | None], HeadReference]) -> None:
+    """Without being asked for: as the one that is."""
+    path = head("qwen3.5", None).path
+    asked, unasked = await driver_of(path), await Driver.start(LlmExecutor.from_config(if_usable(path)))
+    said = []
+    for driver in (asked, unasked):
+        assert driver.executor.capabilities().drafts
+        assert not any("mtp" in note for note in driver.executor.status().notes)
+        seq = driver.add(prompt_of(20, 1))
+        await driver.step(Feed(seq, num_drafts=2))
+        said.append((seq.output, drafts_of(seq)))
+    assert said[0] == said[1] and len(said[0][1]) == 2
+
+
+def test_facts_of_a_model_say_whether_its_head_is_used(
+    head: Callable[[str, float | None], HeadReference], reference: Callable[[str], Reference]
+) -> None:
+    """`cohort info` says what a start says, and refuses what it refuses."""
+    path = head("qwen3.5", None).path
+    for settings, unused in (
+        (config(path, mtp=False), True),
+        (config(path), False),
+        (if_usable(path), False),
+    ):
+        assert any("the MTP head" in one for one in describe(settings)["warnings"]) == unused
+    with pytest.raises(ConfigError, match="the checkpoint was saved without its MTP head"):
+        describe(config(reference("qwen3.5").path))
+    assert describe(if_usable(reference("qwen3.5").path))["warnings"] == []
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {"mtp.fc.weight": torch.ones(48, 48)},
+        {"mtp.layers.1.input_layernorm.weight": torch.ones(48)},
+        {"mtp.embed_tokens.weight": torch.ones(8, 48)},
+    ],
+)
+async def test_models_with_a_head_that_cannot_be_used_are_served(
+    tensors: dict[str, torch.Tensor | None],
+    tmp_path: Path,
+    head: Callable[[str, float | None], HeadReference],
+) -> None:
+    path = changed(head("qwen3.5", None), tmp_path / "changed", **tensors)
+    driver = await Driver.start(LlmExecutor.from_config(if_usable(path)))
+    assert not driver.executor.capabilities().drafts
+    seq = driver.add(prompt_of(20, 1))
+    await driver.prefill(seq)
+    assert len(seq.output) == 1
+
+
+async def test_models_without_a_head_are_served_where_none_is_needed(
+    reference: Callable[[str], Reference], qwen3: Path, head: Callable[[str, float | None], HeadReference]
+) -> None:
+    whole = head("qwen3.5", None).path
+    for path, changes in (
+        (reference("qwen3.5").path, {}),
+        (qwen3, {}),
+        (whole, {"load_format": "dummy"}),
+    ):
+        driver = await Driver.start(LlmExecutor.from_config(if_usable(path, **changes)))
+        assert not driver.executor.capabilities().drafts
+    settings = if_usable(whole)
+    loaded = load_model(settings, lambda *report: None)
+    for name, value in (("device", "cuda:0"), ("generates", False)):
+        other = replace(loaded, info=replace(loaded.info, **{name: value}))
+        assert load_mtp(settings, other, lambda *report: None) is None
+    assert load_mtp(settings, loaded, lambda *report: None) is not None
 
 
 async def test_models_without_a_head_are_refused(

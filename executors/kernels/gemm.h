@@ -326,14 +326,20 @@ inline void deliver(const Linear& w, const float* buffer, int64_t row, int64_t r
 }
 
 // Whether to ask for the next panel where one tile has all `rows`. AMD's CPUs follow a panel by themselves, and with what is
-// asked for beside that, decoding one sequence took 1.1 to 1.2 times as long, and four up to 1.4 times (Zen 4). Weights of 4 to
-// 6 bits keep the core so busy from four rows on that it falls behind: five rows took 0.65 to 0.95 of the time with asking. With
-// float16 one row took as long, four 0.83 of the time, eight 0.69 and fourteen 0.53 (Zen 5).
+// asked for beside that, one to four rows of bf16 or int8 took 1.04 to 1.28 times as long (Zen 4). More rows keep the core so busy
+// that it falls behind: 14 rows of bf16 took 0.75 of the time with asking, 7 of int8 0.86, 3 of int4 0.88. With float16 one row
+// took as long, four 0.83 of the time, eight 0.69 and fourteen 0.53 (Zen 5).
 template <class Op>
 inline bool asks_ahead(int64_t rows) {
   static const bool amd = (__builtin_cpu_init(), __builtin_cpu_is("amd"));
-  return !amd || std::is_same<Op, HalfProduct>::value || (std::is_same<Op, QuantProduct>::value && rows >= 4);
+  if (!amd || std::is_same<Op, HalfProduct>::value) return true;
+  return rows >= (std::is_same<Op, QuantProduct>::value ? 2 : std::is_same<Op, Int8Product>::value ? 5 : 9);
 }
+
+// The largest panel that is asked for into the first level of the cache, in bytes: one that leaves room there for the panel that is
+// multiplied. 16 rows of bf16, whose panel has twice the level's size, took 0.69 of the time when they asked for the second level
+// instead, 8 rows of int8 0.62, while int4's 20 KiB took 1.01 to 1.05 (Zen 4, 1,024 columns).
+constexpr int64_t NEAR_BYTES = 24 << 10;
 
 // A weight's panels, one after the other; what does not change from one to the next is found once.
 template <class Op>
@@ -341,10 +347,12 @@ struct Panels {
   const Linear& w;
   const TileOfLayout* layout_tiles;
   int64_t words, rounds, lines;  // of a panel; in which as much is asked for of the next one, and how much
+  bool small;
 
   explicit Panels(const Linear& w) : w(w), layout_tiles(tiles_of(w)), words(w.panel_words()) {
     rounds = Op::BLOCKS ? w.blocks() : (w.steps() + 15) / 16;
     lines = (words / 16 + rounds - 1) / rounds;
+    small = words * 4 <= NEAR_BYTES;
   }
 
   const uint32_t* at(int64_t panel) const { return w.packed + panel * words; }
@@ -360,7 +368,8 @@ struct Panels {
     int64_t row = begin;
     for (int64_t t = 0; t < tiles; t++) {
       int64_t rows = (begin + count - row + tiles - t - 1) / (tiles - t);
-      Ahead some = {(const char*)ahead + t * per_tile * rounds * 64, t * per_tile < lines ? per_tile : 0};
+      Ahead some = {(const char*)ahead + t * per_tile * rounds * 64, t * per_tile < lines ? per_tile : 0,
+                    small && tiles > 1};
       float* results = apart ? buffer + (row - begin) * NR : buffer;
       if constexpr (std::is_same<Op, QuantProduct>::value)
         layout_tiles[rows](a.from(row), at(panel), results, some);

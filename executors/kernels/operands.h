@@ -244,6 +244,29 @@ inline __m128i reduce_four(const __m256i* v, Combine combine) {
   return _mm256_castsi256_si128(combine(all, swapped));
 }
 
+// Four blocks of a row as whole numbers, `out` [4 * BLOCK], and their scales: their largest values are found together.
+template <class T>
+inline __m128 numbers_of_four(int8_t* out, const T* in) {
+  F x[8];
+  __m256i halves[4];
+  for (int b = 0; b < 4; b++) {
+    x[2 * b] = load_some(in + b * BLOCK, W), x[2 * b + 1] = load_some(in + b * BLOCK + W, W);
+    I top = larger_words(to_magnitude(x[2 * b]), to_magnitude(x[2 * b + 1]));
+    halves[b] = _mm256_max_epi32(_mm512_castsi512_si256(top), _mm512_extracti64x4_epi64(top, 1));
+  }
+  __m128i bits = reduce_four(halves, [](__m256i a, __m256i b) { return _mm256_max_epi32(a, b); });
+  __m128 top = _mm_castsi128_ps(bits), most = _mm_set1_ps(127.0f);
+  __m128 tiny = _mm_cmplt_ps(top, _mm_set1_ps(TINY));  // not NaN
+  alignas(16) float inverse[4];
+  _mm_store_ps(inverse, _mm_andnot_ps(tiny, _mm_div_ps(most, top)));
+  for (int b = 0; b < 4; b++) {
+    F factor = all(inverse[b]);
+    store_bytes(out + b * BLOCK, nearest_words(mul(x[2 * b], factor)));
+    store_bytes(out + b * BLOCK + W, nearest_words(mul(x[2 * b + 1], factor)));
+  }
+  return _mm_andnot_ps(tiny, _mm_div_ps(top, most));
+}
+
 // The instruction wants one side unsigned. That is the weight, with 128 added: 128 times the sum of a row's block, from
 // which a sum begins, is known per row, while for an unsigned row every column would need its own.
 struct Int8Product {
@@ -265,31 +288,15 @@ struct Int8Product {
       scales[i / BLOCK] = {scale_of(top), -128 * sum_of_words(add_words(one, two))};
     }
   }
-  // Four blocks: their largest and their sums are found together.
   template <class T>
   static void convert_four(int8_t* out, BlockScale* scales, const T* in) {
-    F x[8];
-    __m256i halves[4];
-    for (int b = 0; b < 4; b++) {
-      x[2 * b] = load_some(in + b * BLOCK, W), x[2 * b + 1] = load_some(in + b * BLOCK + W, W);
-      I top = larger_words(to_magnitude(x[2 * b]), to_magnitude(x[2 * b + 1]));
-      halves[b] = _mm256_max_epi32(_mm512_castsi512_si256(top), _mm512_extracti64x4_epi64(top, 1));
-    }
-    __m128i bits = reduce_four(halves, [](__m256i a, __m256i b) { return _mm256_max_epi32(a, b); });
-    __m128 top = _mm_castsi128_ps(bits), most = _mm_set1_ps(127.0f);
-    __m128 tiny = _mm_cmplt_ps(top, _mm_set1_ps(TINY));  // not NaN
-    alignas(16) float inverse[4];
-    _mm_store_ps(inverse, _mm_andnot_ps(tiny, _mm_div_ps(most, top)));
+    __m128i scale = _mm_castps_si128(numbers_of_four(out, in));
     __m256i sums[4];
     for (int b = 0; b < 4; b++) {
-      F factor = all(inverse[b]);
-      store_bytes(out + b * BLOCK, nearest_words(mul(x[2 * b], factor)));
-      store_bytes(out + b * BLOCK + W, nearest_words(mul(x[2 * b + 1], factor)));
       __m256i bytes = _mm256_loadu_si256((const __m256i*)(out + b * BLOCK));
       sums[b] = _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_set1_epi8((char)128), bytes);
     }
     __m128i sum = reduce_four(sums, [](__m256i a, __m256i b) { return _mm256_add_epi32(a, b); });
-    __m128i scale = _mm_castps_si128(_mm_andnot_ps(tiny, _mm_div_ps(top, most)));
     __m128i start = _mm_sub_epi32(_mm_setzero_si128(), sum);
     _mm_storeu_si128((__m128i*)scales, _mm_unpacklo_epi32(scale, start));
     _mm_storeu_si128((__m128i*)(scales + 2), _mm_unpackhi_epi32(scale, start));
@@ -361,7 +368,11 @@ struct QuantProduct {
   static constexpr uint32_t FLIP = QUANT_FLIP;
   template <class T>
   static void convert(Word* out, QuantScale* scales, const T* in, int64_t n) {
-    for (int64_t i = 0; i < n; i += BLOCK) {
+    int64_t i = 0;
+#if defined(__AVX512VNNI__)
+    for (; i + 4 * BLOCK <= n; i += 4 * BLOCK) convert_four((int8_t*)out + i, scales + i / BLOCK, in + i);
+#endif
+    for (; i < n; i += BLOCK) {
       F x[BLOCK / W];
       float top = load_block(x, in + i, n - i), inverse = top < TINY ? 0.0f : 127.0f / top, scale = scale_of(top);
       I sums[2] = {zero_words(), zero_words()};
@@ -375,6 +386,28 @@ struct QuantProduct {
       scales[i / BLOCK] = {scale, scale * (float)negated, negated, -first};
     }
   }
+#if defined(__AVX512VNNI__)
+  // Four blocks: a sum of 16 numbers is that of four lanes, each of four numbers.
+  template <class T>
+  static void convert_four(int8_t* out, QuantScale* scales, const T* in) {
+    __m128 scale = numbers_of_four(out, in);
+    __m256i sums[4];
+    for (int b = 0; b < 4; b++) {
+      __m256i bytes = _mm256_loadu_si256((const __m256i*)(out + b * BLOCK));
+      sums[b] = _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_set1_epi8(1), bytes);
+    }
+    __m256i halves = _mm256_hadd_epi32(_mm256_hadd_epi32(sums[0], sums[1]), _mm256_hadd_epi32(sums[2], sums[3]));
+    __m128i first = _mm_sub_epi32(_mm_setzero_si128(), _mm256_castsi256_si128(halves));
+    __m128i negated = _mm_sub_epi32(first, _mm256_extracti128_si256(halves, 1));
+    __m128 weighted = _mm_mul_ps(scale, _mm_cvtepi32_ps(negated));
+    __m128 of_all = _mm_castsi128_ps(negated), of_first = _mm_castsi128_ps(first);
+    _MM_TRANSPOSE4_PS(scale, weighted, of_all, of_first);
+    _mm_storeu_ps((float*)scales, scale);
+    _mm_storeu_ps((float*)(scales + 1), weighted);
+    _mm_storeu_ps((float*)(scales + 2), of_all);
+    _mm_storeu_ps((float*)(scales + 3), of_first);
+  }
+#endif
 };
 
 // Rows of a left operand: words [m][steps]; where they come in blocks: also scales [m][blocks].
@@ -394,12 +427,17 @@ inline const T* in_order(const Linear& w, const T* row, T* spare) {
   return spare;
 }
 
-// What comes next in memory: so many lines of 64 bytes are asked for in each round, which is 16 steps, or a block of int8.
+// What comes next in memory: so many lines of 64 bytes are asked for in each round, which is 16 steps, or a block of int8. `near`:
+// into the first level of the cache.
 struct Ahead {
   const char* at;
   int64_t lines;
+  bool near = false;
   void round() {
-    for (int64_t i = 0; i < lines; i++, at += 64) _mm_prefetch(at, _MM_HINT_T0);
+    if (near)
+      for (int64_t i = 0; i < lines; i++, at += 64) _mm_prefetch(at, _MM_HINT_T0);
+    else
+      for (int64_t i = 0; i < lines; i++, at += 64) _mm_prefetch(at, _MM_HINT_T1);
   }
 };
 

@@ -4,7 +4,7 @@
                                       [--json FILE]
 
 In each round one server is started, asked and stopped, and then the other. A prompt is drawn token ids, sent as they are; its
-first answer has 32 tokens. The second turn is the prompt, the answer's ids and 300 more: what a server kept of the first turn shows
+first answer has 32 tokens. The second turn is the prompt, the answer's ids and 300 more: what a server kept of the first shows
 in its time. Prompts differ from their first ids on, so that they share nothing. A figure is the median over rounds.
 """
 
@@ -38,18 +38,25 @@ def ask(side: str, url: str, prompt: Sequence[int], tokens: int) -> tuple[float,
     theirs = side == servers.LLAMA
     shared = {"prompt": list(prompt), "temperature": 0, "stream": True, "ignore_eos": True}
     if theirs:
-        path, body = "/completion", {**shared, "n_predict": tokens, "return_tokens": True, "cache_prompt": True}
+        path, body = (
+            "/completion",
+            {**shared, "n_predict": tokens, "return_tokens": True, "cache_prompt": True},
+        )
     else:
         own = {"model": servers.MODEL_NAME, "max_tokens": tokens, "return_token_ids": True}
         path, body = "/v1/completions", {**shared, **own}
-    request = urllib.request.Request(url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    request = urllib.request.Request(
+        url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
     began, first, ids = time.perf_counter(), 0.0, list[int]()
     with urllib.request.urlopen(request, timeout=1800) as answer:
         for line in answer:
             if not line.startswith(b"data: {"):
                 continue
             event = json.loads(line.removeprefix(b"data: "))
-            new = event.get("tokens") if theirs else next((c.get("token_ids") for c in event["choices"]), None)
+            new = (
+                event.get("tokens") if theirs else next((c.get("token_ids") for c in event["choices"]), None)
+            )
             if new:
                 first = first or time.perf_counter() - began
                 ids += new
@@ -77,18 +84,25 @@ def measure(path: Path, tokens: Sequence[int], rounds: int) -> list[dict[str, An
                 with servers.serving(side, path, Path(folder) / "log", room) as (url, _):
                     ask(side.name, url, list(range(*_IDS, 200)), 4)
                     for length in tokens:
-                        found.setdefault((side.name, length), []).append(turns(side.name, url, length, number))
+                        found.setdefault((side.name, length), []).append(
+                            turns(side.name, url, length, number)
+                        )
     rows = []
     for (name, length), taken in found.items():
         medians = {turn: statistics.median(one[turn] for one in taken) for turn in taken[0]}
         rows.append({"file": path.name, "side": name, "tokens": length, **medians, "rounds": taken})
-        print(f"{path.name} {name} {length}: " + ", ".join(f"{t} {s:.2f} s" for t, s in medians.items()), flush=True)
+        print(
+            f"{path.name} {name} {length}: " + ", ".join(f"{t} {s:.2f} s" for t, s in medians.items()),
+            flush=True,
+        )
     return rows
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--gguf", default=PROMPTS)
     parser.add_argument("--tokens", default="8900,21000")
     parser.add_argument("--rounds", type=int, default=2)
@@ -96,7 +110,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     load = os.getloadavg()[0]
     tokens = [int(one) for one in given.tokens.split(",")]
-    rows = [row for name in given.gguf.split(",") for row in measure(gguf_files.ensure(name), tokens, given.rounds)]
+    rows = [
+        row
+        for name in given.gguf.split(",")
+        for row in measure(gguf_files.ensure(name), tokens, given.rounds)
+    ]
     if given.json:
         about = {"cpu": cpu_name(), "cores": len(os.sched_getaffinity(0)), "load_before": load}
         given.json.write_text(json.dumps(neutral({**about, "rows": rows}), indent=1) + "\n")

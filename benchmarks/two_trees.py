@@ -78,7 +78,19 @@ def host(tree: Path, groups: int) -> Figures:
 
 def attention(tree: Path, only: str, memory: str, kv: str) -> Figures:
     """Milliseconds of each shape. Raises subprocess.CalledProcessError if the tree's KV cannot lie in a file."""
-    words = ["-m", "benchmarks.attention", "--ours", "--rounds", "3", "--only", only, "--memory", memory, "--kv", kv]
+    words = [
+        "-m",
+        "benchmarks.attention",
+        "--ours",
+        "--rounds",
+        "3",
+        "--only",
+        only,
+        "--memory",
+        memory,
+        "--kv",
+        kv,
+    ]
     found = _run(tree, words)["results"]
     return {name: statistics.median(one["cohort_ms"]) for name, one in found.items()}
 

@@ -78,6 +78,8 @@ class Request:
     window or a state keep there what such a prompt needs."""
     label_ids: tuple[int, ...] = ()
     """Labels of the model's classification head, or token ids if it has none."""
+    second_segment: int | None = None
+    """Position in the prompt at which the second text of a pair begins, for models that tell texts apart; None: one text."""
 
     @property
     def needs_whole_prompt(self) -> bool:

@@ -267,6 +267,7 @@ class Sequence:
             prompt_logprobs=self.request.prompt_logprobs if self.needs_whole_prompt else None,
             pooling=self.request.pooling,
             label_ids=self.request.label_ids,
+            second_segment=self.request.second_segment,
         )
 
     def receive(self, sampled: bool) -> bool:

@@ -481,7 +481,8 @@ class KvCacheManager:
             not self.prefix_caching
         ):  # a sequence finds its own KV again, and that of the other choices of its call
             return own_root_key((seq.siblings[0] if seq.siblings else seq).seq_id)
-        return root_key(self._model, seq.request.adapter, seq.context.cache_salt)
+        request = seq.request
+        return root_key(self._model, request.adapter, seq.context.cache_salt, request.second_segment)
 
     def _block_tokens(self, seq: Sequence, index: int) -> Int32Array:
         """The known tokens of a full block."""

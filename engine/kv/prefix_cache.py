@@ -1,9 +1,9 @@
 """The prefix cache: a map from prefixes to the blocks that hold their KV.
 
 The key of a full block is a hash of everything its KV depends on: the key of the block before it and its own tokens, from a
-root that stands for model, adapter and cache salt.
+root that stands for model, adapter, cache salt and, of a pair of texts, where the second one begins.
 
-    root = H(model, adapter, salt)     key 0 = H(root, t0 .. t15)     key 1 = H(key 0, t16 .. t31)
+    root = H(model, adapter, salt, segment)     key 0 = H(root, t0 .. t15)     key 1 = H(key 0, t16 .. t31)
 
 So equal keys mean equal prefixes, and looking up a prompt is one dictionary access per block. The hash is SHA-256: a client
 that chooses its prompts must not be able to produce a collision and read the KV of another client's prefix.
@@ -24,13 +24,15 @@ from engine.story import Lost
 from executors.contract import Int32Array
 
 
-def root_key(model: str, adapter: str | None, salt: str | None) -> bytes:
+def root_key(model: str, adapter: str | None, salt: str | None, second_segment: int | None = None) -> bytes:
     """The key before a sequence's first block. Sequences with different roots never share a block."""
     # Each part says first whether it is there and how long it is: ("a", "bc") and ("ab", "c") are different roots.
     hashed = hashlib.sha256()
     for part in (model, adapter, salt):
         data = b"" if part is None else part.encode(errors="surrogatepass")
         hashed.update((-1 if part is None else len(data)).to_bytes(8, "little", signed=True) + data)
+    if second_segment is not None:
+        hashed.update(second_segment.to_bytes(8, "little", signed=True))
     return hashed.digest()
 
 

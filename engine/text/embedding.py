@@ -30,6 +30,8 @@ class EmbeddingRequest:
     """Digest of the LoRA adapter to compute with, known to the engine."""
     label_ids: tuple[int, ...] = ()
     """Labels of the model's classification head, or token ids if it has none."""
+    second_segments: tuple[int | None, ...] = ()
+    """`Request.second_segment` of each prompt; (): all prompts are one text."""
 
 
 class Embedder:
@@ -73,6 +75,7 @@ class Embedder:
             adapter=call.adapter,
             pooling=call.pooling,
             label_ids=call.label_ids,
+            second_segment=call.second_segments[number] if call.second_segments else None,
         )
         try:
             self._seq_ids[number] = self._core.submit(one, self._mailbox, number, accepted=accepted)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,16 @@ from engine.text.decoding import CLEANUPS, StreamDecoder
 from engine.text.stages import fallback_byte
 from engine.text.vocabulary_files import missing, read_vocabulary_file, vocabulary_file
 from executors.contract import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class PairEncoding:
+    """Two texts that the tokenizer's post-processor joined, token by token: `ids`, `types` (0 and 1 for BERT's segments), and
+    `texts`, the number of the text that a token comes from, None for one that was added."""
+
+    ids: list[int]
+    types: list[int]
+    texts: list[int | None]
 
 
 class Tokenizer:
@@ -95,6 +106,11 @@ class Tokenizer:
         """Ids of a text; special tokens written in the text are recognised."""
         ids: list[int] = self.raw.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
+
+    def encode_pair(self, first: str, second: str) -> PairEncoding:
+        """Two texts with the special tokens that the tokenizer puts around and between them."""
+        encoding = self.raw.encode(first, second)
+        return PairEncoding(encoding.ids, encoding.type_ids, encoding.sequence_ids)
 
     def encode_with_ends(self, text: str, add_special_tokens: bool = True) -> tuple[list[int], list[int]]:
         """Ids as of `encode`, and for each the index behind the last character of the text that it stands for; 0 for a token

@@ -69,6 +69,8 @@ class Admission:
             raise InvalidRequest(f"this model has no pooling {request.pooling!r}", "pooling")
         if request.pooling == "logits":
             self._check_labels(request.label_ids)
+        if request.second_segment is not None:
+            self._check_segment(request.second_segment, len(ids))
         if not continues:
             self._check_queue(request, queued, waiting, now)
 
@@ -122,6 +124,16 @@ class Admission:
             head = "label" if self.info.num_labels else "vocabulary"
             message = f"labels {label_ids} are asked for, and this model's {head} logits are {width}"
             raise InvalidRequest(message, "model", "unsupported_value")
+
+    def _check_segment(self, begin: int, num_tokens: int) -> None:
+        """Raises InvalidRequest for a second text that the model cannot tell from the first, or that lies outside the prompt."""
+        if self.info.token_types < 2:
+            message = "this model does not tell the second text of a pair from the first"
+            raise InvalidRequest(message, "model", "unsupported_value")
+        if not 0 < begin < num_tokens:
+            raise InvalidRequest(
+                f"a second text begins at {begin}, and the prompt has {num_tokens} tokens", "prompt"
+            )
 
     def _check_ids(self, sampling: SamplingParams) -> None:
         """Raises InvalidRequest naming the setting that holds an id the model does not have."""

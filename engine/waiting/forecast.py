@@ -181,12 +181,17 @@ class SharedPrefixes:
         most = (len(ids) - 1) // self._block_size * self._block_size  # one at least is computed in any case
         shared = 0
         for other in reversed(self._recent):
-            if (other.adapter, other.context.cache_salt) == (request.adapter, request.context.cache_salt):
+            if _root(other) == _root(request):
                 shared = max(shared, _alike(ids[:most], other.prompt_token_ids))
             if shared == most:
                 break
         self._recent.append(request)
         return len(ids) - shared // self._block_size * self._block_size
+
+
+def _root(request: Request) -> tuple[str | None, str | None, int | None]:
+    """What prompts have in common that may share KV."""
+    return request.adapter, request.context.cache_salt, request.second_segment
 
 
 def _alike(one: np.ndarray, other: np.ndarray) -> int:

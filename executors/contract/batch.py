@@ -42,9 +42,13 @@ class SequenceStart:
     `prompt_logprobs` asks for that many alternatives per prompt token (None: nothing).
 
     `pooling` asks for one vector in place of tokens (None: tokens). "last" is the last token's hidden state, "mean" the mean of
-    all and "cls", of encoders, that of the first token, float32 [hidden]. "logits" are the raw logits of `label_ids` at the last
-    token, float32 [len(label_ids)]: the ids are labels where the model has a classification head (`ModelInfo.num_labels`), else
-    token ids.
+    all and "cls", of encoders, that of the first token, float32 [`ModelInfo.embedding_size`]. "logits" are the raw logits of
+    `label_ids` at the last token, float32 [len(label_ids)]: the ids are labels where the model has a classification head
+    (`ModelInfo.num_labels`), else token ids. The head of an encoder reads the first token in place of the last one.
+
+    `second_segment` is the position in the prompt at which the second text of a pair begins: tokens from there on have type 1,
+    those before it type 0. None: all have type 0. Only models with two types of tokens take one (`ModelInfo.token_types`); other
+    executors refuse it with InvalidInput, because it changes the result (`checks.check_segments`).
     """
 
     seq_id: int
@@ -57,6 +61,7 @@ class SequenceStart:
     prompt_logprobs: int | None = None
     pooling: str | None = None
     label_ids: tuple[int, ...] = ()
+    second_segment: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +117,7 @@ class BatchItem:
     prompt_logprobs: int | None = None
     pooling: str | None = None
     label_ids: tuple[int, ...] = ()
+    second_segment: int | None = None
 
 
 class SlotLookup(Protocol):
@@ -227,6 +233,7 @@ class UnifiedBatch:
                 prompt_logprobs=start.prompt_logprobs,
                 pooling=start.pooling,
                 label_ids=start.label_ids,
+                second_segment=start.second_segment,
             )
 
 

@@ -76,6 +76,22 @@ def check_pooling(start: SequenceStart, label_width: int, poolings: Sequence[str
         )
 
 
+def check_segments(start: SequenceStart, token_types: int) -> None:
+    """Check where the second text of a prompt begins; `token_types` of the model's `ModelInfo`. Raises InvalidInput for a model
+    that does not tell texts apart, and for a position outside of the prompt, or at its beginning."""
+    begin = start.second_segment
+    if begin is None:
+        return
+    if token_types < 2:
+        raise InvalidInput(
+            f"sequence {start.seq_id}: second_segment {begin}; this model has no type for the tokens of a second text"
+        )
+    if not 0 < begin < len(start.prompt_token_ids):
+        raise InvalidInput(
+            f"sequence {start.seq_id}: second_segment {begin} is outside 1..{len(start.prompt_token_ids) - 1}"
+        )
+
+
 def check_blocks(batch: UnifiedBatch, num_blocks: Sequence[int]) -> None:
     """Check block-table deltas and block copies. `num_blocks` of each group. Raises InvalidInput for groups and blocks that do
     not exist, and for copies onto a block twice or while it is a source."""

@@ -151,6 +151,8 @@ async def split_unified_decode(executor: SplitForwards, batch: UnifiedBatch) -> 
     checks.check_blocks(batch, [group.num_blocks for group in executor.kv_layout().groups])
     for start in batch.starts:
         checks.check_pooling(start, executor.info().label_width)
+        # A `PrefillInput` has no token types.
+        checks.check_segments(start, 0)
         if start.sampling is not None:
             start.sampling.check_ids(executor.info().logits_width)
     if batch.state_dst is not None:

@@ -64,6 +64,17 @@ class ModelInfo:
     poolings: tuple[str, ...] = POOLINGS
     """Values of `SequenceStart.pooling` beside "logits" that sequences may ask for; the first is what the model has that declares
     none."""
+    token_types: int = 0
+    """Number of token types of an encoder, which reads a pair of texts as one prompt; 2 or more: it tells the texts apart by
+    `SequenceStart.second_segment`. 0: the model is no encoder."""
+    vector_layers: tuple[int, ...] = ()
+    """Widths of the linear layers (`Dense` of sentence-transformers) that embeddings go through behind the pooling, in their
+    order."""
+
+    @property
+    def embedding_size(self) -> int:
+        """Number of elements of an embedding."""
+        return self.vector_layers[-1] if self.vector_layers else self.hidden_size
 
     @property
     def label_width(self) -> int:

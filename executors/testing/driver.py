@@ -146,7 +146,7 @@ class Driver:
         `output`: tokens it has already (resumed). `shared_blocks`: per KV group, blocks it begins with, which hold the KV of
         its first `num_computed` tokens (a prefix hit); in a window group the last of them, as many as the next token reads.
         `state`: the slot with the state after them, which another sequence's step kept. `options`: adapter, grammar,
-        prompt_logprobs, pooling, label_ids.
+        prompt_logprobs, pooling, label_ids, second_segment.
         """
         chosen = self.free_slots[0] if slot is None else slot
         self.free_slots.remove(chosen)

@@ -11,6 +11,7 @@ import pytest
 from engine.errors import InvalidRequest
 from engine.mailbox import Mailbox
 from engine.request import Request, RequestContext, TokenDelta
+from engine.text.embedding import Embedder, EmbeddingRequest
 from executors.contract import (
     ExecutorAttentionConfig,
     ExecutorCapabilities,
@@ -45,8 +46,8 @@ class WholeTexts(EchoExecutor):
         self.steps_of.append(batch.num_q_tokens.tolist())
 
 
-def made(seqs: int = 8, **options: str | float) -> WholeTexts:
-    return WholeTexts(
+def made(seqs: int = 8, kind: type[WholeTexts] = WholeTexts, **options: str | float) -> WholeTexts:
+    return kind(
         ExecutorConfig(
             "echo",
             max_num_seqs=seqs,
@@ -106,3 +107,48 @@ async def test_a_pooling_that_the_model_lacks_is_refused() -> None:
     async with engine(made()) as core:
         with pytest.raises(InvalidRequest, match="no pooling 'mean'"):
             core.submit(text(3, "mean"), Mailbox())
+
+
+# -- pairs of texts ------------------------------------------------------------------------------------------------------
+
+PAIRS = ((20, 3), (20, None), (20, 12), (31, 30), (5, 1))
+"""Length of a prompt, and where its second text begins."""
+
+
+class Types(WholeTexts):
+    """The fake with two types of tokens: where a second text begins changes the vector."""
+
+    def __init__(self, config: ExecutorConfig) -> None:
+        super().__init__(replace(config, options=config.options | {"token_types": 2}))
+
+
+def request(length: int, segment: int | None) -> Request:
+    return replace(text(length), second_segment=segment)
+
+
+async def pair_vectors(executor: WholeTexts, pairs: tuple[tuple[int, int | None], ...]) -> list[np.ndarray]:
+    async with engine(executor, max_num_batched_tokens=BUDGET) as core:
+        calls = tuple(tuple(range(1, length + 1)) for length, _ in pairs)
+        context = RequestContext("test", 0.0)
+        segments = tuple(segment for _, segment in pairs)
+        return await Embedder(core, EmbeddingRequest(context, calls, "last", second_segments=segments)).run()
+
+
+@pytest.mark.parametrize("failure", ["", "step_failed@step=2*2", "die@step=1", "die@step=2"])
+async def test_a_second_text_begins_where_it_did_after_a_failure(failure: str) -> None:
+    """Also where the executor has died: its next life is told again."""
+    found = await pair_vectors(made(kind=Types, fail=failure), PAIRS)
+    for pair, vector in zip(PAIRS, found, strict=True):
+        [alone_] = await pair_vectors(made(kind=Types), (pair,))
+        np.testing.assert_array_equal(vector, alone_)
+    assert len({vector.tobytes() for vector in found}) == len(PAIRS), "each pair has a vector of its own"
+
+
+async def test_a_second_text_is_refused_where_it_would_be_ignored() -> None:
+    async with engine(made()) as core:
+        with pytest.raises(InvalidRequest, match="does not tell the second text"):
+            core.submit(request(5, 2), Mailbox())
+    async with engine(made(kind=Types)) as core:
+        for segment in (0, 5, -1):
+            with pytest.raises(InvalidRequest, match="a second text begins at"):
+                core.submit(request(5, segment), Mailbox())

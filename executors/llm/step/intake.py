@@ -9,6 +9,7 @@ from executors.contract.checks import (
     check_limits,
     check_pooling,
     check_seals,
+    check_segments,
     check_states,
 )
 from executors.contract.errors import InvalidInput
@@ -66,3 +67,4 @@ class HostIntake:
                 why = states.grammars.compiler.unsupported
                 raise InvalidInput(f"sequence {start.seq_id}: this executor does not support grammars: {why}")
             check_pooling(start, states.label_width)
+            check_segments(start, 0)  # decoders have no token types

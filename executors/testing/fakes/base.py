@@ -68,6 +68,7 @@ OPTIONS: dict[str, type | tuple[type, ...]] = {
     "kv_capacity": int,
     "max_adapters": int,
     "drafts_right": (int, float),
+    "token_types": int,
 }
 POOL_SIZE = 64  # positions of sampled tokens kept per row: more than drafts and steps in flight ever need
 
@@ -93,6 +94,8 @@ class FakeExecutor(BatchModelExecutor):
         self.released: Counter[int] = Counter()
         self.max_adapters = int(options.get("max_adapters", 1 << 30))
         self.adapters: dict[str, np.uint64] = {}
+        # The split path carries no token types.
+        self.token_types = int(options.get("token_types", 0)) if self.native else 0
         self.drafts_right = float(options.get("drafts_right", self.default_drafts_right))
         self.epoch: int | None = None
         self.steps = 0
@@ -156,7 +159,7 @@ class FakeExecutor(BatchModelExecutor):
         return ModelInfo(
             name=type(self).__name__, family="fake", num_layers=1, num_heads=1, num_kv_heads=1, head_dim=HIDDEN_SIZE,
             hidden_size=HIDDEN_SIZE, vocab_size=self.vocab_size, logits_width=self.vocab_size,
-            max_model_len=self.max_model_len, dtype="float32",
+            max_model_len=self.max_model_len, dtype="float32", token_types=self.token_types,
         )  # fmt: skip
 
     def capabilities(self) -> ExecutorCapabilities:
@@ -271,9 +274,9 @@ class FakeExecutor(BatchModelExecutor):
     async def unload_adapter(self, name: str) -> None:
         """Raises InvalidInput while a sequence uses it."""
         self._require_warm()
-        salt = self.adapters.get(name)
-        if salt is not None and any(
-            self._salts[slot] == salt and self.table.holds(slot) for slot in range(self.num_slots)
+        if name in self.adapters and any(
+            self.table.holds(slot) and self.table.start_of(slot).adapter == name
+            for slot in range(self.num_slots)
         ):
             raise InvalidInput(f"adapter {name!r} is in use")
         self.adapters.pop(name, None)
@@ -332,6 +335,7 @@ class FakeExecutor(BatchModelExecutor):
         for start in batch.starts:
             self._salt(start.adapter)
             checks.check_pooling(start, self.vocab_size)
+            checks.check_segments(start, self.token_types)
             if start.sampling is not None:
                 start.sampling.check_ids(self.vocab_size)
             if start.grammar is not None:
@@ -373,7 +377,8 @@ class FakeExecutor(BatchModelExecutor):
         for start in starts:
             row, params = start.slot, start.sampling
             self._clear_row(row)
-            self._salts[row] = self._salt(start.adapter)
+            # Where a second text begins changes the hash of the whole, as it does in an encoder.
+            self._salts[row] = self._salt(start.adapter) ^ oracle.segment_salt(start.second_segment)
             plain = params is not None and params.logprobs is None and not oracle.needs_rows(params)
             self._detailed[row] = not plain or start.prompt_logprobs is not None or start.pooling is not None
             if params is not None:

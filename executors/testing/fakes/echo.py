@@ -104,6 +104,7 @@ class EchoFactory(ModelExecutorFactory):
             "kv_capacity",
             "max_adapters",
             "drafts_right",
+            "token_types",
             "fail",
         )
         check_options(config, names)

@@ -80,6 +80,11 @@ def adapter_salt(digest: str) -> np.uint64:
     return np.uint64(value | 1)
 
 
+def segment_salt(second_segment: int | None) -> np.uint64:
+    """uint64 of the position at which a second text begins; 0 for a prompt of one text."""
+    return np.uint64(0) if second_segment is None else mix(np.array([second_segment + 1], np.uint64))[0]
+
+
 @dataclass(frozen=True, slots=True)
 class OracleRows:
     """Sampling parameters of n rows as arrays, each [n]."""

@@ -305,6 +305,7 @@ class PagedFakeFactory(ModelExecutorFactory):
                 "window_blocks",
                 "max_adapters",
                 "drafts_right",
+                "token_types",
                 "fail",
             ),
         )

@@ -162,6 +162,9 @@ def test_keys_depend_on_everything_before() -> None:
     }
     assert len(roots) == 5
     assert root_key("a", None, "-") != root_key("a", "-", None)
+    # Where the second text of a pair begins changes the KV of all tokens that see it.
+    pairs = {root_key("a", None, None, segment) for segment in (None, 0, 1, 2**20)}
+    assert len(pairs) == 4 and root_key("a", None, None) in pairs
 
 
 def test_the_first_of_two_blocks_with_one_content_counts() -> None:

@@ -100,6 +100,22 @@ async def test_salts_and_the_switch_keep_prefixes_apart() -> None:
         assert core.stats().kv_blocks_cached == 0
 
 
+async def test_pairs_share_a_prefix_only_where_the_second_text_begins_at_the_same_place() -> None:
+    async def pooled(core: EngineCore, segment: int | None) -> TokenDelta:
+        asked = replace(request(PROMPT, 1), pooling="last", second_segment=segment)
+        found = await ask(core, asked)
+        assert found.pooled is not None
+        return found
+
+    segments = (None, 3, 18, 3, None)
+    async with engine(fake(token_types=2)) as core:
+        found = [await pooled(core, segment) for segment in segments]
+    assert [one.num_cached_tokens for one in found] == [0, 0, 0, 20, 20]
+    for segment, one in zip(segments, found, strict=True):
+        async with engine(fake(token_types=2), prefix_caching=False) as core:
+            np.testing.assert_array_equal(one.pooled, (await pooled(core, segment)).pooled)
+
+
 async def test_a_cohort_computes_its_common_prefix_once() -> None:
     made = fake()
     async with engine(made, max_num_batched_tokens=256) as core:

@@ -60,6 +60,7 @@ starts = st.builds(
     grammar=st.none() | st.text(max_size=5),
     prompt_logprobs=st.none() | int32,
     pooling=st.sampled_from((None, "last", "mean")),
+    second_segment=st.none() | int32,
 )
 handles = st.builds(KvCacheHandle, int32, st.lists(arrays, max_size=2).map(tuple), int32)
 shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3)

@@ -160,6 +160,36 @@ class PrefillForgetsTheHandle(EchoExecutor):
         ]
 
 
+@caught_by("a_second_text_counts_or_is_refused")
+class IgnoresSecondTexts(EchoExecutor):
+    def _check(self, batch):
+        super()._check(
+            replace(batch, starts=tuple(replace(one, second_segment=None) for one in batch.starts))
+        )
+
+
+@caught_by("a_second_text_counts_or_is_refused")
+class TakesAnyPlaceForASecondText(EchoExecutor):
+    def __init__(self, config):
+        super().__init__(replace(config, options=config.options | {"token_types": 2}))
+
+    def _check(self, batch):
+        within = [
+            start if start.second_segment is None else replace(start, second_segment=1)
+            for start in batch.starts
+        ]
+        super()._check(replace(batch, starts=tuple(within)))
+
+
+@caught_by("a_second_text_counts_or_is_refused")
+class GivesAllPairsTheFirstOnesTypes(EchoExecutor):
+    def __init__(self, config):
+        super().__init__(replace(config, options=config.options | {"token_types": 2}))
+
+    def _admit(self, starts):
+        super()._admit(tuple(replace(one, second_segment=starts[0].second_segment) for one in starts))
+
+
 @caught_by("pooling_is_consistent")
 class PoolsTheLastChunk(EchoExecutor):
     def _digests(self, work, item, length):

@@ -114,7 +114,7 @@ class LlmFactory(ModelExecutorFactory):
 
 def _check_encoder(config: ExecutorConfig, directory: Path) -> None:
     """Raise ConfigError for settings that an encoder has no use for, or that would be left out."""
-    length = read_encoder(directory).context_length
+    length = read_encoder(directory).longest
     if config.max_model_len is not None and config.max_model_len > length and not config.shrink_length:
         raise ConfigError(
             f"{directory}: max_model_len is {config.max_model_len}; this encoder reads {length} tokens at most"

@@ -7,11 +7,12 @@ key that is neither read nor known to be harmless is named in a note.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from executors.contract.errors import ConfigError
+from executors.llm.encoder.modules import DenseConfig, max_seq_length, read_dense
 from executors.llm.model.fields import Fields, read_json
 from executors.llm.model.gguf_source import is_gguf
 
@@ -28,26 +29,31 @@ _DTYPES = {"float32", "bfloat16", "float16"}
 _HEAD = "ForSequenceClassification"
 _HARMLESS = frozenset(
     {
-        "_name_or_path", "architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "id2label", "label2id",
+        "_name_or_path", "architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "label2id",
         "pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "mask_token_id", "gradient_checkpointing",
         "hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout", "initializer_range", "use_cache",
         "output_past", "directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers",
         "pooler_size_per_head", "pooler_type", "chunk_size_feed_forward", "tie_word_embeddings", "problem_type",
+        "sbert_ce_default_activation_function",
         "output_attentions", "output_hidden_states", "return_dict", "finetuning_task", "auto_map", "sentence_transformers",
-        "num_labels", "torchscript",
+        "torchscript",
     }
 )  # fmt: skip
-"""Keys that change nothing of what an encoder computes."""
+"""Keys that change nothing of what an encoder computes. `problem_type` chooses the loss in training; the two that name an
+activation of scores are read where scores are made of logits (`server/model_defaults/retrieval.py`)."""
+_DEFAULT_LABELS = 2
+"""Of transformers, where the configuration counts no labels."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderFamily:
-    """Encoders of one kind of layer. `prefix`: of the tensors of a model with a head. `first_position`: the position of the first
-    token counts from `pad_token_id` + 1."""
+    """Encoders of one kind of layer. `prefix`: of the tensors of a model with a head. `head`: names of the two layers of a
+    classification head. `first_position`: the position of the first token counts from `pad_token_id` + 1."""
 
     model_type: str
     architectures: tuple[str, ...]
     prefix: str
+    head: tuple[str, str] = ("classifier.dense", "classifier.out_proj")
     first_position: bool = False
     defaults: Mapping[str, int | float] = field(default_factory=dict)
     """Defaults of transformers for keys that are absent."""
@@ -62,6 +68,7 @@ _ROBERTA_DEFAULTS = {
 FAMILIES = (
     EncoderFamily(
         "bert", ("BertModel", "BertForMaskedLM", "BertForPreTraining", "BertForSequenceClassification"), "bert.",
+        ("pooler.dense", "classifier"),
         defaults={"vocab_size": 30_522, "max_position_embeddings": 512, "type_vocab_size": 2, "pad_token_id": 0},
     ),
     EncoderFamily(
@@ -100,12 +107,23 @@ class EncoderConfig:
     """Rows of the table of token types."""
     dtype: str | None
     """Dtype that the checkpoint names; None if it names none."""
+    labels: tuple[str, ...] = ()
+    """Names of the labels of the classification head, in the order of their logits; () without a head."""
+    dense: tuple[DenseConfig, ...] = ()
+    """Layers behind the pooling."""
+    max_seq_length: int | None = None
+    """Most tokens that sentence-transformers reads of a text; None if it is not said."""
     notes: tuple[str, ...] = field(default=(), compare=False)
 
     @property
-    def context_length(self) -> int:
-        """Most tokens of a text."""
+    def longest(self) -> int:
+        """Most tokens of a text for which there are positions."""
         return self.num_positions - self.position_offset
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens of a text, unless a setting asks for more."""
+        return min(self.longest, self.max_seq_length or self.longest)
 
     @property
     def head_dim(self) -> int:
@@ -146,7 +164,10 @@ def read_encoder(directory: Path) -> EncoderConfig:
         raise ConfigError(
             f"{path}: architectures {values.get('architectures')}: this is no encoder that is served"
         )
-    return _parse(family, {**family.defaults, **values}, str(path))
+    config = _parse(family, {**family.defaults, **values}, str(path))
+    return replace(
+        config, dense=read_dense(directory, config.hidden_size), max_seq_length=max_seq_length(directory)
+    )
 
 
 def _parse(family: EncoderFamily, values: Mapping[str, Any], where: str) -> EncoderConfig:
@@ -164,10 +185,6 @@ def _parse(family: EncoderFamily, values: Mapping[str, Any], where: str) -> Enco
     if values.get("quantization_config"):
         raise ConfigError(
             f"{where}: quantization_config of an encoder is not supported; --quantization int8 quantizes at load"
-        )
-    if architecture.endswith(_HEAD):
-        raise ConfigError(
-            f"{where}: the head of {architecture} is not supported: encoders make embeddings alone"
         )
     activation = fields.get("hidden_act", "gelu")
     if activation not in ACTIVATIONS:
@@ -196,15 +213,32 @@ def _parse(family: EncoderFamily, values: Mapping[str, Any], where: str) -> Enco
         offset,
         fields.natural("type_vocab_size"),
         dtype if dtype in _DTYPES else None,
-        _notes(values, where),
+        _labels(fields) if architecture.endswith(_HEAD) else (),
+        notes=_notes(values, where),
     )
+
+
+def _labels(fields: Fields) -> tuple[str, ...]:
+    """The names of labels by their numbers, as transformers counts them."""
+    names = fields.get("id2label")
+    if names is None:
+        return tuple(f"LABEL_{number}" for number in range(fields.natural("num_labels", _DEFAULT_LABELS)))
+    if (
+        not isinstance(names, dict)
+        or not names
+        or set(names) != {str(number) for number in range(len(names))}
+    ):
+        raise ConfigError(
+            f"{fields.where}: id2label is no object with the names of the labels 0, 1 and so on"
+        )
+    return tuple(str(names[str(number)]) for number in range(len(names)))
 
 
 _READ = frozenset(
     {
         "position_embedding_type", "is_decoder", "add_cross_attention", "pruned_heads", "quantization_config", "hidden_act",
         "hidden_size", "num_attention_heads", "num_hidden_layers", "intermediate_size", "layer_norm_eps", "type_vocab_size",
-        "max_position_embeddings", "vocab_size",
+        "max_position_embeddings", "vocab_size", "id2label", "num_labels",
     }
 )  # fmt: skip
 

@@ -6,7 +6,7 @@ Nothing is kept between steps, so there are no blocks, and a text is never cut. 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -44,10 +44,11 @@ from executors.contract import (
     Unsupported,
 )
 from executors.contract.batch import ItemOutput, SequenceStart
-from executors.contract.checks import check_arrays, check_limits, check_pooling
+from executors.contract.checks import check_arrays, check_limits, check_pooling, check_segments
 from executors.contract.stats import StepStats
 from executors.kernels import compiler
 from executors.llm.encoder.loading import LoadedEncoder, load_encoder
+from executors.llm.encoder.model import Encoder
 from executors.llm.faults import step_fault
 from executors.llm.memory.status import memory_usage
 
@@ -215,6 +216,7 @@ class EncoderExecutor(BatchModelExecutor):
             raise InvalidInput("an encoder has no tokens of its own to wait for")
         for start in batch.starts:
             check_pooling(start, info.label_width, info.poolings)
+            check_segments(start, info.token_types)
             if start.pooling is None:
                 raise InvalidInput(
                     f"sequence {start.seq_id}: an encoder generates nothing; ask for a pooling"
@@ -226,11 +228,16 @@ class EncoderExecutor(BatchModelExecutor):
         model, lengths = loaded.model, batch.num_q_tokens.tolist()
         starts = [self._table.start_of(slot) for slot in batch.slots.tolist()]
         ids = torch.from_numpy(batch.token_ids.astype(np.int64))
-        hidden = model.forward(ids, torch.zeros_like(ids), lengths)
-        ends = np.cumsum(batch.num_q_tokens)
-        items = {}
-        for number, (start, length, end) in enumerate(zip(starts, lengths, ends.tolist(), strict=True)):
-            items[number] = ItemOutput(pooled=_pooled(start, hidden[end - length : end]))
+        types = torch.zeros_like(ids)
+        begins, ends = batch.q_starts[:-1].tolist(), batch.q_starts[1:].tolist()
+        for start, begin, end in zip(starts, begins, ends, strict=True):
+            if start.second_segment is not None:
+                types[begin + start.second_segment : end] = 1
+        hidden = model.forward(ids, types, lengths)
+        items = {
+            number: ItemOutput(pooled=vector)
+            for number, vector in enumerate(_results(model, starts, begins, ends, hidden))
+        }
         n = len(batch)
         return UnifiedOutput(np.zeros(n, np.int32), np.empty(0, np.int32), items)
 
@@ -268,12 +275,31 @@ class EncoderExecutor(BatchModelExecutor):
         return 0
 
 
-def _pooled(start: SequenceStart, hidden: torch.Tensor) -> NDArray[np.float32]:
+@torch.inference_mode()
+def _results(
+    model: Encoder, starts: Sequence[SequenceStart], begins: Sequence[int], ends: Sequence[int], hidden: torch.Tensor
+) -> list[NDArray[np.float32]]:  # fmt: skip
+    """float32 [embedding size] or [labels] of each text, whose hidden states are rows begin .. end - 1 of `hidden`."""
+    pooled = torch.stack(
+        [_pooled(start, hidden[begin:end]) for start, begin, end in zip(starts, begins, ends, strict=True)]
+    )
+    labelled = [number for number, start in enumerate(starts) if start.pooling == "logits"]
+    logits = model.head(pooled[labelled]).numpy() if labelled and model.head is not None else None
+    for layer in model.dense:
+        pooled = layer(pooled)
+    rows = list(pooled.numpy())
+    if logits is not None:
+        for number, row in zip(labelled, logits, strict=True):
+            rows[number] = row[list(starts[number].label_ids)]
+    return [np.array(row) for row in rows]
+
+
+def _pooled(start: SequenceStart, hidden: torch.Tensor) -> torch.Tensor:
     """float32 [hidden] of one text's hidden states, float32 [L, hidden]."""
     match start.pooling:
-        case "cls":
-            return hidden[0].numpy().copy()
+        case "cls" | "logits":
+            return hidden[0]
         case "last":
-            return hidden[-1].numpy().copy()
+            return hidden[-1]
         case _:
-            return hidden.mean(0).numpy()
+            return hidden.mean(0)

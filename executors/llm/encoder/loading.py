@@ -17,6 +17,7 @@ from executors.llm.checkpoint.files import chosen_weights
 from executors.llm.checkpoint.loader import choose_kernels
 from executors.llm.checkpoint.safetensors_file import SafetensorsFile
 from executors.llm.encoder.config import EncoderConfig, read_encoder
+from executors.llm.encoder.heads import Dense
 from executors.llm.encoder.model import Encoder, Norm
 from executors.llm.model.linear import KIND_NAMES, Linear
 
@@ -82,7 +83,11 @@ def load_encoder(config: ExecutorConfig, progress: ProgressCallback) -> LoadedEn
         if kernels is not None
         else f"torch, for want of kernels: {missing}"
     )
-    notes = (*shape.notes, f"{how}; an encoder: it makes embeddings and generates nothing")
+    labels = len(shape.labels)
+    serves = (
+        f"a classification head of {labels} label{'s' * (labels != 1)}" if labels else "it makes embeddings"
+    )
+    notes = (*shape.notes, f"{how}; an encoder: {serves}, and generates nothing")
     return LoadedEncoder(model, info, model.num_bytes(), notes)
 
 
@@ -122,11 +127,12 @@ def _kernels(config: ExecutorConfig) -> tuple[CpuKernels | None, str]:
 
 def _info(config: ExecutorConfig, model: Encoder) -> ModelInfo:
     shape = model.config
-    length = min(config.max_model_len or shape.context_length, shape.context_length)
+    length = min(config.max_model_len or shape.context_length, shape.longest)
     return ModelInfo(
         Path(config.model).name, shape.family.model_type, shape.num_layers, shape.num_heads, shape.num_heads, shape.head_dim,
         shape.hidden_size, shape.vocab_size, shape.vocab_size, length, str(model.dtype).removeprefix("torch."),
-        config.optimization.quantization, model.num_parameters(), "cpu", generates=False, poolings=POOLINGS,
+        config.optimization.quantization, model.num_parameters(), "cpu", generates=False, num_labels=len(shape.labels),
+        poolings=POOLINGS, token_types=shape.num_types, vector_layers=tuple(one.outputs for one in shape.dense),
     )  # fmt: skip
 
 
@@ -161,15 +167,35 @@ def _find(model: Encoder, directory: Path) -> list[tuple[Slot, str, SafetensorsF
         if name is None:
             raise ConfigError(f"{directory}: tensor {slot.name} is missing")
         file = files[name]
-        if file.shape(name) != slot.shape:
-            has, needs = list(file.shape(name)), list(slot.shape)
-            raise ConfigError(f"{file.path}: tensor {name} has shape {has}; config.json asks for {needs}")
-        if file.float_dtype(name) is None:
-            raise ConfigError(
-                f"{file.path}: tensor {name} is of {file.type_name(name)}; a float dtype is needed"
-            )
-        places.append((slot, name, file))
+        places.append((slot, _checked(slot, name, file), file))
+    for layer, shape in zip(model.dense, model.config.dense, strict=True):
+        places += _find_dense(layer, shape.weights)
     return places
+
+
+def _find_dense(layer: Dense, path: Path) -> list[tuple[Slot, str, SafetensorsFile]]:
+    """Where the tensors of a layer of vectors are. Raises ConfigError."""
+    if not path.is_file():
+        raise ConfigError(
+            f"{path}: no such file; weights of a module 'Dense' are read from safetensors alone"
+        )
+    file = SafetensorsFile(path)
+    slots = _dense_slots("", layer)
+    if other := sorted(set(file.names()) - {slot.name for slot in slots}):
+        raise ConfigError(f"{path}: tensor {other[0]} is not used; config.json asks for {len(slots)} tensors")
+    return [(slot, _checked(slot, slot.name, file), file) for slot in slots]
+
+
+def _checked(slot: Slot, name: str, file: SafetensorsFile) -> str:
+    """The name of a file's tensor that fits a slot. Raises ConfigError."""
+    if name not in file:
+        raise ConfigError(f"{file.path}: tensor {name} is missing")
+    if file.shape(name) != slot.shape:
+        has, needs = list(file.shape(name)), list(slot.shape)
+        raise ConfigError(f"{file.path}: tensor {name} has shape {has}; config.json asks for {needs}")
+    if file.float_dtype(name) is None:
+        raise ConfigError(f"{file.path}: tensor {name} is of {file.type_name(name)}; a float dtype is needed")
+    return name
 
 
 def _fill(model: Encoder, directory: Path, progress: ProgressCallback) -> None:
@@ -190,7 +216,7 @@ def _stored(name: str, prefix: str, files: dict[str, SafetensorsFile]) -> str | 
 
 
 def slots_of(model: Encoder) -> Iterator[Slot]:
-    """All tensors that the model needs."""
+    """All tensors that the model needs of its own files; layers of vectors lie beside them."""
     embeddings = {
         "word_embeddings": model.words,
         "position_embeddings": model.positions,
@@ -206,6 +232,15 @@ def slots_of(model: Encoder) -> Iterator[Slot]:
             yield from _linear_slots(f"encoder.layer.{number}.{name}", linear, first, rows)
         for name, norm in layer.norms.items():
             yield from _norm_slots(f"encoder.layer.{number}.{name}", norm)
+    if model.head is not None:
+        for name, tensor in model.head.tensors():
+            yield Slot(name, tuple(tensor.shape), tensor.copy_)
+
+
+def _dense_slots(prefix: str, layer: Dense) -> list[Slot]:
+    return [
+        Slot(f"{prefix}linear.{name}", tuple(tensor.shape), tensor.copy_) for name, tensor in layer.tensors()
+    ]
 
 
 def _norm_slots(name: str, norm: Norm) -> Iterator[Slot]:
@@ -230,7 +265,10 @@ def _linear_slots(name: str, linear: Linear, first: int, rows: int) -> Iterator[
 def _fill_dummy(model: Encoder, seed: int) -> None:
     """Random weights: norms of one and zero, everything else with a deviation of 0.02, as transformers initialises."""
     generator = torch.Generator().manual_seed(seed)
-    for slot in slots_of(model):
+    dense = (
+        slot for number, layer in enumerate(model.dense) for slot in _dense_slots(f"dense.{number}.", layer)
+    )
+    for slot in (*slots_of(model), *dense):
         if "LayerNorm" in slot.name:
             slot.fill(torch.full(slot.shape, float(slot.name.endswith("weight"))))
         else:

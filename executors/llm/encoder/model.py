@@ -3,6 +3,8 @@
     x = norm(words + positions + types)
     each layer: x = norm(x + attention(x)); x = norm(x + down(act(up(x))))
 
+A classification head or linear layers of vectors stand on it (`heads.py`).
+
 The stream is float32; products take the dtype of the weights.
 """
 
@@ -15,6 +17,7 @@ import torch.nn.functional as F
 
 from executors.kernels.cpu import CpuKernels
 from executors.llm.encoder.config import EncoderConfig
+from executors.llm.encoder.heads import ClassificationHead, Dense
 from executors.llm.model.linear import KIND_NAMES, Linear
 
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -112,6 +115,10 @@ class Encoder:
         self.types = torch.empty(config.num_types, hidden, device=device)
         self.norm = Norm(hidden, config.norm_eps, device)
         self.layers = [Layer(config, dtype, device) for _ in range(config.num_layers)]
+        self.head: ClassificationHead | None = None
+        if config.labels:
+            self.head = ClassificationHead(hidden, len(config.labels), config.family.head, device)
+        self.dense = [Dense.of(one, device) for one in config.dense]
 
     def linears(self) -> Iterator[Linear]:
         """All of the layers' linears, each once."""
@@ -125,17 +132,25 @@ class Encoder:
 
     def num_bytes(self) -> int:
         """Bytes of all weights."""
-        tables = (self.words, self.positions, self.types)
+        tables = (self.words, self.positions, self.types, *self._on_top())
         return sum(one.numel() * one.element_size() for one in tables) + sum(
             one.num_bytes for one in self.linears()
         )
+
+    def _on_top(self) -> Iterator[torch.Tensor]:
+        """Weights of the head and of the layers of vectors."""
+        if self.head is not None:
+            yield from (tensor for _, tensor in self.head.tensors())
+        for layer in self.dense:
+            yield from (tensor for _, tensor in layer.tensors())
 
     def num_parameters(self) -> int:
         """Number of weights."""
         hidden, inner, layers = self.config.hidden_size, self.config.intermediate_size, len(self.layers)
         each = 4 * hidden * (hidden + 1) + 2 * hidden * inner + inner + hidden + 4 * hidden
         tables = len(self.words) + len(self.positions) + len(self.types)
-        return tables * hidden + 2 * hidden + layers * each
+        on_top = sum(one.numel() for one in self._on_top())
+        return tables * hidden + 2 * hidden + layers * each + on_top
 
     @torch.inference_mode()
     def forward(self, ids: torch.Tensor, types: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:

@@ -24,9 +24,11 @@ from executors.contract import KvCacheHandle, LogitsMode, LoraExecutor, ModelExe
 from executors.contract.config import ExecutorAttentionConfig, ExecutorConfig, OptimizationConfig
 from executors.contract.errors import ConfigError
 from executors.llm.checkpoint.weights import settle_config
+from executors.llm.encoder.config import family_in
 from executors.llm.factory import LlmFactory
 from executors.llm.model.config import read_config
 from executors.llm.model.gguf_source import is_gguf
+from executors.llm.tools import compare_encoder
 from executors.llm.tools.peft_copy import write_peft_copy
 from executors.llm.tools.reference import Greedy, ReferenceModel, ReferenceText, peft_version, version
 from executors.llm.tools.usual_names import write_usual_names
@@ -88,8 +90,10 @@ def run(job: dict[str, Any], stage: Stage) -> dict[str, Any]:
     A GGUF file is widened to float32 first, for both sides; see wide_copy.py. A checkpoint in whole numbers is widened as it is
     loaded. transformers gets weights by the names that it
     knows; see usual_names.py. Raises ConfigError when either side cannot load the
-    checkpoint.
+    checkpoint. An encoder is compared by compare_encoder.py.
     """
+    if family_in(Path(job["model"])) is not None:
+        return compare_encoder.run(job, stage)
     with TemporaryDirectory(prefix="cohort-verify-") as scratch:
         wide = dict(job)
         for number, name in enumerate(dict.fromkeys((job["model"], job["reference"]))):

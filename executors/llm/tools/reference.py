@@ -57,6 +57,13 @@ class ReferenceText:
         """Return ids, with the special tokens that the tokenizer adds around a text."""
         return list(self._tokenizer(text)["input_ids"])
 
+    def encode_pair(self, first: str, second: str) -> dict[str, list[int]]:
+        """Return `ids` and `types` of two texts, joined; types are 0 where the tokenizer gives none."""
+        # In lists, as sentence-transformers gives them: alone, an empty second text would be taken for none.
+        encoding = self._tokenizer([first], [second])
+        ids = list(encoding["input_ids"][0])
+        return {"ids": ids, "types": list(encoding.get("token_type_ids", [[0] * len(ids)])[0])}
+
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids without special tokens."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
@@ -117,6 +124,25 @@ class ReferenceModel:
                 return Greedy(tokens, gaps)
             past = output.past_key_values
             output = self._model(torch.tensor([tokens[-1:]]), past_key_values=past, use_cache=True)
+
+
+def load_encoder_reference(directory: Path, architecture: str | None, dtype: torch.dtype) -> Any:
+    """Return an encoder of transformers in `dtype`, for evaluation. `architecture`: that of a model with a head, None for the
+    encoder alone. Raises ConfigError when it cannot be loaded."""
+    transformers = _transformers()
+    try:
+        kind = transformers.AutoModel if architecture is None else getattr(transformers, architecture)
+        options = {"add_pooling_layer": False} if architecture is None else {}
+        model, loaded = kind.from_pretrained(
+            directory, dtype=dtype, attn_implementation="eager", local_files_only=True, output_loading_info=True, **options
+        )  # fmt: skip
+    except Exception as error:
+        raise ConfigError(f"transformers cannot load the model: {_one_line(error)}") from error
+    if missing := sorted(loaded["missing_keys"]):
+        raise ConfigError(
+            f"{directory}: transformers does not find {len(missing)} tensors ({missing[0]}, ...) by its names"
+        )
+    return model.eval()
 
 
 def version() -> str:

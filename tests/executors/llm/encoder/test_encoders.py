@@ -206,7 +206,7 @@ async def test_steps_behind_a_failed_one_are_skipped_until_the_next_epoch(
         ({"hidden_act": "quick_gelu"}, "quick_gelu"),
         ({"hidden_size": 50}, "no multiple"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
-        ({"architectures": ["BertForSequenceClassification"]}, "BertForSequenceClassification"),
+        ({"architectures": ["BertForTokenClassification"]}, "BertForTokenClassification"),
         ({"layer_norm_eps": "small"}, "layer_norm_eps"),
         ({"max_position_embeddings": 0}, "max_position_embeddings"),
     ],

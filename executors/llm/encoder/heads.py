@@ -1,0 +1,64 @@
+"""What stands on an encoder's hidden states: a classification head, and linear layers of vectors. All in float32: they are small,
+and their products are the result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+
+from executors.llm.encoder.modules import DenseConfig
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "identity": lambda x: x,
+    "tanh": torch.tanh,
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "sigmoid": torch.sigmoid,
+}
+"""Activations of `DenseConfig`."""
+
+
+class Dense:
+    """y = act(W x + b), float32 [n, inputs] -> float32 [n, outputs]. `bias` None: there is none."""
+
+    def __init__(self, inputs: int, outputs: int, bias: bool, activation: str, device: torch.device) -> None:
+        self.weight = torch.empty(outputs, inputs, device=device)
+        self.bias = torch.empty(outputs, device=device) if bias else None
+        self._act = ACTIVATIONS[activation]
+
+    @staticmethod
+    def of(config: DenseConfig, device: torch.device) -> Dense:
+        """Return the layer of a configuration, its weights not yet filled."""
+        return Dense(config.inputs, config.outputs, config.bias, config.activation, device)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """See the class."""
+        return self._act(F.linear(x, self.weight, self.bias))
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Weights by the endings of their names."""
+        yield "weight", self.weight
+        if self.bias is not None:
+            yield "bias", self.bias
+
+
+class ClassificationHead:
+    """Labels' logits of a text's first token: out(tanh(dense(x))), as BERT's pooler and classifier, and RoBERTa's head (Devlin et
+    al., 2018; Liu et al., 2019). `names` of the two layers' tensors in files."""
+
+    def __init__(self, hidden: int, labels: int, names: tuple[str, str], device: torch.device) -> None:
+        self.dense = Dense(hidden, hidden, True, "tanh", device)
+        self.out = Dense(hidden, labels, True, "identity", device)
+        self._names = names
+
+    def __call__(self, first: torch.Tensor) -> torch.Tensor:
+        """float32 [n, hidden], the first token of each text -> float32 [n, labels]."""
+        return self.out(self.dense(first))
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """All weights by their names in files."""
+        for name, layer in zip(self._names, (self.dense, self.out), strict=True):
+            for ending, tensor in layer.tensors():
+                yield f"{name}.{ending}", tensor

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 REFUSED = "cannot be served"
 """Label of the reason why `cohort serve` would not start."""
+_MOST_LABELS = 5
+"""Names of labels that a line shows."""
 
 
 @with_settings(
@@ -117,15 +119,17 @@ def text_outcome(
     """The error with which a server would refuse the tokenizer, the chat template, the sampling defaults or the pooling, None if
     it would serve them; and what it would note on them."""
     from executors.contract import ConfigError
+    from server.model_defaults.pooling import length_notes
     from server.model_files import default_model
     from server.startup.text_side import read_text_side, retrieval_side
 
     try:
         text = read_text_side(settings, directory, name == default_model.NAME)
         retrieval_side(settings, text.tokenizer, served, directory, (name,))
+        lengths = length_notes(directory, served)
     except ConfigError as error:
         return str(error), []
-    return None, list(text.warnings)
+    return None, [*text.warnings, *lengths]
 
 
 def text_facts(directory: Path) -> dict[str, Any]:
@@ -220,6 +224,7 @@ def _model_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         *(("note", warning) for warning in facts["warnings"]),
         ("parameters", f"{count(facts['parameters'])} ({facts['parameters']:,})"),
         ("layers", f"{facts['layers']} of width {facts['hidden_size']:,}; {heads}{of_experts}"),
+        ("vectors", _vectors(facts)),
         ("file", facts.get("file") or ""),
         ("adapter", facts.get("adapter") or ""),
         ("weights", weights),
@@ -243,6 +248,11 @@ def _without_head(facts: dict[str, Any]) -> str:
     """What a model without lm_head serves; empty for one that generates."""
     if facts["generates"]:
         return ""
+    if names := facts.get("label_names"):
+        listed = ", ".join(names[:_MOST_LABELS]) + (", ..." if len(names) > _MOST_LABELS else "")
+        if len(names) == 1:
+            return "scores only: an encoder with a classification head of one label"
+        return f"embeddings only: an encoder; its classification head has {len(names)} labels ({listed}), which make no score"
     if facts["labels"]:
         return "scores only: a classification head in place of lm_head"
     return (
@@ -250,6 +260,13 @@ def _without_head(facts: dict[str, Any]) -> str:
         if facts["kv"] is None
         else "embeddings only: the checkpoint has no lm_head"
     )
+
+
+def _vectors(facts: dict[str, Any]) -> str:
+    """The layers behind the pooling of an embedding model; empty without any."""
+    widths = facts.get("vector_layers") or ()
+    layers = " and ".join(f"a linear layer of width {width:,}" for width in widths)
+    return f"{layers} behind the pooling" if layers else ""
 
 
 def _kv_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:

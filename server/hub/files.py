@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 from typing import Any
@@ -28,6 +29,7 @@ _TOKENIZERS = (
 )
 _TEMPLATES = "additional_chat_templates"
 _MODULES = "modules.json"
+_STEP = re.compile(rf"\d+_Dense/{re.escape(SINGLE)}")
 _MISTRALS_CONFIG = "params.json"
 _LEFT_OUT = frozenset({
     "vision_tower", "vision_model", "visual", "multi_modal_projector", "audio_tower", "mtp", "score", "classifier", "qa_outputs",
@@ -83,7 +85,8 @@ def weight_files(name: str, paths: Iterable[str], index: Mapping[str, Any] | Non
     """The safetensors files that the loader will open, see executors/weight_files.py.
 
     Other safetensors files (a second copy under another name, another precision) are left where they are. `index` is
-    the content of the index. Raises HubError for `name` when there are none.
+    the content of the index. The layers behind the pooling of a model of sentence-transformers have files of their own. Raises
+    HubError for `name` when there are none.
     """
     present = {path for path in paths if "/" not in path}
     index_file = index_name(name, present)
@@ -104,10 +107,18 @@ def weight_files(name: str, paths: Iterable[str], index: Mapping[str, Any] | Non
             "take another revision with --revision"
         )
     if chosen.files:
-        return [shard for shard in chosen.files if shard in present]
+        return [*(shard for shard in chosen.files if shard in present), *_of_steps(paths)]
     raise HubError(
         f"{name} has {_other_weights(set(paths))}; needed: {SINGLE} or {INDEX}; take another repository"
     )
+
+
+def _of_steps(paths: Iterable[str]) -> list[str]:
+    """The weights of steps that modules.json lists, in folders as sentence-transformers names them: 2_Dense."""
+    present = set(paths)
+    if _MODULES not in present:
+        return []
+    return sorted(path for path in present if _STEP.fullmatch(path))
 
 
 def gguf_files(name: str, sizes: Mapping[str, int], selector: str | None) -> list[str]:

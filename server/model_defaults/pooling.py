@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from executors.contract import POOLINGS, ConfigError
+from executors.contract import POOLINGS, ConfigError, ModelInfo
 from server.model_files.gguf_pooling import RANK, gguf_pooling
 
 _KINDS = {
@@ -24,6 +24,8 @@ _DEFAULT_MODE = "mean"
 """Of sentence-transformers, where the step's configuration names no kind."""
 _MODULES = ("Transformer", "Pooling", "Normalize", "Dropout")
 """Steps of a model that are supported, by the last part of their types. Dropout changes nothing outside of training."""
+_DENSE = "Dense"
+"""A step that is supported where the executor computes it (`ModelInfo.vector_layers`)."""
 _FOLDER = "1_Pooling"
 """Where the step's configuration lies if modules.json does not name a folder."""
 
@@ -38,15 +40,20 @@ class DefaultPooling:
     """Whether the model's files name it an embedding model."""
     includes_prompt: bool = True
     """Whether the hidden states of a prompt before the text count in the mean."""
+    lower_case: bool = False
+    """Whether texts are put in lower case before they are tokenized."""
 
 
-def default_pooling(directory: Path, poolings: Sequence[str] = POOLINGS) -> DefaultPooling:
-    """The pooling that a model directory declares, else the first of `poolings`, those that the model has (`ModelInfo`). Raises
-    ConfigError, naming the file, if a file cannot be read."""
+def default_pooling(
+    directory: Path, poolings: Sequence[str] = POOLINGS, vector_layers: Sequence[int] = ()
+) -> DefaultPooling:
+    """The pooling that a model directory declares, else the first of `poolings`, those that the model has. `poolings` and
+    `vector_layers` of `ModelInfo`. Raises ConfigError, naming the file, if a file cannot be read."""
     if (kind := gguf_pooling(directory)) is not None:
         return _of_gguf(kind, poolings)
     steps = modules(directory)
-    if other := [name for name in steps if name not in _MODULES]:
+    supported = (*_MODULES, _DENSE) if vector_layers else _MODULES
+    if other := [name for name in steps if name not in supported]:
         return DefaultPooling(None, f"the model ends with a module '{other[0]}'")
     declared = "Pooling" in steps
     folder = steps.get("Pooling") or _FOLDER
@@ -55,19 +62,19 @@ def default_pooling(directory: Path, poolings: Sequence[str] = POOLINGS) -> Defa
         missing = f"{folder}/config.json, which modules.json names, is missing"
         return DefaultPooling(None, missing, declared) if declared else DefaultPooling(poolings[0])
     texts = read_file(directory / steps.get("Transformer", "") / "sentence_bert_config.json", dict) or {}
-    if texts.get("do_lower_case") is True:
-        return DefaultPooling(None, "the model's texts are in lower case (do_lower_case)", declared)
+    lower_case = texts.get("do_lower_case") is True
     kinds = _kinds(config)
     if len(kinds) == 1 and _KINDS.get(kinds[0]) in poolings:
-        return DefaultPooling(_KINDS[kinds[0]], "", declared, config.get("include_prompt") is not False)
+        included = config.get("include_prompt") is not False
+        return DefaultPooling(_KINDS[kinds[0]], "", declared, included, lower_case)
     return DefaultPooling(None, f"the model's own pooling is {' and '.join(kinds)}", declared)
 
 
-def length_notes(directory: Path) -> tuple[str, ...]:
-    """A note on the length at which sentence-transformers cuts texts, which is not applied; () if the model names none. Raises
-    ConfigError, naming the file, if a file cannot be read."""
+def length_notes(directory: Path, info: ModelInfo) -> tuple[str, ...]:
+    """A note on the length at which sentence-transformers cuts texts, where it is not applied; () if the model names none, and
+    for an encoder, whose context it is. Raises ConfigError, naming the file, if a file cannot be read."""
     steps = modules(directory)
-    if "Pooling" not in steps:
+    if "Pooling" not in steps or info.token_types:
         return ()
     path = directory / steps.get("Transformer", "") / "sentence_bert_config.json"
     longest = (read_file(path, dict) or {}).get("max_seq_length")

@@ -15,14 +15,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from executors.contract import ConfigError, ModelInfo
 from server.model_defaults.pooling import DefaultPooling, modules, read_file
+from server.model_files.prepared import model_file
 
 _TOKENS_FIELD = "classifier_from_token"
+_SETTINGS = "config_sentence_transformers.json"
+_DEFAULT_PROMPT = "default_prompt_name"
+_ACTIVATION, _OLD_ACTIVATION = "activation_fn", "sbert_ce_default_activation_function"
+_MOST_NAMED = 100
+"""Characters of names from a model's files that a message shows."""
 _QWEN3_NAME = re.compile(r"qwen3[-_. ]reranker", re.IGNORECASE)
 _QWEN3_TOKENS = ("no", "yes")
 _INSTRUCTED = re.compile(r"(Instruct: ?).+?(\n ?Query: ?)", re.DOTALL)
@@ -39,6 +45,8 @@ class EmbeddingPrompts:
     """Prompts by their names, such as `query` and `document`."""
     instructed: tuple[str, str] | None = None
     """Texts before and after an instruction, in front of a query; None: the model has no such form."""
+    default: str | None = None
+    """Name of the prompt that is put before every text unless the request names another; None: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +55,12 @@ class Scoring:
 
     With `label_ids` the score is a logit of the prompt's last token, or the first less the second: they are token ids, or
     labels of a classification head. Without, the score is the cosine of two embeddings if `by_vectors`; otherwise the model
-    scores nothing, and `reason` says why.
+    scores nothing, and `reason` says why. `as_logits`: the model's own activation is none, so a score is the logit itself.
     """
 
     label_ids: tuple[int, ...] = ()
     by_vectors: bool = False
+    as_logits: bool = False
     reason: str = "nothing in its files says that it is a reranker or an embedding model"
 
     @property
@@ -62,7 +71,8 @@ class Scoring:
 
 def embedding_prompts(directory: Path) -> EmbeddingPrompts:
     """The prompts that a model directory lists. Raises ConfigError, naming the file, if it cannot be read."""
-    config = read_file(directory / "config_sentence_transformers.json", dict) or {}
+    path = directory / _SETTINGS
+    config = read_file(path, dict) or {}
     listed = config.get("prompts")
     prompts = {
         str(name): text
@@ -71,7 +81,10 @@ def embedding_prompts(directory: Path) -> EmbeddingPrompts:
     }
     forms = (_INSTRUCTED.fullmatch(text) for text in prompts.values())
     form = next(filter(None, forms), None)
-    return EmbeddingPrompts(prompts, None if form is None else (form[1], form[2]))
+    default = config.get(_DEFAULT_PROMPT)
+    if default is not None and default not in prompts:
+        raise ConfigError(f"{path}: {_DEFAULT_PROMPT} is {default!r}, and 'prompts' has no such name")
+    return EmbeddingPrompts(prompts, None if form is None else (form[1], form[2]), default)
 
 
 def scoring(
@@ -89,7 +102,7 @@ def scoring(
     if info.num_labels:
         if tokens is not None:
             raise ConfigError("--classifier-from-token: this model has a classification head; leave it out")
-        return Scoring(tuple(range(info.num_labels)))
+        return _of_head(directory, info.num_labels)
     if tokens is not None:
         if not info.generates:
             raise ConfigError("--classifier-from-token: this model has no lm_head, so no logits of tokens")
@@ -97,7 +110,8 @@ def scoring(
     if not info.generates:
         return _by_vectors(pooling)
     if (folder := modules(directory).get("LogitScore")) is not None:
-        return Scoring(_of_module(directory / folder / "config.json", info.logits_width))
+        labels = _of_module(directory / folder / "config.json", info.logits_width)
+        return _activated(Scoring(labels), directory)
     config = read_file(directory / "config.json", dict) or {}
     if (listed := config.get(_TOKENS_FIELD)) is not None:
         where = f"{directory / 'config.json'}: {_TOKENS_FIELD}"
@@ -110,6 +124,44 @@ def scoring(
         Scoring()
         if pooling.kind is not None
         else Scoring(reason=f"{pooling.reason}, and it has no head for labels")
+    )
+
+
+def _of_head(directory: Path, num_labels: int) -> Scoring:
+    """How a classification head scores. A GGUF file with two labels says that the first is for yes; of other heads with several
+    labels none is known to be a score."""
+    if model_file(directory) is not None:
+        return Scoring(tuple(range(num_labels)))
+    if num_labels > 1:
+        names = (read_file(directory / "config.json", dict) or {}).get("id2label")
+        listed = ", ".join(map(str, names.values()))[:_MOST_NAMED] if isinstance(names, dict) else ""
+        named = f" ({listed})" if listed else ""
+        return Scoring(
+            reason=f"its classification head has {num_labels} labels{named}, and a score is made of one"
+        )
+    settings = read_file(directory / _SETTINGS, dict) or {}
+    if settings.get(_DEFAULT_PROMPT) is not None:
+        return Scoring(reason=f"its {_SETTINGS} puts a prompt before pairs ({_DEFAULT_PROMPT})")
+    return _activated(Scoring((0,)), directory)
+
+
+def _activated(how: Scoring, directory: Path) -> Scoring:
+    """The scoring with the activation that a cross-encoder of sentence-transformers names: the sigmoid if it names none."""
+    config = read_file(directory / "config.json", dict) or {}
+    settings = read_file(directory / _SETTINGS, dict) or {}
+    nested = config.get("sentence_transformers")
+    activation = (
+        settings.get(_ACTIVATION)
+        or (nested.get(_ACTIVATION) if isinstance(nested, dict) else None)
+        or config.get(_OLD_ACTIVATION)
+    )
+    match str(activation or "Sigmoid").rpartition(".")[2]:
+        case "Sigmoid":
+            return how
+        case "Identity":
+            return replace(how, as_logits=True)
+    return Scoring(
+        reason=f"its activation of scores is {str(activation)[:_MOST_NAMED]}; supported: Sigmoid, Identity"
     )
 
 

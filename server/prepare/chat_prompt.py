@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from engine.errors import FIELD, ContextLengthExceeded, InvalidRequest
+from engine.text.tokenizer import PairEncoding
 from server.prepare.billing_header import without_billing_header
 from server.prepare.cache_points import Prompt, ends_in, num_tokens, opening_of
 from server.prepare.unread_parts import placeholder
@@ -158,6 +159,19 @@ def encode_text(
     """Token ids of a text. `bounded`: a text that cannot fit is refused before it is tokenized; otherwise the text will be cut
     and may be longer. A tokenizer takes some 350 bytes a token while it works, and cannot be stopped. Raises InvalidRequest."""
     return _encoded(model, text, param, bounded, lambda: model.tokenizer.encode(text, add_special_tokens))
+
+
+def encode_pair(
+    model: ServedModel, texts: tuple[str, str], params: tuple[str, str], bounded: bool = True
+) -> PairEncoding:
+    """Two texts as the tokenizer joins them, named by `params`; `bounded` as for `encode_text`. Raises InvalidRequest."""
+    first, second = texts
+
+    def both() -> PairEncoding:
+        first.encode()  # half of a surrogate pair in it is this text's fault
+        return _encoded(model, second, params[1], bounded, lambda: model.tokenizer.encode_pair(first, second))
+
+    return _encoded(model, first, params[0], bounded, both)
 
 
 def _encoded(

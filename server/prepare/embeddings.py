@@ -23,7 +23,7 @@ async def prepare_embedding(
     state: ServerState, call: Call, model: ServedModel, body: EmbeddingRequest
 ) -> Asked:
     """The engine request of a body. Raises InvalidRequest."""
-    width = model.info.hidden_size
+    width = model.info.embedding_size
     if body.dimensions is not None and body.dimensions > width:
         # Their number is not told back: it may have thousands of digits.
         message = f"'dimensions' is more than this model's vectors have, which is {width}."
@@ -72,7 +72,9 @@ def shaped(vector: NDArray[np.float32], body: EmbeddingRequest) -> NDArray[np.fl
 def prompted(model: ServedModel, body: EmbeddingRequest) -> list[str | list[int]]:
     """The inputs, with the prompt or the instruction that the request asks for before each text. Raises InvalidRequest."""
     if body.prompt_name is None and body.instruction is None:
-        return body.inputs
+        return [one if not isinstance(one, str) else usual(model, one, body.pooling) for one in body.inputs]
+    if not body.prompt_name and "" not in model.prompts.by_name and body.instruction is None:
+        return [one if not isinstance(one, str) else cased(model, one) for one in body.inputs]
     param = "prompt_name" if body.instruction is None else "instruction"
     if not model.pooling.includes_prompt and (body.pooling or model.pooling.kind) == "mean":
         message = f"'{FIELD}' is not supported: this model's mean leaves the prompt out, and ours does not."
@@ -85,8 +87,28 @@ def prompted(model: ServedModel, body: EmbeddingRequest) -> list[str | list[int]
         if body.instruction is not None:
             texts.append(instructed(model, body.instruction, one))
         else:
-            texts.append(_prompt(model, body.prompt_name or "") + one)
+            texts.append(cased(model, _prompt(model, body.prompt_name or "") + one))
     return list(texts)
+
+
+def usual(model: ServedModel, text: str, pooling: str | None = None) -> str:
+    """The text with the prompt that the model puts before every one, if it has such. `pooling`: as requested. Raises
+    InvalidRequest where the prompt would count and must not."""
+    name = model.prompts.default
+    if name is None:
+        return cased(model, text)
+    if not model.pooling.includes_prompt and (pooling or model.pooling.kind) == "mean":
+        message = (
+            "This model puts a prompt before every text and leaves it out of the mean, which is not supported; "
+            f"'{FIELD}' can be '' for no prompt."
+        )
+        raise InvalidRequest(message, param="prompt_name", code="unsupported_parameter")
+    return cased(model, model.prompts.by_name[name] + text)
+
+
+def cased(model: ServedModel, text: str) -> str:
+    """The text, in lower case if the model's texts are."""
+    return text.lower() if model.pooling.lower_case else text
 
 
 def instructed(model: ServedModel, instruction: str, text: str) -> str:
@@ -98,7 +120,7 @@ def instructed(model: ServedModel, instruction: str, text: str) -> str:
             "instruction into the text."
         )
         raise InvalidRequest(message, param="instruction", code="unsupported_parameter")
-    return f"{form[0]}{instruction}{form[1]}{text}"
+    return cased(model, f"{form[0]}{instruction}{form[1]}{text}")
 
 
 def _prompt(model: ServedModel, name: str) -> str:

@@ -44,8 +44,8 @@ class EmbeddingRequest(TruncationFields, RequestFields):
     """Cohort: Hidden states that make the vector: `last` (that of the last token), `mean` (the mean of all) or, of encoders,
     `cls` (that of the first token). Default: the model's, else `last`, of encoders `cls`."""
     prompt_name: Annotated[str, Field(max_length=256)] | None = None
-    """Cohort: Name of a prompt in the model's config_sentence_transformers.json, such as `query`, that is put before each input.
-    Default: none."""
+    """Cohort: Name of a prompt in the model's config_sentence_transformers.json, such as `query`, that is put before each input;
+    "" for none. Default: that of its `default_prompt_name`, else none."""
     instruction: Annotated[str, Field(min_length=1, max_length=MAX_INSTRUCTION_LENGTH)] | None = None
     """Cohort: Task in one sentence, put before each input in the model's own form of a query, for models trained for it."""
     use_activation: bool | None = None

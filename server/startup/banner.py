@@ -47,12 +47,13 @@ class Facts:
     def _serves(self) -> str:
         """What the model serves, unless it generates text."""
         if self.scores == "reranker":
-            return (
-                "scores of a reranker"
-                if self.info.generates
-                else "scores only: the checkpoint has no lm_head"
-            )
-        return "" if self.info.generates else "embeddings only: the checkpoint has no lm_head"
+            return "scores of a reranker" if self.info.generates else f"scores only: {self._headless}"
+        return "" if self.info.generates else f"embeddings only: {self._headless}"
+
+    @property
+    def _headless(self) -> str:
+        """Why a model generates nothing."""
+        return "the model is an encoder" if self.info.token_types else "the checkpoint has no lm_head"
 
     @property
     def _chat(self) -> str | None:
@@ -101,6 +102,8 @@ class Facts:
             if len(layout.groups) > 1:
                 blocks += f" in {len(layout.groups)} groups of layers"
             capacity = f"{layout.capacity_tokens:,} tokens ({blocks})"
+        elif info.token_types:
+            capacity = "none: texts are computed whole, and nothing of them is kept"
         else:
             capacity = f"{self.max_model_len:,} tokens per sequence (held by the executor)"
         size = f", {_count(info.num_parameters)} parameters" if info.num_parameters else ""

@@ -41,6 +41,7 @@ from server.lora.own import load_own_adapter, with_own_adapter
 from server.lora.registry import LoraRegistry
 from server.lora.start import check_adapter_settings, check_files, check_modules, load_modules, uses_adapters
 from server.lora.store import LoraStore
+from server.model_defaults.pooling import length_notes
 from server.model_defaults.sampling_note import sampling_note
 from server.model_files import default_model
 from server.model_files.ollama_package import Package
@@ -477,7 +478,7 @@ class Bootstrap:
                 tokenizer=tokenizer.vocab_size,
                 model=info.logits_width,
             )
-        for warning in text.warnings:
+        for warning in (*text.warnings, *length_notes(self.model_dir, info)):
             log.warning(warning)
         if beyond := text.drop_end_tokens_beyond(info.logits_width):
             log.warning("end tokens beyond the model's vocabulary are ignored", ids=beyond[:4])

@@ -16,7 +16,7 @@ from executors.contract import ConfigError, ModelInfo, StateLayout
 from server.answer.notation import ModelNotation, model_notation
 from server.model_defaults import generation_config
 from server.model_defaults.ollama_params import read_params
-from server.model_defaults.pooling import DefaultPooling, default_pooling, length_notes
+from server.model_defaults.pooling import DefaultPooling, default_pooling
 from server.model_defaults.preset import Preset
 from server.model_defaults.retrieval import EmbeddingPrompts, Scoring, embedding_prompts, scoring
 from server.model_defaults.sampling import SamplingDefaults
@@ -29,7 +29,7 @@ from server.settings.table import Settings
 from server.state.prefix_keeping import PrefixKeeping
 from server.state.server_state import ServedModel
 from server.system.worker_threads import DeadlineExceeded, FencedThreads
-from server.templates.pairs import QWEN3_MARKS, pair_prompt
+from server.templates.joined_pairs import pair_form
 from server.templates.template import ChatTemplate, resolve_chat_template
 
 
@@ -76,7 +76,7 @@ def read_text_side(settings: Settings, model_dir: Path, is_default: bool) -> Tex
         line.partition("eos_token_id")[2] or line: line for line in (*tokenizer.warnings, *chosen.warnings)
     }
     # Both have read the same file.
-    warnings = (*notes.values(), *length_notes(model_dir))
+    warnings = tuple(notes.values())
     source: str | Mapping[str, str] | None = tokenizer.chat_template
     origin = f"{model_file(directory) or directory}: chat template"
     if settings.chat_template:
@@ -131,7 +131,7 @@ def retrieval_side(
 ) -> tuple[DefaultPooling, EmbeddingPrompts, Scoring]:
     """How a model of these `names` makes embeddings and scores. Raises ConfigError for files that declare it and cannot be
     read."""
-    pooling = default_pooling(model_dir, info.poolings)
+    pooling = default_pooling(model_dir, info.poolings, info.vector_layers)
     aliases = (*names, settings.model or "", model_dir.name)
     single, chosen = tokenizer.single_token, settings.classifier_from_token
     return (
@@ -162,7 +162,6 @@ def served_model(
     declare a pooling and cannot be read."""
     tokenizer = text.tokenizer
     pooling, prompts, how = retrieval_side(settings, tokenizer, info, model_dir, names)
-    marks = all(mark in tokenizer.added_tokens for mark in QWEN3_MARKS)
     return ServedModel(
         engine=TextEngine(core, tokenizer),
         tokenizer=tokenizer,
@@ -175,7 +174,7 @@ def served_model(
         pooling=pooling,
         prompts=prompts,
         scoring=how,
-        pairs=pair_prompt(text.template, marks),
+        pairs=pair_form(text.template, tokenizer, info),
         fingerprint=fingerprint,
         salt_per_key=settings.cache_salt_per_key,
         drafts=drafts,

@@ -19,6 +19,7 @@ from engine.interruptions import Outage
 from engine.request import EngineStats, Stage
 from engine.text.embedding import EmbeddingRequest
 from engine.text.generation import Generation, TextRequest, Usage
+from engine.text.tokenizer import PairEncoding
 from executors.contract import ModelExecutor, ModelInfo, StateLayout
 from server.answer.call_progress import CallsProgress
 from server.answer.notation import ModelNotation
@@ -34,6 +35,7 @@ from server.state.responses.store import MemoryResponseStore, SharedResponseStor
 from server.system.worker_threads import FencedThreads
 from server.telemetry.metrics import Metrics
 from server.telemetry.stories.ring import Stories
+from server.templates.joined_pairs import JoinedPairs
 from server.templates.pairs import PairPrompt
 from server.templates.template import ChatTemplate
 
@@ -78,6 +80,9 @@ class TokenizerLike(Protocol):
 
     def encode_with_ends(self, text: str, add_special_tokens: bool = True) -> tuple[list[int], list[int]]:
         """Text to ids, and where each token ends in it."""
+
+    def encode_pair(self, first: str, second: str) -> PairEncoding:
+        """Two texts to ids, joined as the model's pairs are."""
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         """Ids to text."""
@@ -218,8 +223,8 @@ class ServedModel:
     pooling: DefaultPooling = field(default_factory=DefaultPooling)
     prompts: EmbeddingPrompts = field(default_factory=EmbeddingPrompts)
     scoring: Scoring = field(default_factory=Scoring)
-    pairs: PairPrompt | None = None
-    """What writes the prompts of a reranker; None: their form is unknown."""
+    pairs: PairPrompt | JoinedPairs | None = None
+    """What makes the prompts of a reranker: of text, or of token ids; None: their form is unknown."""
     notation: ModelNotation = field(default_factory=ModelNotation)
     fingerprint: str = "cohort"
     salt_per_key: bool = False
@@ -339,8 +344,9 @@ class ServerState:
         if model is None:
             raise Unavailable("The model is still loading.")
         if generating and not model.info.generates:
-            serves = "POST /v1/rerank" if model.info.num_labels else "POST /v1/embeddings"
-            message = f"This model generates no tokens: its checkpoint has no lm_head. It serves {serves}."
+            serves = "POST /v1/rerank" if model.scoring.kind == "reranker" else "POST /v1/embeddings"
+            why = "it is an encoder" if model.info.token_types else "its checkpoint has no lm_head"
+            message = f"This model generates no tokens: {why}. It serves {serves}."
             raise InvalidRequest(message, param="model", code="unsupported_value")
         return model, requested or self.names[0]
 

@@ -17,6 +17,7 @@ from engine.interruptions import Outage
 from engine.request import EngineStats, Stage, StateStats
 from engine.text.embedding import EmbeddingRequest
 from engine.text.generation import TextDelta, TextRequest, TokenText, Usage
+from engine.text.tokenizer import PairEncoding
 from executors.contract import (
     ExecutorCapabilities,
     ExecutorMemoryUsage,
@@ -198,6 +199,13 @@ class ByteTokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [BOS] * add_special_tokens + list(text.encode())
+
+    def encode_pair(self, first: str, second: str) -> PairEncoding:
+        """As BERT's: begin, first, end, second, end; the end is the same token as the begin."""
+        a, b = list(first.encode()), list(second.encode())
+        ids = [BOS, *a, BOS, *b, BOS]
+        types = [0] * (len(a) + 2) + [1] * (len(b) + 1)
+        return PairEncoding(ids, types, [None, *[0] * len(a), None, *[1] * len(b), None])
 
     def encode_with_ends(self, text: str, add_special_tokens: bool = True) -> tuple[list[int], list[int]]:
         ends = [end for end, character in enumerate(text, 1) for _ in character.encode()]

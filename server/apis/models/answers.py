@@ -42,6 +42,12 @@ class OpenAIModel(TypedDict):
     parent: str | None
     max_model_len: Count | None
     generates: bool | None
+    scores: Annotated[
+        Literal["reranker", "embedding"] | None,
+        Meta(
+            description="How /v1/rerank and /v1/score judge pairs: by a score of each, or by the embeddings of both texts."
+        ),
+    ]
     sampling_defaults: (
         Annotated[
             SamplingDefaults,

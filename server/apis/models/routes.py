@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import cast
+from typing import Literal, cast
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -69,12 +69,23 @@ def _card(state: ServerState, name: str) -> OpenAIModel:
         "max_model_len": state.model.max_model_len if state.model is not None else None,
         # False: it makes embeddings or scores only.
         "generates": state.model.info.generates if state.model is not None else None,
+        "scores": _scores(state.model),
         # {}: the model has none, and OpenAI's are in force.
         "sampling_defaults": None if state.model is None else _sampling_defaults(state.model),
         # Mistral's SDK reads no card without these two.
         "type": "base",
         "capabilities": _capabilities(state.model),
     }
+
+
+def _scores(model: ServedModel | None) -> Literal["reranker", "embedding"] | None:
+    """`Scoring.kind`; None for a model that scores nothing, and while it loads."""
+    match "" if model is None else model.scoring.kind:
+        case "reranker":
+            return "reranker"
+        case "embedding":
+            return "embedding"
+    return None
 
 
 def _sampling_defaults(model: ServedModel) -> SamplingDefaults:

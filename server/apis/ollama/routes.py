@@ -216,7 +216,7 @@ async def _vectors(
     call.ignore(body.without_effect())
     if not texts:
         return [], Usage(), time.monotonic()
-    asked_for = embedding_of(body, model.info.hidden_size)
+    asked_for = embedding_of(body, model.info.embedding_size)
 
     async def work() -> tuple[list[msgspec.Raw], Usage, float]:
         place = place_in(prompt, texts)

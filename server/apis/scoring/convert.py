@@ -13,13 +13,15 @@ from engine.errors import FIELD, ContextLengthExceeded, InvalidRequest, Sequence
 from engine.request import RequestContext
 from engine.text.embedding import EmbeddingRequest
 from server.apis.scoring.schema import MAX_TOTAL_CHARACTERS, ScoreFields
-from server.prepare.chat_prompt import encode_text
-from server.prepare.embeddings import instructed
+from server.prepare.chat_prompt import encode_pair, encode_text
+from server.prepare.embeddings import instructed, usual
 from server.prepare.prompts import Place, Truncation, fenced, input_ids, truncation_of
 from server.state.server_state import ServedModel, ServerState
+from server.templates.joined_pairs import JoinedPairs
 from server.templates.pairs import PairPrompt
 
-Pair = tuple[str, str]
+PairIds = tuple[tuple[int, ...], int | None]
+"""Token ids of a pair's prompt, and where its second segment begins; None: it has one segment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +77,16 @@ async def prepare_scores(
     how = model.scoring
     if how.label_ids:
         prompts = await _pair_prompts(state, model, fields, pairs)
-        request = EmbeddingRequest(context, prompts, "logits", model.adapter, how.label_ids)
-        return PreparedScores(request, 0, fields.use_activation is False)
+        ids, segments = tuple(ids for ids, _ in prompts), tuple(segment for _, segment in prompts)
+        request = EmbeddingRequest(
+            context, ids, "logits", model.adapter, how.label_ids, segments if any(segments) else ()
+        )
+        return PreparedScores(request, 0, how.as_logits or fields.use_activation is False)
     if not how.by_vectors:
-        message = (
-            f"This model scores no texts: {how.reason}. If it is a reranker that answers with a token, start the server with "
-            "--classifier-from-token NO,YES."
+        message = f"This model scores no texts: {how.reason}." + (
+            " If it is a reranker that answers with a token, start the server with --classifier-from-token NO,YES."
+            if model.info.generates
+            else ""
         )
         raise InvalidRequest(message, param="model", code="unsupported_value")
     return await _vectors(state, model, fields, pairs, context)
@@ -97,6 +103,8 @@ async def _vectors(
     for texts, name in zip((pairs.first, pairs.second), pairs.names, strict=True):
         if name == pairs.names[0] and fields.instruction is not None:
             texts = [instructed(model, fields.instruction, text) for text in texts]
+        else:
+            texts = [usual(model, text) for text in texts]
         sides.append(
             await input_ids(
                 state,
@@ -115,21 +123,44 @@ async def _vectors(
 
 async def _pair_prompts(
     state: ServerState, model: ServedModel, fields: ScoreFields, pairs: Pairs
-) -> tuple[tuple[int, ...], ...]:
-    """Token ids of each pair's prompt."""
-    writes = model.pairs
-    if writes is None:
+) -> tuple[PairIds, ...]:
+    """The prompt of each pair."""
+    form = model.pairs
+    if form is None:
         message = (
             "This model has no prompt for a query and a document: start the server with a --chat-template that shows messages of "
             "the roles 'query' and 'document'."
         )
         raise InvalidRequest(message, param="model", code="no_chat_template")
+    if isinstance(form, JoinedPairs) and fields.instruction is not None:
+        message = f"'{FIELD}' is not supported by this model: a pair of a cross-encoder has no place for it."
+        raise InvalidRequest(message, param="instruction", code="unsupported_parameter")
     truncation = _truncation(model, fields)
 
-    def work() -> tuple[tuple[int, ...], ...]:
-        return tuple(_ids(model, writes, fields, pairs, i, truncation) for i in range(len(pairs)))
+    def prompt(index: int) -> PairIds:
+        if isinstance(form, JoinedPairs):
+            return _joined(model, form, pairs, index, truncation)
+        return _ids(model, form, fields, pairs, index, truncation), None
+
+    def work() -> tuple[PairIds, ...]:
+        return tuple(prompt(index) for index in range(len(pairs)))
 
     return await fenced(state, work, pairs.names[1], "to tokenize")
+
+
+def _joined(
+    model: ServedModel, form: JoinedPairs, pairs: Pairs, index: int, truncation: Truncation | None
+) -> PairIds:
+    """A pair as the tokenizer joins it; a truncated one loses the end of its document."""
+    params = pairs.places[0](index if len(pairs.first) > 1 else 0), pairs.places[1](index)
+    texts = pairs.first_of(index), pairs.second[index]
+    pair = encode_pair(model, texts, params, bounded=truncation is None)
+    _check_length(model, len(pair.ids), params[1], truncation)
+    length = len(pair.ids) if truncation is None else truncation.length
+    cut = form.cut(pair, length)
+    if cut is None:
+        raise _nothing_left(length, len(pair.ids) - pair.texts.count(1))
+    return cut
 
 
 def _ids(
@@ -140,12 +171,7 @@ def _ids(
     document = pairs.second[index]
     text = writes.text(pairs.first_of(index), document, fields.instruction)
     ids = encode_text(model, text, False, param, bounded=truncation is None)
-    if truncation is None and len(ids) > model.max_model_len:
-        message = (
-            f"'{FIELD}' makes a prompt of {len(ids)} tokens, and this model's context has {model.max_model_len}: shorten it, or "
-            "set 'truncate_prompt_tokens' to -1."
-        )
-        raise ContextLengthExceeded(message, param=param)
+    _check_length(model, len(ids), param, truncation)
     if truncation is None or len(ids) <= truncation.length:
         return tuple(ids)
     head, tail = _around(text, document)
@@ -154,12 +180,27 @@ def _ids(
     if ids[len(ids) - len(behind) :] != behind:  # a token that is part of both
         behind = []
     if truncation.length <= before + len(behind):
-        message = (
-            f"'{FIELD}' leaves {truncation.length} tokens, and the prompt has {before + len(behind)} beside the "
-            "document: none of the document would be left."
-        )
-        raise InvalidRequest(message, param="truncate_prompt_tokens", code="invalid_value")
+        raise _nothing_left(truncation.length, before + len(behind))
     return (*ids[: truncation.length - len(behind)], *behind)
+
+
+def _check_length(model: ServedModel, length: int, param: str, truncation: Truncation | None) -> None:
+    """Raises ContextLengthExceeded for a prompt that does not fit and is not to be cut."""
+    if truncation is not None or length <= model.max_model_len:
+        return
+    message = (
+        f"'{FIELD}' makes a prompt of {length} tokens, and this model's context has {model.max_model_len}: shorten it, or "
+        "set 'truncate_prompt_tokens' to -1."
+    )
+    raise ContextLengthExceeded(message, param=param)
+
+
+def _nothing_left(length: int, beside: int) -> InvalidRequest:
+    message = (
+        f"'{FIELD}' leaves {length} tokens, and the prompt has {beside} beside the "
+        "document: none of the document would be left."
+    )
+    return InvalidRequest(message, param="truncate_prompt_tokens", code="invalid_value")
 
 
 def _around(text: str, document: str) -> tuple[str, str]:

@@ -15,7 +15,8 @@ _CAPITAL = {
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "post", "/v1/rerank", "rerank", "Retrieval", "Order documents by their relevance to a query", "Reranked", OF_WORK,
-        "The most relevant document comes first. A reranker's scores are probabilities, those of an embedding model cosines. "
+        "The most relevant document comes first. A reranker's scores are probabilities, or logits if its files say so, "
+        "those of an embedding model cosines. "
         "`index` is the document's place in the request. The form is Jina's, Cohere's and vLLM's.",
         RerankRequest, {"documents": _CAPITAL, "the best one": {**_CAPITAL, "top_n": 1, "return_documents": False}},
     ),

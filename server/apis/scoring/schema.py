@@ -55,7 +55,8 @@ class ScoreFields(TruncationFields, RequestFields):
     instruction: Annotated[str, Field(min_length=1, max_length=MAX_INSTRUCTION_LENGTH)] | None = None
     """Cohort: Task that the model judges by, in one sentence. Default: the model's, for Qwen3-Reranker web search."""
     use_activation: bool | None = None
-    """vLLM: Whether a reranker's scores are probabilities, 0 to 1; otherwise they are logits. Default: true."""
+    """vLLM: Whether a reranker's scores are probabilities, 0 to 1, unless its files make them logits; otherwise they are logits.
+    Default: true."""
 
     def check(self) -> None:
         """Check the rules that types alone do not express. Raises InvalidRequest naming the field."""

@@ -78,7 +78,8 @@ def verify(
 ) -> None:
     """Compare a model with transformers.
 
-    Compares chat templates, token ids, logits (of whole prompts and of prompts in chunks) and greedy text.
+    Compares chat templates, token ids, logits (of whole prompts and of prompts in chunks) and greedy text; of an encoder token
+    ids, pairs, vectors and labels.
     Exit code 0: all are equal within the tolerance; 1: something differs. Needs the extra [verify].
     """
     from server.commands.common import console
@@ -125,6 +126,7 @@ def compare(directory: Path, reference: Path, options: Options, ask: Ask) -> dic
 
     Ends the process for prompts that nothing can tokenize.
     """
+    from server.commands.verify import encoder
     from server.commands.verify.cases import PROMPTS, TEXTS, conversations
 
     tokenizer, template, problem = _text_side(directory)
@@ -135,6 +137,7 @@ def compare(directory: Path, reference: Path, options: Options, ask: Ask) -> dic
     if tokenizer is not None:
         texts += [f"before{token}after" for token in sorted(set(tokenizer.special_tokens.values()))]
     prompts, ids = _prompts(tokenizer, template, cases, options.prompts or PROMPTS, not options.prompts)
+    pairs = None if tokenizer is None else encoder.pairs_of(tokenizer)
     answer = ask(
         {
             "model": str(directory),
@@ -149,19 +152,23 @@ def compare(directory: Path, reference: Path, options: Options, ask: Ask) -> dic
             "conversations": cases,
             "texts": texts,
             "prompts": ids,
+            "pairs": pairs,
         }
     )
     if "text_problem" in answer:
         tokenizer, template, problem = None, None, f"text is not compared: {answer['text_problem']}"
-    parts = {
-        "templates": _templates(template, cases, answer),
-        "token_ids": _token_ids(tokenizer, texts, answer),
-        "logits": _logits(answer),
-        "greedy": _greedy(tokenizer, prompts, answer),
-    }
+    parts = {"token_ids": _token_ids(tokenizer, texts, answer)}
+    if answer.get("encoder"):
+        parts |= encoder.parts(pairs, answer)
+    else:
+        parts |= {
+            "templates": _templates(template, cases, answer),
+            "logits": _logits(answer),
+            "greedy": _greedy(tokenizer, prompts, answer),
+        }
     about = ("transformers", "torch", "tolerance", "own_rounding", "largest")
     return {
-        "equal": all(part["outcome"] != DIFFERENT for part in parts.values()),
+        "equal": all(part["outcome"] != DIFFERENT for part in parts.values() if isinstance(part, dict)),
         "dtype": options.dtype,
         **{name: answer[name] for name in about},
         "peft": answer.get("peft"),

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from server.commands.common import console
+from server.commands.verify import encoder
 from server.commands.verify.cases import DIFFERENT, EQUAL, NOT_THERE
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ _MOST_ROWS = 3
 """Differences of a kind that are shown; the others are counted."""
 _NUMBERS = 62
 """Columns that the numbers beside a prompt take."""
+_NOTHING: dict[str, Any] = {"differences": []}
+"""A part that the model does not have."""
 _AROUND = 24
 """Characters shown before and after the place where two texts part."""
 
@@ -46,8 +49,12 @@ def show(report: dict[str, Any], name: str) -> None:
     if report["note"]:
         screen.print(f"Random ids stand for prompts: {report['note']}", style="dim")
     screen.print()
-    screen.print(_numbers(report, max(12, screen.width - _NUMBERS)))
-    screen.print(_tolerance(report), style="dim")
+    if report.get("encoder"):
+        screen.print(encoder.numbers(report))
+        screen.print(encoder.tolerance(report), style="dim")
+    else:
+        screen.print(_numbers(report, max(12, screen.width - _NUMBERS)))
+        screen.print(_tolerance(report), style="dim")
     for line in _differences(report):
         screen.print(line)
     screen.print()
@@ -55,6 +62,9 @@ def show(report: dict[str, Any], name: str) -> None:
 
 
 def _summary(report: dict[str, Any]) -> Iterable[tuple[str, dict[str, Any], str]]:
+    if report.get("encoder"):
+        yield from encoder.summary(report)
+        return
     templates, ids = report["templates"], report["token_ids"]
     refused = f", of which both sides refuse {templates['refused']}" if templates["refused"] else ""
     some = f"{_share(templates)} conversations{refused}"
@@ -114,13 +124,17 @@ def _tolerance(report: dict[str, Any]) -> str:
 def _differences(report: dict[str, Any]) -> Iterable[Text]:
     rows = [
         (f"chat template, {one['conversation']}", _shown(one["ours"]), _shown(one["theirs"]))
-        for one in report["templates"]["differences"]
+        for one in report.get("templates", _NOTHING)["differences"]
+    ]
+    rows += [
+        (f"pair of {_quoted(' | '.join(one['texts']))}", str(one["ours"]), str(one["theirs"]))
+        for one in report.get("pairs", _NOTHING)["differences"]
     ]
     rows += [
         (f"token ids of {_quoted(one['text'])}", str(one["ours"]), str(one["theirs"]))
         for one in report["token_ids"]["differences"]
     ]
-    for row in report["greedy"]["prompts"]:
+    for row in report["greedy"]["prompts"] if "greedy" in report else ():
         if not row["equal"]:
             at = f"greedy text after token {row['agreed']}"
             ours, theirs = row.get("ours_text", str(row["ours"])), row.get("theirs_text", str(row["theirs"]))

@@ -362,6 +362,14 @@ def test_which_files() -> None:
     assert weight_files("a/b", ["foo.safetensors", "optimizer.safetensors", "vae/x.safetensors"], None) == [
         "foo.safetensors"
     ]
+    layered = [
+        "model.safetensors",
+        "2_Dense/model.safetensors",
+        "2_Dense/pytorch_model.bin",
+        "onnx/model.safetensors",
+    ]
+    assert weight_files("a/b", layered, None) == ["model.safetensors"]
+    assert weight_files("a/b", [*layered, "modules.json"], None) == layered[:2]
     with pytest.raises(HubError, match="Mistral's own layout"):
         weight_files("a/b", ["consolidated.safetensors", "params.json"], None)
     assert weight_files("a/b", ["model.safetensors", "consolidated.safetensors"], None) == [

@@ -46,7 +46,7 @@ def test_what_makes_a_reranker(tmp_path: Path) -> None:
     assert found(tmp_path, "qwen3_reranker-4b.q8").label_ids == (9, 7)
     assert found(tmp_path, "Qwen3-0.6B").kind == ""
     assert found(tmp_path, "mine", tokens="no,yes").label_ids == (9, 7)
-    assert found(tmp_path, "mine", generates=False, num_labels=1).label_ids == (0,)
+    assert found(tmp_path, "mine", generates=False, num_labels=1) == Scoring((0,))
     write(tmp_path, config={"classifier_from_token": ["no", "yes"]})
     assert found(tmp_path).label_ids == (9, 7)
     write(tmp_path, modules=steps("Transformer", "LogitScore"))
@@ -54,6 +54,78 @@ def test_what_makes_a_reranker(tmp_path: Path) -> None:
     assert found(tmp_path).label_ids == (3,)
     write(tmp_path, **{"1_LogitScore__config": {"true_token_id": 3, "false_token_id": 4}})
     assert found(tmp_path).label_ids == (3, 4)
+
+
+IDENTITY, SIGMOID = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid"
+
+
+@pytest.mark.parametrize(
+    ("files", "as_logits"),
+    [
+        ({}, False),
+        ({"config": {"sentence_transformers": {"activation_fn": IDENTITY, "version": "4.0.1"}}}, True),
+        ({"config": {"sentence_transformers": {"activation_fn": SIGMOID}}}, False),
+        ({"config": {"sentence_transformers": {}, "sbert_ce_default_activation_function": IDENTITY}}, True),
+        ({"config": {"sbert_ce_default_activation_function": None}}, False),
+        ({"config_sentence_transformers": {"activation_fn": IDENTITY, "default_prompt_name": None}}, True),
+        (
+            {
+                "config_sentence_transformers": {"activation_fn": SIGMOID},
+                "config": {"sbert_ce_default_activation_function": IDENTITY},
+            },
+            False,
+        ),
+    ],
+)
+def test_scores_have_the_activation_that_the_files_name(
+    tmp_path: Path, files: dict[str, Any], as_logits: bool
+) -> None:
+    write(tmp_path, **files)
+    assert found(tmp_path, generates=False, num_labels=1) == Scoring((0,), as_logits=as_logits)
+    write(
+        tmp_path, modules=steps("Transformer", "LogitScore"), **{"1_LogitScore__config": {"true_token_id": 3}}
+    )
+    assert found(tmp_path) == Scoring((3,), as_logits=as_logits)
+
+
+def test_a_head_that_makes_no_score_says_why(tmp_path: Path) -> None:
+    def reason(**facts: Any) -> str:
+        how = found(tmp_path, generates=False, **facts)
+        assert how.kind == ""
+        return how.reason
+
+    assert "has 3 labels, and a score is made of one" in reason(num_labels=3)
+    write(tmp_path, config={"id2label": {"0": "contradiction", "1": "entailment"}})
+    assert "2 labels (contradiction, entailment)" in reason(num_labels=2)
+    write(tmp_path, config={"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Tanh"}})
+    assert "torch.nn.modules.activation.Tanh; supported: Sigmoid, Identity" in reason(num_labels=1)
+    write(
+        tmp_path,
+        config={},
+        config_sentence_transformers={"default_prompt_name": "query", "prompts": {"query": "q"}},
+    )
+    assert "default_prompt_name" in reason(num_labels=1)
+
+
+def test_the_prompt_before_every_text(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        config_sentence_transformers={"prompts": {"document": "passage: "}, "default_prompt_name": None},
+    )
+    assert embedding_prompts(tmp_path).default is None
+    write(
+        tmp_path,
+        config_sentence_transformers={
+            "prompts": {"document": "passage: "},
+            "default_prompt_name": "document",
+        },
+    )
+    assert embedding_prompts(tmp_path).default == "document"
+    write(tmp_path, config_sentence_transformers={"prompts": {}, "default_prompt_name": "document"})
+    with pytest.raises(
+        ConfigError, match="default_prompt_name is 'document', and 'prompts' has no such name"
+    ):
+        embedding_prompts(tmp_path)
 
 
 def test_embedding_models_compare_vectors(tmp_path: Path) -> None:
@@ -106,10 +178,14 @@ def test_what_sentence_transformers_does_beside_pooling(tmp_path: Path) -> None:
     write(tmp_path, **{"1_Pooling__config": {"pooling_mode": "mean", "include_prompt": False}})
     assert default_pooling(tmp_path) == DefaultPooling("mean", "", True, False)
     write(tmp_path, sentence_bert_config={"max_seq_length": 512, "do_lower_case": True})
-    assert "lower case" in default_pooling(tmp_path).reason
+    assert default_pooling(tmp_path) == DefaultPooling("mean", "", True, False, lower_case=True)
     write(tmp_path, sentence_bert_config={"max_seq_length": 512, "do_lower_case": False})
-    [note] = length_notes(tmp_path)
+    assert default_pooling(tmp_path) == DefaultPooling("mean", "", True, False)
+    [note] = length_notes(tmp_path, INFO)
     assert "max_seq_length 512 is not applied" in note
+    assert length_notes(tmp_path, replace(INFO, token_types=2)) == (), "it is an encoder's context"
+    write(tmp_path, modules=steps("Transformer", "Pooling", "Dense", "Dense", "Normalize"))
+    assert default_pooling(tmp_path, vector_layers=(4, 3)).kind == "mean", "the executor computes them"
     for other in ("Dense", "LayerNorm", "WeightedLayerPooling"):
         write(tmp_path, modules=steps("Transformer", "Pooling", other, other, "Normalize"))
         assert default_pooling(tmp_path) == DefaultPooling(None, f"the model ends with a module '{other}'")

@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 
 from engine.errors import InvalidRequest
+from engine.text.tokenizer import PairEncoding
+from executors.contract import ConfigError
 from server.apis.scoring.schema import MAX_TOTAL_CHARACTERS
 from server.model_defaults.pooling import DefaultPooling
 from server.model_defaults.retrieval import EmbeddingPrompts, Scoring
-from server.templates.pairs import Qwen3Pairs, pair_prompt
+from server.templates.joined_pairs import JoinedPairs, pair_form
+from server.templates.pairs import Qwen3Pairs, TemplatePairs, pair_prompt
 from server.templates.template import ChatTemplate
-from tests.server.fakes import House, error_of
+from tests.server.fakes import BOS, ByteTokenizer, House, error_of
 
 YES, NO = ord("y"), ord("n")
 ROLES = (
@@ -258,3 +261,133 @@ async def test_prompts_before_embedded_texts(embedder: House) -> None:
     assert embedder.state.model is not None
     embedder.state.model = replace(embedder.state.model, prompts=EmbeddingPrompts())
     assert (await prompt(instruction="Find"))["code"] == "unsupported_parameter"
+
+
+# -- cross-encoders ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cross_encoder(house: House) -> House:
+    """Pairs are joined by the tokenizer; the one label scores by the number of the letter with its number, so 0."""
+    model = house.state.model
+    assert model is not None
+    info = replace(model.info, generates=False, num_labels=1, token_types=2)
+    form = pair_form(model.template, model.tokenizer, info)
+    assert isinstance(form, JoinedPairs)
+    house.state.model = replace(model, info=info, scoring=Scoring((0,)), pairs=form)
+    return house
+
+
+async def test_pairs_are_joined_by_the_tokenizer(cross_encoder: House) -> None:
+    response = await rerank(cross_encoder, query="qq", documents=["nn", "", "y"])
+    assert response.status_code == 200, response.text
+    [asked] = cross_encoder.engine.embedded
+    q = (BOS, *b"qq", BOS)
+    assert asked.prompts == ((*q, *b"nn", BOS), (*q, BOS), (*q, *b"y", BOS))
+    assert (asked.pooling, asked.label_ids, asked.second_segments) == ("logits", (0,), (4, 4, 4))
+    await cross_encoder.post("/v1/score", {"text_1": ["a", "bcd"], "text_2": ["e", "f"]})
+    asked = cross_encoder.engine.embedded[-1]
+    assert asked.prompts == ((BOS, 97, BOS, 101, BOS), (BOS, *b"bcd", BOS, 102, BOS))
+    assert asked.second_segments == (3, 5)
+
+
+async def test_the_end_of_a_document_is_cut_and_never_the_query(cross_encoder: House) -> None:
+    for length, kept in ((9, b"abcd"), (6, b"a"), (-1, b"abcdef")):
+        response = await rerank(
+            cross_encoder, query="qq", documents=["abcdef"], truncate_prompt_tokens=length
+        )
+        assert response.status_code == 200, response.text
+        asked = cross_encoder.engine.embedded[-1]
+        assert asked.prompts == ((BOS, *b"qq", BOS, *kept, BOS),) and asked.second_segments == (4,)
+    for body in (
+        {"query": "qq", "truncate_prompt_tokens": 5},
+        {"query": "q" * 600, "truncate_prompt_tokens": -1},
+    ):
+        error = error_of(await rerank(cross_encoder, **{"documents": ["abcdef"], **body}))
+        assert error["param"] == "truncate_prompt_tokens" and "none of the document" in error["message"]
+    error = error_of(await rerank(cross_encoder, documents=["a", "x" * 600]))
+    assert (error["param"], error["code"]) == ("documents.1", "context_length_exceeded")
+    assert (await rerank(cross_encoder, documents=["a", "x" * 508])).status_code == 200
+
+
+async def test_what_a_cross_encoder_does_not_take(cross_encoder: House) -> None:
+    error = error_of(await rerank(cross_encoder, instruction="Find it"))
+    assert (error["param"], error["code"]) == ("instruction", "unsupported_parameter")
+    error = error_of(await cross_encoder.chat())
+    assert "an encoder" in error["message"] and "/v1/rerank" in error["message"]
+    model = cross_encoder.state.model
+    assert model is not None
+    cross_encoder.state.model = replace(model, scoring=Scoring(reason="its classification head has 3 labels"))
+    error = error_of(await rerank(cross_encoder))
+    assert "3 labels" in error["message"] and "--classifier-from-token" not in error["message"]
+    error = error_of(await cross_encoder.complete())
+    assert "/v1/embeddings" in error["message"]
+
+
+async def test_the_models_own_activation(cross_encoder: House) -> None:
+    """The fake's logits are 0 here: a probability of a half, unless the score is the logit."""
+
+    async def score(**body: Any) -> float:
+        answer = (await cross_encoder.post("/v1/score", {"text_1": "a", "text_2": "b", **body})).json()
+        return answer["data"][0]["score"]
+
+    assert (await score(), await score(use_activation=False)) == (0.5, 0.0)
+    model = cross_encoder.state.model
+    assert model is not None
+    cross_encoder.state.model = replace(model, scoring=Scoring((0,), as_logits=True))
+    assert (await score(), await score(use_activation=True), await score(use_activation=False)) == (
+        0.0,
+        0.0,
+        0.0,
+    )
+
+
+def test_what_makes_the_pairs_of_a_model(house: House) -> None:
+    model = house.state.model
+    assert model is not None
+    encoder = replace(model.info, token_types=2)
+    assert pair_form(None, model.tokenizer, encoder) == JoinedPairs(True)
+    assert pair_form(None, model.tokenizer, replace(encoder, token_types=1)) == JoinedPairs(False)
+    assert pair_form(None, model.tokenizer, replace(encoder, token_types=0)) is None
+    assert isinstance(pair_form(ChatTemplate(ROLES, {}), model.tokenizer, encoder), TemplatePairs)
+    tokenizer = ByteTokenizer()
+    monkey = {**tokenizer.config, "model_input_names": ["input_ids", "attention_mask"]}
+    tokenizer.config = monkey  # type: ignore[misc]
+    assert pair_form(None, tokenizer, encoder) == JoinedPairs(False), "the model was trained without types"
+
+
+@pytest.mark.parametrize("types", [[0, 1, 0, 1, 1], [0, 0, 0, 2, 2]])
+def test_types_that_cannot_be_told_by_a_position_are_refused(house: House, types: list[int]) -> None:
+    class Odd(ByteTokenizer):
+        def encode_pair(self, first: str, second: str) -> PairEncoding:
+            return replace(super().encode_pair(first, second), types=types)
+
+    assert house.state.model is not None
+    with pytest.raises(ConfigError, match=r"token types \[0, "):
+        pair_form(None, Odd(), replace(house.state.model.info, token_types=3))
+
+
+async def test_embeddings_in_lower_case_and_with_the_models_own_prompt(embedder: House) -> None:
+    model = embedder.state.model
+    assert model is not None
+    prompts = EmbeddingPrompts({"query": "Q: ", "document": "D: "}, default="document")
+    embedder.state.model = replace(
+        model, prompts=prompts, pooling=DefaultPooling("last", declared=True, lower_case=True)
+    )
+
+    async def prompt(**body: Any) -> bytes:
+        response = await embedder.post("/v1/embeddings", {"input": "Hi", **body})
+        assert response.status_code == 200, response.text
+        return bytes(embedder.engine.embedded[-1].prompts[0][1:])
+
+    assert await prompt() == b"d: hi"
+    assert await prompt(prompt_name="query") == b"q: hi"
+    assert await prompt(prompt_name="") == b"hi"
+    assert await prompt(input=[7, 65]) == bytes([65]), "token ids are taken as they are"
+    await embedder.post("/v1/score", {"text_1": "A", "text_2": ["B"]})
+    assert [bytes(one[1:]) for one in embedder.engine.embedded[-1].prompts] == [b"d: a", b"d: b"]
+    left_out = replace(embedder.state.model.pooling, kind="mean", includes_prompt=False)
+    embedder.state.model = replace(embedder.state.model, pooling=left_out)
+    error = error_of(await embedder.post("/v1/embeddings", {"input": "Hi"}))
+    assert error["param"] == "prompt_name" and "leaves it out of the mean" in error["message"]
+    assert await prompt(prompt_name="") == b"hi"

@@ -135,10 +135,8 @@ def _of_head(directory: Path, num_labels: int) -> Scoring:
     if num_labels > 1:
         names = (read_file(directory / "config.json", dict) or {}).get("id2label")
         listed = ", ".join(map(str, names.values()))[:_MOST_NAMED] if isinstance(names, dict) else ""
-        named = f" ({listed})" if listed else ""
-        return Scoring(
-            reason=f"its classification head has {num_labels} labels{named}, and a score is made of one"
-        )
+        labels = f"{num_labels} labels ({listed})" if listed else f"{num_labels} labels"
+        return Scoring(reason=f"its classification head has {labels}, and a score is made of one")
     settings = read_file(directory / _SETTINGS, dict) or {}
     if settings.get(_DEFAULT_PROMPT) is not None:
         return Scoring(reason=f"its {_SETTINGS} puts a prompt before pairs ({_DEFAULT_PROMPT})")

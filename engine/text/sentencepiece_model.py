@@ -71,7 +71,7 @@ def read_model(data: bytes) -> SentencePieceModel:
         elif number == 3:
             settings |= _normalizer(_message(value))
     model = SentencePieceModel(pieces, **settings)
-    _check_charsmap(model.charsmap)
+    check_charsmap(model.charsmap)
     if not model.pieces:
         raise ConfigError("not a SentencePiece model: it has no pieces")
     texts: dict[str, int] = {}
@@ -123,7 +123,7 @@ def _normalizer(data: bytes) -> dict[str, Any]:
     return {"charsmap": maps[-1]} if maps else {}
 
 
-def _check_charsmap(charsmap: bytes) -> None:
+def check_charsmap(charsmap: bytes) -> None:
     """Raise ConfigError for a map that would send the library beyond its end.
 
     Layout: bytes of the trie (uint32), the trie (uint32 each), then texts that end in zero. A trie is a double array (Darts): a

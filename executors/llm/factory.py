@@ -17,7 +17,7 @@ from executors.contract import (
 from executors.devices import kind_of, settings_of_device
 from executors.kernels import ATTENTION_BACKENDS, CPU_ISAS
 from executors.llm.device.ranges import PROFILE_RANGES
-from executors.llm.encoder.config import family_in, read_encoder
+from executors.llm.encoder.reading import family_in, read_encoder
 from executors.llm.model.config import DTYPES, check_length, read_config
 
 if TYPE_CHECKING:

@@ -1,4 +1,5 @@
-"""tokenizer.json for each value of `tokenizer.ggml.model`: byte-level BPE, SentencePiece's BPE with byte fallback, WordPiece."""
+"""tokenizer.json for each value of `tokenizer.ggml.model`: byte-level BPE, SentencePiece's BPE with byte fallback and its unigram
+model, WordPiece."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from engine.text.gguf.kind import byte_level
 from engine.text.gguf.merges import MERGES, listed_merges, merges_by_score
 from engine.text.gguf.metadata import Metadata
 from engine.text.gguf.pre_tokenizers import PRE, kind_named
+from engine.text.gguf.unigram import unigram_parts
 from engine.text.gguf.vocabulary import NORMAL, Vocabulary
 from executors.contract import ConfigError
 
@@ -19,6 +21,9 @@ LOWERCASE = "tokenizer.ggml.normalizer.lowercase"
 STRIP_ACCENTS = "tokenizer.ggml.normalizer.strip_accents"
 MARK = "▁"
 """Stands for a space in SentencePiece's pieces, and before a word in a WordPiece vocabulary that GGUF holds."""
+_SEPARATORS = {"bert": 2, "modern-bert": 1}
+"""By the architectures of encoders with tokenizers of other models than `bert`: how many ends stand between the texts of a pair.
+BERT with such a tokenizer is RoBERTa."""
 
 
 def byte_level_bpe(metadata: Metadata, vocabulary: Vocabulary) -> dict[str, Any]:
@@ -114,7 +119,7 @@ def wordpiece(metadata: Metadata, vocabulary: Vocabulary) -> dict[str, Any]:
             "lowercase": lowercase,
         },
         pre_tokenizer={"type": "BertPreTokenizer"},
-        post_processor=_around(own, own.roles.get("cls"), own.roles.get("sep")),
+        post_processor=_around(own, own.roles.get("cls"), own.roles.get("sep"), separators=1),
         decoder={"type": "WordPiece", "prefix": "##", "cleanup": True},
         model={
             "type": "WordPiece",
@@ -126,7 +131,23 @@ def wordpiece(metadata: Metadata, vocabulary: Vocabulary) -> dict[str, Any]:
     )
 
 
-MODELS = {"gpt2": byte_level_bpe, "gemma4": byte_level_bpe, "llama": sentencepiece, "bert": wordpiece}
+def unigram(metadata: Metadata, vocabulary: Vocabulary) -> dict[str, Any]:
+    """Model `t5`: see `unigram.py`. Raises ConfigError.
+
+    As in llama.cpp, eos follows a text and bos does not precede it unless the file says otherwise.
+    """
+    parts = unigram_parts(metadata, vocabulary, prefix=metadata.flag(ADD_SPACE) is not False)
+    bos, eos = metadata.flag(ADD_BOS) is True, metadata.flag(ADD_EOS) is not False
+    return _tokenizer(
+        added_tokens=vocabulary.added_tokens(strip_right=False),
+        post_processor=_template(metadata, vocabulary, bos, eos),
+        **parts,
+    )
+
+
+MODELS = {
+    "gpt2": byte_level_bpe, "gemma4": byte_level_bpe, "llama": sentencepiece, "bert": wordpiece, "t5": unigram,
+}  # fmt: skip
 """What makes tokenizer.json, by `tokenizer.ggml.model`."""
 
 
@@ -147,18 +168,27 @@ def _bpe(ids: dict[str, int], merges: Any, **settings: Any) -> dict[str, Any]:
     return {"type": "BPE", **neutral, **settings, "vocab": ids, "merges": merges}
 
 
-def _template(metadata: Metadata, vocabulary: Vocabulary, bos: bool) -> dict[str, Any] | None:
-    """The post-processor that puts bos before and eos behind a text; None if there is nothing to put."""
-    eos = metadata.flag(ADD_EOS) is True
+def _template(
+    metadata: Metadata, vocabulary: Vocabulary, bos: bool, eos: bool | None = None
+) -> dict[str, Any] | None:
+    """The post-processor that puts bos before and eos behind a text; None if there is nothing to put. `eos`: None for what the
+    file says."""
+    if eos is None:
+        eos = metadata.flag(ADD_EOS) is True
     for role, key, adds in (("bos", ADD_BOS, bos), ("eos", ADD_EOS, eos)):
         if adds and role not in vocabulary.roles:
             metadata.note(f"{key}: not used: the file names no {role} token")
     first = vocabulary.roles.get("bos") if bos else None
     last = vocabulary.roles.get("eos") if eos else None
-    return _around(vocabulary, first, last)
+    separators = _SEPARATORS.get(str(metadata.values.get("general.architecture")), 0)
+    return _around(vocabulary, first, last, separators if last is not None else 0)
 
 
-def _around(vocabulary: Vocabulary, first: int | None, last: int | None) -> dict[str, Any] | None:
+def _around(
+    vocabulary: Vocabulary, first: int | None, last: int | None, separators: int = 0
+) -> dict[str, Any] | None:
+    """`separators`: how many of `last` stand between the texts of a pair, of which only the first has `first` before it; 0: each
+    has what a single text has."""
     if first is None and last is None:
         return None
     texts = vocabulary.texts
@@ -169,10 +199,15 @@ def _around(vocabulary: Vocabulary, first: int | None, last: int | None) -> dict
         ]
         return [*ends[0], {"Sequence": {"id": sequence, "type_id": kind}}, *ends[1]]
 
+    pair = piece("A", 0) + piece("B", 1)
+    if separators and last is not None:
+        end = {"SpecialToken": {"id": texts[last], "type_id": 0}}
+        second = piece("B", 1)[0 if first is None else 1 :]
+        pair = [*piece("A", 0), *[end] * (separators - 1), *second]
     used = [i for i in (first, last) if i is not None]
     return {
         "type": "TemplateProcessing",
         "single": piece("A", 0),
-        "pair": piece("A", 0) + piece("B", 1),
+        "pair": pair,
         "special_tokens": {texts[i]: {"id": texts[i], "ids": [i], "tokens": [texts[i]]} for i in used},
     }

@@ -184,7 +184,7 @@ KINDS = {
 
 
 NOT_HERE = {
-    "whitespace": "only encoders in the manner of BERT have it, which are not served",
+    "whitespace": "only encoders of Jina have it, which are not served",
 }
 """Kinds that llama.cpp knows and that are not here, with the reason."""
 

@@ -32,6 +32,8 @@ _ROLE_KEYS = {
 }
 _LLAMA_IDS = {"unk": 0, "bos": 1, "eos": 2}
 """Ids that SentencePiece gives these tokens unless told otherwise; files of model `llama` may leave them out."""
+_T5_IDS = {"pad": 0, "eos": 1, "unk": 2}
+"""Ids of these tokens in files of model `t5` that leave them out."""
 _BERT_TEXTS = {"unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "pad": "[PAD]", "mask": "[MASK]"}
 """Texts that BERT gives these tokens; files of model `bert` may leave out their ids."""
 
@@ -114,6 +116,8 @@ def read_vocabulary(metadata: Metadata, model: str) -> Vocabulary:
     roles = {role: i for role, i in by_role.items() if i is not None}
     if model == "llama":
         roles = {role: i for role, i in _LLAMA_IDS.items() if i < len(texts)} | roles
+    if model == "t5":
+        roles = {role: i for role, i in _T5_IDS.items() if i < len(texts)} | roles
     if model == "bert":
         texts_of_roles = {role: texts.index(text) for role, text in _BERT_TEXTS.items() if text in texts}
         if "bos" in roles:

@@ -1,20 +1,19 @@
-"""Reads `config.json` of an encoder into an `EncoderConfig`. No torch here.
+"""`EncoderConfig`, and how it is read for encoders in the manner of BERT. No torch here.
 
-Families are rows of `FAMILIES`. Every fault is a ConfigError of one line that names the file, the field and what is supported. A
-key that is neither read nor known to be harmless is named in a note.
+`reading.py` finds the family of a directory. Families with a table of positions are rows of `FAMILIES`. Every fault is a
+ConfigError of one line that names the file, the field and what is supported. A key that is neither read nor known to be harmless
+is named in a note.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 from executors.contract.errors import ConfigError
-from executors.llm.encoder.modules import DenseConfig, max_seq_length, read_dense
-from executors.llm.model.fields import Fields, read_json
-from executors.llm.model.gguf_source import is_gguf
+from executors.llm.encoder.modules import DenseConfig
+from executors.llm.model.fields import Fields
 
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -130,47 +129,15 @@ class EncoderConfig:
         """Elements of a head."""
         return self.hidden_size // self.num_heads
 
-
-def family_in(directory: Path) -> EncoderFamily | None:
-    """Return the family of encoders that serves a directory; None if none does, or config.json cannot be read."""
-    if is_gguf(directory):
-        return None
-    try:
-        values = read_json(directory / "config.json")
-    except ConfigError:
-        return None
-    return _family_of(values)
+    @property
+    def kv_heads(self) -> int:
+        """Number of heads of keys and values."""
+        return self.num_heads
 
 
-def _family_of(values: Mapping[str, Any]) -> EncoderFamily | None:
-    architectures = values.get("architectures")
-    names = (
-        {one for one in architectures if isinstance(one, str)} if isinstance(architectures, list) else set()
-    )
-    for family in FAMILIES:
-        if names.intersection(family.architectures) or (
-            not names and values.get("model_type") == family.model_type
-        ):
-            return family
-    return None
-
-
-def read_encoder(directory: Path) -> EncoderConfig:
-    """Read the configuration of an encoder. Raises ConfigError."""
-    path = directory / "config.json"
-    values = read_json(path)
-    family = _family_of(values)
-    if family is None:
-        raise ConfigError(
-            f"{path}: architectures {values.get('architectures')}: this is no encoder that is served"
-        )
-    config = _parse(family, {**family.defaults, **values}, str(path))
-    return replace(
-        config, dense=read_dense(directory, config.hidden_size), max_seq_length=max_seq_length(directory)
-    )
-
-
-def _parse(family: EncoderFamily, values: Mapping[str, Any], where: str) -> EncoderConfig:
+def parse_bert(family: EncoderFamily, values: Mapping[str, Any], where: str) -> EncoderConfig:
+    """Parse config.json of an encoder whose positions are rows of a table. Raises ConfigError."""
+    values = {**family.defaults, **values}
     fields = Fields(where, values)
     served = (one for one in values.get("architectures") or () if one in family.architectures)
     architecture = next(served, family.architectures[0])

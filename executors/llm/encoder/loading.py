@@ -1,9 +1,13 @@
-"""Loads an encoder from safetensors. Every fault is a ConfigError of one line, raised before the first weight is copied."""
+"""Loads an encoder from safetensors or a GGUF file.
+
+Every fault is a ConfigError of one line, raised before the first weight is copied.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,27 +18,27 @@ from executors.contract.interface import ProgressCallback
 from executors.contract.status import ModelInfo
 from executors.kernels.cpu import CpuKernels, packed_bytes, use_kernels
 from executors.llm.checkpoint.files import chosen_weights
+from executors.llm.checkpoint.gguf_tensors import SUPPORTED, GgufTensors
 from executors.llm.checkpoint.loader import choose_kernels
 from executors.llm.checkpoint.safetensors_file import SafetensorsFile
-from executors.llm.encoder.config import EncoderConfig, read_encoder
+from executors.llm.checkpoint.tensor_file import TensorFile
+from executors.llm.encoder.config import EncoderConfig
+from executors.llm.encoder.gguf_tensor_names import file_name, stored_tensors
 from executors.llm.encoder.heads import Dense
+from executors.llm.encoder.layouts import layout_of
 from executors.llm.encoder.model import Encoder, Norm
-from executors.llm.model.linear import KIND_NAMES, Linear
+from executors.llm.encoder.reading import read_encoder
+from executors.llm.encoder.rotary_config import RotaryConfig
+from executors.llm.encoder.rotary_model import RotaryEncoder
+from executors.llm.encoder.slots import Slot, linear_slots
+from executors.llm.model.gguf_source import config_path, is_gguf, model_path, read_source
+from executors.llm.model.linear import KIND_NAMES
 
 POOLINGS = ("cls", "mean", "last")
 """What vectors of a text can be made of. Of models that declare nothing it is the first token, as in vLLM."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _OLD_NAMES = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
 """Endings of names, and what the first checkpoints of BERT have in their place."""
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """Where a tensor goes: `fill` takes it, in its file's dtype. `name`: without the prefix of a model with a head."""
-
-    name: str
-    shape: tuple[int, ...]
-    fill: Callable[[torch.Tensor], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,7 @@ class SketchedEncoder:
     info: ModelInfo
     num_bytes: int
     plain_bytes: int
-    tensors: tuple[tuple[SafetensorsFile, str], ...]
+    tensors: tuple[tuple[TensorFile, str], ...]
     problem: str | None
 
 
@@ -66,7 +70,7 @@ def load_encoder(config: ExecutorConfig, progress: ProgressCallback) -> LoadedEn
     dtype = _dtype(config, shape, directory)
     kernels, missing = _kernels(config)
     quantization = config.optimization.quantization
-    model = Encoder(shape, dtype, torch.device("cpu"))
+    model = _model(shape, dtype, "cpu")
     if kernels is not None:
         use_kernels(kernels)
         model.pack(kernels, quantization)
@@ -96,16 +100,16 @@ def sketch_encoder(config: ExecutorConfig) -> SketchedEncoder:
     directory = Path(config.model)
     shape = read_encoder(directory)
     kernels, _ = _kernels(config)
-    tensors: tuple[tuple[SafetensorsFile, str], ...] = ()
+    tensors: tuple[tuple[TensorFile, str], ...] = ()
     problem, dtype = None, torch.float32
     try:
         dtype = _dtype(config, shape, directory)
         if config.load_format != "dummy":
-            places = _find(Encoder(shape, dtype, torch.device("meta")), directory)
+            places = _find(_model(shape, dtype, "meta"), directory)
             tensors = tuple((file, name) for _, name, file in places)
     except ConfigError as error:
         problem = str(error)
-    model = Encoder(shape, dtype, torch.device("meta"))
+    model = _model(shape, dtype, "meta")
     plain = num_bytes = model.num_bytes()
     if kernels is not None:
         kind = config.optimization.quantization or KIND_NAMES[dtype]
@@ -129,7 +133,7 @@ def _info(config: ExecutorConfig, model: Encoder) -> ModelInfo:
     shape = model.config
     length = min(config.max_model_len or shape.context_length, shape.longest)
     return ModelInfo(
-        Path(config.model).name, shape.family.model_type, shape.num_layers, shape.num_heads, shape.num_heads, shape.head_dim,
+        Path(config.model).name, shape.family.model_type, shape.num_layers, shape.num_heads, shape.kv_heads, shape.head_dim,
         shape.hidden_size, shape.vocab_size, shape.vocab_size, length, str(model.dtype).removeprefix("torch."),
         config.optimization.quantization, model.num_parameters(), "cpu", generates=False, num_labels=len(shape.labels),
         poolings=POOLINGS, token_types=shape.num_types, vector_layers=tuple(one.outputs for one in shape.dense),
@@ -143,13 +147,20 @@ def _dtype(config: ExecutorConfig, shape: EncoderConfig, directory: Path) -> tor
         return _DTYPES[name]
     if config.load_format == "dummy":
         return torch.float32
-    dtypes = (file.float_dtype(tensor) for tensor, file in _files(directory).items())
+    dtypes = (file.float_dtype(tensor) for tensor, file in _files(directory, shape).items())
     return next((dtype for dtype in dtypes if dtype in _DTYPES.values()), torch.float32)
 
 
-def _files(directory: Path) -> dict[str, SafetensorsFile]:
-    """The file of each tensor."""
-    files: dict[str, SafetensorsFile] = {}
+def _files(directory: Path, shape: EncoderConfig) -> dict[str, TensorFile]:
+    """The file of each tensor, by the name that it has in a checkpoint of safetensors."""
+    files: dict[str, TensorFile] = {}
+    if is_gguf(directory):
+        gguf = read_source(directory)
+        stored = stored_tensors(gguf, shape)
+        for path in gguf.parts:
+            here = {name: one for name, one in stored.items() if one.tensor.path == path}
+            files.update(dict.fromkeys(here, GgufTensors(path, here)))
+        return files
     for name in chosen_weights(directory).files:
         if not (directory / name).is_file():
             raise ConfigError(f"{directory / name}: no such file, though the index names it")
@@ -158,22 +169,23 @@ def _files(directory: Path) -> dict[str, SafetensorsFile]:
     return files
 
 
-def _find(model: Encoder, directory: Path) -> list[tuple[Slot, str, SafetensorsFile]]:
+def _find(model: Encoder, directory: Path) -> list[tuple[Slot, str, TensorFile]]:
     """Where each tensor of the model is. Raises ConfigError for one that is missing, or of another shape or kind."""
-    files = _files(directory)
+    files = _files(directory, model.config)
+    own_name = partial(file_name, config=model.config) if is_gguf(directory) else str
     places = []
-    for slot in slots_of(model):
+    for slot in slots_of(model, files):
         name = _stored(slot.name, model.config.family.prefix, files)
         if name is None:
-            raise ConfigError(f"{directory}: tensor {slot.name} is missing")
+            raise ConfigError(f"{model_path(directory)}: tensor {own_name(slot.name)} is missing")
         file = files[name]
-        places.append((slot, _checked(slot, name, file), file))
+        places.append((slot, _checked(slot, name, file, own_name(name), config_path(directory).name), file))
     for layer, shape in zip(model.dense, model.config.dense, strict=True):
         places += _find_dense(layer, shape.weights)
     return places
 
 
-def _find_dense(layer: Dense, path: Path) -> list[tuple[Slot, str, SafetensorsFile]]:
+def _find_dense(layer: Dense, path: Path) -> list[tuple[Slot, str, TensorFile]]:
     """Where the tensors of a layer of vectors are. Raises ConfigError."""
     if not path.is_file():
         raise ConfigError(
@@ -183,53 +195,79 @@ def _find_dense(layer: Dense, path: Path) -> list[tuple[Slot, str, SafetensorsFi
     slots = _dense_slots("", layer)
     if other := sorted(set(file.names()) - {slot.name for slot in slots}):
         raise ConfigError(f"{path}: tensor {other[0]} is not used; config.json asks for {len(slots)} tensors")
-    return [(slot, _checked(slot, slot.name, file), file) for slot in slots]
+    return [(slot, _checked(slot, slot.name, file, slot.name, "config.json"), file) for slot in slots]
 
 
-def _checked(slot: Slot, name: str, file: SafetensorsFile) -> str:
-    """The name of a file's tensor that fits a slot. Raises ConfigError."""
+def _checked(slot: Slot, name: str, file: TensorFile, own_name: str, source: str) -> str:
+    """The name of a file's tensor that fits a slot; `own_name` is what messages call it, `source` what its shape
+    comes from. Raises ConfigError."""
     if name not in file:
-        raise ConfigError(f"{file.path}: tensor {name} is missing")
+        raise ConfigError(f"{file.path}: tensor {own_name} is missing")
+    where = f"{file.path}: tensor {own_name}"
     if file.shape(name) != slot.shape:
         has, needs = list(file.shape(name)), list(slot.shape)
-        raise ConfigError(f"{file.path}: tensor {name} has shape {has}; config.json asks for {needs}")
+        raise ConfigError(f"{where} has shape {has}; {source} asks for {needs}")
     if file.float_dtype(name) is None:
-        raise ConfigError(f"{file.path}: tensor {name} is of {file.type_name(name)}; a float dtype is needed")
+        raise ConfigError(f"{where} is of {_needs_float(file, name)}")
     return name
+
+
+def _needs_float(file: TensorFile, name: str) -> str:
+    """The end of a sentence that refuses a tensor's type."""
+    if isinstance(file, SafetensorsFile):
+        return f"{file.type_name(name)}; a float dtype is needed"
+    return f"{file.stored_as(name)}; supported: {', '.join(SUPPORTED)}"
 
 
 def _fill(model: Encoder, directory: Path, progress: ProgressCallback) -> None:
     places = _find(model, directory)
     for done, (slot, name, file) in enumerate(places):
         progress("weights", done, len(places))
-        slot.fill(file.view(name))
-        file.release(name)
+        if isinstance(file, SafetensorsFile):
+            slot.fill(file.view(name))
+            file.release(name)
+        elif slot.table is not None:
+            file.copy_into(name, slot.table)
+        else:
+            values = torch.empty(slot.shape, dtype=file.dtype(name))
+            file.copy_into(name, values)
+            slot.fill(values)
     progress("weights", len(places), len(places))
     for file in {file for _, _, file in places}:
         file.close()
 
 
-def _stored(name: str, prefix: str, files: dict[str, SafetensorsFile]) -> str | None:
+def _stored(name: str, prefix: str, files: Collection[str]) -> str | None:
     """A tensor's name as the files have it; None if they lack it."""
     old = next((name.replace(new, old) for new, old in _OLD_NAMES.items() if name.endswith(new)), name)
     return next((one for one in (prefix + name, name, prefix + old, old) if one in files), None)
 
 
-def slots_of(model: Encoder) -> Iterator[Slot]:
-    """All tensors that the model needs of its own files; layers of vectors lie beside them."""
+def _model(shape: EncoderConfig, dtype: torch.dtype, device: str) -> Encoder:
+    if isinstance(shape, RotaryConfig):
+        return RotaryEncoder(shape, dtype, torch.device(device))
+    return Encoder(shape, dtype, torch.device(device))
+
+
+def slots_of(model: Encoder, names: Collection[str] = ()) -> Iterator[Slot]:
+    """All tensors that the model needs of its own files; layers of vectors lie beside them. `names`: those that the files
+    have, of which a family may have several sets."""
+    if isinstance(model, RotaryEncoder):
+        yield from model.slots(layout_of(model.config.family.model_type, names))
+        return
     embeddings = {
         "word_embeddings": model.words,
         "position_embeddings": model.positions,
         "token_type_embeddings": model.types,
     }
     for name, table in embeddings.items():
-        yield Slot(f"embeddings.{name}.weight", tuple(table.shape), table.copy_)
+        yield Slot(f"embeddings.{name}.weight", tuple(table.shape), table.copy_, table=table)
     yield from _norm_slots("embeddings.LayerNorm", model.norm)
     hidden = model.config.hidden_size
     for number, layer in enumerate(model.layers):
         for name, (linear, first) in layer.linears.items():
             rows = hidden if linear is layer.qkv else linear.outputs
-            yield from _linear_slots(f"encoder.layer.{number}.{name}", linear, first, rows)
+            yield from linear_slots(linear, f"encoder.layer.{number}.", name, first, rows)
         for name, norm in layer.norms.items():
             yield from _norm_slots(f"encoder.layer.{number}.{name}", norm)
     if model.head is not None:
@@ -244,22 +282,8 @@ def _dense_slots(prefix: str, layer: Dense) -> list[Slot]:
 
 
 def _norm_slots(name: str, norm: Norm) -> Iterator[Slot]:
-    yield Slot(f"{name}.weight", tuple(norm.weight.shape), norm.weight.copy_)
-    yield Slot(f"{name}.bias", tuple(norm.bias.shape), norm.bias.copy_)
-
-
-def _linear_slots(name: str, linear: Linear, first: int, rows: int) -> Iterator[Slot]:
-    weight, bias = linear.weight, linear.bias
-    assert weight is not None and bias is not None
-
-    def fill(values: torch.Tensor) -> None:
-        if linear.given_up:
-            linear.fill(values, first)
-        else:
-            weight[first : first + rows].copy_(values)
-
-    yield Slot(f"{name}.weight", (rows, weight.shape[1]), fill)
-    yield Slot(f"{name}.bias", (rows,), bias[first : first + rows].copy_)
+    yield Slot(f"{name}.weight", tuple(norm.weight.shape), norm.weight.copy_, 1.0)
+    yield Slot(f"{name}.bias", tuple(norm.bias.shape), norm.bias.copy_, 0.0)
 
 
 def _fill_dummy(model: Encoder, seed: int) -> None:
@@ -269,7 +293,7 @@ def _fill_dummy(model: Encoder, seed: int) -> None:
         slot for number, layer in enumerate(model.dense) for slot in _dense_slots(f"dense.{number}.", layer)
     )
     for slot in (*slots_of(model), *dense):
-        if "LayerNorm" in slot.name:
-            slot.fill(torch.full(slot.shape, float(slot.name.endswith("weight"))))
+        if slot.dummy is not None:
+            slot.fill(torch.full(slot.shape, slot.dummy))
         else:
             slot.fill(torch.randn(slot.shape, generator=generator) * 0.02)

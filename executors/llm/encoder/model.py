@@ -20,12 +20,13 @@ from executors.llm.encoder.config import EncoderConfig
 from executors.llm.encoder.heads import ClassificationHead, Dense
 from executors.llm.model.linear import KIND_NAMES, Linear
 
-_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "relu": F.relu,
     "silu": F.silu,
 }
+"""By their names in `EncoderConfig`."""
 
 
 class Norm:
@@ -52,7 +53,7 @@ class Layer:
 
     def __init__(self, config: EncoderConfig, dtype: torch.dtype, device: torch.device) -> None:
         hidden, inner = config.hidden_size, config.intermediate_size
-        self._heads, self._act = config.num_heads, _ACTIVATIONS[config.activation]
+        self._heads, self._act = config.num_heads, ACTIVATIONS[config.activation]
         self.qkv = Linear(3 * hidden, hidden, True, dtype, device)
         self.out = Linear(hidden, hidden, True, dtype, device)
         self.up = Linear(inner, hidden, True, dtype, device)
@@ -132,13 +133,13 @@ class Encoder:
 
     def num_bytes(self) -> int:
         """Bytes of all weights."""
-        tables = (self.words, self.positions, self.types, *self._on_top())
+        tables = (self.words, self.positions, self.types, *self.on_top())
         return sum(one.numel() * one.element_size() for one in tables) + sum(
             one.num_bytes for one in self.linears()
         )
 
-    def _on_top(self) -> Iterator[torch.Tensor]:
-        """Weights of the head and of the layers of vectors."""
+    def on_top(self) -> Iterator[torch.Tensor]:
+        """Yield the weights of the head and of the layers of vectors."""
         if self.head is not None:
             yield from (tensor for _, tensor in self.head.tensors())
         for layer in self.dense:
@@ -149,7 +150,7 @@ class Encoder:
         hidden, inner, layers = self.config.hidden_size, self.config.intermediate_size, len(self.layers)
         each = 4 * hidden * (hidden + 1) + 2 * hidden * inner + inner + hidden + 4 * hidden
         tables = len(self.words) + len(self.positions) + len(self.types)
-        on_top = sum(one.numel() for one in self._on_top())
+        on_top = sum(one.numel() for one in self.on_top())
         return tables * hidden + 2 * hidden + layers * each + on_top
 
     @torch.inference_mode()

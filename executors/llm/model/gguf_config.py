@@ -58,12 +58,12 @@ class Biases:
 def gguf_config(gguf: GgufFile) -> GgufConfig:
     """Return the configuration of a GGUF file. Raises ConfigError, which names the file and the key."""
     notes = check_outside(gguf)
-    arch = _architecture(gguf)
+    arch = architecture_of(gguf)
     row = None if arch is None else ROWS.get(arch)
     if row is None:
         _refuse_architecture(gguf, arch)
     assert row is not None
-    keys = GgufKeys(gguf, str(arch), _written_name(gguf))
+    keys = GgufKeys(gguf, str(arch), written_name(gguf))
     if row.complete is not None:
         row.complete(keys)
     if row.variant is not None:
@@ -75,7 +75,7 @@ def gguf_config(gguf: GgufFile) -> GgufConfig:
     values: dict[str, Any] = {
         "architectures": [row.served],
         "model_type": family.model_types[0],
-        "dtype": _dtype(own),
+        "dtype": dtype_of(own),
         "tie_word_embeddings": _HEAD not in gguf.tensors,
         **row.constants,
     }
@@ -96,13 +96,13 @@ def gguf_config(gguf: GgufFile) -> GgufConfig:
     return GgufConfig(values, row, biases, names, notes, _reranker(keys, family, values))
 
 
-def _dtype(own: Iterable[GgufTensor]) -> str:
+def dtype_of(own: Iterable[GgufTensor]) -> str:
     """Return the dtype that holds the file's plain numbers exactly; bfloat16 beside quantized ones."""
     types = {one.type for one in own}
     return "float32" if types == {"F32"} else "float16" if types <= {"F32", "F16"} else "bfloat16"
 
 
-def _architecture(gguf: GgufFile) -> str | None:
+def architecture_of(gguf: GgufFile) -> str | None:
     """Return the architecture by llama.cpp's name, as text; None if the file names none."""
     arch = gguf.metadata.get("general.architecture")
     if not isinstance(arch, str):
@@ -112,7 +112,7 @@ def _architecture(gguf: GgufFile) -> str | None:
     return ARCHITECTURE_NAMES.get(arch, arch)
 
 
-def _written_name(gguf: GgufFile) -> str | None:
+def written_name(gguf: GgufFile) -> str | None:
     """Return the architecture's name in the file, where it is Ollama's; None for llama.cpp's."""
     name = gguf.metadata.get("general.architecture")
     return name if isinstance(name, str) and name in ARCHITECTURE_NAMES else None

@@ -219,9 +219,7 @@ TOKENIZER: Final[Mapping[str, str]] = {
     **{f"tokenizer.ggml.{name}": "bert's, whose texts end in a separator in any case" for name in (
         "add_sep_token", "token_type_count",
     )},
-    **{f"tokenizer.ggml.{name}": "read for tokenizers that are refused by their model" for name in (
-        "remove_extra_whitespaces", "precompiled_charsmap",
-    )},
+    **{f"tokenizer.ggml.{name}": _BY_TOKENIZER for name in ("remove_extra_whitespaces", "precompiled_charsmap")},
     **{f"tokenizer.ggml.{name}": "the first id, which stands in a key of its own, counts" for name in (
         "bos_token_ids", "unknown_token_ids", "seperator_token_ids", "padding_token_ids", "mask_token_ids", "cls_token_ids",
     )},

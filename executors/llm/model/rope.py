@@ -24,7 +24,7 @@ def rotary_table(rope: RopeConfig, length: int, device: torch.device) -> torch.T
     The table never has the model's dtype: rounding it to bf16 would rotate every query and key by slightly wrong angles. It
     would not be smaller either, because the two halves have the same angles and are stored once.
     """
-    frequencies, scale = _inverse_frequencies(rope, rope.dim, length)
+    frequencies, scale = inverse_frequencies(rope, rope.dim, length)
     table = torch.empty(length, 2, rope.dim // 2, dtype=torch.float32, device=device)
     for begin in range(0, length, _CHUNK):
         # float64 until the end: at position 100,000 a float32 product is off by 0.01 radians.
@@ -60,7 +60,7 @@ def rotate(x: torch.Tensor, table_rows: torch.Tensor, neighbours: bool = False) 
     return torch.cat((one * cos - two * sin, two * cos + one * sin, rest), -1).to(x.dtype)
 
 
-def _inverse_frequencies(rope: RopeConfig, head_dim: int, length: int) -> tuple[torch.Tensor, float]:
+def inverse_frequencies(rope: RopeConfig, head_dim: int, length: int) -> tuple[torch.Tensor, float]:
     """Return the frequencies, float64 [head_dim / 2], and the factor of cos and sin."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
     plain = rope.theta**-exponents

@@ -24,7 +24,7 @@ from executors.contract import KvCacheHandle, LogitsMode, LoraExecutor, ModelExe
 from executors.contract.config import ExecutorAttentionConfig, ExecutorConfig, OptimizationConfig
 from executors.contract.errors import ConfigError
 from executors.llm.checkpoint.weights import settle_config
-from executors.llm.encoder.config import family_in
+from executors.llm.encoder.reading import family_in
 from executors.llm.factory import LlmFactory
 from executors.llm.model.config import read_config
 from executors.llm.model.gguf_source import is_gguf

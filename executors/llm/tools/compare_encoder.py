@@ -18,9 +18,10 @@ import torch.nn.functional as F
 
 from executors.contract.config import ExecutorConfig, OptimizationConfig
 from executors.contract.errors import ConfigError
-from executors.llm.encoder.config import EncoderConfig, read_encoder
+from executors.llm.encoder.config import EncoderConfig
 from executors.llm.encoder.heads import ACTIVATIONS
 from executors.llm.encoder.modules import DenseConfig
+from executors.llm.encoder.reading import read_encoder
 from executors.llm.factory import LlmFactory
 from executors.llm.tools.reference import ReferenceText, load_encoder_reference, version
 from executors.llm.tools.widened import Float64

@@ -37,7 +37,7 @@ from executors.llm.checkpoint.weights import (
     settle_config,
 )
 from executors.llm.device.table import device_of, find_device
-from executors.llm.encoder.config import family_in
+from executors.llm.encoder.reading import family_in
 from executors.llm.factory import LlmFactory
 from executors.llm.kernel_support.kernel_choice import choose_attention
 from executors.llm.memory import sizing

@@ -9,8 +9,8 @@ from typing import Any
 
 from executors.cgroup import memory_limit
 from executors.contract.config import ExecutorConfig
-from executors.llm.encoder.config import read_encoder
 from executors.llm.encoder.loading import SketchedEncoder, sketch_encoder
+from executors.llm.encoder.reading import read_encoder
 
 
 def describe_encoder(config: ExecutorConfig, memory: int | None = None) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def describe_encoder(config: ExecutorConfig, memory: int | None = None) -> dict[
         "layers": shape.num_layers,
         "hidden_size": shape.hidden_size,
         "heads": shape.num_heads,
-        "kv_heads": shape.num_heads,
+        "kv_heads": shape.kv_heads,
         "head_dim": shape.head_dim,
         "other_heads": [],
         "layers_that_share_kv": 0,

@@ -118,7 +118,7 @@ def test_unknown_kinds_are_refused_by_name() -> None:
     assert str(len(KINDS)) in str(error.value) and "qwen2," in str(error.value)
 
 
-@pytest.mark.parametrize("model", ["t5", "rwkv", "plamo2", "none"])
+@pytest.mark.parametrize("model", ["rwkv", "plamo2", "none"])
 def test_unknown_models_are_refused_by_name(model: str) -> None:
     with pytest.raises(
         ConfigError, match=f"tokenizer.ggml.model: tokenizer model '{model}' is not supported"

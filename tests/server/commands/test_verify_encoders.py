@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from executors.llm.encoder.config import read_encoder
+from executors.llm.encoder.reading import read_encoder
 from executors.llm.tools import compare
 from server.commands.verify import command as verb
 from server.commands.verify import view

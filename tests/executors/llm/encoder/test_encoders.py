@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from executors.contract import ConfigError, ExecutorConfig, InvalidInput, OptimizationConfig, Skipped, Tensor
 from executors.contract.batch import SequenceStart, TableUpdates, UnifiedBatch
-from executors.llm.encoder.config import family_in, read_encoder
 from executors.llm.encoder.executor import EncoderExecutor
+from executors.llm.encoder.reading import family_in, read_encoder
 from executors.llm.factory import LlmFactory
 
 SIZES = {

@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from executors.contract import ConfigError, InvalidInput, OptimizationConfig
 from executors.contract.batch import UnifiedBatch
-from executors.llm.encoder.config import read_encoder
 from executors.llm.encoder.executor import EncoderExecutor
+from executors.llm.encoder.reading import read_encoder
 from executors.llm.factory import LlmFactory
 from executors.testing.conformance import run_case
 from tests.executors.llm.encoder.test_encoders import SIZES, config, expected, made, off, started, step, texts

@@ -15,7 +15,7 @@ import torch
 
 from executors.contract import ConfigError, LogitsMode, PrefillInput, Tensor
 from executors.llm.model.config import parse_config
-from executors.llm.model.rope import _inverse_frequencies
+from executors.llm.model.rope import inverse_frequencies
 from tests.executors.llm.driver import start
 from tests.tiers import sweep
 
@@ -194,7 +194,7 @@ def test_the_frequencies_are_those_of_transformers(kind: str, way: str, fields: 
     expected = _theirs(kind, given)
     assert len(ropes) == len(expected)
     for rope, (frequencies, scale) in zip(ropes, expected, strict=True):
-        mine, my_scale = _inverse_frequencies(rope, rope.dim, 1)
+        mine, my_scale = inverse_frequencies(rope, rope.dim, 1)
         assert mine.shape == frequencies.shape
         assert torch.allclose(mine.float(), frequencies, rtol=2e-6, atol=0), (mine, frequencies)
         assert my_scale == pytest.approx(scale, abs=1e-9)

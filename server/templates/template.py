@@ -11,7 +11,8 @@ import json
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from types import CodeType
+from typing import Any, NamedTuple, Protocol
 
 import jinja2
 import jinja2.meta
@@ -50,6 +51,27 @@ class History(Protocol):
         """The variables of a request."""
 
 
+class CompiledSource(NamedTuple):
+    """`variables`: names that the source reads without setting them. `names_developer`: whether it knows the role.
+    `reads_tools_key`: whether it reads "tools" as a key of a value."""
+
+    code: CodeType
+    variables: frozenset[str]
+    names_developer: bool
+    reads_tools_key: bool
+
+
+def compiled_source(text: str) -> CompiledSource:
+    """The code of a template, for any `chat_environment`, and what its text tells. Raises jinja2.TemplateError, or RecursionError
+    where it is nested too deeply."""
+    environment = chat_environment()
+    code, tree = environment.compile(text), environment.parse(text)
+    names_developer = any(one.value == DEVELOPER for one in tree.find_all(nodes.Const))
+    reads_tools_key = _reads_key(tree, "tools")
+    variables = frozenset(jinja2.meta.find_undeclared_variables(tree))  # modifies the tree
+    return CompiledSource(code, variables, names_developer, reads_tools_key)
+
+
 class ChatTemplate:
     """One compiled chat template, or several by name. Raises ConfigError if a source is not a valid template.
 
@@ -77,19 +99,19 @@ class ChatTemplate:
         for name, text in sources.items():
             where = origin if name == DEFAULT else f"{origin} '{name}'"
             try:
-                self._templates[name] = environment.from_string(text)
-                tree = environment.parse(text)
-                if any(one.value == DEVELOPER for one in tree.find_all(nodes.Const)):
-                    self._names_developer.add(name)
-                reads_key = _reads_key(tree, "tools")
-                variables = jinja2.meta.find_undeclared_variables(tree)  # modifies the tree
-                self.variables |= variables
-                if reads_key and "tools" not in variables:
-                    self._tools_in_system.add(name)
+                compiled = compiled_source(text)
             except jinja2.TemplateError as error:
                 raise ConfigError(f"{where}: not a valid Jinja template: {_one_line(error)}") from error
             except RecursionError:
                 raise ConfigError(f"{where}: not a valid Jinja template: nested too deeply") from None
+            self._templates[name] = environment.template_class.from_code(
+                environment, compiled.code, environment.make_globals(None)
+            )
+            self.variables |= compiled.variables
+            if compiled.names_developer:
+                self._names_developer.add(name)
+            if compiled.reads_tools_key and "tools" not in compiled.variables:
+                self._tools_in_system.add(name)
         self.generic_tools: GenericTools | None = None
         """The prompt for tools if the templates show none. Set once, by model_notation, before anything is served."""
         self.writes_calls: Written | None = None

@@ -5,7 +5,10 @@ from collections.abc import Iterator
 import pytest
 
 from server.model_files import default_model
+from tests.server.conftest import templates_are_compiled_once, uvicorn_ends_soon
 from tests.server.fakes import House
+
+__all__ = ["templates_are_compiled_once", "uvicorn_ends_soon"]
 
 
 @pytest.fixture(autouse=True)

@@ -56,6 +56,10 @@ if hasattr(traceback, "_extract_caret_anchors_from_line_segment"):
     traceback._extract_caret_anchors_from_line_segment = lambda _: None
 
 
+# A traceback of this process is told as a server tells its own: structlog's usual form, with all local variables, takes a second.
+structlog.get_config()["processors"][-1].exception_formatter = structlog.dev.plain_traceback
+
+
 @pytest.fixture(autouse=True)
 def _collector() -> Iterator[None]:
     """No test leaves the garbage collector off for those behind it."""

@@ -55,7 +55,7 @@ demo: $(STAMP)  ## kill the executor under 32 live streams and compare each answ
 	@exec $(BIN)/cohort demo $(ARGS)
 
 test: $(DEV) $(TRITON)  ## unit and simulation tests, and the first of the end-to-end tests: under 5 minutes on two cores
-	$(PYTEST) -m "not long and not external and not gpu" --junitxml=$(REPORT) $(ARGS)
+	$(PYTEST) -m "not long and not external and not gpu" --few --junitxml=$(REPORT) $(ARGS)
 
 test-fast: $(DEV)  ## the unit tests of server, engine and contract that tests/fast.txt names: under 30 s on two cores
 	$(PYTEST) -q -m "not long and not external and not gpu" @$(FAST) $(ARGS)

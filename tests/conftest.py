@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import structlog
-from hypothesis import settings
 
 from tests import compiled_kernels, tiers
 from tests.authorities import read_authorities_once
@@ -46,8 +45,7 @@ os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="cohort-tests-run-")
 atexit.register(shutil.rmtree, os.environ["XDG_RUNTIME_DIR"], ignore_errors=True)
 
 # The time-out per test is pytest's; the examples are the same in every run.
-settings.register_profile("cohort", deadline=None, derandomize=True)
-settings.load_profile("cohort")
+tiers.load_profile(few=False)
 
 
 # asyncio reports a failed task when it is collected, and the carets of the report's traceback take `ast.parse`. Where that comes
@@ -83,8 +81,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--short", action="store_true", help="as CI: without variants, which `long(extended=True)` and `long(every=n)` mark"
     )  # fmt: skip
     parser.addoption(
+        "--few", action="store_true", help="as `make test`: fewer cases of sweeps and examples of Hypothesis"
+    )
+    parser.addoption(
         "--full", action="store_true", help="also the tests at full size, marked `long(full=True)`"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.few:
+        tiers.load_profile(few=True)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -118,7 +124,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept = [item for item in items if item.get_closest_marker("gpu") is None]
     # A test that is named by itself is run.
     if options.sweeps or not any("::" in word for word in config.args):
-        kept = tiers.chosen(kept, options.sweeps, options.short, options.full)
+        kept = tiers.chosen(kept, options.sweeps, options.short, options.full, options.few)
     left_out = {*items} - {*kept}
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = kept

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from tests import tiers
 from tools import promises
@@ -96,6 +97,7 @@ CASES = [
         ({}, "unit long swept[0,3,6] variants[0,1,2,3,4] inner[0,1,2,3,4] both[0,2,4,6] extended"),
         ({"short": True}, "unit long swept[0,3,6] variants[0,2,4] inner[0,4] both[0,4]"),
         ({"full": True}, "unit long swept[0,3,6] variants[0,1,2,3,4] inner[0,1,2,3,4] both[0,2,4,6] extended full"),
+        ({"few": True}, "unit long swept[0] variants[0,1,2,3,4] inner[0,1,2,3,4] both[0,7] extended"),
         ({"sweeps": True}, "swept[0,1,2,3,4,5,6] both[0,1,2,3,4,5,6,7]"),
     ],
 )  # fmt: skip
@@ -108,6 +110,32 @@ def test_options_take_cases(options: dict[str, bool], expected: str) -> None:
     assert expected == " ".join(
         name + (f"[{','.join(numbers)}]" if numbers[0] else "") for name, numbers in cases.items()
     )
+
+
+DRAWN = tiers.examples(1000)
+"""When this file was imported."""
+
+
+def test_few_means_fewer_examples_of_each_test(pytestconfig: pytest.Config) -> None:
+    few = pytestconfig.getoption("few")
+    assert settings.default is not None
+    assert (DRAWN, settings.default.max_examples) == ((250, 25) if few else (1000, 100))
+    assert settings.default.derandomize and settings.default.deadline is None
+    try:
+        for taken, expected in ((True, [250, 15, 1]), (False, [1000, 60, 1])):
+            tiers.load_profile(taken)
+            assert [tiers.examples(number) for number in (1000, 60, 1)] == expected
+    finally:
+        tiers.load_profile(few)
+
+
+def test_make_test_alone_takes_few() -> None:
+    commands = re.findall(r"^\t\$\(PYTEST\).*", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+    assert [("--few" in one, LEFT_OUT_OF_TEST in one) for one in commands] == [
+        (True, True),
+        (False, True),
+        (False, False),
+    ]
 
 
 LEFT_OUT_OF_TEST = "not long and not external and not gpu"

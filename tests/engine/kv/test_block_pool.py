@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from engine.kv.block_pool import BlockPool
 from engine.kv.prefix_cache import PrefixCache, block_key, root_key
+from tests.tiers import examples
 
 NUM_BLOCKS = 7
 SPAN = 3
@@ -131,7 +132,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPool = PoolMachine.TestCase
-TestPool.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestPool.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
 
 
 def test_integrity_notices_a_lost_block() -> None:

@@ -18,6 +18,7 @@ from engine.text.stages import fallback_byte
 from engine.text.tokenizer import Tokenizer
 from executors.contract import ConfigError
 from tests.engine.text.kinds import KINDS, TEXTS, load, trained, write
+from tests.tiers import examples
 
 pytestmark = pytest.mark.long
 
@@ -85,7 +86,7 @@ def some_ids(draw: st.DrawFn, kind: str) -> list[int]:
 
 @pytest.mark.long(every=5)
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(data=st.data())
 def test_in_parts_as_in_whole(kind: str, data: st.DataObject) -> None:
     tokenizer = of_kind(kind)
@@ -121,7 +122,7 @@ def test_real_text(kind: str, script: str, skip: bool) -> None:
 
 @pytest.mark.long(every=4)
 @pytest.mark.parametrize("kind", sorted(set(KINDS) - ACROSS_TOKENS))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())
 def test_token_bytes_add_up_to_the_text_after_a_context(kind: str, data: st.DataObject) -> None:
     tokenizer = of_kind(kind)
@@ -171,7 +172,7 @@ def test_token_bytes(kind: str, token: str, expected: bytes) -> None:
 
 @pytest.mark.long(every=3)
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(data=st.data())
 def test_context_decides_how_a_text_begins(kind: str, data: st.DataObject) -> None:
     tokenizer = of_kind(kind)
@@ -186,7 +187,7 @@ def test_context_decides_how_a_text_begins(kind: str, data: st.DataObject) -> No
 
 @pytest.mark.parametrize("kind", ["sp_bpe_first", "sp_bpe_never", "unigram_fallback"])
 @given(runs=st.lists(st.binary(min_size=1, max_size=6), min_size=1, max_size=4))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_invalid_bytes_alone_are_replaced(kind: str, runs: list[bytes]) -> None:
     """The one difference from the library, which replaces every byte of a run that has an invalid one."""
     tokenizer = of_kind(kind)

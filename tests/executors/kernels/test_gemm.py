@@ -9,6 +9,7 @@ from executors.kernels import CPU_ISAS
 from executors.kernels.compiler import ISAS
 from executors.kernels.cpu import ACTIVATIONS, BLOCK, DTYPES, KINDS, PackedWeight, cpu_kernels
 from tests.executors.llm.attention.test_cpu_attention import BF16, FP32, both_dtypes, every_isa
+from tests.tiers import sweep
 
 every_kind = pytest.mark.parametrize("kind", list(KINDS))
 # (rows, columns): whole panels, and every sort of remainder; the last two are wider than what is prefetched at a time.
@@ -41,6 +42,7 @@ def bound(kind: str, dtype: torch.dtype) -> float:
     return 1e-6 if kind == "float32" and dtype is FP32 else 2**-9 * 2.5
 
 
+@sweep(every=1)
 @every_isa
 @every_kind
 @both_dtypes
@@ -94,6 +96,7 @@ def joined(name: str, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return up * (act if name == "silu" else torch.nn.functional.gelu(gate, approximate="tanh"))
 
 
+@sweep(every=1)
 @every_isa
 @every_kind
 @pytest.mark.parametrize("name", list(ACTIVATIONS))
@@ -109,6 +112,7 @@ def test_gate_and_up(isa: str, kind: str, name: str, inner: int) -> None:
     assert error.abs().max() < largest
 
 
+@sweep(every=1)
 @every_isa
 @every_kind
 @both_dtypes
@@ -279,6 +283,7 @@ def test_the_names_of_instruction_sets_are_known_without_torch() -> None:
     assert tuple(isa.name for isa in ISAS) == CPU_ISAS
 
 
+@sweep(every=1)
 @every_isa
 @every_kind
 @both_dtypes
@@ -300,6 +305,7 @@ def test_maxima(isa: str, kind: str, dtype: torch.dtype, outputs: int) -> None:
     assert again.data_ptr() == out.data_ptr() and len(again) == 3
 
 
+@sweep(every=1)
 @every_isa
 @both_dtypes
 @pytest.mark.parametrize(("width", "size"), [(1, 64), (15, 64), (64, 64), (1000, 64), (1111, 512), (33, 512)])

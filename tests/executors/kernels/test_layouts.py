@@ -21,6 +21,7 @@ from executors.kernels.cpu import (
 )
 from tests.executors.kernels.blocks import block_bytes, block_size, dequantized, plain_bytes, random_rows
 from tests.executors.llm.attention.test_cpu_attention import BF16, FP32, both_dtypes, every_isa
+from tests.tiers import sweep
 
 # One kind with values from a table of each shape of scales runs in `make test`: the others differ in the table alone.
 _SAME_SHAPE = ("lut4-iq3xxs", "lut4-iq3s")
@@ -54,6 +55,7 @@ def exact(raw: np.ndarray, kind: str, x: torch.Tensor) -> torch.Tensor:
     return x.double() @ torch.from_numpy(dequantized(kind, raw)).double().T
 
 
+@sweep(every=1)
 @every_isa
 @every_kind
 def test_every_weight_is_the_one_of_the_file(isa: str, kind: str) -> None:
@@ -66,6 +68,7 @@ def test_every_weight_is_the_one_of_the_file(isa: str, kind: str) -> None:
     assert torch.allclose(got, wanted, rtol=3e-7, atol=1e-6 * float(wanted.abs().max()))
 
 
+@sweep(every=1)
 @every_isa
 @every_kind
 @both_dtypes
@@ -87,6 +90,7 @@ def test_products(isa: str, kind: str, dtype: torch.dtype) -> None:
         assert (weight(x[:5]) - bias - wanted[:5]).abs().max() <= 1e-6 * size + 1e-6
 
 
+@sweep(every=1)
 @every_isa
 @every_kind
 @pytest.mark.parametrize("byte", [0x00, 0xFF, 0x80, 0x7F], ids=hex)
@@ -106,6 +110,7 @@ def test_extreme_codes(isa: str, kind: str, byte: int) -> None:
     assert (packed(raw, kind, isa)(x) - wanted).abs().max() <= 1e-6 * max(1e-9, float(wanted.abs().max()))
 
 
+@sweep(every=1)
 @every_isa
 @every_kind
 @pytest.mark.parametrize("inner", [16, 1, 37])
@@ -136,6 +141,7 @@ def test_every_instruction_set_gives_the_same_bits(kind: str) -> None:
         assert torch.equal(first, other)
 
 
+@sweep(every=1)
 @every_isa
 @every_kind
 def test_a_row_does_not_depend_on_the_others(isa: str, kind: str) -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from executors.tiny import weights_dir
+from tests.tiers import examples
 
 _TOKENIZER = Tokenizer.from_file(str(weights_dir() / "tokenizer.json"))
 
@@ -17,7 +18,7 @@ def _tokens(text: str) -> list[str]:
 
 
 @given(st.text(max_size=80))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_round_trip(text: str) -> None:
     for token in _TOKENIZER.get_added_tokens_decoder().values():
         text = text.replace(token.content, "")

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.answer.json_object import JSONObject
+from tests.tiers import examples
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -44,7 +45,7 @@ def test_valid_objects_pass_unchanged(
     assert written(text, cuts) == text
 
 
-@settings(max_examples=1000)
+@settings(max_examples=examples(1000))
 @given(st.lists(BITS, max_size=24).map("".join), CUTS)
 def test_anything_becomes_an_object_however_it_is_cut(text: str, cuts: list[int]) -> None:
     whole = written(text)
@@ -54,7 +55,7 @@ def test_anything_becomes_an_object_however_it_is_cut(text: str, cuts: list[int]
     whole.encode()
 
 
-@settings(max_examples=1000)
+@settings(max_examples=examples(1000))
 @given(OBJECTS.map(json.dumps), st.integers(0, 10_000), BITS, CUTS)
 def test_an_object_with_a_fault_keeps_what_came_before(
     text: str, place: int, bit: str, cuts: list[int]

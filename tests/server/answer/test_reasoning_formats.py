@@ -19,7 +19,7 @@ from server.answer.reasoning.tags import Tags
 from server.answer.tools.events import CallArguments, CallBegun
 from server.answer.tools.registry import tool_notation
 from server.schemas.tool_choice import Function, ToolChoice
-from tests.tiers import sweep
+from tests.tiers import examples, sweep
 
 HARMONY = REASONING["openai_gptoss"]
 CASES = int(os.environ.get("FORMAT_CASES", "60"))
@@ -155,7 +155,7 @@ def check_cuts(kind: str, place: Place, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("kind", REASONING)
-@settings(max_examples=CASES, deadline=None)
+@settings(max_examples=examples(CASES), deadline=None)
 @given(place=st.sampled_from(Place), data=st.data())
 def test_pieces_do_not_matter(kind: str, place: Place, data: st.DataObject) -> None:
     check_cuts(kind, place, data)
@@ -201,7 +201,7 @@ def test_both_parsers_read_one_answer(call: str) -> None:
         assert answer_of(pieces) == ("Hm.", "I look.", [["f", '{"x": 1}']])
 
 
-@settings(max_examples=CASES, deadline=None)
+@settings(max_examples=examples(CASES), deadline=None)
 @given(st.lists(st.sampled_from([*words("openai_gptoss"), '{"x": 1}', "<|call|>"]), max_size=14))
 def test_both_parsers_together_read_any_cut(pieces: list[str]) -> None:
     text = "".join(pieces)

@@ -13,6 +13,7 @@ from server.http.cors import Cors
 from server.http.media import is_json
 from tests.server.apis.test_security import filled, routes
 from tests.server.fakes import House, error_of
+from tests.tiers import sweep
 
 BODY = b'{"prompt": "Hi"}'
 POSTS = sorted(path for method, path in routes(House()) if method == "POST")
@@ -177,6 +178,7 @@ async def test_a_chunked_body_needs_a_type_and_no_body_needs_none(house: House) 
     assert empty.status_code == 400 and error_of(empty)["code"] == "invalid_json"
 
 
+@sweep(every=1)
 @pytest.mark.parametrize("path", POSTS)
 @pytest.mark.parametrize(
     "coding", ["gzip", "deflate", "br", "zstd", "GZIP", "identity, gzip", "x-gzip", "nonsense"]

@@ -26,7 +26,7 @@ from server.settings.load import SettingsError, load
 from server.settings.table import CONFIG, DEFAULTS, TABLE, Settings
 from server.startup.core_configs import engine_config, executor_config
 from server.system.paths import configs_dir
-from tests.tiers import sweep
+from tests.tiers import examples, sweep
 from tools import settings_docs
 
 ROOT = Path(__file__).parents[3]
@@ -243,7 +243,7 @@ def outcome(row: Setting, flags: dict[str, Any], environ: dict[str, str]) -> Any
 
 @sweep(every=3)
 @ROWS
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 @given(data=st.data())
 def test_flag_variable_and_file_give_the_same_value(row: Setting, data: st.DataObject) -> None:
     value = data.draw(values_of(row), "value")

@@ -87,6 +87,7 @@ def test_wide_heads(isa: str, dtype: torch.dtype, head_dim: int) -> None:
         assert torch.equal(torch.cat(chunks), whole[1:])
 
 
+@sweep(every=1)
 @every_isa
 @both_dtypes
 @pytest.mark.parametrize(("heads", "kv_heads"), [(3, 3), (4, 2), (4, 1), (16, 2), (7, 1), (14, 2), (200, 1)])
@@ -117,6 +118,7 @@ def test_sliding_window(isa: str, dtype: torch.dtype, window: int) -> None:
     check(seqs.run(items, kernel(isa)), seqs.expected(items))
 
 
+@sweep(every=1)
 @every_isa
 @both_dtypes
 @pytest.mark.parametrize("window", [None, 90])
@@ -180,6 +182,7 @@ def test_whole_prefill_chunks_and_decodes_are_bitwise_equal(
     assert torch.equal(seqs.run([(0, i, 1) for i in range(length)], attention), whole)
 
 
+@sweep(every=1)
 @every_isa
 @both_dtypes
 @pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (4, 2), (8, 2)])
@@ -199,6 +202,7 @@ def test_few_tokens_over_a_long_context_are_bitwise_those_of_a_whole_prompt(
         assert torch.equal(torch.cat(parts), whole[begin:])
 
 
+@sweep(every=1)
 @every_isa
 @both_dtypes
 def test_neighbours_and_threads_do_not_matter_bitwise(
@@ -322,6 +326,7 @@ def test_a_long_sequence_is_cut_for_many_threads_only() -> None:
     assert len(plan(step, 8, 2, None, 8).work) == 40_000 // SPLIT + 1
 
 
+@sweep(every=1)
 @every_isa
 @pytest.mark.parametrize("head_dim", [64, 33])
 @pytest.mark.parametrize(

@@ -81,6 +81,7 @@ def test_shared_heads(isa: str, dtype: torch.dtype, heads: int, kv_heads: int) -
     check(seqs.run(items, kernel(isa)), seqs.expected(items))
 
 
+@sweep(every=1)
 @every_isa
 @pytest.mark.parametrize("block_size", [16, 32, 48, 112])
 def test_block_sizes(isa: str, block_size: int) -> None:
@@ -145,6 +146,7 @@ def test_whole_prefill_chunks_and_decodes_are_bitwise_equal(
     assert torch.equal(torch.cat(singles), whole[SPLIT - 130 : SPLIT + 70])
 
 
+@sweep(every=1)
 @every_isa
 def test_neighbours_and_threads_do_not_matter_bitwise(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_attention, "SERIAL_COST", 0)

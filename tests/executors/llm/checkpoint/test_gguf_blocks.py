@@ -7,6 +7,7 @@ import torch
 from executors.gguf.types import BY_NAME
 from executors.llm.checkpoint.gguf_blocks import DEQUANTIZED, dequantize
 from tests.executors.kernels.blocks import dequantized
+from tests.tiers import sweep
 
 
 def _reference(raw: np.ndarray, kind: str) -> np.ndarray:
@@ -22,6 +23,7 @@ def _same(mine: np.ndarray, theirs: np.ndarray) -> bool:
     )
 
 
+@sweep(every=1)
 @pytest.mark.parametrize("kind", DEQUANTIZED)
 @pytest.mark.parametrize("blocks", [1, 3, 1000, 9000])
 def test_random_blocks_equal_the_reference(kind: str, blocks: int):
@@ -36,6 +38,7 @@ def test_random_blocks_equal_the_reference(kind: str, blocks: int):
     assert _same(out.numpy(), _reference(raw, kind))
 
 
+@sweep(every=1)
 @pytest.mark.parametrize("kind", DEQUANTIZED)
 @pytest.mark.parametrize("byte", [0, 1, 127, 128, 255])
 def test_uniform_blocks_equal_the_reference(kind: str, byte: int):
@@ -48,6 +51,7 @@ def test_uniform_blocks_equal_the_reference(kind: str, byte: int):
     assert _same(out.numpy(), _reference(raw, kind))
 
 
+@sweep(every=1)
 @pytest.mark.parametrize("byte", range(256))
 def test_every_exponent_of_mxfp4(byte: int):
     raw = np.arange(17, dtype=np.uint8)[None] * 15

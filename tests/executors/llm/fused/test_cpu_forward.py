@@ -351,6 +351,7 @@ def test_only_wanted_rows(
         assert torch.equal(runner.step(following)[0], whole[[31 + 50]])
 
 
+@sweep(every=1)
 @every_isa
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize(

@@ -222,6 +222,7 @@ def test_only_wanted_rows(checkpoints: dict[str, Path], isa: str, dtype: torch.d
         assert torch.equal(runner.step([(2, 50, 3)])[0], following), wanted
 
 
+@sweep(every=1)
 @every_isa
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize(

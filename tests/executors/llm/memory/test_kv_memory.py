@@ -26,6 +26,7 @@ from executors.llm.memory.kv_cache import KvCache
 from executors.llm.memory.kv_plan import on_demand, plan_kv
 from executors.llm.model.caches import KvSpec
 from tests.executors.llm.driver import start
+from tests.tiers import examples
 
 MIB = 1 << 20
 CPU = torch.device("cpu")
@@ -61,7 +62,7 @@ def test_kv_is_no_memory_before_it_is_written_nor_after_it_was_given_back() -> N
     assert all(bool((layer[:, 64:192] == 2.0).all()) for layer in cache.layers)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     blocks=st.sets(st.integers(0, 59)),
     # Blocks with and without padding, of keys smaller and larger than a page.

@@ -16,6 +16,7 @@ from executors.llm.sampling import grammar as grammar_module
 from executors.llm.sampling.grammar import GrammarCompiler, GrammarState, Mask
 from executors.llm.sampling.slot_grammars import Inputs, SlotGrammars
 from tests.executors.grammar_tokenizers import LETTERS, SPECIAL, write_tokenizer
+from tests.tiers import examples
 
 TINY = Path("executors/tiny/weights")
 SIZE, WIDTH = 400, 450
@@ -54,7 +55,7 @@ def expected(words: list[str], text: str, texts: list[str]) -> set[int]:
 WORDS = st.lists(st.text("etao \n\"'1", min_size=1, max_size=9), min_size=1, max_size=6, unique=True)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(words=WORDS, choices=st.lists(st.integers(0, 10**6), max_size=24))
 def test_masks_equal_brute_force_on_every_way_through(compiler, texts, words, choices):
     """Forwards, and back now and then."""

@@ -15,6 +15,7 @@ from executors.llm.sampling.edits import EditsBuilder, SlotShapers
 from executors.llm.sampling.grammar import Mask, _set_bits
 from executors.llm.sampling.sampler import Sampled, SamplingTable, sample
 from tests.executors.llm.sampling.test_settings import is_on_the_edge, some_settings
+from tests.tiers import examples
 
 
 def some_mask(rng: np.random.Generator, width: int) -> Mask | None:
@@ -101,7 +102,7 @@ def test_masked_rows_equal_the_reference(width, dtype, rounds):
     assert num_bad < n * rounds / 2
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     words=st.lists(st.sampled_from([0, 1, 2**31, 2**32 - 1, 2**32 - 2, 0x0F0F0F0F]), min_size=1, max_size=9)
 )
@@ -110,7 +111,7 @@ def test_set_bits_are_those_of_a_slow_loop(words):
     assert _set_bits(np.array(words, np.uint32)).tolist() == expected
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())
 def test_no_forbidden_token_is_ever_sampled(data):
     """Whatever the settings; and the rows without a mask sample what they do alone, in any company."""

@@ -24,6 +24,7 @@ from tests.server.answer.harmony.messages import (
     parser_of,
     seen,
 )
+from tests.tiers import examples
 
 CASES = int(os.environ.get("FORMAT_CASES", "60"))
 LONG = 1000
@@ -62,14 +63,14 @@ def check_cut_off(answer: Answer, place: int) -> None:
 PLACES = st.lists(st.integers(0, 10_000), max_size=12)
 
 
-@settings(max_examples=CASES, deadline=None)
+@settings(max_examples=examples(CASES), deadline=None)
 @given(answers(), PLACES, st.integers(0, 10_000))
 def test_an_answer_is_what_was_meant(answer: Answer, places: list[int], end: int) -> None:
     check(answer, EXACT, places)
     check_cut_off(answer, end)
 
 
-@settings(max_examples=CASES, deadline=None)
+@settings(max_examples=examples(CASES), deadline=None)
 @given(answers(spelled=False), PLACES)
 def test_literals_that_are_no_tokens(answer: Answer, places: list[int]) -> None:
     check(answer, HARMONY, places)
@@ -92,7 +93,7 @@ PIECES = (
 """Any order of notation, and of words that look like it."""
 
 
-@settings(max_examples=CASES * 3, deadline=None)
+@settings(max_examples=examples(CASES * 3), deadline=None)
 @given(
     st.lists(st.sampled_from(PIECES), max_size=14),
     st.sampled_from(Place),

@@ -22,7 +22,7 @@ from server.prepare.chat_grammar import chat_grammar
 from server.schemas.tool_choice import Function, Mode, ToolChoice
 from tests.server.answer.tools.formats import ARGUMENTS, SCHEMA, WRITTEN
 from tests.server.answer.tools.test_formats import decoded
-from tests.tiers import sweep
+from tests.tiers import examples, sweep
 
 CLOSED = {**SCHEMA, "additionalProperties": False}
 WEATHER, PING = Function(0, "get_weather", CLOSED, True), Function(1, "ping", None, True)
@@ -310,7 +310,7 @@ def test_references_in_circles_and_many_of_them(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", BARE)
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(text=st.text("ab</parmet>\n \"'\\", max_size=12))
 def test_a_text_argument_is_what_the_grammar_let_through(kind: str, text: str) -> None:
     """Every string that does not hold the closing tag."""

@@ -18,7 +18,7 @@ from server.answer.tools.parser import MAX_UNCERTAIN
 from server.answer.tools.registry import TOOL_PARSERS, tool_notation
 from tests.server.answer.tools.formats import ARGUMENTS, FUNCTIONS, GLM_WITHOUT_LINES, NEVER_SHOWN, WRITTEN
 from tests.server.answer.tools.test_parsers import merged
-from tests.tiers import sweep
+from tests.tiers import examples, sweep
 
 CASES = int(os.environ.get("FORMAT_CASES", "60"))
 """Random texts a format; the long form below runs 1,000."""
@@ -165,7 +165,7 @@ def check_cuts(kind: str, data: st.DataObject) -> None:
 
 @sweep(every=2)
 @pytest.mark.parametrize("kind", WRITTEN)
-@settings(max_examples=CASES, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=examples(CASES), suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(data=st.data())
 def test_pieces_do_not_matter(kind: str, data: st.DataObject) -> None:
     check_cuts(kind, data)
@@ -201,7 +201,7 @@ def _typed(arguments: dict[str, Any]) -> dict[str, Any]:
 
 @sweep(every=2)
 @pytest.mark.parametrize("kind", WRITTEN)
-@settings(max_examples=CASES, deadline=None)
+@settings(max_examples=examples(CASES), deadline=None)
 @given(
     arguments=st.dictionaries(st.text("abc", min_size=1, max_size=3), VALUES, max_size=4),
     cut=st.integers(0, 200),

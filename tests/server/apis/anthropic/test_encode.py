@@ -33,6 +33,7 @@ from server.apis.anthropic.encode import (
 )
 from server.schemas.tool_choice import Function, ToolChoice
 from tests.server.api_schema import check, check_message_events
+from tests.tiers import examples
 
 TOOLS = ToolChoice("auto", (Function(0, "f", None, False), Function(1, "g", None, False)))
 WORDS = st.sampled_from(
@@ -142,7 +143,7 @@ SAID = (
 )  # fmt: skip
 
 
-@settings(max_examples=1000)
+@settings(max_examples=examples(1000))
 @given(*SAID)
 def test_a_stream_adds_up_to_the_whole(
     text: str, cuts: list[int], ends: tuple[str, str | None], place: Place, limited: bool, shows: bool
@@ -165,7 +166,7 @@ def test_a_stream_adds_up_to_the_whole(
     assert all(block["signature"] for block in uncut["content"] if block["type"] == "thinking")
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(*SAID)
 def test_every_answer_is_described(
     text: str, cuts: list[int], ends: tuple[str, str | None], place: Place, limited: bool, shows: bool
@@ -183,7 +184,7 @@ PARTS = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=1000)
+@settings(max_examples=examples(1000))
 @given(PARTS, st.booleans(), st.booleans())
 def test_parts_become_blocks_in_their_order(drawn: list[Any], complete: bool, shows: bool) -> None:
     """Any parts, also such as no parser gives: one block is open at a time, and nothing is lost."""

@@ -19,6 +19,7 @@ from server.answer.tools.events import CallArguments, CallBegun
 from server.apis.ollama.encode import CallCollector, OllamaAnswer, OllamaStream, OllamaWhole, written_time
 from tests.server.api_schema import check
 from tests.server.apis.anthropic.test_encode import WORDS, deltas, generation, reading
+from tests.tiers import examples
 
 COMPONENTS = {True: "OllamaGeneration", False: "OllamaChat"}
 TIMES = ("created_at", "total_duration", "load_duration", "prompt_eval_duration", "eval_duration")
@@ -73,7 +74,7 @@ def added_up(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return comparable(last)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.lists(WORDS, max_size=9).map("".join),
     st.lists(st.integers(0, 10_000), max_size=6),

@@ -19,6 +19,7 @@ from server.answer.tools.events import CallArguments, CallBegun
 from server.apis.responses.encode import CalledTool, ItemWriter, ResponseAnswer, ResponseStream, ResponseWhole
 from tests.server.api_schema import check, check_response_events
 from tests.server.apis.anthropic.test_encode import WORDS, deltas, generation, reading
+from tests.tiers import examples
 
 TOOLS = {"f": CalledTool("function", "f"), "g": CalledTool("custom", "patch", "ns")}
 ECHO: dict[str, Any] = {
@@ -97,7 +98,7 @@ def nameless(response: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in response.items() if name != "completed_at"}
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=examples(1000), deadline=None)
 @given(
     st.lists(WORDS, max_size=8).map("".join),
     st.lists(st.integers(0, 1000), max_size=8),
@@ -120,7 +121,7 @@ def test_a_stream_adds_up_to_the_whole(
     assert body["output"] or finish == "length"
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.lists(WORDS, max_size=6).map("".join), st.sampled_from(["stop", "length"]))
 def test_events_are_what_the_description_says(text: str, finish: str) -> None:
     response = added_up(
@@ -129,7 +130,7 @@ def test_events_are_what_the_description_says(text: str, finish: str) -> None:
     check("Response", response)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(WORDS, min_size=1, max_size=8).map("".join), st.integers(0, 12), st.booleans())
 def test_a_stream_that_is_cut_off_is_in_order(text: str, stop: int, pings: bool) -> None:
     said = deltas(text, [1, 3, 7, 20, 40], "stop", None)[:-1]

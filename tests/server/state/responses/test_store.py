@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from server.state.responses.errors import StoreFull
 from server.state.responses.run import BackgroundRun
 from server.state.responses.store import MemoryResponseStore, StoredResponse
+from tests.tiers import examples
 
 
 class Clock:
@@ -102,7 +103,7 @@ async def test_a_response_that_grows_is_counted_again() -> None:
     assert store.counted_bytes == before + 5000 and len(store) == 1
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     st.lists(
         st.tuples(st.sampled_from("pdg"), st.integers(0, 5), st.integers(0, 4000), st.booleans()), max_size=40

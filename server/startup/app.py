@@ -66,14 +66,11 @@ def create_app(
     app.state.step_feed = StepFeed(state, kill_button=kill_button)
     dialects = apis.DIALECTS
     app.openapi = functools.partial(_document, dialects)  # type: ignore[method-assign]
-    for router in first:
-        app.include_router(router)
-    if state.elsewhere is not None:
-        app.include_router(passed_on.router)
-    for dialect in dialects:
-        for router in dialect.routers:
-            app.include_router(router)
-    app.include_router(console.router)
+    routers = [*first, *([passed_on.router] if state.elsewhere is not None else [])]
+    routers += [router for dialect in dialects for router in dialect.routers]
+    for router in (*routers, console.router):
+        # `include_router` would build each route again at the first request, and match every request twice.
+        app.router.routes.extend(router.routes)
     app.state.forms = Forms(dialect.form for dialect in dialects)
     endpoints = Endpoints(paths_of(app.routes))
     install_handlers(app, endpoints)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -42,10 +42,10 @@ async def engine(
     executor: FakeExecutor,
     observer: MetricsSink | None = None,
     *,
-    clock: Callable[[], float] = time.monotonic,
+    clock: Callable[[], float] | None = None,
     **config: float,
 ) -> AsyncIterator[EngineCore]:
-    """A started engine; at the end everything must be accounted for. On a virtual loop it needs that loop's clock."""
+    """A started engine; at the end everything must be accounted for. `clock`: the event loop's by default, virtual or not."""
     config = {
         "max_num_seqs": 8,
         "max_num_batched_tokens": 32,
@@ -53,6 +53,7 @@ async def engine(
         "recovery_timeout": 0.2,
         **config,
     }
+    clock = clock or asyncio.get_running_loop().time
     core = EngineCore(executor, EngineConfig(**config), observer, clock=clock)  # type: ignore[arg-type]
     await core.start()
     try:

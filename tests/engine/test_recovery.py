@@ -28,6 +28,7 @@ from executors.testing.fakes.base import FakeExecutor
 from executors.testing.fakes.failures import Failure
 from executors.testing.fakes.oracle import expected_tokens
 from tests.engine.harness import engine, fake, request, run
+from tests.sim.virtual_loop import in_virtual_time
 
 
 class Restarts(MetricsSink):
@@ -253,6 +254,7 @@ async def test_one_culprit_that_comes_again_and_again_ends_no_server() -> None:
         assert (await run(core, request([1], 5)))[0] == expected_tokens([1], 5)
 
 
+@in_virtual_time
 async def test_a_restart_that_hangs_is_cut_at_the_end_of_the_time_for_it() -> None:
     """Heartbeats may go on meanwhile: nothing but this clock would ever end it."""
     made = fake()

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-from collections.abc import Callable, Coroutine
-from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -19,10 +15,9 @@ from engine.mailbox import Mailbox
 from engine.refusal import Because
 from engine.request import RequestContext
 from engine.story import MAX_EVENTS, Lost, Missed, PrefixMatch, Story, WaitReason
-from executors.testing.fakes.base import FakeExecutor
 from executors.testing.fakes.failures import Failure
 from tests.engine.harness import engine, fake, request, run
-from tests.sim import virtual_loop
+from tests.sim.virtual_loop import in_virtual_time
 
 
 async def told(core: EngineCore, prompt: list[int], max_tokens: int = 4, **context: object) -> Story:
@@ -36,21 +31,6 @@ async def told(core: EngineCore, prompt: list[int], max_tokens: int = 4, **conte
     except EngineError:
         pass
     return story
-
-
-def in_virtual_time(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    """Run a test whose assertions are about times on a virtual clock: on a busy machine a step takes any time."""
-
-    @functools.wraps(test)
-    def run_test() -> None:
-        virtual_loop.run(test())
-
-    return run_test
-
-
-def timed_engine(made: FakeExecutor, **config: float) -> AbstractAsyncContextManager[EngineCore]:
-    """An engine on the loop's clock."""
-    return engine(made, clock=asyncio.get_running_loop().time, **config)
 
 
 def names(story: Story) -> list[str]:
@@ -91,7 +71,7 @@ async def test_choices_share_a_story_and_count_their_prompt_once() -> None:
 
 @in_virtual_time
 async def test_a_wait_is_told_by_its_reason() -> None:
-    async with timed_engine(fake(step_delay_ms=2), max_num_seqs=1) as core:
+    async with engine(fake(step_delay_ms=2), max_num_seqs=1) as core:
         running = asyncio.create_task(told(core, [1], 20))
         await asyncio.sleep(0.01)
         waited = (await told(core, [2], 2)).waited
@@ -101,13 +81,13 @@ async def test_a_wait_is_told_by_its_reason() -> None:
         )
         assert sum(waited.values()) < 0.5
         await running
-    async with timed_engine(fake(step_delay_ms=2, num_blocks=8)) as core:  # 32 tokens
+    async with engine(fake(step_delay_ms=2, num_blocks=8)) as core:  # 32 tokens
         running = asyncio.create_task(told(core, list(range(1, 20)), 8))
         await asyncio.sleep(0.01)
         waited = (await told(core, list(range(50, 70)), 2)).waited
         assert max(waited, key=lambda reason: waited[reason]) is WaitReason.KV_BLOCKS
         await running
-    async with timed_engine(fake(step_delay_ms=5), max_num_batched_tokens=16) as core:
+    async with engine(fake(step_delay_ms=5), max_num_batched_tokens=16) as core:
         first = asyncio.create_task(told(core, list(range(1, 100)), 2))
         await asyncio.sleep(0.01)
         waited = (await told(core, list(range(100, 110)), 2)).waited
@@ -117,7 +97,7 @@ async def test_a_wait_is_told_by_its_reason() -> None:
 
 @in_virtual_time
 async def test_a_call_that_is_dropped_from_the_queue_says_what_it_waited_for() -> None:
-    async with timed_engine(fake(step_delay_ms=5), max_num_seqs=1) as core:
+    async with engine(fake(step_delay_ms=5), max_num_seqs=1) as core:
         running = asyncio.create_task(told(core, [1], 30))
         await asyncio.sleep(0.01)
         story = await told(core, [2], 2, deadline=core.clock() + 0.05)
@@ -212,7 +192,7 @@ async def test_interruptions_are_split_into_restart_and_recompute() -> None:
 @in_virtual_time
 async def test_a_refusal_is_told_with_its_numbers() -> None:
     made = fake(step_delay_ms=20, prompt_token_ms=5)
-    async with timed_engine(made, max_num_seqs=1, max_queue_wait=1.0) as core:
+    async with engine(made, max_num_seqs=1, max_queue_wait=1.0) as core:
         running = asyncio.create_task(told(core, [1], 40))
         await asyncio.sleep(0.05)
         waiting = asyncio.create_task(told(core, [2], 20))

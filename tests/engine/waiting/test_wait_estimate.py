@@ -20,6 +20,7 @@ from executors.testing.fakes.failures import Failure
 from executors.testing.fakes.oracle import expected_tokens
 from tests.engine.harness import engine, fake, read, request, run
 from tests.engine.waiting.test_fair import seq
+from tests.sim.virtual_loop import in_virtual_time
 from tests.text_requests import changed
 
 
@@ -238,6 +239,7 @@ class Refusals(MetricsSink):
         self.outcomes.append(outcome)
 
 
+@in_virtual_time
 async def test_a_deadline_that_passes_in_the_queue_drops_the_request() -> None:
     made, computed = fake(step_delay_ms=10, seqs=1), set()
     decode = made.unified_decode
@@ -262,6 +264,7 @@ async def test_a_deadline_that_passes_in_the_queue_drops_the_request() -> None:
         assert (heard.refusals, heard.outcomes) == (["deadline_exceeded"], ["abort", "length"])
 
 
+@in_virtual_time
 async def test_choices_that_come_too_late_are_one_refusal() -> None:
     heard = Refusals()
     async with engine(fake(step_delay_ms=10, seqs=1), heard, max_num_seqs=1) as core:
@@ -283,6 +286,7 @@ async def test_choices_that_come_too_late_are_one_refusal() -> None:
         await running
 
 
+@in_virtual_time
 async def test_a_deadline_that_cannot_be_met_is_refused_at_once() -> None:
     async with engine(fake(step_delay_ms=10, seqs=1), max_num_seqs=1) as core:
         await run(core, request([5], 5))
@@ -296,6 +300,7 @@ async def test_a_deadline_that_cannot_be_met_is_refused_at_once() -> None:
         await asyncio.gather(running, *waiting)
 
 
+@in_virtual_time
 async def test_a_deadline_passes_while_the_executor_is_away() -> None:
     made = fake(seqs=2)
     made.failures.append(Failure("die", token=9, times=1))
@@ -318,6 +323,7 @@ async def test_a_deadline_passes_while_the_executor_is_away() -> None:
         assert (await running)[0] == expected_tokens([9], 5)
 
 
+@in_virtual_time
 async def test_a_queue_of_so_many_seconds_is_full() -> None:
     """By what was measured: a request of 20 tokens takes 0.2 s here."""
     async with engine(fake(step_delay_ms=10, seqs=1), max_num_seqs=1, max_queue_wait=1.0) as core:
@@ -336,6 +342,7 @@ async def test_a_queue_of_so_many_seconds_is_full() -> None:
         assert await core.drain(10)
 
 
+@in_virtual_time
 async def test_a_call_is_let_in_whole_or_not_at_all() -> None:
     """One with more parts than may wait was refused for ever, by itself alone."""
     async with engine(fake(seqs=2), max_num_seqs=2, max_queued_seqs=4, max_queued_tokens=20) as core:
@@ -355,6 +362,7 @@ async def test_a_call_is_let_in_whole_or_not_at_all() -> None:
             assert len(await prompts.take()) == 9
 
 
+@in_virtual_time
 async def test_a_full_queue_is_not_full_for_who_has_little_in_it() -> None:
     async with engine(
         fake(step_delay_ms=10, seqs=1), max_num_seqs=1, max_queued_seqs=10, scheduling_policy="fair"
@@ -373,6 +381,7 @@ async def test_a_full_queue_is_not_full_for_who_has_little_in_it() -> None:
         assert await core.drain(10)
 
 
+@in_virtual_time
 async def test_too_many_tokens_in_the_queue_are_refused_with_a_time() -> None:
     async with engine(fake(step_delay_ms=5, seqs=1), max_num_seqs=1, max_queued_tokens=50) as core:
         running = asyncio.create_task(run(core, request([1], 20)))
@@ -385,6 +394,7 @@ async def test_too_many_tokens_in_the_queue_are_refused_with_a_time() -> None:
         await core.drain(5)
 
 
+@in_virtual_time
 async def test_a_deadline_spares_every_part_of_a_call_that_was_started() -> None:
     async with engine(fake(step_delay_ms=10, seqs=1), max_num_seqs=1) as core:
         mailbox, asked = Mailbox(), request([1, 2], 12)
@@ -405,6 +415,7 @@ async def test_a_deadline_spares_every_part_of_a_call_that_was_started() -> None
             assert [token.token_id for token in delta.tokens] == expected_tokens([1, 2], 12), delta.error
 
 
+@in_virtual_time
 async def test_prompts_in_the_cache_do_not_lengthen_the_queue() -> None:
     """400 tokens each, of which one block or two are computed: the pace is told in the unit of the queue."""
     async with engine(
@@ -422,6 +433,7 @@ async def test_prompts_in_the_cache_do_not_lengthen_the_queue() -> None:
         assert told < 2 * took, f"{told:.2f} s were told, {took:.2f} s it took"
 
 
+@in_virtual_time
 async def test_one_death_does_not_lengthen_the_queue() -> None:
     made = fake(seqs=4, step_delay_ms=5)
     made.failures.append(Failure("die", token=9, times=1))

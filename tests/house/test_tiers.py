@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ AREAS = ("tests/client_commands", "tests/server", "tests/engine", "tests/executo
 LEFT_OUT = re.compile(r"pytest\.mark\.long\((?:extended|full)=True\)")
 
 
+@functools.cache
 def left_out_as_a_whole(path: Path) -> set[str]:
     """Functions of a test file that no short run has a case of."""
     module = ast.parse(path.read_text("utf-8"))

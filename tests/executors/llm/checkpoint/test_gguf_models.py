@@ -334,6 +334,7 @@ async def _logits(path: Path, **changes: Any) -> np.ndarray:
     return np.asarray(row).reshape(-1)
 
 
+@sweep(every=1)
 @pytest.mark.parametrize("name", [*MODELS, "gpt2"])
 async def test_logits_and_configuration_are_those_of_the_checkpoint(tmp_path: Path, name: str):
     hf, gguf = both(tmp_path, name)

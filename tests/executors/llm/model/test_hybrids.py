@@ -22,6 +22,7 @@ from executors.llm.model.config import read_config
 from executors.llm.parallel.shard import plan_shard
 from tests.engine.harness import engine, request, run
 from tests.executors.llm.driver import Driver, config, logprobs_in_steps, start
+from tests.tiers import sweep
 
 NAMES = (
     "lfm2-biases-kernel-of-5-untied",
@@ -94,6 +95,7 @@ async def test_preempted_killed_and_aborted_sequences_go_on_with_the_same_tokens
     assert await after.generate(resumed, 2, chunk=5) == [one[6:] for one in [*wanted, wanted[0]]]
 
 
+@sweep(every=1)
 @names
 async def test_the_engine_preempts_and_shares_prefixes(reference: Any, name: str) -> None:
     """Equal prompts in a pool that is too small for all; then one more, and one that goes on behind it."""
@@ -130,6 +132,7 @@ async def test_a_step_that_does_not_continue_its_state_is_refused(reference: Any
         await driver.step([(seq, seq.tokens[4:], True, 0)])
 
 
+@sweep(every=1)
 @names
 async def test_weights_in_bf16_int8_and_int4_are_close(reference: Any, name: str) -> None:
     ref = reference(name)

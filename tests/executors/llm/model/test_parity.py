@@ -15,6 +15,7 @@ from executors.llm.model.families import FAMILIES
 from tests.executors.llm.driver import Driver, logprobs_in_steps, start
 from tests.executors.llm.models import LONGROPE as LONGROPE_FIELDS
 from tests.executors.llm.models import SHAPES
+from tests.tiers import sweep
 
 LONGROPES = ("phi3-longrope", "phi4-mini-tied-longrope-of-a-part")
 MIXED = (
@@ -125,6 +126,7 @@ async def _compare_with_states(ref, compare, executor, ids, expected) -> None:
     compare(ref, "chunked", [(got, logprobs(expected)[:-1]) for got in chunked])
 
 
+@sweep(every=1)
 @pytest.mark.parametrize("name", MIXED)
 async def test_a_mixed_batch_of_16_is_one_forward_with_the_same_logits(reference, compare, name):
     ref = reference(name)

@@ -33,6 +33,7 @@ from executors.testing.driver import DrivenSequence, Driver, Feed
 from tests.executors.llm.checkpoint.test_fp8_weights import write_fp8
 from tests.executors.llm.models import Reference
 from tests.executors.llm.spec.mtp_heads import HeadReference, with_head
+from tests.tiers import sweep
 
 GREEDY = SamplingParams(temperature=0.0)
 SHAPES = [
@@ -84,6 +85,7 @@ def head(
     return get
 
 
+@sweep(every=1)
 @pytest.mark.parametrize("name", SHAPES)
 async def test_drafts_are_those_of_the_published_formula(
     name: str, head: Callable[[str, float | None], HeadReference]

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -47,9 +48,21 @@ class TestSkippedGroup:
 """
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _no_plugins() -> Iterator[None]:
+    """Pytest is started often, and alone is quicker."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+        yield
+
+
 @pytest.fixture
-def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # pytest is started often, and alone is quicker
+def checkout(tmp_path: Path) -> Path:
+    return written(tmp_path)
+
+
+def written(tmp_path: Path) -> Path:
+    """A checkout with tests, a target and a page."""
     for folder in ("docs", "tests"):
         (tmp_path / folder).mkdir()
     (tmp_path / "pyproject.toml").write_text("[tool.pytest.ini_options]\n")
@@ -65,59 +78,70 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def found(checkout: Path, *shown_by: str, state: str = "done", **more: object) -> list[str]:
-    row = {
-        "id": "it",
-        "area": "all",
-        "wording": "It works.",
-        "state": state,
-        "shown_by": list(shown_by),
-        **more,
-    }
-    (checkout / "docs/promises.yaml").write_text(yaml.safe_dump([row]))
+def row(*shown_by: str, **more: object) -> dict[str, object]:
+    """A promise."""
+    usual = {"id": "it", "area": "all", "wording": "It works.", "state": "done"}
+    return {**usual, "shown_by": list(shown_by), **more}
+
+
+def problems(checkout: Path, *rows: dict[str, object]) -> list[str]:
+    (checkout / "docs/promises.yaml").write_text(yaml.safe_dump(list(rows)))
     promises.main(["write"], checkout)
     return list(promises.problems(checkout))
 
 
-@pytest.mark.parametrize(
-    "entry",
-    [
-        "tests/test_it.py::test_plain",
-        "tests/test_it.py::test_cases",
-        "tests/test_it.py::test_cases[2]",
-        "tests/test_it.py::TestGroup",
-        "tests/test_it.py::TestGroup::test_in_class",
-        "make demo",
-        "python -m tests.test_it",
-    ],
-)
-def test_what_exists_and_runs_is_accepted(checkout: Path, entry: str) -> None:
-    assert found(checkout, entry) == []
+def found(checkout: Path, *shown_by: str, **more: object) -> list[str]:
+    return problems(checkout, row(*shown_by, **more))
 
 
-@pytest.mark.parametrize(
-    ("entry", "complaint"),
-    [
-        ("tests/test_it.py::test_gone", "there is no test"),
-        ("tests/test_it.py::test_cases[3]", "there is no test"),
-        ("tests/test_gone.py::test_plain", "there is no test"),
-        ("tests/test_it.py::test_marked_skip", "is skipped"),
-        ("tests/test_it.py::test_named_mark", "may be skipped"),
-        ("tests/test_it.py::test_marked_xfail", "is expected to fail"),
-        ("tests/test_it.py::test_case_skipped", "is skipped"),
-        ("tests/test_it.py::test_skips_itself", "may skip itself"),
-        ("tests/test_it.py::TestSkippedGroup::test_in_class", "is skipped"),
-        ("tests/test_whole.py::test_a", "may skip itself"),
-        ("tests/test_marked.py", "is skipped"),
-        ("make nothing", "make target nothing"),
-        ("python -m tests.gone", "module tests.gone"),
-        ("python benchmarks/gone.py", "benchmarks/gone.py"),
-        ("./gone --fast", "./gone"),
-    ],
-)
-def test_what_does_not_run_is_found(checkout: Path, entry: str, complaint: str) -> None:
-    [problem] = found(checkout, entry)
-    assert problem.startswith("it: ") and complaint in problem
+ACCEPTED = [
+    "tests/test_it.py::test_plain",
+    "tests/test_it.py::test_cases",
+    "tests/test_it.py::test_cases[2]",
+    "tests/test_it.py::TestGroup",
+    "tests/test_it.py::TestGroup::test_in_class",
+    "make demo",
+    "python -m tests.test_it",
+]
+COMPLAINTS = {
+    "tests/test_it.py::test_gone": "there is no test",
+    "tests/test_it.py::test_cases[3]": "there is no test",
+    "tests/test_gone.py::test_plain": "there is no test",
+    "tests/test_it.py::test_marked_skip": "is skipped",
+    "tests/test_it.py::test_named_mark": "may be skipped",
+    "tests/test_it.py::test_marked_xfail": "is expected to fail",
+    "tests/test_it.py::test_case_skipped": "is skipped",
+    "tests/test_it.py::test_skips_itself": "may skip itself",
+    "tests/test_it.py::TestSkippedGroup::test_in_class": "is skipped",
+    "tests/test_whole.py::test_a": "may skip itself",
+    "tests/test_marked.py": "is skipped",
+    "make nothing": "make target nothing",
+    "python -m tests.gone": "module tests.gone",
+    "python benchmarks/gone.py": "benchmarks/gone.py",
+    "./gone --fast": "./gone",
+}
+
+
+@pytest.fixture(scope="module")
+def each(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """The problems of each entry, found together: each is a promise of its own."""
+    entries = [*ACCEPTED, *COMPLAINTS]
+    rows = [row(entry, id=f"promise-{number}") for number, entry in enumerate(entries)]
+    told = problems(written(tmp_path_factory.mktemp("checkout")), *rows)
+    by_id = {str(one["id"]): [line for line in told if line.startswith(f"{one['id']}: ")] for one in rows}
+    assert sum(map(len, by_id.values())) == len(told), "each belongs to a promise"
+    return dict(zip(entries, by_id.values(), strict=True))
+
+
+@pytest.mark.parametrize("entry", ACCEPTED)
+def test_what_exists_and_runs_is_accepted(each: dict[str, list[str]], entry: str) -> None:
+    assert each[entry] == []
+
+
+@pytest.mark.parametrize("entry", COMPLAINTS)
+def test_what_does_not_run_is_found(each: dict[str, list[str]], entry: str) -> None:
+    [problem] = each[entry]
+    assert COMPLAINTS[entry] in problem
 
 
 @pytest.mark.parametrize("report", promises.REPORTS)

@@ -37,7 +37,7 @@ HERE := $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install first-minutes dev serve demo test test-fast test-all test-external test-gpu check api-docs openapi bench bench-peers kill-table parity format promises lock gpu-check gpu-history gpu-tune gpu-wheels clean
+.PHONY: help install first-minutes dev serve demo test test-fast test-all test-external test-gpu check check-types check-but-types api-docs openapi bench bench-peers kill-table parity format promises lock gpu-check gpu-history gpu-tune gpu-wheels clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -78,10 +78,14 @@ first-minutes: $(STAMP)  ## README's first screen as it is written, recorded in 
 	tools/ops/packages.sh mmdebstrap git
 	$(BIN)/python -m tools.first_minutes.root $(ARGS)
 
-check: $(DEV) $(TRITON)  ## format, lint, types, imports, promises
+check: check-but-types check-types  ## format, lint, types, imports, promises; with -j2 -O types beside the rest
+
+check-types: $(DEV) $(TRITON)
+	$(BIN)/mypy
+
+check-but-types: $(DEV) $(TRITON)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m tools.structure
 	$(BIN)/python -m tools.promises check

@@ -2,8 +2,8 @@
 
 Each row of `SUITES` says what a suite needs, how that is fetched, and what runs. `--short` takes the form that CI has time for,
 and leaves out suites that have none and, unless they are named, those whose first run is too long for CI. `--jobs N` runs N
-suites beside each other and prints the output of each as a whole at its end. Other words go to the suite's own command:
-`make test-external ONLY=agents ARGS="-k codex"`.
+suites beside each other and prints the output of each as a whole at its end. `--fetch` fetches what they need and runs none.
+Other words go to the suite's own command: `make test-external ONLY=agents ARGS="-k codex"`.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ _PYTEST: Command = (PYTHON, "-m", "pytest", "-m", "external")
 @dataclass(frozen=True)
 class Suite:
     """`packages`: Debian's. `prepare`: commands before `command`, each skipped where the file that it is paired with is there
-    (None: never). `short`: what `--short` runs in place of `command`; None if there is no such form. `in_ci`: whether
-    `--short`, as CI calls it, takes the suite without its name."""
+    (None: never). `fetches`: words with which `command` fetches what else it needs, and runs nothing. `short`: what `--short`
+    runs in place of `command`; None if there is no such form. `in_ci`: whether `--short`, as CI calls it, takes the suite without
+    its name."""
 
     name: str
     what: str
@@ -54,14 +55,25 @@ class Suite:
     short: Command | None
     packages: tuple[str, ...] = ()
     prepare: tuple[tuple[Path | None, Command], ...] = ()
+    fetches: Command = ()
     in_ci: bool = True
 
 
 def _environment(folder: Path, package: str, program: str) -> tuple[tuple[Path | None, Command], ...]:
     """Commands that make an environment with one package."""
     made, python = folder / "bin" / program, str(folder / "bin/python")
-    pip = (python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", package)
-    return (made, (PYTHON, "-m", "venv", "--clear", str(folder))), (made, pip)
+    pip = (
+        PYTHON,
+        "-m",
+        "pip",
+        "--python",
+        python,
+        "--disable-pip-version-check",
+        "install",
+        "--quiet",
+        package,
+    )
+    return (made, (PYTHON, "-m", "venv", "--clear", "--without-pip", str(folder))), (made, pip)
 
 
 _CONSOLE: Command = (*_PYTEST, *_BROWSER, "-n2", "--dist=loadfile")
@@ -76,6 +88,7 @@ SUITES = {
             "clients", "real clients, each in an environment of its own; about 8 minutes the first time", _CLIENTS,
             # Without those that install torch, and three whose installations take as long as the others together.
             (*_CLIENTS, "--without-torch", "--without", "lm-eval", "--without", "dspy", "--without", "llama-index"),
+            fetches=("--install",),
         ),
         Suite(
             "console", "the console in Debian's Chromium, and behind nginx; needs npm", _CONSOLE, _CONSOLE, ("chromium", "nginx"),
@@ -121,6 +134,22 @@ _running: set[subprocess.Popen[bytes]] = set()
 def run(suite: Suite, words: Sequence[str], short: bool, output: IO[bytes] | None) -> int:
     """Fetch what the suite needs and run it; the exit code of the first command that fails, or 0. `output`: where it goes,
     None for this process's own."""
+    return _prepare(suite, output) or _call((*_command(suite, short), *words), output)
+
+
+def fetch(suite: Suite, short: bool) -> int:
+    """Fetch what the suite needs; the exit code as of `run`."""
+    code = _prepare(suite, None)
+    return code or (_call((*_command(suite, short), *suite.fetches), None) if suite.fetches else 0)
+
+
+def _command(suite: Suite, short: bool) -> Command:
+    command = suite.short if short else suite.command
+    assert command is not None
+    return command
+
+
+def _prepare(suite: Suite, output: IO[bytes] | None) -> int:
     if suite.packages:
         with _INSTALLING:
             if code := _call(("tools/ops/packages.sh", *suite.packages), output):
@@ -129,9 +158,7 @@ def run(suite: Suite, words: Sequence[str], short: bool, output: IO[bytes] | Non
     for path, command in suite.prepare:
         if path not in made and (code := _call(command, output)):
             return code
-    command = suite.short if short else suite.command
-    assert command is not None
-    return _call((*command, *words), output)
+    return 0
 
 
 def _call(command: Command, output: IO[bytes] | None) -> int:
@@ -179,6 +206,7 @@ def parse(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, list[S
         "--only", default="", metavar="NAMES", help="suites, with spaces between them (default: all)"
     )
     parser.add_argument("--short", action="store_true", help="as CI runs them")
+    parser.add_argument("--fetch", action="store_true", help="fetch what they need, and run none")
     parser.add_argument(
         "--jobs", type=int, default=1, metavar="N", help="suites beside each other (default: 1)"
     )
@@ -200,7 +228,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 1 if a suite failed."""
     given, suites, words = parse(argv)
     signal.signal(signal.SIGTERM, _end)
-    if given.jobs > 1:
+    if given.fetch:
+        failed = [suite.name for suite in suites if fetch(suite, given.short)]
+    elif given.jobs > 1:
         failed = run_beside(suites, words, given.short, given.jobs)
     else:
         failed = [suite.name for suite in suites if run(suite, words, given.short, None)]

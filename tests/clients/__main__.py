@@ -203,6 +203,7 @@ def main() -> int:
     )
     parser.add_argument("--without", action="append", default=[], metavar="NAME", help="all but this one")
     parser.add_argument("--without-torch", action="store_true", help="all but those that install torch")
+    parser.add_argument("--install", action="store_true", help="install them, and check nothing")
     parser.add_argument("-k", dest="expression", metavar="WORDS", help="pytest's -k")
     arguments = parser.parse_args()
     if unknown := {*arguments.names, *arguments.without} - known.keys():
@@ -211,6 +212,10 @@ def main() -> int:
     chosen = [one for one in chosen if not (arguments.without_torch and one.with_torch)]
     words = ["-k", arguments.expression] if arguments.expression else []
     FOLDER.mkdir(parents=True, exist_ok=True)
+    if arguments.install:
+        failures = [f"{one.name}: {failure}" for one in chosen if (failure := install(one).failure)]
+        print(*failures, sep="\n")
+        return 1 if failures else 0
     arguments = [
         "cohort-tiny",
         "--dtype",

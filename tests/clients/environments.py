@@ -64,14 +64,16 @@ class Environment:
         """Install what `wants` resolves to, and list it."""
         self._make()
         _pip(self.python, "install", *self.wants, PYTEST, *([TORCH] if self.with_torch else []))
-        # With setuptools, of which an environment has an old one of itself.
+        # With setuptools where a package requires it, which `freeze` leaves out otherwise.
         frozen = _pip(self.python, "freeze", "--all", "--exclude", "pip").splitlines()
         # Torch comes alone and before these; a build's own mark means nothing on another machine.
         lines = [re.sub(r"\+[a-z0-9.]+$", "", line) for line in frozen if not line.startswith("torch==")]
         self.requirements.write_text("\n".join(lines) + "\n")
 
     def _make(self) -> None:
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(self.folder)], check=True)
+        # This environment's pip installs into it: one of its own would take longer to install than most clients.
+        command = [sys.executable, "-m", "venv", "--clear", "--without-pip", str(self.folder)]
+        subprocess.run(command, check=True)
         if self.with_torch:
             index = os.environ.get("TORCH_INDEX_URL")
             _pip(self.python, "install", *(["--index-url", index] if index else []), TORCH)
@@ -80,7 +82,16 @@ class Environment:
 def _pip(python: Path, *words: str) -> str:
     """What pip writes to stdout. Raises subprocess.CalledProcessError with it shown."""
     quiet = ["-qq"] if words[0] == "install" else []
-    command = [str(python), "-m", "pip", "--disable-pip-version-check", *words, *quiet]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(python),
+        "--disable-pip-version-check",
+        *words,
+        *quiet,
+    ]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if done.returncode:
         print(done.stdout, file=sys.stderr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,19 @@ def test_what_cannot_be_run_is_told(
     with pytest.raises(SystemExit):
         external.parse(argv)
     assert complaint in capsys.readouterr().err
+
+
+def test_what_is_fetched_ahead_is_what_is_needed_and_nothing_runs(tmp_path: Path) -> None:
+    told, made = tmp_path / "told", tmp_path / "made"
+    one = suite("a", f'echo "$@" >> {told}', (made, ("touch", str(made))))
+    assert external.fetch(one, True) == 0 and made.exists() and not told.exists()
+    one = replace(one, fetches=("--install",))
+    assert external.fetch(one, True) == 0 and told.read_text() == "--install\n"
+    assert external.run(one, ("word",), True, None) == 0 and told.read_text() == "--install\nword\n"
+    assert external.fetch(suite("a", "exit 5", (None, ("sh", "-c", "exit 3"))), True) == 3
+    assert external.fetch(replace(suite("a", "exit 5"), fetches=("x",)), True) == 5
+    given, suites, _ = external.parse(["--short", "--fetch"])
+    assert given.fetch and [one.name for one in suites if one.fetches] == ["clients"]
 
 
 def suite(name: str, script: str, *prepare: tuple[Path | None, external.Command]) -> external.Suite:

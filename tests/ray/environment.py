@@ -19,7 +19,6 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / ".reports/ray-venv"
 PYTHON = FOLDER / "bin/python"
 LIST = Path(__file__).with_name("requirements.txt")
-_OF_THE_VENV = ("pip", "setuptools")
 
 
 def ensure() -> Path:
@@ -42,13 +41,13 @@ def lock() -> None:
     _pip("install", "--quiet", "-c", str(ROOT / "constraints.txt"), wanted)
     found = importlib.metadata.distributions(path=[str(_packages())])
     lines = sorted(f"{one.metadata['Name']}=={one.version}" for one in found)
-    lines = [line for line in lines if not line.startswith(_OF_THE_VENV)]
     assert not any(re.match(r"(torch|nvidia)", line) for line in lines), "another torch was installed"
     LIST.write_text("\n".join(lines) + "\n")
 
 
 def _make() -> None:
-    subprocess.run([sys.executable, "-m", "venv", "--clear", str(FOLDER)], check=True)
+    # The main environment's pip installs into it: one of its own takes seconds to install.
+    subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(FOLDER)], check=True)
     main = sysconfig.get_path("purelib")
     (_packages() / "main_environment.pth").write_text(f"import site; site.addsitedir({main!r})\n")
     command = FOLDER / "bin/cohort"
@@ -61,7 +60,8 @@ def _packages() -> Path:
 
 
 def _pip(*words: str) -> None:
-    subprocess.run([str(PYTHON), "-m", "pip", "--disable-pip-version-check", *words], check=True)
+    command = [sys.executable, "-m", "pip", "--python", str(PYTHON), "--disable-pip-version-check", *words]
+    subprocess.run(command, check=True)
 
 
 if __name__ == "__main__":

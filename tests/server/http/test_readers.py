@@ -76,7 +76,8 @@ async def test_a_client_that_reads_slowly_gets_everything(impatient: Running) ->
 async def test_a_drain_waits_for_who_reads_slowly(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """For longer than the last bytes have, and no longer than the drain has."""
     monkeypatch.setattr(lifecycle, "_LAST_BYTES_TIMEOUT", 1)
-    for timeout, complete in ((20.0, True), (0.5, False)):
+
+    async def drained(timeout: float, complete: bool) -> None:
         house = House()
         running = run(house, drain_timeout=timeout)
         running.loads.set()
@@ -86,7 +87,7 @@ async def test_a_drain_waits_for_who_reads_slowly(body: bytes, monkeypatch: pyte
         loop, got, began = asyncio.get_running_loop(), b"", time.monotonic()
         with dial(running) as client:
             await send(client, post(body))
-            await until(lambda house=house: bool(house.engine.requests))
+            await until(lambda: bool(house.engine.requests))
             await asyncio.sleep(0.3)
             running.signals.arrived()
             while time.monotonic() - began < 3.5:
@@ -101,6 +102,8 @@ async def test_a_drain_waits_for_who_reads_slowly(body: bytes, monkeypatch: pyte
         ):  # a whole answer is the transport's by then, which goes on while the test does
             assert (got.count(b"x" * 10_000) == 1000) is complete
             assert got.endswith((b"data: [DONE]\n\n\r\n0\r\n\r\n", b"}")) is complete
+
+    await asyncio.gather(drained(20.0, True), drained(0.5, False))
 
 
 async def test_little_is_made_for_who_does_not_read(running: Running) -> None:

@@ -20,6 +20,8 @@ from executors.llm.encoder.executor import EncoderExecutor
 from executors.llm.encoder.reading import read_encoder
 from executors.llm.factory import LlmFactory
 from executors.testing.conformance import run_case
+from tests.executors.llm.encoder.rotary_models import CONFIGS
+from tests.executors.llm.encoder.rotary_models import made as rotary
 from tests.executors.llm.encoder.test_encoders import SIZES, config, expected, made, off, started, step, texts
 
 HEADS = {
@@ -284,6 +286,29 @@ async def test_vectors_go_through_the_layers_behind_the_pooling(tmp_path: Path) 
         with torch.no_grad():
             right = second(first(torch.from_numpy(pooled.copy()))).numpy()
         assert off(output.details[number].pooled, right) < 1e-5
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+async def test_layers_of_vectors_stand_on_encoders_with_rotary_positions(tmp_path: Path, family: str) -> None:
+    """EmbeddingGemma has two, without biases and activations."""
+    model = rotary(tmp_path, family)
+    hidden = model.config.hidden_size
+    with_modules(tmp_path, "Pooling", "Dense", "Dense", "Normalize")
+    first = with_dense(tmp_path / "2_Dense", hidden, 2 * hidden, "Identity", bias=False)
+    second = with_dense(tmp_path / "3_Dense", 2 * hidden, hidden, "Identity", bias=False)
+    executor = await started(tmp_path)
+    info, own = executor.info(), sum(one.numel() for one in model.parameters())
+    assert (info.vector_layers, info.num_parameters) == ((2 * hidden, hidden), own + 4 * hidden * hidden)
+    memory = executor.capabilities().memory
+    ids = texts()
+    output = await executor.unified_decode(step(ids, ["mean"] * len(ids)))
+    for number, one in enumerate(ids):
+        with torch.no_grad():
+            right = second(first(torch.from_numpy(expected(model, one).mean(0)))).numpy()
+        assert off(output.details[number].pooled, right) < 1e-5 * max(1.0, float(np.abs(right).max()))
+    (tmp_path / "modules.json").unlink()
+    bare = (await started(tmp_path)).capabilities().memory
+    assert memory.parameter_memory - bare.parameter_memory == 4 * 4 * hidden * hidden
 
 
 def _remove_weights(folder: Path) -> None:

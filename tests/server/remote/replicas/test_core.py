@@ -394,7 +394,9 @@ async def test_the_session_of_a_silent_ingress_is_closed(
         await until(lambda: not engine._sessions, within=2)
         await until(lambda: not engine._core.core.stats().running, within=1)
         w.transport.ingress_hangs = False
-        assert len(ids(await reading)) == 300 and w.core.moved == 1
+        assert len(ids(await reading)) == 300
+        # Once, and again whenever this process stands still for longer than the silence.
+        assert w.core.moved >= 1
         assert len(engine._sessions) == 1 and member._session not in engine._sessions
 
 

@@ -72,7 +72,13 @@ def shaped(vector: NDArray[np.float32], body: EmbeddingRequest) -> NDArray[np.fl
 def prompted(model: ServedModel, body: EmbeddingRequest) -> list[str | list[int]]:
     """The inputs, with the prompt or the instruction that the request asks for before each text. Raises InvalidRequest."""
     if body.prompt_name is None and body.instruction is None:
-        return [one if not isinstance(one, str) else usual(model, one, body.pooling) for one in body.inputs]
+        if leaves_out_prompt(model, body.pooling) and any(isinstance(one, str) for one in body.inputs):
+            message = (
+                "This model puts a prompt before every text and leaves it out of the mean, which is not supported; "
+                f"'{FIELD}' can be '' for no prompt."
+            )
+            raise InvalidRequest(message, param="prompt_name", code="unsupported_parameter")
+        return [one if not isinstance(one, str) else usual(model, one) for one in body.inputs]
     if not body.prompt_name and "" not in model.prompts.by_name and body.instruction is None:
         return [one if not isinstance(one, str) else cased(model, one) for one in body.inputs]
     param = "prompt_name" if body.instruction is None else "instruction"
@@ -91,19 +97,16 @@ def prompted(model: ServedModel, body: EmbeddingRequest) -> list[str | list[int]
     return list(texts)
 
 
-def usual(model: ServedModel, text: str, pooling: str | None = None) -> str:
-    """The text with the prompt that the model puts before every one, if it has such. `pooling`: as requested. Raises
-    InvalidRequest where the prompt would count and must not."""
+def usual(model: ServedModel, text: str) -> str:
+    """The text with the prompt that the model puts before every one, if it has such."""
     name = model.prompts.default
-    if name is None:
-        return cased(model, text)
-    if not model.pooling.includes_prompt and (pooling or model.pooling.kind) == "mean":
-        message = (
-            "This model puts a prompt before every text and leaves it out of the mean, which is not supported; "
-            f"'{FIELD}' can be '' for no prompt."
-        )
-        raise InvalidRequest(message, param="prompt_name", code="unsupported_parameter")
-    return cased(model, model.prompts.by_name[name] + text)
+    return cased(model, text if name is None else model.prompts.by_name[name] + text)
+
+
+def leaves_out_prompt(model: ServedModel, pooling: str | None = None) -> bool:
+    """Whether the prompt before every text must not count in the vector, and would. `pooling`: as requested."""
+    kind = pooling or model.pooling.kind
+    return model.prompts.default is not None and not model.pooling.includes_prompt and kind == "mean"
 
 
 def cased(model: ServedModel, text: str) -> str:

@@ -236,6 +236,22 @@ async def test_every_call_is_answered_though_the_process_is_killed(served: Serve
             np.testing.assert_allclose(found, right, atol=1e-5)
 
 
+@pytest.mark.long(extended=True)
+def test_workers_of_the_api_join_pairs_too(tmp_path: Path) -> None:
+    """Where a second text begins goes through one more process."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    torch.manual_seed(9)
+    write_bert(folder)
+    arguments = [str(folder), "--served-model-name", "cross", "--api-server-count", "2"]
+    with ServerProcess(arguments, tmp_path) as server:
+        one = Served(server, "bert", folder)
+        documents = texts(5, 40, 3)
+        for _ in range(3):
+            right = one.scores([("w1 w2", document) for document in documents])
+            np.testing.assert_allclose(one.rerank("w1 w2", documents), right, atol=1e-5)
+
+
 def hostile(served: Served) -> list[tuple[str, dict[str, Any] | bytes, tuple[int, ...]]]:
     """Bodies, and the statuses that answer them: 400 also where tokenizing takes longer than it may."""
     megabyte = "w1 " * 2**18

@@ -1,7 +1,8 @@
 """Reads what sentence-transformers keeps beside a transformer: layers behind the pooling, and the longest text. No torch here.
 
 modules.json lists a model's steps in their order. Those behind the pooling that change a vector are `Dense`, a linear layer with
-an activation; a list that puts anything but `Dense` between the pooling and the last `Dense` is not computed here.
+an activation; a list that puts anything but `Dense` between the pooling and the last `Dense`, or a `Dense` before the pooling, is
+not computed here.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def read_dense(directory: Path, width: int) -> tuple[DenseConfig, ...]:
     not computed. Raises ConfigError."""
     steps = _steps(directory)
     names = [name for name, _ in steps]
-    if "Pooling" not in names or "Dense" not in names:
+    if "Pooling" not in names or "Dense" in names[: names.index("Pooling")]:
         return ()
     behind = steps[names.index("Pooling") + 1 :]
     while behind and behind[-1][0] in _WITHOUT_EFFECT:

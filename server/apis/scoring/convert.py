@@ -14,7 +14,7 @@ from engine.request import RequestContext
 from engine.text.embedding import EmbeddingRequest
 from server.apis.scoring.schema import MAX_TOTAL_CHARACTERS, ScoreFields
 from server.prepare.chat_prompt import encode_pair, encode_text
-from server.prepare.embeddings import instructed, usual
+from server.prepare.embeddings import instructed, leaves_out_prompt, usual
 from server.prepare.prompts import Place, Truncation, fenced, input_ids, truncation_of
 from server.state.server_state import ServedModel, ServerState
 from server.templates.joined_pairs import JoinedPairs
@@ -99,6 +99,9 @@ async def _vectors(
         message = f"'{FIELD}' cannot be false: this is an embedding model, whose scores are cosines."
         raise InvalidRequest(message, param="use_activation", code="unsupported_value")
     truncation = _truncation(model, fields)
+    if leaves_out_prompt(model):
+        message = "This model puts a prompt before every text and leaves it out of the mean, which is not supported."
+        raise InvalidRequest(message, param="model", code="unsupported_value")
     sides = []
     for texts, name in zip((pairs.first, pairs.second), pairs.names, strict=True):
         if name == pairs.names[0] and fields.instruction is not None:

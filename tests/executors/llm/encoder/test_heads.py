@@ -269,8 +269,13 @@ def with_dense(
 
 async def test_vectors_go_through_the_layers_behind_the_pooling(tmp_path: Path) -> None:
     model = made(tmp_path)
-    with_modules(tmp_path, "Pooling", "Dense", "Dropout", "Dense")
-    assert read_encoder(tmp_path).dense == (), "an order that is not computed here"
+    for order in (
+        ("Pooling", "Dense", "Dropout", "Dense"),
+        ("Dense", "Pooling", "Dense"),
+        ("Pooling", "Normalize", "Dense"),
+    ):
+        with_modules(tmp_path, *order)
+        assert read_encoder(tmp_path).dense == (), "an order that is not computed here"
     with_modules(tmp_path, "Pooling", "Dense", "Dense", "Normalize")
     first = with_dense(tmp_path / "2_Dense", 48, 32, "Tanh")
     second = with_dense(tmp_path / "3_Dense", 32, 20, "Identity", bias=False)

@@ -390,4 +390,6 @@ async def test_embeddings_in_lower_case_and_with_the_models_own_prompt(embedder:
     embedder.state.model = replace(embedder.state.model, pooling=left_out)
     error = error_of(await embedder.post("/v1/embeddings", {"input": "Hi"}))
     assert error["param"] == "prompt_name" and "leaves it out of the mean" in error["message"]
+    error = error_of(await embedder.post("/v1/score", {"text_1": "A", "text_2": ["B"]}))
+    assert error["param"] == "model" and "leaves it out of the mean" in error["message"]
     assert await prompt(prompt_name="") == b"hi"

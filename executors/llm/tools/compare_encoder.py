@@ -23,6 +23,7 @@ from executors.llm.encoder.heads import ACTIVATIONS
 from executors.llm.encoder.modules import DenseConfig
 from executors.llm.encoder.reading import read_encoder
 from executors.llm.factory import LlmFactory
+from executors.llm.model.gguf_source import is_gguf, model_path
 from executors.llm.tools.reference import ReferenceText, load_encoder_reference, version
 from executors.llm.tools.widened import Float64
 from executors.testing.driver import Driver, Feed
@@ -62,6 +63,11 @@ def run(job: dict[str, Any], stage: Stage) -> dict[str, Any]:
     if job.get("lora") is not None:
         raise ConfigError(f"{job['lora']}: an encoder has no adapters")
     directory = Path(job["reference"])
+    if is_gguf(directory):
+        raise ConfigError(
+            f"{model_path(directory)}: transformers reads no GGUF file of an encoder; name the checkpoint that it was made from "
+            "as the reference"
+        )
     shape = read_encoder(Path(job["model"]))
     stage("transformers")
     answer: dict[str, Any] = {"encoder": True, "transformers": version(), "torch": torch.__version__}
@@ -126,7 +132,7 @@ class _Reference:
 
     def __init__(self, directory: Path, dtype: torch.dtype) -> None:
         shape = read_encoder(directory)
-        self._has_head = bool(shape.labels)
+        self._has_head, self._typed = bool(shape.labels), shape.num_types > 0
         self._model = load_encoder_reference(directory, shape.architecture if shape.labels else None, dtype)
         self._layers = [(_weights(one), one.activation) for one in shape.dense]
 
@@ -137,8 +143,9 @@ class _Reference:
         if text.segment is not None:
             types[:, text.segment :] = 1
         with Float64() if wide else nullcontext():
-            output = self._model(torch.tensor([text.ids]), token_type_ids=types, output_hidden_states=True)
-            hidden = output.hidden_states[-1][0].float()
+            options = {"token_type_ids": types} if self._typed else {}
+            output = self._model(torch.tensor([text.ids]), output_hidden_states=self._has_head, **options)
+            hidden = (output.hidden_states[-1] if self._has_head else output.last_hidden_state)[0].float()
             vectors = torch.stack([hidden[0], hidden.mean(0), hidden[-1]])
             for weights, activation in self._layers:
                 vectors = ACTIVATIONS[activation](

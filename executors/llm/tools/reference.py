@@ -27,6 +27,10 @@ class Greedy:
     gaps: list[float]
 
 
+_WITH_POOLER = ("bert", "roberta", "xlm-roberta", "camembert")
+"""Values of `model_type` of encoders that transformers gives a layer behind the first token, which no vector goes through."""
+
+
 class ReferenceText:
     """Tokenizer and chat template. Raises ConfigError when transformers cannot load the tokenizer."""
 
@@ -132,7 +136,10 @@ def load_encoder_reference(directory: Path, architecture: str | None, dtype: tor
     transformers = _transformers()
     try:
         kind = transformers.AutoModel if architecture is None else getattr(transformers, architecture)
-        options = {"add_pooling_layer": False} if architecture is None else {}
+        # Classes of transformers without a pooler take no such option.
+        kind_of = transformers.AutoConfig.from_pretrained(directory, local_files_only=True).model_type
+        pools = architecture is None and kind_of in _WITH_POOLER
+        options = {"add_pooling_layer": False} if pools else {}
         model, loaded = kind.from_pretrained(
             directory, dtype=dtype, attn_implementation="eager", local_files_only=True, output_loading_info=True, **options
         )  # fmt: skip

@@ -78,7 +78,7 @@ first-minutes: $(STAMP)  ## README's first screen as it is written, recorded in 
 	tools/ops/packages.sh mmdebstrap git
 	$(BIN)/python -m tools.first_minutes.root $(ARGS)
 
-check: check-but-types check-types  ## format, lint, types, imports, promises; with -j2 -O types beside the rest
+check: $(DEV) check-but-types check-types  ## format, lint, types, imports, promises; with -j2 -O types beside the rest
 
 check-types: $(DEV) $(TRITON)
 	$(BIN)/mypy

@@ -27,7 +27,7 @@ def test_trees_take_turns_and_one_that_is_slow_fails(
 ) -> None:
     turns = []
 
-    def attention(tree: Path, only: str, memory: str) -> dict[str, float]:
+    def attention(tree: Path, only: str, memory: str, kv: str) -> dict[str, float]:
         turns.append((tree, memory))
         new = tree == TREE
         return {"decode 1 x 4096": 1.07 if new else 1.0, "chunk 16 after 0": 1.03 if new else 1.0}

@@ -283,7 +283,7 @@ def hostile(served: Served) -> list[tuple[str, dict[str, Any] | bytes, tuple[int
 def test_hostile_bodies_are_answered_and_leave_nothing(served: Served) -> None:
     """Memory comes and goes with a megabyte of text, and does not grow: a later round ends where an earlier one did."""
     used = []
-    for _ in range(6):
+    for _ in range(9):
         for path, body, statuses in hostile(served):
             if isinstance(body, bytes):
                 answer = httpx.post(
@@ -298,6 +298,7 @@ def test_hostile_bodies_are_answered_and_leave_nothing(served: Served) -> None:
             if answer.status_code == 400:
                 assert answer.json()["error"]["message"]
         used.append(sum(map(resident_mib, [served.server.pid, *served.server.children()])))
-    # A round has tokenized some megabytes, which take 90 MiB each meanwhile; threads keep a part of it for the next.
-    assert min(used[3:]) < max(used[:3]) + 48, f"MiB after each round: {used}"
+    # A round has tokenized some megabytes, which take 90 MiB each meanwhile; threads keep a part of it for the next, so that
+    # the first rounds grow until each thread has had its turn.
+    assert min(used[6:]) < max(used[3:6]) + 32, f"MiB after each round: {used}"
     np.testing.assert_allclose(served.rerank("w1", ["w2"]), served.scores([("w1", "w2")]), atol=1e-5)

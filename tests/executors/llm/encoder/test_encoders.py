@@ -45,9 +45,8 @@ def made(folder: Path, family: str = "bert", **changes: Any) -> transformers.Pre
 
 
 def config(folder: Path, **changes: Any) -> ExecutorConfig:
-    return ExecutorConfig(
-        "llm", str(folder), max_num_seqs=8, max_num_batched_tokens=128, device="cpu", **changes
-    )
+    room: dict[str, Any] = {"max_num_seqs": 8, "max_num_batched_tokens": 128}
+    return ExecutorConfig("llm", str(folder), device="cpu", **(room | changes))
 
 
 async def started(folder: Path, **changes: Any) -> EncoderExecutor:

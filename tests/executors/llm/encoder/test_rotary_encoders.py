@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,29 +13,19 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from executors.contract import ConfigError, ExecutorConfig, OptimizationConfig, Tensor
-from executors.llm.encoder.executor import EncoderExecutor
+from executors.contract import ConfigError, OptimizationConfig, Tensor
 from executors.llm.encoder.reading import family_in, read_encoder
 from executors.llm.encoder.rotary_model import attend
 from executors.llm.factory import LlmFactory
+from tests.executors.llm.encoder import test_encoders
 from tests.executors.llm.encoder.rotary_models import CONFIGS, NOMIC_PUBLISHED, REACH, change, made, texts
 from tests.executors.llm.encoder.test_encoders import expected, off, step
 
 FAMILIES = [*CONFIGS]
 
 
-def config(folder: Path, **changes: Any) -> ExecutorConfig:
-    return ExecutorConfig(
-        "llm", str(folder), max_num_seqs=16, max_num_batched_tokens=1024, device="cpu", **changes
-    )
-
-
-async def started(folder: Path, **changes: Any) -> EncoderExecutor:
-    executor = LlmFactory().create_executor(config(folder, **changes))
-    assert isinstance(executor, EncoderExecutor)
-    await executor.warmup()
-    await executor.begin_epoch(1)
-    return executor
+ROOM = {"max_num_seqs": 16, "max_num_batched_tokens": 1024}
+config, started = partial(test_encoders.config, **ROOM), partial(test_encoders.started, **ROOM)
 
 
 async def check(folder: Path, model: transformers.PreTrainedModel, lengths: tuple[int, ...] = ()) -> None:

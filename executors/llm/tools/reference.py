@@ -90,11 +90,7 @@ class ReferenceModel:
             )  # fmt: skip
         except Exception as error:
             raise ConfigError(f"transformers cannot load the model: {_one_line(error)}") from error
-        if missing := sorted(loaded["missing_keys"]):
-            raise ConfigError(
-                f"{directory}: transformers does not find {len(missing)} tensors ({missing[0]}, ...) by its names and would make "
-                "random ones, so there is nothing to compare with"
-            )
+        _refuse_random(loaded, directory)
         if lora is not None:
             model = _with_adapter(model, lora, dtype)
         self._model = model.eval()
@@ -145,11 +141,17 @@ def load_encoder_reference(directory: Path, architecture: str | None, dtype: tor
         )  # fmt: skip
     except Exception as error:
         raise ConfigError(f"transformers cannot load the model: {_one_line(error)}") from error
+    _refuse_random(loaded, directory)
+    return model.eval()
+
+
+def _refuse_random(loaded: Mapping[str, Any], directory: Path) -> None:
+    """Raises ConfigError if transformers made random tensors in place of some that it did not find. `loaded`: what it tells."""
     if missing := sorted(loaded["missing_keys"]):
         raise ConfigError(
-            f"{directory}: transformers does not find {len(missing)} tensors ({missing[0]}, ...) by its names"
+            f"{directory}: transformers does not find {len(missing)} tensors ({missing[0]}, ...) by its names and would make "
+            "random ones, so there is nothing to compare with"
         )
-    return model.eval()
 
 
 def version() -> str:

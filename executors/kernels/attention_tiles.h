@@ -129,37 +129,42 @@ struct Pairs {
 // tile, so the results are the same bit for bit.
 
 #if defined(__AVX512BF16__)
-// scores[R][TILE] of `count` keys. queries [R][lda].
+// scores[R][TILE] of `count` keys. queries [R][lda]. Groups of 16 keys go side by side where their sums fit into registers beside
+// the keys that are transposed.
 template <int R>
 inline void score_few(const uint32_t* queries, int64_t lda, const uint16_t* const* keys, int64_t count, int64_t head_dim,
                       float* scores, const uint16_t* const* ahead) {
-  F sum[4][R];
+  constexpr int G = R >= 3 ? 1 : 4;
+  for (int64_t from = 0; from < TILE; from += 16 * G) {
+    F sum[G][R];
 #pragma GCC unroll 4
-  for (int g = 0; g < 4; g++)
+    for (int g = 0; g < G; g++)
 #pragma GCC unroll 4
-    for (int r = 0; r < R; r++) sum[g][r] = all(0.0f);
-  for (int64_t d = 0; d < head_dim / 2; d += 16) {
+      for (int r = 0; r < R; r++) sum[g][r] = all(0.0f);
+    for (int64_t d = 0; d < head_dim / 2; d += 16) {
 #pragma GCC unroll 4
-    for (int g = 0; g < 4; g++) {
-      if (g * 16 >= count) continue;
-      F t[16];
+      for (int g = 0; g < G; g++) {
+        int64_t at = from + g * 16;
+        if (at >= count) continue;
+        F t[16];
 #pragma GCC unroll 16
-      for (int i = 0; i < 16; i++) {
-        const uint16_t* key = keys[g * 16 + i];
-        soon_in_l2(ahead[g * 16 + i], 4 * d);
-        t[i] = key ? load((const float*)key + d) : all(0.0f);
+        for (int i = 0; i < 16; i++) {
+          const uint16_t* key = keys[at + i];
+          soon_in_l2(ahead[at + i], 4 * d);
+          t[i] = key ? load((const float*)key + d) : all(0.0f);
+        }
+        transpose(t);
+#pragma GCC unroll 16
+        for (int j = 0; j < 16; j++)
+#pragma GCC unroll 4
+          for (int r = 0; r < R; r++) sum[g][r] = Pairs::mul_add(queries + r * lda + d + j, t[j], sum[g][r]);
       }
-      transpose(t);
-#pragma GCC unroll 16
-      for (int j = 0; j < 16; j++)
-#pragma GCC unroll 4
-        for (int r = 0; r < R; r++) sum[g][r] = Pairs::mul_add(queries + r * lda + d + j, t[j], sum[g][r]);
     }
+#pragma GCC unroll 4
+    for (int g = 0; g < G; g++)
+#pragma GCC unroll 4
+      for (int r = 0; r < R; r++) store(scores + r * TILE + from + g * 16, sum[g][r]);
   }
-#pragma GCC unroll 4
-  for (int g = 0; g < 4; g++)
-#pragma GCC unroll 4
-    for (int r = 0; r < R; r++) store(scores + r * TILE + g * 16, sum[g][r]);
 }
 
 // sums[R][padded] = factors[r] sums + weights[R][] values, over `count` values, 64 of head_dim at a time (32 the last).

@@ -146,9 +146,10 @@ def check_states(batch: UnifiedBatch, layout: StateLayout | None) -> None:
     written = np.concatenate([dst, slots])
     if written.min() < 0 or src.min() < -1 or max(written.max(), src.max()) > last:
         raise InvalidInput(f"a state lies outside the slots 0..{last}")
-    if len(np.unique(written)) != len(written):
+    if len(set(written.tolist())) != len(written):
         raise InvalidInput("the slot of a state is written twice in one step")
-    if np.isin(src[src != dst], written).any():
+    moved = src[src != dst]
+    if len(moved) and np.isin(moved, written).any():
         raise InvalidInput("a state is read in the step in which its slot is written")
     if not len(snapshots):
         return

@@ -82,11 +82,11 @@ class StateStep:
         self._items = np.ascontiguousarray(
             np.stack((rows, lengths, sources, destinations), 1)[order], np.int64
         )
-        places = np.empty((len(inner), 3), np.int64)
+        self._inner = np.empty((0, 3), np.int64)
         if len(inner):
             items, counts = np.array(inner, np.int64).T
-            places[:] = np.stack((np.argsort(order)[items], counts, inner_slots), 1)
-        self._inner = np.ascontiguousarray(places[np.lexsort((places[:, 1], places[:, 0]))])
+            places = np.stack((np.argsort(order)[items], counts, inner_slots), 1)
+            self._inner = np.ascontiguousarray(places[np.lexsort((places[:, 1], places[:, 0]))], np.int64)
         self.struct = StateStepStruct(
             len(self._items), len(self._inner), self._items.ctypes.data, self._inner.ctypes.data
         )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import ctypes
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -32,6 +32,8 @@ SERIAL_COST = 40_000
 """Cost below which a step is too small to wake other threads (see `plan` for the unit)."""
 INT8_BLOCK = 16
 """Blocks of keys and values in int8 have a multiple of so many tokens: `BESIDE` of attention_int8.h."""
+_SAME_WORK = 64
+"""Keys by which a sequence may grow before its work is divided anew: a split has a multiple of so many."""
 _ROW_COST = 32
 """Cost of packing a key, in rows whose products with it cost as much."""
 
@@ -110,6 +112,31 @@ def plan(step: StepArrays, heads: int, kv_heads: int, window: int | None, thread
     )
 
 
+class Plans:
+    """The last plan, which serves the next step too where sequences have only become longer by a few tokens.
+
+    A step of one token a sequence differs from the one before it by a position each: while these stay within the same
+    `_SAME_WORK` keys, so does the work.
+    """
+
+    def __init__(self) -> None:
+        self._key: tuple[object, ...] = ()
+        self._plan: Plan | None = None
+
+    def get(self, step: StepArrays, heads: int, kv_heads: int, window: int | None, threads: int) -> Plan:
+        """Return a plan, as `plan`."""
+        begins = step.pos_offsets
+        first = np.maximum(0, begins + 1 - window) if window else np.zeros_like(begins)
+        grown = np.concatenate((step.q_lens, begins // _SAME_WORK, first // _SAME_WORK))
+        key = (heads, kv_heads, window, threads, grown.tobytes())
+        if key != self._key or self._plan is None or (step.q_lens != 1).any():
+            self._key, self._plan = key, plan(step, heads, kv_heads, window, threads)
+            return self._plan
+        work = self._plan.work.copy()  # that of the step before may be in use
+        work[:, 2] = begins[work[:, 3]]
+        return replace(self._plan, work=work)
+
+
 def supports(spec: KvSpec) -> bool:
     """Return whether the kernel supports this model."""
     return (
@@ -180,6 +207,7 @@ class CpuAttention:
         self.note = f"attention: {self.name}"
         self._threads = threads
         self._partials = np.empty(0, np.float32)
+        self._plans: dict[tuple[int, int, int | None], Plans] = {}
 
     def begin(self, step: StepArrays, cache: KvCache) -> CpuAttend:
         """See `AttentionBackend`. The result is valid until the next call."""
@@ -192,7 +220,8 @@ class CpuAttention:
         steps: dict[int | None, _Step] = {}
         arrays: list[np.ndarray] = [tables, cells]  # what the pointers point at
         for window in set(spec.windows):
-            cut = plan(step, spec.num_heads, spec.num_kv_heads, window, threads)
+            plans = self._plans.setdefault((spec.num_heads, spec.num_kv_heads, window), Plans())
+            cut = plans.get(step, spec.num_heads, spec.num_kv_heads, window, threads)
             padded = -(-spec.head_dim // 16) * 16
             num_floats = cut.slots * spec.num_kv_heads * cut.partial_rows * (padded + 2)
             if len(self._partials) < num_floats:

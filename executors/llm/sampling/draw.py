@@ -67,7 +67,7 @@ class Blocks:
         else:
             self.logits = (logits.float() if widen else logits).contiguous()
             self.maxima = _block_maxima(self.logits, self.size) if maxima is None else maxima
-        self.best = self.maxima.amax(-1)
+        self.best = _largest_of_rows(self.maxima)
         wide = self.logits.dtype is torch.float32 and self.maxima.dtype is torch.float32
         self.kernels = _kernels_for(self.logits) if wide and self.maxima.is_contiguous() else None
         """Cohort's own kernels, if they can choose tokens from these logits."""
@@ -81,7 +81,11 @@ class Blocks:
             # Reading a row in order is faster than gathering the few hundred blocks that penalties touch.
             for row in rows.tolist():
                 self.maxima[row] = _block_maxima(self.logits[row : row + 1], self.size)[0]
-        self.best = self.maxima.amax(-1)
+        self.best = _largest_of_rows(self.maxima)
+
+    def bad_rows(self) -> np.ndarray:
+        """Return bool [n]: rows in which a logit is NaN or infinite, or all are -inf."""
+        return ~np.isfinite(self.best.float().numpy() if self.best.is_cpu else self.best.cpu().numpy())
 
     def rows(self, row: torch.Tensor) -> torch.Tensor:
         """Return whole rows, float32 [m, V]."""
@@ -110,6 +114,14 @@ class Blocks:
         # Places past the end of the last block hold -inf: the id of one must be one of the row's all the same.
         ids, order = ids.clamp_max_(self.width - 1).sort(-1)
         return _sorted(values.gather(1, place).gather(1, order), ids)
+
+
+def _largest_of_rows(maxima: torch.Tensor) -> torch.Tensor:
+    """Return the largest of each row, [n]; NaN where one is NaN."""
+    if maxima.is_cpu and maxima.dtype is torch.float32:
+        # A step's few calls of torch run code that its weights have driven out of the cache: ten times what NumPy takes here.
+        return torch.from_numpy(maxima.numpy().max(-1))
+    return maxima.amax(-1)
 
 
 def _kernels_for(logits: torch.Tensor) -> CpuKernels | None:

@@ -108,8 +108,12 @@ def sample(
     """
     if edits is None and not rows.temperature.any():
         blocks = Blocks(logits, maxima=maxima)
-        bad = ~torch.isfinite(blocks.best).cpu().numpy()
-        tokens = greedy(blocks, np.arange(len(logits)))
+        bad, tokens = blocks.bad_rows(), np.zeros(len(logits), np.int64)
+        good = np.flatnonzero(~bad)
+        if blocks.kernels is None:
+            tokens[good] = greedy(blocks, good)
+        elif len(good):
+            tokens[good] = _chosen_by_kernels(blocks, blocks.kernels, good, good, rows, np.zeros(len(logits)))
     else:
         tokens, bad = _choose_all(logits, rows, edits, maxima)
     described: dict[int, SampledToken] = {}
@@ -130,7 +134,7 @@ def _choose_all(
     # Widening all rows once, into memory that is kept, costs less than copies of the edited ones.
     widen = whole is not None and not whole.only_masks and logits.dtype != torch.float32
     blocks = Blocks(logits, widen, maxima)
-    bad = ~torch.isfinite(blocks.best).cpu().numpy()
+    bad = blocks.bad_rows()
     tokens = np.zeros(len(logits), np.int64)
     plain = ~bad
     if edits is not None:
@@ -155,7 +159,7 @@ def _choose_in_place(
     try:
         edits.apply(logits, at)
         blocks.renew(edits.rows)
-        bad[edits.rows] |= ~torch.isfinite(blocks.best[at]).cpu().numpy()
+        bad[edits.rows] |= blocks.bad_rows()[edits.rows]
         good = edits.rows[~bad[edits.rows]]
         _choose(blocks, good, good, rows, u, tokens)
     finally:
@@ -170,7 +174,7 @@ def _choose_among(
     work = edits.taken_out(logits)
     edits.apply(work, torch.arange(len(work), device=work.device))
     blocks = Blocks(work)
-    bad[edits.rows] |= ~torch.isfinite(blocks.best).cpu().numpy()
+    bad[edits.rows] |= blocks.bad_rows()
     good = np.flatnonzero(~bad[edits.rows])
     chosen = edits.rows[good]
     _choose(blocks, good, chosen, rows, u, tokens)

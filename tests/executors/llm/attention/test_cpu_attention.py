@@ -10,7 +10,7 @@ import torch
 
 from executors.kernels.compiler import KernelUnavailable, find_compiler, usable_isas
 from executors.llm.attention import cpu_attention
-from executors.llm.attention.cpu_attention import SPLIT, CpuAttention, plan, supports
+from executors.llm.attention.cpu_attention import SPLIT, CpuAttention, Plan, Plans, plan, supports
 from executors.llm.step_arrays import StepArrays
 from tests.executors.kernels.steps import Sequences, spec
 from tests.tiers import sweep
@@ -288,6 +288,29 @@ def test_layers_with_and_without_window(isa: str) -> None:
         check(attend(i, one.q[0], one.k[0], one.v[0]), one.expected([(0, 0, 400)]))
 
 
+def check_plan(made: Plan, step: StepArrays, window: int | None) -> None:
+    """Check that a plan for 8 heads and 2 key heads covers every query and key once."""
+    lens = step.q_lens
+    seen: dict[int, list[int]] = {}
+    slots = []
+    for row, tokens, pos, item, first, last, group, slot, group_slot, in_group in made.work.tolist():
+        assert row + tokens <= step.q_starts[item] + lens[item]
+        assert (step.positions[row : row + tokens] == np.arange(pos, pos + tokens)).all()
+        assert tokens * 4 <= made.max_rows
+        if group >= 0:
+            assert last == first + 1 and 0 <= slot - group_slot < in_group and tokens * 4 <= made.partial_rows
+            slots.append(slot)
+        for token in range(row, row + tokens):
+            seen.setdefault(token, []).extend(range(first, last))
+    assert sorted(slots) == list(range(made.slots))
+    assert sorted(seen) == list(range(lens.sum()))
+    for token, splits in seen.items():
+        position = int(step.positions[token])
+        lowest = max(0, position + 1 - window) if window else 0
+        assert sorted(splits) == list(range(min(splits), max(splits) + 1))
+        assert min(splits) <= lowest // SPLIT and max(splits) >= position // SPLIT
+
+
 def test_plan_covers_every_query_and_key_once() -> None:
     rng = np.random.default_rng(0)
     for threads in (1, 2, 16):
@@ -296,28 +319,34 @@ def test_plan_covers_every_query_and_key_once() -> None:
             tables = np.zeros((20, 1), np.int32)
             step = StepArrays(np.zeros(lens.sum(), np.int64), lens, past, tables)
             made = plan(step, 8, 2, window, threads)
-            seen: dict[int, list[int]] = {}
-            slots = []
-            for row, tokens, pos, item, first, last, group, slot, group_slot, in_group in made.work.tolist():
-                assert row + tokens <= step.q_starts[item] + lens[item]
-                assert (step.positions[row : row + tokens] == np.arange(pos, pos + tokens)).all()
-                assert tokens * 4 <= made.max_rows
-                if group >= 0:
-                    assert (
-                        last == first + 1
-                        and 0 <= slot - group_slot < in_group
-                        and tokens * 4 <= made.partial_rows
-                    )
-                    slots.append(slot)
-                for token in range(row, row + tokens):
-                    seen.setdefault(token, []).extend(range(first, last))
-            assert sorted(slots) == list(range(made.slots))
-            assert sorted(seen) == list(range(lens.sum()))
-            for token, splits in seen.items():
-                position = int(step.positions[token])
-                lowest = max(0, position + 1 - window) if window else 0
-                assert sorted(splits) == list(range(min(splits), max(splits) + 1))
-                assert min(splits) <= lowest // SPLIT and max(splits) >= position // SPLIT
+            check_plan(made, step, window)
+
+
+def test_a_kept_plan_serves_sequences_that_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sequences grow by a token a step; now and then one is replaced by another, or has several new tokens."""
+    rng, made_anew = np.random.default_rng(1), 0
+
+    def counted(*args: Any) -> Plan:
+        nonlocal made_anew
+        made_anew += 1
+        return plan(*args)
+
+    monkeypatch.setattr(cpu_attention, "plan", counted)
+    for window in (None, 100, 700):
+        plans, past = Plans(), rng.integers(0, 3000, 5)
+        made = None
+        for number in range(400):
+            lens = np.ones(5, np.int64)
+            if number % 50 == 20:
+                past[rng.integers(5)] = rng.integers(0, 3000)
+            if number % 50 == 40:
+                lens[rng.integers(5)] = 4
+            step = StepArrays(np.zeros(lens.sum(), np.int64), lens, past.copy(), np.zeros((5, 1), np.int32))
+            before, made = made, plans.get(step, 8, 2, window, 2)
+            check_plan(made, step, window)
+            assert before is None or made.work is not before.work
+            past += lens
+    assert made_anew < 300
 
 
 def test_a_long_sequence_is_cut_for_many_threads_only() -> None:

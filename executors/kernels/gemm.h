@@ -347,12 +347,14 @@ struct Panels {
   const Linear& w;
   const TileOfLayout* layout_tiles;
   int64_t words, rounds, lines;  // of a panel; in which as much is asked for of the next one, and how much
-  bool small;
+  bool small, one_row_asks = false;
 
   explicit Panels(const Linear& w) : w(w), layout_tiles(tiles_of(w)), words(w.panel_words()) {
     rounds = Op::BLOCKS ? w.blocks() : (w.steps() + 15) / 16;
     lines = (words / 16 + rounds - 1) / rounds;
     small = words * 4 <= NEAR_BYTES;
+    if constexpr (std::is_same<Op, QuantProduct>::value)
+      one_row_asks = with_layout(w.kind, [](auto layout) { return decltype(layout)::ONE_ROW_ASKS; });
   }
 
   const uint32_t* at(int64_t panel) const { return w.packed + panel * words; }
@@ -427,7 +429,7 @@ __attribute__((noinline)) void multiply_panels(const Linear& w, const Left<Op>& 
         continue;
       }
       int64_t next = p + 1 < last ? p + 1 : following < chunks * per_chunk ? following % per_chunk * grab : p;
-      each.multiply(a, begin, count, p, each.at(next), asks_ahead<Op>(count), buffer, to.lora != nullptr,
+      each.multiply(a, begin, count, p, each.at(next), each.one_row_asks || asks_ahead<Op>(count), buffer, to.lora != nullptr,
                     [&](int64_t row, int64_t rows) {
                       if (!to.lora) deliver(w, buffer, row, rows, p, to);
                     });

@@ -52,6 +52,10 @@ struct LayoutOf {
   static constexpr int BLOCK_BYTES = CODE_WORDS * 4 + SCALE_BYTES;
   // Whether one row is multiplied with two panels in turn. Blocks of 4 to 6 bits gain nothing: their codes take as long as reading.
   static constexpr bool TWO_PANELS = C == S8;
+  // Whether one row, too, asks for the next panel on AMD's CPUs, see `asks_ahead`. Two pieces of a block hold codes of 6 bits, which
+  // these CPUs follow less well: a row took 0.85 to 0.93 of the time with asking at 1,024 columns, as long at 4,096; with 4 or 5
+  // bits 1.02 to 1.15 (Zen 4).
+  static constexpr bool ONE_ROW_ASKS = C == U6;
   static constexpr int HEAD_SCALE = WIDE_HEAD ? 4 : 2;  // bytes
   static constexpr int HEAD_BYTES = TWO_LEVELS || GROUPED ? NR * (HEAD_SCALE + (MINIMUM || ZEROS ? 2 : 0)) : 0;
 };

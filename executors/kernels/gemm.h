@@ -157,12 +157,12 @@ void tile_of_blocks(const Left<Int8Product>& a, const uint32_t* panel, float* bu
   const auto* scales = a.scales;
   const uint32_t* words = a.words;
   for (int64_t b = 0; b < a.blocks; b++, panel += BLOCK_WORDS, words += BLOCK_STEPS, scales++) {
-    ahead.round();
     I sum[R][2];
 #pragma GCC unroll 7
     for (int r = 0; r < R; r++) sum[r][0] = sum[r][1] = all_words((uint32_t)scales[r * a.blocks].start);
 #pragma GCC unroll 8
     for (int k = 0; k < BLOCK_STEPS; k++) {
+      if (k % ROUND_STEPS == 0) ahead.round();
       I one = load_words(panel + k * NR), two = load_words(panel + k * NR + W);
 #pragma GCC unroll 7
       for (int r = 0; r < R; r++) {
@@ -191,11 +191,11 @@ void tile_of_blocks(const Left<Int8Product>& a, const uint32_t* panel, float* bu
   const auto* scales = a.scales;
   const Int8Product::Word* words = a.words;
   for (int64_t b = 0; b < a.blocks; b++, panel += BLOCK_WORDS, words += BLOCK_STEPS, scales++) {
-    ahead.round();
     I sum[R][2];
 #pragma GCC unroll 14
     for (int r = 0; r < R; r++) sum[r][0] = sum[r][1] = zero_words();
     for (int k = 0; k < BLOCK_STEPS; k++) {
+      if (k % ROUND_STEPS == 0) ahead.round();
       I one = load_words(panel + k * NR), two = load_words(panel + k * NR + W);
       I even[2] = {even_bytes(one), even_bytes(two)}, odd[2] = {odd_bytes(one), odd_bytes(two)};
 #pragma GCC unroll 14
@@ -354,7 +354,7 @@ struct Panels {
   bool small, one_row_asks = false;
 
   explicit Panels(const Linear& w) : w(w), layout_tiles(tiles_of(w)), words(w.panel_words()) {
-    rounds = Op::BLOCKS ? w.blocks() : (w.steps() + ROUND_STEPS - 1) / ROUND_STEPS;
+    rounds = std::is_same<Op, QuantProduct>::value ? w.blocks() : (w.steps() + ROUND_STEPS - 1) / ROUND_STEPS;
     lines = (words / 16 + rounds - 1) / rounds;
     small = words * 4 <= NEAR_BYTES;
     if constexpr (std::is_same<Op, QuantProduct>::value)

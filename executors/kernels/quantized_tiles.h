@@ -182,8 +182,10 @@ inline void add_step(I (*sum)[2], const uint8_t* block, const uint32_t* words, i
 
 // Steps in the order in which their codes lie in memory, which CPUs read ahead: 4 bits of steps 0 and 4 share words.
 template <class L, int R, int PART, size_t... NUMBERS>
-inline void add_steps(I (*sum)[2], const uint8_t* block, const uint32_t* words, int64_t lda, std::index_sequence<NUMBERS...>) {
+inline void add_steps(I (*sum)[2], const uint8_t* block, const uint32_t* words, int64_t lda, Ahead* ahead,
+                      std::index_sequence<NUMBERS...>) {
   auto add = [&](auto number) {
+    if (ahead && number == BLOCK_STEPS / 2) ahead->round();
     constexpr int N = decltype(number)::value, STEP = L::CODES == S8 || L::CODES == U2 ? N : N / 2 + N % 2 * 4;
     if constexpr (L::PARTS == 1 || PART == STEP / 4) add_step<L, R, STEP>(sum, block, words, lda);
   };
@@ -192,7 +194,7 @@ inline void add_steps(I (*sum)[2], const uint8_t* block, const uint32_t* words, 
 
 template <class L, int R, int PART>
 inline void add_part(F (*total)[2], const uint8_t* head, const uint8_t* block, const uint32_t* words, int64_t lda,
-                     const QuantScale* scales, int64_t blocks) {
+                     const QuantScale* scales, int64_t blocks, Ahead* ahead = nullptr) {
   I sum[R][2];
 #pragma GCC unroll 7
   for (int r = 0; r < R; r++) {
@@ -202,7 +204,7 @@ inline void add_part(F (*total)[2], const uint8_t* head, const uint8_t* block, c
     else
       sum[r][0] = sum[r][1] = zero_words();
   }
-  add_steps<L, R, PART>(sum, block, words, lda, std::make_index_sequence<8>());
+  add_steps<L, R, PART>(sum, block, words, lda, PART == 0 ? ahead : nullptr, std::make_index_sequence<8>());
 #pragma GCC unroll 2
   for (int g = 0; g < 2; g++) {
     F scale = scale_of_part<L>(head, block, PART, g), minimum = all(0.0f);
@@ -223,7 +225,7 @@ void tile_of_layout(const Left<QuantProduct>& a, const uint32_t* panel, float* b
   for (int64_t b = 0; b < a.blocks; b++, block += L::BLOCK_BYTES, words += BLOCK_STEPS, scales++) {
     if (L::HEAD_BYTES > 0 && b % L::BLOCKS == 0) head = block, block += L::HEAD_BYTES;
     ahead.round();
-    add_part<L, R, 0>(total, head, block, words, a.steps, scales, a.blocks);
+    add_part<L, R, 0>(total, head, block, words, a.steps, scales, a.blocks, &ahead);
     if (L::PARTS == 2) add_part<L, R, 1>(total, head, block, words, a.steps, scales, a.blocks);
   }
 #pragma GCC unroll 7
@@ -327,6 +329,7 @@ void tile_of_layout(const Left<QuantProduct>& a, const uint32_t* panel, float* b
     if (L::HEAD_BYTES > 0 && b % L::BLOCKS == 0) head = block, block += L::HEAD_BYTES;
     ahead.round();
     add_part<L, R, 0>(buffer, b == 0, head, block, words, a.steps, scales, a.blocks);
+    ahead.round();
     if (L::PARTS == 2) add_part<L, R, 1>(buffer, false, head, block, words, a.steps, scales, a.blocks);
   }
 }

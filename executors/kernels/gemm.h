@@ -115,8 +115,9 @@ int pack(const Linear& w, const T* in, int64_t begin, int64_t count, int threads
 
 // ---- multiplying ---------------------------------------------------------------------------------------------------
 
-// Steps after which a tile asks for more of the next panel. 12 rows of bf16 took 0.78 of the time with 4 instead of 16: what is
-// asked for at once waits where it is more than a core has in flight (Zen 4).
+// Steps after which a tile asks for more of the next panel. A step of a whole model with 10 to 16 rows of bf16 took 0.79 to 0.84 of
+// the time with 4 instead of 16, with 12 to 32 of int8 0.84 to 0.89 with 4 instead of 8: what is asked for at once waits where it is
+// more than a core has in flight (Zen 4).
 constexpr int64_t ROUND_STEPS = 4;
 
 // buffer[R][NR] = a[R][steps] panel[steps][NR] over the steps from `begin` to `end`, plus what is there if `begin` is not 0.
@@ -330,14 +331,14 @@ inline void deliver(const Linear& w, const float* buffer, int64_t row, int64_t r
 }
 
 // Whether to ask for the next panel where one tile has all `rows`. AMD's CPUs follow a panel by themselves, and with what is
-// asked for beside that, one to four rows of bf16 or int8 took 1.04 to 1.28 times as long (Zen 4). More rows keep the core so busy
-// that it falls behind: 14 rows of bf16 took 0.75 of the time with asking, 7 of int8 0.86, 3 of int4 0.88. With float16 one row
-// took as long, four 0.83 of the time, eight 0.69 and fourteen 0.53 (Zen 5).
+// asked for beside that, one to seven rows of bf16 took 1.05 to 1.14 times as long, one to three of int8 1.02 to 1.13, one of 4
+// bits 1.08 (Zen 4). More rows keep the core so busy that it falls behind: 14 rows of bf16 took 0.75 of the time with asking, 4 of
+// int8 0.89. With float16 one row took as long, four 0.83 of the time, eight 0.69 and fourteen 0.53 (Zen 5).
 template <class Op>
 inline bool asks_ahead(int64_t rows) {
   static const bool amd = (__builtin_cpu_init(), __builtin_cpu_is("amd"));
   if (!amd || std::is_same<Op, HalfProduct>::value) return true;
-  return rows >= (std::is_same<Op, QuantProduct>::value ? 2 : std::is_same<Op, Int8Product>::value ? 5 : 9);
+  return rows >= (std::is_same<Op, QuantProduct>::value ? 2 : std::is_same<Op, Int8Product>::value ? 4 : 9);
 }
 
 // The largest panel that is asked for into the first level of the cache, in bytes: one that leaves room there for the panel that is

@@ -355,7 +355,7 @@ struct Panels {
   bool small, one_row_asks = false;
 
   explicit Panels(const Linear& w) : w(w), layout_tiles(tiles_of(w)), words(w.panel_words()) {
-    rounds = std::is_same<Op, QuantProduct>::value ? 2 * w.blocks() : (w.steps() + ROUND_STEPS - 1) / ROUND_STEPS;
+    rounds = std::is_same<Op, QuantProduct>::value ? QuantProduct::ROUNDS * w.blocks() : (w.steps() + ROUND_STEPS - 1) / ROUND_STEPS;
     lines = (words / 16 + rounds - 1) / rounds;
     small = words * 4 <= NEAR_BYTES;
     if constexpr (std::is_same<Op, QuantProduct>::value)

@@ -366,6 +366,13 @@ struct QuantProduct {
   using Sum = I;
   static constexpr int DEPTH = 4, MR = QUANT_MR, BLOCKS = 1;
   static constexpr uint32_t FLIP = QUANT_FLIP;
+  // Rounds of a block in which the next panel is asked for. In two of half as many lines, steps of 2 to 32 rows took 0.91 to 0.98 of
+  // the time where one instruction multiplies bytes; without it four rows took 1.16 (Zen 4, Q4_K_M).
+#if defined(__AVX512VNNI__)
+  static constexpr int ROUNDS = 2;
+#else
+  static constexpr int ROUNDS = 1;
+#endif
   template <class T>
   static void convert(Word* out, QuantScale* scales, const T* in, int64_t n) {
     int64_t i = 0;

@@ -329,7 +329,6 @@ void tile_of_layout(const Left<QuantProduct>& a, const uint32_t* panel, float* b
     if (L::HEAD_BYTES > 0 && b % L::BLOCKS == 0) head = block, block += L::HEAD_BYTES;
     ahead.round();
     add_part<L, R, 0>(buffer, b == 0, head, block, words, a.steps, scales, a.blocks);
-    ahead.round();
     if (L::PARTS == 2) add_part<L, R, 1>(buffer, false, head, block, words, a.steps, scales, a.blocks);
   }
 }

@@ -148,12 +148,41 @@ def _apart(tensor: torch.Tensor, fields: dict[str, Any]) -> tuple[torch.Tensor, 
     return torch.cat([one.flatten(0, 1) for one in (q, k, v)]), z.flatten(0, 1)
 
 
+_HEAD = {
+    "eh_proj.weight": "nextn.eh_proj.weight", "enorm.weight": "nextn.enorm.weight", "hnorm.weight": "nextn.hnorm.weight",
+    "shared_head.norm.weight": "nextn.shared_head_norm.weight",
+}  # fmt: skip
+
+
+def _of_head(name: str, layers: int) -> str:
+    """The name of a tensor, of an MTP head as `_QwenMtpMixin` changes it."""
+    parts = name.split(".", 3)
+    if parts[0] != "mtp":
+        return name
+    if parts[1] == "layers":
+        return f"model.layers.{layers + int(parts[2])}.{parts[3]}"
+    own = {
+        "fc": "eh_proj",
+        "pre_fc_norm_embedding": "enorm",
+        "pre_fc_norm_hidden": "hnorm",
+        "norm": "shared_head.norm",
+    }
+    return f"model.layers.{layers}.{own[parts[1]]}.{parts[2]}"
+
+
+def with_head_of(metadata: Metadata, heads: int = 1) -> Metadata:
+    """The keys of a file whose `block_count` has the layers of an MTP head, too."""
+    recurrent = metadata.get("attention.recurrent_layers")
+    more = {} if recurrent is None else {"attention.recurrent_layers": [*recurrent, *[False] * heads]}
+    return {**metadata, "block_count": metadata["block_count"] + heads, "nextn_predict_layers": heads, **more}
+
+
 def qwen_tensors(directory: Path, arch: str) -> Tensors:
     """The tensors of a directory as the converter stores them, those of images left out."""
     fields, found = fields_of(directory), dict[str, torch.Tensor]()
     experts: dict[str, dict[int, torch.Tensor]] = {}
     for written, tensor in load_file(directory / "model.safetensors").items():
-        name = written.replace("model.language_model.", "model.")
+        name = _of_head(written.replace("model.language_model.", "model."), fields["num_hidden_layers"])
         if "visual" in name:
             continue
         if name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
@@ -164,6 +193,9 @@ def qwen_tensors(directory: Path, arch: str) -> Tensors:
             found[f"{_WHOLE[stem]}.{part}"] = tensor
             continue
         own, blk = layer[2], f"blk.{layer[1]}"
+        if own in _HEAD:
+            found[f"{blk}.{_HEAD[own]}"] = tensor
+            continue
         delta = own.removeprefix("linear_attn.").removesuffix(".weight")
         if own.startswith("linear_attn.conv1d"):
             tensor = tensor.squeeze(1)

@@ -43,6 +43,6 @@ def keep(decoder: Decoder, index: int, layer: Layer, stored: Mapping[str, Stored
 
 def keep_head(decoder: Decoder, stored: Mapping[str, StoredFormat]) -> None:
     """The same for the head, and for an embedding that is tied to it."""
-    parts = linear_parts(decoder).get(id(decoder.lm_head))
+    parts = linear_parts(decoder.places()).get(id(decoder.lm_head))
     if parts and (formats := stored_parts(parts, stored, LAYOUTS)) is not None:
         decoder.keep_head_on_device(formats)

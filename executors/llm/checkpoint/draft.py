@@ -10,7 +10,7 @@ from executors.contract.config import ExecutorConfig
 from executors.contract.errors import ConfigError
 from executors.contract.status import ModelInfo
 from executors.llm.checkpoint.loader import activation_bytes, load_model
-from executors.llm.checkpoint.mtp_choice import refuse_family, takes_head
+from executors.llm.checkpoint.mtp_choice import choose_head, refuse_family
 from executors.llm.checkpoint.weights import Progress, fill_dummy, load_weights, stored_formats
 from executors.llm.memory.state_limits import refuse_states
 from executors.llm.model.api import LoadedModel
@@ -59,11 +59,11 @@ def load_draft(config: ExecutorConfig, info: ModelInfo, progress: Progress) -> L
 
 def load_mtp(config: ExecutorConfig, source: LoadedModel, progress: Progress) -> LoadedModel | None:
     """Load the MTP head of the checkpoint that the model `source` comes from; None unless `mtp` asks for it, or `mtp_if_usable`
-    and it can be used. With `mtp`, raises ConfigError as `takes_head` and `load_weights`, and for a model without answers."""
+    and it can be used. With `mtp`, raises ConfigError as `choose_head` and `load_weights`, and for a model without answers."""
     model, info = source.model, source.info
     if config.optimization.mtp and not isinstance(model, Decoder):
         refuse_family(info.family)
-    if not isinstance(model, Decoder) or not takes_head(config, model.config, info.device):
+    if not isinstance(model, Decoder) or not choose_head(config, model.config, info.device).used:
         return None
     if config.optimization.mtp:
         return _load_head(config, model, info, progress)
@@ -89,8 +89,6 @@ def _load_head(config: ExecutorConfig, model: Decoder, info: ModelInfo, progress
     if dummy:
         fill_dummy(head, config.seed + 1, of_head)
     else:
-        unused = load_weights(head, directory, of_head)
-        if unused is not None:
-            raise ConfigError(f"mtp: {directory}: {unused}")
+        load_weights(head, directory, of_head)
     num_bytes = head.num_bytes() + head.pack_onednn()
     return LoadedModel(head, info, num_bytes, activation_bytes(head, head.kernels))

@@ -15,8 +15,8 @@ from executors.llm.checkpoint.safetensors_file import SafetensorsFile
 from executors.llm.checkpoint.tensor_file import TensorFile
 from executors.llm.model.config import config_of_gguf, read_json
 from executors.llm.model.gguf_config import gguf_config
-from executors.llm.model.gguf_names import file_name, stored_tensors
 from executors.llm.model.gguf_source import config_path, is_gguf, read_source
+from executors.llm.model.gguf_stored import own_name, stored_tensors
 from executors.llm.model.quantization import IntSchemes, quantization_of
 from executors.weight_files import INDEX, SINGLE, WeightFiles, index_of, is_second_copy, weight_files
 
@@ -96,7 +96,7 @@ class Checkpoint:
         derived = gguf_config(gguf)
         self.source = gguf.path
         config = config_of_gguf(gguf, derived)
-        self._name_for_messages = partial(file_name, family=config.family, row=derived.row)
+        self._name_for_messages = partial(own_name, config=config, row=derived.row)
         stored = stored_tensors(gguf, config, derived.row)
         for path in gguf.parts:
             here = {name: one for name, one in stored.items() if one.tensor.path == path}

@@ -28,7 +28,7 @@ from executors.llm.attention.cpu_attention import INT8_BLOCK, supports
 from executors.llm.checkpoint.claims import refuse_claim
 from executors.llm.checkpoint.device_layers import keep, keep_head
 from executors.llm.checkpoint.fp8_layers import hold
-from executors.llm.checkpoint.mtp_choice import takes_head
+from executors.llm.checkpoint.mtp_choice import choose_head
 from executors.llm.checkpoint.weights import (
     Progress,
     checkpoint_dtype,
@@ -102,7 +102,8 @@ def load_model(config: ExecutorConfig, progress: Progress, ranks: Ranks | None =
         if on_device:
             keep_head(decoder, on_device)
         decoder.kv_dtype = kv
-        decoder.mtp_used = takes_head(config, decoder_config, device.type)
+        head = choose_head(config, decoder_config, device.type)
+        decoder.mtp_used, decoder.mtp_fault = head.used, head.fault
         refuse_unreadable_kv(kv_group(decoder))
         refuse_states(decoder, config)
         if config.optimization.deterministic:

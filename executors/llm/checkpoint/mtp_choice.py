@@ -2,34 +2,48 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
+
+import torch
 
 from executors.contract.config import ExecutorConfig
 from executors.contract.errors import ConfigError
 from executors.llm.checkpoint.files import Checkpoint
+from executors.llm.checkpoint.weights import check_load
 from executors.llm.model.config import DecoderConfig
+from executors.llm.model.decoder import Decoder
 from executors.llm.model.families import FAMILIES
-from executors.llm.model.gguf_source import is_gguf
-from executors.llm.model.mtp_head import head_config
+from executors.llm.model.gguf_source import model_path
+from executors.llm.model.mtp_config import head_config
+from executors.llm.model.mtp_head import MtpHead
 
 
-def takes_head(config: ExecutorConfig, model: DecoderConfig, device: str) -> bool:
-    """Return whether the head of a model on `device` is loaded. With `mtp`, raises ConfigError for a device or a file without
-    support for heads, for a model without one, and for a head of another form."""
+@dataclass(frozen=True, slots=True)
+class HeadChoice:
+    """Whether a head is `used`, and the `fault` of one that was wished for and cannot be."""
+
+    used: bool
+    fault: str | None = None
+
+
+def choose_head(config: ExecutorConfig, model: DecoderConfig, device: str) -> HeadChoice:
+    """Return whether the head of a model on `device` is loaded. With `mtp`, raises ConfigError for a device without support for
+    heads, for a model without one, and for a head of another form or without all of its tensors. Reads headers only."""
     wish = config.optimization
     if wish.mtp:
         _refuse(config, model, device)
-        return True
+        return HeadChoice(True)
     # Weights that are made up have no head that has learned anything.
     beside = wish.draft_model or config.parallel.world_size > 1 or config.load_format == "dummy"
     if not wish.mtp_if_usable or beside or model.headless:
-        return False
+        return HeadChoice(False)
     try:
         _refuse(config, model, device)
-    except ConfigError:
-        return False
-    return True
+    except ConfigError as error:
+        return HeadChoice(False, str(error))
+    return HeadChoice(True)
 
 
 def refuse_family(name: str) -> NoReturn:
@@ -45,34 +59,50 @@ def _refuse(config: ExecutorConfig, model: DecoderConfig, device: str) -> None:
         )
     if not model.family.mtp:
         refuse_family(model.family.name)
-    if config.load_format != "dummy":
-        _check_head(Path(config.model), model.family.mtp)
     head_config(model)
+    if config.load_format != "dummy":
+        directory = Path(config.model)
+        _check_form(directory, model.family.mtp)
+        _check_tensors(directory, model)
 
 
-def _check_head(directory: Path, begin: str) -> None:
+def _check_tensors(directory: Path, model: DecoderConfig) -> None:
+    """Raise ConfigError unless the checkpoint has every tensor of the head, in a shape and format that can be loaded, and no
+    other."""
+    head = MtpHead(Decoder(model, torch.float32, torch.device("meta")))
+    try:
+        unused = check_load(head, directory)
+    except ConfigError as error:
+        raise ConfigError(f"mtp: {error}") from None
+    if unused is not None:
+        raise ConfigError(f"mtp: {directory}: {unused}")
+
+
+def _check_form(directory: Path, begin: str) -> None:
     """Raise ConfigError for a checkpoint without an MTP head, and for forms of heads that are not supported."""
-    if is_gguf(directory):
-        raise ConfigError(
-            f"mtp: {directory}: the MTP head of a GGUF file (nextn_predict_layers) is not supported; take the checkpoint in "
-            "safetensors, or drafts from n-grams"
-        )
+    where = model_path(directory)
     checkpoint = Checkpoint(directory)
     try:
         names = [name for name in checkpoint.listed() if name.startswith(begin)]
+        own = {part: checkpoint.own_name(f"{begin}{part}") for part in _OF_MODEL}
+        known = f"{begin}*" if not checkpoint.exact else "blk.*.nextn.* (nextn_predict_layers)"
     finally:
         checkpoint.close()
     if not names:
         raise ConfigError(
-            f"mtp: {directory}: there are no tensors {begin}*: the checkpoint was saved without its MTP head; take drafts from "
-            "n-grams"
+            f"mtp: {where}: there are no tensors {known}: the checkpoint was saved without its MTP head; take drafts from n-grams"
         )
-    if any(name.startswith(f"{begin}embed_tokens.") for name in names):
-        raise ConfigError(
-            f"mtp: {directory}: {begin}embed_tokens: an MTP head with an embedding of its own is not supported"
-        )
+    for part, what in _OF_MODEL.items():
+        if f"{begin}{part}" in names:
+            raise ConfigError(
+                f"mtp: {where}: {own[part]}: an MTP head with {what} of its own is not supported"
+            )
     layers = {int(name.split(".")[2]) for name in names if name.startswith(f"{begin}layers.")}
     if layers != {0}:
         raise ConfigError(
-            f"mtp: {directory}: the MTP head has {len(layers)} layers; heads of one layer are supported"
+            f"mtp: {where}: the MTP head has {len(layers)} layers; heads of one layer are supported"
         )
+
+
+_OF_MODEL = {"embed_tokens.weight": "an embedding", "lm_head.weight": "an lm_head"}
+"""What a head has of the model, by the names of tensors that it may not have."""

@@ -215,7 +215,7 @@ def _plan(decoder: Decoder, checkpoint: Checkpoint) -> _Plan:
     needed = targets if decoder.alone else _targets(whole, checkpoint)
     _check(whole, checkpoint, needed)
     beside = scales.names | transform_tensors(decoder, checkpoint)
-    unused = None if decoder.mtp_used else _unused_head(whole, checkpoint)
+    unused = None if decoder.mtp_used else _unused_head(whole, checkpoint, decoder.mtp_fault)
     notes = filter(None, (_left_out(whole, checkpoint, needed, beside), unused, note_on(absent)))
     return _Plan(targets, zeros, scales, _written_cuts(decoder, checkpoint), "; ".join(notes) or None)
 
@@ -369,6 +369,7 @@ def _check(decoder: Decoder, checkpoint: Checkpoint, targets: dict[str, Place]) 
     if decoder.config.num_labels:  # a head that is not computed
         target_names.add(f"{decoder.config.family.names.lm_head}.weight")
     surplus = _surplus(decoder.config, checkpoint, target_names) if checkpoint.exact else []
+    surplus = [name for name in surplus if decoder.owns(name)]
     if surplus:
         architecture = decoder.config.architecture
         surplus_names = _some([checkpoint.own_name(name) for name in surplus])
@@ -394,13 +395,17 @@ def _left_out(
     return f"{_some(surplus)} not used: {config.architecture} as {checkpoint.source.name} describes it has no such tensor"
 
 
-def _unused_head(decoder: Decoder, checkpoint: Checkpoint) -> str | None:
-    """Return a note on the MTP head of a checkpoint, None if it has none."""
+def _unused_head(decoder: Decoder, checkpoint: Checkpoint, fault: str | None) -> str | None:
+    """Return a note on the MTP head of a checkpoint, None if it has none. `fault`: why it cannot be used, where this is known."""
     names = [name for name in checkpoint.names() if not decoder.owns(name)]
     if not names:
         return None
+    if fault is not None:
+        return f"the MTP head is not used: {fault}"
+    # Experts have one tensor of all in a GGUF file.
+    count, begin = len({checkpoint.own_name(name) for name in names}), decoder.config.family.mtp
     return (
-        f"the MTP head ({len(names)} tensors, {decoder.config.family.mtp}*) is not used; "
+        f"the MTP head ({count} tensors, {'nextn_predict_layers' if checkpoint.exact else f'{begin}*'}) is not used; "
         """--speculative-config '{"method": "mtp"}' takes drafts from it"""
     )
 

@@ -67,6 +67,8 @@ class Decoder:
     """Checkpoint names of tensors of the whole model that other stages have."""
     mtp_used = False
     """Whether the checkpoint's MTP head is loaded beside the model."""
+    mtp_fault: str | None = None
+    """Why it is not, where it was wished for and cannot be."""
 
     def __init__(
         self, config: DecoderConfig, dtype: torch.dtype, device: torch.device, kernels: CpuKernels | None = None,
@@ -155,7 +157,7 @@ class Decoder:
         """Map the id of each linear layer that can keep the formats of its file to its parts; `stored`: formats by checkpoint
         names. Parts whose columns are in different orders cannot be multiplied together."""
         parts_of = {}
-        for linear, parts in naming.linear_parts(self).items() if stored else ():
+        for linear, parts in naming.linear_parts(self.places()).items() if stored else ():
             if (stored_as := stored_parts(parts, stored, STORED_KINDS)) is not None:
                 parts_of[linear] = stored_as
         return parts_of

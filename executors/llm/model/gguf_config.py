@@ -68,7 +68,8 @@ def gguf_config(gguf: GgufFile) -> GgufConfig:
         row.complete(keys)
     if row.variant is not None:
         row = row.variant(keys, row)
-    drafts = _without_draft_heads(keys) if row.draft_heads else ()
+    if row.draft_heads:
+        _without_draft_heads(keys)
     family = family_of(row.served)
     assert family is not None
     biases, own = _biases(gguf), _own(gguf)
@@ -92,7 +93,7 @@ def gguf_config(gguf: GgufFile) -> GgufConfig:
         row.fill(keys, values)
     keys.check_unread(values.get(family.feed_forward.activation, family.feed_forward.activations[0]))
     names = _as_written(family, gguf, row)
-    notes = (*notes, *_left_out(gguf, own), *drafts)
+    notes = (*notes, *_left_out(gguf, own))
     return GgufConfig(values, row, biases, names, notes, _reranker(keys, family, values))
 
 
@@ -129,11 +130,11 @@ def _left_out(gguf: GgufFile, own: list[GgufTensor]) -> tuple[str, ...]:
     return (f"text only: {others} tensors of other parts (v.*, mm.*) are left out",) if others else ()
 
 
-def _without_draft_heads(keys: GgufKeys) -> tuple[str, ...]:
-    """Take the layers that guess the tokens after the next one away from the number of layers; return a note on them."""
+def _without_draft_heads(keys: GgufKeys) -> None:
+    """Take the layers that guess the tokens after the next one away from the number of layers, see `gguf_stored.py`."""
     heads, layers = keys.count("nextn_predict_layers"), keys.natural("block_count")
     if not heads:
-        return ()
+        return
     if heads >= layers:
         keys.refuse("nextn_predict_layers", f"less than {keys.name('block_count')}, which is {layers}")
     if not any(name.startswith("blk.0.") for name in keys.gguf.tensors):
@@ -141,7 +142,6 @@ def _without_draft_heads(keys: GgufKeys) -> tuple[str, ...]:
             f"{keys.where}: the MTP head of a model (nextn_predict_layers), not the model; take the file beside it"
         )
     keys.replace("block_count", layers - heads)
-    return (f"{heads} layers that guess tokens (nextn_predict_layers) are left out",)
 
 
 def _reranker(keys: GgufKeys, family: Family, values: dict[str, Any]) -> int:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from executors.contract.errors import ConfigError
-from executors.gguf.file import GgufFile, GgufTensor
+from executors.gguf.file import GgufTensor
 from executors.llm.model.config import DecoderConfig
 from executors.llm.model.cuts import Range
 from executors.llm.model.family import Family
-from executors.llm.model.gguf_config import CLASSIFIER_TENSOR, ROPE_TENSORS
-from executors.llm.model.gguf_key_table import OTHER_TENSORS
+from executors.llm.model.gguf_config import CLASSIFIER_TENSOR
 from executors.llm.model.gguf_rows import Row
-from executors.llm.model.gguf_scales import weight_scales
 
 _LAYER_ROLES = {
     "attn_norm": "attn_norm", "post_attention_norm": "attn_post_norm", "attn_qkv": "qkv", "attn_q": "q", "attn_k": "k",
@@ -53,7 +51,6 @@ _WITHOUT_ENDING = ("layer_scalar", "router_scale", "expert_scale", "choice_bias"
 """Roles whose usual names have no `.weight`."""
 _CHANNELS = ("conv", "delta_conv")
 """Roles of convolutions, whose shape is [channels, 1, kernel] under the usual name and [channels, kernel] in the file."""
-_OWN_KV = ("attn_k", "attn_v", "attn_k_norm")
 _OF_LAYER = re.compile(
     r"blk\.(?P<layer>\d{1,5})\.(?P<stem>\w+?(?:\.[a-z]\w*?)?)(?P<all>_exps)?(\.(?P<expert>\d{1,5}))?\.(?P<part>weight|bias|scale)"
 )
@@ -86,50 +83,6 @@ class Stored:
     turned: bool = False
     scale: float = 1.0
     decays: bool = False
-
-
-def stored_tensors(gguf: GgufFile, config: DecoderConfig, row: Row) -> dict[str, Stored]:
-    """Return the tensors of a file by their usual names, in the order of the file. Raises ConfigError for one that the
-    architecture does not know, because llama.cpp would compute with it."""
-    tensors: dict[str, Stored] = {}
-    scales = weight_scales(gguf)
-    heads = _layers_of_draft_heads(gguf, config) if row.draft_heads else range(0)
-    for tensor in sorted(gguf.tensors.values(), key=lambda one: (gguf.parts.index(one.path), one.offset)):
-        if tensor.name in ROPE_TENSORS or tensor.name in scales.names or OTHER_TENSORS.fullmatch(tensor.name):
-            continue
-        if _of_another(tensor, config) or _layer_of(tensor) in heads:
-            continue
-        parts = _named(tensor, config, row, gguf.tensors)
-        if not parts or tensors.keys() & parts.keys():
-            label = tensor.name if tensor.name.isprintable() else ascii(tensor.name)
-            why = "stands for what another one is" if parts else "is not supported"
-            raise ConfigError(
-                f"{tensor.path}: tensor {label} {why} for architecture {gguf.metadata['general.architecture']}"
-            )
-        if (of := scales.of.get(tensor.name)) is not None:
-            parts = {name: replace(one, scale=of[(one.expert or 0) % len(of)]) for name, one in parts.items()}
-        tensors.update(parts)
-    return tensors
-
-
-def _of_another(tensor: GgufTensor, config: DecoderConfig) -> bool:
-    """Return whether a tensor is for keys and values of a layer that reads those of another: llama.cpp ignores it, too."""
-    match = _OF_LAYER.fullmatch(tensor.name)
-    number = int(match["layer"]) if match and match["stem"] in _OWN_KV else config.num_layers
-    return number < config.num_layers and config.layers[number].kv_from is not None
-
-
-def _layers_of_draft_heads(gguf: GgufFile, config: DecoderConfig) -> range:
-    """Return the numbers of the layers behind the model's last that guess tokens. More layers than these are of no model that
-    the metadata describe, and are refused."""
-    heads = gguf.metadata.get(f"{gguf.metadata['general.architecture']}.nextn_predict_layers", 0)
-    return range(config.num_layers, config.num_layers + heads)
-
-
-def _layer_of(tensor: GgufTensor) -> int:
-    """Return the number of the layer that a tensor is of, -1 if it is of none."""
-    match = re.match(r"blk\.(\d{1,5})\.", tensor.name)
-    return int(match[1]) if match else -1
 
 
 def file_name(usual: str, family: Family, row: Row | None = None) -> str:
@@ -168,11 +121,11 @@ def _template(name: str) -> re.Pattern[str]:
     return re.compile(re.escape(name).replace(r"\{i\}", r"(\d+)").replace(r"\{e\}", r"\d+"))
 
 
-def _named(
+def names_of_weight(
     tensor: GgufTensor, config: DecoderConfig, row: Row, beside: Collection[str] = ()
 ) -> dict[str, Stored]:
-    """Return what a tensor of the file is, {} if nothing. One of all experts is as many tensors, and a merged one its parts.
-    `beside`: the names of all tensors of the file."""
+    """Return what a tensor of a file is by the usual names, {} if nothing. One of all experts is as many tensors, and a merged
+    one its parts. `beside`: the names of all tensors of the file; none where a file holds changes of weights, as of adapters."""
     family = config.family
     if tensor.name == CLASSIFIER_TENSOR and config.num_labels:
         return {f"{family.names.classifier}.weight": Stored(tensor, tensor.shape)}
@@ -319,8 +272,3 @@ def _experts(tensor: GgufTensor, config: DecoderConfig, match: re.Match[str]) ->
             shape = (height, *own[1:])
             tensors[name.replace("{e}", str(e))] = Stored(tensor, shape, expert=expert, rows=rows)
     return tensors
-
-
-def names_of_weight(tensor: GgufTensor, config: DecoderConfig, row: Row) -> dict[str, Stored]:
-    """Return what a weight is by the usual names, {} if nothing: for files that hold changes of weights, such as adapters."""
-    return _named(tensor, config, row)

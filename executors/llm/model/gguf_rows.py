@@ -27,7 +27,7 @@ class Row:
     `complete(keys)` sets what missing keys stand for. `fill(keys, values)` reads the keys that only this architecture has,
     `rotation(keys, values)` returns its fields on rotary embeddings where they are not the usual ones. `roles`: roles of tensors
     by the middle of their names, where they are other than in `gguf_names.py`. `tiled`: value heads of linear attention are in
-    the order of `gguf_hybrids.py`. `draft_heads`: `block_count` has the layers of `nextn_predict_layers`, which are left out.
+    the order of `gguf_hybrids.py`. `draft_heads`: `block_count` has the layers of `nextn_predict_layers`, which are an MTP head.
     """
 
     served: str

@@ -14,53 +14,16 @@ A row has the position p of its hidden state, for rotation and for its place in 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, replace
-from typing import Any
 
 import torch
 
-from executors.contract.errors import ConfigError
 from executors.llm.model import parameters as naming
 from executors.llm.model.api import ForwardInput, FusedForward
-from executors.llm.model.config import DecoderConfig
 from executors.llm.model.decoder import Decoder
-from executors.llm.model.family import TensorNames
 from executors.llm.model.layers.norms import Norm
 from executors.llm.model.linear import Linear, Packing, StoredFormat
+from executors.llm.model.mtp_config import head_config
 from executors.llm.model.places import NamedPlaces, Place, of_linear
-
-_FULL = "full_attention"
-
-
-def head_config(config: DecoderConfig) -> DecoderConfig:
-    """Return the configuration of a head of one layer beside a model: the layer is as the model's last one with full attention,
-    under the names of a head. Raises ConfigError for a model without such a layer, and for one with transforms."""
-    if config.transforms is not None:
-        raise ConfigError(
-            f"mtp: {config.transforms.where}: an MTP head beside layers with transforms is not supported"
-        )
-    family = config.family
-    kind = family.mixers[_FULL]
-    layer = next((one for one in reversed(config.layers) if one.mixer == kind), None)
-    if layer is None:
-        raise ConfigError(
-            f"mtp: the {family.name} model has no layer with full attention, as its MTP head has"
-        )
-    names = replace(family, names=_names(family.names, family.mtp))
-    # Embedding and lm_head are the model's: a decoder that is tied has none of its own but a table, here of one row.
-    return replace(config, family=names, layers=(layer,), vocab_size=1, tied=True, num_labels=0)
-
-
-def _names(names: TensorNames, begin: str) -> TensorNames:
-    """Return the names of layers that lie below `begin` in place of the model."""
-    usual, own = names.layer, f"{begin}layers.{{i}}."
-    values = {field.name: getattr(names, field.name) for field in fields(names)}
-    renamed: dict[str, Any] = {
-        role: own + value.removeprefix(usual)
-        for role, value in values.items()
-        if isinstance(value, str) and value.startswith(usual)
-    }
-    return replace(names, **renamed)
 
 
 class MtpHead(Decoder):

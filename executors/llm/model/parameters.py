@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
@@ -57,11 +58,11 @@ def places(decoder: DecoderParts) -> dict[str, Place]:
     return place_of
 
 
-def linear_parts(decoder: DecoderParts) -> dict[int, list[tuple[str, int]]]:
-    """Map the id of each linear layer to the checkpoint names of its weights and their numbers of rows, from the first row
-    on."""
+def linear_parts(places: Mapping[str, Place]) -> dict[int, list[tuple[str, int]]]:
+    """Map the id of each linear layer of a decoder's places to the checkpoint names of its weights and their numbers of rows,
+    from the first row on."""
     parts_of: dict[int, list[tuple[int, str, int]]] = {}
-    for name, place in places(decoder).items():
+    for name, place in places.items():
         if place.linear is not None:
             rows = place.tensor.shape[1] if place.turned else len(place.tensor)
             parts_of.setdefault(id(place.linear), []).append((place.begin, name, rows))

@@ -35,7 +35,7 @@ def rotate_linears(decoder: RotatedParts, transforms: Transforms) -> list[Stored
     transforms that cannot be computed."""
     if decoder.config.family.names.transposed:
         raise transforms.refused(f"a {decoder.config.family.name} model", "families of nn.Linear layers")
-    parts, of_head = naming.linear_parts(decoder), decoder.config.family.names.lm_head
+    parts, of_head = naming.linear_parts(naming.places(decoder)), decoder.config.family.names.lm_head
     head = decoder.lm_head
     if decoder.config.headless:
         parts.pop(id(head), None)

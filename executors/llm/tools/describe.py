@@ -28,7 +28,7 @@ from executors.llm.checkpoint import loader
 from executors.llm.checkpoint.claims import refuse_claim
 from executors.llm.checkpoint.files import Checkpoint, index_path
 from executors.llm.checkpoint.fp8_layers import hold
-from executors.llm.checkpoint.mtp_choice import takes_head
+from executors.llm.checkpoint.mtp_choice import choose_head
 from executors.llm.checkpoint.weights import (
     check_load,
     embedding_stays,
@@ -159,7 +159,8 @@ def refuse_unloadable(
     if config.load_format != "dummy":
         dtype = getattr(torch, sketch.info.dtype)
         decoder = Decoder(shape, dtype, torch.device("meta"))
-        decoder.mtp_used = takes_head(config, shape, device.type)
+        head = choose_head(config, shape, device.type)
+        decoder.mtp_used, decoder.mtp_fault = head.used, head.fault
         left_out = check_load(decoder, directory)
     if device.type == "cpu":  # on a GPU the choice runs kernels
         choose_attention(

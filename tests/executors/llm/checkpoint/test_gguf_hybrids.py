@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from executors.contract import ConfigError, LogitsMode, OptimizationConfig, PrefillInput, Tensor
+from executors.contract import ConfigError, LogitsMode, PrefillInput, Tensor
 from executors.llm.model.config import read_config
 from executors.llm.tools import compare
 from executors.llm.tools.wide_copy import write_wide_copy
@@ -112,32 +112,6 @@ async def test_projections_of_older_files_of_qwen3_next_stay_in_one(reference: A
         ].contiguous()
     path = write_hybrid(tmp_path, "qwen3next", qwen_metadata(fields_of(ref.path), RECURRENT), tensors)
     assert np.abs(await logits(path) - ref.logits(IDS)).max() < 1e-4
-
-
-@pytest.mark.parametrize(
-    ("name", "arch"), [("qwen3.5", "qwen35"), ("qwen3.5-moe", "qwen35moe"), ("qwen3-next", "qwen3next")]
-)
-async def test_a_head_that_guesses_tokens_is_left_out_with_a_note(
-    reference: Any, tmp_path: Path, name: str, arch: str
-) -> None:
-    """block_count counts it in such a file: llama.cpp's converter writes one of every checkpoint that has a head."""
-    ref = reference(name)
-    tensors = qwen_tensors(ref.path, arch)
-    tensors |= {name.replace("blk.1.", "blk.4."): one for name, one in tensors.items() if "blk.1." in name}
-    tensors |= {"blk.4.nextn.eh_proj.weight": torch.zeros(48, 96), "blk.4.nextn.enorm.weight": torch.ones(48)}
-    metadata = qwen_metadata(fields_of(ref.path), {**RECURRENT, "block_count": 5, "nextn_predict_layers": 1})
-    path = write_hybrid(tmp_path, arch, metadata, tensors)
-    assert read_config(path).notes == ("1 layers that guess tokens (nextn_predict_layers) are left out",)
-    assert np.abs(await logits(path) - ref.logits(IDS)).max() < 1e-4
-    with pytest.raises(
-        ConfigError, match=r"the MTP head of a GGUF file \(nextn_predict_layers\) is not supported"
-    ):
-        await start(path, optimization=OptimizationConfig(num_threads=1, mtp=True))
-    with pytest.raises(ConfigError, match="nextn_predict_layers 5 is not supported; supported: less than"):
-        await start(write_hybrid(tmp_path / "all", arch, {**metadata, "nextn_predict_layers": 5}, tensors))
-    alone = {name: one for name, one in tensors.items() if not name.startswith("blk.") or "blk.4." in name}
-    with pytest.raises(ConfigError, match=r"the MTP head of a model .*, not the model"):
-        await start(write_hybrid(tmp_path / "head", arch, metadata, alone))
 
 
 async def test_layers_behind_the_last_are_refused_unless_they_guess_tokens(

@@ -24,6 +24,7 @@ from executors.contract import (
     ExecutorConfig,
     ExecutorMemoryConfig,
     OptimizationConfig,
+    ParallelConfig,
     SampledToken,
     SamplingParams,
     UnifiedBatch,
@@ -223,11 +224,11 @@ async def too_few_bytes(model: Path, **settings: Any) -> int:
 async def served(
     model: Path, *, kv_bytes: int = 16 << 20, budget: int = 24, draft_model: Path | None = None, mtp: bool = False,
     deterministic: bool = False, quantization: str | None = None,
-    spoil: Callable[[UnifiedBatch], UnifiedBatch] = lambda batch: batch, mode: str = "inline", **settings: Any,
+    spoil: Callable[[UnifiedBatch], UnifiedBatch] = lambda batch: batch, mode: str = "inline", ranks: int = 1, **settings: Any,
 ) -> AsyncIterator[Served]:  # fmt: skip
     """A model in float32. `kv_bytes`: as many as calls may need, or see `too_few_bytes`. `budget`: tokens of a step. `spoil`
-    makes of each step what the executor gets. `mode`: where the executor runs, "inline" or "process". `settings` of the engine.
-    At the end all blocks must be free, and the accounting in order."""
+    makes of each step what the executor gets. `mode`: where the executor runs, "inline" or "process"; `ranks`: processes that
+    share the model. `settings` of the engine. At the end all blocks must be free, and the accounting in order."""
     config = ExecutorConfig(
         "llm", str(model), dtype="float32", device="cpu", max_model_len=MAX_LEN, max_num_seqs=SEQS,
         max_num_batched_tokens=budget, attention=ExecutorAttentionConfig(BLOCK),
@@ -238,6 +239,9 @@ async def served(
             quantization=quantization,
         ),
     )  # fmt: skip
+    if ranks > 1:
+        parallel = ParallelConfig(tensor_parallel_size=ranks)
+        config = replace(config, parallel=parallel, executor_type=parallel.executor_type)
     executor = connect(config, mode)
     # What a step computes depends on no measured time.
     limits = {"max_num_seqs": SEQS, "max_num_batched_tokens": budget, "target_itl": 0.0}

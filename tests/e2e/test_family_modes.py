@@ -172,6 +172,37 @@ async def test_drafts_of_ngrams(name: str, judge: Callable[[str], Judge]) -> Non
     judge(name).check(calls, answers)
 
 
+@pytest.mark.parametrize(
+    "name", ["lfm2-short-convolutions", "lfm2-moe-sigmoid-router", "qwen3.5", "qwen3-next"]
+)
+async def test_two_ranks_with_states(name: str, judge: Callable[[str], Judge]) -> None:
+    """Each has a part of the states: in a mixed batch, from a snapshot, with drafts, and squeezed."""
+    one = judge(name)
+    ranks = {"mode": "process", "ranks": 2}
+    await find_prefixes(one, **ranks)
+    calls, model = [*SQUEEZE, *CROWD, LOOP], one.reference.path
+    few = await too_few_bytes(model, **ranks)  # a block of a rank is half as large
+    async with served(model, kv_bytes=few, budget=64, num_speculative_tokens=3, **ranks) as engine:
+        answers = await engine.together(calls)
+        stats = engine.core.stats()
+        assert stats.preemptions > 0 and stats.drafts.num_accepted_tokens > 0
+    one.check(calls, answers)
+
+
+async def test_two_ranks_with_states_after_a_kill(judge: Callable[[str], Judge]) -> None:
+    """Streams go on where they were; each of the new ranks has its part of the states again."""
+    one, calls = judge("qwen3.5"), [replace(call, max_tokens=60) for call in CROWD]
+    ranks = {"mode": "process", "ranks": 2, "restart_pause": 0.01}
+    async with served(one.reference.path, **ranks) as engine:
+        waiting = asyncio.ensure_future(engine.together(calls))
+        while len(engine.steps) < 20:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        os.kill(engine.core.executor.pids[1], signal.SIGKILL)  # type: ignore[attr-defined]
+        answers = await waiting
+        assert engine.core.stats().epoch == 2
+    one.check(calls, answers)
+
+
 @every_family
 async def test_a_draft_model(name: str, judge: Callable[[str], Judge]) -> None:
     """The model drafts for itself: every draft of a greedy answer is the token that comes."""

@@ -67,7 +67,7 @@ class CutTensors(TensorFile):
             self._file.copy_into(name, target)
         elif cut.zeros:
             target.zero_()
-        elif target.dim() == 1:
+        elif target.dim() != 2:
             whole = torch.empty(self._file.shape(name), dtype=target.dtype)
             self._file.copy_into(name, whole)
             target.copy_(torch.cat([whole[begin:end] for begin, end in cut.rows or ((0, len(whole)),)]))

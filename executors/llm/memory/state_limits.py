@@ -16,9 +16,10 @@ def refuse_states(model: HasCaches, config: ExecutorConfig) -> None:
         raise ConfigError(
             f"device {config.device}: layers with a state per sequence run on a CPU only; take cpu"
         )
-    if config.parallel.world_size > 1:
+    if config.parallel.pipeline_parallel_size > 1:
         raise ConfigError(
-            "tensor_parallel_size, pipeline_parallel_size: layers with a state per sequence are not cut; take 1 for both"
+            "pipeline_parallel_size: a model whose layers have a state per sequence has no stages; take 1, and "
+            "tensor_parallel_size for ranks that share each layer"
         )
     if config.optimization.draft_model:
         raise ConfigError(

@@ -81,6 +81,7 @@ class LayerConfig:
     `rope`: index into `DecoderConfig.ropes`, None without rotation. `mixer`, `feed_forward`: names in `layers/kinds.py`. `heads`:
     sizes of its heads, None for those of the model. `kv_from`: the layer whose keys and values it reads, None for its own.
     `k_is_v`: values are what keys are before their norm. `inner`: inner size of its MLP, 0 for that of the model.
+    `channels`: of its convolution, 0 for as many as hidden states have.
     """
 
     window: int | None = None
@@ -91,6 +92,7 @@ class LayerConfig:
     kv_from: int | None = None
     k_is_v: bool = False
     inner: int = 0
+    channels: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ class Cut:
     """Part of a tensor. Rows are a linear layer's outputs (of a vector: its elements) and columns its inputs, however the
     checkpoint stores them.
 
-    `of`: shape of the whole, [rows, columns] or [rows]. `rows`: ranges that are kept, ascending; `columns`: the range that is
-    kept; None for all. `turned`: the checkpoint stores [inputs, outputs]. `zeros`: the rank has zeros instead, because another
-    rank adds the tensor to a sum over ranks.
+    `of`: shape of the whole, [rows, columns], [rows] or, of a convolution, [rows, 1, kernel]. `rows`: ranges that are kept,
+    ascending; `columns`: the range that is kept; None for all. `turned`: the checkpoint stores [inputs, outputs]. `zeros`: the
+    rank has zeros instead, because another rank adds the tensor to a sum over ranks.
     """
 
     of: tuple[int, ...]
@@ -26,8 +26,9 @@ class Cut:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the part, in rows and columns."""
+        """Shape of the part, rows first."""
         rows = self.of[0] if self.rows is None else sum(end - begin for begin, end in self.rows)
         if len(self.of) == 1:
             return (rows,)
-        return rows, self.of[1] if self.columns is None else self.columns[1] - self.columns[0]
+        columns = self.of[1] if self.columns is None else self.columns[1] - self.columns[0]
+        return rows, columns, *self.of[2:]

@@ -225,7 +225,10 @@ class Together:
             # A span that is too short for a page of the system is given back in part; 0 on one rank: memory is taken at once.
             span = max(span, group.blocks_per_span) if span else 0
             groups.append(replace(group, num_blocks=blocks, blocks_per_span=span))
-        return replace(own, layout=replace(layout, groups=tuple(groups), max_tokens=tokens))
+        state = layout.state
+        if state is not None:
+            state = replace(state, num_slots=ranks.least([state.num_slots])[0])
+        return replace(own, layout=replace(layout, groups=tuple(groups), max_tokens=tokens, state=state))
 
     def stages(
         self, states: SequenceStates, runner: ModelRunner, intake: HostIntake, memory: DeviceMemory | None

@@ -13,6 +13,7 @@ from executors.llm.model.caches import CacheSpec, KvSpec
 from executors.llm.model.config import ATTENTION, DecoderConfig
 from executors.llm.model.decoder import Decoder
 from executors.llm.model.fp8 import Fp8Plan
+from executors.llm.model.layers.attention import Attention
 from executors.llm.model.layers.layer import Layer
 from executors.llm.model.layers.mlp import Mlp
 from executors.llm.model.layers.shared_experts import SharedExperts
@@ -21,6 +22,7 @@ from executors.llm.model.places import Place
 from executors.llm.parallel.ranks import Ranks
 from executors.llm.parallel.shard import Shard, routed
 from executors.llm.parallel.share import RankShare
+from executors.llm.parallel.state_shares import STATEFUL
 
 
 class RankDecoder(Decoder):
@@ -53,7 +55,7 @@ class RankDecoder(Decoder):
     def _give_whole_inputs(self, layer: Layer) -> None:
         """Make the second matrices whose input is joined, which have the columns of all ranks."""
         hidden = self.config.hidden_size
-        if self.shard.attention == "join":
+        if self.shard.attention == "join" and isinstance(layer.mixer, Attention):
             layer.attention.o = Linear(hidden, self.whole.q_size, self.config.o_bias, self.dtype, self.device)
         if self.shard.mlp == "join" and isinstance(layer.feed_forward, Mlp):
             inner = self.whole.intermediate_size
@@ -110,6 +112,8 @@ class RankDecoder(Decoder):
             }
         if moe is not None and moe.shared_size % BLOCK:
             odd |= {id(one.shared.down) for one in kinds if isinstance(one, SharedExperts)}
+        if self.shard.states.columns % BLOCK:
+            odd |= {id(layer.mixer.outward) for layer in self.layers if isinstance(layer.mixer, STATEFUL)}
         for linear, how in super().packing(quantization):
             yield linear, Packing("int8", how.gated) if how.kind == "int4" and id(linear) in odd else how
 

@@ -7,6 +7,7 @@
     experts                 each expert as an MLP; whole on every rank if its blocks do not allow a cut, and so is the expert that
                             every token goes through. Router and gate are whole
     embedding, head         by tokens
+    states                  by channels of a convolution, and by key heads with their value heads, as `state_shares.py` says
     norms, positions        whole
     layers                  by stages; the first stage has the embedding, the last norm and the head
 
@@ -18,7 +19,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 
@@ -34,13 +34,13 @@ from executors.llm.model.decoder import Decoder
 from executors.llm.model.layers.attention import Attention
 from executors.llm.model.layers.base import Sublayer
 from executors.llm.model.layers.experts import Experts
+from executors.llm.model.layers.gated_attention import GatedAttention
 from executors.llm.model.layers.mlp import Mlp
 from executors.llm.model.layers.shared_experts import SharedExperts
+from executors.llm.model.layers.sigmoid_experts import SigmoidExperts
 from executors.llm.model.linear import Linear, StoredFormat
+from executors.llm.parallel.state_shares import STATEFUL, Joining, StateShare, cut_ranges, share_states
 
-Joining = Literal["whole", "sum", "join"]
-"""How a sublayer's second matrix is computed: by each rank alone with the whole sublayer, as a sum over ranks, or by each rank
-alone after its input was joined."""
 _ROWS = 64
 """Rows of an embedding are cut at multiples of this number where there are enough of them."""
 
@@ -72,6 +72,7 @@ class Shard:
     elsewhere: frozenset[str]
     """Usual names of tensors that other stages have."""
     attention: Joining
+    states: StateShare
     mlp: Joining
     experts: Joining
     shared: Joining
@@ -99,7 +100,11 @@ def plan_shard(
         )
     least = BLOCK if quantization else 1
     blocks = _Blocks(whole, stored, least)
-    queries, keys, attention = _heads(config, size, blocks.of([layer.attention.o for layer in whole.layers]))
+    mixers = [layer.mixer for layer in whole.layers]
+    outputs = [one.o for one in mixers if isinstance(one, Attention)]
+    queries, keys, attention = _heads(config, size, blocks.of(outputs))
+    stateful = [one for one in mixers if isinstance(one, STATEFUL)]
+    states = share_states(stateful, size, place, blocks.of([one.outward for one in stateful]))
     kinds = [layer.feed_forward for layer in whole.layers]
     dense = [one for one in kinds if isinstance(one, Mlp)]
     mixed = [one for one in map(routed, kinds) if one is not None]
@@ -112,8 +117,8 @@ def plan_shard(
     of_shared = _inner(
         config.moe.shared_size if config.moe else 0, size, blocks.of(shared_downs), joins=False
     )
-    vocabulary = _ranges(config.vocab_size, size, _ROWS if config.vocab_size >= size * _ROWS else 1)
-    layers = _ranges(config.num_layers, parallel.pipeline_parallel_size, 1)[parallel.stage]
+    vocabulary = cut_ranges(config.vocab_size, size, _ROWS if config.vocab_size >= size * _ROWS else 1)
+    layers = cut_ranges(config.num_layers, parallel.pipeline_parallel_size, 1)[parallel.stage]
     is_first = parallel.stage == 0
     local = replace(
         config,
@@ -126,8 +131,10 @@ def plan_shard(
         ),
         layers=config.layers[slice(*layers)],
     )  # fmt: skip
+    local = states.of_rank(local)
     parts = _RankParts(
-        config, queries[place], keys[place], inner.ranges[place], of_expert.ranges[place], of_shared.ranges[place]
+        config, queries[place], keys[place], inner.ranges[place], of_expert.ranges[place], of_shared.ranges[place],
+        states,
     )  # fmt: skip
     joinings = _Joinings(attention, inner.joining, of_expert.joining, of_shared.joining)
     cuts = parts.cuts(whole, vocabulary[place], joinings, place)
@@ -139,7 +146,7 @@ def plan_shard(
         for name, _ in naming.of_layer(whole, i, whole.layers[i])
     )
     return Shard(
-        local, config, whole.num_parameters(), layers[0], is_first, cuts, elsewhere, attention, inner.joining,
+        local, config, whole.num_parameters(), layers[0], is_first, cuts, elsewhere, attention, states, inner.joining,
         of_expert.joining, of_shared.joining, tuple(config.head_dim * _length(one) for one in queries), inner.widths(),
         vocabulary[place], tuple(map(_length, vocabulary)), max(1, size // config.num_kv_heads) if attention != "whole" else size,
     )  # fmt: skip
@@ -147,17 +154,20 @@ def plan_shard(
 
 def routed(kind: Sublayer) -> Experts | None:
     """Return the experts of a feed-forward of which a router chooses, None if it has none."""
-    kind = kind.experts if isinstance(kind, SharedExperts) else kind
+    kind = kind.experts if isinstance(kind, SharedExperts | SigmoidExperts) else kind
     return kind if isinstance(kind, Experts) else None
 
 
 def _refuse_uncut(whole: Decoder) -> None:
     """Raise ConfigError for a kind of layer that has no cut here."""
     for layer in whole.layers:
-        kinds = Mlp | Experts | SharedExperts
-        plain = type(layer.mixer) is Attention  # a kind that is more than it has no cut
-        cut = plain and isinstance(layer.feed_forward, kinds)
-        if not cut:
+        kinds = Mlp | Experts | SharedExperts | SigmoidExperts
+        plain = type(layer.mixer) in (
+            Attention,
+            GatedAttention,
+            *STATEFUL,
+        )  # a kind that is more than these has no cut
+        if not plain or not isinstance(layer.feed_forward, kinds):
             kind = layer.config.feed_forward if plain else layer.config.mixer
             raise ConfigError(
                 f"tensor_parallel_size, pipeline_parallel_size: layers of the kind {kind} are not cut; take 1 for both"
@@ -207,11 +217,11 @@ def _heads(
         return (*whole, "whole")
     if size > shared:
         copies = size // shared
-        within = _ranges(per_kv, copies, _unit(per_kv, copies, config.head_dim, block))
+        within = cut_ranges(per_kv, copies, _unit(per_kv, copies, config.head_dim, block))
         queries = [(per_kv * kv + begin, per_kv * kv + end) for kv in range(shared) for begin, end in within]
         keys = [(kv, kv + 1) for kv in range(shared) for _ in within]
     else:
-        keys = list(_ranges(shared, size, _unit(shared, size, per_kv * config.head_dim, block)))
+        keys = list(cut_ranges(shared, size, _unit(shared, size, per_kv * config.head_dim, block)))
         queries = [(per_kv * begin, per_kv * end) for begin, end in keys]
     fits = block is not None and all(begin * config.head_dim % block == 0 for begin, _ in queries)
     return tuple(queries), tuple(keys), "sum" if fits else "join"
@@ -231,20 +241,10 @@ def _inner(total: int, size: int, block: int | None, joins: bool = True) -> _Spl
     if block is not None:
         for unit in (math.lcm(BLOCK, block), block):
             if -(-total // unit) >= size:
-                return _Split(_ranges(total, size, unit), "sum")
+                return _Split(cut_ranges(total, size, unit), "sum")
     if joins and total >= size:
-        return _Split(_ranges(total, size, BLOCK if total >= size * BLOCK else 1), "join")
+        return _Split(cut_ranges(total, size, BLOCK if total >= size * BLOCK else 1), "join")
     return _Split(((0, total),) * size, "whole")
-
-
-def _ranges(total: int, parts: int, unit: int) -> tuple[Range, ...]:
-    """Cut 0..total into parts at multiples of `unit`, as equal as these allow, the larger ones first."""
-    units, ranges, begin = -(-total // unit), [], 0
-    for i in range(parts):
-        end = begin + units // parts + (i < units % parts)
-        ranges.append((min(total, begin * unit), min(total, end * unit)))
-        begin = end
-    return tuple(ranges)
 
 
 def _length(one: Range) -> int:
@@ -271,6 +271,7 @@ class _RankParts:
     inner: Range
     of_expert: Range
     of_shared: Range
+    states: StateShare
 
     def cuts(self, whole: Decoder, vocabulary: Range, joinings: _Joinings, place: int) -> dict[str, Cut]:
         """Return the cuts by names; `place`: the rank's place in its stage."""
@@ -279,8 +280,12 @@ class _RankParts:
         cuts: dict[str, Cut] = {}
         biases: dict[str, Cut] = {}
         present = whole.places()
+        of_states = self.states.rows_of([layer.mixer for layer in whole.layers])
         for name, tensor in present.items():
             shape = tuple(tensor.tensor.shape)
+            if tensor.linear is None and (kept := of_states.get(id(tensor.tensor))) is not None:
+                cuts[name] = Cut(shape, kept)
+                continue
             if name.startswith((f"{names.embed}.", f"{names.lm_head}.")):
                 cuts[name] = Cut(shape, (vocabulary,))
                 continue
@@ -311,14 +316,26 @@ class _RankParts:
             if joining == "sum":
                 parts_of[id(down)] = None, inner
 
+        of_states = self.states.rows_of([layer.mixer for layer in whole.layers])
         for layer in whole.layers:
-            if joinings.attention != "whole":
+            mixer = layer.mixer
+            if isinstance(mixer, STATEFUL) and self.states.joining == "sum":
+                parts_of |= {
+                    id(one): (of_states[id(one)], None) for one in mixer.linears if id(one) in of_states
+                }
+                parts_of[id(mixer.outward)] = None, self.states.own_columns
+            if isinstance(mixer, Attention) and joinings.attention != "whole":
                 q, k = (d * self.queries[0], d * self.queries[1]), (d * self.keys[0], d * self.keys[1])
-                values = c.q_size + c.kv_size
-                rows = (q, (c.q_size + k[0], c.q_size + k[1]), (values + k[0], values + k[1]))
-                parts_of[id(layer.attention.qkv)] = rows, None
+                each = 2 if isinstance(mixer, GatedAttention) else 1  # a head's gate is behind its query
+                before, values = each * c.q_size, each * c.q_size + c.kv_size
+                rows = (
+                    (each * q[0], each * q[1]),
+                    (before + k[0], before + k[1]),
+                    (values + k[0], values + k[1]),
+                )
+                parts_of[id(mixer.qkv)] = rows, None
                 if joinings.attention == "sum":
-                    parts_of[id(layer.attention.o)] = None, q
+                    parts_of[id(mixer.o)] = None, q
             kind = layer.feed_forward
             if (experts := routed(kind)) is not None:
                 assert c.moe is not None

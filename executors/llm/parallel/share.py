@@ -38,13 +38,19 @@ class RankShare(Share):
         ]
 
     def product(
-        self, linear: Linear, x: torch.Tensor, adapters: RowLoras | None, of: Literal["attention", "mlp"]
+        self,
+        linear: Linear,
+        x: torch.Tensor,
+        adapters: RowLoras | None,
+        of: Literal["attention", "states", "mlp"],
     ) -> torch.Tensor:
         """A sublayer's second matrix: of this rank alone, from the columns of all ranks, or as a sum over ranks."""
         shard = self._shard
-        joining, widths = (
-            (shard.attention, shard.head_widths) if of == "attention" else (shard.mlp, shard.inner_widths)
-        )
+        joining, widths = {
+            "attention": (shard.attention, shard.head_widths),
+            "states": (shard.states.joining, ()),
+            "mlp": (shard.mlp, shard.inner_widths),
+        }[of]
         if joining == "whole":
             return super().product(linear, x, adapters, of)
         if joining == "join":

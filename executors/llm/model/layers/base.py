@@ -30,7 +30,11 @@ class Share:
         return [norm(part) for norm, part in zip(norms, parts, strict=True)]
 
     def product(
-        self, linear: Linear, x: torch.Tensor, adapters: RowLoras | None, of: Literal["attention", "mlp"]
+        self,
+        linear: Linear,
+        x: torch.Tensor,
+        adapters: RowLoras | None,
+        of: Literal["attention", "states", "mlp"],
     ) -> torch.Tensor:
         """Compute the last linear layer of a sublayer, whose input columns other ranks may have."""
         return linear(x, None if adapters is None else adapters.extra(linear, x))

@@ -24,6 +24,7 @@ from executors.kernels.scan import MAX_KERNEL, MAX_KEY_SIZE, DeltaKernel, DeltaP
 from executors.llm.model.api import InnerState
 from executors.llm.model.caches import LayerMemory, LayerState
 from executors.llm.model.config import DecoderConfig, LayerConfig
+from executors.llm.model.cuts import Range
 from executors.llm.model.layers.activations import STEADY_ACTIVATIONS, steady_sigmoid, steady_softplus
 from executors.llm.model.layers.base import LayerStep, PackingPlan, Sublayer
 from executors.llm.model.layers.convolution import causal_convolution
@@ -192,6 +193,34 @@ class GatedDelta(Sublayer):
         return x.repeat(1, per_key, 1) if self._names.delta_tiled else x.repeat_interleave(per_key, 1)
 
     @property
+    def units(self) -> tuple[int, int]:
+        """Number of parts that ranks share, key heads with their value heads, and the columns of `outward` that each has; (0, 0)
+        where the value heads of a key head do not follow each other."""
+        return (0, 0) if self._names.delta_tiled else (self._key_heads, self._values // self._key_heads)
+
+    def rows_of(self, units: Range) -> list[tuple[Linear | torch.Tensor, tuple[Range, ...]]]:
+        """Return the rows of tensors that a rank with these key heads has."""
+        per_key = self._heads // self._key_heads
+
+        def part(begin: int, size: int) -> Range:
+            return begin + units[0] * size, begin + units[1] * size
+
+        heads, values = part(0, per_key), part(0, per_key * self._value_size)
+        channels = (
+            part(0, self._key_size),
+            part(self._keys, self._key_size),
+            part(2 * self._keys, per_key * self._value_size),
+        )
+        inward = (*channels, (self._channels + values[0], self._channels + values[1]))
+        if self._names.delta_qkvz:
+            inward = (part(0, 2 * self._key_size + 2 * per_key * self._value_size),)
+        rates = (part(0, 2 * per_key),) if self._names.delta_ba else (heads, part(self._heads, per_key))
+        return [
+            (self.inward, inward), (self.rates, rates), (self.weight, channels), (self.a_log, (heads,)),
+            (self.dt_bias, (heads,)),
+        ]  # fmt: skip
+
+    @property
     def fits_kernels(self) -> bool:
         """Whether the CPU's kernels have the layer's sizes."""
         return self._kernel <= MAX_KERNEL and self._key_size <= MAX_KEY_SIZE
@@ -241,7 +270,7 @@ class GatedDelta(Sublayer):
                 for linear in (self.inward, self.rates)
             )
             y = self.by_kernels(qkvz, ba, states.slots, self.cache_index, x.dtype)
-            return step.share.product(self.outward, y, adapters, "attention")
+            return step.share.product(self.outward, y, adapters, "states")
         tokens = sum(states.q_lens)
         qkv, z, b, a = self._projected(x, adapters)
         carried = states.begin(self.cache_index)
@@ -264,4 +293,4 @@ class GatedDelta(Sublayer):
         out = F.rms_norm(out, (self._value_size,), self.norm, self._eps)
         out = out.flatten(1) * silu(z[:tokens].float())
         y = F.pad(out, (0, 0, 0, len(x) - tokens)).to(x.dtype)
-        return step.share.product(self.outward, y, adapters, "attention")
+        return step.share.product(self.outward, y, adapters, "states")

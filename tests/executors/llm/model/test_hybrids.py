@@ -18,8 +18,6 @@ from executors.contract.config import ExecutorMemoryConfig
 from executors.llm.checkpoint.loader import load_model
 from executors.llm.executor import LlmExecutor
 from executors.llm.memory.state_limits import refuse_states
-from executors.llm.model.config import read_config
-from executors.llm.parallel.shard import plan_shard
 from tests.engine.harness import engine, request, run
 from tests.executors.llm.driver import Driver, config, logprobs_in_steps, start
 from tests.tiers import sweep
@@ -150,9 +148,6 @@ async def test_weights_in_bf16_int8_and_int4_are_close(reference: Any, name: str
 @names
 def test_settings_without_support_are_refused_by_name(reference: Any, name: str) -> None:
     path = reference(name).path
-    for parallel in (ParallelConfig(tensor_parallel_size=2), ParallelConfig(pipeline_parallel_size=2)):
-        with pytest.raises(ConfigError, match=r"parallel_size.*kind"):
-            plan_shard(read_config(path), parallel, {}, None)
     settings = config(path)
     model = load_model(settings, lambda *report: None).model
     for change, word in (
@@ -203,13 +198,7 @@ async def test_keys_and_values_of_their_attention_may_be_narrow(reference: Any, 
     assert 0.0 < float(divergence) < 0.05
 
 
-@pytest.mark.parametrize("tensor", [True, False])
-async def test_attention_with_gates_alone_is_not_cut(reference: Any, tensor: bool) -> None:
-    """Ranks know no gates."""
-    ref = reference("qwen3.5-attention-alone")
-    executor = await start(ref.path)
+async def test_attention_with_gates_alone_has_no_states(reference: Any) -> None:
+    executor = await start(reference("qwen3.5-attention-alone").path)
     assert executor.kv_layout().state is None
     assert any("layers: in one call" in note for note in executor.status().notes)
-    sizes = {"tensor_parallel_size" if tensor else "pipeline_parallel_size": 2}
-    with pytest.raises(ConfigError, match="kind gated_attention"):
-        plan_shard(read_config(ref.path), ParallelConfig(**sizes), {}, None)

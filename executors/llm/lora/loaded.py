@@ -93,7 +93,7 @@ def fit(decoder: Decoder, file: LoraFile) -> Fit:
         if f"{usual[name]}.weight" not in decoder.elsewhere and name not in divided
     }
     targets |= {part: places[part] for parts in divided.values() for part in parts}
-    cuts |= dict.fromkeys(part for parts in divided.values() for part in parts)
+    cuts |= {part: decoder.cuts.get(f"{part}.weight") for parts in divided.values() for part in parts}
     reorder_of = value_heads(decoder.whole, gguf is not None and gguf.tiled)
     reorders = {
         name: reorder for name in targets if (reorder := reorder_of(usual.get(name, name))) is not None

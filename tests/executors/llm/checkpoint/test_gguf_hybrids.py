@@ -21,6 +21,7 @@ from tests.executors.hybrid_gguf import (
     lfm2_tensors,
     qwen_metadata,
     qwen_tensors,
+    with_head_of,
     write_hybrid,
 )
 from tests.executors.llm.driver import start
@@ -112,6 +113,26 @@ async def test_projections_of_older_files_of_qwen3_next_stay_in_one(reference: A
         ].contiguous()
     path = write_hybrid(tmp_path, "qwen3next", qwen_metadata(fields_of(ref.path), RECURRENT), tensors)
     assert np.abs(await logits(path) - ref.logits(IDS)).max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("name", "arch"), [("qwen3.5", "qwen35"), ("qwen3.5-moe", "qwen35moe"), ("qwen3-next", "qwen3next")]
+)
+async def test_a_head_that_guesses_tokens_is_left_out_with_a_note(
+    reference: Any, tmp_path: Path, name: str, arch: str
+) -> None:
+    """block_count counts it in such a file, where llama.cpp's converter has seen a checkpoint with a head."""
+    ref = reference(name)
+    tensors = qwen_tensors(ref.path, arch)
+    tensors |= {name.replace("blk.1.", "blk.4."): one for name, one in tensors.items() if "blk.1." in name}
+    tensors |= {"blk.4.nextn.eh_proj.weight": torch.zeros(48, 96), "blk.4.nextn.enorm.weight": torch.ones(48)}
+    metadata = with_head_of(qwen_metadata(fields_of(ref.path), RECURRENT))
+    path = write_hybrid(tmp_path, arch, metadata, tensors)
+    assert read_config(path).num_layers == 4
+    assert np.abs(await logits(path) - ref.logits(IDS)).max() < 1e-4
+    count = sum(name.startswith("blk.4.") for name in tensors)
+    [note] = [one for one in (await start(path)).status().notes if "MTP" in one]
+    assert note.startswith(f"the MTP head ({count} tensors, nextn_predict_layers) is not used")
 
 
 async def test_layers_behind_the_last_are_refused_unless_they_guess_tokens(

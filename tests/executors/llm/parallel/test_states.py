@@ -24,19 +24,24 @@ from executors.llm.model.decoder import Decoder
 from executors.llm.model.linear import StoredFormat
 from executors.llm.parallel.rank_decoder import RankDecoder
 from executors.llm.parallel.shard import Shard, plan_shard
+from executors.lora import pack
 from executors.process import connect
 from executors.testing import conformance_states
 from executors.testing.conformance import CASES, check
 from tests.executors.hybrid_gguf import fields_of, qwen_metadata, qwen_tensors, write_hybrid
 from tests.executors.llm.driver import config
+from tests.executors.llm.lora.test_hybrid_loras import MODELS as LORA_MODULES
+from tests.executors.llm.lora.test_hybrid_loras import sizes_of
 from tests.executors.llm.models import SHAPES, Reference, build, write
 from tests.executors.llm.parallel.rank_process import logits_of, on_ranks
 from tests.executors.llm.parallel.test_logits import _nearly_equal
+from tests.executors.lora.peft_files import write_peft
 
 NAMES = [
     "lfm2-short-convolutions", "lfm2-biases-kernel-of-5-untied", "lfm2-moe-sigmoid-router", "qwen3-next", "qwen3.5",
     "qwen3.5-moe",
 ]  # fmt: skip
+ADAPTED = {"lfm2-short-convolutions": "lfm2", "qwen3-next": "qwen3_next", "qwen3.5": "qwen3_5"}
 FLOAT32 = {"dtype": "float32"}
 
 
@@ -127,12 +132,12 @@ def test_stages_are_refused_by_name(models: dict[str, Reference]) -> None:
     refuse_states(model, replace(settings, parallel=ParallelConfig(tensor_parallel_size=2)))
 
 
-def of_gguf(model: Path, folder: Path, kind: str = "F32") -> Path:
-    """A file with the value heads in the converter's order."""
+def of_gguf(model: Path, folder: Path, kind: str = "F32", arch: str = "qwen35") -> Path:
+    """A file as the converter writes it: of qwen35 with the value heads in its order, of qwen3next with q, k, v and z apart."""
     metadata = qwen_metadata(fields_of(model), {"attention.recurrent_layers": [True, False, True, True]})
-    tensors = qwen_tensors(model, "qwen35")
+    tensors = qwen_tensors(model, arch)
     return write_hybrid(
-        folder, "qwen35", metadata, tensors, lambda name: kind if tensors[name].shape[-1] % 32 == 0 else "F32"
+        folder, arch, metadata, tensors, lambda name: kind if tensors[name].shape[-1] % 32 == 0 else "F32"
     )
 
 
@@ -171,6 +176,32 @@ async def test_logits_are_those_of_one_process(models: dict[str, Reference], tmp
             np.testing.assert_allclose(stages[name], alone, atol=1e-4, rtol=0, err_msg=f"{name}, stages")
     for name, one in narrow.items():
         _nearly_equal(found[name], await logits_of(one), name)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+async def test_adapters_are_cut_as_the_layers_are(models: dict[str, Reference], tmp_path: Path) -> None:
+    lora, jobs = OptimizationConfig(num_threads=1, max_loras=1), {}
+    file = of_gguf(models["qwen3-next"].path, tmp_path / "gguf", arch="qwen3next")
+    for name, family in ADAPTED.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        targets = sizes_of(models[name].path, (*LORA_MODULES[family][1], "linear_attn.in_proj_qkvz"))
+        assert any("linear_attn" in one or "conv." in one for one in targets)
+        write_peft(folder / "adapter", targets, rank=5, seed=3)
+        (folder / "packed").mkdir()
+        packed = pack(folder / "adapter", folder / "packed", 8)
+        adapter = ("a", str(packed.path), packed.digest)
+        jobs[name] = config(models[name].path, **FLOAT32, optimization=lora), adapter
+        if name == "qwen3-next":
+            jobs["a file of q, k, v and z"] = config(file, **FLOAT32, optimization=lora), adapter
+    found = on_ranks((2, 1), jobs, tmp_path / "ranks")
+    for name, (one, adapter) in jobs.items():
+        alone = await logits_of(one, adapter)
+        np.testing.assert_allclose(
+            found[name], alone, atol=1e-4 * max(1.0, alone.std()), rtol=0, err_msg=name
+        )
+        assert np.abs(alone - await logits_of(one)).max() > 0.1, "the adapter changes nothing"
 
 
 @pytest.mark.long

@@ -102,8 +102,7 @@ def load_model(config: ExecutorConfig, progress: Progress, ranks: Ranks | None =
         if on_device:
             keep_head(decoder, on_device)
         decoder.kv_dtype = kv
-        head = choose_head(config, decoder_config, device.type)
-        decoder.mtp_used, decoder.mtp_fault = head.used, head.fault
+        decoder.mtp_used, decoder.mtp_fault = choose_head(config, decoder_config, device.type)
         refuse_unreadable_kv(kv_group(decoder))
         refuse_states(decoder, config)
         if config.optimization.deterministic:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import torch
 
@@ -20,8 +20,7 @@ from executors.llm.model.mtp_config import head_config
 from executors.llm.model.mtp_head import MtpHead
 
 
-@dataclass(frozen=True, slots=True)
-class HeadChoice:
+class HeadChoice(NamedTuple):
     """Whether a head is `used`, and the `fault` of one that was wished for and cannot be."""
 
     used: bool
@@ -69,7 +68,9 @@ def _refuse(config: ExecutorConfig, model: DecoderConfig, device: str) -> None:
 def _check_tensors(directory: Path, model: DecoderConfig) -> None:
     """Raise ConfigError unless the checkpoint has every tensor of the head, in a shape and format that can be loaded, and no
     other."""
-    head = MtpHead(Decoder(model, torch.float32, torch.device("meta")))
+    # Of the model the head's own layer is enough: thousands of experts take seconds to make.
+    least = replace(model, layers=head_config(model).layers)
+    head = MtpHead(Decoder(least, torch.float32, torch.device("meta")))
     try:
         unused = check_load(head, directory)
     except ConfigError as error:
@@ -85,12 +86,13 @@ def _check_form(directory: Path, begin: str) -> None:
     try:
         names = [name for name in checkpoint.listed() if name.startswith(begin)]
         own = {part: checkpoint.own_name(f"{begin}{part}") for part in _OF_MODEL}
-        known = f"{begin}*" if not checkpoint.exact else "blk.*.nextn.* (nextn_predict_layers)"
+        names_of_heads = f"{begin}*" if not checkpoint.exact else "blk.*.nextn.* (nextn_predict_layers)"
     finally:
         checkpoint.close()
     if not names:
         raise ConfigError(
-            f"mtp: {where}: there are no tensors {known}: the checkpoint was saved without its MTP head; take drafts from n-grams"
+            f"mtp: {where}: there are no tensors {names_of_heads}: the checkpoint was saved without its MTP head; take drafts "
+            "from n-grams"
         )
     for part, what in _OF_MODEL.items():
         if f"{begin}{part}" in names:

@@ -78,11 +78,11 @@ def own_name(usual: str, config: DecoderConfig, row: Row) -> str:
     match = re.fullmatch(r"layers\.(\d+)\.(.+)", own)
     if match is None:
         return f"blk.{first}.{own}"
-    layer, known = first + int(match[1]), ""
+    layer, of_layer = first + int(match[1]), ""
     if has_head_layer(config):
         name = file_name(f"{begin}layers.0.{match[2]}", head_config(config).family, row)
-        known = name.removeprefix("blk.0.") if name.startswith("blk.0.") else ""
-    return f"blk.{layer}.{known or match[2]}"
+        of_layer = name.removeprefix("blk.0.") if name.startswith("blk.0.") else ""
+    return f"blk.{layer}.{of_layer or match[2]}"
 
 
 def _of_another(tensor: GgufTensor, config: DecoderConfig) -> bool:

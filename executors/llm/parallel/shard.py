@@ -283,8 +283,8 @@ class _RankParts:
         of_states = self.states.rows_of([layer.mixer for layer in whole.layers])
         for name, tensor in present.items():
             shape = tuple(tensor.tensor.shape)
-            if tensor.linear is None and (kept := of_states.get(id(tensor.tensor))) is not None:
-                cuts[name] = Cut(shape, kept)
+            if tensor.linear is None and (ranges := of_states.get(id(tensor.tensor))) is not None:
+                cuts[name] = Cut(shape, ranges)
                 continue
             if name.startswith((f"{names.embed}.", f"{names.lm_head}.")):
                 cuts[name] = Cut(shape, (vocabulary,))

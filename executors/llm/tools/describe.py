@@ -159,8 +159,7 @@ def refuse_unloadable(
     if config.load_format != "dummy":
         dtype = getattr(torch, sketch.info.dtype)
         decoder = Decoder(shape, dtype, torch.device("meta"))
-        head = choose_head(config, shape, device.type)
-        decoder.mtp_used, decoder.mtp_fault = head.used, head.fault
+        decoder.mtp_used, decoder.mtp_fault = choose_head(config, shape, device.type)
         left_out = check_load(decoder, directory)
     if device.type == "cpu":  # on a GPU the choice runs kernels
         choose_attention(

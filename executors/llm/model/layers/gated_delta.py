@@ -211,7 +211,7 @@ class GatedDelta(Sublayer):
             part(self._keys, self._key_size),
             part(2 * self._keys, per_key * self._value_size),
         )
-        inward = (*channels, (self._channels + values[0], self._channels + values[1]))
+        inward: tuple[Range, ...] = (*channels, (self._channels + values[0], self._channels + values[1]))
         if self._names.delta_qkvz:
             inward = (part(0, 2 * self._key_size + 2 * per_key * self._value_size),)
         rates = (part(0, 2 * per_key),) if self._names.delta_ba else (heads, part(self._heads, per_key))

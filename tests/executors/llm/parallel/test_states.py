@@ -24,6 +24,7 @@ from executors.llm.model.decoder import Decoder
 from executors.llm.model.linear import StoredFormat
 from executors.llm.parallel.rank_decoder import RankDecoder
 from executors.llm.parallel.shard import Shard, plan_shard
+from executors.llm.tools.describe import describe
 from executors.lora import pack
 from executors.process import connect
 from executors.testing import conformance_states
@@ -130,6 +131,16 @@ def test_stages_are_refused_by_name(models: dict[str, Reference]) -> None:
     with pytest.raises(ConfigError, match=r"^pipeline_parallel_size: a model whose layers have a state"):
         refuse_states(model, replace(settings, parallel=ParallelConfig(pipeline_parallel_size=2)))
     refuse_states(model, replace(settings, parallel=ParallelConfig(tensor_parallel_size=2)))
+
+
+def test_facts_of_a_model_are_those_of_its_ranks(models: dict[str, Reference]) -> None:
+    """`cohort info` counts what each rank has: slots of states as large as their parts."""
+    parallel, alone = ParallelConfig(2), config(models["qwen3.5"].path, **FLOAT32)
+    facts = describe(replace(alone, parallel=parallel, executor_type=parallel.executor_type))
+    one = describe(alone)
+    assert len(facts["ranks"]) == 2 and facts["states"] == one["states"]
+    assert all(0 < rank["loaded_bytes"] < one["loaded_bytes"] for rank in facts["ranks"])
+    assert facts["memory"]["states"]["slots"] >= one["memory"]["states"]["slots"]
 
 
 def of_gguf(model: Path, folder: Path, kind: str = "F32", arch: str = "qwen35") -> Path:

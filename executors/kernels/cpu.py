@@ -7,6 +7,7 @@ attention.h         paged attention        forward.h   all layers of a step in o
 quantize.h          floats to 4 bits       checksum.h   checksums of blocks
 quantized_layouts.h, quantized_tiles.h    quantized weights: how they lie, and products with them
 experts.h           mixtures of experts    scan.h      layers with states, see scan.py
+encoder.h           encoders in one call   rows.h      norms, rotations, activations
 """
 
 from __future__ import annotations
@@ -124,7 +125,10 @@ class CpuKernels:
         self.checksums = loaded.cohort_checksums
         self.checksums.argtypes = [POINTER, I64, I64, POINTER, I64, ctypes.c_uint64, POINTER, I64]
         self.checksums.restype = None
-        for call in (self.pack, self.linear, self.attend, self.forward, self.choose):
+        # The model, and a step of whole texts: see encoder.h.
+        self.encode = loaded.cohort_encode
+        self.encode.argtypes = [POINTER, POINTER]
+        for call in (self.pack, self.linear, self.attend, self.forward, self.encode, self.choose):
             call.restype = ctypes.c_int
 
 

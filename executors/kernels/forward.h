@@ -29,6 +29,7 @@
 
 #include "attention_int8.h"
 #include "experts.h"
+#include "rows.h"
 #include "scan.h"
 
 namespace {
@@ -112,43 +113,6 @@ SHARED Scratch& step_workspace();
 extern "C" void cohort_dequantize(int64_t kind, const void* in, const int64_t* at, int64_t count, int64_t columns, float* out);
 
 namespace {
-
-// out = x / rms(x) * weight, or without a weight where it is null.
-inline void rms_norm(float* out, const float* x, const float* weight, int64_t n, float eps) {
-  F squares = all(0.0f);
-  for (int64_t i = 0; i < n; i += W) {
-    F a = load_some(x + i, n - i);
-    squares = fma(a, a, squares);
-  }
-  F factor = all(1.0f / std::sqrt(sum_of(squares) / (float)n + eps));
-  for (int64_t i = 0; i < n; i += W) {
-    F a = mul(load_some(x + i, n - i), factor);
-    store_some(out + i, weight ? mul(a, load_some(weight + i, n - i)) : a, n - i);
-  }
-}
-
-// x rotated by a row of the table, in place; what lies behind `dim` stays.
-inline void rotate(float* x, const float* table, int64_t dim) {
-  int64_t half = dim / 2;
-  for (int64_t i = 0; i < half; i += W) {
-    int64_t left = half - i;
-    F one = load_some(x + i, left), two = load_some(x + half + i, left);
-    F cosine = load_some(table + i, left), sine = load_some(table + half + i, left);
-    F a = sub(mul(one, cosine), mul(two, sine)), b = fma(one, sine, mul(two, cosine));
-    store_some(x + i, a, left);
-    store_some(x + half + i, b, left);
-  }
-}
-
-// The same for elements that are neighbours.
-inline void rotate_neighbours(float* x, const float* table, int64_t dim) {
-  int64_t half = dim / 2;
-  for (int64_t i = 0; i < half; i++) {
-    float one = x[2 * i], two = x[2 * i + 1], cosine = table[i], sine = table[half + i];
-    x[2 * i] = one * cosine - two * sine;
-    x[2 * i + 1] = one * sine + two * cosine;
-  }
-}
 
 template <class Op, class T>
 struct Forward {

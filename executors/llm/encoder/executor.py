@@ -156,9 +156,8 @@ class EncoderExecutor(BatchModelExecutor):
             with compiler.reporting(self._progress):
                 self._loaded = load_encoder(self.config, self._progress)
         length = min(16, self._loaded.info.max_model_len)
-        self._loaded.model.forward(
-            torch.zeros(length, dtype=torch.int64), torch.zeros(length, dtype=torch.int64), [length]
-        )
+        ids = np.zeros(length, np.int32)
+        hidden_states(self._loaded, ids, ids, np.array([0, length]))
         self._state = ExecutorState.READY
 
     async def shutdown(self) -> None:
@@ -225,18 +224,16 @@ class EncoderExecutor(BatchModelExecutor):
                 raise InvalidInput(f"sequence {start.seq_id}: an encoder has no adapters")
 
     def _compute(self, loaded: LoadedEncoder, batch: UnifiedBatch) -> UnifiedOutput:
-        model, lengths = loaded.model, batch.num_q_tokens.tolist()
         starts = [self._table.start_of(slot) for slot in batch.slots.tolist()]
-        ids = torch.from_numpy(batch.token_ids.astype(np.int64))
-        types = torch.zeros_like(ids)
-        begins, ends = batch.q_starts[:-1].tolist(), batch.q_starts[1:].tolist()
-        for start, begin, end in zip(starts, begins, ends, strict=True):
+        types = np.zeros(len(batch.token_ids), np.int32)
+        for start, begin, end in zip(starts, batch.q_starts[:-1], batch.q_starts[1:], strict=True):
             if start.second_segment is not None:
                 types[begin + start.second_segment : end] = 1
-        hidden = model.forward(ids, types, lengths)
+        poolings = [start.pooling or "cls" for start in starts]
+        pooled = pooled_texts(loaded, batch.token_ids, types, batch.q_starts.astype(np.int64), poolings)
         items = {
             number: ItemOutput(pooled=vector)
-            for number, vector in enumerate(_results(model, starts, begins, ends, hidden))
+            for number, vector in enumerate(_results(loaded.model, starts, pooled))
         }
         n = len(batch)
         return UnifiedOutput(np.zeros(n, np.int32), np.empty(0, np.int32), items)
@@ -260,9 +257,9 @@ class EncoderExecutor(BatchModelExecutor):
             raise InvalidInput(
                 f"ids {list(tensor.shape)}: [1, L] with L of 1 to {loaded.info.max_model_len} is needed"
             )
-        ids = torch.from_numpy(tensor.numpy().astype(np.int64).reshape(-1))
-        hidden = loaded.model.forward(ids, torch.zeros_like(ids), [len(ids)])
-        return Tensor.of(hidden[None].numpy(), "float32")
+        ids = tensor.numpy().astype(np.int32).reshape(-1)
+        hidden = hidden_states(loaded, ids, np.zeros_like(ids), np.array([0, len(ids)]))
+        return Tensor.of(hidden[None], "float32")
 
     # -- sequences -------------------------------------------------------------------------------------------------------
 
@@ -275,14 +272,45 @@ class EncoderExecutor(BatchModelExecutor):
         return 0
 
 
+def hidden_states(
+    loaded: LoadedEncoder, ids: Int32Array, types: Int32Array, starts: NDArray[np.int64]
+) -> NDArray[np.float32]:
+    """Return float32 [n, hidden] of texts that lie one after the other: text i in rows starts[i] to starts[i + 1] - 1 of `ids` and
+    `types`, int32 [n]."""
+    if loaded.fused is not None:
+        return loaded.fused(ids, types, starts, None)
+    hidden = loaded.model.forward(
+        torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(types.astype(np.int64)), np.diff(starts).tolist()
+    )  # fmt: skip
+    states: NDArray[np.float32] = hidden.numpy()
+    return states
+
+
+def pooled_texts(
+    loaded: LoadedEncoder, ids: Int32Array, types: Int32Array, starts: NDArray[np.int64], poolings: Sequence[str]
+) -> NDArray[np.float32]:  # fmt: skip
+    """Return float32 [texts, hidden]: the first or the last of a text's hidden states or their mean, see `hidden_states`."""
+    if loaded.fused is not None:
+        return loaded.fused(ids, types, starts, poolings)
+    hidden = hidden_states(loaded, ids, types, starts)
+    pooled = np.empty((len(poolings), hidden.shape[1]), np.float32)
+    for number, (pooling, begin, end) in enumerate(zip(poolings, starts[:-1], starts[1:], strict=True)):
+        match pooling:
+            case "cls" | "logits":
+                pooled[number] = hidden[begin]
+            case "last":
+                pooled[number] = hidden[end - 1]
+            case _:
+                pooled[number] = hidden[begin:end].mean(0)
+    return pooled
+
+
 @torch.inference_mode()
 def _results(
-    model: Encoder, starts: Sequence[SequenceStart], begins: Sequence[int], ends: Sequence[int], hidden: torch.Tensor
-) -> list[NDArray[np.float32]]:  # fmt: skip
-    """float32 [embedding size] or [labels] of each text, whose hidden states are rows begin .. end - 1 of `hidden`."""
-    pooled = torch.stack(
-        [_pooled(start, hidden[begin:end]) for start, begin, end in zip(starts, begins, ends, strict=True)]
-    )
+    model: Encoder, starts: Sequence[SequenceStart], pooled_rows: NDArray[np.float32]
+) -> list[NDArray[np.float32]]:
+    """float32 [embedding size] or [labels] of each text, of its pooled hidden states, float32 [texts, hidden]."""
+    pooled = torch.from_numpy(pooled_rows)
     labelled = [number for number, start in enumerate(starts) if start.pooling == "logits"]
     logits = model.head(pooled[labelled]).numpy() if labelled and model.head is not None else None
     for layer in model.dense:
@@ -291,15 +319,4 @@ def _results(
     if logits is not None:
         for number, row in zip(labelled, logits, strict=True):
             rows[number] = row[list(starts[number].label_ids)]
-    return [np.array(row) for row in rows]
-
-
-def _pooled(start: SequenceStart, hidden: torch.Tensor) -> torch.Tensor:
-    """float32 [hidden] of one text's hidden states, float32 [L, hidden]."""
-    match start.pooling:
-        case "cls" | "logits":
-            return hidden[0]
-        case "last":
-            return hidden[-1]
-        case _:
-            return hidden.mean(0)
+    return rows

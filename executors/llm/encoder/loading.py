@@ -23,6 +23,7 @@ from executors.llm.checkpoint.loader import choose_kernels
 from executors.llm.checkpoint.safetensors_file import SafetensorsFile
 from executors.llm.checkpoint.tensor_file import TensorFile
 from executors.llm.encoder.config import EncoderConfig
+from executors.llm.encoder.cpu_encoder import CpuEncoder
 from executors.llm.encoder.gguf_tensor_names import file_name, stored_tensors
 from executors.llm.encoder.heads import Dense
 from executors.llm.encoder.layouts import layout_of
@@ -43,9 +44,11 @@ _OLD_NAMES = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNor
 
 @dataclass(frozen=True, slots=True)
 class LoadedEncoder:
-    """An encoder with its facts; `num_bytes` of its weights."""
+    """An encoder with its facts; `num_bytes` of its weights. `fused`: its forward by the CPU kernels, None where torch computes
+    it."""
 
     model: Encoder
+    fused: CpuEncoder | None
     info: ModelInfo
     num_bytes: int
     notes: tuple[str, ...]
@@ -92,7 +95,8 @@ def load_encoder(config: ExecutorConfig, progress: ProgressCallback) -> LoadedEn
         f"a classification head of {labels} label{'s' * (labels != 1)}" if labels else "it makes embeddings"
     )
     notes = (*shape.notes, f"{how}; an encoder: {serves}, and generates nothing")
-    return LoadedEncoder(model, info, model.num_bytes(), notes)
+    fused = None if kernels is None else CpuEncoder(kernels, model)
+    return LoadedEncoder(model, fused, info, model.num_bytes(), notes)
 
 
 def sketch_encoder(config: ExecutorConfig) -> SketchedEncoder:
@@ -113,10 +117,11 @@ def sketch_encoder(config: ExecutorConfig) -> SketchedEncoder:
     plain = num_bytes = model.num_bytes()
     if kernels is not None:
         kind = config.optimization.quantization or KIND_NAMES[dtype]
+        gated = set(map(id, model.gated_linears()))
         for linear in model.linears():
             assert linear.weight is not None
             rows, columns = linear.weight.shape
-            num_bytes += packed_bytes(kernels, rows, columns, kind, False) - linear.num_bytes
+            num_bytes += packed_bytes(kernels, rows, columns, kind, id(linear) in gated) - linear.num_bytes
     return SketchedEncoder(_info(config, model), num_bytes, plain, tensors, problem)
 
 

@@ -32,13 +32,15 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 class Norm:
     """LayerNorm over the last dimension, float32."""
 
+    rms = False
+
     def __init__(self, size: int, eps: float, device: torch.device) -> None:
         self.weight, self.bias = torch.empty(size, device=device), torch.empty(size, device=device)
-        self._eps = eps
+        self.eps = eps
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """float32 [n, size] -> the same."""
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self._eps)
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
 
 class Group:
@@ -126,10 +128,15 @@ class Encoder:
         for layer in self.layers:
             yield from (layer.qkv, layer.out, layer.up, layer.down)
 
+    def gated_linears(self) -> Iterator[Linear]:
+        """Those of `linears` that are a gate and an up projection."""
+        return iter(())
+
     def pack(self, kernels: CpuKernels, kind: str | None) -> None:
         """Pack the layers' linears for the kernels, before they are loaded; `kind`: int8 or int4, None for the dtype's own."""
+        gated = set(map(id, self.gated_linears()))
         for linear in self.linears():
-            linear.reserve(kernels, kind or KIND_NAMES[self.dtype], gated=False)
+            linear.reserve(kernels, kind or KIND_NAMES[self.dtype], gated=id(linear) in gated)
 
     def num_bytes(self) -> int:
         """Bytes of all weights."""

@@ -33,20 +33,20 @@ class StreamNorm:
     """LayerNorm, with a bias or without, or RMS norm over the last dimension, in float32."""
 
     def __init__(self, size: int, config: RotaryConfig, device: torch.device) -> None:
-        self._rms, self._eps = config.norm == "rms1", config.norm_eps
+        self.rms, self.eps = config.norm == "rms1", config.norm_eps
         self.weight = torch.empty(size, device=device)
-        self.bias = torch.empty(size, device=device) if config.norm_bias and not self._rms else None
+        self.bias = torch.empty(size, device=device) if config.norm_bias and not self.rms else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """float32 [..., size] -> the same."""
-        if self._rms:
-            return F.rms_norm(x, self.weight.shape, self.weight, self._eps)
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self._eps)
+        if self.rms:
+            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
     def slots(self, name: str) -> Iterator[Slot]:
         """Yield what fills the norm."""
         shape = tuple(self.weight.shape)
-        if self._rms:
+        if self.rms:
             yield Slot(f"{name}.weight", shape, lambda stored: self.weight.copy_(stored.float() + 1.0), 0.0)
         else:
             yield Slot(f"{name}.weight", shape, self.weight.copy_, 1.0)
@@ -209,6 +209,10 @@ class RotaryEncoder(Encoder):
         for layer in self.rotary_layers:
             yield from (layer.qkv, layer.out, layer.up, layer.down)
 
+    def gated_linears(self) -> Iterator[Linear]:
+        """Those that are a gate and an up projection."""
+        yield from (layer.up for layer in self.rotary_layers)
+
     def slots(self, layout: Layout) -> Iterator[Slot]:
         """Yield what fills the model, with the names that files of this layout have."""
         yield Slot(f"{layout.words}.weight", tuple(self.words.shape), self.words.copy_, table=self.words)
@@ -248,12 +252,15 @@ class RotaryEncoder(Encoder):
             x = layer(x, self.dtype, groups, rotations[layer.shape.rope])
         return x if self.final_norm is None else self.final_norm(x)
 
-    def _rotations(self, lengths: Sequence[int]) -> list[torch.Tensor]:
-        """Return each rope's cosines and sines of the tokens, float32 [n, 2, head / 2]. Tables grow with the longest text."""
-        longest = max(lengths)
+    def tables(self, longest: int) -> list[torch.Tensor]:
+        """Return each rope's cosines and sines, float32 [at least `longest`, 2, head / 2]. They grow with the longest text."""
         if not self._tables or len(self._tables[0]) < longest:
             size = min(self.config.num_positions, max(512, 1 << (longest - 1).bit_length()))
             size = max(size, longest)
             self._tables = [rotations(rope, size) for rope in self.config.ropes]
+        return self._tables
+
+    def _rotations(self, lengths: Sequence[int]) -> list[torch.Tensor]:
+        """Return each rope's cosines and sines of the tokens, float32 [n, 2, head / 2]."""
         places = torch.cat([torch.arange(length) for length in lengths])
-        return [table[places] for table in self._tables]
+        return [table[places] for table in self.tables(max(lengths))]

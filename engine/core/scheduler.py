@@ -30,6 +30,10 @@ from executors.contract import UnifiedBatch
 _PASSED_OVER = 65536
 """Tokens of prompts that wait for what this step computes, after which the search of the queue ends: naming the blocks of so
 many tokens takes 10 ms, and a queue may hold millions."""
+_LOOKED_PAST = 256
+"""Prompts that cannot be cut and are too long for the rest of a step, after which the search of the queue ends."""
+_PART_FOR_SHORT = 16
+"""The part of a step, one of so many, that is left to prompts that cannot be cut and have at most half as many tokens."""
 
 
 class Scheduler:
@@ -253,10 +257,11 @@ class Scheduler:
         `before` only those that the policy puts before that running sequence.
 
         Room for all its known tokens is taken at once: admitted sequences never starve each other half way. One that would
-        read what this very step computes is passed over, for this step only.
+        read what this very step computes is passed over, for this step only. So is a prompt that cannot be cut and is too long for
+        what is left of the step: the next one begins with it.
         """
         admitted: list[Sequence] = []
-        passed_over = 0
+        passed_over = too_long = 0
         for seq in self._candidates(plan, before):
             hit = self.kv.find(seq)
             if hit.pending:
@@ -272,7 +277,10 @@ class Scheduler:
                 break
             if self._whole_prompts_only and not self._makes_room(seq, plan):
                 plan.blocked = WaitReason.TOKENS
-                break
+                too_long += 1
+                if too_long > _LOOKED_PAST:
+                    break
+                continue
             self.sequences.admit(seq, hit)
             admitted.append(seq)
             self._grant_prompt(seq, plan)
@@ -281,10 +289,14 @@ class Scheduler:
 
     def _makes_room(self, seq: Sequence, plan: StepPlan) -> bool:
         """Whether the step has room for all of a prompt that cannot be cut. A step has room for one, also after its budget was
-        cut for want of memory: it could never be computed otherwise."""
+        cut for want of memory: it could never be computed otherwise. The end of a step is left to short prompts, which then wait
+        for the steps in flight alone, however many long ones wait."""
+        count = seq.num_known_tokens
         if not plan.grants:
-            plan.budget = plan.for_prompts = max(plan.budget, seq.num_known_tokens)
-        return seq.num_known_tokens <= self._share(seq, plan)
+            plan.budget = plan.for_prompts = max(plan.budget, count)
+            return True
+        for_short = self.step_budget.tokens // _PART_FOR_SHORT
+        return count + (for_short if count > for_short // 2 else 0) <= self._share(seq, plan)
 
     def _candidates(self, plan: StepPlan, before: Sequence | None) -> Iterator[Sequence]:
         """Waiting sequences that could be admitted now if they fit, in order; the caller may admit each as it comes. While some

@@ -4,7 +4,7 @@
 //   each layer: x = sum_norm(x + out_norm(attention(in_norm(x)))); the MLP likewise; a model has some of these norms
 //   x = final_norm(x); then each text's first row, its last one or the mean of all, or all rows
 //
-// Threads take groups of texts of some hundred rows, whose values stay in a core's cache, and compute all layers of a group alone:
+// Threads take groups of texts of about a hundred rows, whose values stay in a core's cache, and compute all layers of a group alone:
 // no thread waits for another one before the end. Where there are too few groups for that, all threads share the rows, panels and
 // heads of one group, which is the whole step, and wait for each other after each phase. A row's sums have the same order either
 // way, and a text's attention reads its own rows alone: a vector's bits depend neither on other texts nor on threads.
@@ -63,8 +63,8 @@ struct EncoderCall {
   float* out;               // [texts][hidden], or [rows][hidden]
 };
 
-constexpr int64_t GROUP_ROWS = 2 * ROWS, FEWEST_ROWS = 96;
-constexpr int64_t GROUPS_OF_THREAD = 4;  // of smaller ones, where a step has few rows
+constexpr int64_t GROUP_ROWS = ROWS, FEWEST_ROWS = 56;  // of a group of several texts
+constexpr int64_t GROUPS_OF_THREAD = 8;  // of smaller ones, where a step has few rows
 constexpr int64_t MOST_THREADS = 128;   // that take groups
 constexpr float MOST_IMBALANCE = 1.1f;  // of the threads' rows: the largest number, divided by the mean
 constexpr int64_t QUERY_CHUNK = 512;    // of a text, whose attention is one thread's
@@ -72,10 +72,20 @@ constexpr int64_t MOST_ROWS = 6;        // of queries at a time: of `multiply` i
 
 struct FloatHeads : Floats {
   using Stored = float;
+  static F power(F x) { return exp2f(x); }
 };
 #if defined(__AVX512BF16__)
 struct NarrowHeads : Pairs {
   using Stored = uint16_t;
+  // 2^x for x of at most 0, relative error below 8e-5, where bf16 has one of 2e-3: 0 below 2^-126; NaN stays NaN.
+  static F power(F x) {
+    x = larger(all(-200.0f), x);
+    F n = nearest(x), f = sub(x, n);
+    F p = fma(all(5.5171664e-2f), f, all(2.4261112e-1f));
+    p = fma(p, f, all(6.9326099e-1f));
+    p = fma(p, f, all(9.9992807e-1f));
+    return times_pow2(p, n);
+  }
 };
 #else
 using NarrowHeads = FloatHeads;
@@ -217,13 +227,14 @@ struct Encode {
     Op::convert(words + t * w.steps(), scales + t * w.blocks(), row, w.columns);
   }
 
-  // `give(row, column, left, one, two)` takes two vectors of a row's results with their bias, `left` values from `column` on; GATED:
-  // of gate and up.
+  // `give(row, some, column, left, buffer)` takes a tile's results [some][NR] with their bias, `left` columns of w from `column` on;
+  // GATED: W of gate and W of up. There is room for results of whole fours of rows.
   template <class Give>
-  void product(const Linear& w, const Left<Op>& a, Counter& counter, Give give) {
+  void product_tiles(const Linear& w, const Left<Op>& a, Counter& counter, Give give) {
     const Panels<Op> each(w);
     int64_t panels = w.panels(), chunk = rows_at_once<Op>(rows), chunks = (rows + chunk - 1) / chunk;
-    alignas(64) float buffer[(Op::MR + 1) * NR];
+    alignas(64) float buffer[(Op::MR + 3) * NR];
+    memset(buffer, 0, sizeof buffer);
     int64_t unit = counter.take(1);
     while (unit < chunks * panels) {
       int64_t following = counter.take(1);
@@ -237,12 +248,23 @@ struct Encode {
         else if (left > W) two_bias = load_some(w.bias + first + W, left - W);
       }
       each.multiply(a, begin, count, p, each.at(next), asks_ahead<Op>(count), buffer, false, [&](int64_t row, int64_t some) {
-        for (int64_t r = 0; r < some; r++)
-          give(row + r, first, left, add(load(buffer + r * NR), one_bias), add(load(buffer + r * NR + W), two_bias));
+        for (int64_t r = 0; r < some; r++) {
+          store(buffer + r * NR, add(load(buffer + r * NR), one_bias));
+          store(buffer + r * NR + W, add(load(buffer + r * NR + W), two_bias));
+        }
+        give(row, some, first, left, buffer);
       });
       unit = following;
     }
     team.barrier();
+  }
+  // The same row by row: `give(row, column, left, one, two)`.
+  template <class Give>
+  void product(const Linear& w, const Left<Op>& a, Counter& counter, Give give) {
+    product_tiles(w, a, counter, [&](int64_t row, int64_t some, int64_t column, int64_t left, const float* buffer) {
+      for (int64_t r = 0; r < some; r++)
+        give(row + r, column, left, load(buffer + r * NR), load(buffer + r * NR + W));
+    });
   }
   Left<Op> operand(const Linear& w) const { return {words, scales, w.steps(), w.blocks()}; }
 
@@ -331,13 +353,32 @@ struct Encode {
       top = larger(top, s);
     }
     F base = all(max_of(top)), sum = all(0.0f);
-    for (int64_t i = 0; i < keys; i += W) sum = add(sum, Heads::weights(weights, i, exp2f(sub(load(scores + i), base))));
+    for (int64_t i = 0; i < keys; i += W) sum = add(sum, Heads::weights(weights, i, Heads::power(sub(load(scores + i), base))));
     return 1.0f / sum_of(sum);
   }
   // Bits of the lanes from `low` to `high` of a vector.
   static uint64_t seen_lanes(int64_t low, int64_t high) {
     low = std::min<int64_t>(std::max<int64_t>(low, 0), W), high = std::min<int64_t>(std::max<int64_t>(high, 0), W);
     return low >= high ? 0 : ((1ull << high) - 1) & ~((1ull << low) - 1);
+  }
+
+  // Values [some][NR], `left` of each row, as words and scales of rows that lie `steps` and `blocks` apart. Those of whole blocks are
+  // converted together: several rows' largest values are found at once.
+  static void convert_tile(Word* to, Scale* to_scales, int64_t steps, int64_t blocks, int64_t some, int64_t left, const float* buffer) {
+    if constexpr (Op::BLOCKS && NR == BLOCK) {
+      if (left >= NR) {
+        constexpr int64_t STEPS = NR / Op::DEPTH;
+        alignas(64) Word together[(Op::MR + 3) * STEPS];
+        Scale their_scales[Op::MR + 3];
+        Op::convert(together, their_scales, buffer, rounded_up(some, 4) * NR);
+        for (int64_t r = 0; r < some; r++) {
+          memcpy(to + r * steps, together + r * STEPS, STEPS * sizeof(Word));
+          to_scales[r * blocks] = their_scales[r];
+        }
+        return;
+      }
+    }
+    for (int64_t r = 0; r < some; r++) Op::convert(to + r * steps, to_scales + r * blocks, buffer + r * NR, left);
   }
 
   // Attention of a chunk of a text's queries with the head of keys, for all heads of queries that share it.
@@ -395,17 +436,19 @@ struct Encode {
   // What `down` multiplies: act(up), or act(gate) * up.
   void inner_rows(const EncoderLayer& layer, Counter* counter) {
     const Linear &up = *layer.up, &down = *layer.down;
-    int64_t steps = down.steps(), blocks = down.blocks();
+    int64_t steps = down.steps(), blocks = down.blocks(), gated = up.form == GATED;
     bool at_once = converts_inner(up);
-    product(up, operand(up), counter[UP], [&](int64_t t, int64_t column, int64_t left, F one, F two) {
-      if (up.form == GATED) one = mul(encoder_activation(one, m.activation), two);
-      else one = encoder_activation(one, m.activation), two = encoder_activation(two, m.activation);
-      int64_t some = up.form == GATED ? std::min<int64_t>(left, W) : left;
-      if (!at_once) return put(inner + t * m.inner + column, some, one, two);
-      alignas(64) float values[NR];
-      store(values, one), store(values + W, two);
-      Op::convert(inner_words + t * steps + column / Op::DEPTH, inner_scales + t * blocks + column / BLOCK, values,
-                  std::min<int64_t>(some, up.per_panel()));
+    product_tiles(up, operand(up), counter[UP], [&](int64_t t, int64_t some, int64_t column, int64_t left, float* buffer) {
+      left = std::min(left, up.per_panel());
+      for (int64_t r = 0; r < some; r++) {
+        F one = encoder_activation(load(buffer + r * NR), m.activation), two = load(buffer + r * NR + W);
+        if (gated) one = mul(one, two);
+        else two = encoder_activation(two, m.activation);
+        store(buffer + r * NR, one), store(buffer + r * NR + W, two);
+        if (!at_once) put(inner + (t + r) * m.inner + column, left, one, two);
+      }
+      if (at_once) convert_tile(inner_words + t * steps + column / Op::DEPTH, inner_scales + t * blocks + column / BLOCK, steps, blocks,
+                                some, left, buffer);
     });
     if (at_once) return;
     each_row(counter[INNER], [&](int64_t t) {

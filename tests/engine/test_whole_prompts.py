@@ -78,6 +78,22 @@ async def alone(length: int) -> np.ndarray:
     return delta.pooled
 
 
+@pytest.mark.parametrize(
+    ("lengths", "steps"),
+    [
+        ([40, 40, 40, 2], [[40, 2], [40], [40]]),  # looks past those that are too long for the rest of the step
+        ([30, 34, 2], [[30, 2], [34]]),  # 30 and 34 would fill the step: its end is for short ones
+        ([50, 20, 12, 30], [[50], [20, 12], [30]]),  # 12 would reach into the end of the first step, and 30 into that of the next
+    ],
+)
+async def test_short_texts_do_not_wait_behind_long_ones(lengths: list[int], steps: list[list[int]]) -> None:
+    executor = made()
+    async with engine(executor, max_num_batched_tokens=64) as core:
+        found = await vectors(core, lengths)
+    assert [one.pooled is not None for one in found] == [True] * len(lengths)
+    assert executor.steps_of == steps
+
+
 async def test_steps_are_filled_with_whole_texts() -> None:
     executor = made()
     lengths = [5, 30, 2, 32, 31, 1, 16, 16, 100, 3]

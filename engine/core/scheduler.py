@@ -263,6 +263,12 @@ class Scheduler:
         admitted: list[Sequence] = []
         passed_over = too_long = 0
         for seq in self._candidates(plan, before):
+            if self._whole_prompts_only and not self._makes_room(seq, plan):
+                plan.blocked = WaitReason.TOKENS
+                too_long += 1
+                if too_long > _LOOKED_PAST:
+                    break
+                continue
             hit = self.kv.find(seq)
             if hit.pending:
                 self.waiting.reasons.hold(seq, WaitReason.PREFIX)
@@ -275,12 +281,6 @@ class Scheduler:
                 self.sequences.no_room()
                 plan.blocked = WaitReason.KV_BLOCKS
                 break
-            if self._whole_prompts_only and not self._makes_room(seq, plan):
-                plan.blocked = WaitReason.TOKENS
-                too_long += 1
-                if too_long > _LOOKED_PAST:
-                    break
-                continue
             self.sequences.admit(seq, hit)
             admitted.append(seq)
             self._grant_prompt(seq, plan)

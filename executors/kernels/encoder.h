@@ -64,7 +64,7 @@ struct EncoderCall {
 };
 
 constexpr int64_t GROUP_ROWS = ROWS, FEWEST_ROWS = 56;  // of a group of several texts
-constexpr int64_t GROUPS_OF_THREAD = 8;  // of smaller ones, where a step has few rows
+constexpr int64_t GROUPS_OF_THREAD = 16;  // of smaller ones, where a step has few rows
 constexpr int64_t MOST_THREADS = 128;   // that take groups
 constexpr float MOST_IMBALANCE = 1.1f;  // of the threads' rows: the largest number, divided by the mean
 constexpr int64_t QUERY_CHUNK = 512;    // of a text, whose attention is one thread's
@@ -227,8 +227,8 @@ struct Encode {
     Op::convert(words + t * w.steps(), scales + t * w.blocks(), row, w.columns);
   }
 
-  // `give(row, some, column, left, buffer)` takes a tile's results [some][NR] with their bias, `left` columns of w from `column` on;
-  // GATED: W of gate and W of up. There is room for results of whole fours of rows.
+  // `give(row, some, column, left, buffer, one_bias, two_bias)` takes a tile's results [some][NR], to which the biases of the two halves
+  // are to be added; `left` columns of w from `column` on. GATED: W of gate and W of up. There is room for whole fours of rows.
   template <class Give>
   void product_tiles(const Linear& w, const Left<Op>& a, Counter& counter, Give give) {
     const Panels<Op> each(w);
@@ -248,22 +248,18 @@ struct Encode {
         else if (left > W) two_bias = load_some(w.bias + first + W, left - W);
       }
       each.multiply(a, begin, count, p, each.at(next), asks_ahead<Op>(count), buffer, false, [&](int64_t row, int64_t some) {
-        for (int64_t r = 0; r < some; r++) {
-          store(buffer + r * NR, add(load(buffer + r * NR), one_bias));
-          store(buffer + r * NR + W, add(load(buffer + r * NR + W), two_bias));
-        }
-        give(row, some, first, left, buffer);
+        give(row, some, first, left, buffer, one_bias, two_bias);
       });
       unit = following;
     }
     team.barrier();
   }
-  // The same row by row: `give(row, column, left, one, two)`.
+  // The same row by row, with the biases: `give(row, column, left, one, two)`.
   template <class Give>
   void product(const Linear& w, const Left<Op>& a, Counter& counter, Give give) {
-    product_tiles(w, a, counter, [&](int64_t row, int64_t some, int64_t column, int64_t left, const float* buffer) {
+    product_tiles(w, a, counter, [&](int64_t row, int64_t some, int64_t column, int64_t left, const float* buffer, F one, F two) {
       for (int64_t r = 0; r < some; r++)
-        give(row + r, column, left, load(buffer + r * NR), load(buffer + r * NR + W));
+        give(row + r, column, left, add(load(buffer + r * NR), one), add(load(buffer + r * NR + W), two));
     });
   }
   Left<Op> operand(const Linear& w) const { return {words, scales, w.steps(), w.blocks()}; }
@@ -344,16 +340,16 @@ struct Encode {
     float factor = m.score_scale * LOG2E;
     F top = all(-INFINITY);
     for (int64_t i = 0; i < keys; i += W) {
-      F s = mul(load(scores + i), all(factor));
+      F s = load(scores + i);
       if (i < low || i + W > high) {
-        uint64_t bits = seen_lanes(low - i, high - i);
-        s = keep(s, bits, all(-INFINITY));
+        s = keep(s, seen_lanes(low - i, high - i), all(-INFINITY));
+        store(scores + i, s);
       }
-      store(scores + i, s);
       top = larger(top, s);
     }
-    F base = all(max_of(top)), sum = all(0.0f);
-    for (int64_t i = 0; i < keys; i += W) sum = add(sum, Heads::weights(weights, i, Heads::power(sub(load(scores + i), base))));
+    F scale = all(factor), base = all(max_of(top) * factor), sum = all(0.0f);
+    for (int64_t i = 0; i < keys; i += W)
+      sum = add(sum, Heads::weights(weights, i, Heads::power(sub(mul(load(scores + i), scale), base))));
     return 1.0f / sum_of(sum);
   }
   // Bits of the lanes from `low` to `high` of a vector.
@@ -438,10 +434,12 @@ struct Encode {
     const Linear &up = *layer.up, &down = *layer.down;
     int64_t steps = down.steps(), blocks = down.blocks(), gated = up.form == GATED;
     bool at_once = converts_inner(up);
-    product_tiles(up, operand(up), counter[UP], [&](int64_t t, int64_t some, int64_t column, int64_t left, float* buffer) {
+    product_tiles(up, operand(up), counter[UP], [&](int64_t t, int64_t some, int64_t column, int64_t left, float* buffer, F one_bias,
+                                                    F two_bias) {
       left = std::min(left, up.per_panel());
       for (int64_t r = 0; r < some; r++) {
-        F one = encoder_activation(load(buffer + r * NR), m.activation), two = load(buffer + r * NR + W);
+        F one = encoder_activation(add(load(buffer + r * NR), one_bias), m.activation);
+        F two = add(load(buffer + r * NR + W), two_bias);
         if (gated) one = mul(one, two);
         else two = encoder_activation(two, m.activation);
         store(buffer + r * NR, one), store(buffer + r * NR + W, two);

@@ -61,11 +61,21 @@ inline void layer_norm(float* out, const float* x, const float* weight, const fl
   }
 }
 
+// 1 / x of x from 1 on, relative error below 2e-7: the estimate with 14 bits, improved once, takes a third of a division's time.
+inline F inverse_of(F x) {
+#if defined(__AVX512F__)
+  F guess = _mm512_rcp14_ps(x);
+  return mul(guess, fnma(x, guess, all(2.0f)));
+#else
+  return div(all(1.0f), x);
+#endif
+}
+
 // x Phi(x), with the complement of the error function by formula 7.1.26 of Abramowitz and Stegun (1964), which is off by 1.5e-7
 // at most. NaN stays.
 inline F gelu(F x) {
   F size = mul(larger(sub(all(0.0f), x), x), all(0.70710678118f));
-  F t = div(all(1.0f), fma(size, all(0.3275911f), all(1.0f)));
+  F t = inverse_of(fma(size, all(0.3275911f), all(1.0f)));
   F p = all(1.061405429f);
   p = fma(p, t, all(-1.453152027f));
   p = fma(p, t, all(1.421413741f));

@@ -28,7 +28,7 @@ SIZES = {
     "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 96, "initializer_range": 0.3,
     "num_labels": 1,
 }  # fmt: skip
-FAMILIES = ("bert", "xlm-roberta")
+FAMILIES = ("bert", "xlm-roberta", "modernbert")
 
 
 def write_bert(folder: Path) -> None:
@@ -92,7 +92,20 @@ def write_xlm_roberta(folder: Path) -> None:
     )
 
 
-WRITERS = {"bert": write_bert, "xlm-roberta": write_xlm_roberta}
+def write_modernbert(folder: Path) -> None:
+    """As gte-reranker-modernbert: no types of tokens, the mean of a pair, and scores that are probabilities."""
+    write_bert(folder)
+    config = transformers.ModernBertConfig(
+        vocab_size=5 + len(WORDS) + 10, max_position_embeddings=LENGTH, local_attention=16, classifier_pooling="mean",
+        initializer_cutoff_factor=3.0, pad_token_id=0, cls_token_id=2, sep_token_id=3, bos_token_id=2, eos_token_id=3, **SIZES,
+    )  # fmt: skip
+    transformers.ModernBertForSequenceClassification(config).save_pretrained(folder)
+    path = folder / "tokenizer_config.json"
+    names = {"model_input_names": ["input_ids", "attention_mask"], "tokenizer_class": "PreTrainedTokenizerFast"}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **names}))
+
+
+WRITERS = {"bert": write_bert, "xlm-roberta": write_xlm_roberta, "modernbert": write_modernbert}
 
 
 class Served:

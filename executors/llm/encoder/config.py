@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from executors.contract.errors import ConfigError
 from executors.llm.encoder.modules import DenseConfig
@@ -25,7 +25,8 @@ ACTIVATIONS = {
 }
 """Names of activations in config.json, and here."""
 _DTYPES = {"float32", "bfloat16", "float16"}
-_HEAD = "ForSequenceClassification"
+HEAD = "ForSequenceClassification"
+"""How names of architectures with a classification head end."""
 _HARMLESS = frozenset(
     {
         "_name_or_path", "architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "label2id",
@@ -86,6 +87,20 @@ FAMILIES = (
 
 
 @dataclass(frozen=True, slots=True)
+class HeadConfig:
+    """A classification head: out(norm(act(dense(x)))). `names` of the tensors of its two layers, and `norm` of those of the norm
+    between them, "" without one. `bias` and `norm_bias`: of the first layer and of the norm. `pooling`: which hidden states x is."""
+
+    names: tuple[str, str]
+    activation: str = "tanh"
+    bias: bool = True
+    norm: str = ""
+    norm_bias: bool = False
+    norm_eps: float = 1e-5
+    pooling: Literal["cls", "mean"] = "cls"
+
+
+@dataclass(frozen=True, slots=True)
 class EncoderConfig:
     """Configuration of an encoder. Sizes in elements, lengths in tokens."""
 
@@ -108,6 +123,8 @@ class EncoderConfig:
     """Dtype that the checkpoint names; None if it names none."""
     labels: tuple[str, ...] = ()
     """Names of the labels of the classification head, in the order of their logits; () without a head."""
+    head: HeadConfig | None = None
+    """The classification head; None without labels."""
     dense: tuple[DenseConfig, ...] = ()
     """Layers behind the pooling."""
     max_seq_length: int | None = None
@@ -166,6 +183,7 @@ def parse_bert(family: EncoderFamily, values: Mapping[str, Any], where: str) -> 
     if positions <= offset:
         raise ConfigError(f"{where}: max_position_embeddings is {positions}; more than {offset} is needed")
     dtype = fields.get("dtype", fields.get("torch_dtype"))
+    labels = read_labels(fields) if architecture.endswith(HEAD) else ()
     return EncoderConfig(
         family,
         architecture,
@@ -180,13 +198,14 @@ def parse_bert(family: EncoderFamily, values: Mapping[str, Any], where: str) -> 
         offset,
         fields.natural("type_vocab_size"),
         dtype if dtype in _DTYPES else None,
-        _labels(fields) if architecture.endswith(_HEAD) else (),
+        labels,
+        HeadConfig(family.head) if labels else None,
         notes=_notes(values, where),
     )
 
 
-def _labels(fields: Fields) -> tuple[str, ...]:
-    """The names of labels by their numbers, as transformers counts them."""
+def read_labels(fields: Fields) -> tuple[str, ...]:
+    """Return the names of labels by their numbers, as transformers counts them. Raises ConfigError."""
     names = fields.get("id2label")
     if names is None:
         return tuple(f"LABEL_{number}" for number in range(fields.natural("num_labels", _DEFAULT_LABELS)))

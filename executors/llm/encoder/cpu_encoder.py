@@ -19,8 +19,8 @@ from executors.llm.encoder.model import Encoder, Layer, Norm
 from executors.llm.encoder.rotary_model import RotaryEncoder, RotaryLayer, StreamNorm
 from executors.llm.model.linear import KIND_NAMES, Linear
 
-POOLINGS = {"cls": 0, "logits": 0, "last": 1, "mean": 2}
-"""`Pooling` of encoder.h: which hidden states a text's result is made of. A classification head reads the first."""
+POOLINGS = {"cls": 0, "last": 1, "mean": 2}
+"""`Pooling` of encoder.h: which hidden states a text's result is made of."""
 _ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "relu": 2, "gelu": 3}
 """`EncoderActivation` of encoder.h, by names of `EncoderConfig`."""
 _FLOAT = ctypes.c_float
@@ -98,7 +98,7 @@ class CpuEncoder:
         ids: NDArray[np.int32],
         types: NDArray[np.int32],
         starts: NDArray[np.int64],
-        poolings: Sequence[str | None] | None,
+        poolings: Sequence[str] | None,
     ) -> NDArray[np.float32]:
         """Return float32 [texts, hidden], one of POOLINGS of each text, or without `poolings` hidden states [n, hidden].
 
@@ -110,7 +110,7 @@ class CpuEncoder:
         texts = len(starts) - 1
         rows = len(ids) if poolings is None else texts
         out = np.empty((rows, self._model.hidden), np.float32)
-        kinds = None if poolings is None else np.array([POOLINGS[one or "cls"] for one in poolings], np.int64)
+        kinds = None if poolings is None else np.array([POOLINGS[one] for one in poolings], np.int64)
         ids, types = np.ascontiguousarray(ids, np.int32), np.ascontiguousarray(types, np.int32)
         call = _Call(
             texts, torch.get_num_threads(), starts.ctypes.data, ids.ctypes.data, types.ctypes.data,

@@ -229,7 +229,7 @@ class EncoderExecutor(BatchModelExecutor):
         for start, begin, end in zip(starts, batch.q_starts[:-1], batch.q_starts[1:], strict=True):
             if start.second_segment is not None:
                 types[begin + start.second_segment : end] = 1
-        poolings = [start.pooling or "cls" for start in starts]
+        poolings = [_pooling(loaded.model, start) for start in starts]
         pooled = pooled_texts(loaded, batch.token_ids, types, batch.q_starts.astype(np.int64), poolings)
         items = {
             number: ItemOutput(pooled=vector)
@@ -296,13 +296,20 @@ def pooled_texts(
     pooled = np.empty((len(poolings), hidden.shape[1]), np.float32)
     for number, (pooling, begin, end) in enumerate(zip(poolings, starts[:-1], starts[1:], strict=True)):
         match pooling:
-            case "cls" | "logits":
+            case "cls":
                 pooled[number] = hidden[begin]
             case "last":
                 pooled[number] = hidden[end - 1]
             case _:
                 pooled[number] = hidden[begin:end].mean(0)
     return pooled
+
+
+def _pooling(model: Encoder, start: SequenceStart) -> str:
+    """What a text's result is made of: "cls", "last" or "mean"."""
+    if start.pooling == "logits" and model.head is not None:
+        return model.head.config.pooling
+    return start.pooling or "cls"
 
 
 @torch.inference_mode()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 import torch.nn.functional as F
 
+from executors.llm.encoder.config import HeadConfig
 from executors.llm.encoder.modules import DenseConfig
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -15,9 +16,11 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "tanh": torch.tanh,
     "relu": F.relu,
     "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
     "sigmoid": torch.sigmoid,
 }
-"""Activations of `DenseConfig`."""
+"""Activations of `DenseConfig` and `HeadConfig`."""
 
 
 class Dense:
@@ -45,20 +48,28 @@ class Dense:
 
 
 class ClassificationHead:
-    """Labels' logits of a text's first token: out(tanh(dense(x))), as BERT's pooler and classifier, and RoBERTa's head (Devlin et
-    al., 2018; Liu et al., 2019). `names` of the two layers' tensors in files."""
+    """Labels' logits of a text: out(act(dense(x))) of its first token, as BERT's pooler and classifier, and RoBERTa's head (Devlin et
+    al., 2018; Liu et al., 2019); ModernBERT has a norm between them, and may take the mean (Warner et al., 2024)."""
 
-    def __init__(self, hidden: int, labels: int, names: tuple[str, str], device: torch.device) -> None:
-        self.dense = Dense(hidden, hidden, True, "tanh", device)
+    def __init__(self, hidden: int, labels: int, config: HeadConfig, device: torch.device) -> None:
+        self.dense = Dense(hidden, hidden, config.bias, config.activation, device)
         self.out = Dense(hidden, labels, True, "identity", device)
-        self._names = names
+        self.norm = torch.empty(hidden, device=device) if config.norm else None
+        self.norm_bias = torch.empty(hidden, device=device) if config.norm and config.norm_bias else None
+        self.config = config
 
-    def __call__(self, first: torch.Tensor) -> torch.Tensor:
-        """float32 [n, hidden], the first token of each text -> float32 [n, labels]."""
-        return self.out(self.dense(first))
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """float32 [n, hidden], what `config.pooling` makes of each text -> float32 [n, labels]."""
+        x = self.dense(x)
+        if self.norm is not None:
+            x = F.layer_norm(x, self.norm.shape, self.norm, self.norm_bias, self.config.norm_eps)
+        return self.out(x)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """All weights by their names in files."""
-        for name, layer in zip(self._names, (self.dense, self.out), strict=True):
+        for name, layer in zip(self.config.names, (self.dense, self.out), strict=True):
             for ending, tensor in layer.tensors():
                 yield f"{name}.{ending}", tensor
+        for ending, norm in (("weight", self.norm), ("bias", self.norm_bias)):
+            if norm is not None:
+                yield f"{self.config.norm}.{ending}", norm

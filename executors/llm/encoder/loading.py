@@ -259,6 +259,7 @@ def slots_of(model: Encoder, names: Collection[str] = ()) -> Iterator[Slot]:
     have, of which a family may have several sets."""
     if isinstance(model, RotaryEncoder):
         yield from model.slots(layout_of(model.config.family.model_type, names))
+        yield from _head_slots(model)
         return
     embeddings = {
         "word_embeddings": model.words,
@@ -275,9 +276,15 @@ def slots_of(model: Encoder, names: Collection[str] = ()) -> Iterator[Slot]:
             yield from linear_slots(linear, f"encoder.layer.{number}.", name, first, rows)
         for name, norm in layer.norms.items():
             yield from _norm_slots(f"encoder.layer.{number}.{name}", norm)
-    if model.head is not None:
-        for name, tensor in model.head.tensors():
-            yield Slot(name, tuple(tensor.shape), tensor.copy_)
+    yield from _head_slots(model)
+
+
+def _head_slots(model: Encoder) -> Iterator[Slot]:
+    if model.head is None:
+        return
+    for name, tensor in model.head.tensors():
+        dummy = 1.0 if tensor is model.head.norm else 0.0 if tensor is model.head.norm_bias else None
+        yield Slot(name, tuple(tensor.shape), tensor.copy_, dummy)
 
 
 def _dense_slots(prefix: str, layer: Dense) -> list[Slot]:

@@ -107,6 +107,13 @@ def _attend(qkv: torch.Tensor, heads: int, groups: Sequence[Group]) -> torch.Ten
     return mixed
 
 
+def head_of(config: EncoderConfig, device: torch.device) -> ClassificationHead | None:
+    """Return the classification head of a model, its weights not yet filled; None if it has none."""
+    if config.head is None:
+        return None
+    return ClassificationHead(config.hidden_size, len(config.labels), config.head, device)
+
+
 class Encoder:
     """The model on a CPU, or without memory (device "meta"). Its tensors are allocated here and filled by the loader."""
 
@@ -118,9 +125,7 @@ class Encoder:
         self.types = torch.empty(config.num_types, hidden, device=device)
         self.norm = Norm(hidden, config.norm_eps, device)
         self.layers = [Layer(config, dtype, device) for _ in range(config.num_layers)]
-        self.head: ClassificationHead | None = None
-        if config.labels:
-            self.head = ClassificationHead(hidden, len(config.labels), config.family.head, device)
+        self.head = head_of(config, device)
         self.dense = [Dense.of(one, device) for one in config.dense]
 
     def linears(self) -> Iterator[Linear]:

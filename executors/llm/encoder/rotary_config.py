@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from executors.contract.errors import ConfigError
-from executors.llm.encoder.config import ACTIVATIONS, EncoderConfig, EncoderFamily
+from executors.llm.encoder.config import ACTIVATIONS, HEAD, EncoderConfig, EncoderFamily, HeadConfig, read_labels
 from executors.llm.model.config import DTYPES, parse_config
 from executors.llm.model.family import AttentionTraits, Family
 from executors.llm.model.fields import Fields
@@ -199,12 +199,26 @@ def parse_modernbert(family: EncoderFamily, values: Mapping[str, Any], where: st
         )
         for number, kind in enumerate(_layer_types(fields))
     )
+    labels = read_labels(fields) if architecture.endswith(HEAD) else ()
     return RotaryConfig(
         family, architecture, fields.natural("vocab_size"), hidden, len(layers), heads, fields.natural("intermediate_size"),
         _activation(fields, "hidden_activation", "gelu"), _epsilon(fields, "norm_eps"), positions, 0, 0, _dtype(fields),
+        labels, _head_of_modernbert(fields) if labels else None,
         notes=_notes(family, values, where, ropes.notes), layers=layers, ropes=_both(ropes.full, ropes.local),
         num_kv_heads=heads, head_size=head, score_scale=head**-0.5, norm_bias=fields.switch("norm_bias"),
         attention_bias=fields.switch("attention_bias"), mlp_bias=fields.switch("mlp_bias"),
+    )  # fmt: skip
+
+
+def _head_of_modernbert(fields: Fields) -> HeadConfig:
+    pooling = fields.get("classifier_pooling", "cls")
+    if pooling not in ("cls", "mean"):
+        raise ConfigError(
+            f"{fields.where}: classifier_pooling {pooling!r} is not supported; supported: cls, mean"
+        )
+    return HeadConfig(
+        ("head.dense", "classifier"), _activation(fields, "classifier_activation", "gelu"), fields.switch("classifier_bias"),
+        "head.norm", fields.switch("norm_bias"), _epsilon(fields, "norm_eps"), pooling,
     )  # fmt: skip
 
 
@@ -277,7 +291,7 @@ def _fields(
     architecture = next(
         (one for one in architectures if one in family.architectures), family.architectures[0]
     )
-    if architecture.endswith("ForSequenceClassification"):
+    if architecture.endswith(HEAD) and family is not MODERNBERT:
         raise ConfigError(
             f"{where}: the head of {architecture} is not supported: this encoder makes embeddings alone"
         )

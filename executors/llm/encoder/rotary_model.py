@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 from executors.llm.encoder.heads import Dense
 from executors.llm.encoder.layouts import Layout, layout_of
-from executors.llm.encoder.model import ACTIVATIONS, Encoder, Group, groups_of
+from executors.llm.encoder.model import ACTIVATIONS, Encoder, Group, groups_of, head_of
 from executors.llm.encoder.rotary_config import EncoderLayer, RotaryConfig
 from executors.llm.encoder.slots import Slot, linear_slots
 from executors.llm.model.linear import Linear
@@ -201,7 +201,7 @@ class RotaryEncoder(Encoder):
         self.final_norm = StreamNorm(hidden, config, device) if config.final_norm else None
         self.rotary_layers = [RotaryLayer(config, one, dtype, device) for one in config.layers]
         self._tables: list[torch.Tensor] = []
-        self.head = None
+        self.head = head_of(config, device)
         self.dense = [Dense.of(one, device) for one in config.dense]
 
     def linears(self) -> Iterator[Linear]:

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from executors.contract import ConfigError, ExecutorConfig, InvalidInput, OptimizationConfig, Skipped, Tensor
 from executors.contract.batch import SequenceStart, TableUpdates, UnifiedBatch
+from executors.llm.encoder import executor as encoder_executor
 from executors.llm.encoder.executor import EncoderExecutor
 from executors.llm.encoder.reading import family_in, read_encoder
 from executors.llm.factory import LlmFactory
@@ -186,7 +187,7 @@ async def test_steps_behind_a_failed_one_are_skipped_until_the_next_epoch(
         raise RuntimeError("broken")
 
     with monkeypatch.context() as patch:
-        patch.setattr(executor._loaded.model, "forward", fail)
+        patch.setattr(encoder_executor, "pooled_texts", fail)
         with pytest.raises(Exception, match="broken"):
             await executor.unified_decode(step(ids, ["cls"]))
     with pytest.raises(Skipped):

@@ -94,6 +94,51 @@ def unused_parameters(model: transformers.PreTrainedModel) -> int:
     return sum(one.numel() for name, one in model.named_parameters() if "lm_head" in name)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"classifier_pooling": "mean", "norm_bias": True},
+        {"classifier_bias": True, "classifier_activation": "silu", "norm_eps": 1e-3, "num_labels": 3},
+    ],
+)
+async def test_the_head_of_modernbert_is_that_of_transformers(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    kind, fields = transformers.ModernBertForSequenceClassification, CONFIGS["modernbert"][1]
+    torch.manual_seed(4)
+    sizes = {**SIZES, "max_position_embeddings": 320, "pad_token_id": 0, "num_labels": 1, **fields, **changes}
+    model = kind(kind.config_class(**sizes)).eval()
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            if "norm" in name or name.endswith("bias"):
+                tensor.add_(0.3 * torch.randn_like(tensor))
+    model.save_pretrained(tmp_path)
+    executor = await started(tmp_path)
+    labels = tuple(range(sizes["num_labels"]))
+    assert (executor.info().num_labels, executor.info().token_types) == (len(labels), 0)
+    assert executor.info().num_parameters == model.num_parameters()
+    ids = texts()
+    output = await executor.unified_decode(pairs(ids, labels, (None,) * len(ids)))
+    for number, one in enumerate(ids):
+        with torch.no_grad():
+            right = model(torch.from_numpy(one.astype(np.int64))[None]).logits[0].numpy()
+        assert off(output.details[number].pooled, right) < 1e-5 * max(1.0, abs(right).max())
+
+
+def test_a_pooling_of_modernberts_head_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    rotary(tmp_path, "modernbert")
+    path = tmp_path / "config.json"
+    values = {
+        **json.loads(path.read_text()),
+        "architectures": ["ModernBertForSequenceClassification"],
+        "classifier_pooling": "max",
+    }
+    path.write_text(json.dumps(values))
+    with pytest.raises(ConfigError, match="classifier_pooling 'max'"):
+        read_encoder(tmp_path)
+
+
 async def test_scores_and_vectors_share_a_step(tmp_path: Path) -> None:
     model = cross_encoder(tmp_path, "bert", 2)
     executor = await started(tmp_path)

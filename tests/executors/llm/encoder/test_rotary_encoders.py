@@ -215,11 +215,6 @@ def test_the_fields_of_embeddinggemma_give_its_shape(tmp_path: Path) -> None:
             "dynamic",
         ),
         ("modernbert", {"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
-        (
-            "modernbert",
-            {"architectures": ["ModernBertForSequenceClassification"]},
-            "ForSequenceClassification",
-        ),
         ("modernbert", {"hidden_size": 50}, "no multiple"),
         ("modernbert", {"local_attention": 0}, "local_attention"),
         ("modernbert", {"norm_eps": -1.0}, "norm_eps"),

@@ -4,8 +4,8 @@
     python -m benchmarks.encoders MODEL --rounds 1 --seconds 10 --peers openvino
 
 In each round Cohort is started, and 64 clients send texts of 10 to 400 tokens, one a call, with another client beside them that
-sends a short one now and then; then one call has 64 texts of 20 tokens. Then each peer computes the same texts, tokenizing included,
-with each of its forms and batch sizes. Figures are texts a second, medians of rounds; the ratio is to the best form of all peers.
+sends a short one now and then; then one call has 64 texts of 20 tokens. Then each peer computes the same texts, with tokenizing,
+in each of its forms and batch sizes. Figures are texts a second, medians of rounds; the ratio is to the best form of all peers.
 Vectors of both sides are compared with transformers in float32. Results go to a JSON file with commit and machine.
 """
 

@@ -3,8 +3,8 @@
     python -m benchmarks.encoders.clients URL TEXTS.json CLIENTS SECONDS [--beside]
 
 TEXTS.json is a list of texts; each client sends one after the other, the next as soon as the answer is there. With --beside
-another client sends a text of ten words twenty times a second at most. Prints JSON: calls, seconds, errors, and milliseconds of each
-call of that client.
+another client sends a text of ten words twenty times a second at most. Prints JSON: calls, seconds, errors, and milliseconds of
+each call of that client.
 """
 
 from __future__ import annotations
@@ -38,7 +38,13 @@ class Client:
     def send(self, host: str) -> None:
         """Send the next text."""
         body = json.dumps({"model": "bench", "input": next(self.texts)}).encode()
-        head = f"POST /v1/embeddings HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        lines = (
+            "POST /v1/embeddings HTTP/1.1",
+            f"Host: {host}",
+            "Content-Type: application/json",
+            f"Content-Length: {len(body)}",
+        )
+        head = "\r\n".join((*lines, "", ""))
         self.began, self.due = time.perf_counter(), None
         self.connection.sendall(head.encode() + body)
 

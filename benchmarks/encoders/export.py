@@ -76,7 +76,11 @@ def main(model: Path, folder: Path) -> None:
         )  # fmt: skip
         ids = torch.randint(5, 1000, (3, 17))
         right = bert(ids, torch.ones_like(ids), torch.zeros_like(ids)).numpy()
-    given = {"input_ids": ids.numpy(), "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+    given = {
+        "input_ids": ids.numpy(),
+        "attention_mask": np.ones_like(ids),
+        "token_type_ids": np.zeros_like(ids),
+    }
     found = onnxruntime.InferenceSession(str(path)).run(None, given)[0]
     if abs(found - right).max() > 1e-4:
         raise SystemExit(f"{path} is off by {abs(found - right).max():g}")

@@ -1,4 +1,4 @@
-"""ONNX Runtime and OpenVINO from PyPI, installed once into an environment of their own, which sees this one's torch and transformers.
+"""ONNX Runtime and OpenVINO from PyPI, installed once into an environment of their own, which sees the torch of this one.
 
 python -m benchmarks.encoders.install
 """

@@ -2,8 +2,8 @@
 
     python -m benchmarks.encoders.peers LIBRARY MODEL FOLDER TEXTS.json REFERENCE.npy     LIBRARY: torch, onnxruntime or openvino
 
-All texts are there at once, so they are sorted by length: a batch is padded to its longest. Prints a line of JSON for each form of
-the model and batch size: texts a second, the best of two runs behind one that is not counted, and the lowest cosine with
+All texts are there at once, so they are sorted by length: a batch is padded to its longest. Prints a line of JSON for each form
+of the model and batch size: texts a second, the best of two runs behind one that is not counted, and the lowest cosine with
 REFERENCE.npy, float32 [texts, hidden].
 """
 
@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks.encoders.texts import tokenizer
 
 BATCHES = (1, 4, 8, 16, 32)
-Run = Callable[[dict[str, Any]], None]
+Take = Callable[[list[int], dict[str, np.ndarray]], None]
 """Takes a batch: the numbers of its texts, and int64 [b, L] of each input."""
 
 
@@ -49,9 +49,12 @@ class Bench:
             mask = np.zeros_like(padded)
             for row, number in enumerate(numbers):
                 padded[row, : len(ids[number])], mask[row, : len(ids[number])] = ids[number], 1
-            yield numbers, {"input_ids": padded, "attention_mask": mask, "token_type_ids": np.zeros_like(padded)}
+            yield (
+                numbers,
+                {"input_ids": padded, "attention_mask": mask, "token_type_ids": np.zeros_like(padded)},
+            )
 
-    def measure(self, form: str, take: Callable[[list[int], dict[str, np.ndarray]], None], end: Callable[[], None]) -> None:  # fmt: skip
+    def measure(self, form: str, take: Take, end: Callable[[], None]) -> None:
         """Print a line for each batch size. `end`: waits for what `take` has begun."""
         for size in BATCHES:
             best = float("inf")
@@ -62,7 +65,12 @@ class Bench:
                 end()
                 best = min(best, time.perf_counter() - began) if number else best
             cosines = (self._vectors * self._reference).sum(1)
-            line = {"form": form, "batch": size, "texts_s": len(self._texts) / best, "cosine": float(cosines.min())}
+            line = {
+                "form": form,
+                "batch": size,
+                "texts_s": len(self._texts) / best,
+                "cosine": float(cosines.min()),
+            }
             print(json.dumps(line), flush=True)
 
 
@@ -81,7 +89,9 @@ def with_torch(bench: Bench, model: Path, folder: Path) -> None:
 
         def take(numbers: list[int], given: dict[str, np.ndarray], bert: Any = bert) -> None:
             with torch.inference_mode():
-                hidden = bert(**{name: torch.from_numpy(one) for name, one in given.items()}).last_hidden_state
+                hidden = bert(
+                    **{name: torch.from_numpy(one) for name, one in given.items()}
+                ).last_hidden_state
             bench.keep(numbers, hidden.float().numpy(), given["attention_mask"])
 
         bench.measure(form, take, lambda: None)
@@ -112,7 +122,9 @@ def with_openvino(bench: Bench, model: Path, folder: Path) -> None:
             settings = {"PERFORMANCE_HINT": hint, "NUM_STREAMS": streams, "INFERENCE_NUM_THREADS": cores}
             compiled = core.compile_model(str(folder / f"{form}.xml"), "CPU", settings)
             queue = openvino.AsyncInferQueue(compiled, 1 if streams == 1 else 2 * streams)
-            queue.set_callback(lambda request, own: bench.keep(own[0], request.get_output_tensor().data, own[1]))
+            queue.set_callback(
+                lambda request, own: bench.keep(own[0], request.get_output_tensor().data, own[1])
+            )
 
             def take(numbers: list[int], given: dict[str, np.ndarray], queue: Any = queue) -> None:
                 queue.start_async(given, (numbers, given["attention_mask"]))

@@ -257,8 +257,8 @@ class Scheduler:
         `before` only those that the policy puts before that running sequence.
 
         Room for all its known tokens is taken at once: admitted sequences never starve each other half way. One that would
-        read what this very step computes is passed over, for this step only. So is a prompt that cannot be cut and is too long for
-        what is left of the step: the next one begins with it.
+        read what this very step computes is passed over, for this step only. So is a prompt that cannot be cut and is too long
+        for what is left of the step: the next one begins with it.
         """
         admitted: list[Sequence] = []
         passed_over = too_long = 0

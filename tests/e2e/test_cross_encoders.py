@@ -101,7 +101,10 @@ def write_modernbert(folder: Path) -> None:
     )  # fmt: skip
     transformers.ModernBertForSequenceClassification(config).save_pretrained(folder)
     path = folder / "tokenizer_config.json"
-    names = {"model_input_names": ["input_ids", "attention_mask"], "tokenizer_class": "PreTrainedTokenizerFast"}
+    names = {
+        "model_input_names": ["input_ids", "attention_mask"],
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
     path.write_text(json.dumps({**json.loads(path.read_text()), **names}))
 
 

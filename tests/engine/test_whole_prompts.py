@@ -81,9 +81,15 @@ async def alone(length: int) -> np.ndarray:
 @pytest.mark.parametrize(
     ("lengths", "steps"),
     [
-        ([40, 40, 40, 2], [[40, 2], [40], [40]]),  # looks past those that are too long for the rest of the step
+        (
+            [40, 40, 40, 2],
+            [[40, 2], [40], [40]],
+        ),  # looks past those that are too long for the rest of the step
         ([30, 34, 2], [[30, 2], [34]]),  # 30 and 34 would fill the step: its end is for short ones
-        ([50, 20, 12, 30], [[50], [20, 12], [30]]),  # 12 would reach into the end of the first step, and 30 into that of the next
+        (
+            [50, 20, 12, 30],
+            [[50], [20, 12], [30]],
+        ),  # 12 would reach into the end of the first step, and 30 into that of the next
     ],
 )
 async def test_short_texts_do_not_wait_behind_long_ones(lengths: list[int], steps: list[list[int]]) -> None:

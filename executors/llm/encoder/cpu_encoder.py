@@ -161,9 +161,7 @@ def _norm(norm: Norm | StreamNorm | None) -> _Norm:
     if norm is None:
         return _Norm(None, None, 0, 0.0)
     bias = norm.bias
-    return _Norm(
-        norm.weight.data_ptr(), None if bias is None else bias.data_ptr(), int(norm.rms), norm.eps
-    )
+    return _Norm(norm.weight.data_ptr(), None if bias is None else bias.data_ptr(), int(norm.rms), norm.eps)
 
 
 def _packed(linear: Linear) -> PackedWeight:

@@ -275,8 +275,8 @@ class EncoderExecutor(BatchModelExecutor):
 def hidden_states(
     loaded: LoadedEncoder, ids: Int32Array, types: Int32Array, starts: NDArray[np.int64]
 ) -> NDArray[np.float32]:
-    """Return float32 [n, hidden] of texts that lie one after the other: text i in rows starts[i] to starts[i + 1] - 1 of `ids` and
-    `types`, int32 [n]."""
+    """Return float32 [n, hidden] of texts that lie one after the other: text i in rows starts[i] to starts[i + 1] - 1 of `ids`
+    and `types`, int32 [n]."""
     if loaded.fused is not None:
         return loaded.fused(ids, types, starts, None)
     hidden = loaded.model.forward(

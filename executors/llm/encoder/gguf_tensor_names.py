@@ -9,6 +9,7 @@ from typing import Final
 from executors.contract.errors import ConfigError
 from executors.gguf.file import GgufFile, GgufTensor
 from executors.llm.encoder.config import EncoderConfig
+from executors.llm.encoder.gguf_values import DENSE_NAMES
 from executors.llm.encoder.rotary_config import RotaryConfig
 from executors.llm.model.gguf_key_table import OTHER_TENSORS
 from executors.llm.model.gguf_names import Stored
@@ -43,6 +44,7 @@ _GEMMA: Final[Mapping[str, str]] = {
     "ffn_norm": "layers.{i}.pre_feedforward_layernorm", "ffn_gate": "layers.{i}.mlp.gate_proj",
     "ffn_up": "layers.{i}.mlp.up_proj", "ffn_down": "layers.{i}.mlp.down_proj",
     "post_ffw_norm": "layers.{i}.post_feedforward_layernorm",
+    **{name: f"{name}.linear" for name in DENSE_NAMES},
 }  # fmt: skip
 _NAMES: Final[Mapping[str, Mapping[str, str]]] = {
     "bert": _BERT,

@@ -12,9 +12,12 @@ from typing import Any, Final
 
 from executors.contract.errors import ConfigError
 from executors.gguf.file import GgufFile
+from executors.llm.encoder.modules import DenseConfig
 from executors.llm.model.gguf_config import architecture_of, dtype_of, written_name
 from executors.llm.model.gguf_keys import GgufKeys, check_outside
 
+DENSE_NAMES: Final = ("dense_2", "dense_3")
+"""Layers of vectors of EmbeddingGemma, in the order in which they are applied."""
 _EMBED, _TYPES = "token_embd.weight", "token_types.weight"
 _WINDOW, _PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
 _FULL, _LOCAL = "full_attention", "sliding_attention"
@@ -23,10 +26,11 @@ _MOST_LAYERS = 1000
 
 @dataclass(frozen=True, slots=True)
 class GgufValues:
-    """`values`: the fields of config.json; `notes`: sentences on what is not used."""
+    """`values`: the fields of config.json; `notes`: sentences on what is not used; `dense`: layers of vectors."""
 
     values: dict[str, Any]
     notes: tuple[str, ...]
+    dense: tuple[DenseConfig, ...]
 
 
 def _bert(keys: GgufKeys) -> dict[str, Any]:
@@ -118,18 +122,44 @@ def values_of(gguf: GgufFile) -> GgufValues:
         raise ConfigError(
             f"{gguf.path}: general.architecture {architecture!r}: this is no encoder that is served"
         )
-    if dense := sorted(name for name in gguf.tensors if name.startswith("dense")):
-        raise ConfigError(
-            f"{gguf.path}: tensor {dense[0]} is not supported: dense modules behind the pooling would change the vectors"
-        )
+    known = DENSE_NAMES if architecture == "gemma-embedding" else ()
+    for name in sorted(gguf.tensors):
+        if name.startswith("dense") and name not in [f"{one}.weight" for one in known]:
+            raise ConfigError(
+                f"{gguf.path}: tensor {name} is not supported: dense modules behind the pooling would change the vectors"
+            )
     activation, read = _READERS[architecture]
     keys = GgufKeys(gguf, architecture, written_name(gguf))
     if keys.switch("attention.causal"):
         keys.refuse("attention.causal", "false")
     keys.name("classifier.pooling_type")  # of a head, whose tensors are refused
     values = {"dtype": dtype_of(gguf.tensors.values()), **_sizes(keys), **read(keys)}
+    dense = _dense(keys, values["hidden_size"]) if known else ()
     keys.check_unread(activation)
-    return GgufValues(values, notes)
+    return GgufValues(values, notes, dense)
+
+
+def _dense(keys: GgufKeys, width: int) -> tuple[DenseConfig, ...]:
+    """Return the layers of vectors, whose tensors the converter writes if it is asked for the modules of sentence-transformers:
+    linear, without biases. Raises ConfigError."""
+    layers = []
+    for name in DENSE_NAMES:
+        tensor = keys.gguf.tensors.get(f"{name}.weight")
+        if tensor is None:
+            continue  # its keys are refused then
+        if len(tensor.shape) != 2 or tensor.shape[1] != width:
+            raise ConfigError(
+                f"{keys.where}: tensor {name}.weight has shape {list(tensor.shape)}; vectors of {width} come in"
+            )
+        for key, size in (
+            (f"{name}_feat_in", tensor.shape[1]),
+            (f"{name}_feat_out", tensor.shape[0]),
+        ):
+            if keys.natural(key, size) != size:
+                keys.refuse(key, f"{size}, as of the tensor")
+        layers.append(DenseConfig(name, width, tensor.shape[0], False, "identity"))
+        width = tensor.shape[0]
+    return tuple(layers)
 
 
 def _sizes(keys: GgufKeys) -> dict[str, Any]:

@@ -48,8 +48,8 @@ class Dense:
 
 
 class ClassificationHead:
-    """Labels' logits of a text: out(act(dense(x))) of its first token, as BERT's pooler and classifier, and RoBERTa's head (Devlin et
-    al., 2018; Liu et al., 2019); ModernBERT has a norm between them, and may take the mean (Warner et al., 2024)."""
+    """Labels' logits of a text: out(act(dense(x))) of its first token, as BERT's pooler and classifier, and RoBERTa's head
+    (Devlin et al., 2018; Liu et al., 2019); ModernBERT has a norm between them, and may take the mean (Warner et al., 2024)."""
 
     def __init__(self, hidden: int, labels: int, config: HeadConfig, device: torch.device) -> None:
         self.dense = Dense(hidden, hidden, config.bias, config.activation, device)

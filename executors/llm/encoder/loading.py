@@ -179,14 +179,21 @@ def _find(model: Encoder, directory: Path) -> list[tuple[Slot, str, TensorFile]]
     files = _files(directory, model.config)
     own_name = partial(file_name, config=model.config) if is_gguf(directory) else str
     places = []
-    for slot in slots_of(model, files):
+    inside = [
+        slot
+        for layer, shape in zip(model.dense, model.config.dense, strict=True)
+        if isinstance(shape.weights, str)
+        for slot in _dense_slots(f"{shape.weights}.", layer)
+    ]
+    for slot in (*slots_of(model, files), *inside):
         name = _stored(slot.name, model.config.family.prefix, files)
         if name is None:
             raise ConfigError(f"{model_path(directory)}: tensor {own_name(slot.name)} is missing")
         file = files[name]
         places.append((slot, _checked(slot, name, file, own_name(name), config_path(directory).name), file))
     for layer, shape in zip(model.dense, model.config.dense, strict=True):
-        places += _find_dense(layer, shape.weights)
+        if isinstance(shape.weights, Path):
+            places += _find_dense(layer, shape.weights)
     return places
 
 

@@ -29,9 +29,10 @@ _WITHOUT_EFFECT = ("Normalize", "Dropout")
 
 @dataclass(frozen=True, slots=True)
 class DenseConfig:
-    """A linear layer of vectors: `weights` is its file, `activation` a name of `heads.ACTIVATIONS`."""
+    """A linear layer of vectors: `weights` is its file, or the name of its module in the model's own GGUF file; `activation` a
+    name of `heads.ACTIVATIONS`."""
 
-    weights: Path
+    weights: Path | str
     inputs: int
     outputs: int
     bias: bool

@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from executors.contract.errors import ConfigError
-from executors.llm.encoder.config import ACTIVATIONS, HEAD, EncoderConfig, EncoderFamily, HeadConfig, read_labels
+from executors.llm.encoder.config import (
+    ACTIVATIONS,
+    HEAD,
+    EncoderConfig,
+    EncoderFamily,
+    HeadConfig,
+    read_labels,
+)
 from executors.llm.model.config import DTYPES, parse_config
 from executors.llm.model.family import AttentionTraits, Family
 from executors.llm.model.fields import Fields

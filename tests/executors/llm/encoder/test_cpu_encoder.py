@@ -104,7 +104,10 @@ async def test_narrow_weights_are_near_on_every_instruction_set(
         assert float(vector @ right / np.linalg.norm(vector) / np.linalg.norm(right)) > least, len(one)
 
 
-@pytest.mark.parametrize(("family", "changes"), [("nomic_bert", {}), ("modernbert", {}), ("modernbert", {"local_attention": 200})])  # fmt: skip
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [("nomic_bert", {}), ("modernbert", {}), ("modernbert", {"local_attention": 200})],
+)
 async def test_texts_longer_than_a_chunk_of_queries(
     tmp_path: Path, family: str, changes: dict[str, Any]
 ) -> None:

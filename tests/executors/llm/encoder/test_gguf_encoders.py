@@ -152,6 +152,7 @@ async def test_activation_of_modernbert_is_that_of_the_key(tmp_path: Path) -> No
         ("gemma3_text", {"attention__sliding_window": None}, "attention.sliding_window is missing"),
         ("gemma3_text", {"attn_logit_softcapping": 30.0}, "attn_logit_softcapping 30.0"),
         ("gemma3_text", {"dense_2_feat_out": 96}, "gemma-embedding.dense_2_feat_out 96"),
+        ("gemma3_text", {"dense_3_feat_in": 96}, "gemma-embedding.dense_3_feat_in 96"),
     ],
 )
 def test_what_would_change_vectors_is_refused_by_name(
@@ -170,7 +171,9 @@ def test_what_would_change_vectors_is_refused_by_name(
         ("bert", "cls.output.weight"),
         ("bert", "cls.weight"),
         ("bert", "blk.9.attn_q.weight"),
-        ("gemma3_text", "dense_2.weight"),
+        ("gemma3_text", "dense_4.weight"),
+        ("gemma3_text", "dense_2.bias"),
+        ("modernbert", "dense_2.weight"),
         ("modernbert", "blk.0.attn_gate.weight"),
         ("nomic_bert", "position_embd.weight"),
     ],
@@ -184,6 +187,35 @@ async def test_tensors_that_are_not_computed_with_are_refused(tmp_path: Path, fa
     )
     with pytest.raises(ConfigError, match=f"tensor {name} is not supported"):
         await started(prepared(tmp_path / "gguf", path))
+
+
+async def test_layers_of_vectors_stand_in_the_file_of_embedding_gemma(tmp_path: Path) -> None:
+    """As the converter writes them with --sentence-transformers-dense-modules."""
+    made(tmp_path / "hf", "gemma3_text")
+    torch.manual_seed(2)
+    layers = {"dense_2.weight": torch.randn(64, 48) / 8, "dense_3.weight": torch.randn(32, 64) / 8}
+    sizes = {"dense_2_feat_in": 48, "dense_2_feat_out": 64, "dense_3_feat_in": 64, "dense_3_feat_out": 32}
+    path = write_encoder(
+        tmp_path / "m.gguf", tmp_path / "hf", change=lambda tensors: tensors.update(layers), **sizes
+    )
+    directory = prepared(tmp_path / "gguf", path)
+    found = await vectors(directory)
+    right = await vectors(tmp_path / "hf")
+    for layer in layers.values():
+        right = right @ layer.numpy().T
+    assert found.shape == (len(LENGTHS), 32)
+    np.testing.assert_allclose(found, right, atol=1e-5)
+    assert describe(config(directory))["checkpoint"]["problem"] is None
+    wrong = write_encoder(
+        tmp_path / "w.gguf", tmp_path / "hf", change=lambda tensors: tensors.update(layers),
+        **{**sizes, "dense_3_feat_out": 33},
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="dense_3_feat_out 33"):
+        read_encoder(prepared(tmp_path / "wrong", wrong))
+    odd = {"dense_3.weight": torch.zeros(32, 64)}
+    narrow = write_encoder(tmp_path / "n.gguf", tmp_path / "hf", change=lambda tensors: tensors.update(odd))
+    with pytest.raises(ConfigError, match=r"dense_3.weight has shape \[32, 64\]; vectors of 48 come in"):
+        read_encoder(prepared(tmp_path / "narrow", narrow))
 
 
 async def test_a_missing_tensor_is_named(tmp_path: Path) -> None:

@@ -26,6 +26,9 @@ from server.model_files.prepared import model_file
 _TOKENS_FIELD = "classifier_from_token"
 _SETTINGS = "config_sentence_transformers.json"
 _DEFAULT_PROMPT = "default_prompt_name"
+_SIMILARITY = "similarity_fn_name"
+SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
+"""Similarities of sentence-transformers; the last two are distances below 0."""
 _ACTIVATION, _OLD_ACTIVATION = "activation_fn", "sbert_ce_default_activation_function"
 _MOST_NAMED = 100
 """Characters of names from a model's files that a message shows."""
@@ -54,12 +57,15 @@ class Scoring:
     """How the model scores a query and a document.
 
     With `label_ids` the score is a logit of the prompt's last token, or the first less the second: they are token ids, or
-    labels of a classification head. Without, the score is the cosine of two embeddings if `by_vectors`; otherwise the model
-    scores nothing, and `reason` says why. `as_logits`: the model's own activation is none, so a score is the logit itself.
+    labels of a classification head. Without, the score is the similarity of two embeddings if `by_vectors`; otherwise the model
+    scores nothing, and `reason` says why. `similarity`: one of SIMILARITIES, of vectors that have length 1 if `unit_length`.
+    `as_logits`: the model's own activation is none, so a score is the logit itself.
     """
 
     label_ids: tuple[int, ...] = ()
     by_vectors: bool = False
+    similarity: str = "cosine"
+    unit_length: bool = True
     as_logits: bool = False
     reason: str = "nothing in its files says that it is a reranker or an embedding model"
 
@@ -108,7 +114,7 @@ def scoring(
             raise ConfigError("--classifier-from-token: this model has no lm_head, so no logits of tokens")
         return Scoring(_ids(tokens.split(","), token_id, "--classifier-from-token"))
     if not info.generates:
-        return _by_vectors(pooling)
+        return _by_vectors(pooling, directory)
     if (folder := modules(directory).get("LogitScore")) is not None:
         labels = _of_module(directory / folder / "config.json", info.logits_width)
         return _activated(Scoring(labels), directory)
@@ -117,7 +123,7 @@ def scoring(
         where = f"{directory / 'config.json'}: {_TOKENS_FIELD}"
         return Scoring(_ids(listed if isinstance(listed, list) else [listed], token_id, where))
     if pooling.declared:
-        return _by_vectors(pooling)
+        return _by_vectors(pooling, directory)
     if any(map(_QWEN3_NAME.search, names)) and None not in (label_ids := [*map(token_id, _QWEN3_TOKENS)]):
         return Scoring(tuple(one for one in reversed(label_ids) if one is not None))
     return (
@@ -163,10 +169,20 @@ def _activated(how: Scoring, directory: Path) -> Scoring:
     )
 
 
-def _by_vectors(pooling: DefaultPooling) -> Scoring:
+def _by_vectors(pooling: DefaultPooling, directory: Path) -> Scoring:
     if pooling.kind is None:
         return Scoring(reason=pooling.reason)
-    return Scoring(by_vectors=True)
+    settings = read_file(directory / _SETTINGS, dict) or {}
+    name = settings.get(_SIMILARITY) or "cosine"
+    if name not in SIMILARITIES:
+        supported = ", ".join(SIMILARITIES)
+        return Scoring(reason=f"its {_SIMILARITY} is {str(name)[:_MOST_NAMED]}; supported: {supported}")
+    # As sentence-transformers compares them: what the model's last step makes.
+    return Scoring(
+        by_vectors=True,
+        similarity=name,
+        unit_length=name == "cosine" or "Normalize" in modules(directory),
+    )
 
 
 def _ids(texts: list[Any], token_id: TokenId, where: str) -> tuple[int, ...]:

@@ -45,20 +45,25 @@ class Pairs:
 @dataclass(frozen=True, slots=True)
 class PreparedScores:
     """The engine's request, and how its vectors become scores. `num_first`: number of its prompts that are first texts, of an
-    embedding model; 0: each prompt is a pair, whose label logits are scored."""
+    embedding model; 0: each prompt is a pair, whose label logits are scored. `similarity` and `unit_length`: see `Scoring`."""
 
     request: EmbeddingRequest
     num_first: int
     as_logits: bool = False
+    similarity: str = "cosine"
+    unit_length: bool = True
 
     def scores(self, vectors: Sequence[NDArray[np.float32]]) -> list[float]:
         """The score of each pair. Raises SequenceFailed for vectors with NaN or infinity."""
         if not all(np.isfinite(vector).all() for vector in vectors):
             raise SequenceFailed("the model's hidden states are not finite")
         if self.num_first:
-            unit = [_unit(vector) for vector in vectors]
-            first, second = unit[: self.num_first], unit[self.num_first :]
-            return [float(first[i if len(first) > 1 else 0] @ vector) for i, vector in enumerate(second)]
+            wide = [_unit(vector) if self.unit_length else vector.astype(np.float64) for vector in vectors]
+            first, second = wide[: self.num_first], wide[self.num_first :]
+            return [
+                _similarity(self.similarity, first[i if len(first) > 1 else 0], vector)
+                for i, vector in enumerate(second)
+            ]
         logits = [float(v[0]) - (float(v[1]) if len(v) > 1 else 0.0) for v in vectors]
         return logits if self.as_logits else [_sigmoid(one) for one in logits]
 
@@ -96,7 +101,7 @@ async def _vectors(
     state: ServerState, model: ServedModel, fields: ScoreFields, pairs: Pairs, context: RequestContext
 ) -> PreparedScores:
     if fields.use_activation is False:
-        message = f"'{FIELD}' cannot be false: this is an embedding model, whose scores are cosines."
+        message = f"'{FIELD}' cannot be false: this is an embedding model, whose scores compare vectors."
         raise InvalidRequest(message, param="use_activation", code="unsupported_value")
     truncation = _truncation(model, fields)
     if leaves_out_prompt(model):
@@ -121,7 +126,8 @@ async def _vectors(
         )
     assert model.pooling.kind is not None  # or the model would not score
     request = EmbeddingRequest(context, (*sides[0], *sides[1]), model.pooling.kind, model.adapter)
-    return PreparedScores(request, len(sides[0]))
+    how = model.scoring
+    return PreparedScores(request, len(sides[0]), similarity=how.similarity, unit_length=how.unit_length)
 
 
 async def _pair_prompts(
@@ -225,6 +231,16 @@ def _unit(vector: NDArray[np.float32]) -> NDArray[np.float64]:
     wide = vector.astype(np.float64)
     length = float(np.linalg.norm(wide))
     return wide / length if length else wide
+
+
+def _similarity(name: str, one: NDArray[np.float64], two: NDArray[np.float64]) -> float:
+    """How alike two vectors are, by a name of SIMILARITIES."""
+    match name:
+        case "euclidean":
+            return -float(np.linalg.norm(one - two))
+        case "manhattan":
+            return -float(np.abs(one - two).sum())
+    return float(one @ two)
 
 
 def _sigmoid(logit: float) -> float:

@@ -137,6 +137,24 @@ def test_embedding_models_compare_vectors(tmp_path: Path) -> None:
     assert found(tmp_path) == Scoring(reason="the model's own pooling is cls_token")
 
 
+@pytest.mark.parametrize("name", ["cosine", "dot", "euclidean", "manhattan", None])
+@pytest.mark.parametrize("last", ["Normalize", "Pooling"])
+def test_embedding_models_name_their_similarity(tmp_path: Path, name: str | None, last: str) -> None:
+    write(tmp_path, modules=steps(*dict.fromkeys(("Transformer", "Pooling", last))))
+    write(tmp_path, **{"1_Pooling__config": {"pooling_mode_lasttoken": True}})
+    write(tmp_path, config_sentence_transformers={"similarity_fn_name": name})
+    how = found(tmp_path)
+    assert (how.by_vectors, how.similarity) == (True, name or "cosine")
+    assert how.unit_length == (last == "Normalize" or how.similarity == "cosine")
+
+
+def test_a_similarity_that_is_not_known_is_named(tmp_path: Path) -> None:
+    write(tmp_path, modules=steps("Transformer", "Pooling"))
+    write(tmp_path, **{"1_Pooling__config": {"pooling_mode_lasttoken": True}})
+    write(tmp_path, config_sentence_transformers={"similarity_fn_name": "jaccard"})
+    assert found(tmp_path).kind == "" and "similarity_fn_name is jaccard" in found(tmp_path).reason
+
+
 MODES: list[tuple[dict[str, Any], str | None, str]] = [
     ({"pooling_mode_lasttoken": True}, "last", ""),
     ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}, "mean", ""),

@@ -207,6 +207,31 @@ async def test_an_embedding_models_scores_are_cosines(embedder: House) -> None:
     assert error["param"] == "use_activation"
 
 
+@pytest.mark.parametrize("unit_length", [True, False])
+@pytest.mark.parametrize("similarity", ["cosine", "dot", "euclidean", "manhattan"])
+async def test_scores_are_the_similarity_that_the_model_names(
+    embedder: House, similarity: str, unit_length: bool
+) -> None:
+    assert embedder.state.model is not None
+    unit_length = unit_length or similarity == "cosine"
+    how = Scoring(by_vectors=True, similarity=similarity, unit_length=unit_length)
+    embedder.state.model = replace(embedder.state.model, scoring=how)
+    answer = (await embedder.post("/v1/score", {"text_1": "ab", "text_2": ["ab", "c"]})).json()
+    a, c = (np.array(one) for one in ((3.0, 256.0, 98.0, 0.0), (2.0, 256.0, 99.0, 0.0)))
+    if unit_length:
+        a, c = (one / np.linalg.norm(one) for one in (a, c))
+    right = {
+        "cosine": lambda x, y: x @ y,
+        "dot": lambda x, y: x @ y,
+        "euclidean": lambda x, y: -(((x - y) ** 2).sum() ** 0.5),
+        "manhattan": lambda x, y: -abs(x - y).sum(),
+    }[similarity]
+    found = [one["score"] for one in answer["data"]]
+    assert found == [pytest.approx(right(a, a)), pytest.approx(right(a, c))]
+    ranked = (await rerank(embedder, query="ab", documents=["c", "ab"])).json()["results"]
+    assert [one["index"] for one in ranked] == ([1, 0] if right(a, a) > right(a, c) else [0, 1])
+
+
 async def test_a_model_that_scores_nothing_says_so(house: House) -> None:
     assert house.state.model is not None
     house.state.model = replace(house.state.model, scoring=Scoring(), pairs=None)

@@ -52,8 +52,9 @@ from executors.llm.encoder.model import Encoder
 from executors.llm.faults import step_fault
 from executors.llm.memory.status import memory_usage
 
-_WIDEST = 6
-"""float32 values of a token's widest activations, in units of `hidden_size`."""
+_WIDEST = 10
+"""float32 values of a token, in units of `hidden_size`: the stream and what is added to it, queries, keys and values before and
+after they are rotated, what attention mixes of them, and what a product multiplies."""
 
 
 class EncoderExecutor(BatchModelExecutor):

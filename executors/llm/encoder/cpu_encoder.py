@@ -74,6 +74,8 @@ class CpuEncoder:
         config = encoder.config
         self._rotations: list[torch.Tensor] | None = None
         positions: torch.Tensor | None = None
+        embed_norm: Norm | StreamNorm | None
+        final_norm: StreamNorm | None
         if isinstance(encoder, RotaryEncoder):
             layers = [_rotary_layer(layer) for layer in encoder.rotary_layers]
             embed_norm, final_norm = encoder.embed_norm, encoder.final_norm

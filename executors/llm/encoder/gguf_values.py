@@ -122,9 +122,9 @@ def values_of(gguf: GgufFile) -> GgufValues:
         raise ConfigError(
             f"{gguf.path}: general.architecture {architecture!r}: this is no encoder that is served"
         )
-    known = DENSE_NAMES if architecture == "gemma-embedding" else ()
+    layer_names = DENSE_NAMES if architecture == "gemma-embedding" else ()
     for name in sorted(gguf.tensors):
-        if name.startswith("dense") and name not in [f"{one}.weight" for one in known]:
+        if name.startswith("dense") and name not in [f"{one}.weight" for one in layer_names]:
             raise ConfigError(
                 f"{gguf.path}: tensor {name} is not supported: dense modules behind the pooling would change the vectors"
             )
@@ -134,7 +134,7 @@ def values_of(gguf: GgufFile) -> GgufValues:
         keys.refuse("attention.causal", "false")
     keys.name("classifier.pooling_type")  # of a head, whose tensors are refused
     values = {"dtype": dtype_of(gguf.tensors.values()), **_sizes(keys), **read(keys)}
-    dense = _dense(keys, values["hidden_size"]) if known else ()
+    dense = _dense(keys, values["hidden_size"]) if layer_names else ()
     keys.check_unread(activation)
     return GgufValues(values, notes, dense)
 

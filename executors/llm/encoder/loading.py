@@ -141,7 +141,7 @@ def _info(config: ExecutorConfig, model: Encoder) -> ModelInfo:
         Path(config.model).name, shape.family.model_type, shape.num_layers, shape.num_heads, shape.kv_heads, shape.head_dim,
         shape.hidden_size, shape.vocab_size, shape.vocab_size, length, str(model.dtype).removeprefix("torch."),
         config.optimization.quantization, model.num_parameters(), "cpu", generates=False, num_labels=len(shape.labels),
-        poolings=POOLINGS, token_types=shape.num_types, vector_layers=tuple(one.outputs for one in shape.dense),
+        poolings=POOLINGS, token_types=max(1, shape.num_types), vector_layers=tuple(one.outputs for one in shape.dense),
     )  # fmt: skip
 
 

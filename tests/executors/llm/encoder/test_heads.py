@@ -116,7 +116,7 @@ async def test_the_head_of_modernbert_is_that_of_transformers(
     model.save_pretrained(tmp_path)
     executor = await started(tmp_path)
     labels = tuple(range(sizes["num_labels"]))
-    assert (executor.info().num_labels, executor.info().token_types) == (len(labels), 0)
+    assert (executor.info().num_labels, executor.info().token_types) == (len(labels), 1)
     assert executor.info().num_parameters == model.num_parameters()
     ids = texts()
     output = await executor.unified_decode(pairs(ids, labels, (None,) * len(ids)))

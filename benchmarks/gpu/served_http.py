@@ -24,7 +24,8 @@ from engine.observer import Observer, Observers
 from engine.sequence import Sequence as EngineSequence
 from server.http.listener import listen
 from server.settings.load import load
-from server.startup import bootstrap
+from server.startup import model_loader
+from server.startup.bootstrap import Bootstrap
 from server.state.server_state import ServerState
 from server.system import logs
 
@@ -66,7 +67,7 @@ class Counted(Observer):
         self.output_tokens += len(seq.output_token_ids)
 
 
-class _Server(bootstrap.Bootstrap):
+class _Loader(model_loader.ModelLoader):
     """Keeps its engine where it can be watched."""
 
     engine: EngineCore | None = None
@@ -97,17 +98,18 @@ async def over_http(stages: Stages, folder: Path) -> None:
     )  # a line for each request is part of what a server does
     listener = listen(settings.host, settings.port, settings.write_timeout)
     given = waves(stages.options.tiny, int(shape["vocab_size"]))
-    with mock.patch.object(bootstrap, "connect", lambda *_, **__: lend(stages.executor)):
-        server = _Server(settings, None)
+    with mock.patch.object(model_loader, "connect", lambda *_, **__: lend(stages.executor)):
+        server = Bootstrap(settings)
+        loader = server.loader = _Loader(server.settings, server.loader.source)
         serving = asyncio.create_task(server.serve(listener))
         try:
-            if not await until(lambda: serving.done() or server.is_ready, _READY):
+            if not await until(lambda: serving.done() or loader.is_ready, _READY):
                 raise Failed(f"the server was not ready after {_READY:g} s")
             if serving.done():
                 serving.result()
                 raise Failed("the server ended before it was ready")
-            assert server.engine is not None
-            await _measure(stages, server.engine, f"http://127.0.0.1:{listener.port}", given)
+            assert loader.engine is not None
+            await _measure(stages, loader.engine, f"http://127.0.0.1:{listener.port}", given)
         finally:
             if not serving.done():
                 os.kill(os.getpid(), signal.SIGTERM)  # which the server takes for the wish to end

@@ -24,15 +24,15 @@ def find_model(flags: Mapping[str, Any], *, weights: bool = True) -> tuple[Setti
     from server import hub
     from server.model_files.prepared import model_directory
     from server.settings.load import SettingsError, load
-    from server.startup import best_model, bootstrap
+    from server.startup import best_model, model_loader
     from server.startup.loading import loading_display
     from server.startup.model_source import LocalModel
     from server.system.logs import configure_own
 
     try:
         chosen, _ = load(flags, os.environ)
-        source = best_model.choose(chosen).model or bootstrap.model_source(chosen)
-        chosen = bootstrap.settings_for(chosen, source)
+        source = best_model.choose(chosen).model or model_loader.model_source(chosen)
+        chosen = model_loader.settings_for(chosen, source)
         if isinstance(source, LocalModel):
             with busy("reading the model's files"):
                 return chosen, source.name, model_directory(source.path, package=source.package)

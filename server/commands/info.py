@@ -75,8 +75,8 @@ def _facts(settings: Any, name: str, directory: Path, memory: int | None) -> dic
     from server.lora.own import shown_name
     from server.model_files.ollama_package import read_package
     from server.model_files.prepared import model_file
-    from server.startup.bootstrap import model_source
     from server.startup.core_configs import executor_config
+    from server.startup.model_loader import model_source
     from server.startup.model_source import LocalModel
     from server.system.executor_tool import ToolError, ToolRefusal, ask
 

@@ -41,14 +41,14 @@ def pull(model: Model, **flags: Any) -> None:
     from server import hub
     from server.model_files import default_model
     from server.settings.load import SettingsError, load
-    from server.startup import bootstrap
+    from server.startup import model_loader
 
     take_interrupts()
     try:
         if model == default_model.NAME:
             return _default()
         settings, _ = load({"model": model, **flags}, os.environ)
-        source = bootstrap.model_source(settings)
+        source = model_loader.model_source(settings)
         if not isinstance(source, hub.HubModel):
             print(f"{model} is here: {source.path}")
             return None

@@ -23,7 +23,7 @@ from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
 from server.schemas.extras import screen
 from server.settings.table import Settings
-from server.startup.bootstrap import Bootstrap
+from server.startup.model_loader import ModelLoader
 from server.startup.pending_core import PendingCore
 from server.state.server_state import ServedModel, ServerState
 from server.telemetry.metrics import Metrics
@@ -53,10 +53,10 @@ class OfflineEngine:
     """One engine and its executor process. `run` and `close` may be called from any thread but its own."""
 
     def __init__(self, settings: Settings) -> None:
-        """Load the model. Raises what `Bootstrap` raises; nothing is left running then."""
-        self._bootstrap = Bootstrap(settings)
+        """Load the model. Raises what `ModelLoader` raises; nothing is left running then."""
+        self._loader = ModelLoader(settings)
         self._core = PendingCore()
-        self._state = ServerState(self._bootstrap.names, Metrics())
+        self._state = ServerState(self._loader.names, Metrics())
         self._places = _Places(1)
         """Replaced as soon as the executor says how many sequences a step may have."""
         # asyncio's own loop: another one may take over the process's handler of SIGCHLD, which is the caller's.
@@ -128,7 +128,7 @@ class OfflineEngine:
     async def _live(self) -> None:
         state = self._state
         try:
-            loading = asyncio.create_task(self._bootstrap.load(state, self._core))
+            loading = asyncio.create_task(self._loader.load(state, self._core))
             closing = asyncio.create_task(self._closing.wait())
             await asyncio.wait((loading, closing), return_when=asyncio.FIRST_COMPLETED)
             if not loading.done():

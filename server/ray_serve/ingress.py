@@ -118,14 +118,14 @@ class Ingress:
         check_settings(settings)
         self.settings = settings
         self.parts = Bootstrap(settings)
-        source = self.parts.source
+        source = self.parts.loader.source
         if isinstance(source, hub.HubModel):  # replicas fetch the weights
-            self.parts.source = replace(source, weights=False)
+            self.parts.loader.source = replace(source, weights=False)
         names = self.parts.names
         self.metrics = IngressMetrics(names[0], settings.metrics_compat)
         self.metrics.know_keys(self.parts.keys.names())
         self.state: ServerState = new_state(
-            settings, names, self.parts.aliases, self.metrics, self.parts.traces
+            settings, names, self.parts.loader.aliases, self.metrics, self.parts.traces
         )
         self.config = engine_config(settings)
         self.core: FleetCore | None = None
@@ -177,8 +177,8 @@ class Ingress:
         or HubError."""
         self._fleeting = asyncio.create_task(self.fleet.run(), name="fleet")
         settings, parts, state = self.settings, self.parts, self.state
-        directory = await parts.find_model(state)
-        text = await asyncio.to_thread(read_text_side, settings, directory, parts.is_default)
+        directory = await parts.loader.find_model(state)
+        text = await asyncio.to_thread(read_text_side, settings, directory, parts.loader.is_default)
         member = await self._first_member(starting)
         assert member.facts is not None and self.core is not None
         facts = member.facts.serve

@@ -21,7 +21,7 @@ from server.remote.replicas.node import PASSED_ON, boot_id, drain_limit
 from server.remote.workers.session import FrontEndSession
 from server.settings.table import Settings
 from server.startup.app import create_app
-from server.startup.bootstrap import Bootstrap
+from server.startup.model_loader import ModelLoader
 from server.startup.pending_core import PendingCore
 from server.state.server_state import ServerState
 from server.system import gc_tuning, logs
@@ -59,8 +59,8 @@ class ReplicaEngine:
         self._settings = settings
         self._core = PendingCore()
         self._sessions: dict[str, IngressSession] = {}
-        self._bootstrap = Bootstrap(settings)
-        names = self._bootstrap.names
+        self._loader = ModelLoader(settings)
+        names = self._loader.names
         self._state = ServerState(
             names,
             Metrics(model=names[0], compat=settings.metrics_compat),
@@ -76,7 +76,7 @@ class ReplicaEngine:
     async def start(self) -> None:
         """Load the model. Raises ConfigError, ExecutorError, HubError or SettingsError."""
         logs.configure(self._settings.log_level, self._settings.log_format)
-        await self._bootstrap.load(self._state, self._core)
+        await self._loader.load(self._state, self._core)
         gc_tuning.freeze_after_load()
         self._reporting = asyncio.create_task(self._report(), name="reports of a replica")
 
@@ -142,7 +142,7 @@ class ReplicaEngine:
     def _facts(self) -> ReplicaFacts:
         core, model = self._core.core, self._state.model
         assert model is not None
-        facts = self._bootstrap.facts(self._state, core, model)
+        facts = self._loader.facts(self._state, core, model)
         return ReplicaFacts(facts, boot_id(), core.executor.kv_layout(), time.monotonic())
 
     async def _report(self) -> None:

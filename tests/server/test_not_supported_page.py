@@ -11,7 +11,7 @@ import pytest
 
 from server.settings.load import SettingsError
 from server.settings.table import DEFAULTS
-from server.startup.bootstrap import model_source
+from server.startup.model_loader import model_source
 from tests.server.fakes import House, error_of
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "not-supported.md").read_text("utf-8")

@@ -63,7 +63,7 @@ def _own() -> Iterator[Found]:
     from server.model_files import default_model
     from server.model_files.candidates import quantization_in
     from server.model_files.folders import Found
-    from server.startup.bootstrap import embedded_directory
+    from server.startup.model_loader import embedded_directory
 
     file = default_model.find()
     if file is not None:
@@ -142,7 +142,7 @@ def _short_names(own: list[Found], others: list[Found]) -> list[str]:
     from server.model_files import default_model
     from server.model_files.short_names import FolderIndex
     from server.settings.load import SettingsError, load
-    from server.startup.bootstrap import embedded_directory
+    from server.startup.model_loader import embedded_directory
 
     try:
         settings, _ = load({}, os.environ)

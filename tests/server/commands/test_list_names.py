@@ -18,7 +18,7 @@ from server.model_files.folders import Found, find, roots
 from server.model_files.short_names import FolderIndex
 from server.settings.load import SettingsError
 from server.settings.table import DEFAULTS
-from server.startup.bootstrap import model_source
+from server.startup.model_loader import model_source
 from server.startup.model_source import LocalModel
 from tests.server.commands.test_list import put, repository
 from tests.server.model_files.ollama_store import write_model

@@ -13,8 +13,8 @@ from engine.config import EngineConfig
 from server.hub import HubModel
 from server.settings.load import SettingsError, load
 from server.settings.table import TABLE, Settings
-from server.startup.bootstrap import Bootstrap
 from server.startup.core_configs import engine_config, executor_config
+from server.startup.model_loader import ModelLoader
 from server.startup.model_source import LocalModel
 from server.system.paths import configs_dir
 
@@ -200,36 +200,36 @@ def test_models_that_are_no_directory(tmp_path: Path) -> None:
         ("./a/b", "no such directory"),
     ):
         with pytest.raises(SettingsError, match=words):
-            Bootstrap(settings({"model": model}))
+            ModelLoader(settings({"model": model}))
 
 
 def test_the_name_of_a_model(tmp_path: Path) -> None:
-    assert Bootstrap(settings({"model": "cohort-tiny"})).names == ("cohort-tiny",)
-    assert Bootstrap(settings({"model": str(tmp_path)})).names == (tmp_path.name,)
-    assert Bootstrap(settings({"served_model_name": ["a", "b/c"]})).names == ("a", "b/c")
-    assert Bootstrap(settings({"model": "Qwen/Qwen3-0.6B"})).names == ("Qwen/Qwen3-0.6B",)
+    assert ModelLoader(settings({"model": "cohort-tiny"})).names == ("cohort-tiny",)
+    assert ModelLoader(settings({"model": str(tmp_path)})).names == (tmp_path.name,)
+    assert ModelLoader(settings({"served_model_name": ["a", "b/c"]})).names == ("a", "b/c")
+    assert ModelLoader(settings({"model": "Qwen/Qwen3-0.6B"})).names == ("Qwen/Qwen3-0.6B",)
 
 
 def test_a_directory_wins_over_a_hub_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     asked = {"model": "acme/tiny", "revision": "v1", "download_dir": "/d", "load_format": "dummy"}
-    assert Bootstrap(settings(asked)).source == HubModel("acme/tiny", "v1", "/d", weights=False)
+    assert ModelLoader(settings(asked)).source == HubModel("acme/tiny", "v1", "/d", weights=False)
     (tmp_path / "acme" / "tiny").mkdir(parents=True)
-    source = Bootstrap(settings({"model": "acme/tiny", "download_dir": "/d"})).source
+    source = ModelLoader(settings({"model": "acme/tiny", "download_dir": "/d"})).source
     assert source == LocalModel(tmp_path / "acme/tiny", "tiny")
     for model, called in ({"model": "acme/tiny"}, "acme/tiny"), ({"model": "cohort-tiny"}, "cohort-tiny"):
         with pytest.raises(SettingsError, match=f"^--revision v1: {called} is a directory, which has no "):
-            Bootstrap(settings({**model, "revision": "v1"}))
+            ModelLoader(settings({**model, "revision": "v1"}))
 
 
 def test_a_link_names_a_model_and_perhaps_its_revision() -> None:
     link = "https://huggingface.co/acme/tiny/tree/v1"
     for revision in (None, "v1"):
-        found = Bootstrap(settings({"model": link, "revision": revision}))
+        found = ModelLoader(settings({"model": link, "revision": revision}))
         assert found.source == HubModel("acme/tiny", "v1", None)
         assert found.names == ("acme/tiny",)
     with pytest.raises(SettingsError, match=r"^--revision v2: the link names v1; leave one of them out$"):
-        Bootstrap(settings({"model": link, "revision": "v2"}))
+        ModelLoader(settings({"model": link, "revision": "v2"}))
 
 
 def test_a_json_object() -> None:

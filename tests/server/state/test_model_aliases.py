@@ -9,7 +9,7 @@ import pytest
 from executors.contract import ConfigError
 from server.settings.load import SettingsError, load
 from server.settings.table import DEFAULTS
-from server.startup.bootstrap import model_aliases
+from server.startup.model_loader import model_aliases
 
 
 def test_patterns_and_names() -> None:

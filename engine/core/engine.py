@@ -27,6 +27,7 @@ from engine.core.intake import Intake
 from engine.core.journal import Journal
 from engine.core.loop import EngineLoop
 from engine.core.lora import LoraAdapters, LoraUse
+from engine.core.parking import Parking
 from engine.core.recovery import Recovery
 from engine.core.restart import Restart
 from engine.core.scheduler import Scheduler
@@ -76,6 +77,7 @@ class EngineCore:
         self._at_rest = at_rest
         self.journal = Journal()
         self._health = Health()
+        self._parking = Parking()
         self._info: ModelInfo | None = None
         self._scheduler: Scheduler | None = None
         self._intake: Intake | None = None
@@ -153,7 +155,33 @@ class EngineCore:
             self._adapters,
             self._health,
             self.observer,
+            self._parking,
         )
+
+    async def park(self) -> None:
+        """Preempt all sequences, whose mailboxes stay open, and end the executor until `resume`. Returns when its memory is free.
+        Requests are still taken in, and wait. Raises Unavailable if the engine fails meanwhile."""
+        parking = self._parking
+        parking.pending = True
+        self._inbox.wake()
+        await self._unless_failed(parking.done)
+
+    async def resume(self) -> None:
+        """Bring the executor back after `park`. Raises Unavailable if it cannot be."""
+        self._parking.back.clear()
+        self._parking.resume.set()
+        await self._unless_failed(self._parking.back)
+
+    async def _unless_failed(self, event: asyncio.Event) -> None:
+        """Wait for an event. Raises Unavailable once the engine has failed."""
+        waits = [asyncio.create_task(one.wait()) for one in (event, self.failed)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        if not event.is_set():
+            raise Unavailable(f"the engine has failed: {self.detail}")
 
     async def drain(self, timeout: float) -> bool:
         """Admit nothing more and wait at most `timeout` seconds for what runs. True if all finished."""

@@ -15,6 +15,7 @@ from engine.core.endings import Endings
 from engine.core.health import Health
 from engine.core.inbox import Inbox
 from engine.core.lora import LoraAdapters
+from engine.core.parking import Parking
 from engine.core.recovery import Recovery, RecoveryPlan
 from engine.core.restart import Restart
 from engine.core.scheduler import Scheduler
@@ -26,7 +27,7 @@ from engine.mailbox import Outlet
 from engine.observer import Observer
 from engine.request import Stage
 from engine.waiting.too_late import too_late
-from executors.contract import ExecutorError, KvCacheHandle, ModelExecutor, UnifiedBatch
+from executors.contract import ExecutorError, KvCacheHandle, ModelExecutor, NotReady, UnifiedBatch
 
 logger = logging.getLogger("cohort.engine")
 
@@ -56,6 +57,7 @@ class EngineLoop:
     adapters: LoraAdapters
     health: Health
     observer: Observer
+    parking: Parking
     _looks_at: float | None = None
     """When the loop task next looks for sequences that have waited too long, unless an event comes first; None: never."""
 
@@ -75,8 +77,12 @@ class EngineLoop:
                     self.delivery.release()
                     await self._recover(None, self.inbox.death)
                     continue
+                if self.parking.pending and not self.steps:
+                    await self._park()
+                    continue
                 # With steps out their results come first: one of them says which step died.
-                batch = self.scheduler.schedule() if self.steps.room and self.inbox.death is None else None
+                goes_on = self.inbox.death is None and not self.parking.pending
+                batch = self.scheduler.schedule() if self.steps.room and goes_on else None
                 self._tell_executor()
                 if batch is not None:
                     self.steps.submit(batch)
@@ -196,6 +202,32 @@ class EngineLoop:
         if plan.give_up_reason is not None:
             health.detail = plan.give_up_reason
             await self._stay_failed(plan.give_up_reason)
+        await self._return(plan, error)
+
+    async def _park(self) -> None:
+        """Preempt everything and put the executor away, then wait until it is to come back: recovery from there on."""
+        health, parking = self.health, self.parking
+        self.delivery.release()
+        plan = self.recovery.plan_parking()
+        self.adapters.lose_all()
+        await self.executor.suspend()
+        health.stage = Stage.DRAINING if health.stage is Stage.DRAINING else Stage.RECOVERING
+        health.detail = "parked: another model has the memory"
+        parking.pending = False
+        parking.done.set()
+        while not parking.resume.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_TICK):
+                    await parking.resume.wait()
+            self._look_after_waiting()
+        parking.resume.clear()
+        parking.done.clear()
+        await self._return(self.recovery.with_time(plan), NotReady("it was parked"))
+        parking.back.set()
+
+    async def _return(self, plan: RecoveryPlan, error: ExecutorError) -> None:
+        """Bring the executor back. Returns only if the engine can go on."""
+        health = self.health
         life = await self._bring_back(plan, error)
         if life is None:
             await self._stay_failed(f"the executor cannot be restarted: {health.detail}")

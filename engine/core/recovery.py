@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.config import MAX_FAILED_STEPS, MAX_FRUITLESS_RESTARTS, MAX_RESTART_PAUSE, EngineConfig
 from engine.core.scheduler import Scheduler
@@ -34,6 +34,8 @@ MAX_OUTAGES = 16
 """Outages that are remembered."""
 LONGEST_LOAD = 4
 """A load may take this many times `recovery_timeout` beyond it."""
+PARKED = "parked"
+"""Cause of an outage that was ordered."""
 _STEADY = 60.0
 """Seconds after which the death of an executor that was brought back is not blamed on its start: that is no restart loop."""
 
@@ -163,6 +165,23 @@ class Recovery:
         return RecoveryPlan(
             epoch, culprits, blame, give_up_reason, tries, scheduler.kv.seals.offer() if keep else None
         )
+
+    def plan_parking(self) -> RecoveryPlan:
+        """The executor is about to be put away: opens an epoch and rewinds all sequences to what is committed. No sequence is to
+        blame, and no KV is kept."""
+        scheduler = self._scheduler
+        outage = Outage(scheduler.journal.epoch, self._clock(), PARKED)
+        self.outages.append(outage)
+        epoch = scheduler.journal.open_epoch()
+        num_running = len(scheduler.running)
+        scheduler.sequences.rewind(blameless=True, cause=PARKED, outage=outage)
+        scheduler.sequences.observer.sequences_rewound(num_running)
+        blame = BrokeExecutor("the executor was parked", code=PARKED)
+        return RecoveryPlan(epoch, [], blame, None, RestartTries(self._config, self._clock()))
+
+    def with_time(self, plan: RecoveryPlan) -> RecoveryPlan:
+        """The plan with tries that count from now."""
+        return replace(plan, tries=RestartTries(self._config, self._clock()))
 
     def _may_keep(self, error: ExecutorError, shrunk: bool) -> bool:
         """Whether blocks may outlive this failure. Not a second death without a token in between: what was adopted may be its

@@ -104,6 +104,11 @@ class ModelExecutor(ABC):
     async def shutdown(self) -> None:
         """Free everything. Idempotent; later calls of other members raise NotReady."""
 
+    async def suspend(self) -> None:
+        """Free all memory, weights included, until `begin_epoch` brings everything back. Called between steps, once nothing that
+        the executor holds is needed. Default: raises Unsupported."""
+        raise Unsupported("this executor cannot be suspended")
+
     @abstractmethod
     async def begin_epoch(self, epoch: int, adopt: SealedBlocks | None = None) -> Int32Array:
         """Forget every sequence and start over; the next batch carries this epoch.

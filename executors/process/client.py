@@ -286,6 +286,17 @@ class RemoteExecutor(BatchModelExecutor):
             raise self._garbage("began an epoch with blocks that were not offered")
         return answer.adopted
 
+    async def suspend(self) -> None:
+        """As the contract's: the child ends, and so does the process that children are forked from; KV memory is emptied. Called
+        between steps. `begin_epoch` starts a new child."""
+        life, server = self._life, self._fork_server
+        if life is not None:
+            await life.stop()
+        if server is not None:
+            self._fork_server = None
+            await server.end()
+        await asyncio.to_thread(_empty, self._memory or [])
+
     async def shutdown(self) -> None:
         """Ask the child to end, wait at most 2 s, kill it, reap it. Outstanding calls that it does not answer in this time
         raise NotReady. Continues if its caller is cancelled."""

@@ -215,6 +215,12 @@ class FakeExecutor(BatchModelExecutor):
     async def shutdown(self) -> None:
         self._state = ExecutorState.SHUTDOWN
 
+    async def suspend(self) -> None:
+        """As the contract's; a step before the next epoch fails."""
+        self._require_warm()
+        self._reset()
+        self._stopped = ExecutorDied
+
     async def begin_epoch(self, epoch: int, adopt: SealedBlocks | None = None) -> Int32Array:
         self._require_warm()
         self.epoch = epoch

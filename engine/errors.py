@@ -101,6 +101,16 @@ class Unavailable(EngineError):
     code = "service_unavailable"
 
 
+class ModelUnavailable(Unavailable):
+    """This model cannot be loaded now; others may be. `retry_after` seconds, an integer."""
+
+    code = "model_unavailable"
+
+    def __init__(self, message: str, retry_after: int) -> None:
+        super().__init__(message, param="model")
+        self.retry_after = retry_after
+
+
 class Overloaded(EngineError):
     """The queue is full, or too long. `retry_after` seconds, an integer."""
 

@@ -31,6 +31,16 @@ ModelArgument = Annotated[
         show_default=False,
     ),
 ]
+ModelArguments = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[MODEL | NAME=SOURCE ...]",
+        help="A model directory, a GGUF file, a hub name ORG/NAME or ORG/NAME:Q4_K_M, or a name that `cohort list` shows "
+        "[default: the best one on this disk that fits, see `cohort list`; SmolLM2-135M-Instruct where there is none]. Several "
+        "models, each with a name, are served at one address and loaded at their first call.",
+        show_default=False,
+    ),
+]
 AsJson = Annotated[bool, flag("Print JSON.", "--json")]
 
 DEFAULT_URL = f"http://{DEFAULTS.host}:{DEFAULTS.port}"

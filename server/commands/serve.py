@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from cohort_server.lasting_imports import lasting_imports
 from server.commands.common import IGNORED_FLAGS, fail, set_log_format
-from server.commands.options import ModelArgument, with_settings
+from server.commands.options import ModelArguments, with_settings
 from server.settings.table import CONFIG, TABLE
 from server.system import first_lines
 
 
 @with_settings((*TABLE, CONFIG.name), short={"tensor_parallel_size": "-tp", "pipeline_parallel_size": "-pp"})
-def serve(model_dir: ModelArgument = None, **flags: Any) -> None:
+def serve(arguments: ModelArguments = None, **flags: Any) -> None:
     """Start the server. A setting is a flag (--max-num-seqs), an environment variable (COHORT_MAX_NUM_SEQS) or a key of a YAML
     file (max_num_seqs in --config). Flags take precedence over the environment, and the environment over the file."""
-    model_flag = flags["model"]
-    if model_dir is not None and model_flag is not None and model_dir != model_flag:
-        fail(f"two models are named: {model_dir} and --model {model_flag}")
-    flags["model"] = model_flag if model_dir is None else model_dir
+    flags |= _named_models(arguments or [], flags["model"], flags["models"])
 
     from server.http.listener import listen
     from server.settings.foreign.keys import remove_secrets
@@ -41,3 +39,33 @@ def serve(model_dir: ModelArgument = None, **flags: Any) -> None:
         from server.startup import bootstrap
 
     sys.exit(bootstrap.run(chosen, listener, [*IGNORED_FLAGS, *notes]))
+
+
+def _named_models(arguments: list[str], model_flag: str | None, models_flag: str | None) -> dict[str, Any]:
+    """The settings `model` and `models` of the arguments: one model, or pairs NAME=SOURCE."""
+    if not any(is_pair(one) for one in arguments):
+        if len(arguments) > 1:
+            names = ", ".join(arguments)
+            fail(
+                f"several models are named: {names}; write NAME=SOURCE for each, which serves them at one address"
+            )
+        model = arguments[0] if arguments else None
+        if model is not None and model_flag is not None and model != model_flag:
+            fail(f"two models are named: {model} and --model {model_flag}")
+        return {"model": model_flag if model is None else model}
+    if models_flag is not None:
+        fail("models are named twice: by arguments and by --models")
+    pairs: dict[str, str] = {}
+    for one in arguments:
+        name, equals, source = one.partition("=")
+        if not equals or not name or not source:
+            fail(f"{one}: beside NAME=SOURCE each model needs a name")
+        if name in pairs:
+            fail(f"two models have the name {name}")
+        pairs[name] = source
+    return {"model": model_flag, "models": pairs}
+
+
+def is_pair(argument: str) -> bool:
+    """Whether an argument is NAME=SOURCE and not the path of a model."""
+    return "=" in argument and not Path(argument).exists()

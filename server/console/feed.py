@@ -84,6 +84,8 @@ class StepFeed:
         self._watchers: list[_Watcher] = []
         self._task: asyncio.Task[None] | None = None
         self._leave: Callable[[], None] | None = None
+        self._core: CoreLike | None = None
+        """The engine that is listened to."""
         self._steps: deque[StepRecord] = deque(maxlen=MAX_STEPS)
         self._num_steps = 0
         """Steps since the last frame, those that are not told included."""
@@ -91,6 +93,11 @@ class StepFeed:
         self._num_ends = 0
         """Ends since the last frame, those that are not told included."""
         self._output_tokens = self._prompt_tokens = 0
+
+    @property
+    def state(self) -> ServerState:
+        """What is watched."""
+        return self._state
 
     @property
     def num_watchers(self) -> int:
@@ -153,15 +160,22 @@ class StepFeed:
     def _stop(self) -> None:
         if self._leave is not None:
             self._leave()
-        self._leave = self._task = None
+        self._leave = self._task = self._core = None
         self._steps.clear()
         self._ends.clear()
         self._num_ends = self._num_steps = self._output_tokens = self._prompt_tokens = 0
 
     def _subscribe(self) -> None:
         """Listen to the engine, once there is one."""
-        if self._leave is None and self._state.core is not None:
-            self._leave = self._state.core.watch.subscribe(self._hear, self._hear_end)
+        core = self._state.core
+        if (
+            core is not self._core and self._leave is not None
+        ):  # the model was unloaded, and maybe loaded again
+            self._leave()
+            self._leave = None
+        self._core = core
+        if self._leave is None and core is not None:
+            self._leave = core.watch.subscribe(self._hear, self._hear_end)
 
     def _hear(self, record: StepRecord) -> None:
         """Called by the engine's loop task after each step."""

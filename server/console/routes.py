@@ -64,7 +64,7 @@ async def file(request: Request, path: str) -> Response:
 @router.api_route("/v1/steps", methods=READ)
 async def steps(request: Request) -> Response:
     """Every step, the sequences and the KV blocks, as events."""
-    feed: StepFeed = request.app.state.step_feed
+    feed = _feed_of(request)
     stream = EventStream(feed.frames())
     if request.method != "HEAD":
         return stream
@@ -77,10 +77,10 @@ async def steps(request: Request) -> Response:
 async def kill_executor(request: Request) -> Response:
     """SIGKILL to the executor's process. The body, if there is one, means nothing."""
     check_media(request.scope, request.app.state.cors)
-    feed: StepFeed = request.app.state.step_feed
+    feed = _feed_of(request)
     if not feed.kill_button:
         return http_error_response(404, "This server was started without --enable-kill-button.")
-    state = state_of(request)
+    state = feed.state
     core = state.core
     # The end of the first executor before it is ready ends the server: there is nothing to recover yet.
     if core is None or state.model is None:
@@ -95,6 +95,21 @@ async def kill_executor(request: Request) -> Response:
         raise Unavailable(f"Nothing was killed: {error}.") from None
     log.warning("the executor was killed on request", pid=pid)
     return json_response({"killed": pid})
+
+
+def _feed_of(request: Request) -> StepFeed:
+    """The feed of the model; of several the one that the query names, else the first that is loaded. Raises ModelNotFound."""
+    feed: StepFeed = request.app.state.step_feed
+    models = state_of(request).models
+    if models is None:
+        return feed
+    name = request.query_params.get("model")
+    loaded = (row for row in models.rows() if row.status == "loaded")
+    row = models.find(name) if name else next(loaded, models.rows()[0])
+    feeds: dict[str, StepFeed] = request.app.state.step_feeds
+    if row.name not in feeds:
+        feeds[row.name] = StepFeed(row.state, kill_button=feed.kill_button)
+    return feeds[row.name]
 
 
 def _wants_html(request: Request) -> bool:

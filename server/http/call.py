@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
@@ -58,12 +58,24 @@ class Call:
     """The error that answered the request or ended its stream. Written by the response."""
     disconnected: bool = False
     """Whether the client closed its connection before the end of a stream. Written by the response."""
+    holds: list[Callable[[], None]] = field(default_factory=list)
+    """Releases what the call holds until its answer has been sent: its model, where several are served. Written by the route."""
     counted: bool = False
     """Whether the protocol has answered, and counted, a request whose body did not arrive. Written by the protocol."""
 
     def receive(self, body: bytes) -> None:
         """Record that the body is complete. Latency metrics and the deadline start here."""
         self.arrival_time, self.size = time.monotonic(), len(body)
+
+    def hold(self, release: Callable[[], None]) -> None:
+        """Hold something until the answer has been sent; `release` is called then."""
+        self.holds.append(release)
+
+    def release_holds(self) -> None:
+        """Release all that the call holds."""
+        holds, self.holds = self.holds, []
+        for release in holds:
+            release()
 
     def ignore(self, names: Iterable[str]) -> None:
         """Add names to the response's list of ignored parameters."""

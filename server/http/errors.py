@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from engine.errors import EngineError, Overloaded, Unavailable
+from engine.errors import EngineError, ModelUnavailable, Overloaded, Unavailable
 from server.http.call import CLIENT_CLOSED_REQUEST, Refusal, call_of
 from server.http.endpoints import Endpoints
 from server.http.foreign_paths import MAX_PATH_TOLD, WHERE_THE_API_IS, is_foreign, no_such_path
@@ -90,7 +90,7 @@ def engine_error_response(error: EngineError) -> ErrorResponse:
     """An engine error as an HTTP response. A transient error has a Retry-After header; an error that would recur has a header
     that stops OpenAI's clients from retrying it (they try a 500 three times)."""
     headers = None
-    if isinstance(error, Overloaded):
+    if isinstance(error, (Overloaded, ModelUnavailable)):
         headers = {"Retry-After": str(max(1, int(error.retry_after)))}
     elif isinstance(error, Unavailable):
         headers = {"Retry-After": str(_RETRY_AFTER_UNAVAILABLE)}

@@ -131,6 +131,9 @@ class RequestFields(WireModel):
     deadline_ms: Annotated[Integer, Field(ge=1, le=MAX_DEADLINE_MS)] | None = None
     """Cohort: Milliseconds within which the request must start. A request is refused with 429 if its estimated queue time is
     longer, or if it has not started by then."""
+    ttl: Annotated[Integer, Field(ge=0, le=2**31)] | None = None
+    """LM Studio: Seconds without a further call after which the model is unloaded. With one model it has no effect, and
+    `x-cohort-ignored` lists it. Default: `--idle-unload`."""
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT_LENGTH)] | None = None
     """vLLM: Only requests with the same salt share the KV cache of a common prefix, so that response times do not reveal other
     clients' prompts."""

@@ -75,6 +75,42 @@ class Settings:
         "`*` stands for any characters. The first pattern that matches counts, and answers carry the name that was asked for.",
         wording="none",
     )
+    models: Mapping[str, Any] = json_object(
+        "Several models behind one address, by name: a source, or an object with source, aliases, pin, preload, idle_unload, "
+        "memory, settings and sampling. Arguments NAME=SOURCE take its place. Each is loaded at its first call.",
+        wording="one model",
+        opens="Several models",
+    )
+    models_dir: str | None = text(
+        None,
+        "Serve all models of this folder by their names, or those of a store: ollama or hf.",
+        metavar="DIR",
+    )
+    memory: int | None = byte_size(
+        None,
+        "Memory that all loaded models may need together.",
+        wording="80% of the memory that is free at the start",
+    )
+    idle_unload: float | None = number(
+        None,
+        "Seconds without a call after which a model is unloaded.",
+        low=0,
+        may_be_infinite=True,
+        wording="1800 with several models, never with one",
+    )
+    swap_after: float = number(
+        30.0,
+        "Seconds that a call waits for a model before others with running streams make room: their streams pause and go on "
+        "when their model is back.",
+        low=0,
+        may_be_infinite=True,
+    )
+    min_residency: float = number(
+        30.0,
+        "Seconds for which a model stays loaded at least before its running streams pause for another model; 5 times the "
+        "seconds of its load, if that is more.",
+        low=0,
+    )
     tokenizer: str | None = text(
         None, "Directory of the tokenizer.", wording="the model's", opens="Text and sampling"
     )

@@ -21,6 +21,7 @@ from server.http.cors import Cors
 from server.http.endpoints import Answered, Endpoints, paths_of
 from server.http.errors import install_handlers
 from server.http.form import Forms
+from server.http.holds import ReleaseHolds
 from server.http.hosts import HostCheck, Hosts, hosts_of
 from server.http.keys import Keys
 from server.http.middleware import AnswerFailures, BodyLimit, RequestLogging, TrailingSlash, log_call
@@ -64,6 +65,7 @@ def create_app(
     state.stories.on_end(log_call)
     state.stories.on_end(state.metrics.tell)
     app.state.step_feed = StepFeed(state, kill_button=kill_button)
+    app.state.step_feeds = {}
     dialects = apis.DIALECTS
     app.openapi = functools.partial(_document, dialects)  # type: ignore[method-assign]
     routers = [*first, *([passed_on.router] if state.elsewhere is not None else [])]
@@ -78,6 +80,8 @@ def create_app(
     app.state.answered = answered
     # The last one added is the outermost: ids, log and preflights first, then hosts, then keys, and only then is a body
     # looked at.
+    if state.models is not None:
+        app.add_middleware(ReleaseHolds)
     app.add_middleware(TrailingSlash)
     if not inner:
         app.add_middleware(BodyLimit, max_bytes=max_body_bytes)

@@ -19,6 +19,7 @@ from executors.contract import ConfigError, ExecutorError, Unavailable
 from server import hub
 from server.http.certificates import certificates_of
 from server.http.listener import Listener
+from server.models.declared import check_alone, serves_several
 from server.remote.messages import Setup
 from server.remote.workers.pool import WorkerPool, WorkersFailed
 from server.running import registry as registry_of_servers
@@ -43,7 +44,16 @@ log = structlog.get_logger("server")
 
 def run(settings: Settings, listener: Listener, notes: Sequence[str] = ()) -> int:
     """Serve on `listener` until told to stop. Returns the exit code, see `run_server`."""
-    return run_server(settings, notes, lambda: Bootstrap(settings, unnamed_source(settings)).serve(listener))
+
+    def serve() -> Coroutine[None, None, None]:
+        if serves_several(settings):
+            from server.startup.port import Port
+
+            return Port(settings).serve(listener)
+        check_alone(settings)
+        return Bootstrap(settings, unnamed_source(settings)).serve(listener)
+
+    return run_server(settings, notes, serve)
 
 
 def run_server(

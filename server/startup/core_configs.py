@@ -20,8 +20,10 @@ from server.settings.table import Settings
 from server.startup.speculation import read_speculation
 
 
-def executor_config(settings: Settings, model_dir: Path, draft: Path | None = None) -> ExecutorConfig:
-    """The executor's configuration; `draft`: the directory of a draft model."""
+def executor_config(
+    settings: Settings, model_dir: Path, draft: Path | None = None, memory_limit: int | None = None
+) -> ExecutorConfig:
+    """The executor's configuration; `draft`: the directory of a draft model; `memory_limit`: bytes that it may use."""
     # A step has a token for every running sequence: a default follows a limit that is set.
     tokens = settings.max_num_batched_tokens or max(MAX_NUM_BATCHED_TOKENS, settings.max_num_seqs or 0)
     seqs = settings.max_num_seqs or min(MAX_NUM_SEQS, tokens)
@@ -47,6 +49,7 @@ def executor_config(settings: Settings, model_dir: Path, draft: Path | None = No
             kv_cache_memory_bytes=settings.kv_cache_memory_bytes,
             kv_cache_dtype=settings.kv_cache_dtype,
             gpu_memory_utilization=settings.gpu_memory_utilization,
+            memory_limit_bytes=memory_limit,
         ),
         optimization=OptimizationConfig(
             enforce_eager=settings.enforce_eager,

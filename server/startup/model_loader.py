@@ -34,8 +34,10 @@ from server.model_defaults.sampling_note import sampling_note
 from server.model_files import default_model
 from server.model_files.ollama_package import Package
 from server.model_files.prepared import model_directory, model_file
+from server.models.declared import serves_several, several_flag
 from server.remote.messages import Serve
 from server.remote.workers.pool import WorkerPool
+from server.settings.load import SettingsError
 from server.settings.table import Settings
 from server.startup import best_model
 from server.startup.core_configs import engine_config, executor_config
@@ -95,6 +97,8 @@ class ModelLoader:
         """The API workers; None without any. Written by the process's composition root before the load."""
         self.can_administrate = True
         """Whether there is an admin key. The same writer."""
+        self.memory_limit: int | None = None
+        """Bytes that the executor may use, where several models share the memory; None: what is free. The same writer."""
         self.adapters: LoraRegistry | None = None
         self.model_dir: Path  # known once the hub's files are there, and with it
         self.config: ExecutorConfig
@@ -142,7 +146,7 @@ class ModelLoader:
                 else await self._fetch(self.draft, state, report, check=False)
             )
             self.draft_dir = await asyncio.to_thread(model_directory, path)
-        self.config = executor_config(self.settings, self.model_dir, self.draft_dir)
+        self.config = executor_config(self.settings, self.model_dir, self.draft_dir, self.memory_limit)
         if self.pool is not None:
             self.pool.model_at(str(self.model_dir), self.is_default)
         engine = self._core(state)
@@ -420,5 +424,10 @@ def embedded_directory() -> Path:
 
 
 def model_source(settings: Settings) -> Source:
-    """What the settings name. Raises SettingsError or ConfigError if it can be nothing."""
+    """What the settings name. Raises SettingsError or ConfigError if it can be nothing, or if they name several models: those are
+    served by `cohort serve` alone, without Ray."""
+    if serves_several(settings):
+        raise SettingsError(
+            f"{several_flag(settings)} names several models, which `cohort serve` serves; name one model here"
+        )
     return find_source(settings, embedded_directory())

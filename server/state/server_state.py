@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from fastapi import Request
@@ -23,6 +23,7 @@ from engine.text.tokenizer import PairEncoding
 from executors.contract import ModelExecutor, ModelInfo, StateLayout
 from server.answer.call_progress import CallsProgress
 from server.answer.notation import ModelNotation
+from server.http.call import Call
 from server.model_defaults.pooling import DefaultPooling
 from server.model_defaults.preset import Preset
 from server.model_defaults.retrieval import EmbeddingPrompts, Scoring
@@ -209,6 +210,68 @@ class ExecutorsLike(Protocol):
         """The executor of this name, None if there is none."""
 
 
+ModelState = Literal["loaded", "loading", "unloaded", "failed"]
+"""A model's state in the words of llama.cpp's server."""
+
+
+class ModelRowLike(Protocol):
+    """One of several models."""
+
+    @property
+    def name(self) -> str:
+        """Its own name."""
+
+    @property
+    def aliases(self) -> Sequence[str]:
+        """Further names of it."""
+
+    @property
+    def status(self) -> ModelState:
+        """What it is doing."""
+
+    @property
+    def reason(self) -> str:
+        """Why it is `failed`, "" otherwise."""
+
+    @property
+    def need(self) -> int:
+        """Bytes that it needs while it is loaded."""
+
+    @property
+    def pinned(self) -> bool:
+        """Whether it stays loaded."""
+
+    @property
+    def expires_in(self) -> float | None:
+        """Seconds after which it is unloaded if no call comes; None: never, or it is not loaded."""
+
+    @property
+    def state(self) -> ServerState:
+        """What routes read of it, as of a server of this model alone."""
+
+
+class ModelsLike(Protocol):
+    """All models of the server."""
+
+    def rows(self) -> Sequence[ModelRowLike]:
+        """In the order of their declaration."""
+
+    def find(self, name: str | None) -> ModelRowLike:
+        """The model of a name or alias; without a name the first one. Raises ModelNotFound with the nearest name."""
+
+    async def hold(
+        self, name: str | None, call: Call, *, keep: float | None = None, deadline: float | None = None
+    ) -> ModelRowLike:
+        """The model, loaded and held until `call` ends. `keep`: seconds without a call after which it is unloaded. `deadline`: by
+        the monotonic clock. Raises EngineError."""
+
+    async def load(self, name: str) -> None:
+        """Load it. Raises EngineError."""
+
+    def unload(self, name: str) -> None:
+        """Unload it as soon as no call uses it. Raises ModelNotFound."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """A loaded model with its tokenizer, template, engine and defaults."""
@@ -256,8 +319,8 @@ class ServedModel:
 
 @dataclass(slots=True)
 class ServerState:
-    """The server's state. One writer: the composition root, which sets `core` and `executors` once they exist, `model` once it
-    is loaded, and `progress`."""
+    """The server's state, or that of one of its models if it serves several. One writer: the composition root, which sets
+    `core` and `executors` once they exist, `model` once it is loaded, and `progress`."""
 
     names: tuple[str, ...]
     metrics: Metrics
@@ -271,6 +334,8 @@ class ServerState:
     model: ServedModel | None = None
     judge: GrammarJudgeLike | None = None
     """Validator of grammars; set with the model."""
+    models: ModelsLike | None = None
+    """The models of a server of several; None with one model, and in the state of each of several."""
     elsewhere: Elsewhere | None = None
     """In an API worker: the way to the server's process. None in that process itself."""
     workers: WorkersLike | None = None
@@ -307,9 +372,24 @@ class ServerState:
     def __post_init__(self) -> None:
         self.metrics.watch_stage(lambda: self.stage()[0])
 
+    def of_model(
+        self, names: tuple[str, ...], settings: Settings, metrics: Metrics, recovery_timeout: float
+    ) -> ServerState:
+        """The state of one of several models, which shares everything with this one but what a model has of its own."""
+        return replace(
+            self, names=names, settings=settings, metrics=metrics, recovery_timeout=recovery_timeout
+        )
+
+    def forget_model(self) -> None:
+        """The model is unloaded."""
+        self.core = self.executors = self.model = self.judge = self.adapters = self.progress = None
+        self._recovering_since = None
+
     def stage(self) -> tuple[Stage, str]:
         """The server's stage, and a detail of it. The composition root calls it at least once a second, so that the start of a
         recovery is noticed."""
+        if self.models is not None:  # models load while calls wait for them
+            return (Stage.DRAINING if self.draining else Stage.READY), ""
         stats = self.core.stats() if self.core is not None else None
         if stats is None or (stats.stage is Stage.READY and self.model is None):
             stage, detail = Stage.LOADING, ""

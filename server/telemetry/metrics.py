@@ -127,6 +127,9 @@ class Metrics(MetricsSink):
             registry=self.registry,
         )
         self._keys: set[str] = set()
+        self._engine: EngineCollector | None = None
+        self.parts: dict[str, Metrics] = {}
+        """Metrics of each of several models, by its name, in place of those families of this one that describe a model."""
         self._start_counters()
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
@@ -178,6 +181,10 @@ class Metrics(MetricsSink):
 
     def tell(self, story: CallStory) -> None:
         """A call is over."""
+        if self.parts:
+            if (part := self.parts.get(story.model)) is not None:
+                part.tell(story)
+            return
         now = story.ended or story.received
         if (queued := story.queue_seconds(now)) is None:
             return
@@ -194,7 +201,14 @@ class Metrics(MetricsSink):
 
     def watch(self, core: Core) -> None:
         """Export the gauges of this engine and the snapshots of its executor."""
-        self.registry.register(EngineCollector(core))
+        self._engine = EngineCollector(core)
+        self.registry.register(self._engine)
+
+    def forget_engine(self) -> None:
+        """The engine is unloaded: its gauges end, and counters and histograms stay."""
+        if self._engine is not None:
+            self.registry.unregister(self._engine)
+            self._engine = None
 
     def watch_adapters(self, adapters: Loras) -> None:
         """Export who uses which LoRA adapter."""
@@ -219,14 +233,30 @@ class Metrics(MetricsSink):
 
     def collect(self) -> Iterator[Metric]:
         """All families, with the label `model` where one is set, and again under the names of another server where asked for."""
-        families = [self._labelled(family) for family in self.registry.collect()]
+        families = list(self._families())
         yield from families
         if self._compat == "vllm":
             yield from vllm_metrics.renamed(families)
 
+    def _families(self) -> Iterator[Metric]:
+        """This one's families, or those of the server and, joined by name, those of its models."""
+        own = (self._labelled(family) for family in self.registry.collect())
+        if not self.parts:
+            yield from own
+            return
+        yield from (family for family in own if _is_server_wide(family))
+        joined: dict[str, Metric] = {}
+        for part in self.parts.values():
+            for family in part._families():
+                if _is_server_wide(family):
+                    continue
+                if (first := joined.setdefault(family.name, family)) is not family:
+                    first.samples.extend(family.samples)
+        yield from joined.values()
+
     def _labelled(self, family: Metric) -> Metric:
         """The family with the label `model`, unless it is the process's, the interpreter's or the whole server's."""
-        if self._model and family.name.startswith("cohort_") and family.name not in _SERVER_WIDE:
+        if self._model and not _is_server_wide(family):
             family.samples = [
                 sample._replace(labels={**sample.labels, "model": self._model}) for sample in family.samples
             ]
@@ -285,6 +315,11 @@ class Metrics(MetricsSink):
         """See MetricsSink."""
         self._adopted.labels("kept").inc(num_kept)
         self._adopted.labels("damaged").inc(num_damaged)
+
+
+def _is_server_wide(family: Metric) -> bool:
+    """Whether it describes the process, the interpreter or the whole server, and no model."""
+    return not family.name.startswith("cohort_") or family.name in _SERVER_WIDE
 
 
 class _Tokens(Collector):

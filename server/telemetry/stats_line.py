@@ -40,7 +40,11 @@ class Working(Protocol):
 class StatsLine:
     """Remembers the totals of the last line, to tell what was done since. One writer: its task."""
 
-    def __init__(self, state: Working, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, state: Working, clock: Callable[[], float] = time.monotonic, *, model: str | None = None
+    ) -> None:
+        """`model`: a name for the line, where several models are served."""
+        self._model = model
         self._state = state
         self._clock = clock
         self._at = clock()
@@ -68,6 +72,7 @@ class StatsLine:
             return
         queries, hits = stats.prefix_queries - before.prefix_queries, stats.prefix_hits - before.prefix_hits
         fields = {
+            "model": self._model,
             "running": stats.running,
             "waiting": stats.waiting,
             "prompt_tokens_per_s": round((stats.prompt_tokens - before.prompt_tokens) / seconds, 1),

@@ -40,7 +40,7 @@ async def test_training(house: House) -> None:
 
 def test_several_models() -> None:
     assert not TABLE["model"].several
-    assert "one server serves one model" in refusal("--models-dir /models")
+    assert "memory is the limit, see --memory" in refusal("--models-max 2")
     assert not any("models" in name for name in TABLE)
 
 

@@ -15,7 +15,7 @@ from server.apis.anthropic.encode import MessageAnswer, MessageStream, MessageWh
 from server.apis.anthropic.errors import error_object
 from server.apis.anthropic.schema import CountTokensRequest, MessagesPrompt, MessagesRequest
 from server.apis.base.answering import AnsweredCall
-from server.apis.base.common import json_response, read, state_of
+from server.apis.base.common import find_model, json_response, read, state_of
 from server.http.call import Call, Refusal, call_of
 from server.http.disconnect import while_connected
 from server.http.event_stream import EventStream, failure_of
@@ -31,7 +31,9 @@ async def messages(request: Request) -> Response:
     """Answer a conversation."""
     state, call = state_of(request), call_of(request.scope)
     body = await read(request, MessagesRequest)
-    model, name = await state.find(body.model, generating=True)
+    state, model, name = await find_model(
+        request, body.model, generating=True, deadline_ms=body.deadline_ms, keep=body.ttl
+    )
     converted, variables = await _converted(call, state, model, body)
 
     if not model.prefixes.interval:
@@ -64,7 +66,7 @@ async def count_tokens(request: Request) -> Response:
     """Count the tokens of a conversation's prompt."""
     state, call = state_of(request), call_of(request.scope)
     body = await read(request, CountTokensRequest)
-    model, _ = await state.find(body.model, generating=True)
+    state, model, _ = await find_model(request, body.model, generating=True)
     converted, variables = await _converted(call, state, model, body)
 
     async def prepare(one: MarkedChat) -> tuple[int, ...]:

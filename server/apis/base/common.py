@@ -14,6 +14,7 @@ from starlette.responses import Response
 from engine.errors import InvalidRequest
 from engine.text.generation import Generation, TextRequest
 from server.http.call import Call, call_of
+from server.http.disconnect import while_connected
 from server.http.large_body import INLINE_BODY_BYTES, run_off_loop_if_large
 from server.http.media import check_media
 from server.http.middleware import client_request_id
@@ -79,6 +80,32 @@ def _begin_story(request: Request, call: Call) -> CallStory:
     if (match := _TRACEPARENT.fullmatch(story.trace_headers.get("traceparent", ""))) is not None:
         story.trace_id = match[1]
     return story
+
+
+async def find_model(
+    request: Request,
+    name: str | None,
+    *,
+    generating: bool = False,
+    deadline_ms: int | None = None,
+    keep: float | None = None,
+) -> tuple[ServerState, ServedModel, str]:
+    """The state of the model that a request names, the model, and the name to answer with. Where several models are served, the
+    call waits until its model is loaded, at most `deadline_ms` milliseconds, and holds it until its answer has been sent; without
+    a call for `keep` seconds the model is unloaded. Raises EngineError, and ClientDisconnected."""
+    state = state_of(request)
+    if state.models is not None:
+        call = call_of(request.scope)
+        deadline = None if deadline_ms is None else call.arrival_time + deadline_ms / 1000
+        row = await while_connected(
+            request.receive, state.models.hold(name, call, keep=keep, deadline=deadline)
+        )
+        model, _ = await row.state.find(None, generating=generating)
+        return row.state, model, name or row.name
+    if keep is not None:
+        call_of(request.scope).ignore(["ttl"])
+    model, name = await state.find(name, generating=generating)
+    return state, model, name
 
 
 def template_variables(call: Call, model: ServedModel, body: TemplateVariables) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from server.apis.base.answering import AnsweredCall
-from server.apis.base.common import json_response, read, state_of, template_variables
+from server.apis.base.common import find_model, json_response, read, state_of, template_variables
 from server.apis.base.progress import stream_form
 from server.apis.chat.encode import ChatAnswer, ChatStream, ChatWhole
 from server.http.call import call_of
@@ -25,7 +25,9 @@ async def chat_completions(request: Request) -> Response:
     state, call = state_of(request), call_of(request.scope)
     body = await read(request, ChatRequest)
     body.check()
-    model, name = await state.find(body.model, generating=True)
+    state, model, name = await find_model(
+        request, body.model, generating=True, deadline_ms=body.deadline_ms, keep=body.ttl
+    )
     variables = template_variables(call, model, body)
     names = FIELD_NAMES.of_body(limit=body.output_limit_name)
     with named(names):

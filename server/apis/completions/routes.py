@@ -14,7 +14,7 @@ from engine.text.generation import Generation, TextDelta, TextRequest, Usage
 from server.answer.prompt_tokens import PromptSide
 from server.answer.sse import Chunks, before_choices, encode, usage_object
 from server.answer.timings import timings
-from server.apis.base.common import generation_of, read, state_of
+from server.apis.base.common import find_model, generation_of, read, state_of
 from server.apis.completions.encode import CompletionProgress, best
 from server.http.buffered import AnswerBudget, ChunkedJSON, YieldRegularly
 from server.http.call import Call, call_of
@@ -39,7 +39,9 @@ async def completions(request: Request) -> Response:
     names = FIELD_NAMES.of_body(prompt="prompt", limit=body.output_limit_name)
     with named(names):
         body.check()
-        model, name = await state.find(body.model, generating=True)
+        state, model, name = await find_model(
+            request, body.model, generating=True, deadline_ms=body.deadline_ms, keep=body.ttl
+        )
         work = _CompletionCall.prepare(state, call, model, name, body)
         completion = await while_connected(request.receive, work)
     call.response_id = completion.id

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from engine.text.embedding import EmbeddingRequest as Asked
 from server.answer.sse import encode, prompt_usage
-from server.apis.base.common import json_response, read, state_of
+from server.apis.base.common import find_model, json_response, read, state_of
 from server.apis.embeddings.answers import Embedding, Embeddings
 from server.http.call import call_of
 from server.http.disconnect import while_connected
@@ -35,7 +35,7 @@ async def embeddings(request: Request) -> Response:
     state, call = state_of(request), call_of(request.scope)
     body = await read(request, EmbeddingRequest)
     body.check()
-    model, name = await state.find(body.model)
+    state, model, name = await find_model(request, body.model, deadline_ms=body.deadline_ms, keep=body.ttl)
     embedding = await while_connected(request.receive, prepare_embedding(state, call, model, body))
     call.response_id = embedding.context.request_id
     return json_response(await while_connected(request.receive, _answer(model, name, body, embedding)))

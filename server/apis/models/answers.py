@@ -31,6 +31,19 @@ class ModelCapabilities(TypedDict):
     reasoning: bool
 
 
+class ModelStatus(TypedDict):
+    """State of one of several models. `reason`: why it failed."""
+
+    value: Literal["loaded", "loading", "unloaded", "failed"]
+    reason: NotRequired[str]
+
+
+class Success(TypedDict):
+    """A model is loaded, or will be unloaded."""
+
+    success: Literal[True]
+
+
 class OpenAIModel(TypedDict):
     """A model in OpenAI's form."""
 
@@ -60,6 +73,9 @@ class OpenAIModel(TypedDict):
     )
     type: Literal["base"]
     capabilities: ModelCapabilities
+    status: NotRequired[ModelStatus]
+    aliases: NotRequired[list[str]]
+    memory: NotRequired[Annotated[Count, Meta(description="Bytes that the model needs while it is loaded.")]]
     notes: NotRequired[list[str]]
 
 
@@ -96,4 +112,5 @@ Names = Mapping[str, float]
 COMPONENTS: Components = {
     "AnthropicModel": (AnthropicModel, "Model, for a client that sends `anthropic-version`."),
     "OpenAIModel": (OpenAIModel, ""),
+    "Success": (Success, ""),
 }

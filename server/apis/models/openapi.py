@@ -9,12 +9,26 @@ from server.apis.models.answers import (
     OpenAIModel,
     OpenAIModelList,
 )
+from server.apis.models.schema import ModelName
 from server.openapi.components import derived
 from server.openapi.derive import Derivation
-from server.openapi.operation import Operation
+from server.openapi.operation import OF_BODIES, Operation
 from server.openapi.schema import Schema, ref
 
 OPERATIONS: tuple[Operation, ...] = (
+    Operation(
+        "get", "/models", "listModelsOfPort", "Models", "List the names under which models are served", "ModelList",
+        description="The same as `GET /v1/models`, under the path of llama.cpp's server.",
+    ),
+    Operation(
+        "post", "/models/load", "loadModel", "Models", "Load one of several models", "Success", OF_BODIES,
+        "Answers once the model is loaded.", ModelName, {"A model": {"model": "small"}},
+    ),
+    Operation(
+        "post", "/models/unload", "unloadModel", "Models", "Unload one of several models", "Success", OF_BODIES,
+        "The model is unloaded as soon as no call uses it, and loaded again at its next call. A server of one model returns 400.",
+        ModelName, {"A model": {"model": "small"}},
+    ),
     Operation("get", "/v1/models", "listModels", "Models", "List the names under which the model is served", "ModelList",
         description="A request with the header `anthropic-version` gets Anthropic's form."),
     Operation(

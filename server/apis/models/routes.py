@@ -8,8 +8,8 @@ from typing import Literal, cast
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from engine.errors import ModelNotFound
-from server.apis.base.common import READ, json_response, state_of
+from engine.errors import InvalidRequest, ModelNotFound
+from server.apis.base.common import READ, json_response, read, state_of
 from server.apis.models.answers import (
     AnthropicModel,
     AnthropicModelList,
@@ -17,8 +17,11 @@ from server.apis.models.answers import (
     OpenAIModel,
     OpenAIModelList,
     SamplingDefaults,
+    Success,
 )
-from server.state.server_state import LoraLike, ServedModel, ServerState
+from server.apis.models.schema import ModelName
+from server.http.disconnect import while_connected
+from server.state.server_state import LoraLike, ModelRowLike, ServedModel, ServerState
 
 router = APIRouter()
 
@@ -26,12 +29,16 @@ _ANTHROPIC = "anthropic-version"
 """Header that every client of Anthropic's API sends."""
 
 
+@router.api_route("/models", methods=READ)
 @router.api_route("/v1/models", methods=READ)
 async def list_models(request: Request) -> Response:
     """List the names under which the model is served."""
     state = state_of(request)
-    cards = [_card(state, name) for name in state.names]
-    cards += [_adapter_card(state, one) for one in (state.adapters.all() if state.adapters else ())]
+    if state.models is not None:
+        cards = [_row_card(row, row.name) for row in state.models.rows()]
+    else:
+        cards = [_card(state, name) for name in state.names]
+        cards += [_adapter_card(state, one) for one in (state.adapters.all() if state.adapters else ())]
     if _ANTHROPIC in request.headers:
         models: AnthropicModelList = {
             "data": list(map(_anthropic_card, cards)),
@@ -44,10 +51,39 @@ async def list_models(request: Request) -> Response:
     return json_response(answer)
 
 
+@router.post("/models/load")
+async def load_model(request: Request) -> Response:
+    """Load one of several models, as llama.cpp's server does. Answers once it is loaded; with one model, at once."""
+    body = await read(request, ModelName)
+    models = state_of(request).models
+    if models is None:
+        state_of(request).require(body.model)
+    else:
+        await while_connected(request.receive, models.load(body.model))
+    answer: Success = {"success": True}
+    return json_response(answer)
+
+
+@router.post("/models/unload")
+async def unload_model(request: Request) -> Response:
+    """Unload one of several models as soon as no call uses it."""
+    body = await read(request, ModelName)
+    models = state_of(request).models
+    if models is None:
+        message = "This server has one model, which stays loaded until the server ends."
+        raise InvalidRequest(message, "model", "unsupported_value")
+    models.unload(body.model)
+    answer: Success = {"success": True}
+    return json_response(answer)
+
+
 @router.api_route("/v1/models/{name:path}", methods=READ)
 async def get_model(request: Request, name: str) -> Response:
     """One model; names may contain slashes, as hub names do. An alias describes the model that it stands for."""
     state = state_of(request)
+    if state.models is not None:
+        card = _row_card(state.models.find(name), name)
+        return json_response(_anthropic_card(card) if _ANTHROPIC in request.headers else card)
     served = state.served_name(name) or name
     adapter = None if state.adapters is None else state.adapters.get(served)
     if adapter is None and served not in state.names:
@@ -55,6 +91,17 @@ async def get_model(request: Request, name: str) -> Response:
     card = _card(state, served) if adapter is None else _adapter_card(state, adapter)
     card["id"] = name
     return json_response(_anthropic_card(card) if _ANTHROPIC in request.headers else card)
+
+
+def _row_card(row: ModelRowLike, name: str) -> OpenAIModel:
+    """One of several models, with its status in the words of llama.cpp's server."""
+    card = _card(row.state, name)
+    card["status"] = {"value": row.status}
+    if row.reason:
+        card["status"]["reason"] = row.reason
+    card["aliases"] = list(row.aliases)
+    card["memory"] = row.need
+    return card
 
 
 def _card(state: ServerState, name: str) -> OpenAIModel:

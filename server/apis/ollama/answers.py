@@ -10,7 +10,7 @@ from msgspec import Meta, Raw
 from server.schemas.answers.common import Components, Count
 
 Nanoseconds = Annotated[Count, Meta(description="Nanoseconds.")]
-DoneReason = Literal["stop", "length", "load"]
+DoneReason = Literal["stop", "length", "load", "unload"]
 Capability = Literal["completion", "tools", "thinking", "insert", "embedding"]
 
 
@@ -91,7 +91,7 @@ class Loaded(TypedDict):
     """The last members where only the model was loaded."""
 
     done: Literal[True]
-    done_reason: Literal["load"]
+    done_reason: Literal["load", "unload"]
 
 
 class OllamaChat(TypedDict):

@@ -159,6 +159,10 @@ class OllamaAnswer:
         """The answer to a request that only loads the model."""
         return self.line(LineContent(), {"done": True, "done_reason": "load"})
 
+    def unloaded(self) -> ollama.OllamaChat | ollama.OllamaGeneration:
+        """The answer to a request that only unloads the model."""
+        return self.line(LineContent(), {"done": True, "done_reason": "unload"})
+
 
 def _message(part: LineContent) -> ollama.AnsweredMessage:
     message: ollama.AnsweredMessage = {"role": "assistant", "content": part.text}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from typing import Any, cast
 
 from fastapi import APIRouter, Request
@@ -23,7 +24,7 @@ from server.apis.ollama.answers import (
     TagCard,
 )
 from server.apis.ollama.encode import written_time
-from server.apis.ollama.routes import find_model, without_tag
+from server.apis.ollama.routes import without_tag
 from server.apis.ollama.schema import OllamaShowRequest
 from server.model_defaults.preset import Preset
 from server.prepare.fill_in_middle import fill_in_middle
@@ -47,9 +48,10 @@ async def version(request: Request) -> Response:
 
 @router.api_route("/api/tags", methods=READ)
 async def tags(request: Request) -> Response:
-    """List the names under which the model is served."""
+    """List the names under which models are served."""
     state = state_of(request)
-    answer: OllamaTags = {"models": [_card(state, *one) for one in _served(state)]}
+    cards = [_card(one, *names) for one in _states(state) for names in _served(one)]
+    answer: OllamaTags = {"models": cards}
     return json_response(answer)
 
 
@@ -57,10 +59,24 @@ async def tags(request: Request) -> Response:
 async def ps(request: Request) -> Response:
     """List the loaded models: all that are served, once they are loaded."""
     state = state_of(request)
-    if state.model is None:
-        return json_response({"models": []})
-    on_gpu = not state.model.info.device.startswith("cpu")
     answer: OllamaProcesses = {"models": []}
+    if state.models is None:
+        answer["models"] = _processes(state, _NEVER)
+    else:
+        for row in state.models.rows():
+            if row.status == "loaded":
+                seconds = row.expires_in
+                expires = _NEVER if seconds is None else written_time(time.time() + seconds)
+                answer["models"] += _processes(row.state, expires)
+    return json_response(answer)
+
+
+def _processes(state: ServerState, expires_at: str) -> list[ProcessCard]:
+    """The names of a loaded model; none while it loads."""
+    if state.model is None:
+        return []
+    on_gpu = not state.model.info.device.startswith("cpu")
+    processes: list[ProcessCard] = []
     for name, created in _served(state):
         card = _card(state, name, created)
         process: ProcessCard = {
@@ -69,12 +85,17 @@ async def ps(request: Request) -> Response:
             "size": card["size"],
             "digest": card["digest"],
             "details": card["details"],
-            "expires_at": _NEVER,
+            "expires_at": expires_at,
             "size_vram": card["size"] if on_gpu else 0,
             "context_length": state.model.max_model_len,
         }
-        answer["models"].append(process)
-    return json_response(answer)
+        processes.append(process)
+    return processes
+
+
+def _states(state: ServerState) -> list[ServerState]:
+    """The state of each model: the server's own, or those of several."""
+    return [state] if state.models is None else [row.state for row in state.models.rows()]
 
 
 @router.post("/api/show")
@@ -85,7 +106,12 @@ async def show(request: Request) -> Response:
     name = body.model or body.name
     if name is None:
         raise InvalidRequest("Missing required parameter: 'model'.", "model", "missing_required_parameter")
-    model = await find_model(state, name)
+    if state.models is not None:
+        row = state.models.find(name)
+        if row.state.model is None:  # clients describe all models that are listed: none is loaded for that
+            return json_response(_unloaded_facts(row.state, row.name))
+        state, name = row.state, row.name
+    model, _ = await state.find(without_tag(state, name))
     name = without_tag(state, name)
     parameters = _parameters(model)
     facts: OllamaModel = {
@@ -98,6 +124,19 @@ async def show(request: Request) -> Response:
         "modified_at": written_time(dict(_served(state)).get(name, state.started)),
     }
     return json_response({**_packaged(model.preset), **facts})
+
+
+def _unloaded_facts(state: ServerState, name: str) -> OllamaModel:
+    """What is known of a model that is not loaded."""
+    return {
+        "modelfile": f"FROM {name}\n",
+        "parameters": "",
+        "template": "",
+        "details": _details(state, name),
+        "model_info": {},
+        "capabilities": ["completion"],
+        "modified_at": written_time(state.started),
+    }
 
 
 def _served(state: ServerState) -> list[tuple[str, int]]:

@@ -16,8 +16,9 @@ from server.answer.notation import ModelNotation
 from server.answer.reasoning import Place
 from server.answer.sse import encode
 from server.apis.base.answering import AnsweredCall
+from server.apis.base.common import find_model as model_of_name
 from server.apis.base.common import json_response, read, state_of
-from server.apis.ollama.answers import OllamaEmbedding, OllamaEmbeddings
+from server.apis.ollama.answers import OllamaChat, OllamaEmbedding, OllamaEmbeddings, OllamaGeneration
 from server.apis.ollama.convert import (
     CHAT_NAMES,
     LATEST,
@@ -34,6 +35,7 @@ from server.apis.ollama.convert import (
 from server.apis.ollama.encode import OllamaAnswer, OllamaStream, OllamaWhole, line, nanoseconds
 from server.apis.ollama.errors import error_object
 from server.apis.ollama.schema import (
+    OllamaCallFields,
     OllamaChatRequest,
     OllamaEmbeddingsRequest,
     OllamaEmbedRequest,
@@ -51,7 +53,7 @@ from server.prepare.embeddings import prepare_embedding, shaped
 from server.prepare.field_names import FieldNames, named
 from server.prepare.prompts import place_in
 from server.schemas.tool_choice import ToolChoice
-from server.state.server_state import ServedModel, ServerState
+from server.state.server_state import ModelsLike, ServedModel, ServerState
 
 router = APIRouter()
 
@@ -64,7 +66,9 @@ async def chat(request: Request) -> Response:
     """Answer a conversation."""
     state, call = state_of(request), call_of(request.scope)
     body = await read(request, OllamaChatRequest)
-    model = await find_model(state, body.model, generating=True)
+    if not body.messages and state.models is not None and body.take_keep() == 0:
+        return _unloaded(state.models, call, body, OllamaAnswer(body.model, call.arrival_time, as_text=False))
+    state, model = await find_model(request, body, generating=True)
     if not body.messages:
         return _loaded(call, body, OllamaAnswer(body.model, call.arrival_time, as_text=False))
     converted = await run_off_loop_if_large(
@@ -80,8 +84,11 @@ async def generate(request: Request) -> Response:
     state, call = state_of(request), call_of(request.scope)
     body = await read(request, OllamaGenerateRequest)
     body.check()
-    model = await find_model(state, body.model, generating=True)
-    if not (body.prompt or body.suffix or body.images):
+    loads = not (body.prompt or body.suffix or body.images)
+    if loads and state.models is not None and body.take_keep() == 0:
+        return _unloaded(state.models, call, body, OllamaAnswer(body.model, call.arrival_time, as_text=True))
+    state, model = await find_model(request, body, generating=True)
+    if loads:
         return _loaded(call, body, OllamaAnswer(body.model, call.arrival_time, as_text=True))
     if body.continues:
         call.ignore(without_effect(body))
@@ -119,10 +126,19 @@ async def embeddings(request: Request) -> Response:
     return json_response(answer)
 
 
-async def find_model(state: ServerState, name: str, *, generating: bool = False) -> ServedModel:
-    """The model of a name, which may have the tag that Ollama gives to names without one. Raises EngineError."""
-    model, _ = await state.find(without_tag(state, name), generating=generating)
-    return model
+async def find_model(
+    request: Request, body: OllamaCallFields, *, generating: bool = False
+) -> tuple[ServerState, ServedModel]:
+    """The model of a name, which may have the tag that Ollama gives to names without one, and its state. Raises EngineError."""
+    several = state_of(request).models is not None
+    state, model, _ = await model_of_name(
+        request,
+        without_tag(state_of(request), body.model),
+        generating=generating,
+        deadline_ms=body.deadline_ms,
+        keep=body.take_keep() if several else None,
+    )
+    return state, model
 
 
 def without_tag(state: ServerState, name: str) -> str:
@@ -135,7 +151,17 @@ def without_tag(state: ServerState, name: str) -> str:
 def _loaded(call: Call, body: OllamaGenerationFields, answer: OllamaAnswer) -> Response:
     """The answer to a request without a prompt, by which clients load a model: it is loaded."""
     call.ignore(without_effect(body))
-    status = answer.loaded()
+    return _status(body, answer.loaded())
+
+
+def _unloaded(models: ModelsLike, call: Call, body: OllamaGenerationFields, answer: OllamaAnswer) -> Response:
+    """The answer to a request without a prompt that ends the time for which the model is kept, as `ollama stop` sends it."""
+    call.ignore(without_effect(body))
+    models.unload(body.model)
+    return _status(body, answer.unloaded())
+
+
+def _status(body: OllamaGenerationFields, status: OllamaChat | OllamaGeneration) -> Response:
     if body.stream is False:
         return json_response(status)
     return Response(line(status), media_type=NDJSON)
@@ -212,7 +238,7 @@ async def _vectors(
     """The vectors, encoded, their tokens, and when the model began, in seconds of the monotonic clock. `prompt`: the body's name
     for its `texts`. Raises EngineError."""
     state, call = state_of(request), call_of(request.scope)
-    model = await find_model(state, body.model)
+    state, model = await find_model(request, body)
     call.ignore(body.without_effect())
     if not texts:
         return [], Usage(), time.monotonic()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag, WithJsonSchema
+from pydantic import Discriminator, Field, PrivateAttr, Tag, WithJsonSchema
 
 from engine.errors import InvalidRequest
+from server.apis.ollama.durations import seconds_of
 from server.apis.ollama.options import TOLERANT, OllamaOptions, OllamaSettings
 from server.schemas.base import WireModel
 from server.schemas.chat import MAX_MESSAGES, MAX_NAME_LENGTH, MAX_TOOL_CALLS, MAX_TOOLS, FunctionDefinition
@@ -52,11 +53,20 @@ class OllamaCallFields(RequestFields):
     options: OllamaOptions | None = None
     """Ollama: Settings of generation."""
     keep_alive: KeepAlive = None
-    """Ollama: Without effect, and listed in `x-cohort-ignored`: the model stays loaded until the server ends."""
+    """Ollama: How long the model stays loaded after this call: seconds, or a duration such as `5m`; 0 unloads it, less than 0
+    keeps it. With one model it has no effect, and `x-cohort-ignored` lists it. Default: `--idle-unload`."""
+
+    _keeps: bool = PrivateAttr(default=False)
+
+    def take_keep(self) -> float | None:
+        """`keep_alive` in seconds, None if it is not given; it has its effect then. Raises InvalidRequest for a text that is no
+        duration."""
+        self._keeps = True
+        return None if self.keep_alive is None else seconds_of(self.keep_alive)
 
     def without_effect(self) -> list[str]:
         """Names of fields that are given and change nothing."""
-        names = ["keep_alive"] * (self.keep_alive is not None)
+        names = ["keep_alive"] * (self.keep_alive is not None and not self._keeps)
         return names + ["options.num_ctx"] * (self.options is not None and self.options.num_ctx is not None)
 
 

@@ -23,6 +23,7 @@ from executors.contract import (
     NotReady,
 )
 from server.apis.base.common import READ, json_response, state_of
+from server.state.server_state import ServerState
 
 router = APIRouter()
 
@@ -31,12 +32,25 @@ router = APIRouter()
 async def list_executors(request: Request) -> Response:
     """Every executor of this server, and the names that `--executor` accepts."""
     state = state_of(request)
+    names = state.executor_names
+    if state.models is None:
+        if (cards := _cards(state)) is None:
+            raise Unavailable("The model is still loading.")
+    else:
+        cards = []
+        for row in state.models.rows():
+            names = names or row.state.executor_names
+            cards += [{**card, "model": row.name} for card in _cards(row.state) or ()]
+    return json_response({"object": "list", "data": cards, "registered": list(names)})
+
+
+def _cards(state: ServerState) -> list[dict[str, Any]] | None:
+    """The executors of a model; None while it is not loaded."""
     if state.model is None or state.executors is None:
-        raise Unavailable("The model is still loading.")
+        return None
     registered = [(name, state.executors.get(name)) for name in state.executors.list_names()]
     notation = state.model.notation.facts
-    cards = [_card(name, executor, notation) for name, executor in registered if executor is not None]
-    return json_response({"object": "list", "data": cards, "registered": list(state.executor_names)})
+    return [_card(name, executor, notation) for name, executor in registered if executor is not None]
 
 
 def _card(name: str, executor: ModelExecutor, notation: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,11 @@ async def settings(request: Request) -> Response:
             "object": "settings",
             "version": __version__,
             "settings": report(state.settings),
-            "in_force": _in_force(state),
+            "in_force": (
+                _in_force(state)
+                if state.models is None
+                else {row.name: _in_force(row.state) for row in state.models.rows()}
+            ),
         }
     )
 

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from engine.errors import ContextLengthExceeded, InvalidRequest
 from engine.text.generation import Generation
 from server.apis.base.answering import AnsweredCall
-from server.apis.base.common import READ, json_response, query_number, read, state_of
+from server.apis.base.common import READ, find_model, json_response, query_number, read, state_of
 from server.apis.responses.answers import DeletedResponse, InputItemList, InputTokenCount
 from server.apis.responses.convert import ConvertedResponse, Placed, converted
 from server.apis.responses.encode import ResponseAnswer, ResponseStream, ResponseWhole, new_id
@@ -78,7 +78,9 @@ async def create_response(request: Request) -> Response:
     if body.background and state.elsewhere is not None:
         # It outlives its client, and with it the worker that the client happened to meet.
         return state.elsewhere.response(request, await request.body())
-    model, name = await state.find(body.model, generating=True)
+    state, model, name = await find_model(
+        request, body.model, generating=True, deadline_ms=body.deadline_ms, keep=body.ttl
+    )
     inputs, placed = await _conversation(state, call, body)
     conversion = await run_off_loop_if_large(
         call, state.threads, lambda: converted(body, placed, state.unread_parts, model.max_model_len)
@@ -118,7 +120,9 @@ async def count_input_tokens(request: Request) -> Response:
     state, call = state_of(request), call_of(request.scope)
     body = await read(request, ResponsesRequest)
     body.check()
-    model, _ = await state.find(body.model, generating=True)
+    state, model, _ = await find_model(
+        request, body.model, generating=True, deadline_ms=body.deadline_ms, keep=body.ttl
+    )
     _, placed = await _conversation(state, call, body)
     conversion = await run_off_loop_if_large(
         call, state.threads, lambda: converted(body, placed, state.unread_parts, model.max_model_len)

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from engine.text.generation import Usage
 from server.answer.sse import prompt_usage
-from server.apis.base.common import json_response, read, state_of
+from server.apis.base.common import find_model, json_response, read, state_of
 from server.apis.scoring.answers import Rank, RankedDocument, Reranked, Scores
 from server.apis.scoring.convert import Pairs, PreparedScores, prepare_scores
 from server.apis.scoring.schema import RerankRequest, ScoreFields, ScoreRequest
@@ -82,7 +82,7 @@ async def _scored(
     """The model's name, the call, its scores and its token counts. A client that goes away ends the call. Raises
     EngineError."""
     state, call = state_of(request), call_of(request.scope)
-    model, name = await state.find(body.model)
+    state, model, name = await find_model(request, body.model, deadline_ms=body.deadline_ms, keep=body.ttl)
     context = request_context(call, prefix, body, model)
     prepared = await while_connected(request.receive, prepare_scores(state, model, body, pairs, context))
     call.response_id = context.request_id

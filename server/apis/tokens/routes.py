@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from server.apis.base.common import READ, json_response, read, state_of, template_variables
+from server.apis.base.common import READ, find_model, json_response, read, state_of, template_variables
 from server.apis.tokens.answers import Detokenized, Tokenized
 from server.apis.tokens.schema import DetokenizeRequest, TokenizeRequest
 from server.http.call import call_of
@@ -37,7 +37,7 @@ async def tokenize(request: Request) -> Response:
     state, call = state_of(request), call_of(request.scope)
     body = await read(request, TokenizeRequest)
     body.check()
-    model, _ = await state.find(body.model)
+    state, model, _ = await find_model(request, body.model)
     truncation = truncation_of(body, model, 0)
     if body.messages is not None:
         variables = template_variables(call, model, body)
@@ -82,7 +82,7 @@ async def detokenize(request: Request) -> Response:
     """Text of token ids, special tokens included unless asked otherwise."""
     state = state_of(request)
     body = await read(request, DetokenizeRequest)
-    model, _ = await state.find(body.model)
+    state, model, _ = await find_model(request, body.model)
     check_token_ids(model, body.tokens, "tokens")
     [text] = await decoded(state, model, [body.tokens], bool(body.skip_special_tokens), "tokens")
     answer: Detokenized = {"prompt": text}
@@ -92,8 +92,8 @@ async def detokenize(request: Request) -> Response:
 @router.api_route("/tokenizer_info", methods=READ)
 async def tokenizer_info(request: Request) -> Response:
     """The data a client needs to tokenize itself: tokenizer_config.json with the special tokens as texts, and the chat template
-    in use. Evaluation tools render the template."""
-    model, _ = state_of(request).require(None)
+    in use. Evaluation tools render the template. Of several models the query names one."""
+    _, model, _ = await find_model(request, request.query_params.get("model"))
     return json_response(_tokenizer_info(model))
 
 

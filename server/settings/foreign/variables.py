@@ -85,8 +85,8 @@ OLLAMA: Mapping[str, Advice] = {
     "OLLAMA_GPU_OVERHEAD": "--gpu-memory-utilization",
     "OLLAMA_SCHED_SPREAD": _switch("--tensor-parallel-size N"),
     "OLLAMA_NO_CLOUD": "leave it out: no model runs elsewhere",
-    "OLLAMA_KEEP_ALIVE": "leave it out: the model stays loaded",
-    "OLLAMA_MAX_LOADED_MODELS": "leave it out: one server serves one model",
+    "OLLAMA_KEEP_ALIVE": "--idle-unload SECONDS, with several models; one stays loaded",
+    "OLLAMA_MAX_LOADED_MODELS": "--memory BYTES, with several models",
     "OLLAMA_LOAD_TIMEOUT": "--recovery-timeout",
     "OLLAMA_API_KEY": "--api-key: Ollama's server asks for none, and this one is for ollama.com",
 }  # fmt: skip
@@ -94,6 +94,7 @@ OLLAMA: Mapping[str, Advice] = {
 LLAMA_CPP: Mapping[str, Advice] = {
     "LLAMA_ARG_HOST": "--host {}",
     "LLAMA_ARG_PORT": "--port {}",
+    "LLAMA_ARG_MODELS_DIR": "--models-dir {}",
     "LLAMA_ARG_CHAT_TEMPLATE": "--chat-template {}",
     "LLAMA_ARG_JINJA": "leave it out: chat templates are always rendered with Jinja",
 }  # fmt: skip

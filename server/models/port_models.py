@@ -1,0 +1,125 @@
+"""`PortModels`: the models of a server by the names that clients give, over the `ModelTable`."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.errors import ModelNotFound
+from server.http.call import Call
+from server.models.entry import ModelEntry, ModelStatus
+from server.models.table import ModelTable
+from server.state.server_state import ModelState, ServerState
+
+_MOST_NAMES = 16
+"""Names that are told to a request for another one."""
+_TAG = ":latest"
+_WORDS: dict[ModelStatus, ModelState] = {
+    ModelStatus.READY: "loaded",
+    ModelStatus.LOADING: "loading",
+    ModelStatus.FAILED: "failed",
+}
+"""States that clients tell apart from `unloaded`."""
+
+
+@dataclass(eq=False)
+class ModelRow:
+    """One model: its place in the table, and what routes read of it."""
+
+    entry: ModelEntry
+    state: ServerState
+
+    @property
+    def name(self) -> str:
+        """Its own name."""
+        return self.entry.name
+
+    @property
+    def aliases(self) -> Sequence[str]:
+        """Further names of it."""
+        return self.entry.spec.aliases
+
+    @property
+    def status(self) -> ModelState:
+        """What it is doing. A parked model is loading again as soon as there is room."""
+        if self.entry.wanted_since is not None:
+            return "loading"
+        return _WORDS.get(self.entry.status, "unloaded")
+
+    @property
+    def reason(self) -> str:
+        """Why it is `failed`, "" otherwise."""
+        return self.entry.reason if self.entry.status is ModelStatus.FAILED else ""
+
+    @property
+    def need(self) -> int:
+        """Bytes that it needs while it is loaded."""
+        return self.entry.spec.need
+
+    @property
+    def pinned(self) -> bool:
+        """Whether it stays loaded."""
+        return self.entry.spec.pin
+
+    @property
+    def expires_in(self) -> float | None:
+        """Seconds after which it is unloaded if no call comes; None: never, or it is not loaded."""
+        entry = self.entry
+        if entry.status is not ModelStatus.READY or math.isinf(entry.expires_at):
+            return None
+        return entry.keep if entry.users else max(0.0, entry.expires_at - time.monotonic())
+
+
+class PortModels:
+    """See `server.state.models.ModelsLike`."""
+
+    def __init__(self, table: ModelTable, rows: Sequence[ModelRow]) -> None:
+        self.table = table
+        self._rows = tuple(rows)
+        self._by_name = {name: row for row in rows for name in (row.name, *row.aliases)}
+
+    def rows(self) -> Sequence[ModelRow]:
+        """In the order of their declaration."""
+        return self._rows
+
+    def find(self, name: str | None) -> ModelRow:
+        """The model of a name or alias, with or without Ollama's tag; without a name the first one."""
+        if not name:
+            return self._rows[0]
+        row = (
+            self._by_name.get(name)
+            or self._by_name.get(name.removesuffix(_TAG))
+            or self._by_name.get(name + _TAG)
+        )
+        if row is None:
+            raise self._not_found(name)
+        return row
+
+    def _not_found(self, name: str) -> ModelNotFound:
+        near = difflib.get_close_matches(name[:200], list(self._by_name), n=1, cutoff=0.5)
+        hint = f" Did you mean '{near[0]}'?" if near else ""
+        names = [row.name for row in self._rows]
+        served = ", ".join(f"'{one}'" for one in names[:_MOST_NAMES])
+        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+        message = f"The model '{name[:200]}' does not exist.{hint} This server has: {served}{more}."
+        return ModelNotFound(message, param="model")
+
+    async def hold(
+        self, name: str | None, call: Call, *, keep: float | None = None, deadline: float | None = None
+    ) -> ModelRow:
+        """The model, loaded and held until `call` ends."""
+        row = self.find(name)
+        lease = await self.table.acquire(row.entry, keep=keep, deadline=deadline)
+        call.hold(lease.release)
+        return row
+
+    async def load(self, name: str) -> None:
+        """Load it."""
+        await self.table.load(self.find(name).entry)
+
+    def unload(self, name: str) -> None:
+        """Unload it as soon as no call uses it."""
+        self.table.unload(self.find(name).entry)

@@ -1,0 +1,92 @@
+"""`LoadedModel`: one of several models from its load to its unload, as the `ModelTable` starts and ends it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import structlog
+
+from engine.core.engine import EngineCore
+from server.models.declared import DeclaredModel
+from server.startup.loading import reporting
+from server.startup.model_loader import ModelLoader
+from server.startup.model_source import Source
+from server.startup.pending_core import PendingCore
+from server.state.server_state import ServerState
+from server.telemetry.stats_line import StatsLine
+
+log = structlog.get_logger("server")
+
+_STOP_TIMEOUT = 10.0
+"""Time limit for an engine to stop its executor, in seconds; the executor's process also ends without its parent."""
+
+
+@dataclass(eq=False)
+class LoadedModel:
+    """See `server.models.entry.Runtime`."""
+
+    state: ServerState
+    core: EngineCore
+    _line: asyncio.Task[None]
+
+    @property
+    def busy(self) -> bool:
+        """Whether a sequence is unfinished."""
+        stats = self.core.stats()
+        return bool(stats.running or stats.waiting)
+
+    @property
+    def failed(self) -> asyncio.Event:
+        """Set once the engine has given up for good."""
+        return self.core.failed
+
+    async def park(self) -> None:
+        """End the executor and keep the streams. Raises Unavailable if the engine fails meanwhile."""
+        await self.core.park()
+
+    async def resume(self) -> None:
+        """Bring the executor back. Raises Unavailable if that fails."""
+        await self.core.resume()
+
+    async def stop(self) -> None:
+        """End the engine and forget the text side."""
+        self._line.cancel()
+        await _ended(self.state, self.core)
+
+
+async def load_model(
+    declared: DeclaredModel, state: ServerState, source: Source | None, memory_limit: int | None
+) -> LoadedModel:
+    """Load a model into `state`. `source`: None if it is to be found now. Raises ConfigError, ExecutorError, HubError or
+    SettingsError; nothing is left running then."""
+    loader = await asyncio.to_thread(ModelLoader, declared.settings, source)
+    loader.memory_limit = memory_limit
+    core = PendingCore()
+    try:
+        with reporting(state, declared.settings.log_format) as report:
+            await loader.finish(state, core, report, await loader.begin(state, core, report))
+    except BaseException:
+        await asyncio.shield(_ended(state, core))
+        raise
+    for note in core.core.executor.status().notes:
+        log.info(f"{declared.name}: executor: {note}")
+    line = asyncio.create_task(
+        StatsLine(state, model=declared.name).run(), name=f"stats line of {declared.name}"
+    )
+    return LoadedModel(state, core.core, line)
+
+
+async def _ended(state: ServerState, core: EngineCore | PendingCore) -> None:
+    """End the engine and what else the model has of the process."""
+    judge = state.judge
+    try:
+        async with asyncio.timeout(_STOP_TIMEOUT):
+            await core.stop()
+    except TimeoutError:
+        log.error("the executor did not shut down in time", timeout=_STOP_TIMEOUT)
+    finally:
+        state.forget_model()
+        state.metrics.forget_engine()
+        if judge is not None:
+            await judge.close()

@@ -1,0 +1,193 @@
+"""A server of several models: the process around a `ModelTable`, as `bootstrap.py` is around one model.
+
+Settings -> DeclaredModel ... -> ModelEntry, ServerState -> ModelTable -> PortModels -> app -> front end
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from engine.errors import EngineError
+from executors.contract import ConfigError
+from server.http.certificates import certificates_of
+from server.http.listener import Listener
+from server.models.declared import DeclaredModel, declared_models
+from server.models.entry import ModelEntry, ModelSpec, Runtime
+from server.models.needs import OF_MODELS, budget_of, need_of
+from server.models.port_models import ModelRow, PortModels
+from server.models.table import ModelTable, SwapRules
+from server.running import registry as registry_of_servers
+from server.settings.load import SettingsError
+from server.settings.table import Settings
+from server.startup import banner
+from server.startup.app import app_of
+from server.startup.key_files import read_keys
+from server.startup.lifecycle import HttpFrontEnd, serve_by
+from server.startup.loaded_model import load_model
+from server.startup.model_loader import ModelLoader, model_source
+from server.startup.model_source import LocalModel, Source
+from server.startup.new_state import new_state, open_traces
+from server.state.server_state import ServerState
+from server.system import first_lines, logs
+from server.system.signals import Signals
+from server.telemetry.metrics import Metrics
+
+log = structlog.get_logger("server")
+
+
+@dataclass(frozen=True, slots=True)
+class FoundModel:
+    """A declared model and what its files say. `source`: None if it cannot be served, which `problem` explains."""
+
+    declared: DeclaredModel
+    source: Source | None
+    need: int
+    problem: str | None
+
+
+class Port:
+    """Serves several models. Raises SettingsError for what is declared wrongly; a model whose files are damaged fails alone."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.models = [found(one) for one in declared_models(settings)]
+        self.tls = certificates_of(settings)
+        self.keys = read_keys(settings, terminal=logs.is_terminal(settings.log_format))
+        self.traces = open_traces(settings.otlp_traces_endpoint)
+        self.budget = budget_of(settings)
+        self.names = tuple(one.declared.name for one in self.models)
+
+    def table(self, state: ServerState) -> PortModels:
+        """The table of models, none of which is loaded; each gets a state beside `state`."""
+        rows = [self._row(state, one) for one in self.models]
+        settings = self.settings
+        rules = SwapRules(
+            swap_after=settings.swap_after,
+            min_residency=settings.min_residency,
+            max_waiting=settings.max_queued_seqs,
+        )
+        return PortModels(ModelTable((row.entry for row in rows), self.budget, rules), rows)
+
+    def _row(self, state: ServerState, model: FoundModel) -> ModelRow:
+        declared = model.declared
+        metrics = Metrics(model=declared.name)
+        metrics.know_keys(self.keys.names())
+        state.metrics.parts[declared.name] = metrics
+        own = state.of_model((declared.name,), declared.settings, metrics, declared.settings.recovery_timeout)
+        spec = ModelSpec(
+            name=declared.name,
+            need=model.need,
+            aliases=declared.aliases,
+            pin=declared.pin,
+            idle_unload=declared.idle_unload,
+            problem=model.problem,
+        )
+        return ModelRow(ModelEntry(spec, self._load(own, model)), own)
+
+    @staticmethod
+    def _load(own: ServerState, model: FoundModel) -> Callable[[], Awaitable[Runtime]]:
+        limit = model.need if model.declared.settings.executor in OF_MODELS else None
+
+        async def load() -> Runtime:
+            return await load_model(model.declared, own, model.source, limit)
+
+        return load
+
+    async def serve(self, listener: Listener) -> None:
+        """Answer HTTP at once, load models as calls come, drain."""
+        settings = self.settings
+        signals = Signals()
+        signals.install()
+        state = new_state(settings, self.names, (), Metrics(compat=settings.metrics_compat), self.traces)
+        models = self.table(state)
+        state.models = models
+        core = _TableCore(models)
+        front = HttpFrontEnd(app_of(settings, state, listener.address, self.keys), state, listener, self.tls)
+        url = banner.url_of(
+            "" if listener.any_address else settings.host, listener.port, secure=self.tls is not None
+        )
+        first_lines.stop()
+        entry = None
+        try:
+            log.info(f"listening on {url}", models=list(self.names))
+            for note in listener.notes:
+                log.warning(note)
+            self._announce(url)
+            entry = registry_of_servers.register(url, self.names, settings.drain_timeout)
+
+            async def load() -> None:
+                models.table.start()
+                await self._preload(models)
+
+            await serve_by(front, state, core, load, drain_timeout=settings.drain_timeout, signals=signals)
+        finally:
+            if entry is not None:
+                registry_of_servers.unregister(entry)
+            if self.traces is not None:
+                await asyncio.to_thread(self.traces.close)
+
+    async def _preload(self, models: PortModels) -> None:
+        for model in self.models:
+            if model.declared.preload:
+                try:
+                    await models.load(model.declared.name)
+                except EngineError as error:
+                    log.error(error.message)
+
+    def _announce(self, url: str) -> None:
+        """What is served, and the rules that hold where nothing else was said."""
+        log.info(f"{len(self.models)} models at {url}/v1; memory for models: {self.budget / 2**30:.1f} GiB")
+        for model in self.models:
+            declared = model.declared
+            if model.problem is not None:
+                log.error(f"{declared.name} cannot be served: {model.problem}")
+                continue
+            idle = (
+                "stays loaded"
+                if declared.pin
+                else f"unloaded after {declared.idle_unload:g} s without a call"
+            )
+            log.info(f"{declared.name}: needs {model.need / 2**30:.1f} GiB, {idle}")
+        if self.keys.minted is not None:
+            banner.show_admin_key(self.keys.minted)
+
+
+class _TableCore:
+    """What `lifecycle` drains and stops: all models. They fail one by one, never the server."""
+
+    def __init__(self, models: PortModels) -> None:
+        self._models = models
+        self.failed = asyncio.Event()
+
+    async def drain(self, timeout: float) -> bool:
+        """Take no more calls, and wait for those under way."""
+        for row in self._models.rows():
+            row.state.draining = True
+        return await self._models.table.drain(timeout)
+
+    async def stop(self) -> None:
+        """End all models."""
+        await self._models.table.stop()
+
+
+def found(declared: DeclaredModel) -> FoundModel:
+    """Look for a model's files. What is wrong with them is the model's problem alone."""
+    settings, problem = declared.settings, declared.problem
+    source: Source | None = None
+    if problem is None:
+        try:
+            source = model_source(settings)
+            ModelLoader(settings, source)
+        except (ConfigError, SettingsError) as error:
+            problem = " ".join(str(error).split())
+    path: Path | None = source.path if isinstance(source, LocalModel) else None
+    try:
+        need = need_of(settings, path)
+    except OSError as error:
+        need, problem = 0, problem or f"its files cannot be read: {error.strerror}"
+    return FoundModel(declared, source, declared.memory or need, problem)

@@ -1,0 +1,171 @@
+"""`cohort serve NAME=SOURCE ...`: real executor processes that are loaded, unloaded, killed and parked behind one address."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.checkpoints import VOCAB_SIZE
+from tests.e2e.server_process import ServerProcess
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
+
+NAMES = ("one", "two", "three")
+
+
+def config(folder: Path, tokenizer_dir: Path, **models: dict[str, Any]) -> list[str]:
+    """Arguments of a server of fake models, whose memory is enough for two."""
+    entry = {
+        "source": str(tokenizer_dir),
+        "settings": {"executor_option": {"vocab_size": VOCAB_SIZE, "step_delay_ms": 5}},
+    }
+    values: dict[str, Any] = {
+        "executor": "echo",
+        "memory": "150MiB",
+        "swap_after": 0.5,
+        "min_residency": 0.5,
+        "models": {name: {**entry, **models.get(name, {})} for name in NAMES},
+    }
+    path = folder / "several.yaml"
+    path.write_text(json.dumps(values))
+    return ["--config", str(path)]
+
+
+@pytest.fixture
+def server(tmp_path: Path, tokenizer_dir: Path) -> Iterator[ServerProcess]:
+    with ServerProcess(config(tmp_path, tokenizer_dir, two={"aliases": ["second"]}), tmp_path) as server:
+        yield server
+
+
+def ask(
+    server: ServerProcess, model: str, text: str = "hello", tokens: int = 8, **fields: Any
+) -> httpx.Response:
+    body = {
+        "model": model,
+        "prompt": text,
+        "max_tokens": tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        **fields,
+    }
+    return server.post("/v1/completions", body, timeout=120)
+
+
+def text_of(response: httpx.Response) -> str:
+    assert response.status_code == 200, response.text
+    return str(response.json()["choices"][0]["text"])
+
+
+def states(server: ServerProcess) -> dict[str, str]:
+    return {one["id"]: one["status"]["value"] for one in server.get("/v1/models").json()["data"]}
+
+
+def wait_for(server: ServerProcess, name: str, state: str, within: float = 60) -> None:
+    deadline = time.monotonic() + within
+    while states(server)[name] != state:
+        assert time.monotonic() < deadline, (states(server), server.log())
+        time.sleep(0.02)
+
+
+def test_a_model_is_loaded_once_at_its_first_calls_and_recovers_alone(server: ServerProcess) -> None:
+    assert states(server) == dict.fromkeys(NAMES, "unloaded") and server.children() == []
+    with ThreadPoolExecutor(20) as pool:
+        answers = list(pool.map(lambda _: text_of(ask(server, "one")), range(20)))
+    assert len(set(answers)) == 1
+    assert len(server.children()) == 1, "20 calls began one executor"
+    assert states(server) == {"one": "loaded", "two": "unloaded", "three": "unloaded"}
+
+    missing = ask(server, "thre")
+    assert missing.status_code == 404 and "Did you mean 'three'?" in missing.json()["error"]["message"]
+
+    assert text_of(ask(server, "second")) == answers[0]
+    first, second = server.children()
+    os.kill(first, signal.SIGKILL)
+    assert text_of(ask(server, "one")) == text_of(ask(server, "two")) == answers[0]
+    assert second in server.children() and first not in server.children()
+
+    # A third one takes the place of the one that was used longest ago.
+    assert text_of(ask(server, "three")) == answers[0]
+    assert states(server) == {"one": "unloaded", "two": "loaded", "three": "loaded"}
+    metrics = server.get("/metrics").text
+    for name in NAMES:
+        assert f'cohort_tokens_total{{kind="output",model="{name}"}}' in metrics
+    assert metrics.count("# TYPE cohort_tokens_total counter") == 1
+
+    listed = server.get("/api/ps").json()["models"]
+    assert {one["name"] for one in listed} == {"two", "three"}
+    assert {one["name"] for one in server.get("/api/tags").json()["models"]} == set(NAMES)
+    ended = server.post("/api/generate", {"model": "two", "keep_alive": 0, "stream": False}).json()
+    assert ended["done_reason"] == "unload"
+    wait_for(server, "two", "unloaded")
+    assert server.post("/models/load", {"model": "one"}).json() == {"success": True}
+    assert states(server)["one"] == "loaded"
+    assert server.post("/models/unload", {"model": "one"}).json() == {"success": True}
+    wait_for(server, "one", "unloaded")
+    assert ask(server, "one", ttl=0).status_code == 200
+    wait_for(server, "one", "unloaded")
+
+
+def test_sixty_alternating_calls_and_long_streams_with_memory_for_two(server: ServerProcess) -> None:
+    """Every answer is what the model says when it is alone: none is lost, none diverges, parked or not."""
+    expected = {n: text_of(ask(server, "one", f"prompt {n}", 4 + 9 * n)) for n in range(6)}
+    long_expected = text_of(ask(server, "one", "a long story", 1000))
+    streams: list[str] = []
+
+    def stream(name: str) -> None:
+        body = {
+            "model": name, "prompt": "a long story", "max_tokens": 1000, "temperature": 0, "ignore_eos": True, "stream": True
+        }  # fmt: skip
+        text = ""
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=200) as response:
+            for line in response.iter_lines():
+                if line.startswith("data: {"):
+                    text += json.loads(line[6:])["choices"][0]["text"]
+        streams.append(text)
+
+    threads = [threading.Thread(target=stream, args=(name,)) for name in ("one", "two")]
+    for thread in threads:
+        thread.start()
+    jobs = [(NAMES[n % 3], n % 6) for n in range(60)]
+    with ThreadPoolExecutor(6) as pool:
+        answers = list(
+            pool.map(lambda job: text_of(ask(server, job[0], f"prompt {job[1]}", 4 + 9 * job[1])), jobs)
+        )
+    for thread in threads:
+        thread.join()
+    assert answers == [expected[number] for _, number in jobs]
+    assert streams == [long_expected] * 2
+    assert "parking the streams of" in server.log()
+    assert len(server.children()) <= 2
+
+
+def test_a_damaged_model_fails_alone(tmp_path: Path, tokenizer_dir: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF" + b"\0" * 100)
+    arguments = config(
+        tmp_path,
+        tokenizer_dir,
+        two={"source": str(broken)},
+        one={"memory": "90MiB"},
+        three={"pin": True, "memory": "70MiB"},
+    )
+    with ServerProcess(arguments, tmp_path) as server:
+        wait_for(server, "three", "loaded")
+        failed = ask(server, "two")
+        assert failed.status_code == 503 and int(failed.headers["retry-after"]) > 0
+        assert failed.json()["error"]["code"] == "model_unavailable"
+        assert states(server)["two"] == "failed"
+        # The pinned model leaves 80 MiB.
+        refused = ask(server, "one")
+        assert refused.status_code == 503 and "beside three" in refused.json()["error"]["message"]
+        assert ask(server, "three").status_code == 200

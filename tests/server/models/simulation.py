@@ -1,0 +1,201 @@
+"""Schedules of calls, unloads, deaths and load failures over a `ModelTable` in virtual time, drawn from a seed.
+
+A model's stream makes a token each 10 ms while its model is loaded, and none while it is parked. The simulation fails
+where memory is exceeded, a pinned model ends unasked, a model that loads is ended, or a call has no answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass, field
+
+from engine.errors import EngineError, Unavailable
+from server.models.entry import ModelEntry, ModelSpec, ModelStatus
+from server.models.table import ModelTable, SwapRules
+
+TOKEN = 0.01
+BUDGET = 4
+
+
+class Broken(AssertionError):
+    """A rule was broken."""
+
+
+@dataclass(eq=False)
+class Machine:
+    """Memory, and what was done to models."""
+
+    random: random.Random
+    fault_share: float = 0.1
+    held: dict[str, int] = field(default_factory=dict)
+    loading: set[str] = field(default_factory=set)
+    asked_to_end: set[str] = field(default_factory=set)
+    failed: int = 0
+    broken: list[str] = field(default_factory=list)
+    """Rules that were broken: the table takes exceptions of its models for failures."""
+
+    def take(self, spec: ModelSpec) -> None:
+        if spec.name in self.held:
+            self.broken.append(f"{spec.name} was loaded twice")
+        self.held[spec.name] = spec.need
+        if sum(self.held.values()) > BUDGET:
+            self.broken.append(f"too much memory: {self.held}")
+
+    def give(self, spec: ModelSpec) -> None:
+        if spec.name in self.loading:
+            self.broken.append(f"{spec.name} was ended while it loaded")
+        if spec.pin and spec.name not in self.asked_to_end:
+            self.broken.append(f"{spec.name} is pinned and was ended")
+        self.held.pop(spec.name, None)
+
+    async def load(self, spec: ModelSpec) -> None:
+        self.loading.add(spec.name)
+        self.take(spec)
+        try:
+            await asyncio.sleep(self.random.uniform(0.0, 0.5))
+        finally:
+            self.loading.discard(spec.name)
+        if self.random.random() < self.fault_share:
+            self.failed += 1
+            self.held.pop(spec.name)
+            raise RuntimeError("the disk is slow")
+
+
+@dataclass(eq=False)
+class SimulatedModel:
+    """A loaded model with streams."""
+
+    machine: Machine
+    spec: ModelSpec
+    failed: asyncio.Event = field(default_factory=asyncio.Event)
+    streams: int = 0
+    present: bool = True
+    stopped: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.streams)
+
+    async def park(self) -> None:
+        await asyncio.sleep(self.machine.random.uniform(0.0, 0.02))
+        self.present = False
+        self.machine.give(self.spec)
+
+    async def resume(self) -> None:
+        await self.machine.load(self.spec)
+        self.present = True
+
+    async def stop(self) -> None:
+        await asyncio.sleep(self.machine.random.uniform(0.0, 0.02))
+        self.stopped.set()
+        if self.present:
+            if self.failed.is_set():
+                self.machine.held.pop(self.spec.name, None)
+            else:
+                self.machine.give(self.spec)
+
+    async def stream(self, tokens: int) -> None:
+        """Make tokens. Raises Unavailable if the model ends."""
+        self.streams += 1
+        try:
+            while tokens:
+                await asyncio.sleep(TOKEN)
+                if self.stopped.is_set():
+                    raise Unavailable("the model has ended")
+                if self.present and self.spec.name in self.machine.held:
+                    tokens -= 1
+        finally:
+            self.streams -= 1
+
+
+async def simulate(
+    seed: int, table_type: type[ModelTable] = ModelTable, *, faults: bool = True
+) -> dict[str, int]:
+    """Run one schedule; returns how often what happened. Raises Broken, and Deadlock of the virtual loop."""
+    chance = random.Random(seed)
+    machine = Machine(chance, 0.1 if faults else 0.0)
+    entries = [_entry(machine, f"m{number}", chance) for number in range(chance.randint(2, 5))]
+    clock = asyncio.get_running_loop().time
+    rules = SwapRules(swap_after=0.3, min_residency=0.2, retry_pause=0.1, max_waiting=1000)
+    table = table_type(entries, BUDGET, rules, clock)
+    table.start()
+    counts = {"answered": 0, "refused": 0, "left": 0, "ended": 0}
+    calls = [asyncio.create_task(_call(table, entries, chance, machine, counts)) for _ in range(40)]
+    if faults:
+        calls.append(asyncio.create_task(_disturb(table, entries, chance, machine)))
+    try:
+        async with asyncio.timeout(600):
+            await asyncio.gather(*calls)
+    except TimeoutError:
+        raise Broken("a call has no answer") from None
+    finally:
+        machine.asked_to_end |= set(table.entries)
+        machine.loading.clear()
+        await table.stop()
+    if table._task is not None and table._task.done() and not table._task.cancelled():
+        table._task.result()
+    if machine.broken:
+        raise Broken(machine.broken[0])
+    if any(one.users or one.waiters for one in entries):
+        raise Broken("a lease or a waiter is left")
+    return counts | {"loads": sum(one.num_loads for one in entries), "failed": machine.failed}
+
+
+def _entry(machine: Machine, name: str, chance: random.Random) -> ModelEntry:
+    spec = ModelSpec(
+        name=name,
+        need=chance.randint(1, 3),
+        pin=name == "m0" and chance.random() < 0.5,
+        idle_unload=chance.choice([0.2, 5.0]),
+    )
+
+    async def load() -> SimulatedModel:
+        await machine.load(spec)
+        return SimulatedModel(machine, spec)
+
+    return ModelEntry(spec, load)
+
+
+async def _call(
+    table: ModelTable,
+    entries: list[ModelEntry],
+    chance: random.Random,
+    machine: Machine,
+    counts: dict[str, int],
+) -> None:
+    await asyncio.sleep(chance.uniform(0.0, 6.0))
+    entry = chance.choice(entries)
+    patience = chance.uniform(0.0, 1.0) if chance.random() < 0.2 else None
+    try:
+        async with asyncio.timeout(patience):
+            lease = await table.acquire(entry)
+            try:
+                runtime = entry.runtime
+                if not isinstance(runtime, SimulatedModel) or entry.status is not ModelStatus.READY:
+                    raise Broken(f"a call has {entry.name}, which is {entry.status}")
+                await runtime.stream(chance.randint(1, 80))
+            finally:
+                lease.release()
+    except TimeoutError:
+        counts["left"] += 1
+    except Unavailable as error:
+        counts["ended" if "has ended" in error.message else "refused"] += 1
+    except EngineError:
+        counts["refused"] += 1
+    else:
+        counts["answered"] += 1
+
+
+async def _disturb(
+    table: ModelTable, entries: list[ModelEntry], chance: random.Random, machine: Machine
+) -> None:
+    """Unload models, and let engines give up."""
+    for _ in range(8):
+        await asyncio.sleep(chance.uniform(0.0, 1.0))
+        entry = chance.choice(entries)
+        if chance.random() < 0.5:
+            machine.asked_to_end.add(entry.name)
+            table.unload(entry)
+        elif entry.runtime is not None and entry.status is ModelStatus.READY:
+            entry.runtime.failed.set()

@@ -1,0 +1,142 @@
+"""What is declared of several models, by arguments, in a file and in a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.commands.serve import is_pair
+from server.models.declared import IDLE_UNLOAD, declared_models
+from server.models.needs import need_of, weight_bytes
+from server.settings.load import SettingsError, load
+from server.settings.table import Settings
+
+
+def settings(**flags: Any) -> Settings:
+    return load(flags, {})[0]
+
+
+def test_a_source_and_a_mapping() -> None:
+    models = {
+        "small": "/models/small.gguf",
+        "large": {
+            "source": "org/large", "aliases": ["big"], "pin": True, "idle_unload": 60, "memory": "2GiB",
+            "settings": {"max-model-len": 4096}, "sampling": {"temperature": 0.2},
+        },
+    }  # fmt: skip
+    small, large = declared_models(settings(models=models, idle_unload="5", dtype="float32"))
+    assert (small.name, small.settings.model, small.idle_unload, small.pin) == (
+        "small",
+        "/models/small.gguf",
+        5.0,
+        False,
+    )
+    assert small.settings.served_model_name == ("small",) and small.settings.dtype == "float32"
+    assert (large.aliases, large.pin, large.preload, large.idle_unload, large.memory) == (
+        ("big",),
+        True,
+        True,
+        60.0,
+        2**31,
+    )
+    assert large.settings.max_model_len == 4096 and "max_model_len" in large.settings.explicit
+    assert large.settings.override_generation_config == {"temperature": 0.2}
+    assert not large.settings.models and "models" not in large.settings.explicit
+
+
+def test_idle_models_are_unloaded_after_half_an_hour_by_default() -> None:
+    [one] = declared_models(settings(models={"a": "x"}))
+    assert one.idle_unload == IDLE_UNLOAD == 1800
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        ({}, "source: it should be a string"),
+        (7, "a source, or a mapping"),
+        ({"source": "x", "pinn": True}, "pinn: no such key; did you mean pin?"),
+        ({"source": "x", "pin": "yes"}, "pin: it should be true or false"),
+        ({"source": "x", "aliases": "a"}, "aliases: a list of names"),
+        ({"source": "x", "settings": {"port": 1}}, "port: it is the server's, not a model's"),
+        (
+            {"source": "x", "settings": {"max_model_length": 1}},
+            "no such setting; did you mean max_model_len?",
+        ),
+        ({"source": "x", "settings": {"max_model_len": 0}}, "max_model_len: it should be greater"),
+        ({"source": "x", "memory": "much"}, "memory"),
+    ],
+)
+def test_what_is_wrong_is_named(entry: Any, says: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        declared_models(settings(models={"a": entry}))
+    assert says in str(caught.value) and "models: a" in str(caught.value)
+
+
+def test_a_name_stands_for_one_model() -> None:
+    with pytest.raises(SettingsError, match="'a' names both a and b"):
+        declared_models(settings(models={"a": "x", "b": {"source": "y", "aliases": ["a"]}}))
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"api_server_count": 2},
+        {"lora_modules": ["x=/y"]},
+        {"enable_lora": True},
+        {"served_model_name": ["x"]},
+        {"model_alias": ["x*=a"]},
+        {"model": "y"},
+        {"executor_mode": "inline"},
+    ],
+)
+def test_what_does_not_go_with_several_models_is_refused_by_name(flags: dict[str, Any]) -> None:
+    [name] = flags
+    with pytest.raises(SettingsError, match=f"--{name.replace('_', '-')}"):
+        declared_models(settings(models={"a": "x"}, **flags))
+
+
+def write(path: Path, size: int = 10) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"\0" * size)
+
+
+def test_a_folder_lists_split_files_once_and_no_projector(tmp_path: Path) -> None:
+    write(tmp_path / "whole.gguf", 7)
+    for part in (1, 2, 3):
+        write(tmp_path / f"split-0000{part}-of-00003.gguf", 100)
+    write(tmp_path / "seeing" / "seeing.gguf")
+    write(tmp_path / "seeing" / "mmproj-seeing.gguf")
+    write(tmp_path / "torn-00001-of-00002.gguf")
+    models = {one.name: one for one in declared_models(settings(models_dir=str(tmp_path)))}
+    assert sorted(models) == ["seeing", "split", "torn", "whole"]
+    assert models["torn"].problem == "1 of 2 parts are missing" and models["split"].problem is None
+    assert weight_bytes(tmp_path / "split-00001-of-00003.gguf") == 300
+
+
+def test_a_named_model_goes_before_one_of_the_folder(tmp_path: Path) -> None:
+    write(tmp_path / "a.gguf")
+    models = declared_models(settings(models_dir=str(tmp_path), models={"a": "other"}))
+    assert [one.settings.model for one in models] == ["other"]
+
+
+def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="no model is there"):
+        declared_models(settings(models_dir=str(tmp_path)))
+    with pytest.raises(SettingsError, match="no such directory"):
+        declared_models(settings(models_dir=str(tmp_path / "x")))
+
+
+def test_a_need_counts_weights_and_kv(tmp_path: Path) -> None:
+    write(tmp_path / "model.safetensors", 1000)
+    (tmp_path / "config.json").write_text("{}")
+    given = settings(models={"a": "x"}, kv_cache_memory_bytes="1GiB")
+    assert need_of(given, tmp_path) - need_of(given, tmp_path / "absent") == 1100
+    assert need_of(given, tmp_path) > 2**30
+
+
+def test_a_path_with_an_equals_sign_is_no_pair(tmp_path: Path) -> None:
+    path = tmp_path / "a=b.gguf"
+    write(path)
+    assert is_pair("a=b.gguf") and not is_pair(str(path)) and not is_pair("org/name")

@@ -1,0 +1,107 @@
+"""Simulated schedules keep the rules, and tables that break one are caught."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+import server.models.table as table_module
+from server.models.entry import ModelEntry, ModelStatus
+from server.models.table import ModelTable
+from tests.server.models.simulation import Broken, simulate
+from tests.sim.virtual_loop import Deadlock, run
+from tests.tiers import examples
+
+SEEDS = range(examples(200))
+
+
+@pytest.fixture(autouse=True)
+def no_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of lines take longer than what they tell of."""
+    silent = logging.getLogger("silent")
+    silent.disabled = True
+    monkeypatch.setattr(table_module, "log", silent)
+
+
+def test_schedules_keep_the_rules() -> None:
+    total: dict[str, int] = {}
+    for seed in SEEDS:
+        try:
+            counts = run(simulate(seed))
+        except Exception as error:
+            raise AssertionError(f"seed {seed}") from error
+        for word, count in counts.items():
+            total[word] = total.get(word, 0) + count
+    assert all(total[word] for word in ("answered", "refused", "left", "ended", "failed")), total
+
+
+def test_without_faults_no_call_is_lost() -> None:
+    """Nothing is ended or refused but what can never fit."""
+    for seed in SEEDS:
+        counts = run(simulate(seed, faults=False))
+        assert counts["ended"] == 0, seed
+
+
+class ForgetsAWaiter(ModelTable):
+    """The second of several calls that wait is not told that the model is loaded."""
+
+    async def _load(self, entry: ModelEntry) -> None:
+        forgotten = entry.waiters[1:2]
+        del entry.waiters[1:2]
+        await super()._load(entry)
+        del forgotten
+
+
+class EvictsPinned(ModelTable):
+    """Takes the memory of pinned models as well."""
+
+    async def _bring(self, entry: ModelEntry) -> bool:
+        for other in self._others(entry):
+            if other.spec.pin and other.is_idle and other.status is ModelStatus.READY:
+                await self._unload(other)
+                return True
+        return await super()._bring(entry)
+
+
+class EndsALoadingModel(ModelTable):
+    """Loads beside what it does, so that a model may be ended that is being loaded."""
+
+    async def _load(self, entry: ModelEntry) -> None:
+        if entry.status is not ModelStatus.LOADING:
+            self._loads = getattr(self, "_loads", set())
+            entry.status = ModelStatus.LOADING
+            task = asyncio.create_task(super()._load(entry))
+            self._loads.add(task)
+
+
+class ForgetsTheBudget(ModelTable):
+    """Counts no model that is being unloaded or parked."""
+
+    async def _unload(self, entry: ModelEntry) -> None:
+        task = asyncio.create_task(super()._unload(entry))
+        self._watchers.add(task)
+        await asyncio.sleep(0)
+        entry.status = ModelStatus.UNLOADED
+
+
+class ForgetsTheParked(ModelTable):
+    """Does not bring parked streams back."""
+
+    async def _bring(self, entry: ModelEntry) -> bool:
+        if entry.status is ModelStatus.PARKED and not entry.waiters:
+            return False
+        return await super()._bring(entry)
+
+
+@pytest.mark.parametrize(
+    "mutant", [ForgetsAWaiter, EvictsPinned, EndsALoadingModel, ForgetsTheBudget, ForgetsTheParked]
+)
+def test_a_table_that_breaks_a_rule_is_caught(mutant: type[ModelTable]) -> None:
+    for seed in range(60):
+        try:
+            run(simulate(seed, mutant))
+        except (Broken, Deadlock, RuntimeError, AssertionError):
+            return
+    pytest.fail(f"{mutant.__name__} was not caught")

@@ -215,10 +215,15 @@ class EngineLoop:
         health.detail = "parked: another model has the memory"
         parking.pending = False
         parking.done.set()
+        looked_at = self.clock()
         while not parking.resume.is_set():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_TICK):
                     await parking.resume.wait()
+            # Its place in the queue is kept for a request: what it waits for is another model's turn.
+            now = self.clock()
+            self.scheduler.waiting.extend_waits(now - looked_at)
+            looked_at = now
             self._look_after_waiting()
         parking.resume.clear()
         parking.done.clear()

@@ -68,6 +68,11 @@ class NotStarted:
         elif not self._with_deadline:
             self._deadlines.clear()
 
+    def extend(self, seconds: float) -> None:
+        """Do not count the last seconds of the waits so far. Deadlines stay."""
+        for seq in self._arrivals:
+            self._arrivals[seq] += seconds
+
     def past_deadline(self, now: float) -> Iterator[Sequence]:
         """Sequences still waiting whose own deadline has passed, each once."""
         while self._deadlines and self._deadlines[0][0] <= now:

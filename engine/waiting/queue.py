@@ -92,6 +92,10 @@ class WaitingQueue:
         """Take a sequence out of the order. Raises ValueError if it has no place there. Not allowed while iterating."""
         self.policy.remove(seq)
 
+    def extend_waits(self, seconds: float) -> None:
+        """Do not count the last seconds, in which nothing could be computed on purpose, for `patience`. Deadlines stay."""
+        self.not_started.extend(seconds)
+
     def start(self, seq: Sequence) -> None:
         """Record that a sequence was admitted for the first time."""
         self._uncount(seq)

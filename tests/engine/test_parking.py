@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from engine.core.engine import EngineCore
-from engine.errors import Unavailable
+from engine.errors import DeadlinePassed, Unavailable
 from engine.mailbox import Mailbox
 from engine.request import Stage
 from executors.contract import ExecutorError, Int32Array, SealedBlocks
 from executors.testing.fakes.oracle import expected_tokens
 from tests.engine.harness import engine, fake, request, run
+from tests.sim.virtual_loop import in_virtual_time
 
 PROMPTS = ([1], [2, 3, 4, 5, 6], [7] * 40)
 
@@ -66,6 +68,24 @@ async def test_a_client_may_leave_while_the_executor_is_away() -> None:
                 await asyncio.sleep(0.01)
         await core.resume()
         assert (await run(core, request([2], 5)))[0] == expected_tokens([2], 5)
+
+
+@in_virtual_time
+async def test_time_while_parked_counts_for_deadlines_and_not_for_the_queue() -> None:
+    async with engine(fake(seqs=1), max_queue_wait=2.0) as core:
+        stream = asyncio.create_task(run(core, request([1], 5)))
+        await steps_done(core, 1)
+        await core.park()
+        waiting = asyncio.create_task(run(core, request([2], 5)))
+        late = request([3], 5)
+        late = replace(late, context=replace(late.context, deadline=core.clock() + 30.0))
+        impatient = asyncio.create_task(run(core, late))
+        await asyncio.sleep(60)
+        assert isinstance((await asyncio.gather(impatient, return_exceptions=True))[0], DeadlinePassed)
+        assert not waiting.done() and not stream.done()
+        await core.resume()
+        assert (await stream)[0] == expected_tokens([1], 5)
+        assert (await waiting)[0] == expected_tokens([2], 5)
 
 
 async def test_an_executor_that_does_not_come_back_fails_the_streams() -> None:

@@ -5,17 +5,24 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from cohort_server.lasting_imports import lasting_imports
 from server.commands.common import IGNORED_FLAGS, fail, set_log_format
-from server.commands.options import ModelArguments, with_settings
+from server.commands.options import ModelArguments, flag, with_settings
 from server.settings.table import CONFIG, TABLE
 from server.system import first_lines
 
+if TYPE_CHECKING:
+    from server.settings.table import Settings
+
+Check = Annotated[
+    bool, flag("Print which of several models fit into memory together, and load nothing.", "--check")
+]
+
 
 @with_settings((*TABLE, CONFIG.name), short={"tensor_parallel_size": "-tp", "pipeline_parallel_size": "-pp"})
-def serve(arguments: ModelArguments = None, **flags: Any) -> None:
+def serve(arguments: ModelArguments = None, check: Check = False, **flags: Any) -> None:
     """Start the server. A setting is a flag (--max-num-seqs), an environment variable (COHORT_MAX_NUM_SEQS) or a key of a YAML
     file (max_num_seqs in --config). Flags take precedence over the environment, and the environment over the file."""
     flags |= _named_models(arguments or [], flags["model"], flags["models"])
@@ -28,6 +35,8 @@ def serve(arguments: ModelArguments = None, **flags: Any) -> None:
     try:
         chosen, notes = load(flags, os.environ)
         set_log_format(chosen.log_format)
+        if check:
+            _check(chosen)
         remove_secrets(os.environ)
         listener = listen(chosen.host, chosen.port, chosen.write_timeout)
     except SettingsError as error:
@@ -39,6 +48,18 @@ def serve(arguments: ModelArguments = None, **flags: Any) -> None:
         from server.startup import bootstrap
 
     sys.exit(bootstrap.run(chosen, listener, [*IGNORED_FLAGS, *notes]))
+
+
+def _check(settings: Settings) -> NoReturn:
+    """Print which of several models fit together, and end. Raises SettingsError."""
+    from server.models.declared import serves_several
+    from server.startup.port import Port
+
+    if not serves_several(settings):
+        fail("--check is for several models; `cohort info MODEL` tells what one needs")
+    report = Port(settings).report()
+    print(report.text)
+    sys.exit(0 if report.is_good else 2)
 
 
 def _named_models(arguments: list[str], model_flag: str | None, models_flag: str | None) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Protocol
 
@@ -100,6 +100,9 @@ class ModelEntry:
     spec: ModelSpec
     load: Callable[[], Awaitable[Runtime]]
     """Starts the model. Raises ConfigError, EngineError, ExecutorError or HubError; nothing is left running then."""
+    fetch: Callable[[], Awaitable[int]] | None = None
+    """Downloads its files and returns the bytes that it needs; None: they are here. Downloads run beside loads."""
+    fetching: bool = False
     status: ModelStatus = ModelStatus.UNLOADED
     reason: str = ""
     """Why it is `FAILED`."""
@@ -145,7 +148,9 @@ class ModelEntry:
 
     @property
     def wanted_since(self) -> float | None:
-        """When the oldest call came that waits for it to be loaded; None if none does, or it is there."""
+        """When the oldest call came that waits for it to be loaded; None if none does, or it is there, or its files are not."""
+        if self.fetch is not None:
+            return None
         if self.status is ModelStatus.PARKED and not self.is_idle:
             return min((self.parked_at, *(one.since for one in self.waiters)))
         if self.waiters and self.status in (ModelStatus.UNLOADED, ModelStatus.PARKED, ModelStatus.FAILED):
@@ -156,6 +161,10 @@ class ModelEntry:
     def expires_at(self) -> float:
         """When idle time unloads it, by the table's clock; infinity: never."""
         return math.inf if self.spec.pin and self.keep else self.last_used + self.keep
+
+    def fetched(self, need: int) -> None:
+        """Its files are here now, and tell what it needs."""
+        self.fetch, self.spec = None, replace(self.spec, need=need)
 
     def failure(self, now: float) -> EngineError:
         """The error for calls of a model that cannot be loaded now."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from engine.errors import ModelNotFound
@@ -17,6 +17,8 @@ from server.state.server_state import ModelState, ServerState
 _MOST_NAMES = 16
 """Names that are told to a request for another one."""
 _TAG = ":latest"
+_SCAN_PAUSE = 2.0
+"""Seconds between two looks at the folder of models."""
 _WORDS: dict[ModelStatus, ModelState] = {
     ModelStatus.READY: "loaded",
     ModelStatus.LOADING: "loading",
@@ -45,7 +47,7 @@ class ModelRow:
     @property
     def status(self) -> ModelState:
         """What it is doing. A parked model is loading again as soon as there is room."""
-        if self.entry.wanted_since is not None:
+        if self.entry.wanted_since is not None or self.entry.fetching:
             return "loading"
         return _WORDS.get(self.entry.status, "unloaded")
 
@@ -76,19 +78,52 @@ class ModelRow:
 class PortModels:
     """See `server.state.models.ModelsLike`."""
 
-    def __init__(self, table: ModelTable, rows: Sequence[ModelRow]) -> None:
+    def __init__(
+        self,
+        table: ModelTable,
+        rows: Sequence[ModelRow],
+        rescan: Callable[[], Awaitable[Sequence[ModelRow]]] | None = None,
+    ) -> None:
+        """`rescan` looks at the folder of models again, and returns rows of models that are new, or were damaged and no longer
+        are; None: there is no folder."""
         self.table = table
-        self._rows = tuple(rows)
-        self._by_name = {name: row for row in rows for name in (row.name, *row.aliases)}
+        self._rows: dict[str, ModelRow] = {}
+        self._by_name: dict[str, ModelRow] = {}
+        for row in rows:
+            self._add(row)
+        self._rescan = rescan
+        self._scanned_at = time.monotonic()
+
+    def _add(self, row: ModelRow) -> None:
+        self._rows[row.name] = row
+        for name in (row.name, *row.aliases):
+            self._by_name[name] = row
 
     def rows(self) -> Sequence[ModelRow]:
         """In the order of their declaration."""
-        return self._rows
+        return tuple(self._rows.values())
+
+    async def refresh(self) -> None:
+        """Make models known that have come into the folder of models, at most every `_SCAN_PAUSE` seconds."""
+        if self._rescan is None or time.monotonic() - self._scanned_at < _SCAN_PAUSE:
+            return
+        self._scanned_at = time.monotonic()
+        for row in await self._rescan():
+            self.table.entries[row.name] = row.entry
+            self._add(row)
+
+    async def find_or_scan(self, name: str | None) -> ModelRow:
+        """As `find`; where the name is unknown, the folder of models is looked at again."""
+        try:
+            return self.find(name)
+        except ModelNotFound:
+            await self.refresh()
+            return self.find(name)
 
     def find(self, name: str | None) -> ModelRow:
         """The model of a name or alias, with or without Ollama's tag; without a name the first one."""
         if not name:
-            return self._rows[0]
+            return next(iter(self._rows.values()))
         row = (
             self._by_name.get(name)
             or self._by_name.get(name.removesuffix(_TAG))
@@ -101,7 +136,7 @@ class PortModels:
     def _not_found(self, name: str) -> ModelNotFound:
         near = difflib.get_close_matches(name[:200], list(self._by_name), n=1, cutoff=0.5)
         hint = f" Did you mean '{near[0]}'?" if near else ""
-        names = [row.name for row in self._rows]
+        names = list(self._rows)
         served = ", ".join(f"'{one}'" for one in names[:_MOST_NAMES])
         more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
         message = f"The model '{name[:200]}' does not exist.{hint} This server has: {served}{more}."
@@ -111,14 +146,14 @@ class PortModels:
         self, name: str | None, call: Call, *, keep: float | None = None, deadline: float | None = None
     ) -> ModelRow:
         """The model, loaded and held until `call` ends."""
-        row = self.find(name)
+        row = await self.find_or_scan(name)
         lease = await self.table.acquire(row.entry, keep=keep, deadline=deadline)
         call.hold(lease.release)
         return row
 
     async def load(self, name: str) -> None:
         """Load it."""
-        await self.table.load(self.find(name).entry)
+        await self.table.load((await self.find_or_scan(name)).entry)
 
     def unload(self, name: str) -> None:
         """Unload it as soon as no call uses it."""

@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -124,13 +124,16 @@ class ModelTable:
         now = self._clock()
         if entry.status is ModelStatus.FAILED and now < entry.retry_at:
             raise entry.failure(now)
-        if (error := self._impossible(entry)) is not None:
+        if entry.fetch is None and (error := self._impossible(entry)) is not None:
             raise error
         if sum(len(one.waiters) for one in self.entries.values()) >= self.rules.max_waiting:
             raise Overloaded(f"{self.rules.max_waiting} calls wait for models to be loaded already", 5)
         waiter = Waiter(now, asyncio.get_running_loop().create_future())
         entry.waiters.append(waiter)
         self._news.set()
+        if entry.fetch is not None and not entry.fetching:
+            entry.fetching = True
+            self._beside(self._fetch(entry, entry.fetch))
         try:
             async with asyncio.timeout(None if deadline is None else max(0.0, deadline - now)):
                 return await waiter.lease
@@ -169,6 +172,22 @@ class ModelTable:
         if future.done() and not future.cancelled() and future.exception() is None:
             future.result().release()
         future.cancel()
+
+    async def _fetch(self, entry: ModelEntry, fetch: Callable[[], Awaitable[int]]) -> None:
+        """Download the model's files, while other models are loaded and answer."""
+        try:
+            entry.fetched(await fetch())
+        except Exception as error:
+            log.warning(f"the model '{entry.name}' could not be fetched: {error}")
+            self._fail(entry, " ".join(str(error).split()) or type(error).__name__)
+        finally:
+            entry.fetching = False
+            self._news.set()
+
+    def _beside(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._watchers.add(task)
+        task.add_done_callback(self._watchers.discard)
 
     # -- the task ------------------------------------------------------------------------------------------------------
 
@@ -276,9 +295,7 @@ class ModelTable:
         entry.last_used = entry.loaded_at = self._clock()
         entry.load_seconds = entry.loaded_at - began
         if parked is None:
-            watcher = asyncio.create_task(self._watch(runtime.failed))
-            self._watchers.add(watcher)
-            watcher.add_done_callback(self._watchers.discard)
+            self._beside(self._watch(runtime.failed))
         waiting, entry.waiters = entry.waiters, []
         for waiter in waiting:
             if not waiter.lease.done():

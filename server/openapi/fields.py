@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from server.schemas.base import WireModel
 
-_ORIGIN = re.compile(r"[A-Z][A-Za-z]+|vLLM")
+_ORIGIN = re.compile(r"[A-Z][A-Za-z]+|vLLM|LM Studio|llama\.cpp")
 """The API that a parameter comes from, or this server."""
 
 

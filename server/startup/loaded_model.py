@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from pathlib import Path
 
 import structlog
 
@@ -75,6 +76,13 @@ async def load_model(
         StatsLine(state, model=declared.name).run(), name=f"stats line of {declared.name}"
     )
     return LoadedModel(state, core.core, line)
+
+
+async def fetch_model(declared: DeclaredModel, state: ServerState, source: Source | None) -> Path:
+    """Download a model's files. Returns their directory. Raises ConfigError or HubError."""
+    loader = await asyncio.to_thread(ModelLoader, declared.settings, source)
+    with reporting(state, declared.settings.log_format) as report:
+        return await loader.find_model(state, report)
 
 
 async def _ended(state: ServerState, core: EngineCore | PendingCore) -> None:

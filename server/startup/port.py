@@ -6,7 +6,6 @@ Settings -> DeclaredModel ... -> ModelEntry, ServerState -> ModelTable -> PortMo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from server.models.declared import DeclaredModel, declared_models
 from server.models.entry import ModelEntry, ModelSpec, Runtime
 from server.models.needs import OF_MODELS, budget_of, need_of
 from server.models.port_models import ModelRow, PortModels
+from server.models.report import CheckedModel, Report, report_of
 from server.models.table import ModelTable, SwapRules
 from server.running import registry as registry_of_servers
 from server.settings.load import SettingsError
@@ -28,7 +28,7 @@ from server.startup import banner
 from server.startup.app import app_of
 from server.startup.key_files import read_keys
 from server.startup.lifecycle import HttpFrontEnd, serve_by
-from server.startup.loaded_model import load_model
+from server.startup.loaded_model import fetch_model, load_model
 from server.startup.model_loader import ModelLoader, model_source
 from server.startup.model_source import LocalModel, Source
 from server.startup.new_state import new_state, open_traces
@@ -71,7 +71,28 @@ class Port:
             min_residency=settings.min_residency,
             max_waiting=settings.max_queued_seqs,
         )
-        return PortModels(ModelTable((row.entry for row in rows), self.budget, rules), rows)
+        table = ModelTable((row.entry for row in rows), self.budget, rules)
+
+        async def rescan() -> list[ModelRow]:
+            return [self._row(state, one) for one in await asyncio.to_thread(self._scan, table)]
+
+        return PortModels(table, rows, None if settings.models_dir is None else rescan)
+
+    def _scan(self, table: ModelTable) -> list[FoundModel]:
+        """Models of the folder that the table does not have, or has as damaged although they no longer are."""
+        models = []
+        try:
+            declared = declared_models(self.settings)
+        except SettingsError as error:  # the folder is empty now
+            log.warning(str(error))
+            return []
+        for one in declared:
+            entry = table.entries.get(one.name)
+            if entry is None or (entry.spec.problem is not None and one.problem is None):
+                model = found(one)
+                if entry is None or model.problem is None:
+                    models.append(model)
+        return models
 
     def _row(self, state: ServerState, model: FoundModel) -> ModelRow:
         declared = model.declared
@@ -87,16 +108,25 @@ class Port:
             idle_unload=declared.idle_unload,
             problem=model.problem,
         )
-        return ModelRow(ModelEntry(spec, self._load(own, model)), own)
-
-    @staticmethod
-    def _load(own: ServerState, model: FoundModel) -> Callable[[], Awaitable[Runtime]]:
-        limit = model.need if model.declared.settings.executor in OF_MODELS else None
 
         async def load() -> Runtime:
-            return await load_model(model.declared, own, model.source, limit)
+            limit = entry.spec.need if declared.settings.executor in OF_MODELS else None
+            return await load_model(declared, own, model.source, limit)
 
-        return load
+        async def fetch() -> int:
+            path = await fetch_model(declared, own, model.source)
+            return declared.memory or need_of(declared.settings, path)
+
+        is_here = model.problem is not None or isinstance(model.source, LocalModel)
+        entry = ModelEntry(spec, load, None if is_here else fetch)
+        return ModelRow(entry, own)
+
+    def report(self) -> Report:
+        """What fits together."""
+        models = [
+            CheckedModel(one.declared.name, one.need, one.declared.pin, one.problem) for one in self.models
+        ]
+        return report_of(models, self.budget)
 
     async def serve(self, listener: Listener) -> None:
         """Answer HTTP at once, load models as calls come, drain."""

@@ -256,6 +256,9 @@ class ModelsLike(Protocol):
     def rows(self) -> Sequence[ModelRowLike]:
         """In the order of their declaration."""
 
+    async def refresh(self) -> None:
+        """Make models known that have come into the folder of models."""
+
     def find(self, name: str | None) -> ModelRowLike:
         """The model of a name or alias; without a name the first one. Raises ModelNotFound with the nearest name."""
 

@@ -169,3 +169,16 @@ def test_a_damaged_model_fails_alone(tmp_path: Path, tokenizer_dir: Path) -> Non
         refused = ask(server, "one")
         assert refused.status_code == 503 and "beside three" in refused.json()["error"]["message"]
         assert ask(server, "three").status_code == 200
+
+
+def test_real_models_keep_to_the_memory_that_is_counted_for_them(tmp_path: Path) -> None:
+    with ServerProcess(["a=cohort-tiny", "b=cohort-tiny", "--memory", "4GiB"], tmp_path) as server:
+        assert text_of(ask(server, "a")) == text_of(ask(server, "b"))
+        needs = {one["id"]: one["memory"] for one in server.get("/v1/models").json()["data"]}
+        executors = server.get("/v1/executors").json()["data"]
+        assert [one["model"] for one in executors] == ["a", "b"]
+        for one in executors:
+            layout, memory = one["kv_layout"], one["status"]["memory"]
+            kv = sum(group["num_blocks"] * group["bytes_per_block"] for group in layout["groups"])
+            assert 0 < kv < needs[one["model"]] < 2**30
+            assert memory["used_bytes"] < needs[one["model"]]

@@ -35,6 +35,7 @@ async def list_models(request: Request) -> Response:
     """List the names under which the model is served."""
     state = state_of(request)
     if state.models is not None:
+        await state.models.refresh()
         cards = [_row_card(row, row.name) for row in state.models.rows()]
     else:
         cards = [_card(state, name) for name in state.names]

@@ -50,6 +50,8 @@ async def version(request: Request) -> Response:
 async def tags(request: Request) -> Response:
     """List the names under which models are served."""
     state = state_of(request)
+    if state.models is not None:
+        await state.models.refresh()
     cards = [_card(one, *names) for one in _states(state) for names in _served(one)]
     answer: OllamaTags = {"models": cards}
     return json_response(answer)

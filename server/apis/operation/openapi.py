@@ -20,6 +20,9 @@ from server.openapi.schema import (
 from server.telemetry.stories.ring import OUTCOMES, SORTS
 
 _PAGE = ("text/html", "text/plain")
+_OF_MODEL = (
+    ("model", {"type": "string"}, "Name of one of several models. Default: the first one that is loaded."),
+)
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "get", "/v1/executors", "listExecutors", "Models", "List the executors, with their properties and status",
@@ -75,6 +78,7 @@ OPERATIONS: tuple[Operation, ...] = (
         (400, 401, 403, 404, 415, 431, 500, 503),
         "For demonstrations: a new executor takes over, and every stream goes on. Requires `--enable-kill-button` and the admin "
         "key; has no body.",
+        query=_OF_MODEL,
     ),
     Operation(
         "get", "/v1/steps", "watchSteps", "Operation", "Watch every step, the sequences and the KV blocks", None,
@@ -82,7 +86,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "A stream of frames, five a second while anything runs, until the client leaves; the console draws it. The first frame "
         "has `server`. A step without `seq_ids` has the items of the step before it. Where clients have API keys, it requires "
         "the admin key.",
-        chunk="StepsFrame", events="typed", media=(),
+        chunk="StepsFrame", events="typed", media=(), query=_OF_MODEL,
     ),
     Operation(
         "get", "/", "console", "Operation", "Return the console for browsers, and a few lines of text for other clients", None,

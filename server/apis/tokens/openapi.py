@@ -20,7 +20,8 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         "get", "/tokenizer_info", "tokenizerInfo", "Tokens", "Return the tokenizer's settings and chat template",
-        "TokenizerInfo", (401, 403, 431, 500, 503),
+        "TokenizerInfo", (401, 403, 404, 431, 500, 503),
+        query=(("model", {"type": "string"}, "Name of one of several models. Default: the first one."),),
     ),
 )  # fmt: skip
 

@@ -7,11 +7,16 @@ from typing import Any
 
 import pytest
 
+from engine.errors import ModelNotFound
 from server.commands.serve import is_pair
+from server.models import port_models
 from server.models.declared import IDLE_UNLOAD, declared_models
 from server.models.needs import need_of, weight_bytes
 from server.settings.load import SettingsError, load
 from server.settings.table import Settings
+from server.startup.new_state import new_state
+from server.startup.port import Port
+from server.telemetry.metrics import Metrics
 
 
 def settings(**flags: Any) -> Settings:
@@ -140,3 +145,24 @@ def test_a_path_with_an_equals_sign_is_no_pair(tmp_path: Path) -> None:
     path = tmp_path / "a=b.gguf"
     write(path)
     assert is_pair("a=b.gguf") and not is_pair(str(path)) and not is_pair("org/name")
+
+
+async def test_a_model_that_comes_into_the_folder_is_known_without_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And one whose part was missing is served once it is there."""
+    monkeypatch.setattr(port_models, "_SCAN_PAUSE", 0.0)
+    write(tmp_path / "first.gguf")
+    write(tmp_path / "torn-00001-of-00002.gguf")
+    port = Port(settings(models_dir=str(tmp_path), executor="echo"))
+    state = new_state(port.settings, port.names, (), Metrics(), None)
+    models = port.table(state)
+    assert [row.name for row in models.rows()] == ["first", "torn"]
+    assert models.find("torn").status == "failed"
+    write(tmp_path / "second.gguf")
+    write(tmp_path / "torn-00002-of-00002.gguf")
+    assert (await models.find_or_scan("second")).status == "unloaded"
+    assert models.find("torn").status == "unloaded"
+    assert set(models.table.entries) == {"first", "torn", "second"} == set(state.metrics.parts)
+    with pytest.raises(ModelNotFound, match="Did you mean 'second'"):
+        await models.find_or_scan("secnd")

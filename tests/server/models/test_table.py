@@ -318,6 +318,49 @@ async def test_a_pinned_model_is_unloaded_on_request_alone() -> None:
         assert a.status is ModelStatus.UNLOADED
 
 
+async def test_a_download_holds_up_no_other_model() -> None:
+    """And what a model needs is known once its files are here."""
+    house = House(2)
+    a, b = house.entry("a"), house.entry("b")
+    arrived, fetched = asyncio.Event(), 0
+
+    async def fetch() -> int:
+        nonlocal fetched
+        fetched += 1
+        await arrived.wait()
+        return 2
+
+    a.fetch = fetch
+    async with table_of(house, a, b) as table:
+        calls = [asyncio.create_task(table.acquire(a)) for _ in range(3)]
+        await turns()
+        (await table.acquire(b)).release()
+        assert fetched == 1 and house.log == ["load b"]
+        arrived.set()
+        for lease in await asyncio.gather(*calls):
+            lease.release()
+        assert house.log == ["load b", "stop b", "load a"] and a.spec.need == 2
+
+
+async def test_a_download_that_fails_fails_its_own_calls_and_is_tried_again() -> None:
+    house = House(1)
+    a = house.entry("a")
+    errors = [RuntimeError("the hub is away")]
+
+    async def fetch() -> int:
+        if errors:
+            raise errors.pop()
+        return 1
+
+    a.fetch = fetch
+    async with table_of(house, a) as table:
+        with pytest.raises(ModelUnavailable, match="hub is away"):
+            await table.acquire(a)
+        await asyncio.sleep(0.06)
+        (await table.acquire(a)).release()
+        assert house.log == ["load a"]
+
+
 async def test_deadlines_and_the_limit_of_waiting_calls() -> None:
     house = House(1)
     a = house.entry("a")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from engine.config import EngineConfig
+from engine.core.core_lease import Turn
 from engine.core.delivery import Delivery
 from engine.core.endings import Endings
 from engine.core.health import Health
@@ -58,6 +59,8 @@ class EngineLoop:
     health: Health
     observer: Observer
     parking: Parking
+    turn: Turn | None = None
+    """The engine's place among those that share the cores; None: it has them alone."""
     _looks_at: float | None = None
     """When the loop task next looks for sequences that have waited too long, unless an event comes first; None: never."""
 
@@ -82,7 +85,7 @@ class EngineLoop:
                     continue
                 # With steps out their results come first: one of them says which step died.
                 goes_on = self.inbox.death is None and not self.parking.pending
-                batch = self.scheduler.schedule() if self.steps.room and goes_on else None
+                batch = self._next_batch() if self.steps.room and goes_on else None
                 self._tell_executor()
                 if batch is not None:
                     self.steps.submit(batch)
@@ -104,6 +107,27 @@ class EngineLoop:
             logger.exception("engine loop failed")
             self.health.detail = f"{type(error).__name__}: {error}"
             self._give_up(ExecutorFailed(f"the engine failed: {error}", code="engine_failed"))
+
+    def _next_batch(self) -> UnifiedBatch | None:
+        """The next step; None if nothing can be computed, or other engines have the cores."""
+        turn, scheduler = self.turn, self.scheduler
+        if turn is None:
+            return scheduler.schedule()
+        if not (scheduler.running or scheduler.waiting):
+            turn.leave()
+            return None
+        if self.steps or not turn.take():
+            return None
+        scheduler.most_tokens = turn.most_tokens()
+        batch = scheduler.schedule()
+        if batch is None:
+            turn.give()
+        return batch
+
+    def _leave_turn(self) -> None:
+        """Let other engines have the cores, until `_next_batch` asks again."""
+        if self.turn is not None:
+            self.turn.leave()
 
     def _look_after_waiting(self) -> None:
         """Apply queued commands, and drop sequences that have waited too long to be started."""
@@ -132,6 +156,8 @@ class EngineLoop:
         step = await self.steps.next_result(self._until_too_late())
         if step is None:
             return
+        if self.turn is not None:  # its only step out
+            self.turn.give()
         batch, sequences = step.batch, self.scheduler.sequences
         counts = self.scheduler.journal.accepts(batch.epoch)
         try:
@@ -150,6 +176,8 @@ class EngineLoop:
             return
         seqs = sequences.by_step[batch.step_id]
         self.scheduler.results.observe(batch, output, seconds)
+        if self.turn is not None:
+            self.turn.observe(batch.total_q_tokens(), seconds)
         deltas = self.scheduler.results.commit(batch, output)
         self.observer.step_landed(batch, output, seqs, seconds, step.ended)
         if any(delta.error is None for _, delta in deltas):
@@ -193,6 +221,7 @@ class EngineLoop:
     async def _recover(self, batch: UnifiedBatch | None, error: ExecutorError) -> None:
         """A step failed, or the executor died between steps (`batch` None): act on what `Recovery` decides. Returns only if
         the engine can go on."""
+        self._leave_turn()
         health = self.health
         health.stage = Stage.DRAINING if health.stage is Stage.DRAINING else Stage.RECOVERING
         health.detail = str(error)
@@ -208,6 +237,7 @@ class EngineLoop:
         """Preempt everything and put the executor away, then wait until it is to come back: recovery from there on."""
         health, parking = self.health, self.parking
         self.delivery.release()
+        self._leave_turn()
         plan = self.recovery.plan_parking()
         self.adapters.lose_all()
         await self.executor.suspend()

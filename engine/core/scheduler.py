@@ -62,6 +62,8 @@ class Scheduler:
         self.sequences = Sequences(kv, journal, max_num_seqs, self.waiting, observer or Observer())
         self.running = self.sequences.running
         self.step_budget = StepBudget(max_num_batched_tokens)
+        self.most_tokens: int | None = None
+        """Tokens that the next step may have while other engines wait for the cores; None: no such limit. Written by the loop."""
         self._last_step_id = 0
         self._packer = StepPacker()
         self._model_drafts = ModelDrafts(self.policies, kv, self.sequences)
@@ -71,7 +73,10 @@ class Scheduler:
 
     def schedule(self) -> UnifiedBatch | None:
         """The next step, or None if nothing can be computed. Modifies sequences and KV tables, touches no executor."""
-        plan = StepPlan(self.step_budget.tokens)
+        tokens = self.step_budget.tokens
+        if self.most_tokens is not None and not self._whole_prompts_only:
+            tokens = min(tokens, max(self.most_tokens, len(self.running)))
+        plan = StepPlan(tokens)
         self.waiting.reasons.begin_step()
         self.kv.begin_step()
         if self.adapters is not None:

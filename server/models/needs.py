@@ -6,7 +6,7 @@ from pathlib import Path
 
 from executors.contract import ConfigError
 from executors.weight_files import index_of, weight_files
-from server.model_files.candidates import candidates, free_memory
+from server.model_files.candidates import NO_BOUND, candidates, free_memory
 from server.model_files.prepared import is_gguf, model_file
 from server.model_files.small_json import read_object
 from server.settings.table import Settings
@@ -30,6 +30,11 @@ _OTHER = 64 * 2**20
 def budget_of(settings: Settings) -> float:
     """Bytes that all loaded models may need together."""
     return settings.memory if settings.memory is not None else _OF_FREE * free_memory("cpu")
+
+
+def has_gpu() -> bool:
+    """Whether a device that is not named is a GPU."""
+    return free_memory("auto") == NO_BOUND
 
 
 def need_of(settings: Settings, path: Path | None) -> int:

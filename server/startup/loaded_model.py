@@ -8,6 +8,7 @@ from pathlib import Path
 
 import structlog
 
+from engine.core.core_lease import CoreLease
 from engine.core.engine import EngineCore
 from server.models.declared import DeclaredModel
 from server.startup.loading import reporting
@@ -57,12 +58,18 @@ class LoadedModel:
 
 
 async def load_model(
-    declared: DeclaredModel, state: ServerState, source: Source | None, memory_limit: int | None
+    declared: DeclaredModel,
+    state: ServerState,
+    source: Source | None,
+    memory_limit: int | None,
+    cores: CoreLease | None,
 ) -> LoadedModel:
-    """Load a model into `state`. `source`: None if it is to be found now. Raises ConfigError, ExecutorError, HubError or
-    SettingsError; nothing is left running then."""
+    """Load a model into `state`. `source`: None if it is to be found now. `cores`: see `EngineCore`.
+
+    Raises ConfigError, ExecutorError, HubError or SettingsError; nothing is left running then.
+    """
     loader = await asyncio.to_thread(ModelLoader, declared.settings, source)
-    loader.memory_limit = memory_limit
+    loader.memory_limit, loader.cores = memory_limit, cores
     core = PendingCore()
     try:
         with reporting(state, declared.settings.log_format) as report:

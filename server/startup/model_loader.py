@@ -16,6 +16,7 @@ from pathlib import Path
 
 import structlog
 
+from engine.core.core_lease import CoreLease
 from engine.core.engine import EngineCore
 from engine.text.tokenizer import Tokenizer
 from executors import lora, registry, tiny
@@ -99,6 +100,8 @@ class ModelLoader:
         """Whether there is an admin key. The same writer."""
         self.memory_limit: int | None = None
         """Bytes that the executor may use, where several models share the memory; None: what is free. The same writer."""
+        self.cores: CoreLease | None = None
+        """Shared by models that compute on the same cores; None: this one has them alone. The same writer."""
         self.adapters: LoraRegistry | None = None
         self.model_dir: Path  # known once the hub's files are there, and with it
         self.config: ExecutorConfig
@@ -284,7 +287,11 @@ class ModelLoader:
         live.register(self.config.executor, executor)
         state.executors, state.executor_names = live, tuple(registry.names())
         core = EngineCore(
-            executor, engine_config(self.settings), state.metrics, at_rest=gc_tuning.release_when_idle
+            executor,
+            engine_config(self.settings),
+            state.metrics,
+            at_rest=gc_tuning.release_when_idle,
+            cores=self.cores,
         )
         state.core = core
         state.metrics.watch(core)

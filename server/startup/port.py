@@ -11,13 +11,14 @@ from pathlib import Path
 
 import structlog
 
+from engine.core.core_lease import CoreLease
 from engine.errors import EngineError
 from executors.contract import ConfigError
 from server.http.certificates import certificates_of
 from server.http.listener import Listener
 from server.models.declared import DeclaredModel, declared_models
 from server.models.entry import ModelEntry, ModelSpec, Runtime
-from server.models.needs import OF_MODELS, budget_of, need_of
+from server.models.needs import OF_MODELS, budget_of, has_gpu, need_of
 from server.models.port_models import ModelRow, PortModels
 from server.models.report import CheckedModel, Report, report_of
 from server.models.table import ModelTable, SwapRules
@@ -60,6 +61,7 @@ class Port:
         self.keys = read_keys(settings, terminal=logs.is_terminal(settings.log_format))
         self.traces = open_traces(settings.otlp_traces_endpoint)
         self.budget = budget_of(settings)
+        self.cores = CoreLease()
         self.names = tuple(one.declared.name for one in self.models)
 
     def table(self, state: ServerState) -> PortModels:
@@ -100,6 +102,8 @@ class Port:
         metrics.know_keys(self.keys.names())
         state.metrics.parts[declared.name] = metrics
         own = state.of_model((declared.name,), declared.settings, metrics, declared.settings.recovery_timeout)
+        # A device has its own queue: only CPUs are shared by steps.
+        cores = self.cores if declared.settings.device in ("cpu", "auto") and not has_gpu() else None
         spec = ModelSpec(
             name=declared.name,
             need=model.need,
@@ -111,7 +115,7 @@ class Port:
 
         async def load() -> Runtime:
             limit = entry.spec.need if declared.settings.executor in OF_MODELS else None
-            return await load_model(declared, own, model.source, limit)
+            return await load_model(declared, own, model.source, limit, cores)
 
         async def fetch() -> int:
             path = await fetch_model(declared, own, model.source)

@@ -291,6 +291,7 @@ class EngineLoop:
     def _give_up(self, error: EngineError) -> None:
         """Fail for good: every sequence ends with an error, and code that waits for `failed` may end the process."""
         self.health.stage = Stage.FAILED
+        self._leave_turn()
         self.delivery.release()
         try:
             self.endings.fail_all(error)

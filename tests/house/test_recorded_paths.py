@@ -29,7 +29,7 @@ FOLDERS = (
 )
 SAME_EVERYWHERE = ("/proc/", "/sys/", "/usr/", "/dev/", "/v1/", "/v2/")
 DOCS_TOO = (
-    "/api/", "/responses/", "/messages/", "/completions/", "/chat/completions/", "/fim/", "/tmp/", "/path/to/",
+    "/api/", "/responses/", "/messages/", "/completions/", "/chat/completions/", "/fim/", "/models/", "/tmp/", "/path/to/",
     "/var/lib/cohort/", "/opt/cohort/", "/etc/",
 )  # fmt: skip
 ABSOLUTE = re.compile(r"(?:(?<=file://)|(?<![\w.~<>{}$#/-]))(?:/[\w.@+-]+){2,}")

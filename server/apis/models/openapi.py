@@ -22,12 +22,12 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         "post", "/models/load", "loadModel", "Models", "Load one of several models", "Success", OF_BODIES,
-        "Answers once the model is loaded.", ModelName, {"A model": {"model": "small"}},
+        "Answers once the model is loaded.", ModelName, {"A model": {"model": "cohort-tiny"}},
     ),
     Operation(
         "post", "/models/unload", "unloadModel", "Models", "Unload one of several models", "Success", OF_BODIES,
         "The model is unloaded as soon as no call uses it, and loaded again at its next call. A server of one model returns 400.",
-        ModelName, {"A model": {"model": "small"}},
+        ModelName, {"A model": {"model": "cohort-tiny"}},
     ),
     Operation("get", "/v1/models", "listModels", "Models", "List the names under which the model is served", "ModelList",
         description="A request with the header `anthropic-version` gets Anthropic's form."),

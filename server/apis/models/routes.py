@@ -71,6 +71,7 @@ async def unload_model(request: Request) -> Response:
     body = await read(request, ModelName)
     models = state_of(request).models
     if models is None:
+        state_of(request).require(body.model)
         message = "This server has one model, which stays loaded until the server ends."
         raise InvalidRequest(message, "model", "unsupported_value")
     models.unload(body.model)

@@ -85,7 +85,7 @@ OLLAMA: Mapping[str, Advice] = {
     "OLLAMA_GPU_OVERHEAD": "--gpu-memory-utilization",
     "OLLAMA_SCHED_SPREAD": _switch("--tensor-parallel-size N"),
     "OLLAMA_NO_CLOUD": "leave it out: no model runs elsewhere",
-    "OLLAMA_KEEP_ALIVE": "--idle-unload SECONDS, with several models; one stays loaded",
+    "OLLAMA_KEEP_ALIVE": "leave it out: one model stays loaded, and several have --idle-unload",
     "OLLAMA_MAX_LOADED_MODELS": "--memory BYTES, with several models",
     "OLLAMA_LOAD_TIMEOUT": "--recovery-timeout",
     "OLLAMA_API_KEY": "--api-key: Ollama's server asks for none, and this one is for ollama.com",

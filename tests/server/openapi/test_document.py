@@ -97,6 +97,9 @@ async def test_examples_fit_their_schema_and_are_answered(operation: Operation) 
         house = House(names=("cohort-tiny",))
         check(operation.request.__name__, example)
         response = await house.post(filled(operation.path, "cohort-tiny"), example)
+        if operation.path == "/models/unload":  # this server has one model, which stays
+            assert response.status_code == 400
+            continue
         assert response.status_code == 200, response.text
         assert "x-cohort-ignored" not in response.headers
         check_answer(response)

@@ -253,7 +253,7 @@ def serve_options() -> dict[str, bool]:
 
 
 def test_every_setting_has_its_flag() -> None:
-    options = {name for name in serve_options() if name.startswith("--")} - {"--help", "--config"}
+    options = {name for name in serve_options() if name.startswith("--")} - {"--help", "--config", "--check"}
     switches = {name for name, row in TABLE.items() if row.is_switch}
     names = [*TABLE, *(f"no_{name}" for name in switches)]
     assert options == {f"--{name.replace('_', '-')}" for name in names}

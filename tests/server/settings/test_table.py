@@ -47,7 +47,7 @@ SERVE = options("serve")
 
 def test_every_field_is_a_row_and_every_row_a_flag_in_its_order() -> None:
     assert [*TABLE, "explicit"] == [field.name for field in dataclasses.fields(Settings)]
-    assert list(SERVE) == [*TABLE, "config"]
+    assert list(SERVE) == ["check", *TABLE, "config"]
 
 
 @ROWS
@@ -63,7 +63,9 @@ def test_help_says_what_the_row_says(row: Setting) -> None:
 
 @pytest.mark.parametrize("verb", ["info", "verify", "chat", "list"])
 def test_other_verbs_say_the_same(verb: str) -> None:
-    own = {"verify": {"dtype", "device"}, "chat": {"model", "api_key", "seed"}}.get(verb, set())
+    own = {"info": {"memory"}, "verify": {"dtype", "device"}, "chat": {"model", "api_key", "seed"}}.get(
+        verb, set()
+    )
     shared = {name: option for name, option in options(verb).items() if name in TABLE and name not in own}
     assert len(shared) >= 1
     for name, option in shared.items():

@@ -74,7 +74,7 @@ async def engines(*made: FakeExecutor, **config: float) -> AsyncIterator[tuple[C
 
 @pytest.mark.parametrize("in_flight", [1, 2])
 @in_virtual_time
-async def test_steps_alternate_and_tokens_are_right(in_flight: int = 1) -> None:
+async def test_steps_alternate_and_tokens_are_right(in_flight: int) -> None:
     async with engines(fake(), fake(), fake("echo"), max_in_flight=in_flight) as (cores, [a, b, c]):
         texts = await asyncio.gather(*(run(core, request([n], 30)) for n, core in enumerate((a, b, c), 1)))
     for number, (tokens, _) in enumerate(texts, 1):
@@ -108,7 +108,7 @@ async def test_a_long_prompt_is_cut_while_another_engine_waits() -> None:
 
 @pytest.mark.parametrize("ends", ["dies", "parks", "stops", "aborts"])
 @in_virtual_time
-async def test_an_engine_that_does_not_compute_holds_up_no_other(ends: str = "dies") -> None:
+async def test_an_engine_that_does_not_compute_holds_up_no_other(ends: str) -> None:
     made = fake()
     async with engines(made, fake()) as (_, [a, b]):
         if ends == "dies":

@@ -17,10 +17,6 @@ from server.openapi.schema import Schema, ref
 
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
-        "get", "/models", "listModelsOfPort", "Models", "List the names under which models are served", "ModelList",
-        description="The same as `GET /v1/models`, under the path of llama.cpp's server.",
-    ),
-    Operation(
         "post", "/models/load", "loadModel", "Models", "Load one of several models", "Success", OF_BODIES,
         "Answers once the model is loaded.", ModelName, {"A model": {"model": "cohort-tiny"}},
     ),

@@ -29,7 +29,6 @@ _ANTHROPIC = "anthropic-version"
 """Header that every client of Anthropic's API sends."""
 
 
-@router.api_route("/models", methods=READ)
 @router.api_route("/v1/models", methods=READ)
 async def list_models(request: Request) -> Response:
     """List the names under which the model is served."""

@@ -140,7 +140,7 @@ This server ends; ask again when it is back. |
 | 500 | `internal_error` | `internal_error` | Another error, which the server's log describes. |
 | 501 | `invalid_request_error` | `unsupported_transfer_encoding` | The body has another transfer coding than `chunked`. |
 | 503 | `service_unavailable` | `service_unavailable` | The server is loading or draining. |
-| 503 | `service_unavailable` | `model_unavailable` | Of several models this one cannot be loaded now: its load failed, or it does not fit. |
+| 503 | `service_unavailable` | `model_unavailable` | This one of several models failed to load, or does not fit. |
 | 505 | `invalid_request_error` | `unsupported_http_version` | The request is neither HTTP/1.1 nor HTTP/1.0. |
 """
 

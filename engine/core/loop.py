@@ -257,13 +257,13 @@ class EngineLoop:
             self._look_after_waiting()
         parking.resume.clear()
         parking.done.clear()
-        await self._return(self.recovery.with_time(plan), NotReady("it was parked"))
+        await self._return(self.recovery.with_time(plan), NotReady("it was parked"), on_purpose=True)
         parking.back.set()
 
-    async def _return(self, plan: RecoveryPlan, error: ExecutorError) -> None:
+    async def _return(self, plan: RecoveryPlan, error: ExecutorError, on_purpose: bool = False) -> None:
         """Bring the executor back. Returns only if the engine can go on."""
         health = self.health
-        life = await self._bring_back(plan, error)
+        life = await self._bring_back(plan, error, on_purpose)
         if life is None:
             await self._stay_failed(f"the executor cannot be restarted: {health.detail}")
         self.recovery.is_back(life)
@@ -271,12 +271,18 @@ class EngineLoop:
         if health.stage is Stage.RECOVERING:
             health.stage = Stage.READY
 
-    async def _bring_back(self, plan: RecoveryPlan, error: ExecutorError) -> NewLife | None:
+    async def _bring_back(self, plan: RecoveryPlan, error: ExecutorError, on_purpose: bool) -> NewLife | None:
         """Bring the executor back, and look after the sequences that wait meanwhile. None if the last try has failed. A child
-        that is still loading when its time is over is killed by `shutdown`, which follows."""
+        that is still loading when its time is over is killed by `shutdown`, which follows. `on_purpose`: the load, as the parking
+        before it, does not count for sequences that wait to be started."""
         coming = asyncio.create_task(self.restart.begin_epoch(plan, error))
         try:
+            looked_at = self.clock()
             while not (await asyncio.wait((coming,), timeout=_TICK))[0]:
+                now = self.clock()
+                if on_purpose:
+                    self.scheduler.waiting.extend_waits(now - looked_at)
+                looked_at = now
                 self._look_after_waiting()
             return coming.result()
         finally:

@@ -98,7 +98,7 @@ def declared_models(settings: Settings) -> list[DeclaredModel]:
             "--executor-mode inline does not go with several models: an unload ends a process"
         )
     models = [_declared(settings, name, value) for name, value in settings.models.items()]
-    models += _in_folder(settings, {one.name for one in models})
+    models += _in_folder(settings, {name for one in models for name in (one.name, *one.aliases)})
     if not models:
         raise SettingsError(f"--models-dir {settings.models_dir}: no model is there")
     names: dict[str, str] = {}

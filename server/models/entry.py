@@ -107,6 +107,8 @@ class ModelEntry:
     reason: str = ""
     """Why it is `FAILED`."""
     runtime: Runtime | None = None
+    watcher: asyncio.Task[None] | None = None
+    """Waits until the runtime has failed for good."""
     users: int = 0
     """Leases that are held."""
     waiters: list[Waiter] = field(default_factory=list)

@@ -37,11 +37,12 @@ def has_gpu() -> bool:
     return free_memory("auto") == NO_BOUND
 
 
-def need_of(settings: Settings, path: Path | None) -> int:
-    """Bytes that a model needs. `path`: its files, None if they are not on this disk."""
+def need_of(settings: Settings, path: Path | None, draft: Path | None = None) -> int:
+    """Bytes that a model needs. `path`: its files, None if they are not on this disk. `draft`: those of its draft model."""
     if settings.executor not in OF_MODELS:
         return _OTHER
     weights = _UNKNOWN if path is None else weight_bytes(path)
+    weights += 0 if draft is None else weight_bytes(draft)
     kv = settings.kv_cache_memory_bytes or int(min(_MOST_KV, max(_LEAST_KV, weights * _KV_SHARE)))
     return int(weights * _PACKED) + kv + PROCESS
 

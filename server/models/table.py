@@ -184,10 +184,11 @@ class ModelTable:
             entry.fetching = False
             self._news.set()
 
-    def _beside(self, work: Coroutine[None, None, None]) -> None:
+    def _beside(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._watchers.add(task)
         task.add_done_callback(self._watchers.discard)
+        return task
 
     # -- the task ------------------------------------------------------------------------------------------------------
 
@@ -195,7 +196,13 @@ class ModelTable:
         while True:
             self._news.clear()
             self._look_at = math.inf
-            if await self._transition():
+            try:
+                changed = await self._transition()
+            except Exception:  # without this task every later call would wait for ever
+                log.exception("the table of models failed")
+                await asyncio.sleep(1.0)
+                continue
+            if changed:
                 await asyncio.sleep(0)  # what waits for this change comes before the next one
                 continue
             pause = self._look_at - self._clock()
@@ -295,7 +302,7 @@ class ModelTable:
         entry.last_used = entry.loaded_at = self._clock()
         entry.load_seconds = entry.loaded_at - began
         if parked is None:
-            self._beside(self._watch(runtime.failed))
+            entry.watcher = self._beside(self._watch(runtime.failed))
         waiting, entry.waiters = entry.waiters, []
         for waiter in waiting:
             if not waiter.lease.done():
@@ -322,6 +329,9 @@ class ModelTable:
 
     async def _end(self, entry: ModelEntry) -> None:
         runtime, entry.runtime = entry.runtime, None
+        if entry.watcher is not None:  # its event is never set once the engine has ended
+            entry.watcher.cancel()
+            entry.watcher = None
         if runtime is None:
             return
         try:

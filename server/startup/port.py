@@ -213,15 +213,17 @@ def found(declared: DeclaredModel) -> FoundModel:
     """Look for a model's files. What is wrong with them is the model's problem alone."""
     settings, problem = declared.settings, declared.problem
     source: Source | None = None
+    draft: Path | None = None
     if problem is None:
         try:
             source = model_source(settings)
-            ModelLoader(settings, source)
+            model = ModelLoader(settings, source)
+            draft = model.draft.path if isinstance(model.draft, LocalModel) else None
         except (ConfigError, SettingsError) as error:
             problem = " ".join(str(error).split())
     path: Path | None = source.path if isinstance(source, LocalModel) else None
     try:
-        need = need_of(settings, path)
+        need = need_of(settings, path, draft)
     except OSError as error:
         need, problem = 0, problem or f"its files cannot be read: {error.strerror}"
     return FoundModel(declared, source, declared.memory or need, problem)

@@ -380,7 +380,12 @@ class ServerState:
     ) -> ServerState:
         """The state of one of several models, which shares everything with this one but what a model has of its own."""
         return replace(
-            self, names=names, settings=settings, metrics=metrics, recovery_timeout=recovery_timeout
+            self,
+            names=names,
+            settings=settings,
+            metrics=metrics,
+            recovery_timeout=recovery_timeout,
+            models=None,  # a model that is found later gets its state from a server that has its models already
         )
 
     def forget_model(self) -> None:

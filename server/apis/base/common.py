@@ -100,6 +100,8 @@ async def find_model(
         row = await while_connected(
             request.receive, state.models.hold(name, call, keep=keep, deadline=deadline)
         )
+        if call.story is not None:  # its metrics are the model's, whichever of its names was called
+            call.story.model = row.name
         model, _ = await row.state.find(None, generating=generating)
         return row.state, model, name or row.name
     if keep is not None:

@@ -83,6 +83,7 @@ async def get_model(request: Request, name: str) -> Response:
     """One model; names may contain slashes, as hub names do. An alias describes the model that it stands for."""
     state = state_of(request)
     if state.models is not None:
+        await state.models.refresh()
         card = _row_card(state.models.find(name), name)
         return json_response(_anthropic_card(card) if _ANTHROPIC in request.headers else card)
     served = state.served_name(name) or name

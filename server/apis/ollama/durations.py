@@ -9,12 +9,15 @@ from engine.errors import InvalidRequest
 
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)", re.ASCII)
+_LONGEST = 2.0**31
+"""Seconds; more is for ever. Times that far ahead cannot be written, and `GET /api/ps` writes them."""
 _WHOLE = re.compile(rf"[+-]?(?:{_PART.pattern})+", re.ASCII)
 _NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?", re.ASCII)
 
 
 def seconds_of(value: float | str) -> float:
-    """Seconds of a number or of a duration such as `1h30m`; infinity for less than 0. Raises InvalidRequest."""
+    """Seconds of a number or of a duration such as `1h30m`; infinity for less than 0 or more
+    than `_LONGEST`. Raises InvalidRequest."""
     text = str(value).strip()
     if _NUMBER.fullmatch(text) or not isinstance(value, str):
         seconds = float(value)
@@ -24,4 +27,4 @@ def seconds_of(value: float | str) -> float:
     else:
         message = "Invalid value for 'keep_alive': it should be a number of seconds, or a duration such as 5m or 1h30m."
         raise InvalidRequest(message, "keep_alive", "invalid_value")
-    return math.inf if seconds < 0 else seconds
+    return seconds if 0 <= seconds <= _LONGEST else math.inf

@@ -109,6 +109,7 @@ async def show(request: Request) -> Response:
     if name is None:
         raise InvalidRequest("Missing required parameter: 'model'.", "model", "missing_required_parameter")
     if state.models is not None:
+        await state.models.refresh()  # `ollama run` asks here first
         row = state.models.find(name)
         if row.state.model is None:  # clients describe all models that are listed: none is loaded for that
             return json_response(_unloaded_facts(row.state, row.name))

@@ -106,7 +106,7 @@ class ModelUnavailable(Unavailable):
 
     code = "model_unavailable"
 
-    def __init__(self, message: str, retry_after: int) -> None:
+    def __init__(self, message: str, retry_after: int = 1) -> None:
         super().__init__(message, param="model")
         self.retry_after = retry_after
 

@@ -36,11 +36,6 @@ ROWS = (
     ),
     Missing("Training", "serve the result, also as an [adapter](adapters.md)", f"{_HERE}::test_training"),
     Missing(
-        "Several models in one server",
-        "a server for each; [adapters](adapters.md) of one model",
-        f"{_HERE}::test_several_models",
-    ),
-    Missing(
         "One model over several machines",
         "[replicas](scaling.md) on several machines",
         f"{_HERE}::test_one_model_over_machines",
@@ -51,7 +46,7 @@ ROWS = (
         f"{_HERE}::test_offload",
     ),
     Missing(
-        "A settings change, or another model, without a restart",
+        "A settings change without a restart",
         "a [drain](operate.md) and a new start",
         f"{_HERE}::test_change_without_restart",
     ),

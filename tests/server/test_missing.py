@@ -12,7 +12,6 @@ from tests.server.fakes import House, error_of
 from tools import missing_docs
 
 OPTIONS = {row.flag: not row.is_switch for row in TABLE.values()}
-PATHS = {operation.path for operation in OPERATIONS}
 
 
 def refusal(line: str) -> str:
@@ -38,12 +37,6 @@ async def test_training(house: House) -> None:
     assert response.status_code == 404 and "does not serve training" in error_of(response)["message"]
 
 
-def test_several_models() -> None:
-    assert not TABLE["model"].several
-    assert "memory is the limit, see --memory" in refusal("--models-max 2")
-    assert not any("models" in name for name in TABLE)
-
-
 def test_one_model_over_machines() -> None:
     assert "several machines" in refusal("--nnodes 2") and "several machines" in refusal(
         "--master-addr 10.0.0.1"
@@ -63,7 +56,6 @@ async def test_change_without_restart(house: House) -> None:
     for method, path in (("post", "/v1/settings"), ("put", "/v1/settings"), ("patch", "/v1/settings")):
         async with house.client() as client:
             assert (await client.request(method, path, json={})).status_code in (404, 405)
-    assert not {"/v1/models/load", "/models/load", "/v1/load_model"} & PATHS
 
 
 def test_the_list_is_current(tmp_path: Path) -> None:

@@ -185,13 +185,13 @@ def _has_objects(body: dict[str, Any], name: str) -> bool:
 
 @pytest.mark.parametrize("operation", POSTS, ids=lambda operation: operation.path)
 def test_names_in_messages_about_wrong_values(operation: Operation) -> None:
-    found, refused = [], 0
-    for body in mutated(operation):
+    found, refused, bodies = [], 0, list(mutated(operation))
+    for body in bodies:
         if (error := refusal(operation, body)) is not None:
             refused += 1
             found += [(one, error.message) for one in foreign(operation, body, vars(error))]
     assert not found
-    assert refused > 20
+    assert refused > min(20, len(bodies) // 2)
 
 
 @pytest.mark.long(every=3)

@@ -126,6 +126,14 @@ def test_a_named_model_goes_before_one_of_the_folder(tmp_path: Path) -> None:
     assert [one.settings.model for one in models] == ["other"]
 
 
+def test_an_alias_goes_before_a_file_of_the_folder(tmp_path: Path) -> None:
+    write(tmp_path / "a.gguf")
+    models = declared_models(
+        settings(models_dir=str(tmp_path), models={"b": {"source": "x", "aliases": ["a"]}})
+    )
+    assert [one.name for one in models] == ["b"]
+
+
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="no model is there"):
         declared_models(settings(models_dir=str(tmp_path)))

@@ -143,6 +143,18 @@ async def test_all_waiters_may_leave_while_the_model_loads() -> None:
         assert a.status is ModelStatus.READY and not a.users
 
 
+async def test_a_load_leaves_no_task_behind() -> None:
+    house = House(1)
+    a, b = house.entry("a"), house.entry("b")
+    async with table_of(house, a, b) as table:
+        (await table.acquire(a)).release()
+        before = len(asyncio.all_tasks())
+        for entry in (b, a) * 10:
+            (await table.acquire(entry)).release()
+        await turns()
+        assert len(asyncio.all_tasks()) <= before
+
+
 async def test_the_least_recently_used_idle_model_gives_way() -> None:
     house = House(2)
     a, b, c = (house.entry(name) for name in "abc")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from engine.text.generation import TextDelta
 from server.answer.choice import Choice
 from server.answer.reasoning import Place
 from server.answer.tools.events import CallArguments, CallBegun
+from server.apis.ollama.durations import seconds_of
 from server.apis.ollama.encode import CallCollector, OllamaAnswer, OllamaStream, OllamaWhole, written_time
 from tests.server.api_schema import check
 from tests.server.apis.anthropic.test_encode import WORDS, deltas, generation, reading
@@ -138,6 +140,12 @@ def test_durations_add_up() -> None:
     ending = answer.ending("stop", generation().usage)
     spans = {name: ending[f"{name}_duration"] for name in ("total", "load", "prompt_eval", "eval")}
     assert spans == {"total": 6_500_000_000, "load": 10**9, "prompt_eval": 2 * 10**9, "eval": 3_500_000_000}
+
+
+@pytest.mark.parametrize("keep", [1e300, "9" * 60 + "h", "99999999999h", -1, "-5m"])
+def test_a_model_is_kept_for_ever(keep: float | str) -> None:
+    """Also for times that `GET /api/ps` could not write."""
+    assert seconds_of(keep) == math.inf
 
 
 def test_times_are_utc() -> None:

@@ -9,6 +9,7 @@ each call of that client.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import selectors
 import socket
@@ -75,12 +76,18 @@ def cycle(texts: list[str], first: int) -> Iterator[str]:
 
 def run(url: str, texts: list[str], count: int, seconds: float, beside: bool) -> dict[str, object]:
     """Load the server for so long, and report."""
-    host = urllib.parse.urlsplit(url).netloc
+    with contextlib.ExitStack() as opened:
+        return _run(opened, urllib.parse.urlsplit(url).netloc, texts, count, seconds, beside)
+
+
+def _run(
+    opened: contextlib.ExitStack, host: str, texts: list[str], count: int, seconds: float, beside: bool
+) -> dict[str, object]:
     name, _, port = host.partition(":")
-    selector = selectors.DefaultSelector()
+    selector = opened.enter_context(selectors.DefaultSelector())
 
     def connected(own: Iterator[str], pause: float = 0.0) -> Client:
-        connection = socket.create_connection((name, int(port)))
+        connection = opened.enter_context(socket.create_connection((name, int(port))))
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         client = Client(connection, own, pause)
         selector.register(connection, selectors.EVENT_READ, client)

@@ -57,9 +57,11 @@ class _Answers(http.server.BaseHTTPRequestHandler):
 def url() -> Iterator[str]:
     _Answers.asked = []
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Answers)
+    server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
+    server.server_close()
 
 
 def test_clients_send_every_text_and_count_failures(url: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,10 @@ class HeadReference:
         mask = torch.full((length, length), -torch.inf).triu(1)[None, None]
         out = self.layer(x, position_embeddings=self.text.rotary_emb(x, positions), attention_mask=mask)
         return out[0] if isinstance(out, tuple) else out
+
+
+Heads = Callable[[str, float | None], HeadReference]
+"""Makes the checkpoint of a shape with a head, see `with_head`; the number is its `right`."""
 
 
 def with_head(

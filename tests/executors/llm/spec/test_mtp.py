@@ -32,7 +32,7 @@ from executors.testing.conformance import run_case
 from executors.testing.driver import DrivenSequence, Driver, Feed
 from tests.executors.llm.checkpoint.test_fp8_weights import write_fp8
 from tests.executors.llm.models import Reference
-from tests.executors.llm.spec.mtp_heads import HeadReference, with_head
+from tests.executors.llm.spec.mtp_heads import HeadReference, Heads
 from tests.tiers import sweep
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -69,27 +69,9 @@ def drafts_of(seq: DrivenSequence) -> list[int]:
     return [] if last is None else list(last.drafts)
 
 
-@pytest.fixture(scope="module")
-def head(
-    reference: Callable[[str], Reference], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str, float | None], HeadReference]:
-    """The checkpoint of a shape with a head, see `with_head`."""
-    made: dict[tuple[str, float | None], HeadReference] = {}
-
-    def get(name: str, right: float | None = None) -> HeadReference:
-        if (name, right) not in made:
-            folder = tmp_path_factory.mktemp("heads") / f"{name}-{right}"
-            made[name, right] = with_head(reference(name), folder, right=right, apart=name == "qwen3-next")
-        return made[name, right]
-
-    return get
-
-
 @sweep(every=1)
 @pytest.mark.parametrize("name", SHAPES)
-async def test_drafts_are_those_of_the_published_formula(
-    name: str, head: Callable[[str, float | None], HeadReference]
-) -> None:
+async def test_drafts_are_those_of_the_published_formula(name: str, head: Heads) -> None:
     """After a prompt in chunks, with drafts that are wrong and hence states that are fed again, beside another sequence."""
     one = head(name, None)
     driver = await driver_of(one.path)
@@ -114,9 +96,7 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("sampling", SETTINGS)
-async def test_drafts_are_chosen_as_the_tokens_that_come(
-    sampling: SamplingParams, head: Callable[[str, float | None], HeadReference]
-) -> None:
+async def test_drafts_are_chosen_as_the_tokens_that_come(sampling: SamplingParams, head: Heads) -> None:
     """Where the model's layers add nothing, every guess is right."""
     path, prompt = head("qwen3.5", 0.0).path, prompt_of(30, 3)
     alone = await driver_of(path, mtp=False)
@@ -162,7 +142,7 @@ async def share(one: HeadReference) -> None:
     assert drafts_of(first) == one.drafts(first.tokens, 1)
 
 
-async def test_shared_and_copied_blocks(head: Callable[[str, float | None], HeadReference]) -> None:
+async def test_shared_and_copied_blocks(head: Heads) -> None:
     await share(head("qwen3.5-attention-alone", None))
 
 
@@ -222,7 +202,7 @@ def _skips_unused_rows(patch: pytest.MonkeyPatch) -> None:
     ],
 )  # fmt: skip
 async def test_mistakes_show(
-    mutate: Callable[[pytest.MonkeyPatch], None], head: Callable[[str, float | None], HeadReference],
+    mutate: Callable[[pytest.MonkeyPatch], None], head: Heads,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     one = head("qwen3.5-attention-alone", None)
@@ -231,7 +211,7 @@ async def test_mistakes_show(
         await share(one)
 
 
-async def test_blocks_are_cleared_for_new_owners(head: Callable[[str, float | None], HeadReference]) -> None:
+async def test_blocks_are_cleared_for_new_owners(head: Heads) -> None:
     """A prompt that is pooled makes no KV of the head; what another sequence had in its blocks is gone."""
     driver = await driver_of(head("qwen3.5", None).path)
     first = driver.add(prompt_of(40, 6))
@@ -249,7 +229,7 @@ async def test_blocks_are_cleared_for_new_owners(head: Callable[[str, float | No
 @pytest.mark.parametrize(
     "case", ["drafts_come_as_asked", "own_drafts_change_no_token", "verify_in_a_mixed_batch"]
 )
-async def test_conformance(case: str, head: Callable[[str, float | None], HeadReference]) -> None:
+async def test_conformance(case: str, head: Heads) -> None:
     path = head("qwen3.5", 0.02).path
     assert await run_case(case, lambda: LlmExecutor.from_config(config(path))) is None
 
@@ -257,9 +237,7 @@ async def test_conformance(case: str, head: Callable[[str, float | None], HeadRe
 @pytest.mark.parametrize(
     ("form", "kv"), [(None, "auto"), ("int8", "auto"), ("int4", "auto"), (None, "int8"), (None, "fp8")]
 )
-async def test_a_head_in_few_bits_is_right_as_often(
-    form: str | None, kv: str, head: Callable[[str, float | None], HeadReference]
-) -> None:
+async def test_a_head_in_few_bits_is_right_as_often(form: str | None, kv: str, head: Heads) -> None:
     """In bfloat16, and as `--quantization` says; beside KV in 8 bits the head's is, too."""
     path = head("qwen3.5-wide", 0.0).path
     settings = config(path, dtype="bfloat16", memory=ExecutorMemoryConfig(1 << 24, kv))
@@ -276,7 +254,7 @@ async def test_a_head_in_few_bits_is_right_as_often(
     assert steps <= 30, "at least every second token is a guess that was right"
 
 
-async def test_memory_of_the_head_counts(head: Callable[[str, float | None], HeadReference]) -> None:
+async def test_memory_of_the_head_counts(head: Heads) -> None:
     """A layer of KV beside two layers with attention, in the same blocks; and the head's weights."""
     path = head("qwen3.5-attention-alone", None).path
     sized = {"memory": ExecutorMemoryConfig(kv_cache_memory_bytes=8 << 20)}
@@ -314,7 +292,7 @@ def changed(one: HeadReference, folder: Path, **tensors: torch.Tensor | None) ->
 )
 async def test_heads_of_another_form_are_refused(
     tensors: dict[str, torch.Tensor | None], why: str, tmp_path: Path,
-    head: Callable[[str, float | None], HeadReference],
+    head: Heads,
 ) -> None:  # fmt: skip
     path = changed(head("qwen3.5", None), tmp_path / "changed", **tensors)
     with pytest.raises(ConfigError, match=why):
@@ -326,7 +304,7 @@ def if_usable(path: Path, **changes: object) -> ExecutorConfig:
     return replace(settings, optimization=replace(settings.optimization, mtp_if_usable=True))
 
 
-async def test_a_head_is_used_where_it_can_be(head: Callable[[str, float | None], HeadReference]) -> None:
+async def test_a_head_is_used_where_it_can_be(head: Heads) -> None:
     """Without being asked for: as the one that is."""
     path = head("qwen3.5", None).path
     asked, unasked = await driver_of(path), await Driver.start(LlmExecutor.from_config(if_usable(path)))
@@ -341,7 +319,7 @@ async def test_a_head_is_used_where_it_can_be(head: Callable[[str, float | None]
 
 
 def test_facts_of_a_model_say_whether_its_head_is_used(
-    head: Callable[[str, float | None], HeadReference], reference: Callable[[str], Reference]
+    head: Heads, reference: Callable[[str], Reference]
 ) -> None:
     """`cohort info` says what a start says, and refuses what it refuses."""
     path = head("qwen3.5", None).path
@@ -367,7 +345,7 @@ def test_facts_of_a_model_say_whether_its_head_is_used(
 async def test_models_with_a_head_that_cannot_be_used_are_served(
     tensors: dict[str, torch.Tensor | None],
     tmp_path: Path,
-    head: Callable[[str, float | None], HeadReference],
+    head: Heads,
 ) -> None:
     path = changed(head("qwen3.5", None), tmp_path / "changed", **tensors)
     driver = await Driver.start(LlmExecutor.from_config(if_usable(path)))
@@ -378,7 +356,7 @@ async def test_models_with_a_head_that_cannot_be_used_are_served(
 
 
 async def test_models_without_a_head_are_served_where_none_is_needed(
-    reference: Callable[[str], Reference], qwen3: Path, head: Callable[[str, float | None], HeadReference]
+    reference: Callable[[str], Reference], qwen3: Path, head: Heads
 ) -> None:
     whole = head("qwen3.5", None).path
     for path, changes in (
@@ -397,7 +375,7 @@ async def test_models_without_a_head_are_served_where_none_is_needed(
 
 
 async def test_models_without_a_head_are_refused(
-    reference: Callable[[str], Reference], qwen3: Path, head: Callable[[str, float | None], HeadReference]
+    reference: Callable[[str], Reference], qwen3: Path, head: Heads
 ) -> None:
     for path, why in (
         (
@@ -434,7 +412,7 @@ def test_settings_that_exclude_each_other_are_refused(qwen3: Path) -> None:
             LlmFactory().validate_config(ranks)
 
 
-async def test_dummy_weights_have_a_head(head: Callable[[str, float | None], HeadReference]) -> None:
+async def test_dummy_weights_have_a_head(head: Heads) -> None:
     driver = await Driver.start(
         LlmExecutor.from_config(config(head("qwen3.5-moe-beside-images", None).path, load_format="dummy"))
     )
@@ -444,9 +422,7 @@ async def test_dummy_weights_have_a_head(head: Callable[[str, float | None], Hea
 
 
 @pytest.mark.parametrize("form", ["blocks", "rows"])
-async def test_a_head_in_fp8_is_widened(
-    form: str, tmp_path: Path, head: Callable[[str, float | None], HeadReference]
-) -> None:
+async def test_a_head_in_fp8_is_widened(form: str, tmp_path: Path, head: Heads) -> None:
     """Its drafts are those of the same numbers in float32."""
     found = []
     for path in write_fp8(head("qwen3.5", None).path, tmp_path, form):

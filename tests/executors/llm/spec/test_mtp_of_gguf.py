@@ -20,10 +20,9 @@ from executors.testing.driver import Driver, Feed
 from tests.executors.gguf_files import Tensors, converted_checkpoint, prepared, sizes, write_gguf
 from tests.executors.hybrid_gguf import fields_of, qwen_metadata, qwen_tensors, with_head_of, write_hybrid
 from tests.executors.llm.models import Reference
-from tests.executors.llm.spec.mtp_heads import HeadReference, with_head
+from tests.executors.llm.spec.mtp_heads import HeadReference, Heads
 from tests.executors.llm.spec.test_mtp import config, drafts_of, driver_of, if_usable, prompt_of
 
-Heads = Callable[[str, float | None], HeadReference]
 ARCHITECTURES = {
     "qwen3.5": "qwen35",
     "qwen3.5-beside-images": "qwen35",
@@ -34,20 +33,6 @@ ARCHITECTURES = {
 }
 LAYERS = 4
 """Number of layers of the models, and so of the head's layer in a file."""
-
-
-@pytest.fixture(scope="module")
-def head(reference: Callable[[str], Reference], tmp_path_factory: pytest.TempPathFactory) -> Heads:
-    """The checkpoint of a shape with a head, see `with_head`."""
-    made: dict[tuple[str, float | None], HeadReference] = {}
-
-    def get(name: str, right: float | None = None) -> HeadReference:
-        if (name, right) not in made:
-            folder = tmp_path_factory.mktemp("heads") / f"{name}-{right}"
-            made[name, right] = with_head(reference(name), folder, right=right, apart=name == "qwen3-next")
-        return made[name, right]
-
-    return get
 
 
 def tensors_of(one: HeadReference, name: str) -> Tensors:

@@ -6,13 +6,29 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import os
 import time
 from collections.abc import Callable, Iterator
 from functools import cache
 
+_M_ARENA_MAX = -8
+"""mallopt(3)'s name for the number of glibc's heaps."""
+_ARENAS = 2
+
 _YOUNG = 20_000
 """Number of new objects before a collection of the youngest generation. A step of 1,024 sequences creates a few thousand, and
 reference counting frees nearly all of them; with Python's default of 700 the collector would run several times a step."""
+
+
+def limit_arenas() -> None:
+    """Let the process's threads share two heaps of glibc. A process calls it first, before there are threads.
+
+    By default each thread gets a heap of its own, up to eight for each core, and each keeps what its largest request once took:
+    tokenizing a megabyte takes 90 MiB. Does nothing where MALLOC_ARENA_MAX is set, or without glibc.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None and "MALLOC_ARENA_MAX" not in os.environ:
+        mallopt(_M_ARENA_MAX, _ARENAS)
 
 
 def freeze_after_load() -> None:

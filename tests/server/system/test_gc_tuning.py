@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -47,10 +49,51 @@ def test_freed_memory_below_a_kept_object_goes_back() -> None:
     assert whole == "True"
 
 
+HEAPS = """
+import ctypes, sys, threading
+from server.system import gc_tuning
+
+if sys.argv[1] == "limited":
+    gc_tuning.limit_arenas()
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.fopen.restype = ctypes.c_void_p, ctypes.c_void_p
+libc.malloc_info.argtypes = (ctypes.c_int, ctypes.c_void_p)
+libc.fclose.argtypes = libc.free.argtypes = (ctypes.c_void_p,)
+all_there = threading.Barrier(6)
+
+def take():
+    libc.free(libc.malloc(100_000))
+    all_there.wait()
+
+threads = [threading.Thread(target=take) for _ in range(6)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+stream = libc.fopen(sys.argv[2].encode(), b"w")
+libc.malloc_info(0, stream)
+libc.fclose(stream)
+"""
+
+
+@pytest.mark.parametrize(
+    ("mode", "variables", "at_least", "at_most"),
+    [("limited", {}, 1, 2), ("free", {}, 4, 99), ("limited", {"MALLOC_ARENA_MAX": "5"}, 3, 5)],
+)
+def test_threads_share_two_heaps_unless_the_environment_says_otherwise(
+    tmp_path: Path, mode: str, variables: dict[str, str], at_least: int, at_most: int
+) -> None:
+    found = tmp_path / "heaps.xml"
+    inherited = {name: value for name, value in os.environ.items() if name != "MALLOC_ARENA_MAX"}
+    subprocess.run(
+        [sys.executable, "-c", HEAPS, mode, str(found)], env=inherited | variables, timeout=60, check=True
+    )
+    assert at_least <= found.read_text().count("<heap nr=") <= at_most
+
+
 def test_a_c_library_without_it_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     gc_tuning._trim.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr(ctypes, "CDLL", lambda name: object())
         assert gc_tuning._trim() is None
         gc_tuning.release_when_idle()
+        gc_tuning.limit_arenas()
     gc_tuning._trim.cache_clear()

@@ -59,6 +59,7 @@ def workloads() -> dict[str, Items]:
     for batch in (1, 8, 32):
         for context in (128, 1024, 4096):
             found[f"decode {batch} x {context}"] = [(1, context - 1)] * batch
+    found["decode 1 x 8000"] = [(1, 7999)]
     for chunk in (16, 64, 512):
         for context in (0, 512, 2048):
             found[f"chunk {chunk} after {context}"] = [(chunk, context)]

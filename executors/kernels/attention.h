@@ -373,10 +373,8 @@ struct Worker : Pieces<Worker<T, Op, Cell>, T> {
 
   // Adds a tile of `count` keys to the sums of rows row..stop.
   void tile(const Work& w, int64_t tile, int64_t row, int64_t stop, int64_t count, int side, Part to, Scores how) {
-#if defined(__AVX512BF16__)
-    if constexpr (std::is_same<Op, Pairs>::value)
+    if constexpr (std::is_same<Cell, uint16_t>::value)
       if (few_rows(w, tile, row, stop - row, count, side, to, how)) return;
-#endif
     // The next tile is asked for evenly over the time that this one takes: of lines asked for at once, a CPU keeps some 48 in
     // mind and waits for the others.
     NextTile& next = lines[side ^ 1];
@@ -417,31 +415,31 @@ struct Worker : Pieces<Worker<T, Op, Cell>, T> {
       totals[r] = totals[r] * factors[r] + weigh<Op>(scores + r * TILE, weights + r * (TILE / Op::DEPTH), bases[r]);
   }
 
-#if defined(__AVX512BF16__)
   // R rows over one tile that is not packed. Keys that some of them do not see have the weight 0.
   template <int R>
   void few(const Work& w, int64_t tile, int64_t row, int64_t count, int side, Part to, Scores how) {
     score_few<R>(queries + row * lda, lda, key_rows[side], count, s.head_dim, scores, key_rows[side ^ 1]);
     weigh_rows(w, tile, row, R, to, how);
+    constexpr int V = Op::few_vectors(R), STEP = Op::FEW_NUMBERS;
     float* sums = to.sums + row * padded;
     int64_t d = 0;
-    for (; d + 64 <= s.head_dim; d += 64)
-      add_values_few<R, 2>(weights, value_rows[side], count, d, sums, padded, factors, value_rows[side ^ 1]);
-    if (d < s.head_dim)
+    for (; d + V * STEP <= s.head_dim; d += V * STEP)
+      add_values_few<R, V>(weights, value_rows[side], count, d, sums, padded, factors, value_rows[side ^ 1]);
+    for (; d < s.head_dim; d += STEP)
       add_values_few<R, 1>(weights, value_rows[side], count, d, sums, padded, factors, value_rows[side ^ 1]);
   }
 
   bool few_rows(const Work& w, int64_t tile, int64_t row, int64_t rows, int64_t count, int side, Part to, Scores how) {
-    if (rows > 4 || s.head_dim % 32) return false;
-    switch (rows) {
-      case 1: few<1>(w, tile, row, count, side, to, how); break;
-      case 2: few<2>(w, tile, row, count, side, to, how); break;
-      case 3: few<3>(w, tile, row, count, side, to, how); break;
-      case 4: few<4>(w, tile, row, count, side, to, how);
-    }
+    if (rows > Op::FEW_ROWS || s.head_dim % 32) return false;
+    for (; rows > 0; row += 4, rows -= 4)
+      switch (rows) {
+        case 1: few<1>(w, tile, row, count, side, to, how); break;
+        case 2: few<2>(w, tile, row, count, side, to, how); break;
+        case 3: few<3>(w, tile, row, count, side, to, how); break;
+        default: few<4>(w, tile, row, count, side, to, how);
+      }
     return true;
   }
-#endif
 };
 
 // ---- as a phase of a team ----------------------------------------------------------------------------------------

@@ -36,6 +36,10 @@ struct NextTile {
 struct Floats {
   using Unit = float;
   static constexpr int DEPTH = 1;
+  // Of `add_values_few`: vectors of pairs at a time for some rows, and numbers in one.
+  static constexpr int FEW_NUMBERS = 2 * W;
+  static constexpr int FEW_ROWS = 8;  // four at a time; with AVX2, packing a tile takes as long as the products of some ten rows
+  static constexpr int few_vectors(int rows) { return W == 16 ? 2 : rows == 1 ? 4 : rows == 2 ? 2 : 1; }
   static F mul_add(const Unit* a, F b, F sum) { return fma(all(*a), b, sum); }
   static F load_b(const Unit* p) { return load(p); }
   static F weights(Unit* out, int64_t i, F p) {
@@ -73,6 +77,8 @@ inline __m512i load_words(const uint16_t* p, int64_t n) {
 struct Pairs {
   using Unit = uint32_t;  // two bf16
   static constexpr int DEPTH = 2;
+  static constexpr int FEW_NUMBERS = 32, FEW_ROWS = 4;
+  static constexpr int few_vectors(int) { return 2; }
   static F mul_add(const Unit* a, F b, F sum) {
     return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32((int)*a), (__m512bh)_mm512_castps_si512(b));
   }
@@ -125,8 +131,8 @@ struct Pairs {
 
 // ---- few rows ------------------------------------------------------------------------------------------------------
 // A decode has as many rows as query heads share a key head: too few to pay for packing a tile. So may two tokens have. Keys
-// are transposed in registers and values paired as they are read; each sum has the same terms in the same order as over a packed
-// tile, so the results are the same bit for bit.
+// are transposed in registers and values are used as they are read; each sum has the same terms in the same order as over a
+// packed tile, so the results are the same bit for bit.
 
 #if defined(__AVX512BF16__)
 // scores[R][TILE] of `count` keys. queries [R][lda]. Groups of 16 keys go side by side where their sums fit into registers beside
@@ -212,6 +218,87 @@ inline void add_values_few(const uint32_t* weights, const uint16_t* const* value
     }
 }
 #endif
+
+// As above for weights and queries in float32: of bf16 keys, two numbers of each are transposed as one.
+template <int R>
+inline void score_few(const float* queries, int64_t lda, const uint16_t* const* keys, int64_t count, int64_t head_dim,
+                      float* scores, const uint16_t* const* ahead) {
+  constexpr int G = R <= 2 ? 4 : 2;
+  static_assert(W * G <= TILE);
+  for (int64_t from = 0; from < count; from += W * G) {
+    F sum[G][R];
+#pragma GCC unroll 8
+    for (int g = 0; g < G; g++)
+#pragma GCC unroll 4
+      for (int r = 0; r < R; r++) sum[g][r] = all(0.0f);
+    for (int64_t d = 0; d < head_dim; d += 2 * W) {
+#pragma GCC unroll 8
+      for (int g = 0; g < G; g++) {
+        int64_t at = from + g * W;
+        if (at >= count) continue;
+        const char* rows[W];
+#pragma GCC unroll 16
+        for (int i = 0; i < W; i++) {
+          rows[i] = keys[at + i] ? (const char*)(keys[at + i] + d) : nullptr;
+          if (W == 16 || d % 32 == 0) soon_in_l2(ahead[at + i], 2 * d);
+        }
+        F t[W];
+        load_transposed(rows, t);
+#pragma GCC unroll 16
+        for (int j = 0; j < W; j++) {
+          F one = first_of_pairs(t[j]), two = second_of_pairs(t[j]);
+          const float* q = queries + d + 2 * j;
+#pragma GCC unroll 4
+          for (int r = 0; r < R; r++) sum[g][r] = fma(all(q[r * lda]), one, sum[g][r]);
+#pragma GCC unroll 4
+          for (int r = 0; r < R; r++) sum[g][r] = fma(all(q[r * lda + 1]), two, sum[g][r]);
+        }
+      }
+    }
+#pragma GCC unroll 8
+    for (int g = 0; g < G; g++)
+#pragma GCC unroll 4
+      for (int r = 0; r < R; r++) store(scores + r * TILE + from + g * W, sum[g][r]);
+  }
+}
+
+// sums[R][padded] = factors[r] sums + weights[R][] values, over `count` values, 2 W V numbers of each from `at` on.
+template <int R, int V>
+inline void add_values_few(const float* weights, const uint16_t* const* values, int64_t count, int64_t at, float* sums,
+                           int64_t padded, const float* factors, const uint16_t* const* ahead) {
+  F even[R][V], odd[R][V];
+#pragma GCC unroll 4
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++) {
+      const float* c = sums + r * padded + at + 2 * W * v;
+      split_pairs(mul(all(factors[r]), load(c)), mul(all(factors[r]), load(c + W)), &even[r][v], &odd[r][v]);
+    }
+  for (int64_t i = 0; i < count; i++) {
+    const uint16_t* from = values[i];
+    if (at % 32 == 0) soon_in_l2(ahead[i], 2 * at);
+    if (V * W > 16) soon_in_l2(ahead[i], 2 * at + 64);
+    if (!from) continue;
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++) {
+      F x = load((const float*)(from + at + 2 * W * v)), one = first_of_pairs(x), two = second_of_pairs(x);
+#pragma GCC unroll 4
+      for (int r = 0; r < R; r++) {
+        F weight = all(weights[r * TILE + i]);
+        even[r][v] = fma(weight, one, even[r][v]), odd[r][v] = fma(weight, two, odd[r][v]);
+      }
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++) {
+      float* c = sums + r * padded + at + 2 * W * v;
+      F one, two;
+      join_pairs(even[r][v], odd[r][v], &one, &two);
+      store(c, one), store(c + W, two);
+    }
+}
 
 // c[R][N vectors] = factors[r] c + a[R][depth] b[depth][N vectors]; without factors c is not read.
 template <class Op, int R, int N>

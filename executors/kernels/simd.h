@@ -97,6 +97,26 @@ inline void transpose(F* f) {
     f[12 + j] = _mm512_castsi512_ps(_mm512_shuffle_i32x4(b, d, 0xdd));
   }
 }
+// Two bf16 in each lane: the first and the second of each as floats.
+inline F first_of_pairs(F a) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(a), 16)); }
+inline F second_of_pairs(F a) {
+  return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(a), _mm512_set1_epi32((int)0xffff0000)));
+}
+// The even and the odd ones of 2 W numbers, and back.
+inline void split_pairs(F a, F b, F* even, F* odd) {
+  const __m512i e = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  *even = _mm512_permutex2var_ps(a, e, b), *odd = _mm512_permutex2var_ps(a, _mm512_add_epi32(e, _mm512_set1_epi32(1)), b);
+}
+inline void join_pairs(F even, F odd, F* a, F* b) {
+  const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  *a = _mm512_permutex2var_ps(even, low, odd), *b = _mm512_permutex2var_ps(even, _mm512_add_epi32(low, _mm512_set1_epi32(8)), odd);
+}
+// out[j], lane i: word j of the 4 W bytes at from[i]; 0 where that is null.
+inline void load_transposed(const char* const* from, F* out) {
+#pragma GCC unroll 16
+  for (int i = 0; i < W; i++) out[i] = from[i] ? load((const float*)from[i]) : all(0.0f);
+  transpose(out);
+}
 #else
 constexpr int W = 8;
 constexpr int MAX_N = 2;  // 6 x 2: 12 of 16 registers
@@ -190,6 +210,35 @@ inline void transpose(F* r) {
   for (int i = 0; i < 4; i++) {
     r[i] = _mm256_permute2f128_ps(u[i], u[i + 4], 0x20);
     r[i + 4] = _mm256_permute2f128_ps(u[i], u[i + 4], 0x31);
+  }
+}
+inline F first_of_pairs(F a) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(a), 16)); }
+inline F second_of_pairs(F a) { return _mm256_and_ps(a, _mm256_castsi256_ps(_mm256_set1_epi32((int)0xffff0000))); }
+inline F quarters_in_order(F a) { return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(a), 0xd8)); }
+inline void split_pairs(F a, F b, F* even, F* odd) {
+  *even = quarters_in_order(_mm256_shuffle_ps(a, b, 0x88)), *odd = quarters_in_order(_mm256_shuffle_ps(a, b, 0xdd));
+}
+inline void join_pairs(F even, F odd, F* a, F* b) {
+  F low = _mm256_unpacklo_ps(even, odd), high = _mm256_unpackhi_ps(even, odd);
+  *a = _mm256_permute2f128_ps(low, high, 0x20), *b = _mm256_permute2f128_ps(low, high, 0x31);
+}
+// Halves are put together as they are read: it takes no shuffle on Intel's CPUs, and eight operations of a Zen 1 to do later.
+inline void load_transposed(const char* const* from, F* out) {
+  F t[8], u[8];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; i++)
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; half++) {
+      const float *a = (const float*)from[i] + 4 * half, *b = (const float*)from[i + 4] + 4 * half;
+      __m128 low = from[i] ? _mm_loadu_ps(a) : _mm_setzero_ps();
+      t[i + 4 * half] = _mm256_insertf128_ps(_mm256_castps128_ps256(low), from[i + 4] ? _mm_loadu_ps(b) : _mm_setzero_ps(), 1);
+    }
+#pragma GCC unroll 2
+  for (int i = 0; i < 8; i += 4) {
+    u[i] = _mm256_unpacklo_ps(t[i], t[i + 1]), u[i + 1] = _mm256_unpackhi_ps(t[i], t[i + 1]);
+    u[i + 2] = _mm256_unpacklo_ps(t[i + 2], t[i + 3]), u[i + 3] = _mm256_unpackhi_ps(t[i + 2], t[i + 3]);
+    out[i] = _mm256_shuffle_ps(u[i], u[i + 2], 0x44), out[i + 1] = _mm256_shuffle_ps(u[i], u[i + 2], 0xee);
+    out[i + 2] = _mm256_shuffle_ps(u[i + 1], u[i + 3], 0x44), out[i + 3] = _mm256_shuffle_ps(u[i + 1], u[i + 3], 0xee);
   }
 }
 #endif

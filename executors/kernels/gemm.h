@@ -8,7 +8,7 @@
 //
 // A tile of up to MR rows times one panel is summed in registers, in ascending order of k, whatever m is: a row's result
 // does not depend on the other rows. Threads take panels from a counter. Decoding is bound by reading w once, so
-// the panel that comes next is asked for while this one is multiplied; not for few rows on AMD's CPUs, see `asks_ahead`. One row
+// the panel that comes next is asked for while this one is multiplied; on AMD's CPUs not for few rows, see `asks_ahead`. One row
 // is multiplied with two panels of eight-bit blocks in turn: a core reads two streams of memory faster than one.
 //
 // int8: w and a are whole numbers times a scale, which 32 values of k share. With one scale a row of a, as here before, a
@@ -333,11 +333,13 @@ inline void deliver(const Linear& w, const float* buffer, int64_t row, int64_t r
 // Whether to ask for the next panel where one tile has all `rows`. AMD's CPUs follow a panel by themselves, and with what is
 // asked for beside that, one to seven rows of bf16 took 1.05 to 1.14 times as long, one to three of int8 1.02 to 1.13, one of 4
 // bits 1.08 (Zen 4). More rows keep the core so busy that it falls behind: 14 rows of bf16 took 0.75 of the time with asking, 4 of
-// int8 0.89. With float16 one row took as long, four 0.83 of the time, eight 0.69 and fourteen 0.53 (Zen 5).
+// int8 0.89. With float16 one row took as long, four 0.83 of the time, eight 0.69 and fourteen 0.53 (Zen 5). With AVX2 a row takes
+// twice the instructions, and a Zen 1 falls behind with the first: one row of bf16 took 0.75 of a step's time with asking, four 0.89,
+// one of int8 0.77, of 4 bits 0.98.
 template <class Op>
 inline bool asks_ahead(int64_t rows) {
   static const bool amd = (__builtin_cpu_init(), __builtin_cpu_is("amd"));
-  if (!amd || std::is_same<Op, HalfProduct>::value) return true;
+  if (!amd || W == 8 || std::is_same<Op, HalfProduct>::value) return true;
   return rows >= (std::is_same<Op, QuantProduct>::value ? 2 : std::is_same<Op, Int8Product>::value ? 4 : 9);
 }
 

@@ -108,7 +108,7 @@ def scoring(
     if info.num_labels:
         if tokens is not None:
             raise ConfigError("--classifier-from-token: this model has a classification head; leave it out")
-        return _of_head(directory, info.num_labels)
+        return _of_head(directory, info)
     if tokens is not None:
         if not info.generates:
             raise ConfigError("--classifier-from-token: this model has no lm_head, so no logits of tokens")
@@ -133,10 +133,11 @@ def scoring(
     )
 
 
-def _of_head(directory: Path, num_labels: int) -> Scoring:
-    """How a classification head scores. A GGUF file with two labels says that the first is for yes; of other heads with several
-    labels none is known to be a score."""
-    if model_file(directory) is not None:
+def _of_head(directory: Path, info: ModelInfo) -> Scoring:
+    """How a classification head scores. A decoder's GGUF file with two labels says that the first is for yes; of other heads with
+    several labels none is known to be a score. GGUF files name no activation, so scores are probabilities."""
+    num_labels = info.num_labels
+    if model_file(directory) is not None and (num_labels == 1 or info.generates or not info.token_types):
         return Scoring(tuple(range(num_labels)))
     if num_labels > 1:
         names = (read_file(directory / "config.json", dict) or {}).get("id2label")

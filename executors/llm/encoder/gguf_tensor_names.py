@@ -15,7 +15,7 @@ from executors.llm.model.gguf_key_table import OTHER_TENSORS
 from executors.llm.model.gguf_names import Stored
 
 _PARTS = re.compile(r"blk\.(?P<layer>\d{1,5})\.(?P<stem>\w+)\.(?P<part>weight|bias)")
-_OTHER = re.compile(r"(?P<stem>\w+)\.(?P<part>weight|bias)")
+_OTHER = re.compile(r"(?P<stem>\w+(?:\.\w+)?)\.(?P<part>weight|bias)")
 _BERT: Final[Mapping[str, str]] = {
     "token_embd": "embeddings.word_embeddings", "position_embd": "embeddings.position_embeddings",
     "token_types": "embeddings.token_type_embeddings", "token_embd_norm": "embeddings.LayerNorm",
@@ -23,6 +23,7 @@ _BERT: Final[Mapping[str, str]] = {
     "attn_v": "encoder.layer.{i}.attention.self.value", "attn_output": "encoder.layer.{i}.attention.output.dense",
     "attn_output_norm": "encoder.layer.{i}.attention.output.LayerNorm", "ffn_up": "encoder.layer.{i}.intermediate.dense",
     "ffn_down": "encoder.layer.{i}.output.dense", "layer_output_norm": "encoder.layer.{i}.output.LayerNorm",
+    "cls": "pooler.dense", "cls.output": "classifier",
 }  # fmt: skip
 _NOMIC: Final[Mapping[str, str]] = {
     "token_embd": "embeddings.word_embeddings", "token_types": "embeddings.token_type_embeddings", "token_embd_norm": "emb_ln",
@@ -35,6 +36,7 @@ _MODERNBERT: Final[Mapping[str, str]] = {
     "token_embd": "embeddings.tok_embeddings", "token_embd_norm": "embeddings.norm", "output_norm": "final_norm",
     "attn_norm": "layers.{i}.attn_norm", "attn_qkv": "layers.{i}.attn.Wqkv", "attn_output": "layers.{i}.attn.Wo",
     "ffn_norm": "layers.{i}.mlp_norm", "ffn_up": "layers.{i}.mlp.Wi", "ffn_down": "layers.{i}.mlp.Wo",
+    "cls": "head.dense", "cls.norm": "head.norm", "cls.output": "classifier",
 }  # fmt: skip
 _GEMMA: Final[Mapping[str, str]] = {
     "token_embd": "embed_tokens", "output_norm": "norm", "attn_norm": "layers.{i}.input_layernorm",
@@ -53,6 +55,8 @@ _NAMES: Final[Mapping[str, Mapping[str, str]]] = {
     "gemma3_text": _GEMMA,
 }
 """The names of modules by those in the file, for each family; `{i}` is the layer's number."""
+_TABLES: Final = ("token_types", "cls.output")
+"""Matrices that are written as a vector if they have one row."""
 _MERGED: Final = ("attn_q", "attn_k", "attn_v")
 """The parts of `attn_qkv`, in the order of its rows."""
 
@@ -99,8 +103,9 @@ def _named(tensor: GgufTensor, config: EncoderConfig) -> dict[str, Stored]:
     if stem not in names or ("{i}" in names[stem]) != bool(layer):
         return {}
     usual = f"{names[stem].replace('{i}', layer)}.{part}"
-    # A table of one row is written as a vector.
-    shape = (1, *tensor.shape) if stem == "token_types" and len(tensor.shape) == 1 else tensor.shape
+    shape = tensor.shape
+    if stem in _TABLES and part == "weight" and len(shape) == 1:
+        shape = (1, *shape)
     less_one = isinstance(config, RotaryConfig) and config.norm == "rms1" and stem.endswith("norm")
     return {usual: Stored(tensor, shape, plus_one=less_one)}
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from executors.contract.errors import ConfigError
 from executors.gguf.file import GgufFile
+from executors.llm.encoder.gguf_heads import note_of, read_head
 from executors.llm.encoder.modules import DenseConfig
 from executors.llm.model.gguf_config import architecture_of, dtype_of, written_name
 from executors.llm.model.gguf_keys import GgufKeys, check_outside
@@ -26,11 +27,13 @@ _MOST_LAYERS = 1000
 
 @dataclass(frozen=True, slots=True)
 class GgufValues:
-    """`values`: the fields of config.json; `notes`: sentences on what is not used; `dense`: layers of vectors."""
+    """`values`: the fields of config.json; `notes`: sentences on what is not used; `dense`: layers of vectors. `direct_head`: the
+    classification head is one layer."""
 
     values: dict[str, Any]
     notes: tuple[str, ...]
     dense: tuple[DenseConfig, ...]
+    direct_head: bool = False
 
 
 def _bert(keys: GgufKeys) -> dict[str, Any]:
@@ -132,11 +135,15 @@ def values_of(gguf: GgufFile) -> GgufValues:
     keys = GgufKeys(gguf, architecture, written_name(gguf))
     if keys.switch("attention.causal"):
         keys.refuse("attention.causal", "false")
-    keys.name("classifier.pooling_type")  # of a head, whose tensors are refused
     values = {"dtype": dtype_of(gguf.tensors.values()), **_sizes(keys), **read(keys)}
+    head = read_head(keys, values["hidden_size"])
     dense = _dense(keys, values["hidden_size"]) if layer_names else ()
     keys.check_unread(activation)
-    return GgufValues(values, notes, dense)
+    if head is None:
+        return GgufValues(values, notes, dense)
+    if head.direct:
+        notes = (*notes, note_of(keys))
+    return GgufValues({**values, **head.values}, notes, dense, head.direct)
 
 
 def _dense(keys: GgufKeys, width: int) -> tuple[DenseConfig, ...]:

@@ -49,10 +49,12 @@ class Dense:
 
 class ClassificationHead:
     """Labels' logits of a text: out(act(dense(x))) of its first token, as BERT's pooler and classifier, and RoBERTa's head
-    (Devlin et al., 2018; Liu et al., 2019); ModernBERT has a norm between them, and may take the mean (Warner et al., 2024)."""
+    (Devlin et al., 2018; Liu et al., 2019); ModernBERT has a norm between them, and may take the mean (Warner et al., 2024). A
+    GGUF file may have the last layer alone."""
 
     def __init__(self, hidden: int, labels: int, config: HeadConfig, device: torch.device) -> None:
-        self.dense = Dense(hidden, hidden, config.bias, config.activation, device)
+        first, _ = config.names
+        self.dense = Dense(hidden, hidden, config.bias, config.activation, device) if first else None
         self.out = Dense(hidden, labels, True, "identity", device)
         self.norm = torch.empty(hidden, device=device) if config.norm else None
         self.norm_bias = torch.empty(hidden, device=device) if config.norm and config.norm_bias else None
@@ -60,7 +62,8 @@ class ClassificationHead:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """float32 [n, hidden], what `config.pooling` makes of each text -> float32 [n, labels]."""
-        x = self.dense(x)
+        if self.dense is not None:
+            x = self.dense(x)
         if self.norm is not None:
             x = F.layer_norm(x, self.norm.shape, self.norm, self.norm_bias, self.config.norm_eps)
         return self.out(x)
@@ -68,7 +71,7 @@ class ClassificationHead:
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """All weights by their names in files."""
         for name, layer in zip(self.config.names, (self.dense, self.out), strict=True):
-            for ending, tensor in layer.tensors():
+            for ending, tensor in () if layer is None else layer.tensors():
                 yield f"{name}.{ending}", tensor
         for ending, norm in (("weight", self.norm), ("bias", self.norm_bias)):
             if norm is not None:

@@ -58,7 +58,10 @@ def read_encoder(directory: Path) -> EncoderConfig:
         gguf = read_source(directory)
         read = gguf_values.values_of(gguf)
         config = _parsed(read.values, str(gguf.path))
-        return replace(config, notes=(*read.notes, *config.notes), dense=read.dense)
+        head = config.head
+        if head is not None and read.direct_head:
+            head = replace(head, names=("", head.names[1]))
+        return replace(config, notes=(*read.notes, *config.notes), dense=read.dense, head=head)
     path = directory / "config.json"
     config = _parsed(read_json(path), str(path))
     dense = read_dense(directory, config.hidden_size)

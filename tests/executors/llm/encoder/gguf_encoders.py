@@ -20,12 +20,12 @@ _BERT = {
     "attention.output.dense": "attn_output", "attention.output.LayerNorm": "attn_output_norm", "intermediate.dense": "ffn_up",
     "output.dense": "ffn_down", "output.LayerNorm": "layer_output_norm", "attn.Wqkv": "attn_qkv", "attn.out_proj": "attn_output",
     "norm1": "attn_output_norm", "norm2": "layer_output_norm", "mlp.fc11": "ffn_up", "mlp.fc12": "ffn_gate",
-    "mlp.fc2": "ffn_down",
+    "mlp.fc2": "ffn_down", "classifier.dense": "cls", "classifier.out_proj": "cls.output", "classifier": "cls.output",
 }  # fmt: skip
 _MODERN = {
     "embeddings.tok_embeddings": "token_embd", "embeddings.norm": "token_embd_norm", "final_norm": "output_norm",
     "attn_norm": "attn_norm", "attn.Wqkv": "attn_qkv", "attn.Wo": "attn_output", "mlp_norm": "ffn_norm", "mlp.Wi": "ffn_up",
-    "mlp.Wo": "ffn_down",
+    "mlp.Wo": "ffn_down", "head.dense": "cls", "head.norm": "cls.norm", "classifier": "cls.output",
 }  # fmt: skip
 _GEMMA = {
     "embed_tokens": "token_embd", "norm": "output_norm", "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q",
@@ -34,6 +34,10 @@ _GEMMA = {
     "pre_feedforward_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
     "post_feedforward_layernorm": "post_ffw_norm",
 }  # fmt: skip
+_BEFORE = ("bert.", "roberta.", "model.")
+"""Beginnings of names in models with a head."""
+_POOLER = ("pooler.dense.weight", "pooler.dense.bias")
+"""What the converter leaves out."""
 _LAYER = re.compile(r"(?:encoder\.)?layers?\.(\d+)\.(.+)")
 ARCHITECTURES = {
     "bert": "bert", "roberta": "bert", "xlm-roberta": "bert", "nomic_bert": "nomic-bert", "modernbert": "modern-bert",
@@ -48,7 +52,11 @@ def tensors_of(directory: Path) -> dict[str, torch.Tensor]:
     kind = config["model_type"]
     names = {"modernbert": _MODERN, "gemma3_text": _GEMMA}.get(kind, _BERT)
     found = {}
-    for name, tensor in load_file(directory / "model.safetensors").items():
+    for whole, tensor in load_file(directory / "model.safetensors").items():
+        before = next((one for one in _BEFORE if kind != "gemma3_text" and whole.startswith(one)), "")
+        name = whole.removeprefix(before)
+        if name in _POOLER:
+            continue
         stem, part = name.rsplit(".", 1)
         layer = _LAYER.fullmatch(stem)
         new = names[stem] if layer is None else f"blk.{layer[1]}.{names[layer[2]]}"
@@ -83,6 +91,11 @@ def metadata_of(directory: Path) -> dict[str, Any]:
             "rope.freq_base_swa": float(thetas["sliding_attention"]["rope_theta"]),
         }  # fmt: skip
     found |= {"attention.causal": False, "pooling_type": 2}
+    if config["architectures"][0].endswith("ForSequenceClassification"):
+        names = config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
+        found["classifier.output_labels"] = [names[key] for key in sorted(names)]
+    if "classifier_pooling" in config and kind == "modernbert":
+        found["classifier.pooling_type"] = {"mean": 1, "cls": 2}[config["classifier_pooling"]]
     if kind == "modernbert":
         thetas = config["rope_parameters"]
         return found | {

@@ -168,8 +168,9 @@ def test_what_would_change_vectors_is_refused_by_name(
 @pytest.mark.parametrize(
     ("family", "name"),
     [
-        ("bert", "cls.output.weight"),
-        ("bert", "cls.weight"),
+        ("nomic_bert", "cls.output.weight"),
+        ("gemma3_text", "cls.weight"),
+        ("bert", "cls.norm.weight"),
         ("bert", "blk.9.attn_q.weight"),
         ("gemma3_text", "dense_4.weight"),
         ("gemma3_text", "dense_2.bias"),

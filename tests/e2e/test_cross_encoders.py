@@ -22,6 +22,8 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 
 from tests.chaos.readers import resident_mib
 from tests.e2e.server_process import ServerProcess
+from tests.engine.text.test_gguf_encoder_tokenizers import xlm_metadata
+from tests.executors.llm.encoder.gguf_encoders import write_encoder
 
 WORDS = [f"w{number}" for number in range(60)]
 LENGTH = 96
@@ -251,6 +253,31 @@ async def test_every_call_is_answered_though_the_process_is_killed(served: Serve
                 os.kill(pid, signal.SIGKILL)
         for found in await asyncio.gather(*calls):
             np.testing.assert_allclose(found, right, atol=1e-5)
+
+
+def test_a_gguf_file_scores_as_the_checkpoint_that_it_was_made_of(tmp_path: Path) -> None:
+    """As bge-reranker-v2-m3: a head, and a tokenizer that puts two marks between the texts, both from the file."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    torch.manual_seed(7)
+    write_xlm_roberta(folder)
+    tokens = {
+        name.replace(".", "__"): value.tolist() if isinstance(value, np.ndarray) else value
+        for name, value in xlm_metadata(Tokenizer.from_file(str(folder / "tokenizer.json")), padded=0).items()
+        if name.startswith("tokenizer.")
+    }
+    file = write_encoder(tmp_path / "reranker.gguf", folder, **tokens, pooling_type=4)
+    with ServerProcess([str(file), "--served-model-name", "cross"], tmp_path) as server:
+        one = Served(server, "xlm-roberta", folder)
+        documents = [*texts(12, 60, 4), ""]
+        right = one.scores([("w1 w2 w3", document) for document in documents])
+        assert np.ptp(right) > 0.01
+        np.testing.assert_allclose(one.rerank("w1 w2 w3", documents), right, atol=1e-5)
+        card = server.get("/v1/models").json()["data"][0]
+        assert (card["scores"], card["max_model_len"]) == ("reranker", LENGTH)
+        assert "scores of a reranker" in server.log()
+        refused = server.post("/v1/embeddings", {"model": "cross", "input": "w1"})
+        assert refused.status_code == 400 and "names rank, a reranker's" in refused.text
 
 
 @pytest.mark.long(extended=True)

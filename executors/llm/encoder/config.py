@@ -89,8 +89,8 @@ FAMILIES = (
 @dataclass(frozen=True, slots=True)
 class HeadConfig:
     """A classification head: out(norm(act(dense(x)))). `names` of the tensors of its two layers, the first of them "" where the
-    head is out(x), and `norm` of those of the norm between them, "" without one. `bias` and `norm_bias`: of the first layer and of the norm. `pooling`: which hidden states x
-    is."""
+    head is out(x), and `norm` of those of the norm between them, "" without one. `bias` and `norm_bias`: of the first layer and
+    of the norm. `pooling`: which hidden states x is."""
 
     names: tuple[str, str]
     activation: str = "tanh"

@@ -1,4 +1,4 @@
-"""What a GGUF file says of a classification head: `cls.*` tensors, which llama.cpp's converter writes for rerankers. No torch here.
+"""What a GGUF file says of a classification head: `cls.*` tensors, as llama.cpp's converter writes rerankers. No torch here.
 
     cls         hidden -> hidden, then tanh, of ModernBERT the activation of the model
     cls.norm    ModernBERT alone
@@ -71,8 +71,8 @@ def read_head(keys: GgufKeys, hidden: int) -> GgufHead | None:
 def note_of(keys: GgufKeys) -> str:
     """Return what to tell of a head without a layer before its labels."""
     return (
-        f"{keys.where}: the head has no layer before {_OUTPUT}, because llama.cpp's converter leaves the pooler of a BERT out: its "
-        "logits are llama.cpp's, and may differ from those of the original model"
+        f"{keys.where}: the head has no layer before {_OUTPUT}, because llama.cpp's converter leaves the pooler of a BERT out: "
+        "its logits are llama.cpp's, and may differ from those of the original model"
     )
 
 
@@ -82,10 +82,12 @@ def _check_names(keys: GgufKeys, own: set[str]) -> None:
         return
     larger = [one for one in sets if own < one]
     if not larger:
-        known = frozenset().union(*sets)
-        other = min(own - known or own)
+        supported = frozenset[str]().union(*sets)
+        other = min(own - supported or own)
         raise ConfigError(f"{keys.where}: tensor {other} is not supported for architecture {keys.arch}")
-    raise ConfigError(f"{keys.where}: tensor {min(larger[0] - own)} is missing, a part of the classification head")
+    raise ConfigError(
+        f"{keys.where}: tensor {min(larger[0] - own)} is missing, a part of the classification head"
+    )
 
 
 def _labels(keys: GgufKeys, count: int) -> dict[str, str]:

@@ -243,6 +243,10 @@ def test_the_pooling_of_a_gguf_file(tmp_path: Path, number: int | None, expected
         number != 4 or "rank, a reranker's, and it has no head for labels" in found(tmp_path, "mine").reason
     )
     assert found(tmp_path, "mine", generates=False, num_labels=2).label_ids == (0, 1)
+    encoder = {"generates": False, "token_types": 1}
+    assert found(tmp_path, "mine", **encoder, num_labels=1).label_ids == (0,)
+    several = found(tmp_path, "mine", **encoder, num_labels=2)
+    assert not several.label_ids and "has 2 labels, and a score is made of one" in several.reason
 
 
 def test_a_pooling_type_that_is_no_number_is_refused(tmp_path: Path) -> None:

@@ -183,6 +183,8 @@ async def test_a_head_of_another_shape_is_named_as_in_the_file(tmp_path: Path) -
     cross_encoder(tmp_path / "hf", "roberta", 1)
     change = {"cls.weight": torch.zeros(40, 48)}
     path = written(tmp_path, change=lambda tensors: tensors.update(change))
-    with pytest.raises(ConfigError, match=r"tensor cls.weight has shape \[40, 48\]; m.gguf asks for \[48, 48\]"):
+    with pytest.raises(
+        ConfigError, match=r"tensor cls.weight has shape \[40, 48\]; m.gguf asks for \[48, 48\]"
+    ):
         await started(path)
     assert load_file(tmp_path / "hf/model.safetensors")["classifier.dense.weight"].shape == (48, 48)

@@ -127,13 +127,15 @@ def _check_encoder(config: ExecutorConfig, directory: Path) -> None:
         "quantization fp8": optimization.quantization == "fp8",
         "kv_cache_dtype": config.memory.kv_cache_dtype != "auto",
         "tensor_parallel_size, pipeline_parallel_size": config.parallel.world_size > 1,
-        f"device {config.device}": config.device not in ("auto", "cpu"),
     }
     for name, is_set in unused.items():
         if is_set:
-            raise ConfigError(
-                f"{name}: not for an encoder, which is computed on a CPU by one process and keeps no KV"
-            )
+            raise ConfigError(f"{name}: not for an encoder, which is computed by one process and keeps no KV")
+    if optimization.quantization is not None and config.device not in ("auto", "cpu"):
+        raise ConfigError(
+            f"quantization {optimization.quantization}, device {config.device}: an encoder is quantized for Cohort's CPU kernels "
+            "alone; leave quantization out, or take device cpu"
+        )
 
 
 def _check_choices(config: ExecutorConfig) -> None:

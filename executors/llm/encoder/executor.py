@@ -1,6 +1,7 @@
 """`EncoderExecutor`: the `ModelExecutor` of encoders. A step computes whole texts and returns a vector for each.
 
-Nothing is kept between steps, so there are no blocks, and a text is never cut. All work runs on the caller's thread.
+Nothing is kept between steps, so there are no blocks, and a text is never cut. All work runs on the caller's thread, which on a
+device waits for the step's vectors.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from executors.contract.batch import ItemOutput, SequenceStart
 from executors.contract.checks import check_arrays, check_limits, check_pooling, check_segments
 from executors.contract.stats import StepStats
 from executors.kernels import compiler
-from executors.llm.encoder.loading import LoadedEncoder, load_encoder
+from executors.llm.encoder.loading import LoadedEncoder, device_for, load_encoder
 from executors.llm.encoder.model import Encoder
 from executors.llm.faults import step_fault
 from executors.llm.memory.status import memory_usage
@@ -77,8 +78,11 @@ class EncoderExecutor(BatchModelExecutor):
     @classmethod
     def over_shared_weights(
         cls, config: ExecutorConfig, progress: ProgressCallback
-    ) -> Callable[[ExecutorConfig], EncoderExecutor]:
-        """Load `config.model`, and return what makes executors over its weights, for processes that are forked."""
+    ) -> Callable[[ExecutorConfig], EncoderExecutor] | None:
+        """Load `config.model`, and return what makes executors over its weights, for processes that are forked; None on a device
+        whose weights they do not share."""
+        if not device_for(config).shares_weights:
+            return None
         with compiler.reporting(progress):
             loaded = load_encoder(config, progress)
         return lambda config: cls(config, loaded)
@@ -120,7 +124,9 @@ class EncoderExecutor(BatchModelExecutor):
         loaded = self._loaded
         if loaded is None:
             return self._stats.status(self._state, ExecutorMemoryUsage())
-        status = self._stats.status(self._state, memory_usage(None, loaded.num_bytes, self._gauge))
+        status = self._stats.status(
+            self._state, memory_usage(loaded.device.memory, loaded.num_bytes, self._gauge)
+        )
         return replace(status, notes=loaded.notes)
 
     def metrics(self) -> ExecutorMetrics:
@@ -280,30 +286,43 @@ def hidden_states(
     and `types`, int32 [n]."""
     if loaded.fused is not None:
         return loaded.fused(ids, types, starts, None)
-    hidden = loaded.model.forward(
-        torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(types.astype(np.int64)), np.diff(starts).tolist()
-    )  # fmt: skip
-    states: NDArray[np.float32] = hidden.numpy()
+    states: NDArray[np.float32] = _forward(loaded, ids, types, starts).cpu().numpy()
     return states
 
 
 def pooled_texts(
     loaded: LoadedEncoder, ids: Int32Array, types: Int32Array, starts: NDArray[np.int64], poolings: Sequence[str]
-) -> NDArray[np.float32]:  # fmt: skip
-    """Return float32 [texts, hidden]: the first or the last of a text's hidden states or their mean, see `hidden_states`."""
+) -> torch.Tensor:  # fmt: skip
+    """Return float32 [texts, hidden], on the model's device: the first or the last of a text's hidden states or their mean, see
+    `hidden_states`."""
     if loaded.fused is not None:
-        return loaded.fused(ids, types, starts, poolings)
-    hidden = hidden_states(loaded, ids, types, starts)
-    pooled = np.empty((len(poolings), hidden.shape[1]), np.float32)
-    for number, (pooling, begin, end) in enumerate(zip(poolings, starts[:-1], starts[1:], strict=True)):
-        match pooling:
-            case "cls":
-                pooled[number] = hidden[begin]
-            case "last":
-                pooled[number] = hidden[end - 1]
-            case _:
-                pooled[number] = hidden[begin:end].mean(0)
-    return pooled
+        return torch.from_numpy(loaded.fused(ids, types, starts, poolings))
+    return pool(_forward(loaded, ids, types, starts), starts, poolings)
+
+
+@torch.inference_mode()
+def pool(hidden: torch.Tensor, starts: NDArray[np.int64], poolings: Sequence[str]) -> torch.Tensor:
+    """Return float32 [texts, hidden], what `poolings` make of hidden states float32 [n, hidden]. All texts in one operation each:
+    on a device every operation is a launch."""
+    lasts = np.array([pooling == "last" for pooling in poolings])
+    rows = torch.from_numpy(np.where(lasts, starts[1:] - 1, starts[:-1])).to(hidden.device)
+    pooled = hidden[rows]
+    if "mean" not in poolings:
+        return pooled
+    lengths = torch.from_numpy(np.diff(starts)).to(hidden.device)
+    means = torch.segment_reduce(hidden, "mean", lengths=lengths, axis=0)
+    of_mean = torch.tensor([pooling == "mean" for pooling in poolings], device=hidden.device)
+    return torch.where(of_mean[:, None], means, pooled)
+
+
+def _forward(
+    loaded: LoadedEncoder, ids: Int32Array, types: Int32Array, starts: NDArray[np.int64]
+) -> torch.Tensor:
+    loaded.device.prepare_torch_attention()
+    hidden: torch.Tensor = loaded.model.forward(
+        torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(types.astype(np.int64)), np.diff(starts).tolist()
+    )  # fmt: skip
+    return hidden
 
 
 def _pooling(model: Encoder, start: SequenceStart) -> str:
@@ -315,15 +334,14 @@ def _pooling(model: Encoder, start: SequenceStart) -> str:
 
 @torch.inference_mode()
 def _results(
-    model: Encoder, starts: Sequence[SequenceStart], pooled_rows: NDArray[np.float32]
+    model: Encoder, starts: Sequence[SequenceStart], pooled: torch.Tensor
 ) -> list[NDArray[np.float32]]:
     """float32 [embedding size] or [labels] of each text, of its pooled hidden states, float32 [texts, hidden]."""
-    pooled = torch.from_numpy(pooled_rows)
     labelled = [number for number, start in enumerate(starts) if start.pooling == "logits"]
-    logits = model.head(pooled[labelled]).numpy() if labelled and model.head is not None else None
+    logits = model.head(pooled[labelled]).cpu().numpy() if labelled and model.head is not None else None
     for layer in model.dense:
         pooled = layer(pooled)
-    rows = list(pooled.numpy())
+    rows = list(pooled.cpu().numpy())
     if logits is not None:
         for number, row in zip(labelled, logits, strict=True):
             rows[number] = row[list(starts[number].label_ids)]

@@ -22,6 +22,8 @@ from executors.llm.checkpoint.gguf_tensors import SUPPORTED, GgufTensors
 from executors.llm.checkpoint.loader import choose_kernels
 from executors.llm.checkpoint.safetensors_file import SafetensorsFile
 from executors.llm.checkpoint.tensor_file import TensorFile
+from executors.llm.device.base import Device
+from executors.llm.device.table import find_device
 from executors.llm.encoder.config import EncoderConfig
 from executors.llm.encoder.cpu_encoder import CpuEncoder
 from executors.llm.encoder.gguf_tensor_names import file_name, stored_tensors
@@ -52,6 +54,7 @@ class LoadedEncoder:
     info: ModelInfo
     num_bytes: int
     notes: tuple[str, ...]
+    device: Device
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +70,15 @@ class SketchedEncoder:
 
 
 def load_encoder(config: ExecutorConfig, progress: ProgressCallback) -> LoadedEncoder:
-    """Load the checkpoint that `config.model` names. Raises ConfigError."""
+    """Load the checkpoint that `config.model` names. Raises ConfigError, and Unavailable for a device that may appear later."""
     directory = Path(config.model)
     shape = read_encoder(directory)
     dtype = _dtype(config, shape, directory)
-    kernels, missing = _kernels(config)
+    device = device_for(config)
+    device.use()
+    kernels, missing = _kernels(config, device)
     quantization = config.optimization.quantization
-    model = _model(shape, dtype, "cpu")
+    model = _model(shape, dtype, device.place, device.launches)
     if kernels is not None:
         use_kernels(kernels)
         model.pack(kernels, quantization)
@@ -85,35 +90,34 @@ def load_encoder(config: ExecutorConfig, progress: ProgressCallback) -> LoadedEn
         linear.finish()
     info = _info(config, model)
     kind = quantization or info.dtype
-    how = (
-        f"CPU kernels {kernels.isa}, {kind}"
-        if kernels is not None
-        else f"torch, for want of kernels: {missing}"
-    )
+    if kernels is not None:
+        how = f"CPU kernels {kernels.isa}, {kind}"
+    else:
+        how = f"torch, {kind}" if device.launches else f"torch, for want of kernels: {missing}"
     labels = len(shape.labels)
     serves = (
         f"a classification head of {labels} label{'s' * (labels != 1)}" if labels else "it makes embeddings"
     )
     notes = (*shape.notes, f"{how}; an encoder: {serves}, and generates nothing")
     fused = None if kernels is None else CpuEncoder(kernels, model)
-    return LoadedEncoder(model, fused, info, model.num_bytes(), notes)
+    return LoadedEncoder(model, fused, info, model.num_bytes(), notes, device)
 
 
 def sketch_encoder(config: ExecutorConfig) -> SketchedEncoder:
     """Return what `load_encoder` would load, from the headers of files alone. Raises ConfigError for settings and config.json."""
     directory = Path(config.model)
     shape = read_encoder(directory)
-    kernels, _ = _kernels(config)
+    kernels, _ = _kernels(config, device_for(config))
     tensors: tuple[tuple[TensorFile, str], ...] = ()
     problem, dtype = None, torch.float32
     try:
         dtype = _dtype(config, shape, directory)
         if config.load_format != "dummy":
-            places = _find(_model(shape, dtype, "meta"), directory)
+            places = _find(_model(shape, dtype, torch.device("meta")), directory)
             tensors = tuple((file, name) for _, name, file in places)
     except ConfigError as error:
         problem = str(error)
-    model = _model(shape, dtype, "meta")
+    model = _model(shape, dtype, torch.device("meta"))
     plain = num_bytes = model.num_bytes()
     if kernels is not None:
         kind = config.optimization.quantization or KIND_NAMES[dtype]
@@ -125,13 +129,21 @@ def sketch_encoder(config: ExecutorConfig) -> SketchedEncoder:
     return SketchedEncoder(_info(config, model), num_bytes, plain, tensors, problem)
 
 
-def _kernels(config: ExecutorConfig) -> tuple[CpuKernels | None, str]:
-    kernels, missing = choose_kernels(config, torch.device("cpu"))
+def _kernels(config: ExecutorConfig, device: Device) -> tuple[CpuKernels | None, str]:
+    kernels, missing = choose_kernels(config, device.place)
     if kernels is None and (quantization := config.optimization.quantization):
         raise ConfigError(
             f"quantization {quantization}: needs Cohort's own kernels, which are unavailable: {missing}"
         )
     return kernels, missing
+
+
+def device_for(config: ExecutorConfig) -> Device:
+    """Return the device that an encoder is computed on. What only Cohort's CPU kernels compute stays on the CPU unless another
+    device is asked for, which is refused then. Raises as `find_device`."""
+    if config.device == "auto" and config.optimization.quantization is not None:
+        return find_device("cpu")
+    return find_device(config.device)
 
 
 def _info(config: ExecutorConfig, model: Encoder) -> ModelInfo:
@@ -140,8 +152,9 @@ def _info(config: ExecutorConfig, model: Encoder) -> ModelInfo:
     return ModelInfo(
         Path(config.model).name, shape.family.model_type, shape.num_layers, shape.num_heads, shape.kv_heads, shape.head_dim,
         shape.hidden_size, shape.vocab_size, shape.vocab_size, length, str(model.dtype).removeprefix("torch."),
-        config.optimization.quantization, model.num_parameters(), "cpu", generates=False, num_labels=len(shape.labels),
-        poolings=POOLINGS, token_types=max(1, shape.num_types), vector_layers=tuple(one.outputs for one in shape.dense),
+        config.optimization.quantization, model.num_parameters(), str(device_for(config).place), generates=False,
+        num_labels=len(shape.labels), poolings=POOLINGS, token_types=max(1, shape.num_types),
+        vector_layers=tuple(one.outputs for one in shape.dense),
     )  # fmt: skip
 
 
@@ -255,10 +268,10 @@ def _stored(name: str, prefix: str, files: Collection[str]) -> str | None:
     return next((one for one in (prefix + name, name, prefix + old, old) if one in files), None)
 
 
-def _model(shape: EncoderConfig, dtype: torch.dtype, device: str) -> Encoder:
+def _model(shape: EncoderConfig, dtype: torch.dtype, place: torch.device, launched: bool = False) -> Encoder:
     if isinstance(shape, RotaryConfig):
-        return RotaryEncoder(shape, dtype, torch.device(device))
-    return Encoder(shape, dtype, torch.device(device))
+        return RotaryEncoder(shape, dtype, place, launched)
+    return Encoder(shape, dtype, place, launched)
 
 
 def slots_of(model: Encoder, names: Collection[str] = ()) -> Iterator[Slot]:

@@ -11,6 +11,7 @@ The stream is float32; products take the dtype of the weights.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -44,10 +45,50 @@ class Norm:
 
 
 class Group:
-    """Texts of one length: `rows` int64 [count, length], where their tokens are in the step."""
+    """Texts that attend in one call, each in as many places. `shape`: the numbers of texts and of places. `at` int64 [count *
+    length]: where the places' tokens are in the step. `mask` bool [count, 1, 1, length]: which places are tokens; None: all."""
 
-    def __init__(self, rows: torch.Tensor) -> None:
-        self.rows = rows
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        at: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        real: torch.Tensor | None = None,
+    ) -> None:
+        """`real` int64 [tokens]: the numbers of the places that are tokens, None for all. Other places repeat a token."""
+        self.shape, self.at, self.mask, self._real = shape, at, mask, real
+        self._places = at if real is None else at[real]
+
+    @staticmethod
+    def of(members: Sequence[tuple[int, int]], length: int) -> Group:
+        """Return the group of texts that begin at a row and have so many tokens each, at most `length`."""
+        begins, sizes = torch.tensor(members).unbind(1)
+        places = torch.arange(length)[None]
+        tokens = places < sizes[:, None]
+        at = (begins[:, None] + torch.minimum(places, sizes[:, None] - 1)).reshape(-1)
+        shape = (len(members), length)
+        if bool(tokens.all()):
+            return Group(shape, at)
+        return Group(shape, at, tokens[:, None, None], tokens.reshape(-1).nonzero()[:, 0])
+
+    def to(self, place: torch.device) -> Group:
+        """Return the same on a device."""
+        mask, real = (None if one is None else one.to(place) for one in (self.mask, self._real))
+        return Group(self.shape, self.at.to(place), mask, real)
+
+    def put(self, mixed: torch.Tensor, own: torch.Tensor) -> None:
+        """Put what attention gave for the places, [count * length, n], into the rows of the step."""
+        mixed[self._places] = own if self._real is None else own[self._real]
+
+
+@dataclass(frozen=True, slots=True)
+class StepTexts:
+    """The texts of a step, which lie one after the other. `places` int64 [n]: the position of each token in its text. `dtype`: of
+    queries, keys and values in attention."""
+
+    groups: Sequence[Group]
+    places: torch.Tensor
+    dtype: torch.dtype
 
 
 class Layer:
@@ -73,37 +114,41 @@ class Layer:
         """Each with the row at which the tensor begins in it."""
         self.norms = {"attention.output.LayerNorm": self.attention_norm, "output.LayerNorm": self.output_norm}
 
-    def __call__(self, x: torch.Tensor, dtype: torch.dtype, groups: Sequence[Group]) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, dtype: torch.dtype, step: StepTexts) -> torch.Tensor:
         """float32 [n, hidden] -> the same."""
-        mixed = _attend(self.qkv.wide(x.to(dtype)), self._heads, groups)
+        mixed = _attend(self.qkv.wide(x.to(dtype)), self._heads, step)
         x = self.attention_norm(x + self.out.wide(mixed.to(dtype)).float())
         inner = self._act(self.up.wide(x.to(dtype)).float())
         return self.output_norm(x + self.down.wide(inner.to(dtype)).float())
 
 
-def groups_of(lengths: Sequence[int]) -> list[Group]:
-    """Group texts that lie one after the other by their lengths: those of one length attend in one call."""
-    begins: dict[int, list[int]] = {}
+def padded_length(length: int) -> int:
+    """Return the number of places for a text, less than half more than its tokens from 32 on: ten numbers up to 512 tokens."""
+    step = max(16, 1 << max(0, length.bit_length() - 2))
+    return -(-length // step) * step
+
+
+def groups_of(lengths: Sequence[int], padded: bool = False) -> list[Group]:
+    """Group texts that lie one after the other by their lengths: those of one length attend in one call. `padded`: those of one
+    `padded_length`, for devices where a call costs more than the places that it computes for nothing."""
+    texts: dict[int, list[tuple[int, int]]] = {}
     begin = 0
     for length in lengths:
-        begins.setdefault(length, []).append(begin)
+        texts.setdefault(padded_length(length) if padded else length, []).append((begin, length))
         begin += length
-    return [
-        Group(torch.tensor(group)[:, None] + torch.arange(length)[None])
-        for length, group in sorted(begins.items())
-    ]
+    return [Group.of(members, width) for width, members in sorted(texts.items())]
 
 
-def _attend(qkv: torch.Tensor, heads: int, groups: Sequence[Group]) -> torch.Tensor:
-    """float32 [n, 3 * hidden] -> float32 [n, hidden]: softmax attention of each text with itself, in both directions."""
+def _attend(qkv: torch.Tensor, heads: int, step: StepTexts) -> torch.Tensor:
+    """[n, 3 * hidden] -> [n, hidden] of the step's dtype: softmax attention of each text with itself, in both directions."""
     hidden = qkv.shape[1] // 3
-    mixed = torch.empty(len(qkv), hidden)
-    for group in groups:
-        count, length = group.rows.shape
-        at = group.rows.reshape(-1)
-        q, k, v = qkv[at].view(count, length, 3, heads, hidden // heads).permute(2, 0, 3, 1, 4).float()
-        own = F.scaled_dot_product_attention(q, k, v)
-        mixed[at] = own.transpose(1, 2).reshape(count * length, hidden)
+    mixed = torch.empty(len(qkv), hidden, dtype=step.dtype, device=qkv.device)
+    for group in step.groups:
+        count, length = group.shape
+        apart = qkv[group.at].view(count, length, 3, heads, hidden // heads)
+        q, k, v = apart.permute(2, 0, 3, 1, 4).to(step.dtype)
+        own = F.scaled_dot_product_attention(q, k, v, attn_mask=group.mask)
+        group.put(mixed, own.transpose(1, 2).reshape(count * length, hidden))
     return mixed
 
 
@@ -115,10 +160,14 @@ def head_of(config: EncoderConfig, device: torch.device) -> ClassificationHead |
 
 
 class Encoder:
-    """The model on a CPU, or without memory (device "meta"). Its tensors are allocated here and filled by the loader."""
+    """The model on a device, or without memory (device "meta"). Its tensors are allocated here and filled by the loader."""
 
-    def __init__(self, config: EncoderConfig, dtype: torch.dtype, device: torch.device) -> None:
-        self.config, self.dtype = config, dtype
+    def __init__(
+        self, config: EncoderConfig, dtype: torch.dtype, device: torch.device, launched: bool = False
+    ) -> None:
+        """`launched`: each operation is a launch, whose number counts: texts of similar lengths attend in one call, and in
+        `dtype`."""
+        self.config, self.dtype, self.launched = config, dtype, launched
         hidden = config.hidden_size
         self.words = torch.empty(config.vocab_size, hidden, dtype=dtype, device=device)
         self.positions = torch.empty(config.num_positions, hidden, device=device)
@@ -167,11 +216,24 @@ class Encoder:
 
     @torch.inference_mode()
     def forward(self, ids: torch.Tensor, types: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
-        """Compute hidden states float32 [n, hidden] of texts that lie one after the other: `ids` and `types` int64 [n]."""
-        places = torch.cat([torch.arange(length) for length in lengths]) + self.config.position_offset
+        """Compute hidden states float32 [n, hidden], on the model's device, of texts that lie one after the other: `ids` and
+        `types` int64 [n], on any device."""
+        step = self.step_of(lengths)
+        ids, types = ids.to(self.place), types.to(self.place)
+        places = step.places + self.config.position_offset
         x = self.words[ids].float() + self.positions[places] + self.types[types]
         x = self.norm(x)
-        groups = groups_of(lengths)
         for layer in self.layers:
-            x = layer(x, self.dtype, groups)
+            x = layer(x, self.dtype, step)
         return x
+
+    @property
+    def place(self) -> torch.device:
+        """Where the model's tensors are."""
+        return self.words.device
+
+    def step_of(self, lengths: Sequence[int]) -> StepTexts:
+        """Return texts of these lengths, on the model's device."""
+        places = torch.cat([torch.arange(length) for length in lengths])
+        groups = [group.to(self.place) for group in groups_of(lengths, self.launched)]
+        return StepTexts(groups, places.to(self.place), self.dtype if self.launched else torch.float32)

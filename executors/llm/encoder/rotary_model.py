@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 from executors.llm.encoder.heads import Dense
 from executors.llm.encoder.layouts import Layout, layout_of
-from executors.llm.encoder.model import ACTIVATIONS, Encoder, Group, groups_of, head_of
+from executors.llm.encoder.model import ACTIVATIONS, Encoder, StepTexts, head_of
 from executors.llm.encoder.rotary_config import EncoderLayer, RotaryConfig
 from executors.llm.encoder.slots import Slot, linear_slots
 from executors.llm.model.linear import Linear
@@ -81,12 +81,12 @@ class RotaryLayer:
         )
 
     def __call__(
-        self, x: torch.Tensor, dtype: torch.dtype, groups: Sequence[Group], rotation: torch.Tensor
+        self, x: torch.Tensor, dtype: torch.dtype, step: StepTexts, rotation: torch.Tensor
     ) -> torch.Tensor:
         """float32 [n, hidden] -> the same; `rotation`: cosines and sines of each token, float32 [n, 2, head / 2]."""
 
         def attention(x: torch.Tensor) -> torch.Tensor:
-            mixed = self._mixed(self.qkv.wide(x.to(dtype)).float(), groups, rotation)
+            mixed = self._mixed(self.qkv.wide(x.to(dtype)).float(), step, rotation)
             return self.out.wide(mixed.to(dtype)).float()
 
         def mlp(x: torch.Tensor) -> torch.Tensor:
@@ -106,22 +106,21 @@ class RotaryLayer:
         norm = self.norms.get(place)
         return x if norm is None else norm(x)
 
-    def _mixed(self, qkv: torch.Tensor, groups: Sequence[Group], rotation: torch.Tensor) -> torch.Tensor:
-        """float32 [n, rows of q, k and v] -> float32 [n, heads * head]: attention of each text with itself."""
+    def _mixed(self, qkv: torch.Tensor, step: StepTexts, rotation: torch.Tensor) -> torch.Tensor:
+        """float32 [n, rows of q, k and v] -> [n, heads * head] of the step's dtype: attention of each text with itself."""
         q, k, v = (one.unflatten(-1, (-1, self._head)) for one in qkv.split([*self.heights.values()], -1))
         if self.head_norms:
             q, k = self.head_norms["q"](q), self.head_norms["k"](k)
-        q, k = rotate(q, rotation), rotate(k, rotation)
+        q, k, v = (one.to(step.dtype) for one in (rotate(q, rotation), rotate(k, rotation), v))
         if self.heads != self._kv_heads:
             k, v = (one.repeat_interleave(self.heads // self._kv_heads, 1) for one in (k, v))
-        mixed = torch.empty(len(q), self.heads * self._head)
-        for group in groups:
-            at = group.rows.reshape(-1)
+        mixed = torch.empty(len(q), self.heads * self._head, dtype=step.dtype, device=q.device)
+        for group in step.groups:
             own_q, own_k, own_v = (
-                one[at].unflatten(0, group.rows.shape).transpose(1, 2) for one in (q, k, v)
+                one[group.at].unflatten(0, group.shape).transpose(1, 2) for one in (q, k, v)
             )
-            own = attend(own_q, own_k, own_v, self.shape.reach, self._scale)
-            mixed[at] = own.transpose(1, 2).reshape(len(at), -1)
+            own = attend(own_q, own_k, own_v, self.shape.reach, self._scale, group.mask)
+            group.put(mixed, own.transpose(1, 2).reshape(len(group.at), -1))
         return mixed
 
     def slots(self, names: Layout, number: int) -> Iterator[Slot]:
@@ -162,23 +161,30 @@ def rotations(rope: RopeConfig, length: int) -> torch.Tensor:
 
 
 def attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, reach: int | None, scale: float
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    reach: int | None,
+    scale: float,
+    tokens: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """float32 [texts, heads, length, head] -> the same: softmax(scale q k^T) v, over the tokens up to `reach` positions away on
-    both sides; None: over all.
+    """[texts, heads, length, head] -> the same: softmax(scale q k^T) v, over the tokens up to `reach` positions away on both
+    sides; None: over all. `tokens` bool [texts, 1, 1, length]: which keys are tokens, None for all.
 
     Queries go in chunks, each with the keys that it sees, so that a long text costs its length times its window.
     """
     length = q.shape[2]
     if reach is None or reach >= length - 1:
-        return F.scaled_dot_product_attention(q, k, v, scale=scale)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=tokens, scale=scale)
     chunk = max(_CHUNK, 2 * reach)
     mixed = []
     for first in range(0, length, chunk):
         last = min(first + chunk, length)
         begin, end = max(0, first - reach), min(length, last + reach)
-        apart = torch.arange(first, last)[:, None] - torch.arange(begin, end)[None]
-        mask = apart.abs() <= reach
+        queries, keys = (torch.arange(*span, device=q.device) for span in ((first, last), (begin, end)))
+        mask = (queries[:, None] - keys[None]).abs() <= reach
+        if tokens is not None:
+            mask = mask & tokens[..., begin:end]
         mixed.append(
             F.scaled_dot_product_attention(
                 q[:, :, first:last], k[:, :, begin:end], v[:, :, begin:end], attn_mask=mask, scale=scale
@@ -188,12 +194,15 @@ def attend(
 
 
 class RotaryEncoder(Encoder):
-    """The model on a CPU, or without memory (device "meta"). Its tensors are allocated here and filled by the loader."""
+    """The model on a device, or without memory (device "meta"). Its tensors are allocated here and filled by the loader."""
 
     config: RotaryConfig
 
-    def __init__(self, config: RotaryConfig, dtype: torch.dtype, device: torch.device) -> None:
-        self.config, self.dtype = config, dtype
+    def __init__(
+        self, config: RotaryConfig, dtype: torch.dtype, device: torch.device, launched: bool = False
+    ) -> None:
+        """As `Encoder`."""
+        self.config, self.dtype, self.launched = config, dtype, launched
         hidden = config.hidden_size
         self.words = torch.empty(config.vocab_size, hidden, dtype=dtype, device=device)
         self.types = torch.empty(config.num_types, hidden, device=device)
@@ -239,17 +248,16 @@ class RotaryEncoder(Encoder):
 
     @torch.inference_mode()
     def forward(self, ids: torch.Tensor, types: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
-        """Compute hidden states float32 [n, hidden] of texts that lie one after the other: `ids` and `types` int64 [n]. Families
-        without token types take those for nothing."""
-        x = self.words[ids].float() * self.config.embed_scale
+        """Compute hidden states as `Encoder.forward`. Families without token types take those for nothing."""
+        step = self.step_of(lengths)
+        x = self.words[ids.to(self.place)].float() * self.config.embed_scale
         if len(self.types):
-            x = x + self.types[types]
+            x = x + self.types[types.to(self.place)]
         if self.embed_norm is not None:
             x = self.embed_norm(x)
-        rotations = self._rotations(lengths)
-        groups = groups_of(lengths)
+        rotations = [table[step.places] for table in self.tables(max(lengths))]
         for layer in self.rotary_layers:
-            x = layer(x, self.dtype, groups, rotations[layer.shape.rope])
+            x = layer(x, self.dtype, step, rotations[layer.shape.rope])
         return x if self.final_norm is None else self.final_norm(x)
 
     def tables(self, longest: int) -> list[torch.Tensor]:
@@ -257,10 +265,5 @@ class RotaryEncoder(Encoder):
         if not self._tables or len(self._tables[0]) < longest:
             size = min(self.config.num_positions, max(512, 1 << (longest - 1).bit_length()))
             size = max(size, longest)
-            self._tables = [rotations(rope, size) for rope in self.config.ropes]
+            self._tables = [rotations(rope, size).to(self.place) for rope in self.config.ropes]
         return self._tables
-
-    def _rotations(self, lengths: Sequence[int]) -> list[torch.Tensor]:
-        """Return each rope's cosines and sines of the tokens, float32 [n, 2, head / 2]."""
-        places = torch.cat([torch.arange(length) for length in lengths])
-        return [table[places] for table in self.tables(max(lengths))]

@@ -52,7 +52,8 @@ def vectors(executor: EncoderExecutor, ids: list[np.ndarray], threads: int, pool
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        return pooled_texts(loaded, together, np.zeros_like(together), starts, [pooling] * len(ids))
+        found = pooled_texts(loaded, together, np.zeros_like(together), starts, [pooling] * len(ids))
+        return np.array(found)
     finally:
         torch.set_num_threads(before)
 
@@ -130,7 +131,8 @@ async def test_without_kernels_torch_computes_the_same(tmp_path: Path, family: s
     ids = rotary_models.texts((33, 150, 7), seed=3)
     together, starts = np.concatenate(ids), np.array([0, 33, 183, 190])
     for pooling in ("cls", "mean", "last"):
-        found = pooled_texts(plain._loaded, together, np.zeros_like(together), starts, [pooling] * 3)
+        of_torch = pooled_texts(plain._loaded, together, np.zeros_like(together), starts, [pooling] * 3)
+        found = of_torch.numpy()
         assert off(found, vectors(fused, ids, 1, pooling)) < 3e-5 * max(1.0, float(np.abs(found).max()))
     states = [
         hidden_states(one, together, np.zeros_like(together), starts)

@@ -180,12 +180,12 @@ class Life:
     def tell(self, message: Release | Truncate | ReleaseMemory) -> None:
         """Send a message that has no answer."""
         if self.death is None:
-            self._stream.send(frame_of(message))
+            self._stream.send_soon(frame_of(message))
 
     def tell_frame(self, frame: bytearray) -> None:
         """Do the same as `tell` with the frame of a message."""
         if self.death is None:
-            self._stream.send(frame)
+            self._stream.send_soon(frame)
 
     def look(self) -> None:
         """Notice at once if the process has ended."""

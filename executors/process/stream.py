@@ -10,11 +10,14 @@ import asyncio
 import socket
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 
 from executors.process.messages import ToServer
 from executors.process.wire import FrameDecoder, WireError
 
 _READ_BYTES = 1 << 18
+_MOST_AT_ONCE = 64
+"""Frames that one call of the system takes; Linux takes 1,024."""
 
 
 class MessageStream:
@@ -37,20 +40,31 @@ class MessageStream:
         self._ended = ended
         self._decoder: FrameDecoder[ToServer] = FrameDecoder(ToServer)
         self._unsent: deque[memoryview] = deque()
+        self._writing = False
+        """Whether the socket is full, and the loop waits until it accepts more."""
+        self._flushing: asyncio.Handle | None = None
+        """What sends frames that wait for others."""
         # One buffer for all reads: as new objects, cut down to what has come, they leave the heap full of holes.
         self._buffer = memoryview(bytearray(_READ_BYTES))
         self.open = True
         loop.add_reader(sock, self._read)
 
     def send(self, frame: bytearray) -> None:
-        """Send a frame, at once or when the socket accepts it. Silently dropped once closed."""
+        """Send a frame, with those before it, at once or when the socket accepts it. Silently dropped once closed."""
         if not self.open:
             return
         self._unsent.append(memoryview(frame))
-        if len(self._unsent) == 1:
-            self._write()
-            if self._unsent:
-                self._loop.add_writer(self._sock, self._write_more)
+        if not self._writing:
+            self._flush()
+
+    def send_soon(self, frame: bytearray) -> None:
+        """Send a frame with the next one, or when the event loop comes round: a call of the system, and a wake-up of the other
+        side, for each of many small frames would take longer than the frames. Silently dropped once closed."""
+        if not self.open:
+            return
+        self._unsent.append(memoryview(frame))
+        if not self._writing and self._flushing is None:
+            self._flushing = self._loop.call_soon(self._flush)
 
     def drain(self) -> None:
         """Read and deliver all that has arrived."""
@@ -65,6 +79,9 @@ class MessageStream:
             self._loop.remove_writer(self._sock)
             self._sock.close()
             self._unsent.clear()
+            if self._flushing is not None:
+                self._flushing.cancel()
+                self._flushing = None
 
     def _read(self) -> bool:
         """Read once; False if there was nothing to read or the stream is over."""
@@ -85,14 +102,23 @@ class MessageStream:
             self._end(str(error))
         return self.open
 
+    def _flush(self) -> None:
+        if self._flushing is not None:
+            self._flushing.cancel()
+            self._flushing = None
+        self._write()
+        if self._unsent and self.open:
+            self._writing = True
+            self._loop.add_writer(self._sock, self._write_more)
+
     def _write(self) -> None:
         try:
             while self._unsent:
-                count = self._sock.send(self._unsent[0])
-                if count < len(self._unsent[0]):
+                count = self._sock.sendmsg(list(islice(self._unsent, _MOST_AT_ONCE)))
+                while self._unsent and count >= len(self._unsent[0]):
+                    count -= len(self._unsent.popleft())
+                if count:
                     self._unsent[0] = self._unsent[0][count:]
-                else:
-                    self._unsent.popleft()
         except BlockingIOError:
             return
         except OSError:
@@ -102,6 +128,7 @@ class MessageStream:
     def _write_more(self) -> None:
         self._write()
         if not self._unsent:
+            self._writing = False
             self._loop.remove_writer(self._sock)
 
     def _end(self, reason: str | None) -> None:

@@ -18,8 +18,35 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -
     """The result of `work`, which is cancelled as soon as the client closes its connection.
 
     The request's body must have been read. Raises ClientDisconnected, and what `work` raises.
+
+    The work runs in this task, and one other waits for the disconnect: of a call whose answer takes a millisecond, a task for
+    each and the waits for both would be a tenth.
     """
-    return await race(receive, work, Sending(), None)
+    own = asyncio.current_task()
+    assert own is not None
+    cancelled_before, gone = own.cancelling(), False
+
+    def hang_up(watcher: asyncio.Task[None]) -> None:
+        nonlocal gone
+        if not watcher.cancelled():
+            watcher.exception()  # read, or it would be reported as never retrieved
+            gone = True
+            own.cancel()
+
+    watcher = asyncio.create_task(disconnected(receive))
+    watcher.add_done_callback(hang_up)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if gone and own.uncancel() <= cancelled_before:
+            gone = False
+            raise ClientDisconnected from None
+        raise
+    finally:
+        watcher.remove_done_callback(hang_up)
+        watcher.cancel()
+        if gone and own.cancelling() > cancelled_before:
+            own.uncancel()  # the work ended by itself in the meantime
 
 
 class Sending:
@@ -57,7 +84,7 @@ class Alive:
 async def race(
     receive: Receive, work: Coroutine[Any, Any, Result], sending: Sending, alive: Alive | None
 ) -> Result:
-    """The result of `work`, as of `while_connected`; meanwhile `alive` sends its signs of life."""
+    """The result of `work`, as of `while_connected`, in a task of its own; meanwhile `alive` sends its signs of life."""
     task = asyncio.create_task(work)
     watcher = asyncio.create_task(_watch(receive, sending))
     try:

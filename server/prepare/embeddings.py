@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -58,15 +60,17 @@ def _one_of(model: ServedModel) -> str:
 
 def shaped(vector: NDArray[np.float32], body: EmbeddingRequest) -> NDArray[np.float32]:
     """float32 [dimensions]: the vector, cut and normalised to length 1 as requested. Raises SequenceFailed for NaN or inf."""
-    if not np.isfinite(vector).all():
-        raise SequenceFailed("the model's hidden states are not finite")
-    vector = vector[: body.dimensions]
-    if body.use_activation is False:
-        return vector
     wide = vector.astype(np.float64)
-    length = float(np.linalg.norm(wide))
-    unit: NDArray[np.float32] = (wide / length).astype(np.float32) if length else vector
-    return unit
+    # Squares of float32 and their sum are finite in float64, so NaN and inf alone make a sum that is not.
+    if not math.isfinite(square := float(wide.dot(wide))):
+        raise SequenceFailed("the model's hidden states are not finite")
+    if body.dimensions is not None:
+        vector, wide = vector[: body.dimensions], wide[: body.dimensions]
+        square = float(wide.dot(wide))
+    if body.use_activation is False or not square:
+        return vector
+    wide /= math.sqrt(square)
+    return wide.astype(np.float32)
 
 
 def prompted(model: ServedModel, body: EmbeddingRequest) -> list[str | list[int]]:

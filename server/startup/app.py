@@ -25,6 +25,7 @@ from server.http.holds import ReleaseHolds
 from server.http.hosts import HostCheck, Hosts, hosts_of
 from server.http.keys import Keys
 from server.http.middleware import AnswerFailures, BodyLimit, RequestLogging, TrailingSlash, log_call
+from server.http.plain_routes import simplify
 from server.remote.workers import passed_on
 from server.settings.table import Settings
 from server.startup.key_files import ServerKeys
@@ -72,7 +73,7 @@ def create_app(
     routers += [router for dialect in dialects for router in dialect.routers]
     for router in (*routers, console.router):
         # `include_router` would build each route again at the first request, and match every request twice.
-        app.router.routes.extend(router.routes)
+        app.router.routes.extend(map(simplify, router.routes))
     app.state.forms = Forms(dialect.form for dialect in dialects)
     endpoints = Endpoints(paths_of(app.routes))
     install_handlers(app, endpoints)

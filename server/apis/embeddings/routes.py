@@ -11,17 +11,16 @@ from fastapi import APIRouter, Request
 from numpy.typing import NDArray
 from starlette.responses import Response
 
-from engine.text.embedding import EmbeddingRequest as Asked
 from server.answer.sse import encode, prompt_usage
 from server.apis.base.common import find_model, json_response, read, state_of
 from server.apis.embeddings.answers import Embedding, Embeddings
-from server.http.call import call_of
+from server.http.call import Call, call_of
 from server.http.disconnect import while_connected
 from server.prepare.embeddings import FIELD_NAMES, prepare_embedding, shaped
 from server.prepare.field_names import named
 from server.prepare.prompts import place_in
 from server.schemas.embeddings import EmbeddingRequest
-from server.state.server_state import ServedModel
+from server.state.server_state import ServedModel, ServerState
 
 router = APIRouter()
 
@@ -36,12 +35,14 @@ async def embeddings(request: Request) -> Response:
     body = await read(request, EmbeddingRequest)
     body.check()
     state, model, name = await find_model(request, body.model, deadline_ms=body.deadline_ms, keep=body.ttl)
-    embedding = await while_connected(request.receive, prepare_embedding(state, call, model, body))
+    return json_response(await while_connected(request.receive, _answer(state, call, model, name, body)))
+
+
+async def _answer(
+    state: ServerState, call: Call, model: ServedModel, name: str, body: EmbeddingRequest
+) -> Embeddings:
+    embedding = await prepare_embedding(state, call, model, body)
     call.response_id = embedding.context.request_id
-    return json_response(await while_connected(request.receive, _answer(model, name, body, embedding)))
-
-
-async def _answer(model: ServedModel, name: str, body: EmbeddingRequest, embedding: Asked) -> Embeddings:
     place = place_in("input", body.input)
     with named(FIELD_NAMES.of_body(text=place)):
         vectors, usage = await model.engine.embed(embedding)

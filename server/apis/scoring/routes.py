@@ -84,10 +84,13 @@ async def _scored(
     state, call = state_of(request), call_of(request.scope)
     state, model, name = await find_model(request, body.model, deadline_ms=body.deadline_ms, keep=body.ttl)
     context = request_context(call, prefix, body, model)
-    prepared = await while_connected(request.receive, prepare_scores(state, model, body, pairs, context))
-    call.response_id = context.request_id
-    scores, usage = await while_connected(request.receive, _computed(model, prepared, pairs))
-    return name, prepared, scores, usage
+
+    async def work() -> tuple[PreparedScores, list[float], Usage]:
+        prepared = await prepare_scores(state, model, body, pairs, context)
+        call.response_id = context.request_id
+        return prepared, *await _computed(model, prepared, pairs)
+
+    return name, *await while_connected(request.receive, work())
 
 
 async def _computed(model: ServedModel, prepared: PreparedScores, pairs: Pairs) -> tuple[list[float], Usage]:

@@ -7,6 +7,7 @@ the only protection.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 
@@ -16,6 +17,8 @@ from server.http.errors import http_error_response
 from server.settings.host_names import ANY, is_address, is_loopback, plain_host
 
 _PORT = re.compile(r":[0-9]*\Z")
+_CACHE_SIZE = 64
+"""Number of values of the header whose answer is cached: most requests of a server name one of a few hosts."""
 _MAX_TOLD = 100
 """Number of characters of a Host header that the answer repeats."""
 
@@ -30,11 +33,13 @@ class Hosts:
         plain = [plain_host(name) for name in names or ()]
         self._exact = frozenset(plain)
         self._below = tuple(name.removeprefix("*") for name in plain if name.startswith("*."))
+        self._is_listed = functools.lru_cache(_CACHE_SIZE)(self._look_up)
 
     def allow(self, host: str) -> bool:
         """True for the value of a Host header that may be answered, whatever its port."""
-        if self._any:
-            return True
+        return self._any or self._is_listed(host)
+
+    def _look_up(self, host: str) -> bool:
         name = plain_host(_PORT.sub("", host) if not is_address(host) else host)
         return name in self._exact or name.endswith(self._below) or is_loopback(name)
 

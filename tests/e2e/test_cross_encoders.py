@@ -275,7 +275,7 @@ def test_a_gguf_file_scores_as_the_checkpoint_that_it_was_made_of(tmp_path: Path
         np.testing.assert_allclose(one.rerank("w1 w2 w3", documents), right, atol=1e-5)
         card = server.get("/v1/models").json()["data"][0]
         assert (card["scores"], card["max_model_len"]) == ("reranker", LENGTH)
-        assert "scores of a reranker" in server.log()
+        assert "scores only: the model is an encoder" in server.log()
         refused = server.post("/v1/embeddings", {"model": "cross", "input": "w1"})
         assert refused.status_code == 400 and "names rank, a reranker's" in refused.text
 

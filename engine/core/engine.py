@@ -18,7 +18,7 @@ from collections.abc import Sequence as SequenceOf
 
 from engine.config import EngineConfig
 from engine.core.assembly import make_scheduler, steps_in_flight
-from engine.core.core_lease import CoreLease
+from engine.core.core_share import SharedCores
 from engine.core.counters import Counters
 from engine.core.delivery import Delivery
 from engine.core.endings import Endings
@@ -67,7 +67,7 @@ class EngineCore:
         metrics: MetricsSink | None = None,
         clock: Callable[[], float] = time.monotonic,
         at_rest: Callable[[], None] = lambda: None,
-        cores: CoreLease | None = None,
+        cores: SharedCores | None = None,
     ) -> None:
         """`at_rest`: what else to do when there has been nothing to compute for a while; milliseconds at most. `cores`: shared by
         engines whose executors compute on the same cores; None: this one has them alone."""
@@ -96,7 +96,7 @@ class EngineCore:
         self._endings: Endings | None = None
         self._loop: EngineLoop | None = None
         self._task: asyncio.Task[None] | None = None
-        self._turn = None if cores is None else cores.join(self._inbox.wake)
+        self._core_share = None if cores is None else cores.join()
         executor.set_death_listener(self._inbox.report_death)
 
     @property
@@ -160,7 +160,7 @@ class EngineCore:
             self._health,
             self.observer,
             self._parking,
-            self._turn,
+            self._core_share,
         )
 
     async def park(self) -> None:
@@ -212,8 +212,8 @@ class EngineCore:
                 logger.exception("the engine loop ended badly")
             self._task = None
         await self._steps.cancel()
-        if self._turn is not None:
-            self._turn.leave()
+        if self._core_share is not None:
+            self._core_share.work(False)
         await self._adapters.stop()
         if self._endings is not None:
             self._endings.fail_all(Unavailable("the server is shutting down"))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from engine.config import EngineConfig
-from engine.core.core_lease import Turn
+from engine.core.core_share import CoreShare
 from engine.core.delivery import Delivery
 from engine.core.endings import Endings
 from engine.core.health import Health
@@ -59,8 +59,8 @@ class EngineLoop:
     health: Health
     observer: Observer
     parking: Parking
-    turn: Turn | None = None
-    """The engine's place among those that share the cores; None: it has them alone."""
+    core_share: CoreShare | None = None
+    """The engine's part of cores that others compute on as well; None: it has them alone."""
     _looks_at: float | None = None
     """When the loop task next looks for sequences that have waited too long, unless an event comes first; None: never."""
 
@@ -109,25 +109,17 @@ class EngineLoop:
             self._give_up(ExecutorFailed(f"the engine failed: {error}", code="engine_failed"))
 
     def _next_batch(self) -> UnifiedBatch | None:
-        """The next step; None if nothing can be computed, or other engines have the cores."""
-        turn, scheduler = self.turn, self.scheduler
-        if turn is None:
-            return scheduler.schedule()
-        if not (scheduler.running or scheduler.waiting):
-            turn.leave()
-            return None
-        if self.steps or not turn.take():
-            return None
-        scheduler.most_tokens = turn.most_tokens()
-        batch = scheduler.schedule()
-        if batch is None:
-            turn.give()
-        return batch
+        """The next step; None if nothing can be computed."""
+        share, scheduler = self.core_share, self.scheduler
+        if share is not None:
+            share.work(bool(scheduler.running or scheduler.waiting))
+            scheduler.most_tokens = share.most_tokens()
+        return scheduler.schedule()
 
-    def _leave_turn(self) -> None:
-        """Let other engines have the cores, until `_next_batch` asks again."""
-        if self.turn is not None:
-            self.turn.leave()
+    def _leave_cores(self) -> None:
+        """Do not count as an engine with work, until `_next_batch` looks again."""
+        if self.core_share is not None:
+            self.core_share.work(False)
 
     def _look_after_waiting(self) -> None:
         """Apply queued commands, and drop sequences that have waited too long to be started."""
@@ -156,8 +148,6 @@ class EngineLoop:
         step = await self.steps.next_result(self._until_too_late())
         if step is None:
             return
-        if self.turn is not None:  # its only step out
-            self.turn.give()
         batch, sequences = step.batch, self.scheduler.sequences
         counts = self.scheduler.journal.accepts(batch.epoch)
         try:
@@ -175,9 +165,12 @@ class EngineLoop:
             sequences.abandon(batch)
             return
         seqs = sequences.by_step[batch.step_id]
+        seconds = max(
+            0.0, seconds - output.waited
+        )  # what other models computed meanwhile says nothing of this one
         self.scheduler.results.observe(batch, output, seconds)
-        if self.turn is not None:
-            self.turn.observe(batch.total_q_tokens(), seconds)
+        if self.core_share is not None:
+            self.core_share.observe(batch.total_q_tokens(), seconds)
         deltas = self.scheduler.results.commit(batch, output)
         self.observer.step_landed(batch, output, seqs, seconds, step.ended)
         if any(delta.error is None for _, delta in deltas):
@@ -221,7 +214,7 @@ class EngineLoop:
     async def _recover(self, batch: UnifiedBatch | None, error: ExecutorError) -> None:
         """A step failed, or the executor died between steps (`batch` None): act on what `Recovery` decides. Returns only if
         the engine can go on."""
-        self._leave_turn()
+        self._leave_cores()
         health = self.health
         health.stage = Stage.DRAINING if health.stage is Stage.DRAINING else Stage.RECOVERING
         health.detail = str(error)
@@ -237,7 +230,7 @@ class EngineLoop:
         """Preempt everything and put the executor away, then wait until it is to come back: recovery from there on."""
         health, parking = self.health, self.parking
         self.delivery.release()
-        self._leave_turn()
+        self._leave_cores()
         plan = self.recovery.plan_parking()
         self.adapters.lose_all()
         await self.executor.suspend()
@@ -297,7 +290,7 @@ class EngineLoop:
     def _give_up(self, error: EngineError) -> None:
         """Fail for good: every sequence ends with an error, and code that waits for `failed` may end the process."""
         self.health.stage = Stage.FAILED
-        self._leave_turn()
+        self._leave_cores()
         self.delivery.release()
         try:
             self.endings.fail_all(error)

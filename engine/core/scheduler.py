@@ -63,7 +63,8 @@ class Scheduler:
         self.running = self.sequences.running
         self.step_budget = StepBudget(max_num_batched_tokens)
         self.most_tokens: int | None = None
-        """Tokens that the next step may have while other engines wait for the cores; None: no such limit. Written by the loop."""
+        """Tokens that the next step may have while other engines have work for the same cores; None: no such limit. Written by
+        the loop."""
         self._last_step_id = 0
         self._packer = StepPacker()
         self._model_drafts = ModelDrafts(self.policies, kv, self.sequences)

@@ -313,6 +313,8 @@ class UnifiedOutput(Sequence["ItemOutput | None"]):
     checksums: NDArray[np.uint64] | None = None
     """uint64 [m]: checksums of the batch's `seals` at the end of the step, in their order, combined over ranks by exclusive or.
     None without seals, or from an executor that seals nothing."""
+    waited: float = 0.0
+    """Seconds that the step waited for its turn at cores that other executors compute on as well."""
 
     @staticmethod
     def from_items(items: Sequence[ItemOutput | None]) -> UnifiedOutput:

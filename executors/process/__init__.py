@@ -22,15 +22,24 @@ if TYPE_CHECKING:
     from executors.process.output import ChildOutput
 
 
+def core_turns() -> str:
+    """Make what executors take turns by that compute on the same cores: `turns` of `connect`. It lives as long as this process.
+    Raises OSError or AttributeError where the system has no such files."""
+    from executors.process.core_turns import CoreTurns
+
+    return CoreTurns.create().path
+
+
 def connect(
     config: ExecutorConfig,
     mode: Literal["process", "inline"] = "process",
     *,
     on_death: Callable[[ExecutorDied], None] | None = None,
     output: ChildOutput | None = None,
+    turns: str | None = None,
 ) -> RemoteExecutor | InlineExecutor:
     """The executor that `config` names, in a child process or on a thread of this one; nothing is started before warmup.
-    `output` takes what child processes write to stderr.
+    `output` takes what child processes write to stderr. `turns`: as for `RemoteExecutor`; none are taken on a thread.
 
     Raises ValueError for another mode, ConfigError for several ranks inline.
     """
@@ -39,7 +48,7 @@ def connect(
         from executors.process.client import RemoteExecutor
 
         imports = registry.imports_of(config.executor)
-        return RemoteExecutor(config, on_death=on_death, output=output, imports=imports)
+        return RemoteExecutor(config, on_death=on_death, output=output, imports=imports, turns=turns)
     if mode == "inline":
         if config.parallel.world_size > 1:
             raise ConfigError("executor_mode inline: several ranks need a process each; take process")

@@ -153,7 +153,7 @@ async def serve(
     memory = first.memory if memory is None else memory
     if memory is not None:
         os.set_inheritable(memory, False)  # a compiler that hangs must not keep it
-    if not await worker.load(first.config, memory):
+    if not await worker.load(first.config, memory, first.turns):
         return EXIT_FAILED
     gc.collect()
     gc.freeze()  # modules and weights stay: no collection need look at them again

@@ -75,6 +75,7 @@ class RemoteExecutor(BatchModelExecutor):
     - `config.executor` names a built-in executor or `package.module:Factory`: factories that `register_factory` added in this
       process do not exist in the child.
     - `imports`: modules that a fork server imports, which then begins the children; without them `command` does.
+    - `turns`: see `CoreTurns.open`: steps take turns with those of other executors; None: they do not.
     """
 
     mode = "process"
@@ -89,6 +90,7 @@ class RemoteExecutor(BatchModelExecutor):
         command: Command = child_command,
         output: ChildOutput | None = None,
         imports: Sequence[str] = (),
+        turns: str | None = None,
     ) -> None:
         self.config = config
         self.on_death = on_death
@@ -96,6 +98,7 @@ class RemoteExecutor(BatchModelExecutor):
         self._clock = clock
         self._command, self._output = command, output
         self._imports = imports
+        self._turns = turns
         self._fork_server: ForkServer | None = None
         self._cost = TokenCost()
         self._report: ProgressCallback | None = None
@@ -273,10 +276,11 @@ class RemoteExecutor(BatchModelExecutor):
         self, begin: Begin, listener: Listener, memory: Sequence[MemoryFile]
     ) -> Life | RankProcesses:
         arguments = self.config, self._limits, self._cost, self._clock, listener, begin
-        again, output = self._facts is not None, self._output
+        again, output, turns = self._facts is not None, self._output, self._turns
         if self.config.parallel.world_size > 1:
-            return RankProcesses(*arguments, again=again, output=output, memory=memory)
-        return Life(*arguments, again=again, output=output, memory=memory[0] if memory else None)
+            return RankProcesses(*arguments, again=again, output=output, memory=memory, turns=turns)
+        first = memory[0] if memory else None
+        return Life(*arguments, again=again, output=output, memory=first, turns=turns)
 
     async def begin_epoch(self, epoch: int, adopt: SealedBlocks | None = None) -> Int32Array:
         """As the contract's; starts a new child when the old one is dead."""

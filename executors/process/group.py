@@ -65,8 +65,10 @@ class RankProcesses:
         again: bool = False,
         output: ChildOutput | None = None,
         memory: Sequence[MemoryFile] = (),
+        turns: str | None = None,
     ) -> None:
-        """`memory`: of each rank, or nothing. Raises OSError if a process cannot be started; those that were are ended then."""
+        """`memory`: of each rank, or nothing. `turns`: see `Load`; rank 0 takes them for all. Raises OSError if a process
+        cannot be started; those that were are ended then."""
         self._loop = asyncio.get_running_loop()
         self._listener, self._limits = listener, limits
         self._facts: Ready | None = None
@@ -92,6 +94,7 @@ class RankProcesses:
                     again=again,
                     output=output,
                     memory=memory[rank] if memory else None,
+                    turns=turns if rank == 0 else None,
                 )
                 self._ranks.append(life)
         except BaseException:

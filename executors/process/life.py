@@ -83,9 +83,10 @@ class Life:
         again: bool = False,
         output: ChildOutput | None = None,
         memory: MemoryFile | None = None,
+        turns: str | None = None,
     ) -> None:
-        """`again`: an earlier child was loaded. `output` takes the child's stderr. `memory` is offered to its executor. Raises
-        OSError if the child cannot be begun."""
+        """`again`: an earlier child was loaded. `output` takes the child's stderr. `memory` is offered to its executor. `turns`:
+        see `Load`. Raises OSError if the child cannot be begun."""
         self._loop = asyncio.get_running_loop()
         self._limits, self._clock, self._listener = limits, clock, listener
         self._watch = HangWatch(limits, cost, clock(), again=again)
@@ -108,7 +109,7 @@ class Life:
         self.pid = self._process.pid
         self._process.watch(self._exited)
         self._stream = MessageStream(self._loop, ours, self._received, self._stream_ended)
-        self._stream.send(encode(Load(config, limits.heartbeat_s, descriptor)))
+        self._stream.send(encode(Load(config, limits.heartbeat_s, descriptor, turns)))
         self._ticked_at = clock()
         self._ticker = self._loop.call_later(limits.tick_s, self._tick)
 
@@ -223,6 +224,8 @@ class Life:
         match message:
             case Heartbeat():
                 self._oom_kills.alive()
+                if message.waits:
+                    self._watch.waits(now)
                 self._listener.heartbeat(message)
             case Progress():
                 self._watch.reported(now, message.done, message.total)

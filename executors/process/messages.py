@@ -59,11 +59,12 @@ Array = np.ndarray  # on the wire always of one dimension; its dtype travels wit
 
 class Load(msgspec.Struct, tag=1, array_like=True):
     """Create and warm up the executor. The first message, once. `memory`: descriptor for `use_memory`, which the process has
-    inherited; None if there is none."""
+    inherited; None if there is none. `turns`: see `CoreTurns.open`; None: steps wait for no other executor."""
 
     config: ExecutorConfig
     heartbeat_s: float
     memory: int | None = None
+    turns: str | None = None
 
 
 class Step(msgspec.Struct, tag=2, array_like=True):
@@ -198,11 +199,13 @@ class Snapshot(msgspec.Struct, array_like=True):
 
 
 class Heartbeat(msgspec.Struct, tag=1, array_like=True):
-    """A sign of life. `snapshot`: None before the executor exists. `running_s`: seconds of the current call, None when idle."""
+    """A sign of life. `snapshot`: None before the executor exists. `running_s`: seconds of the current call, None when idle.
+    `waits`: the call waits for its turn at the cores."""
 
     snapshot: Snapshot | None
     stage: str
     running_s: float | None
+    waits: bool = False
 
 
 class Progress(msgspec.Struct, tag=2, array_like=True):
@@ -243,6 +246,7 @@ class StepDone(msgspec.Struct, tag=5, array_like=True):
     details: dict[int, Item]
     drafts: Drafts | None
     checksums: Array | None
+    waited: float = 0.0
 
 
 class Item(msgspec.Struct, array_like=True):
@@ -471,7 +475,7 @@ def unpack_output(done: StepDone) -> UnifiedOutput:
         )
         for i, one in done.details.items()
     }
-    return UnifiedOutput(done.num_tokens, done.token_ids, details, done.drafts, done.checksums)
+    return UnifiedOutput(done.num_tokens, done.token_ids, details, done.drafts, done.checksums, done.waited)
 
 
 def own(record: R) -> R:

@@ -8,7 +8,8 @@
     not measured, no tokens (adapters, a new epoch), or while a progress report stands open (compilation, graph
     capture)      slow_call_s, from the last report on
 
-A progress report stands open until one with done == total or the end of the call.
+A progress report stands open until one with done == total or the end of the call. Time in which a call waits for its turn at the
+cores does not count.
 """
 
 from __future__ import annotations
@@ -90,6 +91,10 @@ class HangWatch:
         self._since = now
         if self._calls:
             self._calls[0].reported = True
+
+    def waits(self, now: float) -> None:
+        """Record that the first call waits for its turn: its time begins later."""
+        self._since = now
 
     def answered(self, now: float, seconds: float, *, step: bool) -> None:
         """Record the answer to the first call after `seconds` of work; `step`: it succeeded and measures the token cost."""

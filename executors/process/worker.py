@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from executors.contract import (
 )
 from executors.contract.faults import executor_error
 from executors.process import messages as m
+from executors.process.core_turns import CoreTurns
 from executors.process.guard import StepGuard, typed
 from executors.process.wire import WireError
 
@@ -57,6 +59,10 @@ class Worker:
         self._snapshot_at = 0.0
         self._reports = ProgressReports(lambda stage, done, total: send(m.Progress(stage, done, total)))
         self._preparing: set[asyncio.Task[None]] = set()
+        self._turns: CoreTurns | None = None
+        """Turns at cores that other executors compute on as well."""
+        self._waits = False
+        """Whether a step waits for its turn."""
         self._rank = 0
         self._overlaps = False
         """Whether the executor accepts a step while it computes another."""
@@ -66,9 +72,9 @@ class Worker:
 
     # -- loading -------------------------------------------------------------------------------------------------------
 
-    async def load(self, config: ExecutorConfig, memory: int | None = None) -> bool:
-        """Import, create and warm up the executor, and send Ready. False, after sending LoadFailed, if that failed. `memory`: see
-        `Load`."""
+    async def load(self, config: ExecutorConfig, memory: int | None = None, turns: str | None = None) -> bool:
+        """Import, create and warm up the executor, and send Ready. False, after sending LoadFailed, if that failed. `memory`,
+        `turns`: see `Load`."""
         try:
             self._rank = config.parallel.rank
             self._progress("importing", 0, 0)
@@ -82,6 +88,8 @@ class Worker:
             await executor.warmup()
             self._guard = StepGuard(executor)
             self._overlaps = executor.capabilities().max_in_flight > 1
+            if turns is not None and not self._overlaps:
+                self._join(turns)
             self._stage = ""
             self.beat()
             self._send(_facts(executor))
@@ -89,6 +97,12 @@ class Worker:
         except (Exception, asyncio.CancelledError) as error:
             self._send(load_failure(error))
             return False
+
+    def _join(self, turns: str) -> None:
+        try:
+            self._turns = CoreTurns.open(turns)
+        except OSError as error:
+            print(f"executor: steps take no turns with other models: {error}", file=sys.stderr, flush=True)
 
     def _progress(self, stage: str, done: int, total: int) -> None:
         # After loading, a finished stage is no stage; while loading the last one stands until the next begins.
@@ -174,10 +188,17 @@ class Worker:
 
     async def _answer(self, call: m.Call) -> bool:
         assert self._guard is not None
+        waited = self._take_turn() if isinstance(call, m.Step) else 0.0
         began = self._running_since = time.monotonic()
         try:
-            answer = self._own(await _run(self._guard, call))
+            try:
+                answer = self._own(await _run(self._guard, call))
+            finally:
+                if self._turns is not None and isinstance(call, m.Step):
+                    self._turns.give()  # before the answer is made: another model computes meanwhile
             answer.seconds = time.monotonic() - began
+            if isinstance(answer, m.StepDone):
+                answer.waited = waited
             self._send(answer)
             return True
         except (Exception, asyncio.CancelledError) as error:
@@ -191,6 +212,18 @@ class Worker:
             self._stage = ""
             if time.monotonic() - self._snapshot_at >= _SNAPSHOT_EVERY_S:
                 self.beat()
+
+    def _take_turn(self) -> float:
+        """Wait for the turn; returns the seconds that this took."""
+        if self._turns is None:
+            return 0.0
+        began = time.monotonic()
+        self._waits = True
+        try:
+            self._turns.take()
+        finally:
+            self._waits = False
+        return time.monotonic() - began
 
     def _own(self, answer: m.Answer) -> m.Answer:
         """Return what this rank answers: those behind rank 0 say that they are done."""
@@ -223,7 +256,10 @@ class Worker:
         """Send a sign of life, with a snapshot once there is an executor."""
         since = self._running_since
         beat = m.Heartbeat(
-            self._take_snapshot(), self._stage, None if since is None else time.monotonic() - since
+            self._take_snapshot(),
+            self._stage,
+            None if since is None else time.monotonic() - since,
+            self._waits,
         )
         try:
             self._send_if_free(beat)

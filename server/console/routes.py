@@ -28,10 +28,12 @@ router = APIRouter()
 async def console(request: Request) -> Response:
     """The console for a browser, a few lines of text for other clients."""
     if not _wants_html(request):
-        stage, _ = state_of(request).stage()
-        names = ", ".join(state_of(request).names)
+        state = state_of(request)
+        stage, _ = state.stage()
+        # Keys may be limited to some of several models, and this page needs no key.
+        served = f"Model: {', '.join(state.names)}" if state.models is None else "It serves several models."
         return _text(f"""
-            Cohort {__version__} ({stage.value}), an inference server with OpenAI's API. Model: {names}
+            Cohort {__version__} ({stage.value}), an inference server with OpenAI's API. {served}
 
               POST /v1/chat/completions   answer a conversation
               GET  /v1/models             the names of the model

@@ -98,7 +98,7 @@ class KeyAuth:
         if key is None:
             return False
         call = call_of(scope)
-        call.tenant, call.key_name = key.tenant, key.name
+        call.tenant, call.key_name, call.models = key.tenant, key.name, key.models
         return True
 
 

@@ -43,6 +43,8 @@ class Call:
     """Identity of the client: a hash of the key's name or of the key, "" where no key is required. Written by `KeyAuth`."""
     key_name: str = ""
     """Name of the client's key for logs and metrics, "" where no key is required. Written by `KeyAuth`."""
+    models: Sequence[str] | None = None
+    """Patterns of the names of models that the client's key is limited to; None: it knows all. Written by `KeyAuth`."""
     arrival_time: float = field(default_factory=time.monotonic)
     """Time in seconds of the engine's clock from which latencies and the deadline count: when the body was complete, or when
     the `Call` was made if there is none."""

@@ -89,6 +89,10 @@ class EventStream(Response):
         self._refusal: Refusal | None = None
         """Error that ended the stream, if it failed after its beginning."""
 
+    def begun(self) -> None:
+        """Status and headers are sent already, and signs of life behind them. Called before the stream itself is."""
+        self._started = True
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream. Raises EngineError if it fails before the first chunk."""
         sending = Sending()

@@ -3,8 +3,10 @@
     # a comment
     KEY
     NAME KEY
+    NAME KEY models=chat,embed-*
 
-A line is a key, with or without a name before it. Several keys may have one name, so that a client can change its key without a
+A line is a key, with or without a name before it. `models`: patterns of the names of models that the key's client may know; all
+others do not exist for it. Several keys may have one name, so that a client can change its key without a
 moment in which neither works. Files are compared by what `stat` says of them, which takes microseconds, on every request: a key
 that is taken out of the file fails on the request after.
 """
@@ -16,7 +18,7 @@ import hmac
 import re
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
@@ -24,6 +26,7 @@ import structlog
 log = structlog.get_logger("server")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+_MODELS = "models="
 _MAX_BYTES = 1 << 20
 _SETTLED = 0.1
 """Age in seconds from which a file's times tell it apart from the next version: those of two writes within one tick of the
@@ -42,6 +45,8 @@ class Key:
     digest: bytes
     tenant: str
     """Hash of the name that the operator gave, or of the key where it has none: two keys of one name are one tenant."""
+    models: tuple[str, ...] | None = None
+    """Patterns of the names of models that it is limited to; None: all."""
 
 
 class Keys:
@@ -54,10 +59,13 @@ class Keys:
         *,
         label: str = "key",
         checked: bool = True,
+        limits: bool = False,
     ) -> None:
-        """`flag_keys`: keys of flags or variables, named `LABEL-1`, `LABEL-2`, ... in the logs. Raises KeyFileFault if the file
-        cannot be read or holds no key; without `checked` it is read with the first request."""
+        """`flag_keys`: keys of flags or variables, named `LABEL-1`, `LABEL-2`, ... in the logs. `limits`: whether keys may be
+        limited to models. Raises KeyFileFault if the file cannot be read or holds no key; without `checked` it is read with the
+        first request."""
         self._label = label
+        self._limits = limits
         self._from_flags = tuple(
             _unnamed(f"{label}-{number}", key.encode("utf-8", "surrogateescape"))
             for number, key in enumerate(flag_keys, 1)
@@ -69,7 +77,7 @@ class Keys:
         if self._path is not None and checked:
             try:
                 self._last_signature = _signature(self._path)
-                self._from_file, faults = parse_keys(_read(self._path), label)
+                self._from_file, faults = parse_keys(_read(self._path), label, limits)
             except (KeyFileFault, OSError) as fault:
                 raise KeyFileFault(f"{self._path}: {fault}") from None
             if faults or not self._from_file:
@@ -105,7 +113,7 @@ class Keys:
             return
         self._last_signature = signature
         try:
-            keys, faults = parse_keys(_read(path), self._label)
+            keys, faults = parse_keys(_read(path), self._label, self._limits)
         except KeyFileFault as fault:
             keys, faults = (), [str(fault)]
         if (keys, faults) == (self._from_file, self._faults):
@@ -133,19 +141,32 @@ class AnyOf:
         return first or second
 
 
-def parse_keys(text: str, label: str = "key") -> tuple[tuple[Key, ...], list[str]]:
-    """The keys of a file, and a sentence for each line that is not one. A key without a name is called `LABEL-line-N`."""
+def parse_keys(text: str, label: str = "key", limits: bool = False) -> tuple[tuple[Key, ...], list[str]]:
+    """The keys of a file, and a sentence for each line that is not one. A key without a name is called `LABEL-line-N`. `limits`:
+    whether keys may be limited to models."""
     keys: list[Key] = []
     faults: list[str] = []
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
         if not words or words[0].startswith("#"):
             continue
+        models: tuple[str, ...] | None = None
+        if len(words) > 1 and words[-1].startswith(_MODELS):
+            models = tuple(filter(None, words.pop().removeprefix(_MODELS).split(",")))
+            if not limits:
+                faults.append(
+                    f"line {number}: {_MODELS} limits clients of several models, NAME=SOURCE, alone"
+                )
+                continue
+            if not models:
+                faults.append(f"line {number}: {_MODELS} names no model")
+                continue
         if len(words) == 1:
-            keys.append(_unnamed(f"{label}-line-{number}", words[0].encode()))
+            keys.append(replace(_unnamed(f"{label}-line-{number}", words[0].encode()), models=models))
         elif len(words) == 2 and _NAME.fullmatch(words[0]):
             name = words[0]
-            keys.append(Key(name, _hash(words[1].encode()), _hash(f"name {name}".encode()).hex()[:16]))
+            tenant = _hash(f"name {name}".encode()).hex()[:16]
+            keys.append(Key(name, _hash(words[1].encode()), tenant, models))
         else:
             faults.append(
                 f"line {number}: it should be KEY, or NAME KEY with a name of letters, digits and ._@-"

@@ -13,9 +13,12 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from executors.contract import ConfigError
+from server.model_defaults.sampling import SamplingDefaults
 from server.model_files.candidates import model_stem
 from server.model_files.folders import Found, find
 from server.model_files.short_names import models_on_disk, names_of
+from server.models.variants import Variant
 from server.settings.environment import SettingsError, nearest
 from server.settings.readers import Unfit
 from server.settings.table import TABLE, Settings
@@ -48,18 +51,21 @@ REFUSED_BESIDE = {
 }
 """Settings that several models do not go with, and why."""
 
-SEVERAL = ("models", "models_dir", "memory", "idle_unload", "swap_after", "min_residency")
+SEVERAL = ("models", "models_dir", "memory", "idle_unload", "swap_after", "min_residency", "load_timeout")
 """Settings of a server of several models."""
 
 _NAME = re.compile(r"[^\s\x00-\x1f\x7f]{1,256}")
-_KEYS = ("source", "aliases", "pin", "preload", "idle_unload", "memory", "settings", "sampling")
+_KEYS = ("source", "aliases", "pin", "preload", "idle_unload", "memory", "settings", "sampling", "variants")
+_OF_VARIANT = ("template", "sampling")
+_SAMPLING = tuple(one.name for one in fields(SamplingDefaults) if one.name != "stated")
 _STORES = {"ollama": "Ollama", "hf": "Hugging Face"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeclaredModel:
     """One model. `settings`: the server's with the model's own. `memory`: bytes that it needs, None: estimated from its files.
-    `problem`: why its files cannot be served, None if nothing is known against them."""
+    `variants`: further names, with what is different under them. `problem`: why its files cannot be served, None if nothing is
+    known against them."""
 
     name: str
     settings: Settings
@@ -68,7 +74,13 @@ class DeclaredModel:
     preload: bool = False
     idle_unload: float = IDLE_UNLOAD
     memory: int | None = None
+    variants: tuple[Variant, ...] = ()
     problem: str | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names that clients give it."""
+        return (self.name, *self.aliases, *(one.name for one in self.variants))
 
 
 def serves_several(settings: Settings) -> bool:
@@ -98,12 +110,12 @@ def declared_models(settings: Settings) -> list[DeclaredModel]:
             "--executor-mode inline does not go with several models: an unload ends a process"
         )
     models = [_declared(settings, name, value) for name, value in settings.models.items()]
-    models += _in_folder(settings, {name for one in models for name in (one.name, *one.aliases)})
+    models += _in_folder(settings, {name for one in models for name in one.names})
     if not models:
         raise SettingsError(f"--models-dir {settings.models_dir}: no model is there")
     names: dict[str, str] = {}
     for model in models:
-        for name in (model.name, *model.aliases):
+        for name in model.names:
             if name in names:
                 raise SettingsError(f"models: {name!r} names both {names[name]} and {model.name}")
             names[name] = model.name
@@ -146,7 +158,35 @@ def _declared(settings: Settings, name: str, value: Any) -> DeclaredModel:
             else _idle_unload(settings)
         ),
         memory=_read(where, "memory", "memory", entry["memory"]) if "memory" in entry else None,
+        variants=tuple(_variants(where, entry.get("variants", {}))),
     )
+
+
+def _variants(where: str, values: Any) -> Iterator[Variant]:
+    if not isinstance(values, Mapping):
+        raise SettingsError(f"{where}: variants: a mapping of names is expected")
+    for name, value in values.items():
+        own = f"{where}: variants: {str(name)[:100]}"
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise SettingsError(f"{own!r}: a name has 1 to 256 characters and no spaces")
+        if not isinstance(value, Mapping) or not value:
+            raise SettingsError(f"{own}: a mapping with {' or '.join(_OF_VARIANT)} is expected")
+        for key in value:
+            if key not in _OF_VARIANT:
+                raise SettingsError(f"{own}: {key}: no such key{nearest(str(key), _OF_VARIANT)}")
+        template, sampling = (value.get(key, {}) for key in _OF_VARIANT)
+        if not isinstance(template, Mapping) or not all(isinstance(key, str) for key in template):
+            raise SettingsError(f"{own}: template: a mapping of the template's variables is expected")
+        if not isinstance(sampling, Mapping):
+            raise SettingsError(f"{own}: sampling: a mapping is expected")
+        for key in sampling:
+            if key not in _SAMPLING:
+                raise SettingsError(f"{own}: sampling: {key}: no such key{nearest(str(key), _SAMPLING)}")
+        try:
+            SamplingDefaults.of(sampling, "sampling")
+        except ConfigError as fault:
+            raise SettingsError(f"{own}: {fault}") from None
+        yield Variant(name=name, template=dict(template), sampling=dict(sampling))
 
 
 def _switch(where: str, entry: Mapping[str, Any], key: str) -> bool:

@@ -120,6 +120,8 @@ class ModelEntry:
     loaded_at: float = 0.0
     load_seconds: float = 0.0
     parked_at: float = 0.0
+    passed: float | None = None
+    """When the call came whose model this one was loaded before, although that call is older; None if it has passed none."""
     num_loads: int = 0
     """Loads that were begun, ever; a resumption of parked streams is one."""
     num_failures: int = 0
@@ -158,6 +160,11 @@ class ModelEntry:
         if self.waiters and self.status in (ModelStatus.UNLOADED, ModelStatus.PARKED, ModelStatus.FAILED):
             return self.waiters[0].since
         return None
+
+    def has_passed(self, other: ModelEntry) -> bool:
+        """Whether it was loaded before `other`, whose calls that wait are older than its own were."""
+        since = other.wanted_since
+        return self.passed is not None and since is not None and since <= self.passed
 
     @property
     def expires_at(self) -> float:

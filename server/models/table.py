@@ -8,6 +8,10 @@ Calls change nothing but leases and waiters, and wake the task.
 
 Room is made in this order: idle models, the least recently used first; then, once a call has waited `swap_after` seconds, models
 with running streams, which are parked. Pinned models keep their room.
+
+Models come in the order of their oldest calls. While the first one waits for running streams, a model passes it that fits without
+parking anything. A model that has passed is parked for the first one without regard to its residency: so the first one waits as
+long as it would have, and for one more parking.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 
 import structlog
@@ -41,6 +45,8 @@ class SwapRules:
     """How long a call waits before models with running streams are parked for it."""
     min_residency: float = 30.0
     """How long a model stays at least before it is parked: that bounds how often models change."""
+    load_timeout: float = 600.0
+    """How long a load may take, downloads aside. After that it is ended and counts as failed."""
     retry_pause: float = 5.0
     """Pause after a failed load; it doubles with each further failure."""
     max_waiting: int = 4096
@@ -108,8 +114,8 @@ class ModelTable:
 
         Raises ModelUnavailable, Overloaded, DeadlinePassed or Unavailable.
         """
-        if self._closed or self._draining:
-            raise Unavailable("the server is shutting down")
+        if self._closed or self._draining:  # in the words of an engine
+            raise Unavailable("the server is shutting down" if self._closed else "the engine is draining")
         entry.keep = entry.spec.idle_unload if keep is None else keep
         while not entry.is_ready:
             # Again where the model has ended between its load and this call's turn.
@@ -222,13 +228,18 @@ class ModelTable:
                 await self._end(entry)
                 self._fail(entry, "its executor cannot be brought back")
                 return True
-        first = min(
+        wanted = sorted(
             (one for one in self.entries.values() if one.wanted_since is not None),
             key=lambda one: one.wanted_since or 0.0,
-            default=None,
         )
-        if first is not None and await self._bring(first):
-            return True
+        for entry in wanted:
+            if entry is wanted[0]:
+                if await self._bring(entry):
+                    return True
+            elif self._clock() >= self._swap_time(wanted[0]):
+                break
+            elif await self._bring_past(entry, wanted[0]):
+                return True
         return await self._unload_expired()
 
     async def _bring(self, entry: ModelEntry) -> bool:
@@ -236,30 +247,49 @@ class ModelTable:
         if (error := self._impossible(entry)) is not None:
             entry.fail_waiters(error)
             return True
-        room = self.budget - sum(one.spec.need for one in self._others(entry) if one.status in RESIDENT)
-        if room >= entry.spec.need:
-            await self._load(entry)
+        entry.passed = None
+        if await self._place(entry):
             return True
-        movable = [one for one in self._others(entry) if one.status is ModelStatus.READY and not one.spec.pin]
-        idle = [one for one in movable if self._is_idle(one)]
-        if room + sum(one.spec.need for one in idle) >= entry.spec.need:
-            await self._unload(min(idle, key=lambda one: one.last_used))
-            return True
-        victim = self._to_park(entry, [one for one in movable if one not in idle])
+        victim = self._to_park(entry)
         if victim is None:
             return False
         await self._park(victim)
         return True
 
-    def _to_park(self, entry: ModelEntry, busy: Sequence[ModelEntry]) -> ModelEntry | None:
+    async def _bring_past(self, entry: ModelEntry, first: ModelEntry) -> bool:
+        """Load the model before `first`, for which its room is not enough, if no stream has to be parked for it."""
+        entry.passed = first.wanted_since
+        return self._impossible(entry) is None and await self._place(entry)
+
+    async def _place(self, entry: ModelEntry) -> bool:
+        """Load the model if it fits, or unload an idle one if it fits beside the rest. False if neither is so."""
+        room = self.budget - sum(one.spec.need for one in self._others(entry) if one.status in RESIDENT)
+        if room >= entry.spec.need:
+            await self._load(entry)
+            return True
+        idle = [one for one in self._movable(entry) if self._is_idle(one)]
+        if room + sum(one.spec.need for one in idle) < entry.spec.need:
+            return False
+        await self._unload(min(idle, key=lambda one: one.last_used))
+        return True
+
+    def _to_park(self, entry: ModelEntry) -> ModelEntry | None:
         """The model with running streams that gives way now: the one that has been there longest. None: not yet."""
-        now = self._clock()
-        due = (entry.wanted_since or now) + self.rules.swap_after
-        times = {one.name: max(due, one.loaded_at + self._residency(one)) for one in busy}
+        now, due = self._clock(), self._swap_time(entry)
+        busy = [one for one in self._movable(entry) if not self._is_idle(one)]
+        times = {
+            one.name: due if one.has_passed(entry) else max(due, one.loaded_at + self._residency(one))
+            for one in busy
+        }
         ready = [one for one in busy if times[one.name] <= now]
         if not ready:
             self._look_at = min((self._look_at, *times.values()))
         return min(ready, key=lambda one: one.loaded_at, default=None)
+
+    def _swap_time(self, entry: ModelEntry) -> float:
+        """When running streams may be parked for the model."""
+        since = entry.wanted_since
+        return (self._clock() if since is None else since) + self.rules.swap_after
 
     def _residency(self, entry: ModelEntry) -> float:
         return max(self.rules.min_residency, _LOAD_SHARE * entry.load_seconds)
@@ -282,19 +312,24 @@ class ModelTable:
         parked, began = entry.runtime, self._clock()
         before, entry.status = entry.status, ModelStatus.LOADING
         entry.num_loads += 1
+        limit = asyncio.timeout(None if math.isinf(self.rules.load_timeout) else self.rules.load_timeout)
         try:
-            if parked is None:
-                entry.runtime = await entry.load()
-            else:
-                await parked.resume()
+            async with limit:
+                if parked is None:
+                    entry.runtime = await entry.load()
+                else:
+                    await parked.resume()
         except asyncio.CancelledError:
             entry.status = before
             raise
         except Exception as error:
-            if not isinstance(error, EngineError):
-                log.warning(f"the model '{entry.name}' could not be loaded: {error}")
+            reason = " ".join(str(error).split()) or type(error).__name__
+            if limit.expired():
+                reason = f"it took longer than {self.rules.load_timeout:g} seconds"
+            if limit.expired() or not isinstance(error, EngineError):
+                log.warning(f"the model '{entry.name}' could not be loaded: {reason}")
             await self._end(entry)
-            self._fail(entry, " ".join(str(error).split()) or type(error).__name__)
+            self._fail(entry, reason)
             return
         runtime = entry.runtime
         assert runtime is not None
@@ -356,6 +391,10 @@ class ModelTable:
 
     def _others(self, entry: ModelEntry) -> list[ModelEntry]:
         return [one for one in self.entries.values() if one is not entry]
+
+    def _movable(self, entry: ModelEntry) -> list[ModelEntry]:
+        """Models that may make room for `entry`."""
+        return [one for one in self._others(entry) if one.status is ModelStatus.READY and not one.spec.pin]
 
     def _impossible(self, entry: ModelEntry) -> EngineError | None:
         """Why the model never fits while the pinned ones are there; None if it may."""

@@ -105,6 +105,12 @@ class Settings:
         low=0,
         may_be_infinite=True,
     )
+    load_timeout: float = number(
+        600.0,
+        "Seconds that the load of one of several models may take, its download aside: after that it counts as failed.",
+        low=1,
+        may_be_infinite=True,
+    )
     min_residency: float = number(
         30.0,
         "Seconds for which a model stays loaded at least before its running streams pause for another model; 5 times the "

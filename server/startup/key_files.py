@@ -6,6 +6,7 @@ import secrets
 from dataclasses import dataclass
 
 from server.http.keys import KeyFileFault, Keys
+from server.models.declared import serves_several
 from server.settings.load import SettingsError
 from server.settings.table import Settings
 
@@ -34,8 +35,9 @@ def read_keys(settings: Settings, *, terminal: bool) -> ServerKeys:
     if admin_key is None and settings.admin_key_file is None and terminal:
         admin_key = minted = secrets.token_urlsafe(24)
     admin = () if admin_key is None else (admin_key,)
+    several = serves_several(settings)
     return ServerKeys(
-        _keys("--api-key-file", settings.api_key, settings.api_key_file, "key"),
+        _keys("--api-key-file", settings.api_key, settings.api_key_file, "key", limits=several),
         _keys("--admin-key-file", admin, settings.admin_key_file, "admin"),
         minted,
     )
@@ -52,8 +54,8 @@ def worker_keys(settings: Settings, minted: str | None) -> ServerKeys:
     )
 
 
-def _keys(flag: str, flag_keys: tuple[str, ...], file: str | None, label: str) -> Keys:
+def _keys(flag: str, flag_keys: tuple[str, ...], file: str | None, label: str, limits: bool = False) -> Keys:
     try:
-        return Keys(flag_keys, file, label=label)
+        return Keys(flag_keys, file, label=label, limits=limits)
     except KeyFileFault as fault:
         raise SettingsError(f"{flag} {fault}") from None

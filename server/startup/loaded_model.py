@@ -8,9 +8,11 @@ from pathlib import Path
 
 import structlog
 
-from engine.core.core_lease import CoreLease
+from engine.core.core_share import SharedCores
 from engine.core.engine import EngineCore
+from executors.contract import ConfigError
 from server.models.declared import DeclaredModel
+from server.startup.load_stages import LoadStages
 from server.startup.loading import reporting
 from server.startup.model_loader import ModelLoader
 from server.startup.model_source import Source
@@ -62,7 +64,7 @@ async def load_model(
     state: ServerState,
     source: Source | None,
     memory_limit: int | None,
-    cores: CoreLease | None,
+    cores: SharedCores | None,
 ) -> LoadedModel:
     """Load a model into `state`. `source`: None if it is to be found now. `cores`: see `EngineCore`.
 
@@ -72,11 +74,19 @@ async def load_model(
     loader.memory_limit, loader.cores = memory_limit, cores
     core = PendingCore()
     try:
-        with reporting(state, declared.settings.log_format) as report:
-            await loader.finish(state, core, report, await loader.begin(state, core, report))
+        with reporting(state, declared.settings.log_format) as shown:
+            stages = LoadStages(shown)
+            beginning = await loader.begin(state, core, stages.report)
+            model = await loader.finish(state, core, stages.report, beginning)
+        for variant in declared.variants:
+            try:
+                variant.of(model)
+            except ConfigError as error:
+                raise ConfigError(f"the variant {variant.name}: {error}") from None
     except BaseException:
         await asyncio.shield(_ended(state, core))
         raise
+    log.info(f"loaded {declared.name} in {stages.text()}")
     for note in core.core.executor.status().notes:
         log.info(f"{declared.name}: executor: {note}")
     line = asyncio.create_task(

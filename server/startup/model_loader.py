@@ -16,12 +16,12 @@ from pathlib import Path
 
 import structlog
 
-from engine.core.core_lease import CoreLease
+from engine.core.core_share import SharedCores
 from engine.core.engine import EngineCore
 from engine.text.tokenizer import Tokenizer
 from executors import lora, registry, tiny
 from executors.contract import ConfigError, ExecutorConfig, ModelInfo, ProgressCallback
-from executors.process import connect
+from executors.process import connect, core_turns
 from server import __version__, hub
 from server.answer.notation import ModelNotation
 from server.grammar.validator import GrammarJudge
@@ -100,7 +100,7 @@ class ModelLoader:
         """Whether there is an admin key. The same writer."""
         self.memory_limit: int | None = None
         """Bytes that the executor may use, where several models share the memory; None: what is free. The same writer."""
-        self.cores: CoreLease | None = None
+        self.cores: SharedCores | None = None
         """Shared by models that compute on the same cores; None: this one has them alone. The same writer."""
         self.adapters: LoraRegistry | None = None
         self.model_dir: Path  # known once the hub's files are there, and with it
@@ -282,7 +282,12 @@ class ModelLoader:
             await self.pool.publish(adapter_facts(self.adapters))
 
     def _core(self, state: ServerState) -> EngineCore:
-        executor = connect(self.config, self.settings.executor_mode, output=log_output.of_process())
+        executor = connect(
+            self.config,
+            self.settings.executor_mode,
+            output=log_output.of_process(),
+            turns=None if self.cores is None else self.cores.turns,
+        )
         live = registry.ExecutorRegistry()
         live.register(self.config.executor, executor)
         state.executors, state.executor_names = live, tuple(registry.names())
@@ -428,6 +433,17 @@ def model_aliases(settings: Settings, names: Sequence[str]) -> tuple[tuple[str, 
 def embedded_directory() -> Path:
     """The directory of the bundled model."""
     return tiny.weights_dir()
+
+
+def shared_cores() -> SharedCores:
+    """What models that compute on the same cores have in common. The file of their turns lives as long as this process."""
+    try:
+        return SharedCores(core_turns())
+    except (OSError, AttributeError) as error:
+        log.warning(
+            f"models compute beside each other on the same cores: the system has no file for turns: {error}"
+        )
+        return SharedCores()
 
 
 def model_source(settings: Settings) -> Source:

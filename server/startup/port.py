@@ -11,7 +11,6 @@ from pathlib import Path
 
 import structlog
 
-from engine.core.core_lease import CoreLease
 from engine.errors import EngineError
 from executors.contract import ConfigError
 from server.http.certificates import certificates_of
@@ -30,7 +29,7 @@ from server.startup.app import app_of
 from server.startup.key_files import read_keys
 from server.startup.lifecycle import HttpFrontEnd, serve_by
 from server.startup.loaded_model import fetch_model, load_model
-from server.startup.model_loader import ModelLoader, model_source
+from server.startup.model_loader import ModelLoader, model_source, shared_cores
 from server.startup.model_source import LocalModel, Source
 from server.startup.new_state import new_state, open_traces
 from server.state.server_state import ServerState
@@ -61,7 +60,7 @@ class Port:
         self.keys = read_keys(settings, terminal=logs.is_terminal(settings.log_format))
         self.traces = open_traces(settings.otlp_traces_endpoint)
         self.budget = budget_of(settings)
-        self.cores = CoreLease()
+        self.cores = shared_cores()
         self.names = tuple(one.declared.name for one in self.models)
 
     def table(self, state: ServerState) -> PortModels:
@@ -71,6 +70,7 @@ class Port:
         rules = SwapRules(
             swap_after=settings.swap_after,
             min_residency=settings.min_residency,
+            load_timeout=settings.load_timeout,
             max_waiting=settings.max_queued_seqs,
         )
         table = ModelTable((row.entry for row in rows), self.budget, rules)
@@ -101,7 +101,10 @@ class Port:
         metrics = Metrics(model=declared.name)
         metrics.know_keys(self.keys.names())
         state.metrics.parts[declared.name] = metrics
-        own = state.of_model((declared.name,), declared.settings, metrics, declared.settings.recovery_timeout)
+        variants = {one.name: one for one in declared.variants}
+        own = state.of_model(
+            (declared.name, *variants), declared.settings, metrics, declared.settings.recovery_timeout
+        )
         # A device has its own queue: only CPUs are shared by steps.
         cores = self.cores if declared.settings.device in ("cpu", "auto") and not has_gpu() else None
         spec = ModelSpec(
@@ -123,7 +126,7 @@ class Port:
 
         is_here = model.problem is not None or isinstance(model.source, LocalModel)
         entry = ModelEntry(spec, load, None if is_here else fetch)
-        return ModelRow(entry, own)
+        return ModelRow(entry, own, variants)
 
     def report(self) -> Report:
         """What fits together."""

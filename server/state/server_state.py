@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -226,6 +226,13 @@ class ModelRowLike(Protocol):
         """Further names of it."""
 
     @property
+    def variants(self) -> Iterable[str]:
+        """Names under which it answers with other defaults."""
+
+    def served(self, name: str | None, model: ServedModel) -> ServedModel:
+        """The model as it answers under one of its names."""
+
+    @property
     def status(self) -> ModelState:
         """What it is doing."""
 
@@ -253,6 +260,13 @@ class ModelRowLike(Protocol):
 class ModelsLike(Protocol):
     """All models of the server."""
 
+    @property
+    def budget(self) -> float:
+        """Bytes that all loaded models may need together; infinity: no limit."""
+
+    def only(self, patterns: Sequence[str]) -> ModelsLike:
+        """The models with a name that one of `patterns` fits, for a client that knows no others."""
+
     def rows(self) -> Sequence[ModelRowLike]:
         """In the order of their declaration."""
 
@@ -261,6 +275,9 @@ class ModelsLike(Protocol):
 
     def find(self, name: str | None) -> ModelRowLike:
         """The model of a name or alias; without a name the first one. Raises ModelNotFound with the nearest name."""
+
+    async def find_or_scan(self, name: str | None) -> ModelRowLike:
+        """As `find`; where the name is unknown, the folder of models is looked at again."""
 
     async def hold(
         self, name: str | None, call: Call, *, keep: float | None = None, deadline: float | None = None

@@ -7,6 +7,7 @@ model may contain any), so they run in Jinja's immutable sandbox (`server/templa
 
 from __future__ import annotations
 
+import copy
 import json
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
@@ -118,11 +119,23 @@ class ChatTemplate:
         """What writes the calls of earlier messages, if the templates show tools and no calls. Set like `generic_tools`."""
         self.history: History | None = None
         """What brings conversations into a form of their own before anything else. Set like `generic_tools`."""
+        self._defaults: Mapping[str, Any] = {}
+        """Variables of prompts that give none of their own by these names."""
         self._reads_system: dict[str, bool] = {}
         self._forms = {
             name: MessageForms(self._renderer(name, None), self._renderer(name, [TOOL]))
             for name in self._templates
         }
+
+    def with_variables(self, defaults: Mapping[str, Any]) -> ChatTemplate:
+        """The same template, whose prompts have these variables unless a request gives others. Raises ConfigError for one that
+        the template does not read, or that no request could give."""
+        for name in defaults:
+            if name in _RESERVED or name not in self.variables:
+                raise ConfigError(f"the model's chat template reads no variable {name!r}")
+        other = copy.copy(self)
+        other._defaults = {**self._defaults, **defaults}
+        return other
 
     def render(
         self,
@@ -172,9 +185,9 @@ class ChatTemplate:
         """`render` for messages in any form: contents as text, as parts or none, arguments as objects or as JSON. They are
         converted to the form that the template reads, which is found once by rendering small conversations. A developer's
         message becomes the system's if the template does not know the role."""
-        name = self._choose(bool(tools))
+        name, extra = self._choose(bool(tools)), {**self._defaults, **(extra or {})}
         if self.history is not None:
-            messages, extra = self.history.messages(messages), self.history.variables(extra or {})
+            messages, extra = self.history.messages(messages), self.history.variables(extra)
             tools = self.history.tools(tools) if tools else tools
         if name not in self._names_developer:
             messages = [{**one, "role": "system"} if one["role"] == DEVELOPER else one for one in messages]

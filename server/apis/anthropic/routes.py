@@ -16,9 +16,10 @@ from server.apis.anthropic.errors import error_object
 from server.apis.anthropic.schema import CountTokensRequest, MessagesPrompt, MessagesRequest
 from server.apis.base.answering import AnsweredCall
 from server.apis.base.common import find_model, json_response, read, state_of
+from server.apis.base.waiting import answer_once_loaded
 from server.http.call import Call, Refusal, call_of
 from server.http.disconnect import while_connected
-from server.http.event_stream import EventStream, failure_of
+from server.http.event_stream import EventStream, OpenAIForm, failure_of
 from server.http.large_body import run_off_loop_if_large
 from server.prepare.chat import PreparedChat, chat_prompt_of, prepare_chat
 from server.state.server_state import ServedModel, ServerState
@@ -29,8 +30,15 @@ router = APIRouter()
 @router.post("/v1/messages")
 async def messages(request: Request) -> Response:
     """Answer a conversation."""
-    state, call = state_of(request), call_of(request.scope)
     body = await read(request, MessagesRequest)
+    form = _LoadForm(call_of(request.scope).request_id)
+    return await answer_once_loaded(
+        request, body.model, bool(body.stream), lambda: _answer(request, body), form
+    )
+
+
+async def _answer(request: Request, body: MessagesRequest) -> Response:
+    call = call_of(request.scope)
     state, model, name = await find_model(
         request, body.model, generating=True, deadline_ms=body.deadline_ms, keep=body.ttl
     )
@@ -98,6 +106,18 @@ def _within_context(model: ServedModel, prepared: PreparedChat, max_tokens: int)
     room = model.max_model_len - tokens
     request = replace(prepared.request, max_tokens=min(max_tokens, room))
     return replace(prepared, request=request), room < max_tokens
+
+
+class _LoadForm(OpenAIForm):
+    """Comments keep a stream alive that has not begun: clients read no event before `message_start`."""
+
+    def __init__(self, request_id: str | None) -> None:
+        self._request_id = request_id
+
+    def error(self, error: Exception) -> tuple[Refusal, bytes]:
+        """The error."""
+        refusal, failure = failure_of(error, self._request_id)
+        return refusal, error_event(error_object(failure))
 
 
 class _Form:

@@ -24,7 +24,7 @@ from server.schemas.chat import TemplateVariables
 from server.schemas.extras import screen
 from server.schemas.sampling import RequestFields
 from server.schemas.volume import check_volume
-from server.state.server_state import ServedModel, ServerState
+from server.state.server_state import ModelsLike, ServedModel, ServerState
 from server.system.gc_tuning import collector_pause
 from server.telemetry.stories.record import CallStory
 
@@ -42,6 +42,12 @@ def state_of(request: Request) -> ServerState:
     """The server's state, as a dependency."""
     state: ServerState = request.app.state.server
     return state
+
+
+def models_of(request: Request) -> ModelsLike | None:
+    """The models that the client may know, of several; None where one is served."""
+    models, known = state_of(request).models, call_of(request.scope).models
+    return models if models is None or known is None else models.only(known)
 
 
 async def read(request: Request, model: type[Model]) -> Model:
@@ -63,7 +69,9 @@ async def read(request: Request, model: type[Model]) -> Model:
                 call, state_of(request).threads, lambda: _parse_large(model, body)
             )
     if story is not None and isinstance(parsed, RequestFields):
-        story.model = parsed.model or state_of(request).names[0]
+        models = models_of(request)
+        first = state_of(request).names[0] if models is None or not models.rows() else models.rows()[0].name
+        story.model = parsed.model or first
         story.stream = bool(getattr(parsed, "stream", False))
     return parsed
 
@@ -94,16 +102,14 @@ async def find_model(
     call waits until its model is loaded, at most `deadline_ms` milliseconds, and holds it until its answer has been sent; without
     a call for `keep` seconds the model is unloaded. Raises EngineError, and ClientDisconnected."""
     state = state_of(request)
-    if state.models is not None:
+    if (models := models_of(request)) is not None:
         call = call_of(request.scope)
         deadline = None if deadline_ms is None else call.arrival_time + deadline_ms / 1000
-        row = await while_connected(
-            request.receive, state.models.hold(name, call, keep=keep, deadline=deadline)
-        )
+        row = await while_connected(request.receive, models.hold(name, call, keep=keep, deadline=deadline))
         if call.story is not None:  # its metrics are the model's, whichever of its names was called
             call.story.model = row.name
         model, _ = await row.state.find(None, generating=generating)
-        return row.state, model, name or row.name
+        return row.state, row.served(name, model), name or row.name
     if keep is not None:
         call_of(request.scope).ignore(["ttl"])
     model, name = await state.find(name, generating=generating)

@@ -6,8 +6,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from server.apis.base.answering import AnsweredCall
-from server.apis.base.common import find_model, json_response, read, state_of, template_variables
+from server.apis.base.common import find_model, json_response, read, template_variables
 from server.apis.base.progress import stream_form
+from server.apis.base.waiting import answer_once_loaded
 from server.apis.chat.encode import ChatAnswer, ChatStream, ChatWhole
 from server.http.call import call_of
 from server.http.disconnect import while_connected
@@ -22,9 +23,13 @@ router = APIRouter()
 @router.post("/v1/chat/completions")
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation."""
-    state, call = state_of(request), call_of(request.scope)
     body = await read(request, ChatRequest)
     body.check()
+    return await answer_once_loaded(request, body.model, bool(body.stream), lambda: _answer(request, body))
+
+
+async def _answer(request: Request, body: ChatRequest) -> Response:
+    call = call_of(request.scope)
     state, model, name = await find_model(
         request, body.model, generating=True, deadline_ms=body.deadline_ms, keep=body.ttl
     )

@@ -14,7 +14,8 @@ from engine.text.generation import Generation, TextDelta, TextRequest, Usage
 from server.answer.prompt_tokens import PromptSide
 from server.answer.sse import Chunks, before_choices, encode, usage_object
 from server.answer.timings import timings
-from server.apis.base.common import find_model, generation_of, read, state_of
+from server.apis.base.common import find_model, generation_of, read
+from server.apis.base.waiting import answer_once_loaded
 from server.apis.completions.encode import CompletionProgress, best
 from server.http.buffered import AnswerBudget, ChunkedJSON, YieldRegularly
 from server.http.call import Call, call_of
@@ -34,11 +35,16 @@ router = APIRouter()
 @router.post("/v1/completions")
 async def completions(request: Request) -> Response:
     """Continue one prompt or many."""
-    state, call = state_of(request), call_of(request.scope)
     body = await read(request, CompletionRequest)
+    with named(FIELD_NAMES.of_body(prompt="prompt", limit=body.output_limit_name)):
+        body.check()
+    return await answer_once_loaded(request, body.model, bool(body.stream), lambda: _answer(request, body))
+
+
+async def _answer(request: Request, body: CompletionRequest) -> Response:
+    call = call_of(request.scope)
     names = FIELD_NAMES.of_body(prompt="prompt", limit=body.output_limit_name)
     with named(names):
-        body.check()
         state, model, name = await find_model(
             request, body.model, generating=True, deadline_ms=body.deadline_ms, keep=body.ttl
         )

@@ -91,19 +91,26 @@ class AnthropicModel(TypedDict):
     max_tokens: Count | None
 
 
+class ModelMemory(TypedDict):
+    """Memory of a server of several models, in bytes: what all that are loaded may need together."""
+
+    budget: Count
+
+
 class OpenAIModelList(TypedDict):
     """All names, in OpenAI's form."""
 
     object: Literal["list"]
-    data: Annotated[Sequence[OpenAIModel], Meta(min_length=1)]
+    data: Sequence[OpenAIModel]
+    memory: NotRequired[ModelMemory]
 
 
 class AnthropicModelList(TypedDict):
     """All names, in Anthropic's form."""
 
-    data: Annotated[Sequence[AnthropicModel], Meta(min_length=1)]
-    first_id: str
-    last_id: str
+    data: Sequence[AnthropicModel]
+    first_id: str | None
+    last_id: str | None
     has_more: bool
 
 

@@ -27,6 +27,8 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation("get", "/v1/models", "listModels", "Models", "List the names under which the model is served", "ModelList",
         description="A request with the header `anthropic-version` gets Anthropic's form."),
+    Operation("get", "/models", "listModelsOfRouter", "Models", "List the names under which models are served", "ModelList",
+        description="The same as /v1/models, at the path of llama.cpp's server."),
     Operation(
         "get", "/v1/models/{name}", "getModel", "Models", "Describe the model of one name", "Model", (401, 403, 404, 431, 500),
         "A name may contain slashes, which need not be encoded. A request with the header `anthropic-version` gets Anthropic's "

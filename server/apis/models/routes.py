@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Literal, cast
 
@@ -9,7 +10,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from engine.errors import InvalidRequest, ModelNotFound
-from server.apis.base.common import READ, json_response, read, state_of
+from server.apis.base.common import READ, json_response, models_of, read, state_of
 from server.apis.models.answers import (
     AnthropicModel,
     AnthropicModelList,
@@ -30,24 +31,27 @@ _ANTHROPIC = "anthropic-version"
 
 
 @router.api_route("/v1/models", methods=READ)
+@router.api_route("/models", methods=READ)
 async def list_models(request: Request) -> Response:
-    """List the names under which the model is served."""
+    """List the names under which models are served. `/models` is llama.cpp's path."""
     state = state_of(request)
-    if state.models is not None:
-        await state.models.refresh()
-        cards = [_row_card(row, row.name) for row in state.models.rows()]
+    if (models := models_of(request)) is not None:
+        await models.refresh()
+        cards = [_row_card(row, name) for row in models.rows() for name in (row.name, *row.variants)]
     else:
         cards = [_card(state, name) for name in state.names]
         cards += [_adapter_card(state, one) for one in (state.adapters.all() if state.adapters else ())]
     if _ANTHROPIC in request.headers:
-        models: AnthropicModelList = {
+        listed: AnthropicModelList = {
             "data": list(map(_anthropic_card, cards)),
-            "first_id": cards[0]["id"],
-            "last_id": cards[-1]["id"],
+            "first_id": cards[0]["id"] if cards else None,
+            "last_id": cards[-1]["id"] if cards else None,
             "has_more": False,
         }
-        return json_response(models)
+        return json_response(listed)
     answer: OpenAIModelList = {"object": "list", "data": cards}
+    if models is not None and math.isfinite(models.budget):
+        answer["memory"] = {"budget": int(models.budget)}
     return json_response(answer)
 
 
@@ -55,7 +59,7 @@ async def list_models(request: Request) -> Response:
 async def load_model(request: Request) -> Response:
     """Load one of several models, as llama.cpp's server does. Answers once it is loaded; with one model, at once."""
     body = await read(request, ModelName)
-    models = state_of(request).models
+    models = models_of(request)
     if models is None:
         state_of(request).require(body.model)
     else:
@@ -68,7 +72,7 @@ async def load_model(request: Request) -> Response:
 async def unload_model(request: Request) -> Response:
     """Unload one of several models as soon as no call uses it."""
     body = await read(request, ModelName)
-    models = state_of(request).models
+    models = models_of(request)
     if models is None:
         state_of(request).require(body.model)
         message = "This server has one model, which stays loaded until the server ends."
@@ -82,9 +86,9 @@ async def unload_model(request: Request) -> Response:
 async def get_model(request: Request, name: str) -> Response:
     """One model; names may contain slashes, as hub names do. An alias describes the model that it stands for."""
     state = state_of(request)
-    if state.models is not None:
-        await state.models.refresh()
-        card = _row_card(state.models.find(name), name)
+    if (models := models_of(request)) is not None:
+        await models.refresh()
+        card = _row_card(models.find(name), name)
         return json_response(_anthropic_card(card) if _ANTHROPIC in request.headers else card)
     served = state.served_name(name) or name
     adapter = None if state.adapters is None else state.adapters.get(served)
@@ -98,6 +102,7 @@ async def get_model(request: Request, name: str) -> Response:
 def _row_card(row: ModelRowLike, name: str) -> OpenAIModel:
     """One of several models, with its status in the words of llama.cpp's server."""
     card = _card(row.state, name)
+    card["parent"] = row.name if name in row.variants else None
     card["status"] = {"value": row.status}
     if row.reason:
         card["status"]["reason"] = row.reason

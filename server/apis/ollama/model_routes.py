@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from engine.errors import InvalidRequest
 from executors.contract import ExecutorError
-from server.apis.base.common import READ, json_response, read, state_of
+from server.apis.base.common import READ, json_response, models_of, read, state_of
 from server.apis.ollama.answers import (
     Capability,
     Details,
@@ -49,10 +49,12 @@ async def version(request: Request) -> Response:
 @router.api_route("/api/tags", methods=READ)
 async def tags(request: Request) -> Response:
     """List the names under which models are served."""
-    state = state_of(request)
-    if state.models is not None:
-        await state.models.refresh()
-    cards = [_card(one, *names) for one in _states(state) for names in _served(one)]
+    if (models := models_of(request)) is None:
+        states = [state_of(request)]
+    else:
+        await models.refresh()
+        states = [row.state for row in models.rows()]
+    cards = [_card(one, *names) for one in states for names in _served(one)]
     answer: OllamaTags = {"models": cards}
     return json_response(answer)
 
@@ -60,12 +62,11 @@ async def tags(request: Request) -> Response:
 @router.api_route("/api/ps", methods=READ)
 async def ps(request: Request) -> Response:
     """List the loaded models: all that are served, once they are loaded."""
-    state = state_of(request)
     answer: OllamaProcesses = {"models": []}
-    if state.models is None:
-        answer["models"] = _processes(state, _NEVER)
+    if (models := models_of(request)) is None:
+        answer["models"] = _processes(state_of(request), _NEVER)
     else:
-        for row in state.models.rows():
+        for row in models.rows():
             if row.status == "loaded":
                 seconds = row.expires_in
                 expires = _NEVER if seconds is None else written_time(time.time() + seconds)
@@ -95,11 +96,6 @@ def _processes(state: ServerState, expires_at: str) -> list[ProcessCard]:
     return processes
 
 
-def _states(state: ServerState) -> list[ServerState]:
-    """The state of each model: the server's own, or those of several."""
-    return [state] if state.models is None else [row.state for row in state.models.rows()]
-
-
 @router.post("/api/show")
 async def show(request: Request) -> Response:
     """Describe the model of one name."""
@@ -108,9 +104,9 @@ async def show(request: Request) -> Response:
     name = body.model or body.name
     if name is None:
         raise InvalidRequest("Missing required parameter: 'model'.", "model", "missing_required_parameter")
-    if state.models is not None:
-        await state.models.refresh()  # `ollama run` asks here first
-        row = state.models.find(name)
+    if (models := models_of(request)) is not None:
+        await models.refresh()  # `ollama run` asks here first
+        row = models.find(name)
         if row.state.model is None:  # clients describe all models that are listed: none is loaded for that
             return json_response(_unloaded_facts(row.state, row.name))
         state, name = row.state, row.name

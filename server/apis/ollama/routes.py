@@ -17,7 +17,8 @@ from server.answer.reasoning import Place
 from server.answer.sse import encode
 from server.apis.base.answering import AnsweredCall
 from server.apis.base.common import find_model as model_of_name
-from server.apis.base.common import json_response, read, state_of
+from server.apis.base.common import json_response, models_of, read, state_of
+from server.apis.base.waiting import Answering, answer_once_loaded
 from server.apis.ollama.answers import OllamaChat, OllamaEmbedding, OllamaEmbeddings, OllamaGeneration
 from server.apis.ollama.convert import (
     CHAT_NAMES,
@@ -32,7 +33,7 @@ from server.apis.ollama.convert import (
     template_variables_of,
     without_effect,
 )
-from server.apis.ollama.encode import OllamaAnswer, OllamaStream, OllamaWhole, line, nanoseconds
+from server.apis.ollama.encode import LineContent, OllamaAnswer, OllamaStream, OllamaWhole, line, nanoseconds
 from server.apis.ollama.errors import error_object
 from server.apis.ollama.schema import (
     OllamaCallFields,
@@ -64,10 +65,15 @@ _PREFIX = "ollama-"
 @router.post("/api/chat")
 async def chat(request: Request) -> Response:
     """Answer a conversation."""
-    state, call = state_of(request), call_of(request.scope)
+    call = call_of(request.scope)
     body = await read(request, OllamaChatRequest)
-    if not body.messages and state.models is not None and body.take_keep() == 0:
-        return _unloaded(state.models, call, body, OllamaAnswer(body.model, call.arrival_time, as_text=False))
+    if not body.messages and (models := models_of(request)) is not None and body.take_keep() == 0:
+        return _unloaded(models, call, body, OllamaAnswer(body.model, call.arrival_time, as_text=False))
+    return await _once_loaded(request, body, lambda: _answer_chat(request, body))
+
+
+async def _answer_chat(request: Request, body: OllamaChatRequest) -> Response:
+    call = call_of(request.scope)
     state, model = await find_model(request, body, generating=True)
     if not body.messages:
         return _loaded(call, body, OllamaAnswer(body.model, call.arrival_time, as_text=False))
@@ -81,12 +87,17 @@ async def chat(request: Request) -> Response:
 @router.post("/api/generate")
 async def generate(request: Request) -> Response:
     """Answer a prompt, or continue a text."""
-    state, call = state_of(request), call_of(request.scope)
+    call = call_of(request.scope)
     body = await read(request, OllamaGenerateRequest)
     body.check()
     loads = not (body.prompt or body.suffix or body.images)
-    if loads and state.models is not None and body.take_keep() == 0:
-        return _unloaded(state.models, call, body, OllamaAnswer(body.model, call.arrival_time, as_text=True))
+    if loads and (models := models_of(request)) is not None and body.take_keep() == 0:
+        return _unloaded(models, call, body, OllamaAnswer(body.model, call.arrival_time, as_text=True))
+    return await _once_loaded(request, body, lambda: _answer_generate(request, body, loads))
+
+
+async def _answer_generate(request: Request, body: OllamaGenerateRequest, loads: bool) -> Response:
+    call = call_of(request.scope)
     state, model = await find_model(request, body, generating=True)
     if loads:
         return _loaded(call, body, OllamaAnswer(body.model, call.arrival_time, as_text=True))
@@ -258,6 +269,28 @@ async def _vectors(
         return encoded, usage, started
 
     return await while_connected(request.receive, work())
+
+
+async def _once_loaded(request: Request, body: OllamaGenerationFields, answer: Answering) -> Response:
+    as_text = isinstance(body, OllamaGenerateRequest)
+    form = _LoadForm(OllamaAnswer(body.model, call_of(request.scope).arrival_time, as_text))
+    return await answer_once_loaded(request, body.model, body.stream is not False, answer, form, NDJSON)
+
+
+class _LoadForm:
+    """The same of a stream whose model is not loaded yet."""
+
+    def __init__(self, answer: OllamaAnswer) -> None:
+        self._answer = answer
+
+    def keep_alive(self) -> bytes:
+        """A line without text."""
+        return line(self._answer.line(LineContent(), {"done": False}))
+
+    def error(self, error: Exception) -> tuple[Refusal, bytes]:
+        """The error."""
+        refusal, failure = failure_of(error)
+        return refusal, line(error_object(failure))
 
 
 class _Form:

@@ -22,7 +22,7 @@ from executors.contract import (
     ModelInfo,
     NotReady,
 )
-from server.apis.base.common import READ, json_response, state_of
+from server.apis.base.common import READ, json_response, models_of, state_of
 from server.state.server_state import ServerState
 
 router = APIRouter()
@@ -33,12 +33,12 @@ async def list_executors(request: Request) -> Response:
     """Every executor of this server, and the names that `--executor` accepts."""
     state = state_of(request)
     names = state.executor_names
-    if state.models is None:
+    if (models := models_of(request)) is None:
         if (cards := _cards(state)) is None:
             raise Unavailable("The model is still loading.")
     else:
         cards = []
-        for row in state.models.rows():
+        for row in models.rows():
             names = names or row.state.executor_names
             cards += [{**card, "model": row.name} for card in _cards(row.state) or ()]
     return json_response({"object": "list", "data": cards, "registered": list(names)})

@@ -15,6 +15,7 @@ from engine.errors import ContextLengthExceeded, InvalidRequest
 from engine.text.generation import Generation
 from server.apis.base.answering import AnsweredCall
 from server.apis.base.common import READ, find_model, json_response, query_number, read, state_of
+from server.apis.base.waiting import answer_once_loaded
 from server.apis.responses.answers import DeletedResponse, InputItemList, InputTokenCount
 from server.apis.responses.convert import ConvertedResponse, Placed, converted
 from server.apis.responses.encode import ResponseAnswer, ResponseStream, ResponseWhole, new_id
@@ -72,12 +73,17 @@ class _Kept:
 @router.post("/v1/responses")
 async def create_response(request: Request) -> Response:
     """Answer a conversation."""
-    state, call = state_of(request), call_of(request.scope)
+    state = state_of(request)
     body = await read(request, ResponsesRequest)
     body.check()
     if body.background and state.elsewhere is not None:
         # It outlives its client, and with it the worker that the client happened to meet.
         return state.elsewhere.response(request, await request.body())
+    return await answer_once_loaded(request, body.model, bool(body.stream), lambda: _answer(request, body))
+
+
+async def _answer(request: Request, body: ResponsesRequest) -> Response:
+    call = call_of(request.scope)
     state, model, name = await find_model(
         request, body.model, generating=True, deadline_ms=body.deadline_ms, keep=body.ttl
     )

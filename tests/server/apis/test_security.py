@@ -22,7 +22,7 @@ PATHS = {
     "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models", "/v1/models/{name:path}", "/v1/executors",
     "/v1/messages", "/v1/messages/count_tokens",
     "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/kill_executor", "/v1/steps", "/v1/settings",
-    "/", "/docs", "/console/{path:path}", "/models/load", "/models/unload",
+    "/", "/docs", "/console/{path:path}", "/models", "/models/load", "/models/unload",
     "/v1/responses", "/v1/responses/input_tokens", "/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel",
     "/v1/responses/{response_id}/input_items", "/v1/requests", "/v1/requests/{request_id}",
     "/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score",

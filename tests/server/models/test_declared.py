@@ -71,6 +71,18 @@ def test_idle_models_are_unloaded_after_half_an_hour_by_default() -> None:
         ),
         ({"source": "x", "settings": {"max_model_len": 0}}, "max_model_len: it should be greater"),
         ({"source": "x", "memory": "much"}, "memory"),
+        ({"source": "x", "variants": ["b"]}, "variants: a mapping of names"),
+        ({"source": "x", "variants": {"b": {}}}, "variants: b: a mapping with template or sampling"),
+        ({"source": "x", "variants": {"b": {"templat": {}}}}, "templat: no such key; did you mean template?"),
+        (
+            {"source": "x", "variants": {"b": {"template": ["c"]}}},
+            "template: a mapping of the template's variables",
+        ),
+        ({"source": "x", "variants": {"b": {"sampling": {"temperatur": 1}}}}, "did you mean temperature?"),
+        (
+            {"source": "x", "variants": {"b": {"sampling": {"top_p": 2}}}},
+            "top_p: it should be a number from 0 to 1",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(entry: Any, says: str) -> None:
@@ -82,6 +94,9 @@ def test_what_is_wrong_is_named(entry: Any, says: str) -> None:
 def test_a_name_stands_for_one_model() -> None:
     with pytest.raises(SettingsError, match="'a' names both a and b"):
         declared_models(settings(models={"a": "x", "b": {"source": "y", "aliases": ["a"]}}))
+    variants = {"a": {"sampling": {"temperature": 0}}}
+    with pytest.raises(SettingsError, match="'a' names both a and b"):
+        declared_models(settings(models={"a": "x", "b": {"source": "y", "variants": variants}}))
 
 
 @pytest.mark.parametrize(

@@ -412,5 +412,70 @@ async def test_drain_lets_calls_end() -> None:
         assert not await table.drain(0.02)
         draining = asyncio.create_task(table.drain(5))
         await turns()
+        with pytest.raises(Unavailable, match="the engine is draining"):
+            await table.acquire(a)
         lease.release()
         assert await draining
+
+
+async def test_a_small_model_passes_a_large_one_that_waits_for_streams() -> None:
+    house = House(4)
+    running, large, small = house.entry("running", 3), house.entry("large", 4), house.entry("small", 1)
+    async with table_of(house, running, large, small, rules=SwapRules(swap_after=60)) as table:
+        stream = await table.acquire(running)
+        waiting = asyncio.create_task(table.acquire(large))
+        await turns()
+        (await table.acquire(small)).release()
+        assert house.log == ["load running", "load small"] and not waiting.done()
+        stream.release()
+        (await waiting).release()
+
+
+async def test_a_model_that_has_passed_does_not_hold_up_the_first() -> None:
+    """The residency of a model that came later bounds nothing for the call that it passed."""
+    house = House(4)
+    running, large, small = house.entry("running", 3), house.entry("large", 4), house.entry("small", 1)
+    async with table_of(
+        house, running, large, small, rules=SwapRules(swap_after=0.1, min_residency=0.1)
+    ) as table:
+        streams = [await table.acquire(running)]
+        began = asyncio.get_running_loop().time()
+        waiting = asyncio.create_task(table.acquire(large))
+        await asyncio.sleep(0.09)
+        streams.append(await table.acquire(small))
+        (await waiting).release()
+        assert asyncio.get_running_loop().time() - began < 0.16
+        assert small.status is ModelStatus.PARKED or "park small" in house.log
+        for stream in streams:
+            stream.release()
+
+
+async def test_none_passes_once_the_first_may_have_streams_parked() -> None:
+    house = House(4)
+    running, large, small = house.entry("running", 3), house.entry("large", 4), house.entry("small", 1)
+    async with table_of(
+        house, running, large, small, rules=SwapRules(swap_after=0.0, min_residency=0.1)
+    ) as table:
+        stream = await table.acquire(running)
+        calls = [asyncio.create_task(table.acquire(one)) for one in (large, small)]
+        await asyncio.sleep(0.05)
+        assert house.log == ["load running"]
+        (await calls[0]).release()
+        (await calls[1]).release()
+        assert house.log.index("load large") < house.log.index("load small")
+        stream.release()
+
+
+async def test_a_load_that_takes_too_long_fails_its_calls_and_is_tried_again() -> None:
+    house = House(1)
+    slow, other = house.entry("slow"), house.entry("other")
+    house.gates["slow"] = asyncio.Event()
+    rules = SwapRules(load_timeout=0.05, retry_pause=0.05)
+    async with table_of(house, slow, other, rules=rules) as table:
+        with pytest.raises(ModelUnavailable, match=r"longer than 0\.05 seconds") as error:
+            await table.acquire(slow)
+        assert error.value.retry_after == 1 and slow.status is ModelStatus.FAILED
+        (await table.acquire(other)).release()
+        house.gates["slow"].set()
+        await asyncio.sleep(0.06)
+        (await table.acquire(slow)).release()

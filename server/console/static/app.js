@@ -25,7 +25,11 @@ startIntro();
 teach(TAUGHT);
 onMissingKey(askForMissing);
 
-const chat = startChat({ onStory: (requestId) => live.openStory(requestId), sequences: () => live.sequences() });
+const chat = startChat({
+  onStory: (requestId) => live.openStory(requestId),
+  sequences: () => live.sequences(),
+  onModel: () => live.reconnect(), // each model has steps of its own
+});
 const live = startLive({
   model: () => byId("model").value || undefined,
   askForKeys: (why) => showKeys(why, "admin"),

@@ -3,14 +3,15 @@
 import { models } from "../lib/api.js";
 import { byId, el } from "../lib/dom.js";
 import { Conversation } from "./conversation.js";
+import { optionText, showMemory } from "./models.js";
 import { loadSettings, showSettings } from "./settings.js";
 import { makeView } from "./view.js";
 
 const AGAIN = 2000;
 /** Milliseconds after which a server that could not list its models is asked again. */
 
-/** `onStory(requestId)` opens a story; `sequences()`: those that the feed of steps tells. */
-export function startChat({ onStory, sequences }) {
+/** `onStory(requestId)` opens a story; `sequences()`: those that the feed of steps tells; `onModel()`: another model was chosen. */
+export function startChat({ onStory, sequences, onModel }) {
   const message = byId("message");
   const cards = new Map();
   let timer = null;
@@ -22,6 +23,7 @@ export function startChat({ onStory, sequences }) {
   const run = (answer) => answer?.finally(() => {
     showButtons();
     view.drawAll();
+    if (cards.get(conversation.model)?.status) listModels(); // it may be loaded now, and another one may have made room
   });
   const send = (text) => {
     if (text.trim() && !conversation.busy) run(conversation.send(text));
@@ -80,6 +82,10 @@ export function startChat({ onStory, sequences }) {
   });
   byId("model").addEventListener("change", (event) => {
     conversation.model = event.target.value;
+    onModel();
+  });
+  byId("model").addEventListener("focus", () => {
+    if (cards.get(conversation.model)?.status) listModels();
   });
 
   /** Fills the picker. A server that is still to come is asked again. */
@@ -87,15 +93,19 @@ export function startChat({ onStory, sequences }) {
     const notice = byId("chat-notice");
     clearTimeout(timer);
     try {
-      const found = await models();
+      const list = await models();
+      const found = list.data;
       const before = conversation.model;
       cards.clear();
       for (const card of found) cards.set(card.id, card);
       const ids = found.map((one) => one.id);
-      const same = ids.join("\n") === [...byId("model").options].map((one) => one.value).join("\n");
-      if (!same) byId("model").replaceChildren(...ids.map((id) => el("option", { value: id }, id))); // else it may stand open
-      conversation.model = found.some((one) => one.id === before) ? before : found[0].id;
+      const options = [...byId("model").options];
+      const same = ids.join("\n") === options.map((one) => one.value).join("\n");
+      if (!same) byId("model").replaceChildren(...found.map((one) => el("option", { value: one.id }, optionText(one))));
+      else found.forEach((one, index) => (options[index].text = optionText(one))); // it may stand open
+      conversation.model = found.some((one) => one.id === before) ? before : found[0]?.id;
       byId("model").value = conversation.model;
+      showMemory(byId("model-memory"), list);
       notice.hidden = true;
       return true;
     } catch (error) {

@@ -62,7 +62,8 @@ async function anotherKey(refused, admin) {
 
 export const getJson = async (path, options) => (await call(path, options)).json();
 
-export const models = async () => (await getJson("/v1/models")).data;
+/** The models: { data, memory }, `memory` where several are served. */
+export const models = () => getJson("/v1/models");
 
 export const story = (id) => getJson(`/v1/requests/${encodeURIComponent(id)}`, { admin: true, ask: false });
 

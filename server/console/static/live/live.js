@@ -77,7 +77,9 @@ export function startLive({ model, askForKeys, onFrame, onServer }) {
     const mine = (abort = new AbortController());
     let again = true;
     try {
-      const { events } = await stream("/v1/steps", { admin: true, ask: false, signal: mine.signal });
+      const chosen = model();
+      const path = chosen ? `/v1/steps?model=${encodeURIComponent(chosen)}` : "/v1/steps";
+      const { events } = await stream(path, { admin: true, ask: false, signal: mine.signal });
       if (byId("live-notice").dataset.tone === "wait") say("");
       for await (const { event, data } of events) {
         if (event !== "frame") continue;

@@ -221,6 +221,9 @@ class Worker:
         self._waits = True
         try:
             self._turns.take()
+        except OSError as error:  # no locks are left, say: steps are computed all the same
+            print(f"executor: steps take no turns any more: {error}", file=sys.stderr, flush=True)
+            self._turns = None
         finally:
             self._waits = False
         return time.monotonic() - began

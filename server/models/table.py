@@ -228,17 +228,17 @@ class ModelTable:
                 await self._end(entry)
                 self._fail(entry, "its executor cannot be brought back")
                 return True
-        wanted = sorted(
+        queue = sorted(
             (one for one in self.entries.values() if one.wanted_since is not None),
             key=lambda one: one.wanted_since or 0.0,
         )
-        for entry in wanted:
-            if entry is wanted[0]:
+        for entry in queue:
+            if entry is queue[0]:
                 if await self._bring(entry):
                     return True
-            elif self._clock() >= self._swap_time(wanted[0]):
+            elif self._clock() >= self._swap_time(queue[0]):
                 break
-            elif await self._bring_past(entry, wanted[0]):
+            elif await self._bring_past(entry, queue[0]):
                 return True
         return await self._unload_expired()
 

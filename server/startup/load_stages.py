@@ -16,11 +16,11 @@ class LoadStages:
         self._onwards = onwards
         self._clock = clock
         self._lock = threading.Lock()
-        self._begun = clock()
+        self._start = clock()
         self._stages: dict[str, float] = {}
         """Seconds by stage, in the order of their beginnings."""
         self._stage: str | None = None
-        self._since = self._begun
+        self._since = self._start
 
     def report(self, stage: str, done: int, total: int) -> None:
         """A ProgressCallback."""
@@ -31,7 +31,7 @@ class LoadStages:
         """The whole time so far and that of each stage: 2.1 s (importing 1.2, weights 0.3)."""
         now = self._enter(None)
         stages = ", ".join(f"{name} {seconds:.2f}" for name, seconds in self._stages.items())
-        return f"{now - self._begun:.1f} s" + (f" ({stages})" if stages else "")
+        return f"{now - self._start:.1f} s" + (f" ({stages})" if stages else "")
 
     def _enter(self, stage: str | None) -> float:
         now = self._clock()

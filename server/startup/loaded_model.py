@@ -74,8 +74,8 @@ async def load_model(
     loader.memory_limit, loader.cores = memory_limit, cores
     core = PendingCore()
     try:
-        with reporting(state, declared.settings.log_format) as shown:
-            stages = LoadStages(shown)
+        with reporting(state, declared.settings.log_format) as report:
+            stages = LoadStages(report)
             beginning = await loader.begin(state, core, stages.report)
             model = await loader.finish(state, core, stages.report, beginning)
         for variant in declared.variants:

@@ -103,8 +103,9 @@ def test_a_model_is_loaded_once_at_its_first_calls_and_recovers_alone(server: Se
     assert metrics.count("# TYPE cohort_tokens_total counter") == 1
 
     listed = server.get("/api/ps").json()["models"]
-    assert {one["name"] for one in listed} == {"two", "three"}
-    assert {one["name"] for one in server.get("/api/tags").json()["models"]} == set(NAMES)
+    assert {one["name"] for one in listed} == {"two:latest", "three:latest"}
+    tags = server.get("/api/tags").json()["models"]
+    assert {one["model"] for one in tags} == {f"{name}:latest" for name in NAMES}
     ended = server.post("/api/generate", {"model": "two", "keep_alive": 0, "stream": False}).json()
     assert ended["done_reason"] == "unload"
     wait_for(server, "two", "unloaded")
@@ -147,6 +148,25 @@ def test_sixty_alternating_calls_and_long_streams_with_memory_for_two(server: Se
     assert streams == [long_expected] * 2
     assert "parking the streams of" in server.log()
     assert len(server.children()) <= 2
+
+
+def test_executors_take_turns_and_the_death_of_one_holds_up_no_other(
+    tmp_path: Path, tokenizer_dir: Path
+) -> None:
+    slow = {"settings": {"executor_option": {"vocab_size": VOCAB_SIZE, "step_delay_ms": 20}}}
+    with ServerProcess(config(tmp_path, tokenizer_dir, one=slow, two=slow), tmp_path) as server:
+        expected = text_of(ask(server, "one", tokens=100))
+        assert text_of(ask(server, "two", tokens=100)) == expected
+        first, _ = server.children()
+        with ThreadPoolExecutor(2) as pool:
+            began = time.monotonic()
+            together = list(pool.map(lambda name: text_of(ask(server, name, tokens=100)), ("one", "two")))
+            assert time.monotonic() - began > 200 * 0.02, "steps were computed at once"
+            calls = [pool.submit(ask, server, name, "hello", 100) for name in ("one", "two")]
+            time.sleep(0.5)
+            os.kill(first, signal.SIGKILL)
+            after = [text_of(call.result()) for call in calls]
+        assert together == after == [expected] * 2
 
 
 def test_a_damaged_model_fails_alone(tmp_path: Path, tokenizer_dir: Path) -> None:

@@ -46,8 +46,8 @@ def state_of(request: Request) -> ServerState:
 
 def models_of(request: Request) -> ModelsLike | None:
     """The models that the client may know, of several; None where one is served."""
-    models, known = state_of(request).models, call_of(request.scope).models
-    return models if models is None or known is None else models.only(known)
+    models, limit = state_of(request).models, call_of(request.scope).models
+    return models if models is None or limit is None else models.only(limit)
 
 
 async def read(request: Request, model: type[Model]) -> Model:

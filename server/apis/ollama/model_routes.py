@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections.abc import Sequence
 from typing import Any, cast
 
 from fastapi import APIRouter, Request
@@ -23,6 +24,7 @@ from server.apis.ollama.answers import (
     ProcessCard,
     TagCard,
 )
+from server.apis.ollama.convert import LATEST
 from server.apis.ollama.encode import written_time
 from server.apis.ollama.routes import without_tag
 from server.apis.ollama.schema import OllamaShowRequest
@@ -50,11 +52,10 @@ async def version(request: Request) -> Response:
 async def tags(request: Request) -> Response:
     """List the names under which models are served."""
     if (models := models_of(request)) is None:
-        states = [state_of(request)]
+        cards = [_card(state_of(request), *names) for names in _served(state_of(request))]
     else:
         await models.refresh()
-        states = [row.state for row in models.rows()]
-    cards = [_card(one, *names) for one in states for names in _served(one)]
+        cards = [_card(row.state, *names) for row in models.rows() for names in _tagged(row.state)]
     answer: OllamaTags = {"models": cards}
     return json_response(answer)
 
@@ -64,23 +65,23 @@ async def ps(request: Request) -> Response:
     """List the loaded models: all that are served, once they are loaded."""
     answer: OllamaProcesses = {"models": []}
     if (models := models_of(request)) is None:
-        answer["models"] = _processes(state_of(request), _NEVER)
+        answer["models"] = _processes(state_of(request), _served(state_of(request)), _NEVER)
     else:
         for row in models.rows():
             if row.status == "loaded":
                 seconds = row.expires_in
                 expires = _NEVER if seconds is None else written_time(time.time() + seconds)
-                answer["models"] += _processes(row.state, expires)
+                answer["models"] += _processes(row.state, _tagged(row.state), expires)
     return json_response(answer)
 
 
-def _processes(state: ServerState, expires_at: str) -> list[ProcessCard]:
-    """The names of a loaded model; none while it loads."""
+def _processes(state: ServerState, names: Sequence[tuple[str, int]], expires_at: str) -> list[ProcessCard]:
+    """The `names` of a loaded model; none while it loads."""
     if state.model is None:
         return []
     on_gpu = not state.model.info.device.startswith("cpu")
     processes: list[ProcessCard] = []
-    for name, created in _served(state):
+    for name, created in names:
         card = _card(state, name, created)
         process: ProcessCard = {
             "name": card["name"],
@@ -142,6 +143,11 @@ def _served(state: ServerState) -> list[tuple[str, int]]:
     """All names, each with the time when its model was loaded, in Unix seconds."""
     adapters = state.adapters.all() if state.adapters else ()
     return [*((name, state.started) for name in state.names), *((one.name, one.created) for one in adapters)]
+
+
+def _tagged(state: ServerState) -> list[tuple[str, int]]:
+    """`_served` of one of several models, with Ollama's tag: Open WebUI unloads by names with a tag that are listed."""
+    return [(name if ":" in name else name + LATEST, created) for name, created in _served(state)]
 
 
 def _card(state: ServerState, name: str, created: int) -> TagCard:

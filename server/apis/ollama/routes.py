@@ -19,7 +19,7 @@ from server.apis.base.answering import AnsweredCall
 from server.apis.base.common import find_model as model_of_name
 from server.apis.base.common import json_response, models_of, read, state_of
 from server.apis.base.waiting import Answering, answer_once_loaded
-from server.apis.ollama.answers import OllamaChat, OllamaEmbedding, OllamaEmbeddings, OllamaGeneration
+from server.apis.ollama.answers import OllamaEmbedding, OllamaEmbeddings
 from server.apis.ollama.convert import (
     CHAT_NAMES,
     LATEST,
@@ -160,22 +160,17 @@ def without_tag(state: ServerState, name: str) -> str:
 
 
 def _loaded(call: Call, body: OllamaGenerationFields, answer: OllamaAnswer) -> Response:
-    """The answer to a request without a prompt, by which clients load a model: it is loaded."""
+    """The answer to a request without a prompt, by which clients load a model: it is loaded. As Ollama's, it is one object, also
+    for clients that take lines: Open WebUI reads nothing else here."""
     call.ignore(without_effect(body))
-    return _status(body, answer.loaded())
+    return json_response(answer.loaded())
 
 
 def _unloaded(models: ModelsLike, call: Call, body: OllamaGenerationFields, answer: OllamaAnswer) -> Response:
     """The answer to a request without a prompt that ends the time for which the model is kept, as `ollama stop` sends it."""
     call.ignore(without_effect(body))
     models.unload(body.model)
-    return _status(body, answer.unloaded())
-
-
-def _status(body: OllamaGenerationFields, status: OllamaChat | OllamaGeneration) -> Response:
-    if body.stream is False:
-        return json_response(status)
-    return Response(line(status), media_type=NDJSON)
+    return json_response(answer.unloaded())
 
 
 async def _prepared_chat(

@@ -176,7 +176,8 @@ async def test_a_key_knows_its_models_alone(keys: Keys) -> None:
         async def names(key: str, path: str = "/v1/models") -> list[str]:
             client.headers["Authorization"] = f"Bearer {key}"
             body = (await client.get(path)).json()
-            return [one.get("id") or one["name"] for one in body.get("data", body.get("models"))]
+            names = [one.get("id") or one["name"] for one in body.get("data", body.get("models"))]
+            return [name.removesuffix(":latest") for name in names]
 
         assert await names("key-all") == ["secret", "chat", "embed"]
         for path in ("/v1/models", "/models", "/api/tags"):
@@ -247,4 +248,58 @@ async def test_a_variant_has_other_variables_and_defaults() -> None:
     assert [prompt.endswith(b"<think>") for prompt in prompts] == [False, True, True, False]
     assert [request.sampling.temperature for request in engine.requests] == [1.0, 0.25, 0.25, 0.5]
     assert [(one["id"], one["parent"]) for one in listed] == [("chat", None), ("thinker", "chat")]
-    assert [one["name"] for one in tags] == ["chat", "thinker"]
+    assert [one["name"] for one in tags] == ["chat:latest", "thinker:latest"]
+
+
+# -- Open WebUI --------------------------------------------------------------------------------------------------------
+
+
+async def test_open_webui_by_its_connection_to_ollama() -> None:
+    """The calls that it makes: its list and check, a chat, and its button that ejects a model. It looks a model up in the list by
+    a name with a tag, and reads the answer to the last call as JSON."""
+    house = SeveralHouse(["chat", "embed"])
+    async with house.client() as client:
+        assert (await client.get("/api/version")).json()["version"]
+        listed = (await client.get("/api/tags")).json()["models"]
+        by_name = {one["model"]: one for one in listed}
+        assert set(by_name) == {"chat:latest", "embed:latest"} and (await client.get("/api/ps")).json() == {
+            "models": []
+        }
+        assert (await client.post("/api/show", json={"model": "chat:latest"})).status_code == 200
+        body = {"model": "chat:latest", "messages": MESSAGES, "options": {"temperature": 0.5}, "stream": True}
+        told = [json.loads(line) for line in (await client.post("/api/chat", json=body)).text.splitlines()]
+        assert "".join(one["message"]["content"] for one in told) == "Hello!" and told[-1]["done"]
+        [loaded] = (await client.get("/api/ps")).json()["models"]
+        assert loaded["name"] in by_name and loaded["expires_at"]
+        ended = await client.post(
+            "/api/generate", json={"model": "chat:latest", "keep_alive": 0, "prompt": ""}
+        )
+        assert ended.headers["content-type"] == "application/json" and ended.json()["done_reason"] == "unload"
+        await asyncio.sleep(0.02)
+        assert (await client.get("/api/ps")).json() == {"models": []}
+        vectors = await client.post("/api/embed", json={"model": "embed:latest", "input": ["Hi", "you"]})
+        assert len(vectors.json()["embeddings"]) == 2
+
+
+async def test_open_webui_by_its_connection_to_openai() -> None:
+    house = SeveralHouse(["chat", "embed"])
+    async with house.client() as client:
+        listed = (await client.get("/v1/models")).json()["data"]
+        assert [(one["id"], one["status"]["value"]) for one in listed] == [
+            ("chat", "unloaded"),
+            ("embed", "unloaded"),
+        ]
+        body = {
+            "model": "chat",
+            "messages": MESSAGES,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        text = (await client.post("/v1/chat/completions", json=body)).text
+        assert text.endswith("data: [DONE]\n\n") and '"usage":{' in text
+        assert (await client.get("/v1/models")).json()["data"][0]["status"]["value"] == "loaded"
+        assert (await client.post("/models/unload", json={"model": "chat"})).json() == {"success": True}
+        await asyncio.sleep(0.02)
+        assert (await client.get("/models")).json()["data"][0]["status"]["value"] == "unloaded"
+        vectors = await client.post("/v1/embeddings", json={"model": "embed", "input": ["Hi", "you"]})
+        assert len(vectors.json()["data"]) == 2

@@ -242,7 +242,9 @@ async def test_logprobs(house: House) -> None:
 
 
 async def test_without_messages_the_model_is_loaded(house: House) -> None:
-    [line] = lines(await chat(house, messages=[]))
+    response = await chat(house, messages=[])
+    check_answer(response)
+    line = response.json()
     assert line["done"] and line["done_reason"] == "load" and line["message"]["content"] == ""
     response = await house.post("/api/generate", {"model": "fake", "stream": False, "keep_alive": 0})
     check_answer(response)
